@@ -27,12 +27,13 @@ enum status cpu_peaks(struct backend *be, struct cpu_peaks *out);
 int32_t cpu_read_weights(struct backend *be, double *seconds, int32_t max);
 
 /* The communicator of CPU ranks: threads of this process and, with several nodes, those of other
- * processes, whose sums travel over TCP through node 0. Free it after the ranks are closed. With
- * several nodes it blocks for up to CPU_COMM_WAIT_S. */
+ * processes, whose sums are exchanged over TCP through node 0. Free it after the ranks are closed.
+ * With several nodes it blocks for up to CPU_COMM_WAIT_S. */
 enum { CPU_COMM_WAIT_S = 120 };
 enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err);
 struct comm *cpu_comm_create(int32_t n_ranks); // ranks of one process, for tests
-void cpu_comm_abort(struct comm *comm);        // any thread: ends every wait in it, now and later
+void cpu_comm_abort(struct comm *comm);        // any thread: ends every present and later wait in
+                                               // it
 void cpu_comm_destroy(struct comm *comm);
 
 #endif

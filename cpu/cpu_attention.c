@@ -15,7 +15,7 @@
  * out of K at a time. */
 enum { RUN_PAGES = ATTN_CHUNK + MAX_TREE_NODES + 1, RUN_TOKENS = 64 };
 
-/* ---- who sees what ------------------------------------------------------------------------ */
+/* ---- which keys a row sees ---------------------------------------------------------------- */
 
 /* The inverse of attn_tree_path: copies t->path to the slots of s, and zeroes the other slots. */
 static void leave_path(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
@@ -206,7 +206,8 @@ static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch
     const struct kv_pages *p = job->pages;
     int64_t tokens = round_up(job->cpu->limits.block_tokens, RUN_TOKENS), stride = p->v_stride;
     float *at = (float *)scratch;
-    /* Margins on both sides of a chunk's scores, for the rest of the first and last page. */
+    /* Margins on both sides of a chunk's scores, for the parts of the first and last page outside
+     * the chunk. */
     int64_t margin = round_up(job->cpu->limits.block_tokens, PANEL);
     t->s_stride = ATTN_CHUNK + MAX_TREE_NODES + 2 * margin;
     t->s = at + margin;
@@ -329,8 +330,8 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
         }
     }
     const struct pass_seq *seq = &cpu->pass->seqs[low];
-    /* Head by head, last rows first: those see the most keys, and the longest items should not come
-     * last. */
+    /* Orders items by head, and within a head from the last rows to the first: the last rows see
+     * the most keys, and the longest items should not come last. */
     int32_t local = item - cpu->seq_items[low];
     int32_t n_row_tiles = (seq->n_rows + job->tile_rows - 1) / job->tile_rows;
     int32_t row = (n_row_tiles - 1 - local % n_row_tiles) * job->tile_rows,
@@ -378,7 +379,7 @@ static void attn_item(void *arg, int32_t item, int32_t thread)
     store_outputs(job, &t);
 }
 
-/* ---- chunks apart ------------------------------------------------------------------------- */
+/* ---- separate chunks ---------------------------------------------------------------------- */
 
 static void part_item(void *arg, int32_t part, int32_t thread)
 {
@@ -412,7 +413,7 @@ static void join_item(void *arg, int32_t item, int32_t thread)
     store_outputs(job, &t);
 }
 
-/* True if computing chunks separately pays; reserves memory for their results. */
+/* True if it is worth computing chunks separately; reserves memory for their results. */
 static bool split(struct attn_job *job)
 {
     if (job->n_items > SPLIT_ITEMS || job->n_items >= 2 * pool_n_threads(job->cpu->pool)) {

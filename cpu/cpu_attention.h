@@ -62,8 +62,8 @@ struct attn_tile {
     struct attn_ahead ahead;
 };
 
-/* The matrix unit that computes a layer's attention, for decoding rows and prompts alike: it
- * depends on the machine and the layer only. NULL: vector code does. */
+/* The matrix unit that computes a layer's attention; NULL: vector code computes it. The choice
+ * depends on the machine and the layer only, so decoding rows and prompts get the same bits. */
 static inline const struct matrix_unit *attn_unit(const struct cpu_backend *cpu,
                                                   const struct kv_pages *p)
 {
@@ -102,15 +102,16 @@ bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
 /* Sets the scores of keys [begin, end), at s, that the row does not see to -infinity. */
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                    int32_t begin, int32_t end);
-/* Copies the scores of positions [begin, begin + n) that a tree's row sees to t->path: the past's,
- * then its ancestors', each where a plain run would have it, so that sums are formed in the same
- * order. Slots are at s[slot - base]. */
+/* Copies the scores that a tree's row sees at positions [begin, begin + n) from s[slot - base] to
+ * t->path: those of the past, then those of its ancestors, each at the place it would have without
+ * a tree, so that sums are formed in the same order. */
 void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
                     int32_t base, int32_t begin, int32_t n);
 
 /* ---- on a matrix unit (cpu_attention_unit.c) */
 
-/* The most vectors of an item: fewer when values are wide, so that their sums stay in the cache. */
+/* The most vectors of an item. Wide values allow fewer, so that the sums of an item stay in the
+ * cache. */
 enum { UNIT_SUMS = 256 * 256 };
 
 static inline int32_t attn_unit_tile(const struct kv_pages *p)
@@ -126,7 +127,7 @@ static inline int32_t attn_unit_tile(const struct kv_pages *p)
 size_t attn_unit_scratch(const struct kv_pages *p);
 void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scratch);
 void attn_unit_queries(const struct attn_job *job, struct attn_tile *t);
-/* The chunk at `begin`: t->chunk, and each vector's maximum and sum. */
+/* Computes the chunk at `begin`: t->chunk, and each vector's maximum and sum. */
 void attn_unit_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                      float *sum);
 /* Joins the chunk to t->total. */

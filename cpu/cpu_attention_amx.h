@@ -44,8 +44,8 @@ struct unit_scores {
     float *sum;
 };
 
-/* Running results of n vectors, `stride` floats apart (a multiple of 16), to which a chunk's are
- * joined. */
+/* Running results of n vectors, `stride` floats apart (a multiple of 16), to which the results of a
+ * chunk are joined. */
 struct unit_join {
     float *total, *max, *sum;
     const float *chunk, *chunk_max, *chunk_sum;
@@ -57,7 +57,7 @@ struct matrix_unit {
     void (*begin)(void);
     void (*end)(void);
     void (*product)(const struct unit_product *p);
-    /* Call it between begin and end. */
+    /* Call this between begin and end. */
     void (*soften)(const struct unit_scores *a);
     /* Both sides are sums relative to their own maximum; a sum of 0 means empty. */
     void (*join)(const struct unit_join *j);
@@ -71,7 +71,8 @@ struct matrix_unit {
      * [first, end) become zeros. */
     void (*pack_values)(const uint16_t *page, int32_t first, int32_t end, int32_t n_panels,
                         char *out);
-    /* The same where V lies in K, [dim][tokens]; zeros also beyond dim. tokens is even. */
+    /* The same for V that is stored as a part of K, [dim][tokens]; tokens is even. Columns from dim
+     * on also become zeros. */
     void (*turn_values)(const uint16_t *page, int32_t tokens, int32_t first, int32_t end,
                         int32_t dim, int32_t n_panels, char *out);
 };

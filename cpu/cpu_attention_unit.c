@@ -13,9 +13,10 @@
  * panels. */
 enum { CHUNK_SLOTS = ATTN_CHUNK + MAX_TREE_NODES + 2 * UNIT_K, S_STRIDE = CHUNK_SLOTS + PANEL };
 
-/* Positions of a chunk (aligned to this) whose softmax is taken together. A row's probabilities are
- * relative to the maximum of its first run with a visible key. Higher scores in later runs are
- * harmless unless they are very much higher, which shows in the sum (see end_softening). */
+/* Length of a run: aligned positions of a chunk whose softmax is computed together. A row's
+ * probabilities are relative to the maximum of its first run with a visible key. Higher scores in
+ * later runs are harmless unless they are very much higher, which the sum then reveals (see
+ * end_softening). */
 enum { RUN_KEYS = 128, RUN_STRIDE = RUN_KEYS + PANEL };
 #define LARGE_SUM 1e18f
 
@@ -129,7 +130,7 @@ static struct bf16_keys keys_at(const struct attn_job *job, const struct attn_ti
 }
 
 /* Packs panels of keys [from, end); `from` is a multiple of PANEL. Keys below `first` are skipped,
- * since nobody sees them and their pages may have been freed. */
+ * since no row sees them and their pages may have been freed. */
 static void pack_keys(const struct attn_job *job, const struct attn_tile *t, int32_t from,
                       int32_t first, int32_t end)
 {

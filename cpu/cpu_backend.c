@@ -49,7 +49,7 @@ static enum status cpu_read(struct backend *be, void *to, struct dmem from, size
 
 /* ---- open and close ----------------------------------------------------------------------- */
 
-/* The other ranks may be in a collective, so they are told first. */
+/* The other ranks may be waiting in a collective, so the communicator is left first. */
 static void cpu_close(struct backend *be)
 {
     struct cpu_backend *cpu = cpu_of(be);

@@ -131,7 +131,7 @@ static float value_of(const struct coded *c, uint32_t code)
     }
 }
 
-/* The row as the products see it, rounded to the dtype they read. */
+/* A row dequantised as for the products: rounded to the dtype that they read. */
 void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out)
 {
     int64_t width = (int64_t)w->panels * PANEL, tile = row / width, j = row % width;

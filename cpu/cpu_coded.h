@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where a weight that stays quantised keeps its codes and scales. Shared by cpu_coded*.c.
- * Thread: any; nothing here has a state. */
+/* The addresses of the codes and scales of a weight that stays quantised. Shared by cpu_coded*.c.
+ * Thread: any; the functions are pure. */
 #ifndef SLUICE_CPU_CPU_CODED_H
 #define SLUICE_CPU_CPU_CODED_H
 
@@ -48,7 +48,7 @@ static inline uint8_t *group_at(const struct weight *w, const struct coded *c, i
     return (uint8_t *)tile_at(w, c, matrix, tile) + code_bytes(c->kind, group * n * PANEL);
 }
 
-/* The zero that packed 8-bit codes have, since bit 7 is then their sign. */
+/* The zero of packed 8-bit codes: packing flips bit 7, which makes it their sign. */
 static inline float middle_of(enum dtype dtype)
 {
     return dtype == DT_U8 ? 128.0f : 0.0f;

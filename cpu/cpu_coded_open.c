@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Whether a weight can stay quantised, and the memory that it then needs. */
+/* Decides whether a weight can stay quantised, and allocates the memory that it then needs. */
 #include "cpu/cpu_coded.h"
 
 #include <stdlib.h>

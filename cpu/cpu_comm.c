@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks of one process: they meet at a barrier, and each does its share of the common work on all
- * ranks' memory. With several processes, the first rank of each does it over TCP. */
+/* Ranks of one process: they meet at a barrier, and each does a share of the common work on the
+ * memory of all ranks. With several processes, the first rank of each exchanges data over TCP. */
 #include "cpu/cpu_comm.h"
 
 #include "cpu/cpu.h"
@@ -59,7 +59,7 @@ enum status cpu_comm_open(const struct comm_place *place, struct comm **out, str
     return OK;
 }
 
-/* After all ranks have left. */
+/* Called after all ranks have left. */
 void cpu_comm_destroy(struct comm *comm)
 {
     if (comm) {
@@ -73,7 +73,7 @@ void cpu_comm_destroy(struct comm *comm)
     }
 }
 
-/* Wakes all that wait, here and at other nodes; nothing works after it. */
+/* Wakes all waiting ranks, here and on other nodes; all later calls fail. */
 void cpu_comm_abort(struct comm *c)
 {
     pthread_mutex_lock(&c->mutex);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Sums and gathers between processes: each sends its ranks' rows to node 0, which combines them and
- * sends back the result. Intended for tests and small sets of CPUs: the bits are those of a single
- * process, the speed is the network's. */
+ * sends back the result. Intended for tests and small sets of CPUs: it gives the bits of a single
+ * process, at the speed of the network. */
 #include "cpu/cpu_comm.h"
 
 #include "cpu/cpu.h"
@@ -39,7 +39,7 @@ struct introduction {
     int32_t node, unused;
 };
 
-/* A stream counts only if it brings the secret that node 0 has shared. */
+/* A stream is accepted only if it presents the secret that node 0 has shared. */
 static enum status take_nodes(struct comm *c, int listener, const struct meeting_point *p,
                               struct err *err)
 {
@@ -93,7 +93,7 @@ enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, str
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-/* Grows to the largest call and stays. */
+/* Memory for a call; it grows to the size of the largest call. */
 static float *room_for(struct comm *c, size_t n_floats)
 {
     if (n_floats > c->room_floats) {
@@ -110,7 +110,7 @@ static bool send_floats(struct comm *c, int32_t stream, uint32_t kind, const flo
            wire_send(c->streams[stream], v, n * sizeof *v, deadline_ns()) == OK;
 }
 
-/* Calls are numbered, so ranks that have got out of step are noticed. */
+/* Calls are numbered, so that ranks which make different calls are detected. */
 static bool recv_floats(struct comm *c, int32_t stream, uint32_t kind, float *v, size_t n)
 {
     struct call_head h;
@@ -174,8 +174,8 @@ static bool answer(struct comm *c, uint32_t kind, const float *v, size_t n)
     return true;
 }
 
-/* The tree of sums is computed at node 0 over all ranks, so that its order does not depend
- * on how they are spread over nodes. */
+/* The tree of sums is computed at node 0 over all ranks, so that the order of addition does not
+ * depend on which node has which ranks. */
 bool cpu_comm_sum_nodes(struct comm *c, int64_t n_rows, int64_t width)
 {
     size_t each = (size_t)(n_rows * width), local = each * (size_t)c->n_local;

@@ -117,7 +117,7 @@ static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *
     }
 }
 
-/* c is left with the bias added. */
+/* Stores the sums c, to which it adds the bias, to y. Changes c. */
 static void store(const struct cpu_backend *cpu, const struct gemm_tile *t, float *c, float *y)
 {
     const struct cpu_kernels *k = cpu->kernels;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hidden states by slot: what a draft head reads of the target's passes and its own. */
+/* Hidden states by slot: stored by passes of the target and of the draft head, read by the draft
+ * head. */
 #include "cpu/cpu_state.h"
 
 #include <math.h>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rounds inputs before a product if the weight's format requires it (struct input_rule): to few
- * bits and back, so that the product itself is unaffected. A row's values depend on that row only;
- * if ranks share a row, on the whole of it. */
+ * bits and back, so that the product itself is unaffected. A row's rounded values depend on that
+ * row only, and if ranks share the row, on all ranks' parts. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
 
-/* ---- what is asked for -------------------------------------------------------------------- */
+/* ---- the rule of a weight ----------------------------------------------------------------- */
 
 static bool same_rule(const struct input_rule *a, const struct input_rule *b)
 {
@@ -47,7 +47,7 @@ enum status cpu_inputs_open(struct cpu_backend *cpu, const struct weight_desc *d
     }
     for (int32_t i = 1; i < d->n_parts; i++) {
         if (!same_rule(&rule, &d->parts[i].inputs)) {
-            return OK; // the fused parts differ, but share the rows: do not round them
+            return OK; // the fused parts have different rules but share the rows, so do not round
         }
     }
     if (rule.numbers == INPUT_AS_IT_IS || d->n_parts % w->n_matrices != 0 || w->dtype == DT_F32) {

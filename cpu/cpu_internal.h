@@ -12,8 +12,8 @@
 #include "engine/base/mem.h"
 #include "engine/device/ops.h"
 
-/* Rows of activations that a product rounds and packs at a time: as many as fit a cache. For
- * products in blocks, enough rows that weights are rarely read from memory again. */
+/* Rows of activations that a product rounds and packs at a time: chosen so that they fit a cache.
+ * For products in blocks, enough rows that weights are rarely read from memory again. */
 enum { PACK_ROWS = 512, BLOCKS_PACK_ROWS = 2048 };
 
 /* Keys of one attention chunk. A chunk's softmax is computed separately and joined to the earlier
@@ -30,15 +30,16 @@ enum { ATTN_PARTS_BYTES = 64 << 20 };
 
 enum { MAX_HEAD_DIM = 4096 };
 
-/* A weight that stays quantised (cpu_coded.c), or those of its tiles that have one format. `packed`
- * holds codes (struct code_run), accompanied by scales, zeros and offsets. Scales of type I8 are
- * steps of an f16 unit shared by more inputs, and so are their offsets. */
+/* The quantised form of a weight (cpu_coded.c), or of those of its tiles that have the same format.
+ * `packed` holds codes (struct code_run), accompanied by scales, zeros and offsets. Scales of type
+ * I8 are steps of an f16 unit shared by more inputs, and so are their offsets. */
 struct coded {
     enum code_kind kind;
     int64_t first_tile, n_tiles; // its tiles in each matrix
     int64_t at, tile_bytes;      // byte offset of its codes in a matrix
-    int64_t block, blocks;       // inputs that share a scale; such blocks per segment
-    int64_t unit, units;         // the same for units; 0: none
+    int64_t block, blocks;       // block: inputs that share a scale; blocks: their number per
+                                 // segment
+    int64_t unit, units;         // the same for units of scales; 0: none
     enum dtype scale_dtype;
     char *scales;  // [n_matrices][n_tiles][k_segments][blocks][outputs of a tile]
     char *offsets; // same shape; NULL: none
@@ -51,7 +52,8 @@ struct coded {
     int32_t middle;   // subtracted from six-bit codes
 };
 
-/* A scale of inputs, the range of some inputs, and the group that a row has reached. */
+/* For rounding inputs: a scale, the range of some inputs, and the group that was reached in a
+ * row. */
 struct input_scale {
     float scale, zero;
 };
@@ -300,19 +302,20 @@ void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t);
 enum status cpu_coded_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
 bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int64_t row,
                         int64_t matrix, int64_t tile, int64_t j);
-/* c = the sums of one segment; `rows` have elements of the given size. */
+/* c = the sums of one segment. row_element: bytes of an element of t->rows. */
 void cpu_coded_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, int32_t segment,
                     gemm_fn *gemm, int64_t row_element, float *c);
-/* A row of such a weight, as the products see it. */
+/* A row of such a weight, dequantised as for products. */
 void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out);
 /* Scratch bytes for tiles of up to n_rows rows. */
 size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
 /* Number of buffers that the tree over a weight's segments needs at a time. */
 int32_t cpu_tree_levels(const struct weight *w);
 /* Products of many rows in blocks (cpu_linear_blocks.c): whether n_rows rows qualify, and the
- * product of up to cpu_pack_rows rows from `first` on. With `norm`, its output is the operand and
- * is not stored. With `act`, act->out is stored instead of y, which is undefined; with `down` as
- * well, the activation's output is the operand of that product, and neither is stored. */
+ * product of up to cpu_pack_rows rows from `first` on. With `norm`, the norm's output is the
+ * operand and is not stored. With `act`, act->out is stored and y is undefined. With `down` as
+ * well, the activation's output is the operand of the product `down`, and neither y nor act->out is
+ * stored. */
 struct blocks_args {
     const struct norm_args *norm;
     const struct linear_args *linear;
@@ -326,7 +329,7 @@ size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)
 /* Adds delta to a row of x, and writes its norm to out unless that is NULL. */
 void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, int32_t row,
                   float *out);
-/* The most rows for which a product takes more of K at a time. */
+/* The most rows for which a product processes more of K at a time (cpu_kernels.few_k). */
 enum { FEW_ROWS = 64 };
 /* True if rows are packed as bf16, otherwise as fp32. */
 bool cpu_rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w);
@@ -339,13 +342,14 @@ void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, int32_t
 /* Input rounding that a format requires (cpu_inputs.c). */
 enum status cpu_inputs_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
 enum status cpu_need_ranges(struct cpu_backend *cpu, size_t n_floats);
-/* Rounds the row's inputs from k on, at most `most` and all in one group; returns how many. */
+/* Rounds the row's inputs from k on, at most `most` and only up to the end of k's group; returns
+ * their number. */
 int64_t cpu_round_inputs(const struct weight *w, int32_t matrix, const float *x,
                          const struct input_range *ranges, int64_t k, int64_t most, float *out,
                          struct input_group *group);
-/* With shared_ranges, each rank first writes the ranges of its part of every row, [input_groups],
- * to cpu->ranges. Then all ranks call the second function, which returns the ranges of the whole
- * rows. NULL: a rank is gone. */
+/* For weights with shared_ranges: each rank first writes the ranges of its part of every row,
+ * [input_groups], to cpu->ranges. Then all ranks call cpu_share_ranges, which returns the ranges of
+ * the whole rows; NULL: a rank is gone. */
 void cpu_input_ranges(const struct weight *w, const float *x, struct input_range *out);
 struct input_range *cpu_share_ranges(struct cpu_backend *cpu, const struct weight *w,
                                      int32_t n_rows);
@@ -376,7 +380,8 @@ enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move
                            int32_t kv_set);
 enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks);
 
-/* cpu_hidden.c; the last three are its parts of copy_blocks, move_slots and poison_blocks. */
+/* cpu_hidden.c; the last three do for hidden states what copy_blocks, move_slots and poison_blocks
+ * do for KV. */
 enum status cpu_hidden_open(struct backend *be, int32_t width, enum dtype dtype, struct err *err);
 enum status cpu_hidden_store(struct backend *be, const struct hidden_args *a);
 enum status cpu_hidden_load(struct backend *be, const struct hidden_args *a);

@@ -110,8 +110,8 @@ struct block_product {
     int32_t n_tiles;
     float *c;
     bool first;
-    /* Side work during the products: bytes to prefetch, and calls of aside(arg, i) for i in [0,
-     * n_aside). */
+    /* Work to do in between during the products: bytes to prefetch, and calls of aside(arg, i) for
+     * i in [0, n_aside). */
     const char *next;
     int64_t next_bytes;
     void (*aside)(void *arg, int32_t i);
@@ -124,8 +124,9 @@ struct block_unit {
     void (*begin)(void);
     void (*product)(const struct block_product *p);
     void (*end)(void);
-    /* Stores PANEL values at a and as many at b, of one row, bypassing the caches if possible
-     * (other threads see them after end): unchanged to y, or rounded to bf16 to a line at `to`. */
+    /* Stores PANEL values at a and PANEL values at b, all of one row, unchanged to y, or rounded to
+     * bf16 to a line at `to`. Bypasses the caches if possible; other threads see the values after
+     * end. */
     void (*put)(const float *a, const float *b, float *y);
     void (*put_rounded)(const float *a, const float *b, char *to);
 };
@@ -152,8 +153,8 @@ struct cpu_kernels {
     bool tiled;                      // layout of weights for gemm_bf16; `blocks` reads tiled ones
     bool bf16_rows; // gemm_bf16 reads `a` as bf16; otherwise as fp32 holding rounded values
     const struct matrix_unit *unit; // computes attention over bf16 pages; NULL: none
-    /* Up to pass_rows rows a product reads each weight once. few_k: the best number of inputs to
-     * process at a time with a few dozen rows. */
+    /* pass_rows: the most rows for which a product reads each weight only once. few_k: the best
+     * number of inputs to process at a time with a few dozen rows. */
     int32_t pass_rows, few_k;
     /* Converts one row of activations to the form that the product reads. */
     void (*round_bf16)(const float *x, void *out, int64_t n);
@@ -217,8 +218,8 @@ struct cpu_kernels {
 };
 
 extern const struct cpu_kernels cpu_kernels_scalar;
-/* Present if the compiler targets the machine; callable if the processor supports the
- * instructions. */
+/* Each table exists if the compiler targets its machine, and may be called if the processor
+ * supports its instructions. */
 extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avx512, cpu_kernels_avx512bf16;
 extern const struct cpu_kernels cpu_kernels_neon;
 

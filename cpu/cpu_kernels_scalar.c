@@ -106,7 +106,7 @@ static void add_scaled(float *x, const float *d, float scale, int64_t n)
     }
 }
 
-/* RMS norm leaves the mean at 0. Weight and bias may be absent. */
+/* For an RMS norm the mean stays 0. Weight and bias may be absent. */
 static void norm(enum norm_kind kind, const float *x, const float *weight, float offset,
                  const float *bias, float eps, int64_t n, float *out)
 {
@@ -164,7 +164,7 @@ static void activate(enum activation kind, struct act_shape shape, const float *
     }
 }
 
-/* Pairs are neighbours, or halves of the rotated part. */
+/* A pair is two neighbours, or the same element of both halves of the rotated part. */
 static void rotate(float *x, const float *cos, const float *sin, int32_t n, bool interleaved)
 {
     int32_t step = interleaved ? 2 : 1, other = interleaved ? 1 : n;
@@ -191,7 +191,7 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
-/* To the layout that attention reads: K by dimension, V by token. */
+/* Converts to the layout that attention reads: K by dimension, V by token. */
 static void unpack(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                    int32_t width, bool bf16, void *out)
 {

@@ -26,7 +26,7 @@ static struct kv_pages lay_out(const struct kv_set_desc *desc, int32_t layer, in
     return p;
 }
 
-/* Geometries that the kernels can process. */
+/* True for geometries that the kernels can process. */
 static enum status check_desc(const struct kv_set_desc *desc)
 {
     for (int32_t i = 0; i < desc->n_layers; i++) {
@@ -44,7 +44,7 @@ static enum status check_desc(const struct kv_set_desc *desc)
     return OK;
 }
 
-/* Of one block in all layers. */
+/* Bytes of one block in all layers. */
 enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
                          size_t *out)
 {

@@ -35,7 +35,7 @@ struct kv_plane {
     enum dtype dtype;      // element type of KV_PLAIN; else F32: scales and zeros are two floats
     bool by_dim;           // true for K
     int32_t tokens, width; // tokens per page; elements per token
-    float scale;           // of all elements, if tokens have none
+    float scale;           // of all elements, if tokens have no scales of their own
     bool has_scales;
     size_t at, scales_at, n_bytes; // offsets from the head's start; n_bytes: codes and scales
                                    // together, from `at`
@@ -98,7 +98,7 @@ void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uin
 void kv_put_plain(const struct kv_plane *p, char *head, int32_t token, const float *x, int32_t n);
 void kv_move(const struct kv_plane *p, const char *from, int32_t from_token, char *to,
              int32_t to_token);
-/* Makes all of it read as NaN. */
+/* Makes the whole plane read as NaN. */
 void kv_poison(const struct kv_plane *p, char *head);
 
 #endif

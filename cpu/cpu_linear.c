@@ -9,8 +9,9 @@
  * rows of one item when there are too few tiles to feed the threads. */
 enum { ITEM_ROWS = 96 };
 
-/* Rows of fp32 are long. The rows of an item stay in the L2 cache while the tiles pass, so there
- * are fewer of them when K is large, but enough that the weights arrive in time. */
+/* For rows packed as fp32: the rows of an item stay in the L2 cache while tiles pass. So an item
+ * has fewer rows when K is large, but enough that the computation takes as long as loading the
+ * weights. */
 enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
 
 /* As many rows as stay in the cache while a tile of weights is read. */
@@ -134,7 +135,7 @@ static bool act_fits(const struct linear_args *a, const struct activation_args *
 }
 
 /* In blocks the activation is computed while the sums are still in the cache. Rows that do not fill
- * blocks, and shapes that do not fit them, use the separate ops. */
+ * a block, and unsupported shapes, use the separate ops. */
 enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
                            const struct activation_args *act)
 {

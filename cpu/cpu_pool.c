@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Threads that share out the items of a job. Between jobs they spin for a while and then
- * sleep in a futex: a step has many short jobs, and waking takes longer than some of them. */
+/* Threads that share out the items of a job. Between jobs they spin for a while and then sleep in a
+ * futex: a step has many short jobs, and waking a thread takes longer than some jobs. */
 #include "cpu/cpu_pool.h"
 
 #include "engine/base/assert.h"
@@ -22,8 +22,9 @@
  * step. */
 enum { SPIN_TURNS = 1500, CACHE_LINE = 64 };
 
-/* A thread's run of items: next and end, below the number of the job, so that a thread that is late
- * for one job cannot take an item of the next. */
+/* A thread's run of items in one word: the job's number in the high bits, then the end of the run
+ * and the next item. The job's number keeps a thread that is late for one job from taking an item
+ * of the next. */
 enum { ITEM_BITS = 20 };
 #define ITEM_MASK ((1u << ITEM_BITS) - 1)
 enum { MAX_ITEMS = (1 << ITEM_BITS) - 1 }; // per job

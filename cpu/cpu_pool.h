@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A thread pool that runs one job of items after another. Items are divided into equal runs, one
  * per thread, so that a thread reads the same weights in every step; a thread that finishes early
- * takes items from the others. A job ends when its items are done: a descheduled thread is waited
- * for only if it is inside an item. Idle threads spin for some microseconds, then sleep. Nothing
+ * takes items from the others. A job ends when its items are done, so a descheduled thread delays
+ * it only if it is inside an item. Idle threads spin for some microseconds, then sleep. Nothing
  * here allocates after pool_create.
  * Thread: pool_run is for the owner only; items run on any thread of the pool. */
 #ifndef SLUICE_CPU_POOL_H

@@ -117,7 +117,7 @@ static size_t room_of_path(const char *root, const struct group_version *v, cons
     char mount[PATH_MAX], group[2 * PATH_MAX];
     size_t room = SIZE_MAX;
     snprintf(mount, sizeof mount, "%s%s", root, v->mount);
-    bool outside = strncmp(path, "/..", 3) == 0; // outside what this namespace shows
+    bool outside = strncmp(path, "/..", 3) == 0; // the group is outside this namespace
     snprintf(group, sizeof group, "%s%s", mount, outside ? "" : visible_path(mount, path));
     size_t n_mount = strlen(mount);
     while (strlen(group) >= n_mount) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How much more memory this process may use: what the machine has, within the limits of its cgroups
- * (both versions, its own and the ones above it) and of its address space. Cached files, such as
- * the checkpoint, can be evicted and count as free.
+/* How much more memory this process may use: the machine's free memory, within the limits of its
+ * cgroups (both versions, its own and their parents) and of its address space. Cached files, such
+ * as the checkpoint, can be evicted and count as free.
  * Thread: any. */
 #ifndef SLUICE_CPU_ROOM_H
 #define SLUICE_CPU_ROOM_H

@@ -65,7 +65,7 @@ static void rotate(const struct cpu_backend *cpu, const struct rope_table *r, in
     }
 }
 
-/* The scaling of queries with their position that Llama 4 has. */
+/* Llama 4's scaling of queries by their position. */
 static float growth_at(const struct query_growth *g, int32_t pos)
 {
     if (g->beta == 0.0f) {

@@ -187,7 +187,7 @@ static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_d
     }
 }
 
-/* True if these logits can be drawn from. */
+/* True if a token can be drawn from these logits. */
 static bool is_sound(const float *logits, int32_t n)
 {
     enum { PIECE = 16 }; // what the compiler turns into vectors

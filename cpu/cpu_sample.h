@@ -25,7 +25,7 @@ static inline uint64_t mass_of(float share)
     return (uint64_t)(int64_t)(share * 1099511627776.0f);
 }
 
-/* If they leave nothing to draw, the bans of min_tokens are dropped first, then all bans. */
+/* If the bans leave nothing to draw, those of min_tokens are dropped first, then all. */
 enum bans { NO_BANS, LASTING_BANS, ALL_BANS };
 
 /* cpu_sample_scores.c. mask_of: the draw's own mask, or NULL. is_plain: the scores are the logits.
@@ -37,9 +37,9 @@ void cpu_make_scores(const struct sampling_params *p, const struct pass_draw *d,
 bool cpu_is_plain(const struct sampling_params *p, const struct pass_draw *d);
 const uint32_t *cpu_mask_of(const struct cpu_backend *cpu, const struct pass_draw *d);
 
-/* cpu_sample_drafts.c. make_law: the shares of what is kept, and the sum of their masses.
- * judge_drafts: the accepted draft, or another token; the scores are as top-k, top-p and min-p left
- * them. */
+/* cpu_sample_drafts.c. make_law: the shares of the tokens that are kept, and the sum of their
+ * masses. judge_drafts: returns the accepted draft, or another token, given the scores after top-k,
+ * top-p and min-p. */
 uint64_t cpu_make_law(const struct cpu_backend *cpu, const float *s, int32_t n, float max,
                       float *shares);
 int32_t cpu_judge_drafts(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The law of a draft, and its judgement. */
+/* The law of a draft, and the test that accepts or rejects the draft. */
 #include "cpu/cpu_sample.h"
 #include "engine/base/exact.h"
 

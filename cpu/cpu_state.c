@@ -12,7 +12,7 @@ static size_t align64(size_t n)
     return (n + 63) / 64 * 64;
 }
 
-/* What the kernels can process. */
+/* True for layers that the kernels can process. */
 static bool usable(const struct state_layer *g)
 {
     bool conv = g->conv_width >= 0 && g->conv_width < 1 << 24 && g->conv_kernel >= 0 &&
@@ -37,8 +37,8 @@ static enum status check_desc(const struct state_set_desc *d)
     return ok ? OK : ERR_INVALID;
 }
 
-/* Offsets of what a lane holds: records of state at boundaries, and keys, values, decays
- * and inputs of the rows since then. A snapshot is one record. */
+/* Offsets in a lane's memory: records of state at boundaries, and keys, values, decays and inputs
+ * of the rows since then. A snapshot is one record. */
 static struct state_pages lay_out(const struct state_set_desc *d, int32_t layer)
 {
     const struct state_layer *g = &d->layers[layer];
@@ -65,7 +65,7 @@ static struct state_pages lay_out(const struct state_set_desc *d, int32_t layer)
     return p;
 }
 
-/* Per lane and per snapshot, over all layers. */
+/* Bytes per lane and per snapshot, over all layers. */
 enum status cpu_state_bytes(struct backend *be, const struct state_set_desc *desc,
                             struct state_sizes *out)
 {
@@ -80,7 +80,7 @@ enum status cpu_state_bytes(struct backend *be, const struct state_set_desc *des
     return OK;
 }
 
-/* Lanes and snapshots of a layer lie in one allocation. */
+/* The lanes and snapshots of a layer share one allocation. */
 static bool take(struct cpu_backend *cpu, struct state_pages *p, int32_t n_snapshots)
 {
     size_t lanes, snapshots, all;
@@ -231,7 +231,7 @@ void cpu_state_move_slots(struct cpu_backend *cpu, int32_t n, const struct slot_
 
 /* ---- what the ops share ------------------------------------------------------------------- */
 
-/* Where the pass wants the state at this boundary to be kept; NULL: nowhere. */
+/* The snapshot in which the pass stores the state at this boundary; NULL: none. */
 char *cpu_state_kept(const struct cpu_backend *cpu, const struct state_pages *p, int32_t lane,
                      int32_t boundary)
 {

@@ -86,7 +86,7 @@ static inline char *state_inputs(const struct state_pages *p, int32_t lane, int3
     return state_lane(p, lane) + p->conv_at + (size_t)(slot % p->conv_ring) * p->conv_bytes;
 }
 
-/* The snapshot that also receives the lane's record of that boundary; NULL: none. */
+/* The snapshot that the lane's record of that boundary is also written to; NULL: none. */
 char *cpu_state_kept(const struct cpu_backend *cpu, const struct state_pages *p, int32_t lane,
                      int32_t boundary);
 

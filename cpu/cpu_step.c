@@ -154,7 +154,7 @@ enum status cpu_lane_params(struct backend *be, int32_t lane, const struct sampl
     return OK;
 }
 
-/* What the engine promises about rows; attention relies on it. */
+/* Checks what the engine guarantees about rows, because attention relies on it. */
 static void check_seqs(const struct cpu_backend *cpu, const struct pass *pass)
 {
     int32_t row = 0;
@@ -206,7 +206,7 @@ enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct p
     return OK;
 }
 
-/* The slot's results move on; the next pass must not overwrite them. */
+/* Advances in the slot's arrays of results, so that the next pass does not overwrite these. */
 enum status cpu_pass_end(struct backend *be)
 {
     struct cpu_backend *cpu = cpu_of(be);

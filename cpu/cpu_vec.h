@@ -186,7 +186,7 @@ VEC_INLINE void vec_mul_wide(vu x, uint32_t m, vu *high, vu *low)
     *low = (vu)((even & 0xFFFFFFFFu) | odd << 32);
 }
 
-/* Where the mask has ones, a; else b. */
+/* For each lane: a if the mask has ones, else b. */
 VEC_INLINE vf vec_select(vi mask, vf a, vf b)
 {
     return (vf)(((vi)a & mask) | ((vi)b & ~mask));

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-enum { WEIGH_TOKENS = 32 }; // whose values are added together
+enum { WEIGH_TOKENS = 32 }; // tokens whose values are added together
 
 /* To fp32; int8 is converted without its scale. */
 static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
@@ -167,7 +167,7 @@ VEC_INLINE void score_word_pages(const float *q, int64_t q_stride, int32_t m,
     }
 }
 
-/* Depends on the layer alone, so that all rows are computed alike. */
+/* The choice depends on the layer alone, so that all rows are computed the same way. */
 static bool scores_in_words(const struct kv_plane *p, int32_t dim)
 {
     return in_pairs(stored_of(p)) && p->dtype != DT_F32 && dim <= WORD_DIMS;
@@ -374,7 +374,7 @@ static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page
     WITH_STORED(stored_of(v->plane), weigh_pages, &j, m);
 }
 
-/* Keys that nobody sees have weight 0; their scale may be NaN. */
+/* Keys that no row sees have weight 0, and their scale may be NaN, which must not spread. */
 VEC_INLINE void fold_page(float *p, int64_t p_stride, int32_t m, const struct kv_plane *plane,
                           const char *head, const enum stored kind)
 {
@@ -435,8 +435,8 @@ static vf softcap_of(vf x, float cap)
     return vec_set(cap) * (one - two / (e + one));
 }
 
-/* The tail goes through the same vector code: which elements fall into it depends on how many rows
- * are computed together, and their bits must not. */
+/* The tail goes through the same vector code, because which elements are in the tail depends on how
+ * many rows are computed together, and their bits must not depend on that. */
 static void softcap(float *x, float cap, int64_t n)
 {
     int64_t i = 0;

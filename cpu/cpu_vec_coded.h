@@ -210,7 +210,7 @@ VEC_INLINE void store_pairs(uint16_t *to, vf even, vf odd)
 #endif
 }
 
-/* What is applied to values besides their scale. */
+/* The zero or offset that is applied to values besides their scale. */
 enum code_shift { SHIFT_NONE, SHIFT_ZERO, SHIFT_OFFSET };
 
 VEC_INLINE vf scaled(vf value, vf scale, vf shift, const enum code_shift how)

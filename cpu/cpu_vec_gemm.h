@@ -74,14 +74,15 @@ VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w,
 }
 #endif
 
-/* What a block of rows prefetches: at each step n bytes, `stride` after the last ones. */
+/* The memory that a block of rows prefetches: n bytes at each step, each time `stride` bytes
+ * further. */
 struct gemm_ahead {
     const char *p;
     int64_t stride, n;
 };
 
-/* What all blocks of a product prefetch; p NULL: the memory after its weights, up to MANY_ROWS
- * rows. */
+/* The memory that all blocks of a product prefetch; p NULL: the memory after its weights, if there
+ * are at most MANY_ROWS rows. */
 struct gemm_follows {
     const char *p;
     int64_t n_bytes;
@@ -100,7 +101,7 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
     }
     const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
     /* Dot-product instructions consume weights so fast that L1 has too few line-fill buffers; L2
-     * has more. A single row gains nothing from it. */
+     * has more. A single row gains nothing from L2. */
     const bool to_second = kind == GEMM_BF16_DOT && rows > 1;
     for (int64_t x = 0; x < k; x += pair, w += w_step, next.p += next.stride) {
         for (int64_t j = 0; j < next.n; j += 64) {

@@ -128,8 +128,9 @@ static void pack_row(const struct weight *w, int64_t tile_row, const float *row,
     }
 }
 
-/* Transposes: elements of `size` bytes of each row go to columns of the tile. A few at a time, so
- * that the lines being written stay in the L1 cache until they are full. */
+/* Transposes: elements of `size` bytes of each row go to columns of the tile. A few rows are
+ * processed at a time, so that the cache lines being written stay in the L1 cache until they are
+ * full. */
 static inline void turn(const char *const *rows, int32_t n_rows, int64_t width, int64_t n, char *to,
                         const size_t size)
 {
@@ -203,7 +204,7 @@ static bool has_nan(const float *row, int64_t n)
     return found;
 }
 
-/* Tiles that are stored as they are needed are copied; others go through fp32. */
+/* Tiles whose stored form is the needed one are copied; others are converted through fp32. */
 static void pack_tile(void *arg, int32_t item, int32_t thread)
 {
     struct pack_job *job = arg;

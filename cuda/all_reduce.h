@@ -6,8 +6,8 @@
  *
  * There are three areas, used in turn: call e writes and reads area e % 3, and clears the area of
  * call e - 1, which call e + 2 will use. A rank can start call e + 2 only after it has received
- * every row of call e + 1 from every rank, and therefore after all ranks have finished call e: the
- * area it then writes has been cleared. Every rank makes the same calls in the same order. Thread:
+ * every row of call e + 1 from every rank. By then all ranks have finished call e, so the area that
+ * call e + 2 writes has been cleared. Every rank makes the same calls in the same order. Thread:
  * plain data. Compiles as C11 and C++17. */
 #ifndef SLUICE_CUDA_ALL_REDUCE_H
 #define SLUICE_CUDA_ALL_REDUCE_H

@@ -52,8 +52,8 @@ struct attention_limits {
                         // none
     int32_t max_runs;   // runs of prompts' codes that are expanded (attention_plan.h); 0: none
     size_t run_bytes;   // memory for the expanded runs
-    /* What attention_learn recorded about each KV set's layers. Without it a plan neither splits
-     * nor shares, which is correct but slow. */
+    /* The data that attention_learn has recorded about each KV set's layers. Without it a plan
+     * neither splits nor shares, which is correct but slow. */
     struct attention_shape shapes[MAX_KV_SETS];
 };
 
@@ -65,7 +65,8 @@ struct attention_launch {
     struct kv_view kv;
     struct pass_view pass;
     int32_t n_rows, n_heads; // rows of the bucket
-    /* Describes this pass alone, so it must not be used with up to ATTENTION_CAPTURED_ROWS rows. */
+    /* These describe one pass only, so a launch of up to ATTENTION_CAPTURED_ROWS rows, which may be
+     * replayed for another pass, must not use them. */
     int32_t n_seqs;    // 0: unknown
     bool has_no_slots; // attention_plan_facts reported no slots
     int32_t n_runs;    // as attention_plan_facts reported
@@ -89,8 +90,8 @@ size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_row
 enum status attention_plan(const struct attention_limits *limits, const struct pass *pass,
                            int32_t n_rows, void *out, size_t *used);
 
-/* Facts about a plan just made, in host memory: how many partial results a launch must join, how
- * many runs it expands, and whether any item reads other keys. */
+/* Facts about a plan just made, in host memory: the number of partial results that a launch must
+ * join, the number of runs that it expands, and whether any item reads keys outside these runs. */
 struct attention_plan_facts {
     int32_t n_slots, n_runs;
     bool has_others;

@@ -6,7 +6,8 @@
 enum { MAX_FRACTION = 64, N_CLASSES = 1024 };
 
 /* The fixed cost of an item in units of one key: loading its queries and storing its result.
- * Empirical, like ATTENTION_SLOT_COST: splits change little when either is off by a factor of two.
+ * Empirical, like ATTENTION_SLOT_COST; changing either by a factor of two changes splits only a
+ * little.
  */
 enum { ITEM_COST = 48 };
 
@@ -136,9 +137,9 @@ static int32_t choose_split(const struct planner *p)
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
-/* Sort class of an item with n_keys keys; longer items come first. Short items are classed by
- * quarters of a tile, so that the units of a prompt, whose lengths grow in such steps, pair up to
- * equal sums; very long ones by two tiles. */
+/* The sort class of an item with n_keys keys; the longest items come first. Short items are classed
+ * by quarters of a tile, so that the units of a prompt, whose lengths grow in such steps, pair up
+ * to equal sums; very long ones by two tiles. */
 static int32_t class_of(int32_t n_keys)
 {
     const int32_t fine = ATTENTION_KV_TILE / 4, coarse = 2 * ATTENTION_KV_TILE;

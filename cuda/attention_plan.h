@@ -14,11 +14,11 @@
  * table.
  *
  * In deterministic mode a tree row must get the same bits as a plain run over its ancestors, so its
- * keys must lie where they would lie in that run. Rows whose ancestors already do (those of the
- * first path) become causal items. The other paths are copied before every layer's attention: into
- * pages of their own after the trash page, through block tables of their own after the null lane's,
- * and their rows become causal items of those lanes. The kernels that compute attention need not
- * know.
+ * keys must lie where they would lie in that run. Rows whose ancestors' keys already lie there (the
+ * rows of the first path) become causal items. The other paths are copied before every layer's
+ * attention: into pages of their own after the trash page, through block tables of their own after
+ * the null lane's, and their rows become causal items of extra lanes with these tables. The kernels
+ * that compute attention need no special case.
  *
  * When pages hold codes, outside deterministic mode and in passes that are never captured, keys
  * that many rows read are expanded to floating point in the same way before every layer's attention

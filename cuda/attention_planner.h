@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files that make an attention plan share: attention_sizes.c (how much memory it may
- * take), attention_tiles.c (its tiles, before they are split) and attention_plan.c (splits and
- * items). For these files only. Thread: the rank's owner. */
+/* Shared by the files that make an attention plan: attention_sizes.c (how much memory it may take),
+ * attention_tiles.c (its tiles, before they are split) and attention_plan.c (splits and items). For
+ * these files only. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_ATTENTION_PLANNER_H
 #define SLUICE_CUDA_ATTENTION_PLANNER_H
 
 #include "cuda/attention_plan.h"
 #include "engine/base/minmax.h"
 
-/* The cost of joining one more slot, in units of one key. Empirical: with 32 or less a group of 16
- * sequences is cut so finely that it takes 25 % longer. */
+/* The cost of joining one more slot, in units of the cost of one key. Empirical: with 32 or less, a
+ * group of 16 sequences is cut into so many items that it takes 25 % longer. */
 enum { ATTENTION_SLOT_COST = 48 };
 
 struct planner {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How much memory attention plans and their workspace may take. */
+/* The maximum memory of attention plans and of their workspace. */
 #include "cuda/attention_planner.h"
 
 /* Items beyond one per tile: enough to give every multiprocessor eight more. */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- which ones ------------------------------------------------------------------------------ */
+/* ---- which weights stay quantised ------------------------------------------------------------ */
 
 /* The number of inputs that share a scale. 0: the whole row does. -1: the part's window cuts
  * through groups, or its groups have an input order of their own. */
@@ -28,7 +28,7 @@ static int64_t group_of(const struct weight_part *p)
     return -1;
 }
 
-/* Formats that the kernels read; others are expanded at load. */
+/* Formats that the kernels read; others are dequantised at load. */
 static bool is_code(const struct weight_part *p)
 {
     const struct weight_codec *c = &p->codec;
@@ -116,7 +116,7 @@ static void find_rows(struct coded_source *s, const struct weight_desc *d)
     }
 }
 
-/* False: this weight is expanded to numbers. */
+/* False: this weight is dequantised at load. */
 bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
 {
     enum { MAX_IN = 1 << 18 }; // a tile row must fit an upload buffer

@@ -54,7 +54,7 @@ static enum status open_scratch(struct cuda_backend *be)
     return OK;
 }
 
-/* Each owner allocates what the limits allow at most; steps then allocate nothing. */
+/* Each owner allocates for the maximum that the limits allow, so that steps allocate nothing. */
 static enum status open_owners(struct cuda_backend *be)
 {
     const struct backend_limits *l = &be->limits;
@@ -304,8 +304,8 @@ void cuda_close(struct backend *base)
     }
     struct cuda *device = &be->device;
     if (device->options.n_ranks > 1 && cuda_comm_is_aborted(device)) {
-        return; // work may hang on the device, and graphs refer to aborted communicators: leave it
-                // to process exit
+        return; // work may hang on the device, and graphs refer to aborted communicators: leave all
+                // of it to the exit of the process
     }
     if (device->stream) {
         cudaSetDevice(device->options.device);

@@ -17,7 +17,7 @@
 #include "cuda/cuda_state.h"
 #include "cuda/cuda_step.h"
 
-/* Memory that ops use between their own kernels. */
+/* Scratch memory that one op uses between its kernels. */
 struct op_scratch {
     void *memory, *attention;
     size_t n_bytes; // of memory

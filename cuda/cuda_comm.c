@@ -22,7 +22,7 @@ static bool find_symbol(struct nccl *n, const char *name, void *slot)
     return p != NULL;
 }
 
-/* Loaded at run time: NCCL is no dependency of a machine with one GPU. */
+/* Loaded at run time: a machine with one GPU does not need NCCL. */
 static enum status load_nccl(struct nccl *n, struct err *err)
 {
     // NVLink multicast can hang whole hosts, so it is opt-in.
@@ -55,8 +55,8 @@ struct opener {
     ncclUniqueId id;
 };
 
-/* Each rank opens in a thread of its own, because all of them must be there before any
- * returns. */
+/* Each rank opens in a thread of its own, because none returns before all of them have called
+ * it. */
 static void *open_rank(void *arg)
 {
     struct opener *o = arg;
@@ -181,7 +181,7 @@ void cuda_comm_destroy(struct comm *c)
     free(c);
 }
 
-/* ---- ends ------------------------------------------------------------------------------------ */
+/* ---- abort and failure ----------------------------------------------------------------------- */
 
 /* Once. Kernels that wait for other ranks poll a word, so they end, too. */
 void cuda_comm_abort(struct comm *c)

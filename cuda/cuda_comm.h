@@ -42,7 +42,8 @@ struct comm {
     int32_t opened; // protected by lock
     ncclResult_t open_result;
 
-    /* Peer memory, see cuda_peer.c. Written before a meeting of all ranks, read after it. */
+    /* Peer memory, see cuda_peer.c. Each rank writes its own before all ranks meet at a barrier,
+     * and reads the others' after it. */
     int32_t n_met;  // protected by lock
     uint32_t round; // protected by lock
     bool peer_ok[CUDA_MAX_RANKS];

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The first error is logged and kept; every later call returns it, because results after
- * it mean nothing. */
+/* The first error is logged and kept. Every later call returns it, because results after it are
+ * invalid. */
 enum status cuda_check(struct cuda *be, cudaError_t e, const char *what)
 {
     if (e != cudaSuccess && be->lost == OK) {
@@ -111,7 +111,8 @@ enum status cuda_read(struct backend *base, void *to, struct dmem from, size_t n
     return OK;
 }
 
-/* Whether code of the build runs on this device; the list is that of the build's options. */
+/* Whether this build has code for this device. The list of architectures is that of the build's
+ * options. */
 bool cuda_arch_runs(const char *archs, int32_t sm)
 {
     for (const char *p = archs; *p;) {

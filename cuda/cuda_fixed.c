@@ -5,8 +5,8 @@
  * product of few rows. */
 #include "cuda/cuda_fixed.h"
 
-/* The number of parts of a weight's K. As many as keep the multiprocessors busy with the widest
- * bands of gemm_wide; one for gated products and for logits, which are wide. */
+/* The number of parts of a weight's K: enough to keep the multiprocessors busy with the widest
+ * bands of gemm_wide; one for gated products and for logits, whose outputs are many. */
 static int32_t parts_of(const struct gemm_args *a, int32_t n_sms)
 {
     enum { BAND = 192, MOST = 4 };

@@ -61,8 +61,8 @@ static struct sum_parts sums_of(const struct gemms *g, const struct gemm_args *a
                               .n = n};
 }
 
-/* Parts of K by different blocks; their sums are left to the next op, which reads them
- * anyway. */
+/* Blocks sum different parts of K; the next op, which reads the product anyway, adds these partial
+ * sums. */
 static enum status on_wide(struct gemms *g, const struct gemm_args *a, const struct wide_plan *plan,
                            struct sum_parts *left)
 {
@@ -151,8 +151,8 @@ static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum st
     return false;
 }
 
-/* The output head with the best logit of each band. Only where all of the vocabulary is
- * drawn from. */
+/* The output head with the best logit of each band. Only if the draws may take every id that the
+ * head computes. */
 bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
                     const struct pass_view *pass, struct logit_bests *bests, enum status *st)
 {
@@ -173,8 +173,8 @@ bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
     return true;
 }
 
-/* The order of trials: kernels that are made for few rows, cuBLASLt, and a plain one that
- * takes everything. */
+/* Tries in this order: kernels for few rows, cuBLASLt, and a general kernel that supports
+ * everything. */
 static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a,
                                       struct sum_parts *sums)
 {
@@ -308,7 +308,7 @@ struct codes_product {
     bool is_small;
 };
 
-/* False if this product cannot be one. Gated products are supported by gemm_small only. */
+/* False if this product cannot multiply codes. Gated products are supported by gemm_small only. */
 static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struct codes_product *p)
 {
     const struct coded_matrix *m = a->coded;
@@ -346,8 +346,8 @@ static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
     return *e != cudaSuccess || gemm_on_cublas(g, &p.args, e);
 }
 
-/* What an op before this product has to write, if it can; false if it should write
- * numbers. */
+/* How the preceding op should round x to codes, if it can; false if it should write floating-point
+ * values. */
 bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round)
 {
     struct codes_product p;

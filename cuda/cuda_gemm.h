@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chooses who computes each product, and owns what that needs: cuBLASLt's plans, its workspace, and
- * the area for partial sums. Thread: the rank's owner. */
+/* Chooses the implementation of each product, and owns the memory that they need: cuBLASLt's plans,
+ * its workspace, and the area for partial sums. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_GEMM_H
 #define SLUICE_CUDA_CUDA_GEMM_H
 
@@ -20,7 +20,7 @@ struct gemms {
         void *rows;
         float *scales;
     } rounded;
-    struct row_bests bests; // where the output head leaves them
+    struct row_bests bests; // where the output head stores the best logits
 };
 
 enum status gemms_open(struct gemms *g, struct cuda *device);
@@ -31,8 +31,8 @@ void gemms_close(struct gemms *g);
  * area for them. Without it, or if sums->n stays 0, y is complete. sums may be NULL without
  * may_split. */
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums);
-/* True if x is multiplied as FP8 codes; *round tells how to make them. The producer of x may then
- * write the codes itself just before the product, pass is_rounded, and leave x unwritten. */
+/* True if x is multiplied as FP8 codes; *round describes how to compute them. The producer of x may
+ * then write the codes itself just before the product, pass is_rounded, and leave x unwritten. */
 bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round);
 /* A product and its activation in one kernel; false if no kernel supports it. */
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st);

@@ -34,7 +34,7 @@ struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *
                             int32_t block_tokens, int32_t n_pages, void *base);
 enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
                           int32_t block_tokens, size_t *out);
-/* Also tells attention about the set's layers (attention_learn). */
+/* Also passes the set's layers to attention_learn. */
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
                     struct attention_limits *attention, struct err *err);
 /* Hidden states by slot, stored as K of one head that is as wide as a row. */
@@ -44,7 +44,7 @@ void kv_close(struct kv_sets *kv);
 const struct kv_view *kv_layer(const struct kv_sets *kv, int32_t set, int32_t layer);
 enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                            const struct block_copy *copies);
-/* `view` says where the lanes' tables are. Hidden states move with set 0. */
+/* `view` has the addresses of the lanes' tables. Hidden states move with set 0. */
 enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct pass_view *view,
                           int32_t index, int32_t n, const struct slot_move *moves);
 enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,

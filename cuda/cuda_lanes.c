@@ -11,7 +11,7 @@
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Until told otherwise, a lane draws with sampling_params_default(). */
+/* Until it gets parameters, a lane draws with sampling_params_default(). */
 static enum status open_params(struct lanes *l)
 {
     const struct sampling_params d = sampling_params_default();
@@ -127,7 +127,7 @@ static enum status stage(struct lanes *l, size_t n_bytes, size_t *at)
     return OK;
 }
 
-/* What has been staged since the last copy. */
+/* Sends the data that has been staged since the last copy. */
 static enum status send_staged(struct lanes *l)
 {
     struct staging *s = l->staging;
@@ -141,7 +141,7 @@ static enum status send_staged(struct lanes *l)
     return OK;
 }
 
-/* Patches first lie in pinned memory; one kernel brings all of them to their places. */
+/* Patches are staged in pinned memory; one kernel writes all of them to their places. */
 enum status lanes_flush(struct lanes *l)
 {
     TRY(l->device->lost);

@@ -9,7 +9,7 @@
 
 enum { CUDA_MAX_PATCHES = 8192 }; // between two flushes
 
-/* What a step has staged in its slot's host memory. */
+/* The data that a step has staged in its slot's host memory. */
 struct staging {
     char *pinned;
     size_t used_bytes, flushed_bytes; // bytes staged, and bytes of those already sent
@@ -30,8 +30,8 @@ struct lanes {
     int32_t *told; // [max_lanes]: end of the history that pending patches write for a lane
 };
 
-/* Opens one extra lane for padding, and n_more extra block tables. All their entries are the trash
- * page. */
+/* Also opens one extra lane for padding rows, and n_more extra block tables. All their entries name
+ * the trash page. */
 enum status lanes_open(struct lanes *l, struct cuda *device, const struct backend_limits *limits,
                        int32_t n_more);
 enum status lanes_open_staging(struct lanes *l, size_t n_bytes);
@@ -48,11 +48,12 @@ enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n
 enum status lanes_params(struct lanes *l, int32_t lane, const struct sampling_params *params);
 /* Sends the staged updates of the lanes. */
 enum status lanes_flush(struct lanes *l);
-/* Stages n bytes and sends them with everything staged before; *device is where they will be. */
+/* Stages n bytes and sends them with everything staged before; *device is the address at which they
+ * will be. */
 enum status lanes_send(struct lanes *l, const void *from, size_t n_bytes, void **device);
-/* Space for n bytes in the step's staging memory, which the caller copies itself. Call it after a
- * flush: if the bytes do not fit, the stream is waited for and the staged data dropped. NULL: the
- * device is lost. */
+/* Space for n bytes in the step's staging memory; the caller copies them to the device itself. Call
+ * it after a flush, because if the bytes do not fit it waits for the stream and reuses the memory
+ * of the data staged so far. NULL: the device is lost. */
 char *lanes_room(struct lanes *l, size_t n_bytes);
 void lanes_use_room(struct lanes *l, size_t n_bytes); // the first n_bytes of that space are used
                                                       // and sent

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The cache of masks: slots in device memory, a copy of their words on the host, and a table by
  * hash. Equal hashes are not trusted, since grammars come from clients: words are compared. Copies
- * to the device are in stream order, so a slot is used again while earlier passes still run. Slots
- * are given up by a clock, and never within the pass that needs them. */
+ * to the device are in stream order, so a slot is used again while earlier passes still run. The
+ * clock algorithm chooses the slot to replace, never one that the current pass needs. */
 #include "cuda/cuda_masks.h"
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
@@ -66,7 +66,7 @@ void draw_masks_close(struct draw_masks *m)
     free(m->fresh);
 }
 
-/* ---- which slot has it --------------------------------------------------------------------- */
+/* ---- the slot of a mask -------------------------------------------------------------------- */
 
 static uint32_t *copy_of(const struct draw_masks *m, int32_t slot)
 {
@@ -102,8 +102,8 @@ static void forget(struct draw_masks *m, int32_t slot)
     m->known[slot].pass = 0;
 }
 
-/* An empty slot, made so if need be. There are more slots than masks in a pass, so one is found
- * before the hand has gone round twice. */
+/* A slot for a new mask, emptied if necessary. There are more slots than masks in a pass, so one is
+ * found within two rounds of the clock's hand. */
 static int32_t empty_slot(struct draw_masks *m)
 {
     for (;; m->known[m->hand].again = false) {
@@ -129,8 +129,8 @@ static int32_t put(struct draw_masks *m, const uint32_t *words, uint64_t hash)
     return slot;
 }
 
-/* The slot of mask i of the pass. A sequence often has the mask of its last step, so that is looked
- * at first: a comparison takes a quarter of the time of a hash. */
+/* The slot of mask i of the pass. A sequence often has the mask of its last step, so that one is
+ * compared first: a comparison takes a quarter of the time of a hash. */
 static int32_t slot_of(struct draw_masks *m, int32_t i, const uint32_t *words, int32_t *n_fresh)
 {
     int32_t slot = m->last[i];

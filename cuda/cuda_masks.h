@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Masks of draws on the device. A mask that is there from an earlier pass is not sent again: masks
- * are known by their words, so callers need not say which are the same. Thread: the rank's owner.
+/* Masks of draws on the device. A mask that an earlier pass has sent is not sent again. Masks are
+ * compared by content, so callers need not say which are the same. Thread: the rank's owner.
  */
 #ifndef SLUICE_CUDA_CUDA_MASKS_H
 #define SLUICE_CUDA_CUDA_MASKS_H
@@ -18,14 +18,14 @@ struct draw_masks {
     struct known_mask {
         uint64_t hash, pass; // pass: the last one with this mask; 0: the slot is empty
         int32_t next;        // of the same place in the table; -1: none
-        bool again;          // another pass has had it since the hand went by
+        bool again;          // another pass has used it since the clock's hand passed it
     } *known;
-    uint32_t *copies; // of what is in the slots
+    uint32_t *copies; // host copies of the slots' words
     int32_t *table, table_size;
     int32_t *last;         // [max_masks]: the slot of the mask with this index in an earlier pass
     int32_t *now;          // [max_masks]: as `slots`
     int32_t *fresh;        // [max_masks]: slots with new words
-    int32_t hand;          // of the clock that chooses the slot to use next
+    int32_t hand;          // position of the clock algorithm that chooses the slot to replace
     uint64_t pass, n_sent; // passes with masks; masks that were sent
 };
 
@@ -35,7 +35,7 @@ void draw_masks_close(struct draw_masks *m);
 /* Bytes of staging memory that the masks of a pass take at most. */
 size_t draw_masks_staged_bytes(const struct backend_limits *limits);
 
-/* Brings the masks of a pass to the device. Call it after a flush of the lanes. */
+/* Sends the masks of a pass to the device. Call this after a flush of the lanes. */
 enum status draw_masks_send(struct draw_masks *m, struct lanes *lanes, const uint32_t *masks,
                             int32_t n);
 

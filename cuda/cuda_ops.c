@@ -111,8 +111,8 @@ static enum status cuda_op_logits(struct backend *base, const struct logits_args
     return OK;
 }
 
-/* Where the head has found the best of each band, only those are read if a draw needs no
- * more; they must be of the same rows and vocabulary. */
+/* If the head has stored the best logit of each band, draws that need no more read only these. They
+ * must be of the same rows and vocabulary. */
 static enum status cuda_op_sample(struct backend *base, const struct sample_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);

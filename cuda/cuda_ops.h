@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of ops share, and the ops that the table in cuda_ops.c takes from them. */
+/* Shared by the files cuda_ops*.c: helpers, and the ops that the table in cuda_ops.c refers to. */
 #ifndef SLUICE_CUDA_OPS_H
 #define SLUICE_CUDA_OPS_H
 
@@ -12,7 +12,7 @@ static inline bool fits(struct tensor t, int32_t width)
     return t.mem.p && t.stride >= width && width > 0;
 }
 
-/* The elements of a vector in fp32, and how many; NULL and 0 if there is no such vector. */
+/* The elements of a vector in fp32, and their number; NULL and 0 if the weight is NULL. */
 static inline const float *vector(const struct weight *w)
 {
     return w ? (const float *)w->data : NULL;

@@ -23,7 +23,8 @@ static bool growth_ok(const struct query_growth *g)
     return g->beta == 0.0f || g->every > 0;
 }
 
-/* What the kernel relies on: equal geometry of the op and the cache, and widths that fit. */
+/* Checks what the kernel relies on: equal geometry of the op and the cache, and sufficient
+ * widths. */
 static enum status rope_ok(const struct cuda_backend *be, const struct rope_store_args *a,
                            const struct kv_view *kv)
 {
@@ -85,7 +86,7 @@ enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args 
     return OK;
 }
 
-/* What attention relies on. */
+/* Checks what the attention kernels rely on. */
 static enum status attention_ok(const struct cuda_backend *be, const struct attention_args *a,
                                 const struct kv_view *kv)
 {
@@ -96,7 +97,7 @@ static enum status attention_ok(const struct cuda_backend *be, const struct atte
     return ok ? OK : ERR_INVALID;
 }
 
-/* Everything that the kernels need, with the plan of this pass. */
+/* The parameters of the kernels, with the plan of this pass. */
 static struct attention_launch launch_of(const struct cuda_backend *be,
                                          const struct attention_args *a, const struct kv_view *kv)
 {

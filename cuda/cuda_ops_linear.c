@@ -113,7 +113,7 @@ enum status cuda_op_linear(struct backend *base, const struct linear_args *a)
     return linear(be, a, false);
 }
 
-/* True if the product reads FP8 codes; *round tells how to make them from its x. */
+/* True if the product reads FP8 codes; *round describes how to compute them from x. */
 static bool wants_codes(struct cuda_backend *be, const struct linear_args *a,
                         struct round_args *codes)
 {
@@ -174,7 +174,7 @@ enum status cuda_op_activation(struct backend *base, const struct activation_arg
     return OK;
 }
 
-/* What the fused kernel computes; everything else is two ops. */
+/* True if the fused kernel supports these args; otherwise two ops are issued. */
 static bool may_be_gated(const struct linear_args *l, const struct activation_args *a)
 {
     const struct weight *w = l->weight;
@@ -202,7 +202,7 @@ static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
     return cuda_gemm_gated(&be->gemms, &g, st);
 }
 
-/* One kernel where there is one. */
+/* Uses one kernel if one supports both ops. */
 enum status cuda_op_linear_act(struct backend *base, const struct linear_args *l,
                                const struct activation_args *a)
 {
@@ -311,7 +311,7 @@ enum status cuda_op_reduce(struct backend *base, const struct reduce_args *a)
     return OK;
 }
 
-/* One kernel where the ranks can access each other's memory. */
+/* Uses one kernel if the ranks can access each other's memory. */
 enum status cuda_op_reduce_norm(struct backend *base, const struct reduce_args *r,
                                 const struct norm_args *n)
 {

@@ -2,7 +2,7 @@
 /* The router and the experts of a mixture. */
 #include "cuda/cuda_ops.h"
 
-/* What the router's kernel relies on. */
+/* Checks what the router's kernel relies on. */
 static enum status route_ok(const struct moe_route_args *a)
 {
     const struct weight *w = a->router;
@@ -59,8 +59,8 @@ static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a
     return at;
 }
 
-/* How many of the pass's padded rows, or output rows, are real. On the device, because captured
- * graphs are replayed with other counts. */
+/* How many of the pass's padded rows, or output rows, are real. The counts are read on the device,
+ * because captured graphs are replayed with other counts. */
 static const int32_t *real_rows(const struct cuda_backend *be, int32_t n_rows)
 {
     if (!be->passes.pass ||
@@ -179,7 +179,8 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     return true;
 }
 
-/* Few rows: not where a row's bits must not depend on how many rows come together. */
+/* True if k_moe_few takes these rows. Never if a row's bits must not depend on the number of
+ * rows. */
 static bool on_few(struct cuda_backend *be, const struct shared_expert_args *shared,
                    const struct moe_route_args *route, const struct moe_ffn_args *ffn,
                    enum status *st)

@@ -82,8 +82,8 @@ static enum status run_windows(struct cuda_backend *be, struct state_rows_launch
     return OK;
 }
 
-/* True if sequences of many rows are processed a block of the state at a time. Not where a row's
- * bits must not depend on how many rows come together. */
+/* True if sequences of many rows are processed a block of the state at a time. Never if a row's
+ * bits must not depend on the number of rows. */
 static bool in_blocks(const struct cuda_backend *be, const struct state_rows_launch *l)
 {
     return be->passes.state_work.n_blocks > 0 && !be->device.options.deterministic &&

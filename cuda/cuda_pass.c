@@ -56,7 +56,7 @@ size_t passes_meta_bytes(const struct attention_limits *attention,
         .end;
 }
 
-/* Memory for the largest pass, once. */
+/* Allocates for the largest pass. */
 enum status passes_open(struct passes *p, struct cuda *device, struct graphs *graphs,
                         const struct lanes *lanes, const struct backend_limits *limits,
                         int32_t max_draws, const struct attention_limits *attention)
@@ -175,7 +175,7 @@ static void copy_array(char *to, const void *from, int32_t n, size_t size)
     }
 }
 
-/* Padding rows belong to the lane that nobody owns and to no sequence. */
+/* Padding rows belong to the null lane and to no sequence. */
 static void fill_padding(char *image, const struct meta_layout *m, const struct pass *p,
                          const struct pass_shape *shape, int32_t null_lane)
 {
@@ -258,8 +258,8 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
 
 /* True if attention/few.cu may take the pass. That kernel reads each row's keys separately, so a
  * prefix shared by 17 or more rows goes to the general path. With more than 32 rows it does not
- * split a row's keys, so neither does it take long rows among short ones: each would keep one block
- * busy after all others have ended. */
+ * split a row's keys, so it does not take passes with a few long rows among short ones either: each
+ * long row would keep one block busy after all others have ended. */
 static bool is_few(const struct pass *p, int32_t n_rows)
 {
     enum { NO_GROUPS_FROM = 17, WHOLE_FROM = 33, SHORT = 512, LONGEST_SHARE = 24 };
@@ -324,8 +324,8 @@ static int32_t bucket_within(int32_t n, int32_t limit)
     return lesser(padded, limit);
 }
 
-/* Checks the pass, chooses a bucket for its graph, and sends metadata in one copy. Padded
- * rows belong to a lane that nobody owns. */
+/* Checks the pass, chooses a bucket for its graph, and sends metadata in one copy. Padding rows
+ * belong to the null lane. */
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape)
 {
@@ -335,7 +335,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     }
     _Static_assert((int)GRAPH_MAX_ROWS <= (int)ATTENTION_CAPTURED_ROWS,
                    "attention looks at the pass itself where nothing is captured");
-    /* A negative model id is a test's; its ops differ from pass to pass. */
+    /* Tests use negative model ids, and their ops differ from pass to pass. */
     const bool may_capture =
         pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 && pass->n_rows <= GRAPH_MAX_ROWS;
     *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};

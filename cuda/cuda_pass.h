@@ -35,7 +35,7 @@ struct passes {
     struct pass_shape shape;
     struct attention_plan_facts plan;
     bool is_few;                          // attention/few.cu may take the pass
-    struct state_work state_work;         // at least the pass's work, rounded up
+    struct state_work state_work;         // an upper bound of the pass's work
     int32_t n_state_slots[CUDA_MAX_SETS]; // slots of each state set, lanes included; 0: no such set
     int32_t state_block[CUDA_MAX_SETS];
 };

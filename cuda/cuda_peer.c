@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Rows and sizes that the kernels are made for. */
+/* Limits of the kernels, and the extent of the measurement. */
 enum {
     LARGEST_BYTES = 16 << 20, // larger messages go to NCCL, which is as fast for them
     MAX_ROW_BYTES = 64 << 10, // what the kernel can hold in registers
@@ -143,7 +143,7 @@ static bool aligned(struct tensor t, int32_t width)
     return ((uintptr_t)t.mem.p | (size_t)t.stride * size | (size_t)width * size) % 16 == 0;
 }
 
-/* Alignment, types and size; the norm must be of the sum. */
+/* Checks alignment, types and size; the norm must read the sum. */
 static bool can_take(const struct peers *p, enum peer_way way, const struct reduce_args *r,
                      const struct norm_args *n)
 {
@@ -263,7 +263,7 @@ bool peers_join(struct peers *p, const struct logits_args *a, int32_t width, enu
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 
-/* One candidate in the measurement at startup. */
+/* A candidate for the measurement at startup. */
 struct trial {
     struct reduce_args reduce;
     struct norm_args norm;

@@ -9,7 +9,7 @@
 
 enum { MAX_STATE_HEADS = 1 << 16, MAX_CONV_WIDTH = 1 << 24, MAX_CONV_KERNEL = 16 };
 
-/* What the kernels can process. */
+/* True for layers that the kernels can process. */
 static bool usable(const struct state_layer *g)
 {
     const bool conv = g->conv_width >= 0 && g->conv_width < MAX_CONV_WIDTH && g->conv_kernel >= 0 &&
@@ -71,7 +71,7 @@ static enum status check(const struct state_set_desc *d)
     return ok ? OK : ERR_INVALID;
 }
 
-/* Per lane and per snapshot, over all layers. */
+/* Bytes per lane and per snapshot, over all layers. */
 enum status cuda_state_bytes(struct backend *base, const struct state_set_desc *desc,
                              struct state_sizes *out)
 {
@@ -165,7 +165,7 @@ static int kind_of(const struct state_sets *s, const struct state_copy *c)
     return c->from < s->max_lanes ? 1 : 2;
 }
 
-/* One side must be a lane, and between a lane and a snapshot only whole boundaries exist. */
+/* One side must be a lane. Copies between a lane and a snapshot must be at a boundary. */
 static bool copy_ok(const struct state_sets *s, const struct state_set *set,
                     const struct state_copy *c)
 {

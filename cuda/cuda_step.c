@@ -117,7 +117,7 @@ enum status steps_wait(struct steps *s, int32_t index, struct pass_results *resu
     return OK;
 }
 
-/* Without waiting; an error counts as done, so that the caller asks for it. */
+/* Does not wait. An error counts as done, so that the caller calls steps_wait, which reports it. */
 bool steps_done(struct steps *s, int32_t index)
 {
     if (s->device->lost != OK || index < 0 || index >= s->n_steps) {
@@ -143,7 +143,7 @@ float *steps_pooled(const struct steps *s)
     return s->slot->pooled + (size_t)s->slot->n_pooled * (size_t)s->hidden;
 }
 
-/* Where the results of the next pass go. */
+/* The memory for the results of the next pass. */
 void steps_add(struct steps *s, int32_t n_draws, int32_t n_pool)
 {
     struct slot *slot = s->slot;

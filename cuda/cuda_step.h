@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The steps in progress: what each stages, and where its results land. Thread: the rank's owner. */
+/* The steps in progress: their staging slots, and where their results are stored. Thread: the
+ * rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_STEP_H
 #define SLUICE_CUDA_CUDA_STEP_H
 

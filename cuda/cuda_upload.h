@@ -8,7 +8,7 @@
 
 enum status cuda_upload_open(struct cuda *be);
 void cuda_upload_close(struct cuda *be);
-/* Writes unit i of a source to `to`. Thread: any, several at once. */
+/* Writes unit i of a source to `to`. Thread: any; called by several at once. */
 typedef void upload_fill(const void *source, int64_t i, char *to);
 /* n_units units, stored contiguously. */
 enum status cuda_upload_units(struct cuda *be, void *to, size_t unit_bytes, int64_t n_units,

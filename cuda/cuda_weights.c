@@ -149,7 +149,7 @@ static void read_inputs(struct cuda *be, const struct weight_desc *d, struct wei
         const struct input_rule *other = &d->parts[i].inputs;
         if (other->numbers != rule.numbers || other->group != rule.group ||
             other->from_row != rule.from_row || other->power_of_two != rule.power_of_two) {
-            return; // the fused parts differ, but share the rows: do not round them
+            return; // the fused parts have different rules but share the rows, so do not round
         }
         rule.scale = greater(other->scale, rule.scale);
     }
@@ -186,8 +186,8 @@ static enum status open_coded(struct cuda *be, const struct weight_desc *d, stru
     return st;
 }
 
-/* Vectors are float32; quantised matrices stay so where there is a kernel; all others
- * become numbers of the model's type. */
+/* Vectors are float32; quantised matrices stay quantised if there is a kernel for them; all others
+ * are converted to the model's dtype. */
 enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
                              struct weight **out, struct err *err)
 {

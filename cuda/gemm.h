@@ -66,8 +66,8 @@ struct gemm_args {
     bool is_fresh;              // the preceding kernel writes the weight, so it must not be
                                 // prefetched
     bool may_split;             // y may be left as partial sums, see cuda_gemm
-    int32_t n_parts; // gemm_small and gemm_fixed sum K in this many equal parts, added in
-                     // order: gemm_parts_ok. 0: in one
+    int32_t n_parts; // gemm_small and gemm_fixed sum K in this many equal parts, which are added in
+                     // order (gemm_parts_ok); 0: not in parts
     bool gated; // y = silu(gate) * up of the two halves of n_out, so half as wide; own kernels only
     /* n_batch equal products; the strides between them, in elements. 1: a plain product. */
     int32_t n_batch;

@@ -58,7 +58,7 @@ static inline size_t kv_element_bytes(const struct kv_view *kv)
     return kv->codes.format == KV_PLAIN ? dtype_bytes(kv->dtype) : 1;
 }
 
-/* How many entries of the pass are real; the rest of the bucket is padding. */
+/* The numbers of real entries of the pass; the rest of the bucket is padding. */
 struct pass_counts {
     int32_t n_rows, n_seqs, n_groups, n_out, n_draws, n_pool;
     int32_t has_trees, n_keeps;

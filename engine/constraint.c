@@ -10,8 +10,8 @@ void constraint_begin(struct constraint *c)
 
 /* ---- where the grammar begins --------------------------------------------------------------- */
 
-/* Extends a match by one byte: the longest prefix of the marker that the text seen so far, of which
- * n_matched bytes matched, now ends with. */
+/* Extends a match by one byte. n_matched: the length of the marker's prefix that the text ended
+ * with before; returns the length of the longest one that it ends with now. */
 static size_t match(const char *marker, size_t n_matched, char byte)
 {
     char tail[GRAMMAR_AFTER_MAX + 1];
@@ -94,9 +94,9 @@ static enum status look_ahead(const struct constraint *c, const struct sequence 
     return OK;
 }
 
-/* The state after the known tokens and some more; none if with them the text is still *ahead of its
- * grammar. Each call may clear the tables that hold states, including the one just computed; if so,
- * it is computed once more with free space. */
+/* The state after the known tokens and some more. *ahead: even with these the grammar has not
+ * started, so there is no state. Each call may clear the tables that hold states, including the
+ * state just computed; it is then computed again with empty tables. */
 static enum status state_behind(struct constraint *c, const struct sequence *seq,
                                 const int32_t *more, int32_t n_more, struct grammar_state *out,
                                 bool *ahead)
@@ -197,7 +197,7 @@ void constraint_cut(struct constraint *c, const struct sequence *seq, struct pro
         struct grammar_state s;
         bool ahead;
         allowed = state_behind(c, seq, p->drafts, n, &s, &ahead) == OK;
-        if (allowed && ahead) { // unless the grammar starts inside it
+        if (allowed && ahead) { // unless the grammar starts within this token
             allowed = state_behind(c, seq, p->drafts, n + 1, &s, &ahead) == OK;
         } else if (allowed) {
             allowed = grammar_allows(g, s, p->drafts[n], &allowed) == OK && allowed;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The grammar of one sequence's text, and the position in it. The state is a function of the known
- * tokens. What is stored is a cache, advanced when needed and rebuilt when stale, so preemption,
- * siblings and the prefix cache need no special handling.
+/* The state of the grammar that constrains one sequence's text. It is a function of the known
+ * tokens; the stored state is only a cache, advanced when needed and rebuilt when stale, so
+ * preemption, siblings and the prefix cache need no special handling.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_CONSTRAINT_H
 #define SLUICE_ENGINE_CONSTRAINT_H
@@ -11,7 +11,7 @@
 
 struct constraint {
     struct grammar_state state;
-    int32_t n_tokens;    // generated tokens it covers; -1: unknown
+    int32_t n_tokens;    // generated tokens that the state covers; -1: unknown
     int32_t first;       // index of the generated token where the grammar's text starts; -1: not
                          // yet
     int32_t n_searched;  // generated tokens already searched for that start
@@ -25,13 +25,13 @@ void constraint_begin(struct constraint *c); // for a new sequence
  * draw is unconstrained. */
 bool constraint_is_ahead(struct constraint *c, const struct sequence *seq);
 
-/* The mask after the known tokens and these drafts; all ones if the grammar has not started by
- * then. If not OK, words are all 0. */
+/* The mask of the draw that follows the known tokens and these drafts; all ones if the grammar has
+ * not started by then. On failure all words are 0. */
 enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
                             int32_t n_drafts, uint32_t *words);
 
-/* Advances by a token just drawn, which is not known yet. A token that is not allowed is
- * refused. */
+/* Advances by a token that was just drawn and is not yet among the known ones. A token that the
+ * grammar does not allow is refused. */
 enum status constraint_take(struct constraint *c, const struct sequence *seq, int32_t token);
 
 /* True if the token just taken completes the text. */
@@ -40,8 +40,8 @@ bool constraint_ends(const struct constraint *c, const struct sequence *seq, int
 /* Cuts the drafts before the first one that is not allowed. */
 void constraint_cut(struct constraint *c, const struct sequence *seq, struct proposal *p);
 
-/* Text that must follow, as at most `max` draft ids; returns their number, or 0 if the text is
- * short. */
+/* If only one text can follow, its first tokens, at most `max`, to be used as drafts. Returns their
+ * number, or 0 if the text is too short to be worth it. */
 int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
                           int32_t max);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine thread: inbox -> plan -> submit -> commit -> outbox. Step N + 1 is planned and
  * submitted before step N's results are read (unless scheduler_plans_late); masks that depend on
- * those results are sent after them. */
+ * those results are sent once they are known. */
 #include "engine/engine_state.h"
 
 #include "engine/cluster/step_run.h"
@@ -112,7 +112,8 @@ static void publish_stats(struct engine *e)
     const struct spec_learnt *l = &e->spec.learnt;
     pthread_mutex_lock(&e->stats_lock);
     struct engine_stats *o = &e->stats;
-    o->n_submitted -= e->n_accepted; // they are counted in the fields below
+    o->n_submitted -= e->n_accepted; // n_submitted no longer includes these; the fields below count
+                                     // them
     o->submitted_tokens -= e->accepted_tokens;
     e->n_accepted = 0;
     e->accepted_tokens = 0;
@@ -184,7 +185,7 @@ void engine_turn(struct engine *e)
     if (e->n_inflight == N_STEPS || (e->n_inflight > 0 && !submitted)) {
         engine_commit_step(e);
     } else if (!submitted && busy) {
-        // Nothing fits until something ends; do not spin.
+        // Nothing fits until some sequence ends, so do not spin.
         requests_take(e, lesser(patience, NAP_NS));
     }
     submit_draws(e);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine: token ids in, token ids out. Its own thread runs the scheduler and rank 0's backend;
- * it never sees text, a request's JSON, or a socket.
+/* The engine: token ids in, token ids out. A thread of its own runs the scheduler and rank 0's
+ * backend. The engine never sees text, a request's JSON, or a socket.
  *
  * The caller creates a request, the engine owns it from engine_submit until its terminal event has
  * been drained, and the caller frees it afterwards. Output arrays are the caller's memory, sized
@@ -23,8 +23,9 @@ enum engine_state { ENGINE_READY, ENGINE_FAILED, ENGINE_CLOSING };
 
 enum { N_STEP_SIZES = 14 };
 
-/* Upper bound on the tokens of class i of the histogram of step sizes: prompt tokens computed or
- * found in the cache, and tokens generated in one step. The last class is unbounded (0). */
+/* The upper bound of bucket i of the histogram of step sizes; 0 for the last bucket, which has
+ * none. The size of a step counts its generated tokens and its prompt tokens, whether computed or
+ * found in the cache. */
 static inline int32_t engine_step_bound(int32_t i)
 {
     if (i == N_STEP_SIZES - 1) {
@@ -72,12 +73,13 @@ enum status engine_check(const struct engine_options *options, struct err *err);
 enum status engine_open(const struct engine_options *options, struct engine **out, struct err *err);
 const struct engine_info *engine_info(const struct engine *e);
 
-/* Adds an end-of-text id, before the first request: the tokenizer's, which the config of many
- * fine-tuned models omits. -1, known ids, and ids beyond the maximum are ignored. */
+/* Adds an end-of-text id; call it before the first request. It exists for the tokenizer's id, which
+ * the config of many fine-tuned models omits. -1, known ids, and ids after the first MAX_EOS are
+ * ignored. */
 void engine_add_eos(struct engine *e, int32_t id);
 
-/* On every node except 0, instead of requests: executes node 0's steps until it says goodbye (OK),
- * or the set or a device is lost. */
+/* For every node except 0, which takes no requests: executes the steps that node 0 sends until node
+ * 0 says goodbye (OK), or until the set of nodes or a device is lost. */
 enum status engine_follow(struct engine *e, struct err *err);
 
 /* Takes ownership of the request. ERR_BUSY: the queue is full. ERR_INVALID with `err` set: it can
@@ -85,8 +87,8 @@ enum status engine_follow(struct engine *e, struct err *err);
  * parameters out of range, tokens from a model without a head). On failure the caller keeps it. */
 enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err);
 
-/* Asynchronous. Harmless if the request or sample has ended meanwhile, but not after its terminal
- * event was drained. engine_stop ends one sample with FINISH_STOP. */
+/* Asynchronous. Harmless if the request or sample has already ended, but must not be called once
+ * its terminal event has been drained. engine_stop ends one sample with FINISH_STOP. */
 void engine_cancel(struct engine *e, struct engine_request *r);
 void engine_stop(struct engine *e, struct engine_request *r, int32_t sample);
 
@@ -98,8 +100,8 @@ void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, v
 void engine_stats(struct engine *e, struct engine_stats *out);
 void engine_reset_prefix_cache(struct engine *e); // drops idle cached blocks
 
-/* Ends everything that runs (FINISH_CANCELLED; drain once more for the terminal events), and joins
- * the thread. */
+/* Ends all requests with FINISH_CANCELLED and joins the thread. Drain once more afterwards, for the
+ * terminal events. */
 void engine_stop_all(struct engine *e);
 /* After engine_stop_all and the last drain. Accepts NULL. */
 void engine_close(struct engine *e);

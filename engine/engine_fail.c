@@ -23,8 +23,8 @@ static void fail_all(struct engine *e, enum status st, const char *text)
     }
 }
 
-/* Waits a moment for the cause of a device failure: tensor connections can break just before the
- * nodes' own do. */
+/* Waits a moment for the cause of a device failure: when a node is lost, the connections for
+ * tensors can break just before the node set notices. */
 static bool await_cause(struct engine *e, struct err *why)
 {
     bool lost = engine_set_lost(e, why);

@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-/* The format for "auto". A format that the checkpoint requests is ignored with float32, which
- * rounds nothing but weights. */
+/* The format for "auto". With float32 the checkpoint's format is ignored, because in that mode only
+ * weights are quantised. */
 static const struct kv_choice *automatic(const struct engine *e, const struct model *m)
 {
     const struct kv_choice *plain = kv_choice_plain(e->info.dtype);

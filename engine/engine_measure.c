@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Measures the cost of a pass of n rows at startup, on the real models: speculation decides by this
- * curve. */
+/* Measures the cost of a pass of n rows at startup, on the loaded models. Speculation chooses its
+ * depth by this curve. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/minmax.h"
@@ -100,7 +100,7 @@ static enum status measure_rank(struct rank *r, void *arg)
     return OK;
 }
 
-/* What to measure, and on which ranks. */
+/* A measurement: the passes to time, and the ranks to run them on. */
 struct site {
     struct ranks *ranks;
     struct measure common;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads what the folders and the options say about the models, before anything is loaded. */
+/* Reads the models' folders and the options about them, before anything is loaded. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -108,7 +108,8 @@ static enum status read_draft_config(struct engine *e, int32_t i, struct model_c
     return OK;
 }
 
-/* The modules that draft: no more than there are drafts. Trees use the first alone. */
+/* The number of modules that draft: no more than there are drafts. Trees use only the first
+ * module. */
 static int32_t count_modules(const struct engine *e)
 {
     const struct spec_options *o = &e->spec.options;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine on several nodes: node 0 sends its steps to the others, which execute them here.
- * Whatever ends one node ends all of them. */
+/* The engine on several nodes: node 0 sends its steps, and the code here executes them on the
+ * others. Any failure that ends one node ends all of them. */
 #include "engine/cluster/step_run.h"
 #include "engine/cluster/step_wire.h"
 #include "engine/engine_state.h"

@@ -74,8 +74,8 @@ static enum status load_rank(struct rank *r, void *arg)
     return model_load(&options, r->be, &r->target, &r->err);
 }
 
-/* Every rank holds the whole draft model unless told to share it: it is small, and then needs no
- * collectives. */
+/* Every rank holds the whole draft model unless the options shard it: a draft model is small, and
+ * without shards it needs no collectives. */
 static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;

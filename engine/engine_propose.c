@@ -11,8 +11,8 @@ static bool decodes(const struct sequence *seq)
     return seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1;
 }
 
-/* With recurrent state the nodes must lie in the root's block, and none at its last position
- * (backend.h). */
+/* With recurrent state all nodes of a tree must lie in the root's block, and none at the last
+ * position of that block (backend.h). */
 static int32_t tree_depth(const struct scheduler_limits *l, const struct sequence *seq)
 {
     if (l->state_block == 0) {
@@ -44,7 +44,7 @@ static struct spec_view view_of(struct engine *e)
     return v;
 }
 
-/* Claims blocks that nobody else fills, so that this sequence may fill them. */
+/* Claims the blocks that no other sequence is filling, so that this one may fill them. */
 static int32_t claim_draft_rows(struct holdings *h, struct sequence *seq)
 {
     int32_t can = holdings_draft_rows(h, seq, seq->n_known);
@@ -52,8 +52,8 @@ static int32_t claim_draft_rows(struct holdings *h, struct sequence *seq)
     return can < lag ? -1 : lag;
 }
 
-/* What a grammar forbids is not proposed, and forced text precedes guesses. While a token of forced
- * text is in flight, the rest waits for it. */
+/* Drafts that the grammar forbids are not proposed, and forced text precedes guesses. While a token
+ * of forced text is in flight, the rest waits for it. */
 static void propose_constrained(struct engine *e, struct spec_candidate *c)
 {
     struct constraint *of = &e->constraints[c->seq->index];

@@ -30,7 +30,7 @@ static void live_remove(struct engine *e, uint64_t order)
     for (uint32_t i = (hole + 1) & e->live_mask; e->live[i]; i = (i + 1) & e->live_mask) {
         uint32_t home = (uint32_t)e->live[i]->order & e->live_mask;
         if (((i - home) & e->live_mask) >= ((i - hole) & e->live_mask)) {
-            e->live[hole] = e->live[i]; // its probe sequence crosses the hole
+            e->live[hole] = e->live[i]; // the probe sequence of this entry crosses the hole
             e->live[i] = NULL;
             hole = i;
         }
@@ -73,8 +73,8 @@ void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, v
 {
     struct engine_request *first = NULL, **end = &first;
     pthread_mutex_lock(&e->outbox.lock);
-    /* Once `listed` is false the engine may link the request again, so the drained list needs its
-     * own links. */
+    /* Once `listed` is false, the engine may add the request to the outbox again, so the drained
+     * list needs links of its own. */
     for (struct queue_link *l = e->outbox.head; l; l = l->next) {
         struct engine_request *r = (struct engine_request *)l; // link is the first member
         r->listed = false;
@@ -119,7 +119,7 @@ void requests_finish(struct engine *e, struct sequence *seq, enum finish_reason 
     }
 }
 
-/* Ends the live part of a request; sample -1: all of it. */
+/* Ends the live sequences of a request; `sample` -1: all of them. */
 void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
                   enum finish_reason reason)
 {
@@ -154,7 +154,7 @@ static void accept_request(struct engine *e, struct engine_request *r)
     e->prompt_tokens += r->n_prompt;
     for (int32_t i = 0; i < r->n; i++) {
         struct sequence *seq = scheduler_add(&e->scheduler, r, i);
-        ASSERT(seq); // engine_submit reserved it
+        ASSERT(seq); // engine_submit has reserved the sequences
         constraint_begin(&e->constraints[seq->index]);
     }
     if (r->deadline_ns > 0 && r->deadline_ns < e->next_deadline_ns) {
@@ -257,7 +257,7 @@ void engine_add_eos(struct engine *e, int32_t id)
     }
 }
 
-/* Checks whether it can ever run. */
+/* Checks whether the request can ever run. */
 static enum status check_request(const struct engine *e, const struct engine_request *r,
                                  struct err *err)
 {

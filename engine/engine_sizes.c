@@ -46,8 +46,8 @@ static enum status block_bytes(struct engine *e, size_t *out)
     return OK;
 }
 
-/* Backends that copy tree paths to get equal bits need blocks for them, so the number of nodes is
- * limited. */
+/* Backends that copy the paths of trees, for equal bits, need blocks for the copies. This limits
+ * the number of nodes. */
 static int32_t path_blocks(struct engine *e, const struct backend_facts *facts)
 {
     if (!spec_has_trees(&e->spec) || !e->options.backend.deterministic || on_cpu(facts)) {
@@ -119,7 +119,7 @@ static int32_t max_masks_of(const struct engine *e)
     return n + spec_max_drafts(&e->spec, n);
 }
 
-/* What a rank allocates besides weights and KV blocks. */
+/* The memory that a rank allocates besides weights and KV blocks. */
 static enum status activation_bytes(struct engine *e, const struct backend_facts *facts,
                                     size_t *out)
 {
@@ -220,7 +220,7 @@ static enum status shorten(struct engine *e, int32_t max_model_len, struct err *
     return OK;
 }
 
-/* The requested length exceeds the KV blocks. */
+/* The error for a requested length that exceeds the KV blocks. */
 static enum status say_too_long(const struct engine *e, const struct backend_facts *facts,
                                 int32_t fits, struct err *err)
 {
@@ -238,8 +238,8 @@ static enum status say_too_long(const struct engine *e, const struct backend_fac
                    e->info.max_model_len, fits, fits, memory);
 }
 
-/* The default of max_num_seqs. Offline, more sequences share a read of the weights, as long as
- * their logits stay small beside the memory. */
+/* The default of max_num_seqs. It is higher offline, where more sequences then share each read of
+ * the weights, as long as their logits take a small part of the memory. */
 static int32_t default_lanes(const struct engine *e, const struct backend_facts *facts)
 {
     enum { CPU = 64, ONLINE = 256, OFFLINE = 1024, LOGITS_PART = 32 }; // chosen

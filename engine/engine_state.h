@@ -60,11 +60,10 @@ struct engine {
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows, step_tokens, step_seqs;
     int64_t step_sizes[N_STEP_SIZES];
-    int32_t n_accepted; // sequences taken from the inbox since the last published stats, and their
-                        // prompts
+    int32_t n_accepted; // sequences taken from the inbox since stats were last published
     int64_t accepted_tokens;
-    int64_t last_commit_ns; // time of the previous step's commit if the device has been busy since;
-                            // otherwise 0
+    int64_t last_commit_ns; // time of the previous step's commit if the device has been busy since
+                            // then; otherwise 0
     double rows_per_s;      // over steps full of prompt rows; 0: none yet
     int64_t n_finished[N_FINISH_REASONS], n_corrupted;
     enum status failed; // sticky
@@ -105,13 +104,14 @@ static inline int32_t engine_asked(int32_t asked, int32_t otherwise)
     return asked > 0 ? asked : otherwise;
 }
 
-/* engine_states.c; does nothing for models without recurrent state. In order: once weights and
- * block size are known; then the numbers of sequences and snapshots; their limits; a rank's
- * memory. */
+/* engine_states.c; does nothing for models without recurrent state. Called in this order: once
+ * weights and block size are known; to choose the numbers of sequences and snapshots; to set their
+ * limits; to allocate a rank's memory. */
 enum status engine_states_begin(struct engine *e, struct err *err);
 void engine_states_fit_lanes(struct engine *e, size_t memory);
 size_t engine_states_of_lanes(const struct engine *e);
-/* Takes the snapshots out of the budget for KV blocks, each of which takes per_block. */
+/* Chooses the number of snapshots, and subtracts their memory from the budget for KV blocks of
+ * per_block bytes each. */
 enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_block,
                                  struct err *err);
 void engine_states_limits(const struct engine *e, struct scheduler_limits *out);
@@ -125,14 +125,14 @@ void engine_kv_set(const struct engine *e, const struct model *m, struct kv_laye
 
 /* engine_requests.c, for the engine thread. */
 struct engine_request *requests_any(const struct engine *e); // some live request; NULL: none
-// takes new requests, and messages about old ones
+// takes new requests, and messages about earlier ones
 void requests_take(struct engine *e, int64_t timeout_ns);
 void requests_expire(struct engine *e, int64_t now_ns);
-/* Adds the request to the list of those with news. With `ended`, it must not be touched
- * afterwards. */
+/* Adds the request to the outbox, the list of requests with news. With `ended`, it must not be
+ * touched afterwards. */
 void requests_announce(struct engine *e, struct engine_request *r, bool ended);
 void requests_finish(struct engine *e, struct sequence *seq, enum finish_reason reason);
-/* Ends the live part of a request; sample -1: all of it. */
+/* Ends the live sequences of a request; `sample` -1: all of them. */
 void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
                   enum finish_reason reason);
 void requests_fail(struct engine *e, struct engine_request *r, enum status st, const char *text);
@@ -165,11 +165,11 @@ int32_t engine_nodes_alive(const struct engine *e); // including this one; any t
 void engine_watch_nodes(struct engine *e);
 void engine_unwatch_nodes(struct engine *e);
 
-/* engine_fail.c, for the engine thread. engine_fail ends everything; if a node is lost the devices
- * fail too, and the node is reported, which is the cause. engine_fail_constrained: the grammar
- * allows no token, or cannot decide within its limits, and a token that is not allowed is never
- * drawn instead. engine_fail_broken: the logits contain NaN or infinity, so no drawn token is a
- * valid answer. */
+/* engine_fail.c, for the engine thread. engine_fail ends everything. If a node is lost, the devices
+ * fail as well; the lost node is then reported, since it is the cause. engine_fail_constrained: the
+ * grammar allows no token, or cannot decide within its limits; a token that it does not allow must
+ * not be drawn instead. engine_fail_broken: the logits contain NaN or infinity, so no drawn token
+ * is a valid answer. */
 void engine_fail(struct engine *e, enum status st, const char *text);
 void engine_fail_constrained(struct engine *e, struct sequence *seq);
 void engine_fail_broken(struct engine *e, struct engine_request *r);

@@ -111,7 +111,8 @@ size_t engine_states_of_lanes(const struct engine *e)
     return (size_t)e->info.max_num_seqs * e->states.sizes.lane;
 }
 
-/* One per TOKENS_A_SNAPSHOT tokens that fit the rest of the memory, but at most half of it. */
+/* One snapshot per TOKENS_A_SNAPSHOT tokens that fit in the remaining memory, but at most half of
+ * that memory. */
 static int64_t affordable(const struct engine *e, size_t budget, size_t per_block)
 {
     const struct engine_states *s = &e->states;
@@ -121,8 +122,8 @@ static int64_t affordable(const struct engine *e, size_t budget, size_t per_bloc
     return (int64_t)lesser(n, half);
 }
 
-/* The most that all sequences together could use: where texts start, end and branch, and OTHERS
- * more. */
+/* The most snapshots that all sequences together could use: where texts start, end and branch, and
+ * OTHERS more. */
 static int64_t useful(const struct engine *e)
 {
     enum { OTHERS = 4 }; // chosen

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What engine_info tells of the loaded model. Thread: plain data. */
+/* What engine_info returns about the loaded model. Thread: plain data. */
 #ifndef SLUICE_ENGINE_INFO_H
 #define SLUICE_ENGINE_INFO_H
 
@@ -15,14 +15,15 @@ struct engine_info {
     char model_type[32];
     enum dtype dtype;
     int32_t vocab, hidden, max_model_len, block_tokens, n_blocks, max_num_seqs, max_rows;
-    int32_t max_sequences; // samples waiting or running at a time, over all requests
+    int32_t max_sequences; // most samples that wait or run at a time, over all requests
     int32_t n_eos;
     int32_t eos[MAX_EOS];            // from generation_config.json, config.json and the tokenizer
     struct sampling_params defaults; // from generation_config.json
     char device[96];
     int64_t n_parameters;
     size_t weight_bytes, kv_bytes;
-    int32_t n_snapshots; // recurrent state; state_bytes includes all lanes, 0: there is none
+    int32_t n_snapshots; // of recurrent state; state_bytes includes all lanes, 0: the model has no
+                         // such state
     size_t state_bytes;
     const char *kv_cache_dtype; // the KV format by its name on the command line
     int32_t n_ranks, n_nodes;

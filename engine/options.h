@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What engine_open is given. Thread: plain data. */
+/* The options of engine_open. Thread: plain data. */
 #ifndef SLUICE_ENGINE_OPTIONS_H
 #define SLUICE_ENGINE_OPTIONS_H
 
@@ -15,15 +15,15 @@ struct nodes; // engine/cluster/nodes.h
 #define ENGINE_QUANTIZATIONS "fp8|int4" // quantisation at load, see enum requantise_kind
 
 /* The operator's options, with the names and meanings of the command line. The option table
- * (server/cli/config_table.c) defines the accepted values. 0 and NULL: chosen at startup, as
- * described for each. */
+ * (server/cli/config_table.c) defines the accepted values. 0 or NULL lets the engine choose at
+ * startup, as described for each. */
 struct engine_options {
     const char *model;         // folder with config.json
     const char *hf_overrides;  // JSON object merged over config.json, or NULL
     const char *load_format;   // "dummy": reads only config.json and generates random weights
     const char *check_weights; // "off", "sampled", "full": how much of the checkpoint is checked
     const char *dtype; // of weights and KV, as config.json writes it; "auto": the checkpoint's
-    const char *quantization;   // NULL: none; "fp8" or "int4": quantise weights that are not
+    const char *quantization;   // NULL: none; "fp8" or "int4": quantise plain weights
     const char *kv_cache_dtype; // of the KV cache: kv_choice_find; "auto": as the checkpoint says
     const char *activation_quantization; // "none": do not round inputs of quantised weights
     int32_t max_model_len;               // 0: the model's own limit, as far as memory allows
@@ -51,15 +51,15 @@ struct engine_options {
 
     /* Set by the caller of engine_open. */
     int32_t max_waiting; // sequences in the queue; 0: 4096
-    bool offline;        // nobody waits for single answers: throughput counts, not latency
+    bool offline;        // throughput matters and the latency of single answers does not
     bool synthetic;      // the caller knows that synthetic acceptance generates made-up text
     /* Opens the backend of rank `rank`; called once per rank. */
     enum status (*open_backend)(const struct backend_options *options, struct backend **out,
                                 struct err *err, void *arg);
     void *open_arg;
     struct nodes *nodes; // the processes that share the ranks; NULL: only this one
-    /* Ends the ranks' collectives (those of backend.comm) with an error, from any thread. NULL: the
-     * ranks have none. */
+    /* Makes the ranks' collectives (those of backend.comm) fail, from any thread. NULL: the ranks
+     * have none. */
     void (*abort_ranks)(struct comm *comm);
     void (*on_lost)(void *arg); // another node is lost; called with callback_arg on any thread; may
                                 // be NULL

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Turns a plan into a step: which lanes change, the rows of the pass in an order that
- * shares keys, the draws, and who owns each result. Only node 0 does this; the step itself
- * has no pointers to sequences. */
+/* Turns a plan into a step: the lanes that change, the rows of the pass in an order in which
+ * neighbours share keys, the draws, and the owner of each result. Only node 0 does this; the step
+ * itself has no pointers to sequences. */
 #include "engine/step_build.h"
 
 #include "engine/step_tree.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Everything for the largest step, so that building one allocates nothing. */
+/* Allocates for the largest step, so that building a step allocates nothing. */
 void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_sizes *sizes)
 {
     const struct scheduler_limits *l = sizes->limits;
@@ -222,7 +222,8 @@ static int32_t add_out(struct planned_step *ps, int32_t row)
     return st->pass.n_out++;
 }
 
-/* A mean needs all rows, over several steps; the last row's state only the last one. */
+/* Mean pooling needs all rows, over several steps; pooling of the last state needs only the last
+ * row. */
 static void build_pool(struct planned_step *ps, const struct plan_entry *e, int32_t first_row)
 {
     struct step *st = &ps->step;
@@ -297,7 +298,7 @@ static void build_rows(struct planned_step *ps, const struct plan_entry *e, int3
     }
 }
 
-/* Siblings draw from the row that ends the prompt, which only the first of them computes. */
+/* Siblings draw from the last row of the prompt, which only their leader computes. */
 static void build_forks(struct planned_step *ps)
 {
     struct step *st = &ps->step;

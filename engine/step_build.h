@@ -34,15 +34,16 @@ struct planned_step {
     bool ungrouped;                // do not tell attention about shared prefixes
     struct plan_entry *sorted;     // [max_lanes], entries with the members of a group adjacent
     struct plan_entry *room;       // [max_lanes], for sorting
-    struct draft_feed {            // what the first pass of the draft models feeds for each
+    struct draft_feed {            // the tokens that the draft models' first pass feeds, per
                                    // sequence
         struct sequence *seq;
-        int32_t first, n, chain; // chain: drafts made from it, one after the other
+        int32_t first, n, chain; // chain: number of drafts that follow, each drawn from the one
+                                 // before
     } *feeds;                    // [max_lanes]
     int32_t n_feeds;
     /* A draft head reads hidden states from the target's passes, so a row can be fed once the row
-     * before it has been submitted. Hidden states of drafts are the head's own guesses; when the
-     * drafts become tokens they are fed again. */
+     * before it has been submitted. For drafts the head reads hidden states that it computed
+     * itself; once the drafts are accepted, their rows are fed again with the target's. */
     bool reads_target;
     struct sequence **draft_owners[MAX_DRAFTS]; // [max_lanes] each, for the draft passes' draws
     struct spec_grove grove;
@@ -70,11 +71,11 @@ void planned_step_deinit(struct planned_step *ps);
 void step_build_lanes(struct planned_step *ps, const struct holdings *h);
 void step_build_draft(struct planned_step *ps, struct holdings *h, const struct spec *sp);
 
-/* Where the passes of a step still being built are run. */
+/* The ranks and nodes that run passes of a step that is still being built. */
 struct step_site {
     struct ranks *ranks;
     int32_t n_vocab_used;
-    /* Lets other nodes run them, too. */
+    /* Sends such a pass to the other nodes, which run it too. */
     enum status (*send_level)(const struct step *st, const struct pass *pass, void *arg);
     void *send_arg;
 };
@@ -84,14 +85,15 @@ enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limi
  * before it. */
 enum status step_draft_masked(struct planned_step *ps, const struct step_site *site);
 void step_build(struct planned_step *ps, const struct holdings *h);
-/* Then reserves a mask for each draw of a sequence with a grammar. True: some depend on tokens in
- * flight, so the draws wait until these are known; otherwise the masks can be filled in now. */
+/* After step_build: reserves a mask for each draw of a sequence with a grammar. True: some masks
+ * depend on tokens in flight, so the draws wait until these are known; otherwise the masks can be
+ * filled in now. */
 bool step_reserve_masks(struct planned_step *ps);
 void step_fill_masks(struct planned_step *ps);
 
 /* Reads the draft models' results. step_commit_draft_ids: the ids of the drafts.
- * step_commit_draft_kv, called after the sequences' tokens were appended: how far their KV is
- * valid. */
+ * step_commit_draft_kv, called after the sequences' tokens were appended: records how far the draft
+ * models' KV is valid. */
 void step_commit_draft_ids(struct planned_step *ps);
 void step_commit_draft_kv(struct planned_step *ps, struct holdings *h);
 

@@ -63,8 +63,8 @@ static void add_rows(struct planned_step *ps, int32_t depth, struct sequence *se
     }
 }
 
-/* True if the draft model keeps up with the sequence. While speculation is off or paused it costs
- * nothing; when it resumes, pass 0 feeds what was missed. */
+/* True if the draft models can catch up with the sequence in this step. While speculation is off or
+ * paused, they are not fed; when it resumes, pass 0 feeds the rows that they lack. */
 static bool follows(const struct plan_entry *e)
 {
     const struct sequence *seq = e->seq;
@@ -73,7 +73,8 @@ static bool follows(const struct plan_entry *e)
            (seq->trust.pause == 0 || !decodes || e->n_drafts > 0);
 }
 
-/* Drafts that the device derives one from the other: all of a chain, or the spine of a tree. */
+/* The number of drafts that the device draws one after the other: all of a chain, or the spine of a
+ * tree. */
 static int32_t chain_of(const struct plan_entry *e)
 {
     int32_t depth = e->seq->proposal.depth;
@@ -96,7 +97,7 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
         end = e->first + e->n_rows - e->n_drafts;
     }
     end = lesser(end, max_len);
-    const struct pass *p = &ps->step.draft[0].pass; // later ones may have drafts besides
+    const struct pass *p = &ps->step.draft[0].pass; // later passes may also have rows of drafts
     int32_t room = h->limits->max_rows - p->n_rows - (n_feeding - 1) * p->n_draws;
     int32_t n = holdings_draft_rows(h, seq, end);
     n = lesser(n, room);
@@ -121,7 +122,7 @@ static void feed_again(struct planned_step *ps, int32_t j)
     }
 }
 
-/* Pass j after those: the row of the last draft. */
+/* Pass j after the feeding passes: the row of the last draft. */
 static void draft_on(struct planned_step *ps, int32_t j)
 {
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {

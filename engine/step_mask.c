@@ -71,7 +71,7 @@ static void fill(struct planned_step *ps, int32_t draw, int32_t row)
         return;
     }
     uint32_t *mask = st->masks + (int64_t)(d->mask - 1) * mask_words(st->vocab);
-    if (seq->state == SEQ_RETIRING) { // it has ended, and its request must not be touched
+    if (seq->state == SEQ_RETIRING) { // the sequence has ended, and its request must not be touched
         memset(mask, 0, (size_t)mask_words(st->vocab) * sizeof *mask);
         *d = (struct pass_draw){.out_row = d->out_row,
                                 .lane = d->lane,

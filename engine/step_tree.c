@@ -53,7 +53,7 @@ void step_tree_rows(struct planned_step *ps, const struct spec_tree *t, int32_t 
 
 /* ---- planting ----------------------------------------------------------------------------- */
 
-/* The shape of a comb that fits the plan; siblings are dropped first. */
+/* The shape of a comb, reduced to the rows of the plan; siblings are dropped first. */
 static void plan_comb(struct spec_tree *t, const struct spec *sp)
 {
     int32_t depth = lesser(t->depth, t->most);

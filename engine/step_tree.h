@@ -19,9 +19,11 @@ int32_t step_tree_law(const struct spec_tree *t, int32_t row);
 enum status step_run_drafts(struct planned_step *ps, const struct draft_pass *passes,
                             int32_t n_passes, const struct step_site *site);
 
-/* step_mask.c. Whether drafts of a sequence with a grammar are drawn on the device; the mask of a
- * draft's draw after other drafts; and which of the drawn ids the mask allows. */
-void step_mask_pass(struct planned_step *ps, int32_t j); // step_draft.c: for all of draft pass j
+/* step_mask.c, except for step_mask_pass. step_mask_pass: the masks of all draws of draft pass j.
+ * step_drafts_masked: whether the device draws drafts for a sequence with a grammar.
+ * step_mask_draft: the mask of a draw that follows these drafts. step_filter_drafts: removes drawn
+ * ids that the mask excludes. */
+void step_mask_pass(struct planned_step *ps, int32_t j); // in step_draft.c
 bool step_drafts_masked(const struct planned_step *ps);
 void step_mask_draft(struct planned_step *ps, struct pass *p, struct pass_draw *draw,
                      const struct sequence *seq, const int32_t *drafts, int32_t n_drafts);

@@ -107,7 +107,8 @@ static void load_free(struct load *l)
     *l = (struct load){0};
 }
 
-/* n requests of n_prompt tokens each; exactly max_tokens are generated, whatever they are. */
+/* n requests of n_prompt tokens each, which generate exactly max_tokens, because stop ids are
+ * ignored. */
 static void load_make(struct bench *b, struct load *l, int32_t n, int32_t n_prompt,
                       int32_t max_tokens, uint64_t seed)
 {
@@ -185,7 +186,7 @@ static int64_t reach(struct bench *b, const struct load *l, int32_t n_tokens)
     return clock_now_ns();
 }
 
-/* Waits for the end of all requests; the error of one is the measurement's.
+/* Waits for the end of all requests. If one fails, the measurement fails with its error.
  */
 static enum status finish(struct bench *b, struct load *l, struct err *err)
 {
@@ -269,7 +270,7 @@ static enum status measure_prefill(struct bench *b, int32_t length, struct err *
     return OK;
 }
 
-/* The milliseconds to the first token of prompt number i of those with one beginning. */
+/* The milliseconds to the first token of prompt number i among those with the same beginning. */
 static enum status first_token_of(struct bench *b, int32_t i, uint64_t seed, double *ms,
                                   int32_t *n_cached, struct err *err)
 {
@@ -293,8 +294,9 @@ static enum status first_token_of(struct bench *b, int32_t i, uint64_t seed, dou
     return st;
 }
 
-/* The time to the first token of a prompt of which nothing is in the prefix cache, and of one that
- * begins like it, alone; medians over beginnings. The first beginning does not count. */
+/* The time to the first token of a prompt that is not in the prefix cache, and of a later one with
+ * the same beginning, one request at a time; medians over beginnings. The first beginning does not
+ * count. */
 static enum status measure_cached(struct bench *b, struct err *err)
 {
     double miss[REPEATS + 1], hit[REPEATS + 1];

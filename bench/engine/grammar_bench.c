@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Measures the grammar library for scripts/bench_structured, which compares it with other libraries
- * in the same run. Without arguments it says so. With "TOKENIZER N_IDS", each line of standard
- * input is {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}, and each line of output has
- * times in us of thread CPU time: of one compilation, of the masks and advances along the answers,
- * and of chains and trees of drafts. */
+ * in the same run. Without arguments it only refers to that script. With "TOKENIZER N_IDS", each
+ * line of standard input is {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}, and each
+ * line of output has times in us of thread CPU time: of one compilation, of the masks and advances
+ * along the answers, and of chains and trees of drafts. */
 #include "engine/base/buf.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
@@ -29,8 +29,8 @@ struct times {
     size_t n;
 };
 
-/* Times beyond MAX_TIMES are dropped rather than averaged, so that long answers do not
- * move the memory of what is measured. */
+/* Times beyond MAX_TIMES are dropped rather than averaged, so that storing the times of long
+ * answers does not move the measured memory. */
 static void put(struct times *t, double us)
 {
     if (!t->v) {
@@ -52,8 +52,8 @@ static void print(const char *name, struct times *t)
     *t = (struct times){0};
 }
 
-/* A grammar on its way through all measurements. `seen` and `again` differ in what the
- * grammar's tables hold already, which is what a second request finds. */
+/* A grammar on its way through all measurements. In `again` the grammar's tables are already
+ * filled, as a second request finds them. */
 struct subject {
     const struct grammar_source *source;
     const struct grammar_vocab *vocab;
@@ -183,7 +183,7 @@ static enum status compile(struct subject *s, double *took, struct err *err)
     return st;
 }
 
-/* Drafts run on tables in the state in which the first answer finds them. */
+/* Drafts are measured with the tables in the same state as for the first answer. */
 static const char *measure(struct subject *s, const struct json *answers)
 {
     const char *failed = NULL;

@@ -36,7 +36,7 @@ static enum status find_model(const struct bench_options *o, char **model, struc
     return st;
 }
 
-/* The exit status is that of the requests: a run in which any failed is no measurement. */
+/* The exit status is that of the requests: if any failed, the run is not a valid measurement. */
 static enum status run(const struct bench_options *o, const char *model, bool *all_good,
                        struct err *err)
 {

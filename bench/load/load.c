@@ -96,7 +96,7 @@ static int64_t place_of(const struct bench_load *load, int64_t unit)
     return unit;
 }
 
-/* Agents have between a third and all of the turns, uniformly. */
+/* An agent has between a third and all of the turns, uniformly distributed. */
 int64_t bench_load_turns(const struct bench_load *load, int64_t unit)
 {
     const struct bench_options *o = load->o;

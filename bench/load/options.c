@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Options in one table, from which the help is made as well. What depends on several
- * options is checked at the end. */
+/* Options in one table, from which the help is generated as well. Conditions on several options are
+ * checked at the end. */
 #include "bench/load/options.h"
 
 #include <errno.h>
@@ -115,7 +115,7 @@ static enum status set_number(const struct option *opt, const char *value, void 
     return OK;
 }
 
-/* The message lists what is possible. */
+/* The message lists the valid values. */
 static enum status set_choice(const struct option *opt, const char *const *names, const char *value,
                               void *at, struct err *err)
 {
@@ -131,7 +131,7 @@ static enum status set_choice(const struct option *opt, const char *const *names
     return err_set(err, ERR_INVALID, "--%s: '%s' is none of %s", opt->name, value, all);
 }
 
-/* Values go to their place in the struct by the row's offset. */
+/* Stores a value in the struct, at the row's offset. */
 static enum status set(const struct option *opt, const char *value, struct bench_options *o,
                        struct err *err)
 {
@@ -159,7 +159,7 @@ static void settle_defaults(struct bench_options *o)
     }
 }
 
-/* Fills in defaults that depend on others, and refuses options that would have no effect. */
+/* Fills in defaults that depend on other options; options that would have no effect are errors. */
 static enum status settle(struct bench_options *o, struct err *err)
 {
     if ((o->workload == WORKLOAD_SHAREGPT) != (o->dataset != NULL)) {

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What the requests look like; options.c says what each one is. */
+/* The kinds of requests; options.c describes each one. */
 enum workload {
     WORKLOAD_RANDOM,
     WORKLOAD_SHARED_PREFIX,

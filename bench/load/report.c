@@ -101,8 +101,7 @@ static void make_ranges(const struct bench_results *r, struct bench_report *rep)
     free(room);
 }
 
-/* Only successful answers count in times; all that were sent count in the number of
- * requests. */
+/* Times include only successful answers; the number of requests includes all that were sent. */
 void bench_report_make(const struct bench_options *o, struct bench_results *r,
                        struct bench_report *rep)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a run measured, as a table and as JSON.
+/* The results of a run, as a table and as JSON.
  * Thread: one owner. */
 #ifndef SLUICE_BENCH_LOAD_REPORT_H
 #define SLUICE_BENCH_LOAD_REPORT_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sends the requests and measures: one thread, one epoll set, and as many connections as
- * requests are in flight. The client must not be what limits the server, so nothing is
- * parsed that is not needed, and answers are not kept unless a later turn contains them. */
+/* Sends the requests and measures: one thread, one epoll set, and as many connections as requests
+ * are in flight. The client must not limit the measured server, so it parses only what it needs,
+ * and keeps an answer only if a later turn contains it. */
 #include "bench/load/run.h"
 
 #include "bench/load/events.h"
@@ -82,7 +82,7 @@ static void on_sigint(int sig)
 
 static void start_turn(struct conn *c, int64_t due);
 
-/* ---- what arrives ---- */
+/* ---- receiving ---- */
 
 /* The clock was read when the bytes arrived, so all events of one packet have the same
  * time. */
@@ -229,7 +229,7 @@ static bool open_fd(struct conn *c)
     return true;
 }
 
-/* Sends what the socket takes now. */
+/* Sends as much as the socket accepts now. */
 static void send_some(struct conn *c)
 {
     while (c->n_sent < c->out.n_bytes) {
@@ -369,8 +369,8 @@ static bool has_place(const struct run *run)
     return run->o->concurrency == 0 || run->n_in_flight + run->n_thinking < run->o->concurrency;
 }
 
-/* With a rate, arrivals are a Poisson process independent of the answers; without, the
- * next request starts as soon as there is a place. */
+/* With a rate, arrivals are a Poisson process independent of the answers; without a rate, the next
+ * request starts as soon as a slot is free. */
 static void start_due(struct run *run)
 {
     const struct bench_options *o = run->o;
@@ -419,7 +419,7 @@ static void check_timeouts(struct run *run)
     }
 }
 
-/* On one line, which is written over. */
+/* Shows the progress on one line, which is overwritten each time. */
 static void print_progress(struct run *run, bool last)
 {
     const int64_t total = run->o->n_requests * run->n_turns; // agents: an upper bound
@@ -458,7 +458,7 @@ static int wait_ms(const struct run *run)
     return ms > 200 ? 200 : (int)ms;
 }
 
-/* After an interrupt nothing new starts, and what runs is counted as interrupted. */
+/* After an interrupt no request starts, and running ones are counted as interrupted. */
 static void loop(struct run *run)
 {
     const bool tty = isatty(2);

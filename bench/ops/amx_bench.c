@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What AMX reaches given the memory near a core: products of 512 rows with bf16 weights by blocks
- * of 32 rows and 32 outputs, in the forms that cpu/ could use. The forms alternate, many times,
- * because other programs may use the machine; the best run of each counts, next to the same
- * instructions on registers only.
+/* The throughput of AMX with operands in the caches near a core: products of 512 rows with bf16
+ * weights by blocks of 32 rows and 32 outputs, in the forms that cpu/ could use. The forms
+ * alternate, many times, because other programs may use the machine; the best run of each counts,
+ * next to the same instructions on registers only.
  *
  *     amx_bench [THREADS [INPUTS [OUTPUTS]]]     outputs per thread: a multiple of 64
  *
@@ -44,7 +44,7 @@ struct form {
     const char *name;
     enum { REGISTERS, NEAREST, PRODUCT } kind;
     int32_t stretch;  // inputs that all rows and a group of tiles process before the next; 0: all
-    bool tiled, asks; // asks: prefetches the next weights into the L2 cache
+    bool tiled, asks; // asks: the form prefetches the next weights into the L2 cache
 };
 
 /* The first two show the limits of the instruction and of the nearest cache; the others
@@ -194,7 +194,7 @@ static void run_form(const struct form *f, int32_t thread)
     }
 }
 
-/* ---- numbers, and how right they come out ------------------------------------------------- */
+/* ---- inputs, and a check of the results --------------------------------------------------- */
 
 static uint16_t number(uint32_t *seed, float unit)
 {

@@ -12,8 +12,8 @@ __device__ float element(const void *p, enum dtype dt, int64_t i)
     }
 }
 
-/* Number i of K or V of a sequence's key; is_rounded: codes are numbers of the layer's dtype by the
- * time that they are multiplied. */
+/* Element i of K or V of a sequence's key. is_rounded: codes are converted to the layer's dtype
+ * before they are multiplied. */
 __device__ float stored_number(const struct kv_view &kv, const int32_t *table, int kv_head, int key,
                                bool is_v, int i, bool is_rounded)
 {
@@ -139,7 +139,7 @@ static std::vector<float> run(const struct scene &s, int first_row,
     return out;
 }
 
-/* is_rounded: where codes become numbers of the layer's dtype before they are multiplied. */
+/* is_rounded: codes are converted to the layer's dtype before they are multiplied. */
 static std::vector<float> run_naive(const struct scene &s, bool is_rounded)
 {
     struct prepared p;
@@ -178,7 +178,7 @@ static std::vector<float> run_naive(const struct scene &s, bool is_rounded)
     return v;
 }
 
-/* Of two answers for each row and head that which is nearer. */
+/* For each row and head, the nearer of two reference answers. */
 static std::vector<float> nearer(const std::vector<float> &got, const std::vector<float> &a,
                                  const std::vector<float> &b, int dims)
 {
@@ -229,8 +229,7 @@ static bool same_alone(const struct scene &s, const std::vector<float> &all, str
     return true;
 }
 
-/* Shapes, pasts, trees, windows and groups at random, so that pairs occur that nobody
- * would choose. */
+/* Shapes, pasts, trees, windows and groups are random, so that unexpected combinations occur. */
 static struct scene random_scene(struct rng &r)
 {
     static const int dims[] = {16, 32, 64, 80, 96, 128, 128, 192, 256, 40, 112, 72};
@@ -373,7 +372,7 @@ struct few_case {
     {
         CHECK(cudaMemcpy(qkv, old_qkv, qkv_bytes, cudaMemcpyDeviceToDevice));
         CHECK(cudaMemcpy(s.kv, old_kv, s.layer_bytes, cudaMemcpyDeviceToDevice));
-        for (size_t i = 0; i < s.seqs.size(); i++) { // what is to be stored is not there yet
+        for (size_t i = 0; i < s.seqs.size(); i++) { // the slots to be stored are still empty
             const int slot = s.seqs[i].n_past, bt = s.block_tokens;
             const int32_t page = s.tables[i * s.table_stride + slot / bt];
             for (int h = 0; h < 2 * s.n_kv_heads; h++) {
@@ -412,8 +411,8 @@ struct few_case {
     }
 };
 
-/* The fused kernel for few rows against separate ops. The number of cases that it takes is
- * counted, so that a kernel which refuses all is noticed. */
+/* The fused kernel for few rows against separate ops. The number of cases that it takes is counted,
+ * so that a kernel which supports none of them is noticed. */
 static bool few_is_right(int seed, double *worst, int *n_taken)
 {
     struct rng r = {(uint64_t)seed + 5000};

@@ -105,7 +105,7 @@ static void time_formats(const char *what)
     }
 }
 
-/* Sequences that are all the same. */
+/* A pass of equal sequences. */
 static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_rows,
                                 int block_tokens = 32, bool deterministic = false,
                                 bool tree = false)
@@ -148,8 +148,8 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
     const struct timing with = time_scene(a, name);
     struct scene b = shared_scene(n_groups, n_each, n_shared, n_own);
     const struct timing without = time_scene(b, "  the same, not told of it", false);
-    /* Without being told, siblings' reads of one prefix meet in the L2 cache; the fair comparison
-     * is with as many sequences of their own. */
+    /* Even if attention does not know of the prefix, siblings' reads of it hit the L2 cache; so the
+     * fair comparison is with the same number of unrelated sequences. */
     const struct timing own =
         time_equal("  as many without a common prefix", n_groups * n_each, n_shared + n_own, 1);
     printf("  -> %.2f of the time without sharing (%.2f of the same pages unshared)\n",
@@ -158,7 +158,7 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
 
 /* ---- in a step ----------------------------------------------------------------------------- */
 
-/* What a layer of an 8B has around its attention. */
+/* The ops around attention in a layer of an 8B model. */
 struct layer_chain {
     static constexpr int HIDDEN = 4096, QKV = 6144;
     static constexpr int64_t WEIGHTS = (int64_t)HIDDEN * (QKV + HIDDEN);
@@ -182,7 +182,8 @@ struct layer_chain {
         CHECK(cudaDeviceSynchronize());
     }
 
-    /* The small product's kernel stands for every product: of many rows it takes 64. */
+    /* The kernel for small products represents every product; if there are more than 64 rows, it
+     * computes 64. */
     void product(cudaStream_t stream, const void *from, const bf16_t *weight, bf16_t *to, int n_out,
                  int n_rows)
     {

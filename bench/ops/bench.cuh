@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the kernel benches share: checked calls, random device data, timing by graph replay.
+/* Shared by the kernel benches: checked calls, random device data, timing by graph replay.
  * Thread: one. */
 #ifndef SLUICE_TEST_BENCH_CUH
 #define SLUICE_TEST_BENCH_CUH

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `sluice bench-ops`: times each op and whole forward passes over dummy weights of a known shape,
- * using only the backend's table. Shares are relative to what the machine reaches in the same run:
- * reading the same weights, and the peak of the multiplying instruction. */
+ * using only the backend's table. Shares are relative to rates measured in the same run: reading
+ * the same weights, and the peak of the multiplying instruction. */
 #include "bench/ops/bench_ops.h"
 #include "bench/ops/command.h"
 
@@ -185,7 +185,7 @@ static enum status measure(struct bench *b, int32_t n_seqs, int32_t rows, int32_
     return bench_end(b);
 }
 
-/* ---- what is aimed at --------------------------------------------------------------------- */
+/* ---- ratios with a goal ------------------------------------------------------------------- */
 
 /* Bytes of weights that every pass reads. */
 static double weight_bytes(const struct bench *b)
@@ -294,8 +294,7 @@ static enum status decode_ratios(struct bench *b)
 /* The fewest passes: with one or two, some part may never have run undisturbed. */
 enum { LEAST_PREFILLS = 3 };
 
-/* Prefill as a share of the peak of products, with the parts of the pass that keep it from
- * 1. */
+/* Prefill as a share of the peak of products, with the times of the other parts of the pass. */
 static enum status prefill_ratio(struct bench *b)
 {
     const struct shape *s = &b->shape;
@@ -308,7 +307,7 @@ static enum status prefill_ratio(struct bench *b)
     }
     double flops = 2.0 * (layer_params(s) * s->n_layers * n + (double)s->vocab * s->hidden) +
                    2.0 * n * (n + 1.0) * q * s->n_layers;
-    /* What the last layer does not compute, since only one row needs logits. */
+    /* The work that the last layer omits, since only one row needs logits. */
     double left_out = 2.0 * (n - 1.0) * (q + 3.0 * s->ffn) * s->hidden;
     enum status st = OK;
     int64_t start = clock_now_ns();

@@ -35,7 +35,7 @@ struct bench_moe {
     const struct weight *w_router, *w_up, *w_down;
 };
 
-/* The options, the backend, what its ops work on, and the current pass. The CPU run uses a whole
+/* The options, the backend, the operands of its ops, and the current pass. The CPU run uses a whole
  * model of `shape`; the GPU's table uses single weights of the shapes in cuda_timing.h. */
 struct bench {
     struct shape shape;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The command that this folder is. Thread: main. */
+/* The command in this folder. Thread: main. */
 #ifndef SLUICE_BENCH_OPS_COMMAND_H
 #define SLUICE_BENCH_OPS_COMMAND_H
 

@@ -25,7 +25,7 @@ static enum status issue_embed(struct bench *b, const struct line *l, int32_t i)
     return b->ops->embed(b->be, &a);
 }
 
-/* Layers in turn, so that pages are not in the cache. */
+/* Uses the layers in turn, so that pages are not in the cache. */
 static enum status issue_rope(struct bench *b, const struct line *l, int32_t i)
 {
     const struct rope_store_args a = {.qkv = b->qkv,

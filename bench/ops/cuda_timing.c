@@ -113,8 +113,8 @@ static enum status time_pass(struct bench *b, const struct line *l, int32_t n, d
     return OK;
 }
 
-/* Runs the line's op many times in one captured pass. What an empty pass takes is
- * subtracted, so launches of the pass itself do not count. */
+/* Runs the line's op many times in one captured pass. The time of an empty pass is subtracted, so
+ * launches of the pass itself do not count. */
 enum status bench_run_line(struct bench *b, const struct line *l, double *us)
 {
     struct pass_results results[4];
@@ -145,7 +145,7 @@ enum status bench_run_line(struct bench *b, const struct line *l, double *us)
     return OK;
 }
 
-/* Lines are filtered by the text that would be printed. */
+/* `only` selects lines by the text that they would print. */
 enum status bench_print_line(struct bench *b, const struct line *l)
 {
     char what[80];

@@ -44,7 +44,7 @@ static const char *copy_name(uint8_t kind)
     }
 }
 
-/* If memory runs out, later records are lost and the summary covers what there is. */
+/* If memory runs out, later records are lost, and the summary covers the earlier ones. */
 static void add(uint64_t start, uint64_t end, const char *name)
 {
     if (trace.n == trace.cap) {
@@ -85,7 +85,7 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
 
 struct total {
     const char *name;
-    uint64_t n, ns, gap_ns; // gap: before it, with nothing running
+    uint64_t n, ns, gap_ns; // gap: time before the kernel in which nothing runs
 };
 
 static int by_start(const void *a, const void *b)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products against a naive one over odd shapes, and in deterministic mode against themselves at
- * other numbers of rows. */
+/* Checks products against a naive one over odd shapes, and in deterministic mode against the same
+ * product of other numbers of rows. */
 #include "bench/ops/bench.cuh"
 #include "cuda/cuda_fixed.h"
 #include "cuda/gemm.h"
@@ -41,7 +41,7 @@ static void naive(const struct gemm_args &a, float *out)
     CHECK(cudaGetLastError());
 }
 
-/* What a gated product is of the plain one, on the host: exact enough to compare with. */
+/* Computes a gated product from the plain one, on the host, as the reference. */
 static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, int width,
                                      enum dtype dt)
 {
@@ -248,7 +248,7 @@ static void check_batch(struct rng &r)
     a.x_dtype = a.w_dtype = a.y_dtype = r.below(2) ? DT_BF16 : DT_F16;
     const bool is_long = r.below(4) == 0;
     a.n_rows =
-        is_long ? r.between(257, 4500) : r.between(129, 256); // by whichever kernel takes them
+        is_long ? r.between(257, 4500) : r.between(129, 256); // by any kernel that takes them
     a.n_in = 8 * r.between(16, r.below(4) ? 150 : 520);
     int widest = 120;
     if (!is_long) {
@@ -308,12 +308,12 @@ static void spoil_features(struct rng &r, void *w, const struct gemm_args &a)
     for (int i = 0; i < a.n_out / 16; i++) {
         char *to = (char *)w + bytes * r.below(a.n_out);
         const int kind = r.below(40);
-        if (kind < 30) { // ties, also over bands
+        if (kind < 30) { // equal rows, so that logits tie, even in different bands
             CHECK(cudaMemcpy(to, (char *)w + bytes * r.below(a.n_out), bytes,
                              cudaMemcpyDeviceToDevice));
         } else if (kind == 30) {
             CHECK(cudaMemcpy(to, &nan, 2, cudaMemcpyHostToDevice));
-        } else if (kind == 31 && r.below(8) == 0) { // of the sign of x's element
+        } else if (kind == 31 && r.below(8) == 0) { // with the sign of x's element
             CHECK(cudaMemcpy(to, &infinity, 2, cudaMemcpyHostToDevice));
         }
     }
@@ -394,7 +394,7 @@ static void check_head(struct rng &r)
     CHECK(cudaMemcpy(got_pairs.data(), pairs, got_pairs.size() * sizeof *pairs,
                      cudaMemcpyDeviceToHost));
     std::vector<float> got, want;
-    bool kept = true; // padding, and what is infinite or NaN
+    bool kept = true; // padding rows, and rows with infinite or NaN logits
     for (int i = 0; i < a.n_rows; i++) {
         for (int c = 0; c < a.y_stride; c++) {
             const float v = all[(size_t)i * a.y_stride + c];

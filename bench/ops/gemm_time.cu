@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products timed against cuBLASLt, in graphs of dependent launches over weights in turn. */
+/* Times products against cuBLASLt, in graphs of dependent launches that use several weights in
+ * turn. */
 #include "bench/ops/bench.cuh"
 #include "cuda/cuda_fixed.h"
 #include "cuda/gemm.h"
@@ -27,7 +28,7 @@ enum { LT_WORKSPACE = 32 << 20 };
         }                                                                                          \
     } while (0)
 
-/* The first of cuBLASLt's heuristics, as a program without tuning would take it. */
+/* The first algorithm that cuBLASLt suggests, which a program without tuning would use. */
 static struct lt_product lt_open(int m, int n, int k)
 {
     struct lt_product p;
@@ -107,7 +108,7 @@ static void time_gated(const char *weights, size_t pool, char *x, char *y, char 
     }
 }
 
-/* Deterministic mode's products. Partial sums are left unread, so reading them is not in the times.
+/* Products of deterministic mode. The times do not include reading the partial sums.
  */
 enum { FIXED_SUMS = 32 << 20 };
 
@@ -194,7 +195,8 @@ void bench_gemm_time()
             a.n_out = a.y_stride = s.n;
             a.n_in = a.x_stride = s.k;
             a.n_batch = 1;
-            a.may_split = true; // what reads the product adds the sums: not in these times
+            a.may_split = true; // the op that reads the product adds the sums, which is not in
+                                // these times
             struct wide_plan plan = {};
             const size_t sums_bytes = (size_t)8 * 128 * 28672 * 4;
             const bool wide = gemm_wide_takes(&a, 90, 132, sums_bytes, &plan);

@@ -35,7 +35,7 @@ const struct shape *bench_shape(const char *name)
 
 /* ---- set-up ------------------------------------------------------------------------------- */
 
-/* The backend makes the values from a seed: each weight has another one. */
+/* The backend generates the values from a seed, which differs for each weight. */
 static enum status open_weight(struct bench *b, enum weight_kind kind, int64_t n_out, int64_t n_in,
                                struct weight **out, struct err *err)
 {
@@ -399,8 +399,8 @@ static enum status narrow(struct bench *b, struct tensor *x, struct tensor *attn
     return b->ops->gather(b->be, &heads);
 }
 
-/* The same ops in the same order as a model of this shape has. With laps each one's time
- * is noted. */
+/* Issues the same ops in the same order as a model of this shape. With laps the time of each op is
+ * recorded. */
 enum status bench_forward(struct bench *b)
 {
     int32_t n = b->pass.n_rows;

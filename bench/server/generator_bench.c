@@ -34,7 +34,7 @@ enum { N_EVENTS = 512, N_STREAMS = 64, MAX_FDS = 1024, WANTED = 300000 };
 /* ---- the responder ----------------------------------------------------------------------------
  */
 
-/* The whole answer, made once; the responder only sends parts of it. */
+/* The whole answer, built once; the responder only sends parts of it. */
 static struct answer {
     char *bytes;
     size_t ends[N_EVENTS + 3]; // ends of the pieces: the head, each event, the end
@@ -102,8 +102,8 @@ static bool take_request(int fd, struct stream *s)
     return true;
 }
 
-/* One piece, or all that is left. EAGAIN is normal: the generator is the bottleneck that
- * is measured. */
+/* Sends one piece, or everything that is left. EAGAIN is normal: the generator is the bottleneck
+ * that is measured. */
 static void send_some(int fd, struct stream *s, bool single)
 {
     const size_t all = answer.ends[answer.n_ends - 1], to = single ? answer.ends[s->piece] : all;
@@ -155,7 +155,7 @@ static void respond(int listener, bool single)
 /* ---- a run ------------------------------------------------------------------------------------
  */
 
-/* In a process of its own, so that its CPU time does not count. */
+/* Runs the responder in a process of its own, so that its CPU time does not count. */
 static pid_t start_responder(bool single, int *port)
 {
     const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -21,7 +21,7 @@ static struct {
     struct side bare, sluice;
 } *shared;
 
-/* A process with memory of its own; results are in shared memory. */
+/* Starts a process of its own, whose results are in shared memory. */
 static void become(void (*run)(struct side *side, int max), struct side *side)
 {
     fflush(stdout);
@@ -138,7 +138,7 @@ static struct ages ages_of(const struct side *side, double seconds)
     return a;
 }
 
-/* Counters at the beginning and at the end; the difference is what is measured. */
+/* Counters at the beginning and at the end of a measurement; their difference is the result. */
 static struct ages measure(struct side *side, double seconds)
 {
     long long cpu = side->cpu_ns, n = side->n_events;
@@ -155,7 +155,7 @@ static struct ages measure(struct side *side, double seconds)
     return a;
 }
 
-/* A token for every stream each period, as an engine gives them. */
+/* Every stream gets one token in each period, as from an engine. */
 static struct ages paced(struct side *side, int n_streams, long long period_ns, double seconds)
 {
     set_streams(side, n_streams);
@@ -312,7 +312,7 @@ static void small_requests(double seconds)
 
 /* --- A long prompt beside other streams --- */
 
-/* A body of one megabyte over and over, as long prompts are. */
+/* Sends a body of one megabyte repeatedly, like long prompts. */
 static void post_megabytes(int port, double seconds)
 {
     size_t n_body = 1 << 20;
@@ -339,14 +339,14 @@ static void post_megabytes(int port, double seconds)
     free(request);
 }
 
-/* How much later a token arrives while long prompts are read. */
+/* Measures how much later a token arrives while long prompts are read. */
 static void long_prompts(double seconds)
 {
     enum { N_TURNS = 5 };
     struct side *side = &shared->sluice;
     struct ages quiet = {0}, busy = {0};
     double cpu_ms = 0;
-    for (int i = 0; i < N_TURNS; i++) { // the best of each, as in latency
+    for (int i = 0; i < N_TURNS; i++) { // the best of each, as for the ages of tokens
         long long cpu = side->cpu_ns, n = side->n_prompts;
         struct ages q = paced(side, 20, 10000000, seconds);
         double alone = (double)(side->cpu_ns - cpu);
@@ -380,7 +380,7 @@ static void long_prompts(double seconds)
     fflush(stdout);
 }
 
-/* Server and client of one side. */
+/* Starts the server and the client of one side. */
 static void start(struct side *side, void (*run)(struct side *side, int max), bool sleeps)
 {
     memset(side, 0, sizeof *side);

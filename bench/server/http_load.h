@@ -70,7 +70,7 @@ static inline void steps_done(struct steps *s, long long n)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Loops run on one core, engines and clients on another, if there are two. */
+/* Loops run on one core, and engines and clients on another if there are two. */
 static inline void pin(int core)
 {
     cpu_set_t set;
@@ -130,7 +130,7 @@ static const char event_head[] =
     "1750000000,\"model\":\"demo\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" "
     "token\"}}],\"t\":";
 
-/* The same bytes from every server: about 190 of them. */
+/* The event that every server sends, about 190 bytes. */
 static inline size_t format_event(char *to, long long stamp)
 {
     memcpy(to, event_head, sizeof event_head - 1);
@@ -164,18 +164,18 @@ static inline long rss_bytes(void)
     return rss * sysconf(_SC_PAGESIZE);
 }
 
-/* --- The bare server: what an epoll loop can do that knows nothing but these bytes --- */
+/* --- The bare server: an epoll loop that only sends these bytes --- */
 
 /* A stream of the bare server. */
 struct bare_stream {
     int fd;
     bool blocked, open;
     long long sent_step;
-    char *rest; // what did not fit the socket
+    char *rest; // bytes that the socket did not accept
     size_t n_rest;
 };
 
-/* Frees the place for the next connection. */
+/* Frees the stream's slot for the next connection. */
 static inline void bare_close(struct bare_stream *st, struct side *side)
 {
     if (st->open) {
@@ -186,7 +186,7 @@ static inline void bare_close(struct bare_stream *st, struct side *side)
     *st = (struct bare_stream){.fd = -1};
 }
 
-/* What does not fit the socket is kept until epoll says that there is room. */
+/* Bytes that the socket does not accept are kept until epoll reports that there is room. */
 static inline void bare_send(struct bare_stream *st, int ep, const char *bytes, size_t n,
                              struct side *side)
 {
@@ -270,7 +270,7 @@ static inline int bare_listen(struct side *side)
     return fd;
 }
 
-/* All connections that wait. */
+/* Accepts all pending connections. */
 static inline void bare_accept(int lfd, int ep, struct bare_stream *streams, int max)
 {
     for (;;) {
@@ -292,7 +292,7 @@ static inline void bare_accept(int lfd, int ep, struct bare_stream *streams, int
     }
 }
 
-/* One event of epoll. */
+/* Handles one event of epoll. */
 static inline void bare_event(struct epoll_event *e, struct steps *steps, int ep)
 {
     struct bare_stream *st = e->data.ptr;
@@ -357,7 +357,7 @@ static inline void bare_main(struct side *side, int max)
     free(streams);
 }
 
-/* --- The client: opens streams, reads all, and tells how old each event was --- */
+/* --- The client: opens streams, reads all, and records the age of each event --- */
 
 /* A send must wake a client that sleeps in epoll_wait, and the sender pays for it (on a virtual
  * machine more than half of the cost of a send); a server with remote clients never does. So after
@@ -406,7 +406,7 @@ static inline void client_note(struct side *side, const char *bytes, size_t n)
     side->n_seen += n_seen;
 }
 
-/* Opens or closes streams until there are as many as wanted. */
+/* Opens or closes streams until their number is the requested one. */
 static inline void client_set_streams(struct side *side, int ep, int *fds)
 {
     static const char request[] = "GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -426,8 +426,8 @@ static inline void client_set_streams(struct side *side, int ep, int *fds)
     side->have_streams = have;
 }
 
-/* A thread of its own on a processor of its own; a slack of 1 ns keeps epoll from waiting
- * longer than it was told. */
+/* The client's thread has a processor of its own; a timer slack of 1 ns keeps epoll from waiting
+ * longer than its timeout. */
 static inline void client_main(struct side *side, int max)
 {
     static char in[256 << 10];

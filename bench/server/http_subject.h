@@ -41,7 +41,7 @@ static void wake_http(void *arg)
     http_wake(arg);
 }
 
-/* The last slot takes the place of the one that is gone. */
+/* Removes a stream: the last slot is moved to its place. */
 static void on_stream_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     (void)why;
@@ -56,7 +56,7 @@ static void on_stream_gone(struct http_request *req, enum http_gone why, void *a
     http_stream_end(req);
 }
 
-/* A stream begins with the next step. */
+/* Starts a stream, whose first token is that of the next step. */
 static void get_stream(struct http_request *req, void *arg)
 {
     static const struct http_events events = {.on_gone = on_stream_gone};
@@ -84,7 +84,7 @@ static int advance(struct slot *slot, long long n)
     return n_events;
 }
 
-/* Replies of the engine's thread, on the loop's thread. */
+/* Sends the replies of the engine's thread; runs on the loop's thread. */
 static void send_replies(void)
 {
     pthread_mutex_lock(&bs.lock);
@@ -102,7 +102,7 @@ static void send_replies(void)
     }
 }
 
-/* Called once for any number of steps, as an engine's wake is. */
+/* Called once for any number of steps, like the wake callback of an engine. */
 static void on_wake(void *arg)
 {
     (void)arg;
@@ -212,7 +212,7 @@ static void post_prompt(struct http_request *req, void *arg)
     http_pool_run(bs.http, chew, chewed, req);
 }
 
-/* /sync answers at once, /engine by way of another thread. */
+/* /sync answers at once, /engine through another thread. */
 static const struct http_route routes[] = {
     {"GET", "/stream", get_stream, 0, 0, 0},
     {"POST", "/sync", post_sync, 0, 0, HTTP_ROUTE_JSON},
@@ -221,7 +221,7 @@ static const struct http_route routes[] = {
     {0},
 };
 
-/* Ends the process when the bench says so. */
+/* Ends the process when the benchmark sets the flag. */
 static void *watch_main(void *arg)
 {
     struct side *side = arg;

@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(1024)
         uint4 own[NV];
         T *x_row = x + (int64_t)row * p.x_stride, *y_row = y + (int64_t)row * p.y_stride;
 #pragma unroll
-        for (int j = 0; j < NV; j++) { // load what no other rank sends while waiting
+        for (int j = 0; j < NV; j++) { // load everything that no other rank sends, while waiting
             const int i = j * blockDim.x + threadIdx.x;
             if (i < map.n_vecs) {
                 own[j] = sendable(load16(y_row + i * N));

@@ -110,8 +110,8 @@ __device__ __forceinline__ float act_by_kind(enum activation kind, float gate, f
     }
 }
 
-/* A block computes a row twice wide in registers, finds its largest value and writes FP8
- * codes with the scale, so that the row is not read again. */
+/* A block reads a row of gates and ups into registers, computes the activation, finds its largest
+ * value and writes FP8 codes with the scale, so that the row is not read again. */
 template <typename T, int NV, bool IS_SILU>
 __global__ void __launch_bounds__(CODES_THREADS)
     activation_codes_kernel(const T *x, int64_t x_stride, int32_t width, enum activation kind,

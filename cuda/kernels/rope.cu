@@ -33,7 +33,7 @@ extern "C" cudaError_t k_rope_table(cudaStream_t stream, float *cos_sin, const f
                   cos_sin, inv_freq, rope->n_pairs, n, attention_factor);
 }
 
-/* What is the same for all rows and heads. */
+/* The parameters that are the same for all rows and heads. */
 struct rope_params {
     int32_t stride, n_heads, n_kv_heads, head_dim;
     enum qk_norm qk_norm;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the kernels that rotate heads and store them share: rope.cu and rope_mla.cu. Thread: device
+/* Shared by the kernels that rotate heads and store them: rope.cu and rope_mla.cu. Thread: device
  * code. */
 #ifndef SLUICE_CUDA_KERNELS_ROPE_CUH
 #define SLUICE_CUDA_KERNELS_ROPE_CUH

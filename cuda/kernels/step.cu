@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Small kernels around a pass, none on the path of a layer: updates of the lanes' state, and copies
- * and moves of KV pages. A block handles one update, copy or move. Bound by launch latency. */
+/* Small kernels before and after a pass, outside its layers: updates of the lanes' state, and
+ * copies and moves of KV pages. A block handles one update, copy or move. Bound by launch
+ * latency. */
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/kernels.h"
@@ -8,7 +9,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-/* One block per patch: words from the step's staging memory to where they belong. */
+/* One block per patch: copies words from the step's staging memory to their places. */
 __global__ void patch_kernel(const struct patch *patches, const uint32_t *data)
 {
     pdl_wait();

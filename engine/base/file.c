@@ -80,10 +80,10 @@ bool file_is_absent(const char *path)
 
 /* ---- maps --------------------------------------------------------------------------------- */
 
-/* The current maps, for the handler of the signal that arrives when a file is truncated under
- * its map. A handler takes no lock, so names never move. A slot with data 0 is free. A slot with
- * length 0 must not be read: the length is written after the name, and cleared before the slot
- * is freed. */
+/* The current maps, for the handler of SIGBUS, which arrives when a mapped file has been truncated.
+ * A handler must not take locks, so names never move. A slot with data 0 is free. A slot with
+ * length 0 must not be read: the length is written after the name, and cleared before the slot is
+ * freed. */
 enum { MAX_NAMED_MAPS = 1024, MAX_MAP_NAME = 256 };
 
 /* Maps by address, for the signal handler; it may take no lock, hence the atomics. A size
@@ -122,7 +122,8 @@ static void forget_map(const struct file_map *map)
     }
 }
 
-/* SIGBUS within a map: the file was cut. Other causes go on to the default action. */
+/* SIGBUS within a map means that the file was truncated. For other causes the default action
+ * follows. */
 static void on_bus_error(int signal_number, siginfo_t *info, void *context)
 {
     (void)context;

@@ -14,7 +14,7 @@ enum status file_read(const char *path, size_t max_bytes, char **data, size_t *n
 
 bool file_exists(const char *path); // and can be read
 
-/* True only if there is none: a file that may be there but cannot be read is not absent. */
+/* True only if the file does not exist: a file that may exist but cannot be read is not absent. */
 bool file_is_absent(const char *path);
 
 struct file_map {

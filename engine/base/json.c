@@ -177,7 +177,7 @@ const struct json *json_get(const struct json *object, const char *key)
     return found;
 }
 
-/* `copy` becomes the last member of `object`, or is freed. NULL: there was no memory for it. */
+/* `copy` becomes the last member of `object`, or is freed. NULL: out of memory. */
 static bool add(struct json *object, const char *key, cJSON *copy)
 {
     if (copy && cJSON_AddItemToObject((cJSON *)object, key, copy)) {
@@ -213,7 +213,7 @@ bool json_put(struct json *object, const struct json *member)
     return add(object, json_key(member), copy);
 }
 
-/* Nothing happens if the new name is taken. */
+/* Nothing happens if the object already has the new name. */
 bool json_rename(struct json *object, const char *from, const char *to)
 {
     const struct json *member = json_get(object, from);

@@ -22,7 +22,7 @@ struct json_limits {
 };
 
 /* The caller frees *root with json_free. `limits` may be NULL. ERR_UNSUPPORTED: valid JSON that
- * contains U+0000 in a string. ERR_NOMEM: whatever the text is. */
+ * contains U+0000 in a string. ERR_NOMEM: out of memory; the text may be valid. */
 enum status json_parse(const char *text, size_t n_bytes, const struct json_limits *limits,
                        struct json **root, struct err *err);
 enum status json_parse_file(const char *path, size_t max_bytes, struct json **root,

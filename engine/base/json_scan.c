@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What may come next. */
+/* The kinds of text that may come next. */
 enum state { WANT_VALUE, WANT_FIRST_VALUE, WANT_FIRST_KEY, WANT_KEY, AFTER_VALUE, DONE, FAILED };
 
 void json_scan_init(struct json_scan *sc, const char *s, size_t n_bytes, int max_depth)
@@ -43,7 +43,7 @@ static bool in_object(const struct json_scan *sc)
     return d >= 0 && (sc->in_object[d / 64] >> (d % 64) & 1);
 }
 
-/* The new level's bit tells at its end which bracket must close it. */
+/* The bit of the new level says which bracket must close it. */
 static enum json_token open_container(struct json_scan *sc, bool object)
 {
     if (sc->depth == sc->max_depth) {
@@ -195,7 +195,7 @@ static enum json_token scalar(struct json_scan *sc, enum json_token token)
     return token;
 }
 
-/* The text of a scalar is only marked; it is converted when a caller wants it. */
+/* The text of a scalar is only located; it is converted when a caller needs it. */
 static enum json_token scan_value(struct json_scan *sc)
 {
     char c = sc->s[sc->at];

@@ -27,7 +27,7 @@ bool mem_reserve_fill(void)
 {
     pthread_mutex_lock(&reserve_lock);
     while (n_reserved < N_CHUNKS && (reserve[n_reserved] = malloc(CHUNK_BYTES)) != NULL) {
-        memset(reserve[n_reserved], 1, CHUNK_BYTES); // so that it is really there
+        memset(reserve[n_reserved], 1, CHUNK_BYTES); // so that the pages are committed
         n_reserved++;
     }
     bool whole = n_reserved == N_CHUNKS;

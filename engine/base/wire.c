@@ -194,7 +194,7 @@ enum status wire_send(int fd, const void *bytes, size_t n_bytes, int64_t deadlin
     return OK;
 }
 
-/* What is there, without waiting; 0 bytes mean "nothing yet". */
+/* Receives the bytes that have arrived, without waiting; 0 bytes mean "nothing yet". */
 enum status wire_read_some(int fd, void *bytes, size_t n_bytes, size_t *got)
 {
     *got = 0;

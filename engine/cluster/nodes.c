@@ -302,7 +302,7 @@ static enum status expect(struct nodes *n, struct peer *p, enum frame_kind kind,
     return OK;
 }
 
-/* To every other node; a stream that cannot take it in time loses the whole set. */
+/* Sends a step to every other node. If a stream cannot take it in time, the whole set is lost. */
 static enum status send_all(struct nodes *n, enum frame_kind kind, const void *bytes,
                             size_t n_bytes)
 {

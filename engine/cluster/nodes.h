@@ -43,9 +43,10 @@ struct node_place {
 
 struct nodes;
 
-/* Node 0 waits for all others, another node until it is admitted; both for at most join_timeout_s.
- * `identity`: lines that must be the same on every node, at most NODE_IDENTITY_BYTES. A node whose
- * identity differs is rejected and told the differing line; node 0 keeps waiting. */
+/* Node 0 waits for all others, and any other node until it is admitted, both for at most
+ * join_timeout_s. `identity`: lines that must be the same on every node, at most
+ * NODE_IDENTITY_BYTES. A node whose identity differs is rejected and told the differing line; node
+ * 0 keeps waiting. */
 enum { NODE_IDENTITY_BYTES = 16384 };
 enum status nodes_open(const struct node_place *place, const char *identity, struct nodes **out,
                        struct err *err);
@@ -81,8 +82,8 @@ void nodes_fail(struct nodes *n, const char *why);
 bool nodes_lost(struct nodes *n, struct err *why);
 int32_t nodes_alive(struct nodes *n);
 
-/* `on_lost` is called once, on a thread of this module, also if the set is lost already. NULL: stop
- * calling it; once that returns, no call is in progress. */
+/* `on_lost` is called once, on a thread of this module, even if the set is already lost. NULL
+ * removes the callback: when nodes_watch returns, no call is in progress. */
 void nodes_watch(struct nodes *n, void (*on_lost)(void *arg), void *arg);
 
 #endif

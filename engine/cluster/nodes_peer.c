@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One stream of the set: a peer is admitted, frames are sent and received, and it falls silent or
- * disconnects. */
+/* One stream of the set: admission of a peer, sending and receiving of frames, detection of silence
+ * and of a closed stream. */
 #include "engine/cluster/nodes_private.h"
 
 #include "engine/base/clock.h"

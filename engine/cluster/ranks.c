@@ -27,7 +27,8 @@ void ranks_abort(struct ranks *rs)
     }
 }
 
-/* Between steps a device can fail while another rank waits for it, so its owner must check. */
+/* A device can fail between steps, while another rank waits for it, so the thread that owns the
+ * device must check it. */
 static void check_device(struct ranks *rs, struct rank *r)
 {
     if (r->be && r->be->ops->alive && !atomic_load(&rs->aborted) &&

@@ -54,7 +54,7 @@ enum status ranks_start(struct ranks *rs, int32_t first, int32_t n, struct err *
  * work. */
 void ranks_on_abort(struct ranks *rs, void (*abort)(void *arg), void *arg);
 
-/* Sticky: work in progress is given RANK_PATIENCE_S to end. */
+/* Sticky. Work in progress has RANK_PATIENCE_S to end. */
 void ranks_abort(struct ranks *rs);
 
 /* Runs work(rank, arg) on every rank, and returns the first bad status once all are done. A rank

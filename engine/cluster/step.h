@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A step as every rank executes it, identical on all ranks and nodes: plain data. Each node has
- * two, used in turn, because one is planned while the other runs. Who owns its results is known
- * only on node 0 (engine/step_build.h).
+ * two, used in turn, because one is planned while the other runs. Which request owns a result is
+ * known only on node 0 (engine/step_build.h).
  * Thread: the engine's thread fills it; ranks read it. */
 #ifndef SLUICE_ENGINE_CLUSTER_STEP_H
 #define SLUICE_ENGINE_CLUSTER_STEP_H
@@ -47,14 +47,16 @@ struct step_sizes {
     const struct scheduler_limits *limits;
     int32_t vocab;
     int32_t n_draft_models, n_draft_passes; // n_draft_passes: per model
-    int32_t n_feeding_passes;               // of them, those that feed known tokens: at least one
+    int32_t n_feeding_passes;               // the passes among them that feed known tokens, at
+                                            // least one
     int32_t max_masks;                      // for the target's draws
     bool trees;                             // some steps grow draft trees level by level
 };
 
 struct step {
     int32_t slot;
-    bool begun; // lane updates, copies and moves were already sent, before a tree's draft passes
+    bool begun; // lane updates, copies and moves have already been applied, before a tree's draft
+                // passes
     const struct tree_moves *moves; // of earlier steps
     int32_t n_lanes, n_copies, n_state_copies;
     struct lane_update *lanes;       // [2 max_lanes]
@@ -82,7 +84,8 @@ struct step {
     int32_t vocab;
 };
 
-/* Passes that step_execute runs, each with results: the drafts', then the target's. */
+/* The number of passes that step_execute runs, each with results: the draft models' passes, then
+ * the target's. */
 static inline int32_t step_n_passes(const struct step *st)
 {
     return st->n_draft_models * st->n_draft_passes + 1;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The wire format of a step: int32s in memory layout and a fixed order , with lists as a
- * count and its items. A whole step is: slot, kind, begun, news unless begun (lanes,
- * copies, state copies, moves), what is wanted, draft passes, the target's pass. A level
- * has one pass instead; draws have masks and the tree only. The tree's mask has words of 8
- * bytes, which may be padded; everything else needs 4. */
+/* The wire format of a step: int32s in memory layout and in a fixed order; a list is a count and
+ * its items. A whole step is: slot, kind, begun, unless begun the updates (lanes, copies, state
+ * copies, moves), the wanted outputs, draft passes, the target's pass. A level has one pass
+ * instead; a frame of draws has only masks. Words of a tree's mask have 8 bytes and may need
+ * padding before them; everything else is aligned to 4. */
 #include "engine/cluster/step_wire.h"
 
 #include <string.h>
@@ -134,7 +134,7 @@ static void get_lane(struct reader *r, struct lane_update *u)
     }
 }
 
-/* Only drafts have positions past the context, as far as backends allow. */
+/* Only drafts may have positions beyond the context, up to the backends' limit. */
 static int64_t last_pos(const struct reader *r)
 {
     return (int64_t)r->sizes->limits->max_len + MAX_TREE_NODES - 1;

@@ -102,8 +102,9 @@ static enum status run_draft(const struct pass *pass, struct rank *r, int32_t mo
                          n_vocab_used);
 }
 
-/* A backend may replay the forward pass instead of issuing it, so what the head leaves beside the
- * logits in the model's memory would be another pass's when the draws are issued. */
+/* A backend may replay the forward pass instead of issuing it. Values besides the logits that the
+ * head stores in the model's struct would then be those of an earlier pass when the draws are
+ * issued. */
 static enum status run_without_draws(const struct step *st, struct rank *r)
 {
     const struct backend_ops *ops = r->be->ops;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Executes a step on the ranks: lane updates, passes, draws, in the same order on every rank.
+/* Executes a step's lane updates, passes and draws, in the same order on every rank.
  * Thread: as stated per function. */
 #ifndef SLUICE_ENGINE_CLUSTER_STEP_RUN_H
 #define SLUICE_ENGINE_CLUSTER_STEP_RUN_H
@@ -15,9 +15,9 @@ enum status step_run_pass(const struct pass *pass, struct model *m, struct model
 enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_used);
 enum status step_execute_draws(struct rank *r, int32_t n_vocab_used);
 
-/* The engine's thread: runs passes of every draft model on all ranks before the rest of their step,
- * and returns their results, which decide what comes next. The first call begins the step. results:
- * rank 0's, n_passes per model; NULL: not needed. */
+/* On the engine's thread: runs passes of every draft model on all ranks before the rest of the
+ * step, and returns their results, from which the host chooses the next passes. The first call
+ * begins the step. results: rank 0's, n_passes per model; NULL: not needed. */
 enum status step_run_ahead(struct step *st, const struct draft_pass *passes, int32_t n_passes,
                            struct ranks *ranks, int32_t n_vocab_used, struct pass_results *results);
 

@@ -10,8 +10,9 @@
 #include "engine/base/buf.h"
 #include "engine/cluster/step.h"
 
-/* Appends the step to `out` (out->failed if it did not fit). With `level`: appends what has not
- * been sent yet of a step whose trees still grow, and this pass of the draft models. */
+/* Appends the step to `out` (out->failed if it did not fit). With `level`, for a step whose trees
+ * still grow: appends the parts of the step that have not been sent yet, and this pass of the draft
+ * models. */
 void step_encode(const struct step *st, const struct pass *level, struct buf *out);
 
 /* Appends the masks of a step whose draws wait, which were not sent with it. */

@@ -364,8 +364,8 @@ struct slot_move {
 
 struct comm;
 
-/* Where a process's ranks are among all ranks; a communicator is created from it. Nodes are
- * processes, each with n_ranks / n_nodes consecutive ranks. */
+/* The position of a process's ranks among all ranks, from which a communicator is created. Nodes
+ * are processes, each with n_ranks / n_nodes consecutive ranks. */
 struct comm_place {
     int32_t n_ranks, n_nodes, node;
     const char *leader; // address of node 0

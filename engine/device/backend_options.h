@@ -15,11 +15,11 @@ struct backend_options {
     int32_t device; // GPU index; unused by the CPU
     int32_t rank, n_ranks;
     struct comm *comm;  // communicator created by the backend's folder; NULL with one rank
-    enum dtype dtype;   // of weights and KV: DT_BF16 (or F16), or DT_F32 for exact work, where
-                        // activations are fp32 and nothing is rounded in between
-    bool deterministic; // a row has the same bits whatever is in its batch, and whatever the
-                        // drafts, chunks and cache do; always true of the CPU
-    bool enforce_eager; // launch every pass, capture none; the CPU never captures
+    enum dtype dtype;   // of weights and KV: DT_BF16, DT_F16, or DT_F32 for exact work, where
+                        // activations are fp32 and nothing is rounded between ops
+    bool deterministic; // a row's bits do not depend on its batch, on drafts, on chunks or on the
+                        // cache; always so on the CPU
+    bool enforce_eager; // launch each op and capture no graphs; the CPU never captures
     int32_t threads;    // CPU: 0 means all cores
 };
 

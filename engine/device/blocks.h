@@ -20,7 +20,7 @@ extern "C" {
 
 enum { MAX_BLOCK_NUMBERS = 256 };
 
-/* A part's scale in two levels if the block has them; otherwise steps are 1. */
+/* A part's scale: in blocks with two levels of scales a unit times steps; otherwise steps are 1. */
 struct block_scale {
     float unit, offset_unit; // offset_unit is 0 if there is no offset
     int32_t steps, offset_steps;

@@ -168,7 +168,7 @@ static float scale_of(const struct weight_codec *c, int64_t block_row, int64_t b
     return weight_codec_scale(c, number_get(&c->scales, block_row, block_col));
 }
 
-/* A stored zero comes in addition to the format's own. */
+/* A stored zero is added to the format's own zero. */
 static float zero_of(const struct weight_codec *c, int64_t block_row, int64_t block_col)
 {
     float zero = (float)c->zero;

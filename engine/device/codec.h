@@ -3,7 +3,7 @@
  * elements are packed, and the scales, zeros and input groups that belong to it. A part is a window
  * of a tensor: a rank's share, one expert, or one of several projections stored together.
  *
- * weight_part_get is the definition: whatever a backend makes of a weight is tested against it.
+ * weight_part_get is the definition: a backend's packed form of a weight is tested against it.
  * Thread: any; plain data that points into the checkpoint. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_CODEC_H
 #define SLUICE_ENGINE_DEVICE_CODEC_H
@@ -26,8 +26,8 @@ enum packing {
 };
 
 /* A matrix of stored elements: (row, col) is element row * row_stride + col * col_stride. For
- * packed ones this locates the unit that holds the element, counting in units along the packed
- * dimension. A stride of 0: all elements along it are the same. */
+ * packed elements, indices along the packed dimension count units (bytes or words), and this
+ * locates the unit that holds the element. A stride of 0: all elements along it are the same. */
 struct number_grid {
     const void *data; // NULL: none; need not be aligned
     enum dtype dtype;
@@ -43,9 +43,9 @@ enum tensor_scale { TENSOR_SCALE_NONE, TENSOR_SCALE_TIMES, TENSOR_SCALE_DIVIDES 
  *     (values - zero) * scale
  *
  * with the zero and scale of block (row / block_rows, col / block_cols); blocks are cut off at the
- * tensor's edges. With `groups` the second index is groups[col] instead. The whole-tensor scale is
- * first applied to the block's scale, and the result rounded. Without scales the values are the
- * weights: a plain tensor.
+ * tensor's edges. With `groups` the block's second index is groups[col] instead. A whole-tensor
+ * scale is applied to the block's scale first, and the result is rounded. Without scales the values
+ * are the weights: a plain tensor.
  *
  * With `blocks`, elements, scales and offsets are stored together instead (blocks.h): values.data
  * is the first block, values.row_stride counts the blocks of a row, and of the other fields only
@@ -57,19 +57,21 @@ struct weight_codec {
     struct number_grid scales, zeros;
     int64_t block_rows, block_cols; // at least 1 if there are scales
     const void *groups;             // int32 per column, need not be aligned; NULL: none
-    int32_t zero;                   // added to each of `zeros`; without those it is the zero itself
+    int32_t zero;                   // added to each of `zeros`; if there are none, it is the zero
+                                    // itself
     enum tensor_scale tensor_scale_use;
     float tensor_scale;
 };
 
-/* How a format rounds a product's inputs, if it does: each x becomes (clamp(round(x / scale) +
+/* | How a format rounds a product's inputs, if it does: each x becomes (clamp(round(x / scale) +
  * zero) - zero) * scale in fp32. With from_row the scale is computed from each row, or from each
  * `group` of its inputs, counted from the tensor's first input:
  *
  *     E4M3  max|x| / 448, in groups at least 1e-10; with power_of_two rounded up to one
  *     I8    max|x| / 127; asymmetric: (max - min) / 255, and the zero is -128 - min / scale
- *     E2M1  `scale` times the E4M3 value nearest to max|x| / 6 / scale; with power_of_two that of
- * MX formats: the exponent of max|x|, rounded to one fraction bit, less 2 */
+ *     E2M1  `scale` times the E4M3 value nearest to max|x| / 6 / scale; with power_of_two the scale
+ *           of MX formats, 2^(e - 2), where e is the exponent of max|x| rounded to one fraction bit
+ */
 enum input_numbers { INPUT_AS_IT_IS, INPUT_E4M3, INPUT_I8, INPUT_E2M1 };
 struct input_rule {
     enum input_numbers numbers;
@@ -101,7 +103,7 @@ struct weight_part weight_part_plain(const void *data, enum dtype dtype, int64_t
 struct weight_part weight_part_blocks(const void *data, const struct block_format *format,
                                       int64_t n_rows, int64_t n_cols);
 
-/* Windows of a part. They may start and end anywhere, also inside a block. */
+/* Windows of a part. They may start and end anywhere, even inside a block. */
 struct weight_part weight_part_slice(struct weight_part p, int64_t first_row, int64_t n_rows,
                                      int64_t first_col, int64_t n_cols);
 /* n_rows rows from first_row on, `step` apart. */
@@ -127,8 +129,8 @@ void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, 
 /* For parts in blocks: the two levels of the scale, and the offset. */
 struct block_scale weight_part_block_scale(const struct weight_part *p, int64_t row, int64_t col);
 
-/* The row's weights in the checkpoint, if they are stored contiguously with this dtype; otherwise
- * NULL. The address need not be aligned. */
+/* The address of the row's weights in the checkpoint, if they are stored contiguously with this
+ * dtype; otherwise NULL. The address need not be aligned. */
 const void *weight_part_stored(const struct weight_part *p, enum dtype dtype, int64_t row);
 
 bool weight_part_is_dummy(const struct weight_part *p);

@@ -14,7 +14,7 @@ extern "C" {
 
 /* E4M3 has no infinity and reaches 448. E8M0 is a power of two, 2^(b - 127). E2M1 is a sign and one
  * of 0, 0.5, 1, 1.5, 2, 3, 4, 6. NL4 is one of sixteen integers, denser near 0. Types of less than
- * 8 bits only occur several to a byte or word, or in blocks. */
+ * 8 bits are always packed, several to a byte or word, or stored in blocks. */
 enum dtype {
     DT_F32,
     DT_BF16,

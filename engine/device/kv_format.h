@@ -12,8 +12,8 @@
 extern "C" {
 #endif
 
-/* There is one scale (and zero) per head and token of K, and of V, stored in the page. Exception:
- * FP8 in a layer that has scales of its own (struct kv_layer). */
+/* K and V each have one scale (and zero) per head and token, stored in the page. Exception: FP8 in
+ * a layer that has scales of its own (struct kv_layer). */
 enum kv_format {
     KV_PLAIN,          // unquantised, in the set's dtype
     KV_FP8,            // E4M3 times a scale

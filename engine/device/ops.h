@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A backend's table of ops: memory, order, maths, collectives. Each op has one args struct, which
  * is copied at the call. cpu/ has every basic op in scalar C, which is the definition that other
- * implementations are tested against. Rows are those of the current pass; from the last layer's
- * output product on they are its "out rows", the rows that need logits or hidden states, gathered
- * by then if they are fewer.
+ * implementations are tested against. Rows are those of the current pass. From the last layer's
+ * output product on, only its "out rows" remain, the rows that need logits or hidden states; they
+ * have been gathered by then unless they are all rows.
  * Thread: the rank's owner. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_H
 #define SLUICE_ENGINE_DEVICE_OPS_H
@@ -27,7 +27,7 @@ struct product_sums {
 };
 
 /* The best logit of each row in each band of ids, for greedy draws: from the head's linear_args to
- * sample_args. Rows that only such draws read may have no logits. */
+ * sample_args. The logits of rows that only greedy draws read need not exist. */
 struct logit_bests {
     struct dmem pairs;
     int32_t stride, n_bands; // pairs from one row to the next; pairs per row
@@ -36,8 +36,8 @@ struct logit_bests {
 
 /* ---- the ops' args */
 
-/* x[row] = table[token(row)] * scale. scale is applied in fp32, after rounding it to the model's
- * dtype if the family requires that. */
+/* x[row] = table[token(row)] * scale, multiplied in fp32. The caller has rounded scale to the
+ * model's dtype if the family requires that. */
 struct embed_args {
     const struct weight *table;
     struct tensor x; // [n_rows, hidden], residual dtype
@@ -72,13 +72,13 @@ struct linear_args {
     bool partial;    // the bias, if any, is added by reduce
     bool accumulate; // y += instead of y =
     bool head;       // the output head: n_rows are out rows
-    /* Head only: y is read only by draws among its first n_drawn ids, so a row may be left without
-     * logits that its draws do not read. 0: all of y is needed. */
+    /* Head only: draws are the only readers of y, and read only its first n_drawn ids, so logits
+     * that no draw reads may be left out. 0: all of y is needed. */
     int32_t n_drawn;
     struct logit_bests *bests; // zeroed; used if n_drawn is not 0
-    /* Zeroed: y may be left as these partial sums, for the one op that reads it (norm_adds_sums,
-     * rope_store_adds_sums); with `partial` only if reduce would do nothing. NULL: y must be
-     * complete. */
+    /* A zeroed struct allows the op to leave y as partial sums, for the one op that reads it
+     * (norm_adds_sums, rope_store_adds_sums); with `partial` only if reduce would do nothing. NULL:
+     * y must be complete. */
     struct product_sums *sums;
 };
 
@@ -111,10 +111,10 @@ struct query_growth {
 };
 
 /* Works in place on q inside qkv; the rest of qkv need not be preserved. K and V go to the pages of
- * `layer`. With n_kv_heads 0 there are none: the layer reads what another one stored. Order:
- * qk-norm and rope on the first 2 * n_pairs of each head (or rope first), then the scaling of q,
- * then the store. With QK_NORM_WIDTH, which always precedes rope, the engine gives every rank all
- * heads, so no op has to read another rank's. */
+ * `layer`. With n_kv_heads 0 there is no K and V, because the layer reads those of another layer.
+ * Order: qk-norm and rope on the first 2 * n_pairs of each head (or rope first), then the scaling
+ * of q, then the store. With QK_NORM_WIDTH, which always precedes rope, the engine gives every rank
+ * all heads, so no op has to read another rank's. */
 struct rope_store_args {
     struct tensor qkv;             // [n_rows, (n_heads + 2 n_kv_heads) * head_dim]
     const struct rope_table *rope; // NULL: none (a layer without positions)
@@ -145,9 +145,9 @@ struct mla_store_args {
     struct query_growth growth;
 };
 
-/* One op for every case; struct pass_seq defines which keys a row sees. Reads K and V only from
- * pages, new rows included. q: [n_rows, n_heads, head_dim_k] with rows q.stride apart (it may lie
- * inside qkv); out: [n_rows, n_heads, head_dim_v]. */
+/* One op for prefill, decoding and trees; struct pass_seq defines which keys a row sees. K and V
+ * are always read from pages, even those of the pass's own rows. q: [n_rows, n_heads, head_dim_k]
+ * with rows q.stride apart (it may lie inside qkv); out: [n_rows, n_heads, head_dim_v]. */
 struct attention_args {
     struct tensor q, out;
     int32_t n_rows, layer, n_heads, n_kv_heads, head_dim_k, head_dim_v;
@@ -192,10 +192,10 @@ enum moe_scoring {
     MOE_SIGMOID,      // DeepSeek V3: picked by sigmoid + correction bias, weighted by sigmoid
 };
 
-/* logits = x W^T (+ bias) in fp32; picks k experts for each row, ties to the lowest id. With
- * n_group > 1 only the topk_group best groups stay (SOFTMAX: by a group's best score; SIGMOID:
- * by the sum of its two best). The weights are multiplied by `scale` and by their expert's own
- * scale. */
+/* logits = x W^T (+ bias) in fp32; picks k experts for each row; of equal scores the lowest id
+ * wins. With n_group > 1 only experts of the topk_group best groups are candidates (SOFTMAX: by a
+ * group's best score; SIGMOID: by the sum of its two best). The weights are multiplied by `scale`
+ * and by their expert's own scale. */
 struct moe_route_args {
     const struct weight *router;       // LINEAR, fp32, with a bias if the family has one
     const struct weight *correction;   // VECTOR [n_experts], added to the scores for picking only
@@ -234,17 +234,18 @@ struct row_gate_args {
 };
 
 /* Copies between rows of a pass and the hidden states by slot (backend.h), which are stored in the
- * dtype they were opened with: values [first, first + width) of each, where first is a multiple of
- * width. store: the states of the pass's rows, or of its out rows; x has as many rows. load: x of
- * each row becomes the state of the row before it on its path, 0 at position 0. */
+ * dtype given to hidden_open. Copied are the values [first, first + width) of each slot's row,
+ * where first is a multiple of width. hidden_store: x has one row for each of the pass's rows, or
+ * of its out rows. hidden_load: x of each row becomes the state of the row before it on its path,
+ * or 0 at position 0. */
 struct hidden_args {
     struct tensor x; // [n_rows, width]; act or residual dtype
     int32_t n_rows, width, first;
     bool out_rows; // for store
 };
 
-/* ---- recurrent layers: see "recurrent state" in backend.h. A row's path is the rows before it
- * that it would see in attention. */
+/* ---- recurrent layers: see "recurrent state" in backend.h. A row's path is the sequence of
+ * earlier rows that it would attend to. */
 
 /* Depthwise, over the row's input and the kernel - 1 inputs before it on its path (0 before
  * position 0): out[c] = act(bias[c] + sum over ascending i of x(row - (kernel - 1 - i))[c] *
@@ -258,10 +259,10 @@ struct short_conv_args {
     bool silu;
 };
 
-/* For each head h, with S at the start of the row's block, and rows j of the block up to row t
- * itself, in position order. Log decays g_t <= 0 are one value per head, or one for each of S's
- * key_dim rows; G_t is their sum from the start of the block. With a = decay_scale decay + dt_bias
- * and dt = softplus(a), clamped to [dt_min, dt_max]:
+/* For each head, S is the state at the start of the row's block; j runs over the rows of the block
+ * up to row t itself, in position order. Log decays g_t <= 0 are one value per head, or one for
+ * each of S's key_dim rows; G_t is their sum from the start of the block. With a = decay_scale
+ * decay + dt_bias and dt = softplus(a), clamped to [dt_min, dt_max]:
  *
  *   g_t = -exp(a_log) dt, or, with decay_bound < 0, decay_bound sigmoid(exp(a_log) a)
  *   STATE_DELTA  q, k are divided by sqrt(sum of squares + 1e-6), and q also by sqrt(key_dim)
@@ -271,7 +272,7 @@ struct short_conv_args {
  *   out_t = (exp(G_t) q_t) S + sum over j <= t of (q_t . exp(G_t - G_j) k_j) u_j + skip v_t
  *   at the block's last row e: S becomes exp(G_e) S + sum over j of (exp(G_e - G_j) k_j) u_j
  *
- * k and u are rounded to the set's dtype where they are computed. x is overwritten. */
+ * k and u are rounded to the set's dtype as soon as they are computed. x is overwritten. */
 struct recurrence_args {
     struct tensor x; // [n_rows, ...]: queries and keys of n_key_heads, then values of n_heads,
                      // starting at these columns
@@ -301,7 +302,7 @@ struct gate_args {
     float scale, eps;
 };
 
-/* The shared expert of a mixture: down(act(up(x))), times the row's gate if there is one, into
+/* The shared expert of a mixture: writes down(act(up(x))), times the row's gate if there is one, to
  * down.y. */
 struct shared_expert_args {
     struct linear_args up, down;
@@ -309,9 +310,9 @@ struct shared_expert_args {
     const struct row_gate_args *gate; // of down.y; NULL: none
 };
 
-/* Joins the ranks' partial sums of y (nothing to do with one rank, or if each rank's y is `whole`),
- * then adds the biases of the row-sharded product and of the experts' down products that computed
- * it. */
+/* Adds up the ranks' partial sums of y (not needed with one rank, or if each rank's y is `whole`).
+ * Then adds the biases of the products that computed y: of the row-sharded product and of the
+ * experts' down products. */
 struct reduce_args {
     struct tensor y;
     int32_t n_rows, width;
@@ -327,8 +328,8 @@ struct gather_args {
 };
 
 /* logits = cap(logits * scale); softcap 0 means none. Ranks hold column shards of the head: `local`
- * [n_out, vocab / n_ranks] is gathered into `logits` [n_out, vocab]; if both are the same memory it
- * is complete already. With `ids` the head knows only n_ids ids, and every rank has all of it:
+ * [n_out, vocab / n_ranks] is gathered into `logits` [n_out, vocab]; if both are the same memory,
+ * nothing is gathered. With `ids` the head knows only n_ids ids, and every rank has all of it:
  * `local` is [n_out, n_ids], and every other id's logit is -infinity. */
 struct logits_args {
     struct tensor local, logits; // fp32
@@ -404,10 +405,10 @@ struct backend_ops {
     enum status (*poison_blocks)(struct backend *be, int32_t n, const int32_t *blocks);
     enum status (*pass_begin)(struct backend *be, const struct pass *pass,
                               struct pass_shape *shape);
-    /* For a pass with draws_wait, in this order, each after what it names. NULL: nothing to do.
-     * pass_pause: its forward pass is issued and may run. Until pass_draws other steps may be
-     * waited for; nothing else is called. pass_draws: its masks are filled in; *shape says how to
-     * issue the draws. */
+    /* For a pass with draws_wait, called in this order. NULL: nothing to do. pass_pause: the whole
+     * forward pass has been issued and may run. Between it and pass_draws only step_wait and
+     * step_done of other steps may be called. pass_draws: the masks have been filled in; *shape
+     * says how to issue the draws. */
     enum status (*pass_pause)(struct backend *be);
     enum status (*pass_draws)(struct backend *be, struct pass_shape *shape);
     enum status (*pass_end)(struct backend *be);
@@ -442,26 +443,27 @@ struct backend_ops {
     /* linear, then the activation of its y; the product itself need not be stored. */
     enum status (*linear_act)(struct backend *be, const struct linear_args *linear,
                               const struct activation_args *act);
-    /* linear_act, then the product of its result; nothing else need be stored. */
+    /* linear_act, then the product `down` of its result; nothing else need be stored. */
     enum status (*mlp)(struct backend *be, const struct linear_args *up,
                        const struct activation_args *act, const struct linear_args *down);
-    /* norm, then linear of its out, or with act and down (both or neither are NULL) the mlp of it;
-     * out need not be stored. */
+    /* norm, then linear of the norm's out, or with act and down (both or neither are NULL) the mlp
+     * of it. The norm's out need not be stored. */
     enum status (*norm_linear)(struct backend *be, const struct norm_args *norm,
                                const struct linear_args *linear, const struct activation_args *act,
                                const struct linear_args *down);
 
     /* The shared expert (NULL: none), moe_route, and moe_ffn, which accumulates on the shared
-     * expert's y; nothing in between but the picks need be stored. */
+     * expert's y. Of the values in between only the picks need be stored. */
     enum status (*moe)(struct backend *be, const struct shared_expert_args *shared,
                        const struct moe_route_args *route, const struct moe_ffn_args *ffn);
 
-    /* rope_store, then attention over its q, which may be left unrotated. */
+    /* rope_store, then attention with its q, which may be left unrotated in memory. */
     enum status (*rope_attention)(struct backend *be, const struct rope_store_args *rope,
                                   const struct attention_args *attention);
 
-    /* Optional: true if the op, alone or fused, adds a product's partial sums itself when these
-     * args have some. NULL: it never does, and no product it reads may be left as partial sums. */
+    /* Optional: true if the op, alone or fused, accepts a product left as partial sums in these
+     * args and adds them itself. NULL: it never does, so products that it reads must be
+     * complete. */
     bool (*norm_adds_sums)(struct backend *be, const struct norm_args *a);
     bool (*rope_store_adds_sums)(struct backend *be, const struct rope_store_args *a);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Optional fused ops: calls the backend's own if it has one, otherwise composes basic ops.
+/* Optional fused ops: each function calls the backend's own if it has one, otherwise composes basic
+ * ops.
  * Thread: the rank's owner. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_DEFAULT_H
 #define SLUICE_ENGINE_DEVICE_OPS_DEFAULT_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Sampling parameters of a request, and the limits of one sequence: plain data, the same for both
- * backends. Whoever fills it in checks the ranges (sampling_params_check).
+ * backends. The code that fills in the struct checks the ranges (sampling_params_check).
  * Thread: plain data. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_PARAMS_H
 #define SLUICE_ENGINE_DEVICE_PARAMS_H
@@ -17,20 +17,20 @@ extern "C" {
 enum {
     MAX_TOP_LOGPROBS = 20, // OpenAI's limit
     MAX_SAMPLES = 128,     // OpenAI's limit of n
-    MAX_STOP_IDS = 64,     // chosen: the model's own and a request's together
+    MAX_STOP_IDS = 64,     // chosen: the model's and the request's together
     MAX_EOS = 16,          // chosen: end-of-text ids; further ones of a config are ignored
     MAX_BIAS = 1024,       // entries of logit_bias
     MAX_BAD_TOKENS = 1024, // ids of all bad words together
     MAX_BAD_WORDS = 256,   // chosen
 };
 
-/* Chosen, like other servers: scores divided by much less overflow a float. */
+/* Chosen as in other servers: scores divided by a much smaller number overflow a float. */
 #define MIN_TEMPERATURE 1e-5f
 /* Chosen: far beyond the point where all tokens are equally likely, and quotients still fit a
  * float. */
 #define MAX_TEMPERATURE 1e30f
 
-/* What a request for vectors gets: the last hidden state of its prompt, or the mean of all. */
+/* What a request for embeddings gets: the last hidden state of its prompt, or the mean of all. */
 enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };
 
 struct logit_bias {
@@ -62,7 +62,7 @@ struct sampling_params {
     const struct logit_bias *bias;
     int32_t n_allowed; // 0: all are allowed
     const int32_t *allowed;
-    bool allowed_each;   // sample i may only draw allowed[i]: scores each of several known answers
+    bool allowed_each;   // sample i may only draw allowed[i], to score several known answers
     int32_t n_bad_words; // banned sequences of ids
     const int32_t *bad_word_lengths; // [n_bad_words]
     const int32_t *bad_word_tokens;  // concatenated

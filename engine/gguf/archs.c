@@ -49,7 +49,8 @@ static const struct rename deepseek2[] = {
     {NULL, NULL, INTEGER},
 };
 
-/* One size scales its heads by the model's width. */
+/* In one model size (recognised by its number of layers) queries are scaled by hidden / heads
+ * instead of the head size. */
 static enum status more_gemma(const struct maker *m, double widest_layers)
 {
     double layers, heads, width, key;

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- what all architectures say ----------------------------------------------------------- */
+/* ---- keys of all architectures ------------------------------------------------------------ */
 
 static const struct rename common[] = {
     {"embedding_length", "hidden_size", INTEGER},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads files of a model by name, from a folder or made from a GGUF file's keys, so that
- * readers need not know which. */
+/* Reads a model's files by name, from a folder or generated from a GGUF file's keys, so that
+ * readers need not know the difference. */
 #include "engine/gguf/folder.h"
 
 #include "engine/base/file.h"
@@ -36,7 +36,7 @@ bool folder_is_file(const char *model)
     return gguf_is(model);
 }
 
-/* The text of one file; empty if there is nothing to say. */
+/* Generates the text of one file; empty if the GGUF file has nothing for it. */
 static enum status make(const char *model, const struct row *row, size_t max_bytes, struct buf *out,
                         struct err *err)
 {

@@ -15,7 +15,7 @@
 /* True if the model is a single file rather than a folder. */
 bool folder_is_file(const char *model);
 
-/* Also true of a file that cannot be read, so that reading it tells why. */
+/* Also true of a file that cannot be read, so that reading it gives the reason. */
 bool folder_has(const char *model, const char *name);
 
 /* As file_read and json_parse_file. */

@@ -66,15 +66,15 @@ const char *gguf_path(const struct gguf *g); // as it was opened
 /* NULL if there is none. */
 const struct gguf_value *gguf_get(const struct gguf *g, const char *key);
 
-/* False if absent or of another type. get_int accepts integers of any width, get_number any numeric
- * type. */
+/* False if the key is absent or of another type. get_int accepts integers of any width, get_number
+ * any numeric type. */
 bool gguf_get_int(const struct gguf *g, const char *key, int64_t *out);
 bool gguf_get_number(const struct gguf *g, const char *key, double *out);
 bool gguf_get_bool(const struct gguf *g, const char *key, bool *out);
 bool gguf_get_string(const struct gguf *g, const char *key, const char **text, size_t *n_bytes);
 
-/* Iterates over the items of a list. A walk ends at once for a NULL value, and at an item of a type
- * other than requested. */
+/* Iterates over the items of a list. The iteration ends at once for a NULL value, and at an item of
+ * another type than requested. */
 struct gguf_walk {
     const struct gguf_value *v;
     const unsigned char *at;

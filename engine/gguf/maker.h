@@ -41,7 +41,8 @@ enum status maker_need_number(const struct maker *m, const char *key, double *ou
 /* A member and its comma. */
 void maker_put_number(const struct maker *m, const char *name, double v);
 void maker_put_flag(const struct maker *m, const char *name, bool v);
-/* Those of the rows, which end with NULL, that the file has; no rows: NULL. */
+/* Appends the members of those rows whose keys the file has. The list of rows ends with NULL, and
+ * may be NULL. */
 enum status maker_put_all(const struct maker *m, const struct rename *rows);
 bool maker_has_tensor(const struct maker *m, const char *name);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How byte-level vocabularies split text, by the names that llama.cpp's converter gives the
- * tokenizers it knows. Each name stands for the pre-tokenizer in that model's tokenizer.json. To
- * add one, add a row. */
+/* How byte-level vocabularies split text, by the names that llama.cpp's converter gives to
+ * tokenizers. Each name stands for the pre-tokenizer in that model's tokenizer.json. To add one,
+ * add a row. */
 #include "engine/base/minmax.h"
 #include "engine/base/optional.h"
 #include "engine/gguf/make.h"
@@ -83,8 +83,8 @@ static bool has_name(const struct gguf_pre *p, const char *name, size_t n)
     return false;
 }
 
-/* Without a name the file's writer used the default splitter. An unknown name is refused,
- * because text would be split differently from training. */
+/* Without a name the file's writer used the default splitter. An unknown name is an error, because
+ * text might be split differently from training. */
 enum status gguf_find_pre(const char *name, size_t n_bytes, const struct gguf_pre **out,
                           struct err *err)
 {

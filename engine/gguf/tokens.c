@@ -81,7 +81,7 @@ void gguf_vocab_close(struct gguf_vocab *v)
     *v = (struct gguf_vocab){0};
 }
 
-/* ---- what ends a text --------------------------------------------------------------------- */
+/* ---- end-of-text ids ---------------------------------------------------------------------- */
 
 static bool is_text(const struct gguf_token *t, const char *text)
 {
@@ -337,7 +337,7 @@ static bool put_named(const struct gguf *g, const struct gguf_vocab *v, const ch
     return found;
 }
 
-/* The file's own key wins; otherwise the pre-tokenizer's model decides. */
+/* The file's own key takes precedence; otherwise the pre-tokenizer's model decides. */
 static bool adds_bos(const struct gguf *g, bool is_llama)
 {
     const char *name = NULL;

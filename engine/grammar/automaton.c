@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* States of a grammar: sets of items, made on demand and interned, with a row of
- * successors for each. Stacks are shared, since most states differ only in what is on top. */
+/* States of a grammar: sets of items, made on demand and interned, with a row of successors for
+ * each. Stacks share their tails, since most states differ only in the top of the stack. */
 #include "engine/grammar/automaton.h"
 
 #include "engine/base/hash.h"
@@ -75,7 +75,7 @@ static size_t lists_bytes(const struct item_lists *l)
            l->table_size * sizeof *l->table;
 }
 
-/* ---- sets of items in the making ---- */
+/* ---- building sets of items ---- */
 
 struct items {
     struct item some[32], *v;
@@ -109,7 +109,8 @@ static void items_put(struct items *s, uint32_t e, uint32_t stack)
     s->v[s->n++] = (struct item){e, stack};
 }
 
-/* One item for each stack: what may follow on the same one is one expression. */
+/* Keeps one item for each stack: the alternatives that share a stack are merged into one
+ * expression. */
 static bool items_merge(struct automaton *a, struct items *s, uint32_t e, uint32_t stack)
 {
     exprs_spend(a->x, 1 + s->n / 8);
@@ -182,8 +183,9 @@ size_t automaton_bytes(const struct automaton *a)
            a->cap_closed * sizeof *a->closed + a->row_bytes;
 }
 
-/* Pops: what has ended goes on with what is on its stack. The kernel keeps what has not ended, and,
- * on the root's stack, an empty rest that says that the text may end. */
+/* Pops: an item whose rule has ended continues with the items on its stack. The kernel keeps the
+ * items that have not ended and, on the root's stack, an empty rest, which means that the text may
+ * end. */
 static void complete(struct automaton *a, struct items *s)
 {
     struct items seen; // stacks popped
@@ -205,7 +207,7 @@ static void complete(struct automaton *a, struct items *s)
             again |= items_merge(a, s, to.e, to.stack);
         }
         if (again) {
-            i = SIZE_MAX; // an item before this one may have become one that can end
+            i = SIZE_MAX; // an item before this one may now be able to end
         }
     }
     items_deinit(&seen);
@@ -239,7 +241,7 @@ static uint32_t intern_state(struct automaton *a, struct items *s)
     return id;
 }
 
-/* The state of these items, of which equal ones are merged. */
+/* The state of these items; equal items are merged. */
 uint32_t automaton_state(struct automaton *a, const struct item *items, size_t n)
 {
     struct items s;
@@ -305,8 +307,8 @@ static uint32_t push(struct automaton *a, const struct items *behind)
     return id;
 }
 
-/* The first in order of the rules that wait: all its callers are known, since none that comes later
- * begins with it. */
+/* The first waiting rule in the order. All its callers are known, since no later rule begins with a
+ * call of it. */
 static struct item take_first(struct automaton *a, struct pending *p)
 {
     uint32_t rule = p->v[0].rule;
@@ -368,7 +370,7 @@ const struct item *automaton_items(struct automaton *a, uint32_t state, size_t *
     return a->closed + a->v[state].closed;
 }
 
-/* A state's row, in which the bytes are dead that none of its items begins with. */
+/* Makes a state's row; bytes that none of its items begins with lead to STATE_DEAD. */
 static void start_row(struct automaton *a, uint32_t state)
 {
     size_t n, n_classes = (size_t)a->x->n_classes;

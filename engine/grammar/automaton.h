@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* States of a grammar over bytes. A state is the set of all ways in which the text so far can be
- * read: pairs of an expression for the rest of the rule that is being read, and a stack of what
- * follows when it ends. States and stacks are interned: texts with the same continuations (as far
- * as the automaton can tell) have the same state, stacks share their tails, and a transition is
- * looked up in the state's row once it is known. A call at the end of a rule leaves nothing on the
- * stack, so that right recursion and lists do not grow it.
+ * parsed. Each way is an item: an expression for the rest of the current rule, and a stack of what
+ * follows when that rule ends. States and stacks are interned: texts with the same continuations
+ * (as far as the automaton can tell) have the same state, stacks share their tails, and a
+ * transition is looked up in the state's row once it is known. A call at the end of a rule pushes
+ * nothing, so right recursion and lists do not grow the stack.
  *
  * When a table is full, x->failed is set; automaton_reset forgets all states.
  *
@@ -19,7 +19,7 @@ struct item {
 };
 
 enum {
-    STATE_DEAD = 0, // no text may begin so
+    STATE_DEAD = 0, // no text of the language begins like this
     STACK_ROOT = 0, // nothing follows
 };
 
@@ -39,9 +39,10 @@ struct automaton {
     struct rules *rules;
     struct item_lists stacks, kernels;
     struct astate {
-        uint32_t *row; // by class of bytes: state + 1; 0 not known yet. NULL: none known
-        uint32_t closed, n_closed; // in `closed`: the kernel's items and those of rules they call
-        uint32_t mask;             // of mask.c: slot + 1
+        uint32_t *row; // by class of bytes: next state + 1; 0: not known yet. NULL: none is known
+        uint32_t closed, n_closed; // range of `closed`: the kernel's items, and those of the rules
+                                   // that they call
+        uint32_t mask;             // slot of masks.c + 1; 0: none
         bool may_end, is_closed;
     } *v; // by kernel id
     uint32_t cap_v;
@@ -57,11 +58,12 @@ void automaton_deinit(struct automaton *a);
 void automaton_reset(struct automaton *a); // forgets all states
 size_t automaton_bytes(const struct automaton *a);
 
-/* The state in which any of the items is to be read. */
+/* The state whose items are these: the rest of the text may follow any of them. */
 uint32_t automaton_state(struct automaton *a, const struct item *items, size_t n);
 uint32_t automaton_step(struct automaton *a, uint32_t state, uint8_t byte);
 
-/* All items of a state, also those of the rules that its items begin with calls of. */
+/* All items of a state. If an item begins with the call of a rule, that rule's items are
+ * included. */
 const struct item *automaton_items(struct automaton *a, uint32_t state, size_t *n);
 
 static inline bool automaton_may_end(const struct automaton *a, uint32_t state)

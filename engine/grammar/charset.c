@@ -38,7 +38,7 @@ static int by_lo(const void *p, const void *q)
     return a->lo < b->lo ? -1 : a->lo > b->lo;
 }
 
-/* Sorts and merges ranges that overlap or touch; the other functions need that. */
+/* Sorts ranges, and merges those that overlap or touch, which the other functions require. */
 void charset_sort(struct charset *s)
 {
     if (s->n > 1) {

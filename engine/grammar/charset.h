@@ -21,15 +21,15 @@ void charset_invert(struct charset *s);
 void charset_sort(struct charset *s);      // sorts and merges
 void charset_add_cases(struct charset *s); // adds the other cases of letters
 
-/* Any single character of the set, without surrogates. */
+/* An expression for any single character of the set, without surrogates. */
 uint32_t charset_expr(struct exprs *x, struct charset *s);
 
-/* \d \w \s and their complements as in Unicode, or else the common subset of Unicode and ECMA-262:
- * \d and \w are ASCII, and their complements exclude the digits and letters of every script. False:
- * no such class. */
+/* Adds \d, \w, \s or a complement: with `unicode` as in Unicode, otherwise the common subset of
+ * Unicode and ECMA-262, where \d and \w are ASCII, and their complements exclude the digits and
+ * letters of every script. False: there is no such class. */
 bool charset_add_escape(struct charset *s, char letter, bool unicode);
 
-/* A general category or one of its groups by name: "L", "Lu", "Nd"...; false: unknown. */
+/* Adds a general category, or a group of these, by name: "L", "Lu", "Nd"...; false: unknown. */
 bool charset_add_category(struct charset *s, const char *name, size_t n);
 
 #endif

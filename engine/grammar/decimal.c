@@ -132,7 +132,7 @@ void decimal_take_one(struct decimal *d)
     d->negative = d->negative && d->whole[0] != '0';
 }
 
-/* To the next whole number upwards or downwards. */
+/* Rounds to the next whole number, upwards or downwards. */
 void decimal_round(struct decimal *d, bool up)
 {
     bool had_part = d->n_part > 0;

@@ -72,7 +72,7 @@ static void branches_put(struct branches *b, uint32_t e)
     b->v[b->n++] = e;
 }
 
-/* Few branches are the rule, so they need no allocation. */
+/* Most lists have few branches, and these need no allocation. */
 static uint32_t branches_end(struct exprs *x, struct branches *b)
 {
     uint32_t e = b->n == 0 ? (uint32_t)EXPR_NONE : b->v[0];
@@ -286,7 +286,7 @@ static int known(const struct exprs *x, uint32_t e)
 }
 
 /* Whether an X_AND or X_NOT matches anything: searches its derivatives for one that accepts, and
- * records the result for those on the way. */
+ * records the result for all derivatives on the path to it. */
 static bool search_match(struct exprs *x, uint32_t e)
 {
     if (known(x, e) >= 0) {
@@ -357,8 +357,8 @@ static uint32_t clean_seq(struct exprs *x, uint32_t e)
     return rest;
 }
 
-/* Removes what matches nothing. Only doubtful expressions (intersections, complements)
- * need the search for a match; results are kept in the node. */
+/* Removes branches that match nothing. Only intersections and complements (XF_DOUBT) need a search
+ * for a match; the result is stored in the node. */
 uint32_t expr_clean(struct exprs *x, uint32_t id)
 {
     struct expr e = x->v[id];

@@ -125,8 +125,8 @@ static uint32_t expression(struct escape *s, uint32_t e)
     return to;
 }
 
-/* A language without calls becomes one text node, which escapes as it goes; only rules
- * need the copies. */
+/* A language without calls becomes one X_TEXT, whose derivatives do the escaping; only rules need
+ * copies. */
 bool escape_json(struct exprs *x, struct rules *rules, uint32_t e, uint32_t *out)
 {
     uint32_t quote = expr_byte(x, '"');

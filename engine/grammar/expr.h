@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Expressions over bytes and rules: what every kind of grammar compiles to, and what its states are
- * made of. Equal expressions have equal ids (they are interned), so that a state of the automaton
- * is an id, and what may follow after a byte is another expression: its derivative. Constructors
- * keep a normal form (no dead branches that can be seen, sequences nested to the right,
- * alternatives sorted, merged and factored by their first part).
+/* | Expressions over bytes and rules: what every kind of grammar compiles to, and what its states
+ * are made of. Equal expressions have equal ids (they are interned), so that a state of the
+ * automaton is an id, and what may follow after a byte is another expression: its derivative.
+ * Constructors keep a normal form: no branch that is obviously dead, sequences nested to the right,
+ * alternatives sorted, merged and factored by their first part.
  *
- * Three kinds are no regular operators but compact forms of large ones:
- *   TEXT     a language over UTF-8 text, written as the inside of a JSON string, its closing quote
- * included MULTIPLE digits of a number that is to be a multiple of something: the state is a
- * remainder OBJECT   the rest of a JSON object whose properties come in order (object.h)
+ * Three kinds are not operators of regular expressions but compact forms of large expressions:
+ *   TEXT      a language over UTF-8 text, written as the inside of a JSON string, with its closing
+ *             quote
+ *   MULTIPLE  digits of a number that must be a multiple of another; the state is a remainder
+ *   OBJECT    the rest of a JSON object whose properties come in order (object.h)
  *
  * Work is counted in units, one for each step of a constructor or a derivative, so that a limit
- * says the same on every machine. Over a limit `failed` is set, and stays so: what was built since
- * then means nothing.
+ * means the same on every machine. When a limit is exceeded, `failed` is set for good: expressions
+ * built since then are meaningless.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_EXPR_H
 #define SLUICE_ENGINE_GRAMMAR_EXPR_H
@@ -25,30 +26,30 @@ enum expr_kind {
     X_NONE,     // matches nothing
     X_EMPTY,    // the empty text
     X_BYTES,    // a: a set of bytes
-    X_SEQ,      // a, then b; a is no X_SEQ
+    X_SEQ,      // a, then b; a is not an X_SEQ
     X_ALT,      // b children at list[a]
     X_AND,      // likewise
-    X_NOT,      // a: every byte string that a is not; under X_AND only
+    X_NOT,      // a: every byte string that a does not match; under X_AND only
     X_REP,      // a, at least b and at most c times
     X_CALL,     // a: a rule
-    X_TEXT,     // a: the text's language; b: where in an escape (text.h)
-    X_MULTIPLE, // a: modulus, b: remainder so far, c: whether points pass
+    X_TEXT,     // a: the text's language; b: position in an escape (text.h)
+    X_MULTIPLE, // a: modulus, b: remainder so far, c: a decimal point is skipped
     X_OBJECT,   // a: object, b: next property, c: pairs so far; see object.h
     X_KEY,      // a, b, c likewise; d: node of the trie of names
 };
 
 enum expr_flag {
     XF_NULLABLE = 1, // matches the empty text
-    XF_CALLS = 2,    // has an X_CALL somewhere
+    XF_CALLS = 2,    // contains an X_CALL
     XF_CALL_FIRST = 4,
-    XF_DOUBT = 8, // has an X_AND or X_NOT: it may be empty without looking so
-    XF_TEXT = 16, // has an X_TEXT
+    XF_DOUBT = 8, // has an X_AND or X_NOT: it may match nothing without being X_NONE
+    XF_TEXT = 16, // contains an X_TEXT
 };
 
 enum { EXPR_NONE = 0, EXPR_EMPTY = 1 };
 #define EXPR_INF UINT32_MAX
 
-/* A count of a repetition, so much less: no less than 0, and no bound stays none. */
+/* A count of a repetition reduced by `by`, to 0 at least; EXPR_INF, which is no bound, stays. */
 static inline uint32_t expr_less(uint32_t count, uint32_t by)
 {
     if (count == EXPR_INF) {
@@ -61,7 +62,7 @@ struct expr {
     uint8_t kind, flags;
     uint32_t hash, next; // chain of the table
     uint32_t a, b, c, d;
-    uint32_t clean; // its id without dead branches, plus 1; 0 unknown
+    uint32_t clean; // id of the expression without dead branches, plus 1; 0: not known yet
 };
 
 struct byte_set {
@@ -88,27 +89,28 @@ struct exprs {
     struct expr_object **objects; // not owned
     uint32_t n_objects, cap_objects;
 
-    uint64_t work, max_work; // units so far in this call, and how many it may have
+    uint64_t work, max_work; // units so far in this call, and their limit
     size_t max_bytes;
     bool failed;
     int depth; // of recursive constructors
 
     uint32_t byte[256]; // expressions of one byte; 0: not made
     uint32_t any_char;  // one character of UTF-8
-    uint32_t any_text;  // any number of them
+    uint32_t any_text;  // any number of characters
 
-    // Bytes that no expression tells apart are of one class.
+    // Bytes that no expression distinguishes are in one class.
     uint8_t class_of[256];
     uint8_t class_byte[256]; // a member of each
     int n_classes;
-    uint64_t classed;          // what there was when the classes were made
-    bool has_text, has_digits; // there are X_TEXT, X_MULTIPLE
+    uint64_t classed;          // number of sets, has_text and has_digits when the classes were
+                               // computed
+    bool has_text, has_digits; // there is an X_TEXT, an X_MULTIPLE
     bool classes_final;
-    struct byte_set
-        own_class; // bytes that something else than a set tells apart: escapes, names of properties
+    struct byte_set own_class; // bytes distinguished by something other than a set: escapes, names
+                               // of properties
 };
 
-enum { EXPRS_FIRST_TABLE = 256 }; // chains of the table, at first
+enum { EXPRS_FIRST_TABLE = 256 }; // initial number of chains of the table
 
 void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work);
 void exprs_deinit(struct exprs *x);
@@ -141,18 +143,23 @@ uint32_t expr_rep(struct exprs *x, uint32_t a, uint32_t lo, uint32_t hi);
 uint32_t expr_optional(struct exprs *x, uint32_t a);
 uint32_t expr_call(struct exprs *x, uint32_t rule);
 uint32_t expr_literal(struct exprs *x, const char *s, size_t n); // these bytes
-uint32_t expr_make(struct exprs *x, struct expr e);              // interned as it is; flags given
+uint32_t expr_make(struct exprs *x, struct expr e);              // interned unchanged, with its
+                                                                 // flags
 
-/* What may follow in `e` after `byte`; without dead branches if `e` had none. */
+/* The derivative: what may follow `byte` in a text of `e`. Without dead branches if `e` has
+ * none. */
 uint32_t expr_derive(struct exprs *x, uint32_t e, uint8_t byte);
 
-/* Adds the bytes after which a derivative of `e` may be alive: after others it is dead. */
+/* Adds the bytes that a text of `e` may begin with, and perhaps others, but never leaves one
+ * out. */
 void expr_first_bytes(struct exprs *x, uint32_t e, struct byte_set *out);
 
-/* `id` without its branches that match nothing; X_NONE if none is left. Searches under X_AND. */
+/* `id` without branches that match nothing; EXPR_NONE if no branch is left. Explores derivatives to
+ * decide whether an X_AND matches anything. */
 uint32_t expr_clean(struct exprs *x, uint32_t id);
 
-/* Calls a rule may begin with: appends (rule, rest). */
+/* Appends the calls that an expression may begin with: the rule called, and the expression after
+ * the call. */
 struct expr_calls {
     struct expr_first {
         uint32_t rule, rest;
@@ -161,7 +168,7 @@ struct expr_calls {
 };
 void expr_first_calls(struct exprs *x, uint32_t id, struct expr_calls *out);
 
-/* Brings class_of up to date with the sets there are. */
+/* Updates class_of for the sets that exist now. */
 void exprs_classify(struct exprs *x);
 
 static inline void byte_set_add(struct byte_set *s, unsigned byte)

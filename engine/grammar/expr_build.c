@@ -68,7 +68,7 @@ uint32_t expr_seq(struct exprs *x, uint32_t a, uint32_t b)
         return a == EXPR_EMPTY ? b : a;
     }
     if (x->v[a].kind != X_SEQ) {
-        const struct expr *p = &x->v[a]; // any number of a, twice, is any number of a
+        const struct expr *p = &x->v[a]; // a* a* = a*
         bool any = p->kind == X_REP && p->b == 0 && p->c == EXPR_INF;
         if (any && head_of(x, b) == a) {
             return b;
@@ -165,7 +165,7 @@ static int by_id(const void *p, const void *q)
     return a < b ? -1 : a > b;
 }
 
-/* Sorted and without doubles; those that begin alike become one. */
+/* Sorts branches, removes duplicates, and merges those with the same first part. */
 static void factor(struct exprs *x, struct many *m)
 {
     struct headed some[24], *h = m->n <= 24 ? some : xmalloc(m->n * sizeof *h);
@@ -213,9 +213,9 @@ static void factor(struct exprs *x, struct many *m)
     }
 }
 
-/* The branches of all, those of nested alternatives too; sets of bytes joined to one. True if one
- * is any text at all, which has all others in it: whatever is compared here has read the same text
- * before, up to the end of a character. */
+/* Collects the branches of all, including those of nested alternatives, and joins sets of bytes to
+ * one. True if one branch is "any text", which then includes all others: alternatives have read the
+ * same text before, up to the end of a character. */
 static bool gather(struct exprs *x, const uint32_t *e, size_t n, struct many *out)
 {
     struct byte_set set = {0};
@@ -328,7 +328,7 @@ uint32_t expr_and(struct exprs *x, const uint32_t *e, size_t n)
             const struct expr *q = &x->v[list[j]];
             dead |= list[j] == EXPR_NONE;
             if (list[j] == x->any_text) {
-                any = true; // is in every other that is no X_NOT
+                any = true; // a subset of each of the others, unless that is an X_NOT
             } else if (q->kind != X_NOT || q->a != EXPR_NONE) {
                 positive |= q->kind != X_NOT;
                 many_put(&m, list[j]);
@@ -442,7 +442,7 @@ void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work)
     expr_make(x, (struct expr){.kind = X_EMPTY, .flags = XF_NULLABLE});
     x->any_char = any_char(x);
     x->any_text = expr_rep(x, x->any_char, 0, EXPR_INF);
-    x->max_bytes = max_bytes; // what is above is there under any limits
+    x->max_bytes = max_bytes; // the common expressions above are made under any limits
     x->max_work = max_work;
     x->work = 0;
 }

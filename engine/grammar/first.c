@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Bytes that a text of an expression may begin with: most bytes are none of them, and need no
- * derivative to be known as dead. */
+/* Bytes that a text of an expression may begin with. Most bytes are not among them, and are known
+ * to be dead without computing a derivative. */
 #include "engine/grammar/expr.h"
 #include "engine/grammar/object.h"
 #include "engine/grammar/text.h"
 
-enum { FIRST_DEPTH = 200 }; // of recursion: below, any byte may be the first
+enum { FIRST_DEPTH = 200 }; // depth of recursion; below it any byte is allowed
 
 static void add_set(struct byte_set *to, const struct byte_set *from)
 {
@@ -23,7 +23,7 @@ static void add_all(struct byte_set *to)
 
 static void first(struct exprs *x, uint32_t id, struct byte_set *out, int depth);
 
-/* What all of them may begin with. */
+/* The intersection of what the children may begin with. */
 static void first_and(struct exprs *x, struct expr e, struct byte_set *out, int depth)
 {
     struct byte_set all;

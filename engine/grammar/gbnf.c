@@ -114,7 +114,7 @@ static bool at_rule(struct gbnf *g)
 
 /* ---- characters ---- */
 
-/* Surrogates and numbers above 0x10ffff are refused, since no text in UTF-8 has them. */
+/* Surrogates and numbers above 0x10ffff are errors, since UTF-8 text cannot contain them. */
 static enum status parse_hex(struct gbnf *g, int digits, uint32_t *v)
 {
     *v = 0;

@@ -16,8 +16,8 @@
 
 const char *const grammar_kind_names[GRAMMAR_N_KINDS] = {"schema", "regex", "gbnf", "lark", "tags"};
 
-/* A compiled grammar: what compiling has made ends at `mark`; expressions and states
- * beyond it are made while the grammar is used, and may be forgotten. */
+/* A compiled grammar. Expressions up to `mark` are the result of compiling; expressions after it,
+ * and all states, are made while the grammar is used and may be dropped. */
 struct grammar {
     struct exprs x;
     struct rules rules;
@@ -335,7 +335,7 @@ const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_
     return known ? v->text + v->text_at[id] : NULL;
 }
 
-/* Ends are no text: they are allowed where the text may end. */
+/* End ids are not text: they are allowed where the text may end. */
 bool grammar_is_end(const struct grammar *g, int32_t id)
 {
     const struct grammar_vocab *v = grammar_vocabulary(g);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* | Grammars for output: a JSON schema, a regular expression, a context-free grammar (GBNF, Lark),
- * or tags that embed these in free text; and the tokens that may come next.
+ * or tags that embed these in free text. A compiled grammar says which tokens may come next.
  *
  * A text is a string of bytes; how it is split into tokens does not matter. A token is allowed
  * after a text if and only if the text followed by the token's bytes is a prefix of some text of
@@ -36,8 +36,8 @@ struct grammar_vocab;
 enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const int32_t *end_ids,
                                size_t n_end_ids, struct grammar_vocab **out, struct err *err);
 
-/* The same from a list; tokens without bytes are never allowed, nor are those with the byte 0xff,
- * which occurs in no text. The bytes are copied. */
+/* The same from a list. Tokens without bytes are never allowed, nor are tokens with the byte 0xff,
+ * which UTF-8 never contains. The bytes are copied. */
 struct grammar_token {
     const char *bytes;
     size_t n_bytes;
@@ -66,8 +66,8 @@ struct grammar_source {
     size_t n_bytes;
     // Only for schemas:
     bool disable_any_whitespace; // no white space between JSON tokens
-    bool open_objects; // objects that list properties may have others unless the schema forbids
-                       // them
+    bool open_objects; // objects with a list of properties may have others too, unless the schema
+                       // forbids them
     const char *whitespace_pattern; // a regular expression for the white space; NULL: up to 24
                                     // characters
 };
@@ -118,8 +118,8 @@ enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes,
 enum status grammar_fold_tokens(struct grammar *g, const int32_t *ids, size_t n_ids,
                                 struct grammar_state *state);
 
-/* The vocabulary of the grammar, or NULL; a token's bytes in it, NULL if it has none; whether an id
- * is one of its end ids. */
+/* grammar_vocabulary: the grammar's vocabulary, or NULL. grammar_token_bytes: a token's bytes, NULL
+ * if it has none. grammar_is_end: whether the id is one of the vocabulary's end ids. */
 const struct grammar_vocab *grammar_vocabulary(const struct grammar *g);
 const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_t *n_bytes);
 bool grammar_is_end(const struct grammar *g, int32_t id);
@@ -127,8 +127,8 @@ bool grammar_is_end(const struct grammar *g, int32_t id);
 /* Whether the text may end here. False for a stale state. */
 bool grammar_may_end(struct grammar *g, struct grammar_state state);
 
-/* Bit i % 32 of words[i / 32] tells whether id i is allowed. Bits from n_ids on are 0. OK,
- * ERR_LIMIT or ERR_BUSY; on errors all words are 0. */
+/* Bit i % 32 of words[i / 32] is 1 if id i is allowed. Bits from n_ids on are 0. OK, ERR_LIMIT or
+ * ERR_BUSY; on errors all words are 0. */
 size_t grammar_mask_words(const struct grammar_vocab *v);
 enum status grammar_mask(struct grammar *g, struct grammar_state state, uint32_t *words);
 
@@ -140,8 +140,9 @@ enum status grammar_allows(struct grammar *g, struct grammar_state state, int32_
  * a choice, or where the text may end. */
 size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes, size_t max);
 
-/* The same as tokens, as split by the vocabulary's tokenizer, if there are at least min_bytes: the
- * first ones, at most max. Only a guess, since the model may split the text differently. */
+/* The same as tokens, split by the vocabulary's tokenizer: the first `max` at most, and none if
+ * fewer than min_bytes bytes must follow. Only a guess, since the model may split the text
+ * differently. */
 size_t grammar_forced_tokens(struct grammar *g, struct grammar_state state, size_t min_bytes,
                              int32_t *ids, size_t max);
 

@@ -325,8 +325,8 @@ static enum status parse_behind(struct lark *g, bool *holds)
 }
 
 /* The parts are joined from the last to the first, so that the sequence nests to the right. A
- * condition at the end that does not hold removes the branch, and the calls in it: with them, a
- * count that the condition limits would have no end. */
+ * condition at the end that does not hold removes the branch with its calls. Otherwise recursion
+ * with a counter that the condition limits would never end. */
 static enum status sequence_expr(struct lark *g, uint32_t *e)
 {
     uint32_t *part = NULL, n = 0, cap = 0, n_calls = g->calls.n;

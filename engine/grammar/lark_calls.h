@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rules of a Lark grammar that are called, once for each value of their parameter. Each becomes
- * a rule of the automaton.
+/* The rules that a Lark grammar calls, one entry for each pair of a rule and a value of its
+ * parameter. Each pair becomes a rule of the automaton.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_LARK_CALLS_H
 #define SLUICE_ENGINE_GRAMMAR_LARK_CALLS_H
@@ -22,7 +22,7 @@ struct lark_calls {
 
 void lark_calls_deinit(struct lark_calls *c);
 
-/* The rule for a name and a value, without a body if it is new; false: there are too many. */
+/* The rule for a name and a value; a new one has no body yet. False: there are too many. */
 bool lark_calls_add(struct lark_calls *c, struct rules *rules, uint32_t name, uint64_t value,
                     uint32_t *rule);
 

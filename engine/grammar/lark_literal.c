@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Surrogates and numbers above 0x10ffff are refused, since no text in UTF-8 has them. */
+/* Surrogates and numbers above 0x10ffff are errors, since UTF-8 text cannot contain them. */
 static enum status parse_hex(struct lark_lex *lex, const char *s, size_t n, size_t digits,
                              uint32_t *v)
 {

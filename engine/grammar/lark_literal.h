@@ -7,7 +7,7 @@
 #include "engine/grammar/lark_lex.h"
 #include "engine/grammar/regex.h"
 
-/* Each reports errors by lark_fail at the lexer's position. */
+/* Each function reports errors by lark_fail, at the lexer's position. */
 enum status lark_string(struct lark_lex *lex, struct exprs *x, struct lark_word w, uint32_t *e);
 enum status lark_range(struct lark_lex *lex, struct exprs *x, struct lark_word from,
                        struct lark_word to, uint32_t *e); // "a".."z"

@@ -10,11 +10,11 @@
 
 #include <stdint.h>
 
-/* After "::": computes the value to pass from the current one; has_value false: the current rule
- * has no parameter. */
+/* Called after "::": computes the value to pass (*to) from the current rule's `value`. has_value
+ * false: the current rule has no parameter. */
 enum status lark_parameter(struct lark_lex *l, bool has_value, uint64_t value, uint64_t *to);
 
-/* After "%if". */
+/* Called after "%if": whether the condition holds for the current rule's `value`. */
 enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, bool *holds,
                            int depth);
 

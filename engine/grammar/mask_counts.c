@@ -104,7 +104,7 @@ void counts_allow(const struct counts *t, struct masks *m, uint32_t limit, struc
             size_t n = n_words - at < BLOCK ? n_words - at : BLOCK;
             allow_block(t, at, n, n_words, limit, f->words + at);
         }
-        f->n_ids = f->max_ids + 1; // they are no list
+        f->n_ids = f->max_ids + 1; // too many for a list
     }
     for (uint32_t i = 0; i < t->n_list; i++) {
         if (t->list[i].n <= limit) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tokens with a number each, for masks of those whose number is at most some limit.
+/* Tokens with one number each, to build masks of the tokens whose number is at most a limit.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_MASK_COUNTS_H
 #define SLUICE_ENGINE_GRAMMAR_MASK_COUNTS_H
@@ -11,21 +11,21 @@ struct counts {
     struct count {
         uint32_t n;
         int32_t id;
-    } *list; // where they are few; else
+    } *list; // if there are few; otherwise words and planes
     uint32_t n_list;
     uint32_t *words;  // all tokens
     uint32_t *planes; // plane k: tokens whose number has bit k
     uint32_t n_planes;
 };
 
-/* Between counts_begin and counts_end each token is put once. */
+/* Call counts_put once for each token, between counts_begin and counts_end. */
 void counts_begin(struct counts *t, const struct grammar_vocab *v);
 void counts_put(struct counts *t, const struct grammar_vocab *v, uint32_t n, int32_t id);
 void counts_end(struct counts *t, const struct grammar_vocab *v);
 void counts_free(struct counts *t);
 size_t counts_bytes(const struct counts *t, const struct grammar_vocab *v);
 
-/* Allows those of at most `limit`. */
+/* Allows the tokens whose number is at most `limit`. */
 void counts_allow(const struct counts *t, struct masks *m, uint32_t limit, struct found *f);
 
 #endif

@@ -49,9 +49,10 @@ static void fill_head(struct masks *m, struct head *h)
 
 /* ---- heads that are soon plain text ---- */
 
-/* A text that must not be one of some names, or that has to begin in a certain way, is soon any
- * text: from there on its tokens are those of the inside of a string, which the vocabulary has.
- * The trie is walked with both, and where both come to the same state they have the same below. */
+/* A text that must differ from some names, or that must begin in a certain way, soon becomes
+ * unconstrained: from there on its tokens are those of the inside of a string, which the vocabulary
+ * has. The trie is walked with both texts at once, and where both reach the same state the tokens
+ * below are the same. */
 struct beside {
     struct masks *m;
     struct head *h;
@@ -66,7 +67,7 @@ static void put_end(struct beside *b, uint32_t at)
     b->h->ends[b->h->n_ends++] = at;
 }
 
-/* The plain text's ends before a node: those from `from` on are the head's as well. */
+/* Adds the plain text's ends before a node, from `from` on: these are ends of the head, too. */
 static void take_ends(struct beside *b, uint32_t from, uint32_t before)
 {
     const struct text_tails *t = b->in->tails;
@@ -122,8 +123,9 @@ static void walk_beside(struct beside *b, uint32_t state, uint32_t plain)
     exprs_spend(m->a->x, seen / 8);
 }
 
-/* The plain text that a text may soon be: where a letter leads to plain text, that which it leads
- * there from. Any of some letters: one may be that of a name. */
+/* The plain text that a text may soon become. Derives the text by a letter; if the result is plain,
+ * returns the plain text with the same derivative. Several letters are tried, because one may be
+ * the start of a name. */
 static uint32_t soon(struct masks *m, uint32_t e)
 {
     struct exprs *x = m->a->x;
@@ -155,7 +157,7 @@ static bool are_alike(struct automaton *a, uint32_t state, uint32_t other)
     return same > others;
 }
 
-/* False: it is no text, or not soon a plain one. */
+/* False: not a text, or not one that soon becomes plain. */
 static bool fill_beside(struct masks *m, struct head *h)
 {
     struct item it = {h->e, STACK_ROOT}, other = {soon(m, h->e), STACK_ROOT};
@@ -173,7 +175,7 @@ static bool fill_beside(struct masks *m, struct head *h)
     struct beside b = {.m = m, .h = h, .in = &in};
     b.path = xmalloc((m->vocab->max_depth + 1) * sizeof *b.path);
     inside_allow(m, &in, &m->head);
-    m->head.n_ids = m->head.max_ids + 1; // they are no list
+    m->head.n_ids = m->head.max_ids + 1; // too many for a list
     walk_beside(&b, state, plain);
     free(b.path);
     return true;

@@ -29,8 +29,7 @@ static void allow_counted(const struct text_token *v, uint32_t n, const struct i
     }
 }
 
-/* Words of masks for short limits are ready for each of them; longer tokens are checked
- * one by one. */
+/* There is a mask for each short limit; for longer limits, long tokens are checked one by one. */
 void inside_allow(struct masks *m, const struct inside *in, struct found *f)
 {
     const struct vocab_text *t = m->vocab->in_string;
@@ -60,7 +59,7 @@ void inside_allow(struct masks *m, const struct inside *in, struct found *f)
     }
 }
 
-/* Tokens that close it and go on, whose tails are read from a state. */
+/* Tokens that close the string and continue: their tails are checked from a state. */
 static void walk_tails(struct masks *m, const struct text_tails *t, const struct inside *in,
                        uint32_t state, struct found *f)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tokens inside a JSON string whose text is free or counted: the vocabulary has them already
- * (vocab_text.h).
+/* Tokens inside a JSON string whose text is free, or restricted only in its number of characters.
+ * The vocabulary has their masks already (vocab_text.h).
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_MASK_INSIDE_H
 #define SLUICE_ENGINE_GRAMMAR_MASK_INSIDE_H
@@ -17,10 +17,11 @@ struct inside {
 
 bool inside_is(const struct masks *m, uint32_t e, struct inside *in); // whether `e` is such a text
 
-/* What the vocabulary has of it: without tokens that close it and go on. */
+/* Allows the tokens that the vocabulary has for such a text, except those that close it and
+ * continue. */
 void inside_allow(struct masks *m, const struct inside *in, struct found *f);
 
-/* All of it, with what may follow. False: it is no such text. */
+/* Allows all tokens of such a text, given what may follow it. False: `e` is not such a text. */
 bool inside_add(struct masks *m, uint32_t e, uint32_t rest, uint32_t stack, struct found *f);
 
 #endif

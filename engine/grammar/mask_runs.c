@@ -11,8 +11,8 @@
 #include "engine/grammar/text.h"
 
 enum {
-    COUNT_MIN = 8, // shorter repetitions take the run of a longer one, and have none of their own
-    PARTS_MAX = 8, // before the repetition
+    COUNT_MIN = 8,    // shorter repetitions use an existing run of a longer one, and make none
+    PARTS_MAX = 8,    // before the repetition
     EXITS_MAX = 6000, // of a run, for what follows
     N_PLACES = 64,    // of a run, that are remembered
 };
@@ -142,7 +142,7 @@ static bool as_counted(struct exprs *x, uint32_t e, uint32_t from, struct counte
 
 /* ---- the walk ---- */
 
-/* Where a state of the run is. */
+/* The position of a state in the run. */
 enum place { UNFIT, OUTSIDE, INSIDE, BETWEEN /* rounds */ };
 
 static enum place place_of_parts(const struct exprs *x, uint32_t e, uint32_t last)
@@ -315,8 +315,9 @@ static struct mask_run *new_run(struct masks *m, uint32_t e)
     return &m->runs[m->n_runs++];
 }
 
-/* The exits of an item's run, made if they are new, for what begins with `first`. When the cache is
- * full, all runs and heads are dropped. NULL: the run is unfit, or a limit was exceeded. */
+/* The exits of an item's run if what follows begins with a byte in `first`; made if they are new.
+ * When the cache is full, all runs and heads are dropped. NULL: the run is unfit, or a limit was
+ * exceeded. */
 static const struct run_exits *get_exits(struct masks *m, const struct counted *c,
                                          const struct byte_set *first, struct mask_run **run)
 {
@@ -344,7 +345,7 @@ static const struct run_exits *get_exits(struct masks *m, const struct counted *
     return known;
 }
 
-/* Whether an item's run is there, or should be made. */
+/* Whether an item's run exists, or should be made. */
 static bool has_run(struct masks *m, const struct counted *c)
 {
     const struct mask_run *r = find_run(m, c->run);
@@ -356,7 +357,7 @@ static bool has_run(struct masks *m, const struct counted *c)
 
 /* ---- an item's tokens ---- */
 
-/* Classes of bytes after which a state is not dead. */
+/* The classes of bytes that do not lead to STATE_DEAD. */
 static struct byte_set first_classes(struct automaton *a, uint32_t state)
 {
     struct byte_set first = {{0}};

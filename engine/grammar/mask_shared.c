@@ -49,7 +49,7 @@ void mask_shared_drop(struct masks *m)
     m->shared_dropped = true;
     heads_free(m);
     runs_free(m);
-    if (m->now.bases.n > 0) { // they may have been of heads
+    if (m->now.bases.n > 0) { // masks may refer to heads
         m->now.bases.n += MASK_BASES;
     }
 }

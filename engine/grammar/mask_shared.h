@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Heads and runs, which the masks of many states share: how much memory they take, and giving it
- * back.
+/* The memory of heads and runs, which the masks of many states share: its size, and how it is
+ * freed.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_MASK_SHARED_H
 #define SLUICE_ENGINE_GRAMMAR_MASK_SHARED_H
@@ -8,11 +8,12 @@
 #include "engine/grammar/mask_counts.h"
 #include "engine/grammar/mask_walk.h"
 
-/* Nodes at which an item has left its run by their byte, for what may follow. */
+/* The nodes of the trie whose byte makes an item leave its run, for one set of bytes that may
+ * follow. */
 struct run_exits {
     struct byte_set first; // classes of bytes that what follows may begin with
     struct run_exit {
-        uint32_t node, n; // rounds begun before it
+        uint32_t node, n; // n: rounds that have begun before the node
     } *v;
     uint32_t n, cap;
     bool too_many;
@@ -22,14 +23,14 @@ struct mask_run {
     uint32_t e; // the run
     bool unfit; // rounds cannot be counted
     bool has_tokens;
-    struct counts tokens; // that stay in it, with the rounds that they begin
+    struct counts tokens; // tokens that stay in the run, with the number of rounds that they begin
     struct run_exits *exits;
     uint32_t n_exits, cap_exits;
 };
 
 size_t head_bytes(const struct masks *m, const struct head *h);
 size_t run_bytes(const struct masks *m, const struct mask_run *r);
-void heads_free(struct masks *m); // all of them
+void heads_free(struct masks *m); // frees all heads
 void runs_free(struct masks *m);
 
 /* Frees all heads and runs while a mask is being made. */

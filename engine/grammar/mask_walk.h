@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Masks in the making: what is found on a walk of the vocabulary's trie with the states of the
- * automaton. `struct masks` is what all files of masks.h work on.
+/* Building masks: the tokens found by walking the vocabulary's trie with the states of the
+ * automaton. All files behind masks.h work on `struct masks`.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_MASK_WALK_H
 #define SLUICE_ENGINE_GRAMMAR_MASK_WALK_H
@@ -14,13 +14,13 @@
 
 enum { MASK_BASES = 2 };
 
-/* Masks that others have all of: words of the vocabulary, or of heads. */
+/* Masks that are part of other masks as a whole: words of the vocabulary, or of heads. */
 struct mask_bases {
     const uint32_t *words[MASK_BASES];
-    uint32_t n; // more than there is room for: not all are here
+    uint32_t n; // above MASK_BASES: not all are in `words`
 };
 
-/* A mask in the making: its words, and the ids in them that no base brought. */
+/* A mask that is being built: its words, and the allowed ids that do not come from a base. */
 struct found {
     uint32_t *words;
     struct mask_bases bases;
@@ -33,8 +33,8 @@ struct masks {
     struct automaton *a;
     struct mask_slot {
         uint32_t state, newer, older; // the list of use
-        uint32_t *words;              // all of them, or
-        struct mask_bases bases;      // all of these, and
+        uint32_t *words;              // the whole mask; or
+        struct mask_bases bases;      // all ids of these, and
         int32_t *ids;                 // these ids
         uint32_t n_ids;
     } *v;
@@ -44,11 +44,11 @@ struct masks {
 
     struct head {
         uint32_t e;
-        bool whole;      // too many ends: not worth it
+        bool whole;      // too many ends to be worth it
         uint32_t *words; // tokens that stay in it, or end with it; or
         int32_t *ids;    // the same where they are few
         uint32_t n_ids;
-        uint32_t *ends; // nodes with more after them
+        uint32_t *ends; // nodes of the trie where the head ends and tokens continue
         uint32_t n_ends;
     } *heads;
     uint32_t n_heads, cap_heads;
@@ -121,7 +121,7 @@ static inline uint32_t step(struct automaton *a, uint32_t state, uint8_t byte)
     return automaton_step(a, state, byte);
 }
 
-/* Allows what is below a node, read from a state. */
+/* Allows the tokens below the node `from`, which is reached in `state`. */
 void mask_walk(struct masks *m, uint32_t from, uint32_t state, struct found *f);
 
 #endif

@@ -11,7 +11,7 @@
 
 enum {
     LEAD_MAX = 4,   // parts before the long one in a head
-    REPEAT_MIN = 8, // a shorter repetition is no head
+    REPEAT_MIN = 8, // a shorter repetition is not worth a head
 };
 
 void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a,
@@ -56,8 +56,8 @@ size_t masks_bytes(const struct masks *m)
 
 /* ---- a state's mask ---- */
 
-/* Cuts an expression into a head and the rest, where it has one. A single byte after a repetition
- * belongs to the head: what ends at a quote ends in few tokens. */
+/* Cuts an expression into a head, if it has one, and the rest. A single byte after a repetition
+ * belongs to the head: few tokens contain a closing quote, so the head then has few ends. */
 static bool split_head(struct exprs *x, uint32_t e, uint32_t *head, uint32_t *rest)
 {
     uint32_t part[LEAD_MAX + 2], n = 0;
@@ -95,7 +95,7 @@ struct plain {
     size_t n, cap;
 };
 
-/* Objects as what they begin with, so that their white space is seen. */
+/* Replaces objects by their expansion, so that white space at their beginning is found. */
 static uint32_t expand(struct exprs *x, uint32_t e)
 {
     uint32_t first = x->v[e].kind == X_SEQ ? x->v[e].a : e;
@@ -146,8 +146,8 @@ static void put_plain(struct plain *plain, uint32_t e, uint32_t stack)
     }
 }
 
-/* What begins with alternatives: those that have a head have it each, also where the same follows
- * all of them. */
+/* For items that begin with alternatives: each alternative may have its own head, even where the
+ * same expression follows all of them. */
 static void add_branches(struct masks *m, uint32_t e, uint32_t stack, struct found *f,
                          struct plain *plain)
 {
@@ -168,7 +168,7 @@ static void add_branches(struct masks *m, uint32_t e, uint32_t stack, struct fou
     free(left);
 }
 
-/* One item's tokens. Heads and strings take their short cuts; what is left needs a walk
+/* One item's tokens. Heads and strings have short cuts; the remaining items need a walk
  * (`plain`). */
 static void add_item(struct masks *m, struct item it, struct found *f, struct plain *plain)
 {
@@ -308,7 +308,7 @@ void masks_get(struct masks *m, uint32_t state, uint32_t *words)
     m->now.n_ids = 0;
     m->now.bases = (struct mask_bases){0};
     compute(m, state, &m->now);
-    while (m->shared_dropped && m->oldest) { // they may have been made of these
+    while (m->shared_dropped && m->oldest) { // masks may have been made of these
         drop_oldest(m);
     }
     m->shared_dropped = false;

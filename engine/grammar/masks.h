@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Masks over the vocabulary: the trie of tokens walked with the states of the automaton.
- * * What a state allows is the union of what its items allow, and an item that begins with
- * a long-lived part (the inside of a string, a repetition) allows, whatever comes after
- * it, all tokens that stay in this part: these are found once for the part (a head), with
- * the nodes of the trie at which it ends; from there on the walk goes on with what
- * follows. Thread: one owner. */
+/* | Masks over the vocabulary, found by walking the trie of tokens with the states of the
+ * automaton.
+ *
+ * A state allows the union of the tokens that its items allow. Many items begin with a long-lived
+ * part, such as the inside of a string or a repetition. Such an item allows all tokens that stay in
+ * this part, independently of what follows the part. These tokens are found once for the part (a
+ * "head"), with the nodes of the trie at which the part ends; from these nodes the walk continues
+ * with what follows.
+ * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_MASKS_H
 #define SLUICE_ENGINE_GRAMMAR_MASKS_H
 

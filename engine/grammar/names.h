@@ -17,7 +17,7 @@ struct names {
     uint32_t *table, table_size;
 };
 
-uint32_t names_get(struct names *l, const char *s, size_t n); // adds it if it is new
+uint32_t names_get(struct names *l, const char *s, size_t n); // adds the name if it is new
 void names_deinit(struct names *l);
 
 #endif

@@ -137,8 +137,8 @@ static struct decimal least_whole(struct decimal v, bool excluded)
     return v;
 }
 
-/* Integers: positive and negative ranges apart, since the digits of negative ones run the
- * other way. */
+/* Integers. Positive and negative ranges are built separately, since the order of negative numbers
+ * is reversed. */
 uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
 {
     struct decimal lo = least_whole(b->min, b->min_excluded);
@@ -157,8 +157,8 @@ uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
 
 /* ---- numbers with a point ---- */
 
-/* What may follow a whole part equal to the bound's, so that the number is at least (or at most)
- * the bound. */
+/* The fraction after a whole part that equals the bound's, such that the number is at least (or at
+ * most) the bound. */
 static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool least,
                               bool excluded)
 {
@@ -315,7 +315,7 @@ static uint64_t without_factor(uint64_t modulus, uint64_t power)
     return modulus / a;
 }
 
-/* Digits modulo `of`: an automaton over the rest so far. False: the modulus is too large. */
+/* Digits modulo `of`: an automaton over the remainder so far. False: the modulus is too large. */
 bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of,
                      bool whole, uint32_t *e)
 {

@@ -17,10 +17,10 @@ struct number_bounds {
 void number_above(struct number_bounds *b, const struct decimal *v, bool excluded);
 void number_below(struct number_bounds *b, const struct decimal *v, bool excluded);
 
-/* Whole numbers, written without point or exponent; no "-0". */
+/* Whole numbers within the bounds, written without point or exponent; "-0" is excluded. */
 uint32_t number_integer(struct exprs *x, const struct number_bounds *b);
 
-/* Any numbers; with bounds, without exponent. */
+/* Any numbers within the bounds; if there are bounds, written without exponent. */
 uint32_t number_any(struct exprs *x, const struct number_bounds *b);
 
 /* Multiples of `of` (above 0) within the bounds, written without exponent and with at most as many

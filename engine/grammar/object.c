@@ -90,7 +90,7 @@ static uint32_t trie_child(const struct expr_object *o, uint32_t at, uint8_t byt
     return c;
 }
 
-/* The child by this byte, made if it is not there. Bytes of names are told apart, so they
+/* The child by this byte, made if it is not there. Bytes of names must be distinguished, so they
  * get classes of their own. */
 static uint32_t trie_step(struct exprs *x, struct expr_object *o, uint32_t at, uint8_t byte)
 {
@@ -268,8 +268,8 @@ static uint32_t others(struct exprs *x, const struct expr_object *o, uint32_t pa
     return expr_seq3(x, o->other, expr_rep(x, again, lo, hi), end);
 }
 
-/* What may follow a pair: another one with a later property, an unnamed one, or the end if
- * nothing required is left. */
+/* The expression after a pair: a pair with a later property, a pair with an undeclared name, or the
+ * end if nothing required is left. */
 uint32_t object_expand(struct exprs *x, uint32_t e)
 {
     uint32_t id = x->v[e].a, next = x->v[e].b, pairs = x->v[e].c;
@@ -297,7 +297,8 @@ void object_first_of_key(struct exprs *x, uint32_t e, struct byte_set *out)
     }
 }
 
-/* A byte of a name: down the trie, or at its end the property's value. */
+/* The derivative within a name: the next node of the trie, or the property's value at the end of
+ * the name. */
 uint32_t object_derive_key(struct exprs *x, uint32_t e, uint8_t byte)
 {
     uint32_t id = x->v[e].a, next = x->v[e].b, pairs = x->v[e].c;

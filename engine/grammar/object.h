@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The remainder of a JSON object whose named properties come in a fixed order, followed by any
- * others: each position in it is one expression node, expanded when it is reached. All names are in
- * one trie, so that hundreds of optional properties cost no more at a position than the bytes of
+ * others. Each position in the object is one expression, expanded when it is reached. All names are
+ * in one trie, so that hundreds of optional properties cost no more at a position than the bytes of
  * the names that may follow.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_OBJECT_H
@@ -30,8 +30,8 @@ struct expr_object {
     bool bare;
 
     // Computed by object_finish.
-    uint32_t *next_required; // of v[i] and later ones; n: none
-    uint32_t *n_required;    // of v[i] and later ones
+    uint32_t *next_required; // index of the first required property from v[i] on; n: none
+    uint32_t *n_required;    // number of required properties from v[i] on
     struct key_node {
         uint32_t child, sibling; // 0: none
         uint32_t first, count;   // range of `below`: the properties whose names continue from here,
@@ -55,7 +55,7 @@ uint32_t object_start(struct exprs *x, struct expr_object *o);
 /* Builds the trie, after all values are final, and before any derivative of the object. */
 void object_finish(struct exprs *x, struct expr_object *o);
 
-/* Whether any text can complete it: all required properties are possible. */
+/* Whether any text can complete the object: all required properties are possible. */
 bool object_has_room(const struct expr_object *o);
 
 uint32_t object_expand(struct exprs *x, uint32_t e);                         // an X_OBJECT

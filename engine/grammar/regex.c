@@ -180,8 +180,8 @@ static enum status parse_flags(struct parser *p, bool *group, struct err *err)
     return regex_wrong(&p->in, err, "a group has no end");
 }
 
-/* Constructs that would need more than a regular language are refused by name. Flags set inside the
- * group end with it. */
+/* Constructs that are not regular are errors that name them. Flags set inside the group end with
+ * it. */
 static enum status parse_group(struct parser *p, uint32_t *node, struct err *err)
 {
     static const struct {

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Errors name the byte where the parser stands. */
+/* Errors name the byte at the parser's position. */
 enum status regex_wrong(const struct regex_source *in, struct err *err, const char *fmt, ...)
 {
     char text[256];
@@ -48,7 +48,7 @@ static enum status parse_hex(struct regex_source *in, int min, int max, uint32_t
     return OK;
 }
 
-/* Behind \x, \u or \U: digits, or digits in braces. */
+/* After \x, \u or \U: digits, or digits in braces. */
 static enum status parse_code(struct regex_source *in, int digits, uint32_t *v, struct err *err)
 {
     if (in->at < in->n && in->s[in->at] == '{') {
@@ -123,7 +123,7 @@ static enum status parse_category(struct regex_source *in, bool invert, struct c
     return OK;
 }
 
-/* Behind a backslash. *one: the character, if it is one; else UINT32_MAX, and the set is in `out`.
+/* After a backslash. *one: the character; UINT32_MAX if it is a set, which is then in `out`.
  */
 static enum status parse_escape(struct regex_source *in, bool in_class, uint32_t *one,
                                 struct charset *out, struct err *err)
@@ -261,8 +261,8 @@ static enum status parse_member(struct regex_source *in, uint32_t *one, struct c
     return OK;
 }
 
-/* Whether a "]" at the start of a class is one of its members: if another one follows that can end
- * the class. Otherwise "[]" and "[^]" are nothing, and everything, as in ECMA-262. */
+/* Whether a "]" at the start of a class is a member of it: it is, if another "]" follows that can
+ * end the class. Otherwise "[]" matches nothing and "[^]" everything, as in ECMA-262. */
 static bool starts_with_bracket(const struct regex_source *in)
 {
     size_t at = in->at + 1;

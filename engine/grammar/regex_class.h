@@ -11,11 +11,11 @@
 struct regex_source {
     const char *s;
     size_t n, at;
-    bool unicode;     // \d, \w and \s are not ASCII alone
-    bool ignore_case; // here: a group may change it
+    bool unicode;     // \d, \w and \s include more than ASCII
+    bool ignore_case; // at this position, since a group may change it
 };
 
-/* Writes the sentence and where; returns ERR_INVALID. */
+/* Writes the sentence and the position to err; returns ERR_INVALID. */
 enum status regex_wrong(const struct regex_source *in, struct err *err, const char *fmt, ...)
     PRINTF_LIKE(3, 4);
 

@@ -316,8 +316,8 @@ struct graph {
     uint32_t n_groups;
 };
 
-/* Tarjan: finds groups of mutually left-recursive rules. A group is numbered after all groups that
- * its rules begin with calls of. */
+/* Tarjan's algorithm: finds groups of mutually left-recursive rules. If a rule begins with a call
+ * of another group, its own group has the higher number. */
 static void visit(struct graph *g, uint32_t v)
 {
     g->number[v] = g->low[v] = ++g->count;
@@ -554,7 +554,7 @@ static void remove_left_recursion(struct exprs *x, struct rules *r)
 /* ---- */
 
 /* Rules that can match no text at all are replaced by EXPR_NONE, so that no mask allows a token
- * that leads nowhere. */
+ * after which the text cannot be completed. */
 static void remove_dead(struct exprs *x, struct rules *r, uint32_t *start)
 {
     struct facts f = {.x = x, .fact = PRODUCTIVE};

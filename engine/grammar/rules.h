@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rules: named expressions that may call each other. Parsers add them as they occur; rules_finish
- * converts them to the form that the automaton needs: no rule matches the empty text (calls of one
- * that did become optional), none is left recursive, directly or indirectly (it is converted to
- * right recursion), and none is dead (every call can complete).
+ * converts them to the form that the automaton needs: no rule matches the empty text (calls of a
+ * rule that did become optional), no rule is left-recursive, directly or indirectly (it is
+ * converted to right recursion), and no rule is dead (every call can complete).
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_RULES_H
 #define SLUICE_ENGINE_GRAMMAR_RULES_H
@@ -14,7 +14,7 @@
 struct rules {
     struct rule {
         uint32_t body;  // an expression
-        uint32_t order; // a rule comes before the rules that it begins with calls of
+        uint32_t order; // a rule that begins with a call has a lower number than the rule it calls
     } *v;
     uint32_t n, cap;
 };
@@ -25,8 +25,8 @@ void rules_deinit(struct rules *r);
 /* *start is an expression over the rules. ERR_INVALID: it matches nothing; ERR_LIMIT. */
 enum status rules_finish(struct exprs *x, struct rules *r, uint32_t *start, struct err *err);
 
-/* The part of an expression that begins with a byte: without leading calls of rules, and without
- * the empty text. */
+/* The texts of an expression that begin with a byte: without those that begin with a call, and
+ * without the empty text. */
 uint32_t rules_without_calls(struct exprs *x, uint32_t e);
 
 #endif

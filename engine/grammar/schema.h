@@ -19,8 +19,9 @@ enum member_flag {
     M_ANY_DONE = 1, // a branch of its anyOf has been chosen; similarly the next ones
     M_ONE_DONE = 2,
     M_ENUM_DONE = 4,
-    M_CLOSED = 8, // names that it does not mention are not allowed, whatever other members say
-    M_OPEN = 16,  // such names are allowed
+    M_CLOSED = 8, // names that this member does not mention are not allowed, even if others mention
+                  // them
+    M_OPEN = 16,  // names that this member does not mention are allowed
     M_KEEP = M_CLOSED | M_OPEN, // inherited by subschemas
 };
 
@@ -86,8 +87,8 @@ void set_add_all(struct set *set, const struct set *of);
 void set_deinit(struct set *set);
 
 /* schema.c: compiles a set; EXPR_NONE: no value matches. First the set is completed with the
- * schemas that its members refer to. The second function: `set` is already complete, and `more` is
- * added. */
+ * schemas that its members refer to. schema_set_with: `set` is complete already, and `more` is
+ * added to it. */
 enum status schema_set(struct schema *s, const struct set *set, uint32_t *e);
 enum status schema_set_with(struct schema *s, const struct set *set, const struct set *more,
                             uint32_t *e);
@@ -96,8 +97,8 @@ enum status schema_set_with(struct schema *s, const struct set *set, const struc
 enum status schema_resolve(struct schema *s, const struct tree_value *ref,
                            const struct tree_value **to);
 
-/* schema_branch.c: if a member has an anyOf or oneOf that has not been chosen from: *chosen, and *e
- * is the union of its choices. */
+/* schema_branch.c: if a member has an anyOf or oneOf from which nothing has been chosen yet, sets
+ * *chosen, and *e to the union over its choices. */
 enum status schema_branch(struct schema *s, const struct set *set, bool *chosen, uint32_t *e);
 
 /* schema_imply.c: the expansion of if, not and the dependent keywords into anyOf, allOf and simple
@@ -108,7 +109,8 @@ enum status schema_implied(struct schema *s, const struct tree_value *schema,
 /* Whether a value is excluded by a member's "not": {"enum": ...} or "const". */
 bool schema_excluded(const struct set *set, const struct tree_value *value);
 
-/* Each compiles one kind of keywords, over all members. The readers are in schema_keyword.c. */
+/* Each function compiles the keywords of one kind, of all members. The functions that read keywords
+ * are in schema_keyword.c. */
 enum status schema_types(struct schema *s, const struct set *set, uint32_t *types);
 enum status schema_enum(struct schema *s, const struct set *set, uint32_t types, bool *found,
                         uint32_t *e);
@@ -128,9 +130,9 @@ enum status schema_count(struct schema *s, const struct tree_value *schema, cons
 enum status schema_typed(struct schema *s, const struct tree_value *schema, const char *keyword,
                          enum json_type type, const struct tree_value **value);
 
-/* schema_style.c: output of styles other than JSON. The bytes of a style's text; the place of a
- * parameter's value, decided by the first schema that restricts it, like the parsers do; a value
- * with the prefix of its type; the types allowed in a place. */
+/* schema_style.c: output in styles other than JSON. _text: the bytes of a style's text. _place: the
+ * place of a parameter's value, decided as in the parsers by the first schema that restricts it.
+ * _value: a value with the prefix of its type. _types: the types that are allowed in a place. */
 uint32_t schema_style_text(struct schema *s, const char *text);
 enum status schema_style_place(struct schema *s, const struct tree_value *first, enum place *place);
 uint32_t schema_style_value(struct schema *s, const struct set *set, enum style_type type,
@@ -146,7 +148,8 @@ uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t c
 /* null, true or false. */
 const char *schema_word(const struct schema *s, const struct tree_value *v);
 
-/* The regular expressions of a known format, all of which must match, from 0; NULL: no more. */
+/* Regular expression `nth` (from 0) of a known format; a text must match all of them. NULL: no
+ * more. */
 const char *schema_format(const char *name, size_t n, uint32_t nth);
 
 static inline bool schema_is(const struct tree_value *v)

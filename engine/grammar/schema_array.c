@@ -93,7 +93,8 @@ static uint32_t separator(const struct array *a)
     return expr_byte(a->s->x, ',');
 }
 
-/* "minContains": 0 makes "contains" void, so that it need not be supported with other members. */
+/* "minContains": 0 makes "contains" always true, so it is ignored rather than rejected in
+ * combinations that are unsupported. */
 static enum status read_contains(struct array *a, const struct tree_value *schema, uint32_t flags)
 {
     bool found;
@@ -121,7 +122,7 @@ static enum status read_contains(struct array *a, const struct tree_value *schem
     return OK;
 }
 
-/* Several schemas may apply to one array: the tightest bounds win. */
+/* Several schemas may apply to one array: the tightest bounds apply. */
 static enum status read_member(struct array *a, struct member m)
 {
     bool found;

@@ -27,7 +27,7 @@ static enum status chosen_set(struct schema *s, const struct set *set, uint32_t 
 static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
                             const struct tree_value *a, const struct tree_value *b, bool *is)
 {
-    struct set rest = {0}, both = {0}; // as JSON, wherever they stand
+    struct set rest = {0}, both = {0}; // as JSON, whatever their place in the style
     uint32_t e;
     for (uint32_t j = 0; j < set->n; j++) {
         uint32_t flags = set->v[j].flags | (j == i ? M_ONE_DONE : 0u);
@@ -43,7 +43,7 @@ static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
 }
 
 /* oneOf equals anyOf if the schemas exclude each other, which is proven for each pair. Otherwise it
- * is refused: accepting a text that matches two would be wrong. */
+ * is an error, because accepting a text that matches two would be wrong. */
 static enum status check_one_of(struct schema *s, const struct set *set, uint32_t i,
                                 const struct tree_value *list)
 {
@@ -77,8 +77,8 @@ static enum status choose(struct schema *s, const struct set *set, uint32_t i,
     return st;
 }
 
-/* A oneOf whose set is already one of two that are compared is as good as an anyOf there: it only
- * makes the texts in common more. */
+/* While two sets are compared, a oneOf in them may be treated as an anyOf: this can only add common
+ * texts, so the result is still safe. */
 static bool is_compared(const struct set *set)
 {
     for (uint32_t i = 0; i < set->n; i++) {

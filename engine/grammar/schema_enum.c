@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* enum and const: their values, as far as all else that is said lets them pass. */
+/* enum and const: the values that all other keywords of the set allow. */
 #include "engine/grammar/schema.h"
 
 #include "engine/base/mem.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether the bytes of an expression that is one text are a text of `of`. */
+/* Whether the only text of one expression is also a text of `of`. */
 static bool is_in(struct exprs *x, uint32_t text, uint32_t of)
 {
     while (text != EXPR_EMPTY && of != EXPR_NONE && !x->failed) {
@@ -29,7 +29,7 @@ static bool is_in(struct exprs *x, uint32_t text, uint32_t of)
     return !x->failed && expr_is(x, of, XF_NULLABLE);
 }
 
-/* Numbers without a fraction are integers, whatever their spelling. */
+/* Numbers without a fraction are integers in any spelling, such as 1.0 or 1e2. */
 static uint32_t type_of(const struct tree_value *v)
 {
     struct decimal d;
@@ -45,7 +45,7 @@ static uint32_t type_of(const struct tree_value *v)
     return 0;
 }
 
-/* As we would write it: whole numbers without point or exponent, others as they stand in the
+/* The spelling of a number in the output: whole numbers without point or exponent, others as in the
  * schema. */
 static uint32_t number_text(struct exprs *x, const struct tree_value *v)
 {
@@ -81,7 +81,7 @@ static uint32_t string_text(struct schema *s, const struct set *set, const struc
     return expr_seq3(x, quote, text_literal(x, v->text, v->n_text), quote);
 }
 
-/* An array or object as a schema that only it satisfies. */
+/* A schema that only this array or object satisfies. */
 static const struct tree_value *as_schema(struct schema *s, const struct tree_value *v)
 {
     struct tree *t = s->tree;
@@ -128,10 +128,10 @@ static const struct tree_value *as_schema(struct schema *s, const struct tree_va
 struct candidates {
     struct schema *s;
     const struct set *set;
-    const struct tree_value *list; // that they are from; NULL: a const
+    const struct tree_value *list; // the list with the candidates; NULL: a const
     struct set rest;               // the set without its enums
     uint32_t types;
-    uint32_t number[2], string; // what the rest says of scalars, plus 1 once it is known
+    uint32_t number[2], string; // the scalars that the rest allows, plus 1; 0: not compiled yet
 };
 
 /* Whether another member's enum or const does not have the value of `of`. */
@@ -148,7 +148,7 @@ static bool is_missing(const struct set *set, const struct tree_value *of,
             return true;
         }
         if (list == of) {
-            continue; // it is from there
+            continue; // the candidate is from this list
         }
         const struct tree_value *v = list ? list->first : NULL;
         while (v && !tree_equal(v, value)) {
@@ -184,7 +184,8 @@ static enum status scalar(struct candidates *c, const struct tree_value *v, uint
         *known = all + 1;
     }
     *e = number ? number_text(x, v) : string_text(c->s, c->set, v);
-    bool exponent = number && memchr(v->text, 'e', v->n_text); // bounds know none
+    bool exponent = number && memchr(v->text, 'e', v->n_text); // expressions of bounds lack
+                                                               // exponents
     bool good = is_in(x, *e, *known - 1) || (exponent && !whole);
     if (good) {
         *e = schema_style_value(c->s, c->set, number ? STYLE_NUMBER : STYLE_STRING, *e);
@@ -216,7 +217,7 @@ static enum status candidate(struct candidates *c, const struct tree_value *v, u
     return st;
 }
 
-/* The first list of values there is: others are compared with it. */
+/* The first list of values in the set; other lists are compared with it. */
 static enum status first_list(struct schema *s, const struct set *set,
                               const struct tree_value **list, const struct tree_value **one)
 {

@@ -185,7 +185,7 @@ static const struct tree_value *negate_keyword(struct schema *s, const struct tr
     return NULL;
 }
 
-/* Keywords without effect on validity; they do not make a schema more than it is. */
+/* Keywords without effect on validity; they do not matter for a negation. */
 static bool is_annotation(const struct tree_value *v)
 {
     static const char *const names[] = {"title",    "description", "default", "examples",
@@ -309,7 +309,7 @@ static enum status imply_if(struct schema *s, const struct tree_value *schema,
     return OK;
 }
 
-/* Either without the name, or with it and what it requires: names, or a schema. */
+/* An object either lacks the name, or has it and satisfies what it requires: names, or a schema. */
 static struct tree_value *dependent(struct schema *s, const struct tree_value *v)
 {
     struct tree_value *any = made(s, JSON_ARRAY, v), *both = made(s, JSON_ARRAY, v);

@@ -78,8 +78,8 @@ static const struct {
     {"dependentSchemas", 2019, 2020},
 };
 
-/* Unsupported keywords are refused, unless they have no effect; a named draft must have
- * the keywords that are used. */
+/* Unsupported keywords are errors unless they have no effect. If the document names a draft, the
+ * draft must have the keywords that are used. */
 enum status schema_check_keywords(struct schema *s, const struct tree_value *schema)
 {
     for (size_t i = 0; s->names_draft && i < sizeof of_drafts / sizeof *of_drafts; i++) {

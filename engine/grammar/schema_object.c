@@ -14,7 +14,8 @@
 
 enum { PATTERN_SETS_MAX = 64 }; // combinations of patterns that a name can match
 
-/* What the members of a set say about an object, collected before the node is built. */
+/* The keywords about an object from all members of a set, collected before the expression is
+ * built. */
 struct builder {
     struct schema *s;
     const struct set *set;
@@ -82,7 +83,7 @@ static enum status add_required(struct builder *b, const struct tree_value *sche
 {
     const struct tree_value *v = tree_get(schema, "required"), *no = tree_get(schema, "not");
     if (v && v->type == JSON_BOOL && b->s->draft <= 4) {
-        return OK; // in draft 3 it was a flag of the property
+        return OK; // in draft 3 `required` was a flag of the property
     }
     TRY(schema_typed(b->s, schema, "required", JSON_ARRAY, &v));
     for (v = v ? v->first : NULL; v; v = v->next) {
@@ -188,7 +189,8 @@ static enum status check_unevaluated(struct builder *b, const struct tree_value 
     return OK;
 }
 
-/* Whether a schema mentions any properties: then not mentioning others restricts them. */
+/* Whether a schema mentions any properties: if so, names that it does not mention are not
+ * allowed. */
 static bool names_any(const struct tree_value *schema)
 {
     const struct tree_value *properties = tree_get(schema, "properties");
@@ -225,7 +227,7 @@ static enum status add_all_names(struct builder *b)
     return st;
 }
 
-/* An object is closed unless something says that other names may occur; see open_objects. */
+/* An object is closed unless a keyword or open_objects allows other names. */
 static enum status read_members(struct builder *b)
 {
     bool named = false, said = b->s->c->source->open_objects;
@@ -329,8 +331,8 @@ static enum status value_set(struct builder *b, uint32_t name, const bool *match
     return OK;
 }
 
-/* The schema of a property's value: all that is said about its name, directly or by
- * patterns. */
+/* The expression of a property's value: all schemas for its name apply, those given for the name
+ * and those of matching patterns. */
 static enum status value_of(struct builder *b, uint32_t name, const bool *matched, uint32_t *e)
 {
     struct set set = {0};

@@ -112,7 +112,7 @@ static bool is_id(const struct tree_value *v, const char *s, size_t n)
     return len == n && memcmp(id->text, s, n) == 0;
 }
 
-/* An identifier by its last part, which a relative reference names. */
+/* Compares the last part of an identifier, which is what a relative reference names. */
 static bool ends_id(const struct tree_value *v, const char *s, size_t n)
 {
     const struct tree_value *id = id_of(v);
@@ -150,8 +150,8 @@ static bool key_is_one_of(const struct tree_value *v, const char *const *keys)
     return false;
 }
 
-/* Finds and counts the schemas below `v` that satisfy the search. Data in a schema is none: an
- * "$id" in an enum identifies nothing. `named`: the members of v are names of properties or
+/* Finds and counts the schemas below `v` that satisfy the search. Data in a schema are not schemas:
+ * an "$id" in an enum identifies nothing. `named`: the members of v are names of properties or
  * definitions, so that none of them is a keyword. */
 static void find(struct schema *s, const struct tree_value *v, bool named, struct search *to)
 {
@@ -173,7 +173,7 @@ static void find(struct schema *s, const struct tree_value *v, bool named, struc
 }
 
 /* The schema that a reference without its fragment names, by the identifier in full or by its last
- * part; NULL: none, or several, of which only the full rules of URIs could tell the right one. */
+ * part; NULL: none, or several, in which case only the full rules of URIs would decide. */
 static const struct tree_value *find_id(struct schema *s, const char *name, size_t n)
 {
     struct search full = {.name = name, .n = n, .is = is_id};
@@ -239,7 +239,7 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
     if (n > 0 && fragment[0] == '/') {
         v = follow_pointer(v, fragment, n);
         if (!v && base != s->root) { // many schemas use pointers relative to the document's root
-                                     // anyway
+                                     // although the standard says otherwise
             memcpy(fragment, hash + 1, n);
             v = follow_pointer(s->root, fragment, n);
         }

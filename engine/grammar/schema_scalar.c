@@ -79,7 +79,7 @@ static void add_excluded(struct schema *s, const struct set *set, struct content
     free(texts.v);
 }
 
-/* Everything that is said about a string's content, to be intersected. */
+/* Collects the languages that the keywords require of a string's content, to be intersected. */
 static enum status gather_contents(struct schema *s, const struct set *set, struct contents *out)
 {
     for (uint32_t i = 0; i < set->n; i++) {

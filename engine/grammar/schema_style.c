@@ -87,8 +87,8 @@ uint32_t schema_style_types(const struct set *set, uint32_t types)
 
 /* ---- interpretation of unquoted text ---- */
 
-/* What a schema says about a type: nothing, that values may have it, or that they have others. Must
- * agree with server/chat/tools/value.c, which parses the output. */
+/* A schema's statement about a type: none, that values may have it, or that they must have others.
+ * Must agree with server/chat/tools/value.c, which parses the output. */
 struct reading {
     const char *type;
     bool known, allowed;
@@ -102,7 +102,7 @@ static void read_list(const struct tree_value *list, struct reading *r)
     }
 }
 
-/* What a parameter may be, as far as its schema says without being compiled. */
+/* The types that a parameter may have, as far as its schema shows without being compiled. */
 static enum status read_schema(struct schema *s, const struct tree_value *schema, int depth,
                                struct reading *r)
 {

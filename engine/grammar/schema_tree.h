@@ -34,7 +34,7 @@ enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
                       uint32_t max_values, struct err *err);
 void tree_deinit(struct tree *t);
 
-/* A member of an object; NULL if there is none. The last of equal keys. */
+/* The member with this key, the last if there are several; NULL if there is none. */
 const struct tree_value *tree_get(const struct tree_value *object, const char *key);
 const struct tree_value *tree_get_n(const struct tree_value *object, const char *key, size_t n);
 

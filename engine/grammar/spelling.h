@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Converts text of formats (start and end of tags, text around values) to bytes: where it contains
- * the name of a special token of the vocabulary, it means that token.
+/* Converts text of formats (start and end of tags, text around values) to bytes. The name of a
+ * special token in such a text means that token.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_SPELLING_H
 #define SLUICE_ENGINE_GRAMMAR_SPELLING_H
@@ -8,7 +8,8 @@
 #include "engine/base/buf.h"
 #include "engine/grammar/parsers.h"
 
-/* Appends the bytes. An end id has no bytes: an error that names it. */
+/* Appends the bytes. The name of an end id is an error that names it, because end ids have no
+ * bytes. */
 enum status spell(const struct compile *c, const char *s, size_t n, struct buf *out);
 /* The same as an expression. */
 enum status spell_expr(const struct compile *c, const char *s, size_t n, uint32_t *e);

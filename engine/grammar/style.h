@@ -28,12 +28,12 @@ struct style {
     bool compact;         // no white space between tokens
 
     /* The outermost object: `open` KEY `colon` VALUE `comma` KEY... `close`. */
-    bool has_outer; // false: it is written like all others
+    bool has_outer; // false: it is written like all other objects
     const char *open, *close, *key, *colon, *comma;
     const char *value_end;
-    const char *bar;                  // text that its strings must not contain; NULL: none
-    bool is_bare;                     // its strings are unquoted, and the schema decides what is a
-                                      // string
+    const char *bar;                  // text that strings in it must not contain; NULL: none
+    bool is_bare;                     // strings in it are unquoted; the schema decides which values
+                                      // are strings
     const char *types[N_STYLE_TYPES]; // before a value; NULL: nothing
     /* All objects and arrays are written this way: member names are also part of value_end, and
      * items have a name of their own. Members with other names cannot be written. */

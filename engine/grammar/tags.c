@@ -80,7 +80,7 @@ static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
     }
 }
 
-/* Text that contains none of the excluded words, of this format and of those around it. */
+/* Text without the words that this format and the enclosing ones exclude. */
 static uint32_t free_text(struct tags *t, const struct bars *bars)
 {
     struct exprs *x = t->x;
@@ -468,7 +468,7 @@ static enum status defined(struct tags *t, const struct tree_value *node, const 
     if (!v || i >= TAGS_DEFINITIONS) {
         return tags_fail(t, ERR_INVALID, node, "no definition of this name");
     }
-    if (!t->rule[i]) { // before its body, which may refer to it
+    if (!t->rule[i]) { // set before the body is parsed, which may refer to this definition
         t->rule[i] = rules_add(t->c->rules) + 1;
         uint32_t body;
         TRY(tags_format(t, v, NULL, &body));

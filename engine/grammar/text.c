@@ -225,7 +225,7 @@ uint32_t text_clean(struct exprs *x, uint32_t e)
     return make(x, expr_clean(x, x->v[e].a), where);
 }
 
-/* The text as this library writes it: short escapes where JSON has them. */
+/* The text with this library's choice of escapes: short ones where JSON has them. */
 uint32_t text_literal(struct exprs *x, const char *s, size_t n)
 {
     uint32_t e = EXPR_EMPTY;

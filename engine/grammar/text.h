@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Text as contents of a JSON string: raw characters, short escapes, \u00XX for control characters.
- * Any \uXXXX, with surrogate pairs checked, is only allowed in unconstrained text: elsewhere its
- * character would have to be matched against the language.
+ * Other \uXXXX escapes, with surrogate pairs checked, are only allowed in unconstrained text:
+ * elsewhere the escaped character would have to be matched against the language.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_TEXT_H
 #define SLUICE_ENGINE_GRAMMAR_TEXT_H
@@ -12,7 +12,8 @@
  * in the language `a`. */
 uint32_t text_make(struct exprs *x, uint32_t a);
 
-/* Another text at the same place of an escape, and whether none has begun. */
+/* text_alike: an X_TEXT of the language `a`, at the same position within an escape as `e`.
+ * text_is_plain: `e` is not within an escape. */
 uint32_t text_alike(struct exprs *x, uint32_t e, uint32_t a);
 static inline bool text_is_plain(const struct exprs *x, uint32_t e)
 {
@@ -21,12 +22,12 @@ static inline bool text_is_plain(const struct exprs *x, uint32_t e)
 
 /* The derivative of an X_TEXT. */
 uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte);
-/* Adds the bytes that it may begin with, if its text may begin with `inside`. */
+/* Adds the bytes that `e` may begin with, if its language may begin with the bytes of `inside`. */
 void text_first(struct exprs *x, uint32_t e, const struct byte_set *inside, struct byte_set *out);
 uint32_t text_clean(struct exprs *x, uint32_t e);
 
-/* The contents of a JSON string as we write it, without quotes: an expression of exactly these
- * bytes. */
+/* The contents of a JSON string without quotes, written with this project's choice of escapes, as
+ * an expression that matches exactly these bytes. */
 uint32_t text_literal(struct exprs *x, const char *s, size_t n);
 
 #endif

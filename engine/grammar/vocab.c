@@ -20,7 +20,7 @@ struct sorted {
     int32_t id;
 };
 
-/* In the order of the trie; equal tokens by id, so that one node has a list of ids. */
+/* Orders tokens as in the trie, and equal tokens by id, so that a node's ids are neighbours. */
 static int by_bytes(const void *p, const void *q)
 {
     const struct sorted *a = p, *b = q;
@@ -31,8 +31,8 @@ static int by_bytes(const void *p, const void *q)
     return c != 0 ? c : (a->id > b->id) - (a->id < b->id);
 }
 
-/* Nodes for the bytes of each token that the one before it does not have. `open` is the path to the
- * last node. */
+/* Adds nodes for the bytes of a token that it does not share with the previous token. `open` is the
+ * path to the last node. */
 static void add_nodes(struct grammar_vocab *v, const struct sorted *list, uint32_t n)
 {
     uint32_t *open = xcalloc(v->max_depth + 1, sizeof *open), depth = 0, cap = 0;

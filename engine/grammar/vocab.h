@@ -7,7 +7,8 @@
 
 #include "engine/grammar/grammar.h"
 
-/* A special token is no text: in the trie it stands for a byte that no text has, and its id. */
+/* A special token is not text. In the trie its bytes are VOCAB_MARK, which no text contains, and
+ * its id. */
 enum { VOCAB_MARK = 0xff, VOCAB_MARK_BYTES = 5 };
 
 struct vocab_node {

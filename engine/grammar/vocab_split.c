@@ -30,8 +30,8 @@ static int32_t longest(const struct grammar_vocab *v, const char *bytes, size_t 
     return found;
 }
 
-/* The longest token at each place: for marks, without a tokenizer, and where the
- * tokenizer's own split does not give the text back. */
+/* Takes the longest token at each place. Used for marks, without a tokenizer, and where the
+ * tokenizer's split does not reproduce the text. */
 static size_t split_longest(const struct grammar_vocab *v, const char *bytes, size_t n,
                             int32_t *ids, size_t max)
 {

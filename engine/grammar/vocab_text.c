@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a vocabulary can do inside a JSON string, computed once for all grammars: tokens
- * that stay inside, by their number of characters, and tokens that close the string, by
- * the text after the quote. */
+/* The tokens of a vocabulary that may occur inside a JSON string, computed once for all grammars:
+ * tokens that stay inside, by their number of characters, and tokens that close the string, by the
+ * text after the quote. */
 #include "engine/grammar/vocab_text.h"
 
 #include "engine/base/mem.h"
@@ -14,7 +14,7 @@
 
 enum { MANY = 1 << 30 };
 
-/* Walks the trie with one language, and hands out what it finds. */
+/* Walks the trie with one language, and passes on the tokens that it finds. */
 struct walk {
     const struct grammar_vocab *v;
     struct automaton a;
@@ -52,8 +52,8 @@ static void walk_deinit(struct walk *w)
     automaton_deinit(&w->a);
 }
 
-/* Counts characters of the content: an escape is one, a byte that continues a character
- * none. */
+/* The number of characters that a byte begins: an escape counts as one character, bytes that
+ * continue a character as none. */
 static void count(struct walk *w, const struct vocab_node *node)
 {
     uint32_t d = node->depth;
@@ -158,7 +158,8 @@ enum language {
     LATE, // free, but not counted: with a \uXXXX that only free text has
 };
 
-/* How many characters a token has at a node, begun in it; of LATE, before that escape. */
+/* The number of characters that begin in a token up to a node; for LATE, only those before the
+ * escape that counted text lacks. */
 static uint32_t chars_at(struct walk *w, enum language which, const struct vocab_node *node)
 {
     uint32_t d = node->depth;

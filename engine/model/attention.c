@@ -108,8 +108,8 @@ static enum status per_head_norms(struct loader *l, const char *pattern, int64_t
     return st;
 }
 
-/* A norm over whole rows has a weight per element of all heads, one per head has head_dim weights,
- * and a LayerNorm has separate weights for each head. */
+/* A norm over whole rows has one weight per element of all heads; a norm per head has head_dim
+ * weights, which heads share; a LayerNorm has separate weights for each head. */
 static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;

@@ -22,7 +22,7 @@ static int64_t larger(int64_t a, int64_t b)
     return greater(a, b);
 }
 
-/* The largest sizes that the layers need of the buffers they share. */
+/* The largest sizes that any layer needs of the shared buffers. */
 static struct widths widest_of(const struct model *m)
 {
     const struct model_config *c = m->config;
@@ -167,8 +167,8 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
     return OK;
 }
 
-/* What each layer keeps in the cache: heads of this rank, or MLA's latent, which all heads
- * share. Layers that read another one's keys keep none. */
+/* The values that each layer stores in the cache: the heads of this rank, or MLA's latent, which
+ * all heads share. Layers that read the keys of another layer store none. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers)
 {
     const struct model_config *c = m->config;

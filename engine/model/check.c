@@ -149,8 +149,8 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
     return OK;
 }
 
-/* Large tensors are sampled unless `full`: a broken download usually spoils long runs. All zeros is
- * only a warning, since some files are made that way. */
+/* Large tensors are sampled unless `full`: a broken download usually spoils long runs. A tensor of
+ * zeros only causes a warning, since some published files have them. */
 static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
                                 struct err *err)
 {
@@ -191,7 +191,7 @@ struct sums {
     _Atomic size_t next;
 };
 
-/* A thread takes the next file until there is none. */
+/* The loop of a thread: takes the next file until none is left. */
 static void *hash_files(void *arg)
 {
     struct sums *s = arg;

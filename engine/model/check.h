@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Checks that a checkpoint's bytes are plausible: no NaN, no infinity, and matching checksums if a
- * sluice.sha256 lies beside the files.
+/* Checks that a checkpoint's bytes are plausible: no NaN, no infinity, and matching checksums if
+ * the folder has a sluice.sha256.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_MODEL_CHECK_H
 #define SLUICE_ENGINE_MODEL_CHECK_H
@@ -16,8 +16,8 @@ enum check_depth {
 /* "off", "sampled" or "full"; NULL: sampled. */
 enum check_depth check_depth_of(const char *name);
 
-/* ERR_FORMAT names the first broken tensor or file. Matrices that are all zero are only logged,
- * because some are meant to be. `dir` is where the checkpoint was opened. */
+/* ERR_FORMAT names the first broken tensor or file. A matrix of zeros is only logged, because some
+ * are zero on purpose. `dir` is the path that was given to checkpoint_open. */
 enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir,
                                      enum check_depth depth, struct err *err);
 

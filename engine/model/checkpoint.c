@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Checkpoints: tensors by name from safetensors files or a GGUF file, mapped into memory.
- * Everything that a file says about itself is checked before it is used. */
+/* Checkpoints: tensors by name from safetensors files or a GGUF file, mapped into memory. All
+ * sizes, offsets and names in a file are checked before they are used. */
 #include "engine/model/checkpoint.h"
 
 #include "engine/base/file.h"
@@ -43,7 +43,7 @@ struct checkpoint {
 
 /* ---- the folder's files ------------------------------------------------------------------- */
 
-/* Once for each file, though the index names a file for each tensor. A name with a slash is
+/* Adds each file once, although the index names a file for each tensor. A name with a slash is
  * refused: a downloaded index must not open files outside its folder. */
 static enum status add_shard(struct checkpoint *ck, const char *dir, const char *name,
                              struct err *err)
@@ -68,8 +68,7 @@ static enum status add_shard(struct checkpoint *ck, const char *dir, const char 
     return OK;
 }
 
-/* Only the files are taken from the index; which tensors they have is read from their own
- * headers. */
+/* Only the names of files are taken from the index; the files' own headers list their tensors. */
 static enum status shards_of_index(struct checkpoint *ck, const char *dir, const char *index,
                                    struct err *err)
 {
@@ -348,8 +347,8 @@ static enum status read_tensors(struct checkpoint *ck, const struct shard *s, co
     return check_overlap(ck, first, s, err);
 }
 
-/* Every size is compared with the file before the header is read: a cut download is the usual fault
- * here. */
+/* Every size is compared with the file before the header is read: truncated downloads are the most
+ * common error. */
 static enum status open_shard(struct checkpoint *ck, struct shard *s, struct err *err)
 {
     TRY(file_map_open(s->path, &s->map, err));

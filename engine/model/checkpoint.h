@@ -25,7 +25,7 @@ struct checkpoint_tensor {
 
 struct checkpoint;
 
-/* Checks that the files exist that checkpoint_open would open, without reading them. */
+/* Checks that the files that checkpoint_open would open exist, without reading them. */
 enum status checkpoint_check(const char *dir, struct err *err);
 
 /* Opens a GGUF file, or a folder: model.safetensors if there is one; otherwise the shards of
@@ -40,7 +40,7 @@ const char *checkpoint_dir(const struct checkpoint *ck);
 
 const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n); // all
 
-/* Iterates over its files, mapped whole; false after the last one. */
+/* Iterates over the checkpoint's files, each mapped as a whole; false after the last one. */
 struct checkpoint_file {
     const char *name; // without the folder
     const unsigned char *data;
@@ -48,7 +48,7 @@ struct checkpoint_file {
 };
 bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out);
 
-/* True if the name belongs to a vision or audio part, which nothing reads. */
+/* True if the name belongs to a vision or audio encoder, which the engine does not use. */
 bool checkpoint_is_tower(const char *name);
 
 /* NULL if there is none. */

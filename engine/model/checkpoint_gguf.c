@@ -14,8 +14,8 @@ enum { MAX_NAME = 256 };
 
 /* ---- names -------------------------------------------------------------------------------- */
 
-/* How a tensor is renamed: new name plus its suffix (".weight"); without the suffix; as a single
- * row; or split into one tensor per expert. */
+/* How a tensor is converted: renamed, with its suffix (".weight"); renamed without the suffix; as a
+ * single row; or split into one tensor per expert. */
 enum taken_as { AS_IT_IS, BARE, ONE_ROW, EXPERTS };
 
 #define NAME(member) offsetof(struct tensor_names, member)

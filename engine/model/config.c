@@ -192,7 +192,8 @@ static void size_layers(struct model_config *c)
     }
 }
 
-/* Where a layer's keys and values are in the KV set, and its state in the state set. */
+/* Numbers the layers with keys and values, which is their index in the KV set, and the layers with
+ * a state. */
 static void number_layers(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -207,7 +208,7 @@ static void number_layers(struct model_config *c)
     }
 }
 
-/* Longest text that the model was made for, before any choice of the operator's. */
+/* The longest text that the model was made for, before the operator's options. */
 static int32_t natural_length(const struct json *j, int32_t max_pos)
 {
     const struct json *rope = rope_params(j);
@@ -244,7 +245,7 @@ static void choose_ropes(struct model_config *c)
     }
 }
 
-/* A rope is made for the heads of the layers that have it. */
+/* Reads a rope for the head size of the layers that use it. */
 static enum status read_rope(const struct json *params, double theta, const struct json *j,
                              int32_t rope, struct model_config *c, struct err *err)
 {
@@ -286,8 +287,9 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-/* A wrapper's own key counts, not that of its text part; the family has the default. A head is
- * required only if the file says so: some published folders have neither. */
+/* A wrapper's own key takes precedence over that of its text part; the family has the default. A
+ * separate head is required only if the file says so, because some published folders have neither
+ * key nor head. */
 static void read_tied(const struct json *root, struct model_config *c)
 {
     static const char key[] = "tie_word_embeddings";
@@ -421,8 +423,8 @@ static enum status add_defaults(const struct family *family, struct json *config
     return good ? OK : err_set(err, ERR_NOMEM, "no memory for the family's defaults");
 }
 
-/* Keys are checked before the family reads them: an unsupported key that would change answers is
- * refused here by name. */
+/* Keys are checked before the family reads them: an unsupported key that would change answers is an
+ * error here that names it. */
 static enum status open_family(const struct json *root, struct json *config,
                                const struct family **out, struct err *err)
 {

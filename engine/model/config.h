@@ -36,19 +36,19 @@ struct layer_config {
     int32_t rope;                      // index in model_config.rope; -1: none
     int32_t kv;    // index among the layers with keys and values; -1: no attention
     int32_t kv_of; // the layer whose keys and values it reads: itself, or an earlier one
-    bool v_is_k;   // its values are its keys before norm and rotation
+    bool v_is_k;   // the layer's values are its keys before norm and rotation
     int32_t state; // index among the layers with a recurrent state; -1: none
     struct query_growth growth;
     bool moe;
-    bool no_ffn; // the layer is a mixer alone; one without attention and state is a feed-forward
-                 // alone
+    bool no_ffn; // the layer has only attention or a state; one that has neither is only a
+                 // feed-forward
 };
 
-/* Where norms stand around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
+/* The places of norms around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
 enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 
-/* Sigmoid gates of the heads' outputs: for each element, in q's tensor after each head's queries,
- * or one for each head, a tensor of its own (MLA without q_lora). */
+/* Sigmoid gates of the heads' outputs. WIDE: a gate for each element, stored in q's tensor after
+ * each head's queries. HEADS: a gate for each head, in a tensor of its own (MLA without q_lora). */
 enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 
 /* A head drafts from the hidden states of another model, the target (head.h). */
@@ -67,7 +67,7 @@ struct model_config {
     char model_type[32];
     const struct tensor_names *names;
     enum dtype dtype;  // the checkpoint's
-    bool dtype_is_set; // false: config.json has none, model_stored_dtype finds it
+    bool dtype_is_set; // false: config.json has none; model_stored_dtype finds the checkpoint's
 
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
     int32_t n_draft_layers; // draft modules after the last layer; not part of this model
@@ -134,7 +134,7 @@ struct model_config {
 enum status model_config_parse(const char *path, struct json **root, struct err *err);
 /* Call model_config_fit afterwards, before the model is loaded. */
 enum status model_config_load(const char *dir, struct model_config *c, struct err *err);
-/* The same, with members of the JSON object replacing the file's; NULL for none. */
+/* The same, but members of the JSON object `overrides` replace those of the file; NULL: none. */
 enum status model_config_load_over(const char *dir, const char *overrides, struct model_config *c,
                                    struct err *err);
 /* Fixes the ropes for texts of at most max_len: scalings that depend on the served length (dynamic,
@@ -145,14 +145,15 @@ bool model_config_fit(struct model_config *c, int32_t max_len);
 struct family {
     const char *model_type;
     const struct tensor_names *names;
-    /* A JSON object: transformers' defaults for missing keys, if they differ from the readers'; and
-     * "other_keys", alternative names of keys. */
+    /* A JSON object with values for missing keys, where transformers' default for this family is
+     * not the one that config.c uses; and "other_keys", alternative names of keys. */
     const char *defaults;
-    /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
-     * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are
-     * set, all else is 0, and no layer has a state. Read after it: layer_types (over layers[]),
-     * what read_layers makes of them, tie_word_embeddings (over tied), and the ropes, from n_ropes,
-     * partial_rotary, rope_dim and rope[0].desc.interleaved. */
+    /* Sets what differs from plain Llama. `j` is the (text) config. When it is called, the
+     * dimensions (hidden to max_pos), dtype, rms_norm_eps and the activation have been read,
+     * Llama's scales and one rope are set, all else is 0, and no layer has a state. Afterwards
+     * these are read: layer_types (which replaces layers[]; then read_layers is called),
+     * tie_word_embeddings (which replaces tied), and the ropes, from n_ropes, partial_rotary,
+     * rope_dim and rope[0].desc.interleaved. */
     enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
 };
 const struct family *family_find(const char *model_type);
@@ -167,8 +168,8 @@ enum experts_form {
     EXPERTS_ALTERNATE, // [E, D, 2F], gate and up columns alternating; down [E, F, D]
 };
 
-/* A name without ".weight"; NULL: the family has no such tensor. "%d" is the expert, or in
- * q_norm and k_norm the head; layer names follow "model.layers.N.". */
+/* Names, without ".weight"; NULL: the family has no such tensor. "%d" is the expert, or in q_norm
+ * and k_norm the head; layer names follow "model.layers.N.". */
 struct tensor_names {
     const char *embed, *final_norm, *head;
     const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
@@ -181,11 +182,11 @@ struct tensor_names {
     enum experts_form experts_form;
     const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_router;
     const char *latent_in, *latent_out;
-    /* Experts beside an MLP: norms of the inputs of the router and the experts, and of the outputs
-     * of the experts and the MLP. router_norm and expert_scale are complete names, without a
-     * suffix. */
+    /* For layers with experts and an MLP: the norms of the inputs of the router and the experts,
+     * and of the outputs of the experts and the MLP. router_norm and expert_scale are complete
+     * names, to which no suffix is added. */
     const char *router_norm, *expert_scale, *experts_norm, *experts_post_norm, *mlp_post_norm;
-    const char *layer_scale; // a complete name, without a suffix
+    const char *layer_scale; // a complete name, to which no suffix is added
     /* Per-layer inputs: their table, the projection of the embedding that is added to it, and the
      * tensors of each layer. */
     const char *inputs_embed, *inputs_proj, *inputs_norm;
@@ -201,8 +202,8 @@ enum status model_keys_check_generation(const struct json *generation, struct er
 
 /* rope.c. rope_params: the rope's parameters in a config, by transformers' rules: rope_scaling
  * unless it is empty, else rope_parameters, else those of the family ("rope_of_class" of the
- * defaults). rope_read: the rope of these parameters, or of those for one kind of layers. rope_fit:
- * model_config_fit for one rope. */
+ * defaults). rope_read: the rope that these parameters describe. rope_fit: model_config_fit for one
+ * rope. */
 struct rope_share { // the rotated part of heads of head_dim
     int32_t head_dim;
     double partial;

@@ -81,7 +81,7 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
 }
 
 /* Multiplies the heads' outputs by this rank's part of the output weight, into delta. `skipped`:
- * the width before the heads that it takes. */
+ * the width of the heads before this rank's. */
 static enum status heads_output(struct flow *f, const struct weight *weight, int32_t skipped,
                                 const struct weight *post_norm)
 {
@@ -213,7 +213,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
         TRY(take_hidden(f, layer));
         TRY(narrow(f, layer, NULL));
     }
-    if (parallel) { // keeps it while attention's output is added to x
+    if (parallel) { // keeps the input while attention's output is added to x
         TRY(flow_join_norm(f, NULL, NULL, false, &unused));
     } else {
         TRY(flow_join_norm(f, w->ffn_norm, w->ffn_norm_bias, !lc->moe, &in));

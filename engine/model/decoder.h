@@ -10,7 +10,8 @@
 #include "engine/device/ops_default.h"
 #include "engine/model/model.h"
 
-/* What is passed between layers: the residual stream, and the output not yet added to it. */
+/* The values passed between layers: the residual stream, and an output that is not yet added to
+ * it. */
 struct flow {
     struct model *m;
     const struct backend_ops *ops;
@@ -20,7 +21,7 @@ struct flow {
     struct tensor out_x;         // the x that `narrow` switches to
     struct hidden_layers hidden; // requested layers
     struct tensor first_input;   // draft head: the input of layer 0, used instead of its norm of x
-    int32_t n_unfed;     // layers that still feed the drafter: all rows are needed until then
+    int32_t n_unfed;     // layers that still feed the drafter; all rows are needed until it is 0
     struct tensor input; // per-layer inputs; from `narrow` on only the last layer's
     bool pending;        // delta must still be added to x
     float delta_scale;   // factor of delta
@@ -29,14 +30,15 @@ struct flow {
     struct product_sums delta_sums; // delta as partial sums, if its product left it so
     struct reduce_args reduce;
     struct moe_ffn_args moe; // target of reduce.moe
-    bool norm_waits;         // the next op, the only reader of the norm, includes it
+    bool norm_waits;         // the norm has not been issued: the next op, its only reader, includes
+                             // it
     struct norm_args norm;
 };
 
 static const struct tensor no_tensor = {{NULL}, DT_F32, 0};
 
-/* x += pending delta; out = norm(x). Without weights it only adds, and the input is x. `once`: a
- * single product reads the input, so that both may be one op. */
+/* x += pending delta; out = norm(x). With `weight` NULL it only adds, and the input is x. `once`: a
+ * single product reads the input, so that norm and product may be one op. */
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
                            bool once, struct tensor *input);
 
@@ -44,22 +46,22 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
 enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight *weight,
                           struct tensor out);
 
-/* Reduces the ranks' partial sums of delta (reduce NULL: not needed), then applies the
- * sub-layer's own norm. Without such a norm the sum is left to the next flow_join_norm, which
- * may fuse the two. */
+/* Reduces the ranks' partial sums of delta (reduce NULL: not needed), then applies the sub-layer's
+ * own norm. Without such a norm the reduction is left to the next flow_join_norm, which may fuse it
+ * with its norm. */
 enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
                               const struct weight *post_norm);
 
-/* Where the product that computes delta may leave it as partial sums for the coming flow_join_norm:
- * only if no norm of the sub-layer reads it first. NULL: it may not. */
+/* Where the product that computes delta may leave it as partial sums for the next flow_join_norm.
+ * NULL: delta must be complete, for instance because a norm of the sub-layer reads it first. */
 struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *post_norm);
 
 /* sums: where y may be left as partial sums; NULL: it may not. */
 enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,
                         struct product_sums *sums);
 
-/* True if the pass ends with storing this layer's keys and values, because no row needs logits and
- * later layers only read. */
+/* True if the pass is over once this layer's keys and values are stored, because no row needs
+ * logits and no later layer stores anything. */
 bool flow_stores_only(const struct flow *f, int32_t layer);
 
 /* decoder_attention.c: attention from `in` into f->attn, with per-head keys or one key head shared

@@ -226,8 +226,8 @@ static enum status moe(struct flow *f, const struct layer_weights *w, struct ten
     return w->latent_in || (shared && f->m->exact_ranks) ? apart(f, w, in) : together(f, w, in);
 }
 
-/* An MLP on `in`, and experts beside it with norms of their own before and after; router and
- * experts read x. */
+/* An MLP on `in`, plus experts with norms of their own before and after; router and experts read
+ * x. */
 static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;

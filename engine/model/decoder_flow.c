@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a pass carries from one sub-layer to the next: x, and the delta not yet added to it. */
+/* The values that a pass carries from one sub-layer to the next: x, and a delta that is not yet
+ * added to it. */
 #include "engine/model/decoder.h"
 
 /* Adds the pending delta to x and norms the sum, in one op. Without a norm the input is x
@@ -89,7 +90,7 @@ enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
     return flow_own_norm(f, m->delta, post_norm, m->delta);
 }
 
-/* Where the next norm can add up partial sums, the product need not; NULL if it must. */
+/* The place for partial sums if the next norm can add them up; NULL if the product must do so. */
 struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *post_norm)
 {
     struct model *m = f->m;

@@ -53,9 +53,8 @@ static enum status refuse_two_ways(const struct json *j, struct err *err)
     return OK;
 }
 
-/* What Gemmas have in common: weights of norms are stored minus 1, and embeddings are
- * scaled by the root of the width, rounded to the model's type. Later ones change some of
- * it. */
+/* Settings that all Gemmas share: weights of norms are stored minus 1, and embeddings are scaled by
+ * the root of the width, rounded to the model's type. Later ones change some of it. */
 static enum status read_gemma(const struct json *j, struct model_config *c, struct err *err)
 {
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);

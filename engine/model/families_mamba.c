@@ -81,7 +81,7 @@ static const struct tensor_names lfm2_names = {QKV_NAMES,
 
 /* ---- Mamba-2 ------------------------------------------------------------------------------ */
 
-/* Config keys, which differ between writers. */
+/* The names of config keys, which differ between the programs that write configs. */
 struct mamba_keys {
     const char *heads, *head_dim, *state, *groups, *kernel, *conv_bias, *proj_bias;
 };
@@ -327,7 +327,7 @@ static enum status read_nemotron_experts(const struct json *j, struct model_conf
                                          struct err *err)
 {
     TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
-    TRY(read_pattern(j, c, err)); // up to here all layers have experts
+    TRY(read_pattern(j, c, err)); // so far every layer has experts
     int64_t n_shared = json_get_int(j, "n_shared_experts", 0);
     if (n_shared > 0) {
         TRY(family_size(j, "moe_shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));

@@ -165,8 +165,8 @@ static void set_kda(struct model_config *c)
     c->state.norm_eps = c->norm_eps;
 }
 
-/* Layers are numbered from 1. Without a list, the class makes every fourth one after the first a
- * layer of full attention. */
+/* The lists number layers from 1. Without a list, the class gives full attention to every fourth
+ * layer after the first. */
 static enum status read_kimi_layers(const struct json *linear, struct model_config *c,
                                     struct err *err)
 {

@@ -217,7 +217,7 @@ enum status family_every_freq(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-/* mlp_layer_types wins over the number of dense layers. */
+/* mlp_layer_types takes precedence over the number of dense layers. */
 enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
                                 struct err *err)
 {

@@ -32,8 +32,8 @@ struct family_table {
 extern const struct family_table families_dense, families_gemma, families_moe, families_mla,
     families_recurrent, families_mamba;
 
-/* sliding_window on all layers; on the even ones; removed again unless use_sliding_window is
- * set. */
+/* Apply sliding_window to all layers, or to the even ones; the third removes it again unless
+ * use_sliding_window is set. */
 void family_window_on_all(const struct json *j, struct model_config *c);
 void family_window_on_even(const struct json *j, struct model_config *c);
 void family_windows_if_used(const struct json *j, struct model_config *c);
@@ -49,7 +49,7 @@ enum status family_exaone_attention(const struct json *j, struct model_config *c
  * no_rope_layer_interval-th (4) layer has none. */
 enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err);
 
-/* Checks that v is an integer from 1 to max; the error names the key. */
+/* Checks that v is from 1 to max; the error names the key. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err);
 
 /* The same for a required key. */
@@ -58,8 +58,8 @@ enum status family_size(const struct json *j, const char *key, int64_t max, int3
 /* Sets the MLP width of all layers. */
 void family_ffn(struct model_config *c, int32_t ffn);
 
-/* Experts on every layer: count_key has their number (or num_local_experts, as transformers 5
- * writes it for all families), ffn_key their width. Callers then remove them from some layers. */
+/* Gives every layer experts: count_key has their number (or num_local_experts, which transformers 5
+ * writes for all families), ffn_key their width. Callers then remove the experts of some layers. */
 enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
                            struct model_config *c, struct err *err);
 /* The same with numbers already read; the keys are for messages. */
@@ -69,7 +69,7 @@ struct experts_numbers {
 };
 enum status family_set_experts(const struct experts_numbers *s, struct model_config *c,
                                struct err *err);
-/* Shared experts: as many as `key` says, treated as one expert of their total width. */
+/* Shared experts, whose number is at `key`: treated as one expert of their total width. */
 enum status family_shared_experts(const struct json *j, const char *key, struct model_config *c,
                                   struct err *err);
 /* DeepSeek's router keys: n_group, topk_group, routed_scaling_factor. */
@@ -87,7 +87,7 @@ enum status family_dense_layers(const struct json *j, int64_t n_dense, struct mo
 /* An integer, or a list with the same integer for each layer; 0 if it is neither. */
 enum status family_same_of_layers(const struct json *j, const char *key, int32_t n_layers,
                                   int64_t *out, struct err *err);
-/* A switch of which only one value is supported. */
+/* Checks a switch of which only `value` is supported. */
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
 /* Granite's factors of embeddings, branches, scores and logits. */
 enum status family_granite(const struct json *j, struct model_config *c, struct err *err);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Quantised weight formats of checkpoints: which tensors a module has, their shapes, and
- * how they become a weight_codec. Nothing is converted; a codec says where each number
- * lies. */
+/* Quantised weight formats of checkpoints: which tensors a module has, their shapes, and how they
+ * become a weight_codec. Nothing is converted; a codec only describes where each number is
+ * stored. */
 #include "engine/model/formats.h"
 
 #include <math.h>
@@ -237,7 +237,7 @@ static enum status read_groups(const struct module *m, const char *suffix, int64
     return OK;
 }
 
-/* ---- a whole number or a small float each ------------------------------------------------- */
+/* ---- one integer or small float per element ----------------------------------------------- */
 
 /* One value per byte; read_scales finds out from their shape how many values share a
  * scale. */
@@ -279,7 +279,7 @@ static enum status read_int8(const struct module *m, struct weight_codec *out)
     return OK;
 }
 
-/* ---- several to a word -------------------------------------------------------------------- */
+/* ---- several elements per word ------------------------------------------------------------ */
 
 static enum status packed_dtype(const struct module *m, enum dtype *out)
 {
@@ -368,8 +368,8 @@ static enum status read_awq(const struct module *m, struct weight_codec *out)
     return read_groupwise(m, DT_U4, PACK_WORDS_AWQ, out);
 }
 
-/* GPTQ packs inputs into words, so its matrices lie transposed; g_idx may give inputs
- * other groups. */
+/* GPTQ packs inputs into words, so its matrices are stored transposed; g_idx may assign inputs to
+ * groups in another order. */
 static enum status read_gptq(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Storage formats of quantised modules: each is a table row that builds a codec from the module's
- * tensors. Which module has which format is up to the config (quant.h).
+ * tensors. The config decides which module has which format (quant.h).
  * Thread: any. */
 #ifndef SLUICE_ENGINE_MODEL_FORMATS_H
 #define SLUICE_ENGINE_MODEL_FORMATS_H
@@ -16,12 +16,12 @@ struct quant_scheme {
     int32_t group;                      // inputs that share a scale; 0: a whole row
     int32_t block_rows, block_cols;     // of a two-dimensional grid of scales; 0: none
     bool asymmetric;
-    bool act_order;           // a tensor tells the group of each input
+    bool act_order;           // a tensor gives the group of each input
     int32_t zero_offset;      // added to stored zeros
     struct input_rule inputs; // defaults; the module's tensors may override them
 };
 
-/* A module whose tensors are to be found. */
+/* A module, for finding its tensors. */
 struct module {
     const struct checkpoint *checkpoint;
     const char *name; // full name in the checkpoint
@@ -47,12 +47,13 @@ const struct checkpoint_tensor *module_tensor(const struct module *m, const char
 /* True if the tensor holds unquantised weights. */
 bool tensor_is_plain(const struct checkpoint_tensor *t);
 
-/* True if the module's values exist in any of the formats, in tensor *which. */
+/* True if the module has quantised values in any of the formats; *which is their tensor. */
 bool module_is_quantised(const struct module *m, const struct checkpoint_tensor **which);
 
 /* Reads the module's matrix in its scheme's format. */
 enum status module_read(const struct module *m, struct weight_part *out);
-/* Without a checkpoint: dummy weights with the codec that the format implies; false: plain ones. */
+/* Without a checkpoint: dummy weights with the codec that the format implies. False: the weights
+ * are plain. */
 bool module_dummy(const struct module *m, struct weight_part *out);
 
 #endif

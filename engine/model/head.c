@@ -77,8 +77,8 @@ static enum status load_module_ends(struct loader *l, const char *embed, const c
 
 /* ---- MTP ---------------------------------------------------------------------------------- */
 
-/* A module's names in checkpoints: Qwen's lie outside the layers; others are one more layer after
- * the last. */
+/* A module's names in checkpoints: Qwen's modules are outside the layers; others are one more layer
+ * after the last. */
 struct module_names {
     const char *fc, *embed_norm, *hidden_norm, *norm, *embed, *head;
 };
@@ -196,7 +196,7 @@ static enum status load_ids(struct loader *l)
     return check_t2d(l, ids);
 }
 
-/* Splits fc by target layer: each part runs where that layer's states are. */
+/* Splits fc by target layer: each part is applied in the target's pass, right after its layer. */
 static enum status load_fed(struct loader *l)
 {
     const struct head_config *h = &l->c->head;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Draft heads: one layer that drafts from the tokens and from the hidden states of the model it
- * belongs to, the target. The head's row for the token at position p reads the state that the
- * target (or while drafting, the head itself) left at p - 1 (backend.h, "hidden states by slot").
+/* | Draft heads: one layer that drafts from the tokens and from the hidden states of the model it
+ * belongs to, the target. The head's row for the token at position p reads the state at p - 1,
+ * which the target has stored or, while drafting, the head itself (backend.h, "hidden states by
+ * slot").
  *
  *   MTP      a module in the target's own checkpoint. x = fc [norm(embedding), norm(state)]; the
  *            state is that of the last layer after the final norm, for target and module alike.
- *            Of several modules each reads the states of the one before it, and makes the next
- *            draft; the last one then continues with its own.
+ *            If there are several modules, each reads the states of the module before it and makes
+ *            the next draft; the last module then continues with its own states.
  *   EAGLE-3  a folder of its own. x = the state; q, k and v read [norm(embedding), norm(x)]. The
- *            target's state is fc of three of its layers; the head's is the input of its final
- * norm. It may know only some of the target's ids.
+ *            target's state is fc applied to three of its layers; the head's own state is the input
+ *            of its final norm. The head may know only some of the target's ids.
  *
  * Thread: the rank's owner. */
 #ifndef SLUICE_ENGINE_MODEL_HEAD_H
@@ -25,17 +26,19 @@ enum status head_config_mtp(const struct model_config *target, int32_t index,
 enum status head_config_eagle3(const char *dir, const struct model_config *target,
                                struct model_config *c, struct err *err);
 
-/* Start of a head's pass, once the tokens' embeddings are in x: computes x, and the input that its
- * layer reads instead of its own norm (no memory: it uses the norm). */
+/* Start of a head's pass, once the tokens' embeddings are in x: replaces x by the head's own input,
+ * and sets `input` to what its layer reads instead of its norm of x (without memory: the layer uses
+ * that norm). */
 enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input);
-/* Stores the states of its out rows, given x after the layer and its norm. */
+/* Stores the hidden states of a head's out rows, given x after the layer and its norm. */
 enum status head_leave(struct model *m, struct tensor x, struct tensor normed, int32_t n_out);
 
-/* In a target's pass, for all of its rows: how often it feeds its drafter; feeds x after a layer if
- * the drafter reads that one, and tells whether it did; and feeds the normed x after the last
- * layer. */
+/* In a target's pass, for all of its rows. head_feeds: the number of times that it stores states
+ * for its drafter. head_feed: stores x after a layer, if the drafter reads that layer; *fed says
+ * whether it does. head_feed_normed: stores the normed x after the last layer, if the drafter reads
+ * that. */
 int32_t head_feeds(const struct model *target);
-/* Values that a slot's row of hidden states has for all heads of the target; 0: it has none. */
+/* The width of a slot's row of hidden states, over all heads of the target; 0: it has none. */
 int32_t head_row_width(const struct model *target);
 enum status head_feed(struct model *target, int32_t layer, struct tensor x, int32_t n_rows,
                       bool *fed);

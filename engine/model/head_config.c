@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a draft head is: a module of the target's checkpoint, or EAGLE-3's config.json. */
+/* The config of a draft head: derived for a module of the target's checkpoint, or read from
+ * EAGLE-3's config.json. */
 #include "engine/base/json.h"
 #include "engine/model/head.h"
 
@@ -54,7 +55,7 @@ enum status head_config_mtp(const struct model_config *target, int32_t index,
 
 /* ---- EAGLE-3 ------------------------------------------------------------------------------ */
 
-/* Variants of EAGLE-3 that compute something else are refused. */
+/* Variants of EAGLE-3 that compute something else are errors. */
 static enum status refuse_variant(const struct json *j, struct err *err)
 {
     static const char *const keys[] = {"norm_before_fc", "fc_norm", "norm_output"};
@@ -72,7 +73,7 @@ static enum status refuse_variant(const struct json *j, struct err *err)
     return OK;
 }
 
-/* The published ids count the layers in front of which a state is taken. */
+/* A published id is the number of the layer whose input is the state. */
 static enum status add_fed(struct hidden_layers *fed, int64_t id, const struct model_config *target,
                            struct err *err)
 {

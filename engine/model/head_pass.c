@@ -64,13 +64,13 @@ enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input)
 
 enum status head_leave(struct model *m, struct tensor x, struct tensor normed, int32_t n_out)
 {
-    if (m->drafter) { // it reads the states of all rows, which are stored already
+    if (m->drafter) { // the drafter reads the states of all rows, which are stored already
         return OK;
     }
     return store(m, m->config->head.kind == HEAD_EAGLE3 ? x : normed, n_out, true);
 }
 
-/* How many layers of the target feed its head; a pass counts down from it. */
+/* The number of the target's layers that feed its head; a pass counts down from it. */
 int32_t head_feeds(const struct model *target)
 {
     const struct model *head = target->drafter;

@@ -229,7 +229,7 @@ static const struct key rope_keys[] = {
     FACTOR("mscale_all_dim", 0),
     FACTOR("alpha", 0),
     FACTOR("llama_4_scaling_beta", 0),
-    {"max_position_embeddings", NUMBER, 1, INT32_MAX}, // the model's; ignored here
+    {"max_position_embeddings", NUMBER, 1, INT32_MAX}, // repeats the model's own; ignored
     SWITCH("truncate"),
     {"mrope_section", INTEGERS, 0, INT32_MAX}, // irrelevant for text, where all of its positions
                                                // are equal

@@ -253,7 +253,7 @@ static bool has_blocks(const struct model_config *c)
     return fits;
 }
 
-/* What this device cannot run is refused by name. */
+/* A model that this device cannot run is an error that names the reason. */
 static enum status check_device(const struct model_config *c, const struct backend *be,
                                 const struct backend_facts *facts, struct err *err)
 {
@@ -275,7 +275,7 @@ static enum status check_device(const struct model_config *c, const struct backe
     return OK;
 }
 
-/* Everything that the checkpoint has for this model. */
+/* Loads everything that the checkpoint has for this model. */
 static enum status load_weights(struct loader *l)
 {
     const struct model_load_options *options = l->options;

@@ -26,7 +26,7 @@ struct layer_weights {
     float x_scale; // factor of the layer's output; 0: none
     const struct weight *q_a, *q_a_norm, *kv_a, *kv_a_norm, *w_uk, *w_uv; // MLA; q_b is qkv
     struct state_weights state;
-    float k_scale, v_scale; // FP8 cache scales from the checkpoint; 0: none
+    float k_scale, v_scale; // the checkpoint's scales for an FP8 cache; 0: none
 };
 
 /* Weights of a draft head besides its layer, embedding and output head. */
@@ -35,7 +35,7 @@ struct head_weights {
     const struct weight *fc;                       // MTP: applied to both, concatenated
     const struct weight *fed[MAX_HIDDEN_LAYERS];   // EAGLE-3: fc's part for each of the target's
                                                    // layers, run in the target's passes
-    int32_t *ids; // EAGLE-3: [head.n_ids], the target ids it knows; NULL: all
+    int32_t *ids; // EAGLE-3: [head.n_ids], the target's ids that the head knows; NULL: all
 };
 
 /* This rank's share of each dimension. */
@@ -109,7 +109,7 @@ struct model {
     struct head_weights draft;
     struct tensor wide;       // [rows, 2 hidden]: normed embedding and hidden state
     struct tensor fed;        // EAGLE-3: sum over the target's layers
-    struct tensor own_logits; // for the ids that it knows
+    struct tensor own_logits; // for the ids that the head knows
     struct dmem ids;
 };
 
@@ -119,7 +119,7 @@ struct model_load_options {
     const char *dummy_dir; // its config decides how dummy weights are quantised; NULL: not at all
     enum dtype dtype;
     enum requantise_kind requantise; // applied if the checkpoint is not quantised
-    bool inputs_as_they_are; // do not round inputs, whatever the formats say; F32 never rounds them
+    bool inputs_as_they_are;    // do not round inputs, even if formats require it; F32 never does
     const struct model *target; // of a head: the model whose embedding and lm_head it may share
     int32_t rank, n_ranks, index;
     void (*on_progress)(double share, void *arg);
@@ -140,8 +140,8 @@ enum status model_load(const struct model_load_options *options, struct backend 
 enum status model_open_ropes(struct model *m, struct err *err);
 void model_deinit(struct model *m); // frees host memory; the backend frees its own
 
-/* The geometry of this rank's shard: of the config's n_kv_layers, and of its n_state_layers, which
- * is 0 for models without recurrent state. The caller provides the arrays. */
+/* The geometry of this rank's shard of the config's n_kv_layers layers with keys and values, and of
+ * its n_state_layers layers with recurrent state. The caller provides the arrays. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers);
 void model_state_layers(const struct model *m, struct state_layer *layers);
 enum { STATE_BLOCK = 64 }; // positions from one boundary to the next
@@ -154,8 +154,8 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
 
 struct model_outputs {
     bool logits, pooled;         // of the pass's out rows
-    bool all_logits;             // also those that no draw will read, and no bests
-    struct hidden_layers hidden; // of the out rows, too, into model.hidden: the pass's own list
+    bool all_logits;             // also logits that no draw will read; bests are not computed
+    struct hidden_layers hidden; // the pass's own list: also of the out rows, into model.hidden
 };
 
 /* Between pass_begin and pass_end: the whole forward pass, then the logits of its out rows, or
@@ -164,8 +164,8 @@ struct model_outputs {
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want);
 
-/* recurrent_pass.c: the layer's heads into m->attn, from its normed input. `stores`: only update
- * the state, in the last layer of a pass without out rows. */
+/* recurrent_pass.c: writes the outputs of the layer's heads to m->attn, given its normed input.
+ * `stores`: only update the state, for the last layer of a pass without out rows. */
 enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, int32_t n_rows,
                               bool stores);
 

@@ -394,7 +394,7 @@ void part_requantise(struct loader *l, struct weight_part *p)
     }
 }
 
-/* Says what can be done about a model that does not fit. */
+/* Adds advice to the error about a model that does not fit. */
 static enum status say_too_large(struct err *err)
 {
     const struct err first = *err;
@@ -406,8 +406,8 @@ static enum status say_too_large(struct err *err)
         first.text);
 }
 
-/* Every weight passes here on its way to the backend. The seed gives each dummy weight
- * other values. */
+/* Opens a weight in the backend; every weight is opened here. The seed differs for each dummy
+ * weight. */
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out)
 {
     struct weight *w;

@@ -11,8 +11,8 @@
 
 enum { NAME_BYTES = 256 };
 
-/* What a checkpoint writes in place of the leading "model." of a family's name, and before other
- * names. */
+/* What a checkpoint's names have in place of the leading "model." of a family's names, and the
+ * prefix of its other names. */
 struct name_form {
     const char *model, *top;
 };
@@ -23,7 +23,7 @@ struct loader {
     struct model *m;
     struct backend *be;
     struct err *err;
-    const struct name_form *form; // this checkpoint's
+    const struct name_form *form; // form of this checkpoint's names
     char layer_name[32];          // of a head: what replaces "model.layers.0."; otherwise ""
     const struct quant *quant;    // NULL: weights are not quantised
     struct requantise requantise; // quantises plain matrices at load
@@ -53,10 +53,10 @@ struct stack {
     int32_t k_segments;
 };
 
-/* Names are the family's, whatever the checkpoint's form, and except for part_of without ".weight".
- * True if the module exists, quantised or not. */
+/* In all of these functions names are the family's, in any form of checkpoint, and without
+ * ".weight" except for part_of. part_exists: true if the module exists, quantised or not. */
 bool part_exists(const struct loader *l, const char *base);
-/* Marks tensors under this name as no part of the model, so that nothing is reported. */
+/* Marks tensors under this name as used, so that part_report_unused ignores them. */
 void part_pass_over(struct loader *l, const char *base);
 bool part_has(const struct loader *l, const char *name); // a tensor with exactly this name
 void part_find_form(struct loader *l);
@@ -74,7 +74,7 @@ void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES]);
 /* A whole tensor with its shape checked; for dummy weights a part without data. */
 enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
                     struct weight_part *out);
-/* A single positive number; 0 if there is none, or more than one. */
+/* Reads a tensor that is a single positive number; 0 if there is none, or it has more than one. */
 enum status part_number(struct loader *l, const char *name, float *out);
 /* The matrix of a module, [n_out][n_in], quantised or not. */
 enum status part_matrix(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
@@ -84,7 +84,8 @@ enum status part_quantised_experts(struct loader *l, const char *base, int64_t n
                                    int64_t n_out, int64_t n_in, struct weight_part *out,
                                    bool *found);
 
-/* Quantises a plain matrix if the options say so. Open it before requantise_clear. */
+/* Quantises a plain matrix if the options say so. Pass it to the backend before requantise_clear
+ * frees it. */
 void part_requantise(struct loader *l, struct weight_part *p);
 
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out);

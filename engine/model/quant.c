@@ -33,7 +33,7 @@ static const struct source {
 };
 
 /* kv_cache_scheme is "static" in older FP8 files, otherwise an object; modelopt also has its own
- * key. Whether there are scales is told by the tensors. */
+ * key. The tensors show whether there are scales. */
 static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
 {
     const struct json *scheme = json_get(j, "kv_cache_scheme");
@@ -86,8 +86,8 @@ static enum status read_rules(const struct json *j, const char *method, struct q
     return OK;
 }
 
-/* Checkpoints describe their format in one of several files and keys. A file that is absent says
- * nothing. */
+/* Checkpoints describe their format in one of several files and keys. A missing file is not an
+ * error. */
 static enum status open_source(const char *dir, const struct source *s, struct quant **out,
                                struct err *err)
 {

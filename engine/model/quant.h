@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a checkpoint's config says about quantisation: which modules, in which format. Read from
- * config.json's quantization_config, or from the files that older tools write. Every method becomes
- * a list of rules; the first rule that matches a module's name decides.
+/* The quantisation of a checkpoint according to its config: the quantised modules and their
+ * formats. Read from config.json's quantization_config, or from the files that older tools write.
+ * Every method becomes a list of rules; the first rule that matches a module's name decides.
  * Thread: any, once it is open. */
 #ifndef SLUICE_ENGINE_MODEL_QUANT_H
 #define SLUICE_ENGINE_MODEL_QUANT_H
@@ -18,9 +18,10 @@ void quant_close(struct quant *q); // accepts NULL
  * another; NULL: none. q may be NULL. */
 const char *quant_kv_cache(const struct quant *q);
 
-/* Reads a module's matrix; *found is false if its weights are plain. The tensors decide, not the
- * lists, but a module that is quantised contrary to its list is an error. Sets m->scheme; `other`
- * is the module's name in the model's own tree, which some lists use. */
+/* Reads a module's matrix; *found is false if its weights are plain. The module's tensors decide
+ * whether it is quantised, not the config's lists of modules; but a quantised module that a list
+ * excludes is an error. Sets m->scheme; `other` is the module's name in the model's own tree, which
+ * some lists use. */
 enum status quant_read(const struct quant *q, struct module *m, const char *other,
                        struct weight_part *out, bool *found);
 

@@ -222,7 +222,7 @@ static enum status read_gptq(const struct json *j, struct quant_rules *rules, st
 
 /* ---- compressed-tensors ------------------------------------------------------------------- */
 
-/* How a group rounds inputs; null: not at all. */
+/* Reads how a group rounds inputs; null: it does not. */
 static enum status read_ct_inputs(const struct json *j, struct input_rule *out, struct err *err)
 {
     *out = (struct input_rule){.numbers = INPUT_AS_IT_IS};

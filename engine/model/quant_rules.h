@@ -28,7 +28,7 @@ enum status quant_rules_add(struct quant_rules *r, enum rule_kind kind, const ch
 const struct quant_scheme *quant_rules_find(const struct quant_rules *r, const char *name,
                                             const char *other);
 
-/* One row per quant_method: translates its part of the config to rules. */
+/* One row per quant_method: translates the quantization_config of this method to rules. */
 struct quant_method {
     const char *name;
     enum status (*read)(const struct json *j, struct quant_rules *rules, struct err *err);

@@ -57,7 +57,7 @@ struct job {
     struct err *err;
 };
 
-/* ---- which ------------------------------------------------------------------------------- */
+/* ---- which tensors are quantised --------------------------------------------------------- */
 
 static const char weight_end[] = ".weight";
 
@@ -158,7 +158,7 @@ static enum status check_tensors(const struct job *j)
                    "or feed-forward that is known by its name");
 }
 
-/* ---- what they become -------------------------------------------------------------------- */
+/* ---- the tensors that they become -------------------------------------------------------- */
 
 static struct weight_part part_of(const struct checkpoint_tensor *t)
 {
@@ -431,7 +431,8 @@ static enum status write_shard(struct job *j, size_t shard)
 
 /* ---- the folder -------------------------------------------------------------------------- */
 
-/* Greedy, in the order of the tensors. A tensor larger than a shard has one alone. */
+/* Assigns tensors to shards, greedily in their order. A tensor larger than a shard has one of its
+ * own. */
 static void cut_into_shards(struct job *j)
 {
     int64_t filled = 0;

@@ -12,7 +12,7 @@
 struct quantise_module {
     const char *name;
     int32_t n_name;
-    bool stays;    // it is not quantised
+    bool stays;    // the module is not quantised
     int64_t group; // inputs that share a scale; 0: a whole output
 };
 
@@ -23,7 +23,7 @@ struct quantise_form {
     bool blocks;
     const char *type; // element type
     int32_t bits;
-    const char *dtype;  // dtype of the tensor `weight` or weight_packed
+    const char *dtype;  // dtype of the tensor weight or weight_packed
     const char *inputs; // JSON of input_activations
 };
 

@@ -247,8 +247,8 @@ struct conv_run {
     float scale; // factor of the inputs, folded into the weights
 };
 
-/* Which ranges of the checkpoint's channels this rank has, in our order (queries, keys, values).
- * Mamba-2 stores values first. */
+/* The ranges of the checkpoint's channels that this rank has, in the order of this program
+ * (queries, keys, values). Mamba-2 stores values first. */
 static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
 {
     const struct state_config *c = &l->c->state;

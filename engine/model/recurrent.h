@@ -17,7 +17,8 @@ struct state_config {
     enum gate_act gate;                // activation of the output gates
     bool normed, gate_first;           // an RMS norm, after the gate or before it
     int32_t norm_group;                // values that are normed together
-    bool norm_is_wide; // its weights cover all groups, rather than being shared by them
+    bool norm_is_wide; // the norm has weights for every group, instead of one set that all groups
+                       // share
     float norm_eps;
 };
 
@@ -40,19 +41,20 @@ struct state_weights {
     const struct weight *in, *f_b, *g_b, *conv, *conv_bias, *a_log, *dt_bias, *skip, *norm, *out;
 };
 
-/* A rank's heads, and the offsets in a row of its first product. The convolution's channels are
- * queries, keys, values; for STATE_CONV only values. */
+/* A rank's heads, and the offsets of their values in a row of the layer's first product. The
+ * convolution's channels are queries, keys, values; for STATE_CONV only values. */
 struct state_shard {
     struct state_layer layer;
     int32_t first_head, first_key_head, first_channel;
-    int32_t first_o, n_o, o_width; // heads that its output product takes, and their width
+    int32_t first_o, n_o, o_width; // the heads that the rank's output product takes, and their
+                                   // width
     int32_t q_at, k_at, v_at;
     int32_t gate_at, in_gate_at, beta_at, decay_at, low_at; // -1: absent
     int32_t width, out_width;
 };
 
 struct model_config;
-/* False: the ranks do not divide it. */
+/* False: the number of ranks does not divide the heads. */
 bool state_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
                     struct state_shard *out);
 

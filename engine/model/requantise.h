@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Quantises plain matrices at load (--quantization): one at a time, into memory that lives until
  * the backend has taken the weight. The codecs are those of published checkpoints, so no other code
- * knows the difference.
+ * needs to know that the weights were quantised here.
  *
  *     fp8   E4M3, a scale per output, or with `blocks` per 128 x 128; inputs are rounded to E4M3,
  *           with a scale per row, or per 128 inputs
@@ -28,7 +28,7 @@ struct requantise {
 /* Replaces a part with plain weights by a quantised one; other parts are unchanged. Works on
  * windows of a tensor, too: the scales are then the window's. */
 void requantise_part(struct requantise *q, struct weight_part *part);
-/* How many of n_in inputs share a scale. */
+/* The number of inputs that share a scale, for a matrix of n_in inputs. */
 int64_t requantise_group(const struct requantise *q, int64_t n_in);
 /* Frees the memory of all parts made so far. */
 void requantise_clear(struct requantise *q);

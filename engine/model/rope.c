@@ -10,7 +10,7 @@
 
 static const double PI = 3.14159265358979323846;
 
-/* What a config says about one rope. */
+/* The keys of one rope in a config. */
 struct rope_input {
     const struct json *params, *config;
     double theta, factor;

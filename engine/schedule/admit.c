@@ -5,7 +5,7 @@
 
 /* ---- preemption --------------------------------------------------------------------------- */
 
-/* Whether a sequence can be preempted: not if the current plan already counts on it. */
+/* Whether a sequence can be preempted: not if the current plan already contains it. */
 static bool can_preempt(const struct scheduler *s, const struct sequence *seq)
 {
     return seq->state == SEQ_RUNNING && seq->planned_in != s->n_plans;
@@ -65,7 +65,7 @@ static bool has_lane(const struct scheduler *s, const struct sequence *seq)
     return s->holdings.n_free_lanes > 0 || next_victim(s, seq, &s->order) != NULL;
 }
 
-/* Takes a free lane, or preempts a sequence for one. There must be one of either. */
+/* Takes a free lane, or preempts a sequence for one. One of these must be possible. */
 static void make_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
 {
     struct sequence *last;
@@ -143,8 +143,8 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
         return NO_ROOM;
     }
     if (producer && producer->state == SEQ_RUNNING) {
-        preempt(s, p, producer); // it may not run for a long time: this sequence computes the
-                                 // block, and the producer waits
+        preempt(s, p, producer); // the producer may not run for a long time, so it waits and this
+                                 // sequence computes the block
     }
     make_lane(s, p, seq);
     holdings_begin(h, p, seq, &front);
@@ -171,7 +171,8 @@ void scheduler_fork(struct scheduler *s, struct plan *p, int32_t entry)
             continue;
         }
         if (!holdings_can_fork(&s->holdings, leader) || p->n_draws >= s->limits.max_draws) {
-            return; // they are admitted later as separate sequences, and find the prompt cached
+            return; // the other siblings are admitted later as separate sequences, and find the
+                    // prompt cached
         }
         holdings_fork(&s->holdings, p, c, leader);
         c->n_computed = c->n_prompt;

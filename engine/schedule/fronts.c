@@ -60,7 +60,7 @@ static void heap_fix(struct fronts *f, int32_t at)
     heap_down(f, f->heap[at]->front.heap_at);
 }
 
-/* The last one takes the gap, and may have to move either way. */
+/* The last entry fills the gap, and may have to move up or down. */
 static void heap_remove(struct fronts *f, int32_t at)
 {
     struct sequence *last = f->heap[--f->n_heap];
@@ -73,7 +73,8 @@ static void heap_remove(struct fronts *f, int32_t at)
 
 /* ---- filing ------------------------------------------------------------------------------- */
 
-/* Under the block that the sequence lacks next, so that its completion finds the sequence. */
+/* Files the sequence under its first missing block, so that the sequence is found when that block
+ * becomes valid. */
 static void file(struct fronts *f, struct sequence *seq)
 {
     int32_t room[MAX_BLOCK_TOKENS];
@@ -81,7 +82,7 @@ static void file(struct fronts *f, struct sequence *seq)
     front->prev = front->next = NULL;
     front->bucket = -1;
     if (front->n_blocks >= holdings_most_front(f->holdings, seq)) {
-        return; // it lacks nothing that another sequence could provide
+        return; // there is no missing block that another sequence could provide
     }
     const int32_t *tokens = holdings_block_tokens(f->holdings, seq, front->n_blocks, room);
     uint64_t hash = prefix_cache_hash(&f->holdings->cache, front->chain, tokens);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | Tracks how much of each waiting sequence's tokens the prefix cache has, without repeated
- * lookups: a sequence is filed under the first block that its cached front lacks, and moves on when
- * that block becomes valid. Used to find the waiting sequence with the longest cached front.
+/* | Tracks how many leading blocks of each waiting sequence are in the prefix cache (its cached
+ * front), without repeated lookups: a sequence is filed under the hash of the first missing block,
+ * and moves on to the next when that block becomes valid. Used to find the waiting sequence with
+ * the longest cached front.
  *
  * The tracked length may be too long, since evicted blocks are not reported; before acting on it
- * the caller looks the sequence up, and reports the result (fronts_correct).
+ * the caller looks up the sequence's blocks and reports the result (fronts_correct).
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_FRONTS_H
 #define SLUICE_ENGINE_SCHEDULE_FRONTS_H
@@ -22,7 +23,7 @@ struct fronts {
 void fronts_init(struct fronts *f, struct holdings *h, int32_t max_sequences);
 void fronts_deinit(struct fronts *f);
 
-/* A sequence starts to wait, or stops. Removing one that is not filed has no effect. */
+/* Called when a sequence starts or stops waiting. Removing one that is not filed has no effect. */
 void fronts_add(struct fronts *f, struct sequence *seq);
 void fronts_remove(struct fronts *f, struct sequence *seq);
 
@@ -30,10 +31,10 @@ void fronts_remove(struct fronts *f, struct sequence *seq);
  * equals the first in the order. NULL: none is filed. */
 struct sequence *fronts_best(const struct fronts *f);
 
-/* A lookup found a front of another length. */
+/* Called when a lookup found a front of another length. */
 void fronts_correct(struct fronts *f, struct sequence *seq, const struct cached_front *front);
 
-/* Its position in the order has changed. */
+/* Called when the sequence's position in the order has changed. */
 void fronts_reorder(struct fronts *f, struct sequence *seq);
 
 #endif

@@ -161,8 +161,8 @@ static void learn_way(struct holdings *h, const struct cached_front *front)
     }
 }
 
-/* A restored sequence begins at a snapshot, which is copied into its lane. Where the cache
- * knew more than could be restored, a snapshot is wanted. */
+/* A restored sequence begins at a snapshot, which is copied into its lane. Where the cache has more
+ * blocks than the snapshot covers, another snapshot is wanted (seq->branch). */
 void held_states_begin(struct holdings *h, struct sequence *seq, const struct cached_front *front)
 {
     struct held_states *hs = &h->states;
@@ -183,7 +183,7 @@ void held_states_begin(struct holdings *h, struct sequence *seq, const struct ca
     }
 }
 
-/* The same prefix, so the same marks. */
+/* A sibling has the same prefix, so it gets the same marks. */
 void held_states_fork(struct holdings *h, const struct sequence *seq, const struct sequence *leader)
 {
     const struct held_states *hs = &h->states;
@@ -217,8 +217,8 @@ static bool has_record(const struct holdings *h, const struct sequence *seq, int
     return seq->n_computed < last_boundary(&h->states, n_sure) + kept * h->states.block;
 }
 
-/* Boundaries that this plan's rows pass are kept by the pass itself; the lane still has
- * the last one. */
+/* The pass itself stores the states at boundaries that this plan's rows cross; the lane still has
+ * the state at the last one. */
 void held_states_publish(struct holdings *h, struct plan *p, const struct plan_entry *entry)
 {
     struct held_states *hs = &h->states;
@@ -247,8 +247,8 @@ void held_states_publish(struct holdings *h, struct plan *p, const struct plan_e
     }
 }
 
-/* The host has learnt that tokens up to n_sure stand, so a boundary before them may be
- * kept. */
+/* Called when the tokens up to n_sure are final, so that the state at a boundary before them may be
+ * stored. */
 void held_states_reached(struct holdings *h, const struct sequence *seq, int32_t n_sure,
                          int32_t before)
 {
@@ -272,7 +272,7 @@ void held_states_leave(struct holdings *h, const struct sequence *seq, int32_t n
 
 /* ---- report to the plan ------------------------------------------------------------------- */
 
-/* The slot is released with the copy: later copies of the same plan come after it. */
+/* The hold ends once the copy is in the plan: copies that are added later execute after it. */
 static void tell(struct holdings *h, struct plan *p, const struct pending_state *x, bool out)
 {
     int32_t slot = h->limits->max_lanes + x->slot;
@@ -308,7 +308,7 @@ void held_states_settle(struct holdings *h)
     }
 }
 
-/* A state that was on its way to this lane is not copied. */
+/* Cancels a pending copy of a state into this lane. */
 void held_states_drop(struct holdings *h, const struct sequence *seq)
 {
     struct held_states *hs = &h->states;

@@ -43,21 +43,22 @@ void held_states_deinit(struct holdings *h);
 /* The block has been evicted from the cache. */
 void held_states_gone(struct holdings *h, int32_t block);
 
-/* Sets how many of the first n_matched blocks that holdings_find found the sequence may resume
- * after. */
+/* Sets front->n_blocks: the sequence may resume after this many of the n_matched blocks that
+ * holdings_find found, because a snapshot follows them. */
 void held_states_find(const struct holdings *h, struct cached_front *front);
 
-/* Block i of the sequence is that node's block, or equal to it. */
+/* Records that block i of the sequence is the block of this node, or has the same tokens. */
 void held_states_mark(struct holdings *h, const struct sequence *seq, int32_t i, int32_t node);
 
-/* The sequence begins after that front, whose snapshot is held; a sibling begins with its leader's
- * state. */
+/* held_states_begin: the sequence begins after this front, whose snapshot is held.
+ * held_states_fork: a sibling begins with its leader's state. */
 void held_states_begin(struct holdings *h, struct sequence *seq, const struct cached_front *front);
 void held_states_fork(struct holdings *h, const struct sequence *seq,
                       const struct sequence *leader);
 
-/* Takes snapshots: those that the rows of a plan's entry cross; those that the sequence's known
- * tokens have reached since it had entered `before` blocks; and the last one, when it leaves. */
+/* Takes snapshots. _publish: at the boundaries that the rows of a plan's entry cross. _reached: at
+ * those that the sequence's known tokens have reached since it had entered `before` blocks into the
+ * cache. _leave: at the last boundary, when the sequence leaves its lane. */
 void held_states_publish(struct holdings *h, struct plan *p, const struct plan_entry *entry);
 void held_states_reached(struct holdings *h, const struct sequence *seq, int32_t n_sure,
                          int32_t before);
@@ -70,7 +71,7 @@ void held_states_tell_outs(struct holdings *h, struct plan *p);
 void held_states_tell_ins(struct holdings *h, struct plan *p);
 void held_states_settle(struct holdings *h);
 
-/* The sequence leaves its lane: a pending copy into the lane is cancelled. */
+/* Cancels a pending copy into the lane of a sequence that leaves it. */
 void held_states_drop(struct holdings *h, const struct sequence *seq);
 
 void held_states_check(const struct holdings *h);

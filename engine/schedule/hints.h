@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Applies a request's hints about the later use of its tokens (struct cache_hint) to the blocks
- * that it leaves in the cache.
+ * that the request leaves in the cache.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_HINTS_H
 #define SLUICE_ENGINE_SCHEDULE_HINTS_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What sequences hold: a lane, blocks of the cache, and with recurrent layers the states
- * in them. The only file that changes blocks of a sequence; it tells the plan what the
- * backend has to do for it. */
+/* Resources that sequences hold: a lane, blocks of the cache, and with recurrent layers the states
+ * in them. The only file that changes blocks of a sequence; it tells the plan what the backend has
+ * to do for it. */
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -18,7 +18,7 @@ static void on_gone(void *arg, int32_t block)
     held_states_gone(h, block);
 }
 
-/* Everything for the most sequences, so that planning allocates nothing. */
+/* Allocates for the maximum number of sequences, so that planning allocates nothing. */
 void holdings_init(struct holdings *h, const struct scheduler_limits *limits)
 {
     *h = (struct holdings){.limits = limits};
@@ -70,8 +70,8 @@ int32_t holdings_available(const struct holdings *h)
     return kv_pool_available(&h->pool);
 }
 
-/* A block is reclaimed when all of its holders are among these sequences, so references
- * are counted against those that the pool knows. */
+/* A block is reclaimed if all of its holders are among these sequences, so their references to it
+ * are counted and compared with the pool's count. */
 int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n)
 {
     int32_t n_blocks = 0;
@@ -92,7 +92,7 @@ int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, i
 
 /* ---- the cache ---------------------------------------------------------------------------- */
 
-/* A block may lie across prompt and answer; then it is copied into `room`. */
+/* A block may have both prompt and output tokens; these are then copied to `room`. */
 const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
                                      int32_t i, int32_t room[MAX_BLOCK_TOKENS])
 {
@@ -224,7 +224,7 @@ void holdings_forget_idle(struct holdings *h)
 
 /* ---- begin and continue ------------------------------------------------------------------- */
 
-/* There must be one available. */
+/* A block must be available. */
 static int32_t take_block(struct holdings *h)
 {
     int32_t block = kv_pool_alloc(&h->pool);
@@ -244,7 +244,7 @@ static void grant(struct holdings *h, struct plan *p, struct sequence *seq, bool
     }
 }
 
-/* Takes a free lane; neither the backend nor the draft models' KV has anything of it yet. */
+/* Takes a free lane, with nothing in the backend's table or the draft models' KV yet. */
 static void take_lane(struct holdings *h, struct sequence *seq)
 {
     ASSERT(h->n_free_lanes > 0);
@@ -264,7 +264,7 @@ int32_t holdings_idle_among(const struct holdings *h, const struct cached_front 
     return n;
 }
 
-/* Held while room is made, so that they are not reused for it. */
+/* Holds the front while other blocks are freed, so that its blocks are not reused themselves. */
 void holdings_keep_front(struct holdings *h, const struct cached_front *front)
 {
     for (int32_t i = 0; i < front->n_blocks; i++) {
@@ -275,7 +275,7 @@ void holdings_keep_front(struct holdings *h, const struct cached_front *front)
     }
 }
 
-/* From the end, so that the beginning of a prefix stays longest. */
+/* Releases from the end, so that the beginning of a prefix stays cached the longest. */
 void holdings_drop_front(struct holdings *h, const struct cached_front *front)
 {
     for (int32_t i = front->n_blocks - 1; i >= 0; i--) {
@@ -286,7 +286,7 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front)
     }
 }
 
-/* Reports that it uses these cached blocks, which may belong to another owner. */
+/* Reports that the sequence uses these cached blocks, which may belong to another owner. */
 static void tell_use(struct holdings *h, const struct sequence *seq,
                      const struct cached_front *front)
 {
@@ -300,8 +300,8 @@ static void tell_use(struct holdings *h, const struct sequence *seq,
 }
 
 /* Fills the table for all known tokens. Matched blocks after the front that nobody holds are
- * recomputed in place, since later cached blocks depend on them; for those that others hold it gets
- * separate blocks. */
+ * recomputed in place, since later cached blocks depend on them; where others hold them, the
+ * sequence gets separate blocks. */
 static void fill_table(struct holdings *h, struct sequence *seq, const struct cached_front *front)
 {
     int32_t *blocks = holdings_blocks(h, seq), need = holdings_blocks_for(h, seq->n_known);
@@ -383,7 +383,7 @@ int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, i
     return holdings_blocks_for(h, n_tokens) - seq->n_blocks;
 }
 
-/* Blocks for rows that come next. */
+/* Allocates blocks for the next rows. */
 void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks)
 {
     int32_t *blocks = holdings_blocks(h, seq);
@@ -437,7 +437,7 @@ static int32_t pending_fork_of(const struct holdings *h, const struct sequence *
     return -1;
 }
 
-/* Copies that were not told yet go with the sequence. */
+/* Cancels copies that are not in a plan yet. */
 static void drop_pending(struct holdings *h, const struct sequence *seq)
 {
     int32_t fork = pending_fork_of(h, seq);
@@ -459,8 +459,8 @@ static void tell_fork(const struct holdings *h, struct plan *p, const struct pen
     }
 }
 
-/* Copies are told a plan after the fork, when the rows that they copy have been stored.
- * The order is: out of lanes, forks, into lanes. */
+/* Copies are added to the plan after the one that forks, when the rows to copy have been stored.
+ * The order is: states out of lanes, forks, states into lanes. */
 void holdings_tell_copies(struct holdings *h, struct plan *p)
 {
     int32_t n = 0;

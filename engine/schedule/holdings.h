@@ -18,8 +18,8 @@
 #include "engine/schedule/prefix_cache.h"
 #include "engine/schedule/retention.h"
 
-/* The copy that a sibling gets from its leader's lane, once the leader's last prompt rows are
- * stored. */
+/* The copy that a sibling (another sample of the same request) gets from its leader's lane, once
+ * the leader's last prompt rows are stored. */
 struct pending_fork {
     const struct sequence *seq;
     int32_t from_lane, to_lane, pos; // with recurrent state
@@ -53,8 +53,9 @@ void holdings_deinit(struct holdings *h);
 
 int32_t holdings_blocks_for(const struct holdings *h, int32_t n_tokens);
 
-/* Blocks that could be allocated now; blocks that preempting n sequences would add, where a shared
- * block counts if its last holder is among them. */
+/* holdings_available: blocks that could be allocated now. holdings_reclaimable: blocks that
+ * preempting these n sequences would add; a shared block counts if all its holders are among
+ * them. */
 int32_t holdings_available(const struct holdings *h);
 int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n);
 
@@ -66,10 +67,10 @@ static inline int32_t *holdings_blocks(const struct holdings *h, const struct se
 
 /* ---- begin, continue and leave */
 
-/* The cached front of a sequence's tokens. At least one token is never part of it, since its row
- * must be computed. */
+/* The cached front of a sequence's tokens. It always leaves out at least the last token, whose row
+ * must be computed to sample from it. */
 struct cached_front {
-    int32_t n_blocks;  // blocks after which it may begin
+    int32_t n_blocks;  // blocks after which the sequence may begin
     int32_t n_matched; // blocks with cached keys and values: more than n_blocks if the state after
                        // them is missing
     uint64_t chain;    // uid of the last of these
@@ -78,43 +79,46 @@ struct cached_front {
 };
 struct cached_front holdings_find(struct holdings *h, const struct sequence *seq);
 
-/* The same for keys and values only; does not replace the result of the last holdings_find. */
+/* The same for keys and values only, whatever states are cached; does not replace the result of the
+ * last holdings_find. */
 struct cached_front holdings_match(const struct holdings *h, const struct sequence *seq);
 
-/* The maximum number of blocks of such a front: none if the result of every row is needed. And the
- * tokens of full block i, which are copied to `room` if prompt and output meet in it. */
+/* holdings_most_front: the maximum number of blocks of such a front; 0 if the result of every row
+ * is needed. holdings_block_tokens: the tokens of full block i, copied to `room` if the block has
+ * both prompt and output tokens. */
 int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq);
 const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
                                      int32_t i, int32_t room[MAX_BLOCK_TOKENS]);
 
-/* The number of blocks just found that nobody holds: keeping them reduces what is available. */
+/* The number of blocks just found that no sequence holds: keeping these reduces
+ * holdings_available. */
 int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front);
 
-/* Holds the blocks just found, and their state, so that they are not reallocated before the
- * sequence begins; releases them again. */
+/* holdings_keep_front holds the blocks just found, and their state, so that they are not
+ * reallocated before the sequence begins; holdings_drop_front releases them. */
 void holdings_keep_front(struct holdings *h, const struct cached_front *front);
 void holdings_drop_front(struct holdings *h, const struct cached_front *front);
 
-/* Gives the sequence a lane, the kept front, and new blocks for its other known tokens, entered as
- * pending, because it computes them. All of these must be available. */
+/* Gives the sequence a lane, the kept front, and new blocks for its other known tokens. The new
+ * blocks are entered into the cache as pending, because this sequence will compute them. All of
+ * these must be available. */
 void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
                     const struct cached_front *front);
 
-/* Whether a lane and a block for the partial end of the prompt are free for one more sample of
- * the leader's request.
- * holdings_fork makes that sample: it shares the leader's full blocks, and the partial one is
- * copied for it before the next step. */
+/* holdings_can_fork: whether a lane, and a block for the partial end of the prompt, are free for
+ * one more sample of the leader's request. holdings_fork makes `seq` that sample: it shares the
+ * leader's full blocks, and the partial block is copied for it before the next step. */
 bool holdings_can_fork(const struct holdings *h, const struct sequence *leader);
 void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
                    const struct sequence *leader);
 
-/* The number of blocks that a running sequence lacks for its first n_tokens tokens, at most 0 if
- * none; allocates n_blocks more, which must be available. */
+/* holdings_missing: the number of blocks that a running sequence lacks for its first n_tokens
+ * tokens; 0 or less if none. holdings_grow allocates n_blocks more, which must be available. */
 int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, int32_t n_tokens);
 void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks);
 
-/* The sequence feeds no more rows here. The rows of its first n_sure known tokens are in the lane
- * and the blocks, and stay in the cache. */
+/* Called when the sequence feeds no more rows in this lane. The rows of its first n_sure known
+ * tokens are stored, and their full blocks stay in the cache. */
 void holdings_settle(struct holdings *h, struct sequence *seq, int32_t n_sure,
                      enum state_reason reason);
 
@@ -123,20 +127,20 @@ void holdings_leave(struct holdings *h, struct sequence *seq);
 
 /* ---- entering blocks into the cache */
 
-/* The rows of its first n_sure tokens, all known, have been submitted: enters the blocks that are
- * full by now. */
+/* Called when the rows of the sequence's first n_sure tokens, all known, have been submitted:
+ * enters the blocks that they fill. */
 void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure);
 
-/* Blocks that the plan's rows complete become valid, because later steps execute after it.
- * Snapshots of states that these rows cross are taken, and added to the plan. */
+/* Makes the blocks that the plan's rows complete valid, because every later step executes after
+ * this one. Snapshots at the state boundaries that these rows cross are added to the plan. */
 void holdings_publish(struct holdings *h, struct plan *p);
 
 /* Removes all blocks that nobody holds from the cache. */
 void holdings_forget_idle(struct holdings *h);
 
-/* Adds the copies for sequences forked by earlier plans: this step executes after the one that
- * stored the prompt's last rows, and before the siblings' first rows. The same for copies of
- * states, as the previous steps leave them in the lanes. */
+/* Adds to the plan the copies for sequences that earlier plans forked: its step executes after the
+ * one that stored the prompt's last rows, and before the siblings' first rows. Also adds the copies
+ * of states, which the previous steps have left in the lanes. */
 void holdings_tell_copies(struct holdings *h, struct plan *p);
 
 /* ---- the draft models' KV */

@@ -62,8 +62,8 @@ void idle_order_deinit(struct idle_order *o)
 
 /* ---- list membership ------------------------------------------------------------------------ */
 
-/* A user's ring has its ordinary blocks, which are the ones that a smaller share releases.
- * Kept ones count, too. */
+/* A user's ring has its ordinary blocks, which are the ones that a smaller share releases. Kept
+ * blocks count, too. */
 static void unlist(struct idle_order *o, int32_t block)
 {
     int level = o->listed[block], user = o->user[block];
@@ -139,7 +139,7 @@ int32_t idle_order_first(struct idle_order *o)
 
 /* ---- levels of blocks ----------------------------------------------------------------------- */
 
-/* A block in a ring moves; one that is held only notes its level. */
+/* An idle block moves to the ring of the new level; a held block only records it. */
 static void set_level(struct idle_order *o, int32_t block, int level, bool first)
 {
     o->level[block] = (uint8_t)level;

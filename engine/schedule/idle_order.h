@@ -47,18 +47,18 @@ static inline bool idle_order_has(const struct idle_order *o, int32_t block)
 }
 
 void idle_order_add(struct idle_order *o, int32_t block);
-/* It is held again; if it was released it becomes ordinary. */
+/* Called when the block is held again; a released block becomes ordinary. */
 void idle_order_remove(struct idle_order *o, int32_t block);
-/* Its content is gone: it becomes ordinary, without a user. */
+/* Called when the block's content is gone: it becomes ordinary, without a user. */
 void idle_order_forget(struct idle_order *o, int32_t block);
 
 /* The block to reuse next. There must be one. */
 int32_t idle_order_first(struct idle_order *o);
 
-/* An idle block moves to the end of its new level. */
+/* Sets the level of a block; an idle block moves to the end of that level's list. */
 void idle_order_set_level(struct idle_order *o, int32_t block, int level);
-/* A kept block becomes ordinary, and if idle the first of those, since nobody has used it in the
- * meantime. */
+/* A kept block becomes ordinary. If it is idle, it is the first of those to be reused, since nobody
+ * has used it while it was kept. */
 void idle_order_end_keep(struct idle_order *o, int32_t block);
 
 /* Sets the user of a block that is not idle. 0: none. */

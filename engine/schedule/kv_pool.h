@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which KV blocks are held, idle or free: ids and counts, no tokens and no memory. A cached block
- * without a holder can still be found ("idle") until its id is reused, in the order of
- * idle_order.h; then the cache is told to forget it.
+/* Tracks which KV blocks are held, idle or free, as ids and counts; knows neither their tokens nor
+ * their memory. A cached block without a holder is "idle": it can still be found until its id is
+ * reused, in the order of idle_order.h. The cache is then told to forget it.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_KV_POOL_H
 #define SLUICE_ENGINE_SCHEDULE_KV_POOL_H
@@ -11,7 +11,7 @@
 struct kv_pool {
     int32_t n_blocks, n_free;
     int32_t *refs;     // number of holders
-    bool *cached;      // it is in the prefix cache
+    bool *cached;      // the block is in the prefix cache
     int32_t *free_ids; // a stack
     struct idle_order idle;
     void (*forget)(void *arg, int32_t block);

@@ -69,7 +69,8 @@ struct sequence *scheduler_let_pass(struct scheduler *s, struct sequence *head, 
 {
     struct holdings *h = &s->holdings;
     struct cached_front front;
-    bool settled = head->was_admitted || head->slip != 0; // it has run, or has itself overtaken
+    bool settled = head->was_admitted || head->slip != 0; // head has run before, or has itself
+                                                          // overtaken
     if (s->overtake_tokens <= 0 || settled || h->n_free_lanes == 0) {
         return head;
     }

@@ -9,7 +9,10 @@
 #include "engine/device/backend.h"
 #include "engine/schedule/sequence.h"
 
-enum { MAX_BLOCK_TOKENS = 256 }; // chosen: 4 times the largest preferred; a stack array's length
+enum {
+    MAX_BLOCK_TOKENS = 256
+}; // chosen: 4 times the largest that a backend prefers; sizes an
+   // array on the stack
 
 struct scheduler_limits {
     int32_t max_rows, max_out, max_draws, max_lanes, max_sequences;
@@ -58,8 +61,8 @@ struct plan {
     struct sequence **failed;        // [max_lanes]: cannot ever run
 };
 
-/* The maximum per step: out of each lane twice, for the sequence that leaves and the one that
- * begins, and into it once, from a snapshot or another lane. */
+/* The most copies of states in a step. For each lane: two out of it, for the sequence that leaves
+ * and the one that begins, and one into it, from a snapshot or another lane. */
 static inline int32_t max_state_copies(const struct scheduler_limits *l)
 {
     return l->state_block > 0 ? 4 * l->max_lanes : 0;

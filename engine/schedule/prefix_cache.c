@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* From the table; whoever depends on the block is told. */
+/* Removes the block from the table, and calls on_gone. */
 static void unlink_node(struct prefix_cache *c, int32_t block)
 {
     struct prefix_node *n = &c->nodes[block];
@@ -118,7 +118,7 @@ static void tell_if_valid(const struct prefix_cache *c, int32_t block)
     }
 }
 
-/* `state` says whether the block's KV is computed or a producer is still at it. */
+/* `state` says whether the block's KV is computed or a producer is still computing it. */
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
                              const int32_t *tokens, enum node_state state, int32_t producer)
 {
@@ -140,7 +140,7 @@ uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t par
     return n->uid;
 }
 
-/* The block's KV is computed now, so others may use it. */
+/* Called when the block's KV is computed, so that others may use it. */
 void prefix_cache_validate(struct prefix_cache *c, int32_t block)
 {
     ASSERT(c->nodes[block].state != NODE_NONE);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Token blocks by content. A node is one KV block's identity: its parent node, its exact tokens,
- * and for the first block the salt. The hash only finds candidates; tokens are compared. Nodes are
- * entered when a sequence is admitted, before its rows are computed ("pending", with a producer),
- * so that later sequences with the same prefix wait for it instead of computing it again; they
- * become valid when the step that computes them has been submitted.
+/* The prefix cache: finds KV blocks by the tokens that they hold. A node identifies one block by
+ * its parent node, its exact tokens, and for the first block the salt. The hash only finds
+ * candidates; tokens are compared. Nodes are entered when a sequence is admitted, before its rows
+ * are computed ("pending", with a producer), so that later sequences with the same prefix wait for
+ * it instead of computing it again; they become valid when the step that computes them has been
+ * submitted.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
@@ -57,7 +58,7 @@ void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t blo
 void prefix_cache_deinit(struct prefix_cache *c);
 
 /* The root for a salt (NULL: the common one). A salt longer than MAX_SALT_BYTES gets a new root
- * each time, so it is never shared. If there are too many roots the longest unused one is
+ * each time, so its blocks are never shared. If there are too many roots the longest unused one is
  * replaced. */
 uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt);
 

@@ -46,11 +46,11 @@ struct engine_output {
     int32_t stop_id;        // the stop id that ended it (also the last of tokens), or -1
 };
 
-/* The value to the sender of the tokens from start to before end after the request has ended, and
- * for how long. A hint: it never changes an answer. */
+/* How much the client values keeping the tokens [start, end) in the cache after the request has
+ * ended, and for how long. A hint: it never changes an answer. */
 enum { HINT_OUTPUT = -1, MAX_HINT_PRIORITY = 100 };
 struct cache_hint {
-    int32_t start, end; // start: HINT_OUTPUT: the end of the prompt
+    int32_t start, end; // start HINT_OUTPUT: the end of the prompt
     int32_t priority;   // up to MAX_HINT_PRIORITY; 0: they will not be used again
     int64_t duration_ns;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which idle blocks are kept longer: hints of requests, and the share of the cache that
- * each owner may have. */
+/* Decides which idle blocks are kept longer, by the hints of requests and the share of the cache
+ * that each owner may have. */
 #include "engine/schedule/retention.h"
 
 #include "engine/base/assert.h"
@@ -87,7 +87,7 @@ void retention_used(struct retention *r, int32_t block, int32_t owner)
 
 /* ---- keeping -------------------------------------------------------------------------------- */
 
-/* Called with a keeper; the block is ordinary again. */
+/* Ends the keep of a block that has a keeper: the block becomes ordinary. */
 static void end_keep(struct retention *r, int32_t block)
 {
     r->owners[r->keeper[block]].n_kept--;
@@ -164,7 +164,7 @@ static void end_idle_keeps(struct retention *r)
     }
 }
 
-/* Ends keeps that are over, at most every LOOK_NS, because all blocks are looked at. */
+/* Ends expired keeps, at most every LOOK_NS, because it looks at all blocks. */
 void retention_tick(struct retention *r, int64_t now_ns)
 {
     r->now_ns = now_ns;

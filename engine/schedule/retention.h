@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* | The owners of cached blocks, and which blocks are to be kept for some time, or released.
  *
- * An owner sends requests under one number; a block used by two owners belongs to nobody. While
- * others need space, no more than its share of an owner's blocks stays cached; at most half of the
- * share, and at most half of all blocks in total, can be kept. What one owner keeps no other can
- * keep or release, and an owner can only release blocks that are exclusively its own. All of this
- * only determines the order in which idle blocks are reused (idle_order.h): even kept blocks are
- * reused when nothing else is left.
+ * An owner is the client whose requests carry one number (engine_request.owner); a block used by
+ * two owners belongs to nobody. While others need space, no more than its share of an owner's
+ * blocks stays cached; at most half of the share, and at most half of all blocks in total, can be
+ * kept. What one owner keeps no other can keep or release, and an owner can only release blocks
+ * that are exclusively its own. All of this only determines the order in which idle blocks are
+ * reused (idle_order.h): even kept blocks are reused when nothing else is left.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_RETENTION_H
 #define SLUICE_ENGINE_SCHEDULE_RETENTION_H
@@ -40,7 +40,7 @@ void retention_tick(struct retention *r, int64_t now_ns);
 int32_t retention_owner(struct retention *r, const struct engine_request *q);
 
 void retention_entered(struct retention *r, int32_t block, int32_t owner); // into the cache
-void retention_used(struct retention *r, int32_t block, int32_t owner);    // it is held
+void retention_used(struct retention *r, int32_t block, int32_t owner);    // the block is held
 void retention_gone(struct retention *r, int32_t block);
 
 /* The priority, 1 to 100, with which the owner wants the block kept for this duration, or 0 to

@@ -61,7 +61,7 @@ static void order_insert(struct scheduler *s, struct sequence *seq)
     at->next = seq;
 }
 
-/* One sequence per sample. NULL if there are as many as there may be. */
+/* Adds one sample's sequence. NULL if the maximum number of sequences is reached. */
 struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, int32_t sample)
 {
     if (s->n_free_sequences == 0) {
@@ -326,7 +326,7 @@ static void admit_overtaken(struct scheduler *s, struct plan *p)
             return;
         }
         if (a == ADMITTED) {
-            n_behind -= n_running + 1 - s->n_running; // those preempted for it
+            n_behind -= n_running + 1 - s->n_running; // running sequences preempted for this one
             rows -= sequence_future(seq) - seq->n_computed;
         }
     }
@@ -383,7 +383,7 @@ void scheduler_commit(struct scheduler *s, struct sequence *seq)
     holdings_reached(&s->holdings, seq, sequence_sure(seq));
 }
 
-/* Everything that it held goes back. */
+/* Releases everything that the sequence holds. */
 static void free_sequence(struct scheduler *s, struct sequence *seq)
 {
     if (seq->lane >= 0) {
@@ -418,7 +418,7 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
     return true;
 }
 
-/* True when the last step that had rows of it is over. */
+/* True when the last step with rows of the sequence has ended, which frees it. */
 bool scheduler_step_over(struct scheduler *s, struct sequence *seq)
 {
     ASSERT(seq->n_inflight > 0);

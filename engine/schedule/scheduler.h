@@ -26,7 +26,8 @@ struct scheduler {
     struct sequence order; // list head: next is the first in order
     int32_t n_running, n_waiting;
     int64_t n_plans, n_preemptions, waiting_tokens;
-    int64_t prefix_queries, prefix_hits, prefix_again; // again: cached, but to be recomputed
+    int64_t prefix_queries, prefix_hits, prefix_again; // again: prompt tokens that are cached but
+                                                       // must be recomputed
     /* n_plans when the last foreground request came, and when a background request last had rows;
      * below 0: never. */
     int64_t foreground, background;
@@ -50,8 +51,8 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
  * step had been submitted, so it must be. */
 bool scheduler_plan(struct scheduler *s, struct plan *p);
 
-/* True while foreground requests arrive beside background ones. Planning a step only after the
- * preceding one then lets a request that arrives wait for one step instead of two. */
+/* True while foreground requests arrive during background ones. Planning a step only once the
+ * preceding one has ended then makes a new request wait for one step instead of two. */
 bool scheduler_plans_late(const struct scheduler *s);
 
 /* Called after the step's results: the entry's tokens have been appended to the output (n_known has
@@ -59,10 +60,10 @@ bool scheduler_plans_late(const struct scheduler *s);
 void scheduler_commit(struct scheduler *s, struct sequence *seq);
 
 /* The sequence has ended: it is not planned again, and is freed once no step has it in flight. True
- * if it was freed immediately. Its request is not accessed any more. */
+ * if it was freed immediately. The scheduler does not access its request any more. */
 bool scheduler_retire(struct scheduler *s, struct sequence *seq);
 
-/* A step with this sequence has ended. True if that freed the sequence. */
+/* Called when a step with this sequence has ended. True if that freed the sequence. */
 bool scheduler_step_over(struct scheduler *s, struct sequence *seq);
 
 /* Verifies order, counts and holdings. Aborts on errors. For tests. */

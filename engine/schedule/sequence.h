@@ -21,10 +21,11 @@ enum sequence_state { SEQ_FREE, SEQ_WAITING, SEQ_RUNNING, SEQ_RETIRING };
 struct proposal {
     int32_t n_drafts;
     int32_t drafts[MAX_DRAFTS];
-    bool on_device;       // only n_drafts is set: draft models sample them in the same step
-    bool forced;          // not guesses: the grammar allows nothing else
-    int32_t law;          // 1 + index of its drafts' first distribution on the device; 0: none are
-                          // kept
+    bool on_device;       // only n_drafts is set: draft models will sample the drafts in the same
+                          // step
+    bool forced;          // the drafts are not guesses: the grammar allows nothing else
+    int32_t law;          // 1 + index on the device of the first of its drafts' distributions; 0:
+                          // none are kept
     int32_t depth;        // of a tree: its maximum depth
     int32_t n_beside;     // of a comb: siblings among n_drafts
     bool waits_for_token; // the token in flight is needed before the next step
@@ -52,13 +53,14 @@ struct sequence {
     struct engine_output *output; // NULL for pooling
     int32_t sample, index;        // index: in the scheduler's array
     int32_t priority;
-    int64_t turn_ns; // arrival time, shifted by the worth of its priority
+    int64_t turn_ns; // arrival time, shifted by its priority (priority_worth_ns)
     uint64_t order;  // of arrival, or of the sequence that it overtook
     int64_t slip;    // 0, or below 0: its position before the one that it overtook
     int32_t n_prompt;
     int32_t max_tokens; // limited to what fits in max_len
 
-    /* Progress: the scheduler's; the engine also updates n_known and n_flight when it appends. */
+    /* Progress: owned by the scheduler; the engine also updates n_known and n_flight when it
+     * appends tokens. */
     struct sequence *prev, *next; // the total order
     enum sequence_state state;
     int32_t n_known, n_flight, n_computed;
@@ -82,7 +84,7 @@ struct sequence {
     int32_t draft_computed; // rows of the draft models: below this their KV is that of known tokens
     int32_t draft_marked;   // blocks below it are marked as having draft KV
 
-    /* Drafts: the proposal is the proposers'; the tree belongs to the step in flight. */
+    /* Drafts: the proposer writes the proposal; the tree belongs to the step in flight. */
     struct proposal proposal;
     struct spec_trust trust;
     struct spec_tree *tree; // NULL: none, or a chain
@@ -115,7 +117,8 @@ static inline int64_t priority_worth_ns(int32_t priority)
     return (int64_t)(MAX_ADVANTAGE_S * 0.5e9 * p / (size + HALF_AT));
 }
 
-/* The total order. It does not change while they wait, since turn_ns is fixed at arrival. */
+/* The total order. It does not change while the sequences wait, since turn_ns is fixed at
+ * arrival. */
 static inline bool sequence_comes_before(const struct sequence *a, const struct sequence *b)
 {
     if (a->turn_ns != b->turn_ns) {
@@ -130,7 +133,7 @@ static inline bool sequence_comes_before(const struct sequence *a, const struct 
     return a->slip < b->slip;
 }
 
-/* The number of tokens when all steps in flight are done. */
+/* The number of known tokens once all steps in flight are done. */
 static inline int32_t sequence_future(const struct sequence *s)
 {
     return s->n_known + s->n_flight;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Snapshots of recurrent states: a fixed number of slots, and which one is given up for a
- * new one. A snapshot's value is how many tokens it saves and how likely it is to be used,
- * which is learnt for each reason to take one. */
+/* Snapshots of recurrent states: a fixed number of slots, and the choice of the slot that a new
+ * snapshot replaces. The value of a snapshot is the number of tokens that it saves times the
+ * probability that it is used, which is learnt for each reason to take one. */
 #include "engine/schedule/states.h"
 
 #include "engine/base/assert.h"
@@ -83,13 +83,14 @@ static int32_t least(const struct states *s, double than)
 
 /* ---- slots -------------------------------------------------------------------------------- */
 
-/* The snapshots after it on the same prefix save its tokens, too, from now on. */
+/* Frees a slot. From now on the snapshots after it on the same prefix also save the tokens that it
+ * saved. */
 static void detach(struct states *s, int32_t slot)
 {
     struct snapshot *x = &s->slots[slot];
     s->of_block[x->block] = -1;
     x->block = -1;
-    for (int32_t i = 0; i < s->n; i++) { // snapshots after it now follow the one before it
+    for (int32_t i = 0; i < s->n; i++) { // snapshots after this one now follow the one before it
         if (s->slots[i].block >= 0 && s->slots[i].above == slot) {
             s->slots[i].above = x->above;
         }
@@ -99,7 +100,7 @@ static void detach(struct states *s, int32_t slot)
     }
 }
 
-/* -1 if everything that exists is worth more, or is held. */
+/* -1 if all existing snapshots are more valuable or held. */
 int32_t states_take(struct states *s, int32_t block, int32_t pos, int32_t above,
                     enum state_reason reason)
 {
@@ -132,7 +133,7 @@ void states_hold(struct states *s, int32_t slot)
     s->slots[slot].holds++;
 }
 
-/* A slot whose block is gone is free when nobody reads or writes it any more. */
+/* A slot whose block has left the cache is freed once no copy reads or writes it. */
 void states_release(struct states *s, int32_t slot)
 {
     struct snapshot *x = &s->slots[slot];

@@ -3,9 +3,9 @@
  * which one is replaced by a new one. Slots and numbers, no memory.
  *
  * A snapshot saves a sequence that resumes from it the tokens between it and the previous snapshot
- * on the path. The probability of that is estimated from its own uses, from those of other
- * snapshots taken for the same reason, and from its age: the one with the least product is replaced
- * first.
+ * on the path. The probability of such a use is estimated from the snapshot's own uses, from those
+ * of other snapshots taken for the same reason, and from its age. The snapshot with the smallest
+ * product of tokens and probability is replaced first.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_STATES_H
 #define SLUICE_ENGINE_SCHEDULE_STATES_H
@@ -24,7 +24,7 @@ enum state_reason {
 
 struct snapshot {
     int32_t block; // the state follows this block; -1: none
-    int32_t pos;   // tokens before it
+    int32_t pos;   // tokens before the state
     int32_t above; // the previous snapshot on its path, if known; -1: none
     int32_t n_uses;
     int32_t holds; // above 0 the slot cannot be reassigned
@@ -38,7 +38,7 @@ struct states {
     int32_t *free_slots;
     int32_t *of_block;                                       // [n_blocks]: slot, or -1
     uint64_t clock;                                          // counts snapshots taken and used
-    float n_taken[N_STATE_REASONS], n_used[N_STATE_REASONS]; // used: at least once
+    float n_taken[N_STATE_REASONS], n_used[N_STATE_REASONS]; // n_used: used at least once
 };
 
 void states_init(struct states *s, int32_t n, int32_t n_blocks);
@@ -50,22 +50,23 @@ static inline int32_t states_at(const struct states *s, int32_t block)
     return s->n > 0 ? s->of_block[block] : -1;
 }
 
-/* A slot, held once, for the state after a block that has none; `above` is the previous snapshot.
- * -1: all existing ones are more valuable. */
+/* Takes a slot, held once, for the state after a block without a snapshot; `above` is the previous
+ * snapshot on its path. -1: all existing snapshots are more valuable. */
 int32_t states_take(struct states *s, int32_t block, int32_t pos, int32_t above,
                     enum state_reason reason);
 
-/* The slot is written or read by a step that is not submitted yet; the hold ends. */
+/* states_hold: a step that is not submitted yet will write or read the slot. states_release: ends
+ * one hold. */
 void states_hold(struct states *s, int32_t slot);
 void states_release(struct states *s, int32_t slot);
 
-/* A sequence resumes from it. */
+/* Called when a sequence resumes from the snapshot. */
 void states_use(struct states *s, int32_t slot);
 
-/* Sets the previous snapshot on its path. */
+/* Sets the previous snapshot (`above`) on the path of this one. */
 void states_lies_behind(struct states *s, int32_t slot, int32_t above);
 
-/* The block has left the cache. */
+/* Called when the block has left the cache. */
 void states_forget(struct states *s, int32_t block);
 
 static inline int32_t states_taken(const struct states *s)

@@ -30,8 +30,8 @@ static void mend(float *cost)
     }
 }
 
-/* What a step costs beyond its passes is the time in which the host reads a pass's results before
- * it submits the next; passes of a chain need no such round trip. */
+/* The cost of a step beyond its passes is the time in which the host reads the results of a pass
+ * before it submits the next one; passes of a chain need no such round trip. */
 static void set_looks(struct spec_costs *c, const struct spec_timed_steps *t)
 {
     float one = c->draft[0], each = (t->chain - one) / (float)(t->n_passes - 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Costs of passes: curves measured at the start on the real models, from which the depth of
- * speculation is chosen.
+/* Costs of passes: curves measured at startup on the loaded models. The depth of speculation is
+ * chosen from them.
  * Thread: constant once the engine is open. */
 #ifndef SLUICE_ENGINE_SPECULATE_COSTS_H
 #define SLUICE_ENGINE_SPECULATE_COSTS_H
@@ -12,8 +12,8 @@ enum { SPEC_COST_POINTS = 8 }; // times of 1, 2, 4, ... 128 rows
 
 struct spec_costs {
     float target[SPEC_COST_POINTS], draft[SPEC_COST_POINTS]; // seconds; draft: of all models
-    float look; // for the host to read a pass's draws before it submits the next
-    float tell; // of a pass whose draws also return the most likely ids
+    float look; // for the host to read a pass's draws before submitting the next pass
+    float tell; // of a draft pass whose draws also return the most likely ids
 };
 
 /* Measured times of steps with draft passes. */

@@ -11,8 +11,9 @@ static const struct tree_node *node_of(const struct tree_pick *p)
     return &p->tree->nodes[p->node];
 }
 
-/* More likely first. A child is never more likely than its parent and has a higher index, so
- * wherever the list is cut, all parents of the nodes taken are taken, too. */
+/* Orders nodes by falling probability. A child is never more likely than its parent and has a
+ * higher index, so wherever the list is cut, the parents of all nodes before the cut are before it,
+ * too. */
 static bool goes_before(const struct tree_pick *a, const struct tree_pick *b)
 {
     float x = node_of(a)->logp, y = node_of(b)->logp;
@@ -123,8 +124,8 @@ static int32_t worth_feeding(const struct spec *sp, const struct spec_grove *g, 
     return best;
 }
 
-/* Which nodes of all trees are fed to the draft model next: the likeliest, as long as they
- * pay for their time. */
+/* Chooses the nodes of all trees to feed to the draft model next: the most likely ones, as long as
+ * their gain exceeds their cost. */
 int32_t grove_frontier(const struct spec *sp, struct spec_grove *g, int32_t level)
 {
     float tokens, seconds = 0.0f;
@@ -160,8 +161,8 @@ static void give_row(struct spec_tree *t, int32_t node)
     t->levels = greater(t->nodes[node].depth, t->levels);
 }
 
-/* Gives rows along the path, each node followed by its most likely child; chosen nodes have row 0
- * until they get theirs. */
+/* Assigns rows along the path, each node followed by its most likely child. Chosen nodes have row 0
+ * until a row is assigned. */
 static void number_path(struct spec_tree *t)
 {
     for (int32_t at = 0, next; at >= 0; at = next) {

@@ -22,7 +22,8 @@ struct spec_learnt {
     float grow_seconds;         // of a step with grown trees, beyond one with combs
 };
 
-/* Initial values; and, once costs are measured, the initial cost of a grown tree. */
+/* spec_learnt_init sets initial values; spec_learnt_expect, once costs are measured, the initial
+ * cost of a grown tree. */
 void spec_learnt_init(struct spec_learnt *l);
 void spec_learnt_expect(struct spec_learnt *l, const struct spec_costs *costs, int32_t k);
 
@@ -35,17 +36,18 @@ float spec_gain_of(const struct spec_learnt *l, int32_t depth, float logp);
 
 /* ---- after a verified step */
 
-/* Counts all drafts of a sequence; and, for the first n of a chain or of a spine, the number that
- * were right, from which the acceptance is learnt. */
+/* spec_count counts all drafts of a sequence. spec_learn learns the rate of acceptance from the
+ * first n drafts of a chain or spine, of which `right` were right. */
 void spec_count(struct spec_learnt *l, int32_t n_drafts, int32_t n_accepted);
 void spec_learn(struct spec_learnt *l, struct spec_trust *trust, int32_t n, int32_t right);
 
-/* At one depth of a tree, the expected number of right nodes was `expected`; one was right, or
+/* Learns from one depth of a tree, where `expected` right nodes were expected and one was right, or
  * none. */
 void spec_learn_depth(struct spec_learnt *l, int32_t depth, float expected, bool right);
 void spec_learn_lookup(struct spec_learnt *l, bool right);
 
-/* A spine ended at a place with n siblings, of which number `which` was right (-1: none). */
+/* Learns from a place where a spine ended beside n siblings, of which number `which` was right (-1:
+ * none). */
 void spec_learn_beside(struct spec_learnt *l, int32_t n, int32_t which);
 
 /* Three updates of the gain of grown trees:

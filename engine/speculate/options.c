@@ -35,7 +35,7 @@ static const struct {
 
 enum { N_KEYS = sizeof keys / sizeof keys[0] };
 
-/* A type of JSON, or one of two of our own. */
+/* The type of an option's value: a type of JSON, or one of two further types of this table. */
 static bool has_type(const struct json *j, int type)
 {
     int64_t v;
@@ -58,8 +58,7 @@ static const char *type_name(int type)
     }
 }
 
-/* Unknown keys are refused, since an option that has no effect would be taken for one that
- * has. */
+/* Unknown keys are errors, because a user would believe that an ignored option has an effect. */
 enum status spec_options_check(const struct json *j, struct err *err)
 {
     if (!json_is(j, JSON_OBJECT)) {

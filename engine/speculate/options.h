@@ -24,8 +24,8 @@ struct spec_options {
     int32_t draft_max_len;               // longest text of the draft models; set when they are
                                          // opened
     int32_t draft_ranks;     // 1: every rank has the whole draft models; else they are sharded over
-                             // all. 0: as the model, for a module of it
-    char kv_cache_dtype[32]; // of the draft models; "": the target's
+                             // all. 0: as the target's, for a module of it
+    char kv_cache_dtype[32]; // of the draft models; "": as the target
     bool fixed;              // always k drafts: for tests and experiments
     enum spec_rejection rejection;
     float synthetic_rate; // probability that a draft is accepted
@@ -38,13 +38,13 @@ struct spec_options {
     bool lookup; // n-gram lookup adds nodes to the tree, too
 };
 
-/* Models that run in each draft pass: for a tree all of them; for heads one, the next module in
- * each pass. */
+/* The number of models that run in each draft pass: all draft models for a tree; for heads one,
+ * since each pass runs the next module. */
 static inline int32_t spec_models_per_pass(const struct spec_options *o)
 {
     return o->head != HEAD_NONE ? 1 : o->n_models;
 }
-/* Passes that feed known tokens: one, or one per module of a head. */
+/* The number of passes that feed known tokens: one, or one per module of a head. */
 static inline int32_t spec_feeding_passes(const struct spec_options *o)
 {
     return o->head != HEAD_NONE ? o->n_models : 1;
@@ -53,9 +53,9 @@ static inline int32_t spec_feeding_passes(const struct spec_options *o)
 /* A misspelt key, or a value of the wrong type, must not be silently ignored. */
 enum status spec_options_check(const struct json *j, struct err *err);
 
-/* Reads the options of all proposers; then, for those that use them, draft models ("model": a
- * folder, or, for `most` above 1, a list of them) and trees; and the method of verification, which
- * must suit those. */
+/* spec_options_read reads the options that all proposers have. The others are for the proposers
+ * that use them: draft models ("model": a folder, or, for `most` above 1, a list of folders),
+ * trees, and the method of verification, which must suit both. */
 enum status spec_options_read(struct spec_options *o, const struct json *j, struct err *err);
 enum status spec_options_read_models(struct spec_options *o, const struct json *j, int32_t most,
                                      struct err *err);

@@ -65,7 +65,7 @@ static void propose_for(struct spec *sp, struct spec_candidate *c)
         }
     }
     if (p->n_drafts == 0) {
-        c->trust->pause = 2; // no match here: try again soon
+        c->trust->pause = 2; // no match here: try again after a short pause
     }
 }
 

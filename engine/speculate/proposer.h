@@ -18,7 +18,7 @@ struct spec_candidate {
     struct spec_trust *trust;
     bool ready;         // all its tokens are known and only the last one's row is missing
     int32_t most;       // maximum number of drafts
-    int32_t depth;      // depth of drafts that pays, at most `most`; 0: none
+    int32_t depth;      // depth of drafts that is worth its cost, at most `most`; 0: none
     int32_t tree_depth; // maximum depth of a tree here; a chain may be longer
     int32_t lag; // tokens that draft models must be fed before they can draft for it; -1: not
                  // possible now, since another sequence is filling a block that both share
@@ -47,7 +47,7 @@ struct spec_trial {
     int32_t n_drafts;
     const int32_t *path; // [n_right], of a tree: the rows of the accepted path
     int32_t n_right;
-    bool cut; // the text ended there: later drafts were not verified
+    bool cut; // the text ended among the drafts, so later ones were not verified
 };
 
 struct spec {
@@ -62,7 +62,7 @@ struct spec {
     /* For the next step. */
     bool busy;  // too many sequences run: no proposals
     bool grows; // trees are grown by the host; else they are laid out before they are drafted
-    float comb_seconds; // of the step with combs, or the estimate for it
+    float comb_seconds; // seconds of the step with combs, or an estimate if trees are grown
 };
 
 /* One row. Members that may be NULL say so. */
@@ -75,7 +75,7 @@ struct proposer {
     const struct proposer *with_trees;
     /* Reads its own options, after the common ones. NULL: none. */
     enum status (*read)(struct spec_options *o, const struct json *j, struct err *err);
-    /* Allocates memory for texts of up to max_len tokens; frees it. NULL: none. */
+    /* open allocates memory for texts of up to max_len tokens; close frees it. NULL: none. */
     void (*open)(struct spec *sp, int32_t max_len);
     void (*close)(struct spec *sp);
     /* Fills the proposals of the sequences that are ready and have a depth. */
@@ -91,8 +91,9 @@ extern const struct proposer proposer_ngram, proposer_draft_model, proposer_tree
 
 /* ---- shared by several proposers */
 
-/* propose_ngram.c: memory for lookups; the lookup: the tokens after the latest earlier occurrence
- * of the longest suffix of the known tokens, at most k. Returns their number. */
+/* propose_ngram.c: memory for lookups, and the lookup. It finds the latest earlier occurrence of
+ * the longest possible suffix of the known tokens, and copies up to k tokens that follow it.
+ * Returns their number. */
 void ngram_open(struct spec *sp, int32_t max_len);
 void ngram_close(struct spec *sp);
 int32_t ngram_look_up(struct spec *sp, const struct sequence *seq, int32_t k, int32_t *drafts);
@@ -111,13 +112,13 @@ void tree_propose(struct spec *sp, const struct spec_view *v);
 enum spec_passes tree_passes(const struct spec *sp);
 void tree_observe(struct spec *sp, const struct spec_trial *t);
 
-/* What the draft models of one step have to hold so far. */
+/* The rows and laws of one step's draft models so far. */
 struct draft_load {
     int32_t n_rows, n_laws;
 };
 
-/* Proposes n drafts, c->depth deep, to be sampled by draft models in the step itself, if they
- * can. */
+/* Proposes n drafts, c->depth deep, which draft models will sample within the step, if they have
+ * caught up and `load` leaves room. */
 void draft_propose(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c,
                    int32_t n, struct draft_load *load);
 /* The number of distributions that one sequence's drafts keep. */

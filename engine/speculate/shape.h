@@ -13,8 +13,8 @@ int32_t spec_tree_children(const struct spec *sp, int32_t depth);
 int32_t spec_tree_most(const struct spec *sp, int32_t depth, int32_t n_sequences);
 int32_t spec_tree_top_n(const struct spec *sp, const struct sequence *seq);
 
-/* Of one of n sequences, or summed over them: siblings beside the spine, expected tokens, seconds
- * of the step, and how often the spine ends early. */
+/* The shape of one sequence's comb, or a sum over n sequences: siblings beside the spine, expected
+ * tokens, seconds of the step, and how often the spine ends early. */
 struct spec_plan {
     int32_t beside;
     float tokens, seconds, ends;
@@ -25,11 +25,12 @@ struct spec_plan {
 struct spec_plan spec_plan_comb(const struct spec *sp, int32_t n, float acceptance, int32_t depth,
                                 int32_t most);
 
-/* Where n siblings go: beside[d] of them beside the spine's node of depth d + 1. */
+/* Distributes n siblings: beside[d] of them go beside the spine's node of depth d + 1. */
 void spec_lay_beside(const struct spec *sp, float acceptance, int32_t depth, int32_t n,
                      uint8_t *beside);
 
-/* Whether trees grown by the host promise more tokens per second than the combs `all`. */
+/* Whether trees grown by the host promise more tokens per second than combs, whose sum over all
+ * sequences is `all`. */
 bool spec_worth_growing(const struct spec *sp, const struct spec_plan *all);
 
 #endif

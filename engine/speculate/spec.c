@@ -45,7 +45,7 @@ static const struct proposer *find_proposer(const char *name, const struct json 
     return NULL;
 }
 
-/* The message has the list of those that exist. */
+/* The message lists the existing methods. */
 static enum status refuse_method(const char *name, struct err *err)
 {
     char known[256] = "";
@@ -116,7 +116,7 @@ bool spec_has_trees(const struct spec *sp)
     return sp->proposer && sp->proposer->trees;
 }
 
-/* Bounds for what a step's arrays hold. */
+/* Upper bounds for the arrays of a step. */
 int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences)
 {
     const struct spec_options *o = &sp->options;
@@ -250,7 +250,7 @@ enum spec_passes spec_passes(const struct spec *sp)
     return SPEC_NO_PASSES;
 }
 
-/* A draft stands if the target drew the same token; with synthetic acceptance a number
+/* A draft stands if the target drew the same token; with synthetic acceptance a random number
  * decides. */
 bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn)
 {

@@ -4,7 +4,7 @@
  * it equals the sampled token, so the text does not depend on the guesses.
  *
  * A speculating sequence is not planned while its last token is in flight, since the proposer needs
- * that token; while its speculation is paused it runs two steps deep like any other.
+ * that token; while its speculation is paused, it can have two steps in flight like any other.
  *
  * This is the interface for the engine, the same for every proposer (proposer.h).
  * Thread: engine. */
@@ -15,12 +15,12 @@
 
 /* config: JSON in vLLM's shape, or NULL for no speculation. */
 enum status spec_init(struct spec *sp, const char *config, struct err *err);
-/* Opens it, once the longest text is known; closes it, also if it was not opened. */
+/* spec_open: once the longest text is known. spec_close: even if spec_open was not called. */
 void spec_open(struct spec *sp, int32_t max_len);
 void spec_close(struct spec *sp);
 
-/* Sizes of buffers: whether there may be trees; drafts of a plan of n sequences; passes of each
- * draft model in a step; distributions that a step keeps. */
+/* For the sizes of buffers: whether there may be trees, and the most drafts in a plan of n
+ * sequences, passes of each draft model in a step, and distributions that a step keeps. */
 bool spec_has_trees(const struct spec *sp);
 int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences);
 int32_t spec_max_passes(const struct spec *sp);

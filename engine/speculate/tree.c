@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Token trees: candidates by likelihood, the nodes that are fed to the draft model, and
- * the rows of the target's pass. A node has an index of each kind, since not every
- * candidate becomes one. */
+/* Token trees: candidates by likelihood, the nodes that are fed to the draft model, and the rows of
+ * the target's pass. A node has an index of each kind, since not every candidate is fed or gets a
+ * row. */
 #include "engine/speculate/tree.h"
 
 #include "engine/base/assert.h"
@@ -25,7 +25,7 @@ void tree_begin(struct spec_tree *t, const struct sequence *seq, int32_t token)
     t->by_fed[0] = t->by_row[0] = 0;
 }
 
-/* A token below the same parent exists once, with its best likelihood. */
+/* A token occurs only once below a parent, with the highest probability proposed for it. */
 int32_t tree_add(struct spec_tree *t, int32_t parent, int32_t token, float logp)
 {
     for (int32_t i = parent + 1; i < t->n_nodes; i++) {
@@ -51,7 +51,7 @@ int32_t tree_add(struct spec_tree *t, int32_t parent, int32_t token, float logp)
 
 enum { MAX_IDS = 1 + MAX_TOP_LOGPROBS };
 
-/* Ids that may come next, with their probabilities. */
+/* Candidate ids for a node's children, with their probabilities. */
 struct guesses {
     int32_t n;
     int32_t token[MAX_IDS * MAX_DRAFT_MODELS];
@@ -134,8 +134,8 @@ void tree_expand(struct spec_tree *t, int32_t node, const struct draw_result *co
     }
 }
 
-/* When tokens are drawn the tree must not depend on the draw, or the law of the answer
- * would change. */
+/* If drafts are sampled, which nodes are tried must not depend on the sampled tokens, or the
+ * answer's distribution would change. */
 void tree_expand_drawn(struct spec_tree *t, int32_t node, const struct draw_result *drawn)
 {
     float logp = t->nodes[node].logp; // not the draw's probability: the drawn token must not decide

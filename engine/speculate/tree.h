@@ -10,8 +10,8 @@
  *
  * A comb is laid out at once; its tokens are unknown until the step returns them (shape.h).
  *
- * This file is only about the tree itself: no backend, no plan. step_tree.c and step_grow.c make
- * passes of it.
+ * This file knows only the tree itself, no backend and no plan: step_tree.c and step_grow.c build
+ * passes from trees.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SPECULATE_TREE_H
 #define SLUICE_ENGINE_SPECULATE_TREE_H
@@ -27,14 +27,15 @@ struct tree_node {
                  // fed
     int32_t row; // in the target's pass, relative to the root's; -1: not chosen
     float logp;  // the drafts' estimate that the target samples the whole path
-    bool spine;  // the first guess, after first guesses only
+    bool spine;  // the first guess of its parent, which is in the spine or the root
 };
 
 struct spec_tree {
     const struct sequence *seq;
     int32_t entry;                  // of the step's plan
     int32_t first;                  // position of the root, the sequence's last known token
-    int32_t depth, most;            // maximum depth, and maximum number of nodes by the plan
+    int32_t depth, most;            // maximum depth, and the maximum number of nodes that the plan
+                                    // allows
     int32_t top_n;                  // ids that a draft model returns for a node
     uint8_t children[MAX_DRAFTS];   // maximum number of children of a node, by depth
     int32_t n_nodes, n_fed, n_rows; // each includes the root
@@ -67,8 +68,8 @@ void tree_lay_comb(struct spec_tree *t, int32_t depth);
  * siblings. */
 void tree_name_comb(struct spec_tree *t, int32_t d, const struct draw_result *drawn);
 
-/* The number of leading fed nodes, including the root, that are ancestors of all other fed ones:
- * the past of a draft pass, at most what earlier passes fed. */
+/* The number of leading fed nodes, including the root, that are ancestors of all fed nodes after
+ * them; at most n_seen. They are the past of the next draft pass. */
 int32_t tree_trunk(const struct spec_tree *t);
 
 /* The tokens of the path to a node, without the root; returns their number. */

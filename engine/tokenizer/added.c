@@ -98,8 +98,8 @@ static void note_first(uint64_t bits[4], const char *s)
     bits[c / 64] |= 1ULL << (c % 64);
 }
 
-/* Tokens marked as normalized are searched in normalised text, so theirs is normalised
- * once here. */
+/* Tokens marked as normalized are searched for in normalised text, so their own text is normalised
+ * once, here. */
 static enum status normalize_text(struct tokenizer *tok, struct added *a, struct err *err)
 {
     struct scratch *sc = scratch_take(tok);
@@ -118,9 +118,10 @@ static enum status normalize_text(struct tokenizer *tok, struct added *a, struct
     return OK;
 }
 
-/* Once all are known: normalised forms, and the two tries. If the model's ids have gaps, an
- * assigned id may also belong to a later token, which then owns it; the earlier one is no longer
- * recognised in text, so that user text cannot become a special token this way. */
+/* Called once all added tokens are known: computes their normalised forms, and builds the two
+ * tries. If the model's ids have gaps, an assigned id may also belong to a later token, which then
+ * owns it; the earlier one is no longer recognised in text, so that user text cannot become a
+ * special token this way. */
 enum status added_finish(struct tokenizer *tok, struct err *err)
 {
     if (!trie_init(&tok->raw_trie) || !trie_init(&tok->normalized_trie)) {
@@ -233,8 +234,8 @@ static size_t skip_to_candidate(const struct added_search *a, size_t at)
     return at;
 }
 
-/* The next added token from the left, the longest at its place. White space next to it
- * belongs to it if the token says so. */
+/* The next added token from the left, the longest at its place. White space next to a token belongs
+ * to it if its flags (lstrip, rstrip) say so. */
 bool added_search_next(struct added_search *a, struct range *match, int32_t *index)
 {
     for (;;) {

@@ -222,8 +222,7 @@ static int64_t pair_id(const struct json *pair)
     return id;
 }
 
-/* Only processors that add tokens around the text have an effect here; unknown ones are
- * refused. */
+/* Only processors that add tokens around the text have an effect here; unknown ones are errors. */
 enum status post_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");

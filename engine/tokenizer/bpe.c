@@ -291,7 +291,8 @@ static enum status encode_new(const struct tokenizer *tok, struct scratch *sc, c
     return bpe_merge_piece(tok, sc, s, n);
 }
 
-/* From the cache, or merged and then kept if the result is short enough. */
+/* Appends a piece's ids from the cache, or merges the piece and caches the result if it is short
+ * enough. */
 enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
 {
     if (!sc->cache && !(sc->cache = cache_new())) {
@@ -308,7 +309,7 @@ enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const ch
     }
     size_t before = sc->out->n;
     TRY(encode_new(tok, sc, s, n));
-    // A part may have taken the slot; the whole piece is more useful there.
+    // A part of the piece may have taken the slot; the whole piece is more useful in it.
     slot_fill(slot, key, sc->out, before);
     return OK;
 }

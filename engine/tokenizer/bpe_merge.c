@@ -178,7 +178,7 @@ static void look_up(const struct merge_rules *rules, struct symbol *a, const str
 
 /* ---- few symbols: scan for the minimum ---- */
 
-/* For pieces of a few symbols: arrays that are searched as a whole beat a heap. */
+/* For pieces of a few symbols: searching whole arrays is faster than a heap. */
 struct small {
     int32_t id[SMALL], merged[SMALL];
     uint32_t rank[SMALL]; // of merging symbols i and i + 1

@@ -89,7 +89,7 @@ void charsmap_free(struct charsmap *map)
     }
 }
 
-/* Layout of a unit: bit 8 says that a value hangs below; bits 10 and up are the offset of the
+/* Layout of a unit: bit 8 says that the node has a value; bits 10 and up are the offset of the
  * children (times 256 if bit 9 is set); bits 0 to 7 and 31 are the label. */
 static size_t children_of(uint32_t unit)
 {

@@ -4,7 +4,7 @@
  * A merge of l and r can join neighbouring characters A and B only if l ends with A (or its last
  * bytes) and r begins with B (or its first bytes). So each merge forbids some cuts, and a cut
  * between characters that no merge joins changes nothing. SentencePiece text splits at its ▁,
- * Chinese at most characters, and the parts are short and frequent enough for the cache. The
+ * Chinese at most characters, and so the parts are short, and frequent enough for the cache. The
  * forbidden pairs are stored in a filter with false positives, which only lose cuts. */
 #include "engine/tokenizer/impl.h"
 

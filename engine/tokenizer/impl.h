@@ -222,7 +222,7 @@ enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct er
 /* Derives the merges of SentencePiece's BPE from the scores of its pieces by id. */
 enum status merges_of_scores(struct tokenizer *tok, const double *scores, struct err *err);
 
-/* Where the search for a pair starts. */
+/* The slot at which the search for a pair starts. */
 static inline const struct merge_slot *merge_table_home(const struct merge_table *t, int32_t left,
                                                         int32_t right)
 {
@@ -283,7 +283,7 @@ enum status bpe_finish(struct tokenizer *tok, struct err *err); // after keys ex
 void bpe_deinit(struct bpe *bpe);
 
 /* Where a long piece may be cut: between two characters that no merge can join. The text between
- * two cuts encodes independently. */
+ * two cuts can be encoded independently. */
 struct cuts *cuts_make(const struct tokenizer *tok);
 void cuts_free(struct cuts *cuts);
 /* The next cut after `from`, or n. */
@@ -343,7 +343,8 @@ enum status added_load(const struct json *node, struct tokenizer *tok, struct er
 enum status added_put(struct tokenizer *tok, const struct added *token, struct err *err);
 enum status added_finish(struct tokenizer *tok, struct err *err);
 
-/* One search over a text: the next match at or after *from, with its stripping applied. */
+/* The state of one search over a text; added_next returns the next match, with the white space that
+ * it strips. */
 struct added_search {
     const struct tokenizer *tok;
     const struct trie *trie;
@@ -406,8 +407,8 @@ struct tokenizer {
     _Atomic(struct scratch *) scratches[16]; // idle ones, kept between calls
 };
 
-/* Memory for one call. It is borrowed from the tokenizer and returned, so that buffers and the
- * piece cache stay warm. */
+/* Memory for one call, borrowed from the tokenizer and returned, so that buffers and the cache of
+ * pieces are reused. */
 struct symbol;
 struct scratch {
     struct buf joined; // spans joined, or text repaired

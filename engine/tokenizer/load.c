@@ -234,7 +234,7 @@ static enum status finish_unigram(struct loader *l)
     return OK;
 }
 
-/* After all members are read, since their order in the file is free. */
+/* Called after all members are read, since a file may have them in any order. */
 static enum status finish_model(struct loader *l)
 {
     struct tokenizer *tok = l->tok;

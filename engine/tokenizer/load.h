@@ -27,13 +27,14 @@ struct loader {
     int64_t unk_id, max_chars;
 };
 
-/* Refuses the file: why the scan stopped, or `what` and the place. */
+/* Sets the error for an invalid file: the reason why the scan stopped, or `what` and the
+ * position. */
 enum status loader_error(struct loader *l, const char *what);
 /* The last key or string: in place if possible, otherwise unescaped into b. */
 const char *loader_text(const struct json_scan *sc, struct buf *b, size_t *n);
 
 /* The model's vocabulary, an object of ids or a list of pieces with scores; and its merges, once
- * the vocabulary is known. The scan is just before the value. */
+ * the vocabulary is known. The scan must be just before the value. */
 enum status load_vocab(struct loader *l);
 enum status load_merges(struct loader *l);
 

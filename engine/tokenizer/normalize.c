@@ -204,7 +204,7 @@ static size_t compose_all(int32_t *cp, size_t n)
     return kept;
 }
 
-/* Normalises s and appends; false when out of memory. */
+/* Normalises s and appends the result; false when out of memory. */
 static bool put_form(enum normalizer_kind form, const char *s, size_t n, struct buf *out)
 {
     bool compat = form == NORMALIZE_NFKC || form == NORMALIZE_NFKD;
@@ -326,7 +326,7 @@ static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struc
         return apply_nfc(s, n, out, changed);
     }
     *changed = ascii_run(s, n, 0) < n;
-    // Pieces end before ASCII, which never combines, or at 4 KiB, to bound memory.
+    // Pieces end before an ASCII character, which never combines, or at 4 KiB, to bound memory.
     for (size_t i = 0; *changed && i < n;) {
         size_t run = ascii_run(s, n, i);
         size_t keep = run > 0 && i + run < n ? run - 1 : run;
@@ -391,7 +391,7 @@ static bool nmt_is_space(uint32_t c)
 }
 
 /* NMT's rules: control characters are removed, and all kinds of white space become a space. `head`:
- * the first character is gone. */
+ * set if the first character was removed. */
 static void apply_nmt(const char *s, size_t n, struct buf *out, bool *head)
 {
     for (size_t i = 0; i < n;) {
@@ -564,7 +564,8 @@ static bool apply_one(const struct normalizer *op, struct scratch *sc, const cha
     return true;
 }
 
-/* Each step writes to one of two buffers, and reads what the last one wrote. */
+/* Steps alternate between two buffers: each reads the previous step's output and writes to the
+ * other. */
 bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
                       bool *dropped_head)
 {

@@ -20,7 +20,7 @@ enum status pattern_refuse(struct translator *t, const char *what)
                    t->i);
 }
 
-/* At "\p{" or "\P{": appends items, and tells whether they are negated. */
+/* At "\p{" or "\P{": appends items, and returns whether they are negated. */
 static enum status read_property(struct translator *t, struct buf *items, bool *negated)
 {
     *negated = pattern_peek(t, 1) == 'P';
@@ -138,8 +138,8 @@ struct class_text {
     struct buf more;  // "|X|Y": further expressions for one character
 };
 
-/* What fits between brackets goes to `items`; the rest are alternatives in `more`, each
- * after a "|". */
+/* A class that is being translated: members that PCRE2 allows between brackets go to `items`; the
+ * others are alternatives in `more`, each after a "|". */
 static void put_class(struct buf *out, const struct class_text *c, bool negated)
 {
     const char *items = or_empty(c->items.data);
@@ -310,7 +310,8 @@ static enum status read_class_items(struct translator *t, struct class_text *c, 
     return pattern_refuse(t, "a class that does not end");
 }
 
-/* a&&b means that a character must be in both: lookaheads in front of the last class. */
+/* a&&b: a character must be in both classes, which becomes lookaheads in front of the last
+ * class. */
 static enum status read_operands(struct translator *t, struct buf *out, bool negated)
 {
     struct class_text c = {0};

@@ -78,7 +78,7 @@ void regex_free(struct regex *re)
     }
 }
 
-/* Made at the scratch's first match, and kept. */
+/* Created at the scratch's first match, and kept. */
 static bool prepare_match(struct scratch *sc)
 {
     if (sc->match_data) {
@@ -130,7 +130,8 @@ int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, s
     const PCRE2_SIZE *v = pcre2_get_ovector_pointer(sc->match_data);
     *start = v[0];
     *end = v[1];
-    // \K in a lookahead may reverse them. Nobody writes that, but a size must not wrap.
+    // \K in a lookahead may put the start of a match after its end. No real pattern does that, but
+    // a size must not wrap.
     if (v[0] <= v[1] && v[1] <= n) {
         return 1;
     }

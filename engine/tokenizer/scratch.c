@@ -22,7 +22,7 @@ static struct scratch *scratch_new(void)
     return sc;
 }
 
-/* Everything that a call may have allocated. */
+/* Frees everything that a call may have allocated. */
 void scratch_free(struct scratch *sc)
 {
     if (!sc) {
@@ -43,7 +43,7 @@ void scratch_free(struct scratch *sc)
     free(sc);
 }
 
-/* An idle one from the tokenizer's slots, or a new one. */
+/* Takes an idle scratch from the tokenizer's slots, or makes a new one. */
 struct scratch *scratch_take(const struct tokenizer *tok)
 {
     struct tokenizer *shared = (struct tokenizer *)tok; // only the slots of idle scratches change
@@ -65,7 +65,7 @@ static void trim(struct buf *b)
     }
 }
 
-/* One huge text must not keep its memory allocated for ever. */
+/* The memory for one huge text must not stay allocated for ever. */
 static void scratch_trim(struct scratch *sc)
 {
     trim(&sc->joined);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Pre-tokenizers: each stage splits or rewrites what it gets from the previous stage and passes
- * each piece on immediately, so no list of pieces is ever built. The recursion is as deep as there
- * are stages. */
+ * each piece on immediately, so no list of pieces is ever built. The depth of the recursion is the
+ * number of stages. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -317,8 +317,8 @@ static enum status run_fast(struct cutter *c, splitter_fn *next, size_t n)
     return OK;
 }
 
-/* The text between matches is passed on, too. If this is the last stage before BPE, and the pattern
- * has a hand-written splitter, the pieces go to BPE directly. */
+/* Pieces are the matches, and the text between them. If this is the last stage before BPE, and the
+ * pattern has a hand-written splitter, the pieces go to BPE directly. */
 static enum status run_split(struct cutter *c, const struct stage *st, size_t n)
 {
     const struct tokenizer *tok = c->tok;
@@ -440,7 +440,7 @@ static void map_spaces(const struct stage *st, const char *s, size_t n, bool fir
     }
 }
 
-/* Rewriting stages pass their whole text on. */
+/* Rewriting stages pass on their whole text. */
 static enum status run_rewrite(const struct tokenizer *tok, struct scratch *sc, size_t k,
                                const char *s, size_t n, bool first)
 {

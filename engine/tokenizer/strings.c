@@ -31,8 +31,8 @@ static bool strings_grow(struct strings *s, int32_t id)
     return true;
 }
 
-/* Texts lie one after another in one buffer, found by their offsets, since pointers would
- * change when it grows. */
+/* Texts are stored one after another in one buffer, and found by offsets, since pointers would
+ * become invalid when it grows. */
 bool strings_set(struct strings *s, int32_t id, const char *text, size_t n_bytes)
 {
     if (id < 0 || id > MAX_TOKEN_ID || (id >= s->cap && !strings_grow(s, id))) {

@@ -123,7 +123,7 @@ static struct attention_params params_of(const struct attention_launch *a)
     return p;
 }
 
-/* Dequantises what many rows read, then runs attention; the other items read the codes. */
+/* Dequantises the keys that many rows read, then runs attention; the other items read the codes. */
 static cudaError_t launch_expanded(cudaStream_t stream, const struct attention_launch *a,
                                    const struct attention_params *params)
 {

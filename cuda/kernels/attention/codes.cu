@@ -19,7 +19,7 @@
  * the codes are read again for every 32 query vectors; prompts of many rows are therefore expanded
  * instead (expand.cu).
  *
- * A row's result depends only on its own keys and where they lie: chunks are assigned to warps by
+ * A row's result depends only on its own keys and their slots: chunks are assigned to warps by
  * position, sums run in key order, and masked keys change nothing. */
 #include "cuda/kernels/attention/codes.cuh"
 

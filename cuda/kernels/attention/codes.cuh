@@ -9,7 +9,8 @@
 
 #if HAVE_SM90A
 
-/* NT: columns of 8 query vectors. FULL: rows of K and V have exactly D elements, not fewer. */
+/* NT: number of columns of 8 query vectors. FULL: rows of K and V have exactly D elements, not
+ * fewer. */
 template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     using S = codes_shape<D>;
     using K = code_kind<F>;
@@ -225,7 +226,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         float k, k_zero, v_log, v_inverse, v_zero;
     };
 
-    /* Of the key with this lane's number; that key may not exist (is_there). */
+    /* Loads the factors of the key with this lane's number, which may not exist (is_there). */
     __device__ __forceinline__ struct key_scales own_scales(bool is_there) const
     {
         const struct kv_codes &c = p.a.kv.codes;
@@ -348,7 +349,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Word masks of the lane's keys that exist. The others may hold anything, and E4M3 has NaN. */
+    /* Word masks of the lane's keys that exist. The memory of other keys may hold anything,
+     * including E4M3's NaN. */
     __device__ __forceinline__ uint32_t word_mask(const struct attention_unit &u, int key) const
     {
         return (key >= u.first && key < u.hi ? 0xffffu : 0u) |

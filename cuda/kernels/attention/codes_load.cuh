@@ -23,9 +23,9 @@ struct codes_params {
     int32_t n_k, n_v;             // 16-byte pieces in a row of K and of V
 };
 
-/* What all layers of one format share: how codes become fp16 operands, and the factors to apply
- * afterwards. An integer code is used as the mantissa of a subnormal fp16 number, which the tensor
- * cores handle at full speed, so a single mask makes an operand. */
+/* The properties of a format: how codes become fp16 operands, and the factors to apply afterwards.
+ * An integer code is used as the mantissa of a subnormal fp16 number, which the tensor cores handle
+ * at full speed, so a single mask makes an operand. */
 template <enum kv_format F> struct code_kind {
     static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // of 16 elements, per chunk
     static constexpr int NUMBERS = 16 * STEPS;
@@ -94,7 +94,7 @@ __device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
 }
 
 /* The operands in one word of a row of K: four consecutive codes, or eight of four bits. q_dim
- * tells which codes form a pair. */
+ * defines which codes form a pair. */
 template <enum kv_format F>
 __device__ __forceinline__ void key_operands(uint32_t word,
                                              uint32_t (&out)[2 * code_kind<F>::STEPS])

@@ -128,7 +128,7 @@ __device__ __forceinline__ int run_end(const struct attention_unit &u, int lo)
     return u.item.fold ? min(u.hi, (lo / ATTENTION_FIXED_SPLIT + 1) * ATTENTION_FIXED_SPLIT) : u.hi;
 }
 
-/* What one query row sees. */
+/* The keys that one query row sees. */
 struct attention_row_view {
     int32_t row, head; // pass row, query head
     int32_t first_pos; // the first position that it sees

@@ -216,7 +216,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         ahead.i++;
     }
 
-    /* Loads what unit k needs and the product does not write. */
+    /* Loads the inputs of unit k that do not depend on the preceding product. */
     __device__ __forceinline__ void enter_unit(int k)
     {
         const int unit = first + k * step;

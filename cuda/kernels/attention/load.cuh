@@ -45,7 +45,7 @@ template <int NB> struct kv_loader {
         using S = shape<NB>;
         const int log_bt = 31 - __clz(p.kv.block_tokens), bt = 1 << log_bt;
         const int n_keys = min(S::KEYS, end - start), n_pages = (n_keys + bt - 1) >> log_bt;
-        // pages used well enough to load in whole
+        // pages of which enough is used to load them whole
         const int n_whole = (n_keys + PART_ROWS - 1) >> log_bt;
         const int n_parts = (max(n_keys - (n_whole << log_bt), 0) + PART_ROWS - 1) / PART_ROWS;
         const int lane = threadIdx.x & 31, page0 = start >> log_bt;
@@ -135,7 +135,7 @@ template <typename T, int NB> struct q_loader {
         }
     }
 
-    /* Rows and columns that do not exist are zeroed. */
+    /* Rows and columns beyond the unit's are zeroed. */
     __device__ __forceinline__ void copy_rows(const struct attention_unit &u)
     {
         const int lane = threadIdx.x & 31, d = p.kv.head_dim_k;
@@ -178,7 +178,7 @@ template <typename T, int NB> struct q_loader {
         }
     }
 
-    /* No more units. */
+    /* Signals that there are no more units. */
     __device__ __forceinline__ void end()
     {
         struct attention_unit none = {};

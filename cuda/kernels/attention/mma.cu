@@ -6,7 +6,7 @@
  * tile of KEYS keys, warp (m, n) of 4 x 2 scores 16 rows against half of the keys; the row maximum
  * is joined through shared memory; the rounded probabilities are stored there too; then each warp
  * sums 16, 32 or 64 columns of the value for all rows. cp.async brings K and V tiles in two stages;
- * rows of keys that nobody sees are zeroed. The order of summation is the same for every number of
+ * rows of keys that no row sees are zeroed. The order of summation is the same for every number of
  * rows. Bound by the tensor cores for many packed rows, by reading K and V for few. */
 #include "cuda/kernels/attention/mma.cuh"
 
@@ -49,7 +49,7 @@ static int most_shared(int sm)
     return (sm >= 90 && sm < 120 ? 227 : 99) << 10;
 }
 
-/* Everything from sm_80 on whose tile fits into shared memory and whose rows are whole
+/* Supports every layer, from sm_80 on, whose tile fits into shared memory and whose rows are whole
  * vectors. */
 bool attention_mma_takes(const struct attention_launch *a)
 {

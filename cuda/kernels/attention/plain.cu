@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reference attention: one block per (row, head), every key in turn. It supports every shape and is
- * fast for none; bound by latency. A tree's row takes its ancestors in position order, so its bits
- * are those of a plain run over them. */
+/* Reference attention: one block per (row, head), every key in turn. It supports every shape, but
+ * is slow, bound by latency. A tree's row takes its ancestors in position order, so its bits are
+ * those of a plain run over them. */
 #include "cuda/kernels/attention/common.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/reduce.cuh"

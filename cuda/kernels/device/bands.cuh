@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How the blocks of a product walk through bands of its weight, with operands in a ring of stages:
- * the walk itself, and its loading side. Hopper.
+/* How the blocks of a product iterate over bands of its weight, with operands in a ring of stages:
+ * the order, and its loading side. For Hopper.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_BANDS_CUH
 #define SLUICE_CUDA_DEVICE_BANDS_CUH

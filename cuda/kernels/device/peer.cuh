@@ -40,8 +40,7 @@ __device__ __forceinline__ bool has_come(uint4 v)
     return v.x != PEER_ABSENT && v.y != PEER_ABSENT && v.z != PEER_ABSENT && v.w != PEER_ABSENT;
 }
 
-/* Waits for 16 bytes. After an abort it returns whatever is there, since nobody reads the
- * result. */
+/* Waits for 16 bytes. After an abort it returns arbitrary bytes, since nobody reads the result. */
 __device__ __forceinline__ uint4 receive(const char *p, const volatile uint32_t *aborted)
 {
     uint4 v = load_arriving(p);

@@ -105,9 +105,9 @@ template <bool TILED> struct batch_loader {
 };
 
 /* An item's results, rounded as the product alone would have stored them; device/wgmma.cuh has the
- * layout of the accumulators. They are converted and stored CHUNK groups of 8 features at a time:
- * always the first groups in the array, after which the rest moves up. That keeps the code short,
- * which matters because every launch fetches it again. */
+ * layout of the accumulators. They are converted and stored CHUNK groups of 8 features at a time: a
+ * step always stores the first groups of the array and then moves the others to the front. This
+ * keeps the code short, which matters because every launch fetches it again. */
 template <typename T> struct batch_kept {
     uint32_t gate[BLOCKS * 2], up[BLOCKS * 2]; // [2 j + r]: features 8 j + 2 t, + 1; row g + 8 r
     int left = 0;                              // steps left

@@ -212,8 +212,8 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_co
     float scale[N_SCALES][2];
     uint32_t zero[N_SCALES][2];
 
-    /* places: the features' tile rows in the band. halves: which eight features of each. chunk:
-     * index in the stage, for its record. */
+    /* places: tile rows of the two features in the band. halves: the upper or lower eight features
+     * of each tile row. chunk: index in the stage, which selects the record. */
     __device__ __forceinline__ void read(const struct four_params &p, const char *codes,
                                          const char *small, const int (&places)[2],
                                          const int (&halves)[2], int chunk, int record)

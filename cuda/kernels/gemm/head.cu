@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The output head on Hopper: logits = x W^T in fp32 for up to 256 rows, and the best logit of each
  * row in each band of features. Greedy draws take their token from the bests without reading the
- * logits again, and rows that only greedy draws read are not even written, which is where the time
- * is saved.
+ * logits again, and rows that only greedy draws read are not even written, which saves most of the
+ * time.
  *
  * A block has a multiprocessor to itself, takes 64 or 128 rows (64 per warpgroup), and one band of
  * features after another. Above 128 rows a cluster of two neighbouring blocks shares a band's

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rounds rows of activations to E4M3 before a product, if a quantised weight asks for it (struct
+/* Rounds rows of activations to E4M3 before a product, if a quantised weight requires it (struct
  * input_rule): to codes with their scales, which the FP8 tensor cores multiply, or to the
  * dequantised values for kernels that multiply floating point.
  *

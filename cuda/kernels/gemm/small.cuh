@@ -3,17 +3,17 @@
  * (small_codes.cu). It reads each weight once; bound by memory bandwidth.
  *
  * A block owns a band of N features and all of K, so no sum crosses blocks and a row's bits do not
- * depend on the number of rows; if asked, K is summed in parts. N is chosen per matrix so that the
- * bands divide evenly among the multiprocessors: 6144 features are 128 bands of 48. A block has one
- * warpgroup that computes D[64, N] with wgmma (x is the 64-row operand; missing rows cost only
- * tensor-core time, of which there is plenty) and one warp that loads through a ring of stages in
- * shared memory: N features and the rows of x, for a range of K.
+ * depend on the number of rows; for deterministic mode K can be summed in parts. N is chosen per
+ * matrix so that the bands divide evenly among the multiprocessors: 6144 features are 128 bands of
+ * 48. A block has one warpgroup that computes D[64, N] with wgmma (x is the 64-row operand; missing
+ * rows cost only tensor-core time, of which there is plenty) and one warp that loads through a ring
+ * of stages in shared memory: N features and the rows of x, for a range of K.
  *
  * If gated, a band has N / 2 features of each half of the weight, so that a thread holds a
  * feature's gate and its other factor and stores the result of the activation.
  *
  * x in a stage is groups of 8 rows (1,024 bytes). With up to 8 rows all eight groups of the operand
- * are the same one; with more, groups past the last row hold unrelated data, and those rows of D
+ * are the same group; with more, groups past the last row hold unrelated data, and those rows of D
  * are not used.
  *
  * With programmatic dependent launch the ring is filled with weights, which no kernel writes,

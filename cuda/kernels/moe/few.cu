@@ -10,10 +10,10 @@
  *           and nothing is left to join
  *
  * Each warp reads whole weight rows, 16 bytes a lane. Bound by reading the weights of the picks;
- * two rows that pick one expert share it in the L2 cache. Before its wait `scores` loads the
- * router, and `down` the weights of all picks: the scores that it reads then are complete, because
- * `up` triggers only after its own wait. A row's bits do not depend on the number of rows, but
- * differ from those of moe.cu. */
+ * two rows that pick one expert share it in the L2 cache. Before their waits, `scores` loads the
+ * router, and `down` the weights of all picks. The scores that `down` reads by then are complete,
+ * because `up` triggers only after its own wait. A row's bits do not depend on the number of rows,
+ * but differ from those of moe.cu. */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
@@ -161,9 +161,9 @@ __device__ __forceinline__ void copy_x(const struct few_params &p, int32_t row, 
     }
 }
 
-/* The row's picks, by the block's first warp, after the wait, and its x in shared memory. They are
- * made once before it from whatever the scores are, which fetches the code. The first block of a
- * row stores them. */
+/* Makes the row's picks, by the block's first warp after the wait, and copies its x to shared
+ * memory. The picks are also made once before the wait, from old scores, only to fetch the code.
+ * The first block of a row stores them. */
 template <typename T, int EACH>
 __device__ __forceinline__ void pick_experts(const struct few_params &p, int32_t row, bool is,
                                              float *shared, int32_t *picks, T *x)

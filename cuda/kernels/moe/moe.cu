@@ -85,7 +85,7 @@ __global__ void moe_plan_kernel(const int32_t *ids, struct plan_params p, struct
 
 /* ---- grouped products on the tensor cores -------------------------------------------------- */
 
-/* What is the same for all experts. */
+/* The parameters that are the same for all experts. */
 struct group_params {
     int32_t k, ffn, hidden;
     int64_t x_stride;
@@ -481,7 +481,7 @@ static int tile_of(const struct moe_ffn_args *a, const struct moe_weights *w)
     return few || !fit ? SMALL_TILE : CODED_TILE;
 }
 
-/* The way depends on the weights' format and on how many rows an expert has. */
+/* Chooses the kernel by the weights' format and the number of rows per expert. */
 template <typename T, int KIND>
 static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
                             const struct moe_weights *w, const struct moe_scratch *s,

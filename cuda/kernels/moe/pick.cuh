@@ -164,7 +164,7 @@ struct pick {
 
 /* Lane j's pick number j of the row whose scores are `in`, for experts up to 32 * EACH. The warp's
  * shared memory holds the weights of the picks (`score`) and the values they are ranked by
- * (`choice`). Loops are short code rather than unrolled: every launch fetches it again. */
+ * (`choice`). Loops are not unrolled, because every launch fetches the code again. */
 template <int EACH>
 __device__ __forceinline__ struct pick pick_row(const float *in, const float *correction,
                                                 const float *expert_scale,

@@ -29,7 +29,8 @@ struct product_params {
     struct act_shape shape;
 };
 
-/* What a block processes at a time; n_rows is 0 if only the other block of its cluster has work. */
+/* The work that a block processes at a time; n_rows is 0 if only the other block of its cluster has
+ * work. */
 struct piece {
     int32_t expert, first, band;
     int16_t n_rows;

@@ -6,7 +6,8 @@
 
 #include "cuda/kernels/sample/team.cuh"
 
-/* What is kept: ids whose key is above `key`, and those with an equal key up to `last_id`. */
+/* The ids that are kept: those whose key is above `key`, and those with an equal key up to
+ * `last_id`. */
 struct cut {
     uint32_t key;
     int last_id;
@@ -204,7 +205,7 @@ __device__ struct cut cut_at(struct scores &x, unsigned long long target, float 
         } else {
             count_digit<false>(s->bins.count, x, top, prefix, mask, pass, in, s);
         }
-        if (!find_bin(target, s)) { // the total does not reach it
+        if (!find_bin(target, s)) { // the total is less than the target
             return in;
         }
         const uint32_t bin = s->found_bin;

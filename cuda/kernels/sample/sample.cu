@@ -7,8 +7,8 @@
  * for the following steps. A greedy draw after gemm/head.cu reads the bests it left instead of the
  * row, which may not have been written. Bound by reading the row of logits, once per pass over it.
  *
- * sample/team.cuh: teams and a row's best; scores.cuh: the scores; cut.cuh: what is kept; law.cuh:
- * drafts; here: log-probabilities, and one draw from end to end. */
+ * sample/team.cuh: teams and a row's best; scores.cuh: the scores; cut.cuh: the ids that are kept;
+ * law.cuh: drafts. This file: log-probabilities, and one draw as a whole. */
 #include "cuda/kernels/sample/law.cuh"
 #include "cuda/kernels/sample/scores.cuh"
 

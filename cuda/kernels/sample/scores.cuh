@@ -164,7 +164,7 @@ __device__ void keep_masked(float *scores, int n, const uint32_t *mask)
     }
 }
 
-/* The row as it is, without what the mask excludes: logits there are not even read. */
+/* Copies the row, with -infinity for ids that the mask excludes, whose logits are not even read. */
 __device__ void copy_masked(const float *logits, float *scores, int n, const uint32_t *mask)
 {
     for (int i = team_thread(); i < n; i += team_threads()) {
@@ -173,7 +173,7 @@ __device__ void copy_masked(const float *logits, float *scores, int n, const uin
     team_sync();
 }
 
-/* Where a mask is all there is, one pass over the row makes the scores. */
+/* If a mask is the only change to the logits, one pass over the row computes the scores. */
 __device__ void make_scores(const float *logits, float *scores, int *counts, int n,
                             const struct lane_params &p, const struct pass_draw &d,
                             const struct context &c, const uint32_t *allowed, const uint32_t *mask,

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(THREADS) state_inputs_kernel(struct blocks_par
     convolve<T, VALUE / 32>(p, b, part, (const T *)NULL, to);
 }
 
-/* ---- what a block's rows say of each other ----------------------------------------------------
+/* ---- products between the rows of a block -----------------------------------------------------
  */
 
 template <typename T, int KEY> struct scores_room {

@@ -38,7 +38,7 @@ __device__ static void gather_inputs(const struct conv_params &p, const struct p
     }
 }
 
-/* The inputs before a boundary are part of the record, so that a sequence can go on from
+/* The inputs before a boundary are part of the record, so that a sequence can continue from
  * there. */
 template <typename T>
 __device__ static void keep_tail(const struct conv_params &p, const struct pass_seq &seq,

@@ -2,11 +2,11 @@
 /* The recurrence of gated delta nets for a few rows of a few sequences, as in decoding and in
  * verifying drafts: heads of 128 x 128 in 16 bits, from the convolution to the output gate.
  *
- * A block is one head of one sequence. Nearly nothing has to be computed, so latency bounds it: of
- * the launch, of the loads, of the code's way to the multiprocessor. S and the rows of its block
- * are therefore loaded into registers before the wait, and the row's code is run once on no inputs
- * meanwhile, which fetches it. For that the blocks must start beside those of the product before,
- * which take all but 7 KiB of a multiprocessor's shared memory and 80 registers of 160 threads.
+ * A block is one head of one sequence. There is little to compute, so it is bound by latency: of
+ * the launch, of the loads, and of fetching the code. S and the rows of its block are therefore
+ * loaded into registers before the wait, and the row's code is run once on no inputs meanwhile,
+ * which fetches it. For this the blocks must start beside those of the preceding product, which
+ * leave 7 KiB of a multiprocessor's shared memory, and 80 registers for each of 160 threads.
  *
  * A warp owns COLUMNS columns of S and of the values, of which lane l has 4 from l % 4 * 4 on, in
  * rows l / 4, l / 4 + 8, ...; and every eighth of the block's keys, 4 elements to a lane. So the
@@ -18,7 +18,10 @@
 
 enum { KEY = 128, VALUE = 128, BLOCK = 64, TAPS = 4 }; // the shape that this kernel supports
 enum { THREADS = 256, WARPS = THREADS / 32, COLUMNS = VALUE / WARPS, EACH = 4, STRIDE = 8 };
-enum { MOST_REGISTERS = 176 }; // of a thread, so that blocks fit beside gemm/small.cu's
+enum {
+    MOST_REGISTERS = 176
+}; // registers of a thread, so that blocks fit beside those of
+   // gemm/small.cu
 enum { S_ROWS = KEY / STRIDE, ROWS = BLOCK / WARPS, CHANNELS = 2 };
 static_assert(COLUMNS / EACH * STRIDE == 32 && STRIDE == WARPS, "lanes of a warp");
 
@@ -26,8 +29,8 @@ template <typename T> struct alignas(EACH * sizeof(T)) four {
     T v[EACH];
 };
 
-/* What a thread knows of the past, and of the layer. Channels are threadIdx.x of the head's queries
- * and keys, and of its values. */
+/* The values of the past and of the layer that a thread holds. Channels are threadIdx.x of the
+ * head's queries and keys, and of its values. */
 template <typename T> struct past {
     float s[S_ROWS][EACH];      // rows STRIDE * i + lane / 4 of S
     struct four<T> key[ROWS];   // elements 4 * lane of rows WARPS * i + warp
@@ -38,7 +41,7 @@ template <typename T> struct past {
     float norm, rate, dt_bias;
 };
 
-/* What the product before gives a thread for one row. */
+/* A thread's inputs of one row, from the preceding product. */
 struct fresh {
     float x[CHANNELS], beta, decay, gate;
 };
@@ -460,7 +463,7 @@ __device__ static void move_on(const struct rows_params &p, const struct few_wor
             key = i == j ? m.key[j] : key;
             value = i == j ? m.value[j] : value;
         }
-        __syncthreads(); // nobody reads the room's contents any more
+        __syncthreads(); // the room's contents have been read by all threads
         room.keys[warp][lane] = key;
         room.values[lane >> 2][first_column() / EACH] = value;
         __syncthreads();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The recurrence of ops.h for few rows of a sequence: decoding rows, drafts, trees, and windows of
- * prompts where a row's bits must not depend on how many rows come together.
+ * prompts where a row's bits must not depend on the number of rows.
  *
  * A block is one head of one sequence and processes its rows in order. From the convolution of the
  * head's channels to the output gate nothing leaves the multiprocessor: S and the rows of its block
@@ -205,7 +205,7 @@ __device__ static void make_scores(const struct rows_params &p, const struct roo
     }
 }
 
-/* How many threads share a column of S. */
+/* The number of threads that share a column of S. */
 __device__ __forceinline__ int32_t parts_of(int32_t dv)
 {
     return THREADS / ((dv + 31) / 32 * 32);
@@ -236,8 +236,8 @@ __device__ static void add_past(const struct rows_params &p, const struct room<T
     m.part[THREADS + threadIdx.x] = by_q;
 }
 
-/* What a row's end reads from global memory, loaded while its sums are computed; as the gate's and
- * beta's inputs. */
+/* The values from global memory that are needed at the end of a row, such as the inputs of gate and
+ * beta; loaded while the row's sums are computed. */
 struct late {
     float beta, gate, norm, skip, step;
 };

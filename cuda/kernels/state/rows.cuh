@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the kernels for few rows of a sequence take: rows.cu and few.cu. Thread: device code. */
+/* The parameters of the kernels for few rows of a sequence: rows.cu and few.cu. Thread: device
+ * code. */
 #ifndef SLUICE_CUDA_STATE_ROWS_CUH
 #define SLUICE_CUDA_STATE_ROWS_CUH
 

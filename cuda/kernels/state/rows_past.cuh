@@ -91,7 +91,7 @@ __device__ __forceinline__ float step_of(const struct rows_params &p, const stru
     return decay_input(p.law, decay[i], p.vectors.dt_bias[i]);
 }
 
-/* ---- what the block knows of the past ------------------------------------------------------- */
+/* ---- loading the past ----------------------------------------------------------------------- */
 
 /* Copies n elements of 4 or 2 bytes. */
 template <typename P> __device__ static void copy_run(P *to, const P *from, int32_t n)

@@ -10,8 +10,8 @@
  *
  * The tensor cores multiply S and values rounded to 16 bits, with fp32 sums. Bound by reading keys
  * and queries, which come from the L2 cache for all but the first of the thread blocks that share a
- * head. What the rows leave for later passes (keys, values, decays, inputs, records) is written
- * here, after every read of the old contents. */
+ * head. The values that later passes need (keys, values, decays, inputs, records) are written here,
+ * after every read of the old contents. */
 #include "cuda/kernels/state/blocks.cuh"
 
 enum { COLUMNS = 32, SCAN_WARPS = 8, SCAN_THREADS = SCAN_WARPS * 32, LEFT = 2 };
@@ -34,12 +34,12 @@ template <typename T, int KEY, bool DELTA> struct scan_room {
 struct scan {
     struct pass_seq seq;
     int32_t head, key_head, column; // column: the first of its columns
-    bool owns_key, owns_head;       // it stores the key head's rows; the head's decays
+    bool owns_key, owns_head;       // this block stores the key head's rows; the head's decays
     int32_t first, n;               // items of the launch; `first` is the sequence's n-th
     int32_t nth;
 };
 
-/* ---- what comes -------------------------------------------------------------------------------
+/* ---- inputs -----------------------------------------------------------------------------------
  */
 
 template <typename T, int N>
@@ -146,7 +146,7 @@ __device__ static void store_state(const struct blocks_params &p, const struct s
     });
 }
 
-/* ---- what the rows leave ----------------------------------------------------------------------
+/* ---- values kept for later passes -------------------------------------------------------------
  */
 
 /* Number of channels whose inputs this thread block stores, and channel i of them. */
@@ -403,7 +403,7 @@ __device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
     }
 }
 
-/* kept_of, whose list the warp searches together. */
+/* Like kept_of, but the warp searches the list together. */
 __device__ static char *kept_by_warp(const struct blocks_params &p, const struct scan &w,
                                      int32_t boundary)
 {

@@ -63,7 +63,7 @@ __device__ __forceinline__ T *inputs_at(const struct state_view &s, int32_t lane
            (int64_t)(slot % s.conv_ring) * s.geometry.conv_width;
 }
 
-/* What a gate of value x multiplies by. The caller computes the sigmoid of x, exactly or fast. */
+/* The factor of a gate of value x. The caller computes the sigmoid of x, exactly or fast. */
 __device__ __forceinline__ float gate_factor(int32_t act, float x, float sigmoid)
 {
     if (act == GATE_AS_IS) {
