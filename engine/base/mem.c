@@ -11,12 +11,9 @@
 
 /* ---- the reserve --------------------------------------------------------------------------- */
 
-enum {
-    N_CHUNKS = 64,
-    CHUNK_BYTES =
-        64 << 10, // below what malloc maps and unmaps by itself: freed, it can be used again
-    SMALL_BYTES = CHUNK_BYTES / 2,
-};
+/* Chunks are smaller than what malloc maps and unmaps by itself, so that a freed one can be used
+ * again. */
+enum { N_CHUNKS = 64, CHUNK_BYTES = 64 << 10, SMALL_BYTES = CHUNK_BYTES / 2 };
 
 static pthread_mutex_t reserve_lock = PTHREAD_MUTEX_INITIALIZER;
 static void *reserve[N_CHUNKS];
@@ -31,10 +28,10 @@ bool mem_reserve_fill(void)
         n_reserved++;
     }
     bool whole = n_reserved == N_CHUNKS;
-    pthread_mutex_unlock(&reserve_lock);
     if (whole) {
         atomic_store(&is_short, false);
     }
+    pthread_mutex_unlock(&reserve_lock);
     return whole;
 }
 
@@ -62,11 +59,9 @@ static bool release(size_t n_bytes)
     bool any = n_reserved > 0;
     if (any) {
         free(reserve[--n_reserved]);
-    }
-    pthread_mutex_unlock(&reserve_lock);
-    if (any) {
         atomic_store(&is_short, true);
     }
+    pthread_mutex_unlock(&reserve_lock);
     return any;
 }
 
