@@ -45,13 +45,6 @@ struct score_job {
     const float *q_sums;
 };
 
-/* Where the keys of a vector of tokens start. */
-VEC_INLINE const char *keys_of(const struct score_job *j, int32_t vec, const enum stored kind)
-{
-    return j->k->pages[vec / j->per_page] + j->k->plane->at +
-           vec % j->per_page * VEC * key_bytes(kind);
-}
-
 /* rows x vecs scores: the vectors are consecutive runs of tokens. */
 VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t first_vec,
                             const int rows, const int vecs, const enum stored kind)
@@ -62,7 +55,7 @@ VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t firs
     const float *q = j->q + row * j->q_stride;
     int32_t d = 0;
     for (int v = 0; v < vecs; v++) {
-        from[v] = keys_of(j, first_vec + v, kind);
+        from[v] = keys_of(j->k, first_vec + v, kind);
         for (int i = 0; i < rows; i++) {
             acc[i][v] = vec_set(0.0f);
         }

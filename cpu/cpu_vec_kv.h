@@ -217,6 +217,13 @@ VEC_INLINE int64_t key_bytes(const enum stored kind)
     }
 }
 
+/* Where the keys of a run's `vec`-th vector of tokens start; pages hold whole vectors. */
+VEC_INLINE const char *keys_of(const struct page_run *k, int32_t vec, const enum stored kind)
+{
+    const int32_t per_page = k->plane->tokens / VEC;
+    return k->pages[vec / per_page] + k->plane->at + vec % per_page * VEC * key_bytes(kind);
+}
+
 /* One dim of VEC tokens, or two if they are stored in pairs, at p, without their scales. */
 VEC_INLINE void load_keys(const char *p, vf *even, vf *odd, const enum stored kind)
 {

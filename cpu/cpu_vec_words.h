@@ -157,12 +157,6 @@ static void round_query(const float *q, int32_t dim, struct word_queries *to, in
     to->sum[row] = (float)vec_sum_int(sum);
 }
 
-VEC_INLINE const char *words_of(const struct word_score_job *j, int32_t vec, const enum stored kind)
-{
-    return j->k->pages[vec / j->per_page] + j->k->plane->at +
-           vec % j->per_page * VEC * key_bytes(kind);
-}
-
 /* rows x vecs scores, like score_block. */
 VEC_INLINE void score_words(const struct word_score_job *j, int32_t row, int32_t first_vec,
                             const int rows, const int vecs, const enum stored kind)
@@ -172,7 +166,7 @@ VEC_INLINE void score_words(const struct word_score_job *j, int32_t row, int32_t
     const struct kv_plane *plane = j->k->plane;
     const int64_t step = plane->tokens * key_bytes(kind);
     for (int v = 0; v < vecs; v++) {
-        from[v] = words_of(j, first_vec + v, kind);
+        from[v] = keys_of(j->k, first_vec + v, kind);
         for (int i = 0; i < rows; i++) {
             acc[i][v] = (vi){0};
         }
