@@ -9,10 +9,8 @@
 #include "engine/device/backend.h"
 #include "engine/schedule/sequence.h"
 
-enum {
-    MAX_BLOCK_TOKENS = 256
-}; // chosen: 4 times the largest that a backend prefers; sizes an
-   // array on the stack
+/* Chosen: four times the largest that a backend prefers. Sizes an array on the stack. */
+enum { MAX_BLOCK_TOKENS = 256 };
 
 struct scheduler_limits {
     int32_t max_rows, max_out, max_draws, max_lanes, max_sequences;
