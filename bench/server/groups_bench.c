@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Time of finding the prefixes of a job: 6,400 prompts of 2,200 tokens with 400 prefixes of 2,000, in an order that cycles
- * through the prefixes. */
+/* Time of finding the prefixes of a job: 6,400 prompts of 2,200 tokens with 400 prefixes of 2,000,
+ * in an order that cycles through the prefixes. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/jobs/prefix_groups.h"
@@ -8,7 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { N_PREFIXES = 400, N_MEMBERS = 16, PREFIX = 2000, OWN = 200, VOCABULARY = 1000, BLOCK = 64, ROUNDS = 9 };
+enum {
+    N_PREFIXES = 400,
+    N_MEMBERS = 16,
+    PREFIX = 2000,
+    OWN = 200,
+    VOCABULARY = 1000,
+    BLOCK = 64,
+    ROUNDS = 9
+};
 
 static uint64_t mix(uint64_t x)
 {
@@ -46,8 +54,8 @@ int main(void)
         prefix_groups_free(&groups);
     }
     qsort(seconds, ROUNDS, sizeof *seconds, compare);
-    printf("%d prompts of %d tokens, %d groups found: median %.3f s, slowest %.3f (limit 0.3)\n", N, LEN, n_groups,
-           seconds[ROUNDS / 2], seconds[ROUNDS - 1]);
+    printf("%d prompts of %d tokens, %d groups found: median %.3f s, slowest %.3f (limit 0.3)\n", N,
+           LEN, n_groups, seconds[ROUNDS / 2], seconds[ROUNDS - 1]);
     free(prompts);
     free(ids);
     return seconds[ROUNDS / 2] > 0.3 || n_groups != N_PREFIXES;
