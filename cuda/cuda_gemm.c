@@ -300,19 +300,20 @@ static bool is_for_codes(const struct gemms *g, const struct gemm_args *a)
            (m->product_blocks > 0) == (a->inputs->group > 0);
 }
 
-/* A product of FP8 codes with FP8 codes on the 8-bit tensor cores, by gemm_small or by cuBLASLt. */
+/* A product of FP8 codes with FP8 codes on the 8-bit tensor cores, by gemm_eight or by cuBLASLt. */
 struct codes_product {
     struct gemm_args args;
     struct product_scales scales;
     struct round_args round; // how the codes of x are made
-    bool is_small;
+    bool is_few;             // for gemm_eight
 };
 
-/* False if this product cannot multiply codes. Gated products are supported by gemm_small only. */
+/* False if this product cannot multiply codes. The activation of a gated one is another op, which
+ * rounds the inputs of the next product. */
 static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struct codes_product *p)
 {
     const struct coded_matrix *m = a->coded;
-    if (!can_round(g, a) || !is_for_codes(g, a)) {
+    if (!can_round(g, a) || !is_for_codes(g, a) || a->gated) {
         return false;
     }
     p->round = rounding_of(a);
@@ -327,23 +328,52 @@ static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struc
     p->args.w_stride = (int32_t)coded_row_bytes(m);
     p->args.x_dtype = p->args.w_dtype = DT_E4M3;
     p->args.scales = &p->scales;
-    p->is_small = gemm_small_takes(&p->args, g->device->sm, g->device->n_sms);
-    return p->is_small || (!a->gated && gemm_plans_take(g, &p->args));
+    p->is_few = gemm_eight_takes(&p->args, g->device->sm);
+    return p->is_few || gemm_plans_take(g, &p->args);
+}
+
+/* True if gemm_eight rounds x itself. */
+static bool rounds_itself(const struct gemms *g, const struct gemm_args *a,
+                          const struct codes_product *p)
+{
+    return p->is_few && !a->is_rounded &&
+           gemm_eight_rounds(&p->args, g->device->n_sms, SUMS_BYTES, a->x_is_gated);
+}
+
+static cudaError_t on_eight(struct gemms *g, const struct gemm_args *a,
+                            const struct codes_product *p, struct sum_parts *sums)
+{
+    struct sum_parts left = sums_of(g, a, 0);
+    const cudaError_t e =
+        gemm_eight(g->device->stream, &p->args, g->device->n_sms,
+                   rounds_itself(g, a, p) ? &p->round : NULL, a->x_is_gated, SUMS_BYTES, &left);
+    if (left.n > 0) {
+        *sums = left;
+    }
+    return e;
 }
 
 /* FP8 by FP8: x is rounded first, unless the op before has done it. */
-static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
+static bool on_codes(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums,
+                     cudaError_t *e)
 {
     struct codes_product p;
     if (!codes_product_init(g, a, &p)) {
         return false;
     }
-    *e = a->is_rounded ? cudaSuccess : round_inputs(g->device->stream, &p.round);
-    if (*e == cudaSuccess && p.is_small) {
-        *e = gemm_small(g->device->stream, &p.args, g->device->n_sms);
+    *e = a->is_rounded || rounds_itself(g, a, &p) ? cudaSuccess
+                                                  : round_inputs(g->device->stream, &p.round);
+    if (*e == cudaSuccess && p.is_few) {
+        *e = on_eight(g, a, &p, sums);
         return true;
     }
     return *e != cudaSuccess || gemm_on_cublas(g, &p.args, e);
+}
+
+bool cuda_gemm_takes_gates(struct gemms *g, const struct gemm_args *a)
+{
+    struct codes_product p;
+    return a->n_rows > 0 && codes_product_init(g, a, &p) && rounds_itself(g, a, &p);
 }
 
 /* How the preceding op should round x to codes, if it can; false if it should write floating-point
@@ -351,9 +381,7 @@ static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
 bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round)
 {
     struct codes_product p;
-    struct gemm_args b = *a;
-    b.gated = false;
-    if (a->n_rows <= 0 || !codes_product_init(g, &b, &p)) {
+    if (a->n_rows <= 0 || !codes_product_init(g, a, &p)) {
         return false;
     }
     *round = p.round;
@@ -380,10 +408,6 @@ bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st
     struct gemm_args b = *a;
     cudaError_t e = cudaSuccess;
     if (a->n_rows > 0 && can_round(g, a)) {
-        if (on_codes(g, a, &e)) {
-            *st = cuda_check(g->device, e, "a product of codes");
-            return true;
-        }
         if (a->is_rounded || is_for_codes(g, a) || !is_few(g, a)) {
             return false;
         }
@@ -406,7 +430,7 @@ enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_par
     struct gemm_args b = *a;
     cudaError_t e = cudaSuccess;
     if (a->n_rows > 0 && can_round(g, a)) {
-        if (on_codes(g, a, &e)) {
+        if (on_codes(g, a, sums, &e)) {
             return cuda_check(g->device, e, "a product of codes");
         }
         TRY(with_rounded(g, &b));

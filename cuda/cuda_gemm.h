@@ -34,6 +34,8 @@ enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_par
 /* True if x is multiplied as FP8 codes; *round describes how to compute them. The producer of x may
  * then write the codes itself just before the product, pass is_rounded, and leave x unwritten. */
 bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round);
+/* True if cuda_gemm computes this product with x_is_gated. */
+bool cuda_gemm_takes_gates(struct gemms *g, const struct gemm_args *a);
 /* A product and its activation in one kernel; false if no kernel supports it. */
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st);
 /* The output head when the pass draws only from the first n_drawn ids: it also writes the per-band

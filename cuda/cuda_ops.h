@@ -56,13 +56,18 @@ enum status cuda_op_norm_linear(struct backend *base, const struct norm_args *n,
                                 const struct linear_args *l, const struct activation_args *a,
                                 const struct linear_args *down);
 bool cuda_op_norm_adds_sums(struct backend *base, const struct norm_args *a);
+/* True if the op before this product should write the codes of its x, as *codes says. The product
+ * is then issued by linear_of_codes. */
+bool linear_wants_codes(struct cuda_backend *be, const struct linear_args *a,
+                        struct round_args *codes);
+enum status linear_of_codes(struct cuda_backend *be, const struct linear_args *a);
 
 /* cuda_ops_attention.c */
 enum status cuda_op_rope_store(struct backend *base, const struct rope_store_args *a);
 enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args *a);
 enum status cuda_op_attention(struct backend *base, const struct attention_args *a);
 enum status cuda_op_rope_attention(struct backend *base, const struct rope_store_args *r,
-                                   const struct attention_args *a);
+                                   const struct attention_args *a, const struct linear_args *l);
 bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a);
 
 /* cuda_ops_moe.c */

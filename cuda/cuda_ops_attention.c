@@ -156,10 +156,22 @@ static bool may_be_few(const struct cuda_backend *be, const struct rope_store_ar
                                  kv, &be->attention);
 }
 
-/* Decoding rows of few heads have one kernel for both ops; other passes call them
- * separately. */
+/* True if attention may write its out as the codes that `l` reads: those of a head share a scale.
+ */
+static bool makes_codes(struct cuda_backend *be, const struct rope_store_args *r,
+                        const struct attention_args *a, const struct sum_parts *sums,
+                        const struct linear_args *l, struct round_args *codes)
+{
+    return l && l->x.mem.p == a->out.mem.p && l->n_rows == a->n_rows &&
+           k_attention_few_makes_codes(r, sums, &be->attention) &&
+           linear_wants_codes(be, l, codes) && codes->group == a->head_dim_v &&
+           codes->n_in == a->n_heads * a->head_dim_v;
+}
+
+/* Decoding rows of few heads have one kernel for both ops, which may also round its out for the
+ * product that follows; other passes call them separately. */
 enum status cuda_op_rope_attention(struct backend *base, const struct rope_store_args *r,
-                                   const struct attention_args *a)
+                                   const struct attention_args *a, const struct linear_args *l)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
@@ -167,15 +179,22 @@ enum status cuda_op_rope_attention(struct backend *base, const struct rope_store
     TRY(rope_ok(be, r, kv));
     if (!may_be_few(be, r, a, kv)) {
         TRY(cuda_op_rope_store(base, r));
-        return cuda_op_attention(base, a);
+        TRY(cuda_op_attention(base, a));
+        return l ? cuda_op_linear(base, l) : OK;
     }
     TRY(attention_ok(be, a, kv));
     const struct sum_parts sums = sums_in(&r->sums);
     if (sums.n > 0 && !rope_adds_sums(r, kv)) {
         return ERR_INVALID;
     }
-    const struct attention_launch l = launch_of(be, a, kv);
-    CUDA_TRY(&be->device, k_attention_few(be->device.stream, r, rope_of(r), vector(r->q_norm),
-                                          vector(r->k_norm), &l, &sums));
-    return OK;
+    struct round_args codes;
+    const bool are_codes = makes_codes(be, r, a, &sums, l, &codes);
+    const struct attention_launch launch = launch_of(be, a, kv);
+    CUDA_TRY(&be->device,
+             k_attention_few(be->device.stream, r, rope_of(r), vector(r->q_norm), vector(r->k_norm),
+                             &launch, &sums, are_codes ? &codes : NULL));
+    if (are_codes) {
+        return linear_of_codes(be, l);
+    }
+    return l ? cuda_op_linear(base, l) : OK;
 }

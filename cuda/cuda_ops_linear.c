@@ -85,6 +85,18 @@ static struct gemm_args plain_product_of(const struct cuda_backend *be, const st
     return g;
 }
 
+/* The product, which may be left as partial sums. */
+static enum status multiply(struct cuda_backend *be, const struct linear_args *a,
+                            const struct gemm_args *g)
+{
+    struct sum_parts sums = {.n = 0};
+    const enum status st = cuda_gemm(&be->gemms, g, &sums);
+    if (a->sums) {
+        *a->sums = sums_out(&sums);
+    }
+    return st;
+}
+
 /* is_rounded: see struct gemm_args. */
 static enum status linear(struct cuda_backend *be, const struct linear_args *a, bool is_rounded)
 {
@@ -98,12 +110,7 @@ static enum status linear(struct cuda_backend *be, const struct linear_args *a, 
         cuda_gemm_head(&be->gemms, &g, a->n_drawn, &be->passes.view, a->bests, &st)) {
         return st;
     }
-    struct sum_parts sums = {.n = 0};
-    st = cuda_gemm(&be->gemms, &g, &sums);
-    if (a->sums) {
-        *a->sums = sums_out(&sums);
-    }
-    return st;
+    return multiply(be, a, &g);
 }
 
 enum status cuda_op_linear(struct backend *base, const struct linear_args *a)
@@ -113,8 +120,7 @@ enum status cuda_op_linear(struct backend *base, const struct linear_args *a)
     return linear(be, a, false);
 }
 
-/* True if the product reads FP8 codes; *round describes how to compute them from x. */
-static bool wants_codes(struct cuda_backend *be, const struct linear_args *a,
+bool linear_wants_codes(struct cuda_backend *be, const struct linear_args *a,
                         struct round_args *codes)
 {
     if (!linear_ok(a)) {
@@ -122,6 +128,11 @@ static bool wants_codes(struct cuda_backend *be, const struct linear_args *a,
     }
     const struct gemm_args g = plain_product_of(be, a);
     return cuda_gemm_codes(&be->gemms, &g, codes);
+}
+
+enum status linear_of_codes(struct cuda_backend *be, const struct linear_args *a)
+{
+    return linear(be, a, true);
 }
 
 enum status cuda_op_linear_heads(struct backend *base, const struct linear_heads_args *a)
@@ -216,8 +227,34 @@ enum status cuda_op_linear_act(struct backend *base, const struct linear_args *l
     return cuda_op_activation(base, a);
 }
 
-/* The activation writes FP8 codes if the second product reads them and the first one is not fused
- * with it. */
+/* An activation followed by the product that alone reads it. */
+static bool is_followed(const struct activation_args *a, const struct linear_args *down)
+{
+    return a->out.mem.p == down->x.mem.p && a->width == (int32_t)down->weight->n_in &&
+           a->n_rows == down->n_rows;
+}
+
+/* The second product of an MLP computes the activation of its input itself. False if it cannot. */
+static bool linear_of_gates(struct cuda_backend *be, const struct activation_args *a,
+                            const struct linear_args *down, enum status *st)
+{
+    if (!linear_ok(down) || !is_followed(a, down) || !a->gated || a->kind != ACT_SILU ||
+        a->up.mem.p) {
+        return false;
+    }
+    struct gemm_args g = plain_product_of(be, down);
+    g.x = a->x.mem.p;
+    g.x_stride = a->x.stride;
+    g.x_is_gated = true;
+    if (!cuda_gemm_takes_gates(&be->gemms, &g)) {
+        return false;
+    }
+    *st = multiply(be, down, &g);
+    return true;
+}
+
+/* Unless the activation is fused with the first product, it is computed by the second one, or
+ * writes FP8 codes if that one reads them. */
 static enum status mlp(struct cuda_backend *be, const struct linear_args *up,
                        const struct activation_args *a, const struct linear_args *down,
                        bool is_rounded)
@@ -230,9 +267,11 @@ static enum status mlp(struct cuda_backend *be, const struct linear_args *up,
     }
     TRY(linear(be, up, is_rounded));
     TRY(activation_ok(a));
-    if (a->out.mem.p != down->x.mem.p || a->width != (int32_t)down->weight->n_in ||
-        a->n_rows != down->n_rows || !k_activation_makes_codes(a) ||
-        !wants_codes(be, down, &codes)) {
+    if (linear_of_gates(be, a, down, &st)) {
+        return st;
+    }
+    if (!is_followed(a, down) || !k_activation_makes_codes(a) ||
+        !linear_wants_codes(be, down, &codes)) {
         TRY(cuda_op_activation(&be->device.base, a));
         return linear(be, down, false);
     }
@@ -257,7 +296,7 @@ enum status cuda_op_norm_linear(struct backend *base, const struct norm_args *n,
     TRY(be->device.lost);
     struct round_args codes;
     const bool are_codes = n->out.mem.p && n->out.mem.p == l->x.mem.p && n->n_rows == l->n_rows &&
-                           k_norm_makes_codes(n) && wants_codes(be, l, &codes) &&
+                           k_norm_makes_codes(n) && linear_wants_codes(be, l, &codes) &&
                            codes.n_in == n->width;
     TRY(norm(be, n, are_codes ? &codes : NULL));
     if (down) {

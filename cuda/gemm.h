@@ -54,6 +54,9 @@ struct gemm_args {
                                           // at all
     bool is_rounded;                      // the producer of x has rounded it already, see
                                           // cuda_gemm_codes
+    bool x_is_gated;                      // x has rows of gates and factors, [n_rows, 2 n_in]; the
+                                          // product's input is silu(gate) * factor. See
+                                          // cuda_gemm_takes_gates
     void *y;                              // [n_rows, n_out], rows y_stride apart
     const float *bias;                    // [n_out], or NULL
     const void *bias_act;                 // a copy in the dtype of x, or NULL
@@ -145,6 +148,17 @@ cudaError_t round_inputs(cudaStream_t stream, const struct round_args *a);
 bool gemm_four_takes(const struct coded_matrix *m, const struct coded_args *a, int32_t sm);
 cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix *m, const struct coded_args *a,
                       int32_t n_sms, size_t sums_bytes, struct sum_parts *sums);
+
+/* gemm/eight.cu: products of E4M3 codes with codes (a->scales), 1 to 64 rows, ungated. With
+ * may_split and memory for partial sums (as for gemm_four) y may be left as sums->n of them. It
+ * reads the weight before the preceding kernels are done. raw: the kernel rounds x itself as this
+ * says, and a->x and a->scales->x are not read; NULL: x is rounded. is_gated: raw->x has rows of
+ * gates and factors, [n_rows, 2 n_in], and x = silu(gate) * factor. */
+bool gemm_eight_takes(const struct gemm_args *a, int32_t sm);
+bool gemm_eight_rounds(const struct gemm_args *a, int32_t n_sms, size_t sums_bytes, bool is_gated);
+cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
+                       const struct round_args *raw, bool is_gated, size_t sums_bytes,
+                       struct sum_parts *sums);
 
 /* gemm/tile.cu: any shape, any of the dtypes. */
 cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);

@@ -386,7 +386,8 @@ struct few_case {
         CHECK(cudaMemset(p.launch.out, 0xff, n * 2));
         const int32_t d = s.dim_k;
         if (few) {
-            CHECK(k_attention_few(0, &rope_args, &rope, norms, norms + d, &p.launch, &sums));
+            CHECK(
+                k_attention_few(0, &rope_args, &rope, norms, norms + d, &p.launch, &sums, nullptr));
         } else {
             CHECK(k_rope_store(0, &rope_args, &rope, norms, d, norms + d, d, &s.view,
                                &p.launch.pass, &sums));

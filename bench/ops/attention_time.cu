@@ -214,7 +214,7 @@ struct layer_chain {
         r.n_kv_heads = a.kv.n_kv_heads;
         r.head_dim = a.kv.head_dim_k;
         if (way == FEW) {
-            CHECK(k_attention_few(stream, &r, &rope, nullptr, nullptr, &a, nullptr));
+            CHECK(k_attention_few(stream, &r, &rope, nullptr, nullptr, &a, nullptr, nullptr));
         } else {
             CHECK(k_rope_store(stream, &r, &rope, nullptr, 0, nullptr, 0, &a.kv, &a.pass, nullptr));
         }

@@ -158,6 +158,7 @@ static inline double time_us(int n, const std::function<void(cudaStream_t, int)>
 }
 
 bool bench_gemm_check(const char *only); // NULL: all kinds of products; false: none of that name
+void bench_check_codes(struct rng &r);
 void bench_gemm_time();
 void bench_attention_check(int n_cases);
 void bench_attention_time();

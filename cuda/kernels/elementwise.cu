@@ -93,9 +93,6 @@ extern "C" cudaError_t k_activation(cudaStream_t stream, const struct activation
     return cudaErrorInvalidValue;
 }
 
-/* One block per row; its threads hold the whole row. */
-enum { CODES_THREADS = 512 };
-
 /* Kinds other than SiLU share one kernel here, to keep the number of instances small. */
 __device__ __forceinline__ float act_by_kind(enum activation kind, float gate, float up,
                                              const struct act_shape &shape)
@@ -110,21 +107,26 @@ __device__ __forceinline__ float act_by_kind(enum activation kind, float gate, f
     }
 }
 
-/* A block reads a row of gates and ups into registers, computes the activation, finds its largest
- * value and writes FP8 codes with the scale, so that the row is not read again. */
+/* Threads of a block, and vectors per thread, that hold a whole row. */
+enum { CODES_THREADS = 512, CODES_VECS = 4 };
+
+/* A block reads gates and ups into registers, computes the activation, finds the largest values and
+ * writes FP8 codes with their scales, so that nothing is read again. It has a whole row if the row
+ * has one scale, and otherwise part blockIdx.y of it. */
 template <typename T, int NV, bool IS_SILU>
 __global__ void __launch_bounds__(CODES_THREADS)
     activation_codes_kernel(const T *x, int64_t x_stride, int32_t width, enum activation kind,
                             struct act_shape shape, const __grid_constant__ struct round_args codes)
 {
     __shared__ float shared[32];
+    pdl_trigger(); // before the wait: see device/launch.cuh
     pdl_wait();
-    pdl_trigger();
     const T *row = x + blockIdx.x * x_stride;
+    const int first = blockIdx.y * blockDim.x * NV * vec<T>::N;
     vec<T> g[NV], u[NV];
 #pragma unroll
     for (int j = 0; j < NV; j++) {
-        const int i = (j * blockDim.x + threadIdx.x) * vec<T>::N;
+        const int i = first + (j * blockDim.x + threadIdx.x) * vec<T>::N;
         if (i < width) {
             g[j].load(row + i);
             u[j].load(row + width + i);
@@ -139,28 +141,34 @@ __global__ void __launch_bounds__(CODES_THREADS)
                 from_float<T>(IS_SILU ? silu_gated(gate, up) : act_by_kind(kind, gate, up, shape));
         }
     }
-    round_row<T, NV>(codes, blockIdx.x, g, shared);
+    round_row<T, NV>(codes, blockIdx.x, first, g, shared);
 }
 
 extern "C" bool k_activation_makes_codes(const struct activation_args *a)
 {
     const size_t size = dtype_bytes(a->x.dtype);
     return size == 2 && (a->gated || a->kind == ACT_GPT_OSS) && !a->up.mem.p &&
-           vec_ok(a->x.mem.p, a->x.stride, a->width, size) && a->width <= 4 * CODES_THREADS * 8;
+           vec_ok(a->x.mem.p, a->x.stride, a->width, size) &&
+           a->width <= CODES_VECS * CODES_THREADS * ROUND_PIECE;
 }
 
 template <typename T, bool IS_SILU>
 static cudaError_t activation_codes(cudaStream_t stream, const struct activation_args *a,
                                     const struct round_args *codes)
 {
-    const int n_vecs = a->width / vec<T>::N, nv = (n_vecs + CODES_THREADS - 1) / CODES_THREADS;
-    const int threads = ((n_vecs + nv - 1) / nv + 31) / 32 * 32;
-    auto kernel = activation_codes_kernel<T, 4, IS_SILU>;
-    if (nv <= 2) {
-        kernel = nv == 1 ? activation_codes_kernel<T, 1, IS_SILU>
-                         : activation_codes_kernel<T, 2, IS_SILU>;
+    const int n_vecs = a->width / vec<T>::N;
+    int nv = 1, threads = 256; // of a part of the row
+    auto kernel = activation_codes_kernel<T, 1, IS_SILU>;
+    if (codes->group == 0) {
+        nv = (n_vecs + CODES_THREADS - 1) / CODES_THREADS;
+        threads = ((n_vecs + nv - 1) / nv + 31) / 32 * 32;
     }
-    return launch(kernel, dim3(a->n_rows), dim3(threads), 0, stream, (const T *)a->x.mem.p,
+    if (nv > 1) {
+        kernel = nv == 2 ? activation_codes_kernel<T, 2, IS_SILU>
+                         : activation_codes_kernel<T, CODES_VECS, IS_SILU>;
+    }
+    const dim3 grid(a->n_rows, codes->group > 0 ? (n_vecs + threads - 1) / threads : 1);
+    return launch(kernel, grid, dim3(threads), 0, stream, (const T *)a->x.mem.p,
                   (int64_t)a->x.stride, a->width, a->kind, a->shape, *codes);
 }
 

@@ -89,7 +89,11 @@ bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_vi
                            const struct attention_limits *limits);
 cudaError_t k_attention_few(cudaStream_t stream, const struct rope_store_args *r,
                             const struct rope_view *rope, const float *q_norm, const float *k_norm,
-                            const struct attention_launch *a, const struct sum_parts *sums);
+                            const struct attention_launch *a, const struct sum_parts *sums,
+                            const struct round_args *codes);
+/* True if it can write its result as codes with a scale per head, instead of to a->out. */
+bool k_attention_few_makes_codes(const struct rope_store_args *r, const struct sum_parts *sums,
+                                 const struct attention_limits *limits);
 cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
                         const struct rope_view *rope, const float *kv_norm,
                         const struct kv_view *kv, const struct pass_view *pass);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* RMS and layer norm, fused with the residual addition before it: one block per row, which is read
- * once. The sum of squares uses the row as rounded for storage, so that a fused norm gives the same
- * bits as a norm of the stored residual. If only a product of FP8 codes reads the result, it is
- * written as codes. Bound by memory bandwidth, or by latency for few rows. */
+/* RMS and layer norm, fused with the residual addition before it. A block has a row at a time,
+ * which is read once; blocks that have several load the next one meanwhile. The sum of squares uses
+ * the row as rounded for storage, so that a fused norm gives the same bits as a norm of the stored
+ * residual. If only a product of FP8 codes reads the result, it is written as codes. Bound by
+ * memory bandwidth, or by latency for few rows. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/device/rounding.cuh"
@@ -11,15 +12,30 @@
 
 /* Strides in elements; a row of x is written back if a delta is added. */
 struct norm_params {
-    int32_t x_stride, delta_stride, out_stride, width;
+    int32_t x_stride, delta_stride, out_stride, n_rows, width;
     float eps, weight_offset, delta_scale, x_scale;
     bool layer;              // subtract the mean
     struct sum_parts sums;   // partial sums of delta; n 0: delta is read
     struct round_args codes; // written instead of out if codes.codes is not NULL
 };
 
-/* Each thread keeps NV vectors of the row in registers. CODES: writes p.codes. */
-template <typename T, int NV, bool CODES>
+/* A thread's vectors of a row. */
+template <typename T, int NV>
+__device__ __forceinline__ void load_row(vec<T> (&v)[NV], const T *row, int32_t width)
+{
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = (j * blockDim.x + threadIdx.x) * vec<T>::N;
+        if (i < width) {
+            v[j].load(row + i);
+        }
+    }
+}
+
+/* Each thread keeps NV vectors of the row in registers. CODES: writes p.codes. MANY: a block has
+ * several rows, and loads the next one while it computes; otherwise there are enough registers left
+ * for the product whose blocks start beside it. */
+template <typename T, int NV, bool CODES, bool MANY>
 __global__ void __launch_bounds__(1024)
     norm_vec_kernel(T *x, const T *delta, T *out, const float *weight, const float *bias,
                     struct norm_params p)
@@ -37,71 +53,86 @@ __global__ void __launch_bounds__(1024)
         }
     }
     pdl_trigger(); // before the wait: see device/launch.cuh
-    T *row = x + (int64_t)blockIdx.x * p.x_stride;
-    vec<T> v[NV];
     /* A product that leaves partial sums triggers this kernel only after the kernels before it have
      * ended. The residual is not that product's output, so it can be read before the wait. */
-    if (NV <= 2 && p.sums.n > 0) {
+    const bool has_sums = !MANY && NV <= 2 && p.sums.n > 0;
+    vec<T> v[NV], d[NV];
+    if (has_sums) {
+        load_row(v, x + (int64_t)blockIdx.x * p.x_stride, p.width);
+    }
+    pdl_wait();
+    if (!has_sums) {
+        load_row(v, x + (int64_t)blockIdx.x * p.x_stride, p.width);
+        if (MANY && delta) {
+            load_row(d, delta + (int64_t)blockIdx.x * p.delta_stride, p.width);
+        }
+    }
+    int row = blockIdx.x;
+#pragma unroll 1
+    for (;;) {
+        const int next = row + gridDim.x;
+        vec<T> next_v[NV], next_d[NV];
+        if (MANY && next < p.n_rows) {
+            load_row(next_v, x + (int64_t)next * p.x_stride, p.width);
+            if (delta) {
+                load_row(next_d, delta + (int64_t)next * p.delta_stride, p.width);
+            }
+        }
+        float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < NV; j++) {
             const int i = (j * blockDim.x + threadIdx.x) * N;
             if (i < p.width) {
-                v[j].load(row + i);
-            }
-        }
-    }
-    pdl_wait();
-    float sum = 0.0f;
+                if (delta) {
+                    if (has_sums) {
+                        load_sum(&d[j], p.sums, row, i);
+                    } else if (!MANY) {
+                        d[j].load(delta + (int64_t)row * p.delta_stride + i);
+                    }
 #pragma unroll
-    for (int j = 0; j < NV; j++) {
-        const int i = (j * blockDim.x + threadIdx.x) * N;
-        if (i < p.width) {
-            if (NV > 2 || p.sums.n == 0) {
-                v[j].load(row + i);
-            }
-            if (delta) {
-                vec<T> d;
-                if (NV <= 2 && p.sums.n > 0) {
-                    load_sum(&d, p.sums, blockIdx.x, i);
-                } else {
-                    d.load(delta + (int64_t)blockIdx.x * p.delta_stride + i);
+                    for (int e = 0; e < N; e++) {
+                        const float f = to_float(v[j].v[e]) + p.delta_scale * to_float(d[j].v[e]);
+                        v[j].v[e] = from_float<T>(f * p.x_scale);
+                    }
+                    v[j].store(x + (int64_t)row * p.x_stride + i);
                 }
 #pragma unroll
                 for (int e = 0; e < N; e++) {
-                    const float f = to_float(v[j].v[e]) + p.delta_scale * to_float(d.v[e]);
-                    v[j].v[e] = from_float<T>(f * p.x_scale);
+                    sum = moment_add(sum, to_float(v[j].v[e]), p.layer);
                 }
-                v[j].store(row + i);
-            }
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                sum = moment_add(sum, to_float(v[j].v[e]), p.layer);
             }
         }
-    }
-    if (!out) {
-        return;
-    }
-    const struct row_moments m = row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
+        if (out) {
+            const struct row_moments m =
+                row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
 #pragma unroll
-    for (int j = 0; j < NV; j++) {
-        const int i = (j * blockDim.x + threadIdx.x) * N;
-        if (i < p.width) {
-            vec<T> y;
+            for (int j = 0; j < NV; j++) {
+                const int i = (j * blockDim.x + threadIdx.x) * N;
+                if (i < p.width) {
 #pragma unroll
-            for (int e = 0; e < N; e++) {
-                y.v[e] = from_float<T>(normed(to_float(v[j].v[e]), w[j][e],
-                                              bias ? bias[i + e] : 0.0f, m.mean, m.scale));
+                    for (int e = 0; e < N; e++) {
+                        v[j].v[e] =
+                            from_float<T>(normed(to_float(v[j].v[e]), w[j][e],
+                                                 bias ? bias[i + e] : 0.0f, m.mean, m.scale));
+                    }
+                    if (!CODES) {
+                        v[j].store(out + (int64_t)row * p.out_stride + i);
+                    }
+                }
             }
-            if (CODES) {
-                v[j] = y;
-            } else {
-                y.store(out + (int64_t)blockIdx.x * p.out_stride + i);
+            if constexpr (CODES) {
+                round_row<T, NV>(p.codes, row, 0, v, shared);
             }
         }
-    }
-    if constexpr (CODES) {
-        round_row<T, NV>(p.codes, blockIdx.x, v, shared);
+        if (!MANY || next >= p.n_rows) {
+            return;
+        }
+        row = next;
+#pragma unroll
+        for (int j = 0; j < NV; j++) {
+            v[j] = next_v[j];
+            d[j] = next_d[j];
+        }
     }
 }
 
@@ -144,20 +175,37 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
     }
 }
 
+/* A block for each row, or with many rows that fit one vector per thread as many as fit the device.
+ */
+static int n_blocks_of(int n_rows, int n_vecs, int threads)
+{
+    enum { MANY = 8, THREADS_AT_ONCE = 1024 };
+    static const int n_sms = [] {
+        int device = 0, n = 0;
+        return cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) ==
+                           cudaSuccess
+                   ? n
+                   : 1;
+    }();
+    const int fit = THREADS_AT_ONCE / threads * n_sms;
+    return n_vecs <= threads && n_rows > MANY * n_sms ? fit : n_rows;
+}
+
 /* FP8 codes instead of numbers only from 16-bit types. */
-template <typename T, int NV>
+template <typename T, int NV, bool MANY>
 static cudaError_t norm_vecs(cudaStream_t stream, const dim3 &grid, const dim3 &block, T *x,
                              const T *delta, T *out, const float *weight, const float *bias,
                              const struct norm_params &p)
 {
     if constexpr (sizeof(T) == 2) {
         if (p.codes.codes) {
-            return launch(norm_vec_kernel<T, NV, true>, grid, block, 0, stream, x, delta, out,
+            return launch(norm_vec_kernel<T, NV, true, MANY>, grid, block, 0, stream, x, delta, out,
                           weight, bias, p);
         }
     }
-    return launch(norm_vec_kernel<T, NV, false>, grid, block, 0, stream, x, delta, out, weight,
-                  bias, p);
+    return launch(norm_vec_kernel<T, NV, false, MANY>, grid, block, 0, stream, x, delta, out,
+                  weight, bias, p);
 }
 
 /* As few vectors per thread as cover the row. */
@@ -169,12 +217,16 @@ static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, cons
     const T *delta = (const T *)a->delta.mem.p;
     const int n_vecs = a->width / vec<T>::N;
     const int threads = n_vecs >= 1024 ? 1024 : (n_vecs + 31) / 32 * 32;
-    const dim3 grid(a->n_rows), block(threads);
+    const int n_blocks = p.sums.n > 0 ? a->n_rows : n_blocks_of(a->n_rows, n_vecs, threads);
+    const dim3 grid(n_blocks), block(threads);
+    if (n_blocks < a->n_rows) {
+        return norm_vecs<T, 1, true>(stream, grid, block, x, delta, out, weight, bias, p);
+    }
     switch ((n_vecs + threads - 1) / threads) {
-    case 1: return norm_vecs<T, 1>(stream, grid, block, x, delta, out, weight, bias, p);
-    case 2: return norm_vecs<T, 2>(stream, grid, block, x, delta, out, weight, bias, p);
+    case 1: return norm_vecs<T, 1, false>(stream, grid, block, x, delta, out, weight, bias, p);
+    case 2: return norm_vecs<T, 2, false>(stream, grid, block, x, delta, out, weight, bias, p);
     case 3:
-    case 4: return norm_vecs<T, 4>(stream, grid, block, x, delta, out, weight, bias, p);
+    case 4: return norm_vecs<T, 4, false>(stream, grid, block, x, delta, out, weight, bias, p);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -216,6 +268,7 @@ extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, co
     p.x_stride = a->x.stride;
     p.delta_stride = a->delta.stride;
     p.out_stride = a->out.stride;
+    p.n_rows = a->n_rows;
     p.width = a->width;
     p.eps = a->eps;
     p.weight_offset = a->weight_offset;

@@ -457,9 +457,11 @@ struct backend_ops {
     enum status (*moe)(struct backend *be, const struct shared_expert_args *shared,
                        const struct moe_route_args *route, const struct moe_ffn_args *ffn);
 
-    /* rope_store, then attention with its q, which may be left unrotated in memory. */
+    /* rope_store, then attention with its q, which may be left unrotated in memory; then, unless
+     * NULL, a linear that alone reads attention's out, which need not be stored. */
     enum status (*rope_attention)(struct backend *be, const struct rope_store_args *rope,
-                                  const struct attention_args *attention);
+                                  const struct attention_args *attention,
+                                  const struct linear_args *linear);
 
     /* Optional: true if the op, alone or fused, accepts a product left as partial sums in these
      * args and adds them itself. NULL: it never does, so products that it reads must be

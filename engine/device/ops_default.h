@@ -68,14 +68,17 @@ static inline enum status ops_moe(struct backend *be, const struct shared_expert
     return be->ops->moe_ffn(be, ffn);
 }
 
+/* linear may be NULL. */
 static inline enum status ops_rope_attention(struct backend *be, const struct rope_store_args *rope,
-                                             const struct attention_args *attention)
+                                             const struct attention_args *attention,
+                                             const struct linear_args *linear)
 {
     if (be->ops->rope_attention) {
-        return be->ops->rope_attention(be, rope, attention);
+        return be->ops->rope_attention(be, rope, attention, linear);
     }
     TRY(be->ops->rope_store(be, rope));
-    return be->ops->attention(be, attention);
+    TRY(be->ops->attention(be, attention));
+    return linear ? be->ops->linear(be, linear) : OK;
 }
 
 static inline enum status ops_recurrent(struct backend *be, const struct short_conv_args *conv,

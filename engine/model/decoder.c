@@ -47,6 +47,7 @@ static enum status take_hidden(struct flow *f, int32_t layer)
     struct tensor x = f->x, out;
     if (f->n_unfed > 0) {
         bool fed;
+        TRY(flow_attend(f)); // the head has products of its own
         TRY(head_feed(f->m, layer - 1, f->x, f->n_rows, &fed));
         f->n_unfed -= fed;
     }
@@ -67,6 +68,7 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     if (layer < m->config->n_layers - 1 || all) {
         return OK;
     }
+    TRY(flow_attend(f));
     TRY(gather(f, &f->x, f->out_x, hidden));
     if (in) {
         TRY(gather(f, in, m->out_h, hidden));
@@ -94,7 +96,12 @@ static enum status heads_output(struct flow *f, const struct weight *weight, int
                             .n_rows = f->n_rows,
                             .partial = true,
                             .sums = flow_sums_for_norm(f, post_norm)};
-    TRY(f->ops->linear(f->be, &o));
+    if (f->attention_waits) {
+        f->attention_waits = false;
+        TRY(ops_rope_attention(f->be, &f->store, &f->attention, &o));
+    } else {
+        TRY(f->ops->linear(f->be, &o));
+    }
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
                                  .width = m->config->hidden,

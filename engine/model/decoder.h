@@ -33,6 +33,10 @@ struct flow {
     bool norm_waits;         // the norm has not been issued: the next op, its only reader, includes
                              // it
     struct norm_args norm;
+    bool attention_waits; // attention has not been issued: the product of its out, which is read by
+                          // nothing else, includes it
+    struct rope_store_args store;
+    struct attention_args attention;
 };
 
 static const struct tensor no_tensor = {{NULL}, DT_F32, 0};
@@ -55,6 +59,9 @@ enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
 /* Where the product that computes delta may leave it as partial sums for the next flow_join_norm.
  * NULL: delta must be complete, for instance because a norm of the sub-layer reads it first. */
 struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *post_norm);
+
+/* Issues attention that waits for a product, because something else comes first. */
+enum status flow_attend(struct flow *f);
 
 /* sums: where y may be left as partial sums; NULL: it may not. */
 enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,

@@ -68,7 +68,13 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
                                .chunk = lc->chunk,
                                .softcap = c->attn_softcap,
                                .sinks = w->sinks};
-    TRY(ops_rope_attention(f->be, &store, &a));
+    f->attention_waits = true;
+    f->store = store;
+    f->attention = a;
+    if (c->attn_gate == ATTN_GATE_NONE) {
+        return OK;
+    }
+    TRY(flow_attend(f));
     return gate_heads(f, m->shard.n_heads + 2 * n_kv_heads, lc->head_dim, lc->head_dim);
 }
 

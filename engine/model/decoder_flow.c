@@ -106,6 +106,15 @@ struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *pos
     return NULL;
 }
 
+enum status flow_attend(struct flow *f)
+{
+    if (!f->attention_waits) {
+        return OK;
+    }
+    f->attention_waits = false;
+    return ops_rope_attention(f->be, &f->store, &f->attention, NULL);
+}
+
 enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,
                         struct product_sums *sums)
 {

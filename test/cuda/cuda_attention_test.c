@@ -456,7 +456,7 @@ TEST(a_layer_reads_what_another_stored)
             r.qkv = a.q = q.t[b];
             a.out = out.t[b];
             CHECK(!ops_rope_store_adds_sums(p->be[b], &r) || b == GPU);
-            CHECK_EQ(ops_rope_attention(p->be[b], &r, &a), OK);
+            CHECK_EQ(ops_rope_attention(p->be[b], &r, &a, NULL), OK);
         }
         check_tensor(p, "queries alone", &q, width, pair_tolerance(p));
         check_tensor(p, "keys of another layer", &out, width, 2 * pair_tolerance(p));

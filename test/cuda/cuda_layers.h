@@ -59,16 +59,9 @@ static inline double stored_tolerance(const struct pair *p, enum kv_format forma
     return greater(codes, exact);
 }
 
-/* Layer 1 of two, so that offsets of layers matter. */
-static inline bool open_setup_of(struct setup *u, enum dtype dtype, bool deterministic,
-                                 const struct shape *s, struct stored stored)
+/* Layer 1 of two, so that offsets of layers matter, on backends that are set up. */
+static inline bool open_layers(struct setup *u, const struct shape *s, struct stored stored)
 {
-    struct backend_limits limits = pair_limits();
-    limits.block_tokens = s->block_tokens;
-    limits.max_tree_nodes = deterministic ? 64 : 0;
-    if (!pair_open(&u->p, dtype, deterministic, &limits)) {
-        return false;
-    }
     struct pair *p = &u->p;
     u->s = *s;
     u->tolerance = stored_tolerance(p, stored.format);
@@ -99,7 +92,7 @@ static inline bool open_setup_of(struct setup *u, enum dtype dtype, bool determi
                                    .v_scale = stored.v_scale};
     const struct kv_layer layers[] = {layer, layer};
     const struct kv_set_desc set = {
-        .n_layers = 2, .layers = layers, .dtype = dtype, .format = stored.format};
+        .n_layers = 2, .layers = layers, .dtype = p->dtype, .format = stored.format};
     for (int b = 0; b < 2; b++) {
         struct err err = {""};
         if (p->be[b]->ops->rope_open(p->be[b], &rope, &u->rope[b]) != OK ||
@@ -109,6 +102,15 @@ static inline bool open_setup_of(struct setup *u, enum dtype dtype, bool determi
         }
     }
     return true;
+}
+
+static inline bool open_setup_of(struct setup *u, enum dtype dtype, bool deterministic,
+                                 const struct shape *s, struct stored stored)
+{
+    struct backend_limits limits = pair_limits();
+    limits.block_tokens = s->block_tokens;
+    limits.max_tree_nodes = deterministic ? 64 : 0;
+    return pair_open(&u->p, dtype, deterministic, &limits) && open_layers(u, s, stored);
 }
 
 static inline bool open_setup(struct setup *u, enum dtype dtype, bool deterministic,
@@ -192,7 +194,7 @@ static inline void store_and_attend(struct setup *u, int32_t n_rows, const char 
         struct attention_args a = attention_args(u, n_rows, b);
         r.qkv = a.q = qkv.t[b];
         a.out = out.t[b];
-        CHECK_EQ(ops_rope_attention(p->be[b], &r, &a), OK);
+        CHECK_EQ(ops_rope_attention(p->be[b], &r, &a, NULL), OK);
     }
     check_tensor(p, what, &out, out_width, u->tolerance);
 }

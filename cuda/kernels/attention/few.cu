@@ -208,6 +208,23 @@ extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const str
              q_norm_n == d && k_norm_n == d));
 }
 
+/* True if each unit is processed by one block, which then joins whole heads. */
+static bool is_alone(const struct few_params &p, int head_dim, int n_sms)
+{
+    return p.sums.n > 0 || is_many(p.n_rows) || log_cluster_of(p, head_dim, n_sms) == 0;
+}
+
+extern "C" bool k_attention_few_makes_codes(const struct rope_store_args *r,
+                                            const struct sum_parts *sums,
+                                            const struct attention_limits *limits)
+{
+    struct few_params p = {};
+    p.sums = *sums;
+    p.n_rows = r->n_rows;
+    p.n_units = r->n_rows * (r->n_kv_heads << log_parts_of(r->n_heads / r->n_kv_heads));
+    return r->head_dim == ROUND_GROUP && is_alone(p, r->head_dim, limits->n_sms);
+}
+
 template <typename T, int DIM, bool NORM, few_way WAY>
 static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p, int n_sms)
 {
@@ -262,10 +279,11 @@ static cudaError_t by_dim(cudaStream_t stream, const struct few_params &p, bool 
 extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_store_args *r,
                                        const struct rope_view *rope, const float *q_norm,
                                        const float *k_norm, const struct attention_launch *a,
-                                       const struct sum_parts *sums)
+                                       const struct sum_parts *sums, const struct round_args *codes)
 {
     struct few_params p = {};
     p.sums = sums ? *sums : sum_parts{};
+    p.codes = codes ? *codes : round_args{};
     p.qkv = r->qkv.mem.p;
     p.out = a->out;
     p.stride = r->qkv.stride;

@@ -7,6 +7,7 @@
 #include "cuda/kernels/attention/sm90.cuh"
 #include "cuda/kernels/device/growth.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
+#include "cuda/kernels/device/rounding.cuh"
 #include "cuda/kernels/device/sums.cuh"
 
 /* How units are processed: each by a cluster or by a block of its own; or, with many rows, by
@@ -19,6 +20,7 @@ struct few_params {
     const void *qkv;
     struct sum_parts sums; // the partial sums of qkv; n 0: qkv is complete
     void *out;
+    struct round_args codes;    // written instead of out, unless codes.codes is NULL
     int32_t stride, out_stride; // in elements
     struct kv_view kv;
     const struct pass_row *rows;
@@ -525,14 +527,39 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         return (uint32_t)(min(n_workers, n_chunks) * heads_sent() * (dims_mine() * 4 + 8));
     }
 
-    /* Where this block's elements of the unit's first head are written. */
-    __device__ __forceinline__ T *place() const
+    /* Where this block's elements of the unit are written. */
+    struct few_place {
+        int row, head; // the unit's first head
+        T *out;        // the block's elements of it
+    };
+    __device__ __forceinline__ struct few_place place() const
     {
-        return (T *)p.out + (int64_t)row * p.out_stride + first_head() * DIM + rank * dims_mine();
+        return {row, first_head(),
+                (T *)p.out + (int64_t)row * p.out_stride + first_head() * DIM + rank * dims_mine()};
+    }
+
+    /* Rounds the joined heads in `room`, half a warp each. */
+    __device__ __forceinline__ void round_heads(const float *room, const struct few_place &to) const
+    {
+        const int l = threadIdx.x & 15;
+#pragma unroll 1
+        for (int h = threadIdx.x >> 4; h < p.group; h += S::WARPS * 2) {
+            vec<T> v;
+#pragma unroll
+            for (int e = 0; e < ROUND_PIECE; e++) {
+                v.v[e] = from_float<T>(room[((l * ROUND_PIECE + e) << p.log_heads) + h]);
+            }
+            const float scale = round_scale(p.codes, round_group_largest(round_largest(v)));
+            const int head = to.head + h;
+            round_put(p.codes, to.row, head * ROUND_GROUP + l * ROUND_PIECE, v, scale);
+            if (l == 0) {
+                p.codes.scales[(int64_t)head * p.codes.n_rows + to.row] = scale;
+            }
+        }
     }
 
     /* Joins the results of n workers for this block's elements. */
-    __device__ __forceinline__ void join_all(const float *room, int n, T *out) const
+    __device__ __forceinline__ void join_all(float *room, int n, const struct few_place &to) const
     {
         const int n_mine = dims_mine() << p.log_heads;
 #pragma unroll 1
@@ -562,7 +589,16 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
                     value += room[w * n_mine + i] * weight;
                 }
             }
-            out[h * DIM + d] = from_float<T>(__fdividef(value, sum));
+            const T result = from_float<T>(__fdividef(value, sum));
+            if (ALONE && DIM == ROUND_GROUP && p.codes.codes) {
+                room[i] = to_float(result); // only this thread has read it
+            } else {
+                to.out[h * DIM + d] = result;
+            }
+        }
+        if (ALONE && DIM == ROUND_GROUP && p.codes.codes) {
+            __syncthreads();
+            round_heads(room, to);
         }
     }
 };

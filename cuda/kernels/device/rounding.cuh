@@ -59,25 +59,33 @@ __device__ __forceinline__ __nv_fp8x2_storage_t round_pair(float a, float b, flo
 }
 
 template <typename T>
-__device__ __forceinline__ void round_put(const struct round_args &a, int row, int k,
-                                          const vec<T> &v, float scale)
+__device__ __forceinline__ void round_codes(const vec<T> &v, float scale,
+                                            __nv_fp8x2_storage_t (&codes)[ROUND_PIECE / 2])
 {
-    alignas(8) __nv_fp8x2_storage_t codes[ROUND_PIECE / 2];
     const float factor = round_factor(scale);
 #pragma unroll
     for (int i = 0; i < ROUND_PIECE / 2; i++) {
         codes[i] = round_pair(to_float(v.v[2 * i]), to_float(v.v[2 * i + 1]), factor);
     }
+}
+
+template <typename T>
+__device__ __forceinline__ void round_put(const struct round_args &a, int row, int k,
+                                          const vec<T> &v, float scale)
+{
+    alignas(8) __nv_fp8x2_storage_t codes[ROUND_PIECE / 2];
+    round_codes(v, scale, codes);
     *(uint2 *)(a.codes + row * a.code_stride + k) = *(const uint2 *)codes;
 }
 
-/* Codes and scales of a row that the block holds: a thread has pieces j at (j * blockDim.x +
+/* Codes and scales of a row, or with scales of groups of a part of it from element `begin` on (a
+ * multiple of 128), that the block holds: a thread has pieces j at begin + (j * blockDim.x +
  * threadIdx.x) * 8, and blockDim.x is a multiple of the warp size. `shared`: see block_max. */
 template <typename T, int NV>
-__device__ __forceinline__ void round_row(const struct round_args &a, int row,
+__device__ __forceinline__ void round_row(const struct round_args &a, int row, int begin,
                                           const vec<T> (&v)[NV], float *shared)
 {
-    const int stride = blockDim.x * ROUND_PIECE, first = threadIdx.x * ROUND_PIECE;
+    const int stride = blockDim.x * ROUND_PIECE, first = begin + threadIdx.x * ROUND_PIECE;
     if (a.group > 0) {
 #pragma unroll
         for (int j = 0; j < NV; j++) {

@@ -18,6 +18,10 @@ struct e4m3_t {
 #if HAVE_SM90A
 
 // clang-format off
+#define WGMMA_LIST_4 \
+    "%0, %1, %2, %3"
+#define WGMMA_OUT_4(d) \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define WGMMA_LIST_8 \
     "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_OUT_8(d) \
@@ -306,11 +310,10 @@ template <typename T, int N> struct wgmma;
         }                                                                                          \
     }
 
+WGMMA_CODES(8, 4, "%4", "%5", "%6");
+WGMMA_CODES(16, 8, "%8", "%9", "%10");
 WGMMA_CODES(32, 16, "%16", "%17", "%18");
-WGMMA_CODES(48, 24, "%24", "%25", "%26");
 WGMMA_CODES(64, 32, "%32", "%33", "%34");
-WGMMA_CODES(96, 48, "%48", "%49", "%50");
-WGMMA_CODES(112, 56, "%56", "%57", "%58");
 WGMMA_CODES(128, 64, "%64", "%65", "%66");
 
 WGMMA_SHAPE_16(bf16_t, "bf16");

@@ -3,9 +3,9 @@
  * input_rule): to codes with their scales, which the FP8 tensor cores multiply, or to the
  * dequantised values for kernels that multiply floating point.
  *
- * One block per row. If the whole row has one scale the block reads it twice, for the maximum and
- * for the codes; the second read hits the L1 cache. If groups of 128 have scales, half a warp owns
- * a group and reads it once. Bound by reading x. */
+ * If groups of 128 have scales, half a warp owns a group and reads it once. If the whole row has
+ * one scale, one block reads it twice, for the maximum and for the codes; the second read hits the
+ * L1 cache. Bound by reading x. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/rounding.cuh"
 
@@ -35,24 +35,22 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) round_kernel(const __grid_constant__ struct round_args a)
 {
     __shared__ float shared[32];
+    pdl_trigger(); // before the wait: see device/launch.cuh
     pdl_wait();
-    pdl_trigger();
     const int row = blockIdx.x;
     const T *x = (const T *)a.x + row * a.x_stride;
     vec<T> v;
     if (a.group > 0) { // n_in is a multiple of the half warp's pieces, or the last group is short
-        for (int k = threadIdx.x * ROUND_PIECE; k - (threadIdx.x & 15) * ROUND_PIECE < a.n_in;
-             k += THREADS * ROUND_PIECE) {
-            const bool valid = k < a.n_in;
-            float largest = 0.0f;
-            if (valid) {
-                v.load(x + k);
-                largest = round_largest(v);
-            }
-            const float scale = round_scale(a, round_group_largest(largest));
-            if (valid) {
-                put(a, row, k, v, scale);
-            }
+        const int k = (blockIdx.y * THREADS + threadIdx.x) * ROUND_PIECE;
+        const bool valid = k < a.n_in;
+        float largest = 0.0f;
+        if (valid) {
+            v.load(x + k);
+            largest = round_largest(v);
+        }
+        const float scale = round_scale(a, round_group_largest(largest));
+        if (valid) {
+            put(a, row, k, v, scale);
             if (a.codes && (threadIdx.x & 15) == 0) {
                 a.scales[(int64_t)(k / ROUND_GROUP) * a.n_rows + row] = scale;
             }
@@ -79,7 +77,9 @@ __global__ void __launch_bounds__(THREADS) round_kernel(const __grid_constant__ 
 
 extern "C" cudaError_t round_inputs(cudaStream_t stream, const struct round_args *a)
 {
-    const dim3 grid((unsigned)a->n_rows);
+    const unsigned n_parts =
+        a->group > 0 ? (a->n_in + THREADS * ROUND_PIECE - 1) / (THREADS * ROUND_PIECE) : 1;
+    const dim3 grid((unsigned)a->n_rows, n_parts);
     return a->x_dtype == DT_BF16 ? launch(round_kernel<bf16_t>, grid, dim3(THREADS), 0, stream, *a)
                                  : launch(round_kernel<f16_t>, grid, dim3(THREADS), 0, stream, *a);
 }

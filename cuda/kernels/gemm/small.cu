@@ -1,20 +1,183 @@
 // SPDX-License-Identifier: Apache-2.0
-/* gemm_small for 16-bit operands: products of 1 to 64 rows (small.cuh has the kernel), and which
- * shapes it takes. Bound by reading the weight. */
-#include "cuda/kernels/gemm/small.cuh"
+/* y = x W^T for 1 to 64 rows on Hopper, for 16-bit operands. It reads each weight once; bound by
+ * memory bandwidth.
+ *
+ * A block owns a band of N features and all of K, so no sum crosses blocks and a row's bits do not
+ * depend on the number of rows; for deterministic mode K can be summed in parts. N is chosen per
+ * matrix so that the bands divide evenly among the multiprocessors: 6144 features are 128 bands of
+ * 48. A block has one warpgroup that computes D[64, N] with wgmma (x is the 64-row operand; missing
+ * rows cost only tensor-core time, of which there is plenty) and one warp that loads through a ring
+ * of stages in shared memory: N features and the rows of x, for a range of K.
+ *
+ * If gated, a band has N / 2 features of each half of the weight, so that a thread holds a
+ * feature's gate and its other factor and stores the result of the activation.
+ *
+ * x in a stage is groups of 8 rows (1,024 bytes). With up to 8 rows all eight groups of the operand
+ * are the same group; with more, groups past the last row hold unrelated data, and those rows of D
+ * are not used.
+ *
+ * With programmatic dependent launch the ring is filled with weights, which no kernel writes,
+ * before the wait for the preceding kernel. A block takes more than half of a multiprocessor's
+ * shared memory, so that no two share one: a product's blocks start where those of the previous
+ * product have left, and begin to load at once if the norm between the two has triggered. */
+#include "cuda/gemm.h"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/pairs.cuh"
+#include "cuda/kernels/device/wgmma.cuh"
+
+enum {
+    BOX_BYTES = 128, // of a row, along K
+    DEPTH = 64,      // the same in inputs
+    COMPUTERS = 128,
+    THREADS = 160,
+    STAGE_BYTES = 16 * 1024, // of weights, roughly: a stage has several boxes
+    SMEM_FEW = 220 * 1024,   // per block, for up to 8 rows,
+    SMEM_MORE = 150 * 1024,  // and for more: measured
+};
+
+struct small_params {
+    void *y;
+    const float *bias;
+    int32_t n_rows, n_boxes; // boxes along K
+    int32_t n_out, up_row;   // size of y; first row of the weight's second half, if gated
+    int32_t y_stride;
+    int32_t x_rows;     // rows per box: 8, 16, 32 or 64
+    int32_t n_stages;   // stages in the ring
+    int32_t n_prefetch; // further stages prefetched into the L2 cache
+    bool accumulate;
+    const float *part_bias; // of a product in parts, instead of bias
+    int32_t part_boxes;     // boxes of such a part
+    bool plain;             // no bias, no accumulation, and pairs of features are aligned
+};
+
+template <int N> struct stage_of {
+    static constexpr int W_BOX = N * BOX_BYTES;
+    static constexpr int BOXES = STAGE_BYTES / W_BOX < 1 ? 1 : STAGE_BYTES / W_BOX;
+    static __host__ __device__ int bytes(int x_rows)
+    {
+        return BOXES * (W_BOX + x_rows * BOX_BYTES);
+    }
+};
 
 #if HAVE_SM90A
 
-template <typename T, int N, bool GATED> struct band_product {
-    static __device__ __forceinline__ void make(const struct small_params &p, char *smem,
-                                                uint64_t *full, uint64_t *empty,
-                                                struct ring_place &at, int band, float (&d)[N / 2])
+template <typename T, int N, bool GATED>
+__device__ __forceinline__ void load_stages(const struct small_params &p, const CUtensorMap *w_map,
+                                            const CUtensorMap *x_map, char *smem, uint64_t *full,
+                                            uint64_t *empty)
+{
+    using S = stage_of<N>;
+    const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * BOX_BYTES;
+    const int per_band = (p.n_boxes + S::BOXES - 1) / S::BOXES;
+    constexpr int STEP = GATED ? N / 2 : N;
+    const int n_bands = (p.n_out + STEP - 1) / STEP;
+    const int n = (n_bands - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * per_band;
+    const uint64_t once = policy_evict_first(), often = policy_evict_last();
+    auto load_w = [&](int i, int stage) {
+        const int band = blockIdx.x + i / per_band * gridDim.x, k = i % per_band * S::BOXES;
+        barrier_expect(&full[stage], bytes);
+        for (int b = 0; b < S::BOXES; b++) { // reads past the end of K give zero
+            char *to = smem + stage * bytes + b * S::W_BOX;
+            tensor_load(to, w_map, &full[stage], (k + b) * DEPTH, band * STEP, once);
+            if (GATED) {
+                tensor_load(to + S::W_BOX / 2, w_map, &full[stage], (k + b) * DEPTH,
+                            p.up_row + band * STEP, once);
+            }
+        }
+    };
+    auto load_x = [&](int i, int stage) {
+        const int k = i % per_band * S::BOXES;
+        for (int b = 0; b < S::BOXES; b++) {
+            tensor_load(smem + stage * bytes + S::BOXES * S::W_BOX + b * x_box, x_map, &full[stage],
+                        (k + b) * DEPTH, 0, often);
+        }
+    };
+    const int ahead = min(p.n_stages, n);
+    for (int i = 0; i < ahead; i++) {
+        load_w(i, i);
+    }
+    for (int i = ahead; i < min(ahead + p.n_prefetch, n); i++) {
+        const int band = blockIdx.x + i / per_band * gridDim.x, k = i % per_band * S::BOXES;
+        for (int b = 0; b < S::BOXES; b++) {
+            tensor_prefetch(w_map, (k + b) * DEPTH, band * STEP);
+            if (GATED) {
+                tensor_prefetch(w_map, (k + b) * DEPTH, p.up_row + band * STEP);
+            }
+        }
+    }
+    pdl_wait();
+    for (int i = 0; i < ahead; i++) {
+        load_x(i, i);
+    }
+    int stage = 0;
+    uint32_t parity = 0;
+    for (int i = ahead; i < n; i++) {
+        barrier_wait(&empty[stage], parity);
+        load_w(i, stage);
+        load_x(i, stage);
+        if (++stage == p.n_stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+}
+
+/* ---- a band's product ------------------------------------------------------------------------ */
+
+/* The ring position a warpgroup waits for next. */
+struct ring_place {
+    int stage;
+    uint32_t parity;
+
+    __device__ __forceinline__ void next(int n_stages)
     {
-        (void)band;
-        using S = stage_of<N>;
-        const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
-        const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * BOX_BYTES;
-        for (int box = 0; box < p.n_boxes; box += S::BOXES) {
+        if (++stage == n_stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* Keeps the compiler from reading the sums before the tensor cores are done with them. */
+template <int HALF> __device__ __forceinline__ void sums_done(float (&d)[HALF])
+{
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        asm volatile("" : "+f"(d[i])::"memory");
+    }
+}
+
+/* One box. */
+template <typename T, int N>
+__device__ __forceinline__ void multiply_box(float (&d)[N / 2], uint32_t x, uint32_t w,
+                                             uint32_t groups, bool add)
+{
+#pragma unroll
+    for (int i = 0; i < BOX_BYTES / 32; i++) {
+        wgmma<T, N>::ss(d, wgmma_operand(x + i * 32, 0, groups), wgmma_operand(w + i * 32, 0),
+                        add || i > 0);
+    }
+}
+
+/* Computes a band's product in parts of K, each in an accumulator of its own, added to the bias in
+ * order. A part has whole stages. */
+template <typename T, int N>
+__device__ __forceinline__ void
+make_of_parts(const struct small_params &p, char *smem, uint64_t *full, uint64_t *empty,
+              struct ring_place &at, int band, float (&total)[N / 2])
+{
+    using S = stage_of<N>;
+    const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
+    const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * BOX_BYTES;
+    const int feature = band * N + (threadIdx.x & 3) * 2;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int f = feature + (i >> 2) * 8 + (i & 1);
+        total[i] = p.part_bias != nullptr && f < p.n_out ? p.part_bias[f] : 0.0f;
+    }
+    for (int first = 0; first < p.n_boxes; first += p.part_boxes) {
+        float d[N / 2];
+        for (int box = 0; box < p.part_boxes; box += S::BOXES) {
             barrier_wait(&full[at.stage], at.parity);
             const uint32_t w = smem_address(smem + at.stage * bytes), x = w + S::BOXES * S::W_BOX;
             wgmma_fence();
@@ -30,12 +193,193 @@ template <typename T, int N, bool GATED> struct band_product {
             at.next(p.n_stages);
         }
         sums_done(d);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            total[i] += d[i];
+        }
     }
+}
+
+/* Computes a band's product into d. */
+template <typename T, int N>
+__device__ __forceinline__ void make_at_once(const struct small_params &p, char *smem,
+                                             uint64_t *full, uint64_t *empty, struct ring_place &at,
+                                             float (&d)[N / 2])
+{
+    using S = stage_of<N>;
+    const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
+    const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * BOX_BYTES;
+    for (int box = 0; box < p.n_boxes; box += S::BOXES) {
+        barrier_wait(&full[at.stage], at.parity);
+        const uint32_t w = smem_address(smem + at.stage * bytes), x = w + S::BOXES * S::W_BOX;
+        wgmma_fence();
+#pragma unroll
+        for (int b = 0; b < S::BOXES; b++) {
+            multiply_box<T, N>(d, x + b * x_box, w + b * S::W_BOX, groups, box > 0 || b > 0);
+        }
+        wgmma_commit();
+        wgmma_wait<0>(); // short compared with loading the stage
+        if ((threadIdx.x & 31) == 0) {
+            barrier_arrive(&empty[at.stage]);
+        }
+        at.next(p.n_stages);
+    }
+    sums_done(d);
+}
+
+template <typename Y> struct alignas(2 * sizeof(Y)) two_of {
+    Y v[2];
 };
+
+/* Stores a row of the band in pairs, without branches between the stores. As in two separate ops,
+ * the product is rounded before the activation. */
+template <typename Y, int N, bool GATED>
+__device__ __forceinline__ void store_plain(const struct small_params &p, const float (&d)[N / 2],
+                                            int r, Y *to, int feature)
+{
+    constexpr int TILES = (GATED ? N / 2 : N) / 8;
+#pragma unroll
+    for (int j = 0; j < TILES; j++) {
+        struct two_of<Y> two;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float v = d[j * 4 + 2 * r + e];
+            if constexpr (GATED) {
+                const float up = d[(j + TILES) * 4 + 2 * r + e];
+                v = silu_gated(to_float(from_float<Y>(v)), to_float(from_float<Y>(up)));
+            }
+            two.v[e] = from_float<Y>(v);
+        }
+        if (feature + j * 8 < p.n_out) {
+            *(struct two_of<Y> *)(to + feature + j * 8) = two;
+        }
+    }
+}
+
+template <typename Y, int N, bool GATED>
+__device__ __forceinline__ void store_band(const struct small_params &p, const float (&d)[N / 2],
+                                           int band)
+{
+    const int tid = threadIdx.x, row0 = (tid >> 5) * 16 + (tid >> 2 & 7);
+    const int feature = band * (GATED ? N / 2 : N) + (tid & 3) * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = row0 + 8 * r;
+        if (row >= p.n_rows) {
+            continue;
+        }
+        if (GATED || p.plain) {
+            store_plain<Y, N, GATED>(p, d, r, (Y *)p.y + (int64_t)row * p.y_stride, feature);
+            continue;
+        }
+        Y *to = (Y *)p.y + (int64_t)row * p.y_stride;
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) {
+            const int f = feature + (i >> 1) * 8 + (i & 1);
+            if (f < p.n_out) {
+                float v = d[(i >> 1) * 4 + 2 * r + (i & 1)];
+                v += p.bias != nullptr ? p.bias[f] : 0.0f;
+                v += p.accumulate ? to_float(to[f]) : 0.0f;
+                to[f] = from_float<Y>(v);
+            }
+        }
+    }
+}
 
 #endif // HAVE_SM90A
 
+template <typename T, typename Y, int N, bool GATED, bool PARTS>
+__global__ void __launch_bounds__(THREADS, 2)
+    gemm_small_kernel(const __grid_constant__ struct small_params p,
+                      const __grid_constant__ CUtensorMap w_map,
+                      const __grid_constant__ CUtensorMap x_map)
+{
+#if HAVE_SM90A
+    using S = stage_of<N>;
+    const int bytes = S::bytes(p.x_rows);
+    extern __shared__ char smem_raw[];
+    char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
+    uint64_t *full = (uint64_t *)(smem + p.n_stages * bytes), *empty = full + p.n_stages;
+    const int tid = threadIdx.x;
+    if (tid == 0) {
+        for (int i = 0; i < p.n_stages; i++) {
+            barrier_init(&full[i], 1);
+            barrier_init(&empty[i], COMPUTERS / 32);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (tid >= COMPUTERS) {
+        if (tid == COMPUTERS) {
+            load_stages<T, N, GATED>(p, &w_map, &x_map, smem, full, empty);
+        }
+        pdl_trigger();
+        pdl_wait();
+        return;
+    }
+    pdl_trigger();
+    pdl_wait(); // until then another kernel may own y
+    constexpr int STEP = GATED ? N / 2 : N;
+    const int n_bands = (p.n_out + STEP - 1) / STEP;
+    struct ring_place at = {0, 0};
+    for (int band = blockIdx.x; band < n_bands; band += gridDim.x) {
+        float d[N / 2];
+        if constexpr (PARTS) {
+            make_of_parts<T, N>(p, smem, full, empty, at, band, d);
+        } else {
+            make_at_once<T, N>(p, smem, full, empty, at, d);
+        }
+        store_band<Y, N, GATED>(p, d, band);
+    }
+#endif
+}
+
 /* ---- host ---------------------------------------------------------------------------------- */
+
+static inline cudaError_t small_maps(const struct gemm_args *a, uint32_t w_rows, uint32_t x_rows,
+                                     CUtensorMap *w, CUtensorMap *x)
+{
+    const uint64_t n_in = (uint64_t)a->n_in, stride = (uint64_t)a->x_stride;
+    const uint64_t w_stride = a->w_stride ? (uint64_t)a->w_stride : n_in;
+    const bool bf16 = a->w_dtype == DT_BF16;
+    const cudaError_t e =
+        tensor_map_2d(w, a->weight, bf16, n_in, (uint64_t)a->n_out, w_stride * 2, w_rows);
+    return e != cudaSuccess
+               ? e
+               : tensor_map_2d(x, a->x, bf16, n_in, (uint64_t)a->n_rows, stride * 2, x_rows);
+}
+
+template <typename T, typename Y, int N, bool GATED, bool PARTS = false>
+static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a, int n_sms,
+                                struct small_params p)
+{
+    const auto kernel = gemm_small_kernel<T, Y, N, GATED, PARTS>;
+    cudaError_t ready = // the attribute is per device, and ranks have one device each
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_FEW);
+    if (ready == cudaSuccess) { // prefer shared memory, so that small kernels fit beside a block of
+                                // any size
+        ready = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
+    }
+    if (ready != cudaSuccess) {
+        return ready;
+    }
+    constexpr int STEP = GATED ? N / 2 : N;
+    CUtensorMap w_map, x_map;
+    const cudaError_t e = small_maps(a, STEP, (uint32_t)p.x_rows, &w_map, &x_map);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    /* The operand's 64 rows may extend past a stage's x by up to 64 rows of 128 bytes. */
+    const int spare = p.x_rows == 16 || p.x_rows == 32 ? 1024 + 8192 : 1024,
+              bytes = stage_of<N>::bytes(p.x_rows);
+    const int smem = p.x_rows > 8 ? SMEM_MORE : SMEM_FEW;
+    p.n_stages = (smem - spare - 256) / (bytes + 16);
+    p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: slower with fewer rows
+    const int n_bands = (p.n_out + STEP - 1) / STEP;
+    const dim3 grid((unsigned)(n_bands < n_sms ? n_bands : n_sms)), block(THREADS);
+    return launch(kernel, grid, block, (size_t)smem, stream, p, w_map, x_map);
+}
 
 static int x_rows_of(int n_rows)
 {
@@ -70,17 +414,15 @@ extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t 
     if (a->n_rows > 32 && band_of(a->n_out, n_sms) < 96) {
         return false;
     }
-    if (a->gated && ((a->n_rows > 32 && !a->scales) || a->n_out % 16 != 0 || a->accumulate ||
-                     a->bias || (a->y_dtype != a->x_dtype && !a->scales) || a->y_dtype == DT_F32 ||
-                     a->y_stride % 2 != 0 || (uintptr_t)a->y % 4 != 0)) {
+    if (a->gated &&
+        (a->n_rows > 32 || a->n_out % 16 != 0 || a->accumulate || a->bias ||
+         a->y_dtype != a->x_dtype || a->y_stride % 2 != 0 || (uintptr_t)a->y % 4 != 0)) {
         return false;
     }
     const bool is_16 = (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) &&
                        (a->y_dtype == a->x_dtype || a->y_dtype == DT_F32);
-    const bool is_8 = a->w_dtype == DT_E4M3 && a->scales && a->n_out % 16 == 0;
-    const int per_16 = is_8 ? 16 : 8; // elements in 16 bytes
-    return sm == 90 && a->n_batch <= 1 && a->n_rows >= 1 && a->n_rows <= 64 && (is_16 || is_8) &&
-           a->x_dtype == a->w_dtype && a->n_in % per_16 == 0 && a->x_stride % per_16 == 0 &&
+    return sm == 90 && a->n_batch <= 1 && a->n_rows >= 1 && a->n_rows <= 64 && is_16 &&
+           a->x_dtype == a->w_dtype && a->n_in % 8 == 0 && a->x_stride % 8 == 0 &&
            ((uintptr_t)a->x | (uintptr_t)a->weight) % 16 == 0;
 }
 
@@ -106,17 +448,12 @@ extern "C" cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a
     p.bias = a->bias;
     p.n_rows = a->n_rows;
     p.n_out = p.up_row = a->gated ? a->n_out / 2 : a->n_out;
-    const int depth = BOX_BYTES / (int)dtype_bytes(a->w_dtype);
-    p.n_boxes = (a->n_in + depth - 1) / depth;
+    p.n_boxes = (a->n_in + DEPTH - 1) / DEPTH;
     p.y_stride = a->y_stride;
     p.x_rows = x_rows_of(a->n_rows);
     p.accumulate = a->accumulate;
     p.plain = !p.bias && !p.accumulate && p.n_out % 2 == 0 && p.y_stride % 2 == 0 &&
               (uintptr_t)p.y % 8 == 0;
-    if (a->w_dtype == DT_E4M3) {
-        p.scales = *a->scales;
-        return gemm_small_codes(stream, a, n_sms, band_of(a->n_out, n_sms), p);
-    }
     const bool bf16 = a->w_dtype == DT_BF16;
     if (a->n_parts > 1) {
         p.part_bias = p.bias;

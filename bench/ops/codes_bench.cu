@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Checks products of E4M3 codes with codes against a naive one over odd shapes. */
+#include "bench/ops/bench.cuh"
+#include "cuda/gemm.h"
+
+#include <cmath>
+#include <cuda_fp8.h>
+
+/* Finite codes of all magnitudes up to 2, as of a weight or of rounded inputs. */
+__global__ void fill_codes_kernel(uint8_t *to, int64_t n, uint64_t seed)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        to[i] = __nv_cvt_float_to_fp8(random_normal(seed, (uint64_t)i) * 0.5f, __NV_SATFINITE,
+                                      __NV_E4M3);
+    }
+}
+
+__global__ void fill_scales_kernel(float *to, int64_t n, uint64_t seed, float around)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        to[i] = around * exp2f(random_normal(seed, (uint64_t)i));
+    }
+}
+
+__device__ static float number_of(uint8_t code)
+{
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
+}
+
+/* One thread per output, in double precision. */
+template <typename Y> __global__ void naive_codes_kernel(struct gemm_args a, float *out)
+{
+    const int f = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y;
+    if (f >= a.n_out) {
+        return;
+    }
+    const struct product_scales s = *a.scales;
+    double sum = 0.0;
+    for (int k = 0; k < a.n_in; k++) {
+        const double scale = s.n_blocks > 0 ? (double)s.x[(int64_t)(k / 128) * a.n_rows + r] *
+                                                  s.w[(int64_t)(f / 128) * s.n_blocks + k / 128]
+                                            : (double)s.x[r] * s.w[f];
+        sum += scale * number_of(((const uint8_t *)a.x)[(int64_t)r * a.x_stride + k]) *
+               number_of(((const uint8_t *)a.weight)[(int64_t)f * a.w_stride + k]);
+    }
+    sum += a.bias ? a.bias[f] : 0.0f;
+    if (a.accumulate) {
+        sum += to_float(((const Y *)a.y)[(int64_t)r * a.y_stride + f]);
+    }
+    out[(int64_t)r * a.n_out + f] = (float)sum;
+}
+
+static void naive_codes(const struct gemm_args &a, float *out)
+{
+    const dim3 grid((a.n_out + 127) / 128, a.n_rows);
+    switch (a.y_dtype) {
+    case DT_F32: naive_codes_kernel<float><<<grid, 128>>>(a, out); break;
+    case DT_BF16: naive_codes_kernel<bf16_t><<<grid, 128>>>(a, out); break;
+    default: naive_codes_kernel<f16_t><<<grid, 128>>>(a, out); break;
+    }
+    CHECK(cudaGetLastError());
+}
+
+/* Operands of one product, with room for the results. */
+struct codes_case {
+    struct gemm_args a;
+    uint8_t *x, *w;
+    float *x_scales, *w_scales, *y, *bias, *expected;
+    struct product_scales *scales;
+    size_t n_y, one;
+
+    codes_case(struct rng &r, const struct gemm_args &shape) : a(shape)
+    {
+        const int down = (a.n_out + 127) / 128, across = (a.n_in + 127) / 128;
+        n_y = (size_t)a.n_rows * a.y_stride;
+        one = (size_t)a.n_rows * a.n_out;
+        x = device_new<uint8_t>((size_t)a.n_rows * a.x_stride);
+        w = device_new<uint8_t>((size_t)a.n_out * a.w_stride);
+        x_scales = device_new<float>((size_t)a.n_rows * across);
+        w_scales = device_new<float>((size_t)down * (128 + across + 3));
+        y = device_new<float>(n_y);
+        bias = device_new<float>(a.n_out);
+        expected = device_new<float>(one);
+        CHECK(cudaMallocManaged(&scales, sizeof *scales));
+        *scales = {w_scales, x_scales, r.below(2) ? (across + 3) / 4 * 4 : 0};
+        const float around = 1.0f / sqrtf((float)a.n_in); // results of about 1
+        fill_codes_kernel<<<256, 256>>>(x, (int64_t)a.n_rows * a.x_stride, r.next());
+        fill_codes_kernel<<<256, 256>>>(w, (int64_t)a.n_out * a.w_stride, r.next());
+        fill_scales_kernel<<<64, 256>>>(x_scales, (int64_t)a.n_rows * across, r.next(), 1.0f);
+        fill_scales_kernel<<<64, 256>>>(w_scales, (int64_t)down * (128 + across + 3), r.next(),
+                                        around);
+        fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
+        if (a.accumulate) {
+            fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
+        } else {
+            CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
+        }
+        a.x = x;
+        a.weight = w;
+        a.y = y;
+        a.bias = shape.bias ? bias : nullptr;
+        a.scales = scales;
+    }
+    ~codes_case()
+    {
+        for (void *p : {(void *)x, (void *)w, (void *)x_scales, (void *)w_scales, (void *)y,
+                        (void *)bias, (void *)expected, (void *)scales}) {
+            CHECK(cudaFree(p));
+        }
+    }
+
+    std::vector<float> want()
+    {
+        naive_codes(a, expected);
+        CHECK(cudaDeviceSynchronize());
+        return to_host(expected, DT_F32, one);
+    }
+
+    /* The first `width` columns of y; *kept: the others are as they were. */
+    std::vector<float> got(int width, bool *kept)
+    {
+        CHECK(cudaDeviceSynchronize());
+        const std::vector<float> all = to_host(y, a.y_dtype, n_y);
+        std::vector<float> v;
+        *kept = true;
+        for (int i = 0; i < a.n_rows; i++) {
+            const size_t row = (size_t)i * a.y_stride;
+            v.insert(v.end(), all.begin() + row, all.begin() + row + width);
+            for (int c = width; c < a.y_stride && !a.accumulate; c++) {
+                *kept = *kept && std::isnan(all[row + c]);
+            }
+        }
+        return v;
+    }
+
+    void judge(const char *name, double d, double most, bool kept, int n_parts)
+    {
+        if (kept && d < most) {
+            return;
+        }
+        printf("%s FAILED: %d x %d x %d -> %d blocks %d gated %d parts %d acc %d bias %d: distance "
+               "%g, padding kept %d\n",
+               name, a.n_rows, a.n_out, a.n_in, a.y_dtype, scales->n_blocks, a.gated, n_parts,
+               a.accumulate, a.bias != nullptr, d, kept);
+        bench_failures++;
+    }
+};
+
+static struct gemm_args random_shape(struct rng &r)
+{
+    static const enum dtype results[] = {DT_BF16, DT_F16, DT_F32};
+    static const float some = 0.0f;
+    struct gemm_args a = {};
+    a.x_dtype = a.w_dtype = DT_E4M3;
+    a.y_dtype = results[r.below(3)];
+    a.n_rows = r.below(3) == 0 ? 1 : r.between(1, 1 << r.between(1, 6));
+    a.n_out = 16 * r.between(1, r.below(4) ? 200 : 1800);
+    a.n_in = 16 * r.between(1, r.below(4) ? 200 : 1000);
+    a.x_stride = a.n_in + 16 * r.below(3);
+    a.w_stride = a.n_in + 16 * r.below(3);
+    a.y_stride = a.n_out + 2 * r.below(5);
+    a.accumulate = r.below(3) == 0;
+    a.may_split = r.below(2);
+    a.n_batch = 1;
+    a.bias = r.below(2) ? &some : nullptr;
+    return a;
+}
+
+/* Random shapes around the limits of gemm_eight; padding of rows must be kept. */
+void bench_check_codes(struct rng &r)
+{
+    enum { MOST_PARTS = 8 };
+    struct codes_case c(r, random_shape(r));
+    const std::vector<float> want = c.want();
+    float *parts = device_new<float>(MOST_PARTS * c.one);
+    CHECK(cudaMemset(parts, 0xff, MOST_PARTS * c.one * sizeof *parts));
+    struct sum_parts sums = {parts, c.a.bias, (int64_t)c.one, c.a.n_out, 0};
+    CHECK(gemm_eight(0, &c.a, 132, nullptr, false, MOST_PARTS * c.one * sizeof *parts, &sums));
+    if (sums.n > 0) {
+        CHECK(gemm_join(0, &c.a, &sums));
+    }
+    bool kept = false;
+    const double d = distance(c.got(c.a.n_out, &kept), want);
+    c.judge("gemm_eight", d, c.a.y_dtype == DT_BF16 ? 4e-3 : 2e-3, kept, sums.n);
+    CHECK(cudaFree(parts));
+}

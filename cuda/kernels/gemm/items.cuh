@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/* How a product is divided into items for the blocks of a grid that stays: a band of a weight's
+ * tile rows, a range of K, and a tile of rows of x. Bands and ranges are cut evenly. A block takes
+ * every n-th item if there are n blocks. Ranges of K that were cut leave partial sums in fp32,
+ * which the op that reads the product adds (device/sums.cuh).
+ *
+ * It knows no format: a tile row is any number of features that are stored together, and a chunk
+ * the inputs that are loaded together. Thread: any. */
+#ifndef SLUICE_CUDA_GEMM_ITEMS_CUH
+#define SLUICE_CUDA_GEMM_ITEMS_CUH
+
+#include <stdint.h>
+
+struct item_plan {
+    int32_t n_tiles, n_chunks;            // of the whole weight
+    int32_t n_bands, n_runs, n_row_tiles; // n_runs: ranges of K
+    int32_t n_items;
+    int32_t most_tiles; // of a band
+};
+
+/* What plan_items weighs. Bytes are those that one multiprocessor loads. */
+struct item_costs {
+    int32_t n_tiles, n_chunks, n_row_tiles;
+    int32_t most_tiles;      // that a band may have
+    int32_t most_runs;       // 1: K must not be cut
+    int32_t tile_bytes;      // of a tile row's chunk
+    int32_t x_bytes;         // of a chunk of a tile of rows of x
+    int64_t sums_bytes;      // one copy of the partial sums, all rows and features
+    int64_t most_sums_bytes; // room for all copies
+    int32_t n_sms;
+};
+
+struct item {
+    int32_t first_tile, end_tile;
+    int32_t first_chunk, end_chunk;
+    int32_t run, row_tile;
+};
+
+static inline __host__ __device__ int32_t item_cut(int32_t n, int32_t i, int32_t parts)
+{
+    return (int32_t)((int64_t)n * i / parts);
+}
+
+/* Items with the same band follow each other, so that its weights are still in the L2 cache. */
+static inline __host__ __device__ struct item item_at(const struct item_plan &p, int32_t which)
+{
+    const int32_t band = which / p.n_row_tiles % p.n_bands;
+    struct item i;
+    i.row_tile = which % p.n_row_tiles;
+    i.run = which / p.n_row_tiles / p.n_bands;
+    i.first_tile = item_cut(p.n_tiles, band, p.n_bands);
+    i.end_tile = item_cut(p.n_tiles, band + 1, p.n_bands);
+    i.first_chunk = item_cut(p.n_chunks, i.run, p.n_runs);
+    i.end_chunk = item_cut(p.n_chunks, i.run + 1, p.n_runs);
+    return i;
+}
+
+static inline int32_t items_up(int64_t a, int64_t b)
+{
+    return (int32_t)((a + b - 1) / b);
+}
+
+/* What the busiest multiprocessor loads: x comes from the L2 cache at a third of the price, and the
+ * start and end of an item cost as much as ITEM_BYTES. Partial sums are written and read. */
+static inline int64_t items_cost(const struct item_costs &c, int32_t n_bands, int32_t n_runs)
+{
+    enum { ITEM_BYTES = 16 << 10 };
+    const int64_t n_items = (int64_t)n_bands * n_runs * c.n_row_tiles;
+    const int64_t chunk = (int64_t)items_up(c.n_tiles, n_bands) * c.tile_bytes + c.x_bytes / 3;
+    const int64_t sums = n_runs > 1 ? n_runs * c.sums_bytes * 2 / c.n_sms : 0;
+    return items_up(n_items, c.n_sms) * (items_up(c.n_chunks, n_runs) * chunk + ITEM_BYTES) + sums;
+}
+
+/* The bands and the cuts of K with the shortest schedule. */
+static inline struct item_plan plan_items(const struct item_costs &c)
+{
+    struct item_plan p = {};
+    int64_t best = INT64_MAX;
+    for (int32_t runs = 1; runs <= c.most_runs && runs <= c.n_chunks; runs++) {
+        if (runs > 1 && runs * c.sums_bytes > c.most_sums_bytes) {
+            break;
+        }
+        for (int32_t tiles = 1; tiles <= c.most_tiles; tiles++) {
+            const int32_t bands = items_up(c.n_tiles, tiles);
+            const int64_t cost = items_cost(c, bands, runs);
+            if (cost < best) {
+                best = cost;
+                p.n_bands = bands;
+                p.n_runs = runs;
+            }
+        }
+    }
+    p.n_tiles = c.n_tiles;
+    p.n_chunks = c.n_chunks;
+    p.n_row_tiles = c.n_row_tiles;
+    p.n_items = p.n_bands * p.n_runs * p.n_row_tiles;
+    p.most_tiles = items_up(p.n_tiles, p.n_bands);
+    return p;
+}
+
+#endif
