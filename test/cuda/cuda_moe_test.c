@@ -222,7 +222,8 @@ struct mixture {
     struct moe_ffn_args ffn[2];
     struct shared_expert_args shared[2];
     struct row_gate_args gate[2];
-    struct pair_tensor y;
+    struct norm_args norm[2];
+    struct pair_tensor y, residual;
 };
 
 static struct pair_weight matrix(struct pair *p, int32_t n_out, int32_t n_in)
@@ -265,8 +266,31 @@ static void add_shared(struct pair *p, const struct mixture_case *c, struct mixt
     }
 }
 
+/* The norm that makes x of the residual and of what y holds before. */
+static void add_norm(struct pair *p, const struct mixture_case *c, struct mixture *m,
+                     const struct pair_tensor *x)
+{
+    const struct pair_weight weight = vector_make(p, c->hidden, 0.2f);
+    m->y = tensor_random(p, c->n_rows, c->hidden, c->hidden + 16, 1.0f);
+    m->residual = tensor_random(p, c->n_rows, c->hidden, c->hidden + 24, 2.0f);
+    for (int b = 0; b < 2; b++) {
+        m->norm[b] = (struct norm_args){.x = m->residual.t[b],
+                                        .delta = m->y.t[b],
+                                        .out = x->t[b],
+                                        .weight = weight.w[b],
+                                        .n_rows = c->n_rows,
+                                        .width = c->hidden,
+                                        .kind = NORM_RMS,
+                                        .eps = 1e-6f,
+                                        .weight_offset = 1.0f,
+                                        .delta_scale = 0.7f,
+                                        .x_scale = c->gate ? 0.8f : 0.0f};
+    }
+}
+
 /* Everything that ops_moe needs, on both backends. */
-static void make_mixture(struct pair *p, const struct mixture_case *c, struct mixture *m)
+static void make_mixture(struct pair *p, const struct mixture_case *c, struct mixture *m,
+                         bool normed)
 {
     const struct pair_weight up = weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, 2 * c->ffn,
                                               c->hidden, c->bias, 1.0f / sqrtf((float)c->hidden));
@@ -280,6 +304,9 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
     const struct backend_limits limits = pair_limits();
     const struct pair_tensor x = tensor_random(p, c->n_rows, c->hidden, c->hidden + 8, 1.0f);
     m->y = tensor_poisoned(p, c->n_rows, c->hidden, p->dtype);
+    if (normed) {
+        add_norm(p, c, m, &x);
+    }
     for (int b = 0; b < 2; b++) {
         struct err err;
         const size_t n = (size_t)c->n_rows * (size_t)c->k * 4;
@@ -319,16 +346,23 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
 }
 
 /* The fused op against separate ops of the scalar backend. */
-static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool partial)
+static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool partial,
+                            bool normed)
 {
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, dtype, false, NULL));
-    make_mixture(&p, c, &m);
+    make_mixture(&p, c, &m, normed);
     REQUIRE(p.be[GPU]->ops->moe);
     for (int b = 0; b < 2; b++) {
         m.ffn[b].partial = partial;
-        CHECK_EQ(ops_moe(p.be[b], c->shared > 0 ? &m.shared[b] : NULL, &m.route[b], &m.ffn[b]), OK);
+        CHECK_EQ(ops_moe(p.be[b], normed ? &m.norm[b] : NULL, c->shared > 0 ? &m.shared[b] : NULL,
+                         &m.route[b], &m.ffn[b]),
+                 OK);
+    }
+    if (normed) {
+        check_tensor(&p, "the residual before a mixture", &m.residual, c->hidden,
+                     pair_tolerance(&p));
     }
     char what[128];
     snprintf(what, sizeof what, "mixture dtype %d rows %d experts %d k %d hidden %d ffn %d + %d",
@@ -356,37 +390,49 @@ TEST(mixtures_agree)
         {17, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
         {2, 5, 5, 50, 33, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
         {2, 6, 3, 72, 33, 17, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+        {1, 12, 3, 5000, 72, 1032, true, true, MOE_SIGMOID, 1, 1, ACT_GELU},
+        {9, 20, 4, 4616, 136, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_RELU2},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(cases); i++) {
-            mixture_case_of(pair_dtypes[d], &cases[i], false);
+            mixture_case_of(pair_dtypes[d], &cases[i], false, false);
+            mixture_case_of(pair_dtypes[d], &cases[i], false, true);
         }
-        mixture_case_of(pair_dtypes[d], &cases[1], true);
+        mixture_case_of(pair_dtypes[d], &cases[1], true, false);
     }
 }
 
-/* A row of a few has the bits that it has alone. */
+/* Rows of a few have the bits that they have alone, also if launches of other sizes follow each
+ * other. */
 TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
 {
     NEED_GPU();
     static const struct mixture_case c = {
         16, 24, 4, 520, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU};
+    static const int32_t rows[] = {1, 4, 16, 2, 2, 9, 3, 1, 1, 16};
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, DT_BF16, false, NULL));
-    make_mixture(&p, &c, &m);
+    make_mixture(&p, &c, &m, false);
     struct backend *be = p.be[GPU];
     const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16);
-    char *all = xmalloc(row * (size_t)c.n_rows), *one = xmalloc(row);
-    CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+    char *all = xmalloc(row * (size_t)c.n_rows), *some = xmalloc(row * (size_t)c.n_rows);
+    CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
     CHECK_EQ(be->ops->read(be, all, m.y.t[GPU].mem, row * (size_t)c.n_rows), OK);
-    m.route[GPU].n_rows = m.ffn[GPU].n_rows = m.gate[GPU].n_rows = 1;
-    m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = m.shared[GPU].act.n_rows = 1;
-    CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
-    CHECK_EQ(be->ops->read(be, one, m.y.t[GPU].mem, row), OK);
-    CHECK(memcmp(all, one, row) == 0);
+    for (int32_t i = 0; i < COUNT(rows); i++) {
+        const int32_t n = rows[i];
+        m.route[GPU].n_rows = m.ffn[GPU].n_rows = m.gate[GPU].n_rows = n;
+        m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = m.shared[GPU].act.n_rows = n;
+        memset(some, 0xff, row * (size_t)n);
+        CHECK_EQ(be->ops->write(be, m.y.t[GPU].mem, some, row * (size_t)n), OK);
+        CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+        CHECK_EQ(be->ops->read(be, some, m.y.t[GPU].mem, row * (size_t)n), OK);
+        if (memcmp(all, some, row * (size_t)n) != 0) {
+            CHECK_FAIL("%d of %d rows have other bits alone", n, c.n_rows);
+        }
+    }
     free(all);
-    free(one);
+    free(some);
     pair_close(&p);
 }
 
