@@ -11,9 +11,9 @@
 #include "cuda/kernels/moe/pick.cuh"
 
 enum { WARPS = 16, THREADS = 32 * WARPS, MOST_ROWS = 16, MOST_EXPERTS = 512 };
-enum { MOST_OWN = 8, MOMENT_ROWS = 4 };                 // scores of a block; rows normed at a time
-enum { RUN = 8, HALF = 32 * RUN, STEP = 2 * HALF };     // elements: a lane's vector, a warp's, a step
-enum { MOST_REGISTERS = 104 };                          // so that the next norm's block fits beside
+enum { MOST_OWN = 8, MOMENT_ROWS = 4 };             // scores of a block; rows normed at a time
+enum { RUN = 8, HALF = 32 * RUN, STEP = 2 * HALF }; // elements: a lane's vector, a warp's, a step
+enum { MOST_REGISTERS = 104 };                      // so that the next norm's block fits beside
 
 /* An RMS norm of the rows, after adding a delta. */
 struct few_norm {
@@ -47,7 +47,7 @@ struct few_params {
  * for each row that picked it. */
 template <int R> struct few_room {
     float partial[WARPS][MOST_OWN][R], moments[WARPS][MOMENT_ROWS];
-    float open[R]; // the shared expert's weight
+    float open[R];                                     // the shared expert's weight
     float picked[R][MOE_MAX_K], weight[R * MOE_MAX_K]; // by pick; by slot
     uint16_t ids[R][MOE_MAX_K];
     uint32_t rows_of[R > 1 ? MOST_EXPERTS : 1]; // rows that picked an expert, as bits
@@ -91,11 +91,6 @@ __device__ __forceinline__ struct few_work work_of(const struct few_params &p)
     w.out = share(p.hidden, blockIdx.x);
     w.n_out = share(p.hidden, blockIdx.x + 1) - w.out;
     return w;
-}
-
-__device__ __forceinline__ float norm_weight(const struct few_norm &n, int32_t at)
-{
-    return n.weight ? n.weight[at] + n.weight_offset : 1.0f;
 }
 
 /* Of a run-time kind, because it takes few instructions per feature. */
@@ -147,6 +142,27 @@ __device__ __forceinline__ void await_all(uint32_t *arrived)
     __syncthreads();
 }
 
+/* ---- copies to shared memory --------------------------------------------------------------------
+ */
+
+__device__ __forceinline__ void copy_vector(void *to, const void *from)
+{
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+}
+
+/* The end of a group of this thread's copies. */
+__device__ __forceinline__ void copies_end()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most the last N groups are in flight. */
+template <int N> __device__ __forceinline__ void copies_await()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 /* ---- the stream of weights --------------------------------------------------------------------
  */
 
@@ -173,9 +189,8 @@ template <typename T, int DEPTH> struct stream {
     }
 
     template <int R>
-    __device__ __forceinline__ void begin_row(const struct few_params &p,
-                                              const struct few_room<R> &room,
-                                              const struct few_work &w)
+    __device__ __forceinline__ void
+    begin_row(const struct few_params &p, const struct few_room<R> &room, const struct few_work &w)
     {
         if (!down && item >= w.n_shared && !w.is_picked) {
             return;
@@ -202,8 +217,8 @@ template <typename T, int DEPTH> struct stream {
     }
 
     template <int R>
-    __device__ __forceinline__ void fetch(const struct few_params &p, const struct few_room<R> &room,
-                                          const struct few_work &w)
+    __device__ __forceinline__ void fetch(const struct few_params &p,
+                                          const struct few_room<R> &room, const struct few_work &w)
     {
         if (left <= 0) {
             begin_row(p, room, w);
@@ -213,7 +228,7 @@ template <typename T, int DEPTH> struct stream {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (at + half * HALF < left) {
-                    copy(ring + fetched * STEP + half * HALF, from + at + half * HALF);
+                    copy_vector(ring + fetched * STEP + half * HALF, from + at + half * HALF);
                 }
             }
             from += STEP;
@@ -223,25 +238,17 @@ template <typename T, int DEPTH> struct stream {
                 item += WARPS;
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        copies_end();
         fetched = fetched + 1 == DEPTH ? 0 : fetched + 1;
     }
 
     /* The oldest step. Elements past the row's end are left as they are. */
     __device__ __forceinline__ void take(vec<T> (&step)[2])
     {
-        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+        copies_await<DEPTH - 1>();
         step[0].load(ring + taken * STEP);
         step[1].load(ring + taken * STEP + HALF);
         taken = taken + 1 == DEPTH ? 0 : taken + 1;
-    }
-
-    __device__ __forceinline__ static void copy(T *to, const T *there)
-    {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                         (uint32_t)__cvta_generic_to_shared(to)),
-                     "l"(there)
-                     : "memory");
     }
 };
 

@@ -13,7 +13,6 @@
 #include "cuda/kernels/state/blocks.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32, ROWS = BLOCK / WARPS };
-enum { INPUTS_AT_ONCE = 8 }; // blocks of state_inputs_kernel on a multiprocessor
 
 /* ---- the convolution --------------------------------------------------------------------------
  */
@@ -119,10 +118,9 @@ __device__ static void convolve(const struct blocks_params &p, const struct bloc
 /* One head's queries, keys or values of items [first, last) of the launch. key_head < 0: they are
  * no keys. */
 template <typename T, int E>
-__device__ __forceinline__ static void convolve_items(const struct blocks_params &p,
-                                                      const struct part &part, int32_t first,
-                                                      int32_t last, int32_t key_head, T *to,
-                                                      int64_t item_stride)
+__device__ __forceinline__ static void
+convolve_items(const struct blocks_params &p, const struct part &part, int32_t first, int32_t last,
+               int32_t key_head, T *to, int64_t item_stride)
 {
     struct taps<E> taps;
     struct item_walk walk;
@@ -139,8 +137,7 @@ __device__ __forceinline__ static void convolve_items(const struct blocks_params
 
 /* A block has one head's queries, keys or values of several items. */
 template <typename T, int KEY, int VALUE>
-__global__ void __launch_bounds__(THREADS, KEY <= 128 ? INPUTS_AT_ONCE : 4)
-    state_inputs_kernel(struct blocks_params p)
+__global__ void __launch_bounds__(THREADS) state_inputs_kernel(struct blocks_params p)
 {
     const struct state_layer &g = p.state.geometry;
     const int32_t n_keys = g.n_key_heads, lane = threadIdx.x & 31, unit = blockIdx.x;
@@ -160,8 +157,7 @@ __global__ void __launch_bounds__(THREADS, KEY <= 128 ? INPUTS_AT_ONCE : 4)
     const int32_t head = unit - 2 * n_keys;
     const struct part part = {p.v_at + head * VALUE + lane * (VALUE / 32), false, 1.0f};
     T *to = (T *)p.v + (int64_t)head * BLOCK * VALUE;
-    convolve_items<T, VALUE / 32>(p, part, first, last, -1, to,
-                                  (int64_t)g.n_heads * BLOCK * VALUE);
+    convolve_items<T, VALUE / 32>(p, part, first, last, -1, to, (int64_t)g.n_heads * BLOCK * VALUE);
 }
 
 /* ---- products between the rows of a block -----------------------------------------------------
@@ -388,11 +384,9 @@ static cudaError_t launch_blocks(cudaStream_t stream, const struct blocks_params
                                               : state_scores_kernel<T, KEY, false>;
     cudaError_t e =
         cudaFuncSetAttribute(scores, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
-    if (e == cudaSuccess) { // as many blocks as run at once
-        enum { BLOCKS = 132 * INPUTS_AT_ONCE };
-        const int32_t most = units < BLOCKS ? BLOCKS / units : 1;
-        e = launch(state_inputs_kernel<T, KEY, VALUE>,
-                   dim3(units, p.n_items < most ? p.n_items : most), dim3(THREADS), 0, stream, p);
+    if (e == cudaSuccess) {
+        e = launch(state_inputs_kernel<T, KEY, VALUE>, dim3(units, p.n_items), dim3(THREADS), 0,
+                   stream, p);
     }
     return e != cudaSuccess ? e
                             : launch(scores, dim3(g.n_heads, p.n_items), dim3(THREADS),

@@ -408,8 +408,9 @@ __device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
         uint32_t keys[BLOCK / 16][4]; // operand k^T
 #pragma unroll
         for (int k = 0; k < BLOCK / 16; k++) {
-            ldmatrix_x4_transposed(keys[k], &in.k[k * 16 + (lane & 7) + (lane >> 4) * 8]
-                                                 [first + i * 16 + (lane >> 3 & 1) * 8]);
+            ldmatrix_x4_transposed(
+                keys[k],
+                &in.k[k * 16 + (lane & 7) + (lane >> 4) * 8][first + i * 16 + (lane >> 3 & 1) * 8]);
         }
 #pragma unroll
         for (int k = 0; k < BLOCK / 16; k++) {
