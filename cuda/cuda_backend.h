@@ -22,7 +22,7 @@ struct op_scratch {
     void *memory, *attention;
     size_t n_bytes; // of memory
     struct sample_scratch sample;
-    void *few_experts; // what k_moe_few keeps between launches
+    void *few_experts; // what k_moe_once keeps between launches
     float *shards; // gathered shards of logits
 };
 

@@ -2,6 +2,8 @@
 /* The router and the experts of a mixture. */
 #include "cuda/cuda_ops.h"
 
+#include <stdlib.h>
+
 /* Checks what the router's kernel relies on. */
 static enum status route_ok(const struct moe_route_args *a)
 {
@@ -203,13 +205,21 @@ static bool on_few(struct cuda_backend *be, const struct norm_args *norm,
         .expert_scale = vector(route->expert_scale),
         .real = real_rows(be, ffn->n_rows),
     };
-    if (!add_shared(&m, shared) || !k_moe_few_takes(&m, be->device.n_sms) ||
-        k_moe_few_scratch(&m) > be->scratch.n_bytes) {
+    if (!add_shared(&m, shared)) {
         return false;
     }
-    *st = cuda_check(&be->device,
-                     k_moe_few(be->device.stream, &m, be->device.n_sms, be->scratch.memory,
-                               be->scratch.few_experts),
+    if (getenv("SLUICE_MOE_ONCE") && k_moe_once_takes(&m, be->device.n_sms) &&
+        k_moe_once_scratch(&m) <= be->scratch.n_bytes) {
+        *st = cuda_check(&be->device,
+                         k_moe_once(be->device.stream, &m, be->device.n_sms, be->scratch.memory,
+                                    be->scratch.few_experts),
+                         "a mixture of few rows");
+        return true;
+    }
+    if (norm || !k_moe_few_takes(&m) || k_moe_few_scratch(&m) > be->scratch.n_bytes) {
+        return false;
+    }
+    *st = cuda_check(&be->device, k_moe_few(be->device.stream, &m, be->scratch.memory),
                      "the experts of few rows");
     return true;
 }

@@ -1,389 +1,332 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A mixture of experts for few rows in one launch: the norm before it, the router, the picked
- * experts, and the shared expert beside them.
+/* A mixture of experts for few rows, with its router and the shared expert beside it, in three
+ * launches instead of up to ten:
  *
- * There is one block to a multiprocessor, and all of them run at once, because they wait for each
- * other twice. (So nothing else may hold multiprocessors and wait for this kernel: a device runs
- * one stream.)
+ *   scores  a warp per expert and one for the shared expert's gate
+ *   up      a warp per feature of a row's pick, or of its shared expert: gate and up rows and the
+ *           activation. Each block makes the picks itself from the scores, which takes less time
+ *           than a launch.
+ *   down    a warp per output feature adds up all of a row's picks, weighted, so nothing is sorted
+ *           and nothing is left to join
  *
- *   scores  each block norms all rows itself, and computes the scores of its share of the experts.
- *           They travel through memory; a word that is not there yet is 0, which no score is.
- *   up      each block makes all picks itself, which takes less time than another exchange, and
- *           computes its share of the features of gate and up of every expert that a row picked. A
- *           barrier of all blocks follows.
- *   down    each block computes its share of the output features: the sum over the picked experts
- *           in order of their ids, then the shared one. So nothing is left to join.
- *
- * A feature belongs to a warp, and all weights that a warp reads form one stream of rows. Each lane
- * copies its part of a row to a ring in shared memory, up to DEPTH steps before it reads it there,
- * and across the barrier. So memory is read without a pause from the picks to the end, and the
- * weights of the shared expert even before the preceding kernel has ended. Bound by reading the
- * weights: those of an expert once for all rows that picked it. A row's bits do not depend on the
- * other rows, but differ from those of moe.cu. */
+ * Each warp reads whole weight rows, 16 bytes a lane. Bound by reading the weights of the picks;
+ * two rows that pick one expert share it in the L2 cache. Before their waits, `scores` loads the
+ * router, and `down` the weights of all picks. The scores that `down` reads by then are complete,
+ * because `up` triggers only after its own wait. A row's bits do not depend on the number of rows,
+ * but differ from those of moe.cu. */
+#include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
-#include "cuda/kernels/moe/few.cuh"
-#include "cuda/kernels/moe/few_picks.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
+#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/moe/pick.cuh"
 
-/* ---- products ---------------------------------------------------------------------------------
- */
+enum { MOST_ROWS = 16, MOST_EXPERTS = 512, SCORE_WARPS = 2, UP_WARPS = 8, MOST_DOWN_WARPS = 8 };
+enum { DOWN_BYTES = 100 << 10 };   // shared memory of a block of `down`: two fit a multiprocessor
+enum { MOST_HIDDEN = 16384 };      // a row fits a block's shared memory
+enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at once
 
-/* sum[r] += the products of a step of a weight's row with the same elements of the vectors of the
- * rows in `rows`. of(r, i): the vector of row r, which is number i of them. */
-template <typename T, int R, typename F>
-__device__ __forceinline__ void add_step(const vec<T> (&w)[2], int32_t at, int32_t n, uint32_t rows,
-                                         float (&sum)[R], F of)
+struct few_params {
+    struct route_params route;
+    const float *correction, *expert_scale, *up_bias, *down_bias;
+    const int32_t *real; // NULL: all rows are
+    float *logits;       // [n_rows][n_scores]
+    int32_t *ids;        // [n_rows][k]
+    float *weights;
+    const void *x, *gate_up, *down, *shared_gate_up, *shared_down;
+    void *act, *y; // act: [n_rows][n_acts]
+    int64_t x_stride, y_stride;
+    int32_t hidden, ffn, shared_ffn, n_scores, n_acts;
+    bool gate; // the last score opens the shared expert
+    struct act_shape shape;
+};
+
+__device__ __forceinline__ int32_t n_real(const struct few_params &p)
 {
-    int32_t i = 0;
+    return p.real ? min(p.route.n_rows, *p.real) : p.route.n_rows;
+}
+
+/* ---- scores ---------------------------------------------------------------------------------- */
+
+/* The sums are those of route_scores_kernel. */
+template <typename T>
+__global__ void __launch_bounds__(32 * SCORE_WARPS)
+    few_scores_kernel(struct few_params p, const float *router, const float *bias,
+                      const float *gate)
+{
+    enum { AHEAD = 16, LANE = 4, WARP = 32 * LANE };
+    const int lane = threadIdx.x & 31, e = blockIdx.x * SCORE_WARPS + (threadIdx.x >> 5);
+    pdl_trigger(); // `up` fetches its code meanwhile, and waits for all of this kernel
+    const bool is_gate = e == p.route.n_experts;
+    const float *w = is_gate ? gate : router + (int64_t)e * p.hidden;
+    float4 ahead[AHEAD];
+    if (e < p.n_scores) {
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-        if (R == 1 || (rows >> r & 1)) {
-            const T *v = of(r, i++);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (at + half * HALF < n) {
-                    vec<T> x;
-                    x.load(v + at + half * HALF);
-#pragma unroll
-                    for (int e = 0; e < RUN; e++) {
-                        sum[r] = fmaf(to_float(x.v[e]), to_float(w[half].v[e]), sum[r]);
-                    }
-                }
-            }
+        for (int i = 0; i < AHEAD; i++) {
+            const int at = i * WARP + lane * LANE;
+            ahead[i] = at < p.hidden ? *(const float4 *)(w + at) : float4{0.0f, 0.0f, 0.0f, 0.0f};
         }
     }
-}
-
-/* The sums of one row of a weight. */
-template <typename T, int R, int DEPTH, typename F>
-__device__ __forceinline__ void add_row(const struct few_params &p, const struct few_room<R> &room,
-                                        const struct few_work &w, struct stream<T, DEPTH> &s,
-                                        int32_t n, uint32_t rows, float (&sum)[R], F of)
-{
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        sum[r] = 0.0f;
+    pdl_wait();
+    if (e >= p.n_scores) {
+        return;
     }
-#pragma unroll 1
-    for (int32_t at = (threadIdx.x & 31) * RUN, first = 0; first < n; first += STEP, at += STEP) {
-        vec<T> step[2];
-        s.take(step);
-        s.fetch(p, room, w);
-        add_step(step, at, n, rows, sum, of);
-    }
-}
-
-/* A feature of an expert's activations for the rows that picked it, from the sums of gate and up.
- */
-template <typename T, int R>
-__device__ __forceinline__ void
-store_acts(const struct few_params &p, const struct few_room<R> &room, int32_t place,
-           int32_t feature, uint32_t rows, const float (&gate)[R], const float (&up)[R])
-{
-    const bool routed = place >= 0;
-    const int32_t width = routed ? p.ffn : p.shared_ffn;
-    const int64_t bias = routed ? (int64_t)room.expert[place] * 2 * p.ffn + feature : 0;
-    T *to = (T *)p.act + (routed ? room.start[place] : room.n_slots) * p.ffn + feature;
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        if (rows >> r & 1) {
-            float g = warp_sum(gate[r]), u = warp_sum(up[r]);
-            if (routed && p.up_bias) {
-                g += p.up_bias[bias];
-                u += p.up_bias[bias + p.ffn];
-            }
-            if ((threadIdx.x & 31) == 0) {
-                *to = from_float<T>(activated(p.kind, g, u, p.shape));
-            }
-            to += width;
-        }
-    }
-}
-
-/* Copies all activations to shared memory. */
-template <typename T, int R>
-__device__ __forceinline__ void load_acts(const struct few_params &p,
-                                          const struct few_room<R> &room, int32_t n_rows, T *act)
-{
-    const int32_t n = room.n_slots * p.ffn + n_rows * p.shared_ffn;
-#pragma unroll 2
-    for (int32_t at = threadIdx.x * RUN; at < n; at += THREADS * RUN) {
-        *(uint4 *)(act + at) = __ldcg((const uint4 *)((const T *)p.act + at));
-    }
-}
-
-/* A feature of y. */
-template <typename T, int R>
-__device__ __forceinline__ void store_y(const struct few_params &p, const struct few_room<R> &room,
-                                        int32_t feature, int32_t n_rows, const float (&y)[R])
-{
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        if (r < n_rows) {
-            float sum = warp_sum(y[r]);
-#pragma unroll 1
-            for (int32_t j = 0; p.down_bias && j < p.route.k; j++) {
-                sum = fmaf(room.picked[r][j],
-                           p.down_bias[(int64_t)room.ids[r][j] * p.hidden + feature], sum);
-            }
-            if ((threadIdx.x & 31) == 0) {
-                ((T *)p.y)[r * p.y_stride + feature] = from_float<T>(sum);
-            }
-        }
-    }
-}
-
-/* The warp's features, of the activations or (`down`) of y. One function for both, because each
- * launch fetches its code again. vectors: x, or all activations. */
-template <typename T, int R, int DEPTH>
-__device__ __forceinline__ void
-make_features(const struct few_params &p, const struct few_room<R> &room, const struct few_work &w,
-              struct stream<T, DEPTH> &s, int32_t n_rows, const T *vectors, bool down)
-{
-    const uint32_t all = (1u << n_rows) - 1;
-    const int32_t n_items = down ? w.n_out : w.n_shared + w.n_up;
-    const int32_t n_parts = down ? room.n_experts + (p.shared_ffn > 0) : 2;
-#pragma unroll 1
-    for (int32_t i = threadIdx.x >> 5; i < n_items; i += WARPS) {
-        const int32_t flat = w.up + i - w.n_shared, of_up = i < w.n_shared ? -1 : flat / p.ffn;
-        float y[R] = {}, sum[R] = {};
-#pragma unroll 1
-        for (int32_t part = 0; part < n_parts; part++) {
-            const int32_t of_down = part < room.n_experts ? part : -1;
-            const int32_t place = down ? of_down : of_up; // -1: the shared expert
-            const uint32_t rows = place >= 0 ? room.rows[place] : all;
-            const int32_t slot = place >= 0 ? room.start[place] : room.n_slots;
-            const int32_t width = place >= 0 ? p.ffn : p.shared_ffn, n = down ? width : p.hidden;
-            const T *first = vectors + (down ? slot * p.ffn : 0);
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                y[r] = down ? y[r] : sum[r];
-            }
-            add_row(p, room, w, s, n, rows, sum,
-                    [&](int r, int32_t nth) { return first + (down ? nth : r) * n; });
-            int32_t nth = 0;
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                if (down && (rows >> r & 1)) {
-                    y[r] = fmaf(place >= 0 ? room.weight[slot + nth] : room.open[r], sum[r], y[r]);
-                    nth++;
-                }
-            }
-        }
-        if (down) {
-            store_y<T>(p, room, w.out + i, n_rows, y);
-        } else {
-            store_acts<T>(p, room, of_up, of_up >= 0 ? flat - of_up * p.ffn : w.shared + i,
-                          of_up >= 0 ? room.rows[of_up] : all, y, sum);
-        }
-    }
-}
-
-/* ---- the kernel -------------------------------------------------------------------------------
- */
-
-template <typename T, int R, int DEPTH>
-__global__ void __maxnreg__(MOST_REGISTERS) moe_few_kernel(struct few_params p)
-{
-    extern __shared__ __align__(16) char memory[];
-    __shared__ struct few_room<R> room;
-    T *x = (T *)(memory + ring_bytes(DEPTH)); // later the activations
-    float *scores = (float *)(memory + ring_bytes(DEPTH) + rows_bytes(p));
-    float *router = scores + p.route.n_rows * pick_floats(p.route);
     const int32_t n_rows = n_real(p);
-    const int32_t first = share(p.n_scores, blockIdx.x);
-    const int32_t n_own = share(p.n_scores, blockIdx.x + 1) - first;
-    struct few_work w = work_of(p);
-    struct stream<T, DEPTH> s((T *)memory);
-    copy_router(p, first, n_own, router);
-    float norm_weights[RUN];
-    if (p.norm.is) {
-        load_norm_weights(p, threadIdx.x * RUN, norm_weights);
-    }
-    for (int32_t i = threadIdx.x; R > 1 && i < p.route.n_experts; i += THREADS) {
-        room.rows_of[i] = 0;
-    }
-    if (threadIdx.x < R) {
-        room.open[threadIdx.x] = 1.0f;
-    }
-    int32_t n_ahead = 0;
-#pragma unroll 1
-    for (int turn = 0; turn < 2; turn++) {
-        /* The shared expert's weights need no picks. */
-#pragma unroll 1
-        for (; n_ahead < DEPTH && (w.is_picked || s.is_shared(w)); n_ahead++) {
-            s.fetch(p, room, w);
-        }
-        if (turn > 0) {
-            break;
-        }
-        pdl_wait();
-        pdl_trigger();
-        if (p.norm.is) {
-            norm_rows<T, R>(p, n_rows, x, norm_weights, room.moments);
-        } else {
-            load_rows(p, n_rows, x);
-            __syncthreads();
-        }
-        copies_await<0>(); // the router's
-        make_scores<T, R>(p, first, n_own, n_rows, x, router, room.partial);
-        take_scores(p, n_rows, room, scores);
-        __syncthreads();
-        make_picks(p, n_rows, room, scores);
-        w.is_picked = true;
-        w.up = share(room.n_experts * p.ffn, blockIdx.x);
-        w.n_up = share(room.n_experts * p.ffn, blockIdx.x + 1) - w.up;
-    }
-#pragma unroll 1
-    for (int down = 0; down < 2; down++) {
-        if (down) {
-            await_all(p.arrived);
-            for (int32_t i = threadIdx.x; i < n_own * n_rows; i += THREADS) {
-                p.logits[i % n_rows * p.n_scores + first + i / n_rows] =
-                    0.0f; // for the next launch
+    for (int32_t row = 0; row < n_rows; row++) {
+        const T *x = (const T *)p.x + row * p.x_stride;
+        float sum = 0.0f, xs[LANE], ws[LANE];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int at = i * WARP + lane * LANE;
+            if (at < p.hidden) {
+                load_4<true>(x, at, p.hidden, xs);
+                sum = fmaf(xs[0], ahead[i].x, sum);
+                sum = fmaf(xs[1], ahead[i].y, sum);
+                sum = fmaf(xs[2], ahead[i].z, sum);
+                sum = fmaf(xs[3], ahead[i].w, sum);
             }
-            store_residual<T>(p, n_rows);
-            load_acts(p, room, n_rows, x);
-            __syncthreads();
         }
-        make_features(p, room, w, s, n_rows, x, down > 0);
+        for (int at = AHEAD * WARP + lane * LANE; at < p.hidden; at += WARP) {
+            load_4<true>(x, at, p.hidden, xs);
+            load_4<true>(w, at, p.hidden, ws);
+#pragma unroll
+            for (int j = 0; j < LANE; j++) {
+                sum = fmaf(xs[j], ws[j], sum);
+            }
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            p.logits[row * p.n_scores + e] = sum + (bias && !is_gate ? bias[e] : 0.0f);
+        }
     }
 }
 
-/* ---- launches ---------------------------------------------------------------------------------
- */
+/* ---- products -------------------------------------------------------------------------------- */
 
-/* Shared memory of a block on this device. */
-static int32_t most_shared()
+template <typename T>
+__device__ __forceinline__ float dot_run(const vec<T> &a, const vec<T> &b, float sum)
 {
-    static const int32_t most = [] {
-        int device = 0, n = 0;
-        if (cudaGetDevice(&device) != cudaSuccess ||
-            cudaDeviceGetAttribute(&n, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
-                cudaSuccess) {
-            return 0;
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        sum = fmaf(to_float(a.v[i]), to_float(b.v[i]), sum);
+    }
+    return sum;
+}
+
+/* Elements [at, at + RUN) of a row of n; zeros past its end. */
+template <typename T>
+__device__ __forceinline__ void load_run(vec<T> &v, const T *row, int32_t at, int32_t n)
+{
+    if (at < n) {
+        v.load(row + at);
+    } else {
+        *(uint4 *)v.v = uint4{0, 0, 0, 0};
+    }
+}
+
+/* A feature's dot products with its gate and up rows; x is in shared memory. */
+template <typename T>
+__device__ __forceinline__ void dot_up(const T *x, const T *gate, const T *up, int32_t n,
+                                       float *sum)
+{
+    enum { STEPS = 2 };
+#pragma unroll 1
+    for (int32_t first = (threadIdx.x & 31) * RUN; first < n; first += STEPS * STEP) {
+        vec<T> g[STEPS], u[STEPS], v;
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            load_run(g[i], gate, first + i * STEP, n);
+            load_run(u[i], up, first + i * STEP, n);
         }
-        return n;
-    }();
-    return most;
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            load_run(v, x, first + i * STEP, n);
+            sum[0] = dot_run(v, g[i], sum[0]);
+            sum[1] = dot_run(v, u[i], sum[1]);
+        }
+    }
+    sum[0] = warp_sum(sum[0]);
+    sum[1] = warp_sum(sum[1]);
 }
 
-size_t k_moe_few_lasting(void)
+/* Copies a row of x, by all warps but the first. */
+template <typename T>
+__device__ __forceinline__ void copy_x(const struct few_params &p, int32_t row, T *to)
 {
-    return sizeof(uint32_t) * (4 + MOST_ROWS * (MOST_EXPERTS + 1));
+    const T *x = (const T *)p.x + row * p.x_stride;
+    for (int32_t at = ((int32_t)threadIdx.x - 32) * RUN; at >= 0 && at < p.hidden;
+         at += (UP_WARPS - 1) * STEP) {
+        vec<T> v;
+        v.load(x + at);
+        v.store(to + at);
+    }
 }
 
-static size_t acts_bytes(const struct moe_few *m)
+/* Makes the row's picks, by the block's first warp after the wait, and copies its x to shared
+ * memory. The picks are also made once before the wait, from old scores, only to fetch the code.
+ * The first block of a row stores them. */
+template <typename T, int EACH>
+__device__ __forceinline__ void pick_experts(const struct few_params &p, int32_t row, bool is,
+                                             float *shared, int32_t *picks, T *x)
 {
-    const size_t n = (size_t)m->ffn->n_rows;
-    return n * ((size_t)m->ffn->k * (size_t)m->ffn->ffn + (size_t)m->shared_ffn) * sizeof(uint16_t);
+    const int32_t lane = threadIdx.x & 31, k = p.route.k;
+    struct pick mine = {0, 0.0f};
+#pragma unroll 1
+    for (int32_t round = row == 0 ? 0 : 1; round < 2; round++) { // later rows' blocks start late
+        if (round == 1) {
+            pdl_wait();
+            pdl_trigger();
+        }
+        if (threadIdx.x < 32 && is) {
+            mine = pick_row<EACH>(p.logits + row * p.n_scores, p.correction, p.expert_scale,
+                                  p.route, shared);
+        }
+    }
+    if (threadIdx.x < 32 && is && lane < k) {
+        picks[lane] = mine.id;
+        if (blockIdx.x == 0 && row < n_real(p)) {
+            p.ids[row * k + lane] = mine.id;
+            p.weights[row * k + lane] = mine.weight;
+        }
+    }
+    copy_x(p, row, x);
+    __syncthreads();
 }
 
-/* The activations, then the rows that store_residual stores. */
+/* A block's shared memory: a row of x, then what the picks need. */
+__host__ __device__ static inline int32_t up_bytes(const struct few_params &p)
+{
+    return p.hidden * (int32_t)sizeof(uint16_t) + pick_floats(p.route) * (int32_t)sizeof(float);
+}
+
+/* A block computes UP_WARPS features of one pick of a row, or of its shared expert. */
+template <typename T, int KIND, int EACH>
+__global__ void __launch_bounds__(32 * UP_WARPS, 6) few_up_kernel(struct few_params p)
+{
+    extern __shared__ __align__(16) float shared[];
+    __shared__ int32_t picks[MOE_MAX_K];
+    T *x = (T *)shared;
+    const int32_t row = blockIdx.y, n_routed = p.route.k * p.ffn;
+    const int32_t feature = blockIdx.x * UP_WARPS + (threadIdx.x >> 5);
+    pick_experts<T, EACH>(p, row, (int32_t)blockIdx.x * UP_WARPS < n_routed,
+                          (float *)(x + p.hidden), picks, x);
+    if (row >= n_real(p) || feature >= p.n_acts) {
+        return;
+    }
+    const bool routed = feature < n_routed;
+    const int32_t slot = routed ? feature / p.ffn : p.route.k;
+    const int32_t j = feature - slot * p.ffn, width = routed ? p.ffn : p.shared_ffn;
+    const int64_t first_row = routed ? (int64_t)picks[slot] * 2 * width : 0;
+    const T *gate = (const T *)(routed ? p.gate_up : p.shared_gate_up) + (first_row + j) * p.hidden;
+    float sum[2] = {0.0f, 0.0f};
+    dot_up(x, gate, gate + (int64_t)width * p.hidden, p.hidden, sum);
+    if ((threadIdx.x & 31) == 0) {
+        if (routed && p.up_bias) {
+            sum[0] += p.up_bias[first_row + j];
+            sum[1] += p.up_bias[first_row + width + j];
+        }
+        ((T *)p.act)[(int64_t)row * p.n_acts + feature] =
+            from_float<T>(act_gated<KIND>(sum[0], sum[1], p.shape));
+    }
+}
+
+/* A warp's output feature: its row of each pick's `down`, then of the shared expert's. They arrive
+ * in shared memory, where each lane reads what it has copied. */
+template <typename T>
+__device__ __forceinline__ void copy_rows(const struct few_params &p, const struct pick *picks,
+                                          int32_t feature, T *to)
+{
+#pragma unroll 1
+    for (int32_t slot = 0; slot <= p.route.k; slot++) {
+        const bool routed = slot < p.route.k;
+        const int32_t width = routed ? p.ffn : p.shared_ffn;
+        const int64_t row = (routed ? (int64_t)picks[slot].id * p.hidden : 0) + feature;
+        const T *from = (const T *)(routed ? p.down : p.shared_down) + row * width;
+#pragma unroll 2
+        for (int32_t at = (threadIdx.x & 31) * RUN; at < width; at += STEP) {
+            cp_async_16(to + slot * p.ffn + at, from + at, true);
+        }
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ float dot_down(const struct few_params &p, const struct pick *picks,
+                                          const T *act, const T *rows)
+{
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int32_t slot = 0; slot <= p.route.k; slot++) {
+        const int32_t width = slot < p.route.k ? p.ffn : p.shared_ffn;
+        float dot = 0.0f;
+#pragma unroll 2
+        for (int32_t at = (threadIdx.x & 31) * RUN; at < width; at += STEP) {
+            vec<T> a, w;
+            a.load(act + slot * p.ffn + at);
+            w.load(rows + slot * p.ffn + at);
+            dot = dot_run(a, w, dot);
+        }
+        sum = fmaf(picks[slot].weight, dot, sum);
+    }
+    return warp_sum(sum);
+}
+
+template <typename T, int EACH>
+__global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 2) few_down_kernel(struct few_params p)
+{
+    extern __shared__ __align__(16) float shared[]; // the rows of all warps; first, the scores
+    __shared__ struct pick picks[MOE_MAX_K + 1];
+    const int32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
+    const int32_t feature = blockIdx.x * (blockDim.x >> 5) + warp, k = p.route.k;
+    const bool real = row < n_real(p), is = real && feature < p.hidden;
+    if (warp == 0 && real) {
+        const float *logits = p.logits + row * p.n_scores;
+        const struct pick mine =
+            pick_row<EACH>(logits, p.correction, p.expert_scale, p.route, shared);
+        if (lane < k) {
+            picks[lane] = mine;
+        }
+        if (lane == 0) {
+            picks[k].weight = p.gate ? 1.0f / (1.0f + expf(-logits[p.n_scores - 1])) : 1.0f;
+        }
+    }
+    __syncthreads();
+    T *rows = (T *)shared + warp * p.n_acts;
+    if (is) {
+        copy_rows(p, picks, feature, rows);
+    }
+    cp_async_commit();
+    pdl_wait();
+    pdl_trigger();
+    cp_async_wait<0>();
+    if (!is) {
+        return;
+    }
+    float sum = dot_down(p, picks, (const T *)p.act + (int64_t)row * p.n_acts, rows);
+    if (lane == 0) {
+        for (int32_t i = 0; p.down_bias && i < k; i++) {
+            sum =
+                fmaf(picks[i].weight, p.down_bias[(int64_t)picks[i].id * p.hidden + feature], sum);
+        }
+        ((T *)p.y)[row * p.y_stride + feature] = from_float<T>(sum);
+    }
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+/* The rows of one output feature. */
+static int32_t row_bytes(const struct moe_few *m)
+{
+    return (m->ffn->k * m->ffn->ffn + m->shared_ffn) * (int32_t)sizeof(uint16_t);
+}
+
 size_t k_moe_few_scratch(const struct moe_few *m)
 {
-    return acts_bytes(m) + (size_t)m->ffn->n_rows * (size_t)m->weights.hidden * sizeof(uint16_t);
+    const size_t n = (size_t)m->ffn->n_rows;
+    const size_t scores = n * (size_t)(m->ffn->n_experts + 1) * sizeof(float);
+    const size_t acts = n * ((size_t)m->ffn->k * (size_t)m->ffn->ffn + (size_t)m->shared_ffn);
+    return (scores + 15) / 16 * 16 + acts * dtype_bytes(m->ffn->x.dtype);
 }
 
-static struct few_params params_of(const struct moe_few *m, void *scratch, void *lasting)
-{
-    const struct moe_ffn_args *a = m->ffn;
-    const struct norm_args *norm = m->norm;
-    struct few_params p = {};
-    p.route = route_params_of(m->route);
-    p.router = m->router;
-    p.router_bias = m->router_bias;
-    p.correction = m->correction;
-    p.expert_scale = m->expert_scale;
-    p.up_bias = m->weights.gate_up_bias;
-    p.down_bias = a->partial ? NULL : m->weights.down_bias;
-    p.real = m->real;
-    p.shared_gate = m->shared_gate;
-    p.n_scores = a->n_experts + (m->shared_gate != NULL);
-    p.arrived = (uint32_t *)lasting;
-    p.logits = (float *)lasting + 4;
-    p.act = scratch;
-    p.ids = (int32_t *)a->ids.p;
-    p.weights = (float *)a->weights.p;
-    p.x = norm ? norm->x.mem.p : a->x.mem.p;
-    p.x_stride = norm ? norm->x.stride : a->x.stride;
-    p.y = a->y.mem.p;
-    p.y_stride = a->y.stride;
-    p.gate_up = m->weights.gate_up;
-    p.down = m->weights.down;
-    p.shared_gate_up = m->shared_gate_up;
-    p.shared_down = m->shared_down;
-    p.hidden = m->weights.hidden;
-    p.ffn = a->ffn;
-    p.shared_ffn = m->shared_ffn;
-    p.kind = a->kind;
-    p.shape = a->shape;
-    if (norm) {
-        p.norm = {true,
-                  norm->eps,
-                  norm->weight_offset,
-                  norm->delta_scale,
-                  norm->x_scale != 0.0f ? norm->x_scale : 1.0f,
-                  m->norm_weight,
-                  norm->delta.mem.p,
-                  (char *)scratch + acts_bytes(m),
-                  norm->delta.stride};
-    }
-    return p;
-}
-
-template <typename T, int R, int DEPTH>
-static bool fits(const struct moe_few *m, int32_t n_sms, int32_t *n_bytes)
-{
-    const struct few_params p = params_of(m, NULL, NULL);
-    const size_t picks = (size_t)m->route->n_rows * (size_t)pick_floats(p.route) * sizeof(float);
-    const size_t own = (size_t)((p.n_scores + n_sms - 1) / n_sms);
-    const size_t router = own * (size_t)p.hidden * sizeof(float);
-    const size_t before = (size_t)rows_bytes(p) + picks + router, after = acts_bytes(m);
-    const size_t all = (size_t)ring_bytes(DEPTH) + (before > after ? before : after);
-    *n_bytes = (int32_t)all;
-    return m->route->n_rows <= R &&
-           all + sizeof(struct few_room<R>) + 1024 <= (size_t)most_shared();
-}
-
-/* A kernel for the number of rows, if what it keeps fits shared memory; otherwise the last one,
- * whose ring is short. */
-template <typename T>
-static bool choose(const struct moe_few *m, int32_t n_sms, void (**kernel)(struct few_params),
-                   int32_t *n_bytes)
-{
-    if (fits<T, 1, 10>(m, n_sms, n_bytes)) {
-        *kernel = moe_few_kernel<T, 1, 10>;
-    } else if (fits<T, 4, 10>(m, n_sms, n_bytes)) {
-        *kernel = moe_few_kernel<T, 4, 10>;
-    } else {
-        *kernel = moe_few_kernel<T, MOST_ROWS, 4>;
-        return fits<T, MOST_ROWS, 4>(m, n_sms, n_bytes);
-    }
-    return true;
-}
-
-static bool chosen(const struct moe_few *m, int32_t n_sms, void (**kernel)(struct few_params),
-                   int32_t *n_bytes)
-{
-    return m->ffn->x.dtype == DT_BF16 ? choose<bf16_t>(m, n_sms, kernel, n_bytes)
-                                      : choose<f16_t>(m, n_sms, kernel, n_bytes);
-}
-
-/* The norm is RMS, of vectors, and its out is what the router and the experts read. */
-static bool takes_norm(const struct moe_few *m)
-{
-    const struct norm_args *n = m->norm;
-    const struct moe_ffn_args *a = m->ffn;
-    const int32_t hidden = m->weights.hidden;
-    return n->kind == NORM_RMS && m->norm_weight && !n->bias && n->delta_sums.n == 0 &&
-           n->width == hidden && n->n_rows == a->n_rows && n->out.mem.p == a->x.mem.p &&
-           n->x.mem.p != a->x.mem.p && n->x.dtype == a->x.dtype &&
-           (!n->delta.mem.p || n->delta.dtype == a->x.dtype) &&
-           vec_ok(n->x.mem.p, n->x.stride, hidden, 2) &&
-           (!n->delta.mem.p || vec_ok(n->delta.mem.p, n->delta.stride, hidden, 2));
-}
-
-bool k_moe_few_takes(const struct moe_few *m, int32_t n_sms)
+bool k_moe_few_takes(const struct moe_few *m)
 {
     const struct moe_route_args *r = m->route;
     const struct moe_ffn_args *a = m->ffn;
@@ -395,25 +338,93 @@ bool k_moe_few_takes(const struct moe_few *m, int32_t n_sms)
                        !a->weigh_inputs && a->accumulate == (m->shared_ffn > 0);
     const bool runs = w->hidden % RUN == 0 && a->ffn % RUN == 0 && m->shared_ffn % RUN == 0 &&
                       vec_ok(a->x.mem.p, a->x.stride, w->hidden, 2);
-    void (*kernel)(struct few_params);
-    int32_t n_bytes = 0;
     return a->x.dtype != DT_F32 && a->n_rows <= MOST_ROWS && a->n_experts <= MOST_EXPERTS &&
-           a->n_experts < MOST_OWN * n_sms && a->k <= a->n_experts && a->k <= MOE_MAX_K &&
-           r->n_group <= 64 && same && plain && runs && (!m->norm || takes_norm(m)) &&
-           n_sms >= MOST_ROWS && chosen(m, n_sms, &kernel, &n_bytes);
+           a->k <= a->n_experts && a->k <= MOE_MAX_K && r->n_group <= 64 && same && plain && runs &&
+           w->hidden <= MOST_HIDDEN && row_bytes(m) <= DOWN_BYTES;
 }
 
-cudaError_t k_moe_few(cudaStream_t stream, const struct moe_few *m, int32_t n_sms, void *scratch,
-                      void *lasting)
+static struct few_params params_of(const struct moe_few *m, void *scratch)
 {
-    void (*kernel)(struct few_params) = NULL;
-    int32_t n_bytes = 0;
-    if (!chosen(m, n_sms, &kernel, &n_bytes)) {
-        return cudaErrorInvalidValue;
-    }
-    const cudaError_t e =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
-    return e != cudaSuccess ? e
-                            : launch(kernel, dim3((unsigned)n_sms), dim3(THREADS), (size_t)n_bytes,
-                                     stream, params_of(m, scratch, lasting));
+    const struct moe_ffn_args *a = m->ffn;
+    struct few_params p = {};
+    p.route = route_params_of(m->route);
+    p.correction = m->correction;
+    p.expert_scale = m->expert_scale;
+    p.up_bias = m->weights.gate_up_bias;
+    p.down_bias = a->partial ? NULL : m->weights.down_bias;
+    p.real = m->real;
+    p.gate = m->shared_gate != NULL;
+    p.n_scores = a->n_experts + p.gate;
+    p.n_acts = a->k * a->ffn + m->shared_ffn;
+    p.logits = (float *)scratch;
+    p.act = (char *)scratch +
+            ((size_t)a->n_rows * (size_t)(a->n_experts + 1) * sizeof(float) + 15) / 16 * 16;
+    p.ids = (int32_t *)a->ids.p;
+    p.weights = (float *)a->weights.p;
+    p.x = a->x.mem.p;
+    p.x_stride = a->x.stride;
+    p.y = a->y.mem.p;
+    p.y_stride = a->y.stride;
+    p.gate_up = m->weights.gate_up;
+    p.down = m->weights.down;
+    p.shared_gate_up = m->shared_gate_up;
+    p.shared_down = m->shared_down;
+    p.hidden = m->weights.hidden;
+    p.ffn = a->ffn;
+    p.shared_ffn = m->shared_ffn;
+    p.shape = a->shape;
+    return p;
+}
+
+static unsigned blocks(int32_t n, int32_t each)
+{
+    return (unsigned)((n + each - 1) / each);
+}
+
+template <typename T, int EACH>
+static cudaError_t up(cudaStream_t stream, const struct few_params &p, enum activation kind)
+{
+    BY_ACTIVATION(kind, KIND,
+                  return launch(few_up_kernel<T, KIND, EACH>,
+                                dim3(blocks(p.n_acts, UP_WARPS), p.route.n_rows),
+                                dim3(32 * UP_WARPS), (size_t)up_bytes(p), stream, p));
+    return cudaErrorInvalidValue;
+}
+
+template <typename T, int EACH>
+static cudaError_t down(cudaStream_t stream, const struct few_params &p, int32_t of_row)
+{
+    const int32_t most = of_row > 0 ? DOWN_BYTES / of_row : 1;
+    const int32_t warps = most < MOST_DOWN_WARPS ? most : (int32_t)MOST_DOWN_WARPS;
+    const int32_t picks = pick_floats(p.route) * (int32_t)sizeof(float), rows = warps * of_row;
+    const cudaError_t e = cudaFuncSetAttribute(
+        few_down_kernel<T, EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize, DOWN_BYTES);
+    return e != cudaSuccess
+               ? e
+               : launch(few_down_kernel<T, EACH>, dim3(blocks(p.hidden, warps), p.route.n_rows),
+                        dim3(32 * warps), picks > rows ? picks : rows, stream, p);
+}
+
+template <typename T, int EACH>
+static cudaError_t few(cudaStream_t stream, const struct moe_few *m, const struct few_params &p)
+{
+    cudaError_t e =
+        launch(few_scores_kernel<T>, dim3(blocks(p.n_scores, SCORE_WARPS)), dim3(32 * SCORE_WARPS),
+               0, stream, p, m->router, m->router_bias, m->shared_gate);
+    e = e == cudaSuccess ? up<T, EACH>(stream, p, m->ffn->kind) : e;
+    return e == cudaSuccess ? down<T, EACH>(stream, p, row_bytes(m)) : e;
+}
+
+template <typename T>
+static cudaError_t few_by_experts(cudaStream_t stream, const struct moe_few *m,
+                                  const struct few_params &p)
+{
+    return p.route.n_experts <= 256 ? few<T, 8>(stream, m, p) : few<T, 16>(stream, m, p);
+}
+
+cudaError_t k_moe_few(cudaStream_t stream, const struct moe_few *m, void *scratch)
+{
+    const struct few_params p = params_of(m, scratch);
+    return m->ffn->x.dtype == DT_BF16 ? few_by_experts<bf16_t>(stream, m, p)
+                                      : few_by_experts<f16_t>(stream, m, p);
 }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The first parts of few.cu: the rows, and which experts they pick.
+/* The first parts of once.cu: the rows, and which experts they pick.
  * Thread: device code. */
-#ifndef SLUICE_CUDA_MOE_FEW_PICKS_CUH
-#define SLUICE_CUDA_MOE_FEW_PICKS_CUH
+#ifndef SLUICE_CUDA_MOE_ONCE_PICKS_CUH
+#define SLUICE_CUDA_MOE_ONCE_PICKS_CUH
 
 #include "cuda/kernels/device/reduce.cuh"
-#include "cuda/kernels/moe/few.cuh"
+#include "cuda/kernels/moe/once.cuh"
 
 /* ---- rows --------------------------------------------------------------------------------------
  */
 
 /* Copies the rows to shared memory. */
 template <typename T>
-__device__ __forceinline__ void load_rows(const struct few_params &p, int32_t n, T *x)
+__device__ __forceinline__ void load_rows(const struct once_params &p, int32_t n, T *x)
 {
     enum { AHEAD = 4 };
     const int32_t per_row = p.hidden / RUN, all = n * per_row;
@@ -37,10 +37,10 @@ __device__ __forceinline__ void load_rows(const struct few_params &p, int32_t n,
 /* Elements [at, at + RUN) of rows [first, first + EACH): with the delta added, rounded, to shared
  * memory, and their squares. One block keeps each sum for store_residual. */
 template <typename T, int EACH>
-__device__ __forceinline__ void add_delta(const struct few_params &p, int32_t first, int32_t n,
+__device__ __forceinline__ void add_delta(const struct once_params &p, int32_t first, int32_t n,
                                           int32_t at, T *x, float (&square)[EACH])
 {
-    const struct few_norm &m = p.norm;
+    const struct once_norm &m = p.norm;
     vec<T> v[EACH], d[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void add_delta(const struct few_params &p, int32_t fi
 }
 
 /* Elements [at, at + RUN) of the norm's weight. */
-__device__ __forceinline__ void load_norm_weights(const struct few_params &p, int32_t at,
+__device__ __forceinline__ void load_norm_weights(const struct once_params &p, int32_t at,
                                                   float (&weight)[RUN])
 {
     float4 low = make_float4(0.0f, 0.0f, 0.0f, 0.0f), high = low;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_norm_weights(const struct few_params &p, in
 
 /* The rows of the RMS norm, in shared memory. `weight`: the first RUN that the thread needs. */
 template <typename T, int R>
-__device__ __forceinline__ void norm_rows(const struct few_params &p, int32_t n, T *x,
+__device__ __forceinline__ void norm_rows(const struct once_params &p, int32_t n, T *x,
                                           float (&weight)[RUN], float (*moments)[MOMENT_ROWS])
 {
     enum { EACH = R < MOMENT_ROWS ? R : MOMENT_ROWS };
@@ -133,7 +133,7 @@ __device__ __forceinline__ void norm_rows(const struct few_params &p, int32_t n,
 
 /* The rows with the delta added, once no block reads the old ones any more. */
 template <typename T>
-__device__ __forceinline__ void store_residual(const struct few_params &p, int32_t n)
+__device__ __forceinline__ void store_residual(const struct once_params &p, int32_t n)
 {
     const int32_t row = blockIdx.x;
 #pragma unroll 1
@@ -149,7 +149,7 @@ __device__ __forceinline__ void store_residual(const struct few_params &p, int32
  */
 
 /* Copies the weights of scores [first, first + n) to shared memory, as one group of copies. */
-__device__ __forceinline__ void copy_router(const struct few_params &p, int32_t first, int32_t n,
+__device__ __forceinline__ void copy_router(const struct once_params &p, int32_t first, int32_t n,
                                             float *to)
 {
 #pragma unroll 1
@@ -164,9 +164,20 @@ __device__ __forceinline__ void copy_router(const struct few_params &p, int32_t 
     copies_end();
 }
 
+/* The score and the row that a thread stores. */
+__device__ __forceinline__ int32_t own_score()
+{
+    return threadIdx.x % MOST_OWN;
+}
+
+__device__ __forceinline__ int32_t own_row()
+{
+    return threadIdx.x / MOST_OWN;
+}
+
 /* Scores [first, first + n) of all rows, to memory. */
 template <typename T, int R>
-__device__ __forceinline__ void make_scores(const struct few_params &p, int32_t first, int32_t n,
+__device__ __forceinline__ void make_scores(const struct once_params &p, int32_t first, int32_t n,
                                             int32_t n_rows, const T *x, const float *router,
                                             float (*partial)[MOST_OWN][R])
 {
@@ -198,9 +209,8 @@ __device__ __forceinline__ void make_scores(const struct few_params &p, int32_t 
         }
     }
     __syncthreads();
-    if ((int32_t)threadIdx.x < n * n_rows) {
-        const int32_t score = threadIdx.x / n_rows, row = threadIdx.x - score * n_rows;
-        const int32_t e = first + score;
+    const int32_t score = own_score(), row = own_row(), e = first + score;
+    if (score < n && row < n_rows) {
         float sum = p.router_bias && e < p.route.n_experts ? p.router_bias[e] : 0.0f;
 #pragma unroll 4
         for (int w = 0; w < WARPS; w++) {
@@ -212,8 +222,8 @@ __device__ __forceinline__ void make_scores(const struct few_params &p, int32_t 
 
 /* Waits for the scores of all blocks. +0: not there yet. */
 template <int R>
-__device__ __forceinline__ void take_scores(const struct few_params &p, int32_t n_rows,
-                                            struct few_room<R> &room, float *scores)
+__device__ __forceinline__ void take_scores(const struct once_params &p, int32_t n_rows,
+                                            struct once_room<R> &room, float *scores)
 {
     enum { AHEAD = R < 4 ? R : 4 };
     const int32_t all = n_rows * p.n_scores;
@@ -240,8 +250,8 @@ __device__ __forceinline__ void take_scores(const struct few_params &p, int32_t 
 }
 
 /* One row: its picks in order of expert, by one warp. */
-__device__ __forceinline__ void list_picks(const struct few_params &p, const struct pick &mine,
-                                           struct few_room<1> &room)
+__device__ __forceinline__ void list_picks(const struct once_params &p, const struct pick &mine,
+                                           struct once_room<1> &room)
 {
     const int32_t lane = threadIdx.x & 31, k = p.route.k;
     int32_t place = 0;
@@ -262,7 +272,7 @@ __device__ __forceinline__ void list_picks(const struct few_params &p, const str
 }
 
 /* Several rows: the experts that any of them picked, in order, by the first warp. */
-template <int R> __device__ __forceinline__ void list_experts(int32_t n, struct few_room<R> &room)
+template <int R> __device__ __forceinline__ void list_experts(int32_t n, struct once_room<R> &room)
 {
     const int32_t lane = threadIdx.x & 31;
     int32_t n_experts = 0, n_slots = 0;
@@ -292,8 +302,8 @@ template <int R> __device__ __forceinline__ void list_experts(int32_t n, struct 
 
 /* A warp for each row makes its picks; the first block stores them. */
 template <int R>
-__device__ __forceinline__ void make_picks(const struct few_params &p, int32_t n_rows,
-                                           struct few_room<R> &room, float *scores)
+__device__ __forceinline__ void make_picks(const struct once_params &p, int32_t n_rows,
+                                           struct once_room<R> &room, float *scores)
 {
     const int32_t lane = threadIdx.x & 31, row = threadIdx.x >> 5, k = p.route.k;
     struct pick mine = {0, 0.0f};

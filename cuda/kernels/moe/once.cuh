@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the parts of few.cu share: its parameters, a block's share of the work, what the blocks tell
+/* What the parts of once.cu share: its parameters, a block's share of the work, what the blocks tell
  * each other, and the stream of weights that a warp reads.
  * Thread: device code. */
-#ifndef SLUICE_CUDA_MOE_FEW_CUH
-#define SLUICE_CUDA_MOE_FEW_CUH
+#ifndef SLUICE_CUDA_MOE_ONCE_CUH
+#define SLUICE_CUDA_MOE_ONCE_CUH
 
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/types.cuh"
@@ -15,8 +15,31 @@ enum { MOST_OWN = 8, MOMENT_ROWS = 4 };             // scores of a block; rows n
 enum { RUN = 8, HALF = 32 * RUN, STEP = 2 * HALF }; // elements: a lane's vector, a warp's, a step
 enum { MOST_REGISTERS = 104 };                      // so that the next norm's block fits beside
 
+/* How n things are divided among the blocks: `each` to a block, and one more to the first `more`.
+ */
+struct once_shares {
+    int32_t each, more;
+};
+
+__host__ __device__ static inline struct once_shares shares_of(int32_t n, int32_t n_blocks)
+{
+    const int32_t each = (int32_t)((uint32_t)n / (uint32_t)n_blocks);
+    return {each, n - each * n_blocks};
+}
+
+/* The first that belongs to this block, and their number. */
+__device__ __forceinline__ int32_t first_of(const struct once_shares &s)
+{
+    return (int32_t)blockIdx.x * s.each + min((int32_t)blockIdx.x, s.more);
+}
+
+__device__ __forceinline__ int32_t number_of(const struct once_shares &s)
+{
+    return s.each + ((int32_t)blockIdx.x < s.more);
+}
+
 /* An RMS norm of the rows, after adding a delta. */
-struct few_norm {
+struct once_norm {
     bool is;
     float eps, weight_offset, delta_scale, x_scale;
     const float *weight;
@@ -25,7 +48,7 @@ struct few_norm {
     int64_t delta_stride;
 };
 
-struct few_params {
+struct once_params {
     struct route_params route;
     const float *router, *router_bias, *correction, *expert_scale, *up_bias, *down_bias;
     const float *shared_gate; // NULL: open
@@ -38,14 +61,15 @@ struct few_params {
     void *act, *y; // act: [slot][ffn], then [row][shared_ffn]
     int64_t x_stride, y_stride;
     int32_t hidden, ffn, shared_ffn, n_scores; // the last score may be the shared expert's gate
+    struct once_shares of_scores, of_shared, of_hidden;
     enum activation kind;
     struct act_shape shape;
-    struct few_norm norm;
+    struct once_norm norm;
 };
 
 /* What a block knows of the picks. An expert has a place among those that were picked, and a slot
  * for each row that picked it. */
-template <int R> struct few_room {
+template <int R> struct once_room {
     float partial[WARPS][MOST_OWN][R], moments[WARPS][MOMENT_ROWS];
     float open[R];                                     // the shared expert's weight
     float picked[R][MOE_MAX_K], weight[R * MOE_MAX_K]; // by pick; by slot
@@ -57,12 +81,12 @@ template <int R> struct few_room {
 };
 
 /* A block's features: of the shared expert, of the picked ones one after another, of y. */
-struct few_work {
+struct once_work {
     int32_t shared, n_shared, up, n_up, out, n_out;
     bool is_picked; // `up` is known
 };
 
-__device__ __forceinline__ int32_t n_real(const struct few_params &p)
+__device__ __forceinline__ int32_t n_real(const struct once_params &p)
 {
     return p.real ? min(p.route.n_rows, *p.real) : p.route.n_rows;
 }
@@ -72,24 +96,18 @@ __host__ __device__ static inline int32_t ring_bytes(int32_t depth)
     return WARPS * depth * STEP * (int32_t)sizeof(uint16_t);
 }
 
-__host__ __device__ static inline int32_t rows_bytes(const struct few_params &p)
+__host__ __device__ static inline int32_t rows_bytes(const struct once_params &p)
 {
     return p.route.n_rows * p.hidden * (int32_t)sizeof(uint16_t);
 }
 
-/* The first of n that belongs to a block. */
-__device__ __forceinline__ int32_t share(int32_t n, uint32_t block)
+__device__ __forceinline__ struct once_work work_of(const struct once_params &p)
 {
-    return (int32_t)((uint32_t)n * (uint64_t)block / gridDim.x);
-}
-
-__device__ __forceinline__ struct few_work work_of(const struct few_params &p)
-{
-    struct few_work w = {};
-    w.shared = share(p.shared_ffn, blockIdx.x);
-    w.n_shared = share(p.shared_ffn, blockIdx.x + 1) - w.shared;
-    w.out = share(p.hidden, blockIdx.x);
-    w.n_out = share(p.hidden, blockIdx.x + 1) - w.out;
+    struct once_work w = {};
+    w.shared = first_of(p.of_shared);
+    w.n_shared = number_of(p.of_shared);
+    w.out = first_of(p.of_hidden);
+    w.n_out = number_of(p.of_hidden);
     return w;
 }
 
@@ -183,14 +201,14 @@ template <typename T, int DEPTH> struct stream {
     }
 
     /* True if the next step is of the shared expert's gate or up. */
-    __device__ __forceinline__ bool is_shared(const struct few_work &w) const
+    __device__ __forceinline__ bool is_shared(const struct once_work &w) const
     {
         return item < w.n_shared && !down;
     }
 
     template <int R>
     __device__ __forceinline__ void
-    begin_row(const struct few_params &p, const struct few_room<R> &room, const struct few_work &w)
+    begin_row(const struct once_params &p, const struct once_room<R> &room, const struct once_work &w)
     {
         if (!down && item >= w.n_shared && !w.is_picked) {
             return;
@@ -217,8 +235,8 @@ template <typename T, int DEPTH> struct stream {
     }
 
     template <int R>
-    __device__ __forceinline__ void fetch(const struct few_params &p,
-                                          const struct few_room<R> &room, const struct few_work &w)
+    __device__ __forceinline__ void fetch(const struct once_params &p,
+                                          const struct once_room<R> &room, const struct once_work &w)
     {
         if (left <= 0) {
             begin_row(p, room, w);
