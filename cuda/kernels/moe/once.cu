@@ -21,159 +21,229 @@
  * weights: those of an expert once for all rows that picked it. A row's bits do not depend on the
  * other rows, but differ from those of moe.cu. */
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/moe/once.cuh"
 #include "cuda/kernels/moe/once_picks.cuh"
 
 /* ---- products ---------------------------------------------------------------------------------
  */
 
-/* sum[r] += the products of a step of a weight's row with the same elements of the vectors of the
- * rows in `rows`. of(r, i): the vector of row r, which is number i of them. */
-template <typename T, int R, typename F>
-__device__ __forceinline__ void add_step(const vec<T> (&w)[2], int32_t at, int32_t n, uint32_t rows,
-                                         float (&sum)[R], F of)
+/* 16 bytes of a vector in each half of a chunk; zeros where it has none. */
+template <typename T>
+__device__ __forceinline__ void load_vector(uint4 (&v)[2], const T *vector, int32_t at, int32_t n,
+                                            bool is)
 {
-    int32_t i = 0;
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-        if (R == 1 || (rows >> r & 1)) {
-            const T *v = of(r, i++);
+    for (int half = 0; half < 2; half++) {
+        const int32_t column = at + half * (CHUNK / 2);
+        v[half] = make_uint4(0, 0, 0, 0);
+        if (is && column < n) {
+            v[half] = *(const uint4 *)(vector + column);
+        }
+    }
+}
+
+/* sum += a tile's rows times up to 8 vectors, over a chunk. */
+template <typename T>
+__device__ __forceinline__ void multiply_step(float (&sum)[4], const uint4 (&w)[4],
+                                              const uint4 (&v)[2])
+{
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (at + half * HALF < n) {
-                    vec<T> x;
-                    x.load(v + at + half * HALF);
+    for (int half = 0; half < 2; half++) {
+        const uint32_t low[4] = {w[half].x, w[2 + half].x, w[half].y, w[2 + half].y};
+        const uint32_t high[4] = {w[half].z, w[2 + half].z, w[half].w, w[2 + half].w};
+        mma_16x8x16(sum, low, v[half].x, v[half].y, T());
+        mma_16x8x16(sum, high, v[half].z, v[half].w, T());
+    }
+}
+
+/* A warp's sums of a tile, to shared memory: rows lane / 4 and 8 + lane / 4, vectors lane % 4 * 2
+ * and the next one of each 8. */
+template <int R, int NB>
+__device__ __forceinline__ void put_sums(float (*to)[R], const float (&sum)[NB][4])
+{
+    const int32_t row = (threadIdx.x & 31) >> 2, column = (threadIdx.x & 3) * 2;
 #pragma unroll
-                    for (int e = 0; e < RUN; e++) {
-                        sum[r] = fmaf(to_float(x.v[e]), to_float(w[half].v[e]), sum[r]);
-                    }
-                }
+    for (int b = 0; b < NB; b++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (b * 8 + column + (i & 1) < R) {
+                to[row + (i >> 1) * 8][b * 8 + column + (i & 1)] = sum[b][i];
             }
         }
     }
 }
 
-/* The sums of one row of a weight. */
-template <typename T, int R, int DEPTH, typename F>
-__device__ __forceinline__ void add_row(const struct once_params &p, const struct once_room<R> &room,
-                                        const struct once_work &w, struct stream<T, DEPTH> &s,
-                                        int32_t n, uint32_t rows, float (&sum)[R], F of)
+template <int R>
+__device__ __forceinline__ float sum_of(const float (*sums)[TILE][R], int32_t n_warps, int32_t row,
+                                        int32_t r)
 {
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        sum[r] = 0.0f;
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int w = 0; w < n_warps; w++) {
+        sum += sums[w][row][r];
     }
-#pragma unroll 1
-    for (int32_t at = (threadIdx.x & 31) * RUN, first = 0; first < n; first += STEP, at += STEP) {
-        vec<T> step[2];
-        s.take(step);
-        s.fetch(p, room, w);
-        add_step(step, at, n, rows, sum, of);
-    }
+    return sum;
 }
 
-/* A feature of an expert's activations for the rows that picked it, from the sums of gate and up.
- */
+__device__ __forceinline__ int32_t slot_of(uint32_t rows, int32_t first, int32_t r)
+{
+    return first + __popc(rows & ((1u << r) - 1));
+}
+
+/* A tile's activations, by one warp. */
 template <typename T, int R>
 __device__ __forceinline__ void
-store_acts(const struct once_params &p, const struct once_room<R> &room, int32_t place,
-           int32_t feature, uint32_t rows, const float (&gate)[R], const float (&up)[R])
+store_acts(const struct once_params &p, const struct once_room<R> &room, const struct once_work &w,
+           int32_t tile, int32_t n_rows, const float (*sums)[TILE][R])
 {
-    const bool routed = place >= 0;
+    const int32_t lane = threadIdx.x & 31, n_warps = min((int32_t)WARPS, w.up_chunks);
+    const bool routed = tile >= w.n_shared_tiles;
+    const int32_t i = (routed ? tile - w.n_shared_tiles : tile) * 8 + (lane & 7);
+    const int32_t place = routed ? (uint32_t)(w.up + i) / (uint32_t)p.ffn : 0;
+    const bool is = i < (routed ? w.n_up : w.n_shared);
+    const int32_t feature = routed ? w.up + i - place * p.ffn : w.shared + i;
+    const uint32_t rows = is && routed ? room.rows[place] : (1u << n_rows) - 1;
     const int32_t width = routed ? p.ffn : p.shared_ffn;
-    const int64_t bias = routed ? (int64_t)room.expert[place] * 2 * p.ffn + feature : 0;
-    T *to = (T *)p.act + (routed ? room.start[place] : room.n_slots) * p.ffn + feature;
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        if (rows >> r & 1) {
-            float g = warp_sum(gate[r]), u = warp_sum(up[r]);
+    const int32_t first = is && routed ? room.start[place] : 0;
+    T *to = (T *)p.act + (routed ? 0 : room.n_slots * p.ffn) + feature;
+#pragma unroll 1
+    for (int32_t r = lane >> 3; r < n_rows; r += 4) {
+        if (is && (rows >> r & 1)) {
+            float gate = sum_of<R>(sums, n_warps, lane & 7, r);
+            float up = sum_of<R>(sums, n_warps, 8 + (lane & 7), r);
             if (routed && p.up_bias) {
-                g += p.up_bias[bias];
-                u += p.up_bias[bias + p.ffn];
+                const int64_t bias = (int64_t)room.expert[place] * 2 * p.ffn + feature;
+                gate += p.up_bias[bias];
+                up += p.up_bias[bias + p.ffn];
             }
-            if ((threadIdx.x & 31) == 0) {
-                *to = from_float<T>(activated(p.kind, g, u, p.shape));
-            }
-            to += width;
+            to[slot_of(rows, first, r) * width] =
+                from_float<T>(activated(p.kind, gate, up, p.shape));
         }
     }
 }
 
-/* Copies all activations to shared memory. */
+/* A tile of y, by one warp. */
+template <typename T, int R>
+__device__ __forceinline__ void store_y(const struct once_params &p,
+                                        const struct once_room<R> &room, const struct once_work &w,
+                                        int32_t tile, int32_t n_rows, const float (*sums)[TILE][R])
+{
+    const int32_t lane = threadIdx.x & 31, n_warps = min((int32_t)WARPS, w.down_chunks);
+    const int32_t row = tile * TILE + (lane & 15), feature = w.out + row;
+#pragma unroll 1
+    for (int32_t r = lane >> 4; r < n_rows && row < w.n_out; r += 2) {
+        float sum = sum_of<R>(sums, n_warps, lane & 15, r);
+#pragma unroll 1
+        for (int32_t j = 0; p.down_bias && j < p.route.k; j++) {
+            sum = fmaf(room.picked[r][j], p.down_bias[(int64_t)room.ids[r][j] * p.hidden + feature],
+                       sum);
+        }
+        ((T *)p.y)[r * p.y_stride + feature] = from_float<T>(sum);
+    }
+}
+
+/* Copies all activations to shared memory: those of each slot and row PAD elements apart. */
 template <typename T, int R>
 __device__ __forceinline__ void load_acts(const struct once_params &p,
                                           const struct once_room<R> &room, int32_t n_rows, T *act)
 {
-    const int32_t n = room.n_slots * p.ffn + n_rows * p.shared_ffn;
+    const int32_t routed = room.n_slots * p.ffn, n = routed + n_rows * p.shared_ffn;
 #pragma unroll 2
     for (int32_t at = threadIdx.x * RUN; at < n; at += THREADS * RUN) {
-        *(uint4 *)(act + at) = __ldcg((const uint4 *)((const T *)p.act + at));
+        const int32_t pads = at < routed
+                                 ? (uint32_t)at / (uint32_t)p.ffn
+                                 : room.n_slots + (uint32_t)(at - routed) / (uint32_t)p.shared_ffn;
+        *(uint4 *)(act + at + pads * PAD) = __ldcg((const uint4 *)((const T *)p.act + at));
     }
 }
 
-/* A feature of y. */
-template <typename T, int R>
-__device__ __forceinline__ void store_y(const struct once_params &p, const struct once_room<R> &room,
-                                        int32_t feature, int32_t n_rows, const float (&y)[R])
+/* The warp's part of a tile of gate and up. */
+template <typename T, int R, int NB, int DEPTH>
+__device__ __forceinline__ void add_up(const struct once_params &p, const struct once_room<R> &room,
+                                       const struct once_work &w, struct stream<T, DEPTH> &s,
+                                       int32_t n_rows, const T *x, float (&sum)[NB][4])
 {
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        if (r < n_rows) {
-            float sum = warp_sum(y[r]);
+    const int32_t mine = (threadIdx.x & 31) >> 2, at = (threadIdx.x & 3) * RUN;
 #pragma unroll 1
-            for (int32_t j = 0; p.down_bias && j < p.route.k; j++) {
-                sum = fmaf(room.picked[r][j],
-                           p.down_bias[(int64_t)room.ids[r][j] * p.hidden + feature], sum);
-            }
-            if ((threadIdx.x & 31) == 0) {
-                ((T *)p.y)[r * p.y_stride + feature] = from_float<T>(sum);
-            }
+    for (int32_t chunk = threadIdx.x >> 5; chunk < w.up_chunks; chunk += WARPS) {
+        uint4 step[4], v[2];
+        s.take(step);
+        s.fetch(p, room, w);
+#pragma unroll
+        for (int b = 0; b < NB; b++) {
+            load_vector(v, x + (b * 8 + mine) * (p.hidden + PAD), chunk * CHUNK + at, p.hidden,
+                        b * 8 + mine < n_rows);
+            multiply_step<T>(sum[b], step, v);
         }
     }
 }
 
-/* The warp's features, of the activations or (`down`) of y. One function for both, because each
- * launch fetches its code again. vectors: x, or all activations. */
-template <typename T, int R, int DEPTH>
+/* The warp's part of a tile of `down`: the sums of a chunk are weighted with its expert. */
+template <typename T, int R, int NB, int DEPTH>
 __device__ __forceinline__ void
-make_features(const struct once_params &p, const struct once_room<R> &room, const struct once_work &w,
-              struct stream<T, DEPTH> &s, int32_t n_rows, const T *vectors, bool down)
+add_down(const struct once_params &p, const struct once_room<R> &room, const struct once_work &w,
+         struct stream<T, DEPTH> &s, int32_t n_rows, const T *act, float (&sum)[NB][4])
 {
+    const int32_t mine = (threadIdx.x & 31) >> 2, at = (threadIdx.x & 3) * RUN;
     const uint32_t all = (1u << n_rows) - 1;
-    const int32_t n_items = down ? w.n_out : w.n_shared + w.n_up;
-    const int32_t n_parts = down ? room.n_experts + (p.shared_ffn > 0) : 2;
 #pragma unroll 1
-    for (int32_t i = threadIdx.x >> 5; i < n_items; i += WARPS) {
-        const int32_t flat = w.up + i - w.n_shared, of_up = i < w.n_shared ? -1 : flat / p.ffn;
-        float y[R] = {}, sum[R] = {};
-#pragma unroll 1
-        for (int32_t part = 0; part < n_parts; part++) {
-            const int32_t of_down = part < room.n_experts ? part : -1;
-            const int32_t place = down ? of_down : of_up; // -1: the shared expert
-            const uint32_t rows = place >= 0 ? room.rows[place] : all;
-            const int32_t slot = place >= 0 ? room.start[place] : room.n_slots;
-            const int32_t width = place >= 0 ? p.ffn : p.shared_ffn, n = down ? width : p.hidden;
-            const T *first = vectors + (down ? slot * p.ffn : 0);
+    for (int32_t chunk = threadIdx.x >> 5; chunk < w.down_chunks; chunk += WARPS) {
+        const int32_t place = min((uint32_t)chunk / (uint32_t)w.chunks, room.n_experts);
+        const bool routed = place < room.n_experts;
+        const uint32_t rows = routed ? room.rows[place] : all;
+        const int32_t first = routed ? room.start[place] : room.n_slots;
+        const int32_t n = routed ? p.ffn : p.shared_ffn;
+        const T *vectors = routed ? act : act + room.n_slots * (p.ffn - n);
+        uint4 step[4], v[2];
+        s.take(step);
+        s.fetch(p, room, w);
 #pragma unroll
-            for (int r = 0; r < R; r++) {
-                y[r] = down ? y[r] : sum[r];
-            }
-            add_row(p, room, w, s, n, rows, sum,
-                    [&](int r, int32_t nth) { return first + (down ? nth : r) * n; });
-            int32_t nth = 0;
+        for (int b = 0; b < NB; b++) {
+            float part[4] = {};
+            const int32_t r = b * 8 + mine, column = b * 8 + (threadIdx.x & 3) * 2;
+            load_vector(v, vectors + slot_of(rows, first, r) * (n + PAD),
+                        (chunk - place * w.chunks) * CHUNK + at, n, r < R && (rows >> r & 1));
+            multiply_step<T>(part, step, v);
 #pragma unroll
-            for (int r = 0; r < R; r++) {
-                if (down && (rows >> r & 1)) {
-                    y[r] = fmaf(place >= 0 ? room.weight[slot + nth] : room.open[r], sum[r], y[r]);
-                    nth++;
+            for (int i = 0; i < 2; i++) {
+                const int32_t c = column + i;
+                if (c < R && (rows >> c & 1)) {
+                    const float weight =
+                        routed ? room.weight[slot_of(rows, first, c)] : room.open[c];
+                    sum[b][i] = fmaf(weight, part[i], sum[b][i]);
+                    sum[b][2 + i] = fmaf(weight, part[2 + i], sum[b][2 + i]);
                 }
             }
         }
+    }
+}
+
+/* The block's features, of the activations or (`down`) of y: a tile is summed by all warps, and
+ * stored by one of them while the others go on. vectors: x, or all activations. */
+template <typename T, int R, int DEPTH>
+__device__ __forceinline__ void
+make_features(const struct once_params &p, const struct once_room<R> &room,
+              const struct once_work &w, struct stream<T, DEPTH> &s, int32_t n_rows,
+              const T *vectors, bool down, float (*sums)[WARPS][TILE][R])
+{
+    enum { NB = (R + 7) / 8 };
+    const int32_t warp = threadIdx.x >> 5;
+    const int32_t n_tiles = down ? w.n_down_tiles : w.n_shared_tiles + w.n_up_tiles;
+#pragma unroll 1
+    for (int32_t tile = 0; tile < n_tiles; tile++) {
+        float sum[NB][4] = {};
         if (down) {
-            store_y<T>(p, room, w.out + i, n_rows, y);
+            add_down<T, R, NB>(p, room, w, s, n_rows, vectors, sum);
         } else {
-            store_acts<T>(p, room, of_up, of_up >= 0 ? flat - of_up * p.ffn : w.shared + i,
-                          of_up >= 0 ? room.rows[of_up] : all, y, sum);
+            add_up<T, R, NB>(p, room, w, s, n_rows, vectors, sum);
+        }
+        put_sums<R, NB>(sums[tile & 1][warp], sum);
+        __syncthreads();
+        if (warp == tile % WARPS && down) {
+            store_y<T, R>(p, room, w, tile, n_rows, sums[tile & 1]);
+        } else if (warp == tile % WARPS) {
+            store_acts<T, R>(p, room, w, tile, n_rows, sums[tile & 1]);
         }
     }
 }
@@ -186,9 +256,11 @@ __global__ void __maxnreg__(MOST_REGISTERS) moe_once_kernel(struct once_params p
 {
     extern __shared__ __align__(16) char memory[];
     __shared__ struct once_room<R> room;
-    T *x = (T *)(memory + ring_bytes(DEPTH)); // later the activations
-    float *scores = (float *)(memory + ring_bytes(DEPTH) + rows_bytes(p));
-    float *router = scores + p.route.n_rows * pick_floats(p.route);
+    float (*sums)[WARPS][TILE][R] = (float (*)[WARPS][TILE][R])(memory + ring_bytes(DEPTH));
+    char *const rest = memory + ring_bytes(DEPTH) + sums_bytes(R);
+    T *x = (T *)rest; // later the activations
+    float *router = (float *)(rest + rows_bytes(p));
+    float *scores = (float *)(rest + rows_bytes(p) + router_bytes(p));
     const int32_t n_rows = n_real(p);
     const int32_t first = first_of(p.of_scores), n_own = number_of(p.of_scores);
     struct once_work w = work_of(p);
@@ -232,6 +304,8 @@ __global__ void __maxnreg__(MOST_REGISTERS) moe_once_kernel(struct once_params p
         const struct once_shares of_up = shares_of(room.n_experts * p.ffn, gridDim.x);
         w.up = first_of(of_up);
         w.n_up = number_of(of_up);
+        w.n_up_tiles = (w.n_up + 7) / 8;
+        w.down_chunks = room.n_experts * w.chunks + (p.shared_ffn + CHUNK - 1) / CHUNK;
     }
 #pragma unroll 1
     for (int down = 0; down < 2; down++) {
@@ -244,7 +318,7 @@ __global__ void __maxnreg__(MOST_REGISTERS) moe_once_kernel(struct once_params p
             load_acts(p, room, n_rows, x);
             __syncthreads();
         }
-        make_features(p, room, w, s, n_rows, x, down > 0);
+        make_features(p, room, w, s, n_rows, x, down > 0, sums);
     }
 }
 
@@ -284,7 +358,7 @@ size_t k_moe_once_scratch(const struct moe_few *m)
 }
 
 static struct once_params params_of(const struct moe_few *m, int32_t n_sms, void *scratch,
-                                   void *lasting)
+                                    void *lasting)
 {
     const struct moe_ffn_args *a = m->ffn;
     const struct norm_args *norm = m->norm;
@@ -339,10 +413,11 @@ static bool fits(const struct moe_few *m, int32_t n_sms, int32_t *n_bytes)
 {
     const struct once_params p = params_of(m, n_sms, NULL, NULL);
     const size_t picks = (size_t)m->route->n_rows * (size_t)pick_floats(p.route) * sizeof(float);
-    const size_t own = (size_t)((p.n_scores + n_sms - 1) / n_sms);
-    const size_t router = own * (size_t)p.hidden * sizeof(float);
-    const size_t before = (size_t)rows_bytes(p) + picks + router, after = acts_bytes(m);
-    const size_t all = (size_t)ring_bytes(DEPTH) + (before > after ? before : after);
+    const size_t vectors = (size_t)m->route->n_rows * (size_t)(m->ffn->k + 1);
+    const size_t before = (size_t)rows_bytes(p) + (size_t)router_bytes(p) + picks;
+    const size_t after = acts_bytes(m) + vectors * PAD * sizeof(uint16_t);
+    const size_t all =
+        (size_t)(ring_bytes(DEPTH) + sums_bytes(R)) + (before > after ? before : after);
     *n_bytes = (int32_t)all;
     return m->route->n_rows <= R &&
            all + sizeof(struct once_room<R>) + 1024 <= (size_t)most_shared();
@@ -354,13 +429,13 @@ template <typename T>
 static bool choose(const struct moe_few *m, int32_t n_sms, void (**kernel)(struct once_params),
                    int32_t *n_bytes)
 {
-    if (fits<T, 1, 10>(m, n_sms, n_bytes)) {
-        *kernel = moe_once_kernel<T, 1, 10>;
-    } else if (fits<T, 4, 10>(m, n_sms, n_bytes)) {
-        *kernel = moe_once_kernel<T, 4, 10>;
+    if (fits<T, 1, 5>(m, n_sms, n_bytes)) {
+        *kernel = moe_once_kernel<T, 1, 5>;
+    } else if (fits<T, 8, 5>(m, n_sms, n_bytes)) {
+        *kernel = moe_once_kernel<T, 8, 5>;
     } else {
-        *kernel = moe_once_kernel<T, MOST_ROWS, 4>;
-        return fits<T, MOST_ROWS, 4>(m, n_sms, n_bytes);
+        *kernel = moe_once_kernel<T, MOST_ROWS, 2>;
+        return fits<T, MOST_ROWS, 2>(m, n_sms, n_bytes);
     }
     return true;
 }
@@ -407,7 +482,7 @@ bool k_moe_once_takes(const struct moe_few *m, int32_t n_sms)
 }
 
 cudaError_t k_moe_once(cudaStream_t stream, const struct moe_few *m, int32_t n_sms, void *scratch,
-                      void *lasting)
+                       void *lasting)
 {
     void (*kernel)(struct once_params) = NULL;
     int32_t n_bytes = 0;

@@ -28,7 +28,8 @@ __device__ __forceinline__ void load_rows(const struct once_params &p, int32_t n
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             if (first + i * THREADS < all) {
-                v[i].store(x + (first + i * THREADS) * RUN);
+                const int32_t at = first + i * THREADS, row = at / per_row;
+                v[i].store(x + row * (p.hidden + PAD) + (at - row * per_row) * RUN);
             }
         }
     }
@@ -64,7 +65,7 @@ __device__ __forceinline__ void add_delta(const struct once_params &p, int32_t f
             for (int e = 0; e < RUN; e++) {
                 square[i] = fmaf(to_float(v[i].v[e]), to_float(v[i].v[e]), square[i]);
             }
-            v[i].store(x + row * p.hidden + at);
+            v[i].store(x + row * (p.hidden + PAD) + at);
             if (m.delta && row == (int32_t)blockIdx.x) {
                 v[i].store((T *)m.kept + row * p.hidden + at);
             }
@@ -81,8 +82,11 @@ __device__ __forceinline__ void load_norm_weights(const struct once_params &p, i
         low = *(const float4 *)(p.norm.weight + at);
         high = *(const float4 *)(p.norm.weight + at + 4);
     }
-    *(float4 *)weight = low;
-    *(float4 *)(weight + 4) = high;
+    const float all[RUN] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        weight[e] = all[e];
+    }
 }
 
 /* The rows of the RMS norm, in shared memory. `weight`: the first RUN that the thread needs. */
@@ -111,7 +115,7 @@ __device__ __forceinline__ void norm_rows(const struct once_params &p, int32_t n
         for (int32_t i = 0; i < EACH && first + i < n; i++) {
             const float sum = warp_sum(lane < WARPS ? moments[lane][i] : 0.0f);
             const float scale = 1.0f / sqrtf(sum / (float)p.hidden + p.norm.eps);
-            T *row = x + (first + i) * p.hidden;
+            T *row = x + (first + i) * (p.hidden + PAD);
 #pragma unroll 1
             for (int32_t at = threadIdx.x * RUN; at < p.hidden; at += THREADS * RUN) {
                 vec<T> v;
@@ -192,7 +196,7 @@ __device__ __forceinline__ void make_scores(const struct once_params &p, int32_t
             for (int r = 0; r < R; r++) {
                 if (r < n_rows) {
                     float v[4];
-                    load_4<true>(x + r * p.hidden, at, p.hidden, v);
+                    load_4<true>(x + r * (p.hidden + PAD), at, p.hidden, v);
                     sum[r] = fmaf(v[0], w.x, sum[r]);
                     sum[r] = fmaf(v[1], w.y, sum[r]);
                     sum[r] = fmaf(v[2], w.z, sum[r]);
@@ -309,7 +313,9 @@ __device__ __forceinline__ void make_picks(const struct once_params &p, int32_t 
     struct pick mine = {0, 0.0f};
     if (row < n_rows) {
         float *of_row = scores + row * pick_floats(p.route);
-        mine = p.route.n_experts <= 256
+        mine = p.route.n_experts <= 256 && p.route.n_group == 0
+                   ? pick_plain(of_row, p.correction, p.expert_scale, p.route)
+               : p.route.n_experts <= 256
                    ? pick_row<8>(of_row, p.correction, p.expert_scale, p.route, of_row)
                    : pick_row<16>(of_row, p.correction, p.expert_scale, p.route, of_row);
         if (lane < k) {
