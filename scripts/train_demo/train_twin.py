@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains models/demo-twin, a small Qwen3.5 (gated delta nets beside attention), and then its multi-token prediction module.
 
-    train_twin.py --models models --out OUT --minutes 7 --head-minutes 1.5 --compile      on one large GPU
+    train_twin.py --models models --out OUT --minutes 5.2 --head-minutes 1 --compile      on one large GPU
     train_twin.py --models models --out OUT --steps 3 --head-steps 2 --tiny               the whole path, on a CPU
 
 The tokenizer is the demo model's with fewer merges, so that the embedding stays small. OUT gets a folder in bf16;

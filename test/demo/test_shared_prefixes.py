@@ -23,7 +23,7 @@ N_TEXTS, N_TALKS = 8, 5  # three tasks each
 TWIN = os.environ.get("SLUICE_TWIN", os.path.join(ROOT, "models", "demo-twin"))
 # (folder, right answers of the 39, tokens that a first round finds in the cache). A model with states keeps one where prompts
 # diverge, which only the third prompt with the prefix can use.
-MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 39, 500), "twin": (TWIN, 18, 100)}
+MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 39, 500), "twin": (TWIN, 37, 100)}
 NO_CACHE = ["--no-enable-prefix-caching"]
 MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3, "fixed": True})]
 

@@ -12,7 +12,7 @@ from test_shared_prefixes import MODELS, MTP, contexts, judge, task, user
 import turns  # of scripts/train_demo
 
 TWIN = MODELS["twin"][0]
-N, CHECKED, LEAST_RIGHT = 64, 8, 32  # tasks; those that also run without cache and drafts
+N, CHECKED, LEAST_RIGHT = 64, 8, 53  # tasks; those that also run without cache and drafts
 BLOCK, EVERY = 64, 512  # tokens per block of state; between two kept states
 ONE_BY_ONE = ["--max-num-seqs", "1", "--json", "--device", DEVICE, "--log-level", "error"]
 

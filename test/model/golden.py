@@ -12,7 +12,11 @@ DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
 SHARED = os.path.abspath(os.environ.get("SLUICE_SHARED", os.path.join(ROOT, "..", "shared")))
 EXACT_RANKS = DEVICE == "cpu"  # True if several ranks give the same bits as one
 TWO_THREADS = ["--threads", "2"]  # test/run may limit a program to one thread
-RUN = [SLUICE, "generate", "--device", DEVICE, *os.environ.get("SLUICE_TEST_FLAGS", "").split()]
+FLAGS = os.environ.get("SLUICE_TEST_FLAGS", "").split()
+N_RANKS = int(FLAGS[FLAGS.index("--tensor-parallel-size") + 1]) if "--tensor-parallel-size" in FLAGS else 1
+# A draft model that is the target itself. A whole copy on each rank rounds otherwise than the target, which is shared out.
+AS_SHARDED = {"draft_tensor_parallel_size": N_RANKS} if N_RANKS > 1 else {}
+RUN = [SLUICE, "generate", "--device", DEVICE, *FLAGS]
 
 
 def families():

@@ -25,7 +25,7 @@ def config(**keys):
 
 
 def draft(model, **keys):
-    return config(method="draft_model", model=model, **keys)
+    return config(method="draft_model", model=model, **golden.AS_SHARDED, **keys)
 
 
 PROPOSERS = {"ngram": config(method="ngram", prompt_lookup_min=1), "stranger": draft(STRANGER), "own": draft(OWN)}

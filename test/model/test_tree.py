@@ -15,7 +15,7 @@ STRANGER = os.path.join(golden.GOLDEN, "llama-tied")
 
 
 def flags(method="tree", model=OWN, **more):
-    config = {"method": method, "model": model, "fixed": True, **more}
+    config = {"method": method, "model": model, "fixed": True, **golden.AS_SHARDED, **more}
     return ["--speculative-config", json.dumps(config)]
 
 
