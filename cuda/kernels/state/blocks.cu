@@ -42,122 +42,90 @@ __device__ static pack<T, E> load_input(const struct blocks_params &p, const str
     return in;
 }
 
-/* A lane's taps of the convolution. */
-template <int E> struct taps {
-    float weight[TAPS][E], bias[E];
-};
-
-template <int E>
-__device__ __forceinline__ static void load_taps(const struct blocks_params &p,
-                                                 const struct part &part, struct taps<E> &taps)
+template <typename T, int E>
+__device__ static void convolve(const struct blocks_params &p, const struct block_item &b,
+                                const struct part &part, const T *old, T *to)
 {
+    const int32_t lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * ROWS;
+    float weight[TAPS][E], bias[E], in[TAPS][E];
 #pragma unroll
     for (int e = 0; e < E; e++) {
         const int32_t channel = part.channel + e;
-        taps.bias[e] = p.vectors.bias ? p.vectors.bias[channel] : 0.0f;
+        bias[e] = p.vectors.bias ? p.vectors.bias[channel] : 0.0f;
 #pragma unroll
         for (int j = 0; j < TAPS; j++) {
-            taps.weight[j][e] =
-                p.vectors.kernel[(int64_t)j * p.state.geometry.conv_width + channel];
+            weight[j][e] = p.vectors.kernel[(int64_t)j * p.state.geometry.conv_width + channel];
         }
+    }
+#pragma unroll
+    for (int j = 1; j < TAPS; j++) {
+        const pack<T, E> x = load_input<T, E>(p, b, b.begin + first - TAPS + j, part.channel);
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            in[j][e] = to_float(x.v[e]);
+        }
+    }
+#pragma unroll 4
+    for (int32_t t = first; t < first + ROWS; t++) {
+        const pack<T, E> x = load_input<T, E>(p, b, b.begin + t, part.channel);
+        float y[E], square = 0.0f;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+#pragma unroll
+            for (int j = 1; j < TAPS; j++) {
+                in[j - 1][e] = in[j][e];
+            }
+            in[TAPS - 1][e] = to_float(x.v[e]);
+            float sum = bias[e];
+#pragma unroll
+            for (int j = 0; j < TAPS; j++) {
+                sum = fmaf(in[j][e], weight[j][e], sum);
+            }
+            y[e] = p.silu ? sum / (1.0f + __expf(-sum)) : sum;
+            square = fmaf(y[e], y[e], square);
+        }
+        const float by = part.normed ? rsqrtf(warp_sum(square) + 1e-6f) * part.scale : 1.0f;
+        const bool is_here = t >= b.at && t < b.end;
+        pack<T, E> made;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            made.v[e] = from_float<T>(is_here ? y[e] * by : 0.0f);
+        }
+        if (old && t < b.at) { // a key from an earlier pass
+            made = *(const pack<T, E> *)(old + (int64_t)t * p.state.geometry.n_key_heads * E * 32 +
+                                         lane * E);
+        }
+        *(pack<T, E> *)(to + (int64_t)t * E * 32 + lane * E) = made;
     }
 }
 
-/* The loads of AHEAD rows are in flight at once. */
-template <typename T, int E>
-__device__ static void convolve(const struct blocks_params &p, const struct block_item &b,
-                                const struct part &part, const struct taps<E> &taps, const T *old,
-                                T *to)
-{
-    enum { AHEAD = 8 };
-    const int32_t lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * ROWS;
-    pack<T, E> in[TAPS - 1 + AHEAD];
-#pragma unroll
-    for (int j = 0; j < TAPS - 1; j++) {
-        in[j] = load_input<T, E>(p, b, b.begin + first - (TAPS - 1) + j, part.channel);
-    }
-#pragma unroll 1
-    for (int32_t t = first; t < first + ROWS; t += AHEAD) {
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            in[TAPS - 1 + i] = load_input<T, E>(p, b, b.begin + t + i, part.channel);
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            float y[E], square = 0.0f;
-#pragma unroll
-            for (int e = 0; e < E; e++) {
-                float sum = taps.bias[e];
-#pragma unroll
-                for (int j = 0; j < TAPS; j++) {
-                    sum = fmaf(to_float(in[i + j].v[e]), taps.weight[j][e], sum);
-                }
-                y[e] = p.silu ? __fdividef(sum, 1.0f + __expf(-sum)) : sum;
-                square = fmaf(y[e], y[e], square);
-            }
-            const float by = part.normed ? rsqrtf(warp_sum(square) + 1e-6f) * part.scale : 1.0f;
-            const bool is_here = t + i >= b.at && t + i < b.end;
-            pack<T, E> made;
-#pragma unroll
-            for (int e = 0; e < E; e++) {
-                made.v[e] = from_float<T>(is_here ? y[e] * by : 0.0f);
-            }
-            if (old && t + i < b.at) { // a key from an earlier pass
-                const int64_t row = (int64_t)(t + i) * p.state.geometry.n_key_heads;
-                made = *(const pack<T, E> *)(old + row * E * 32 + lane * E);
-            }
-            *(pack<T, E> *)(to + (int64_t)(t + i) * E * 32 + lane * E) = made;
-        }
-#pragma unroll
-        for (int j = 0; j < TAPS - 1; j++) {
-            in[j] = in[AHEAD + j];
-        }
-    }
-}
-
-/* One head's queries, keys or values of items [first, last) of the launch. key_head < 0: they are
- * no keys. */
-template <typename T, int E>
-__device__ __forceinline__ static void
-convolve_items(const struct blocks_params &p, const struct part &part, int32_t first, int32_t last,
-               int32_t key_head, T *to, int64_t item_stride)
-{
-    struct taps<E> taps;
-    struct item_walk walk;
-    load_taps(p, part, taps);
-    pdl_wait();
-    pdl_trigger();
-    for (int32_t i = first; i < last && walk.enter(p, i); i++) {
-        const struct block_item &b = walk.item;
-        const T *old =
-            key_head >= 0 ? keys_at<T>(p.state, b.seq.lane, b.begin, key_head) : (const T *)NULL;
-        convolve<T, E>(p, b, part, taps, old, to + i * item_stride);
-    }
-}
-
-/* A block has one head's queries, keys or values of several items. */
 template <typename T, int KEY, int VALUE>
 __global__ void __launch_bounds__(THREADS) state_inputs_kernel(struct blocks_params p)
 {
     const struct state_layer &g = p.state.geometry;
-    const int32_t n_keys = g.n_key_heads, lane = threadIdx.x & 31, unit = blockIdx.x;
-    const int32_t each = (p.n_items + (int32_t)gridDim.y - 1) / (int32_t)gridDim.y;
-    const int32_t first = blockIdx.y * each, last = min(first + each, p.n_items);
+    const int32_t n_keys = g.n_key_heads, lane = threadIdx.x & 31;
+    const int32_t unit = blockIdx.x, item = blockIdx.y;
     const bool delta = g.kind == STATE_DELTA;
+    struct block_item b;
+    pdl_wait();
+    pdl_trigger();
+    if (!find_item(p, item, &b)) {
+        return;
+    }
     if (unit < 2 * n_keys) {
         const bool is_key = unit >= n_keys;
         const int32_t head = is_key ? unit - n_keys : unit;
         const struct part part = {(is_key ? p.k_at : p.q_at) + head * KEY + lane * (KEY / 32),
                                   delta, is_key ? 1.0f : rsqrtf((float)KEY)};
-        T *to = (T *)(is_key ? p.k : p.q) + (int64_t)head * BLOCK * KEY;
-        convolve_items<T, KEY / 32>(p, part, first, last, is_key ? head : -1, to,
-                                    (int64_t)n_keys * BLOCK * KEY);
+        const T *old = is_key ? keys_at<T>(p.state, b.seq.lane, b.begin, head) : NULL;
+        T *to = (T *)(is_key ? p.k : p.q) + ((int64_t)item * n_keys + head) * BLOCK * KEY;
+        convolve<T, KEY / 32>(p, b, part, old, to);
         return;
     }
     const int32_t head = unit - 2 * n_keys;
     const struct part part = {p.v_at + head * VALUE + lane * (VALUE / 32), false, 1.0f};
-    T *to = (T *)p.v + (int64_t)head * BLOCK * VALUE;
-    convolve_items<T, VALUE / 32>(p, part, first, last, -1, to, (int64_t)g.n_heads * BLOCK * VALUE);
+    T *to = (T *)p.v + ((int64_t)item * g.n_heads + head) * BLOCK * VALUE;
+    convolve<T, VALUE / 32>(p, b, part, (const T *)NULL, to);
 }
 
 /* ---- products between the rows of a block -----------------------------------------------------

@@ -106,27 +106,6 @@ __device__ __forceinline__ bool find_item(const struct blocks_params &p, int32_t
     return seq >= 0;
 }
 
-/* Items in ascending order: the next one of a sequence needs no search. */
-struct item_walk {
-    struct block_item item;
-    int32_t nth = -1;
-
-    /* Makes `item` item number i of the launch. False: there is none. */
-    __device__ __forceinline__ bool enter(const struct blocks_params &p, int32_t i)
-    {
-        if (nth >= 0 && !item.is_last) {
-            item = item_of(item.seq, ++nth);
-            return true;
-        }
-        nth = p.first_item + i;
-        const int32_t seq = find_seq(p.pass, &nth, items_of);
-        if (seq >= 0) {
-            item = item_of(p.pass.seqs[seq], nth);
-        }
-        return seq >= 0;
-    }
-};
-
 cudaError_t k_state_scan(cudaStream_t stream, enum dtype dtype, int32_t n_chains,
                          const struct blocks_params &p);
 
