@@ -4,6 +4,8 @@
 #include "engine/device/ops_default.h"
 #include "test/cuda/cuda_pass.h"
 
+#include <stdlib.h>
+
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
 /* A mixture with the shared experts and its router as models have them. */
@@ -177,35 +179,48 @@ static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool
 }
 
 /* On the GPU up to 16 rows of 16 bits take kernels of their own. */
+static const struct mixture_case mixtures[] = {
+    {1, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS},
+    {4, 40, 8, 2312, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {16, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU},
+    {5, 300, 10, 136, 8, 72, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH},
+    {17, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {2, 5, 5, 50, 33, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {2, 6, 3, 72, 33, 17, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {1, 12, 3, 5000, 72, 1032, true, true, MOE_SIGMOID, 1, 1, ACT_GELU},
+    {9, 20, 4, 4616, 136, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_RELU2},
+};
+
 TEST(mixtures_agree)
 {
     NEED_GPU();
-    static const struct mixture_case cases[] = {
-        {1, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-        {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS},
-        {4, 40, 8, 2312, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-        {16, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU},
-        {5, 300, 10, 136, 8, 72, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH},
-        {17, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-        {2, 5, 5, 50, 33, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-        {2, 6, 3, 72, 33, 17, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-        {1, 12, 3, 5000, 72, 1032, true, true, MOE_SIGMOID, 1, 1, ACT_GELU},
-        {9, 20, 4, 4616, 136, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_RELU2},
-    };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
-        for (int32_t i = 0; i < COUNT(cases); i++) {
-            mixture_case_of(pair_dtypes[d], &cases[i], false, false);
-            mixture_case_of(pair_dtypes[d], &cases[i], false, true);
+        for (int32_t i = 0; i < COUNT(mixtures); i++) {
+            mixture_case_of(pair_dtypes[d], &mixtures[i], false, false);
+            mixture_case_of(pair_dtypes[d], &mixtures[i], false, true);
         }
-        mixture_case_of(pair_dtypes[d], &cases[1], true, false);
+        mixture_case_of(pair_dtypes[d], &mixtures[1], true, false);
     }
+}
+
+/* The launch that includes the norm (moe/once.cu), which is not the default. */
+TEST(mixtures_in_one_launch_agree)
+{
+    NEED_GPU();
+    setenv("SLUICE_MOE_ONCE", "1", 1);
+    for (int32_t i = 0; i < COUNT(mixtures); i++) {
+        mixture_case_of(DT_BF16, &mixtures[i], false, false);
+        mixture_case_of(i % 2 == 0 ? DT_BF16 : DT_F16, &mixtures[i], false, true);
+    }
+    mixture_case_of(DT_F16, &mixtures[1], true, true);
+    unsetenv("SLUICE_MOE_ONCE");
 }
 
 /* Rows of a few have the bits that they have alone, also if launches of other sizes follow each
  * other. */
-TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
+static void rows_alone_agree(void)
 {
-    NEED_GPU();
     static const struct mixture_case c = {
         16, 24, 4, 520, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU};
     static const int32_t rows[] = {1, 4, 16, 2, 2, 9, 3, 1, 1, 16};
@@ -233,6 +248,15 @@ TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
     free(all);
     free(some);
     pair_close(&p);
+}
+
+TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
+{
+    NEED_GPU();
+    rows_alone_agree();
+    setenv("SLUICE_MOE_ONCE", "1", 1);
+    rows_alone_agree();
+    unsetenv("SLUICE_MOE_ONCE");
 }
 
 /* A pass of one sequence. */
@@ -309,7 +333,10 @@ TEST(a_captured_mixture_leaves_padding_rows_alone)
     static const int32_t rows[] = {1, 3, 5, 11};
     for (int32_t i = 0; i < COUNT(rows); i++) {
         replay_mixture(rows[i], false);
+        setenv("SLUICE_MOE_ONCE", "1", 1);
+        replay_mixture(rows[i], false);
         replay_mixture(rows[i], true);
+        unsetenv("SLUICE_MOE_ONCE");
     }
 }
 

@@ -14,12 +14,13 @@
  *   down    each block computes its share of the output features: the sum over the picked experts
  *           in order of their ids, then the shared one. So nothing is left to join.
  *
- * A feature belongs to a warp, and all weights that a warp reads form one stream of rows. Each lane
- * copies its part of a row to a ring in shared memory, up to DEPTH steps before it reads it there,
- * and across the barrier. So memory is read without a pause from the picks to the end, and the
- * weights of the shared expert even before the preceding kernel has ended. Bound by reading the
- * weights: those of an expert once for all rows that picked it. A row's bits do not depend on the
- * other rows, but differ from those of moe.cu. */
+ * All warps share a tile of 16 rows of weights: each has some of its columns, for up to 8 rows of x
+ * at once (mma.sync). What a warp reads forms one stream: each lane copies its part to a ring in
+ * shared memory, up to DEPTH steps before it reads it there, and across the barrier. So memory is
+ * read without a pause from the picks to the end, and the weights of the shared expert even before
+ * the preceding kernel has ended. Bound by reading the weights: those of an expert once for all
+ * rows that picked it. A row's bits do not depend on the other rows, but differ from those of
+ * moe.cu. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/moe/once.cuh"
@@ -431,8 +432,8 @@ static bool choose(const struct moe_few *m, int32_t n_sms, void (**kernel)(struc
 {
     if (fits<T, 1, 5>(m, n_sms, n_bytes)) {
         *kernel = moe_once_kernel<T, 1, 5>;
-    } else if (fits<T, 8, 5>(m, n_sms, n_bytes)) {
-        *kernel = moe_once_kernel<T, 8, 5>;
+    } else if (fits<T, 8, 4>(m, n_sms, n_bytes)) {
+        *kernel = moe_once_kernel<T, 8, 4>;
     } else {
         *kernel = moe_once_kernel<T, MOST_ROWS, 2>;
         return fits<T, MOST_ROWS, 2>(m, n_sms, n_bytes);
