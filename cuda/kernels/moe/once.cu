@@ -326,19 +326,13 @@ __global__ void __maxnreg__(MOST_REGISTERS) moe_once_kernel(struct once_params p
 /* ---- launches ---------------------------------------------------------------------------------
  */
 
-/* Shared memory of a block on this device. */
+/* Shared memory that a block may have. */
 static int32_t most_shared()
 {
-    static const int32_t most = [] {
-        int device = 0, n = 0;
-        if (cudaGetDevice(&device) != cudaSuccess ||
-            cudaDeviceGetAttribute(&n, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
-                cudaSuccess) {
-            return 0;
-        }
-        return n;
-    }();
-    return most;
+    if (launch_sm() >= 90) {
+        return 227 << 10;
+    }
+    return launch_sm() == 80 ? 163 << 10 : 99 << 10;
 }
 
 size_t k_moe_once_lasting(void)
