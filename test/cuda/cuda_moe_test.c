@@ -193,6 +193,7 @@ TEST(many_rows_agree)
         {333, 8, 1, 8, 200, MOE_TOPK_SOFTMAX, false, false, false, 1, 1, ACT_SILU, ONE_EXPERT},
         {2500, 3, 1, 64, 128, MOE_TOPK_SOFTMAX, false, false, true, 1, 1, ACT_SILU, ONE_EXPERT},
         {450, 300, 32, 64, 16, MOE_SOFTMAX_TOPK, true, false, false, 1, 1, ACT_SILU, ROUTED},
+        {1800, 300, 2, 64, 16, MOE_SIGMOID, true, false, false, 1, 1, ACT_SILU, ROUTED},
         {450, 6, 3, 100, 64, MOE_SOFTMAX_TOPK, true, false, false, 1, 1, ACT_SILU, ROUTED},
         {450, 6, 3, 96, 60, MOE_SOFTMAX_TOPK, true, true, false, 1, 1, ACT_SILU, FEW_EXPERTS},
     };
