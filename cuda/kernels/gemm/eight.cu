@@ -326,7 +326,7 @@ static int32_t row_tile(int32_t n_rows)
 /* The most boxes of an item. */
 static int32_t boxes_of(const struct item_plan &plan)
 {
-    return items_up(plan.n_chunks, plan.n_runs) * CHUNK;
+    return item_most(plan.runs) * CHUNK;
 }
 
 static int32_t tiles_of(int32_t band)
@@ -480,8 +480,8 @@ extern "C" cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a
         p.is_gated = is_gated;
     }
     p.plan = plan_of(a, n_sms, sums_bytes);
-    const bool cut = p.plan.n_runs > 1;
-    sums->n = cut ? p.plan.n_runs : 0;
+    const bool cut = p.plan.runs.n_parts > 1;
+    sums->n = cut ? p.plan.runs.n_parts : 0;
     p.y = cut ? (void *)(uintptr_t)sums->first : a->y;
     p.y_dtype = cut ? DT_F32 : a->y_dtype;
     p.bias = cut ? nullptr : a->bias;
@@ -493,7 +493,7 @@ extern "C" cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a
     p.y_stride = cut ? sums->width : a->y_stride;
     p.part_stride = cut ? sums->stride : 0;
     p.accumulate = !cut && a->accumulate;
-    p.band = p.plan.most_tiles * STEP;
+    p.band = item_most(p.plan.bands) * STEP;
     p.n_tiles = tiles_of(p.band);
     p.n_ways = GROUPS / p.n_tiles;
     p.most_boxes = boxes_of(p.plan);
