@@ -56,6 +56,8 @@ FAMILIES = [
         "folder": "stablelm",
         "model_type": "stablelm",
         "config": {
+            "num_hidden_layers": 2,
+            "intermediate_size": 64,
             "head_dim": 16,
             "use_qkv_bias": True,
             "layer_norm_eps": 1e-5,
@@ -289,7 +291,8 @@ FAMILIES = [
             "head_dim": 32,
             "attention_bias": True,
             "mlp_bias": True,
-            "num_hidden_layers": 3,
+            "num_hidden_layers": 2,
+            "intermediate_size": 64,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
