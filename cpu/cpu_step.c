@@ -54,7 +54,9 @@ static enum status carve_slots(struct cpu_backend *cpu)
         s->passes = mem_try_calloc((size_t)l->max_passes, sizeof *s->passes);
         s->draws = cpu_memory(cpu, (size_t)cpu->max_draws * sizeof *s->draws);
         s->pooled = cpu_memory(cpu, (size_t)l->max_lanes * (size_t)l->hidden * sizeof(float));
-        if (!s->passes || !s->draws || !s->pooled) {
+        const size_t rows = (size_t)l->max_out_rows + (size_t)l->max_lanes;
+        s->logits = cpu_memory(cpu, rows * (size_t)l->vocab * sizeof *s->logits);
+        if (!s->passes || !s->draws || !s->pooled || !s->logits) {
             return ERR_NOMEM;
         }
     }
@@ -184,7 +186,8 @@ enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct p
     ASSERT(pass->kv_set >= 0 && pass->kv_set < MAX_KV_SETS);
     ASSERT(s->n_passes < cpu->limits.max_passes);
     if (pass->n_draws > cpu->max_draws - s->n_draws_used ||
-        pass->n_pool > cpu->limits.max_lanes - s->n_pooled_used) {
+        pass->n_pool > cpu->limits.max_lanes - s->n_pooled_used ||
+        pass->n_logits > cpu->limits.max_out_rows + cpu->limits.max_lanes) {
         return ERR_LIMIT;
     }
     check_seqs(cpu, pass);
@@ -201,6 +204,7 @@ enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct p
         .n_draws = pass->n_draws,
         .draws = s->draws + s->n_draws_used,
         .pooled = s->pooled + (size_t)s->n_pooled_used * (size_t)cpu->limits.hidden,
+        .logits = s->logits,
     };
     *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
     return OK;

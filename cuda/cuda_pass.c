@@ -113,9 +113,9 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
     if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
         p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
         p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
-        p->n_masks < 0 || p->n_keeps < 0 || p->n_keeps > most_keeps(p->n_rows) ||
-        p->n_masks > l->max_masks || p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS ||
-        p->hidden.n < 0 || p->hidden.n > MAX_HIDDEN_LAYERS) {
+        p->n_masks < 0 || p->n_logits < 0 || p->n_logits > ps->max_draws || p->n_keeps < 0 ||
+        p->n_keeps > most_keeps(p->n_rows) || p->n_masks > l->max_masks || p->kv_set < 0 ||
+        p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 || p->hidden.n > MAX_HIDDEN_LAYERS) {
         return false;
     }
     for (int32_t i = 0; i < p->n_rows; i++) {
@@ -147,7 +147,7 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
             d->top_n > MAX_TOP_LOGPROBS || d->tree_row >= p->n_rows || d->more < 0 ||
             d->more >= MAX_SIBLINGS || d->more_slot < 0 || d->law < 0 || d->law > l->max_laws ||
             d->more_slot > ps->view.history_stride - d->more || d->mask < 0 ||
-            d->mask > p->n_masks) {
+            d->mask > p->n_masks || d->logits < 0 || d->logits > p->n_logits) {
             return false;
         }
     }
@@ -336,14 +336,15 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     _Static_assert((int)GRAPH_MAX_ROWS <= (int)ATTENTION_CAPTURED_ROWS,
                    "attention looks at the pass itself where nothing is captured");
     /* Tests use negative model ids, and their ops differ from pass to pass. */
-    const bool may_capture =
-        pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 && pass->n_rows <= GRAPH_MAX_ROWS;
+    const bool may_capture = pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 &&
+                             pass->n_logits == 0 && pass->n_rows <= GRAPH_MAX_ROWS;
     *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
     if (may_capture) {
         *shape = (struct pass_shape){bucket_within(pass->n_rows, p->limits.max_rows),
                                      bucket_within(pass->n_out, p->limits.max_out_rows),
                                      bucket_within(pass->n_draws, p->max_draws), true};
     }
+    TRY(steps_need_logits(steps, pass->n_logits));
     TRY(lanes_flush(lanes));
     if (!pass->draws_wait) {
         TRY(draw_masks_send(&p->masks, lanes, pass->masks, pass->n_masks));

@@ -191,27 +191,35 @@ static void add_draw(struct planned_step *ps, int32_t out_row, const struct sequ
     ps->owners[st->pass.n_draws++] = owner;
 }
 
+/* More alternatives than a draw can list are taken from its whole row of logits. */
+static void ask_logprobs(struct planned_step *ps, struct pass_draw *d, int32_t n_top, bool listed)
+{
+    d->logprobs = true;
+    if (listed || n_top > MAX_TOP_LOGPROBS) {
+        d->logits = ++ps->step.pass.n_logits;
+    } else {
+        d->top_n = n_top;
+    }
+}
+
 /* A draw that is verified against a draft is not kept by the device: the host decides
  * first. */
 static void add_sample(struct planned_step *ps, int32_t out_row, struct sequence *seq, int32_t pos,
                        bool verify, int32_t tree_row)
 {
     const struct sampling_params *p = &seq->request->params;
-    struct pass_draw d = {.kind = DRAW_SAMPLE,
-                          .keep = !verify,
-                          .logprobs = p->logprobs,
-                          .top_n = p->logprobs ? p->top_logprobs : 0,
-                          .tree_row = tree_row};
+    struct pass_draw d = {.kind = DRAW_SAMPLE, .keep = !verify, .tree_row = tree_row};
+    if (p->logprobs) {
+        ask_logprobs(ps, &d, p->top_logprobs, p->logprob_ids);
+    }
     add_draw(ps, out_row, seq, d, (struct draw_owner){seq, pos, false, verify});
 }
 
 /* Row `pos` scores the prompt token after it. */
 static void add_score(struct planned_step *ps, int32_t out_row, struct sequence *seq, int32_t pos)
 {
-    struct pass_draw d = {.kind = DRAW_SCORE,
-                          .logprobs = true,
-                          .tree_row = -1,
-                          .top_n = seq->request->params.prompt_top_logprobs};
+    struct pass_draw d = {.kind = DRAW_SCORE, .tree_row = -1};
+    ask_logprobs(ps, &d, seq->request->params.prompt_top_logprobs, false);
     add_draw(ps, out_row, seq, d, (struct draw_owner){seq, pos, true, false});
 }
 

@@ -171,7 +171,7 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
         [MEMBER_BOOL] = "boolean",  [MEMBER_INT] = "integer",   [MEMBER_REAL] = "number",
         [MEMBER_STRING] = "string", [MEMBER_OBJECT] = "object", [MEMBER_ARRAY] = "array",
     };
-    int64_t least = m->min, most = member_max(m, facts->config);
+    int64_t least = member_min(m, facts->config), most = member_max(m, facts->config);
     switch (m->type) {
     case MEMBER_ANY: break;
     case MEMBER_BOOL:

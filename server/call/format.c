@@ -226,9 +226,13 @@ void call_native_prob(struct call_choice *ch, int32_t token, const struct token_
     buf_puts(b, b->n_bytes ? "," : "");
     put_native_prob(b, ch->call, token, post.drawn);
     buf_puts(b, ",\"top_probs\":[");
-    for (int32_t i = 0; i < post.n && i < ch->call->request.n_top && post.prob[i] > 0; i++) {
+    for (int32_t i = 0; i < post.n && i < ch->call->request.n_top; i++) {
+        const double prob = post_sampling_prob(&post, lp, i);
+        if (prob <= 0) {
+            break;
+        }
         buf_puts(b, i ? "," : "");
-        put_native_prob(b, ch->call, lp->top_ids[i], post.prob[i]);
+        put_native_prob(b, ch->call, lp->top_ids[i], prob);
         buf_putc(b, '}');
     }
     buf_puts(b, "]}");

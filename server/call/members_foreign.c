@@ -94,9 +94,12 @@ static const struct member rows[] = {
      REFUSED(ANY, "\"auto\"|\"deepseek\"")},
 
     /* ---- the answer's form ---- */
-    {"logprob_token_ids", "Log probabilities of chosen tokens.", DRAWS, REFUSED(ANY, NOTHING)},
+    {"logprob_token_ids", "The log probabilities of these tokens, in place of the likeliest.",
+     LISTS_LOGPROBS, HAND(IDS, read_logprob_ids), .may_be_empty = true},
+    {"logprob_token_ids", "Log probabilities of chosen tokens.", DRAWS & ~LISTS_LOGPROBS,
+     REFUSED(ANY, NOTHING)},
     {"n_probs", "The log probability of each token, and of this many others.", NATIVE,
-     HAND(INT, read_n_probs), .min = 0, MOST(max_logprobs)},
+     HAND(INT, read_n_probs), SHARE},
     {"n_probs", "llama.cpp's log probabilities.", DRAWS & ~NATIVE, REFUSED(ANY, "0"),
      .why = "Use 'logprobs'."},
     {"post_sampling_probs", "Probabilities behind the samplers in place of log probabilities.",

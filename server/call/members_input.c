@@ -8,7 +8,7 @@ static const struct member rows[] = {
      FORM_COMPLETIONS | FORM_OLLAMA_GENERATE, HAND(STRING, read_suffix)},
     {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
     {"logprobs", "The log probability of each token, and of this many others.", FORM_COMPLETIONS,
-     HAND(INT, read_completion_logprobs), .min = 0, MOST(max_logprobs)},
+     HAND(INT, read_completion_logprobs), SHARE},
 
     /* ---- the answer's length: of several names, the endpoint's own counts ---- */
     {"n_predict", "llama.cpp's name of max_tokens; -1: as much as fits.", DRAWS,
@@ -34,7 +34,7 @@ static const struct member rows[] = {
     /* ---- ids in, ids out ---- */
     {"token_ids", "The prompt.", FORM_TOKENS, HAND(IDS, read_token_ids), .required = true},
     {"logprobs", "The log probability of each token, and the likeliest at its place, one at least.",
-     FORM_TOKENS, HAND(INT, read_completion_logprobs), .min = 0, MOST(max_logprobs)},
+     FORM_TOKENS, HAND(INT, read_completion_logprobs), SHARE},
     {"max_tokens", "The longest answer, in tokens.", FORM_TOKENS, LENGTH},
     {"detokenize", "Answers are ids; false only without stop strings.", FORM_TOKENS,
      HAND(BOOL, read_detokenize)},

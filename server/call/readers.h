@@ -25,6 +25,8 @@ bool read_bias(struct request *r);
 bool request_ban_ends(struct request *r);
 bool check_best_of(struct request *r);
 bool check_prompt_logprobs(struct request *r);
+bool request_read_share(struct request *r, const char *key, int64_t *v);
+bool read_logprob_ids(struct request *r);
 bool read_allowed(struct request *r);
 bool read_repeat_window(struct request *r);
 bool read_penalize_nl(struct request *r);

@@ -236,7 +236,7 @@ bool read_native_prompt(struct request *r)
 bool read_n_probs(struct request *r)
 {
     int64_t v;
-    if (body_int(&r->body, "n_probs", 0, r->model->config->max_logprobs, &v) && v > 0) {
+    if (request_read_share(r, "n_probs", &v) && v > 0) {
         r->logprobs = true;
         r->n_top = (int32_t)v;
     }
@@ -280,7 +280,8 @@ bool native_end(struct request *r)
     if (!r->post_sampling || !r->logprobs) {
         return true;
     }
-    r->params.top_logprobs = MAX_TOP_LOGPROBS; // as many as determine the distribution
+    const int32_t least = post_sampling_needs(&r->params, r->model->info->vocab);
+    r->params.top_logprobs = greater(least, r->n_top);
     return post_sampling_check(&r->params, r->constraint_param, &r->error);
 }
 

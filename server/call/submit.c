@@ -76,6 +76,11 @@ static bool make_prompt_logprobs(struct call *c, struct engine_request *r, struc
 {
     size_t n_top = (size_t)c->request.params.prompt_top_logprobs, n = (size_t)r->n_prompt;
     size_t per = sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
+    if (per > OUTPUT_MAX_BYTES / n) {
+        return call_error_set(e, 400, "invalid_value", "prompt_logprobs",
+                              "The log probabilities that this request asks for would not fit in "
+                              "memory; ask for fewer, or for those of a shorter prompt.");
+    }
     char *at = mem_try_calloc(n, per);
     if (!at) {
         return call_error_no_memory(e);

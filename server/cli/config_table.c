@@ -238,7 +238,7 @@ const struct option_row option_rows[] = {
     {ROW("overload-status", OPTION_INT, overload_status, "503", "HTTP status of such a rejection"),
      .min = 429, .max = 503},
     {ROW("max-logprobs", OPTION_INT, max_logprobs, "20",
-         "logprobs and top_logprobs; more than 20, and -1, are 20"),
+         "logprobs, top_logprobs and prompt_logprobs; -1: up to the whole vocabulary"),
      .min = -1, .max = INT32_MAX},
     {ROW("max-n", OPTION_INT, max_n, "128", "samples of one prompt"), .min = 1, .max = MAX_SAMPLES},
     {ROW("max-stop", OPTION_INT, max_stop, "16", "stop strings of one request"), .min = 0,
