@@ -55,7 +55,7 @@ static bool append(struct engine *e, const struct planned_step *ps, int32_t draw
     }
     seq->n_known++;
     e->generated_tokens++;
-    bool ends = r->grammar && constraint_ends(&e->constraints[seq->index], seq, d->token);
+    bool ends = constraint_exists(r) && constraint_ends(&e->constraints[seq->index], seq, d->token);
     bool stop = ends || (n + 1 >= r->params.min_tokens && is_stop(r, d->token));
     out->stop_id = stop ? d->token : -1;
     atomic_store_explicit(&out->n_tokens, n + 1, memory_order_release);
@@ -85,7 +85,7 @@ static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32
 static bool is_refused(struct engine *e, const struct sequence *seq, int32_t token)
 {
     struct constraint *c = &e->constraints[seq->index];
-    if (seq->request->grammar) {
+    if (constraint_exists(seq->request)) {
         c->failure = constraint_take(c, seq, token);
     } else {
         c->failure = OK;

@@ -91,6 +91,7 @@ bool request_check_beams(struct request *r)
         {"repetition_penalty", p->repetition_penalty != own->repetition_penalty},
         {"frequency_penalty", p->frequency_penalty != own->frequency_penalty},
         {"presence_penalty", p->presence_penalty != own->presence_penalty},
+        {r->thinking_param, r->thinking_param && r->thinking_budget >= 0},
         {r->constraint_param, r->constraint_param != NULL},
         {r->tool_param, r->tool_mode == TOOLS_MUST},
     };

@@ -395,7 +395,7 @@ void prepare_request(struct request *r)
         call_error_set(&r->error, 400, "invalid_value", NULL, "%s", err.text);
         return;
     }
-    if (!request_check_beams(r)) {
+    if (!request_check_beams(r) || (r->generates && !request_limit_thinking(r))) {
         return;
     }
     request_constrain(r); // last: it is the most work

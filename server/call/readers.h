@@ -38,6 +38,16 @@ bool check_request_id(struct request *r);
 bool read_kv_hints(struct request *r); // request_hints.c
 bool read_bad_words(struct request *r);
 
+/* ---- the length of reasoning (request_thinking.c) ---------------------------------------------
+ */
+
+bool read_thinking_token_budget(struct request *r);
+bool read_thinking_budget(struct request *r);
+bool read_thinking_budget_tokens(struct request *r);
+bool read_reasoning_budget(struct request *r);
+bool read_reasoning_budget_message(struct request *r);
+bool request_limit_thinking(struct request *r); // once the prompts are known
+
 /* ---- constraints (request_constraint.c) -------------------------------------------------------
  */
 

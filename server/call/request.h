@@ -7,6 +7,7 @@
 
 #include "engine/base/arena.h"
 #include "engine/device/params.h"
+#include "engine/schedule/request.h"
 #include "server/call/body.h"
 #include "server/call/error.h"
 #include "server/call/grammars.h"
@@ -205,6 +206,10 @@ struct request {
 
     struct output_options output;
 
+    int64_t thinking_budget;          // tokens of reasoning; -1: any number
+    const char *thinking_param;       // the member that says it; static text; NULL: none does
+    const char *thinking_message;     // text before the forced end of reasoning; NULL: the server's
+    struct thinking_limit *thinking;  // [n_prompts]; NULL: no limit
     const char *constraint_param;     // static text: the member that constrains the answer, or NULL
     struct grammar_source constraint; // of the answer; `grammar` may add to it (request_turn.c)
     struct kept_grammar *grammar;     // compiled; NULL: none

@@ -114,6 +114,7 @@ static bool make_requests(struct call *c, struct call_error *e)
         q->grammar = r->grammar ? r->grammar->grammar : NULL;
         q->grammar_after = r->constraint_after;
         q->grammar_after_id = r->constraint_after_id;
+        q->thinking = r->thinking ? &r->thinking[i] : NULL;
         q->priority = r->priority;
         q->background = r->background;
         q->tells_prompt = r->tells_prompt && r->stream;

@@ -91,7 +91,6 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("cohere-format", TAKES_VALUE, "prompts are written by the chat template")},
     {FLAG("cohere-is-reasoning-model", TAKES_NOTHING, "Cohere's chat is not served")},
     {FLAG("tool-server", TAKES_VALUE, "tools are called by the client"), .harmless = ""},
-    {FLAG("reasoning-config", TAKES_VALUE, "reasoning has no budget"), .harmless = "{}"},
     {FLAG("structured-outputs-config", TAKES_VALUE, "there is one implementation")},
     {FLAG("guided-decoding-backend", TAKES_VALUE, "there is one implementation")},
     {FLAG("fingerprint-mode", TAKES_VALUE, "the fingerprint names version, model and dtype")},
