@@ -46,6 +46,8 @@ static const struct {
     {"CohereEmbedRequest", FORM_COHERE_EMBED},
     {"CompletionRequest", FORM_COMPLETIONS},
     {"TokensRequest", FORM_TOKENS},
+    {"DerenderChatRequest", FORM_DERENDER_CHAT},
+    {"DerenderRequest", FORM_DERENDER},
     {"MessagesRequest", FORM_MESSAGES},
     {"CountTokensRequest", FORM_COUNT_TOKENS},
     {"EmbeddingTexts", FORM_EMBEDDINGS},

@@ -36,6 +36,8 @@ CALL(either_completion, KIND_EITHER_COMPLETION)
 CALL(tokens, KIND_TOKENS)
 CALL(render, KIND_RENDER)
 CALL(render_chat, KIND_RENDER_CHAT)
+CALL(derender, KIND_DERENDER)
+CALL(derender_chat, KIND_DERENDER_CHAT)
 CALL(chat_input_tokens, KIND_CHAT_INPUT_TOKENS)
 CALL(tokenize, KIND_TOKENIZE)
 CALL(detokenize, KIND_DETOKENIZE)
@@ -51,6 +53,8 @@ const struct http_route api_routes[] = {
     INFER("/completions", either_completion),
     INFER("/v1/chat/completions/render", render_chat),
     INFER("/v1/completions/render", render),
+    INFER("/v1/chat/completions/derender", derender_chat),
+    INFER("/v1/completions/derender", derender),
     INFER("/inference/v1/generate", tokens),
     INFER("/v1/chat/completions/input_tokens", chat_input_tokens),
     INFER("/chat/completions/input_tokens", chat_input_tokens),

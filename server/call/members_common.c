@@ -3,7 +3,8 @@
 #include "server/call/members_rows.h"
 
 static const struct member rows[] = {
-    {"model", "A served name or nothing: the first one.", SERVES, HAND(STRING, read_model)},
+    {"model", "A served name or nothing: the first one.", SERVES | DERENDERS,
+     HAND(STRING, read_model)},
 
     /* ---- sampling ---- */
     {"temperature", "Divides the scores; 0 takes the most likely token.", ALL,

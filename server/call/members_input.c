@@ -199,5 +199,24 @@ static const struct member rows[] = {
     {"return_token_strs", "The tokens as texts, too.", TOKENIZE, BOOL(token_strs)},
     {"tokens", "What becomes text.", FORM_DETOKENIZE, HAND(IDS, read_tokens), .required = true,
      .may_be_empty = true},
+
+    /* ---- ids that another server generated ---- */
+    {"generate_response", "The answer of /inference/v1/generate.", FORM_DERENDER_CHAT,
+     HAND(OBJECT, read_generate_response), .required = true, .schema = GENERATED},
+    {"generate_responses", "The answers of /inference/v1/generate, one of each prompt.",
+     FORM_DERENDER, HAND(ARRAY, read_generate_responses), .required = true,
+     .schema = "'minItems':1,'items':{'type':'object'," GENERATED "}"},
+    {"prompt_tokens", "How many tokens the prompt has, for the usage.", FORM_DERENDER_CHAT,
+     HAND(INT, read_prompt_count), .min = 0, .max = INT32_MAX},
+    {"prompt_tokens", "How many tokens each prompt has, for the usage.", FORM_DERENDER,
+     HAND(ARRAY, read_prompt_counts), .unlisted = true},
+    {"prompt_token_ids", "Text does not depend on the ids before it.", DERENDERS, IGNORED(ANY)},
+    {"chat_request", "The chat that is answered: it decides how the text is parsed.",
+     FORM_DERENDER_CHAT, HAND(OBJECT, read_chat_request), .unlisted = true},
+    {"completion_request", "The request that is answered: its skip_special_tokens.", FORM_DERENDER,
+     HAND(OBJECT, read_completion_request)},
+    {"stream", "Answers are derendered as a whole.", DERENDERS, REFUSED(BOOL, "false")},
+    {"generate_chunk", "Answers are derendered as a whole.", DERENDERS, REFUSED(ANY, "")},
+    {"stream_state", "Answers are derendered as a whole.", DERENDERS, REFUSED(ANY, "")},
 };
 MEMBERS(members_input);

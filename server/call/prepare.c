@@ -48,6 +48,8 @@ static const struct kind {
                     NULL}, // the model decides whether it generates or pools
     [KIND_RERANK] = {score_begin, score_end, "documents", NULL},
     [KIND_TOKENS] = {tokens_begin, tokens_end, "token_ids", NULL, .generates = true},
+    [KIND_DERENDER_CHAT] = {NULL, derender_chat_end, NULL, "messages"},
+    [KIND_DERENDER] = {NULL, derender_end, NULL, NULL},
     [KIND_RENDER] = {render_begin, completion_end, "prompt", NULL},
     [KIND_RENDER_CHAT] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_CHAT_INPUT_TOKENS] = {render_chat_begin, chat_end, NULL, "messages"},

@@ -158,6 +158,16 @@ void render_chat_begin(struct request *r);
 void render_begin(struct request *r);
 void tokens_begin(struct request *r);
 bool tokens_end(struct request *r);
+/* /derender (request_derender.c) */
+bool read_generate_response(struct request *r);
+bool read_generate_responses(struct request *r);
+bool read_prompt_count(struct request *r);
+bool read_prompt_counts(struct request *r);
+bool read_chat_request(struct request *r);
+bool read_completion_request(struct request *r);
+bool derender_end(struct request *r);
+bool derender_chat_end(struct request *r);
+
 bool read_token_ids(struct request *r);
 bool read_detokenize(struct request *r);
 

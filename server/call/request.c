@@ -2,6 +2,7 @@
 /* Members that several bodies have: the model, stop strings and ids, penalties, streaming;
  * and the beginning and end of a request. */
 #include "engine/schedule/request.h"
+#include "server/call/derender.h"
 #include "server/call/readers.h"
 
 #include "engine/base/minmax.h"
@@ -495,6 +496,9 @@ void request_deinit(struct request *r)
         grammars_give(r->model->grammars, r->grammar);
     }
     body_close(&r->body);
+    if (r->derender) {
+        body_close(&r->derender->outer);
+    }
     json_free(r->own_tools);
     ids_deinit(&r->ids);
     arena_deinit(&r->arena);

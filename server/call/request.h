@@ -34,13 +34,15 @@ enum request_kind {
     KIND_NATIVE, // llama.cpp's
     KIND_INFILL,
     KIND_NATIVE_EMBED,
-    KIND_TOKENS,                          // vLLM's: ids in, ids out
-    KIND_CHAT_BATCH,                      // several conversations
-    KIND_LABELS,                          // the probabilities of given tokens as the next one
-    KIND_CLASSIFY,                        // the class that a classifier gives to prompts
-    KIND_POOLING,                         // embeddings in another form
-    KIND_COHERE_EMBED,                    // Cohere's
-    N_KINDS_WITH_FORM,                    // the kinds below use the forms of those above
+    KIND_TOKENS,        // vLLM's: ids in, ids out
+    KIND_CHAT_BATCH,    // several conversations
+    KIND_LABELS,        // the probabilities of given tokens as the next one
+    KIND_CLASSIFY,      // the class that a classifier gives to prompts
+    KIND_POOLING,       // embeddings in another form
+    KIND_COHERE_EMBED,  // Cohere's
+    KIND_DERENDER_CHAT, // ids that another server generated become a chat's answer
+    KIND_DERENDER,      // or one of completions
+    N_KINDS_WITH_FORM,  // the kinds below use the forms of those above
     KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // a chat without messages, or a prompt without text
     KIND_OLLAMA_OLD_EMBED,                // its `prompt` becomes the `input` of KIND_OLLAMA_EMBED
     KIND_APPLY_TEMPLATE,
@@ -79,6 +81,8 @@ enum {
     FORM_CLASSIFY = 1 << KIND_CLASSIFY,
     FORM_POOLING = 1 << KIND_POOLING,
     FORM_COHERE_EMBED = 1 << KIND_COHERE_EMBED,
+    FORM_DERENDER_CHAT = 1 << KIND_DERENDER_CHAT,
+    FORM_DERENDER = 1 << KIND_DERENDER,
     FORM_TOKENIZE_CHAT = 1 << N_KINDS_WITH_FORM,
     FORM_POOL_CHAT = 1 << (N_KINDS_WITH_FORM + 1),
 };
@@ -236,18 +240,19 @@ struct request {
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if from the assistant; or NULL
     size_t echoed_bytes;
-    const char *effort;       // NULL: not given
-    bool thinks, has_thinks;  // enable_thinking
-    const char *instructions; // responses
-    int n_stripped_lines;     // messages: removed from the system prompt (--strip-prompt-lines)
-    bool stores;              // responses: it is stored
-    bool tells_messages;      // responses: include the prompt and the answer as text and ids
-    bool detached;            // responses: it runs on without its client ("background")
-    bool wants_events;        // if detached: the client asked for a stream (all have events)
-    const char *previous;     // responses: id of the previous response; or NULL
-    const char *conversation; // responses: id of the conversation; or NULL
-    const char *items;        // responses: its own input items, as JSON texts joined by commas
-    const char *history;      // responses: the earlier items, as a JSON array; or NULL
+    const char *effort;        // NULL: not given
+    bool thinks, has_thinks;   // enable_thinking
+    const char *instructions;  // responses
+    int n_stripped_lines;      // messages: removed from the system prompt (--strip-prompt-lines)
+    bool stores;               // responses: it is stored
+    bool tells_messages;       // responses: include the prompt and the answer as text and ids
+    bool detached;             // responses: it runs on without its client ("background")
+    bool wants_events;         // if detached: the client asked for a stream (all have events)
+    struct derender *derender; // the ids to derender (derender.h); NULL: none
+    const char *previous;      // responses: id of the previous response; or NULL
+    const char *conversation;  // responses: id of the conversation; or NULL
+    const char *items;         // responses: its own input items, as JSON texts joined by commas
+    const char *history;       // responses: the earlier items, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
     const char *repeated; // members of the body that the answer repeats, as JSON text
 };
