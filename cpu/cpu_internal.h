@@ -136,7 +136,7 @@ struct slot_results {
     bool ended;
     int32_t n_draws_used, n_pooled_used; // entries used of the slot's arrays
     struct draw_result *draws;           // [max_draws]
-    float *pooled;                       // [max_lanes, hidden]
+    float *pooled;                       // [max_out_rows + max_lanes, hidden]
     float *logits;                       // [max_out_rows + max_lanes, vocab]; mostly untouched
     struct pass_results *passes;         // [max_passes]
 };

@@ -51,10 +51,10 @@ static enum status carve_slots(struct cpu_backend *cpu)
     }
     for (int32_t i = 0; i < l->n_steps; i++) {
         struct slot_results *s = &cpu->slots[i];
+        const size_t rows = (size_t)l->max_out_rows + (size_t)l->max_lanes;
         s->passes = mem_try_calloc((size_t)l->max_passes, sizeof *s->passes);
         s->draws = cpu_memory(cpu, (size_t)cpu->max_draws * sizeof *s->draws);
-        s->pooled = cpu_memory(cpu, (size_t)l->max_lanes * (size_t)l->hidden * sizeof(float));
-        const size_t rows = (size_t)l->max_out_rows + (size_t)l->max_lanes;
+        s->pooled = cpu_memory(cpu, rows * (size_t)l->hidden * sizeof(float));
         s->logits = cpu_memory(cpu, rows * (size_t)l->vocab * sizeof *s->logits);
         if (!s->passes || !s->draws || !s->pooled || !s->logits) {
             return ERR_NOMEM;
@@ -185,9 +185,9 @@ enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct p
     ASSERT(pass->n_out >= 0 && pass->n_out <= cpu->limits.max_out_rows);
     ASSERT(pass->kv_set >= 0 && pass->kv_set < MAX_KV_SETS);
     ASSERT(s->n_passes < cpu->limits.max_passes);
+    const int32_t most_rows = cpu->limits.max_out_rows + cpu->limits.max_lanes;
     if (pass->n_draws > cpu->max_draws - s->n_draws_used ||
-        pass->n_pool > cpu->limits.max_lanes - s->n_pooled_used ||
-        pass->n_logits > cpu->limits.max_out_rows + cpu->limits.max_lanes) {
+        pass->n_pool > most_rows - s->n_pooled_used || pass->n_logits > most_rows) {
         return ERR_LIMIT;
     }
     check_seqs(cpu, pass);

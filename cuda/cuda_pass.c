@@ -48,11 +48,17 @@ static struct meta_layout meta_layout(const struct attention_limits *attention, 
     return m;
 }
 
+/* A result of pooling for each sequence, or for each row with hidden states. */
+static int32_t max_pooled(const struct backend_limits *limits)
+{
+    return limits->max_out_rows + limits->max_lanes;
+}
+
 size_t passes_meta_bytes(const struct attention_limits *attention,
                          const struct backend_limits *limits, int32_t max_draws)
 {
     return meta_layout(attention, limits->max_rows, limits->max_out_rows, max_draws,
-                       limits->max_lanes)
+                       max_pooled(limits))
         .end;
 }
 
@@ -72,7 +78,8 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
     TRY(cuda_alloc(device, n_bytes, (void **)&p->meta));
     TRY(cuda_alloc(device, (size_t)l->max_rows * 4, (void **)&p->tokens));
     TRY(cuda_alloc(device, hidden_bytes, (void **)&p->pooled));
-    TRY(cuda_alloc(device, hidden_bytes, (void **)&p->pooled_results));
+    TRY(cuda_alloc(device, (size_t)max_pooled(l) * (size_t)l->hidden * sizeof(float),
+                   (void **)&p->pooled_results));
     TRY(cuda_alloc(device, (size_t)max_draws * sizeof *p->results, (void **)&p->results));
     if (l->max_laws > 0) {
         const size_t n_laws = (size_t)l->max_laws;
@@ -111,11 +118,12 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
 {
     const struct backend_limits *l = &ps->limits;
     if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
-        p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
-        p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
-        p->n_masks < 0 || p->n_logits < 0 || p->n_logits > ps->max_draws || p->n_keeps < 0 ||
-        p->n_keeps > most_keeps(p->n_rows) || p->n_masks > l->max_masks || p->kv_set < 0 ||
-        p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 || p->hidden.n > MAX_HIDDEN_LAYERS) {
+        p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 ||
+        p->n_pool > max_pooled(l) || p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 ||
+        p->n_groups > p->n_seqs || p->n_masks < 0 || p->n_logits < 0 ||
+        p->n_logits > ps->max_draws || p->n_keeps < 0 || p->n_keeps > most_keeps(p->n_rows) ||
+        p->n_masks > l->max_masks || p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS ||
+        p->hidden.n < 0 || p->hidden.n > MAX_HIDDEN_LAYERS) {
         return false;
     }
     for (int32_t i = 0; i < p->n_rows; i++) {

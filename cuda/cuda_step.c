@@ -14,12 +14,12 @@ enum status steps_open(struct steps *s, struct cuda *device, const struct backen
     s->device = device;
     s->n_steps = limits->n_steps;
     s->max_passes = limits->max_passes;
-    s->max_lanes = limits->max_lanes;
+    s->max_pooled = limits->max_out_rows + limits->max_lanes;
     s->max_draws = max_draws;
     s->hidden = limits->hidden;
     s->vocab = limits->vocab;
     const size_t n_draws = (size_t)limits->max_passes * (size_t)max_draws;
-    const size_t n_pooled = (size_t)limits->max_lanes * (size_t)limits->hidden;
+    const size_t n_pooled = (size_t)s->max_pooled * (size_t)limits->hidden;
     for (int32_t i = 0; i < s->n_steps; i++) {
         struct slot *slot = &s->slots[i];
         CUDA_TRY(device, cudaMallocHost((void **)&slot->staging.pinned, staged_bytes));
@@ -135,7 +135,7 @@ bool steps_done(struct steps *s, int32_t index)
 bool steps_has_room(const struct steps *s, int32_t n_pool)
 {
     return s->slot && s->slot->n_passes < s->max_passes &&
-           s->slot->n_pooled + n_pool <= s->max_lanes;
+           s->slot->n_pooled + n_pool <= s->max_pooled;
 }
 
 struct draw_result *steps_draws(const struct steps *s)

@@ -18,7 +18,7 @@ struct slot {
     cudaEvent_t done;
     bool pending;              // the event is recorded and not yet waited for
     struct draw_result *draws; // pinned, [max_passes, max_draws]
-    float *pooled;             // pinned, [max_lanes, hidden]: shared by all passes of the step
+    float *pooled;             // pinned, [max_pooled, hidden]: shared by all passes of the step
     float *logits;             // pinned, [n_logits, vocab]: of the step's last pass
     int32_t n_logits;          // rows that there is room for
     int32_t n_passes, n_pooled;
@@ -29,7 +29,7 @@ struct slot {
 
 struct steps {
     struct cuda *device;
-    int32_t n_steps, max_passes, max_lanes, max_draws, hidden, vocab;
+    int32_t n_steps, max_passes, max_pooled, max_draws, hidden, vocab;
     struct slot slots[CUDA_MAX_STEPS];
     struct slot *slot; // of the current step; NULL between steps
 };

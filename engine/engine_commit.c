@@ -168,20 +168,20 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
 {
     size_t hidden = (size_t)e->info.hidden;
     for (int32_t i = 0; i < ps->step.pass.n_pool; i++) {
-        struct sequence *seq = ps->pool_owners[i];
-        if (seq->state != SEQ_RETIRING && ps->step.pools[i].finish) {
-            // The backend returns a sum: a mean is over the whole prompt, "last" over one row.
-            float n;
-            if (seq->request->pool == POOL_MEAN) {
-                n = (float)seq->n_prompt;
-            } else {
-                n = 1.0f;
-            }
-            const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
-            for (size_t k = 0; k < hidden; k++) {
-                seq->request->pooled[k] = sum[k] / n;
-            }
-            requests_finish(e, seq, FINISH_STOP);
+        const struct pool_owner *o = &ps->pool_owners[i];
+        struct engine_request *r = o->seq->request;
+        if (o->seq->state == SEQ_RETIRING || !ps->step.pools[i].finish) {
+            continue;
+        }
+        // The backend returns a sum: a mean is over the whole prompt, others over one row.
+        float n = r->pool == POOL_MEAN ? (float)o->seq->n_prompt : 1.0f;
+        const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
+        float *to = r->pooled + (r->pool == POOL_TOKENS ? (size_t)o->pos * hidden : 0);
+        for (size_t k = 0; k < hidden; k++) {
+            to[k] = sum[k] / n;
+        }
+        if (o->pos == o->seq->n_prompt - 1) {
+            requests_finish(e, o->seq, FINISH_STOP);
         }
     }
 }

@@ -411,7 +411,8 @@ static void get_passes(struct reader *r, struct step *st)
     get_pass(r, &st->pass,
              &(struct pass_room){st->rows, st->seqs, st->groups, st->out_rows, st->draws, st->pools,
                                  st->keeps, l->max_rows, l->max_lanes, l->max_lanes, l->max_out,
-                                 l->max_draws, l->max_lanes, r->sizes->max_masks, max_keeps(l), 0});
+                                 l->max_draws, (int32_t)max_pools(l), r->sizes->max_masks,
+                                 max_keeps(l), 0});
 }
 
 /* The remaining part of the step received before. */

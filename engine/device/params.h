@@ -30,8 +30,9 @@ enum {
  * float. */
 #define MAX_TEMPERATURE 1e30f
 
-/* What a request for embeddings gets: the last hidden state of its prompt, or the mean of all. */
-enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };
+/* What a request for embeddings gets: the last hidden state of its prompt, the mean of all, or each
+ * of them. */
+enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN, POOL_TOKENS };
 
 struct logit_bias {
     int32_t token;

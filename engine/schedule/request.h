@@ -113,7 +113,7 @@ struct engine_request {
     /* Written by the engine into the caller's memory, readable when done (prompt_logprobs: when
      * n_tokens > 0 or done). */
     struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL if not requested
-    float *pooled;                          // [hidden], with pool
+    float *pooled;                          // [hidden], with pool; POOL_TOKENS: [n_prompt, hidden]
     int32_t n_preemptions;
     /* May be read at any time. Accepted drafts are counted after drafts: a reader that loads
      * n_accepted first never sees more accepted than drafted. */

@@ -15,6 +15,7 @@ CALL(responses_input_tokens, KIND_RESPONSES_INPUT_TOKENS)
 CALL(messages, KIND_MESSAGES)
 CALL(count_tokens, KIND_COUNT_TOKENS)
 CALL(embeddings, KIND_EMBEDDINGS)
+CALL(either_embed, KIND_EITHER_EMBED)
 CALL(score, KIND_SCORE)
 CALL(rerank, KIND_RERANK)
 CALL(ollama_chat, KIND_OLLAMA_CHAT)
@@ -77,7 +78,7 @@ const struct http_route api_routes[] = {
     INFER("/v1/messages", messages),
     INFER("/v1/messages/count_tokens", count_tokens),
     INFER("/v1/embeddings", embeddings),
-    INFER("/embeddings", embeddings),
+    INFER("/embeddings", either_embed),
     INFER("/v1/score", score),
     INFER("/score", score),
     INFER("/v1/rerank", rerank),

@@ -115,9 +115,10 @@ void call_send_chunk(struct call *c, struct buf *b);
 /* Sends the chunk that has usage and no choice, if the client asked for it. `tail` closes the list
  * that chunk_head opened. */
 void call_send_usage(struct call *c, const char *tail);
-/* The embedding of a prompt, as numbers or as base64, depending on the request. Call it once per
- * prompt. */
-void call_put_vector(struct buf *b, struct call *c, size_t prompt);
+/* The embedding of an input, as numbers or as base64, depending on the request; with a pooling that
+ * gives each token a vector, their list. Call it once per input. */
+void call_put_vector(struct buf *b, struct call *c, size_t input);
+size_t call_n_vectors(const struct call *c);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r);

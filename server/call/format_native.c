@@ -330,21 +330,24 @@ const struct call_format call_native_format = {
 /* ---- embeddings and templates
  * -------------------------------------------------------------------- */
 
-/* A list of vectors for each input; with pooling it has one vector. */
+/* A list of vectors for each input: one, or one of each token, which llama.cpp does not normalize.
+ */
 static void end_embedding(struct call *c)
 {
     struct buf b;
     buf_init(&b, (size_t)1 << 30);
-    for (size_t i = 0; i < c->n_requests; i++) {
+    const bool listed = c->request.pooling == POOL_TOKENS;
+    c->request.normalize &= !listed;
+    for (size_t i = 0; i < call_n_vectors(c); i++) {
         if (i) {
             buf_puts(&b, ",{\"index\":");
         } else {
             buf_puts(&b, "[{\"index\":");
         }
         buf_put_int(&b, (int64_t)i);
-        buf_puts(&b, ",\"embedding\":[");
+        buf_puts(&b, listed ? ",\"embedding\":" : ",\"embedding\":[");
         call_put_vector(&b, c, i);
-        buf_puts(&b, "]}");
+        buf_puts(&b, listed ? "}" : "]}");
     }
     buf_putc(&b, ']');
     call_whole(c, &b);

@@ -160,7 +160,7 @@ static const struct member rows[] = {
      .mixes = true, .required = true},
     {"use_activation", "Whether what a judge says is a probability from 0 to 1.", FORM_CLASSIFY,
      HAND(BOOL, read_use_activation)},
-    {"task", "What is pooled: embed, or classify of a model that judges.",
+    {"task", "What is pooled: embed, token_embed, or classify of a model that judges.",
      FORM_POOLING | FORM_POOL_CHAT, HAND(STRING, read_task), .schema = "'enum':[null,'embed']"},
     {"query", "The text before each item.", FORM_LABELS, HAND(PROMPTS, read_label_query), .max = 1,
      .required = true},

@@ -97,6 +97,9 @@ static bool read_body(struct request *r)
         r->kind = KIND_CHAT;
         r->llama = true;
     }
+    if (r->kind == KIND_EITHER_EMBED) {
+        r->kind = r->model->pooling == POOL_TOKENS ? KIND_NATIVE_EMBED : KIND_EMBEDDINGS;
+    }
     if (r->kind == KIND_EITHER_COMPLETION) {
         r->kind = body_has(&r->body, "model") ? KIND_COMPLETIONS : KIND_NATIVE;
     }
@@ -129,7 +132,7 @@ static bool is_hopeless(struct request *r, size_t n_bytes)
 {
     size_t least = n_bytes / tokenizer_longest_piece(r->model->tok);
     bool any_fits = r->truncate != 0 || (!r->generates && !r->pools);
-    if (any_fits || least <= (size_t)r->model->info->max_model_len) {
+    if (any_fits || least <= (size_t)request_input_limit(r)) {
         return false;
     }
     call_error_context_hopeless(&r->error, prompt_key(r), r->model->info->max_model_len,
@@ -366,6 +369,18 @@ static bool fit(struct request *r, struct request_prompt *p)
     return true;
 }
 
+/* Only some answers have a place for a vector of each token. */
+static bool pools_as_asked(struct request *r)
+{
+    if (!r->pools || r->pooling != POOL_TOKENS || r->kind == KIND_NATIVE_EMBED ||
+        r->kind == KIND_POOLING) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
+                          "This server gives a vector for each token (--pooler-config none), which "
+                          "this endpoint has no place for: use /embedding or /pooling.");
+}
+
 /* Stops at the first error. Grammars come last, because they cost the most. */
 void prepare_request(struct request *r)
 {
@@ -380,6 +395,9 @@ void prepare_request(struct request *r)
         return;
     }
     if (!(r->messages ? render(r) : tokenise(r))) {
+        return;
+    }
+    if (!pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {
         return;
     }
     for (size_t i = 0; i < r->n_prompts; i++) {

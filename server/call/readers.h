@@ -158,6 +158,10 @@ void render_chat_begin(struct request *r);
 void render_begin(struct request *r);
 void tokens_begin(struct request *r);
 bool tokens_end(struct request *r);
+/* Long inputs of embeddings (request_chunks.c). `key`: the member that has them. */
+int64_t request_input_limit(const struct request *r);
+bool request_split_inputs(struct request *r, const char *key);
+
 /* /derender (request_derender.c) */
 bool read_generate_response(struct request *r);
 bool read_generate_responses(struct request *r);

@@ -51,6 +51,7 @@ enum request_kind {
     KIND_CHAT_INPUT_TOKENS, // the number of a chat's ids
     KIND_INVOCATIONS,       // SageMaker's: becomes another kind, by the body's members
     KIND_LLAMA_CHAT,        // becomes a chat with `llama`
+    KIND_EITHER_EMBED,      // becomes llama.cpp's if each token has a vector, else OpenAI's
     KIND_EITHER_COMPLETION, // becomes OpenAI's if the body names a model, else llama.cpp's
     N_REQUEST_KINDS,
 };
@@ -114,6 +115,12 @@ struct request_prompt {
     size_t n_spans;
 };
 
+/* An input of embeddings: as prompts, of which it is more than one if it is longer than the
+ * context. */
+struct request_input {
+    size_t first, n;
+};
+
 /* A further file in a fill-in-the-middle prompt, as context. */
 struct fim_file {
     const char *name, *text;
@@ -166,6 +173,8 @@ struct request {
     double length_penalty;
     struct request_prompt *prompts;
     size_t n_prompts;
+    struct request_input *inputs; // [n_inputs]; NULL: each is a prompt
+    size_t n_inputs;
     struct ids ids; // of prompts that were given as text
 
     bool stream, include_usage, continuous_usage;

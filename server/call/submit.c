@@ -103,6 +103,7 @@ static bool make_requests(struct call *c, struct call_error *e)
     if (!make_outputs(c, e)) {
         return false;
     }
+    size_t total = 0;
     const char *salt = tenant_cache_salt(c->tenant, r->cache_salt, &c->salt);
     for (size_t i = 0; i < c->n_requests; i++) {
         struct engine_request *q = &c->requests[i];
@@ -126,7 +127,13 @@ static bool make_requests(struct call *c, struct call_error *e)
         q->user = c;
         if (r->pools) {
             q->pool = r->pooling;
-            q->pooled = mem_try_calloc((size_t)r->model->info->hidden, sizeof(float));
+            size_t n_vectors = r->pooling == POOL_TOKENS ? (size_t)q->n_prompt : 1;
+            size_t bytes = n_vectors * (size_t)r->model->info->hidden * sizeof(float);
+            total += bytes;
+            if (total > OUTPUT_MAX_BYTES) {
+                return too_large(e);
+            }
+            q->pooled = mem_try_calloc(1, bytes);
             if (!q->pooled) {
                 return call_error_no_memory(e);
             }

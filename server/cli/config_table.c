@@ -36,7 +36,7 @@ const struct option_row option_rows[] = {
     {ROW("override-generation-config", OPTION_JSON, override_generation_config, NULL,
          "JSON object of sampling defaults")},
     {ROW("pooler-config", OPTION_STRING, pooler_config, "auto",
-         "embeddings: 'mean', 'last', or vLLM's JSON object with pooling_type and normalize; "
+         "embeddings: 'mean', 'last', 'none' (a vector for each token), or vLLM's JSON object; "
          "'auto': from the model's 1_Pooling/config.json, else mean"),
      .may_be_object = true},
     {ROW("scoring", OPTION_CHOICE, scoring, "auto",

@@ -87,7 +87,8 @@ static enum status fake_setup(struct backend *be, const struct backend_limits *l
             f->results[i][j] = xcalloc((size_t)limits->max_out_rows + (size_t)limits->max_lanes,
                                        sizeof *f->results[i][j]);
         }
-        f->pooled[i] = xcalloc(lanes * (size_t)limits->hidden, sizeof *f->pooled[i]);
+        f->pooled[i] = xcalloc(((size_t)limits->max_out_rows + lanes) * (size_t)limits->hidden,
+                               sizeof *f->pooled[i]);
         f->logits[i] = xcalloc(((size_t)limits->max_out_rows + lanes) * (size_t)limits->vocab,
                                sizeof *f->logits[i]);
     }
