@@ -141,7 +141,10 @@ static const struct member rows[] = {
      FORM_RESPONSES, BOOL(tells_messages)},
     {"enable_response_messages", "vLLM's messages of a response.", DRAWS & ~FORM_RESPONSES,
      REFUSED(ANY, "false")},
-    {"previous_input_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, NOTHING)},
+    {"previous_input_messages", "Messages of a conversation before the input.", FORM_RESPONSES,
+     WITH(ARRAY, "input")},
+    {"previous_input_messages", "vLLM's messages of a response.", DRAWS & ~FORM_RESPONSES,
+     REFUSED(ANY, NOTHING)},
     {"parse_tool_calls", "Tool calls are found in the text.", DRAWS, REFUSED(ANY, "true")},
 
     /* ---- inputs ---- */

@@ -234,7 +234,8 @@ static bool render_chat(struct request *r, const struct chat_template *t,
         return chat_check_roles(r, chat->messages, "", 0) && template_failed(r, st, &err);
     }
     size_t before = r->ids.n;
-    bool good = chat_check_roles(r, chat->messages, out.text, out.n_bytes) &&
+    const bool strict = r->model->config->strict_parameters;
+    bool good = (!strict || chat_check_roles(r, chat->messages, out.text, out.n_bytes)) &&
                 !is_hopeless(r, out.n_bytes) && encode(r, out.spans, out.n_spans, true);
     r->output.starts_in_reasoning = reasoning_is_open(r->output.reasoning, out.text, out.n_bytes);
     char *text = arena_strndup(&r->arena, out.text, out.n_bytes);

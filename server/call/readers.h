@@ -162,6 +162,12 @@ bool tokens_end(struct request *r);
 int64_t request_input_limit(const struct request *r);
 bool request_split_inputs(struct request *r, const char *key);
 
+/* Namespaces of tools (request_namespaces.c). Replaces the list and its text if some tools are in
+ * namespaces. flat_name: NULL if there is no memory. */
+bool request_flatten_tools(struct request *r, const struct json **list, const char **text,
+                           size_t *n_bytes);
+const char *request_flat_name(struct request *r, const char *space, const char *name);
+
 /* /derender (request_derender.c) */
 bool read_generate_response(struct request *r);
 bool read_generate_responses(struct request *r);

@@ -500,6 +500,7 @@ void request_deinit(struct request *r)
         body_close(&r->derender->outer);
     }
     json_free(r->own_tools);
+    json_free(r->flat_tools);
     ids_deinit(&r->ids);
     arena_deinit(&r->arena);
 }

@@ -147,6 +147,11 @@ struct request_tool {
     bool custom, strict, allowed;
 };
 
+/* A tool of a namespace: the name that the model knows, and its own two. */
+struct request_namespaced {
+    const char *flat, *space, *name;
+};
+
 struct request {
     /* Input. */
     enum request_kind kind;
@@ -234,8 +239,11 @@ struct request {
     size_t n_chats;
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
-    const struct json *tools_json;  // for the parsers
-    struct json *own_tools;         // tools_json, if it was generated
+    const struct json *tools_json; // for the parsers
+    struct json *own_tools;        // tools_json, if it was generated
+    struct json *flat_tools;       // responses: the tools without namespaces, if there are any
+    struct request_namespaced *namespaced; // [n_namespaced]
+    size_t n_namespaced;
     bool raw;                       // Ollama: the prompt is not a message
     bool old_calls;                 // the body has "functions": one call, as "function_call"
     struct request_tool *tool_list; // [n_tool_list], in the arena
@@ -267,6 +275,9 @@ struct request {
 };
 
 bool request_check_n_tools(struct request *r, const char *key, size_t n);
+
+/* The tool of a namespace by the name that the model knows, NULL if there is none. */
+const struct request_namespaced *request_namespaced(const struct request *r, const char *flat);
 
 /* The custom tool of this name, NULL if there is none. */
 const struct request_tool *request_custom_tool(const struct request *r, const char *name);
