@@ -51,9 +51,10 @@ static void put_settings(struct buf *b, const struct call_choice *ch)
         ",\"repeat_last_n\":-1,\"mirostat\":0,\"dry_multiplier\":0.0,\"xtc_probability\":0.0,"
         "\"dynatemp_range\":0.0,\"adaptive_target\":-1.0,\"adaptive_decay\":0.9,"
         "\"ignore_eos\":%s,\"stream\":%s,\"n_probs\":%d,"
-        "\"post_sampling_probs\":%s,\"n_keep\":0,\"n_discard\":0,"
+        "\"post_sampling_probs\":%s,\"n_keep\":%lld,\"n_discard\":%lld,"
         "\"grammar\":\"\",\"samplers\":[],\"lora\":[],\"logit_bias\":[",
-        bool_word(p->ignore_eos), bool_word(r->stream), r->n_top, bool_word(r->post_sampling));
+        bool_word(p->ignore_eos), bool_word(r->stream), r->n_top, bool_word(r->post_sampling),
+        (long long)r->n_keep, (long long)r->n_discard);
     put_biases(b, p);
     buf_puts(b, "],\"stop\":[");
     for (size_t i = 0; i < r->output.n_stop; i++) {
@@ -95,6 +96,9 @@ static const char *stop_type(const struct call_choice *ch)
 static bool is_cut(const struct call_choice *ch)
 {
     const struct request *r = &ch->call->request;
+    if (ch->shifted || r->prompt_cut) {
+        return true;
+    }
     bool all = r->has_max_tokens && ch->n_taken >= r->max_tokens;
     return strcmp(ch->finish, "length") == 0 && !all &&
            ch->request->n_prompt + ch->n_taken >= r->model->info->max_model_len;

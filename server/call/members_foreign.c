@@ -177,8 +177,10 @@ static const struct member rows[] = {
     /* ---- what only costs or saves time, or names the request ---- */
     {"cache_prompt", "The cache is for all prompts.", DRAWS, IGNORED(ANY)},
     {"id_slot", "There are no slots.", DRAWS, IGNORED(ANY)},
-    {"n_keep", "No context is shifted.", DRAWS, IGNORED(ANY)},
-    {"n_discard", "No context is shifted.", DRAWS, IGNORED(ANY)},
+    {"n_keep", "Tokens of the prompt that a full context keeps when it shifts; -1: all.", DRAWS,
+     INT(n_keep, -1, INT32_MAX)},
+    {"n_discard", "Tokens that it then loses; 0: half of the others.", DRAWS,
+     INT(n_discard, 0, INT32_MAX)},
     {"num_ctx", "The context is as the server has it.", DRAWS | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"keep_alive", "The model stays loaded.", DRAWS | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"data_parallel_rank", "There is one rank.", DRAWS, IGNORED(ANY)},

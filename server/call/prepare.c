@@ -7,6 +7,7 @@
 #include "server/call/beams.h"
 #include "server/call/members.h"
 #include "server/call/readers.h"
+#include "server/call/shifts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -353,6 +354,18 @@ static bool fit(struct request *r, struct request_prompt *p)
             return true;
         }
         return call_error_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
+    }
+    const bool may_shift = shifts_may(r);
+    if (may_shift && p->n >= context) {
+        if (!shifts_cut_prompt(r, p)) {
+            return false;
+        }
+        room = context - p->n;
+    }
+    if (may_shift && room >= 1 && wanted > room) {
+        r->shifts = true;
+        p->max_tokens = (int32_t)wanted;
+        return true;
     }
     bool clamps = !r->max_is_asked || r->max_shrinks || kinds[r->kind].clamps ||
                   r->model->config->clamp_max_tokens;

@@ -469,6 +469,7 @@ void request_begin(struct request *r)
     r->params.num_speculative_tokens = -1;
     r->length_penalty = 1;
     r->thinking_budget = -1;
+    r->n_keep = r->model->config->context_keep;
     r->params.stop_ids = NULL;
     r->params.n_stop_ids = 0;
     r->output.skip_special = true;

@@ -170,7 +170,9 @@ struct request {
     struct body body;
     const char *model_name;
     struct sampling_params params;
-    bool max_shrinks; // n_predict: is reduced to the room in the context, not refused
+    bool max_shrinks;        // n_predict: is reduced to the room in the context, not refused
+    bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt was too long for it
+    int64_t n_keep, n_discard;
     bool has_max_tokens, max_is_asked; // neither: as many as fit; only has: a default, cut to fit
     int64_t max_tokens;
     int32_t n, best_of;

@@ -8,6 +8,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 #include "server/call/beams.h"
+#include "server/call/shifts.h"
 #include "server/call/tenant.h"
 
 #include <stdlib.h>
@@ -216,7 +217,8 @@ static bool admit(struct call *c, struct call_error *e)
 
 bool call_make_requests(struct call *c, struct call_error *e)
 {
-    return admit(c, e) && make_requests(c, e) && (!c->request.beams || beams_open(c, e));
+    return admit(c, e) && make_requests(c, e) && (!c->request.beams || beams_open(c, e)) &&
+           (!c->request.shifts || shifts_open(c, e));
 }
 
 /* Sets the error for a request that the engine refused. */
@@ -247,6 +249,11 @@ enum status call_submit(struct call *c, struct call_error *e)
     if (c->beams) {
         enum status st = beams_submit(c, e);
         return st == ERR_BUSY ? refused(c, st, NULL, e) : st;
+    }
+    if (c->shifts) {
+        struct err err = {""};
+        enum status st = shifts_submit(c, &err);
+        return st == OK ? OK : refused(c, st, &err, e);
     }
     while (c->n_submitted < c->n_requests) {
         struct err err = {""};

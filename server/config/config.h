@@ -67,6 +67,8 @@ struct config {
     bool clamp_max_tokens, strict_parameters, trust_request_chat_template;
     bool enable_force_include_usage, exclude_tools_when_tool_choice_none;
     bool return_tokens_as_token_ids, verbose, enable_per_request_metrics;
+    bool context_shift;
+    int64_t context_keep;                 // tokens of a prompt that a shift keeps; -1: all
     int64_t reasoning_budget;             // tokens; -1: any number
     const char *reasoning_budget_message; // or NULL
     const char *reasoning_config;         // vLLM's JSON object, or NULL
