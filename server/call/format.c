@@ -218,7 +218,7 @@ static void put_native_prob(struct buf *b, const struct call *c, int32_t token, 
     put_token_bytes(b, c, token);
 }
 
-/* After the samplers: probabilities among the tokens that could have been drawn. */
+/* After the samplers: tokens that could not have been drawn have the probability 0. */
 void call_native_prob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp)
 {
     struct buf *b = &ch->logprobs;
@@ -227,11 +227,8 @@ void call_native_prob(struct call_choice *ch, int32_t token, const struct token_
     buf_puts(b, b->n_bytes ? "," : "");
     put_native_prob(b, ch->call, token, post.drawn);
     buf_puts(b, ",\"top_probs\":[");
-    for (int32_t i = 0; i < post.n && i < ch->call->request.n_top; i++) {
-        const double prob = post_sampling_prob(&post, lp, i);
-        if (prob <= 0) {
-            break;
-        }
+    for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
+        const double prob = i < post.n ? post_sampling_prob(&post, lp, i) : 0;
         buf_puts(b, i ? "," : "");
         put_native_prob(b, ch->call, lp->top_ids[i], prob);
         buf_putc(b, '}');

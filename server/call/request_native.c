@@ -362,12 +362,14 @@ void native_embed_begin(struct request *r)
     embeddings_begin(r);
 }
 
-/* Whether texts and ids are mixed, within a prompt or in the list of prompts. */
+/* Whether texts and ids are mixed, within a prompt or in the list of prompts; llama.cpp's objects
+ * with texts are read in the same way. */
 static bool is_mixed(const struct json *list)
 {
     bool text = false, other = false, within = false;
     for (const struct json *item = json_first(list); item; item = json_next(item)) {
         text = text || json_is(item, JSON_STRING);
+        within = within || json_is(item, JSON_OBJECT);
         other = other || json_is(item, JSON_NUMBER) || json_is(item, JSON_ARRAY);
         for (const struct json *i = json_first(item); i && !within; i = json_next(i)) {
             within = json_is(item, JSON_ARRAY) && json_is(i, JSON_STRING);
@@ -384,7 +386,8 @@ bool read_input(struct request *r)
     if (ids_first) {
         mixed = memchr(m->start, '"', m->n_bytes) != NULL;
     } else {
-        mixed = m && json_is(m->node, JSON_ARRAY) && is_mixed(m->node);
+        mixed = m && (json_is(m->node, JSON_OBJECT) ||
+                      (json_is(m->node, JSON_ARRAY) && is_mixed(m->node)));
     }
     if (mixed) {
         return request_read_mixed(r, "input", MAX_INPUTS);

@@ -125,9 +125,10 @@ def test_probabilities_behind_the_samplers(open_handed, settings):
         raw, post = (native(real, "The", seed=seed, post_sampling_probs=p, **body) for p in (False, True))
         assert raw["content"] == post["content"] and post["generation_settings"]["post_sampling_probs"] is True
         for r, p in zip(raw["completion_probabilities"], post["completion_probabilities"], strict=True):
-            probs = [t["prob"] for t in p["top_probs"]]
+            assert len(p["top_probs"]) == most
+            probs = [t["prob"] for t in p["top_probs"] if t["prob"]]
             assert probs == pytest.approx(narrowed([t["logprob"] for t in r["top_logprobs"]], *settings), rel=1e-5)
-            assert [t["id"] for t in p["top_probs"]] == [t["id"] for t in r["top_logprobs"]][:len(probs)]
+            assert [t["id"] for t in p["top_probs"]] == [t["id"] for t in r["top_logprobs"]]
             assert p["prob"] == dict(zip([t["id"] for t in p["top_probs"]], probs))[p["id"]] > 0 and set(p) == {"id", "token", "prob", "bytes", "top_probs"}
             n += p["id"] == p["top_probs"][0]["id"]
             expected += probs[0]
@@ -140,7 +141,7 @@ def test_probabilities_without_cuts(real):
     raw = native(real, "The", seed=1, temperature=1, n_probs=3, n_predict=5)["completion_probabilities"]
     assert [t["prob"] for t in p] == pytest.approx([math.exp(t["logprob"]) for t in raw]) and all(len(t["top_probs"]) == 3 for t in p)
     p = native(real, "The", temperature=0, n_probs=3, n_predict=5, post_sampling_probs=True)["completion_probabilities"]
-    assert all(t["prob"] == 1 and [x["id"] for x in t["top_probs"]] == [t["id"]] for t in p)
+    assert all(t["prob"] == 1 and t["top_probs"][0]["id"] == t["id"] and [x["prob"] for x in t["top_probs"]] == [1, 0, 0] for t in p)
     assert "completion_probabilities" not in native(real, "The", temperature=0.5, n_predict=2, post_sampling_probs=True)
 
 
