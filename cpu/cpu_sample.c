@@ -258,7 +258,7 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     const float *logits = tensor_row(&job->a->logits, d->out_row);
     struct draw_result *r = &job->slot->draws[job->slot->n_draws_used + item];
     r->n_top = 0;
-    r->logprob = 0.0f;
+    r->logprob = r->log_total = 0.0f;
     r->broken = false;
     if (d->kind == DRAW_SCORE) {
         r->token = cpu->lanes[d->lane].history[d->pos + 1];
