@@ -95,6 +95,8 @@ static const struct about {
     {"GET", "/slots", "llama.cpp's: what runs, without its texts.", NULL, ANSWER_LIST, false},
     {"POST", "/invocations", "A request of any of these kinds, told by its members.", "AnyRequest",
      ANSWER_EVENTS_LIST, false},
+    {"POST", "/predict", "Several requests, each an instance: their answers.", "PredictRequest",
+     ANSWER_JSON, false},
     {"GET", "/models", "llama.cpp's: the model, with its names.", NULL, ANSWER_JSON, true},
     {"POST", "/v1/completions", "The continuation of a prompt.", "CompletionRequest", ANSWER_EVENTS,
      false},

@@ -91,6 +91,7 @@ const struct http_route api_routes[] = {
     INFER("/pooling", pooling),
     INFER("/v2/embed", cohere_embed),
     INFER("/invocations", invocations),
+    INFER("/predict", api_predict),
     INFER("/completion", native),
     INFER("/infill", infill),
     INFER("/embedding", native_embed),

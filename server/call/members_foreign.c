@@ -21,6 +21,9 @@ static const struct member rows[] = {
     {"guided_whitespace_pattern", "What may stand between the tokens of guided_json.", DRAWS,
      HAND(STRING, read_guided_space)},
 
+    {"@requestFormat", "Which endpoint an instance of /predict is for.", SERVES, IGNORED(ANY),
+     .unlisted = true},
+
     /* ---- adapters ---- */
     {"lora", "llama.cpp's adapters.", DRAWS, REFUSED(ANY, EMPTY)},
     {"lora_path", "SGLang's adapter.", DRAWS, REFUSED(ANY, EMPTY)},

@@ -138,7 +138,7 @@ def test_vectors_have_other_forms(server):
     got = server.post("/pooling", {"input": ["a b", "c"], "task": "embed"}).json()
     assert [d["data"] for d in got["data"]] == [d["embedding"] for d in want] and all(d["object"] == "pooling" for d in got["data"])
     assert got["usage"]["total_tokens"] == got["usage"]["prompt_tokens"] > 0
-    for task in ("classify", "token_embed", "token_classify", "plugin"):
+    for task in ("classify", "token_classify", "plugin"):
         r = server.post("/pooling", {"input": "a", "task": task})
         assert r.status == 400 and r.error["message"].startswith("Unsupported task: '%s'" % task)
     tokens = server.post("/tokenize", {"messages": USER("x"), "add_generation_prompt": False}).json()["tokens"]
