@@ -105,7 +105,7 @@ static const struct member rows[] = {
     {"input", "What becomes vectors, one each.", FORM_OLLAMA_EMBED, HAND(PROMPTS, read_input),
      .max = MAX_INPUTS, .mixes = true, .required = true},
     {"penalize_newline", "Whether penalties are for line ends, too.", OLLAMA, REFUSED(ANY, "true")},
-    {"num_keep", "No context is shifted.", OLLAMA, IGNORED(ANY)},
+    {"num_keep", "Ollama's name of n_keep.", OLLAMA, INT(n_keep, -1, INT32_MAX)},
     {"num_batch", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"num_gpu", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"main_gpu", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
