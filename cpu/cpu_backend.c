@@ -70,6 +70,7 @@ static void cpu_close(struct backend *be)
     cpu_states_close(cpu);
     for (int32_t i = 0; cpu->slots && i < cpu->limits.n_steps; i++) {
         free(cpu->slots[i].passes);
+        free(cpu->slots[i].logits);
     }
     free(cpu->slots);
     free(cpu->lanes);

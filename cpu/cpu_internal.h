@@ -136,8 +136,10 @@ struct slot_results {
     bool ended;
     int32_t n_draws_used, n_pooled_used; // entries used of the slot's arrays
     struct draw_result *draws;           // [max_draws]
-    float *pooled;                       // [max_lanes, hidden]
-    struct pass_results *passes;         // [max_passes]
+    float *pooled;                       // [max_out_rows + max_lanes, hidden]
+    float *logits;                       // [max_logits, vocab], from malloc: grows with use
+    int32_t max_logits;
+    struct pass_results *passes; // [max_passes]
 };
 
 /* Memory private to one thread. */

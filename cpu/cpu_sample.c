@@ -166,6 +166,7 @@ static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_d
 {
     float max = kernels->argmax(logits, n).value;
     float log_total = max + (float)log(kernels->exp_total(logits, n, max));
+    r->log_total = log_total;
     r->logprob = r->token >= 0 && r->token < n ? logits[r->token] - log_total : -INFINITY;
     int32_t wanted = lesser(d->top_n, MAX_TOP_LOGPROBS);
     wanted = lesser(wanted, n);
@@ -184,6 +185,18 @@ static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_d
     }
     for (int32_t i = 0; i < r->n_top; i++) {
         r->top_logprobs[i] -= log_total;
+    }
+}
+
+/* The row as the engine reads it: ids that are never drawn are impossible. */
+static void keep_logits(const struct draw_job *job, const struct pass_draw *d, const float *logits,
+                        int32_t n)
+{
+    int32_t vocab = job->cpu->limits.vocab;
+    float *row = job->slot->logits + (int64_t)(d->logits - 1) * vocab;
+    memcpy(row, logits, (size_t)n * sizeof *row);
+    for (int32_t i = n; i < vocab; i++) {
+        row[i] = -INFINITY;
     }
 }
 
@@ -234,7 +247,7 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
            d->law >= 0 && d->law <= cpu->limits.max_laws && d->more >= 0 &&
            d->more < MAX_SIBLINGS && d->more_slot >= 0 &&
            d->more_slot + d->more <= cpu->history_len && d->mask >= 0 &&
-           d->mask <= cpu->pass->n_masks);
+           d->mask <= cpu->pass->n_masks && d->logits >= 0 && d->logits <= cpu->pass->n_logits);
     char *scratch = cpu->scratch[thread].p;
     struct scratchpad pad = {
         .mass = (uint64_t *)scratch,
@@ -245,7 +258,7 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     const float *logits = tensor_row(&job->a->logits, d->out_row);
     struct draw_result *r = &job->slot->draws[job->slot->n_draws_used + item];
     r->n_top = 0;
-    r->logprob = 0.0f;
+    r->logprob = r->log_total = 0.0f;
     r->broken = false;
     if (d->kind == DRAW_SCORE) {
         r->token = cpu->lanes[d->lane].history[d->pos + 1];
@@ -263,6 +276,9 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     }
     if (d->logprobs || d->kind == DRAW_SCORE) {
         fill_logprobs(cpu->kernels, d, logits, n, r);
+    }
+    if (d->logits > 0) {
+        keep_logits(job, d, logits, n);
     }
 }
 

@@ -51,9 +51,10 @@ static enum status carve_slots(struct cpu_backend *cpu)
     }
     for (int32_t i = 0; i < l->n_steps; i++) {
         struct slot_results *s = &cpu->slots[i];
+        const size_t rows = (size_t)l->max_out_rows + (size_t)l->max_lanes;
         s->passes = mem_try_calloc((size_t)l->max_passes, sizeof *s->passes);
         s->draws = cpu_memory(cpu, (size_t)cpu->max_draws * sizeof *s->draws);
-        s->pooled = cpu_memory(cpu, (size_t)l->max_lanes * (size_t)l->hidden * sizeof(float));
+        s->pooled = cpu_memory(cpu, rows * (size_t)l->hidden * sizeof(float));
         if (!s->passes || !s->draws || !s->pooled) {
             return ERR_NOMEM;
         }
@@ -174,6 +175,22 @@ static void check_seqs(const struct cpu_backend *cpu, const struct pass *pass)
     ASSERT(row == pass->n_rows);
 }
 
+/* Whole rows of logits are rare, so no memory is taken before the first. */
+static enum status need_logits(const struct cpu_backend *cpu, struct slot_results *s, int32_t n)
+{
+    if (n <= s->max_logits) {
+        return OK;
+    }
+    free(s->logits);
+    s->max_logits = 0;
+    s->logits = mem_try_calloc((size_t)n, (size_t)cpu->limits.vocab * sizeof *s->logits);
+    if (!s->logits) {
+        return ERR_NOMEM;
+    }
+    s->max_logits = n;
+    return OK;
+}
+
 /* The CPU has no graphs, so a pass is always issued, and padded to nothing. */
 enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape)
 {
@@ -183,10 +200,12 @@ enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct p
     ASSERT(pass->n_out >= 0 && pass->n_out <= cpu->limits.max_out_rows);
     ASSERT(pass->kv_set >= 0 && pass->kv_set < MAX_KV_SETS);
     ASSERT(s->n_passes < cpu->limits.max_passes);
+    const int32_t most_rows = cpu->limits.max_out_rows + cpu->limits.max_lanes;
     if (pass->n_draws > cpu->max_draws - s->n_draws_used ||
-        pass->n_pool > cpu->limits.max_lanes - s->n_pooled_used) {
+        pass->n_pool > most_rows - s->n_pooled_used || pass->n_logits > most_rows) {
         return ERR_LIMIT;
     }
+    TRY(need_logits(cpu, s, pass->n_logits));
     check_seqs(cpu, pass);
     for (int32_t i = 0; i < pass->n_rows; i++) {
         const struct pass_row *p = &pass->rows[i];
@@ -201,6 +220,7 @@ enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct p
         .n_draws = pass->n_draws,
         .draws = s->draws + s->n_draws_used,
         .pooled = s->pooled + (size_t)s->n_pooled_used * (size_t)cpu->limits.hidden,
+        .logits = s->logits,
     };
     *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
     return OK;

@@ -111,6 +111,22 @@ static enum status cuda_op_logits(struct backend *base, const struct logits_args
     return OK;
 }
 
+/* Whole rows go straight to the step's pinned memory. A pass that has any is never captured. */
+static enum status copy_logits(struct cuda_backend *be, const struct sample_args *a)
+{
+    const struct pass *pass = be->passes.pass;
+    for (int32_t i = 0; i < a->n_draws && i < pass->n_draws; i++) {
+        const struct pass_draw *d = &pass->draws[i];
+        if (d->logits > 0) {
+            const float *row = (const float *)a->logits.mem.p + d->out_row * a->logits.stride;
+            CUDA_TRY(&be->device, cudaMemcpyAsync(steps_logits(&be->steps, d->logits - 1), row,
+                                                  (size_t)a->n_vocab_used * sizeof *row,
+                                                  cudaMemcpyDeviceToHost, be->device.stream));
+        }
+    }
+    return OK;
+}
+
 /* If the head has stored the best logit of each band, draws that need no more read only these. They
  * must be of the same rows and vocabulary. */
 static enum status cuda_op_sample(struct backend *base, const struct sample_args *a)
@@ -129,7 +145,7 @@ static enum status cuda_op_sample(struct backend *base, const struct sample_args
         .pairs = a->bests.pairs.p, .stride = a->bests.stride, .n_bands = a->bests.n_bands};
     CUDA_TRY(&be->device, k_sample(be->device.stream, a, &be->passes.view, &be->scratch.sample,
                                    &bests, be->passes.results));
-    return OK;
+    return copy_logits(be, a);
 }
 
 /* Sums over several passes stay on the device until the last one. */

@@ -48,11 +48,17 @@ static struct meta_layout meta_layout(const struct attention_limits *attention, 
     return m;
 }
 
+/* A result of pooling for each sequence, or for each row with hidden states. */
+static int32_t max_pooled(const struct backend_limits *limits)
+{
+    return limits->max_out_rows + limits->max_lanes;
+}
+
 size_t passes_meta_bytes(const struct attention_limits *attention,
                          const struct backend_limits *limits, int32_t max_draws)
 {
     return meta_layout(attention, limits->max_rows, limits->max_out_rows, max_draws,
-                       limits->max_lanes)
+                       max_pooled(limits))
         .end;
 }
 
@@ -72,7 +78,8 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
     TRY(cuda_alloc(device, n_bytes, (void **)&p->meta));
     TRY(cuda_alloc(device, (size_t)l->max_rows * 4, (void **)&p->tokens));
     TRY(cuda_alloc(device, hidden_bytes, (void **)&p->pooled));
-    TRY(cuda_alloc(device, hidden_bytes, (void **)&p->pooled_results));
+    TRY(cuda_alloc(device, (size_t)max_pooled(l) * (size_t)l->hidden * sizeof(float),
+                   (void **)&p->pooled_results));
     TRY(cuda_alloc(device, (size_t)max_draws * sizeof *p->results, (void **)&p->results));
     if (l->max_laws > 0) {
         const size_t n_laws = (size_t)l->max_laws;
@@ -111,9 +118,10 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
 {
     const struct backend_limits *l = &ps->limits;
     if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
-        p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
-        p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
-        p->n_masks < 0 || p->n_keeps < 0 || p->n_keeps > most_keeps(p->n_rows) ||
+        p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 ||
+        p->n_pool > max_pooled(l) || p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 ||
+        p->n_groups > p->n_seqs || p->n_masks < 0 || p->n_logits < 0 ||
+        p->n_logits > ps->max_draws || p->n_keeps < 0 || p->n_keeps > most_keeps(p->n_rows) ||
         p->n_masks > l->max_masks || p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS ||
         p->hidden.n < 0 || p->hidden.n > MAX_HIDDEN_LAYERS) {
         return false;
@@ -147,7 +155,7 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
             d->top_n > MAX_TOP_LOGPROBS || d->tree_row >= p->n_rows || d->more < 0 ||
             d->more >= MAX_SIBLINGS || d->more_slot < 0 || d->law < 0 || d->law > l->max_laws ||
             d->more_slot > ps->view.history_stride - d->more || d->mask < 0 ||
-            d->mask > p->n_masks) {
+            d->mask > p->n_masks || d->logits < 0 || d->logits > p->n_logits) {
             return false;
         }
     }
@@ -336,14 +344,15 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     _Static_assert((int)GRAPH_MAX_ROWS <= (int)ATTENTION_CAPTURED_ROWS,
                    "attention looks at the pass itself where nothing is captured");
     /* Tests use negative model ids, and their ops differ from pass to pass. */
-    const bool may_capture =
-        pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 && pass->n_rows <= GRAPH_MAX_ROWS;
+    const bool may_capture = pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 &&
+                             pass->n_logits == 0 && pass->n_rows <= GRAPH_MAX_ROWS;
     *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
     if (may_capture) {
         *shape = (struct pass_shape){bucket_within(pass->n_rows, p->limits.max_rows),
                                      bucket_within(pass->n_out, p->limits.max_out_rows),
                                      bucket_within(pass->n_draws, p->max_draws), true};
     }
+    TRY(steps_need_logits(steps, pass->n_logits));
     TRY(lanes_flush(lanes));
     if (!pass->draws_wait) {
         TRY(draw_masks_send(&p->masks, lanes, pass->masks, pass->n_masks));

@@ -5,6 +5,8 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 
+#include <math.h>
+
 /* Pinned memory per slot, so that copies do not wait for the host. */
 enum status steps_open(struct steps *s, struct cuda *device, const struct backend_limits *limits,
                        int32_t max_draws, size_t staged_bytes)
@@ -12,11 +14,12 @@ enum status steps_open(struct steps *s, struct cuda *device, const struct backen
     s->device = device;
     s->n_steps = limits->n_steps;
     s->max_passes = limits->max_passes;
-    s->max_lanes = limits->max_lanes;
+    s->max_pooled = limits->max_out_rows + limits->max_lanes;
     s->max_draws = max_draws;
     s->hidden = limits->hidden;
+    s->vocab = limits->vocab;
     const size_t n_draws = (size_t)limits->max_passes * (size_t)max_draws;
-    const size_t n_pooled = (size_t)limits->max_lanes * (size_t)limits->hidden;
+    const size_t n_pooled = (size_t)s->max_pooled * (size_t)limits->hidden;
     for (int32_t i = 0; i < s->n_steps; i++) {
         struct slot *slot = &s->slots[i];
         CUDA_TRY(device, cudaMallocHost((void **)&slot->staging.pinned, staged_bytes));
@@ -34,6 +37,7 @@ void steps_close(struct steps *s)
         cudaFreeHost(slot->staging.pinned);
         cudaFreeHost(slot->draws);
         cudaFreeHost(slot->pooled);
+        cudaFreeHost(slot->logits);
         if (slot->done) {
             cudaEventDestroy(slot->done);
         }
@@ -113,6 +117,7 @@ enum status steps_wait(struct steps *s, int32_t index, struct pass_results *resu
         results[i].n_draws = slot->passes[i].n_draws;
         results[i].draws = slot->draws + (size_t)i * (size_t)s->max_draws;
         results[i].pooled = slot->pooled + (size_t)slot->passes[i].first_pooled * (size_t)s->hidden;
+        results[i].logits = slot->logits;
     }
     return OK;
 }
@@ -130,7 +135,7 @@ bool steps_done(struct steps *s, int32_t index)
 bool steps_has_room(const struct steps *s, int32_t n_pool)
 {
     return s->slot && s->slot->n_passes < s->max_passes &&
-           s->slot->n_pooled + n_pool <= s->max_lanes;
+           s->slot->n_pooled + n_pool <= s->max_pooled;
 }
 
 struct draw_result *steps_draws(const struct steps *s)
@@ -141,6 +146,30 @@ struct draw_result *steps_draws(const struct steps *s)
 float *steps_pooled(const struct steps *s)
 {
     return s->slot->pooled + (size_t)s->slot->n_pooled * (size_t)s->hidden;
+}
+
+/* Only the first n_vocab_used logits of a row are copied, so the rest stays impossible. */
+enum status steps_need_logits(struct steps *s, int32_t n)
+{
+    struct slot *slot = s->slot;
+    if (n <= slot->n_logits) {
+        return OK;
+    }
+    const size_t n_floats = (size_t)n * (size_t)s->vocab;
+    CUDA_TRY(s->device, cudaFreeHost(slot->logits));
+    slot->logits = NULL;
+    slot->n_logits = 0;
+    CUDA_TRY(s->device, cudaMallocHost((void **)&slot->logits, n_floats * sizeof *slot->logits));
+    slot->n_logits = n;
+    for (size_t i = 0; i < n_floats; i++) {
+        slot->logits[i] = -INFINITY;
+    }
+    return OK;
+}
+
+float *steps_logits(const struct steps *s, int32_t row)
+{
+    return s->slot->logits + (size_t)row * (size_t)s->vocab;
 }
 
 /* The memory for the results of the next pass. */

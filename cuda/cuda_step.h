@@ -18,7 +18,9 @@ struct slot {
     cudaEvent_t done;
     bool pending;              // the event is recorded and not yet waited for
     struct draw_result *draws; // pinned, [max_passes, max_draws]
-    float *pooled;             // pinned, [max_lanes, hidden]: shared by all passes of the step
+    float *pooled;             // pinned, [max_pooled, hidden]: shared by all passes of the step
+    float *logits;             // pinned, [n_logits, vocab]: of the step's last pass
+    int32_t n_logits;          // rows that there is room for
     int32_t n_passes, n_pooled;
     struct {
         int32_t n_draws, first_pooled;
@@ -27,7 +29,7 @@ struct slot {
 
 struct steps {
     struct cuda *device;
-    int32_t n_steps, max_passes, max_lanes, max_draws, hidden;
+    int32_t n_steps, max_passes, max_pooled, max_draws, hidden, vocab;
     struct slot slots[CUDA_MAX_STEPS];
     struct slot *slot; // of the current step; NULL between steps
 };
@@ -48,6 +50,10 @@ bool steps_done(struct steps *s, int32_t index);
 bool steps_has_room(const struct steps *s, int32_t n_pool);
 struct draw_result *steps_draws(const struct steps *s);
 float *steps_pooled(const struct steps *s);
+/* Makes room for n rows of whole logits in the current step, which are rare: no memory is taken
+ * before the first. */
+enum status steps_need_logits(struct steps *s, int32_t n);
+float *steps_logits(const struct steps *s, int32_t row);
 void steps_add(struct steps *s, int32_t n_draws, int32_t n_pool);
 
 #endif

@@ -10,41 +10,21 @@ void constraint_begin(struct constraint *c)
 
 /* ---- where the grammar begins --------------------------------------------------------------- */
 
-/* Extends a match by one byte. n_matched: the length of the marker's prefix that the text ended
- * with before; returns the length of the longest one that it ends with now. */
-static size_t match(const char *marker, size_t n_matched, char byte)
-{
-    char tail[GRAMMAR_AFTER_MAX + 1];
-    memcpy(tail, marker, n_matched);
-    tail[n_matched++] = byte;
-    size_t skip = 0;
-    while (memcmp(tail + skip, marker, n_matched - skip) != 0) {
-        skip++;
-    }
-    return n_matched - skip;
-}
-
 /* Searches for the end of the marker in one more token. False: it ends inside the token. */
 static bool search(struct constraint *c, const struct engine_request *r, int32_t token)
 {
-    size_t length = strlen(r->grammar_after), n_bytes = 0, at = 0;
-    const char *bytes = grammar_token_bytes(grammar_vocabulary(r->grammar), token, &n_bytes);
-    bool whole = token == r->grammar_after_id;
-    for (; !whole && at < n_bytes && c->n_matched < length; at++) {
-        c->n_matched = match(r->grammar_after, c->n_matched, bytes[at]);
-    }
-    if (!whole && n_bytes == 0) {
-        c->n_matched = 0; // a special token has no text
-    }
+    const struct text_marker m = {r->grammar_after, r->grammar_after_id};
+    enum marker_found found =
+        marker_search(&m, grammar_vocabulary(r->grammar), &c->n_matched, token);
     c->n_searched++;
-    if (whole || c->n_matched == length) {
+    if (found != MARKER_NONE) {
         c->first = c->n_searched;
-        return whole || at == n_bytes;
     }
-    return true;
+    return found != MARKER_WITHIN;
 }
 
-bool constraint_is_ahead(struct constraint *c, const struct sequence *seq)
+/* True if the marker after which the grammar starts has not been generated yet. */
+static bool is_ahead(struct constraint *c, const struct sequence *seq)
 {
     if (!seq->request->grammar_after) {
         c->first = 0;
@@ -55,13 +35,59 @@ bool constraint_is_ahead(struct constraint *c, const struct sequence *seq)
     return c->first < 0;
 }
 
+/* ---- the limit of reasoning ------------------------------------------------------------------ */
+
+/* The state after the known tokens and some more. */
+static struct thinking thinking_behind(struct constraint *c, const struct sequence *seq,
+                                       const int32_t *more, int32_t n_more)
+{
+    const struct thinking_limit *l = seq->request->thinking;
+    int32_t n = sequence_generated(seq);
+    if (c->thinking.n_seen == 0 || c->thinking.n_seen > n) {
+        c->thinking = thinking_start(l);
+    }
+    while (c->thinking.n_seen < n) {
+        thinking_take(l, &c->thinking, seq->output->tokens[c->thinking.n_seen]);
+    }
+    struct thinking t = c->thinking;
+    for (int32_t i = 0; i < n_more; i++) {
+        thinking_take(l, &t, more[i]);
+    }
+    return t;
+}
+
+/* The only token that may follow these; -1: the limit allows any. */
+static int32_t forced_behind(struct constraint *c, const struct sequence *seq, const int32_t *more,
+                             int32_t n_more)
+{
+    const struct thinking_limit *l = seq->request->thinking;
+    if (!l) {
+        return -1;
+    }
+    struct thinking t = thinking_behind(c, seq, more, n_more);
+    return thinking_forced(l, &t);
+}
+
+bool constraint_is_free(struct constraint *c, const struct sequence *seq, int32_t n_more)
+{
+    const struct thinking_limit *l = seq->request->thinking;
+    if (seq->request->grammar && (n_more > 0 || !is_ahead(c, seq))) {
+        return false; // one of the next tokens may be the marker
+    }
+    if (!l) {
+        return true;
+    }
+    struct thinking t = thinking_behind(c, seq, NULL, 0);
+    return thinking_is_free(l, &t, n_more + 1);
+}
+
 /* ---- where the text is ---------------------------------------------------------------------- */
 
 /* Advances the state to the known tokens. */
 static enum status reach(struct constraint *c, const struct sequence *seq)
 {
     struct grammar *g = seq->request->grammar;
-    if (constraint_is_ahead(c, seq)) {
+    if (is_ahead(c, seq)) {
         return ERR_INVALID; // the grammar's state at its text is unknown
     }
     const int32_t *tokens = seq->output->tokens + c->first, n = sequence_generated(seq) - c->first;
@@ -102,7 +128,7 @@ static enum status state_behind(struct constraint *c, const struct sequence *seq
                                 bool *ahead)
 {
     struct grammar *g = seq->request->grammar;
-    bool begins = constraint_is_ahead(c, seq);
+    bool begins = is_ahead(c, seq);
     int32_t first = 0;
     enum status st = ERR_BUSY;
     *ahead = begins;
@@ -125,8 +151,8 @@ static enum status state_behind(struct constraint *c, const struct sequence *seq
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
 
-enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
-                            int32_t n_drafts, uint32_t *words)
+static enum status grammar_part(struct constraint *c, const struct sequence *seq,
+                                const int32_t *drafts, int32_t n_drafts, uint32_t *words)
 {
     struct grammar *g = seq->request->grammar;
     size_t n_words = grammar_mask_words(grammar_vocabulary(g));
@@ -159,12 +185,40 @@ enum status constraint_mask(struct constraint *c, const struct sequence *seq, co
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
 
+/* The end of reasoning is a part of what a grammar allows there, which constraint_take checks. */
+enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
+                            int32_t n_drafts, uint32_t *words)
+{
+    int32_t forced = forced_behind(c, seq, drafts, n_drafts);
+    if (forced < 0 && seq->request->grammar) {
+        return grammar_part(c, seq, drafts, n_drafts, words);
+    }
+    const struct grammar_vocab *v;
+    if (seq->request->grammar) {
+        v = grammar_vocabulary(seq->request->grammar);
+    } else {
+        v = seq->request->thinking->vocab;
+    }
+    memset(words, forced < 0 ? 0xff : 0, grammar_mask_words(v) * sizeof *words);
+    if (forced >= 0) {
+        words[forced / 32] |= 1u << (forced % 32);
+    }
+    return OK;
+}
+
 enum status constraint_take(struct constraint *c, const struct sequence *seq, int32_t token)
 {
     struct grammar *g = seq->request->grammar;
     struct grammar_state s;
     bool ahead;
-    if (constraint_is_ahead(c, seq)) {
+    int32_t forced = forced_behind(c, seq, NULL, 0);
+    if (forced >= 0 && token != forced) {
+        return ERR_INVALID;
+    }
+    if (!g) {
+        return OK;
+    }
+    if (is_ahead(c, seq)) {
         if (!search(c, seq->request, token)) {
             return ERR_INVALID;
         }
@@ -184,37 +238,59 @@ enum status constraint_take(struct constraint *c, const struct sequence *seq, in
 
 bool constraint_ends(const struct constraint *c, const struct sequence *seq, int32_t token)
 {
-    return c->first >= 0 && c->first <= sequence_generated(seq) &&
+    return seq->request->grammar && c->first >= 0 && c->first <= sequence_generated(seq) &&
            grammar_is_end(seq->request->grammar, token);
+}
+
+/* Whether the grammar allows the last of these drafts. *ends: nothing may follow it. */
+static bool allows_last(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
+                        int32_t n, bool *ends)
+{
+    struct grammar *g = seq->request->grammar;
+    struct grammar_state s;
+    bool ahead, allowed = state_behind(c, seq, drafts, n - 1, &s, &ahead) == OK;
+    if (allowed && ahead) { // unless the grammar starts within this token
+        return state_behind(c, seq, drafts, n, &s, &ahead) == OK;
+    }
+    *ends = grammar_is_end(g, drafts[n - 1]);
+    return allowed && grammar_allows(g, s, drafts[n - 1], &allowed) == OK && allowed;
 }
 
 void constraint_cut(struct constraint *c, const struct sequence *seq, struct proposal *p)
 {
-    struct grammar *g = seq->request->grammar;
     int32_t n = 0;
-    bool allowed = true;
-    while (allowed && n < p->n_drafts) {
-        struct grammar_state s;
-        bool ahead;
-        allowed = state_behind(c, seq, p->drafts, n, &s, &ahead) == OK;
-        if (allowed && ahead) { // unless the grammar starts within this token
-            allowed = state_behind(c, seq, p->drafts, n + 1, &s, &ahead) == OK;
-        } else if (allowed) {
-            allowed = grammar_allows(g, s, p->drafts[n], &allowed) == OK && allowed;
+    bool allowed = true, ends = false;
+    while (allowed && !ends && n < p->n_drafts) {
+        int32_t forced = forced_behind(c, seq, p->drafts, n);
+        allowed = forced < 0 || forced == p->drafts[n];
+        if (allowed && seq->request->grammar) {
+            allowed = allows_last(c, seq, p->drafts, n + 1, &ends);
         }
         n += allowed;
-        if (allowed && !ahead && grammar_is_end(g, p->drafts[n - 1])) {
-            break; // nothing may follow
-        }
     }
     p->n_drafts = n;
+}
+
+/* The rest of the forced end of reasoning. */
+static int32_t forced_end(struct constraint *c, const struct sequence *seq, int32_t *ids,
+                          int32_t max)
+{
+    int32_t n = 0, id;
+    while (n < max && (id = forced_behind(c, seq, ids, n)) >= 0) {
+        ids[n++] = id;
+    }
+    return n;
 }
 
 int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
                           int32_t max)
 {
     enum { LEAST_BYTES = 4 }; // chosen: less is a token or two, which drafting predicts anyway
-    if (max <= 0 || constraint_is_ahead(c, seq) || reach(c, seq) != OK) {
+    int32_t n = forced_end(c, seq, ids, max);
+    if (n > 0 || !seq->request->grammar) {
+        return n;
+    }
+    if (max <= 0 || is_ahead(c, seq) || reach(c, seq) != OK) {
         return 0;
     }
     return (int32_t)grammar_forced_tokens(seq->request->grammar, c->state, LEAST_BYTES, ids,

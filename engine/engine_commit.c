@@ -5,15 +5,27 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/minmax.h"
+#include "engine/logprobs.h"
 
-static void fill_logprobs(struct token_logprobs *out, const struct draw_result *d)
+/* The logits of a draw's whole row, if it returned them. */
+static const float *row_of(const struct planned_step *ps, int32_t draw)
 {
-    out->logprob = d->logprob;
-    out->n_top = d->n_top;
-    for (int32_t i = 0; i < d->n_top && out->top_ids; i++) {
-        out->top_ids[i] = d->top_ids[i];
-        out->top_logprobs[i] = d->top_logprobs[i];
+    int32_t row = ps->step.draws[draw].logits;
+    if (row == 0) {
+        return NULL;
     }
+    return step_results(ps)->logits + (int64_t)(row - 1) * ps->step.vocab;
+}
+
+static void fill_logprobs(const struct planned_step *ps, int32_t draw, struct token_logprobs *out,
+                          const struct draw_result *d)
+{
+    const struct sampling_params *p = &ps->owners[draw].seq->request->params;
+    struct logprobs_wanted wanted = {p->top_logprobs, p->logprob_ids};
+    if (ps->owners[draw].score) {
+        wanted = (struct logprobs_wanted){.n = p->prompt_top_logprobs};
+    }
+    logprobs_fill(out, d, row_of(ps, draw), ps->step.vocab, &wanted);
 }
 
 static bool is_stop(const struct engine_request *r, int32_t token)
@@ -26,22 +38,24 @@ static bool is_stop(const struct engine_request *r, int32_t token)
     return false;
 }
 
-/* Appends a drawn token to the sequence. False if that ended it. */
-static bool append(struct engine *e, struct sequence *seq, const struct draw_result *d)
+/* Appends the token of a draw to its sequence. False if that ended it. */
+static bool append(struct engine *e, const struct planned_step *ps, int32_t draw,
+                   const struct draw_result *d)
 {
+    struct sequence *seq = ps->owners[draw].seq;
     struct engine_request *r = seq->request;
     struct engine_output *out = seq->output;
     int32_t n = sequence_generated(seq);
     out->tokens[n] = d->token;
     if (out->logprobs) {
-        fill_logprobs(&out->logprobs[n], d);
+        fill_logprobs(ps, draw, &out->logprobs[n], d);
     }
     if (r->t_first_token_ns == 0) {
         r->t_first_token_ns = clock_now_ns();
     }
     seq->n_known++;
     e->generated_tokens++;
-    bool ends = r->grammar && constraint_ends(&e->constraints[seq->index], seq, d->token);
+    bool ends = constraint_exists(r) && constraint_ends(&e->constraints[seq->index], seq, d->token);
     bool stop = ends || (n + 1 >= r->params.min_tokens && is_stop(r, d->token));
     out->stop_id = stop ? d->token : -1;
     atomic_store_explicit(&out->n_tokens, n + 1, memory_order_release);
@@ -71,7 +85,7 @@ static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32
 static bool is_refused(struct engine *e, const struct sequence *seq, int32_t token)
 {
     struct constraint *c = &e->constraints[seq->index];
-    if (seq->request->grammar) {
+    if (constraint_exists(seq->request)) {
         c->failure = constraint_take(c, seq, token);
     } else {
         c->failure = OK;
@@ -95,7 +109,8 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
     r->n_drafts += n_drafts;
     int32_t row = 0;
     while (row >= 0 && goes_on) {
-        struct draw_result d = step_results(ps)->draws[first + row];
+        int32_t draw = first + row;
+        struct draw_result d = step_results(ps)->draws[draw];
         if (row == n_drafts && n_drafts > 0 && e->spec.options.no_bonus) {
             break;
         }
@@ -113,7 +128,7 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
             goes_on = false;
             break;
         }
-        goes_on = append(e, seq, &d);
+        goes_on = append(e, ps, draw, &d);
     }
     if (n_drafts > 0) { // drafts after the end were not tested
         bool cut = row >= 0 && !goes_on;
@@ -144,7 +159,7 @@ static void commit_scores(struct engine *e, const struct planned_step *ps)
         if (d->broken) {
             engine_fail_broken(e, r);
         } else if (r->prompt_logprobs && o->seq->sample == 0) {
-            fill_logprobs(&r->prompt_logprobs[o->pos + 1], d);
+            fill_logprobs(ps, i, &r->prompt_logprobs[o->pos + 1], d);
         }
     }
 }
@@ -153,20 +168,20 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
 {
     size_t hidden = (size_t)e->info.hidden;
     for (int32_t i = 0; i < ps->step.pass.n_pool; i++) {
-        struct sequence *seq = ps->pool_owners[i];
-        if (seq->state != SEQ_RETIRING && ps->step.pools[i].finish) {
-            // The backend returns a sum: a mean is over the whole prompt, "last" over one row.
-            float n;
-            if (seq->request->pool == POOL_MEAN) {
-                n = (float)seq->n_prompt;
-            } else {
-                n = 1.0f;
-            }
-            const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
-            for (size_t k = 0; k < hidden; k++) {
-                seq->request->pooled[k] = sum[k] / n;
-            }
-            requests_finish(e, seq, FINISH_STOP);
+        const struct pool_owner *o = &ps->pool_owners[i];
+        struct engine_request *r = o->seq->request;
+        if (o->seq->state == SEQ_RETIRING || !ps->step.pools[i].finish) {
+            continue;
+        }
+        // The backend returns a sum: a mean is over the whole prompt, others over one row.
+        float n = r->pool == POOL_MEAN ? (float)o->seq->n_prompt : 1.0f;
+        const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
+        float *to = r->pooled + (r->pool == POOL_TOKENS ? (size_t)o->pos * hidden : 0);
+        for (size_t k = 0; k < hidden; k++) {
+            to[k] = sum[k] / n;
+        }
+        if (o->pos == o->seq->n_prompt - 1) {
+            requests_finish(e, o->seq, FINISH_STOP);
         }
     }
 }

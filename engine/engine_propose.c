@@ -92,7 +92,7 @@ void engine_propose(struct engine *e)
     }
     spec_propose(&e->spec, &v);
     for (int32_t i = 0; i < v.n; i++) {
-        if (v.seqs[i].seq->request->grammar) {
+        if (constraint_exists(v.seqs[i].seq->request)) {
             propose_constrained(e, &v.seqs[i]);
         }
     }

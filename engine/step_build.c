@@ -23,7 +23,7 @@ void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_
     plan_init(&ps->plan, l);
     step_init(&ps->step, slot, sizes);
     ps->owners = xcalloc((size_t)l->max_draws, sizeof *ps->owners);
-    ps->pool_owners = xcalloc(lanes, sizeof *ps->pool_owners);
+    ps->pool_owners = xcalloc(max_pools(l), sizeof *ps->pool_owners);
     ps->sorted = xcalloc(lanes, sizeof *ps->sorted);
     ps->room = xcalloc(lanes, sizeof *ps->room);
     ps->closed = xcalloc(lanes, sizeof *ps->closed);
@@ -191,27 +191,35 @@ static void add_draw(struct planned_step *ps, int32_t out_row, const struct sequ
     ps->owners[st->pass.n_draws++] = owner;
 }
 
+/* More alternatives than a draw can list are taken from its whole row of logits. */
+static void ask_logprobs(struct planned_step *ps, struct pass_draw *d, int32_t n_top, bool listed)
+{
+    d->logprobs = true;
+    if (listed || n_top > MAX_TOP_LOGPROBS) {
+        d->logits = ++ps->step.pass.n_logits;
+    } else {
+        d->top_n = n_top;
+    }
+}
+
 /* A draw that is verified against a draft is not kept by the device: the host decides
  * first. */
 static void add_sample(struct planned_step *ps, int32_t out_row, struct sequence *seq, int32_t pos,
                        bool verify, int32_t tree_row)
 {
     const struct sampling_params *p = &seq->request->params;
-    struct pass_draw d = {.kind = DRAW_SAMPLE,
-                          .keep = !verify,
-                          .logprobs = p->logprobs,
-                          .top_n = p->logprobs ? p->top_logprobs : 0,
-                          .tree_row = tree_row};
+    struct pass_draw d = {.kind = DRAW_SAMPLE, .keep = !verify, .tree_row = tree_row};
+    if (p->logprobs) {
+        ask_logprobs(ps, &d, p->top_logprobs, p->logprob_ids);
+    }
     add_draw(ps, out_row, seq, d, (struct draw_owner){seq, pos, false, verify});
 }
 
 /* Row `pos` scores the prompt token after it. */
 static void add_score(struct planned_step *ps, int32_t out_row, struct sequence *seq, int32_t pos)
 {
-    struct pass_draw d = {.kind = DRAW_SCORE,
-                          .logprobs = true,
-                          .tree_row = -1,
-                          .top_n = seq->request->params.prompt_top_logprobs};
+    struct pass_draw d = {.kind = DRAW_SCORE, .tree_row = -1};
+    ask_logprobs(ps, &d, seq->request->params.prompt_top_logprobs, false);
     add_draw(ps, out_row, seq, d, (struct draw_owner){seq, pos, true, false});
 }
 
@@ -222,24 +230,36 @@ static int32_t add_out(struct planned_step *ps, int32_t row)
     return st->pass.n_out++;
 }
 
-/* Mean pooling needs all rows, over several steps; pooling of the last state needs only the last
- * row. */
+/* Adds rows first_out .. +n_out to the sequence's vector; the last of them is at `pos`. */
+static void add_pool(struct planned_step *ps, struct sequence *seq, int32_t first_out,
+                     int32_t n_out, int32_t pos, bool start, bool finish)
+{
+    struct step *st = &ps->step;
+    ps->pool_owners[st->pass.n_pool] = (struct pool_owner){seq, pos};
+    st->pools[st->pass.n_pool++] = (struct pass_pool){.lane = seq->lane,
+                                                      .first_out = first_out,
+                                                      .n_out = n_out,
+                                                      .start = start,
+                                                      .finish = finish};
+}
+
+/* A mean needs all rows, over several steps; the last state only the last row. */
 static void build_pool(struct planned_step *ps, const struct plan_entry *e, int32_t first_row)
 {
     struct step *st = &ps->step;
     struct sequence *seq = e->seq;
-    bool mean = seq->request->pool == POOL_MEAN;
-    int32_t first_out = st->pass.n_out, n_out = mean ? e->n_rows : e->draws;
+    enum pool_kind kind = seq->request->pool;
+    int32_t first_out = st->pass.n_out, n_out = kind == POOL_LAST ? e->draws : e->n_rows;
+    int32_t last = e->first + e->n_rows - 1;
     for (int32_t i = 0; i < n_out; i++) {
         add_out(ps, first_row + e->n_rows - n_out + i);
     }
-    if (n_out > 0) {
-        ps->pool_owners[st->pass.n_pool] = seq;
-        st->pools[st->pass.n_pool++] = (struct pass_pool){.lane = seq->lane,
-                                                          .first_out = first_out,
-                                                          .n_out = n_out,
-                                                          .start = !mean || e->first == 0,
-                                                          .finish = e->draws};
+    for (int32_t i = 0; i < n_out && kind == POOL_TOKENS; i++) {
+        add_pool(ps, seq, first_out + i, 1, e->first + i, true, true);
+    }
+    if (n_out > 0 && kind != POOL_TOKENS) {
+        bool start = kind == POOL_LAST || e->first == 0;
+        add_pool(ps, seq, first_out, n_out, last, start, e->draws);
     }
     st->want.pooled = true;
 }

@@ -29,13 +29,16 @@ struct draw_owner {
 struct planned_step {
     struct plan plan;
     struct step step;
-    struct draw_owner *owners;     // [max_draws], for the target's draws
-    struct sequence **pool_owners; // [max_lanes]
-    bool ungrouped;                // do not tell attention about shared prefixes
-    struct plan_entry *sorted;     // [max_lanes], entries with the members of a group adjacent
-    struct plan_entry *room;       // [max_lanes], for sorting
-    struct draft_feed {            // the tokens that the draft models' first pass feeds, per
-                                   // sequence
+    struct draw_owner *owners; // [max_draws], for the target's draws
+    struct pool_owner {
+        struct sequence *seq;
+        int32_t pos;           // of the result's last row
+    } *pool_owners;            // [max_pools]
+    bool ungrouped;            // do not tell attention about shared prefixes
+    struct plan_entry *sorted; // [max_lanes], entries with the members of a group adjacent
+    struct plan_entry *room;   // [max_lanes], for sorting
+    struct draft_feed {        // the tokens that the draft models' first pass feeds, per
+                               // sequence
         struct sequence *seq;
         int32_t first, n, chain; // chain: number of drafts that follow, each drawn from the one
                                  // before

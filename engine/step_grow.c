@@ -91,7 +91,7 @@ static void look_up(const struct planned_step *ps, struct spec *sp, struct spec_
     struct proposal found;
     int32_t at = 0;
     found.n_drafts = ngram_look_up(sp, t->seq, t->depth, found.drafts);
-    if (t->seq->request->grammar) {
+    if (constraint_exists(t->seq->request)) {
         constraint_cut(&ps->constraints[t->seq->index], t->seq, &found);
     }
     for (int32_t i = 0; i < found.n_drafts && at >= 0; i++) {

@@ -43,12 +43,12 @@ static void reserve(struct planned_step *ps, int32_t draw, int32_t row)
 {
     struct sequence *seq = ps->owners[draw].seq;
     struct pass *p = &ps->step.pass;
-    if (!seq->request->grammar) {
+    if (!constraint_exists(seq->request)) {
         return;
     }
     bool in_flight = seq->n_flight > 1; // tokens before this draw
-    bool is_free = constraint_is_ahead(&ps->constraints[seq->index], seq) && row == 0;
-    if (in_flight || !is_free) {
+    int32_t n_unknown = seq->n_flight - 1 + row;
+    if (!constraint_is_free(&ps->constraints[seq->index], seq, n_unknown)) {
         ps->step.draws[draw].mask = ++p->n_masks;
         p->draws_wait |= in_flight;
     }
@@ -102,7 +102,7 @@ void step_mask_draft(struct planned_step *ps, struct pass *p, struct pass_draw *
                      const struct sequence *seq, const int32_t *drafts, int32_t n_drafts)
 {
     struct step *st = &ps->step;
-    if (!seq->request->grammar || p->n_masks == ps->max_masks) {
+    if (!constraint_exists(seq->request) || p->n_masks == ps->max_masks) {
         return;
     }
     uint32_t *mask = st->masks + (int64_t)p->n_masks * mask_words(st->vocab);
@@ -118,7 +118,7 @@ bool step_drafts_masked(const struct planned_step *ps)
 {
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {
         const struct plan_entry *e = &ps->plan.entries[i];
-        if (e->n_drafts > 0 && e->seq->proposal.on_device && e->seq->request->grammar) {
+        if (e->n_drafts > 0 && e->seq->proposal.on_device && constraint_exists(e->seq->request)) {
             return true;
         }
     }

@@ -43,7 +43,7 @@ void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
     st->groups = xcalloc(lanes, sizeof *st->groups);
     st->out_rows = xcalloc(out, sizeof *st->out_rows);
     st->draws = xcalloc((size_t)l->max_draws, sizeof *st->draws);
-    st->pools = xcalloc(lanes, sizeof *st->pools);
+    st->pools = xcalloc(max_pools(l), sizeof *st->pools);
     st->keeps = xcalloc((size_t)max_keeps(l), sizeof *st->keeps);
     size_t words = (size_t)mask_words(sizes->vocab);
     st->masks = xcalloc((size_t)sizes->max_masks * words, sizeof *st->masks);

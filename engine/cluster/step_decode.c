@@ -91,8 +91,8 @@ static void get_params(struct reader *r, struct sampling_params *p)
     p->ignore_eos = flags & 1;
     p->logprobs = flags & 2;
     p->prompt_logprobs = flags & 4;
-    p->top_logprobs = get(r, 0, MAX_TOP_LOGPROBS, "top_logprobs");
-    p->prompt_top_logprobs = get(r, 0, MAX_TOP_LOGPROBS, "prompt_top_logprobs");
+    p->top_logprobs = get(r, 0, vocab, "top_logprobs");
+    p->prompt_top_logprobs = get(r, 0, vocab, "prompt_top_logprobs");
     p->num_speculative_tokens = get(r, -1, INT32_MAX, "num_speculative_tokens");
     p->n_stop_ids = get(r, 0, MAX_STOP_IDS, "stop ids");
     p->stop_ids = get_ids(r, p->n_stop_ids, vocab, "stop ids");
@@ -188,6 +188,7 @@ static void get_draws(struct reader *r, struct pass *p, struct pass_draw *draws)
         d->more = get(r, 0, MAX_SIBLINGS - 1, "a draw's further ids");
         d->more_slot = get(r, 0, last_pos(r) + 1 - d->more, "a draw's further ids");
         d->mask = get(r, 0, p->n_masks, "a draw's mask");
+        d->logits = get(r, 0, p->n_logits, "a draw's logits");
     }
 }
 
@@ -277,6 +278,7 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     p->tree_mask = tree ? &present : NULL;
     p->model = get(r, 0, room->max_model, "a pass's model");
     p->hidden.n = get(r, 0, MAX_HIDDEN_LAYERS, "the number of hidden states");
+    p->n_logits = get(r, 0, p->n_draws, "the number of rows of logits");
     for (int32_t i = 0; i < p->hidden.n && !r->bad; i++) { // model_forward validates the layers
         p->hidden.ids[i] = get(r, 0, INT32_MAX, "a layer");
     }
@@ -409,7 +411,8 @@ static void get_passes(struct reader *r, struct step *st)
     get_pass(r, &st->pass,
              &(struct pass_room){st->rows, st->seqs, st->groups, st->out_rows, st->draws, st->pools,
                                  st->keeps, l->max_rows, l->max_lanes, l->max_lanes, l->max_out,
-                                 l->max_draws, l->max_lanes, r->sizes->max_masks, max_keeps(l), 0});
+                                 l->max_draws, (int32_t)max_pools(l), r->sizes->max_masks,
+                                 max_keeps(l), 0});
 }
 
 /* The remaining part of the step received before. */

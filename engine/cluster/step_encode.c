@@ -65,7 +65,8 @@ static void put_draw(struct buf *b, const struct pass_draw *d)
                          d->tree_row,
                          d->more,
                          d->more_slot,
-                         d->mask};
+                         d->mask,
+                         d->logits};
     buf_put(b, v, sizeof v);
 }
 
@@ -87,8 +88,8 @@ static void put_tree(struct buf *b, const struct pass *p)
 static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
 {
     const int32_t counts[] = {
-        p->n_rows,     p->n_seqs, p->n_groups,          p->n_out, p->n_draws, p->n_masks,
-        p->draws_wait, p->n_pool, p->tree_mask != NULL, p->model, p->hidden.n};
+        p->n_rows,     p->n_seqs, p->n_groups,          p->n_out, p->n_draws,  p->n_masks,
+        p->draws_wait, p->n_pool, p->tree_mask != NULL, p->model, p->hidden.n, p->n_logits};
     buf_put(b, counts, sizeof counts);
     buf_put(b, p->hidden.ids, (size_t)p->hidden.n * sizeof *p->hidden.ids);
     buf_put(b, p->rows, (size_t)p->n_rows * sizeof *p->rows);

@@ -281,6 +281,9 @@ struct pass_draw {
     /* 1 + the index of its mask in pass.masks; 0: none. Ids outside the mask are never drawn. If
      * the mask excludes every id, the token is arbitrary and its reader must reject it. */
     int32_t mask;
+    /* 1 + the index of its row in pass_results.logits; 0: none. The raw logits of the whole
+     * vocabulary are then returned, too. Only with `logprobs`, and only in a step's last pass. */
+    int32_t logits;
 };
 
 enum { MAX_SIBLINGS = 16 }; // drafts of one law
@@ -313,6 +316,7 @@ struct pass {
      * parameters may point to freed memory. A backend that copied the draws at pass_begin need not
      * look. */
     bool draws_wait;
+    int32_t n_logits; // draws that return their whole row of logits
     int32_t n_pool;
     const struct pass_pool *pool;
     struct hidden_layers hidden; // requested hidden states: see model_forward
@@ -340,6 +344,7 @@ struct pass_shape {
 struct draw_result {
     int32_t token;
     float logprob;
+    float log_total; // with logprobs: a logit minus this is its log-probability
     /* The row's logits contain NaN or infinity, or nothing above -infinity; the token is then some
      * id of the vocabulary without meaning. Backends that do not check leave this false. */
     bool broken;
@@ -352,6 +357,7 @@ struct pass_results {
     int32_t n_draws;
     const struct draw_result *draws; // [n_draws]
     const float *pooled;             // [n_pool, hidden], of entries with `finish`
+    const float *logits;             // [n_logits, vocab], of the draws with `logits`
 };
 
 struct block_copy {

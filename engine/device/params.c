@@ -44,6 +44,9 @@ static enum status check_lists(const struct sampling_params *p, int32_t vocab, s
 {
     TRY(check_ids("stop_token_ids", p->stop_ids, p->n_stop_ids, MAX_STOP_IDS, vocab, err));
     TRY(check_ids("allowed_token_ids", p->allowed, p->n_allowed, vocab, vocab, err));
+    if (p->logprob_ids) {
+        TRY(check_ids("logprob_token_ids", p->logprob_ids, p->top_logprobs, vocab, vocab, err));
+    }
     if (p->n_bias < 0 || p->n_bias > MAX_BIAS) {
         return err_set(err, ERR_INVALID, "logit_bias: at most %d entries are supported", MAX_BIAS);
     }
@@ -82,7 +85,7 @@ enum status sampling_params_check(const struct sampling_params *p, int32_t vocab
     TRY(check_range("presence_penalty", (double)p->presence_penalty, -2.0, 2.0, err));
     TRY(check_range("max_tokens", p->max_tokens, 0, INT32_MAX, err));
     TRY(check_range("min_tokens", p->min_tokens, 0, p->max_tokens, err));
-    TRY(check_range("top_logprobs", p->top_logprobs, 0, MAX_TOP_LOGPROBS, err));
-    TRY(check_range("prompt_logprobs", p->prompt_top_logprobs, 0, MAX_TOP_LOGPROBS, err));
+    TRY(check_range("top_logprobs", p->top_logprobs, 0, vocab, err));
+    TRY(check_range("prompt_logprobs", p->prompt_top_logprobs, 0, vocab, err));
     return check_lists(p, vocab, err);
 }

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 enum {
-    MAX_TOP_LOGPROBS = 20, // OpenAI's limit
+    MAX_TOP_LOGPROBS = 20, // OpenAI's limit; more are taken from a whole row of logits
     MAX_SAMPLES = 128,     // OpenAI's limit of n
     MAX_STOP_IDS = 64,     // chosen: the model's and the request's together
     MAX_EOS = 16,          // chosen: end-of-text ids; further ones of a config are ignored
@@ -30,8 +30,9 @@ enum {
  * float. */
 #define MAX_TEMPERATURE 1e30f
 
-/* What a request for embeddings gets: the last hidden state of its prompt, or the mean of all. */
-enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };
+/* What a request for embeddings gets: the last hidden state of its prompt, the mean of all, or each
+ * of them. */
+enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN, POOL_TOKENS };
 
 struct logit_bias {
     int32_t token;
@@ -52,7 +53,7 @@ struct sampling_params {
     bool ignore_eos;    // eos ids do not stop (stop_ids still do)
     bool logprobs;      // for each generated token, with top_logprobs alternatives
     bool prompt_logprobs;
-    int32_t top_logprobs;        // 0 to MAX_TOP_LOGPROBS
+    int32_t top_logprobs;        // 0 to the vocabulary's size
     int32_t prompt_top_logprobs; // the same for prompt tokens
 
     /* Lists are borrowed from the request's arena and live as long as the request. */
@@ -67,6 +68,8 @@ struct sampling_params {
     const int32_t *bad_word_lengths; // [n_bad_words]
     const int32_t *bad_word_tokens;  // concatenated
     int32_t num_speculative_tokens;  // the most drafts per step; -1: the engine's setting
+    const int32_t *logprob_ids; // [top_logprobs], the alternatives to report, in this order; NULL:
+                                // the likeliest
 };
 
 /* Temperature 1, everything else off, max_tokens 16, seed 0. */

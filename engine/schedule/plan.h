@@ -25,6 +25,13 @@ struct scheduler_limits {
 };
 
 /* Rows first .. first + n_rows of a sequence; the last n_drafts of them are drafts. */
+/* The most results of pooling in a step: of a request one, or one of each row with hidden states.
+ */
+static inline size_t max_pools(const struct scheduler_limits *l)
+{
+    return (size_t)l->max_out + (size_t)l->max_lanes;
+}
+
 struct plan_entry {
     struct sequence *seq;
     int32_t first, n_rows, n_drafts;

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 struct grammar; // engine/grammar/grammar.h
+struct grammar_vocab;
 
 enum finish_reason {
     FINISH_NONE, // not finished
@@ -55,6 +56,25 @@ struct cache_hint {
     int64_t duration_ns;
 };
 
+/* A text in an answer: one token, or tokens that spell it. */
+struct text_marker {
+    const char *text;
+    int32_t id; // the token that stands for it; -1: none
+};
+
+/* The most tokens of reasoning at the beginning of an answer: after these the tokens of `end` are
+ * forced. */
+enum { MAX_THINKING_MARKS = 6 }; // chosen
+struct thinking_limit {
+    int32_t most;
+    bool opened; // by the prompt; otherwise by one of `opens`, if the answer begins with it
+    int32_t n_opens, n_closes;
+    struct text_marker opens[MAX_THINKING_MARKS], closes[MAX_THINKING_MARKS];
+    const int32_t *end; // [n_end]
+    int32_t n_end;
+    const struct grammar_vocab *vocab; // texts of this model's tokens
+};
+
 struct engine_request {
     struct queue_link link; // inbox, then outbox
 
@@ -84,6 +104,7 @@ struct engine_request {
      * immediately. */
     const char *grammar_after;
     int32_t grammar_after_id;
+    const struct thinking_limit *thinking; // NULL: reasoning may have any length
     enum pool_kind pool; // unless POOL_NONE no tokens are sampled; `pooled` is filled
     bool tells_prompt;   // also signals progress after each chunk of the prompt
     int64_t deadline_ns; // on the monotonic clock; 0: none
@@ -92,7 +113,7 @@ struct engine_request {
     /* Written by the engine into the caller's memory, readable when done (prompt_logprobs: when
      * n_tokens > 0 or done). */
     struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL if not requested
-    float *pooled;                          // [hidden], with pool
+    float *pooled;                          // [hidden], with pool; POOL_TOKENS: [n_prompt, hidden]
     int32_t n_preemptions;
     /* May be read at any time. Accepted drafts are counted after drafts: a reader that loads
      * n_accepted first never sees more accepted than drafted. */

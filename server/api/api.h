@@ -81,6 +81,8 @@ extern const struct call_host api_call_host;
 
 /* Called from a handler; takes the request. */
 void api_start(struct api *a, struct http_request *req, enum request_kind kind);
+/* Whether calls must be refused at the moment; the request is then answered. */
+bool api_refuses(struct api *a, struct http_request *req);
 /* The address of the client that waits for the answer, "192.0.2.1:5555"; NULL if none waits. */
 const char *api_call_peer(const struct call *c);
 
@@ -137,6 +139,7 @@ bool api_is_disabled(const struct api *a, struct http_request *req, const char *
 void api_models(struct http_request *req, void *arg);
 void api_llama_models(struct http_request *req, void *arg);
 void api_props(struct http_request *req, void *arg);
+void api_predict(struct http_request *req, void *arg); // predict.c
 void api_slots(struct http_request *req, void *arg);
 void api_ollama_tags(struct http_request *req, void *arg);
 void api_ollama_running(struct http_request *req, void *arg);

@@ -236,6 +236,16 @@ static bool refuse(struct api *a, struct call_error *e)
     return false;
 }
 
+bool api_refuses(struct api *a, struct http_request *req)
+{
+    struct call_error e = {0};
+    bool refused = refuse(a, &e);
+    if (refused) {
+        reply_error(req, &e);
+    }
+    return refused;
+}
+
 /* A header with seconds, up to ten days; 0 if it is missing or nonsense. */
 static double positive_header(const struct http_request *req, const char *name)
 {

@@ -46,6 +46,8 @@ static const struct {
     {"CohereEmbedRequest", FORM_COHERE_EMBED},
     {"CompletionRequest", FORM_COMPLETIONS},
     {"TokensRequest", FORM_TOKENS},
+    {"DerenderChatRequest", FORM_DERENDER_CHAT},
+    {"DerenderRequest", FORM_DERENDER},
     {"MessagesRequest", FORM_MESSAGES},
     {"CountTokensRequest", FORM_COUNT_TOKENS},
     {"EmbeddingTexts", FORM_EMBEDDINGS},
@@ -171,7 +173,7 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
         [MEMBER_BOOL] = "boolean",  [MEMBER_INT] = "integer",   [MEMBER_REAL] = "number",
         [MEMBER_STRING] = "string", [MEMBER_OBJECT] = "object", [MEMBER_ARRAY] = "array",
     };
-    int64_t least = m->min, most = member_max(m, facts->config);
+    int64_t least = member_min(m, facts->config), most = member_max(m, facts->config);
     switch (m->type) {
     case MEMBER_ANY: break;
     case MEMBER_BOOL:
@@ -347,6 +349,9 @@ void openapi_put_components(struct buf *b, const struct openapi_facts *facts)
                 "'type':'string'}}},"
                 "'OllamaOldEmbedRequest':{'type':'object','required':['prompt'],'properties':{"
                 "'model':{'type':['string','null']},'prompt':{'type':'string','minLength':1}}},"
+                "'PredictRequest':{'type':'object','required':['instances'],'properties':{"
+                "'instances':{'type':'array','maxItems':3,'items':{"
+                "'$ref':'#/components/schemas/AnyRequest'}}}},"
                 "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
                 "{'$ref':'#/components/schemas/CompletionRequest'},"
                 "{'$ref':'#/components/schemas/EmbeddingRequest'},"

@@ -15,6 +15,7 @@ CALL(responses_input_tokens, KIND_RESPONSES_INPUT_TOKENS)
 CALL(messages, KIND_MESSAGES)
 CALL(count_tokens, KIND_COUNT_TOKENS)
 CALL(embeddings, KIND_EMBEDDINGS)
+CALL(either_embed, KIND_EITHER_EMBED)
 CALL(score, KIND_SCORE)
 CALL(rerank, KIND_RERANK)
 CALL(ollama_chat, KIND_OLLAMA_CHAT)
@@ -36,6 +37,8 @@ CALL(either_completion, KIND_EITHER_COMPLETION)
 CALL(tokens, KIND_TOKENS)
 CALL(render, KIND_RENDER)
 CALL(render_chat, KIND_RENDER_CHAT)
+CALL(derender, KIND_DERENDER)
+CALL(derender_chat, KIND_DERENDER_CHAT)
 CALL(chat_input_tokens, KIND_CHAT_INPUT_TOKENS)
 CALL(tokenize, KIND_TOKENIZE)
 CALL(detokenize, KIND_DETOKENIZE)
@@ -51,6 +54,8 @@ const struct http_route api_routes[] = {
     INFER("/completions", either_completion),
     INFER("/v1/chat/completions/render", render_chat),
     INFER("/v1/completions/render", render),
+    INFER("/v1/chat/completions/derender", derender_chat),
+    INFER("/v1/completions/derender", derender),
     INFER("/inference/v1/generate", tokens),
     INFER("/v1/chat/completions/input_tokens", chat_input_tokens),
     INFER("/chat/completions/input_tokens", chat_input_tokens),
@@ -73,7 +78,7 @@ const struct http_route api_routes[] = {
     INFER("/v1/messages", messages),
     INFER("/v1/messages/count_tokens", count_tokens),
     INFER("/v1/embeddings", embeddings),
-    INFER("/embeddings", embeddings),
+    INFER("/embeddings", either_embed),
     INFER("/v1/score", score),
     INFER("/score", score),
     INFER("/v1/rerank", rerank),
@@ -86,6 +91,7 @@ const struct http_route api_routes[] = {
     INFER("/pooling", pooling),
     INFER("/v2/embed", cohere_embed),
     INFER("/invocations", invocations),
+    INFER("/predict", api_predict),
     INFER("/completion", native),
     INFER("/infill", infill),
     INFER("/embedding", native_embed),

@@ -85,9 +85,13 @@ bool request_check_beams(struct request *r)
         {"allowed_token_ids", p->n_allowed > 0},
         {"bad_words", p->n_bad_words > 0},
         {"min_tokens", p->min_tokens > 0},
+        {"logprob_token_ids", p->logprob_ids != NULL},
+        {r->form == FORM_COMPLETIONS ? "logprobs" : "top_logprobs",
+         p->top_logprobs > MAX_TOP_LOGPROBS},
         {"repetition_penalty", p->repetition_penalty != own->repetition_penalty},
         {"frequency_penalty", p->frequency_penalty != own->frequency_penalty},
         {"presence_penalty", p->presence_penalty != own->presence_penalty},
+        {r->thinking_param, r->thinking_param && r->thinking_budget >= 0},
         {r->constraint_param, r->constraint_param != NULL},
         {r->tool_param, r->tool_mode == TOOLS_MUST},
     };

@@ -43,11 +43,14 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_NATIVE_EMBED] = &call_native_embed_format,
     [KIND_APPLY_TEMPLATE] = &call_apply_format,
     [KIND_TOKENS] = &call_token_format,
+    [KIND_DERENDER_CHAT] = &call_derender_chat_format,
+    [KIND_DERENDER] = &call_derender_format,
     [KIND_RENDER] = &call_render_format,
     [KIND_RENDER_CHAT] = &call_render_chat_format,
     [KIND_CHAT_INPUT_TOKENS] = &call_input_tokens_format,
     [KIND_INVOCATIONS] = &call_chat_format, // until its kind is known
     [KIND_LLAMA_CHAT] = &call_chat_format,
+    [KIND_EITHER_EMBED] = &call_embedding_format,
     [KIND_EITHER_COMPLETION] = &call_completion_format,
 };
 

@@ -28,6 +28,7 @@ struct engine;
 struct engine_stats;
 struct call_server;
 struct beams;       // server/call/beams.h
+struct shifts;      // server/call/shifts.h
 struct call_format; // server/call/format.h
 struct tenant;      // server/call/tenant.h
 
@@ -104,6 +105,7 @@ struct call_server {
     struct call *queue, **queue_tail;
     struct call *calls;            // all live calls
     int64_t n_calls, n_beam_calls; // n_beam_calls: those that use beam search
+    int64_t n_shift_calls;         // those whose contexts may shift
     struct call_counts counts;
     uint64_t next_seed;
     bool told_stripped; // it was logged that lines are removed from prompts
@@ -183,6 +185,7 @@ struct call_choice {
     enum call_pending pending;
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool is_custom; // the call is one of a custom tool: its `arguments` are a text
+    bool shifted;   // the context was full, and lost tokens
     bool sent_prompt_text, sent_prompt_ids; // completions, once
     bool told_prompt;                       // return_progress: progress was reported,
     int32_t n_prefilled;                    // this value last
@@ -210,6 +213,7 @@ struct call {
     enum request_kind kind;          // at call_start; request.kind may become another
     struct engine_request *requests; // one per prompt
     void *memory;                    // for the requests' outputs
+    struct shifts *shifts;           // pieces of the answers; NULL: each is one
     struct beams *beams;             // searches that produce the answers; NULL: no beam search
     char *salt;                      // the requests' cache_salt, if not the body's
     size_t n_requests, n_submitted, n_done; // with beams, the last two are per step

@@ -9,6 +9,7 @@
 #include "engine/base/minmax.h"
 #include "server/call/beams.h"
 #include "server/call/format.h"
+#include "server/call/shifts.h"
 #include "server/call/tenant.h"
 
 #include <math.h>
@@ -40,6 +41,7 @@ static void forget(struct call *c)
         free(c->requests[i].pooled);
     }
     beams_close(c);
+    shifts_close(c);
     free(c->choices);
     free(c->requests);
     free(c->memory);
@@ -86,6 +88,10 @@ static void cancel(struct call *c)
 {
     if (c->beams) {
         beams_cancel(c);
+        return;
+    }
+    if (c->shifts) {
+        shifts_cancel(c);
         return;
     }
     for (size_t i = 0; i < c->n_submitted; i++) {

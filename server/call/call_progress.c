@@ -7,6 +7,7 @@
 #include "engine/base/minmax.h"
 #include "server/call/beams.h"
 #include "server/call/format.h"
+#include "server/call/shifts.h"
 #include "server/call/tenant.h"
 
 /* The engine's status as an HTTP error: caused by the client, by the model, or by the device. */
@@ -172,6 +173,58 @@ static void on_beam(struct call *c, struct engine_request *r, int64_t now_ns)
     }
 }
 
+static bool is_over(const struct engine_request *r)
+{
+    for (int32_t i = 0; i < r->n; i++) {
+        if (atomic_load(&r->outputs[i].finish) == FINISH_NONE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Takes a piece of an answer whose context may shift. The next piece is submitted after the drain.
+ */
+static void on_piece(struct call *c, struct engine_request *piece, int64_t now_ns)
+{
+    const bool done = piece->done;
+    struct engine_request *r = shifts_take(c, piece);
+    c->n_done += done;
+    if (done && is_over(r)) {
+        observe_done(c, r);
+    }
+    if (done && !c->answered && piece->error != OK) {
+        fail_with_engine(c, piece);
+        return;
+    }
+    if (!c->answered && (done || c->request.stream)) {
+        tell_news(c, now_ns);
+        progress(c, r, now_ns);
+    }
+    if (c->answered) {
+        call_release(c);
+    } else {
+        call_finish_if_complete(c);
+    }
+}
+
+/* Submits the pieces that follow those that have filled their contexts. */
+static void go_on(struct call_server *s)
+{
+    s->in_drain = true; // a call that ends is looked at once more
+    for (struct call *c = s->calls; c && s->n_shift_calls > 0; c = c->next) {
+        struct call_error e = {0};
+        if (c->shifts && !c->answered && !c->queued && shifts_are_ready(c)) {
+            enum status st = call_submit(c, &e);
+            if (st != OK && e.status != 0) { // a full queue: later
+                call_fail(c, &e);
+            }
+        }
+    }
+    s->in_drain = false;
+    call_forget_dead(s);
+}
+
 /* Called for each request of the engine that has news. A call has several requests if it
  * has several prompts. */
 static void on_event(struct engine_request *r, void *arg)
@@ -182,6 +235,10 @@ static void on_event(struct engine_request *r, void *arg)
     call_watch_memory(c->server);
     if (c->beams) {
         on_beam(c, r, now_ns);
+        return;
+    }
+    if (c->shifts) {
+        on_piece(c, r, now_ns);
         return;
     }
     if (!c->answered && (done || c->request.stream)) {
@@ -249,6 +306,7 @@ void call_on_wake(struct call_server *s)
         engine_drain(s->engine, on_event, &now_ns);
         s->in_drain = false;
         step_all_beams(s, now_ns);
+        go_on(s);
         call_submit_queued(s);
     }
 }

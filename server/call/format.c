@@ -7,6 +7,7 @@
 #include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 #include "server/call/convert.h"
+#include "server/call/derender.h"
 #include "server/call/post_sampling.h"
 
 #include <math.h>
@@ -147,7 +148,7 @@ static void put_token_bytes(struct buf *b, const struct call *c, int32_t token)
 }
 
 /* "token","logprob","bytes" of a chat entry, without its braces. */
-static void put_token(struct buf *b, const struct call *c, int32_t token, float logprob)
+void call_put_token(struct buf *b, const struct call *c, int32_t token, float logprob)
 {
     buf_puts(b, "\"token\":");
     put_token_text(b, c, token, false);
@@ -167,7 +168,7 @@ void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token
     } else {
         buf_puts(b, "{");
     }
-    put_token(b, ch->call, token, lp->logprob);
+    call_put_token(b, ch->call, token, lp->logprob);
     buf_puts(b, ",\"top_logprobs\":[");
     for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
         if (i) {
@@ -175,7 +176,7 @@ void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token
         } else {
             buf_puts(b, "{");
         }
-        put_token(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
+        call_put_token(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
         buf_putc(b, '}');
     }
     buf_puts(b, "]}");
@@ -184,7 +185,7 @@ void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token
 static void put_native(struct buf *b, const struct call *c, int32_t token, float logprob)
 {
     buf_printf(b, "{\"id\":%d,", token);
-    put_token(b, c, token, logprob);
+    call_put_token(b, c, token, logprob);
 }
 
 /* The same in llama.cpp's form. */
@@ -217,7 +218,7 @@ static void put_native_prob(struct buf *b, const struct call *c, int32_t token, 
     put_token_bytes(b, c, token);
 }
 
-/* After the samplers: probabilities among the tokens that could have been drawn. */
+/* After the samplers: tokens that could not have been drawn have the probability 0. */
 void call_native_prob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp)
 {
     struct buf *b = &ch->logprobs;
@@ -226,12 +227,21 @@ void call_native_prob(struct call_choice *ch, int32_t token, const struct token_
     buf_puts(b, b->n_bytes ? "," : "");
     put_native_prob(b, ch->call, token, post.drawn);
     buf_puts(b, ",\"top_probs\":[");
-    for (int32_t i = 0; i < post.n && i < ch->call->request.n_top && post.prob[i] > 0; i++) {
+    for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
+        const double prob = i < post.n ? post_sampling_prob(&post, lp, i) : 0;
         buf_puts(b, i ? "," : "");
-        put_native_prob(b, ch->call, lp->top_ids[i], post.prob[i]);
+        put_native_prob(b, ch->call, lp->top_ids[i], prob);
         buf_putc(b, '}');
     }
     buf_puts(b, "]}");
+}
+
+void call_put_transfer(struct buf *b, const struct call *c)
+{
+    if (c->request.derender && c->request.derender->transfer) {
+        buf_puts(b, ",\"kv_transfer_params\":");
+        call_put_node(b, c->request.derender->transfer);
+    }
 }
 
 void call_put_node(struct buf *b, const struct json *node)
@@ -431,7 +441,13 @@ static void put_ranked(struct buf *b, const struct call *c, int32_t token, float
 /* The first token of a prompt has no predecessor, hence null. */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r)
 {
-    if (!body_has(&c->request.body, "prompt_logprobs")) {
+    const struct derender *d = c->request.derender;
+    if (d && d->prompt_logprobs) {
+        buf_puts(b, ",\"prompt_logprobs\":");
+        call_put_node(b, d->prompt_logprobs);
+        return;
+    }
+    if (d || !body_has(&c->request.body, "prompt_logprobs")) {
         buf_puts(b, ",\"prompt_logprobs\":null");
         return;
     }

@@ -43,6 +43,7 @@ struct call_format {
     void (*forget)(struct call *c); // frees what `extra` owns; may be NULL
 };
 
+extern const struct call_format call_derender_chat_format, call_derender_format;
 extern const struct call_format call_chat_format, call_completion_format, call_response_format,
     call_message_format, call_count_format, call_embedding_format, call_input_tokens_format,
     call_tokens_format, call_text_format, call_score_format, call_rerank_format, call_ollama_format,
@@ -69,6 +70,8 @@ size_t call_token_characters(const struct call *c, int32_t token);
  * as its bytes, as OpenAI does: bytes:\xe6\x97. So different tokens are different keys of
  * top_logprobs. */
 void call_put_token_text(struct buf *b, const struct call *c, int32_t token);
+/* "token":..,"logprob":..,"bytes":[..] of a chat's log-probabilities. */
+void call_put_token(struct buf *b, const struct call *c, int32_t token, float logprob);
 void call_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity
 void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                        size_t n_chars_before);
@@ -88,7 +91,8 @@ void call_put_progress(struct buf *b, const struct call_choice *ch);
  * member of another answer. */
 void call_put_native(struct buf *b, struct call_choice *ch);
 void call_put_verbose(struct buf *b, struct call *c);
-void call_put_node(struct buf *b, const struct json *node); // writes a tree as text
+void call_put_transfer(struct buf *b, const struct call *c); // ,"kv_transfer_params" if derendered
+void call_put_node(struct buf *b, const struct json *node);  // writes a tree as text
 /* ,"stop_reason": the stop string, the id of the stop token, or null; for a choice that has
  * ended */
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch);
@@ -111,9 +115,10 @@ void call_send_chunk(struct call *c, struct buf *b);
 /* Sends the chunk that has usage and no choice, if the client asked for it. `tail` closes the list
  * that chunk_head opened. */
 void call_send_usage(struct call *c, const char *tail);
-/* The embedding of a prompt, as numbers or as base64, depending on the request. Call it once per
- * prompt. */
-void call_put_vector(struct buf *b, struct call *c, size_t prompt);
+/* The embedding of an input, as numbers or as base64, depending on the request; with a pooling that
+ * gives each token a vector, their list. Call it once per input. */
+void call_put_vector(struct buf *b, struct call *c, size_t input);
+size_t call_n_vectors(const struct call *c);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r);

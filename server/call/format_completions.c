@@ -247,6 +247,7 @@ static void end(struct call *c)
     call_put_asked_timings(&body, c);
     call_put_metrics(&body, c);
     call_put_verbose(&body, c);
+    call_put_transfer(&body, c);
     buf_putc(&body, '}');
     call_whole(c, &body);
 }

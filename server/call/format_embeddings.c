@@ -31,10 +31,38 @@ static void normalise(float *v, size_t n)
     }
 }
 
-void call_put_vector(struct buf *b, struct call *c, size_t prompt)
+size_t call_n_vectors(const struct call *c)
 {
-    size_t n = (size_t)c->request.model->info->hidden;
-    float *v = c->requests[prompt].pooled;
+    return c->request.inputs ? c->request.n_inputs : c->n_requests;
+}
+
+/* The vector of an input: of its only prompt, or the mean of those of its prompts, each as often as
+ * it has tokens. It replaces the first prompt's. */
+static float *vector_of(struct call *c, size_t input)
+{
+    const struct request_input *in = c->request.inputs ? &c->request.inputs[input] : NULL;
+    const size_t width = (size_t)c->request.model->info->hidden;
+    if (!in || in->n == 1) {
+        return c->requests[in ? in->first : input].pooled;
+    }
+    struct engine_request *first = &c->requests[in->first];
+    double total = 0;
+    for (size_t p = 0; p < in->n; p++) {
+        total += first[p].n_prompt;
+    }
+    for (size_t i = 0; i < width; i++) {
+        double sum = 0;
+        for (size_t p = 0; p < in->n; p++) {
+            sum += (double)first[p].pooled[i] * first[p].n_prompt;
+        }
+        first->pooled[i] = (float)(sum / total);
+    }
+    return first->pooled;
+}
+
+static void put_one(struct buf *b, const struct call *c, float *v)
+{
+    const size_t n = (size_t)c->request.model->info->hidden;
     if (c->request.normalize) {
         normalise(v, n);
     }
@@ -43,6 +71,21 @@ void call_put_vector(struct buf *b, struct call *c, size_t prompt)
     } else {
         put_floats(b, v, n);
     }
+}
+
+void call_put_vector(struct buf *b, struct call *c, size_t input)
+{
+    const size_t width = (size_t)c->request.model->info->hidden;
+    float *v = vector_of(c, input);
+    if (c->request.pooling != POOL_TOKENS) {
+        put_one(b, c, v);
+        return;
+    }
+    for (int32_t t = 0; t < c->requests[input].n_prompt; t++) {
+        buf_puts(b, t ? "," : "[");
+        put_one(b, c, v + (size_t)t * width);
+    }
+    buf_putc(b, ']');
 }
 
 static void end(struct call *c)
@@ -54,6 +97,9 @@ static void end(struct call *c)
     buf_put_json(&body, c->id, strlen(c->id));
     buf_printf(&body, ",\"object\":\"list\",\"created\":%lld,\"data\":[", (long long)c->created);
     for (size_t i = 0; i < c->n_requests; i++) {
+        tokens += c->requests[i].n_prompt;
+    }
+    for (size_t i = 0; i < call_n_vectors(c); i++) {
         if (i) {
             buf_puts(&body, ",");
         }
@@ -62,7 +108,6 @@ static void end(struct call *c)
         buf_puts(&body, ",\"embedding\":");
         call_put_vector(&body, c, i);
         buf_putc(&body, '}');
-        tokens += c->requests[i].n_prompt;
     }
     buf_puts(&body, "],\"model\":");
     buf_put_json(&body, c->request.model_name, strlen(c->request.model_name));

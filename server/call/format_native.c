@@ -51,9 +51,10 @@ static void put_settings(struct buf *b, const struct call_choice *ch)
         ",\"repeat_last_n\":-1,\"mirostat\":0,\"dry_multiplier\":0.0,\"xtc_probability\":0.0,"
         "\"dynatemp_range\":0.0,\"adaptive_target\":-1.0,\"adaptive_decay\":0.9,"
         "\"ignore_eos\":%s,\"stream\":%s,\"n_probs\":%d,"
-        "\"post_sampling_probs\":%s,\"n_keep\":0,\"n_discard\":0,"
+        "\"post_sampling_probs\":%s,\"n_keep\":%lld,\"n_discard\":%lld,"
         "\"grammar\":\"\",\"samplers\":[],\"lora\":[],\"logit_bias\":[",
-        bool_word(p->ignore_eos), bool_word(r->stream), r->n_top, bool_word(r->post_sampling));
+        bool_word(p->ignore_eos), bool_word(r->stream), r->n_top, bool_word(r->post_sampling),
+        (long long)r->n_keep, (long long)r->n_discard);
     put_biases(b, p);
     buf_puts(b, "],\"stop\":[");
     for (size_t i = 0; i < r->output.n_stop; i++) {
@@ -95,6 +96,9 @@ static const char *stop_type(const struct call_choice *ch)
 static bool is_cut(const struct call_choice *ch)
 {
     const struct request *r = &ch->call->request;
+    if (ch->shifted || r->prompt_cut) {
+        return true;
+    }
     bool all = r->has_max_tokens && ch->n_taken >= r->max_tokens;
     return strcmp(ch->finish, "length") == 0 && !all &&
            ch->request->n_prompt + ch->n_taken >= r->model->info->max_model_len;
@@ -330,21 +334,24 @@ const struct call_format call_native_format = {
 /* ---- embeddings and templates
  * -------------------------------------------------------------------- */
 
-/* A list of vectors for each input; with pooling it has one vector. */
+/* A list of vectors for each input: one, or one of each token, which llama.cpp does not normalize.
+ */
 static void end_embedding(struct call *c)
 {
     struct buf b;
     buf_init(&b, (size_t)1 << 30);
-    for (size_t i = 0; i < c->n_requests; i++) {
+    const bool listed = c->request.pooling == POOL_TOKENS;
+    c->request.normalize &= !listed;
+    for (size_t i = 0; i < call_n_vectors(c); i++) {
         if (i) {
             buf_puts(&b, ",{\"index\":");
         } else {
             buf_puts(&b, "[{\"index\":");
         }
         buf_put_int(&b, (int64_t)i);
-        buf_puts(&b, ",\"embedding\":[");
+        buf_puts(&b, listed ? ",\"embedding\":" : ",\"embedding\":[");
         call_put_vector(&b, c, i);
-        buf_puts(&b, "]}");
+        buf_puts(&b, listed ? "}" : "]}");
     }
     buf_putc(&b, ']');
     call_whole(c, &b);

@@ -205,11 +205,13 @@ static void end_embed(struct call *c)
     buf_put_json(&b, c->request.model_name, strlen(c->request.model_name));
     buf_puts(&b, ",\"embeddings\":[");
     for (size_t i = 0; i < c->n_requests; i++) {
+        tokens += c->requests[i].n_prompt;
+    }
+    for (size_t i = 0; i < call_n_vectors(c); i++) {
         if (i) {
             buf_puts(&b, ",");
         }
         call_put_vector(&b, c, i);
-        tokens += c->requests[i].n_prompt;
     }
     buf_putc(&b, ']');
     put_ns(&b, "total_duration", clock_now_ns() - c->t_arrived_ns);

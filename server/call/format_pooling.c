@@ -43,7 +43,7 @@ static void put_list(struct call *c, void (*put)(struct buf *b, struct call *c, 
     buf_init(&b, (size_t)1 << 30);
     call_put_list_head(&b, c);
     buf_puts(&b, ",\"data\":[");
-    for (size_t i = 0; i < c->n_requests; i++) {
+    for (size_t i = 0; i < call_n_vectors(c); i++) {
         if (i) {
             buf_puts(&b, ",{\"index\":");
         } else {

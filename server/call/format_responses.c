@@ -260,7 +260,9 @@ static void call(struct call_choice *ch, const char *name, const char *id)
     struct call *c = ch->call;
     struct responses *s = response_state(c);
     close_item(c, "completed");
-    snprintf(s->name, sizeof s->name, "%s", name);
+    const struct request_namespaced *spaced = request_namespaced(&c->request, name);
+    s->space = spaced ? spaced->space : NULL;
+    snprintf(s->name, sizeof s->name, "%s", spaced ? spaced->name : name);
     snprintf(s->call_id, sizeof s->call_id, "%s", id);
     open_item(c, call_item(ch));
 }

@@ -151,6 +151,15 @@ static enum status get_vocab(struct grammars *g, const struct tokenizer *tok,
     return st;
 }
 
+enum status grammars_vocabulary(struct grammars *g, const struct tokenizer *tok,
+                                const struct engine_info *info, const struct grammar_vocab **out,
+                                struct err *err)
+{
+    TRY(get_vocab(g, tok, info, err));
+    *out = g->vocab;
+    return OK;
+}
+
 static char *copy_text(const char *text, size_t n)
 {
     char *copy = xmalloc(n + 1);

@@ -30,11 +30,17 @@ const struct member *member_find(const char *key, unsigned form)
     return NULL;
 }
 
+int64_t member_min(const struct member *m, const struct config *config)
+{
+    return m->is_share && config->max_logprobs < 0 ? -1 : m->min;
+}
+
+/* An option of -1 is no limit. */
 int64_t member_max(const struct member *m, const struct config *config)
 {
     int64_t most = m->max;
     if (m->most > 0) {
         memcpy(&most, (const char *)config + m->most, sizeof most);
     }
-    return most;
+    return most < 0 ? INT32_MAX : most;
 }

@@ -39,11 +39,12 @@ struct member {
     enum member_type type;
     enum member_use use;
     bool required;
-    bool unlisted;          // not in /openapi.json: a schema cannot describe all accepted values
-    bool may_be_empty;      // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are valid
-    bool mixes;             // MEMBER_PROMPTS: a list may mix texts and ids
-    bool is_dimension;      // MEMBER_INT: only the model's own value is valid
-    bool is_within;         // MEMBER_INT: at most the model's context
+    bool unlisted;     // not in /openapi.json: a schema cannot describe all accepted values
+    bool may_be_empty; // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are valid
+    bool mixes;        // MEMBER_PROMPTS: a list may mix texts and ids
+    bool is_dimension; // MEMBER_INT: only the model's own value is valid
+    bool is_within;    // MEMBER_INT: at most the model's context
+    bool is_share;     // MEMBER_INT: of the vocabulary; -1 is all of it, where the server allows
     const char *instead_of; // the required member that it can replace; NULL: none
 
     /* The values that it may have. */
@@ -74,7 +75,8 @@ const struct member *member_at(size_t i);
 /* The row of a key that this form reads; NULL if there is none. */
 const struct member *member_find(const char *key, unsigned form);
 
-/* The largest value of an integer, or the longest array. */
+/* The least value of an integer; the largest one, or the longest array. */
+int64_t member_min(const struct member *m, const struct config *config);
 int64_t member_max(const struct member *m, const struct config *config);
 
 /* Reads all members of the body that r->form knows. Members that no endpoint knows are counted, or

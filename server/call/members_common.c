@@ -3,7 +3,8 @@
 #include "server/call/members_rows.h"
 
 static const struct member rows[] = {
-    {"model", "A served name or nothing: the first one.", SERVES, HAND(STRING, read_model)},
+    {"model", "A served name or nothing: the first one.", SERVES | DERENDERS,
+     HAND(STRING, read_model)},
 
     /* ---- sampling ---- */
     {"temperature", "Divides the scores; 0 takes the most likely token.", ALL,
@@ -55,8 +56,7 @@ static const struct member rows[] = {
     {"n", "One answer for each conversation.", FORM_CHAT_BATCH, INT(n, 1, 1)},
     {"best_of", "1, or as many as n.", ALL, INT(best_of, 1, INT32_MAX), .check = check_best_of},
     {"prompt_logprobs", "Log probabilities of the prompt's tokens, and of this many others.",
-     SERVED & ~MESSAGES, INT_TO(params.prompt_top_logprobs, 0, max_logprobs),
-     .check = check_prompt_logprobs},
+     SERVED & ~MESSAGES, SHARE_OF(params.prompt_top_logprobs), .check = check_prompt_logprobs},
     {"allowed_token_ids", "No other tokens are drawn.", ALL, HAND(IDS, read_allowed)},
 
     /* ---- the answer's form ---- */

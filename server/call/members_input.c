@@ -8,7 +8,7 @@ static const struct member rows[] = {
      FORM_COMPLETIONS | FORM_OLLAMA_GENERATE, HAND(STRING, read_suffix)},
     {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
     {"logprobs", "The log probability of each token, and of this many others.", FORM_COMPLETIONS,
-     HAND(INT, read_completion_logprobs), .min = 0, MOST(max_logprobs)},
+     HAND(INT, read_completion_logprobs), SHARE},
 
     /* ---- the answer's length: of several names, the endpoint's own counts ---- */
     {"n_predict", "llama.cpp's name of max_tokens; -1: as much as fits.", DRAWS,
@@ -34,7 +34,7 @@ static const struct member rows[] = {
     /* ---- ids in, ids out ---- */
     {"token_ids", "The prompt.", FORM_TOKENS, HAND(IDS, read_token_ids), .required = true},
     {"logprobs", "The log probability of each token, and the likeliest at its place, one at least.",
-     FORM_TOKENS, HAND(INT, read_completion_logprobs), .min = 0, MOST(max_logprobs)},
+     FORM_TOKENS, HAND(INT, read_completion_logprobs), SHARE},
     {"max_tokens", "The longest answer, in tokens.", FORM_TOKENS, LENGTH},
     {"detokenize", "Answers are ids; false only without stop strings.", FORM_TOKENS,
      HAND(BOOL, read_detokenize)},
@@ -105,7 +105,7 @@ static const struct member rows[] = {
     {"input", "What becomes vectors, one each.", FORM_OLLAMA_EMBED, HAND(PROMPTS, read_input),
      .max = MAX_INPUTS, .mixes = true, .required = true},
     {"penalize_newline", "Whether penalties are for line ends, too.", OLLAMA, REFUSED(ANY, "true")},
-    {"num_keep", "No context is shifted.", OLLAMA, IGNORED(ANY)},
+    {"num_keep", "Ollama's name of n_keep.", OLLAMA, INT(n_keep, -1, INT32_MAX)},
     {"num_batch", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"num_gpu", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"main_gpu", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
@@ -160,7 +160,7 @@ static const struct member rows[] = {
      .mixes = true, .required = true},
     {"use_activation", "Whether what a judge says is a probability from 0 to 1.", FORM_CLASSIFY,
      HAND(BOOL, read_use_activation)},
-    {"task", "What is pooled: embed, or classify of a model that judges.",
+    {"task", "What is pooled: embed, token_embed, or classify of a model that judges.",
      FORM_POOLING | FORM_POOL_CHAT, HAND(STRING, read_task), .schema = "'enum':[null,'embed']"},
     {"query", "The text before each item.", FORM_LABELS, HAND(PROMPTS, read_label_query), .max = 1,
      .required = true},
@@ -199,5 +199,24 @@ static const struct member rows[] = {
     {"return_token_strs", "The tokens as texts, too.", TOKENIZE, BOOL(token_strs)},
     {"tokens", "What becomes text.", FORM_DETOKENIZE, HAND(IDS, read_tokens), .required = true,
      .may_be_empty = true},
+
+    /* ---- ids that another server generated ---- */
+    {"generate_response", "The answer of /inference/v1/generate.", FORM_DERENDER_CHAT,
+     HAND(OBJECT, read_generate_response), .required = true, .schema = GENERATED},
+    {"generate_responses", "The answers of /inference/v1/generate, one of each prompt.",
+     FORM_DERENDER, HAND(ARRAY, read_generate_responses), .required = true,
+     .schema = "'minItems':1,'items':{'type':'object'," GENERATED "}"},
+    {"prompt_tokens", "How many tokens the prompt has, for the usage.", FORM_DERENDER_CHAT,
+     HAND(INT, read_prompt_count), .min = 0, .max = INT32_MAX},
+    {"prompt_tokens", "How many tokens each prompt has, for the usage.", FORM_DERENDER,
+     HAND(ARRAY, read_prompt_counts), .unlisted = true},
+    {"prompt_token_ids", "Text does not depend on the ids before it.", DERENDERS, IGNORED(ANY)},
+    {"chat_request", "The chat that is answered: it decides how the text is parsed.",
+     FORM_DERENDER_CHAT, HAND(OBJECT, read_chat_request), .unlisted = true},
+    {"completion_request", "The request that is answered: its skip_special_tokens.", FORM_DERENDER,
+     HAND(OBJECT, read_completion_request)},
+    {"stream", "Answers are derendered as a whole.", DERENDERS, REFUSED(BOOL, "false")},
+    {"generate_chunk", "Answers are derendered as a whole.", DERENDERS, REFUSED(ANY, "")},
+    {"stream_state", "Answers are derendered as a whole.", DERENDERS, REFUSED(ANY, "")},
 };
 MEMBERS(members_input);

@@ -3,6 +3,7 @@
 #include "server/call/members.h"
 
 #include "engine/base/words.h"
+#include "server/call/readers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,8 +26,10 @@ static bool keep_choice(struct request *r, const struct member *m, void *at)
 /* The upper bound may be an option of this server. */
 static bool keep_int(struct request *r, const struct member *m, void *at)
 {
+    const struct config *config = r->model->config;
     int64_t v;
-    if (!body_int(&r->body, m->key, m->min, member_max(m, r->model->config), &v)) {
+    if (m->is_share ? !request_read_share(r, m->key, &v)
+                    : !body_int(&r->body, m->key, m->min, member_max(m, config), &v)) {
         return false;
     }
     if (m->is_within && v > r->model->info->max_model_len) { // in vLLM's words

@@ -22,6 +22,8 @@ enum {
     POOLED = FORM_CLASSIFY | FORM_POOLING | FORM_POOL_CHAT,
     SCORES = PAIRS | FORM_LABELS | POOLED | FORM_COHERE_EMBED, // forms that generate no text
     VECTORS = FORM_EMBEDDINGS | FORM_POOLING | FORM_POOL_CHAT,
+    DERENDERS = FORM_DERENDER | FORM_DERENDER_CHAT,
+    LISTS_LOGPROBS = FORM_CHAT | FORM_CHAT_BATCH | FORM_COMPLETIONS | FORM_TOKENS,
     BEAMS = FORM_CHAT | FORM_COMPLETIONS, // forms that allow beam search
     WITH_TOOLS = CHATS & ~FORM_CHAT_BATCH,
     SERVES = SERVED | SCORES,
@@ -36,6 +38,8 @@ enum {
 #define BOOL(field) .type = MEMBER_BOOL, KEPT(field)
 #define INT(field, min_, max_) .type = MEMBER_INT, .min = min_, .max = max_, KEPT(field)
 #define INT_TO(field, min_, most_) .type = MEMBER_INT, .min = min_, MOST(most_), KEPT(field)
+#define SHARE .min = 0, MOST(max_logprobs), .is_share = true
+#define SHARE_OF(field) .type = MEMBER_INT, SHARE, KEPT(field)
 #define REAL(field, low_, high_) .type = MEMBER_REAL, .low = low_, .high = high_, KEPT(field)
 #define STRING(field) .type = MEMBER_STRING, KEPT(field)
 #define CHOICE(field, words) .type = MEMBER_CHOICE, .choices = words, KEPT(field)

@@ -85,4 +85,11 @@
     "}}}}}}}}]"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
+/* A part of what /inference/v1/generate answers. */
+#define GENERATED                                                                                  \
+    "'required':['choices'],'properties':{'choices':{'type':'array','minItems':1,'maxItems':128,"  \
+    "'items':{'type':'object','required':['token_ids'],'properties':{'token_ids':{'type':"         \
+    "'array','minItems':1,'maxItems':64,'items':{'type':'integer','minimum':0,'maximum':99}},"     \
+    "'finish_reason':{'type':['string','null']}}}}}"
+
 #endif

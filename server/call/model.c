@@ -331,16 +331,25 @@ static enum status open_defaults(struct call_model *m, const struct config *conf
 
 static bool pooling_of(const char *word, enum pool_kind *kind)
 {
-    bool mean = strcasecmp(word, "mean") == 0;
-    *kind = mean ? POOL_MEAN : POOL_LAST;
-    return mean || strcasecmp(word, "last") == 0;
+    static const struct {
+        const char *word;
+        enum pool_kind kind;
+    } words[] = {
+        {"mean", POOL_MEAN}, {"last", POOL_LAST}, {"none", POOL_TOKENS}, {"all", POOL_TOKENS}};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        if (strcasecmp(word, words[i].word) == 0) {
+            *kind = words[i].kind;
+            return true;
+        }
+    }
+    return false;
 }
 
 static enum status bad_pooling(struct err *err, const char *word)
 {
-    return err_set(err, ERR_INVALID,
-                   "pooler-config: '%.60s' is not a pooling that this server has: MEAN or LAST",
-                   word);
+    return err_set(
+        err, ERR_INVALID,
+        "pooler-config: '%.60s' is not a pooling that this server has: MEAN, LAST, or NONE", word);
 }
 
 /* Reads vLLM's pooler object. */
@@ -351,10 +360,11 @@ static enum status read_pooler_object(struct call_model *m, const char *text, st
     if (st != OK) {
         return err_prefix(err, st, "pooler-config");
     }
-    if (json_get_bool(root, "enable_chunked_processing", false)) {
-        st = err_set(err, ERR_UNSUPPORTED,
-                     "pooler-config: enable_chunked_processing is not supported: a text that is "
-                     "longer than the context has no embedding here");
+    m->splits_inputs = json_get_bool(root, "enable_chunked_processing", false);
+    m->max_embed_tokens = (int64_t)json_number(json_get(root, "max_embed_len"), INT32_MAX);
+    if (m->max_embed_tokens < 1 || m->max_embed_tokens > INT32_MAX) {
+        st = err_set(err, ERR_INVALID, "pooler-config: max_embed_len is not from 1 to %d",
+                     INT32_MAX);
     }
     static const char *const types[] = {"pooling_type", "seq_pooling_type"};
     static const char *const switches[] = {"normalize", "use_activation"};

@@ -32,10 +32,12 @@ struct call_model {
     enum reasoning_kind reasoning;
     const struct tool_parser *parser; // NULL: tool calls are text
     enum pool_kind pooling;           // of embeddings
-    bool normalize;                   // scales them to length 1, unless the request says otherwise
-    struct scoring scoring;           // of pairs of texts
-    struct fim fim;                   // for fill-in-the-middle
-    char *tokenizer_info;             // body of /tokenizer_info
+    bool splits_inputs;               // that are longer than the context, up to this many tokens
+    int64_t max_embed_tokens;
+    bool normalize;         // scales them to length 1, unless the request says otherwise
+    struct scoring scoring; // of pairs of texts
+    struct fim fim;         // for fill-in-the-middle
+    char *tokenizer_info;   // body of /tokenizer_info
     int64_t created;
     char fingerprint[24];
 };

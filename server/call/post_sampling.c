@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Probabilities after the samplers, computed from the logged alternatives, for the
- * settings for which these suffice. */
 #include "server/call/post_sampling.h"
 
+#include "engine/base/minmax.h"
 #include "engine/schedule/request.h"
 
 #include <math.h>
-
-static bool is_few(const struct sampling_params *p)
-{
-    return p->top_k > 0 && p->top_k <= MAX_TOP_LOGPROBS;
-}
 
 static bool is_greedy(const struct sampling_params *p)
 {
@@ -25,18 +19,8 @@ static bool is_raw(const struct sampling_params *p)
            p->n_bad_words == 0 && p->min_tokens == 0;
 }
 
-/* What cannot be computed exactly from the alternatives is refused. */
 bool post_sampling_check(const struct sampling_params *p, bool constrained, struct call_error *e)
 {
-    bool known = is_greedy(p) || is_few(p) ||
-                 (p->temperature == 1.0f && p->top_p == 1.0f && p->min_p == 0.0f);
-    if (!known) {
-        return call_error_set(
-            e, 400, "unsupported_value", "post_sampling_probs",
-            "Unsupported value: 'post_sampling_probs' needs 'top_k' of 1 to %d, "
-            "or 'temperature' 0, or 'temperature' 1 with 'top_p' 1 and 'min_p' 0.",
-            MAX_TOP_LOGPROBS);
-    }
     if (constrained || !is_raw(p)) {
         return call_error_set(e, 400, "unsupported_value", "post_sampling_probs",
                               "Unsupported value: 'post_sampling_probs' cannot be combined with "
@@ -46,67 +30,68 @@ bool post_sampling_check(const struct sampling_params *p, bool constrained, stru
     return true;
 }
 
-/* The leading weights whose sum reaches the share of the total. */
-static int32_t cut_top_p(const double *weights, int32_t n, double share)
+/* The total is over all tokens that are kept before top-p. */
+int32_t post_sampling_needs(const struct sampling_params *p, int32_t vocab)
 {
-    double total = 0, sum = 0;
-    for (int32_t i = 0; i < n; i++) {
-        total += weights[i];
+    if (is_greedy(p)) {
+        return 1;
     }
-    for (int32_t i = 0; i < n; i++) {
-        sum += weights[i];
-        if (sum >= share * total) {
-            return i + 1;
-        }
-    }
-    return n;
+    return p->top_k > 0 ? lesser(p->top_k, vocab) : vocab;
 }
 
-/* Weights relative to the likeliest token's, narrowed by the samplers; returns their total. */
-static double narrow(const struct sampling_params *p, const struct token_logprobs *lp,
-                     struct post_sampling *out)
+static double weight(const struct post_sampling *s, const struct token_logprobs *lp, int32_t i)
 {
-    double total = 0, *w = out->prob;
-    out->n = lp->n_top < p->top_k ? lp->n_top : p->top_k;
-    for (int32_t i = 0; i < out->n; i++) {
-        w[i] = exp(((double)lp->top_logprobs[i] - (double)lp->top_logprobs[0]) /
-                   (double)p->temperature);
-    }
-    if (p->top_p < 1.0f) {
-        out->n = cut_top_p(w, out->n, (double)p->top_p);
-    }
-    while (out->n > 1 && w[out->n - 1] < (double)p->min_p) {
-        out->n--;
-    }
-    for (int32_t i = 0; i < out->n; i++) {
-        total += w[i];
+    return exp(((double)lp->top_logprobs[i] - (double)lp->top_logprobs[0]) / s->temperature);
+}
+
+static double total_of(const struct post_sampling *s, const struct token_logprobs *lp, int32_t n)
+{
+    double total = 0;
+    for (int32_t i = 0; i < n; i++) {
+        total += weight(s, lp, i);
     }
     return total;
 }
 
-/* The distribution that the sampler drew from, among the alternatives. */
+/* The leading tokens whose weights reach this share of the total. */
+static int32_t cut_top_p(const struct post_sampling *s, const struct token_logprobs *lp,
+                         double share)
+{
+    double sum = 0, total = total_of(s, lp, s->n);
+    for (int32_t i = 0; i < s->n; i++) {
+        sum += weight(s, lp, i);
+        if (sum >= share * total) {
+            return i + 1;
+        }
+    }
+    return s->n;
+}
+
+double post_sampling_prob(const struct post_sampling *s, const struct token_logprobs *lp, int32_t i)
+{
+    return s->temperature > 0 ? weight(s, lp, i) / s->total : 1;
+}
+
 void post_sampling_of(const struct sampling_params *p, const struct token_logprobs *lp,
                       int32_t token, struct post_sampling *out)
 {
-    double total = 1;
-    out->drawn = 0;
+    *out = (struct post_sampling){.n = 1, .total = 1, .drawn = 1};
     if (is_greedy(p)) {
-        out->n = 1;
-        out->prob[0] = 1;
-        out->drawn = 1;
         return;
     }
-    if (is_few(p)) {
-        total = narrow(p, lp, out);
-    } else {
-        out->n = lp->n_top;
-        out->drawn = exp((double)lp->logprob);
-        for (int32_t i = 0; i < out->n; i++) {
-            out->prob[i] = exp((double)lp->top_logprobs[i]);
-        }
+    out->temperature = (double)p->temperature;
+    out->n = lesser(lp->n_top, p->top_k > 0 ? p->top_k : lp->n_top);
+    if (p->top_p < 1.0f) {
+        out->n = cut_top_p(out, lp, (double)p->top_p);
     }
+    while (out->n > 1 && weight(out, lp, out->n - 1) < (double)p->min_p) {
+        out->n--;
+    }
+    out->total = total_of(out, lp, out->n);
+    out->drawn = 0;
     for (int32_t i = 0; i < out->n; i++) {
-        out->prob[i] /= total;
-        out->drawn = lp->top_ids[i] == token ? out->prob[i] : out->drawn;
+        if (lp->top_ids[i] == token) {
+            out->drawn = post_sampling_prob(out, lp, i);
+        }
     }
 }

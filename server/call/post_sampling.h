@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* llama.cpp's post_sampling_probs: the distribution that a token was drawn from (step 3 of struct
- * sample_args), computed from the raw log-probabilities of the most likely tokens. The result is
- * exact: a request is refused if those log-probabilities do not determine the distribution. Thread:
- * any; touches nothing but its arguments. */
+ * sample_args), computed from the raw log-probabilities of the most likely tokens: of as many as
+ * determine it, which may be the whole vocabulary. Thread: any; touches nothing but its
+ * arguments. */
 #ifndef SLUICE_SERVER_CALL_POST_SAMPLING_H
 #define SLUICE_SERVER_CALL_POST_SAMPLING_H
 
@@ -12,16 +12,21 @@
 struct token_logprobs; // engine/schedule/request.h
 
 struct post_sampling {
-    int32_t
-        n; // tokens that could be drawn: the leading top_ids; with all kept, those that are known
-    double prob[MAX_TOP_LOGPROBS];
-    double drawn; // of the drawn token
+    int32_t n;          // tokens that could be drawn: the leading top_ids
+    double temperature; // 0: greedy
+    double total;       // of the tokens' weights relative to the likeliest one's
+    double drawn;       // the probability of the drawn token
 };
 
-/* False: *e names the settings that would be required. */
+/* False: *e names the settings that exclude it. */
 bool post_sampling_check(const struct sampling_params *p, bool constrained, struct call_error *e);
-/* `lp` belongs to `token`, and has MAX_TOP_LOGPROBS alternatives or the whole vocabulary. */
+/* The alternatives that determine the distribution. */
+int32_t post_sampling_needs(const struct sampling_params *p, int32_t vocab);
+/* `lp` belongs to `token`, and has that many alternatives. */
 void post_sampling_of(const struct sampling_params *p, const struct token_logprobs *lp,
                       int32_t token, struct post_sampling *out);
+/* The probability of alternative i < n. */
+double post_sampling_prob(const struct post_sampling *s, const struct token_logprobs *lp,
+                          int32_t i);
 
 #endif

@@ -7,6 +7,7 @@
 #include "server/call/beams.h"
 #include "server/call/members.h"
 #include "server/call/readers.h"
+#include "server/call/shifts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +49,8 @@ static const struct kind {
                     NULL}, // the model decides whether it generates or pools
     [KIND_RERANK] = {score_begin, score_end, "documents", NULL},
     [KIND_TOKENS] = {tokens_begin, tokens_end, "token_ids", NULL, .generates = true},
+    [KIND_DERENDER_CHAT] = {NULL, derender_chat_end, NULL, "messages"},
+    [KIND_DERENDER] = {NULL, derender_end, NULL, NULL},
     [KIND_RENDER] = {render_begin, completion_end, "prompt", NULL},
     [KIND_RENDER_CHAT] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_CHAT_INPUT_TOKENS] = {render_chat_begin, chat_end, NULL, "messages"},
@@ -95,6 +98,9 @@ static bool read_body(struct request *r)
         r->kind = KIND_CHAT;
         r->llama = true;
     }
+    if (r->kind == KIND_EITHER_EMBED) {
+        r->kind = r->model->pooling == POOL_TOKENS ? KIND_NATIVE_EMBED : KIND_EMBEDDINGS;
+    }
     if (r->kind == KIND_EITHER_COMPLETION) {
         r->kind = body_has(&r->body, "model") ? KIND_COMPLETIONS : KIND_NATIVE;
     }
@@ -127,7 +133,7 @@ static bool is_hopeless(struct request *r, size_t n_bytes)
 {
     size_t least = n_bytes / tokenizer_longest_piece(r->model->tok);
     bool any_fits = r->truncate != 0 || (!r->generates && !r->pools);
-    if (any_fits || least <= (size_t)r->model->info->max_model_len) {
+    if (any_fits || least <= (size_t)request_input_limit(r)) {
         return false;
     }
     call_error_context_hopeless(&r->error, prompt_key(r), r->model->info->max_model_len,
@@ -229,7 +235,8 @@ static bool render_chat(struct request *r, const struct chat_template *t,
         return chat_check_roles(r, chat->messages, "", 0) && template_failed(r, st, &err);
     }
     size_t before = r->ids.n;
-    bool good = chat_check_roles(r, chat->messages, out.text, out.n_bytes) &&
+    const bool strict = r->model->config->strict_parameters;
+    bool good = (!strict || chat_check_roles(r, chat->messages, out.text, out.n_bytes)) &&
                 !is_hopeless(r, out.n_bytes) && encode(r, out.spans, out.n_spans, true);
     r->output.starts_in_reasoning = reasoning_is_open(r->output.reasoning, out.text, out.n_bytes);
     char *text = arena_strndup(&r->arena, out.text, out.n_bytes);
@@ -348,6 +355,18 @@ static bool fit(struct request *r, struct request_prompt *p)
         }
         return call_error_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
     }
+    const bool may_shift = shifts_may(r);
+    if (may_shift && p->n >= context) {
+        if (!shifts_cut_prompt(r, p)) {
+            return false;
+        }
+        room = context - p->n;
+    }
+    if (may_shift && room >= 1 && wanted > room) {
+        r->shifts = true;
+        p->max_tokens = (int32_t)wanted;
+        return true;
+    }
     bool clamps = !r->max_is_asked || r->max_shrinks || kinds[r->kind].clamps ||
                   r->model->config->clamp_max_tokens;
     int64_t least = wanted == 0 || kinds[r->kind].may_fill ? 0 : 1;
@@ -362,6 +381,18 @@ static bool fit(struct request *r, struct request_prompt *p)
                               p->max_tokens);
     }
     return true;
+}
+
+/* Only some answers have a place for a vector of each token. */
+static bool pools_as_asked(struct request *r)
+{
+    if (!r->pools || r->pooling != POOL_TOKENS || r->kind == KIND_NATIVE_EMBED ||
+        r->kind == KIND_POOLING) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
+                          "This server gives a vector for each token (--pooler-config none), which "
+                          "this endpoint has no place for: use /embedding or /pooling.");
 }
 
 /* Stops at the first error. Grammars come last, because they cost the most. */
@@ -380,6 +411,9 @@ void prepare_request(struct request *r)
     if (!(r->messages ? render(r) : tokenise(r))) {
         return;
     }
+    if (!pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {
+        return;
+    }
     for (size_t i = 0; i < r->n_prompts; i++) {
         if (!check_ids(r, &r->prompts[i]) || !fit(r, &r->prompts[i])) {
             return;
@@ -395,7 +429,7 @@ void prepare_request(struct request *r)
         call_error_set(&r->error, 400, "invalid_value", NULL, "%s", err.text);
         return;
     }
-    if (!request_check_beams(r)) {
+    if (!request_check_beams(r) || (r->generates && !request_limit_thinking(r))) {
         return;
     }
     request_constrain(r); // last: it is the most work

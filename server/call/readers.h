@@ -25,6 +25,8 @@ bool read_bias(struct request *r);
 bool request_ban_ends(struct request *r);
 bool check_best_of(struct request *r);
 bool check_prompt_logprobs(struct request *r);
+bool request_read_share(struct request *r, const char *key, int64_t *v);
+bool read_logprob_ids(struct request *r);
 bool read_allowed(struct request *r);
 bool read_repeat_window(struct request *r);
 bool read_penalize_nl(struct request *r);
@@ -35,6 +37,16 @@ bool check_salt(struct request *r);
 bool check_request_id(struct request *r);
 bool read_kv_hints(struct request *r); // request_hints.c
 bool read_bad_words(struct request *r);
+
+/* ---- the length of reasoning (request_thinking.c) ---------------------------------------------
+ */
+
+bool read_thinking_token_budget(struct request *r);
+bool read_thinking_budget(struct request *r);
+bool read_thinking_budget_tokens(struct request *r);
+bool read_reasoning_budget(struct request *r);
+bool read_reasoning_budget_message(struct request *r);
+bool request_limit_thinking(struct request *r); // once the prompts are known
 
 /* ---- constraints (request_constraint.c) -------------------------------------------------------
  */
@@ -146,6 +158,26 @@ void render_chat_begin(struct request *r);
 void render_begin(struct request *r);
 void tokens_begin(struct request *r);
 bool tokens_end(struct request *r);
+/* Long inputs of embeddings (request_chunks.c). `key`: the member that has them. */
+int64_t request_input_limit(const struct request *r);
+bool request_split_inputs(struct request *r, const char *key);
+
+/* Namespaces of tools (request_namespaces.c). Replaces the list and its text if some tools are in
+ * namespaces. flat_name: NULL if there is no memory. */
+bool request_flatten_tools(struct request *r, const struct json **list, const char **text,
+                           size_t *n_bytes);
+const char *request_flat_name(struct request *r, const char *space, const char *name);
+
+/* /derender (request_derender.c) */
+bool read_generate_response(struct request *r);
+bool read_generate_responses(struct request *r);
+bool read_prompt_count(struct request *r);
+bool read_prompt_counts(struct request *r);
+bool read_chat_request(struct request *r);
+bool read_completion_request(struct request *r);
+bool derender_end(struct request *r);
+bool derender_chat_end(struct request *r);
+
 bool read_token_ids(struct request *r);
 bool read_detokenize(struct request *r);
 

@@ -2,6 +2,7 @@
 /* Members that several bodies have: the model, stop strings and ids, penalties, streaming;
  * and the beginning and end of a request. */
 #include "engine/schedule/request.h"
+#include "server/call/derender.h"
 #include "server/call/readers.h"
 
 #include "engine/base/minmax.h"
@@ -339,6 +340,49 @@ bool check_best_of(struct request *r)
                           "'best_of' is only supported when it is 1 or equals 'n'.");
 }
 
+/* A number of log-probabilities out of the vocabulary's; -1 stands for all. */
+bool request_read_share(struct request *r, const char *key, int64_t *v)
+{
+    const int64_t vocab = r->model->info->vocab, most = r->model->config->max_logprobs;
+    const bool any = most < 0 || most >= vocab;
+    if (!body_int(&r->body, key, -1, any ? INT32_MAX : most, v)) {
+        return false;
+    }
+    if (*v < 0 && !any) {
+        return call_error_set(&r->error, 400, "integer_below_min_value", key,
+                              "Invalid '%s': -1 asks for the log probabilities of the whole "
+                              "vocabulary, which this server gives only with --max-logprobs -1. "
+                              "Expected a value from 0 to %lld.",
+                              key, (long long)most);
+    }
+    if (*v < 0 || *v > vocab) {
+        *v = vocab;
+    }
+    return true;
+}
+
+/* The tokens replace the likeliest ones as alternatives. */
+bool read_logprob_ids(struct request *r)
+{
+    const int64_t most = r->model->config->max_logprobs;
+    int32_t *ids, n = 0;
+    if (!read_ids(r, "logprob_token_ids", 0, &ids, &n)) {
+        return false;
+    }
+    if (n > 0 && most >= 0 && n > most) {
+        return call_error_set(&r->error, 400, "array_above_max_length", "logprob_token_ids",
+                              "Invalid 'logprob_token_ids': array too long. Expected at most %lld "
+                              "ids (--max-logprobs), but got %d instead.",
+                              (long long)most, n);
+    }
+    if (n > 0) {
+        r->logprobs = true;
+        r->n_top = n;
+        r->params.logprob_ids = ids;
+    }
+    return true;
+}
+
 bool check_prompt_logprobs(struct request *r)
 {
     r->params.prompt_logprobs = true;
@@ -424,6 +468,8 @@ void request_begin(struct request *r)
     r->params.seed = r->seed;
     r->params.num_speculative_tokens = -1;
     r->length_penalty = 1;
+    r->thinking_budget = -1;
+    r->n_keep = r->model->config->context_keep;
     r->params.stop_ids = NULL;
     r->params.n_stop_ids = 0;
     r->output.skip_special = true;
@@ -451,7 +497,11 @@ void request_deinit(struct request *r)
         grammars_give(r->model->grammars, r->grammar);
     }
     body_close(&r->body);
+    if (r->derender) {
+        body_close(&r->derender->outer);
+    }
     json_free(r->own_tools);
+    json_free(r->flat_tools);
     ids_deinit(&r->ids);
     arena_deinit(&r->arena);
 }

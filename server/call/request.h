@@ -7,6 +7,7 @@
 
 #include "engine/base/arena.h"
 #include "engine/device/params.h"
+#include "engine/schedule/request.h"
 #include "server/call/body.h"
 #include "server/call/error.h"
 #include "server/call/grammars.h"
@@ -33,13 +34,15 @@ enum request_kind {
     KIND_NATIVE, // llama.cpp's
     KIND_INFILL,
     KIND_NATIVE_EMBED,
-    KIND_TOKENS,                          // vLLM's: ids in, ids out
-    KIND_CHAT_BATCH,                      // several conversations
-    KIND_LABELS,                          // the probabilities of given tokens as the next one
-    KIND_CLASSIFY,                        // the class that a classifier gives to prompts
-    KIND_POOLING,                         // embeddings in another form
-    KIND_COHERE_EMBED,                    // Cohere's
-    N_KINDS_WITH_FORM,                    // the kinds below use the forms of those above
+    KIND_TOKENS,        // vLLM's: ids in, ids out
+    KIND_CHAT_BATCH,    // several conversations
+    KIND_LABELS,        // the probabilities of given tokens as the next one
+    KIND_CLASSIFY,      // the class that a classifier gives to prompts
+    KIND_POOLING,       // embeddings in another form
+    KIND_COHERE_EMBED,  // Cohere's
+    KIND_DERENDER_CHAT, // ids that another server generated become a chat's answer
+    KIND_DERENDER,      // or one of completions
+    N_KINDS_WITH_FORM,  // the kinds below use the forms of those above
     KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // a chat without messages, or a prompt without text
     KIND_OLLAMA_OLD_EMBED,                // its `prompt` becomes the `input` of KIND_OLLAMA_EMBED
     KIND_APPLY_TEMPLATE,
@@ -48,6 +51,7 @@ enum request_kind {
     KIND_CHAT_INPUT_TOKENS, // the number of a chat's ids
     KIND_INVOCATIONS,       // SageMaker's: becomes another kind, by the body's members
     KIND_LLAMA_CHAT,        // becomes a chat with `llama`
+    KIND_EITHER_EMBED,      // becomes llama.cpp's if each token has a vector, else OpenAI's
     KIND_EITHER_COMPLETION, // becomes OpenAI's if the body names a model, else llama.cpp's
     N_REQUEST_KINDS,
 };
@@ -78,6 +82,8 @@ enum {
     FORM_CLASSIFY = 1 << KIND_CLASSIFY,
     FORM_POOLING = 1 << KIND_POOLING,
     FORM_COHERE_EMBED = 1 << KIND_COHERE_EMBED,
+    FORM_DERENDER_CHAT = 1 << KIND_DERENDER_CHAT,
+    FORM_DERENDER = 1 << KIND_DERENDER,
     FORM_TOKENIZE_CHAT = 1 << N_KINDS_WITH_FORM,
     FORM_POOL_CHAT = 1 << (N_KINDS_WITH_FORM + 1),
 };
@@ -109,6 +115,12 @@ struct request_prompt {
     size_t n_spans;
 };
 
+/* An input of embeddings: as prompts, of which it is more than one if it is longer than the
+ * context. */
+struct request_input {
+    size_t first, n;
+};
+
 /* A further file in a fill-in-the-middle prompt, as context. */
 struct fim_file {
     const char *name, *text;
@@ -135,6 +147,11 @@ struct request_tool {
     bool custom, strict, allowed;
 };
 
+/* A tool of a namespace: the name that the model knows, and its own two. */
+struct request_namespaced {
+    const char *flat, *space, *name;
+};
+
 struct request {
     /* Input. */
     enum request_kind kind;
@@ -153,7 +170,9 @@ struct request {
     struct body body;
     const char *model_name;
     struct sampling_params params;
-    bool max_shrinks; // n_predict: is reduced to the room in the context, not refused
+    bool max_shrinks;        // n_predict: is reduced to the room in the context, not refused
+    bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt was too long for it
+    int64_t n_keep, n_discard;
     bool has_max_tokens, max_is_asked; // neither: as many as fit; only has: a default, cut to fit
     int64_t max_tokens;
     int32_t n, best_of;
@@ -161,6 +180,8 @@ struct request {
     double length_penalty;
     struct request_prompt *prompts;
     size_t n_prompts;
+    struct request_input *inputs; // [n_inputs]; NULL: each is a prompt
+    size_t n_inputs;
     struct ids ids; // of prompts that were given as text
 
     bool stream, include_usage, continuous_usage;
@@ -205,6 +226,10 @@ struct request {
 
     struct output_options output;
 
+    int64_t thinking_budget;          // tokens of reasoning; -1: any number
+    const char *thinking_param;       // the member that says it; static text; NULL: none does
+    const char *thinking_message;     // text before the forced end of reasoning; NULL: the server's
+    struct thinking_limit *thinking;  // [n_prompts]; NULL: no limit
     const char *constraint_param;     // static text: the member that constrains the answer, or NULL
     struct grammar_source constraint; // of the answer; `grammar` may add to it (request_turn.c)
     struct kept_grammar *grammar;     // compiled; NULL: none
@@ -216,8 +241,11 @@ struct request {
     size_t n_chats;
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
-    const struct json *tools_json;  // for the parsers
-    struct json *own_tools;         // tools_json, if it was generated
+    const struct json *tools_json; // for the parsers
+    struct json *own_tools;        // tools_json, if it was generated
+    struct json *flat_tools;       // responses: the tools without namespaces, if there are any
+    struct request_namespaced *namespaced; // [n_namespaced]
+    size_t n_namespaced;
     bool raw;                       // Ollama: the prompt is not a message
     bool old_calls;                 // the body has "functions": one call, as "function_call"
     struct request_tool *tool_list; // [n_tool_list], in the arena
@@ -231,23 +259,27 @@ struct request {
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if from the assistant; or NULL
     size_t echoed_bytes;
-    const char *effort;       // NULL: not given
-    bool thinks, has_thinks;  // enable_thinking
-    const char *instructions; // responses
-    int n_stripped_lines;     // messages: removed from the system prompt (--strip-prompt-lines)
-    bool stores;              // responses: it is stored
-    bool tells_messages;      // responses: include the prompt and the answer as text and ids
-    bool detached;            // responses: it runs on without its client ("background")
-    bool wants_events;        // if detached: the client asked for a stream (all have events)
-    const char *previous;     // responses: id of the previous response; or NULL
-    const char *conversation; // responses: id of the conversation; or NULL
-    const char *items;        // responses: its own input items, as JSON texts joined by commas
-    const char *history;      // responses: the earlier items, as a JSON array; or NULL
+    const char *effort;        // NULL: not given
+    bool thinks, has_thinks;   // enable_thinking
+    const char *instructions;  // responses
+    int n_stripped_lines;      // messages: removed from the system prompt (--strip-prompt-lines)
+    bool stores;               // responses: it is stored
+    bool tells_messages;       // responses: include the prompt and the answer as text and ids
+    bool detached;             // responses: it runs on without its client ("background")
+    bool wants_events;         // if detached: the client asked for a stream (all have events)
+    struct derender *derender; // the ids to derender (derender.h); NULL: none
+    const char *previous;      // responses: id of the previous response; or NULL
+    const char *conversation;  // responses: id of the conversation; or NULL
+    const char *items;         // responses: its own input items, as JSON texts joined by commas
+    const char *history;       // responses: the earlier items, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
     const char *repeated; // members of the body that the answer repeats, as JSON text
 };
 
 bool request_check_n_tools(struct request *r, const char *key, size_t n);
+
+/* The tool of a namespace by the name that the model knows, NULL if there is none. */
+const struct request_namespaced *request_namespaced(const struct request *r, const char *flat);
 
 /* The custom tool of this name, NULL if there is none. */
 const struct request_tool *request_custom_tool(const struct request *r, const char *name);

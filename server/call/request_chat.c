@@ -159,8 +159,8 @@ static bool bad_role(struct request *r, size_t index, const char *role)
                           role);
 }
 
-/* A template may skip messages whose role it does not know; the answer would then be to a different
- * conversation. A template that accepts any role writes it into the text. */
+/* A template may skip messages whose role it does not know, as with other servers. A template that
+ * accepts any role writes it into the text. */
 bool chat_check_roles(struct request *r, const struct json *messages, const char *text,
                       size_t n_bytes)
 {

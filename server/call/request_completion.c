@@ -110,7 +110,7 @@ bool read_completion_logprobs(struct request *r)
     if (m && json_is(m->node, JSON_BOOL) && !json_bool(m->node, true)) {
         return true; // false: as if absent
     }
-    if (body_int(&r->body, "logprobs", 0, r->model->config->max_logprobs, &v)) {
+    if (request_read_share(r, "logprobs", &v)) {
         r->logprobs = true;
         r->n_top = (int32_t)v;
     }

@@ -16,7 +16,7 @@ static void read_count(struct request *r, const char *key, bool *on, int32_t *n)
         *on = json_bool(m->node, false);
         return;
     }
-    *on = body_int(&r->body, key, 0, r->model->config->max_logprobs, &v);
+    *on = request_read_share(r, key, &v);
     *n = (int32_t)v;
 }
 

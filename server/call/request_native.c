@@ -236,7 +236,7 @@ bool read_native_prompt(struct request *r)
 bool read_n_probs(struct request *r)
 {
     int64_t v;
-    if (body_int(&r->body, "n_probs", 0, r->model->config->max_logprobs, &v) && v > 0) {
+    if (request_read_share(r, "n_probs", &v) && v > 0) {
         r->logprobs = true;
         r->n_top = (int32_t)v;
     }
@@ -280,7 +280,8 @@ bool native_end(struct request *r)
     if (!r->post_sampling || !r->logprobs) {
         return true;
     }
-    r->params.top_logprobs = MAX_TOP_LOGPROBS; // as many as determine the distribution
+    const int32_t least = post_sampling_needs(&r->params, r->model->info->vocab);
+    r->params.top_logprobs = greater(least, r->n_top);
     return post_sampling_check(&r->params, r->constraint_param, &r->error);
 }
 
@@ -361,12 +362,14 @@ void native_embed_begin(struct request *r)
     embeddings_begin(r);
 }
 
-/* Whether texts and ids are mixed, within a prompt or in the list of prompts. */
+/* Whether texts and ids are mixed, within a prompt or in the list of prompts; llama.cpp's objects
+ * with texts are read in the same way. */
 static bool is_mixed(const struct json *list)
 {
     bool text = false, other = false, within = false;
     for (const struct json *item = json_first(list); item; item = json_next(item)) {
         text = text || json_is(item, JSON_STRING);
+        within = within || json_is(item, JSON_OBJECT);
         other = other || json_is(item, JSON_NUMBER) || json_is(item, JSON_ARRAY);
         for (const struct json *i = json_first(item); i && !within; i = json_next(i)) {
             within = json_is(item, JSON_ARRAY) && json_is(i, JSON_STRING);
@@ -383,7 +386,8 @@ bool read_input(struct request *r)
     if (ids_first) {
         mixed = memchr(m->start, '"', m->n_bytes) != NULL;
     } else {
-        mixed = m && json_is(m->node, JSON_ARRAY) && is_mixed(m->node);
+        mixed = m && (json_is(m->node, JSON_OBJECT) ||
+                      (json_is(m->node, JSON_ARRAY) && is_mixed(m->node)));
     }
     if (mixed) {
         return request_read_mixed(r, "input", MAX_INPUTS);

@@ -78,14 +78,18 @@ bool read_task(struct request *r)
     if (!body_string(&r->body, "task", &task)) {
         return r->error.status == 0;
     }
-    int which = words_find("embed|classify", task);
+    int which = words_find("embed|classify|token_embed", task);
     if (which < 0 || (which == 1 && !r->model->scoring.judges)) {
-        return call_error_set(&r->error, 400, "unsupported_value", "task",
-                              "Unsupported task: '%.40s'. This model has: 'embed'%s.", task,
-                              r->model->scoring.judges ? ", 'classify'" : "");
+        return call_error_set(
+            &r->error, 400, "unsupported_value", "task",
+            "Unsupported task: '%.40s'. This model has: 'embed', 'token_embed'%s.", task,
+            r->model->scoring.judges ? ", 'classify'" : "");
     }
     r->generates = which == 1;
     r->pools = !r->generates;
+    if (which == 2) {
+        r->pooling = POOL_TOKENS;
+    }
     return true;
 }
 

@@ -163,7 +163,14 @@ static bool put_call(struct messages *m, const struct json *item)
     }
     convert_text(&m->calls, json_get_string(item, "call_id"));
     buf_puts(&m->calls, ",\"function\":{\"name\":");
-    convert_text(&m->calls, json_get_string(item, "name"));
+    const char *name = json_get_string(item, "name"), *space = json_get_string(item, "namespace");
+    if (space && *space) {
+        name = request_flat_name(m->r, space, name);
+    }
+    if (!name) {
+        return request_too_large(m->r);
+    }
+    convert_text(&m->calls, name);
     if (custom) {
         buf_puts(&m->calls, ",\"arguments\":{\"" TOOL_TEXT_ARGUMENT "\":");
     } else {
@@ -327,6 +334,72 @@ static bool put_history(struct messages *m)
     return good;
 }
 
+/* A message of chat, or Harmony's with an author and a channel, as text. Messages of calls would
+ * need their ids, which Harmony's do not have. */
+static bool put_previous(struct messages *m, const struct json *message, size_t index)
+{
+    struct request *r = m->r;
+    char place[64];
+    const struct json *author = json_get(message, "author");
+    const struct json *from = json_is(author, JSON_OBJECT) ? author : message;
+    const char *role = json_get_string(from, "role"), *to = json_get_string(message, "recipient");
+    snprintf(place, sizeof place, "previous_input_messages[%zu]", index);
+    if (!json_is(message, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, place, "an object", message);
+    }
+    if (role && words_find("system|developer", role) >= 0) {
+        return true; // instructions are those of this request, as in vLLM
+    }
+    if (!role || words_find("user|assistant", role) < 0 || to ||
+        json_type(json_get(message, "tool_calls")) != JSON_NULL) {
+        return call_error_set(&r->error, 400, "unsupported_value", place,
+                              "Unsupported value: '%s' may be messages of the roles 'user' and "
+                              "'assistant', without calls; give calls and their outputs as items "
+                              "of 'input'.",
+                              place);
+    }
+    const char *channel = json_get_string(message, "channel");
+    const char *text = json_get_string(message, "content");
+    if (!text) {
+        text = json_get_string(json_first(json_get(message, "content")), "text");
+    }
+    if (channel && strcmp(channel, "analysis") == 0) {
+        buf_puts(&m->reasoning, text ? text : "");
+        return true;
+    }
+    end_turn(m);
+    open_message(m, role);
+    buf_puts(&m->out, ",\"content\":");
+    convert_text(&m->out, text ? text : "");
+    if (strcmp(role, "assistant") == 0) {
+        put_reasoning(m);
+    }
+    buf_clear(&m->reasoning);
+    buf_putc(&m->out, '}');
+    return true;
+}
+
+static bool put_all_previous(struct messages *m)
+{
+    const struct json *list = NULL;
+    size_t index = 0;
+    if (!body_array(&m->r->body, "previous_input_messages", &list)) {
+        return m->r->error.status == 0;
+    }
+    if (m->r->previous && json_first(list)) {
+        return call_error_set(&m->r->error, 400, "invalid_value", "previous_input_messages",
+                              "'previous_input_messages' and 'previous_response_id' are both "
+                              "there.");
+    }
+    for (const struct json *v = json_first(list); v; v = json_next(v)) {
+        if (!put_previous(m, v, index++)) {
+            return false;
+        }
+    }
+    buf_clear(&m->reasoning);
+    return true;
+}
+
 /* Stores the request's own items, for a response that continues from this one. */
 static bool keep_items(struct messages *m)
 {
@@ -359,7 +432,7 @@ bool read_items(struct request *r)
         convert_text(&m.out, r->instructions);
         buf_putc(&m.out, '}');
     }
-    bool good = put_history(&m) && put_input(&m) && keep_items(&m);
+    bool good = put_history(&m) && put_all_previous(&m) && put_input(&m) && keep_items(&m);
     buf_putc(&m.out, ']');
     good = good && convert_keep_messages(r, &m.out);
     buf_deinit(&m.out);

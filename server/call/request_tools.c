@@ -238,9 +238,14 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
 static bool read_shape(struct request *r, const struct shape *shape)
 {
     const struct body_member *m = body_get(&r->body, shape->key);
+    const struct json *list = m->node;
+    struct slice all = {m->start, m->n_bytes};
     struct reader t = {.r = r, .shape = shape};
     struct slice_items items;
-    size_t n = json_count(m->node);
+    if (shape == &shapes[SHAPE_RESPONSES] && !request_flatten_tools(r, &list, &all.s, &all.n)) {
+        return false;
+    }
+    size_t n = json_count(list);
     if (!request_check_n_tools(r, shape->key, n)) {
         return false;
     }
@@ -250,9 +255,9 @@ static bool read_shape(struct request *r, const struct shape *shape)
     }
     buf_init(&t.out, MAX_BYTES);
     buf_putc(&t.out, '[');
-    slice_items(&items, (struct slice){m->start, m->n_bytes});
+    slice_items(&items, all);
     bool good = true;
-    for (const struct json *v = json_first(m->node); good && v; v = json_next(v), t.index++) {
+    for (const struct json *v = json_first(list); good && v; v = json_next(v), t.index++) {
         struct slice text = slice_next(&items);
         good = read_tool(&t, v, text, &r->tool_list[t.index]);
     }

@@ -217,6 +217,10 @@ void response_put_item(struct buf *b, const struct responses *s, const char *sta
         buf_put_json(b, s->call_id, strlen(s->call_id));
         buf_puts(b, ",\"name\":");
         buf_put_json(b, s->name, strlen(s->name));
+        if (s->space) {
+            buf_puts(b, ",\"namespace\":");
+            buf_put_json(b, s->space, strlen(s->space));
+        }
         if (custom) {
             buf_puts(b, ",\"input\":");
         } else {

@@ -15,6 +15,7 @@ struct responses {
     bool begun;      // the first events of the stream are sent
     enum item open;
     char item_id[40], call_id[80], name[TOOL_NAME_MAX_BYTES + 1];
+    const char *space;   // the call's namespace; NULL: none
     struct buf text;     // of the open item
     struct buf logprobs; // of the open message
     struct buf items;    // the finished ones, joined by commas

@@ -8,6 +8,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 #include "server/call/beams.h"
+#include "server/call/shifts.h"
 #include "server/call/tenant.h"
 
 #include <stdlib.h>
@@ -76,6 +77,11 @@ static bool make_prompt_logprobs(struct call *c, struct engine_request *r, struc
 {
     size_t n_top = (size_t)c->request.params.prompt_top_logprobs, n = (size_t)r->n_prompt;
     size_t per = sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
+    if (per > OUTPUT_MAX_BYTES / n) {
+        return call_error_set(e, 400, "invalid_value", "prompt_logprobs",
+                              "The log probabilities that this request asks for would not fit in "
+                              "memory; ask for fewer, or for those of a shorter prompt.");
+    }
     char *at = mem_try_calloc(n, per);
     if (!at) {
         return call_error_no_memory(e);
@@ -98,6 +104,7 @@ static bool make_requests(struct call *c, struct call_error *e)
     if (!make_outputs(c, e)) {
         return false;
     }
+    size_t total = 0;
     const char *salt = tenant_cache_salt(c->tenant, r->cache_salt, &c->salt);
     for (size_t i = 0; i < c->n_requests; i++) {
         struct engine_request *q = &c->requests[i];
@@ -109,6 +116,7 @@ static bool make_requests(struct call *c, struct call_error *e)
         q->grammar = r->grammar ? r->grammar->grammar : NULL;
         q->grammar_after = r->constraint_after;
         q->grammar_after_id = r->constraint_after_id;
+        q->thinking = r->thinking ? &r->thinking[i] : NULL;
         q->priority = r->priority;
         q->background = r->background;
         q->tells_prompt = r->tells_prompt && r->stream;
@@ -120,7 +128,13 @@ static bool make_requests(struct call *c, struct call_error *e)
         q->user = c;
         if (r->pools) {
             q->pool = r->pooling;
-            q->pooled = mem_try_calloc((size_t)r->model->info->hidden, sizeof(float));
+            size_t n_vectors = r->pooling == POOL_TOKENS ? (size_t)q->n_prompt : 1;
+            size_t bytes = n_vectors * (size_t)r->model->info->hidden * sizeof(float);
+            total += bytes;
+            if (total > OUTPUT_MAX_BYTES) {
+                return too_large(e);
+            }
+            q->pooled = mem_try_calloc(1, bytes);
             if (!q->pooled) {
                 return call_error_no_memory(e);
             }
@@ -203,7 +217,8 @@ static bool admit(struct call *c, struct call_error *e)
 
 bool call_make_requests(struct call *c, struct call_error *e)
 {
-    return admit(c, e) && make_requests(c, e) && (!c->request.beams || beams_open(c, e));
+    return admit(c, e) && make_requests(c, e) && (!c->request.beams || beams_open(c, e)) &&
+           (!c->request.shifts || shifts_open(c, e));
 }
 
 /* Sets the error for a request that the engine refused. */
@@ -234,6 +249,11 @@ enum status call_submit(struct call *c, struct call_error *e)
     if (c->beams) {
         enum status st = beams_submit(c, e);
         return st == ERR_BUSY ? refused(c, st, NULL, e) : st;
+    }
+    if (c->shifts) {
+        struct err err = {""};
+        enum status st = shifts_submit(c, &err);
+        return st == OK ? OK : refused(c, st, &err, e);
     }
     while (c->n_submitted < c->n_requests) {
         struct err err = {""};

@@ -124,16 +124,6 @@ static enum status check(const struct config *c, struct err *err)
     return OK;
 }
 
-/* vLLM's command lines may allow more log-probabilities than this server has, or all of them (-1).
- * The option is reduced to the limit; a request for more gets an error. */
-static void bound_logprobs(struct config *c)
-{
-    if (c->max_logprobs < 0 || c->max_logprobs > MAX_TOP_LOGPROBS) {
-        log_info("max-logprobs is %d: requests for more are refused", MAX_TOP_LOGPROBS);
-        c->max_logprobs = MAX_TOP_LOGPROBS;
-    }
-}
-
 /* Removes the slash that shell completion adds to "models/demo/". */
 static void trim_slashes(const char **folder)
 {
@@ -174,7 +164,6 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     if (st == OK) {
         st = check(c, err);
     }
-    bound_logprobs(c);
     trim_slashes(&c->engine.model);
     free(l.source);
     free(l.in_file);

@@ -41,10 +41,16 @@ const struct option_row *loading_find_row(const char *key, size_t n_bytes)
     return NULL;
 }
 
+/* vLLM's come first, where both servers have a name. */
+static const struct vllm_flag *flag_at(size_t i)
+{
+    return i < n_vllm_flags ? &vllm_flags[i] : &llama_flags[i - n_vllm_flags];
+}
+
 const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes)
 {
-    for (size_t i = 0; i < n_vllm_flags; i++) {
-        const struct vllm_flag *f = &vllm_flags[i];
+    for (size_t i = 0; i < n_vllm_flags + n_llama_flags; i++) {
+        const struct vllm_flag *f = flag_at(i);
         if (loading_is_name(f->name, key, n_bytes) ||
             (f->alias && loading_is_name(f->alias, key, n_bytes))) {
             return f;
@@ -65,8 +71,8 @@ enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
     for (size_t i = 0; i < n_option_aliases; i++) {
         nearest_try(&nearest, option_aliases[i].alias);
     }
-    for (size_t i = 0; i < n_vllm_flags; i++) {
-        nearest_try(&nearest, vllm_flags[i].name);
+    for (size_t i = 0; i < n_vllm_flags + n_llama_flags; i++) {
+        nearest_try(&nearest, flag_at(i)->name);
     }
     const char *meant = nearest_word(&nearest);
     int n = n_bytes > 100 ? 100 : (int)n_bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Flags of vLLM's `serve`, and a few of other servers, that are not options here: a command line
- * written for vLLM either runs unchanged, or the error says why not. Flags with a meaning here are
+/* Flags of vLLM's `serve` and of llama.cpp's llama-server that are not options here: a command line
+ * written for these either runs unchanged, or the error says why not. Flags with a meaning here are
  * rows of config_table.c.
  * Thread: any; constant. */
 #ifndef SLUICE_SERVER_CLI_VLLM_FLAGS_H
@@ -32,6 +32,8 @@ struct vllm_flag {
 
 extern const struct vllm_flag vllm_flags[];
 extern const size_t n_vllm_flags;
+extern const struct vllm_flag llama_flags[];
+extern const size_t n_llama_flags;
 
 /* OK if the value changes nothing; otherwise an error with the reason. `value` is "true" for a bare
  * flag and "false" for its negation. */

@@ -67,7 +67,12 @@ struct config {
     bool clamp_max_tokens, strict_parameters, trust_request_chat_template;
     bool enable_force_include_usage, exclude_tools_when_tool_choice_none;
     bool return_tokens_as_token_ids, verbose, enable_per_request_metrics;
-    const char *reasoning_effort_map; // JSON object of texts, or NULL
+    bool context_shift;
+    int64_t context_keep;                 // tokens of a prompt that a shift keeps; -1: all
+    int64_t reasoning_budget;             // tokens; -1: any number
+    const char *reasoning_budget_message; // or NULL
+    const char *reasoning_config;         // vLLM's JSON object, or NULL
+    const char *reasoning_effort_map;     // JSON object of texts, or NULL
     struct string_list strip_prompt_lines;
     // the operator
     const char *log_level;

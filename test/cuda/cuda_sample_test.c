@@ -94,6 +94,9 @@ static void compare_draws(const struct pass_results *r, const char *what)
             CHECK_FAIL("%s: draw %d has log-probability %g, not %g", what, i, g->logprob,
                        a->logprob);
         }
+        if (!(fabsf(a->log_total - g->log_total) <= 2e-5f * (1.0f + fabsf(a->log_total)))) {
+            CHECK_FAIL("%s: draw %d has the total %g, not %g", what, i, g->log_total, a->log_total);
+        }
         CHECK_EQ(a->n_top, g->n_top);
         for (int32_t j = 0; j < a->n_top && j < g->n_top; j++) {
             CHECK_EQ(a->top_ids[j], g->top_ids[j]);

@@ -87,7 +87,10 @@ static enum status fake_setup(struct backend *be, const struct backend_limits *l
             f->results[i][j] = xcalloc((size_t)limits->max_out_rows + (size_t)limits->max_lanes,
                                        sizeof *f->results[i][j]);
         }
-        f->pooled[i] = xcalloc(lanes * (size_t)limits->hidden, sizeof *f->pooled[i]);
+        f->pooled[i] = xcalloc(((size_t)limits->max_out_rows + lanes) * (size_t)limits->hidden,
+                               sizeof *f->pooled[i]);
+        f->logits[i] = xcalloc(((size_t)limits->max_out_rows + lanes) * (size_t)limits->vocab,
+                               sizeof *f->logits[i]);
     }
     return OK;
 }
@@ -142,6 +145,7 @@ static void fake_close(struct backend *be)
             free(f->results[i][j]);
         }
         free(f->pooled[i]);
+        free(f->logits[i]);
     }
     free(f);
 }
@@ -263,7 +267,7 @@ static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
 {
     struct fake *f = fake_of(be);
     ASSERT(pass->n_rows <= f->l.max_rows && pass->n_out <= f->l.max_out_rows);
-    ASSERT(pass->n_draws <= f->l.max_out_rows + f->l.max_lanes);
+    ASSERT(pass->n_draws <= f->l.max_out_rows + f->l.max_lanes && pass->n_logits <= pass->n_draws);
     f->pass = pass;
     f->pass_number++;
     f->control->n_rows += pass->n_rows;
@@ -446,8 +450,8 @@ static enum status fake_step_wait(struct backend *be, int32_t slot, struct pass_
     struct fake *f = fake_of(be);
     f->control->n_unread--;
     for (int32_t i = 0; i < max_passes; i++) {
-        results[i] =
-            (struct pass_results){f->n_draws[slot][i], f->results[slot][i], f->pooled[slot]};
+        results[i] = (struct pass_results){f->n_draws[slot][i], f->results[slot][i],
+                                           f->pooled[slot], f->logits[slot]};
     }
     return OK;
 }

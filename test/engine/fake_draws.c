@@ -130,6 +130,20 @@ static void fill_more(struct fake *f, struct draw_result *r, const struct pass_d
     }
 }
 
+/* A row in which the draw's token is likely. */
+static void fill_logits(struct fake *f, struct draw_result *r, const struct pass_draw *d,
+                        uint64_t h)
+{
+    float *row = f->logits[f->slot_now] + (int64_t)(d->logits - 1) * f->l.vocab;
+    double sum = 0;
+    for (int32_t i = 0; i < f->l.vocab; i++) {
+        row[i] = i == r->token ? 9.0f : (float)(hash_mix(h + (uint64_t)i) % 8);
+        sum += exp((double)row[i]);
+    }
+    r->log_total = (float)log(sum);
+    r->logprob = row[r->token] - r->log_total;
+}
+
 /* The answer of each draw is a function of the row's hash, so it does not depend on the
  * batch. */
 enum status fake_sample(struct backend *be, const struct sample_args *a)
@@ -148,6 +162,9 @@ enum status fake_sample(struct backend *be, const struct sample_args *a)
         if (d->kind == DRAW_SCORE) {
             r->token = *next;
             r->logprob = score(fake_hash_step(h, *next));
+            if (d->logits > 0) {
+                fill_logits(f, r, d, h);
+            }
             continue;
         }
         r->token = pick(h, f->seeds[d->lane], f->l.vocab);
@@ -159,6 +176,10 @@ enum status fake_sample(struct backend *be, const struct sample_args *a)
             const int64_t words = mask_words(f->l.vocab);
             r->token = fake_allowed(r->token, f->pass->masks + (d->mask - 1) * words, f->l.vocab);
             f->control->n_masked++;
+        }
+        if (d->logits > 0) {
+            ASSERT(d->logits <= f->pass->n_logits);
+            fill_logits(f, r, d, h);
         }
         if (d->kind == DRAW_SAMPLE) {
             check_history(f, d, h);

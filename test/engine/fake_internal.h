@@ -34,6 +34,7 @@ struct fake {
     int64_t pass_number; // of all
     struct draw_result *results[2][MAX_PASSES];
     float *pooled[2];
+    float *logits[2]; // [max_out_rows + max_lanes, vocab]
     int32_t n_draws[2][MAX_PASSES];
     int dummy;
 };

@@ -19,7 +19,7 @@ struct sim_request {
     int32_t tokens[MAX_N][MAX_OUT];
     struct token_logprobs prompt_logprobs[MAX_PROMPT];
     struct cache_hint hints[3];
-    float pooled[HIDDEN];
+    float pooled[MAX_PROMPT * HIDDEN];
     int32_t stop_ids[1];
     int32_t submit_turn, cancel_turn, stop_turn, late_turn; // -1: never
     bool submitted, refused, cancelled, stopped, done;
@@ -188,7 +188,8 @@ static void make_request(struct sim *s, int32_t index)
         }
     }
     if (draw(s, 10) == 0) {
-        r->pool = draw(s, 2) ? POOL_MEAN : POOL_LAST;
+        static const enum pool_kind kinds[] = {POOL_LAST, POOL_MEAN, POOL_TOKENS};
+        r->pool = kinds[draw(s, 3)];
         r->n = 1;
     }
     if (draw(s, 12) == 0) {
@@ -251,7 +252,9 @@ static void check_request(const struct sim_request *q, bool failed)
         return;
     }
     if (r->pool != POOL_NONE) {
-        CHECK(!whole || q->pooled[HIDDEN - 1] == 1.0f); // each pooled row counts 1
+        for (int32_t i = 0; whole && i < (r->pool == POOL_TOKENS ? r->n_prompt : 1); i++) {
+            CHECK(q->pooled[(i + 1) * HIDDEN - 1] == 1.0f); // each pooled row counts 1
+        }
         return;
     }
     for (int32_t i = 0; i < r->n; i++) {

@@ -282,6 +282,7 @@ __global__ void __launch_bounds__(THREADS)
         }
         if (team_thread() == 0) {
             out->token = token;
+            out->log_total = lse;
             out->broken = false; // unknown: greedy draws do not read the whole row
             out->logprob = d.logprobs || d.kind == DRAW_SCORE
                                ? (token >= 0 && token < n ? row[token] - lse : -INFINITY)

@@ -7,7 +7,14 @@
 #ifdef SLUICE_CUDA
 #include "engine/base/mem.h"
 
-enum { MAX_REQUESTS = 40, MAX_SAMPLES_HERE = 6, MAX_PROMPT = 700, MAX_OUT = 40, MAX_TURNS = 20000 };
+enum {
+    MAX_REQUESTS = 40,
+    MAX_SAMPLES_HERE = 6,
+    MAX_PROMPT = 700,
+    MAX_OUT = 40,
+    MAX_TURNS = 20000,
+    MANY_LOGPROBS = 64
+}; // more than a draw lists
 
 /* A request with room for the largest answer. */
 struct ask {
@@ -23,8 +30,8 @@ struct life {
     struct engine *e;
     struct ask asks[MAX_REQUESTS];
     int32_t n_asks, n_done, n_failed;
-    int32_t top_ids[MAX_TOP_LOGPROBS]; // all requests share them: nobody reads them
-    float top_logprobs[MAX_TOP_LOGPROBS], pooled[1 << 12];
+    int32_t top_ids[MANY_LOGPROBS]; // all requests share them: nobody reads them
+    float top_logprobs[MANY_LOGPROBS], pooled[1 << 23];
 };
 
 static int32_t pick(struct life *l, int32_t least, int32_t most)
@@ -73,7 +80,7 @@ static void make_request(struct life *l, struct ask *a, int32_t longest)
     r->params.repetition_penalty = pick(l, 0, 3) ? 1.0f : 1.3f;
     r->params.presence_penalty = pick(l, 0, 3) ? 0.0f : 0.5f;
     if (kind == 0) {
-        r->pool = pick(l, 0, 1) ? POOL_LAST : POOL_MEAN;
+        r->pool = (enum pool_kind)pick(l, POOL_LAST, POOL_TOKENS);
         r->pooled = l->pooled;
         r->params.max_tokens = 0;
         return;
@@ -82,11 +89,12 @@ static void make_request(struct life *l, struct ask *a, int32_t longest)
     r->outputs = a->outputs;
     r->params.logprobs = kind == 2;
     if (kind == 2) {
-        r->params.top_logprobs = pick(l, 0, MAX_TOP_LOGPROBS);
+        r->params.top_logprobs = pick(l, 0, 1) ? pick(l, 0, MAX_TOP_LOGPROBS) : MANY_LOGPROBS;
     } else {
         r->params.top_logprobs = 0;
     }
     r->params.prompt_logprobs = kind == 3;
+    r->params.prompt_top_logprobs = kind == 3 && pick(l, 0, 1) ? MANY_LOGPROBS : 0;
     r->prompt_logprobs = kind == 3 ? a->prompt_logprobs : NULL;
     room_for_top(l, a->prompt_logprobs, r->n_prompt);
     for (int32_t s = 0; s < r->n; s++) {

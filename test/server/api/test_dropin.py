@@ -315,6 +315,11 @@ def test_texts_and_ids_mixed_become_vectors():
         vector = lambda v: embed(v).json()["data"][0]["embedding"]
         assert vector([12, "string", 56]) == vector([12] + ids + [56])
         assert [len(embed(v).json()["data"]) for v in (["a", [12, 34]], [[12, 34], [12, "b"]], [[12], [34]])] == [2, 2, 2]
+        said = {"content": [{"type": "text", "text": "str"}, {"type": "text", "text": "ing"}]}
+        assert vector({"prompt_string": "string"}) == vector(said) == vector("string") == embed(["a", said]).json()["data"][1]["embedding"]
+        assert [len(embed(v).json()["data"]) for v in (["a", {"prompt_string": "b"}, said], [said])] == [3, 1]
+        for wrong in ({"content": "string"}, {}, {"content": [{"type": "input_audio", "input_audio": {}}]}, [{"content": []}]):
+            assert embed(wrong).status == 400, wrong
         assert embed([12, True, "a"]).status == embed(["a", None]).status == embed([[], "a"]).status == 400
 
 

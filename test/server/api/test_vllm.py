@@ -138,7 +138,7 @@ def test_vectors_have_other_forms(server):
     got = server.post("/pooling", {"input": ["a b", "c"], "task": "embed"}).json()
     assert [d["data"] for d in got["data"]] == [d["embedding"] for d in want] and all(d["object"] == "pooling" for d in got["data"])
     assert got["usage"]["total_tokens"] == got["usage"]["prompt_tokens"] > 0
-    for task in ("classify", "token_embed", "token_classify", "plugin"):
+    for task in ("classify", "token_classify", "plugin"):
         r = server.post("/pooling", {"input": "a", "task": task})
         assert r.status == 400 and r.error["message"].startswith("Unsupported task: '%s'" % task)
     tokens = server.post("/tokenize", {"messages": USER("x"), "add_generation_prompt": False}).json()["tokens"]
@@ -319,8 +319,7 @@ def test_kimi_counts_the_calls_of_a_conversation():
         assert ids(0, past) == ["functions.f:1"]
 
 
-def test_a_command_line_may_ask_for_more_logprobs_than_there_are():
-    for most in (-1, 151936):
-        with Server(max_logprobs=most) as s:
-            assert s.complete(logprobs=20, max_tokens=1).status == 200 and s.complete(logprobs=21, max_tokens=1).status == 400
-            assert "max-logprobs is 20" in s.stderr()
+def test_a_command_line_may_allow_more_logprobs():
+    with Server(max_logprobs=30) as s:
+        assert s.complete(logprobs=30, max_tokens=1).status == 200 and s.complete(logprobs=31, max_tokens=1).status == 400
+        assert s.complete(logprobs=-1, max_tokens=1).status == 400

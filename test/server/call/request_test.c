@@ -375,6 +375,9 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     } else if (form & FORM_EMBEDDINGS) {
         *kind = KIND_EMBEDDINGS;
         buf_puts(&b, "\"input\":\"a\"");
+    } else if (form & FORM_DERENDER_CHAT) {
+        *kind = KIND_DERENDER_CHAT;
+        buf_puts(&b, "\"generate_response\":{\"choices\":[{\"token_ids\":[5]}]}");
     } else if (form & FORM_COHERE_EMBED) {
         *kind = KIND_COHERE_EMBED;
         buf_puts(&b, "\"texts\":[\"a\"]");
@@ -429,8 +432,6 @@ TEST(values_that_change_the_answer_are_never_passed_over)
     static const char *const asks[][2] = {
         {"lora", "[{\"id\":0,\"scale\":0.5}]"},
         {"lora_path", "\"a\""},
-        {"logprob_token_ids", "[5]"},
-        {"thinking_token_budget", "0"},
         {"options", "{\"seed\":1}"},
         {"extra_body", "{\"top_k\":1}"},
         {"typical_p", "0.9"},
@@ -457,6 +458,12 @@ TEST(values_that_change_the_answer_are_never_passed_over)
         REFUSES(kind, body, "unsupported_parameter", asks[i][0]);
         free(body);
     }
+    REFUSES(KIND_MESSAGES, "{\"max_tokens\":9," HI ",\"logprob_token_ids\":[5]}",
+            "unsupported_parameter", "logprob_token_ids");
+    REFUSES(KIND_MESSAGES, "{\"max_tokens\":9," HI ",\"thinking_token_budget\":0}",
+            "unsupported_parameter", "thinking_token_budget");
+    REFUSES(KIND_CHAT, "{" HI ",\"thinking_token_budget\":0}", "unsupported_value",
+            "thinking_token_budget"); // this model has no reasoning
     REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"tools\":[{\"type\":\"function\"}]}",
             "unsupported_parameter", "tools");
     REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"top_logprobs\":3}", "unsupported_parameter",

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/logprobs.h"
+
+#include "engine/base/minmax.h"
+
+/* Comes after the other in the answer: less likely, or as likely with a higher id. */
+static bool is_after(const struct token_logprobs *t, int32_t a, int32_t b)
+{
+    if (t->top_logprobs[a] != t->top_logprobs[b]) {
+        return t->top_logprobs[a] < t->top_logprobs[b];
+    }
+    return t->top_ids[a] > t->top_ids[b];
+}
+
+static void swap(struct token_logprobs *t, int32_t a, int32_t b)
+{
+    float value = t->top_logprobs[a];
+    int32_t id = t->top_ids[a];
+    t->top_logprobs[a] = t->top_logprobs[b];
+    t->top_ids[a] = t->top_ids[b];
+    t->top_logprobs[b] = value;
+    t->top_ids[b] = id;
+}
+
+/* The first n entries are a heap whose first entry comes last in the answer. */
+static void sift(struct token_logprobs *t, int32_t at, int32_t n)
+{
+    for (int32_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        if (child + 1 < n && is_after(t, child + 1, child)) {
+            child++;
+        }
+        if (!is_after(t, child, at)) {
+            return;
+        }
+        swap(t, at, child);
+        at = child;
+    }
+}
+
+/* The likeliest of a row in order. The lists of the answer are the heap itself. */
+static void take_likeliest(struct token_logprobs *t, const float *row, int32_t vocab, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        t->top_ids[i] = i;
+        t->top_logprobs[i] = row[i];
+    }
+    for (int32_t i = n / 2 - 1; i >= 0; i--) {
+        sift(t, i, n);
+    }
+    for (int32_t i = n; i < vocab && n > 0; i++) {
+        if (row[i] > t->top_logprobs[0]) { // an equal one has a higher id than any in the heap
+            t->top_ids[0] = i;
+            t->top_logprobs[0] = row[i];
+            sift(t, 0, n);
+        }
+    }
+    for (int32_t i = n - 1; i > 0; i--) {
+        swap(t, 0, i);
+        sift(t, 0, i);
+    }
+}
+
+static void take_row(struct token_logprobs *out, const float *row, int32_t vocab,
+                     const struct logprobs_wanted *wanted)
+{
+    if (wanted->ids) {
+        out->n_top = wanted->n;
+        for (int32_t i = 0; i < out->n_top; i++) {
+            out->top_ids[i] = wanted->ids[i];
+            out->top_logprobs[i] = row[wanted->ids[i]];
+        }
+        return;
+    }
+    out->n_top = lesser(wanted->n, vocab);
+    take_likeliest(out, row, vocab, out->n_top);
+}
+
+void logprobs_fill(struct token_logprobs *out, const struct draw_result *d, const float *row,
+                   int32_t vocab, const struct logprobs_wanted *wanted)
+{
+    out->logprob = d->logprob;
+    if (row) {
+        take_row(out, row, vocab, wanted);
+        for (int32_t i = 0; i < out->n_top; i++) {
+            out->top_logprobs[i] -= d->log_total;
+        }
+        return;
+    }
+    out->n_top = d->n_top;
+    for (int32_t i = 0; i < d->n_top && out->top_ids; i++) {
+        out->top_ids[i] = d->top_ids[i];
+        out->top_logprobs[i] = d->top_logprobs[i];
+    }
+}

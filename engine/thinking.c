@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/thinking.h"
+
+#include <string.h>
+
+/* Inside, and at the end if no token of reasoning is left. */
+static void enter(const struct thinking_limit *l, struct thinking *t, int32_t n)
+{
+    t->phase = n >= l->most ? THINKING_ENDING : THINKING_INSIDE;
+    t->n = t->phase == THINKING_ENDING ? 0 : n;
+}
+
+struct thinking thinking_start(const struct thinking_limit *l)
+{
+    struct thinking t = {.phase = THINKING_BEFORE};
+    if (l->opened) {
+        enter(l, &t, 0);
+    }
+    return t;
+}
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+/* A marker that opens reasoning comes first in the answer, after white space. */
+static void open(const struct thinking_limit *l, struct thinking *t, int32_t token)
+{
+    size_t n_bytes = 0;
+    const char *bytes = grammar_token_bytes(l->vocab, token, &n_bytes);
+    bool may_open = false;
+    for (int32_t k = 0; k < l->n_opens; k++) {
+        const struct text_marker *m = &l->opens[k];
+        size_t *n = &t->n_opened[k], length = strlen(m->text), i = 0;
+        while (*n == 0 && i < n_bytes && is_space(bytes[i])) {
+            i++;
+        }
+        bool dead = *n == SIZE_MAX || (n_bytes == 0 && token != m->id);
+        for (; !dead && i < n_bytes && *n < length; i++) {
+            dead = bytes[i] != m->text[*n];
+            *n += !dead;
+        }
+        if (!dead && (token == m->id || *n == length)) {
+            enter(l, t, 0);
+            return;
+        }
+        *n = dead ? SIZE_MAX : *n;
+        may_open |= !dead;
+    }
+    if (!may_open) {
+        t->phase = THINKING_OVER;
+    }
+}
+
+static bool closes(const struct thinking_limit *l, struct thinking *t, int32_t token)
+{
+    bool closed = false;
+    for (int32_t k = 0; k < l->n_closes; k++) {
+        closed |= marker_search(&l->closes[k], l->vocab, &t->n_closed[k], token) != MARKER_NONE;
+    }
+    return closed;
+}
+
+void thinking_take(const struct thinking_limit *l, struct thinking *t, int32_t token)
+{
+    t->n_seen++;
+    switch (t->phase) {
+    case THINKING_BEFORE: open(l, t, token); break;
+    case THINKING_INSIDE:
+        if (closes(l, t, token)) {
+            t->phase = THINKING_OVER;
+        } else {
+            enter(l, t, t->n + 1);
+        }
+        break;
+    case THINKING_ENDING:
+        if (token != l->end[t->n] || ++t->n == l->n_end) {
+            t->phase = THINKING_OVER;
+        }
+        break;
+    default: break;
+    }
+}
+
+int32_t thinking_forced(const struct thinking_limit *l, const struct thinking *t)
+{
+    return t->phase == THINKING_ENDING ? l->end[t->n] : -1;
+}
+
+bool thinking_is_free(const struct thinking_limit *l, const struct thinking *t, int32_t n)
+{
+    switch (t->phase) {
+    case THINKING_BEFORE: return n <= l->most;
+    case THINKING_INSIDE: return n <= l->most - t->n;
+    case THINKING_ENDING: return false;
+    default: return true;
+    }
+}
