@@ -15,7 +15,7 @@ static int64_t wall_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* The record as callbacks and the log see it, once the reply has ended. */
+/* Completes the record for callbacks and the log, once the reply has ended. */
 static void fill(struct http_request *req)
 {
     struct http_record *r = &req->record;
@@ -83,7 +83,7 @@ void http_log_open(struct http_server *s)
     }
 }
 
-/* Waits a bounded time for the writer. */
+/* Waits for the writer thread, for a bounded time. */
 void http_log_close(struct http_server *s)
 {
     http_log_tick(s);
