@@ -22,13 +22,13 @@ struct batches_options {
     struct store *store;
     struct call_server *calls; // its host has a thread pool
     size_t max_line_bytes;
-    int64_t retention_s;     // of files, and of batches that have ended; 0: for ever
+    int64_t retention_s;     // how long files, and batches that have ended, are kept; 0: for ever
     void (*wake)(void *arg); // calls batches_turn soon, from a safe place (see job.h)
     void *arg;
 };
 
 struct batches_counts {
-    struct store_usage usage; // as of the last update
+    struct store_usage usage; // as last read, at most a few seconds ago
     bool has_usage;
     int64_t n_completed, n_failed; // lines since startup
     int64_t prompt_tokens, computed_tokens, output_tokens;

@@ -8,7 +8,7 @@
 
 struct reserve {
     char *path;
-    int64_t bytes, held_bytes; // its full and its current size
+    int64_t bytes, held_bytes; // the file's full and current size
 };
 
 void reserve_init(struct reserve *r, const char *path, int64_t bytes);
