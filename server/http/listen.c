@@ -347,7 +347,7 @@ static void on_listener(uv_poll_t *poll, int status, int events)
 }
 
 /* While descriptors are exhausted the listeners are not polled: they would be ready all the time.
- * */
+ */
 static void pause_listeners(struct http_server *s, bool pause)
 {
     for (size_t i = 0; i < s->n_listeners; i++) {

@@ -307,7 +307,7 @@ static void reset_out(struct http_request *req)
 }
 
 /* Sends the unsent bytes: of the direct writer, once its head is sent or the socket has room again.
- * */
+ */
 void http_stream_flush(struct http_request *req)
 {
     struct http_server *s = req->server;

@@ -32,7 +32,7 @@ static enum status explain_missing(struct pull *p)
                                : ": then set HF_TOKEN to a token that may read it");
 }
 
-/* Which part of the address does not exist: the file, the revision or the model. */
+/* Says which part of the address does not exist: the file, the revision or the model. */
 static enum status explain_404(struct pull *p, const struct net_request *r, const char *what)
 {
     const struct hub_name *n = p->name;
@@ -57,7 +57,8 @@ static enum status explain_404(struct pull *p, const struct net_request *r, cons
     return explain_missing(p);
 }
 
-/* The hub's error code says more than the status, if there is one. */
+/* Explains an answer with an error status. If it has the hub's error code, that says more than the
+ * status. */
 static enum status explain_answer(struct pull *p, const struct net_request *r, const char *what)
 {
     const struct net_answer *a = &r->answer;
@@ -97,7 +98,7 @@ static enum status explain_answer(struct pull *p, const struct net_request *r, c
                    id, a->status, what ? what : "its list of files");
 }
 
-/* Failures before any answer: names, connections, certificates, timeouts. */
+/* Explains a request that got no answer: names, connections, certificates, timeouts. */
 static enum status explain_failure(struct pull *p, const struct net_request *r, const char *what)
 {
     const char *endpoint = p->settings->endpoint, *id = p->name->id;
@@ -130,7 +131,7 @@ static enum status explain_failure(struct pull *p, const struct net_request *r, 
     }
 }
 
-/* The first error of a download is kept. */
+/* Keeps the first error of a download. */
 enum status pull_explain(struct pull *p, const struct net_request *r, const char *what)
 {
     if (p->st == OK) {

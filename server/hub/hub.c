@@ -5,13 +5,14 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-/* For `sluice list`, also on file systems that do not store access times. */
+/* Records the time of use for `sluice list`, also on file systems that do not store access times.
+ */
 static void note_use(const char *folder)
 {
     char path[PATH_MAX];
     const struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
     if (hub_path(path, NULL, "%s/config.json", folder) == OK) {
-        (void)utimensat(AT_FDCWD, path, times, 0); // a read-only cache keeps no times
+        (void)utimensat(AT_FDCWD, path, times, 0); // fails if the cache is read-only
     }
 }
 
@@ -28,8 +29,7 @@ static bool find(const struct hub_settings *s, const struct hub_name *name, char
     return true;
 }
 
-/* Without `newest` a model in the cache is used without asking the hub whether there is a
- * newer one. */
+/* Unless `newest` is set, a model in the cache is used without asking the hub for a newer one. */
 enum status hub_get(const struct hub_settings *s, const struct hub_name *name, bool newest,
                     char folder[PATH_MAX], struct err *err)
 {

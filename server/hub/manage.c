@@ -133,7 +133,7 @@ static void name_revision(const char *repo, struct hub_entry *e)
     hub_paths_free(&refs);
 }
 
-/* One line of the list: a revision with the size of its blobs, and whether it is complete. */
+/* Reports one revision, with the size of its blobs and whether it is complete. */
 static void tell_revision(const char *repo, const char *id, const char *commit,
                           void (*each)(const struct hub_entry *, void *), void *arg)
 {
@@ -266,7 +266,7 @@ static enum status delete_tree(const char *path, struct err *err)
     return OK;
 }
 
-/* Blobs are shared by revisions, so they are counted once. */
+/* The size of all blobs. Revisions share blobs, so each is counted once. */
 static int64_t size_of_blobs(const char *repo)
 {
     char path[PATH_MAX];
@@ -331,8 +331,8 @@ static enum status remove_revision(const char *repo, const char *commit, struct 
             read_blobs(repo, commits.items[i], &kept);
         }
     }
-    enum status st = delete_refs(repo, commit, err); // first: no ref may point to a half-deleted
-                                                     // revision
+    enum status st = delete_refs(repo, commit, err); // refs first: none may point to a revision
+                                                     // that is half deleted
     if (st == OK) {
         st = delete_tree(path, err);
     }
@@ -365,7 +365,7 @@ static enum status remove_locked(const struct hub_name *name, const char *repo, 
     return remove_revision(repo, commit, err);
 }
 
-/* All locks of the model are taken, so that no download is in progress. */
+/* Takes all locks of the model, so that no download is in progress. */
 enum status hub_remove(const struct hub_settings *s, const struct hub_name *name,
                        int64_t *freed_bytes, struct err *err)
 {

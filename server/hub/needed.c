@@ -112,7 +112,7 @@ static bool folder_has(const char *folder, const char *path)
     return hub_path(at, NULL, "%s/%s", folder, path) == OK && file_exists(at);
 }
 
-/* Whether all shards of the index are in the folder. */
+/* True if all shards named in the index are in the folder. */
 static bool has_all_of_index(const char *folder)
 {
     char index[PATH_MAX];
@@ -126,7 +126,8 @@ static bool has_all_of_index(const char *folder)
     return all;
 }
 
-/* Links to weights are created only when all of them are complete, so one implies the rest. */
+/* True if the folder has any *.safetensors. Links to weights are created only when all of them are
+ * complete, so one implies the rest. */
 static bool has_some_weights(const char *folder)
 {
     DIR *dir = opendir(folder);
@@ -140,7 +141,8 @@ static bool has_some_weights(const char *folder)
     return found;
 }
 
-/* A model that can be loaded: its config and its weights in one of the known forms. */
+/* True if the model can be loaded: the folder has its config, and weights in one of the known
+ * forms. */
 bool hub_is_complete(const char *folder)
 {
     if (!folder_has(folder, "config.json")) {

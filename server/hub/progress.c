@@ -34,7 +34,7 @@ void progress_note(struct progress *p, const char *line)
     log_info("%s: %s", p->what, line);
 }
 
-/* first_bytes: bytes that were present before, which do not count in the speed. */
+/* first_bytes were present before, so they do not count in the speed. */
 void progress_begin(struct progress *p, size_t n_files, int64_t total_bytes, int64_t first_bytes)
 {
     char total[32], first[32], line[160];

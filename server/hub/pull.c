@@ -108,7 +108,7 @@ static enum status list_files(struct pull *p)
     return st;
 }
 
-/* ---- what is needed of it -------------------------------------------------------------------- */
+/* ---- the needed files -------------------------------------------------------------------- */
 
 /* Files are allocated one by one, since requests point to them. */
 static struct pull_file *add_file(struct pull *p, const char *path)
@@ -125,7 +125,7 @@ static struct pull_file *add_file(struct pull *p, const char *path)
     return f;
 }
 
-/* What the engine reads besides weights. */
+/* Adds the files other than weights that the engine reads. */
 static enum status add_small(struct pull *p)
 {
     if (!hub_paths_has(&p->listed, "config.json")) {
@@ -163,8 +163,8 @@ static enum status add_shards(struct pull *p, const char *index_hash)
     return st;
 }
 
-/* Weights, as the engine looks for them: a single file, else those of the index, else all that
- * exist. */
+/* Adds the weights as the engine looks for them: a single file, otherwise those of the index,
+ * otherwise all there are. */
 static enum status add_weights(struct pull *p)
 {
     if (hub_paths_has(&p->listed, HUB_ONE_FILE)) {
@@ -191,9 +191,11 @@ static enum status add_weights(struct pull *p)
                    p->name->id);
 }
 
-/* ---- room ------------------------------------------------------------------------------------ */
+/* ---- disk space
+ * ------------------------------------------------------------------------------------ */
 
-/* Counts what is present from file `first` on, and checks that the disk has space for the rest. */
+/* Counts the bytes that are present of the files from `first` on, and checks that the disk has
+ * space for the rest. */
 static enum status check_room(struct pull *p, size_t first)
 {
     int64_t needed = 0;
@@ -228,7 +230,8 @@ static enum status link_files(struct pull *p, size_t first)
     return OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the whole download
+ * ------------------------------------------------------------------------------- */
 
 static void tell(const char *line, void *arg)
 {
@@ -254,8 +257,8 @@ static enum status get_small(struct pull *p)
     return link_files(p, 0);
 }
 
-/* Weights: their sizes are asked for first, so that the disk's space is checked before
- * hours of download. */
+/* Downloads the weights. Their sizes are requested first, so that disk space is checked before
+ * hours of downloading. */
 static enum status get_weights(struct pull *p)
 {
     const size_t first = p->n_files;
@@ -277,7 +280,7 @@ static enum status get_weights(struct pull *p)
 static enum status pull_all(struct pull *p)
 {
     TRY(net_open(p->settings, tell, &p->progress, &p->net, p->err));
-    TRY(list_files(p)); // before anything is created: a misspelt name leaves no trace
+    TRY(list_files(p)); // before anything is created, so that a misspelt name leaves no trace
     TRY(make_folders(p));
     TRY(get_small(p));
     TRY(get_weights(p));

@@ -224,7 +224,7 @@ static void start_job(struct batches *b)
 }
 
 /* Stops the job if the server stops or the batch was cancelled or has expired. Called in each turn.
- * */
+ */
 static void check_job(struct batches *b)
 {
     if (b->stopping) {
@@ -403,7 +403,7 @@ static bool engine_is_ready(const struct batches *b)
 
 /* The job stopped with an error, for example because the input file cannot be read. Its answers are
  * stored, and the batch is loaded again later for the remaining lines, if there is still an engine.
- * */
+ */
 static void job_failed(struct batches *b)
 {
     struct err why = *job_error(b->job);

@@ -12,7 +12,8 @@
  *
  * Every unanswered line gets exactly one answer: a body, an error, or the reason with which the job
  * was stopped. If it is stopped without a reason, the remaining lines stay unanswered, for a later
- * run. Thread: that of the calls, except for what the host's `run` does with `keep` and the input's
+ * run.
+ * Thread: that of the calls, except for what the host's `run` does with `keep` and the input's
  * `read`. */
 #ifndef SLUICE_SERVER_JOBS_JOB_H
 #define SLUICE_SERVER_JOBS_JOB_H

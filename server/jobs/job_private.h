@@ -77,7 +77,7 @@ static inline const struct engine_info *job_engine_info(const struct job *j)
 }
 
 /* Something has changed: the current turn takes another step; outside of a turn one is requested.
- * */
+ */
 static inline void job_wake(struct job *j)
 {
     if (j->in_turn) {

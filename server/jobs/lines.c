@@ -169,7 +169,7 @@ static bool check_id(struct reader *r, const char *id)
 }
 
 /* Adds a line. Only the position of its body is kept; the body is read again when its turn comes.
- * */
+ */
 static void add(struct reader *r, const char *id, int64_t body_at, int32_t body_bytes,
                 enum request_kind kind)
 {

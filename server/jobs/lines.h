@@ -36,7 +36,7 @@ struct line_error {
     int64_t line; // from 1; 0: no specific line
 };
 
-enum { JOB_MAX_ERRORS = 100 /* that are stored; further ones are only counted */ };
+enum { JOB_MAX_ERRORS = 100 /* that are stored; more are only counted */ };
 
 struct job_lines {
     struct job_line *lines;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Jinja2 as `transformers` configures it for chat templates: compile once, render many times.
- * templates.md lists what is supported and where it differs. Values and limits: value.h, rt.h.
+ * server/chat/README.md lists what is supported and where it differs. Values and limits: value.h,
+ * rt.h.
  * Thread: a compiled template is immutable; each render has its own runtime. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_JINJA_H
 #define SLUICE_SERVER_CHAT_JINJA_JINJA_H
