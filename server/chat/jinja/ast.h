@@ -31,7 +31,7 @@ struct jtoken {
     size_t n_bytes;
 };
 
-/* Splits the source into tokens; newlines become \n, and one at the end is dropped. */
+/* Splits the source into tokens. Line ends become \n, and one at the end is dropped. */
 bool jinja_lex(struct jrt *rt, const char *source, size_t n_bytes, struct jtoken **tokens,
                size_t *n_tokens);
 
@@ -75,13 +75,13 @@ enum jnode_kind {
     N_GENERATION,   // kids
     N_BREAK,
     N_CONTINUE,
-    N_NO_LOADER, // include, import, extends: fails when reached
+    N_NO_LOADER, // include, import, extends: fails when it is executed
 };
 
 enum jcompare { JC_EQ, JC_NE, JC_LT, JC_LE, JC_GT, JC_GE, JC_IN, JC_NOT_IN };
 
-/* Names that a scope assigns before it reads them and that no enclosing scope uses. Until assigned
- * they are undefined in the scope, even if the render has a variable of that name. */
+/* Names that a scope assigns before it reads them and that no enclosing scope uses. Until they are
+ * assigned they are undefined in the scope, even if the render has a variable of that name. */
 struct jhidden {
     int *syms;
     int n, cap;
@@ -136,7 +136,7 @@ struct jinja_template {
     struct jhidden hidden; // of the outermost scope
     struct jname_table names;
     int sym_loop, sym_caller, sym_kwargs, sym_varargs;
-    char *gist; // the concatenated tokens, without comments, for jinja_mentions
+    char *gist; // the concatenated tokens, which do not include comments; for jinja_mentions
     size_t gist_bytes;
 };
 

@@ -33,7 +33,8 @@ bool jrt_limit(struct jrt *rt, const char *what)
     return false;
 }
 
-/* The message of raise_exception, cut at a character's end if it is too long. */
+/* Fails with the message of raise_exception, which is cut at the end of a character if it is too
+ * long. */
 bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes)
 {
     if (rt->st != OK) {
@@ -42,7 +43,7 @@ bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes)
     rt->st = ERR_INVALID;
     size_t n = lesser(n_bytes, sizeof rt->err.text - 1);
     while (n > 0 && n < n_bytes && ((unsigned char)message[n] & 0xC0) == 0x80) {
-        n--; // not inside a character
+        n--; // do not cut inside a character
     }
     if (n > 0) {
         memcpy(rt->err.text, message, n);

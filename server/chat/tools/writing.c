@@ -122,7 +122,7 @@ void tool_put_calls(struct buf *out, const struct tool_calls *c)
     buf_putc(out, '}');
 }
 
-/* The "excludes" of text in which only a trigger begins a call. */
+/* Writes the "excludes" of text, so that only a trigger can begin a call. */
 static void put_bars(struct buf *out, const struct tool_writing *w)
 {
     buf_puts(out, "\"excludes\":[");
