@@ -44,7 +44,7 @@ static const struct {
 
 enum { N_TEXTS = sizeof texts / sizeof texts[0] };
 
-/* "-" and "_" are the same in names. */
+/* Compares names; "-" and "_" are equal. */
 static bool same_name(const char *a, const char *b, size_t n_b)
 {
     size_t i = 0;
@@ -64,7 +64,7 @@ static int find_setting(const char *name, size_t n)
     return -1;
 }
 
-/* Sets a value, or returns it to the server's choice with "default". */
+/* Sets a value; "default" leaves it to the server again. */
 enum status chat_settings_set(struct chat_settings *s, const char *name, const char *value,
                               struct err *err)
 {
@@ -95,7 +95,7 @@ enum status chat_settings_set(struct chat_settings *s, const char *name, const c
     return OK;
 }
 
-/* For /set without arguments. */
+/* The output of /set without arguments. */
 void chat_settings_print(const struct chat_settings *s, struct buf *out)
 {
     const size_t begin = out->n_bytes;
@@ -110,7 +110,7 @@ void chat_settings_print(const struct chat_settings *s, struct buf *out)
     }
 }
 
-/* As members of a request; those that are not set are left to the server. */
+/* Writes the settings as members of a request. Those that are not set are left to the server. */
 void chat_settings_put(const struct chat_settings *s, struct buf *out)
 {
     for (int i = 0; i < N_CHAT_SETTINGS; i++) {
@@ -123,7 +123,7 @@ void chat_settings_put(const struct chat_settings *s, struct buf *out)
 /* ---- the command line ---------------------------------------------------------------------------
  */
 
-/* *known false: not one of chat's own options. */
+/* *known is false if this is not one of chat's own options. */
 static enum status take_option(struct chat_options *o, const char *name, size_t n_name,
                                const char *value, bool *known, struct err *err)
 {
@@ -154,7 +154,7 @@ static enum status take_option(struct chat_options *o, const char *name, size_t 
     return err_set(err, ERR_INVALID, "--%s needs a value", name);
 }
 
-/* The remaining options are for the server that is started, so there must be one. */
+/* The remaining options are for a server that the chat starts, so with a URL they are an error. */
 static enum status check_rest(const struct chat_options *o, struct err *err)
 {
     if (o->n_rest == 0) {
@@ -175,7 +175,7 @@ static enum status check_rest(const struct chat_options *o, struct err *err)
     return OK;
 }
 
-/* The first argument may be a model or URL without a dash. */
+/* An argument without a dash is the model or URL; it must be the first. */
 enum status chat_options_parse(int argc, char **argv, struct chat_options *o, struct err *err)
 {
     *o = (struct chat_options){.api_key = getenv("OPENAI_API_KEY")};

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Compared as printed text, since values are pointers. */
+/* Compares printed values, because those of strings and lists are pointers. */
 static bool is_default(const struct config *c, const struct option_row *row)
 {
     struct buf now;
@@ -30,7 +30,7 @@ static bool is_default(const struct config *c, const struct option_row *row)
     return same;
 }
 
-/* The words of a choice, wrapped to a terminal's width. */
+/* Writes the words of a choice, wrapped to a terminal's width. */
 static void put_choices(const char *choices, struct buf *out)
 {
     enum { INDENT = 35, MAX_COLUMNS = 100 };
@@ -51,7 +51,7 @@ static void put_choices(const char *choices, struct buf *out)
     buf_putc(out, ')');
 }
 
-/* Printed from the table: sections, names with their values, and notes for users of vLLM. */
+/* Prints the help from the table: sections, and options with their defaults. */
 void config_help(struct buf *out)
 {
     buf_puts(out,
@@ -78,8 +78,8 @@ void config_help(struct buf *out)
     }
 }
 
-/* The output is a configuration file. Secrets are replaced, and options that name an
- * action (help) left out. */
+/* The output is a valid configuration file. Secrets are replaced, and options that are commands,
+ * such as help, are left out. */
 void config_print(const struct config *c, bool only_set, struct buf *out)
 {
     for (size_t i = 0; i < n_option_rows; i++) {

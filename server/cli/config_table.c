@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of all options: name, type, place in struct config, default, range and help.
- * The help, the configuration file, environment variables, and what nodes must agree on
- * all come from it. */
+ * The help, the keys of configuration files, the environment variables, and the list of options
+ * that must be equal on all nodes are derived from it. */
 #include "server/cli/config_table.h"
 
 #include "engine/device/params.h"
@@ -331,7 +331,7 @@ const struct option_row option_rows[] = {
 };
 const size_t n_option_rows = sizeof option_rows / sizeof option_rows[0];
 
-/* Names of other servers and short forms. */
+/* Short forms, and the names that other servers use. */
 const struct option_alias option_aliases[] = {
     {"h", "help"},
     {"m", "model"},

@@ -34,7 +34,7 @@ static int64_t get_int(const struct config *c, const struct option_row *row)
     return *(const int64_t *)at;
 }
 
-/* The row's bounds fit its field. */
+/* Sets an integer field; the row's bounds ensure that the value fits. */
 static void set_int(struct config *c, const struct option_row *row, int64_t v)
 {
     void *at = field(c, row);
@@ -88,7 +88,7 @@ static double unit_of(const char *suffix, bool bytes)
     return 0;
 }
 
-/* Seconds of a unit; 0: unknown. */
+/* The number of seconds in a unit; 0: unknown unit. */
 static double seconds_of(const char *suffix)
 {
     static const struct {
@@ -103,7 +103,7 @@ static double seconds_of(const char *suffix)
     return 0;
 }
 
-/* The factor of a number's suffix; 0: the suffix means something else, or nothing. */
+/* The factor that a number's suffix stands for; 0: unknown suffix. */
 static double unit_of_type(enum option_type type, const char *suffix)
 {
     switch (type) {
@@ -113,7 +113,7 @@ static double unit_of_type(enum option_type type, const char *suffix)
     }
 }
 
-/* For error messages: what a value should look like. */
+/* The form that a number must have, for error messages. */
 static const char *number_form(enum option_type type)
 {
     switch (type) {
@@ -124,7 +124,7 @@ static const char *number_form(enum option_type type)
     }
 }
 
-/* A number with a unit, in the row's range. 0 stands for "auto" where that is the default. */
+/* Reads a number with a unit, and checks its range. 0 stands for "auto" if that is the default. */
 static enum status read_number(const struct option_row *row, const char *text, double *out,
                                struct err *err)
 {
@@ -158,7 +158,7 @@ static enum status read_number(const struct option_row *row, const char *text, d
     return OK;
 }
 
-/* Text of JSON is checked here and parsed where it is used. */
+/* Checks that a text is JSON; it is parsed where it is used. */
 static enum status check_json(const struct option_row *row, const char *text, struct err *err)
 {
     struct json *root;
@@ -173,7 +173,7 @@ static enum status check_json(const struct option_row *row, const char *text, st
     return OK;
 }
 
-/* Empty items are left out, so that a trailing comma does no harm. */
+/* Adds an item. Empty ones are left out, so that a trailing comma does no harm. */
 static void list_add(struct string_list *list, const char *item, size_t n_bytes)
 {
     if (n_bytes > 0) {
@@ -196,7 +196,7 @@ static bool list_add_array(struct string_list *list, const char *text)
     return is_array;
 }
 
-/* A JSON array, or words with commas between them. */
+/* Adds the items of a JSON array, or of words with commas between them. */
 static void list_add_text(struct string_list *list, const char *text)
 {
     if (list_add_array(list, text)) {
@@ -209,7 +209,8 @@ static void list_add_text(struct string_list *list, const char *text)
     }
 }
 
-/* The choice that a word stands for: itself, or its synonym in "x=a|y=b". */
+/* The choice that a word stands for: the word itself, or if it is a synonym, as in "x=a|y=b", the
+ * word after the '='. */
 static char *choice_of(const struct option_row *row, const char *word)
 {
     size_t n = strlen(word);
@@ -223,7 +224,7 @@ static char *choice_of(const struct option_row *row, const char *word)
     return xstrdup(word);
 }
 
-/* Strings are owned by the configuration: the old value is freed. */
+/* Sets a text, which the configuration owns. The old one is freed. */
 static enum status set_text(struct config *c, const struct option_row *row, const char *text,
                             struct err *err)
 {
@@ -242,7 +243,7 @@ static enum status set_text(struct config *c, const struct option_row *row, cons
     return OK;
 }
 
-/* One function for all sources, so that a value means the same in a file, a variable and a
+/* All sources use this function, so that a value means the same in a file, a variable and a
  * flag. */
 enum status config_value_set(struct config *c, const struct option_row *row, const char *text,
                              struct err *err)
@@ -374,7 +375,7 @@ void config_value_clear(struct config *c, const struct option_row *row)
     }
 }
 
-/* Quoted if YAML would read the text as something else. */
+/* Prints a text, in quotes if YAML would otherwise read it as something else. */
 static void print_text(const char *s, struct buf *out)
 {
     bool plain = *s && !strpbrk(s, "#'\"[]{},&*!|>%@`") && !strstr(s, ": ") && *s != ' ' &&
@@ -404,7 +405,7 @@ static void print_list(const struct string_list *list, struct buf *out)
     }
 }
 
-/* The opposite of config_value_set: reading the text gives the value again. */
+/* The inverse of config_value_set: reading the printed text gives the value again. */
 void config_value_print(const struct config *c, const struct option_row *row, struct buf *out)
 {
     const void *at = const_field(c, row);

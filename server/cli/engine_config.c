@@ -42,11 +42,12 @@ static const char *method_in(const char *dir, const struct json *config)
     return method;
 }
 
-/* Accepts a command line that names the checkpoint's own format, as vLLM's often do. */
+/* Checks --quantization. It may name the checkpoint's own format, as vLLM's command lines often
+ * do. */
 static enum status check_quantization(const struct config *c, struct err *err)
 {
     static const char *const names[][2] = {
-        // a method, and its names
+        // the checkpoint's method, and the names accepted for it
         {"awq", "awq|auto_awq|awq_marlin"},
         {"gptq", "gptq|auto_gptq|gptq_marlin"},
         {"modelopt", "modelopt|modelopt_fp4|modelopt_mxfp8|modelopt_mixed"},
@@ -103,13 +104,14 @@ enum status engine_config_check(const struct config *c, struct err *err)
     return engine_check(&c->engine, err);
 }
 
-/* Nodes meet here, before loading, so that a wrong address or version shows in seconds. */
+/* Nodes connect here, before they load, so that a wrong address or version is reported within
+ * seconds. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
 {
     TRY(engine_config_check(c, err));
     *out = c->engine;
-    /* Admission rejects requests earlier; this leaves space for those that pass admission at the
-     * same time. */
+    /* The server rejects requests before this limit is reached; the margin is for requests that it
+     * admits at the same time. */
     out->max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
     out->synthetic = c->engine.load_format && strcmp(c->engine.load_format, "dummy") == 0;
     TRY(meet_nodes(c, out, err));

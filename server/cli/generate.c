@@ -23,7 +23,7 @@ struct generate {
     struct local_engine local;
     struct generate_job **jobs; // in input order
     size_t n_jobs, cap, n_printed;
-    bool told_unknown; // warn only once
+    bool told_unknown; // the warning about unknown keys was printed
 };
 
 /* Unknown keys are not an error, because requests for servers may contain more keys, but they may
@@ -50,7 +50,7 @@ static void print_done(struct generate *g)
     fflush(stdout);
 }
 
-/* Waits for news of the engine, or until `fd` is readable. */
+/* Waits until the engine has news, or `fd` is readable. */
 static void turn(struct generate *g, int fd)
 {
     if (local_engine_wait(&g->local, fd, -1)) {
@@ -68,7 +68,7 @@ static void wait_for_room(struct generate *g)
     }
 }
 
-/* Reads ahead only as far as the engine's queue has room. */
+/* Starts the request of a line, then waits until the engine's queue has room for another. */
 static void add_line(struct generate *g, const char *line, size_t n_bytes)
 {
     struct generate_job *job = xcalloc(1, sizeof *job);
@@ -103,8 +103,8 @@ static void read_more(struct input *in)
     in->ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
 }
 
-/* Complete lines become requests; the rest stays in the buffer. The search for a line end continues
- * where the last one stopped. */
+/* Makes requests of complete lines; the rest stays in the buffer. The first n_old bytes have
+ * already been searched for a line end. */
 static void take_lines(struct generate *g, struct input *in, size_t n_old)
 {
     size_t from = 0, look = n_old;
@@ -150,7 +150,7 @@ static void run_lines(struct generate *g)
     free(in.bytes);
 }
 
-/* The prompt becomes a JSON line like any other, so both forms share the code from here on. */
+/* Converts the prompt to a JSON line, so that both forms share the rest of the code. */
 static int run_prompt(struct generate *g, const char *prompt, const char *max_tokens)
 {
     struct buf line;
@@ -172,7 +172,7 @@ static int run_prompt(struct generate *g, const char *prompt, const char *max_to
 
 /* ---- the command line ---------------------------------------------------------------------- */
 
-/* Arguments of generate itself; the rest goes to the table of options. */
+/* Arguments of this command; the rest is passed to the option table. */
 struct arguments {
     bool json, help;
     const char *prompt, *max_tokens;
@@ -198,7 +198,8 @@ static void usage(void)
     buf_deinit(&options);
 }
 
-/* A word that follows an unknown --option without '=' is taken for its value. */
+/* Separates the two. A word that follows an option of the table without '=' is taken for its
+ * value. */
 static void split_arguments(int argc, char **argv, struct arguments *a)
 {
     int n_plain = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* sluice grammar: checks whether texts match a grammar, and which tokens may come next. Reads JSON
- * lines; writes text for people, or JSON lines. */
+/* `sluice grammar`: checks whether texts match a grammar, and which tokens may come next. Reads
+ * JSON lines; writes text for people, or JSON lines. */
 #include "server/cli/commands.h"
 
 #include "engine/base/buf.h"
@@ -16,11 +16,11 @@
 
 enum { LINE_MAX_BYTES = 1 << 28, LINE_DEPTH = 500, SHOWN_TOKENS = 20 };
 
-/* The tokens of a model, if one is given. */
+/* The tokens of the model, if one was given. */
 struct model {
     struct tokenizer *tok;
     struct grammar_vocab *vocab;
-    uint32_t *words; // a mask
+    uint32_t *words; // a mask with one bit per token
 };
 
 /* One line of input. Buffers are reused for all lines. */
@@ -51,7 +51,7 @@ static void usage(FILE *out)
 
 /* ---- reading a line ---- */
 
-/* The text of a string, or the raw JSON of another value. */
+/* Reads a grammar's source: the text of a string, or the raw JSON of another value. */
 static enum status read_source(struct json_scan *sc, struct line *l, enum grammar_kind kind,
                                struct err *err)
 {
@@ -108,7 +108,7 @@ static enum status read_text(struct json_scan *sc, const char *name, struct buf 
     return OK;
 }
 
-/* In place: two digits become one byte. A prefix may contain any byte. */
+/* Decodes hexadecimal digits in place. They are used because a prefix may contain any byte. */
 static enum status unhex(struct buf *b, struct err *err)
 {
     size_t n = 0;
@@ -123,7 +123,7 @@ static enum status unhex(struct buf *b, struct err *err)
     return OK;
 }
 
-/* Members in any order; missing ones are reported after the line. */
+/* Reads one member. They may be in any order; missing ones are reported after the whole line. */
 static enum status read_member(struct json_scan *sc, struct line *l, struct err *err)
 {
     for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
@@ -169,7 +169,7 @@ static enum status read_member(struct json_scan *sc, struct line *l, struct err 
     return OK;
 }
 
-/* A grammar is required, texts and a prefix are optional. */
+/* Reads a line. A grammar is required; texts and a prefix are optional. */
 static enum status read_line(struct line *l, const char *s, size_t n, struct err *err)
 {
     struct json_scan sc;
@@ -213,7 +213,8 @@ struct verdict {
     size_t n_good;
 };
 
-/* Matches the text as a whole; if that fails, byte by byte, to find where it goes wrong. */
+/* Matches the text as a whole. If that fails, matches it byte by byte to find where it stops
+ * matching. */
 static struct verdict judge(struct grammar *g, const char *s, size_t n)
 {
     struct verdict v = {0};
@@ -230,8 +231,8 @@ static struct verdict judge(struct grammar *g, const char *s, size_t n)
     return v;
 }
 
-/* Prints the result: for people with the place where the text went wrong, for programs as true or
- * false. */
+/* Prints the result: for people with the position where the text stops matching, for programs as
+ * true or false. */
 static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t n, bool json)
 {
     if (json) {
@@ -258,7 +259,7 @@ static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t
     buf_putc(out, '\n');
 }
 
-/* A verdict for each string of the line's array. */
+/* Writes a verdict for each string of the line's array. */
 static enum status put_strings(struct grammar *g, const struct line *l, bool json, struct buf *out,
                                struct err *err)
 {
@@ -292,7 +293,7 @@ static enum status put_strings(struct grammar *g, const struct line *l, bool jso
     return OK;
 }
 
-/* Ids as JSON, or the first few tokens as text. */
+/* Writes the allowed tokens: their ids as JSON, or the first few as text. */
 static void put_allowed(const struct model *m, bool may_end, bool json, struct buf *out)
 {
     size_t n = 0, left = SHOWN_TOKENS;
@@ -325,7 +326,7 @@ static void put_allowed(const struct model *m, bool may_end, bool json, struct b
     }
 }
 
-/* The mask after the prefix, as the engine would compute it for the next token. */
+/* Writes the mask after the prefix, as the engine would compute it for the next token. */
 static enum status put_mask(struct grammar *g, const struct model *m, const struct line *l,
                             bool json, struct buf *out, struct err *err)
 {
@@ -419,7 +420,7 @@ static int run(const struct model *m, bool json)
     return ferror(stdout) ? 1 : 0;
 }
 
-/* A model only gives its tokens; weights are not read. */
+/* Loads the model's tokens; its weights are not read. */
 static enum status open_model(const char *path, struct model *m, struct err *err)
 {
     TRY(tokenizer_load(path, &m->tok, err));

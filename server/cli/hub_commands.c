@@ -21,7 +21,7 @@ static int fail(const struct err *err)
     return 1;
 }
 
-/* Reads the command's only argument, and the settings; otherwise *rc is the exit code. */
+/* Reads the command's only argument, and the settings. False: the command must exit with *rc. */
 static bool read_arguments(int argc, char **argv, const char *what, struct hub_name *name,
                            struct hub_settings *settings, int *rc)
 {
@@ -45,7 +45,7 @@ static bool read_arguments(int argc, char **argv, const char *what, struct hub_n
     return true;
 }
 
-/* Only the folder goes to standard output, so that scripts can use it. */
+/* Prints nothing but the folder on standard output, so that scripts can use it. */
 int cmd_pull(int argc, char **argv)
 {
     static const char what[] =
@@ -66,7 +66,7 @@ int cmd_pull(int argc, char **argv)
     return 0;
 }
 
-/* Files that other revisions share stay. */
+/* Deletes a model or a revision. Files that other revisions share stay. */
 int cmd_remove(int argc, char **argv)
 {
     static const char what[] =

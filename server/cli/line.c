@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reading lines: with editing where libedit and a terminal are there, plainly otherwise. */
+/* Reads lines: with editing if there are libedit and a terminal, otherwise without. */
 #include "server/cli/line.h"
 
 #ifndef SLUICE_LIBEDIT

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which model: from the command line, or by asking if none was given. A name is resolved to a
- * folder, and the model is downloaded if necessary. */
+/* Finds the model that a command loads: from the command line, or by asking if none was given. A
+ * name is resolved to a folder, and the model is downloaded if necessary. */
 #include "server/cli/model_choice.h"
 
 #include "engine/base/file.h"
@@ -29,7 +29,8 @@ static void set_text(const char **field, const char *text)
     *field = copy;
 }
 
-/* ---- none was given -------------------------------------------------------------------------- */
+/* ---- no model was given
+ * -------------------------------------------------------------------------- */
 
 struct offers {
     char *models[MAX_OFFERS];
@@ -75,7 +76,7 @@ static void offer_cached(const struct hub_entry *e, void *arg)
     }
 }
 
-/* The bundled model and those in the cache. */
+/* Lists the models to offer: the bundled one and those in the cache. */
 static void find_offers(struct offers *o)
 {
     char demo[PATH_MAX];
@@ -95,8 +96,8 @@ static void free_offers(struct offers *o)
     }
 }
 
-/* Reads a choice: a number from the list, nothing for the first entry, or a model as on the command
- * line. */
+/* Reads a choice: a number of the list, an empty line for the first entry, or a model as on the
+ * command line. */
 static enum status read_choice(const struct offers *o, const char **model, struct err *err)
 {
     char *line = NULL, *end;
@@ -123,7 +124,7 @@ static enum status read_choice(const struct offers *o, const char **model, struc
     return st;
 }
 
-/* On standard error, since standard output may be a pipe. */
+/* Asks on standard error, since standard output may be a pipe. */
 static enum status ask(const struct offers *o, const char **model, struct err *err)
 {
     fprintf(stderr, "Which model?\n\n");
@@ -140,7 +141,7 @@ static enum status ask(const struct offers *o, const char **model, struct err *e
     return read_choice(o, model, err);
 }
 
-/* Asks only if there is a person at both ends. */
+/* Asks only if both input and standard error are a terminal. */
 enum status model_choose(struct config *c, bool may_ask, struct err *err)
 {
     if (c->engine.model) {
@@ -176,7 +177,7 @@ static bool nearest_folder(const char *path, char out[PATH_MAX])
 {
     char parent[PATH_MAX];
     size_t n = strlen(path);
-    do { // up to the part that exists
+    do { // shorten the path until it exists
         while (n > 0 && path[n - 1] != '/') {
             n--;
         }
@@ -228,7 +229,7 @@ static bool has_gguf_ending(const char *path)
     return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
 }
 
-/* A path like this cannot be a name on the hub. */
+/* The error for a path that does not exist and cannot be a name on the hub. */
 static enum status no_file(const char *model, struct err *err)
 {
     const char *slash = strrchr(model, '/');
@@ -258,7 +259,7 @@ static enum status no_file(const char *model, struct err *err)
     return err_set(err, ERR_IO, "model '%.200s': there is no such file", model);
 }
 
-/* Something that looks like a name may be a misspelt folder. */
+/* The error for a name that was not found: it may be a misspelt folder. */
 static enum status no_name(const char *model, enum status st, struct err *err)
 {
     char meant[PATH_MAX];
@@ -269,8 +270,8 @@ static enum status no_name(const char *model, enum status st, struct err *err)
     return st;
 }
 
-/* Clients may use the full name, which is listed first as on other servers, or its last part. A
- * '*', which allows any name, is kept. */
+/* Adds the names that clients may use: the full name, which comes first as on other servers, and
+ * its last part. A '*', which allows any name, is kept. */
 static void add_names(struct config *c, const struct hub_name *name)
 {
     struct string_list *names = &c->served_model_name;

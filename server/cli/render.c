@@ -25,22 +25,22 @@ static const char help[] =
     "The key strftime_now fixes the clock: \"2025-06-15 12:34:56\", or seconds since 1970.\n"
     "The key continue_final_message cuts the text after the last message (not with --raw).\n";
 
-/* The template, or the error that each line reports if there is none. */
+/* The template, or if there is none, the error with which each line is answered. */
 struct render {
     struct chat_template *t;
-    struct err err; // if the template is not available
+    struct err err; // set if there is no template
     bool raw, spans, trust_assistant;
 };
 
 enum { MAX_LINE_DEPTH = 400 };
 
-/* The raw text of one member of the line. */
+/* The raw text of one member of a line. */
 struct slice {
     const char *s;
     size_t n_bytes;
 };
 
-/* A line: slices of it, which the template's input refers to. */
+/* The members of a line, as slices of its text; the template's input refers to them. */
 struct rendered {
     struct slice messages, tools, clock;
     struct buf kwargs;
@@ -52,7 +52,7 @@ static bool slice_is(struct slice s, const char *word)
     return s.n_bytes == strlen(word) && memcmp(s.s, word, s.n_bytes) == 0;
 }
 
-/* Members that are not messages become keyword arguments of the template. */
+/* Adds a keyword argument of the template. */
 static void keep(struct rendered *rq, const char *key, size_t n_key, struct slice value)
 {
     if (rq->kwargs.n_bytes > 1) {
@@ -65,7 +65,8 @@ static void keep(struct rendered *rq, const char *key, size_t n_key, struct slic
     buf_put(&rq->kwargs, value.s, value.n_bytes);
 }
 
-/* Divides the members into the conversation and arguments; --raw passes all of them on. */
+/* Takes a member as part of the conversation or as a keyword argument. --raw leaves the settings of
+ * the conversation to the template. */
 static void take_member(const struct render *r, struct rendered *rq, const struct json_scan *key,
                         struct slice value)
 {
@@ -85,7 +86,7 @@ static void take_member(const struct render *r, struct rendered *rq, const struc
     }
 }
 
-/* One line of input. */
+/* Reads one line of input. */
 static enum status read_request(const struct render *r, const char *line, size_t n_bytes,
                                 struct rendered *rq, struct err *err)
 {
@@ -117,7 +118,8 @@ static enum status read_request(const struct render *r, const char *line, size_t
     return OK;
 }
 
-/* "2025-06-15 12:34:56", with a space or T, optionally with a fraction; or seconds since 1970. */
+/* Parses "2025-06-15 12:34:56", where T may replace the space and a fraction may follow, or seconds
+ * since 1970. */
 static bool parse_clock(struct slice s, int64_t *us)
 {
     char text[64];
@@ -150,7 +152,7 @@ static void put_error(struct buf *out, const char *text)
     buf_puts(out, "}\n");
 }
 
-/* With --spans also which parts of the text come from the user. */
+/* Writes the result; with --spans also which parts of the text come from the user. */
 static void put_result(const struct render *r, const struct chat_output *o, struct buf *out)
 {
     buf_puts(out, "{\"text\":");
@@ -212,8 +214,8 @@ static void render_line(const struct render *r, const char *line, size_t n_bytes
     buf_deinit(&rq.kwargs);
 }
 
-/* Until the end of input. An error is reported as the answer to its line; the exit status reflects
- * only reading and writing. */
+/* Renders lines until the end of input. An error is reported as the answer to its line; the exit
+ * status only depends on reading and writing. */
 static int render_lines(const struct render *r)
 {
     char *line = NULL;
@@ -249,7 +251,7 @@ static int usage_error(const char *what)
     return 2;
 }
 
-/* A template from a file, or that of a model's folder. */
+/* Loads a template from a file or a model's folder. */
 static int load(const char *dir, const char *file, struct render *r)
 {
     enum status st;

@@ -15,7 +15,7 @@
 
 enum { MAX_LINES = 1 << 28, PLAN_THREADS = 4 };
 
-/* Options of this command; the others go to the common table. */
+/* Options of this command; the others are passed to the option table. */
 struct arguments {
     const char *input, *output;
     bool ordered, resume, help;
@@ -64,7 +64,7 @@ static void usage(void)
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-/* Names as in --help. */
+/* Finds an order by its name in --help. */
 static enum status read_order(const char *name, enum job_order *order, struct err *err)
 {
     for (int i = 0; i < N_JOB_ORDERS; i++) {
@@ -155,7 +155,7 @@ static enum status check_lines(struct run_batch *b, struct err *err)
     return OK;
 }
 
-/* Missing answers can be added with --resume, so the message says so. */
+/* Ends the run. If answers are missing, the message says that --resume computes them. */
 static enum status finish(struct run_batch *b, const struct job *j, struct err *err)
 {
     struct job_progress p;
@@ -185,7 +185,7 @@ static enum status run(struct run_batch *b, struct err *err)
     b->report = (struct batch_report){clock_now_ns(), clock_now_ns()};
     enum status st = OK;
     while (!job_turn(j)) {
-        if (job_keep_error(j)) { // waiting would not make the file writable
+        if (job_keep_error(j)) { // unlike a server, do not retry: the file will not become writable
             st = err_set(err, ERR_IO, "%s", job_keep_error(j)->text);
             job_stop(j, NULL, NULL);
             job_drop_answers(j);
@@ -208,7 +208,7 @@ static enum status run(struct run_batch *b, struct err *err)
     return st;
 }
 
-/* Lines are checked before the output is opened, so that a bad input overwrites nothing. */
+/* Checks all lines before the output is opened, so that invalid input overwrites nothing. */
 static enum status run_files(struct run_batch *b, struct err *err)
 {
     const struct arguments *a = &b->arguments;

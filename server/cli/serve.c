@@ -25,7 +25,7 @@
 
 enum {
     LOG_PATIENCE_MS = 500,
-    LAST_RESORT_S = 4 // for a device that hangs in the driver
+    LAST_RESORT_S = 4 // after which the process exits although a device hangs in the driver
 };
 
 /* The whole state of the server. The loop's thread owns it, except while `load` runs. */
@@ -64,8 +64,8 @@ static void tell_nodes(struct serve *s)
     }
 }
 
-/* On a pool thread; health checks are answered meanwhile. Other nodes are waiting, so they are told
- * if loading fails. */
+/* On a pool thread, so that health checks are answered meanwhile. If loading fails, the other
+ * nodes, which wait for this one, are told. */
 static void load(void *arg)
 {
     struct serve *s = arg;
@@ -90,7 +90,7 @@ static void load(void *arg)
     }
 }
 
-/* Back on the loop's thread: from now on calls are accepted. */
+/* Back on the loop's thread, after `load`: from now on calls are accepted. */
 static void loaded(void *arg)
 {
     struct serve *s = arg;
@@ -121,7 +121,7 @@ static bool is_healthy(void *arg)
     return ((struct api *)arg)->health != HEALTH_DEAD;
 }
 
-enum { MAX_HOSTS = 8 }; // chosen
+enum { MAX_HOSTS = 8 }; // arbitrary
 
 struct addresses {
     size_t n;
@@ -138,7 +138,7 @@ static void add_host(struct addresses *a, const char *host, size_t n, int port)
              port);
 }
 
-/* The Unix socket, or each of the hosts between commas. */
+/* The addresses to listen on: the Unix socket, or each host of the comma-separated list. */
 static enum status addresses_of(const struct config *c, struct addresses *a, struct err *err)
 {
     if (c->uds) {
@@ -146,7 +146,7 @@ static enum status addresses_of(const struct config *c, struct addresses *a, str
         snprintf(a->text[a->n++], sizeof a->text[0], "unix:%s", c->uds);
         return OK;
     }
-    for (const char *at = c->host;; at++) { // after a comma
+    for (const char *at = c->host;; at++) { // skips the comma
         size_t n = strcspn(at, ",");
         if (n == 0) {
             return err_set(err, ERR_INVALID, "--host has an empty address: '%.200s'", c->host);
@@ -181,9 +181,9 @@ static char *join(const struct string_list *list)
     return b.data;
 }
 
-enum { NEVER_S = 1000000 }; // longer than any stream is silent
+enum { NEVER_S = 1000000 }; // longer than any stream can be silent
 
-/* Milliseconds with a bound, for options in seconds. */
+/* Converts seconds to milliseconds, with a bound. */
 static unsigned ms(double seconds)
 {
     if (seconds * 1000 > 4e9) {
@@ -192,7 +192,7 @@ static unsigned ms(double seconds)
     return (unsigned)(seconds * 1000);
 }
 
-/* The most common mistake when starting a second server. */
+/* The error for a port that is in use, the most common mistake when starting a second server. */
 static enum status say_taken(const struct config *c, struct err *err)
 {
     struct err first = *err;
@@ -263,7 +263,7 @@ static enum status listen_now(struct serve *s, struct err *err)
     return st;
 }
 
-/* What an operator needs to know about this run, in the log. */
+/* Logs what an operator needs to know about this run. */
 static void announce(const struct serve *s)
 {
     struct buf text;
@@ -286,7 +286,7 @@ static void announce(const struct serve *s)
     }
 }
 
-/* Opens the store of files and batches; without a folder, in a temporary file. */
+/* Opens the store of files and batches. Without a folder it is a temporary file. */
 static enum status open_store(struct serve *s, struct err *err)
 {
     const struct config *c = &s->config;
@@ -376,7 +376,7 @@ static int find_model(struct config *c)
     return rc;
 }
 
-/* Checks the options first, because a usage error has its own exit status. */
+/* Checks options before anything else, because a usage error has its own exit status. */
 int cmd_serve(int argc, char **argv)
 {
     static struct serve s; // too large for the stack, and used until the process ends

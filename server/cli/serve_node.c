@@ -32,7 +32,8 @@ static void on_signal(int number)
     write_last("sluice: this node ends with node 0; a second signal ends it now\n");
 }
 
-/* A hanging device must not prevent the supervisor from restarting all nodes. */
+/* Another node or a device was lost. Exits soon, even if a device hangs, so that the supervisor can
+ * restart all nodes. */
 static void on_lost(void *arg)
 {
     (void)arg;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* sluice tokenize: JSON lines in and out, using only a folder's tokenizer files. */
+/* `sluice tokenize`: reads and writes JSON lines, using only the tokenizer's files. */
 #include "server/cli/commands.h"
 
 #include "engine/base/buf.h"
@@ -135,8 +135,7 @@ static enum status read_line(struct line *line, const char *s, size_t n, struct 
 
 /* ---- answering it ---- */
 
-/* The text does not count as user input here: special tokens are recognised if parse_special is
- * true. */
+/* The text is not treated as user input: special tokens are recognised if parse_special is true. */
 static enum status encode_line(const struct tokenizer *tok, struct line *line, struct buf *out,
                                struct err *err)
 {

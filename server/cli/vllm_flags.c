@@ -373,7 +373,7 @@ const struct vllm_flag vllm_flags[] = {
 };
 const size_t n_vllm_flags = sizeof vllm_flags / sizeof vllm_flags[0];
 
-/* Values that mean "off" are harmless for all of them. */
+/* For all flags, values that mean "off" are harmless. */
 enum status vllm_flag_check(const struct vllm_flag *flag, const char *value, struct err *err)
 {
     bool unset = *value == '\0' || strcmp(value, "None") == 0 || strcmp(value, "null") == 0;
