@@ -330,8 +330,8 @@ static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct js
     }
     if (at == SIZE_MAX) {
         rt->st = err_set(&rt->err, ERR_INVALID,
-                         "continue_final_message: the template does not "
-                         "write the last message's content, so there is nothing to continue");
+                         "continue_final_message: the template does not print the last message's "
+                         "content, so there is nothing to continue");
         return false;
     }
     const bool is_whole = s->n_bytes - at >= n_mark && s->s[at + n_mark - 1] == ' ';

@@ -155,8 +155,8 @@ enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon
         free(d);
         if (tls) {
             return err_set(err, ERR_INVALID,
-                           "TLS cannot start with %s and %s: they are to be a "
-                           "PEM certificate chain and the private key of its first certificate",
+                           "TLS cannot start with %s and %s: they must be a PEM certificate chain "
+                           "and the private key of its first certificate",
                            s->tls_cert, s->tls_key);
         }
         return err_set(err, ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());

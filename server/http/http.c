@@ -209,7 +209,7 @@ static void on_signal(uv_signal_t *signal, int number)
         http_daemon_retire(s, s->tls);
         s->tls = fresh;
     } else if (err.text[0]) {
-        log_error("the certificates in use stay: %s", err.text);
+        log_error("the old certificates are still in use: %s", err.text);
     }
     if (s->options.on_reload) {
         s->options.on_reload(s->options.arg);

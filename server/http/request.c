@@ -172,7 +172,8 @@ static bool check_type(struct http_request *req)
 {
     if (req->content_encoding && *req->content_encoding &&
         strcasecmp(req->content_encoding, "identity") != 0) {
-        http_refuse(req, 415, "unsupported_media_type", "Compressed bodies are not read here.");
+        http_refuse(req, 415, "unsupported_media_type",
+                    "Compressed request bodies are not supported.");
         return false;
     }
     if (req->route->flags & HTTP_ROUTE_JSON && req->has_body && req->content_type &&
@@ -194,7 +195,7 @@ static void refuse_target(struct http_request *req, const struct buf *allow)
 {
     if (allow->n_bytes > 0) {
         http_reply_header(req, "Allow", allow->data);
-        http_refuse(req, 405, "method_not_supported", "This URL does not have that method.");
+        http_refuse(req, 405, "method_not_supported", "This URL does not support that method.");
         return;
     }
     http_refusef(req, 404, "unknown_url", "Invalid URL (%s %.200s)", req->method, req->path);
@@ -321,7 +322,8 @@ static void take_body(struct http_request *req, const char *data, size_t n_data)
         refuse_size(req);
     } else if (req->n_body + n_data + 1 > req->body_cap &&
                !grow_body(req, req->n_body + n_data + 1)) {
-        http_refuse(req, 503, "server_overloaded", "Too many bytes of requests are held.");
+        http_refuse(req, 503, "server_overloaded",
+                    "The bodies of all requests together are too large.");
     } else {
         memcpy(req->body + req->n_body, data, n_data);
         req->n_body += n_data;

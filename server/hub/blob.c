@@ -115,8 +115,10 @@ static enum status write_at(const struct blob *b, const void *bytes, size_t n_by
         if (n <= 0) {
             const int why = n < 0 ? errno : ENOSPC;
             const bool full = why == ENOSPC || why == EDQUOT;
-            return err_set(err, ERR_IO, "%.300s: %s%s", b->incomplete, strerror(why),
-                           full ? "; make room and try again: what has come stays" : "");
+            return err_set(
+                err, ERR_IO, "%.300s: %s%s", b->incomplete, strerror(why),
+                full ? "; free disk space and try again: the download continues where it stopped"
+                     : "");
         }
         done += (size_t)n;
     }
@@ -195,7 +197,7 @@ enum status blob_write(struct blob *b, int32_t part, const void *bytes, size_t n
 {
     int64_t *got = &b->got[part];
     if ((int64_t)n_bytes > blob_part_bytes(b, part) - *got) {
-        return err_set(err, ERR_FORMAT, "more bytes came than were asked for");
+        return err_set(err, ERR_FORMAT, "the server sent more bytes than were requested");
     }
     TRY(write_at(b, bytes, n_bytes, part * b->part_bytes + *got, err));
     *got += (int64_t)n_bytes;

@@ -58,12 +58,12 @@ enum status hub_make_folders(const char *root, const char *folder, struct err *e
         *slash = '\0';
         struct stat info;
         if (mkdir(path, 0777) != 0 && errno != EEXIST) {
-            return err_set(err, ERR_IO, "%.300s: the folder cannot be made: %s", path,
+            return err_set(err, ERR_IO, "%.300s: the folder cannot be created: %s", path,
                            strerror(errno));
         }
         const bool inside = (size_t)(slash - path) > n_root;
         if (inside && (lstat(path, &info) != 0 || !S_ISDIR(info.st_mode))) {
-            return err_set(err, ERR_IO, "%.300s is no folder: delete it and try again", path);
+            return err_set(err, ERR_IO, "%.300s is not a folder: delete it and try again", path);
         }
         *slash = '/';
     }
@@ -130,7 +130,7 @@ enum status hub_link_file(const char *repo, const char *commit, const char *path
     TRY(hub_path(made, err, "%s.%d.new", at, (int)getpid()));
     unlink(made); // left by a killed process with the same pid
     if (symlink(target, made) != 0) {
-        return err_set(err, ERR_IO, "%.300s: the link cannot be made: %s", at, strerror(errno));
+        return err_set(err, ERR_IO, "%.300s: the link cannot be created: %s", at, strerror(errno));
     }
     return put_in_place(made, at, err);
 }

@@ -39,9 +39,8 @@ enum status hub_get(const struct hub_settings *s, const struct hub_name *name, b
     }
     if (s->offline) {
         return err_set(err, ERR_IO,
-                       "%s@%s is not, or not all of it, in the cache %.200s, and "
-                       "HF_HUB_OFFLINE forbids the network: unset it, or give a model that 'sluice "
-                       "list' shows as complete",
+                       "%s@%s is not completely in the cache %.200s, and HF_HUB_OFFLINE forbids "
+                       "downloads: unset it, or use a model that 'sluice list' shows as complete",
                        name->id, name->revision, s->cache);
     }
     return hub_pull(s, name, folder, err);

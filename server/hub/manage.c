@@ -240,8 +240,7 @@ static enum status take_locks(const struct hub_settings *s, const char *id, int 
                 st = OK;
             } else {
                 st = err_set(err, ERR_BUSY,
-                             "%s is being downloaded by another process: end that "
-                             "first",
+                             "%s is being downloaded by another process: stop that process first",
                              id);
             }
         }
@@ -358,8 +357,7 @@ static enum status remove_locked(const struct hub_name *name, const char *repo, 
     if (!hub_commit_of(repo, name->revision, commit) ||
         hub_path(path, NULL, "%s/snapshots/%s", repo, commit) != OK || lstat(path, &info) != 0) {
         return err_set(err, ERR_INVALID,
-                       "revision '%s' of %s is not in the cache: 'sluice list' "
-                       "shows what is",
+                       "revision '%s' of %s is not in the cache; 'sluice list' shows what is",
                        name->revision, name->id);
     }
     return remove_revision(repo, commit, err);
@@ -376,9 +374,8 @@ enum status hub_remove(const struct hub_settings *s, const struct hub_name *name
     TRY(hub_repo_path(s, name->id, repo, err));
     if (lstat(repo, &info) != 0 || !S_ISDIR(info.st_mode)) {
         return err_set(err, ERR_INVALID,
-                       "%s is not in the cache %.200s: 'sluice list' shows what "
-                       "is",
-                       name->id, s->cache);
+                       "%s is not in the cache %.200s; 'sluice list' shows what is", name->id,
+                       s->cache);
     }
     enum status st = take_locks(s, name->id, &fds, &n_fds, err);
     const int64_t before = size_of_blobs(repo);

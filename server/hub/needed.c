@@ -96,8 +96,9 @@ enum status hub_read_index(const char *file, const char *where, struct hub_paths
     for (const struct json *c = json_first(map); c && st == OK; c = json_next(c)) {
         const char *path = json_string(c);
         if (!path || !hub_path_is_safe(path)) {
-            st = err_set(err, ERR_FORMAT, "%s: %s names '%.100s', which is no file of that folder",
-                         where, HUB_INDEX, path ? path : json_type_name(json_type(c)));
+            st = err_set(err, ERR_FORMAT,
+                         "%s: %s names '%.100s', which is not a file of that folder", where,
+                         HUB_INDEX, path ? path : json_type_name(json_type(c)));
         } else {
             hub_paths_add(out, path);
         }

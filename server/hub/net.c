@@ -416,7 +416,7 @@ enum status net_open(const struct hub_settings *s, void (*tell)(const char *line
                      void *arg, struct net **out, struct err *err)
 {
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) {
-        return err_set(err, ERR_IO, "libcurl does not start");
+        return err_set(err, ERR_IO, "libcurl could not be initialised");
     }
     struct net *net = xcalloc(1, sizeof *net);
     *net = (struct net){
@@ -424,7 +424,7 @@ enum status net_open(const struct hub_settings *s, void (*tell)(const char *line
     net->multi = curl_multi_init();
     if (!net->multi) {
         free(net);
-        return err_set(err, ERR_NOMEM, "libcurl does not start");
+        return err_set(err, ERR_NOMEM, "libcurl could not be initialised");
     }
     curl_multi_setopt(net->multi, CURLMOPT_MAXCONNECTS, 2L * NET_MAX_ACTIVE);
     *out = net;

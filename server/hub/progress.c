@@ -41,7 +41,7 @@ void progress_begin(struct progress *p, size_t n_files, int64_t total_bytes, int
     p->total_bytes = total_bytes;
     p->first_bytes = first_bytes;
     p->began_ns = p->told_ns = clock_now_ns();
-    snprintf(line, sizeof line, "%zu files, %s, of which %s are here already", n_files,
+    snprintf(line, sizeof line, "%zu files, %s, %s of it already downloaded", n_files,
              hub_size_text(total_bytes, total), hub_size_text(first_bytes, first));
     progress_note(p, line);
 }

@@ -53,8 +53,8 @@ static enum status read_siblings(struct pull *p, const struct json *list)
         const char *path = json_get_string(c, "rfilename");
         if (!path || !hub_path_is_safe(path)) {
             return err_set(p->err, ERR_FORMAT,
-                           "%s: the hub lists a file '%.150s', which would lie "
-                           "outside of the model's folder: refused",
+                           "%s: the hub lists a file '%.150s', which would be outside of the "
+                           "model's folder; nothing was downloaded",
                            p->name->id, or_empty(path));
         }
         const size_t n = strlen(path);
@@ -81,7 +81,7 @@ static enum status read_list(struct pull *p, const struct buf *text)
     const char *commit = json_get_string(root, "sha");
     enum status st = OK;
     if (!commit || !hub_is_commit(commit)) {
-        st = err_set(p->err, ERR_FORMAT, "%s: the hub names no commit for revision '%s'",
+        st = err_set(p->err, ERR_FORMAT, "%s: the hub gave no commit for revision '%s'",
                      p->name->id, p->name->revision);
     } else {
         memcpy(p->commit, commit, sizeof p->commit);
@@ -130,8 +130,8 @@ static enum status add_small(struct pull *p)
 {
     if (!hub_paths_has(&p->listed, "config.json")) {
         return err_set(p->err, ERR_UNSUPPORTED,
-                       "%s has no config.json: it is no model in the form "
-                       "that sluice reads; choose another repository of it",
+                       "%s has no config.json, so sluice cannot load it; choose a repository in "
+                       "Hugging Face's format",
                        p->name->id);
     }
     for (size_t i = 0; i < p->listed.n; i++) {
@@ -186,8 +186,8 @@ static enum status add_weights(struct pull *p)
         return OK;
     }
     return err_set(p->err, ERR_UNSUPPORTED,
-                   "%s has no weights as safetensors, which is the "
-                   "form that sluice reads: choose another repository of it",
+                   "%s has no weights in safetensors files, so sluice cannot load it; choose a "
+                   "repository that has them",
                    p->name->id);
 }
 
@@ -214,12 +214,11 @@ static enum status check_room(struct pull *p, size_t first)
     if ((double)needed <= room) {
         return OK;
     }
-    return err_set(
-        p->err, ERR_IO,
-        "%s needs %lld bytes more, and the disk of %.150s has %.0f free: "
-        "make room ('sluice list' shows what lies there, 'sluice remove' deletes it), or "
-        "set HF_HUB_CACHE to a folder on another disk",
-        p->name->id, (long long)needed, p->settings->cache, room);
+    return err_set(p->err, ERR_IO,
+                   "%s needs %lld more bytes, and the disk of %.150s has %.0f free: delete "
+                   "something ('sluice list' shows the models there, 'sluice remove' deletes one), "
+                   "or set HF_HUB_CACHE to a folder on another disk",
+                   p->name->id, (long long)needed, p->settings->cache, room);
 }
 
 static enum status link_files(struct pull *p, size_t first)

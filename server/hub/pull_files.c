@@ -48,11 +48,11 @@ static void described(struct net_request *r)
     }
     if (!hub_is_hash(hash) || n_bytes < 0 || n_bytes > MAX_FILE_BYTES) {
         p->st = err_set(p->err, ERR_FORMAT,
-                        "%s: the hub gives no hash and size for %.150s (hash "
-                        "'%.80s'): without them it could not be checked",
+                        "%s: the hub gave no valid hash and size for %.150s (hash '%.80s'), so its "
+                        "contents could not be verified",
                         p->name->id, f->path, hash);
     } else if (a->commit[0] && strcmp(a->commit, p->commit) != 0) {
-        p->st = err_set(p->err, ERR_FORMAT, "%s: the hub gives %.150s of another commit: try again",
+        p->st = err_set(p->err, ERR_FORMAT, "%s: the hub sent %.150s of another commit: try again",
                         p->name->id, f->path);
     } else {
         snprintf(f->hash, sizeof f->hash, "%s", hash);
@@ -116,7 +116,8 @@ static bool take_bytes(struct net_request *r, const void *bytes, size_t n_bytes)
     /* True for the first bytes of the response: the part has not grown since the range was set. */
     const bool first = blob_part_bytes(&f->blob, w->part) - f->blob.got[w->part] == r->to - r->from;
     if (r->from >= 0 && first && (a->first_byte != r->from || a->total_bytes != f->n_bytes)) {
-        p->st = err_set(p->err, ERR_FORMAT, "%s: another range of %.150s came than was asked for",
+        p->st = err_set(p->err, ERR_FORMAT,
+                        "%s: the server sent another range of %.150s than was requested",
                         p->name->id, f->path);
         return false;
     }
@@ -144,8 +145,8 @@ static void refused(struct worker *w)
     struct pull *p = f->pull;
     if (++f->n_refused > MAX_REFUSED) {
         p->st = err_set(p->err, ERR_IO,
-                        "%s: the hub sends on to another host for %.150s, which "
-                        "does not give it (status %ld): try again later; what has come stays",
+                        "%s: the hub redirects to another host for %.150s, which refuses it "
+                        "(status %ld): try again later; the download continues where it stopped",
                         p->name->id, f->path, r->answer.status);
     }
 }
@@ -241,7 +242,8 @@ static enum status open_file(struct pull_file *f)
         blob_close(&f->blob);
         f->look_ns = now + LOCK_AGAIN_NS;
         if (!f->told_busy) {
-            progress_note(&p->progress, "another process downloads a part of it: waiting for that");
+            progress_note(&p->progress,
+                          "another process is downloading a part of it; waiting for that process");
             f->told_busy = true;
         }
         return OK;
@@ -263,14 +265,14 @@ static enum status wrong_bytes(struct pull_file *f)
     free(f->storage);
     f->storage = NULL;
     if (++f->n_wrong < MAX_WRONG) {
-        progress_note(&p->progress, "a file came with wrong bytes: once more");
+        progress_note(&p->progress, "a file arrived with a wrong hash: downloading it once more");
         f->state = FILE_LOADS;
         return blob_start_over(&f->blob, f->no_ranges, p->err);
     }
     unlink(f->blob.incomplete);
     return err_set(p->err, ERR_FORMAT,
-                   "%s: the bytes of %.150s are not what the hub says (hash %s "
-                   "instead of %s): nothing of it was kept; try again later",
+                   "%s: %.150s does not have the hash that the hub announced (%s instead of %s), "
+                   "so it was deleted; try again later",
                    p->name->id, f->path, f->blob.found, f->hash);
 }
 

@@ -40,7 +40,7 @@ static enum status join(char *out, const char *dir, const char *more, struct err
     const char *home = variable("HOME");
     if (at_home && !home) {
         return err_set(err, ERR_INVALID,
-                       "where is the cache of models? HOME is not set: set "
+                       "there is no folder for the model cache, because HOME is not set: set "
                        "HF_HOME to a folder");
     }
     return hub_path(out, err, "%s%s%s", at_home ? home : "", dir + at_home, more);
@@ -132,8 +132,7 @@ static enum status read_endpoint(struct hub_settings *s, struct err *err)
     const bool known = strncmp(url, "https://", 8) == 0 || strncmp(url, "http://", 7) == 0;
     if (!known || n >= sizeof s->endpoint || strpbrk(url, " \r\n?#@")) {
         return err_set(err, ERR_INVALID,
-                       "HF_ENDPOINT: '%.200s' is no address such as "
-                       "https://huggingface.co",
+                       "HF_ENDPOINT: '%.200s' is not an address such as https://huggingface.co",
                        url);
     }
     snprintf(s->endpoint, sizeof s->endpoint, "%.*s", (int)n, url);

@@ -247,7 +247,7 @@ static void loaded(void *arg)
     b->cancelled |= b->batch.status == BATCH_CANCELLING;
     if (b->work_status != OK) {
         job_lines_deinit(&b->lines);
-        try_later(b, "it could not be loaded", &b->work_error);
+        try_later(b, "the batch could not be loaded", &b->work_error);
     } else if (b->end != BATCH_COMPLETED) {
         forget(b); // it has already ended
     } else {
@@ -306,7 +306,7 @@ static void ended(void *arg)
     struct batches *b = arg;
     b->working = false;
     if (b->work_status != OK) {
-        try_later(b, "its files could not be made", &b->work_error);
+        try_later(b, "its output files could not be written", &b->work_error);
     } else {
         log_info("%s: %s", b->id, batch_status_names[b->end]);
         forget(b);
@@ -409,7 +409,7 @@ static void job_failed(struct batches *b)
     struct err why = *job_error(b->job);
     close_job(b);
     if (b->stopping || !engine_is_ready(b)) {
-        log_error("%s is left for the next start: %s", b->id, why.text);
+        log_error("%s will continue at the next start of the server: %s", b->id, why.text);
         b->stopping = true;
         forget(b);
         return;
@@ -480,7 +480,7 @@ static void look_work(void *arg)
             ended_before = now - b->options.retention_s;
         }
         if (store_expire(b->options.store, now, ended_before, &err) != OK) {
-            log_warn("what has expired cannot be deleted: %s", err.text);
+            log_warn("expired data cannot be deleted: %s", err.text);
         }
         b->sweep_at = now + SWEEP_S;
     }
@@ -533,7 +533,7 @@ static void start_work(void *arg)
     struct start *s = arg;
     struct err err = {""};
     if (store_batch_unfinished(s->batches->options.store, &s->list, &s->n, &err) != OK) {
-        log_error("batches of an earlier start are left: %s", err.text);
+        log_error("batches of an earlier run are not continued: %s", err.text);
     }
 }
 

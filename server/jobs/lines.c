@@ -125,7 +125,7 @@ static bool check_url(struct reader *r, const char *url, enum request_kind *kind
         return false;
     }
     if (!job_endpoint_kind(url, kind)) {
-        refuse(r, "invalid_url", "url", "The url '%.100s' is not one that a batch may name.", url);
+        refuse(r, "invalid_url", "url", "The url '%.100s' is not available to batches.", url);
         return false;
     }
     return true;
@@ -162,7 +162,7 @@ static bool check_id(struct reader *r, const char *id)
     grow_table(&r->table, r->out);
     if (*find_slot(&r->table, r->out, id)) {
         refuse(r, "duplicate_custom_id", "custom_id",
-               "The custom_id '%.100s' is that of an earlier line; each may be used once.", id);
+               "The custom_id '%.100s' was used by an earlier line; each must be unique.", id);
         return false;
     }
     return true;

@@ -56,7 +56,7 @@ bool jrt_charge(struct jrt *rt, size_t steps)
 {
     if (rt->steps_left < 0 || steps > (size_t)rt->steps_left) {
         rt->steps_left = -1;
-        return jrt_limit(rt, "it takes too many steps");
+        return jrt_limit(rt, "it needs too many steps");
     }
     rt->steps_left -= (int64_t)steps;
     return true;
@@ -75,7 +75,7 @@ void *jrt_alloc(struct jrt *rt, size_t n, size_t size)
         return NULL;
     }
     if (!p) {
-        jrt_limit(rt, "it takes too much memory");
+        jrt_limit(rt, "it needs too much memory");
         return NULL;
     }
     if (n > 256 / size && !jrt_charge(rt, n * size >> 8)) {
