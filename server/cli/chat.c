@@ -279,7 +279,8 @@ static void do_set(struct chat *c, const char *arg)
     struct err err = {""};
     const int n = sscanf(arg, "%63s %63s", name, value);
     if (n == 1) {
-        say_error(c, "use: /set NAME VALUE, where the value 'default' leaves it to the server");
+        say_error(c,
+                  "usage: /set NAME VALUE; the value 'default' leaves the setting to the server");
         return;
     }
     if (n == 2 && chat_settings_set(&c->options.settings, name, value, &err) != OK) {
@@ -320,12 +321,13 @@ static const struct command {
     void (*run)(struct chat *c, const char *arg);
 } commands[] = {
     {"/help", "", "this list", do_help},
-    {"/clear", "", "forget the conversation, but not the system prompt", do_clear},
-    {"/system", "TEXT", "set the system prompt; without TEXT: have none", do_system},
+    {"/clear", "", "forget the conversation, but keep the system prompt", do_clear},
+    {"/system", "TEXT", "set the system prompt; without TEXT, remove it", do_system},
     {"/set", "NAME VALUE",
-     "set temperature, top_p, top_k, min_p, max_tokens or seed; without: show", do_set},
+     "set temperature, top_p, top_k, min_p, max_tokens or seed; without arguments, show them",
+     do_set},
     {"/retry", "", "answer the last question again", do_retry},
-    {"/quit", "", "leave (as Ctrl-D does)", do_quit},
+    {"/quit", "", "end the chat (like Ctrl-D)", do_quit},
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
@@ -337,9 +339,9 @@ static void do_help(struct chat *c, const char *arg)
     for (size_t i = 0; i < N_COMMANDS; i++) {
         printf("  %-8s%-11s %s\n", commands[i].name, commands[i].arguments, commands[i].help);
     }
-    printf(
-        "A line that ends in \\ goes on in the next; between lines with \"\"\" all of them are one "
-        "message.\nCtrl-C stops an answer; a second one, with nothing typed, leaves.\n");
+    printf("A line that ends in \\ continues on the next one. Lines between \"\"\" and \"\"\" are "
+           "one message.\n"
+           "Ctrl-C stops an answer; a second Ctrl-C on an empty line ends the chat.\n");
 }
 
 /* A line that begins with '/' is a command; for an unknown one, the error suggests the nearest. */
@@ -424,7 +426,7 @@ static void on_interrupted_input(struct chat *c, bool empty)
     if (empty && c->n_interrupts > 1) {
         c->over = true;
     } else if (empty) {
-        puts("(Ctrl-C again or /quit leaves)");
+        puts("(Ctrl-C again or /quit ends the chat)");
     }
 }
 
@@ -484,7 +486,7 @@ static enum status read_tools(struct chat *c, struct err *err)
     TRY(file_read(c->options.tools_path, MAX_TOOLS_BYTES, &c->tools, &n, err));
     enum status st = json_parse(c->tools, n, NULL, &root, err);
     if (st == OK && !json_is(root, JSON_ARRAY)) {
-        st = err_set(err, ERR_INVALID, "it is to be a JSON array, as `tools` in a request");
+        st = err_set(err, ERR_INVALID, "it must be a JSON array, like `tools` in a request");
     }
     json_free(root);
     if (st != OK) {

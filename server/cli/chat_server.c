@@ -61,12 +61,12 @@ static enum status ask_models(struct chat_server *s, const volatile sig_atomic_t
     enum status st = client_call(&s->peer, &request, append, &body, &status, err);
     if (st == OK && (status == 401 || status == 403)) {
         st = err_set(err, ERR_INVALID,
-                     "the server wants an API key: give it with --api-key KEY or "
-                     "in the environment's OPENAI_API_KEY");
+                     "the server requires an API key: pass it with --api-key KEY or in the "
+                     "variable OPENAI_API_KEY");
     } else if (st == OK && (status != 200 || !read_models(&body, s->model, sizeof s->model))) {
         st = err_set(err, ERR_FORMAT,
-                     "/v1/models is answered with status %d: this is no "
-                     "OpenAI-compatible server, or it has no model yet",
+                     "/v1/models was answered with status %d: this is not an OpenAI-compatible "
+                     "server, or it has not loaded its model",
                      status);
     }
     buf_deinit(&body);
@@ -106,8 +106,9 @@ static enum status find_demo(char *path, size_t n_path, struct err *err)
         }
     }
     return err_set(err, ERR_IO,
-                   "no server answers on " LOCAL_URL ", and the demo model is not beside "
-                   "the program: name a model folder or a server's URL, as in: sluice chat FOLDER");
+                   "no server answers on " LOCAL_URL
+                   ", and the demo model was not found: pass a model or a server's URL, as in: "
+                   "sluice chat FOLDER");
 }
 
 /* Called in the child: becomes the server. It leaves the terminal's process group, because Ctrl-C

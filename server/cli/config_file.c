@@ -99,7 +99,7 @@ static enum status read_option_line(struct loading *l, const struct option_row *
     }
     l->list = row->type == OPTION_LIST ? row : NULL;
     if (l->in_file[row - option_rows]) {
-        return err_set(err, ERR_FORMAT, "option %s is in this file already", row->name);
+        return err_set(err, ERR_FORMAT, "option %s occurs twice in this file", row->name);
     }
     l->in_file[row - option_rows] = true;
     if (!is_null(value)) {

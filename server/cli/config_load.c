@@ -113,10 +113,10 @@ static enum status check(const struct config *c, struct err *err)
         }
     }
     if ((c->ssl_certfile == NULL) != (c->ssl_keyfile == NULL)) {
-        return err_set(err, ERR_INVALID, "ssl-certfile and ssl-keyfile go together");
+        return err_set(err, ERR_INVALID, "ssl-certfile and ssl-keyfile must be given together");
     }
     if (c->overload_status != 429 && c->overload_status != 503) {
-        return err_set(err, ERR_INVALID, "overload-status is 429 or 503");
+        return err_set(err, ERR_INVALID, "overload-status must be 429 or 503");
     }
     if (c->root_path && c->root_path[0] != '/') {
         return err_set(err, ERR_INVALID, "root-path must begin with '/'");
@@ -129,7 +129,7 @@ static enum status check(const struct config *c, struct err *err)
 static void bound_logprobs(struct config *c)
 {
     if (c->max_logprobs < 0 || c->max_logprobs > MAX_TOP_LOGPROBS) {
-        log_info("max-logprobs is %d: requests for more are refused", MAX_TOP_LOGPROBS);
+        log_info("max-logprobs is reduced to %d; requests for more get an error", MAX_TOP_LOGPROBS);
         c->max_logprobs = MAX_TOP_LOGPROBS;
     }
 }

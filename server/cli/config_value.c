@@ -144,15 +144,16 @@ static enum status read_number(const struct option_row *row, const char *text, d
     }
     v *= unit;
     if (integral && v != floor(v)) {
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not whole", row->name, text);
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not a whole number", row->name,
+                       text);
     }
     if (row->min == row->max && v != row->min) { // the option's help says why
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not supported (%s)", row->name,
                        text, row->help);
     }
     if (v < row->min || v > row->max) {
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is outside %.15g to %.15g", row->name,
-                       text, row->min, row->max);
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not between %.15g and %.15g",
+                       row->name, text, row->min, row->max);
     }
     *out = v;
     return OK;
@@ -234,7 +235,7 @@ static enum status set_text(struct config *c, const struct option_row *row, cons
     char *value = choice_of(row, text);
     if (row->type == OPTION_CHOICE && words_find(row->choices, value) < 0) {
         free(value);
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is none of %s", row->name, text,
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not one of %s", row->name, text,
                        row->choices);
     }
     const char **at = field(c, row);
@@ -321,7 +322,8 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     struct json *root = NULL;
     if (json_parse(now, strlen(now), NULL, &root, err) != OK || !json_is(root, JSON_OBJECT)) {
         json_free(root);
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is no object that has members",
+        return err_set(err, ERR_INVALID,
+                       "option %s: the value is not a JSON object, so '%.60s' cannot be added",
                        row->name, now);
     }
     char *first = xstrndup(key, strcspn(key, "."));
@@ -330,9 +332,8 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     json_free(root);
     if (is_there) {
         return err_set(err, ERR_INVALID,
-                       "option %s: '%.60s' is there already; write the object "
-                       "whole",
-                       row->name, key);
+                       "option %s: '%.60s' is set twice; write the whole object instead", row->name,
+                       key);
     }
     struct buf all;
     buf_init(&all, 1 << 20);

@@ -66,7 +66,8 @@ static enum status choose_cuda(struct engine_options *options, struct err *err)
     struct comm_place place = place_of(options);
     int32_t n = cuda_device_count(), ranks = place.n_ranks / place.n_nodes;
     if (n < ranks) {
-        return err_set(err, ERR_DEVICE, "%d CUDA devices were asked for, %d are there", ranks, n);
+        return err_set(err, ERR_DEVICE, "%d CUDA devices were requested, but there are %d", ranks,
+                       n);
     }
     options->open_backend = open_cuda;
     options->abort_ranks = cuda_comm_abort;

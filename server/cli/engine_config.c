@@ -65,8 +65,8 @@ static enum status check_quantization(const struct config *c, struct err *err)
     enum status st = OK;
     if (!same && !made) {
         st = err_set(err, ERR_UNSUPPORTED,
-                     "quantization: '%.60s' is not what this checkpoint is in "
-                     "(%.60s), nor fp8 or int4, which weights that are not quantised may become",
+                     "quantization: '%.60s' is not the format of this checkpoint (%.60s); only "
+                     "unquantised checkpoints can be quantised while loading, to fp8 or int4",
                      c->engine.quantization, method ? method : "none");
     }
     json_free(config);
@@ -81,7 +81,7 @@ static enum status meet_nodes(const struct config *c, struct engine_options *o, 
     if (s.place.n_nodes < 2) {
         return OK;
     }
-    log_info("node %d of %d, as %s say", s.place.node, s.place.n_nodes, s.from);
+    log_info("node %d of %d, according to %s", s.place.node, s.place.n_nodes, s.from);
     struct buf identity;
     buf_init(&identity, 1 << 20);
     enum status st = nodes_identity(c, &identity, err);
@@ -95,7 +95,7 @@ static enum status meet_nodes(const struct config *c, struct engine_options *o, 
 enum status engine_config_check(const struct config *c, struct err *err)
 {
     if (!c->engine.model) {
-        return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
+        return err_set(err, ERR_INVALID, "no model was given: pass a folder with config.json");
     }
     TRY(model_folder_check(c->engine.model, err));
     if (c->engine.quantization) {

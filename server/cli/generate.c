@@ -32,7 +32,7 @@ static void note_unknown(struct generate *g, const struct generate_job *job)
 {
     if (job->unknown[0] && !g->told_unknown) {
         g->told_unknown = true;
-        log_warn("the key '%s' is not known here, and ignored", job->unknown);
+        log_warn("the unknown key '%s' is ignored", job->unknown);
     }
 }
 
@@ -227,8 +227,8 @@ static void split_arguments(int argc, char **argv, struct arguments *a)
 static enum status no_prompt(struct err *err)
 {
     return err_set(err, ERR_INVALID,
-                   "no prompt: write it after the model or into standard input, "
-                   "or give --json and a line of JSON for each request");
+                   "no prompt: pass it after the model or on standard input, or use --json with "
+                   "one line of JSON per request");
 }
 
 static enum status check_arguments(const struct arguments *a, struct err *err)
@@ -238,8 +238,7 @@ static enum status check_arguments(const struct arguments *a, struct err *err)
     }
     if (a->json && a->prompt) {
         return err_set(err, ERR_INVALID,
-                       "with --json prompts come from standard input, not from "
-                       "'%.100s'",
+                       "with --json prompts are read from standard input; '%.100s' is not used",
                        a->prompt);
     }
     char *end;

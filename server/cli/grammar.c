@@ -34,19 +34,24 @@ struct line {
 
 static void usage(FILE *out)
 {
-    fprintf(out,
-            "usage: sluice grammar [--json] [MODEL] < LINES\n\n"
-            "Each line of standard input is a JSON object with a grammar under one of the names "
-            "schema, regex,\n"
-            "gbnf, lark and tags, and texts that are to follow it:\n\n"
-            "  {\"schema\": {\"type\": \"integer\"}, \"strings\": [\"12\", \"1.5\"]}\n\n"
-            "The answer says of each text whether it does. With --json it is one line,\n"
-            "{\"accepted\": [true, false]}, or {\"error\": ...} for a grammar that is refused.\n\n"
-            "With a MODEL (a folder with tokenizer.json, or such a file) and \"prefix\" (or "
-            "\"prefix_hex\") in the\n"
-            "line, the tokens that may follow this beginning of a text: {\"allowed\": [ids], "
-            "\"may_end\": false}.\n\n"
-            "Of a schema: \"disable_any_whitespace\", \"whitespace_pattern\", \"open_objects\".\n");
+    fprintf(out, "usage: sluice grammar [--json] [MODEL] < LINES\n"
+                 "\n"
+                 "Each line of standard input is a JSON object with a grammar, under one of the "
+                 "names schema,\n"
+                 "regex, gbnf, lark and tags, and texts to check:\n"
+                 "\n"
+                 "  {\"schema\": {\"type\": \"integer\"}, \"strings\": [\"12\", \"1.5\"]}\n"
+                 "\n"
+                 "The answer says for each text whether it matches. With --json it is one line,\n"
+                 "{\"accepted\": [true, false]}, or {\"error\": ...} if the grammar is invalid.\n"
+                 "\n"
+                 "With a MODEL (a folder with tokenizer.json, or that file) and \"prefix\" (or "
+                 "\"prefix_hex\") in the\n"
+                 "line, the answer has the tokens that may follow this beginning of a text:\n"
+                 "{\"allowed\": [ids], \"may_end\": false}.\n"
+                 "\n"
+                 "Optional with a schema: \"disable_any_whitespace\", \"whitespace_pattern\", "
+                 "\"open_objects\".\n");
 }
 
 /* ---- reading a line ---- */
@@ -252,9 +257,9 @@ static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t
     if (v.over) {
         buf_puts(out, ": too complex");
     } else if (!v.accepted && v.n_good == n) {
-        buf_puts(out, ": it is a beginning, but cannot end here");
+        buf_puts(out, ": incomplete: more must follow");
     } else if (!v.accepted) {
-        buf_printf(out, ": wrong from byte %zu on", v.n_good);
+        buf_printf(out, ": no match from byte %zu on", v.n_good);
     }
     buf_putc(out, '\n');
 }

@@ -68,8 +68,7 @@ static enum status open_engine(struct local_engine *l, const struct local_comman
     TRY(engine_config(&l->config, &l->options, err));
     if (l->options.nodes && nodes_rank(l->options.nodes) > 0) {
         return err_set(err, ERR_INVALID,
-                       "node-rank: 'sluice %s' is node 0; the other nodes run "
-                       "'sluice serve'",
+                       "node-rank: 'sluice %s' must be node 0; the other nodes run 'sluice serve'",
                        command->name);
     }
     l->options.offline = command->offline;

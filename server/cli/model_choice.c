@@ -118,7 +118,7 @@ static enum status read_choice(const struct offers *o, const char **model, struc
     } else if (number >= 1 && (size_t)number <= o->n) {
         set_text(model, o->models[number - 1]);
     } else {
-        st = err_set(err, ERR_INVALID, "there is no number %.20s in that list", typed);
+        st = err_set(err, ERR_INVALID, "the list has no number %.20s", typed);
     }
     free(line);
     return st;
@@ -133,10 +133,9 @@ static enum status ask(const struct offers *o, const char **model, struct err *e
                           strcmp(o->models[i] + strlen(o->models[i]) - 11, "models/demo") == 0;
         fprintf(stderr, "  %2zu  %s%s\n", i + 1, o->models[i], demo ? " (small, bundled)" : "");
     }
-    fprintf(
-        stderr,
-        "\nA number%s, a folder or GGUF file, or a name such as ORG/NAME, which is downloaded: ",
-        o->n > 0 ? " (Enter: 1)" : "");
+    fprintf(stderr,
+            "\nEnter a number%s, a folder, a GGUF file, or a name such as ORG/NAME to download: ",
+            o->n > 0 ? " (default: 1)" : "");
     fflush(stderr);
     return read_choice(o, model, err);
 }
@@ -154,9 +153,9 @@ enum status model_choose(struct config *c, bool may_ask, struct err *err)
         st = ask(&o, &c->engine.model, err);
     } else {
         st = err_set(err, ERR_INVALID,
-                     "which model? Give a folder with config.json, a GGUF file, or a name such "
-                     "as ORG/NAME, which is downloaded; here are%s%.150s%s%.150s",
-                     o.n > 0 ? ": " : " none yet", o.n > 0 ? o.models[0] : "", o.n > 1 ? ", " : "",
+                     "no model was given: pass a folder with config.json, a GGUF file, or a name "
+                     "such as ORG/NAME to download; models on this machine:%s%.150s%s%.150s",
+                     o.n > 0 ? " " : " none", o.n > 0 ? o.models[0] : "", o.n > 1 ? ", " : "",
                      o.n > 1 ? o.models[1] : "");
     }
     free_offers(&o);
@@ -218,8 +217,8 @@ static enum status no_folder(const char *model, struct err *err)
                        meant);
     }
     return err_set(err, ERR_IO,
-                   "model '%.200s': there is no such folder; give one with config.json, "
-                   "or a name such as ORG/NAME, which is downloaded",
+                   "model '%.200s': there is no such folder; pass one with config.json, or a name "
+                   "such as ORG/NAME to download",
                    model);
 }
 
@@ -293,7 +292,7 @@ enum status model_find(struct config *c, struct err *err)
     char folder[PATH_MAX];
     if (is_folder(model)) {
         if (c->revision) {
-            log_info("option revision has no effect here: the folder is what is served");
+            log_info("option revision has no effect here: the model is a folder");
         }
         return OK;
     }
@@ -303,7 +302,8 @@ enum status model_find(struct config *c, struct err *err)
     if (file_exists(model)) {
         return err_set(
             err, ERR_INVALID,
-            "model '%.200s' is a file, but no GGUF file: give the folder that it lies in", model);
+            "model '%.200s' is a file, but not a GGUF file; pass the folder that contains it",
+            model);
     }
     if (has_gguf_ending(model)) {
         return no_file(model, err);

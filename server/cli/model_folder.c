@@ -49,11 +49,11 @@ enum status model_folder_check(const char *model, struct err *err)
         return OK;
     }
     if (find_inside(model, inside, sizeof inside)) {
-        return err_set(err, ERR_IO, "model '%.150s': no config.json there; did you mean '%.150s'?",
+        return err_set(err, ERR_IO, "model '%.150s': it has no config.json; did you mean '%.150s'?",
                        model, inside);
     }
     return err_set(err, ERR_IO,
-                   "model '%.150s': no config.json there, so it is no model folder; was "
-                   "a download cut short?",
+                   "model '%.150s': it has no config.json, so it is not a model folder; was a "
+                   "download interrupted?",
                    model);
 }

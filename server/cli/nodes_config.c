@@ -99,7 +99,7 @@ static enum status read_launcher(char **env, const struct launcher *l, struct no
         return st;
     }
     if (size < 1 || rank >= size) {
-        return err_set(err, ERR_INVALID, "%s=%d with %s=%d makes no sense", l->rank, rank, l->size,
+        return err_set(err, ERR_INVALID, "%s=%d is impossible with %s=%d", l->rank, rank, l->size,
                        size);
     }
     out->place.n_nodes = size;
@@ -165,25 +165,26 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
     p->bind = c->master_addr; // bind only to an address that the user gave: a launcher's name for
                               // this host may resolve to a loopback address here
     if (p->node >= p->n_nodes) {
-        return err_set(err, ERR_INVALID, "node-rank %d: with %d nodes it is from 0 to %d", p->node,
-                       p->n_nodes, p->n_nodes - 1);
+        return err_set(err, ERR_INVALID, "node-rank %d: with %d nodes it must be between 0 and %d",
+                       p->node, p->n_nodes, p->n_nodes - 1);
     }
     if (p->n_nodes > MAX_NODES) {
         return err_set(err, ERR_INVALID, "nnodes: at most %d", MAX_NODES);
     }
     if (p->n_nodes > 1 && c->engine.tensor_parallel_size % p->n_nodes != 0) {
         return err_set(err, ERR_INVALID,
-                       "tensor-parallel-size: it counts the devices of all nodes, "
-                       "and %d do not divide among %d nodes",
+                       "tensor-parallel-size is the number of devices of all nodes, and %d is not "
+                       "a multiple of the %d nodes",
                        c->engine.tensor_parallel_size, p->n_nodes);
     }
     if (p->n_nodes > 1 && p->node > 0 && out->leader[0] == '\0') {
         return err_set(err, ERR_INVALID, "master-addr: the address of node 0 is needed");
     }
     if (p->n_nodes > 1 && !*p->token && !c->no_node_token && !is_loopback(out->leader)) {
-        return err_set(err, ERR_INVALID,
-                       "node-token: whoever reaches node 0's port could join: give "
-                       "all nodes one token (or SLUICE_NODE_TOKEN), or say --no-node-token");
+        return err_set(
+            err, ERR_INVALID,
+            "node-token: without a token anyone who can reach node 0's port could join: give all "
+            "nodes the same token (or SLUICE_NODE_TOKEN), or pass --no-node-token");
     }
     return OK;
 }
@@ -333,7 +334,7 @@ static enum status put_draft(const struct config *c, struct buf *out, struct err
 enum status nodes_identity(const struct config *c, struct buf *out, struct err *err)
 {
     if (!c->engine.model) {
-        return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
+        return err_set(err, ERR_INVALID, "no model was given: pass a folder with config.json");
     }
     buf_printf(out, "version: %s\n", SLUICE_VERSION);
     TRY(put_model(c, out, "the model's config", "the model's weights", c->engine.model, err));

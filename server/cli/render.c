@@ -12,16 +12,19 @@
 #include <time.h>
 
 static const char help[] =
-    "usage: sluice render DIR [--template FILE] [--raw] [--spans] [--trust-assistant]\n\n"
+    "usage: sluice render DIR [--template FILE] [--raw] [--spans] [--trust-assistant]\n"
+    "\n"
     "Renders chat requests with a model folder's chat template. Reads JSON lines\n"
-    "{\"messages\":..., \"tools\":..., \"add_generation_prompt\":..., further template "
-    "variables};\n"
-    "writes {\"text\":...} or {\"error\":...} for each.\n\n"
+    "{\"messages\":..., \"tools\":..., \"add_generation_prompt\":..., more template variables}\n"
+    "and writes {\"text\":...} or {\"error\":...} for each.\n"
+    "\n"
     "  --template FILE    use this template in place of the folder's\n"
-    "  --raw              pass the keys as they are: messages are not brought into shape, the\n"
-    "                     folder's special tokens are not set, an absent key is undefined\n"
-    "  --spans            add \"spans\": [[text, is it input?], ...]\n"
-    "  --trust-assistant  what the assistant said is not input\n\n"
+    "  --raw              pass all keys unchanged: messages are not converted, the folder's "
+    "special\n"
+    "                     tokens are not set, and absent keys are undefined\n"
+    "  --spans            add \"spans\": [[text, whether it is user input], ...]\n"
+    "  --trust-assistant  content of the assistant's messages is not treated as user input\n"
+    "\n"
     "The key strftime_now fixes the clock: \"2025-06-15 12:34:56\", or seconds since 1970.\n"
     "The key continue_final_message cuts the text after the last message (not with --raw).\n";
 
@@ -188,7 +191,7 @@ static void render_line(const struct render *r, const char *line, size_t n_bytes
         .raw = r->raw, .trust_assistant = r->trust_assistant, .local_us = chat_clock_us()};
     enum status st = read_request(r, line, n_bytes, &rq, &err);
     if (st == OK && rq.clock.s && !parse_clock(rq.clock, &in.local_us)) {
-        st = err_set(&err, ERR_INVALID, "strftime_now is no time");
+        st = err_set(&err, ERR_INVALID, "strftime_now is not a valid time");
     }
     if (st == OK && !r->t) {
         err = r->err;
@@ -304,7 +307,7 @@ int cmd_render(int argc, char **argv)
         }
     }
     if (!dir) {
-        return usage_error("a model folder is needed");
+        return usage_error("a model folder is required");
     }
     int rc = load(dir, file, &r);
     if (!rc) {

@@ -41,7 +41,8 @@ static void usage(void)
     buf_init(&options, 1 << 20);
     config_help(&options);
     printf("usage: sluice run-batch MODEL -i IN -o OUT [--ordered] [--resume]\n"
-           "                        [--group-order ORDER] [OPTIONS]\n\n"
+           "                        [--group-order ORDER] [OPTIONS]\n"
+           "\n"
            "Answers a file of requests. A line of IN is\n"
            "  {\"custom_id\": \"...\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\", "
            "\"body\": {...}}\n"
@@ -49,15 +50,18 @@ static void usage(void)
            "  {\"id\": \"...\", \"custom_id\": \"...\", \"response\": {\"status_code\": 200, ..., "
            "\"body\": {...}},\n"
            "   \"error\": null}\n"
-           "in the order in which they are done. \"-\" is standard input and output.\n\n"
+           "in the order in which answers are completed. \"-\" is standard input or output.\n"
+           "\n"
            "  -i, --input-file FILE\n"
            "  -o, --output-file FILE\n"
            "  --ordered               write OUT in the order of IN\n"
-           "  --resume                go on with an OUT that an earlier run has begun\n"
-           "  --group-order ORDER     none: as they come; sorted: by their prompts; groups: "
-           "prompts that\n"
-           "                          begin alike one after the other; ratio (default): of these\n"
-           "                          groups first those that decode much for their prompts\n\n%s",
+           "  --resume                continue an OUT that an earlier run has begun\n"
+           "  --group-order ORDER     none: in the order of IN; sorted: by prompt; groups: prompts "
+           "that\n"
+           "                          begin alike, one after the other; ratio (default): groups,\n"
+           "                          those with the longest answers for their prompts first\n"
+           "\n"
+           "%s",
            or_empty(options.data));
     buf_deinit(&options);
 }

@@ -149,9 +149,9 @@ static enum status read_answers(FILE *file, struct job_lines *l, const int32_t *
             break;
         }
         if (!mark_line(l, sorted, line, (size_t)n)) {
-            st = err_set(
-                err, ERR_INVALID,
-                "resume: line %d of the output is not an answer; the file is left as it is", i);
+            st = err_set(err, ERR_INVALID,
+                         "resume: line %d of the output is not an answer; the file was not changed",
+                         i);
         }
         *whole += n;
     }
@@ -173,7 +173,8 @@ static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
     TRY(st);
     if (fflush(file) != 0 || ftruncate(fileno(file), whole) != 0 ||
         fseeko(file, whole, SEEK_SET) != 0) {
-        return err_set(err, ERR_IO, "the output cannot be taken up: %s", strerror(errno));
+        return err_set(err, ERR_IO, "the output of the earlier run cannot be continued: %s",
+                       strerror(errno));
     }
     return OK;
 }

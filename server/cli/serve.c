@@ -161,8 +161,9 @@ static enum status addresses_of(const struct config *c, struct addresses *a, str
         }
     }
     if (a->n > 1 && c->port == 0) {
-        return err_set(err, ERR_INVALID,
-                       "--port 0 is another port for each address of --host: name a port");
+        return err_set(
+            err, ERR_INVALID,
+            "--port 0 would select a different port for each address of --host: give a port");
     }
     return OK;
 }
@@ -198,13 +199,12 @@ static enum status say_taken(const struct config *c, struct err *err)
     struct err first = *err;
     if (c->uds) {
         return err_set(err, ERR_BUSY,
-                       "%s; another server has this socket: choose another with --uds "
-                       "PATH",
+                       "%s; another server uses this socket: choose another one with --uds PATH",
                        first.text);
     }
     return err_set(err, ERR_BUSY,
-                   "%s; another program, perhaps a server that you started before, has "
-                   "port %d: end it, or choose another port with --port N (0: any that is free)",
+                   "%s; another program, perhaps a server that you started before, uses port %d: "
+                   "stop it, or choose another port with --port N (0: any free one)",
                    first.text, (int)c->port);
 }
 
@@ -282,7 +282,7 @@ static void announce(const struct serve *s)
         log_info("listening on %s", http_server_address(s->http, i));
     }
     if (s->store && !s->config.data_dir) {
-        log_info("files and batches are kept until the server ends; --data-dir keeps them longer");
+        log_info("files and batches are deleted when the server ends, unless --data-dir is given");
     }
 }
 
@@ -294,7 +294,7 @@ static enum status open_store(struct serve *s, struct err *err)
         .dir = c->data_dir, .max_bytes = c->data_max_bytes, .max_file_bytes = API_MAX_FILE_BYTES};
     enum status st = store_open(&o, &s->store, err);
     if (st == ERR_UNSUPPORTED && !c->data_dir) {
-        log_info("no files and batches: %s", err->text);
+        log_info("files and batches are disabled: %s", err->text);
         return OK;
     }
     TRY(st);
@@ -357,7 +357,7 @@ static int run(struct serve *s)
     api_deinit(&s->api);
     store_close(s->store);
     if (rc != 0) {
-        log_warn("some requests were cut");
+        log_warn("some requests were cut off");
     }
     if (s->load_status != OK) {
         return 1;

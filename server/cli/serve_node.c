@@ -47,7 +47,7 @@ static enum status follow(const struct config *c, struct engine_options *options
     options->on_lost = on_lost;
     TRY(engine_open(options, engine, err));
     const struct engine_info *i = engine_info(*engine);
-    log_info("node %d of %d follows: %s on %s", nodes_rank(options->nodes),
+    log_info("node %d of %d is ready: %s on %s", nodes_rank(options->nodes),
              nodes_count(options->nodes), i->model_type, i->device);
     follows = 1;
     return engine_follow(*engine, err);

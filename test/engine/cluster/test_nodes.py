@@ -402,7 +402,7 @@ def test_launchers_say_who_is_who(start, launcher):
     both = [start(LLAMA, *common, "--port", str(http), "--drain-delay", "0",
                   env={k: v % i if "%d" in v else v for k, v in names.items()}) for i in range(2)]
     wait_ready(http, both[0])
-    assert f"as {who} say" in both[0].log() and f"as {who} say" in both[1].log()
+    assert f"according to {who}" in both[0].log() and f"according to {who}" in both[1].log()
     assert json.loads(complete(http).read())["usage"]["completion_tokens"] == 8
     both[0].p.send_signal(signal.SIGTERM)
     assert both[0].wait() == 0 and both[1].wait() == 0
@@ -412,9 +412,9 @@ def test_bad_places_are_refused_with_a_reason(start):
     for args, env, text in [
         (["--nnodes", "2", "--node-rank", "2", "--tensor-parallel-size", "2"], {}, "node-rank 2"),
         (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2"], {}, "master-addr"),
-        (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "3"], {}, "do not divide among 2 nodes"),
+        (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "3"], {}, "3 is not a multiple of the 2 nodes"),
         (["--tensor-parallel-size", "2"], {"OMPI_COMM_WORLD_SIZE": "two", "OMPI_COMM_WORLD_RANK": "0"}, "not a number"),
-        (["--tensor-parallel-size", "2"], {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "5"}, "makes no sense"),
+        (["--tensor-parallel-size", "2"], {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "5"}, "is impossible with"),
     ]:
         p = start(LLAMA, *args, env=env)
         assert p.wait() == 2

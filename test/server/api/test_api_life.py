@@ -153,7 +153,7 @@ def test_bad_configuration_ends_with_a_sentence():
     assert r.returncode == 2 and "did you mean" in r.stderr
     r = run("/nonexistent", "--port", "0")
     assert r.returncode == 1 and "/nonexistent" in r.stderr
-    assert "there is no such folder; give one with config.json" in r.stderr
+    assert "there is no such folder; pass one with config.json" in r.stderr
     r = run("--help")
     assert r.returncode == 0 and "--max-model-len" in r.stdout
     r = run(DEMO, "--print-config", "--port", "7")
@@ -203,7 +203,7 @@ def test_a_key_of_another_certificate_is_told(tmp_path):
                         tmp_path / (name + ".key"), "-out", tmp_path / (name + ".pem"), "-subj", "/CN=x"], check=True, capture_output=True)
     r = subprocess.run([BUILD + "/sluice", "serve", DEMO, "--port", "0", "--ssl-certfile", tmp_path / "a.pem", "--ssl-keyfile", tmp_path / "b.key"],
                        capture_output=True, text=True, timeout=60)
-    assert r.returncode == 1 and "b.key: they are to be a PEM certificate chain and the private key" in r.stderr, r.stderr
+    assert r.returncode == 1 and "b.key: they must be a PEM certificate chain and the private key" in r.stderr, r.stderr
 
 
 @pytest.mark.parametrize("least, spoken", [(None, {"TLSv1_2", "TLSv1_3"}), ("1.3", {"TLSv1_3"})])

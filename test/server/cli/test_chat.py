@@ -167,15 +167,15 @@ def test_refusals_are_said_and_the_exit_code_tells():
     with Server(api_key="secret") as s:
         url = "http://127.0.0.1:%d" % s.port
         rc, out, err = pipe(url, text="hello\n")
-        assert rc == 2 and "wants an API key" in err and "--api-key" in err
+        assert rc == 2 and "requires an API key" in err and "--api-key" in err
         rc, out, err = pipe(url, "--api-key", "secret", "--max-tokens", 3, text="hello\n")
         assert rc == 0 and out and err == ""
 
 
 @pytest.mark.parametrize("args, words", [
-    (["https://x"], "TLS is not spoken"), (["http://127.0.0.1:1"], "refused"), (["http://127.0.0.1:x"], "is not http://HOST:PORT"),
+    (["https://x"], "TLS is not supported"), (["http://127.0.0.1:1"], "refused"), (["http://127.0.0.1:x"], "is not http://HOST:PORT"),
     (["http://127.0.0.1:1", "--max-model-len", "5"], "unknown option '--max-model-len'"), (["--temperature", "hot"], "'hot' is not a number"),
-    (["--temperature"], "needs a value"), (["--seed", "1.5"], "whole number"), (["--seed", "1", "models/demo"], "comes first"),
+    (["--temperature"], "needs a value"), (["--seed", "1.5"], "whole number"), (["--seed", "1", "models/demo"], "must come first"),
     (["http://127.0.0.1:1", "--tools", "/nonexistent"], "/nonexistent"), (["/nonexistent/model"], "/nonexistent/model"),
     ([DEMO, "--max-model-length", "5"], "--max-model-len"),
 ])
