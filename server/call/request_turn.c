@@ -240,7 +240,7 @@ static void plan_reasoning(struct plan *p)
         r->constraint_after = end;
         r->constraint_after_id = id;
         t->opened = false;
-        t->behind = true;
+        t->after_reasoning = true;
     }
 }
 
@@ -269,7 +269,7 @@ static bool constrain(struct plan *p)
     }
     plan_reasoning(p);
     const struct turn *t = &p->turn;
-    bool plain = !t->calls && !t->opened && !t->behind && !t->may_think &&
+    bool plain = !t->calls && !t->opened && !t->after_reasoning && !t->may_think &&
                  !reasoning_marks(t->reasoning)->answer_opens[0] &&
                  t->reasoning != REASONING_HARMONY;
     if (plain) {

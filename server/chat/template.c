@@ -317,7 +317,7 @@ static bool is_space(char c)
 
 /* Cuts the prompt after the last message's text, so that the model continues it. If the template
  * trims that text, its trailing white space is excluded. */
-static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct jstr **out)
+static bool cut_after_final(struct jrt *rt, const struct jstr *final, struct jstr **out)
 {
     const size_t n_mark = sizeof final_mark - 1;
     struct jstr *s = *out, *trimmed = js_new(rt, final_mark, n_mark - 1, PROV_INPUT);
@@ -449,7 +449,7 @@ static enum status render_once(const struct chat_template *t, const struct compi
     struct jstr *s, *final = NULL;
     bool ok = jinja_begin(&rt, c->jinja, in->local_us) &&
               set_variables(&rt, t, in, traits, &final) && jinja_run(&rt, &s) &&
-              (!in->continue_final_message || in->raw || cut_behind_final(&rt, final, &s));
+              (!in->continue_final_message || in->raw || cut_after_final(&rt, final, &s));
     enum status st = ok ? OK : rt.st;
     if (ok) {
         copy_out(s, out);

@@ -132,7 +132,7 @@ static void put_start(struct buf *out, const struct turn *t, const struct reason
 {
     if (t->opened) {
         put_reasoning(out, t, m);
-    } else if (t->behind) {
+    } else if (t->after_reasoning) {
         buf_puts(out, SEQUENCE NEWLINES "," DEFINED("body") "]}");
     } else if (t->may_think) {
         buf_puts(out, OR DEFINED("body") "," SEQUENCE NEWLINES ",");

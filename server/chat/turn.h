@@ -11,10 +11,10 @@
 
 struct turn {
     enum reasoning_kind reasoning;
-    bool opened;    // the prompt ends inside reasoning
-    bool may_think; // reasoning is allowed
-    bool behind; // the format only covers the output after reasoning, whose end the engine detects;
-                 // blank lines may come first
+    bool opened;          // the prompt ends inside reasoning
+    bool may_think;       // reasoning is allowed
+    bool after_reasoning; // the format only covers the output after reasoning, whose end the engine
+                          // detects; blank lines may come first
     const struct tool_calls *calls; // NULL: none
     bool must_call;
     const char *const *enders; // words that end unclosed reasoning; may be NULL

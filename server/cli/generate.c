@@ -23,15 +23,15 @@ struct generate {
     struct local_engine local;
     struct generate_job **jobs; // in input order
     size_t n_jobs, cap, n_printed;
-    bool told_unknown; // the warning about unknown keys was printed
+    bool warned_unknown; // the warning about unknown keys was printed
 };
 
 /* Unknown keys are not an error, because requests for servers may contain more keys, but they may
  * be typing errors. */
 static void note_unknown(struct generate *g, const struct generate_job *job)
 {
-    if (job->unknown[0] && !g->told_unknown) {
-        g->told_unknown = true;
+    if (job->unknown[0] && !g->warned_unknown) {
+        g->warned_unknown = true;
         log_warn("the unknown key '%s' is ignored", job->unknown);
     }
 }

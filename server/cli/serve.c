@@ -194,7 +194,7 @@ static unsigned ms(double seconds)
 }
 
 /* The error for a port that is in use, the most common mistake when starting a second server. */
-static enum status say_taken(const struct config *c, struct err *err)
+static enum status address_in_use(const struct config *c, struct err *err)
 {
     struct err first = *err;
     if (c->uds) {
@@ -258,7 +258,7 @@ static enum status listen_now(struct serve *s, struct err *err)
     free(origins);
     s->api.http = s->http;
     if (st == ERR_BUSY) {
-        return say_taken(c, err);
+        return address_in_use(c, err);
     }
     return st;
 }

@@ -129,7 +129,7 @@ static void on_delay_over(struct http_timer *timer, void *arg)
 
 /* True if a load balancer or probe may be watching, which the drain delay gives time to notice that
  * the server is no longer ready. */
-static bool somebody_looks(const struct http_server *s)
+static bool may_be_watched(const struct http_server *s)
 {
     int64_t delay_ns = s->options.drain_delay_ms * 1000000LL;
     if (s->options.drain_if_busy && s->stats.n_active == 0) {
@@ -152,7 +152,7 @@ void http_server_drain(struct http_server *s)
     if (s->options.on_drain) {
         s->options.on_drain(s->options.arg);
     }
-    if (somebody_looks(s)) {
+    if (may_be_watched(s)) {
         http_timer_start(s, &s->drain_timer, s->options.drain_delay_ms, on_delay_over, s);
     } else {
         on_delay_over(&s->drain_timer, s);

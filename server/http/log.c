@@ -67,10 +67,10 @@ void http_log_tick(struct http_server *s)
     if (s->log_writer) {
         line_writer_put(s->log_writer, s->log_lines.data, s->log_lines.n_bytes);
         uint64_t n_lost = line_writer_lost(s->log_writer) + s->n_log_dropped;
-        if (n_lost > s->n_log_told) {
+        if (n_lost > s->n_log_reported) {
             log_warn("%llu lines of the request log were lost: the reader is too slow",
-                     (unsigned long long)(n_lost - s->n_log_told));
-            s->n_log_told = n_lost;
+                     (unsigned long long)(n_lost - s->n_log_reported));
+            s->n_log_reported = n_lost;
         }
     }
     buf_clear(&s->log_lines);

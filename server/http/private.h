@@ -126,7 +126,7 @@ struct http_request {
     bool suspended; // suspended in libmicrohttpd
     bool queued;    // the response was passed to libmicrohttpd
     bool must_close, refused, is_bad;
-    bool gone_told;
+    bool gone_reported;
 
     /* The server's lists; a request is in each at most once. */
     struct http_request *next_resume, *next_gone, *next_flush;
@@ -209,7 +209,7 @@ struct http_server {
     struct http_stats stats;
     struct buf log_lines;
     struct line_writer *log_writer; // NULL: no request log
-    uint64_t n_log_dropped, n_log_told;
+    uint64_t n_log_dropped, n_log_reported;
     unsigned n_pool_jobs;
 };
 

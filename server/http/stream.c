@@ -48,7 +48,7 @@ void http_stream_begin(struct http_request *req, const char *content_type)
     st->content_type = content_type;
     st->direct = !req->conn->daemon->tls && !req->http10 && !req->is_head;
     st->last_write_ns = s->now_ns;
-    buf_init(&st->out, SIZE_MAX / 4); // limited by stream_hard_bytes, see is_behind
+    buf_init(&st->out, SIZE_MAX / 4); // limited by stream_hard_bytes, see reads_too_slowly
     if (!is_dead(req)) {
         http_timer_start(s, &st->timer, s->options.head_delay_ms, http_stream_timer, req);
     }
@@ -122,7 +122,7 @@ static void blocked(struct http_request *req)
 
 /* True if the client reads too slowly. Only bytes left unsent by earlier turns of the loop count,
  * because it has had no time to read what this turn writes. */
-static bool is_behind(struct http_request *req)
+static bool reads_too_slowly(struct http_request *req)
 {
     struct http_server *s = req->server;
     struct stream *st = &req->stream;
@@ -167,7 +167,7 @@ static void push_flush(struct http_request *req)
 static void keep_event(struct http_request *req, const char *bytes, size_t n_bytes)
 {
     struct stream *st = &req->stream;
-    if (is_behind(req)) {
+    if (reads_too_slowly(req)) {
         http_conn_cut(req->conn);
         return;
     }
@@ -286,7 +286,7 @@ void http_flush_scratch(struct http_server *s)
 
 /* Calls on_writable once the unsent bytes are down to half of the soft limit, so that the handler
  * is not called for every event. */
-static void tell_writable(struct http_request *req)
+static void notify_writable(struct http_request *req)
 {
     if (req->stream.full && unsent(req) <= req->server->options.stream_soft_bytes / 2) {
         req->stream.full = false;
@@ -341,7 +341,7 @@ void http_stream_flush(struct http_request *req)
     } else if (req->conn->deadline_ns == INT64_MAX) {
         http_conn_deadline(req->conn, s->options.stall_timeout_ms);
     }
-    tell_writable(req);
+    notify_writable(req);
 }
 
 void http_stream_drop(struct http_request *req)
@@ -424,7 +424,7 @@ void http_stream_opened(struct http_request *req)
     if (req->stream.direct) {
         http_stream_flush(req);
     } else {
-        tell_writable(req);
+        notify_writable(req);
     }
 }
 

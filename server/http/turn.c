@@ -13,8 +13,8 @@ static void tell_gone(struct http_server *s)
         if (!s->gone) {
             s->gone_tail = &s->gone;
         }
-        bool tell = !req->terminal && !req->gone_told && req->events && req->events->on_gone;
-        req->gone_told = true;
+        bool tell = !req->terminal && !req->gone_reported && req->events && req->events->on_gone;
+        req->gone_reported = true;
         req->in_gone = false;
         if (tell) {
             req->events->on_gone(req, req->gone, req->events_arg); // may free it

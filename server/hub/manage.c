@@ -134,8 +134,8 @@ static void name_revision(const char *repo, struct hub_entry *e)
 }
 
 /* Reports one revision, with the size of its blobs and whether it is complete. */
-static void tell_revision(const char *repo, const char *id, const char *commit,
-                          void (*each)(const struct hub_entry *, void *), void *arg)
+static void report_revision(const char *repo, const char *id, const char *commit,
+                            void (*each)(const struct hub_entry *, void *), void *arg)
 {
     struct hub_entry e = {0};
     struct hub_paths blobs = {0};
@@ -162,8 +162,8 @@ static bool is_part_of_download(const char *blob)
 }
 
 /* Reports partial blobs that do not belong to a revision yet. */
-static void tell_parts(const char *repo, const char *id,
-                       void (*each)(const struct hub_entry *, void *), void *arg)
+static void report_parts(const char *repo, const char *id,
+                         void (*each)(const struct hub_entry *, void *), void *arg)
 {
     struct hub_entry e = {0};
     struct hub_paths blobs = {0};
@@ -207,10 +207,10 @@ enum status hub_list(const struct hub_settings *s,
         read_names(path, &commits);
         for (size_t k = 0; k < commits.n; k++) {
             if (hub_is_commit(commits.items[k])) {
-                tell_revision(repo, id, commits.items[k], each, arg);
+                report_revision(repo, id, commits.items[k], each, arg);
             }
         }
-        tell_parts(repo, id, each, arg);
+        report_parts(repo, id, each, arg);
         hub_paths_free(&commits);
     }
     hub_paths_free(&folders);

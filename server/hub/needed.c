@@ -35,10 +35,10 @@ static bool matches(const char *pattern, const char *path)
     if (!star) {
         return strcmp(pattern, path) == 0;
     }
-    const size_t n_before = (size_t)(star - pattern), n_behind = strlen(star + 1);
+    const size_t n_before = (size_t)(star - pattern), n_after = strlen(star + 1);
     const size_t n = strlen(path);
-    return n > n_before + n_behind && memcmp(pattern, path, n_before) == 0 &&
-           strcmp(path + n - n_behind, star + 1) == 0 && !strchr(path + n_before, '/');
+    return n > n_before + n_after && memcmp(pattern, path, n_before) == 0 &&
+           strcmp(path + n - n_after, star + 1) == 0 && !strchr(path + n_before, '/');
 }
 
 bool hub_is_needed(const char *path)

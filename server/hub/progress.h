@@ -12,7 +12,7 @@ struct progress {
     const char *what; // the model
     bool bar, drawn;
     int64_t total_bytes, first_bytes; // first_bytes: present before this download
-    int64_t began_ns, told_ns;
+    int64_t began_ns, printed_ns;
 };
 
 void progress_init(struct progress *p, const char *what);

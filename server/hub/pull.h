@@ -21,7 +21,7 @@ struct pull_file {
     struct blob blob;
     bool *busy;    // [blob.n_parts]: true while a request for the part is running
     char *storage; // the address that the hub redirected to; NULL: ask the hub
-    bool no_ranges, told_busy;
+    bool no_ranges, reported_busy;
     int n_active;           // running requests
     int n_refused, n_wrong; // consecutive useless answers; downloads with the wrong hash
     int64_t look_ns;        // clock_now_ns: when to try its lock again

@@ -241,10 +241,10 @@ static enum status open_file(struct pull_file *f)
     if (st == ERR_BUSY) {
         blob_close(&f->blob);
         f->look_ns = now + LOCK_AGAIN_NS;
-        if (!f->told_busy) {
+        if (!f->reported_busy) {
             progress_note(&p->progress,
                           "another process is downloading a part of it; waiting for that process");
-            f->told_busy = true;
+            f->reported_busy = true;
         }
         return OK;
     }
@@ -277,7 +277,7 @@ static enum status wrong_bytes(struct pull_file *f)
 }
 
 /* Takes the result of the hashing thread. A correct file gets its blob's name. */
-static enum status see_check(struct pull_file *f)
+static enum status take_check_result(struct pull_file *f)
 {
     struct blob *b = &f->blob;
     const int check = atomic_load(&b->check);
@@ -301,7 +301,7 @@ static enum status advance(struct pull_file *f)
 {
     struct blob *b = &f->blob;
     if (f->state == FILE_CHECKS) {
-        return see_check(f);
+        return take_check_result(f);
     }
     if (f->state != FILE_LOADS || f->n_active > 0) {
         return OK;
@@ -332,7 +332,7 @@ static int32_t open_part(const struct pull_file *f)
 /* ---- all files ----------------------------------------------------------------------------- */
 
 /* Assigns work to an idle worker, if there is any. */
-static enum status employ(struct pull *p, struct worker *w)
+static enum status assign_part(struct pull *p, struct worker *w)
 {
     for (size_t i = 0; i < p->n_files && !w->file; i++) {
         struct pull_file *f = p->files[i];
@@ -371,7 +371,7 @@ static enum status turn(struct pull *p, struct worker *workers, bool *all_done)
 {
     for (size_t i = 0; i < NET_MAX_ACTIVE; i++) {
         if (!workers[i].file) {
-            TRY(employ(p, &workers[i]));
+            TRY(assign_part(p, &workers[i]));
         }
     }
     bool done = true;

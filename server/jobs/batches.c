@@ -44,7 +44,7 @@ struct batches {
     enum status work_status;
     struct err work_error;
     int64_t retry_at; // time of the next try_again; 0: nothing to retry
-    bool told;        // the error being retried has been logged
+    bool is_logged;   // the error being retried has been logged
 
     bool looking; // while set, the pool owns `usage`
     int64_t look_at, now;
@@ -180,7 +180,7 @@ static void forget(struct batches *b)
     b->batch = (struct stored_batch){0};
     b->id[0] = '\0';
     b->stage = STAGE_NONE;
-    b->cancelled = b->told = false;
+    b->cancelled = b->is_logged = false;
     b->look_at = 0;
 }
 
@@ -195,10 +195,10 @@ static void load_work(void *arg)
 static void try_later(struct batches *b, const char *what, const struct err *why)
 {
     b->retry_at = b->now + RETRY_S;
-    if (!b->told) {
+    if (!b->is_logged) {
         log_error("%s waits: %s: %s", b->id, what, why->text);
     }
-    b->told = true;
+    b->is_logged = true;
 }
 
 static enum status keep(void *arg, const struct batch_answer *answers, size_t n, struct err *err)

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum state { TEXT, HEAD, NAME, KEY, VALUE, BEHIND, AFTER };
+enum state { TEXT, HEAD, NAME, KEY, VALUE, AFTER_VALUE, AFTER };
 
 enum { MAX_DEPTH = 60 }; // bits of `nest`
 
@@ -67,7 +67,7 @@ static bool pop(struct tool_parse *p)
     p->depth--;
     p->is_first = false;
     tool_commit(p);
-    p->state = BEHIND;
+    p->state = AFTER_VALUE;
     if (p->depth == 0) {
         tool_end(p);
         p->state = AFTER;
@@ -122,12 +122,12 @@ static enum tool_match quoted(struct tool_parse *p, bool final, const char **tex
         return m;
     }
     *text = tool_held(p) + n_quote;
-    const char *from = *text, *behind = p->held.data + p->held.n_bytes;
+    const char *from = *text, *held_end = p->held.data + p->held.n_bytes;
     if (p->held.data + p->at + p->n_seen > from + n_quote) {
         from = p->held.data + p->at + p->n_seen - n_quote; // the end marker may have begun in text
                                                            // seen earlier
     }
-    const char *end = memmem(from, (size_t)(behind - from), quote, n_quote);
+    const char *end = memmem(from, (size_t)(held_end - from), quote, n_quote);
     if (!end) {
         p->n_seen = p->held.n_bytes - p->at;
         return MATCH_MAYBE;
@@ -232,12 +232,12 @@ static bool value(struct tool_parse *p, bool final)
         put_string(p, text, n);
     }
     tool_commit(p);
-    p->state = BEHIND;
+    p->state = AFTER_VALUE;
     return true;
 }
 
 /* After a value: expects a comma or the end of the object or list. */
-static bool behind(struct tool_parse *p)
+static bool after_value(struct tool_parse *p)
 {
     tool_skip_space(p);
     if (tool_n_held(p) == 0) {
@@ -288,7 +288,7 @@ static bool step(struct tool_parse *p, bool final)
     case NAME: return name(p);
     case KEY: return key(p, final);
     case VALUE: return value(p, final);
-    case BEHIND: return behind(p);
+    case AFTER_VALUE: return after_value(p);
     default: return after(p, final);
     }
 }
