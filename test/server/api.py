@@ -11,7 +11,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"))
-SLOW = "asan" in BUILD or "tsan" in BUILD  # sanitizers: times are not judged
+SLOW = "asan" in BUILD or "tsan" in BUILD  # sanitizers: times are not checked
 DEMO = os.path.join(ROOT, "models/demo")
 
 
@@ -27,7 +27,7 @@ class Reply:
         return self.json()["error"]
 
     def events(self):
-        """The data of each event; [DONE] as the last."""
+        """The data of each event; the last one is [DONE]."""
         return [l[6:] for e in self.body.decode().split("\n\n") for l in e.split("\n") if l.startswith("data: ")]
 
     def chunks(self):
@@ -104,7 +104,7 @@ class Server:
         return None
 
     def metric_plain(self, name):
-        """One without labels."""
+        """The value of a metric without labels."""
         for line in self.get("/metrics").body.decode().splitlines():
             if line.startswith(name + " "):
                 return float(line.rsplit(" ", 1)[1])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """As test_torture.py, for everything that is read at load: settings beside a model, templates, tokenizers, GGUF files, and grammars.
-What could not be read is an error and never an absence, so a request is answered as always, or fails because of the server."""
+A file that could not be read is an error and never treated as missing, so a request gets its usual answer or a server error."""
 import json
 import os
 import shutil
@@ -64,7 +64,7 @@ def model_of(case, folder):
 
 
 def answers_of(path):
-    """By custom_id: the text, or why there is none."""
+    """By custom_id: the text, or the error."""
     answers = {}
     with open(path) as f:
         for line in f:
@@ -76,7 +76,7 @@ def answers_of(path):
 
 
 def run_batch(env, folder, model):
-    """The exit code (None: it hangs), what was said, the answers."""
+    """The exit code (None: it hangs), the messages, the answers."""
     out = os.path.join(folder, "out.jsonl")
     if os.path.exists(out):
         os.unlink(out)

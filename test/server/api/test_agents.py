@@ -37,7 +37,7 @@ def turn(server, messages, seed):
 
 
 def play(server, number, result_words):
-    """One agent. Gives (prompt ids, ids of the answer, cached tokens) of each turn."""
+    """Runs one agent. Returns (prompt ids, answer ids, cached tokens) of each turn."""
     words, seen = random.Random(number), []
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Agent %d: look into the files." % number}]
     for t in range(TURNS):
@@ -81,7 +81,7 @@ def test_eight_agents_find_all_of_their_prompts_again():
 # ---- the time to the first token ----
 
 def processor_ms(server):
-    """What all threads of the server have computed so far: time that no other program's load changes much."""
+    """Processor time of all threads of the server so far, which the load of other programs hardly changes."""
     total, tasks = 0, "/proc/%d/task" % server.process.pid
     for task in os.listdir(tasks):
         with open("%s/%s/schedstat" % (tasks, task)) as f:
@@ -145,7 +145,7 @@ def slow():
 
 
 def events(server, path, body):
-    """(seconds since the request, the event's object) as they come."""
+    """Yields (seconds since the request, the event's object) as events arrive."""
     c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     begin = time.monotonic()
     c.request("POST", path, json.dumps({**body, "stream": True, "seed": 0}), {"content-type": "application/json"})
@@ -156,7 +156,7 @@ def events(server, path, body):
 
 
 def chat_calls(server):
-    """When each call's arguments were there, and when the answer ended."""
+    """The times at which each call's arguments were complete, and at which the answer ended."""
     calls, end = {}, 0
     for t, e in events(server, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300,
                                                         "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}]}):

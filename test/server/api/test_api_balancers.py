@@ -23,7 +23,7 @@ class Load:
             t.start()
 
     def one(self, stream):
-        """(outcome, whether the answer's head had come)"""
+        """(outcome, whether the head of the answer had arrived)"""
         body = {"prompt": "x y z", "max_tokens": 20, "stream": stream}
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         head = False
@@ -66,7 +66,7 @@ def wait_until_used(server):
 @pytest.mark.parametrize("affinity", [False, True])
 @pytest.mark.parametrize("kind", ["haproxy", "nginx"])
 def test_operators_routes_stay_on_the_machine(kind, affinity):
-    """Clients come under a name of the balancer's; replicas without keys know loopbacks alone."""
+    """Clients use the load balancer's name; replicas without keys only accept loopback names."""
     find(kind)
     with Server() as s:
         balancer = Balancer(kind, [s.port], affinity=affinity)
@@ -103,7 +103,7 @@ def test_one_drained_one_killed(kind):
         load = Load(balancer.port, 12)
         for s in servers:
             wait_until_used(s)
-        a.process.send_signal(signal.SIGTERM)  # drained: announced, then gone, and nobody notices
+        a.process.send_signal(signal.SIGTERM)  # a drain is announced before the server ends, so no client notices
         assert a.process.wait(20) == 0
         time.sleep(0.5)
         with load.lock:

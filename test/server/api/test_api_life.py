@@ -66,7 +66,7 @@ def test_sigterm_lets_streams_finish():
             s.process.send_signal(signal.SIGTERM)
             assert eventually(lambda: s.get("/health/ready").status == 503, 0.4)
             assert s.get("/health/live").status == 200
-            late = s.complete("late", max_tokens=1)  # still accepted in the delay
+            late = s.complete("late", max_tokens=1)  # still accepted during the delay
             assert late.status == 200
             for f in streams:
                 assert fold(f.result().chunks())[0]["message"]["content"] == TEXTS[0]
@@ -75,7 +75,7 @@ def test_sigterm_lets_streams_finish():
 
 
 def test_sigterm_ends_an_idle_server_at_once():
-    """Unless a delay was asked for: it is for balancers, which look at readiness."""
+    """Unless a delay was set, which is for load balancers that check readiness."""
     for delay, waits in (("-1", False), ("1", True)):
         with Server(drain_delay=delay) as s:
             assert s.complete("x", max_tokens=1).status == 200
@@ -118,7 +118,7 @@ def test_what_comes_too_late_is_refused_and_counted():
                 try:
                     socket.create_connection(("127.0.0.1", s.port)).close()
                 except ConnectionResetError:
-                    return False  # it was in the backlog when the socket was closed
+                    return False  # the connection was in the backlog when the socket was closed
                 except ConnectionRefusedError:
                     return True
 

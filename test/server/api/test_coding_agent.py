@@ -75,7 +75,7 @@ def fold(reply):
 
 
 def mark(messages):
-    """The newest block has the mark of the cache, and no other."""
+    """Only the newest block has the cache mark."""
     for m in messages:
         for b in m["content"] if isinstance(m["content"], list) else []:
             b.pop("cache_control", None)
@@ -148,7 +148,7 @@ def test_small_requests_beside_the_conversation(model):
 
 
 def test_what_an_agent_does_about_errors(model):
-    """It shortens its prompt at this text, and goes on without threads at this code."""
+    """At this text it shortens its prompt, and at this code it continues without threads."""
     r = model.post("/v1/messages?beta=true", request(0, [{"role": "user", "content": "a b c d " * 4000}]), headers=HEADERS)
     assert r.status == 400 and "prompt is too long: " in r.json()["error"]["message"] and r.headers["request-id"]
     r = model.post("/v1/messages?beta=true", request(0, begin(), thread={"type": "create"}), headers=HEADERS)

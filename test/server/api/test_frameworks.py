@@ -27,7 +27,7 @@ def model():
 def relay(model):
     with Relay(model.port) as r:
         yield r
-        # The tool runner tries threads, which the server would have to keep, and goes on without.
+        # The tool runner first tries threads, which the server does not store, and continues without them.
         assert all(b"thread_unsupported_request" in answer for _, _, answer in r.failures) and len(r.failures) <= 1
 
 
@@ -38,7 +38,7 @@ def demo():
 
 
 def thoughts_came_back(relay):
-    """The last request has what was thought in the turns before, in the form of its API."""
+    """The last request contains the reasoning of earlier turns, in the form of its API."""
     text = str(relay.requests[-1][1])
     return "I look around first." in text and "The program is short." in text
 

@@ -31,7 +31,7 @@ TEXTS = [
     "a" * 30,
 ]
 HI = [{"role": "user", "content": "hi"}]
-# Prints what the template is given; its switch opens the answer's thought.
+# Prints the template's input; the switch opens the answer's reasoning.
 SHOW = ("{% for m in messages %}[{{ m.role }}{% if m.reasoning_content %} thought={{ m.reasoning_content }}{% endif %}"
         "{% if m.tool_call_id %} of={{ m.tool_call_id }}{% endif %}] "
         "{% if m.content is string %}{{ m.content }}{% elif m.content %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}"
@@ -71,7 +71,7 @@ def events(reply):
 
 
 def fold(reply):
-    """A stream as the whole message, and its order checked."""
+    """Folds a stream to the whole message, and checks the order of its events."""
     message, inputs, open_index = None, {}, None
     kinds = [name for name, _ in events(reply)]
     assert kinds[:2] == ["message_start", "ping"] and kinds[-2:] == ["message_delta", "message_stop"]
@@ -131,7 +131,7 @@ def test_a_stream_folds_to_the_whole(group):
             for more in ({}, {"stop_sequences": ["STOP", "zz"]}, {"max_tokens": 5}):
                 whole = ask(s, seed=seed, tools=[WEATHER], **more)
                 if more.get("max_tokens") and any(b["type"] == "tool_use" for b in whole.json()["content"]):
-                    continue  # cut within the arguments: no JSON to fold
+                    continue  # truncated within the arguments, so they are not valid JSON
                 stream = ask(s, seed=seed, tools=[WEATHER], stream=True, **more)
                 assert strip(fold(stream)) == strip(whole.json()), (seed, more)
     os.unlink(s.script_path)
@@ -165,7 +165,7 @@ def test_why_it_stopped(server):
     assert ask(server, seed=4, stop_sequences=[]).json()["stop_reason"] == "end_turn"
     j = ask(server, seed=6, max_tokens=3).json()
     assert j["stop_reason"] == "max_tokens" and j["usage"]["output_tokens"] == 3
-    j = ask(server, seed=1, tools=[WEATHER], max_tokens=16).json()  # within a call: its input is an object all the same
+    j = ask(server, seed=1, tools=[WEATHER], max_tokens=16).json()  # truncated within a call: its input is still an object
     assert j["stop_reason"] == "max_tokens" and all(b.get("input", {}) == {} for b in j["content"])
 
 
@@ -186,7 +186,7 @@ def test_the_answer_ends_where_the_context_does(server):
 # ---- from turns to a chat ----
 
 def rendered(server, messages=HI, **body):
-    """What the template makes of a request: the fake engine repeats its prompt."""
+    """The prompt that the template makes of a request: the fake engine repeats it."""
     n = server.post("/v1/messages/count_tokens", {"model": "demo", "messages": messages, **body})
     assert n.status == 200, n.body
     r = ask(server, messages, ignore_eos=True, max_tokens=n.json()["input_tokens"], **body).json()
@@ -232,7 +232,7 @@ def test_lines_that_change_are_taken_out_of_the_system_prompt(shown):
     blocks = [{"type": "text", "text": line % 2}, {"type": "text", "text": "A\n" + line % 3 + "\nB"}]
     assert rendered(shown, system=blocks).startswith("[system] A\nB\n")
     assert rendered(shown, system=line % 4) == "[user] hi\n[answer] "
-    assert rendered(shown, [{"role": "user", "content": line % 5}]).startswith("[user] x-anthropic")  # what a user says stays
+    assert rendered(shown, [{"role": "user", "content": line % 5}]).startswith("[user] x-anthropic")  # the user's text is not changed
     inline = lambda content: rendered(shown, [*HI, {"role": "system", "content": content}, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}, *HI])
     assert inline(line % 7) == "[user] hi\n[assistant] x\n[user] hi\n[answer] "
     assert inline([{"type": "text", "text": line % 8}, {"type": "text", "text": "R\n" + line % 9}]) == "[user] hi\n[system] R\n\n[assistant] x\n[user] hi\n[answer] "

@@ -37,7 +37,7 @@ def chat(s, text="hello", seed=0, **body):
 
 
 def folded(parts):
-    """Lines of a chat as one message."""
+    """Folds the lines of a chat to one message."""
     assert [p["done"] for p in parts] == [False] * (len(parts) - 1) + [True]
     message = {"role": "assistant", "content": ""}
     for p in parts:
@@ -70,7 +70,7 @@ def test_what_is_said_thought_and_called(server):
     assert m["thinking"].strip() == "I wonder." and m["content"].strip() == "The answer is 42."
     m = message(3, tools=[TOOL])
     assert m["content"].strip() == "Let me see." and [c["function"]["arguments"]["city"] for c in m["tool_calls"]] == ["Paris", "Rome"]
-    assert message(4, tools=[TOOL])["tool_calls"][0]["function"]["arguments"] == {}  # cut off, and still an object
+    assert message(4, tools=[TOOL])["tool_calls"][0]["function"]["arguments"] == {}  # truncated, and still an object
     assert "tool_calls" not in message(1, tools=[]) and message(1, tools=[])["content"] == CALL
 
 
@@ -186,7 +186,7 @@ def test_errors_are_sentences(server, path, body, status, words):
 
 
 def test_an_error_in_a_stream_is_a_line(server):
-    assert list(chat(server, seed=1003).json()) == ["error"]  # nothing has gone out
+    assert list(chat(server, seed=1003).json()) == ["error"]  # nothing was sent before
     with Server(env={"FAKE_STEP_US": "100000"}) as s:
         parts = lines(chat(s, timeout=0.7))
         assert len(parts) > 1 and list(parts[-1]) == ["error"] and "message" in parts[0]

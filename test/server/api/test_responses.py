@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses that last: kept, read, listed, deleted, gone on from; whose they are; what survives a restart."""
+"""Stored responses: created, read, listed, deleted, continued; their owners; what survives a restart."""
 
 import json
 

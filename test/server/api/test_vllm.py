@@ -168,7 +168,7 @@ def test_vectors_are_packed_in_each_type_and_order(server, dtype, n_bytes, manti
     for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
         for normalize in (True, False):
             body = {"input": "a b c", "normalize": normalize, "embed_dtype": dtype}
-            want = server.post(path, {**body, "encoding_format": "float"}).json()["data"][0][name]  # numbers are numbers, of whatever type
+            want = server.post(path, {**body, "encoding_format": "float"}).json()["data"][0][name]  # floats stay floats, whatever the type
             packed = {order: base64.b64decode(server.post(path, {**body, "encoding_format": "base64", "endianness": order}).json()["data"][0][name]) for order in ("native", "little", "big")}
             split = lambda b: [b[i:i + n_bytes] for i in range(0, len(b), n_bytes)]
             assert packed["native"] == packed["little"] and [x[::-1] for x in split(packed["big"])] == split(packed["little"])

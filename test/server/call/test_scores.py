@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v1/score and /v1/rerank: vectors' cosines, and a model that judges pairs by two tokens."""
+"""/v1/score and /v1/rerank: cosine similarity, and a model that scores pairs by the probabilities of two tokens."""
 import json
 import math
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line says before anything is loaded: commands, folders, the environment."""
+"""Errors of the command line before anything is loaded: commands, folders, the environment."""
 import json
 import os
 import re
@@ -162,7 +162,7 @@ def test_memory_that_is_too_small(options, words):
     assert rc == 1
     found = re.search(re.escape(words).replace(re.escape("{}"), r"(\d+)"), err)
     assert found, err
-    if found.groups() and "override" not in options[0]:  # what it tells to give is enough
+    if found.groups() and "override" not in options[0]:  # the options that the message names suffice
         given = dict(zip(options[::2], options[1::2]))
         given["--max-model-len" if "--max-model-len" in options else options[0]] = found[1]
         rc, out, err = run("generate", DEMO, "hello", "--device", "cpu", "--max-tokens", "1", *sum(given.items(), ()))

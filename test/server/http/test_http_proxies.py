@@ -100,7 +100,7 @@ def test_a_drained_and_a_killed_replica_cost_no_request(name):
         assert not load.failures and load.cut == 0, (load.failures[:3], load.cut)
         drained = load.n_good
         a = start(0)
-        wait_for_both(proxy, a)  # the proxy trusts it again
+        wait_for_both(proxy, a)  # the proxy uses it again
         b.process.kill()
         b.process.wait()
         b.process.stdout.close()
@@ -133,9 +133,9 @@ def test_tokens_and_departures_pass_through_at_once(name):
                 while len(late) < 10:
                     for e in events(r.chunk()):
                         late.append((time.monotonic_ns() - json.loads(e)["t"]) / 1e6)
-                assert SLOW or min(late) < 30, late  # HAProxy's default adds 200 to each
+                assert SLOW or min(late) < 30, late  # HAProxy's default adds 200 ms to each
             f.wait_for(live=0, seconds=3)
-            with proxy.connect() as s:  # nothing flows yet
+            with proxy.connect() as s:  # nothing has been sent yet
                 s.sendall(request("POST", "/stream?n=1&first_ms=60000", b"{}"))
                 f.wait_for(live=1)
             f.wait_for(live=0, seconds=3)

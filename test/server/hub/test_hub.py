@@ -101,7 +101,7 @@ print(repo.repo_id, repo.size_on_disk, revision.commit_hash, sorted(revision.ref
     before = len(hub.asked("storage")) + len(hub.asked("/resolve/", "GET"))
     ask_package(env, 'from huggingface_hub import snapshot_download; snapshot_download("org/small", '
                      'allow_patterns=["*.json", "*.safetensors"])')
-    assert len(hub.asked("storage")) + len(hub.asked("/resolve/", "GET")) == before  # nothing came twice
+    assert len(hub.asked("storage")) + len(hub.asked("/resolve/", "GET")) == before  # nothing was downloaded twice
 
 
 def test_what_huggingface_hub_wrote_is_served_without_a_network(hub, env):
@@ -148,7 +148,7 @@ def test_the_weights_are_those_of_the_index(hub, env):
     hub.add("org/small", {**files, "model.safetensors.index.json": json.dumps(index).encode()}, commit=NEWER)
     refused(env, "names m-9.safetensors, which the hub does not list")
     rc, out, err = run(env, "list")
-    assert re.search(r"org/small +main +\S+ kB +complete", out) and "incomplete" in out  # main stays at what is whole
+    assert re.search(r"org/small +main +\S+ kB +complete", out) and "incomplete" in out  # main stays at the complete revision
 
 
 def test_revisions_and_removing_them(hub, env):
@@ -160,7 +160,7 @@ def test_revisions_and_removing_them(hub, env):
     rc, out, err = run(env, "list")
     assert re.search(r"org/small +main .*complete", out) and re.search(r"org/small +refs/pr/1 .*complete", out), out
     rc, out, err = run(env, "remove", "org/small@main")
-    assert rc == 0 and out == "org/small@main: 19 B freed\n", (out, err)  # the rest belongs to the other, too
+    assert rc == 0 and out == "org/small@main: 19 B freed\n", (out, err)  # the other files belong to the other revision, too
     assert not os.path.exists(first) and open(second + "/config.json").read() == '{"model_type": "y"}'
     assert len(blobs(env)) == 3 and open(second + "/model.safetensors", "rb").read() == SMALL["model.safetensors"]
     refused(env, "'main' of org/small is not in the cache", "sluice list", name="org/small@main", command="remove")
@@ -290,13 +290,13 @@ def test_a_cut_is_resumed_where_it_was(hub, env):
 
 
 def allocated(env):
-    """Bytes of unfinished blobs on the disk."""
+    """The bytes that unfinished blobs occupy on the disk."""
     n = 0
     for path in glob.glob(repo_folder(env) + "/blobs/*.sluice.incomplete"):
         try:
             n += os.stat(path).st_blocks * 512
         except FileNotFoundError:
-            pass  # it was finished in between
+            pass  # it was completed in the meantime
     return n
 
 
@@ -325,7 +325,7 @@ def test_a_damaged_rest_of_a_download_is_found_by_the_hash(hub, env):
     refused(env, "another host for model.safetensors, which refuses it (status 404)")
     [part] = [b for b in blobs(env) if "incomplete" in b]
     path = os.path.join(repo_folder(env), "blobs", part)
-    with open(path, "r+b") as f:  # says that its first part is there
+    with open(path, "r+b") as f:  # claims that its first part is present
         f.seek(len(LARGE["model.safetensors"]) + 16)
         f.write((1 << 20).to_bytes(8, "little"))
     hub.on_storage = None
@@ -398,7 +398,7 @@ def test_an_address_of_the_storage_host_that_has_expired_is_asked_for_anew(hub, 
     hub.add("org/small", {**LARGE, "model.safetensors": os.urandom(23 << 20)})
     seen, late = [], []
 
-    def expire(h):  # 12 parts: after the first 8, no address holds that was given out before
+    def expire(h):  # 12 parts: after the first 8, all addresses handed out before have expired
         seen.append(h.path)
         late[:] = late or ([hub.signed] if len(seen) == 9 else [])
         if late and int(h.path.split("?")[1]) <= late[0]:
@@ -585,7 +585,7 @@ def test_no_model_and_nobody_to_ask(hub, env):
 
 
 def on_terminal(env, args, answer=b""):
-    """What is seen on a terminal, with an answer typed when there is a question."""
+    """The output on a terminal; `answer` is typed when there is a question."""
     pid, fd = pty.fork()
     if pid == 0:
         os.chdir("/")
