@@ -18,11 +18,11 @@ struct api_log {
     const char *error;     // the code of the error reply, static text; or NULL
     unsigned retry_count;  // x-stainless-retry-count
     /* Private to reply.c, not logged. */
-    unsigned char form; // of errors, an enum reply_form
+    unsigned char form; // the format of errors, an enum reply_form
     bool told_id;
 };
 
-/* The request's own, initially empty. */
+/* The request's log data, initially zero. */
 struct api_log *api_log(struct http_request *req);
 
 /* For http_options.on_head: data that is logged even if the request is rejected. */

@@ -23,7 +23,7 @@ struct api_work {
     struct call_error error;
     struct buf reply;
     const char *reply_type;     // NULL: JSON
-    char batch[STORE_ID_BYTES]; // of a new or cancelled batch; "": none
+    char batch[STORE_ID_BYTES]; // id of a new or cancelled batch; "": none
     void (*work)(struct api_work *w);
     void (*after_work)(struct api_work *w); // on the loop, before a successful reply; may be NULL
 };
