@@ -11,11 +11,12 @@
 #include <string.h>
 
 enum {
-    SEEN = 2 * MAX_BEAMS + 1, // next tokens of a beam: the likeliest, and the one that was drawn
+    SEEN = 2 * MAX_BEAMS + 1, // next tokens of a beam that are known: the likeliest, and the one
+                              // that was drawn
     NO_NODE = -1,             // the prompt
 };
 
-/* A token that continues its parent's. Beams share their beginnings, so the nodes form a tree. */
+/* A token that follows its parent's. Beams share their beginnings, so the nodes form a tree. */
 struct node {
     int32_t parent, token, n; // n: tokens up to here
     float logprob;
@@ -27,7 +28,7 @@ struct beam {
     double score;
 };
 
-/* A next token of a beam. */
+/* A possible next token of a beam. */
 struct candidate {
     int32_t beam, rank, token;
     float logprob;
@@ -35,7 +36,7 @@ struct candidate {
     bool ends;
 };
 
-/* Asks the engine for the next tokens of one beam: a request of one token. */
+/* A request to the engine for the next token of one beam. */
 struct probe {
     struct engine_request request;
     struct engine_output output;
@@ -49,7 +50,7 @@ struct probe {
 struct search {
     struct engine_request *whole; // gets the answer
     int32_t width, n_live, n_ended, n_steps;
-    int32_t n_submitted, n_done; // of the step's requests, one per live beam
+    int32_t n_submitted, n_done; // numbers of the step's requests; there is one per live beam
     bool over;
     struct beam live[MAX_BEAMS], ended[2 * MAX_BEAMS];
     struct probe probes[MAX_BEAMS];
@@ -116,7 +117,7 @@ bool request_check_beams(struct request *r)
 /* ---- memory ------------------------------------------------------------------------------------
  */
 
-/* A step adds at most a node for each live beam and for each that ends. */
+/* Each step adds at most one node per live beam, and one per beam that ends. */
 static bool open_search(struct search *s, struct engine_request *whole, int32_t n)
 {
     int32_t max_tokens = whole->params.max_tokens, n_top = whole->params.top_logprobs;
@@ -272,7 +273,7 @@ static struct search *search_of(struct call *c, const struct engine_request *r)
     return NULL;
 }
 
-/* Values for the whole prompt are taken from its first request. */
+/* Takes the result of a request. Values for the whole prompt are taken from the first one. */
 void beams_take(struct call *c, struct engine_request *r)
 {
     struct search *s = search_of(c, r);
@@ -353,7 +354,7 @@ static int32_t add_node(struct search *s, const struct candidate *c)
     return at;
 }
 
-/* vLLM's: the prompt counts in the length, a token that ends the text does not. */
+/* vLLM's score: the length includes the prompt, but not a token that ends the text. */
 static double score(const struct search *s, double sum, int32_t n, double penalty)
 {
     return sum / pow((double)(s->whole->n_prompt + n), penalty);
@@ -376,7 +377,7 @@ static double hope(const struct search *s, const struct beam *live, double penal
     return greater(now, last);
 }
 
-/* Whether no live beam can become better than the ended ones. */
+/* True if no live beam can become better than those that have ended. */
 static bool is_decided(const struct search *s, double penalty)
 {
     if (s->n_ended < s->width) {
@@ -390,7 +391,7 @@ static bool is_decided(const struct search *s, double penalty)
     return true;
 }
 
-/* The live beams become the likeliest candidates; those that ended are kept while they are among
+/* Continues with the likeliest candidates as live beams. Ended beams are kept while they are among
  * the best. */
 static void advance(struct search *s, double penalty)
 {

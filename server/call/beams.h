@@ -30,8 +30,8 @@ void beams_cancel(struct call *c);
 /* Called when a request of a step has ended without an error. */
 void beams_take(struct call *c, struct engine_request *r);
 
-/* Not to be called within a drain of the engine. Plans the next step of each prompt whose current
- * step is complete. Returns the request of c->requests whose search has just ended, or NULL. */
+/* Plans the next step of each prompt whose current step is complete. Must not be called while the
+ * engine is drained. Returns the request of c->requests whose search has just ended, or NULL. */
 struct engine_request *beams_step(struct call *c);
 
 #endif

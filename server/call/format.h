@@ -6,20 +6,21 @@
 
 #include "server/call/call.h"
 
-/* The functions of one format. Formats without streams have no `finish`. A format that needs no
- * engine has only `reply`; all others have none. */
+/* The functions of one format. Formats without streams have no `finish`. Formats that do not need
+ * the engine only have `reply`, which all others lack. */
 struct call_format {
     const char *id_prefix;         // of the answer's id
     const char *call_prefix;       // of a tool call's id; NULL: "call_"
-    void (*reply)(struct call *c); // called when prompts are prepared: ends the answer
-    void (*begin)(struct call *c); // a stream: makes chunk_head; may be NULL
+    void (*reply)(struct call *c); // called once the prompts are prepared; ends the answer
+    void (*begin)(struct call *c); // at the start of a stream: makes chunk_head; may be NULL
     /* Reports the progress of the prompt (ch->n_prefilled) if the request asks for it. Called
      * before `start`. NULL: the format has no progress reports. */
     void (*prompt)(struct call_choice *ch);
     void (*start)(struct call_choice *ch);   // before the first token; may be NULL
-    void (*pending)(struct call_choice *ch); // takes pending output: in a stream, or if `in_order`
-    /* The answer has an item for each run of output of one kind, also without a stream. Log
-     * probabilities then come together with the text of their token, so that they are added to its
+    void (*pending)(struct call_choice *ch); // writes pending output; called in streams, and if
+                                             // `in_order`
+    /* Each run of output of one kind becomes an item of the answer, also without a stream. A
+     * token's log-probability is then passed together with its text, so that both are in the same
      * item. */
     bool in_order;
     void (*call)(struct call_choice *ch, const char *name, const char *id); // a tool call begins
@@ -40,7 +41,7 @@ struct call_format {
     /* Reports an error in a stream that has already begun, for APIs with their own error event; may
      * be NULL. */
     void (*error)(struct call *c, const struct call_error *e);
-    void (*forget)(struct call *c); // frees what `extra` owns; may be NULL
+    void (*forget)(struct call *c); // frees the memory that `extra` owns; may be NULL
 };
 
 extern const struct call_format call_chat_format, call_completion_format, call_response_format,
@@ -63,10 +64,10 @@ struct call_usage call_usage_of(const struct call *c);
 void call_put_recomputed(struct buf *b, const struct call_usage *u);
 /* ,"usage":{...} */
 void call_put_usage(struct buf *b, const struct call *c);
-/* How many characters a token adds to the text that the client sees. */
+/* The number of characters that a token adds to the text that the client sees. */
 size_t call_token_characters(const struct call *c, int32_t token);
-/* The text of a token as completions show it. A token that is only part of a character is written
- * as its bytes, as OpenAI does: bytes:\xe6\x97. So different tokens are different keys of
+/* The text of a token as completions show it. A token that is only a part of a character is written
+ * as its bytes, like OpenAI does (bytes:\xe6\x97), so that different tokens have different keys in
  * top_logprobs. */
 void call_put_token_text(struct buf *b, const struct call *c, int32_t token);
 void call_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity

@@ -18,7 +18,7 @@ static void put_real(struct buf *b, const char *key, double v)
     buf_put_double(b, v);
 }
 
-/* What is never drawn has null. */
+/* A token that is never drawn has the bias null. */
 static void put_biases(struct buf *b, const struct sampling_params *p)
 {
     for (int32_t i = 0; i < p->n_bias; i++) {
@@ -32,7 +32,7 @@ static void put_biases(struct buf *b, const struct sampling_params *p)
     }
 }
 
-/* The settings that were in force. */
+/* Writes the settings that were used. */
 static void put_settings(struct buf *b, const struct call_choice *ch)
 {
     const struct request *r = &ch->call->request;
@@ -91,7 +91,7 @@ static const char *stop_type(const struct call_choice *ch)
     return "eos";
 }
 
-/* The context ended before the tokens that were asked for. */
+/* True if the context ended before the requested number of tokens. */
 static bool is_cut(const struct call_choice *ch)
 {
     const struct request *r = &ch->call->request;
@@ -291,7 +291,7 @@ static void put_answer(struct buf *b, struct call_choice *ch)
     buf_deinit(&object);
 }
 
-/* Several prompts give an array. */
+/* Ends the answer; several prompts give an array. */
 static void end(struct call *c)
 {
     if (c->request.stream) {
@@ -330,7 +330,7 @@ const struct call_format call_native_format = {
 /* ---- embeddings and templates
  * -------------------------------------------------------------------- */
 
-/* A list of vectors for each input; with pooling it has one vector. */
+/* Writes a list of vectors for each input; with pooling, the list has one vector. */
 static void end_embedding(struct call *c)
 {
     struct buf b;
@@ -352,7 +352,7 @@ static void end_embedding(struct call *c)
 
 const struct call_format call_native_embed_format = {.id_prefix = "embd-", .end = end_embedding};
 
-/* Without the token that /completion puts in front of a text by itself. */
+/* Replies with the prompt, without the token that /completion adds in front of a text. */
 static void reply_prompt(struct call *c)
 {
     const struct request *r = &c->request;

@@ -143,7 +143,7 @@ static void close_item(struct call *c, const char *status)
     s->open = ITEM_NONE;
 }
 
-/* A background response is "queued" before it begins. */
+/* Begins the answer. A background response is first "queued". */
 static void begin(struct call *c)
 {
     struct responses *s = response_state(c);

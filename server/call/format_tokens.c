@@ -18,8 +18,8 @@ static void put_ids_member(struct buf *b, const struct request *r, const char *k
     }
 }
 
-/* "sampling_params" with the sampling members that the request has, as given. Defaults for the
- * others are left to the server that receives the ids. */
+/* Writes "sampling_params" with the sampling members of the request, as given. The server that
+ * receives the ids sets defaults for the others. */
 static void put_sampling(struct buf *b, const struct request *r)
 {
     static const char *const keys[] = {
@@ -66,7 +66,7 @@ static void put_sampling(struct buf *b, const struct request *r)
     buf_putc(b, '}');
 }
 
-/* What another server needs to generate: ids, sampling parameters, and features. */
+/* Writes what another server needs to generate: ids, sampling parameters and features. */
 static void put_rendered(struct buf *b, const struct call *c, size_t i)
 {
     const struct request *r = &c->request;

@@ -7,14 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A choice is stored as a bool (the second of two words) or as its word. */
+/* Stores a choice as its word or, in a field of one byte, as its index. */
 static bool keep_choice(struct request *r, const struct member *m, void *at)
 {
     int index;
     if (!body_choice(&r->body, m->key, m->choices, &index)) {
         return false;
     }
-    if (m->size == sizeof(uint8_t)) { // or a bool: the second of two words
+    if (m->size == sizeof(uint8_t)) { // for two words this can be a bool
         *(uint8_t *)at = (uint8_t)index;
     } else {
         body_string(&r->body, m->key, at);
@@ -22,7 +22,7 @@ static bool keep_choice(struct request *r, const struct member *m, void *at)
     return true;
 }
 
-/* The upper bound may be an option of this server. */
+/* Stores an integer. Its upper bound may be an option of this server. */
 static bool keep_int(struct request *r, const struct member *m, void *at)
 {
     int64_t v;
@@ -77,7 +77,7 @@ static bool keep_value(struct request *r, const struct member *m)
     }
 }
 
-/* Values of `off` are compared by meaning: 0 equals 0.0. */
+/* Compares by meaning: 0 equals 0.0. */
 static bool equals(const struct body_member *v, const char *json, size_t n_bytes)
 {
     switch (json_type(v->node)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Probabilities after the samplers, computed from the logged alternatives, for the
- * settings for which these suffice. */
+/* Probabilities after the samplers, computed from the logged alternatives, for settings where these
+ * suffice. */
 #include "server/call/post_sampling.h"
 
 #include "engine/schedule/request.h"
@@ -25,7 +25,7 @@ static bool is_raw(const struct sampling_params *p)
            p->n_bad_words == 0 && p->min_tokens == 0;
 }
 
-/* What cannot be computed exactly from the alternatives is refused. */
+/* Refuses settings for which the distribution cannot be computed exactly from the alternatives. */
 bool post_sampling_check(const struct sampling_params *p, bool constrained, struct call_error *e)
 {
     bool known = is_greedy(p) || is_few(p) ||
@@ -46,7 +46,7 @@ bool post_sampling_check(const struct sampling_params *p, bool constrained, stru
     return true;
 }
 
-/* The leading weights whose sum reaches the share of the total. */
+/* The number of leading weights whose sum reaches the share of the total. */
 static int32_t cut_top_p(const double *weights, int32_t n, double share)
 {
     double total = 0, sum = 0;

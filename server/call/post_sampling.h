@@ -12,10 +12,10 @@
 struct token_logprobs; // engine/schedule/request.h
 
 struct post_sampling {
-    int32_t
-        n; // tokens that could be drawn: the leading top_ids; with all kept, those that are known
+    int32_t n; // number of tokens that could be drawn: the first of top_ids; all known ones if no
+               // sampler excludes any
     double prob[MAX_TOP_LOGPROBS];
-    double drawn; // of the drawn token
+    double drawn; // probability of the drawn token
 };
 
 /* False: *e names the settings that would be required. */

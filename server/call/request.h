@@ -30,22 +30,23 @@ enum request_kind {
     KIND_OLLAMA_CHAT,
     KIND_OLLAMA_GENERATE,
     KIND_OLLAMA_EMBED,
-    KIND_NATIVE, // llama.cpp's
+    KIND_NATIVE, // llama.cpp's completion
     KIND_INFILL,
     KIND_NATIVE_EMBED,
     KIND_TOKENS,                          // vLLM's: ids in, ids out
     KIND_CHAT_BATCH,                      // several conversations
     KIND_LABELS,                          // the probabilities of given tokens as the next one
     KIND_CLASSIFY,                        // the class that a classifier gives to prompts
-    KIND_POOLING,                         // embeddings in another form
+    KIND_POOLING,                         // vLLM's: embeddings in another form
     KIND_COHERE_EMBED,                    // Cohere's
     N_KINDS_WITH_FORM,                    // the kinds below use the forms of those above
-    KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // a chat without messages, or a prompt without text
+    KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // an Ollama request without messages or prompt, which
+                                          // only loads the model
     KIND_OLLAMA_OLD_EMBED,                // its `prompt` becomes the `input` of KIND_OLLAMA_EMBED
     KIND_APPLY_TEMPLATE,
     KIND_RENDER,            // renders a completion's prompts to ids
-    KIND_RENDER_CHAT,       // of a chat
-    KIND_CHAT_INPUT_TOKENS, // the number of a chat's ids
+    KIND_RENDER_CHAT,       // renders a chat to ids
+    KIND_CHAT_INPUT_TOKENS, // counts a chat's ids
     KIND_INVOCATIONS,       // SageMaker's: becomes another kind, by the body's members
     KIND_LLAMA_CHAT,        // becomes a chat with `llama`
     KIND_EITHER_COMPLETION, // becomes OpenAI's if the body names a model, else llama.cpp's
@@ -147,33 +148,35 @@ struct request {
 
     /* Result. */
     struct call_error error; // status 0: no error
-    bool generates, pools;   // by kind (prepare.c); neither: only the prompts' ids are needed
-    unsigned form;           // one bit
-    struct arena arena;      // holds what follows
+    bool generates, pools; // what prompts are used for, by kind (prepare.c); if neither, only their
+                           // ids are needed
+    unsigned form;         // one of the bits above
+    struct arena arena;    // holds what follows
     struct body body;
     const char *model_name;
     struct sampling_params params;
-    bool max_shrinks; // n_predict: is reduced to the room in the context, not refused
-    bool has_max_tokens, max_is_asked; // neither: as many as fit; only has: a default, cut to fit
+    bool max_shrinks; // a value that exceeds the context is reduced rather than refused (n_predict)
+    bool has_max_tokens, max_is_asked; // neither: as many tokens as fit; only has_max_tokens: a
+                                       // default, which is reduced to fit
     int64_t max_tokens;
     int32_t n, best_of;
-    bool beams; // use_beam_search, with n beams
+    bool beams; // use_beam_search; there are n beams
     double length_penalty;
     struct request_prompt *prompts;
     size_t n_prompts;
-    struct ids ids; // of prompts that were given as text
+    struct ids ids; // the ids of prompts that were given as text
 
     bool stream, include_usage, continuous_usage;
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     int32_t n_top; // top_logprobs, or completions' logprobs
     const char *suffix,
-        *prefix; // of fill-in-the-middle; NULL: none. The prompt follows the prefix
+        *prefix; // for fill-in-the-middle, or NULL; the prompt follows the prefix
     size_t suffix_bytes, prefix_bytes;
     struct fim_file *files;
     size_t n_files;
     bool begun;                              // the prompt is the beginning of the text in the gap
     bool base64, normalize;                  // embeddings
-    uint8_t embed_dtype, endianness;         // of base64 (packed.h)
+    uint8_t embed_dtype, endianness;         // format of base64 (packed.h)
     struct scored_text *queries, *documents; // score and rerank
     size_t n_queries, n_documents;
     int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
@@ -185,7 +188,7 @@ struct request {
     const struct request_prompt *query; // labels: combined with each item
     bool item_first;
     unsigned vector_types;  // Cohere's: bits, by enum vector_type
-    enum pool_kind pooling; // how it pools, if `pools`
+    enum pool_kind pooling; // how hidden states are pooled, if `pools`
     int64_t dimensions;     // 0: all
     bool token_strs;        // tokenize
     bool add_special, has_add_special;
@@ -193,7 +196,7 @@ struct request {
     int64_t truncate;   // prompt tokens to keep; -1: the model's maximum; 0: all
     bool truncate_right;
     int32_t priority;
-    bool background; // nobody waits for it
+    bool background; // no client waits for the answer
     const char *cache_salt, *user, *request_id;
     const struct cache_hint *hints; // [n_hints], kv_hints
     int32_t n_hints;
@@ -206,13 +209,15 @@ struct request {
     struct output_options output;
 
     const char *constraint_param;     // static text: the member that constrains the answer, or NULL
-    struct grammar_source constraint; // of the answer; `grammar` may add to it (request_turn.c)
+    struct grammar_source constraint; // of the answer; `grammar` may also cover the text around it
+                                      // (request_turn.c)
     struct kept_grammar *grammar;     // compiled; NULL: none
-    const char *constraint_after;     // it begins after this text (one token); NULL: immediately
+    const char *constraint_after;     // the constraint begins after this text, which is one token;
+                                      // NULL: immediately
     int32_t constraint_after_id;
 
     /* Chat, responses and messages. */
-    struct request_chat *chats; // if there are several (`messages` is the first); or NULL
+    struct request_chat *chats; // several conversations, of which `messages` is the first; or NULL
     size_t n_chats;
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
@@ -223,11 +228,12 @@ struct request {
     struct request_tool *tool_list; // [n_tool_list], in the arena
     size_t n_tool_list;
     enum tool_mode tool_mode;
-    const char *tool_param;       // what says it; static text
+    const char *tool_param;       // the member that sets tool_mode; static text
     int32_t n_past_calls;         // chat: number of calls in its messages
     bool narrows;                 // not all tools are allowed
-    bool is_named;                // chat: one tool is asked for by its name
-    const char *request_template; // trusted
+    bool is_named;                // chat: the client selected one tool by name
+    const char *request_template; // the request's own chat template, which the operator allows; or
+                                  // NULL
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if from the assistant; or NULL
     size_t echoed_bytes;
@@ -235,11 +241,12 @@ struct request {
     bool thinks, has_thinks;  // enable_thinking
     const char *instructions; // responses
     int n_stripped_lines;     // messages: removed from the system prompt (--strip-prompt-lines)
-    bool stores;              // responses: it is stored
+    bool stores;              // responses: the response is stored
     bool tells_messages;      // responses: include the prompt and the answer as text and ids
-    bool detached;            // responses: it runs on without its client ("background")
-    bool wants_events;        // if detached: the client asked for a stream (all have events)
-    const char *previous;     // responses: id of the previous response; or NULL
+    bool detached;            // responses: it continues without its client ("background")
+    bool wants_events;    // if detached: the client asked for a stream; events are recorded in any
+                          // case
+    const char *previous; // responses: id of the previous response; or NULL
     const char *conversation; // responses: id of the conversation; or NULL
     const char *items;        // responses: its own input items, as JSON texts joined by commas
     const char *history;      // responses: the earlier items, as a JSON array; or NULL

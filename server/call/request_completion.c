@@ -25,7 +25,8 @@ static bool next_text(struct request *r, struct json_scan *sc, struct request_pr
     return p->text || request_too_large(r);
 }
 
-/* A text, ids, or a list of either. Ids are not copied from the list that the body's scan made. */
+/* Reads prompts: a text, ids, or a list of either. Ids are used where the scan of the body has
+ * stored them. */
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -108,7 +109,7 @@ bool read_completion_logprobs(struct request *r)
     int64_t v;
     const struct body_member *m = body_get(&r->body, "logprobs");
     if (m && json_is(m->node, JSON_BOOL) && !json_bool(m->node, true)) {
-        return true; // false: as if absent
+        return true; // false counts as absent
     }
     if (body_int(&r->body, "logprobs", 0, r->model->config->max_logprobs, &v)) {
         r->logprobs = true;
@@ -208,7 +209,7 @@ void embeddings_begin(struct request *r)
 
 bool embeddings_end(struct request *r)
 {
-    r->stream = r->params.prompt_logprobs = false; // nothing is drawn
+    r->stream = r->params.prompt_logprobs = false; // no token is drawn
     r->params.min_tokens = 0;
     r->n = 1;
     if (r->form & (FORM_EMBEDDINGS | FORM_NATIVE_EMBED)) {

@@ -14,7 +14,7 @@
 
 enum { MAX_PROMPT_IDS = 16 << 20 };
 
-/* A prompt of texts and ids, read directly from the body's text. */
+/* Reads prompts that mix texts and ids, directly from the body's text. */
 struct mixed {
     struct request *r;
     const char *key;
@@ -361,7 +361,7 @@ void native_embed_begin(struct request *r)
     embeddings_begin(r);
 }
 
-/* Whether texts and ids are mixed, within a prompt or in the list of prompts. */
+/* True if texts and ids are mixed, within a prompt or in the list of prompts. */
 static bool is_mixed(const struct json *list)
 {
     bool text = false, other = false, within = false;

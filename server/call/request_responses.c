@@ -11,8 +11,8 @@
 
 enum { MAX_BYTES = 64 << 20 };
 
-/* Items on their way to chat messages. Several items may become one assistant message: its
- * reasoning, text and calls. */
+/* Converts items to chat messages. Several items may become one assistant message: its reasoning,
+ * text and calls. */
 struct messages {
     struct request *r;
     struct buf out;       // text of the array
@@ -344,7 +344,7 @@ static bool keep_items(struct messages *m)
     return r->items || request_too_large(r);
 }
 
-/* The result takes the place of "messages" and is read like those of a chat. */
+/* Converts the input to chat messages, which are then read like those of a chat. */
 bool read_items(struct request *r)
 {
     struct messages m = {.r = r};
@@ -369,7 +369,7 @@ bool read_items(struct request *r)
     return good;
 }
 
-/* Truncation would need to know which items may go. */
+/* Refuses truncation, because the server cannot know which items may be dropped. */
 bool read_truncation(struct request *r)
 {
     int choice = 1;
@@ -394,7 +394,7 @@ bool read_include(struct request *r)
     return true;
 }
 
-/* The answer repeats the request's settings; the body has been freed by then. */
+/* Writes the settings that the answer repeats, since the body is freed before that. */
 static bool make_echo(struct request *r)
 {
     static const struct {

@@ -13,7 +13,7 @@
 
 enum { MAX_BYTES = 64 << 20 };
 
-/* The notation of tools in an API. */
+/* How an API writes tools. */
 static const struct shape {
     const char *key;      // of the request
     const char *function; // the member that contains name and parameters; "": the tool itself
@@ -441,7 +441,7 @@ static bool choose(struct request *r, const char *key, const struct json *v)
     return allow_one(r, key, name_of(v));
 }
 
-/* Without a tool that may be called there is nothing to parse. */
+/* Selects the output parser, if any tool may be called. */
 static bool use_tools(struct request *r)
 {
     if (r->tool_mode == TOOLS_OFF && r->model->config->exclude_tools_when_tool_choice_none &&

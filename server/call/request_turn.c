@@ -86,7 +86,7 @@ static bool blame(struct request *r, enum status whole, const struct err *why)
 /* ---- calls ------------------------------------------------------------------------------------
  */
 
-/* Whether the grammar must include calls. */
+/* True if the grammar must include calls. */
 static bool watches_calls(const struct request *r)
 {
     bool some = r->tool_mode == TOOLS_MUST;
@@ -138,7 +138,7 @@ static bool plan_calls(struct plan *p)
         return true;
     }
     if (!w && r->tool_mode == TOOLS_AUTO && r->constraint_param) {
-        return true; // no calls together with a constrained answer
+        return true; // the answer is constrained, and must not contain calls
     }
     if (!w) {
         return call_error_set(&r->error, 400, "unsupported_value",

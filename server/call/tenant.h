@@ -35,7 +35,7 @@ enum status tenant_limits_set(struct tenant_limits *l, const char *setting, stru
 enum status tenant_limits_check(const struct tenant_limits *l, struct err *err);
 
 struct tenant_bucket {
-    double left; // below 0: a debt
+    double left; // what may still be used; below 0: a debt
     int64_t filled_ns;
 };
 
@@ -45,7 +45,7 @@ struct tenant {
     struct tenant_bucket requests, tokens;
     int64_t n_calls, n_waiting; // n_waiting: sequences of calls without a token yet
     int64_t n_holders;
-    char salt[33]; // random, so that no request can guess it
+    char salt[33]; // random, so that no client can guess it
 };
 
 struct tenant *tenant_new(const struct tenant_limits *limits); // with one reference

@@ -23,15 +23,16 @@ struct turns {
     int n_parts;
     const char *only;                  // the first part
     struct buf text, reasoning, calls; // of the assistant
-    size_t turn, block;                // where the reader is
+    size_t turn, block;                // the reader's position
     char place[80];
 };
 
-/* Where the reader is, for errors: messages[1].role, messages[1].content[2].text */
+/* The reader's position, for error messages: messages[1].role, messages[1].content[2].text */
 const char *turns_where_turn(struct turns *t, const char *field);
 const char *turns_where(struct turns *t, const char *field);
 
-/* ---- what is written (turns.c) ------------------------------------------------------------------
+/* ---- writing messages (turns.c)
+ * ------------------------------------------------------------------
  */
 
 void turns_open_message(struct turns *t, const char *role);
@@ -43,7 +44,8 @@ bool turns_put_text(struct turns *t, enum turn_role role, const char *text);
  * prompt that changes with each request would prevent prefix-cache hits for everything after it. */
 void turns_put_stripped(struct request *r, struct buf *out, const char *text);
 
-/* ---- what is read (turns_blocks.c) --------------------------------------------------------------
+/* ---- reading turns (turns_blocks.c)
+ * --------------------------------------------------------------
  */
 
 bool turns_read(struct turns *t, const struct json *turn);
