@@ -57,8 +57,8 @@ TEST(fields_and_files_are_found)
     CHECK_STR(parts("--XX--\r\n"), "");
 }
 
-/* Browsers write a quote as %22, other clients as \"; a name too long for its field is
- * cut. */
+/* Browsers write a quote as %22, other clients as \"; a name that is too long for its field is
+ * truncated. */
 TEST(names_are_unescaped_and_cut_but_nothing_else)
 {
     CHECK_STR(parts(PART("name=\"a\"; filename=\"q%22\\\"\\\\%41.txt\"", "x") "--XX--"),

@@ -32,7 +32,7 @@ static const struct json *at(const struct json *node, const char *key, const cha
     return json_get(json_get(node, key), then);
 }
 
-/* A route that was added without a row in openapi.c fails here. */
+/* Fails if a route has no row in openapi.c. */
 TEST(every_route_is_in_it)
 {
     const char *argv[] = {"serve", "models/demo"};
@@ -98,8 +98,8 @@ TEST(every_member_is_in_it)
     json_free(doc);
 }
 
-/* Documents differ by configuration: security only with keys, additional properties only
- * without strictness. */
+/* The document depends on the configuration: it requires keys only if there are any, and allows
+ * additional properties unless --strict-parameters is set. */
 TEST(keys_and_strictness_show)
 {
     const char *argv[] = {"serve", "models/demo", "--api-key", "k", "--strict-parameters"};

@@ -8,9 +8,9 @@
 #include "server/cli/config_load.h"
 #include "test/engine/bed.h"
 
-/* The n-th append from now finds no memory. Allocations by xrealloc do not count, because they
- * abort on failure. */
-static int fails_in, pending_fails; // the latter of the next call
+/* The append number fails_in from now fails for lack of memory. Allocations by xrealloc do not
+ * count, because they abort on failure. */
+static int fails_in, pending_fails; // pending_fails: the value for the next call
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static const bool can_fail = false;
@@ -30,7 +30,7 @@ void *realloc(void *p, size_t n_bytes)
 }
 #endif
 
-/* A call with what its sink received. The sinks below check the order of their own calls:
+/* A call and the output that its sink received. The sinks below check the order of their own calls:
  * at most one ending, no events after it, `over` exactly once and last. */
 struct taken {
     struct call call; // first
@@ -138,17 +138,17 @@ static void set_deadline(struct call *c, int64_t delay_ms)
 
 static const struct call_host host = {.set_deadline = set_deadline};
 
-/* ---- the bed ------------------------------------------------------------------------------------
+/* ---- the test's server
+ * ------------------------------------------------------------------------------------
  */
 
 static struct config config;
 static struct bed bed;
 static struct call_server server;
-static bool offline; // the calls that follow
+static bool offline; // for all calls that follow
 
-/* The loop's part is played by the test: turns of the engine and wakes alternate.
- * `max_waiting` is the engine's queue; an offline call waits for room instead of being
- * refused. */
+/* The test acts as the loop: turns of the engine and wakes alternate. `max_waiting` limits the
+ * engine's queue; offline calls wait for room instead of being refused. */
 static bool open_server(int32_t max_waiting, bool are_offline)
 {
     const char *argv[] = {"serve", "test/golden/llama-3", "--chat-template",
@@ -173,7 +173,7 @@ static bool open_server(int32_t max_waiting, bool are_offline)
     return st == OK;
 }
 
-/* Whatever a test did, no call may be left over. */
+/* Checks that no call is left, whatever the test did. */
 static void close_server(void)
 {
     engine_stop_all(bed.e);
@@ -191,7 +191,7 @@ static void take_of(struct taken *t, const struct call_sink *sink, enum request_
 {
     *t = (struct taken){.call = {.sink = sink, .offline = offline}};
     buf_init(&t->answer, 1 << 20);
-    buf_reserve(&t->answer, 1 << 14); // appending to the answer must not be what fails
+    buf_reserve(&t->answer, 1 << 14); // so that appending to the answer cannot fail
     snprintf(t->call.owner, sizeof t->call.owner, "%s", owner);
     snprintf(t->text, sizeof t->text, "%s", body);
     t->call.request.kind = kind;
@@ -231,12 +231,11 @@ static bool has(const struct taken *t, const char *part)
     return t->answer.data && memmem(t->answer.data, t->answer.n_bytes, part, strlen(part));
 }
 
-/* ---- what holds
+/* ---- tests
  * ----------------------------------------------------------------------------------- */
 
-/* Eight endpoints, one sink: the answer is complete JSON of the endpoint's type, with the
- * id that the client asked for or that of the line. A whole answer results although a line
- * says "stream". */
+/* Eight endpoints, one sink: the answer is complete JSON of the endpoint's type, with the id that
+ * the client asked for or the line's. It is a whole answer even if the line asks for a stream. */
 TEST(every_endpoint_answers_a_line_whole)
 {
     static const struct {
@@ -342,8 +341,8 @@ static void text_of(struct taken *t, struct buf *text)
     buf_deinit(&t->answer);
 }
 
-/* A full socket stops events, not the engine: text is folded into what is sent when there
- * is room. The events, joined, give the text of the whole answer for the same seed. */
+/* A full socket stops events, but not the engine: the text is sent once there is room again. The
+ * joined events have the same text as the whole answer for the same seed. */
 TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
 {
     static const char whole_body[] =
@@ -364,7 +363,7 @@ TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
     turns(60);
     CHECK(t.is_stream && n_events > 0);
     CHECK_EQ(t.n_events, n_events);
-    CHECK_EQ(t.n_ends, 0); // the engine has done, and the rest waits
+    CHECK_EQ(t.n_ends, 0); // the engine has finished, and the rest of the text waits
     t.full = false;
     call_on_room(&t.call);
     CHECK_EQ(t.n_over, 1);
@@ -377,8 +376,8 @@ TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
     close_server();
 }
 
-/* Refusals come before anything is submitted, once, with the code and member that OpenAI's
- * API has. */
+/* Invalid requests are refused before anything is submitted, exactly once, with the code and member
+ * of OpenAI's API. */
 TEST(what_is_refused_ends_at_once_with_its_reason)
 {
     struct taken t;
@@ -397,9 +396,9 @@ TEST(what_is_refused_ends_at_once_with_its_reason)
 
 static const char one[] = "{\"prompt\":[5,6],\"max_tokens\":6,\"ignore_eos\":true}";
 
-/* Of a server, requests beyond the queue are refused with the configured status; of a
- * batch job they wait in the order of their lines. A call that leaves while it waits is
- * unlinked from the middle of the queue. */
+/* A server refuses requests beyond its queue with the configured status; a batch job's requests
+ * wait in the order of their lines. A call that leaves while it waits is unlinked from the middle
+ * of the queue. */
 TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
 {
     enum { N = 12 };
@@ -439,8 +438,8 @@ TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
     close_server();
 }
 
-/* After a disconnect no event may be written, but the call's memory is in use until the
- * engine reports the end of the request. */
+/* After a disconnect no event may be written, but the call's memory stays in use until the engine
+ * reports the end of the request. */
 TEST(who_has_gone_gets_nothing_and_the_engine_is_free_again)
 {
     struct taken t;
@@ -489,7 +488,7 @@ TEST(a_deadline_ends_a_call_once)
     close_server();
 }
 
-/* ---- answers that are kept ----------------------------------------------------------------------
+/* ---- stored answers ----------------------------------------------------------------------
  */
 
 /* A pool that runs its jobs when the test says so. */
@@ -531,9 +530,9 @@ static bool is_kept(struct store *store, const char *owner)
     return found;
 }
 
-/* The store is written on the pool. The client learns of the end only after that, or
- * `previous_response_id` could miss; and it is written although the client has gone, since
- * a later turn may refer to it. */
+/* The store is written on the pool. The client learns of the end only after that, because otherwise
+ * a request with `previous_response_id` might not find the response. It is written even if the
+ * client has left, since a later turn may refer to it. */
 TEST(a_response_is_kept_before_its_end_is_told_also_when_nobody_waits_any_more)
 {
     static const struct call_host pool_host = {.run = run_later, .set_deadline = set_deadline};

@@ -149,8 +149,8 @@ TEST(scalars_out_of_range_name_their_parameter)
             "reasoning_effort");
 }
 
-/* Features that are not implemented are refused with the member's name; being ignored,
- * they would change the answer without a word. */
+/* Features that are not implemented are refused by the member's name; if they were ignored, the
+ * answer would be different without any notice. */
 TEST(what_is_not_here_is_refused_by_name)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}", "unsupported_value",
@@ -388,8 +388,8 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     return b.data;
 }
 
-/* From the table itself: each refused member with a value that asks for something, with
- * each value that asks for nothing (`off`), and with null. */
+/* For each refused member of the table: a value that requests something, each value that requests
+ * nothing (`off`), and null. */
 TEST(refused_members_are_refused_unless_they_ask_for_nothing)
 {
     const struct member *m;

@@ -104,8 +104,8 @@ TEST(flag_wins_over_environment_and_environment_over_file)
     unlink(path);
 }
 
-/* VLLM_API_KEY is used only if no key of our own is set, or a key that an administrator
- * set would be joined by a forgotten one. */
+/* VLLM_API_KEY is used only if no other key is set; otherwise a forgotten one would be valid in
+ * addition to the administrator's key. */
 TEST(vllms_key_is_taken_where_no_other_is)
 {
     const char *some[] = {"VLLM_API_KEY=a", "VLLM_LOGGING_LEVEL=DEBUG", "VLLM_API_KEY_FILE=", NULL};
@@ -156,7 +156,7 @@ TEST(bad_flags_are_refused_with_words)
     REFUSED("not a whole number", "m", "--port", "1.5");
     REFUSED("not one of auto|cuda|cpu", "m", "--device", "tpu");
     REFUSED("not one of", "m", "--device", "cud");
-    REFUSED("|kimi_k2|", "m", "--tool-call-parser", "kimi"); // the list is whole
+    REFUSED("|kimi_k2|", "m", "--tool-call-parser", "kimi"); // the list is complete
     REFUSED("|step3p5", "m", "--tool-call-parser", "");
     REFUSED("|seed_oss|", "m", "--reasoning-parser", "thinking");
     REFUSED("not one of", "m", "--device", "auto|cuda");
@@ -171,8 +171,8 @@ TEST(bad_flags_are_refused_with_words)
     REFUSED("/nonexistent", "m", "--config", "/nonexistent");
 }
 
-/* Flags that have no effect on answers are accepted with as many words as vLLM gives them,
- * so the words after them are not misread. */
+/* Flags that have no effect on answers are accepted with as many words as in vLLM, so that the
+ * following words are read correctly. */
 TEST(command_lines_of_vllm_run_unchanged)
 {
     LOAD("m", "--dtype", "half", "--allowed-origins", "[\"*\"]", "-O3", "--compilation-config",

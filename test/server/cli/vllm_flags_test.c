@@ -57,7 +57,7 @@ static void check(const char *name, const char *value, bool must_pass)
     }
 }
 
-/* A switch takes --x=false; a flag that is never negated does not. */
+/* A switch accepts --x=false; a flag that cannot be negated does not. */
 static void check_default(const struct row *r, const char *name)
 {
     bool is_switch = strcmp(r->takes, "flag") == 0 || strcmp(r->takes, "alone") == 0;
@@ -94,7 +94,7 @@ static void check_values(struct row *r, const char *name)
     }
 }
 
-/* A flag of a new version of vLLM fails here when the table is made anew. */
+/* When the table is generated for a new version of vLLM, new flags fail here. */
 TEST(every_flag_of_vllm_is_done_passed_over_or_refused_with_a_reason)
 {
     struct row r;

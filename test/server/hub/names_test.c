@@ -3,8 +3,9 @@
 #include "server/hub/private.h"
 #include "test/check.h"
 
-/* A name comes from a command line or a request, and becomes part of a path and a URL: two
- * parts of safe characters, and no "..", nothing that could leave the cache's folder. */
+/* A name comes from a command line or a request, and becomes part of a path and a URL. It must
+ * consist of two parts of safe characters, without "..", so that it cannot lead out of the cache's
+ * folder. */
 TEST(names_are_org_and_name_and_perhaps_a_revision)
 {
     struct hub_name n;

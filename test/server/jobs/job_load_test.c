@@ -5,7 +5,8 @@
 
 enum { SHARED = 4, OWN = 1 + 2 }; // blocks of a group's prefix; of a member and its 20 tokens
 
-/* The fewest calls in a step for which lines waited, once the pool had been full. */
+/* The smallest number of running calls in a step while lines waited, after the pool has been
+ * full. */
 static int32_t fewest_running(struct bench_job *b, int32_t full)
 {
     struct job_progress p;

@@ -122,7 +122,7 @@ static void remove_folder(struct store *s)
     CHECK_EQ(system(command), 0);
 }
 
-/* In pieces, as an upload comes. */
+/* Writes a file in pieces, like an upload. */
 static enum status put_file(struct store *s, size_t n, struct stored_file *f)
 {
     struct store_upload *u;
@@ -140,10 +140,10 @@ static enum status put_file(struct store *s, size_t n, struct stored_file *f)
     return store_upload_end(u, "ann", f, &err);
 }
 
-/* Files of this size until the store reports that it is full. */
+/* More files than fit. */
 enum { MAX_FILES = 64 };
 
-/* Files until there is no more room. */
+/* Stores files of this size until the store reports that it is full; returns their number. */
 static int fill(struct store *s, size_t n_bytes, struct stored_file files[MAX_FILES])
 {
     int n = 0;
@@ -234,7 +234,7 @@ TEST(what_is_deleted_from_a_full_disk_is_room_again)
         }
         n = again;
     }
-    CHECK_EQ(respond(s, 1), OK); // a few rows always find their place
+    CHECK_EQ(respond(s, 1), OK); // a few rows always fit
     remove_folder(s);
 }
 

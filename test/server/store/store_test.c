@@ -184,7 +184,7 @@ TEST(a_batch_lives_from_validating_to_its_files)
     CHECK_EQ(store_batch_begin(s, b.id, 4, "m", 110, &err), OK);
     for (int64_t line = 3; line >= 0; line--) {
         CHECK_EQ(answer(s, b.id, line, line == 2), OK);
-        CHECK_EQ(answer(s, b.id, line, false), OK); // the first answer stays
+        CHECK_EQ(answer(s, b.id, line, false), OK); // the first answer is kept
     }
     uint8_t bits[1];
     CHECK_EQ(store_batch_answered(s, b.id, bits, 4, &err), OK);
@@ -267,7 +267,7 @@ TEST(a_response_comes_back_to_its_owner_until_its_time)
     CHECK(!store_response_delete(s, "eve", "resp_1", &st, &err) && st == OK);
     CHECK(store_response_delete(s, "ann", "resp_1", &st, &err));
     CHECK(!has_response(s, "ann", "resp_1") && has_response(s, "bob", "resp_1"));
-    CHECK_EQ(put_response(s, "bob", "resp_1", 5, 0), OK); // in place of the first
+    CHECK_EQ(put_response(s, "bob", "resp_1", 5, 0), OK); // replaces the first
     REQUIRE(store_response_find(s, "bob", "resp_1", &r, &st, &err));
     CHECK_EQ(r.body.n_bytes, 8 + 5);
     stored_response_deinit(&r);
