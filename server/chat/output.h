@@ -25,7 +25,7 @@
 struct output_options {
     const struct tokenizer *tok; // NULL: the caller feeds text with output_text
     bool skip_special;
-    const char *const *stop; // none of them empty
+    const char *const *stop; // stop strings, none of them empty
     const size_t *stop_bytes;
     size_t n_stop;
     bool include_stop;

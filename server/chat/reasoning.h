@@ -62,12 +62,13 @@ bool reasoning_is_marker(enum reasoning_kind kind, const char *text);
 
 struct reasoning_split {
     enum reasoning_kind kind;
-    struct tool_sink sink; // on_reasoning, and on_text for the rest; never called with empty text
-    struct buf held;       // undecided text
+    struct tool_sink sink; // reasoning goes to on_reasoning, all else to on_text; never called with
+                           // empty text
+    struct buf held;       // text that may still become a marker
     size_t n_blank;        // leading bytes of `held` known to be white space
     const char *const *enders; // words that end reasoning without being part of it
     int state;
-    bool is_inside; // the last text was reasoning
+    bool is_inside; // the last text passed on was reasoning
     bool in_answer;
 };
 

@@ -46,7 +46,7 @@ const char *chat_template_text(const struct chat_template *t);
 
 /* All JSON is borrowed for the call. */
 struct chat_input {
-    const char *messages_json; // an array
+    const char *messages_json; // the messages, a JSON array
     size_t messages_bytes;
     const char *tools_json; // an array; NULL: the template's `tools` is None
     size_t tools_bytes;

@@ -29,7 +29,7 @@ struct chat_options {
 
 enum status chat_options_parse(int argc, char **argv, struct chat_options *o, struct err *err);
 void chat_options_deinit(struct chat_options *o);
-void chat_options_help(void); // to standard output
+void chat_options_help(void); // prints the help to standard output
 
 /* `name` may be spelled with '-' or '_'. The value "default" unsets it. */
 enum status chat_settings_set(struct chat_settings *s, const char *name, const char *value,

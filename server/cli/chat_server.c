@@ -274,8 +274,8 @@ static enum status use_nearest(struct chat_server *s, const struct chat_options 
     char demo[PATH_MAX + 64];
     if (o->n_rest == 0) {
         const enum status st = use_url(s, LOCAL_URL, interrupt, err);
-        if (st != ERR_IO && st != ERR_FORMAT) { // it is a server, but the key or the time-out
-                                                // failed: report that
+        if (st != ERR_IO && st != ERR_FORMAT) { // there is a server, but the key is wrong or it
+                                                // timed out: report that
             return st;
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice generate MODEL`: the engine without a server. A prompt on the command line streams its
- * continuation. With --json it reads and writes JSON lines: all requests run concurrently, and
- * answers are printed in input order. */
+/* `sluice generate MODEL`: the engine without a server. The continuation of a prompt on the command
+ * line is printed as it is generated. With --json it reads and writes JSON lines: all requests run
+ * concurrently, and answers are printed in input order. */
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/optional.h"

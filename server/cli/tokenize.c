@@ -16,7 +16,7 @@ enum { LINE_MAX_BYTES = 1 << 30, IDS_MAX = 1 << 28, DEPTH_MAX = 64 };
 
 /* One line of input, with buffers that are used again. */
 struct line {
-    struct buf text; // unescaped
+    struct buf text; // the member "text", unescaped
     struct ids ids;
     bool has_text, has_ids;
     bool add_special, parse_special, skip_special;

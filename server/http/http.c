@@ -353,7 +353,7 @@ enum status http_server_open(const struct http_options *options, struct http_ser
                              struct err *err)
 {
     struct http_server *s = xcalloc(1, sizeof *s);
-    signal(SIGPIPE, SIG_IGN); // from writes by libmicrohttpd and the log
+    signal(SIGPIPE, SIG_IGN); // raised by writes of libmicrohttpd and the log
     copy_options(s, options);
     s->resume_tail = &s->resume;
     s->gone_tail = &s->gone;

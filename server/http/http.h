@@ -64,7 +64,7 @@ struct http_route {
                         // unless an earlier row matches
     void (*handler)(struct http_request *req, void *arg);
     unsigned scope;        // for `authorize`, which defines its bits; 0: open to everybody
-    size_t max_body_bytes; // 0: options.max_body_bytes
+    size_t max_body_bytes; // limit of this route; 0: options.max_body_bytes
     unsigned flags;        // enum http_route_flags
 };
 
@@ -124,7 +124,7 @@ struct http_options {
     size_t n_room;            // size of http_room: the caller's own data in each request
 
     const struct http_route *routes; // end with a row whose method is NULL; must outlive the server
-    void *arg;                       // for handlers and all callbacks below
+    void *arg;                       // passed to handlers and all callbacks below
 
     /* Callbacks, all optional. */
     /* Writes the body of an error answered by this module, and returns its Content-Type. `code` is
@@ -165,7 +165,7 @@ void http_server_close(struct http_server *server); // after http_server_run has
 const char *http_server_address(const struct http_server *server, size_t i);
 enum http_state http_server_state(const struct http_server *server);
 void http_server_drain(struct http_server *server); // like SIGTERM; further calls do nothing
-void http_server_stop(struct http_server *server);  // at once: cuts off running requests
+void http_server_stop(struct http_server *server);  // stops at once, cutting off running requests
 
 /* Sends a state such as "READY=1" or "STATUS=loading 40 %" to systemd; does nothing without
  * NOTIFY_SOCKET. The loop itself sends watchdog pings as long as the hook returns true. */
@@ -173,9 +173,9 @@ void http_notify(struct http_server *server, const char *text);
 void http_set_watchdog(struct http_server *server, bool (*healthy)(void *arg), void *arg);
 
 struct http_stats {
-    uint64_t n_accepted, n_refused;      // connections
-    uint64_t n_requests, n_bad_requests; // all; those rejected as malformed or too large
-    uint64_t n_gone[4];                  // by enum http_gone
+    uint64_t n_accepted, n_refused;      // connections accepted and refused
+    uint64_t n_requests, n_bad_requests; // all requests; those rejected as malformed or too large
+    uint64_t n_gone[4];                  // requests by enum http_gone
     uint64_t n_events, n_short_sends;    // stream writes; sends that the socket did not take
                                          // completely
     uint64_t body_bytes, sent_bytes;     // request bodies received; stream bytes sent
@@ -274,8 +274,8 @@ const char *http_status_text(int status);
 /* The head is sent with the first write, or with a comment after head_delay_ms; further comments
  * keep a silent stream alive. content_type NULL: text/event-stream. */
 void http_stream_begin(struct http_request *req, const char *content_type);
-bool http_stream_head_sent(const struct http_request *req); // true: the status is out, and
-                                                            // http_reply can no longer replace it
+bool http_stream_head_sent(const struct http_request *req); // true: http_reply can no longer
+                                                            // replace the status
 
 /* Appends whole events, framed by the caller ("data: ...\n\n"). They are sent when another stream
  * is written, or at the end of the callback, so consecutive writes form one packet. Bytes beyond

@@ -64,7 +64,7 @@ struct http_conn {
     struct http_daemon *daemon;
     struct MHD_Connection *mhd; // NULL once libmicrohttpd has closed it
     struct http_conn *next, **link;
-    struct http_request *req; // the current one
+    struct http_request *req; // the current request
     int fd;
     unsigned n_refs; // libmicrohttpd's reference, and one per request
     enum conn_phase phase;
@@ -75,7 +75,7 @@ struct http_conn {
     bool wants_out;   // EPOLLOUT is requested
     int64_t left_ns;  // when half_closed was set
     int64_t deadline_ns;
-    int64_t acked_bytes;     // at the last check for a stalled reply
+    int64_t acked_bytes;     // bytes acknowledged at the last check for a stalled reply
     struct http_timer timer; // fires at deadline_ns or earlier; if earlier, it is restarted
     char peer[64];
 };
@@ -140,7 +140,7 @@ struct http_request {
     const char *uri_seen; // where the URI is in libmicrohttpd's memory, n_uri bytes: for the guard
     size_t n_uri;
     char id[132];
-    bool id_is_given;                                     // by the client, in the head
+    bool id_is_given;                                     // the client gave it in the head
     const char *origin, *content_type, *content_encoding; // borrowed from libmicrohttpd
     uint64_t content_length;
     char *body;
@@ -304,7 +304,7 @@ void http_stream_timer(struct http_timer *timer, void *arg);
 void http_timers_tick(struct http_server *s);
 
 /* systemd.c */
-int http_systemd_sockets(void); // their number; descriptors start at 3
+int http_systemd_sockets(void); // the number of sockets passed by systemd; descriptors start at 3
 void http_systemd_open(struct http_server *s);
 void http_systemd_tick(struct http_server *s);
 

@@ -33,7 +33,8 @@ static void flush_streams(struct http_server *s)
     while (list) {
         struct http_request *req = list;
         list = req->next_flush;
-        req->in_flush = false; // completed requests do nothing here, so it survives the call
+        req->in_flush = false; // a completed request does nothing there, so this one survives the
+                               // call
         http_stream_opened(req);
         http_request_release(req);
     }

@@ -212,7 +212,7 @@ static void *check(void *arg)
 {
     struct blob *b = arg;
     enum status st = hub_hash(b->fd, b->n_bytes, b->hash, b->found, &b->check_err);
-    if (st == OK && fdatasync(b->fd) != 0) { // a blob's name promises that its bytes are on disk
+    if (st == OK && fdatasync(b->fd) != 0) { // once a blob has its name, its bytes must be on disk
         st = err_set(&b->check_err, ERR_IO, "%s", strerror(errno));
     }
     enum blob_check result = BLOB_BAD;

@@ -27,7 +27,7 @@ struct net {
     void *tell_arg;
     CURLM *multi;
     const char *certificates;  // a file; NULL: libcurl's default
-    struct net_request *queue; // waiting for a slot, or for their retry time
+    struct net_request *queue; // requests that wait for a slot, or for their next attempt
     struct net_request *active[NET_MAX_ACTIVE];
     size_t n_active, n_queued;
 };

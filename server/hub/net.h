@@ -23,14 +23,14 @@ enum net_end {
 struct net_answer {
     long status;
     int64_t n_bytes, linked_bytes;   // -1: unknown
-    int64_t first_byte, total_bytes; // from Content-Range; -1: absent
+    int64_t first_byte, total_bytes; // values of Content-Range; -1: absent
     int64_t retry_after_s;
     char etag[80], linked_etag[80], commit[48], error_code[64];
 };
 
 struct net_request {
     /* Set by the caller; `prepare` (may be NULL) may change them before every attempt. */
-    char *url; // owned
+    char *url; // address; owned
     bool head;
     bool keeps; // the caller keeps bytes received before an interruption; each such progress resets
                 // the number of attempts
@@ -38,7 +38,7 @@ struct net_request {
     void (*prepare)(struct net_request *r);
     /* Receives bytes of a 2xx response. Returning false stops the request. */
     bool (*take)(struct net_request *r, const void *bytes, size_t n_bytes);
-    void (*done)(struct net_request *r); // may submit it again
+    void (*done)(struct net_request *r); // the request has ended; may submit it again
     void *arg;
     /* The result. */
     enum net_end end;

@@ -293,7 +293,7 @@ enum status hub_pull(const struct hub_settings *s, const struct hub_name *name,
     struct pull p = {.settings = s, .name = name, .err = err};
     progress_init(&p.progress, name->id);
     enum status st = pull_all(&p);
-    net_close(p.net); // its requests point to the files
+    net_close(p.net); // running requests point to the files
     for (size_t i = 0; i < p.n_files; i++) {
         struct pull_file *f = p.files[i];
         blob_close(&f->blob);

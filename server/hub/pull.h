@@ -13,7 +13,7 @@ enum pull_state { FILE_WAITS, FILE_LOADS, FILE_CHECKS, FILE_DONE };
 
 struct pull_file {
     struct pull *pull;
-    char *path;    // in the repository
+    char *path;    // the file's path in the repository
     char hash[65]; // "": not yet requested from the hub
     int64_t n_bytes;
     struct net_request head;
@@ -22,7 +22,7 @@ struct pull_file {
     bool *busy;    // [blob.n_parts]: true while a request for the part is running
     char *storage; // the address that the hub redirected to; NULL: ask the hub
     bool no_ranges, reported_busy;
-    int n_active;           // running requests
+    int n_active;           // number of running requests
     int n_refused, n_wrong; // consecutive useless answers; downloads with the wrong hash
     int64_t look_ns;        // clock_now_ns: when to try its lock again
 };

@@ -146,7 +146,7 @@ static enum status load(struct batches *b, const char *id, struct err *err)
     enum status st;
     b->end = BATCH_COMPLETED;
     if (!store_batch_find(store, NULL, id, &b->batch, &st, err)) {
-        b->end = BATCH_FAILED; // it has been deleted
+        b->end = BATCH_FAILED; // the batch has been deleted
         return st;
     }
     if (batch_has_ended(b->batch.status)) {

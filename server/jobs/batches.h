@@ -30,7 +30,7 @@ struct batches_options {
 struct batches_counts {
     struct store_usage usage; // as last read, at most a few seconds ago
     bool has_usage;
-    int64_t n_completed, n_failed; // lines since startup
+    int64_t n_completed, n_failed; // numbers of lines since startup
     int64_t prompt_tokens, computed_tokens, output_tokens;
     /* The running batch; id "": none. */
     char id[STORE_ID_BYTES];
@@ -46,8 +46,8 @@ void batches_start(struct batches *b);
 void batches_add(struct batches *b, const char *id);
 void batches_cancel(struct batches *b, const char *id);
 
-void batches_turn(struct batches *b);              // after call_on_wake
-void batches_tick(struct batches *b, int64_t now); // about every second
+void batches_turn(struct batches *b);              // call it after call_on_wake
+void batches_tick(struct batches *b, int64_t now); // call it about every second
 /* The server drains: nothing more is submitted, and lines without an answer are left for the next
  * start. */
 void batches_stop(struct batches *b);

@@ -45,10 +45,12 @@ struct job_options {
 };
 
 struct job_progress {
-    int32_t n_lines, n_answered; // of the input; n_answered includes n_before
-    int32_t n_before, n_failed;  // answered before this job; by it with an error
+    int32_t n_lines, n_answered; // lines of the input; those with an answer, including n_before
+    int32_t n_before, n_failed;  // lines answered before this job; lines that it answered with an
+                                 // error
     int32_t n_running;           // calls in progress
-    int64_t prompt_tokens, cached_tokens, output_tokens; // of the lines that this job has answered
+    int64_t prompt_tokens, cached_tokens, output_tokens; // totals of the lines that this job has
+                                                         // answered
     int64_t planned_tokens, planned_computed;            // see struct job_plan
 };
 

@@ -79,7 +79,7 @@ struct reader {
     const struct job_lines_limits *limits;
     struct job_lines *out;
     struct id_table table;
-    int64_t number; // of the line, from 1; counts blank ones
+    int64_t number; // number of the current line, from 1; blank lines count
 };
 
 /* Records an error. Only the first JOB_MAX_ERRORS are stored, so that a file full of errors does
@@ -272,7 +272,7 @@ static size_t take_lines(struct reader *r, struct buf *text, int64_t at, bool en
 static enum status read_all(struct reader *r, const struct job_input *in, struct err *err)
 {
     struct buf text;
-    int64_t at = 0; // of the text's first byte
+    int64_t at = 0; // offset of the text's first byte in the input
     enum status st = OK;
     buf_init(&text, r->limits->max_line_bytes + READ_BYTES + 1);
     for (bool ended = false; st == OK && !ended;) {

@@ -41,7 +41,7 @@ enum { JOB_MAX_ERRORS = 100 /* that are stored; more are only counted */ };
 struct job_lines {
     struct job_line *lines;
     int32_t n, cap;
-    struct buf ids;  // custom_ids, each with its NUL
+    struct buf ids;  // the custom_ids, each with its NUL
     char model[256]; // named by the first line; "" if there is none
     struct line_error *errors;
     int32_t n_errors, n_more_errors;

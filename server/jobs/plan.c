@@ -23,7 +23,7 @@ const char *const job_order_names[N_JOB_ORDERS] = {"none", "sorted", "groups", "
 /* What planning needs to know of a line. */
 struct prepared {
     int32_t line, n_ids;
-    int32_t *ids; // of the first prompt; NULL: the line will be rejected
+    int32_t *ids; // ids of the first prompt; NULL: the line will be rejected
     uint64_t space;
     int32_t n_prompt, n_samples, max_output;
 };
@@ -257,7 +257,7 @@ static void order_part(struct job_plan *p, const struct job_plan_options *o, str
     free(prompts);
 }
 
-/* One part of the input. The caller takes its members before it asks for the next one. */
+/* Plans the next part of the input. The caller takes its members before it asks for another. */
 enum status job_plan_next(struct job_plan *p, const struct job_plan_options *options,
                           const struct job_input *in, const struct job_lines *lines,
                           struct err *err)

@@ -16,7 +16,7 @@
 
 enum job_order {
     JOB_ORDER_NONE,   // as in the input
-    JOB_ORDER_SORTED, // by the prompts' tokens
+    JOB_ORDER_SORTED, // sorted by the prompts' tokens
     JOB_ORDER_GROUPS, // groups with a shared prefix, one after the other
     JOB_ORDER_RATIO,  // like GROUPS; groups with many output tokens per prompt token come first
     N_JOB_ORDERS,
@@ -43,9 +43,9 @@ struct job_plan {
 
 struct job_plan_options {
     const struct call_model *model;
-    int32_t block_tokens; // of the KV cache
+    int32_t block_tokens; // tokens per block of the KV cache
     enum job_order order;
-    int64_t max_tokens;          // of a part; 0: the default
+    int64_t max_tokens;          // most prompt tokens of a part; 0: the default
     int n_threads;               // that tokenize in parallel; 0 means 2
     const atomic_bool *given_up; // once true, job_plan_next returns early and the part must not be
                                  // used; may be NULL

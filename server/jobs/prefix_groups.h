@@ -34,9 +34,9 @@ struct prefix_groups {
     int32_t n_prompts, n_groups;
     int32_t *order;              // [n_prompts] indices of prompts, in submission order
     struct prefix_group *groups; // [n_groups], in that order
-    int64_t logical_tokens;      // of all prompts
-    int64_t computed_tokens;     // to compute if every level of the tree is shared
-    int64_t grouped_tokens;      // to compute if only the groups' prefixes are shared
+    int64_t logical_tokens;      // prompt tokens of all prompts
+    int64_t computed_tokens;     // tokens to compute if every level of the tree is shared
+    int64_t grouped_tokens;      // tokens to compute if only the groups' prefixes are shared
 };
 
 enum group_order {

@@ -90,7 +90,7 @@ enum status store_conversation_append(struct store *s, const char *owner, const 
 /* What a transaction adds: items and, if `created` is set, the conversation itself. */
 struct addition {
     const char *owner, *id;
-    struct stored_conversation *created; // or NULL
+    struct stored_conversation *created; // the new conversation; NULL: the conversation exists
     const struct stored_item *items;
     size_t n;
     int64_t expires_at;

@@ -21,7 +21,7 @@ enum {
     MAX_STATEMENTS = 128,
     LOG_PAGES = 128,
     RESERVE_BYTES = 2 << 20,
-    MORE_PAGES = 16, // by which the database may grow on a full disk: enough for a row or two
+    MORE_PAGES = 16, // how many pages the database may grow on a full disk: enough for a row or two
 };
 
 /* Statements stay prepared. They are found by the address of their text, since all texts are

@@ -12,7 +12,7 @@ struct reserve {
 };
 
 void reserve_init(struct reserve *r, const char *path, int64_t bytes);
-void reserve_deinit(struct reserve *r); // keeps the file
+void reserve_deinit(struct reserve *r); // the file stays
 
 /* Allocates as much as the disk allows; never shrinks the file. Returns whether it has its full
  * size. */

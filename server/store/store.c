@@ -165,7 +165,7 @@ enum status store_open(const struct store_options *options, struct store **out, 
 {
     struct store *s = xcalloc(1, sizeof *s);
     s->options = *options;
-    s->options.dir = NULL; // not valid after this call
+    s->options.dir = NULL; // the caller's string, which may not outlive this call
     pthread_mutex_init(&s->lock, NULL);
     enum status st = options->dir ? open_folder(s, options->dir, err)
                                   : db_open(NULL, options->max_bytes, &s->db, err);

@@ -22,9 +22,9 @@ enum { STORE_ID_BYTES = 48, STORE_NAME_BYTES = 256 };
 struct store;
 
 struct store_options {
-    const char *dir;        // created if missing; NULL: temporary
-    int64_t max_bytes;      // of the database; calls that need more fail with ERR_LIMIT
-    int64_t max_file_bytes; // of one file
+    const char *dir;   // created if missing; NULL: temporary
+    int64_t max_bytes; // largest size of the database; calls that need more fail with ERR_LIMIT
+    int64_t max_file_bytes; // largest size of one file
 };
 
 enum status store_open(const struct store_options *options, struct store **out, struct err *err);
@@ -70,7 +70,7 @@ struct store_page {
     const char *after; // the page begins after this id; NULL: at the start
     int64_t limit;
     bool oldest_first;
-    const char *purpose; // of files; NULL: any
+    const char *purpose; // lists only files with this purpose; NULL: all
 };
 /* The caller frees *files. */
 enum status store_file_list(struct store *s, const char *owner, const struct store_page *page,

@@ -26,7 +26,7 @@ enum jtoken_kind {
 struct jtoken {
     enum jtoken_kind kind;
     int line;
-    int op; // JOPCODE of its one or two characters
+    int op; // T_OP: JOPCODE of the operator's one or two characters
     const char *s;
     size_t n_bytes;
 };
@@ -100,7 +100,7 @@ struct jnode {
     const struct jinja_method *methods; // N_ATTR, N_ITEM of a constant: the first row of that name
     struct jcall_node *call;
     struct jsignature *sig;
-    struct jhidden hidden; // of the scope formed by the node's body
+    struct jhidden hidden; // names hidden in the scope of the node's body
 };
 
 struct jkeyword_node {
@@ -119,7 +119,7 @@ struct jcall_node {
 struct jsignature {
     int *syms;
     struct jstr **names;
-    struct jnode **defaults; // NULL: none
+    struct jnode **defaults; // [n_params], each NULL if there is no default
     int n;
     bool uses_caller, uses_kwargs, uses_varargs, explicit_caller;
 };
@@ -133,7 +133,7 @@ struct jinja_template {
     struct jrt rt; // owns the tree
     struct jnode **body;
     int n_body;
-    struct jhidden hidden; // of the outermost scope
+    struct jhidden hidden; // names hidden in the outermost scope
     struct jname_table names;
     int sym_loop, sym_caller, sym_kwargs, sym_varargs;
     char *gist; // the concatenated tokens, which do not include comments; for jinja_mentions

@@ -48,7 +48,7 @@ struct jinja_test {
 /* One row per name and kind of object; rows of the same name are adjacent. */
 struct jinja_method {
     const char *name;
-    uint32_t types; // object types that have it, as bits 1 << enum jv_type
+    uint32_t types; // types of objects that have this method, as bits 1 << enum jv_type
     bool (*run)(struct jrt *rt, struct jv self, const struct jv *a, const struct jargs *args,
                 struct jv *out);
     const char *params; // NULL: the function gets the arguments unbound
@@ -86,7 +86,7 @@ const struct jinja_filter *jinja_filter_find(const struct jrt *rt, const char *n
 const struct jinja_test *jinja_test_find(const struct jrt *rt, const char *name, size_t n_bytes);
 const struct jinja_func *jinja_func_find(const struct jrt *rt, const char *name, size_t n_bytes);
 const struct jinja_method *jinja_methods_find(const struct jrt *rt, const char *name,
-                                              size_t n_bytes); // first row
+                                              size_t n_bytes); // the first row of this name
 /* The row for this object's type among those of one name; NULL if it has no such method. */
 const struct jinja_method *jinja_method_for(const struct jinja_method *first, struct jv self);
 /* True for a method that would modify its object: reading it yields an unsafe undefined. */
@@ -179,10 +179,10 @@ bool jv_is_iterable(struct jv v);
 bool jv_collect(struct jrt *rt, struct jv over, struct jlist **out); // list(over), a new one
 
 enum jiter_kind {
-    JITER_PLAIN, // yields the items of what it walks over
+    JITER_PLAIN, // yields the items of `over` unchanged
     JITER_ITEMS, // |items
     JITER_MAP,
-    JITER_SELECT, // and reject, selectattr, rejectattr
+    JITER_SELECT, // |select, |reject, |selectattr, |rejectattr
     JITER_UNIQUE,
     JITER_BATCH,
     JITER_SLICE,
@@ -228,8 +228,8 @@ bool jv_fold(struct jrt *rt, struct jv v, struct jv *out); // a string becomes l
 
 /* ---- text ---- */
 
-bool jv_to_str(struct jrt *rt, struct jv v, struct jstr **out); // str(v); flat
-bool jv_put_str(struct jsb *b, struct jv v);                    // the same, appended
+bool jv_to_str(struct jrt *rt, struct jv v, struct jstr **out); // str(v), as a flat string
+bool jv_put_str(struct jsb *b, struct jv v);                    // appends str(v)
 bool jv_repr(struct jrt *rt, struct jv v, struct jstr **out);
 bool jv_put_repr(struct jsb *b, struct jv v, int nest);
 /* Jinja2's soft_str: like str(v), but strings stay unchanged, also Markup. */
@@ -259,9 +259,11 @@ bool jt_split(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t max, boo
 bool jt_splitlines(struct jrt *rt, struct jstr *s, bool keep_ends, struct jlist **out);
 struct jstr *jt_replace(struct jrt *rt, struct jstr *s, struct jstr *old, struct jstr *new_,
                         int64_t max);
-struct jstr *jt_join(struct jrt *rt, struct jstr *sep, const struct jlist *parts); // all JV_STR
+// All parts are JV_STR.
+struct jstr *jt_join(struct jrt *rt, struct jstr *sep, const struct jlist *parts);
 struct jstr *jt_pad(struct jrt *rt, struct jstr *s, size_t left, size_t right, struct jstr *fill);
-size_t jt_find(const struct jstr *s, const struct jstr *part, size_t from, size_t to); // SIZE_MAX
+// Returns SIZE_MAX if the part is not found.
+size_t jt_find(const struct jstr *s, const struct jstr *part, size_t from, size_t to);
 size_t jt_rfind(const struct jstr *s, const struct jstr *part, size_t from, size_t to);
 struct jstr *jt_reverse(struct jrt *rt, struct jstr *s);
 struct jstr *jt_chars(struct jrt *rt, struct jstr *s, size_t from, size_t to); // s[from:to]

@@ -90,7 +90,7 @@ static bool find_select(struct jrt *rt, struct jiter *it)
         }
     }
     if (it->args.n_pos <= off) {
-        return true; // by truth value
+        return true; // without a test the truth value decides
     }
     struct jstr *name;
     if (!jv_to_str(rt, it->args.pos[off], &name)) {

@@ -324,7 +324,7 @@ bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *
 struct formatter {
     struct jrt *rt;
     const struct jargs *args;
-    size_t next; // automatic numbering
+    size_t next; // number of the next field with automatic numbering
     bool automatic, manual;
     bool markup; // inserted values are escaped
 };

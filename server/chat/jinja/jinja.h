@@ -22,7 +22,7 @@ bool jinja_mentions(const struct jinja_template *t, const char *word);
  * rt->err, end. */
 bool jinja_begin(struct jrt *rt, const struct jinja_template *t, int64_t local_us);
 bool jinja_set(struct jrt *rt, const char *name, size_t n_bytes, struct jv value);
-bool jinja_run(struct jrt *rt, struct jstr **out); // flat
+bool jinja_run(struct jrt *rt, struct jstr **out); // *out is a flat string
 void jinja_end(struct jrt *rt);
 
 #endif

@@ -20,7 +20,7 @@ struct lexer {
     bool line_starting; // the last tag ended with a newline (or there was none)
     struct jtoken *tokens;
     size_t n_tokens, cap;
-    char open[JINJA_MAX_NEST]; // brackets
+    char open[JINJA_MAX_NEST]; // the open brackets
     int n_open;
 };
 

@@ -49,7 +49,7 @@ struct jrt {
     struct jsb *out;
     bool autoescape;
     struct jframe *frame;
-    struct jv *vars; // by symbol
+    struct jv *vars; // the render's variables, indexed by symbol
     int n_vars;
     const struct jinja_template *t;
     const struct jinja_tables *tables; // the available filters, tests, methods and functions

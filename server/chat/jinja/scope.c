@@ -15,7 +15,7 @@ enum { KNOWN = 1, STORED = 2 };
  * linear. */
 struct scope {
     const struct scope *outer;
-    unsigned char *seen; // by symbol
+    unsigned char *seen; // KNOWN and STORED bits, indexed by symbol
 };
 
 /* All functions return false if memory ran out. */

@@ -91,12 +91,12 @@ struct jstr {
 struct jstr *js_new(struct jrt *rt, const char *s, size_t n_bytes, enum jprov prov); // borrows s
 struct jstr *js_copy(struct jrt *rt, const char *s, size_t n_bytes, enum jprov prov);
 struct jstr *js_lit(struct jrt *rt, const char *s); // borrows; text of the template itself
-bool js_flat(struct jrt *rt, struct jstr *s);       // makes s->s readable
-size_t js_chars(struct jstr *s);                    // of a flat string
+bool js_flat(struct jrt *rt, struct jstr *s);       // sets s->s, if s is a lazy concatenation
+size_t js_chars(struct jstr *s);                    // number of characters of a flat string
 size_t js_offset(struct jstr *s, size_t at_char);   // byte offset of a character, of a flat string
 struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes);
 struct jstr *js_concat(struct jrt *rt, struct jstr *a, struct jstr *b);
-bool js_is(const struct jstr *s, const char *text); // of a flat string
+bool js_is(const struct jstr *s, const char *text); // whether flat s equals text
 bool js_input_at(const struct jstr *s, size_t at);  // the provenance of one byte
 
 /* Builds a string. Once a limit of the render is exceeded the runtime has failed, and appends do

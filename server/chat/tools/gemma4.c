@@ -8,7 +8,7 @@
 
 enum state { TEXT, HEAD, NAME, KEY, VALUE, AFTER_VALUE, AFTER };
 
-enum { MAX_DEPTH = 60 }; // bits of `nest`
+enum { MAX_DEPTH = 60 }; // `nest` has 64 bits
 
 static const char open[] = "<|tool_call>", close[] = "<tool_call|>", quote[] = "<|\"|>";
 static const char head_word[] = "call:";

@@ -23,7 +23,7 @@ static const size_t n_mark = sizeof mark - 1;
 struct reader {
     const char *s, *end;
     struct buf *out;
-    const struct json *root; // of the tool's schema, for references
+    const struct json *root; // root of the tool's schema, to which references are relative
 };
 
 static bool at_tag(const struct reader *r, const char *tag)

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 struct tool_sink {
-    void (*on_text)(void *arg, const char *text, size_t n_bytes); // the content
+    void (*on_text)(void *arg, const char *text, size_t n_bytes); // text of the content
     void (*on_reasoning)(void *arg, const char *text, size_t n_bytes);
     /* A call begins; id is empty unless the model gave one. */
     void (*on_call)(void *arg, const char *name, const char *id);

@@ -15,7 +15,7 @@ enum { MAX_DEPTH = 64 };
 
 struct pythonic_form {
     const char *opens[3], *closes[3]; // NULL-terminated
-    bool lines;                       // one call per line, never outside the tags
+    bool lines;                       // calls are one per line, and only between the tags
 };
 
 static const struct pythonic_form *form_of(const struct tool_parse *p)

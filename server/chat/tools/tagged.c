@@ -165,7 +165,7 @@ static const struct tool_writing cohere_command3_writing = {
 
 TAGGED(hermes, "</tool_call>", "<tool_call>");
 TAGGED(hunyuan_a13b, "</tool_calls>", "<tool_calls>");
-TAGGED(granite, "</tool_call>", "<|tool_call|>", "<tool_call>"); // rarely closed
+TAGGED(granite, "</tool_call>", "<|tool_call|>", "<tool_call>"); // rarely writes "</tool_call>"
 TAGGED(longcat, "</longcat_tool_call>", "<longcat_tool_call>");
 TAGGED(nemotron_json, "</TOOLCALL>", "<TOOLCALL>");
 TAGGED(phi4_mini_json, NULL, "functools");

@@ -24,7 +24,7 @@ struct key_end {
 
 /* The words of one format. The parser below is the same for all of them. */
 struct xml_form {
-    const char *opens[MAX_WORDS], *closes[MAX_WORDS]; // of the outer pair
+    const char *opens[MAX_WORDS], *closes[MAX_WORDS]; // tags of the outer pair
     const char *call, *name_end, *call_end;
     const char *name_tail; // ends a call's tag if the name is not last in it; otherwise NULL
     const char *key, *value_end;
@@ -142,7 +142,7 @@ static bool value(struct tool_parse *p)
     if (!found) {
         if (n > n_end) {
             p->scan += n - n_end;
-        } // examined; `at` stays
+        } // this text was searched; `at` stays
         return false;
     }
     const char *text = p->held.data + p->at;
