@@ -192,7 +192,8 @@ void api_on_wake(void *arg)
 {
     struct api *a = arg;
     call_on_wake(&a->calls);
-    if (a->batches && http_server_state(a->http) != HTTP_STOPPED) { // otherwise the pool is gone
+    // Once the loop has stopped there is no pool.
+    if (a->batches && http_server_state(a->http) != HTTP_STOPPED) {
         batches_turn(a->batches);
     }
 }

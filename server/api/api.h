@@ -31,7 +31,7 @@ extern const char *const api_health_names[]; // "ok", "loading", ...
 struct api {
     struct call_server calls; // must be first: the calls' host casts its address to struct api
     const struct config *config;
-    const char *config_text; // as printed by --print-config, without secrets; borrowed
+    const char *config_text; // the output of --print-config, without secrets; borrowed
     const struct http_route *routes;
     struct http_server *http;
     struct keys *keys;
@@ -40,7 +40,7 @@ struct api {
     struct status_history history;
     struct store *store;      // NULL if the build has no store; not owned
     struct batches *batches;  // NULL if there is no store
-    int64_t data_retention_s; // of files and batches; 0: for ever
+    int64_t data_retention_s; // how long files and batches are kept; 0: for ever
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread
     int64_t started_ns, ready_ns;
@@ -59,7 +59,7 @@ void api_init(struct api *a, const struct config *config, const char *config_tex
 void api_set_store(struct api *a, struct store *store);
 /* Called when the model is loaded: a->calls.engine and a->calls.model must be set. */
 void api_set_ready(struct api *a);
-void api_deinit(struct api *a); // after the loop
+void api_deinit(struct api *a); // call it after the loop has ended
 
 bool api_authorize(struct http_request *req, const struct http_route *route, void *arg);
 void api_on_wake(void *arg);

@@ -56,7 +56,7 @@ static int64_t expires_at(const struct api_work *w)
 
 /* The members of a body; items own their texts. */
 struct asked {
-    struct buf metadata; // "": none
+    struct buf metadata; // JSON text; "": none
     struct stored_item *items;
     size_t n_items;
 };

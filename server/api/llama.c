@@ -67,7 +67,7 @@ void api_props(struct http_request *req, void *arg)
     put_defaults(&b, m);
     buf_printf(&b, ",\"total_slots\":%d,\"model_alias\":", m->info->max_num_seqs);
     put_text(&b, m->names[0]);
-    buf_puts(&b, ",\"model_path\":"); // its last part: folders are not revealed
+    buf_puts(&b, ",\"model_path\":"); // only the last part of the path: folders are not revealed
     put_text(&b, m->folder_name);
     buf_printf(&b, ",\"chat_template\":");
     put_text(&b, m->template ? chat_template_text(m->template) : "");

@@ -27,7 +27,7 @@ struct metric_series {
 };
 
 struct metric_http {
-    const char *method, *route; // of the route table
+    const char *method, *route; // borrowed from the route table
     int status;
     uint64_t n;
 };

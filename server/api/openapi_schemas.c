@@ -321,7 +321,7 @@ static void put_body(struct buf *b, unsigned form, const struct openapi_facts *f
         buf_puts(b, "true");
     }
     put_required(b, form);
-    if (member_find("stream_options", form)) { // only for forms with streams
+    if (member_find("stream_options", form)) { // the form has streams
         put_json(b, ",'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true}}},"
                     "{'properties':{'stream_options':{'type':'null'}}}]");
     }

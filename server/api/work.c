@@ -14,7 +14,7 @@
 
 enum {
     MAX_REPLY_BYTES = 1 << 30,
-    MAX_METADATA = 16, // members; the limits of their keys and values are:
+    MAX_METADATA = 16, // number of members; the limits of their keys and values follow
     MAX_KEY = 64,
     MAX_VALUE = 512,
 };
@@ -52,7 +52,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     (void)req;
     (void)why;
-    (void)arg; // the work continues, and its reply returns the request
+    (void)arg; // the work continues, and its reply ends the request
 }
 
 static const struct http_events events = {on_gone, NULL};
