@@ -13,7 +13,7 @@
 enum {
     SEEN = 2 * MAX_BEAMS + 1, // next tokens of a beam that are known: the likeliest, and the one
                               // that was drawn
-    NO_NODE = -1,             // the prompt
+    NO_NODE = -1,             // parent of a beam's first token: the prompt
 };
 
 /* A token that follows its parent's. Beams share their beginnings, so the nodes form a tree. */
@@ -24,7 +24,7 @@ struct node {
 
 struct beam {
     int32_t node;
-    double sum; // of log probabilities
+    double sum; // sum of the log-probabilities of its tokens
     double score;
 };
 
@@ -48,7 +48,7 @@ struct probe {
 
 /* The search of one prompt. */
 struct search {
-    struct engine_request *whole; // gets the answer
+    struct engine_request *whole; // the call's request, which gets the answer
     int32_t width, n_live, n_ended, n_steps;
     int32_t n_submitted, n_done; // numbers of the step's requests; there is one per live beam
     bool over;
@@ -212,7 +212,7 @@ static void make_probe(struct search *s, int32_t i)
     params->max_tokens = 1;
     params->logprobs = true;
     params->top_logprobs = greater(2 * s->width, s->whole->params.top_logprobs);
-    if (n > 0) { // once is enough
+    if (n > 0) { // only one sample reports on the prompt
         params->prompt_logprobs = false;
         p->request.prompt_logprobs = NULL;
     }

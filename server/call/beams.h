@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Beam search on top of the engine. Each step submits one request per live beam, which asks for the
- * likeliest next tokens; their prompts are in the prefix cache. The answer is written to the
- * outputs of the call's own requests, which are never submitted themselves, so that text, log
+ * likeliest next tokens. The requests' prompts are in the prefix cache. The answer is written to
+ * the outputs of the call's own requests, which are never submitted themselves, so that text, log
  * probabilities and streams are produced as for any other call.
  * Thread: the calls' own. */
 #ifndef SLUICE_SERVER_CALL_BEAMS_H

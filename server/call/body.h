@@ -28,7 +28,7 @@ struct body_member {
 
 /* A character that the text does not contain, and that replaces U+0000 in the tree. */
 struct stand_in {
-    char utf8[4];    // "": not needed
+    char utf8[4];    // the character; "": none was needed
     char escaped[7]; // as JSON, "\\ufffe"
 };
 

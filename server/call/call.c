@@ -46,7 +46,7 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_RENDER] = &call_render_format,
     [KIND_RENDER_CHAT] = &call_render_chat_format,
     [KIND_CHAT_INPUT_TOKENS] = &call_input_tokens_format,
-    [KIND_INVOCATIONS] = &call_chat_format, // until its kind is known
+    [KIND_INVOCATIONS] = &call_chat_format, // until the request's kind is known
     [KIND_LLAMA_CHAT] = &call_chat_format,
     [KIND_EITHER_COMPLETION] = &call_completion_format,
 };

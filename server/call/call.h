@@ -97,13 +97,13 @@ struct call_server {
     const struct call_host *host;
     const struct config *config;
     struct engine *engine; // NULL until loaded
-    struct store *store;   // of responses; NULL: they are not stored. Not owned
+    struct store *store;   // where responses are stored, or NULL; not owned
     struct call_model model;
     /* Offline calls that are waiting because the engine's queue is full. While this is not NULL, no
      * more offline calls should be started. */
     struct call *queue, **queue_tail;
-    struct call *calls;            // all live calls
-    int64_t n_calls, n_beam_calls; // n_beam_calls: those that use beam search
+    struct call *calls;            // list of all calls in progress
+    int64_t n_calls, n_beam_calls; // n_beam_calls: calls with beam search
     struct call_counts counts;
     uint64_t next_seed;
     bool told_stripped; // the log already says that lines are removed from prompts
@@ -182,14 +182,15 @@ struct call_choice {
     struct buf content, reasoning, arguments, logprobs, ids;
     struct buf custom;   // the arguments of a custom tool's call, until it ends
     struct buf calls;    // non-stream chat: the finished tool calls
-    struct buf lists[3]; // completions: the other lists of logprobs, with an entry per token
+    struct buf lists[3]; // completions: lists of logprobs other than the tokens, with an entry per
+                         // token
     enum call_pending pending;
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool is_custom; // the current tool call is one of a custom tool: its `arguments` are a text
     bool sent_prompt_text, sent_prompt_ids; // completions send these once
     bool told_prompt;                       // return_progress: progress was reported, and
     int32_t n_prefilled;                    // this was the last value
-    int32_t n_calls, n_lines;               // n_lines: pieces with a line end (for llama.cpp)
+    int32_t n_calls, n_lines; // calls begun; for llama.cpp: pieces of text that contain a line end
     int64_t t_last_ns;
 };
 
@@ -212,7 +213,7 @@ struct call {
     struct call_record record;
     enum request_kind kind;          // as given to call_start; request.kind may change
     struct engine_request *requests; // one per prompt
-    void *memory;                    // for the requests' outputs
+    void *memory;                    // one block for the outputs of all requests
     struct beams *beams;             // searches that produce the answers; NULL: no beam search
     char *salt;                      // the requests' cache_salt, if it is not the one in the body
     size_t n_requests, n_submitted, n_done; // with beams, the last two are per step
@@ -228,7 +229,7 @@ struct call {
     bool preparing, queued, streaming, untimed, gone, dead, first_token, deadline_is_queue,
         has_news;
     struct call *next, **link, *next_queued;
-    char id[144]; // "chatcmpl-..."
+    char id[144]; // of the answer: "chatcmpl-..."
     int64_t created;
     struct buf chunk_head; // the beginning of every chunk of a stream
     void *extra;           // state of the format

@@ -20,8 +20,8 @@ void call_start_deadline(struct call *c);
 void call_fail(struct call *c, const struct call_error *e);
 /* Ends a background response with the output so far, either now or once its beginning is stored. */
 void call_end_kept(struct call *c);
-void call_give_back(struct call *c); // the client has left
-void call_let_go(struct call *c);    // the sink has received the answer
+void call_give_back(struct call *c); // ends a call whose client has left
+void call_let_go(struct call *c);    // ends a call whose sink has received the answer
 void call_finish_if_complete(struct call *c);
 
 /* Frees the call if both its sink and the engine have let go of it. Within engine_drain the memory

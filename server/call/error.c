@@ -184,7 +184,7 @@ void call_error_put(struct buf *b, const struct call_error *e, enum call_error_n
     put_string_or_null(b, e->code);
     int64_t n_prompt = e->n_prompt;
     if (n_prompt == 0 && names == CALL_ERROR_LLAMA) {
-        n_prompt = e->n_prompt_least; // its clients expect a number
+        n_prompt = e->n_prompt_least; // llama.cpp's clients expect a number
     }
     if (n_prompt > 0) {
         buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, n_prompt);

@@ -15,10 +15,11 @@ struct call_error {
     int status;       // HTTP status; 0: no error
     const char *type; // NULL: by status ("invalid_request_error" below 500, else "server_error")
     const char *code; // static text
-    char param[96];   // empty: null
+    char param[96];   // the invalid member; "" is written as null
     char message[640];
     int retry_after_s;
-    int64_t n_prompt, n_context; // of context_length_exceeded, sent as members; 0: not known
+    int64_t n_prompt, n_context; // for context_length_exceeded, as members of the error; 0: not
+                                 // known
     int64_t n_prompt_least;      // if n_prompt is not known: a lower bound for it
 };
 

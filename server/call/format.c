@@ -390,7 +390,8 @@ void call_put_metrics(struct buf *b, const struct call *c)
         return;
     }
     const int64_t begun = r->t_scheduled_ns, first = r->t_first_token_ns;
-    const int64_t last = r->done ? r->t_done_ns : clock_now_ns(); // a stop string ends it earlier
+    // A stop string ends the answer before the request.
+    const int64_t last = r->done ? r->t_done_ns : clock_now_ns();
     const int32_t n = c->choices[0].n_taken;
     const double generation = (double)(last - first) * 1e-6, all = (double)(last - begun) * 1e-6;
     buf_puts(b, ",\"metrics\":{");

@@ -9,8 +9,8 @@
 /* The functions of one format. Formats without streams have no `finish`. Formats that do not need
  * the engine only have `reply`, which all others lack. */
 struct call_format {
-    const char *id_prefix;         // of the answer's id
-    const char *call_prefix;       // of a tool call's id; NULL: "call_"
+    const char *id_prefix;         // prefix of the answer's id
+    const char *call_prefix;       // prefix of a tool call's id; NULL: "call_"
     void (*reply)(struct call *c); // called once the prompts are prepared; ends the answer
     void (*begin)(struct call *c); // at the start of a stream: makes chunk_head; may be NULL
     /* Reports the progress of the prompt (ch->n_prefilled) if the request asks for it. Called
@@ -24,10 +24,10 @@ struct call_format {
      * item. */
     bool in_order;
     void (*call)(struct call_choice *ch, const char *name, const char *id); // a tool call begins
-    void (*call_end)(struct call_choice *ch);                               // may be NULL
+    void (*call_end)(struct call_choice *ch); // a tool call ends; may be NULL
     void (*logprob)(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                     size_t n_chars_before); // may be NULL
-    void (*finish)(struct call_choice *ch); // the last chunk of a choice in a stream
+    void (*finish)(struct call_choice *ch); // writes a choice's last chunk of a stream
     /* Called when all choices have ended, if the answer is to be stored (request.stores): `close`
      * builds the whole answer, and `save` stores it, on the pool, before the client learns that it
      * has ended. Both NULL: answers of this format are never stored. */
@@ -57,7 +57,7 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
 
 struct call_usage {
     int64_t prompt, cached, completion, reasoning, drafts, accepted;
-    int64_t recomputed; // for models with recurrent state; else -1
+    int64_t recomputed; // -1 unless the model has recurrent state
 };
 struct call_usage call_usage_of(const struct call *c);
 /* ,"recomputed_tokens":N for a model with recurrent state; else nothing. */
@@ -70,7 +70,7 @@ size_t call_token_characters(const struct call *c, int32_t token);
  * as its bytes, like OpenAI does (bytes:\xe6\x97), so that different tokens have different keys in
  * top_logprobs. */
 void call_put_token_text(struct buf *b, const struct call *c, int32_t token);
-void call_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity
+void call_put_logprob(struct buf *b, float logprob); // minus infinity is written as -9999.0
 void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                        size_t n_chars_before);
 /* The same with the token's id, as llama.cpp writes it. */

@@ -15,10 +15,10 @@ enum block { BLOCK_NONE, BLOCK_THINKING, BLOCK_TEXT, BLOCK_TOOL };
 /* The state of an answer. Output of one kind forms a block; one block is open at a time. */
 struct message {
     enum block open;
-    int32_t n_blocks; // begun
+    int32_t n_blocks; // number of blocks begun
     char tool_id[80], tool[TOOL_NAME_MAX_BYTES + 1];
-    struct buf text;   // of the open block
-    struct buf blocks; // of an answer that is not streamed: its finished blocks, joined by commas
+    struct buf text;   // text of the open block
+    struct buf blocks; // the finished blocks of an answer that is not streamed, joined by commas
 };
 
 static struct message *state(struct call *c)

@@ -314,7 +314,7 @@ static void end(struct call *c)
     if (!c->request.stream) {
         struct buf whole = *body;
         *body = (struct buf){0};
-        call_whole(c, &whole); // takes the memory
+        call_whole(c, &whole); // takes ownership of the buffer's memory
         return;
     }
     if (!c->request.detached) {

@@ -182,12 +182,12 @@ static void put_chunk(struct call_choice *ch)
 
 static void pending(struct call_choice *ch)
 {
-    if (!ch->finish && ch->ids.n_bytes > 0) { // otherwise the last chunk has them
+    if (!ch->finish && ch->ids.n_bytes > 0) { // the last ids are sent with the last chunk
         put_chunk(ch);
     }
 }
 
-/* No parser runs: there are no texts. */
+/* Never called: without texts no parser runs. */
 static void no_call(struct call_choice *ch, const char *name, const char *id)
 {
     (void)ch;

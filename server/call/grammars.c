@@ -34,7 +34,7 @@ struct grammars {
     pthread_mutex_t vocab_lock;  // held while the vocabulary is built
     struct grammar_vocab *vocab; // NULL: no request has had a grammar yet
     struct entry list;
-    uint64_t key; // for the hash
+    uint64_t key; // key of the hash of sources
     size_t idle_bytes;
     int32_t n_idle;
 };
@@ -212,7 +212,7 @@ void grammars_give(struct grammars *g, struct kept_grammar *k)
     struct entry *e = (struct entry *)k; // kept is the first member
     pthread_mutex_lock(&g->lock);
     if (--e->n_users == 0) {
-        struct grammar_stats stats; // it does not change any more
+        struct grammar_stats stats; // an idle grammar does not change
         grammar_stats(e->kept.grammar, &stats);
         e->n_bytes = stats.bytes + e->source.n_bytes;
         g->idle_bytes += e->n_bytes;

@@ -98,7 +98,7 @@ static bool put(struct stored_item *to, const struct json *item)
     buf_init(&text, MAX_BYTES);
     convert_item_but_id(&text, item);
     buf_putc(&to->text, ',');
-    buf_put(&to->text, text.data + 1, text.n_bytes - 1); // after its opening brace
+    buf_put(&to->text, text.data + 1, text.n_bytes - 1); // without the opening brace
     to->text.failed |= text.failed;
     buf_deinit(&text);
     return !to->text.failed;

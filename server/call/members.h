@@ -28,7 +28,7 @@ enum member_type {
 
 enum member_use {
     MEMBER_READ,
-    MEMBER_IGNORED, // it does not change the answer, but its value is checked
+    MEMBER_IGNORED, // the member does not change the answer; its value is checked
     MEMBER_REFUSED, // refused, unless its value is one of `off`, which request nothing
 };
 
@@ -44,7 +44,7 @@ struct member {
     bool mixes;             // MEMBER_PROMPTS: a list may mix texts and ids
     bool is_dimension;      // MEMBER_INT: only the model's own value is valid
     bool is_within;         // MEMBER_INT: at most the model's context
-    const char *instead_of; // the required member that it can replace; NULL: none
+    const char *instead_of; // the required member that this one can replace; NULL: none
 
     /* The values that it may have. */
     int64_t min, max;    // MEMBER_INT, both inclusive
@@ -52,8 +52,8 @@ struct member {
     double low, high;    // MEMBER_REAL, both inclusive
     const char *choices; // "a|b|c"
     const char *off;     // MEMBER_REFUSED: values that request nothing, as "false|0|[]"
-    const char *why;     // and a sentence on what to do instead; NULL: none
-    const char *schema;  // further members of its JSON schema, with ' for the quotation mark
+    const char *why;     // MEMBER_REFUSED: a sentence on what to do instead; NULL: none
+    const char *schema;  // more members of the JSON schema, with ' for the quotation mark
 
     /* Where a plain value goes: a field of struct request. An integer or a real is stored with the
      * width of the field; a choice is stored as a string, or in a narrow field as its index in the

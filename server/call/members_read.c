@@ -73,7 +73,7 @@ static bool keep_value(struct request *r, const struct member *m)
     case MEMBER_STRING: return body_string(&r->body, m->key, kept ? at : &text);
     case MEMBER_OBJECT: return body_object(&r->body, m->key, &node);
     case MEMBER_ARRAY: return body_array(&r->body, m->key, &node);
-    default: return true; // of any type
+    default: return true; // a member of any type is neither checked nor stored
     }
 }
 

@@ -170,7 +170,7 @@ bool infill_end(struct request *r);
 
 bool read_native_prompt(struct request *r);
 bool read_mixed_input(struct request *r);
-bool read_input(struct request *r); // of other embeddings
+bool read_input(struct request *r); // reads the input of embeddings
 bool read_n_probs(struct request *r);
 bool read_response_fields(struct request *r);
 bool read_hole(struct request *r);
@@ -235,8 +235,8 @@ bool read_thread(struct request *r);
 void responses_begin(struct request *r);
 bool responses_end(struct request *r);
 
-bool read_previous(struct request *r);     // in request_history.c, as is storing the input
-bool read_conversation(struct request *r); // likewise
+bool read_previous(struct request *r);     // this and the next are in request_history.c
+bool read_conversation(struct request *r); // items of a conversation
 bool read_items(struct request *r);
 bool read_truncation(struct request *r);
 bool read_include(struct request *r);

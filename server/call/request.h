@@ -34,7 +34,7 @@ enum request_kind {
     KIND_INFILL,
     KIND_NATIVE_EMBED,
     KIND_TOKENS,                          // vLLM's: ids in, ids out
-    KIND_CHAT_BATCH,                      // several conversations
+    KIND_CHAT_BATCH,                      // vLLM's: several conversations in one body
     KIND_LABELS,                          // the probabilities of given tokens as the next one
     KIND_CLASSIFY,                        // the class that a classifier gives to prompts
     KIND_POOLING,                         // vLLM's: embeddings in another form
@@ -86,7 +86,7 @@ enum {
 /* One of several conversations. */
 struct request_chat {
     const struct json *messages;
-    const char *text; // the same as JSON
+    const char *text; // the messages as JSON text
     size_t n_bytes;
 };
 
@@ -101,7 +101,8 @@ enum vector_type { VECTOR_FLOAT, VECTOR_BINARY, VECTOR_UBINARY, VECTOR_BASE64, N
 struct request_prompt {
     const int32_t *ids;
     int32_t n;
-    const char *text; // as given or rendered; NULL if ids were given or it was truncated
+    const char *text; // the text as given or rendered; NULL if ids were given or the text was
+                      // truncated
     size_t text_bytes;
     int32_t max_tokens;
     /* The text divided by provenance: control tokens, template text, the client's text. NULL: it is
@@ -124,14 +125,14 @@ struct scored_text {
 enum tool_mode {
     TOOLS_OFF,  // calls are not parsed
     TOOLS_AUTO, // the answer is text, calls, or both
-    TOOLS_MUST, // a call
+    TOOLS_MUST, // the answer must be a call
 };
 
 struct request_tool {
     const char *name;
-    const char *schema; // of the parameters, as written in the body; NULL: not given
+    const char *schema; // schema of the parameters, as written in the body; NULL: not given
     size_t schema_bytes;
-    const char *text; // of a custom tool: the format of its text (chat/tools/writing.h)
+    const char *text; // for a custom tool: the format of its text (chat/tools/writing.h)
     char place[64];   // where `schema` or `text` was given: for errors
     bool custom, strict, allowed;
 };
@@ -143,7 +144,7 @@ struct request {
     char *text; // the body; changed while it is read
     size_t n_bytes;
     uint64_t seed;       // used if the request has no seed
-    struct store *store; // of responses; NULL: they are not stored
+    struct store *store; // where responses are stored, or NULL
     const char *owner;   // owner of the responses that it may read
 
     /* Result. */
@@ -151,7 +152,7 @@ struct request {
     bool generates, pools; // what prompts are used for, by kind (prepare.c); if neither, only their
                            // ids are needed
     unsigned form;         // one of the bits above
-    struct arena arena;    // holds what follows
+    struct arena arena;    // memory of the members below
     struct body body;
     const char *model_name;
     struct sampling_params params;
@@ -175,11 +176,11 @@ struct request {
     struct fim_file *files;
     size_t n_files;
     bool begun;                              // the prompt is the beginning of the text in the gap
-    bool base64, normalize;                  // embeddings
+    bool base64, normalize;                  // how embeddings are returned
     uint8_t embed_dtype, endianness;         // format of base64 (packed.h)
     struct scored_text *queries, *documents; // score and rerank
     size_t n_queries, n_documents;
-    int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
+    int64_t max_query_tokens, max_doc_tokens, top_n; // limits; 0: none
     bool activates, returns_documents, bare_list;
     /* llama.cpp's return_tokens, timings_per_token, return_progress, verbose */
     bool native_tokens, timings, tells_prompt, verbose, post_sampling;
@@ -189,8 +190,8 @@ struct request {
     bool item_first;
     unsigned vector_types;  // Cohere's: bits, by enum vector_type
     enum pool_kind pooling; // how hidden states are pooled, if `pools`
-    int64_t dimensions;     // 0: all
-    bool token_strs;        // tokenize
+    int64_t dimensions;     // length of the vectors; 0: the model's
+    bool token_strs;        // tokenize: also return the tokens' texts
     bool add_special, has_add_special;
     bool parse_special; // recognise special tokens in text prompts (never in messages)
     int64_t truncate;   // prompt tokens to keep; -1: the model's maximum; 0: all
@@ -198,19 +199,19 @@ struct request {
     int32_t priority;
     bool background; // no client waits for the answer
     const char *cache_salt, *user, *request_id;
-    const struct cache_hint *hints; // [n_hints], kv_hints
+    const struct cache_hint *hints; // [n_hints]: from kv_hints
     int32_t n_hints;
-    const char *unknown; // the first member that no endpoint knows; n_unknown: their number
+    const char *unknown; // the first member that no endpoint knows, of n_unknown
     int n_unknown;
-    double timeout_s;        // 0: none
-    const char *detokenized; // detokenize
+    double timeout_s;        // time limit in the body; 0: none
+    const char *detokenized; // detokenize: the text
     size_t detokenized_bytes;
 
     struct output_options output;
 
     const char *constraint_param;     // static text: the member that constrains the answer, or NULL
-    struct grammar_source constraint; // of the answer; `grammar` may also cover the text around it
-                                      // (request_turn.c)
+    struct grammar_source constraint; // source for the answer; `grammar` may also cover the text
+                                      // around it (request_turn.c)
     struct kept_grammar *grammar;     // compiled; NULL: none
     const char *constraint_after;     // the constraint begins after this text, which is one token;
                                       // NULL: immediately
@@ -221,7 +222,7 @@ struct request {
     size_t n_chats;
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
-    const struct json *tools_json;  // for the parsers
+    const struct json *tools_json;  // the tools as a tree, for the parsers
     struct json *own_tools;         // tools_json, if it was generated
     bool raw;                       // Ollama: the prompt is not a message
     bool old_calls;                 // the body has "functions": one call, as "function_call"
@@ -230,16 +231,16 @@ struct request {
     enum tool_mode tool_mode;
     const char *tool_param;       // the member that sets tool_mode; static text
     int32_t n_past_calls;         // chat: number of calls in its messages
-    bool narrows;                 // not all tools are allowed
+    bool narrows;                 // only some of the tools are allowed
     bool is_named;                // chat: the client selected one tool by name
     const char *request_template; // the request's own chat template, which the operator allows; or
                                   // NULL
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if from the assistant; or NULL
     size_t echoed_bytes;
-    const char *effort;       // NULL: not given
+    const char *effort;       // effort of reasoning; NULL: not given
     bool thinks, has_thinks;  // enable_thinking
-    const char *instructions; // responses
+    const char *instructions; // responses: the system's message
     int n_stripped_lines;     // messages: removed from the system prompt (--strip-prompt-lines)
     bool stores;              // responses: the response is stored
     bool tells_messages;      // responses: include the prompt and the answer as text and ids
@@ -248,8 +249,8 @@ struct request {
                           // case
     const char *previous; // responses: id of the previous response; or NULL
     const char *conversation; // responses: id of the conversation; or NULL
-    const char *items;        // responses: its own input items, as JSON texts joined by commas
-    const char *history;      // responses: the earlier items, as a JSON array; or NULL
+    const char *items;   // responses: the request's own input items, as JSON texts joined by commas
+    const char *history; // responses: the earlier items, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
     const char *repeated; // members of the body that the answer repeats, as JSON text
 };

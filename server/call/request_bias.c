@@ -10,7 +10,7 @@ enum { NEVER = -100 };
 
 struct biases {
     struct request *r;
-    struct logit_bias *list; // [MAX_BIAS]
+    struct logit_bias *list; // [MAX_BIAS], in the arena
 };
 
 static bool too_many(struct request *r)

@@ -255,7 +255,7 @@ void tokenize_begin(struct request *r)
         return;
     }
     r->native_tokens = body_has(&r->body, "content") && !body_has(&r->body, "prompt");
-    r->add_special = !r->native_tokens; // llama.cpp has another default
+    r->add_special = !r->native_tokens; // llama.cpp's default is false
     if (r->native_tokens) {
         body_rename(&r->body, "content", "prompt"); // llama.cpp's name
     }
@@ -265,7 +265,8 @@ bool tokenize_end(struct request *r)
 {
     bool chat = r->form == FORM_TOKENIZE_CHAT;
     r->stream = false;
-    r->truncate = r->kind == KIND_APPLY_TEMPLATE ? 0 : r->truncate; // its answer is text
+    // The answer of apply-template is text, which is not truncated.
+    r->truncate = r->kind == KIND_APPLY_TEMPLATE ? 0 : r->truncate;
     return (!chat || chat_end(r)) && (r->model->tok || no_tokenizer(r));
 }
 

@@ -17,7 +17,7 @@ enum { MAX_ACTIONS = 16, MAX_DIRECTIVES = 128, MAX_DURATION_S = 30 * 86400, MAX_
 struct hints {
     struct request *r;
     struct cache_hint *list; // [MAX_DIRECTIVES]
-    const char *scope;       // of earlier actions; NULL: none
+    const char *scope;       // the scope of earlier actions; NULL: none
     int32_t n, n_actions;
 };
 

@@ -19,8 +19,8 @@ struct mixed {
     struct request *r;
     const char *key;
     struct json_scan sc;
-    struct ids ids; // of the prompt that is being read
-    bool first;     // no part of it has been read
+    struct ids ids; // ids so far of the prompt that is being read
+    bool first;     // no part of this prompt has been read yet
 };
 
 static bool wrong(struct mixed *m)
@@ -378,7 +378,7 @@ static bool is_mixed(const struct json *list)
 bool read_input(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "input");
-    bool ids_first = m && !m->node; // it has no tree
+    bool ids_first = m && !m->node; // arrays of ids have no tree
     bool mixed;
     if (ids_first) {
         mixed = memchr(m->start, '"', m->n_bytes) != NULL;

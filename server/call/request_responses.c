@@ -17,11 +17,11 @@ struct messages {
     struct request *r;
     struct buf out;       // text of the array
     struct buf calls;     // tool calls of an unfinished assistant message
-    struct buf reasoning; // its reasoning, until the message has begun
-    bool open;            // its text has been written
-    size_t index;         // of the input item
+    struct buf reasoning; // reasoning of the assistant message, until that has begun
+    bool open;            // text of the assistant message has been written
+    size_t index;         // of the current input item
     struct buf items;     // the input's items, to be stored
-    char place[64];       // its path, for errors
+    char place[64];       // path of that item, for errors
 };
 
 /* Messages are written one after another into the array. */
@@ -262,7 +262,7 @@ static bool put_input(struct messages *m)
     if (!input) {
         return call_error_missing(&m->r->error, "input");
     }
-    if (json_is(input->node, JSON_STRING)) { // as written
+    if (json_is(input->node, JSON_STRING)) { // taken from the body as written
         open_message(m, "user");
         buf_puts(&m->out, ",\"content\":");
         buf_put(&m->out, input->start, input->n_bytes);

@@ -15,10 +15,10 @@ enum { MAX_BYTES = 64 << 20 };
 
 /* How an API writes tools. */
 static const struct shape {
-    const char *key;      // of the request
+    const char *key;      // the request's member with the tools
     const char *function; // the member that contains name and parameters; "": the tool itself
     const char *custom;   // the same for a custom tool; NULL: not supported
-    const char *schema;   // of the parameters, in the function
+    const char *schema;   // the function's member with the schema of the parameters
 } shapes[] = {
     {"tools", "function", "custom", "parameters"},
     {"functions", "", NULL, "parameters"},

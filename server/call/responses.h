@@ -15,13 +15,13 @@ struct responses {
     bool begun;      // the first events of the stream have been sent
     enum item open;
     char item_id[40], call_id[80], name[TOOL_NAME_MAX_BYTES + 1];
-    struct buf text;     // of the open item
-    struct buf logprobs; // of the open message
+    struct buf text;     // text of the open item
+    struct buf logprobs; // log-probabilities of the open message
     struct buf items;    // the finished ones, joined by commas
-    struct buf body;     // at the end: the whole object
+    struct buf body;     // the whole object, made at the end
     struct buf lost;     // stored at the beginning: the response's final state if the server ends
                          // before it
-    struct buf events;   // of a background response, framed, for clients that connect later
+    struct buf events;   // events of a background response, framed, for clients that connect later
     size_t n_told; // bytes of `events` that clients may get: the last event must wait until the
                    // response is stored
 };

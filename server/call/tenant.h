@@ -21,9 +21,9 @@ struct tenant_limits {
     int32_t min_priority, max_priority;
     int64_t requests_per_minute, tokens_per_minute; // 0: no limit
     int64_t concurrent;                             // concurrent calls; 0: no limit
-    double queue_share;     // of --max-num-queued-reqs, for calls without a token yet
-    double cache_share;     // of the KV blocks, for cached blocks of its requests
-    bool cache_salt_by_key; // its prompts are cached separately
+    double queue_share; // share of --max-num-queued-reqs that calls without a first token may use
+    double cache_share; // share of the KV blocks that cached blocks of its requests may occupy
+    bool cache_salt_by_key; // the tenant's prompts are cached separately from others'
 };
 
 /* The options' limits, which apply to every key. */

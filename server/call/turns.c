@@ -109,7 +109,7 @@ void turns_put_stripped(struct request *r, struct buf *out, const char *text)
             r->n_stripped_lines++;
         } else {
             if (out->n_bytes == before && before > 0) {
-                buf_putc(out, '\n'); // between blocks
+                buf_putc(out, '\n'); // separates blocks
             }
             buf_put(out, text, n);
         }

@@ -16,13 +16,13 @@ extern const char *const turn_role_names[];
 
 struct turns {
     struct request *r;
-    struct buf out; // the array's text
+    struct buf out; // text of the array of messages
     /* The message in progress, not yet written to `out`. */
     enum turn_role role;
-    struct buf parts; // of user and system, joined by commas
+    struct buf parts; // user and system: the message's parts, joined by commas
     int n_parts;
-    const char *only;                  // the first part
-    struct buf text, reasoning, calls; // of the assistant
+    const char *only;                  // text of the first part, used if there is no other
+    struct buf text, reasoning, calls; // assistant: the message's contents
     size_t turn, block;                // the reader's position
     char place[80];
 };

@@ -150,7 +150,7 @@ static bool read_result(struct turns *t, const struct json *block, enum turn_rol
 /* Which blocks a turn may have. */
 static const struct block {
     const char *type;
-    unsigned roles; // bits
+    unsigned roles; // bits of the roles whose turns may have it
     bool (*read)(struct turns *t, const struct json *block, enum turn_role role);
 } blocks[] = {
     {"text", 1 << ROLE_USER | 1 << ROLE_ASSISTANT | 1 << ROLE_SYSTEM, read_text},
