@@ -199,7 +199,7 @@ static void run_forced(const char *speculative, int64_t most_wrong)
     CHECK_EQ(q->outputs[0].finish, FINISH_STOP);
     CHECK_EQ(q->tokens[0][3], 'v');
     CHECK(q->r.n_accepted >= 10);
-    CHECK(q->r.n_drafts - q->r.n_accepted <= most_wrong); // of a model, at the choices and the end
+    CHECK(q->r.n_drafts - q->r.n_accepted <= most_wrong); // wrong at the choices and the end
     stop(&b);
     grammar_free(g);
     grammar_vocab_free(v);

@@ -39,7 +39,7 @@ static void check(const char *tags, const char *yes, const char *no)
     grammar_free(g);
 }
 
-/* One text that contains '|'; without its last byte it must be refused. */
+/* Checks one text, which may contain '|'. Without its last byte it must be refused. */
 static void check_one(const char *tags, const char *yes)
 {
     struct err err;
@@ -235,11 +235,11 @@ TEST(special_tokens_by_name)
     struct grammar *g = compile(TAG("a<open>", ANY, "\"<close>\""), v, &err);
     static const int32_t ids[] = {A, OPEN, B, CLOSE};
     CHECK_EQ(mask_behind(g, ids, 0), BIT(A));
-    CHECK_EQ(mask_behind(g, ids, 1), BIT(OPEN)); // but not its spelling
+    CHECK_EQ(mask_behind(g, ids, 1), BIT(OPEN)); // the special token, but not its spelling
     CHECK_EQ(mask_behind(g, ids, 2), BIT(A) | BIT(B) | BIT(LESS) | BIT(CLOSE));
     CHECK_EQ(mask_behind(g, ids, 4), BIT(END));
     size_t n;
-    CHECK(!grammar_token_bytes(v, OPEN, &n) && n == 0); // it is no text
+    CHECK(!grammar_token_bytes(v, OPEN, &n) && n == 0); // the special token has no text
     char forced[8];
     grammar_free(g);
     g = compile("{\"type\":\"token\",\"token\":4}", v, &err);
@@ -252,7 +252,8 @@ TEST(special_tokens_by_name)
     grammar_free(g);
     g = compile(TEXT("<end>"), v, &err);
     CHECK(!g && strstr(err.text, "ends the text"));
-    g = compile("{\"type\":\"any_tokens\",\"typ\\u0000\":[4]}", v, &err); // as long as "type"
+    g = compile("{\"type\":\"any_tokens\",\"typ\\u0000\":[4]}", v,
+                &err); // "typ" and NUL: as long as "type"
     CHECK(!g && strstr(err.text, "not supported here"));
     g = compile("{\"type\":\"any_tokens\",\"\":[4]}", v, &err);
     CHECK(!g && strstr(err.text, "not supported here"));

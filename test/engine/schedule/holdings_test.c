@@ -71,7 +71,8 @@ static void close_bed(struct bed *b)
     plan_deinit(&b->p);
 }
 
-/* As the scheduler does it: find, keep, begin. */
+/* Begins a sequence as the scheduler does: finds its prefix, keeps the blocks, and gives it a
+ * lane. */
 static struct cached_front begin(struct bed *b, int32_t i)
 {
     struct cached_front front = holdings_find(&b->h, &b->seqs[i]);
@@ -132,7 +133,7 @@ TEST(what_was_never_computed_is_forgotten_with_its_producer)
     close_bed(&b);
 }
 
-/* Counts of references, seen by how many blocks a preemption would give back. */
+/* Reference counts, observed through the number of blocks that a preemption would give back. */
 TEST(a_shared_block_is_reclaimed_with_its_last_holder)
 {
     struct bed b;
@@ -143,7 +144,7 @@ TEST(a_shared_block_is_reclaimed_with_its_last_holder)
     struct sequence *const both[] = {&b.seqs[1], &b.seqs[0]};
     CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 1);
     CHECK_EQ(holdings_reclaimable(&b.h, both, 2), 5);
-    CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 1); // counting leaves no trace
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 1); // counting changes nothing
     CHECK_EQ(holdings_reclaimable(&b.h, both, 0), 0);
     close_bed(&b);
 }
@@ -169,7 +170,7 @@ TEST(a_fork_shares_full_blocks_and_copies_the_last_one_a_plan_later)
     CHECK_EQ(b.p.n_copies, 1);
     CHECK(b.p.copies[0].from == from[3] && b.p.copies[0].to == to[3]);
     holdings_fork(&b.h, &b.p, &b.seqs[2], &b.seqs[0]);
-    holdings_leave(&b.h, &b.seqs[2]); // its copy goes with it
+    holdings_leave(&b.h, &b.seqs[2]); // the pending copy is dropped with it
     plan_clear(&b.p);
     holdings_tell_copies(&b.h, &b.p);
     CHECK_EQ(b.p.n_copies, 0);
@@ -205,7 +206,7 @@ TEST(a_shared_block_gets_draft_kv_from_one_alone)
     publish(&b, 0);
     begin(&b, 1);
     CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[0], 14), 14);
-    CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 0); // the other fills what both have
+    CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 0); // the first fills the shared blocks
     b.seqs[0].draft_computed = 14;
     holdings_draft_fed(&b.h, &b.seqs[0], 14);
     CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 2);
@@ -251,7 +252,7 @@ TEST(states_that_rows_pass_are_kept_and_the_last_is_copied_a_plan_later)
     open_with(&b, &l, 14);
     begin(&b, 0);
     compute(&b, 0, 0, 14);
-    REQUIRE(b.p.n_keeps == 1); // 8: wanted; 12: the prompt's last, which the lane still has
+    REQUIRE(b.p.n_keeps == 1); // the regular one at 8; the last one, at 12, is still in the lane
     CHECK(b.p.keeps[0].lane == b.seqs[0].lane && b.p.keeps[0].pos == 8);
     CHECK_EQ(b.p.n_state_copies, 0);
     plan_clear(&b.p);
@@ -315,7 +316,7 @@ TEST(a_record_that_rows_have_passed_is_not_copied)
     close_bed(&b);
 }
 
-/* Blocks may be cached while their state is not: rows are computed again into the same
+/* Blocks may be cached without their state. Their rows are then computed again, into the same
  * blocks. */
 TEST(blocks_without_their_state_are_computed_again_where_they_are)
 {
@@ -334,9 +335,9 @@ TEST(blocks_without_their_state_are_computed_again_where_they_are)
     CHECK_EQ(front.n_matched, 3);
     CHECK_MEM(holdings_blocks(&b.h, &b.seqs[1]), blocks, 3 * sizeof *blocks);
     CHECK_EQ(holdings_find(&b.h, &b.seqs[2]).producer, 1); // others wait for it
-    b.seqs[1].n_computed = 6; // the second block is half done: it is not what it was
+    b.seqs[1].n_computed = 6; // the second block is half overwritten and no longer valid
     holdings_leave(&b.h, &b.seqs[1]);
-    CHECK_EQ(holdings_find(&b.h, &b.seqs[2]).n_matched, 0); // nor was the first published
+    CHECK_EQ(holdings_find(&b.h, &b.seqs[2]).n_matched, 0); // the first was not published
     close_bed(&b);
 }
 
