@@ -50,7 +50,7 @@ static void traffic(uint64_t owner, double share, const struct cache_hint *hint)
 }
 
 /* How many tokens of a prompt are still cached after the traffic of others has filled the cache. */
-static int32_t cached_behind_traffic(const struct cache_hint *hint)
+static int32_t cached_after_traffic(const struct cache_hint *hint)
 {
     if (!begin()) {
         return -1;
@@ -68,10 +68,10 @@ TEST(a_kept_prompt_survives_other_traffic)
     struct cache_hint all = {.end = INT32_MAX, .priority = 1, .duration_ns = minute_ns};
     struct cache_hint front = {.start = 8, .end = 17, .priority = 1, .duration_ns = minute_ns};
     struct cache_hint ended = {.end = INT32_MAX, .priority = 100, .duration_ns = 0};
-    CHECK_EQ(cached_behind_traffic(NULL), 0);
-    CHECK_EQ(cached_behind_traffic(&all), PROMPT - BLOCK); // one token is always computed
-    CHECK_EQ(cached_behind_traffic(&front), 24); // the hinted blocks and the one before them
-    CHECK_EQ(cached_behind_traffic(&ended), 0);
+    CHECK_EQ(cached_after_traffic(NULL), 0);
+    CHECK_EQ(cached_after_traffic(&all), PROMPT - BLOCK); // one token is always computed
+    CHECK_EQ(cached_after_traffic(&front), 24); // the hinted blocks and the one before them
+    CHECK_EQ(cached_after_traffic(&ended), 0);
 }
 
 /* With priority 0 a prompt's blocks are reused first, although they are the latest. */

@@ -13,7 +13,7 @@ struct example {
 
 /* Takes the next text of a list and says whether the language contains it. False: the list has
  * ended. */
-static bool judged(struct grammar *g, const char *list, size_t *at, bool *is, char *text)
+static bool next_example(struct grammar *g, const char *list, size_t *at, bool *is, char *text)
 {
     size_t n = 0;
     if (!list || *at > strlen(list)) {
@@ -59,12 +59,12 @@ static void check_examples(const struct example *v, size_t n)
             CHECK_FAIL("%s: %s", v[i].text, err.text);
             continue;
         }
-        for (size_t at = 0; judged(g, v[i].yes, &at, &is, text);) {
+        for (size_t at = 0; next_example(g, v[i].yes, &at, &is, text);) {
             if (!is) {
                 CHECK_FAIL("%s refuses %s", v[i].text, text);
             }
         }
-        for (size_t at = 0; judged(g, v[i].no, &at, &is, text);) {
+        for (size_t at = 0; next_example(g, v[i].no, &at, &is, text);) {
             if (is) {
                 CHECK_FAIL("%s accepts %s", v[i].text, text);
             }
