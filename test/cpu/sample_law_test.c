@@ -7,7 +7,7 @@
 
 enum { KINDS = 12, AT_ONCE = 50, TREES = 10 };
 
-/* Whether top-k or top-p leaves kind i out; law is the whole softmax. */
+/* Whether top-k or top-p excludes token kind i; `law` is the whole softmax. */
 static bool is_out(const float *logits, const struct sampling_params *p, const double *law,
                    int32_t i)
 {
@@ -21,7 +21,7 @@ static bool is_out(const float *logits, const struct sampling_params *p, const d
     return (p->top_k > 0 && n_above >= p->top_k) || mass_above >= (double)p->top_p;
 }
 
-/* What the sampler's steps leave of the softmax, in double. */
+/* The distribution that the sampler's steps make of the softmax, in double precision. */
 static void law_of(const float *logits, const struct sampling_params *p, double *law)
 {
     double whole[KINDS], most = -INFINITY, sum = 0.0, kept = 0.0;
@@ -44,7 +44,7 @@ static void law_of(const float *logits, const struct sampling_params *p, double 
     }
 }
 
-/* AT_ONCE drafts from `q`, then their judgement under `p`. Counts the resulting tokens and the
+/* Draws AT_ONCE drafts from `q`, then judges them under `p`. Counts the resulting tokens and the
  * accepted drafts. */
 static void judge_some(struct sampler *s, struct tensor q, struct tensor p, int32_t *counts,
                        int32_t *n_accepted)
@@ -183,7 +183,7 @@ static int32_t judge_case(const char *backend, const struct law_case *c, int32_t
     return n_accepted;
 }
 
-/* The rate of acceptance is the optimum, too. */
+/* The rate of acceptance must also be the highest possible one. */
 OP_TEST(judged_drafts_follow_the_targets_law)
 {
     enum { N = 30000 };

@@ -7,9 +7,15 @@
 #include "cpu/cpu_state.h"
 #include "engine/base/minmax.h"
 
-enum { MOST = 160, SPARE = 40, LANES = 4, SNAPSHOTS = 3 }; // inputs of the text, and of drafts
+enum {
+    MOST = 160,
+    SPARE = 40,
+    LANES = 4,
+    SNAPSHOTS = 3
+}; // MOST inputs of the text, SPARE inputs
+   // of drafts
 
-/* One layer, its inputs for each token, and what is fed. */
+/* One layer, its inputs for each token, and the pass that is being built. */
 struct layer {
     struct op_rig rig;
     struct state_layer g;

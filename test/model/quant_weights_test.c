@@ -43,7 +43,7 @@ static void check_tensor(const struct checkpoint *ck, const struct quant *q, con
         CHECK_FAIL("%s: %s", name, err.text);
         return;
     }
-    struct sha256 sum, unsigned_sum; // some sums were made where zero had lost its sign
+    struct sha256 sum, unsigned_sum; // some stored sums were computed with all zeros positive
     sha256_begin(&sum);
     sha256_begin(&unsigned_sum);
     float *row = xmalloc((size_t)p.n_cols * sizeof *row);

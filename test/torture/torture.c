@@ -109,7 +109,7 @@ static void remember(void *p, const void *caller)
     }
 }
 
-/* Blocks of others are not found, and stop at the first free slot. */
+/* A block that was not remembered is ignored: its search ends at the first free slot. */
 static void forget(void *p)
 {
     for (size_t i = hash((uintptr_t)p), n = 0; p && n < N_SLOTS; i = (i + 1) % N_SLOTS, n++) {
@@ -213,7 +213,7 @@ static void report_all(void)
     report(true);
 }
 
-/* For the script, which asks for a report at a place of its choice. */
+/* The script sends a signal to get a report at a place of its choice. */
 static void on_signal(int number)
 {
     (void)number;
