@@ -196,7 +196,7 @@ def response_calls(server):
 
 @pytest.mark.parametrize("calls_of", [chat_calls, message_calls, response_calls])
 def test_a_call_is_there_as_soon_as_it_is_written(slow, calls_of):
-    """Behind the second call come TAIL tokens, and between the two some more than ten: a client can begin meanwhile."""
+    """A client can run a call while the answer goes on: more than ten tokens come between the two calls, and TAIL tokens after them."""
     calls, end = calls_of(slow)
     assert [json.loads(text) for text, _ in calls] == [{"city": "Paris"}, {"city": "Rome"}]
     assert calls[0][1] < calls[1][1] - 5 * STEP_S
