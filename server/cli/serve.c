@@ -25,7 +25,7 @@
 
 enum {
     LOG_PATIENCE_MS = 500,
-    LAST_RESORT_S = 4 // after which the process exits although a device hangs in the driver
+    LAST_RESORT_S = 4 // the process exits after this time even if a device hangs in the driver
 };
 
 /* The whole state of the server. The loop's thread owns it, except while `load` runs. */

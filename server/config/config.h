@@ -22,7 +22,7 @@ struct config {
     struct engine_options engine; // options that the engine reads: model, sizes, memory, drafts
     // model
     struct string_list served_model_name, tags;
-    const char *revision;      // of a model given by name; NULL: as in the name, or main
+    const char *revision;      // of a model given by name; NULL: the revision in that name, or main
     const char *tokenizer;     // folder or tokenizer.json; NULL: the model's
     bool skip_tokenizer_init;  // requests and answers are token ids only
     const char *chat_template; // file, or the template itself; NULL: the model's

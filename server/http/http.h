@@ -95,7 +95,7 @@ struct http_options {
 
     /* Limits. 0 means the default in brackets. */
     size_t max_body_bytes;       // [16 MiB] of one body; more is a 413
-    size_t max_body_total_bytes; // [1 GiB] of all bodies in memory; more is a 503
+    size_t max_body_total_bytes; // [1 GiB] of all bodies in memory together; more is a 503
     size_t max_header_bytes;     // [16 KiB] libmicrohttpd's memory per connection, which limits a
                                  // request's head; more is a 431
     unsigned max_connections;    // [10500] further clients get a 503, except for HTTP_ROUTE_ALWAYS,
@@ -105,8 +105,8 @@ struct http_options {
                                  // loop have left more unsent bytes
     unsigned header_timeout_ms;  // [10 s] for a client to send a request's head; then 408
     unsigned body_timeout_ms;    // [30 s] for it to send the body, plus 1 s per 64 KiB; then 408
-    unsigned idle_timeout_ms;    // [75 s] an idle connection is kept: longer than load balancers do
-                                 // (60 s)
+    unsigned idle_timeout_ms;  // [75 s] for an idle connection to stay open; load balancers have 60
+                               // s
     unsigned stall_timeout_ms; // [30 s] a client that acknowledges none of its unsent bytes for so
                                // long is disconnected
     unsigned head_delay_ms;  // [5 s] a stream that has nothing to send by then sends its head and a
@@ -158,8 +158,7 @@ enum status http_server_open(const struct http_options *options, struct http_ser
 /* Runs the loop until the server is drained or stopped. Returns 0 if every request ended by itself,
  * 1 if some were cut off. */
 int http_server_run(struct http_server *server);
-void http_server_close(struct http_server *server); // after http_server_run has returned; accepts
-                                                    // NULL
+void http_server_close(struct http_server *server); // after http_server_run; accepts NULL
 
 /* The bound address of listener i, as "127.0.0.1:8000"; NULL past the last. */
 const char *http_server_address(const struct http_server *server, size_t i);
@@ -254,7 +253,7 @@ bool http_is_gone(const struct http_request *req);
 
 /* --- Replies. Content-Length, Date, x-request-id, CORS and Connection are added --- */
 
-/* Before the terminal call or http_stream_begin. Values with CR, LF or NUL are dropped. */
+/* Call it before the terminal call or http_stream_begin. Values with CR, LF or NUL are dropped. */
 void http_reply_header(struct http_request *req, const char *name, const char *value);
 
 /* Terminal. Copies the body. If a stream was begun but its head not sent, the reply replaces it, so

@@ -34,7 +34,7 @@ static bool list_take(struct net_request *r, const void *bytes, size_t n_bytes)
     return !l->text.failed;
 }
 
-/* The end of the list's request. */
+/* Called when the request for the list has ended. */
 static void list_done(struct net_request *r)
 {
     struct list *l = r->arg;

@@ -34,7 +34,7 @@ struct batches {
     bool started, stopping;
 
     enum stage stage;
-    char id[STORE_ID_BYTES]; // of the current batch; "": none
+    char id[STORE_ID_BYTES]; // id of the current batch; "": none
     bool working;            // while set, the pool owns the following members, up to work_error
     struct stored_batch batch;
     struct job_lines lines;

@@ -33,7 +33,7 @@ struct job_options {
     struct job_lines *lines; // as read by job_lines_read, without errors; the job marks the lines
                              // that it answers
     enum job_order order;
-    int n_threads; // that tokenize in parallel; 0 means 2
+    int n_threads; // number of threads that tokenize; 0: 2
 
     /* Stores answers; called on the pool, one call at a time. After an error the job keeps the
      * answers and waits for job_keep_again. */

@@ -42,13 +42,14 @@ struct job_lines {
     struct job_line *lines;
     int32_t n, cap;
     struct buf ids;  // the custom_ids, each with its NUL
-    char model[256]; // named by the first line; "" if there is none
+    char model[256]; // the model that the first line names; "": none
     struct line_error *errors;
     int32_t n_errors, n_more_errors;
 };
 
 struct job_lines_limits {
-    const char *endpoint;  // that every line must have; NULL: any that job_endpoint_kind accepts
+    const char *endpoint;  // the path that every line must have; NULL: any that job_endpoint_kind
+                           // accepts
     size_t max_line_bytes; // longer lines are errors
     int32_t max_lines;
 };

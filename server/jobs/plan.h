@@ -46,12 +46,12 @@ struct job_plan_options {
     int32_t block_tokens; // tokens per block of the KV cache
     enum job_order order;
     int64_t max_tokens;          // most prompt tokens of a part; 0: the default
-    int n_threads;               // that tokenize in parallel; 0 means 2
+    int n_threads;               // number of threads that tokenize; 0: 2
     const atomic_bool *given_up; // once true, job_plan_next returns early and the part must not be
                                  // used; may be NULL
 };
 
-/* The next part, of unanswered lines. Empty if there are none. */
+/* Plans the next part from the unanswered lines. The part is empty if there are none. */
 enum status job_plan_next(struct job_plan *p, const struct job_plan_options *options,
                           const struct job_input *in, const struct job_lines *lines,
                           struct err *err);
