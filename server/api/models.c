@@ -37,7 +37,8 @@ static void put_list(struct buf *b, const char *key, const char *const *items, s
     buf_putc(b, ']');
 }
 
-/* Adds the engine's state as a header, for load balancers that poll this route. */
+/* Replies with an error, and returns true, unless the model can be used. Also adds the engine's
+ * state as a header, for load balancers that poll this route. */
 static bool refuse(const struct api *a, struct http_request *req)
 {
     http_reply_header(req, "x-engine-state", api_health_names[a->health]);

@@ -188,8 +188,8 @@ struct call_choice {
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool is_custom; // the current tool call is one of a custom tool: its `arguments` are a text
     bool sent_prompt_text, sent_prompt_ids; // completions send these once
-    bool told_prompt;                       // return_progress: progress was reported, and
-    int32_t n_prefilled;                    // this was the last value
+    bool told_prompt;                       // return_progress: some progress was reported
+    int32_t n_prefilled;                    // return_progress: the last value reported
     int32_t n_calls, n_lines; // calls begun; for llama.cpp: pieces of text that contain a line end
     int64_t t_last_ns;
 };
@@ -229,7 +229,7 @@ struct call {
     bool preparing, queued, streaming, untimed, gone, dead, first_token, deadline_is_queue,
         has_news;
     struct call *next, **link, *next_queued;
-    char id[144]; // of the answer: "chatcmpl-..."
+    char id[144]; // id of the answer: "chatcmpl-..."
     int64_t created;
     struct buf chunk_head; // the beginning of every chunk of a stream
     void *extra;           // state of the format

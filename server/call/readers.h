@@ -88,7 +88,7 @@ bool check_top_logprobs(struct request *r);
 /* ---- tools (request_tools.c) ------------------------------------------------------------------
  */
 
-bool read_tools(struct request *r); // of chats; the next two read those of responses and messages
+bool read_tools(struct request *r); // of chats; the next two: of responses, of messages
 bool read_flat_tools(struct request *r);
 bool read_schema_tools(struct request *r);
 bool read_tool_choice(struct request *r);

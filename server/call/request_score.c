@@ -183,7 +183,7 @@ bool read_score_texts(struct request *r)
 /* ---- texts that are too long
  * --------------------------------------------------------------------- */
 
-/* Truncates a text to its first tokens, and returns text. */
+/* Truncates a text to its first `most` tokens; the result is text again. */
 static bool cut(struct request *r, struct scored_text *t, int64_t most)
 {
     struct ids ids;

@@ -104,7 +104,7 @@ static void put_custom(struct buf *out, const struct json *custom)
 /* ---- one tool ---------------------------------------------------------------------------------
  */
 
-/* A list of tools in one of the shapes that APIs have. */
+/* Reads a list of tools, written in the shape of one API. */
 struct reader {
     struct request *r;
     const struct shape *shape;

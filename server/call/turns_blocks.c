@@ -208,7 +208,7 @@ bool turns_read(struct turns *t, const struct json *turn)
         return body_wrong_type(e, turns_where_turn(t, "content"), "a string or an array of blocks",
                                content);
     }
-    if (!json_first(content)) { // an empty answer is sent back in this form
+    if (!json_first(content)) { // clients send an empty answer back in this form
         turns_become(t, (enum turn_role)role);
     }
     t->block = 0;
