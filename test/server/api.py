@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts `sluice serve` (or api_server: the same on an engine that says what it is told) and speaks to it."""
+"""Starts `sluice serve` (or api_server: the same server on an engine with scripted answers) and speaks to it."""
 
 import http.client
 import json
@@ -37,7 +37,8 @@ class Reply:
 
 
 class Server:
-    """Keyword arguments are options (max_model_len=2048), True for a flag alone; `more` comes after them as it is."""
+    """Keyword arguments are options (max_model_len=2048); True stands for a flag without a value. `more` is appended
+    unchanged."""
 
     def __init__(self, real=False, model=DEMO, env=None, wait=True, port=0, cwd=None, more=(), **options):
         args = [os.path.join(BUILD, "sluice"), "serve"] if real else [os.path.join(BUILD, "test/server/api_server")]

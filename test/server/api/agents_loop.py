@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scripted agent for whoever drives it: what the model says at each turn, tools that note how they are called, and a relay
-before the server that tells it which turn a request is."""
+"""A scripted agent, shared by tests: what the model answers at each turn, tools that record their calls, and a relay in front of
+the server that tells it which turn a request belongs to."""
 
 import http.client
 import http.server
@@ -28,7 +28,7 @@ ANSWER = "The program prints 42."
 
 
 class Tools:
-    """What an agent may do, and what it did."""
+    """The agent's tools, and a record of their calls."""
 
     def __init__(self):
         self.calls = []

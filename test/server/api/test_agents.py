@@ -52,14 +52,16 @@ def play(server, number, result_words):
 
 
 def possible(turns, system):
-    """Tokens that the cache can have of each prompt: whole blocks of what came before, and one token is always computed. Of the
-    last answer's tokens the last was never fed; of the first turn there is the system prompt of all."""
+    """How many tokens of each prompt the cache can hold: whole blocks of the previous prompt and its answer, without the answer's
+    last token, which was never computed; in the first turn, whole blocks of the common system prompt. At least one token is
+    always computed."""
     found = [common(turns[0][0], system)] + [common(p, q[0] + q[1][:-1]) for p, q in zip((t[0] for t in turns[1:]), turns)]
     return [min(n, len(t[0]) - 1) // BLOCK * BLOCK for n, t in zip(found, turns)]
 
 
 def test_eight_agents_find_all_of_their_prompts_again():
-    """What they have together fits: not a block less than there can be is found, and the share is that of the token counts."""
+    """The cache has room for all of their prompts: every block that can be found is found, and the metrics agree with the usage
+    of the answers."""
     with Server(real=True, num_gpu_blocks_override=1600, block_size=BLOCK, max_model_len=4096) as s:
         first = turn(s, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}], 1)
         with concurrent.futures.ThreadPoolExecutor(AGENTS) as pool:
@@ -97,7 +99,8 @@ def first_token_ms(server, path, body):
 
 
 def conversation(server, number, turns):
-    """Processor time to the first token of each turn, as a chat and as bare ids; the new tokens of a turn are about as many."""
+    """Processor time to the first token of each turn, as a chat and as token ids. Every turn has about the same number of new
+    tokens."""
     words, chat, ids = random.Random(number), [], []
     text = lambda n: " ".join(words.choice(("line", "of", "text", "42", "x")) for _ in range(n))
     messages, tokens = [{"role": "system", "content": SYSTEM}], [7 + number]
@@ -114,8 +117,8 @@ def conversation(server, number, turns):
 
 @nightly
 def test_the_thirtieth_turn_waits_for_its_new_tokens_alone():
-    """Beside 1.3 times the third turn's first token: what the same new tokens cost after the longer context, without a chat
-    around them. A part that is done again for the whole prompt at each turn would show."""
+    """The limit is 1.3 times the processor time of the third turn, plus what new tokens cost more after a longer context,
+    measured with token ids. Work that is repeated for the whole prompt at each turn would exceed it."""
     with Server(real=True, max_model_len=4096, threads=1) as s:
         runs = [conversation(s, i, 30) for i in range(3)]
     third = sorted(chat[2][0] for chat, _ in runs)[1]

@@ -101,8 +101,8 @@ def test_stop_strings_wait_for_min_tokens(server, stream):
         return "".join(c["text"] for c in choices), sum(len(c["token_ids"]) for c in choices), choices[-1]["stop_reason"]
 
     assert ends() == ("a" * 30, 31, None) and ends(stop="a") == ("", 1, "a")
-    assert ends(stop="a", min_tokens=5) == ("aaaaa", 6, "a")  # the token after them is the first at which a stop string may end
-    assert ends(stop="a" * 6, min_tokens=5) == ("", 6, "a" * 6)  # and a stop string may begin within them
+    assert ends(stop="a", min_tokens=5) == ("aaaaa", 6, "a")  # a stop string cannot end within the first min_tokens,
+    assert ends(stop="a" * 6, min_tokens=5) == ("", 6, "a" * 6)  # but it may begin there
     assert ends(stop=["aaa", "b"], min_tokens=5) == ("aaa", 6, "aaa")
     assert ends(stop="a", min_tokens=5, include_stop_str_in_output=True) == ("aaaaaa", 6, "a")
 
@@ -335,7 +335,7 @@ def test_bursts_larger_than_any_socket_reach_a_reader():
         assert not s.metric("sluice_aborted_total", cause="slow_reader")
 
 
-@pytest.mark.parametrize("version", ["1.1", "1.0"])  # the two writers
+@pytest.mark.parametrize("version", ["1.1", "1.0"])  # each version has its own writer of streams
 @pytest.mark.parametrize("path,more", [("chat/completions", {"logprobs": True, "top_logprobs": 20}),
                                        ("completions", {"logprobs": 20})])
 def test_the_tokens_of_a_reader_that_pauses_wait_in_the_engine(path, more, version):

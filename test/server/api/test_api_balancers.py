@@ -55,8 +55,8 @@ class Load:
 
 
 def wait_until_used(server):
-    """nginx counts its fail_timeout in whole seconds, so that a replica which is back is left alone for up to two; the
-    first request is a trial, and only its success makes the replica count again."""
+    """nginx counts fail_timeout in whole seconds, so a replica that has come back gets no requests for up to two seconds. Its
+    first request is a trial: only if it succeeds does nginx use the replica again."""
     end = time.time() + 30
     while (server.metric("vllm:request_success_total", finished_reason="length") or 0) < 6:
         assert time.time() < end, "the balancer sends nothing to the replica that came back"

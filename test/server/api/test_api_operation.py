@@ -177,7 +177,7 @@ def test_overload_is_refused_with_retry_after():
 
 
 def test_the_queue_limit_holds_in_a_burst():
-    """Requests since the engine's last step count: forty of them arrive within one step."""
+    """Requests that have arrived since the engine's last step count, too: forty of them arrive within one step."""
     with Server(real=True, max_num_seqs=4, max_num_queued_reqs=2) as s:
         with concurrent.futures.ThreadPoolExecutor(40) as pool:
             replies = list(pool.map(lambda i: s.complete("x" * 50, max_tokens=900, ignore_eos=True), range(40)))

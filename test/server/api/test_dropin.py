@@ -272,7 +272,7 @@ def test_how_many_tokens_a_chat_has(server):
                                   "/chat/completions/input_tokens", "/responses"])
 def test_routes_of_ids_are_behind_keys(path, keyed):
     assert keyed.post(path, {}).status == 401
-    assert keyed.post(path, {}, headers={"authorization": "Bearer m"}).status == 403  # metrics alone
+    assert keyed.post(path, {}, headers={"authorization": "Bearer m"}).status == 403  # a key for metrics only
     assert keyed.post(path, {}, headers={"authorization": "Bearer k"}).status == 400
 
 

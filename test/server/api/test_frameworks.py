@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole tool loops of agent frameworks that nobody here wrote: openai-agents over Responses and chat completions, pydantic-ai
-over those and Messages, and the tool runner of the anthropic package; streamed and whole. The scripted model says what the
-tools must have been called with; the demo model calls one by itself. `scripts/check_agents` installs the packages."""
+over those and Messages, and the tool runner of the anthropic package; streamed and whole. With the scripted model it is known how
+the tools must be called; the demo model calls one by itself. `scripts/check_agents` installs the packages."""
 
 import asyncio
 import os

@@ -170,7 +170,7 @@ def test_why_it_stopped(server):
 
 
 def test_the_answer_ends_where_the_context_does(server):
-    j = ask(server, max_tokens=32000, ignore_eos=True).json()  # of 2048 tokens
+    j = ask(server, max_tokens=32000, ignore_eos=True).json()  # the context has 2048 tokens
     u = j["usage"]
     assert j["stop_reason"] == "model_context_window_exceeded"
     assert u["input_tokens"] + u["cache_read_input_tokens"] + u["output_tokens"] == 2048

@@ -188,7 +188,7 @@ def test_what_the_schema_allows_is_never_a_fault_of_the_server(server, document)
                 assert isinstance(r.error, str) if error["type"] == "string" else set(r.error) >= set(error["required"]), r.body
             statuses.append(r.status)
     for path, statuses in done.items():
-        assert statuses.count(200) >= 5 or path in ("/v1/batches", "/api/show", "/infill", "/classify"), (path, statuses)  # no such file, model, tokens, head
+        assert statuses.count(200) >= 5 or path in ("/v1/batches", "/api/show", "/infill", "/classify"), (path, statuses)  # needs a file, a model, tokens, a head
     assert server.get("/health").status == 200
 
 

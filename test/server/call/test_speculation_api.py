@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation as clients and operators see it: usage, metrics under vLLM's names, the status page's data, and text that
-is the same with and without, also where it stops."""
+"""Speculation as clients and operators see it: usage, metrics under vLLM's names, the status page's data, and text that is the
+same with and without speculation, also where it stops."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def speculating(request):
 
 
 def counters(s):
-    """Counters of a page on which the answer's last step is counted: the answer may arrive before that."""
+    """Counters from /metrics, once they include the answer's last step: the answer may arrive earlier."""
     names = ("drafts", "draft_tokens", "accepted_tokens")
     while True:
         page = dict(line.rsplit(" ", 1) for line in s.get("/metrics").body.decode().splitlines() if line[:1] != "#")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-OSS's form of answers over HTTP: channels and calls whose markers are special tokens, each with a template and a
-tokenizer that have them, chosen by the template alone."""
+"""GPT-OSS's output format over HTTP: channels and calls whose markers are special tokens. The tests make a template and a
+tokenizer with these tokens; the template alone selects the parser."""
 
 import json
 import os

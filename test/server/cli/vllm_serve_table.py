@@ -6,7 +6,7 @@ the source of a vLLM package without running it.
     python3 vllm_serve_table.py DIR/vllm >vllm_serve.txt
 
 A line is: names joined by commas; flag (--x and --no-x), alone (--x), maybe (a value or none), words (several) or value;
-the values that the type lists, joined by "|", or "-"; what it is where nobody says it, if that is written there, or "-".
+the values that the type lists, joined by "|", or "-"; the default, if the source has it as a constant, or "-".
 """
 import ast
 import os
@@ -143,7 +143,7 @@ def main(root):
             if isinstance(node, ast.FunctionDef) and node.name == wanted:
                 for flag in flags_of(package, node):
                     add(*flag)
-    one_value = {"allowed_origins", "allowed_methods", "allowed_headers", "middleware"}  # as the class itself corrects them
+    one_value = {"allowed_origins", "allowed_methods", "allowed_headers", "middleware"}  # lists of which vLLM itself makes single values
     for name, (annotation, default) in package.fields("FrontendArgs").items():
         takes, words = package.takes(annotation)
         add([name.replace("_", "-")], VALUE if name in one_value else takes, words, default)

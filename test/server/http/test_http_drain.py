@@ -117,7 +117,8 @@ def test_an_idle_server_ends_at_once():
 
 
 def test_the_delay_is_for_whoever_looks():
-    """If nobody was connected for as long as the delay, nobody would notice it, so it is skipped. With an open connection it is not."""
+    """The drain delay is skipped if nobody has been connected for that long, since nobody would notice it. With an open
+    connection it is not skipped."""
     def drain(f, delay_s, idle_s):
         time.sleep(idle_s)
         start = time.monotonic()

@@ -13,8 +13,8 @@ from front import SLOW, Front, Reader, events, request
 
 
 class Load:
-    """Clients that post and stream for as long as the test runs. A stream whose head had come when it broke is kept
-    apart: no proxy can mend that."""
+    """Clients that post and stream for as long as the test runs. A stream that broke after its head had arrived is counted
+    separately, because no proxy can repeat its request."""
 
     def __init__(self, proxy, n=6):
         self.proxy, self.running = proxy, True
@@ -65,8 +65,8 @@ def eventually(check, what, seconds=30):
 
 
 def wait_for_both(proxy, *replicas):
-    """Until each has served some requests through the proxy, which looks for those that were away every second or two: the
-    first is nginx's trial, and only its success makes the replica count again."""
+    """Waits until each replica has served some requests through the proxy. The proxy tries a replica that was away again after a
+    second or two; nginx uses it only if that trial succeeds."""
     def all_serve():
         try:
             with proxy.connect() as s:
