@@ -127,7 +127,7 @@ static void on_delay_over(struct http_timer *timer, void *arg)
     http_check_drained(s);
 }
 
-/* True if a load balancer or probe may be watching, which the drain delay gives time to notice that
+/* True if a load balancer or probe may be watching. The drain delay gives it time to notice that
  * the server is no longer ready. */
 static bool may_be_watched(const struct http_server *s)
 {

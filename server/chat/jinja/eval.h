@@ -234,7 +234,8 @@ bool jv_repr(struct jrt *rt, struct jv v, struct jstr **out);
 bool jv_put_repr(struct jsb *b, struct jv v, int nest);
 /* Jinja2's soft_str: like str(v), but strings stay unchanged, also Markup. */
 bool jv_soft_str(struct jrt *rt, struct jv v, struct jv *out);
-bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out); // for HTML; the result is Markup
+bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out); // HTML-escapes; the result is
+                                                                // Markup
 
 /* "%s ..." % args, and str.format; in format.c. */
 bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *out);

@@ -62,7 +62,7 @@ struct tool_parse {
     char quote;
     bool escape;
     bool in_list;               // tagged: a list is open
-    enum tool_value value_type; // xml: of the current parameter
+    enum tool_value value_type; // xml: how to read the current parameter's value
     uint64_t nest;              // gemma4: one bit per level, set for an object
     bool is_first;              // gemma4: nothing precedes it in its list or object
     bool in_reasoning, fresh, has_text, has_reasoning; // harmony; fresh: the message has no text
