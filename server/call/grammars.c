@@ -34,7 +34,7 @@ struct grammars {
     pthread_mutex_t vocab_lock;  // held while the vocabulary is built
     struct grammar_vocab *vocab; // NULL: no request has had a grammar yet
     struct entry list;
-    uint64_t key; // key of the hash of sources
+    uint64_t key; // random key for hashing sources
     size_t idle_bytes;
     int32_t n_idle;
 };

@@ -310,7 +310,7 @@ static enum status open_defaults(struct call_model *m, const struct config *conf
         int64_t max = json_get_int(root, "max_new_tokens", 0);
         if (strcmp(from, "auto") != 0) {
             st = set_defaults(m, root, err);
-        } else if (max > 0 && max < INT32_MAX) { // the engine has read the other keys
+        } else if (max > 0 && max < INT32_MAX) { // "auto": the engine has read all other keys
             m->has_default_max_tokens = true;
             m->defaults.max_tokens = (int32_t)max;
         }

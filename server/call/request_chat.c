@@ -463,7 +463,8 @@ bool read_chat_template(struct request *r)
     return true;
 }
 
-/* Both together would end the prompt twice. */
+/* continue_final_message and add_generation_prompt exclude each other: together they would end the
+ * prompt twice. */
 bool check_continue(struct request *r)
 {
     if (r->continue_final_message && r->add_generation_prompt) {

@@ -136,7 +136,7 @@ static bool put_value(struct mixed *m, enum json_token t)
     }
 }
 
-/* An array: one prompt if it contains a number, otherwise a prompt per item. */
+/* True if an array contains a number: then it is one prompt, otherwise each item is one. */
 static bool has_number(const struct body_member *v)
 {
     struct json_scan sc;
