@@ -184,7 +184,7 @@ OP_TEST(an_activation_has_the_same_bits_fused_with_its_product)
     }
 }
 
-/* An MLP has the same bits as one op and as three. */
+/* An MLP computed by one op must have the bits of three ops. */
 static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_gated,
                     int32_t segments)
 {

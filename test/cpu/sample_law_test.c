@@ -249,7 +249,7 @@ OP_TEST(further_draws_are_without_replacement)
                 seen |= 1 << r[j].top_ids[k];
             }
             CHECK_EQ(seen, (1 << FEW) - 1);
-            CHECK_EQ(r[j].top_ids[FEW - 1], r[j].token); // nothing was left
+            CHECK_EQ(r[j].top_ids[FEW - 1], r[j].token); // all ids are used up
             counts[r[j].token][r[j].top_ids[0]]++;
         }
     }

@@ -155,7 +155,7 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
     p.bias = bias;
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 20);
 
-    p = d; // stop ids wait for min_tokens: 6 known, 3 of them prompt
+    p = d; // stop ids are banned until min_tokens: of 6 tokens, 3 are generated
     int32_t stops[] = {1};
     p.n_stop_ids = 1;
     p.stop_ids = stops;

@@ -432,7 +432,7 @@ static void try_tree(const char *backend)
     float *grown = xcalloc((size_t)(n * width), sizeof *grown);
     feed(&l, 0, 0, n, whole);
     for (int32_t at = 0; at < n;) {
-        int32_t room = l.block - 2 - at % l.block; // none but the root at the block's last position
+        int32_t room = l.block - 2 - at % l.block; // only the root may end a block
         room = lesser(room, n - 1 - at);
         int32_t depth = op_int(0, 3);
         depth = lesser(depth, room);

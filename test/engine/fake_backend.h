@@ -39,8 +39,8 @@ enum status fake_open(const struct backend_options *options, struct backend **ou
 /* The token that follows tokens[0 .. n) under this seed. */
 int32_t fake_next(const int32_t *tokens, int32_t n, uint64_t seed, int32_t vocab);
 
-/* The token under a mask: the first allowed id from a place derived from the token; the token
- * itself if none is allowed. */
+/* The token under a mask: the first allowed id in an order that depends on the token, or the token
+ * itself if no id is allowed. */
 int32_t fake_allowed(int32_t token, const uint32_t *mask, int32_t vocab);
 
 /* The fake's log-probability of tokens[n - 1] after tokens[0 .. n - 1). */

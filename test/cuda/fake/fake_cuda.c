@@ -58,7 +58,7 @@ const char *fake_cuda_complaint(void)
     return g.complained ? g.complaint : NULL;
 }
 
-/* A new life: devices of this architecture, nothing allocated, no failure planned. */
+/* Starts afresh: devices of this architecture, nothing allocated, no failure planned. */
 void fake_cuda_reset(int32_t n_devices, int32_t sm, size_t memory_bytes)
 {
     fake_lock();

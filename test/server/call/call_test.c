@@ -8,8 +8,8 @@
 #include "server/cli/config_load.h"
 #include "test/engine/bed.h"
 
-/* The append number fails_in from now fails for lack of memory. Allocations by xrealloc do not
- * count, because they abort on failure. */
+/* The fails_in-th append from now fails for lack of memory. Allocations by xrealloc do not count,
+ * because they abort on failure. */
 static int fails_in, pending_fails; // pending_fails: the value for the next call
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -20,7 +20,7 @@ void *__libc_realloc(void *p, size_t n_bytes);
 
 void *realloc(void *p, size_t n_bytes)
 {
-    enum { CODE_BYTES = 64 }; // of xrealloc
+    enum { CODE_BYTES = 64 }; // more than xrealloc's machine code has
     uintptr_t from = (uintptr_t)__builtin_return_address(0);
     bool aborts = from - (uintptr_t)xrealloc < CODE_BYTES;
     if (!aborts && fails_in > 0 && --fails_in == 0) {
@@ -33,7 +33,7 @@ void *realloc(void *p, size_t n_bytes)
 /* A call and the output that its sink received. The sinks below check the order of their own calls:
  * at most one ending, no events after it, `over` exactly once and last. */
 struct taken {
-    struct call call; // first
+    struct call call; // must be first
     char text[1024];
     struct buf answer; // the whole, or the events joined
     struct call_error error;

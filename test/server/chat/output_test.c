@@ -302,7 +302,7 @@ TEST(long_white_space_costs_each_token_the_same)
             }
         }
     }
-    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 5); // it took minutes
+    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 5); // without that it took minutes
     free(text);
     json_free(tools);
 }
@@ -344,7 +344,7 @@ TEST(long_values_cost_each_token_the_same)
         CHECK_STR(f.content.data, "");
         fold_deinit(&f);
     }
-    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 10); // it took minutes
+    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 10); // without that it took minutes
     free(text);
     json_free(tools);
 }
@@ -499,7 +499,7 @@ TEST(random_mixtures_do_not_depend_on_cuts)
         size_t n_words = sizeof words / sizeof words[0], kind = below(n_names + 1);
         const char *name = tool_parser_name(kind); // NULL: without a parser
         bool harmony = name && tool_parser_find(name)->exact;
-        size_t from = harmony && below(2) ? n_words - 14 : 0; // its own
+        size_t from = harmony && below(2) ? n_words - 14 : 0; // only Harmony words
         for (size_t i = 0, n = 1 + below(10); i < n; i++) {
             strcat(text, words[from + below(n_words - from)]);
         }

@@ -24,7 +24,7 @@
 struct job {
     struct http_request *req;
     struct http_timer timer;
-    struct job *next, **link; // of the engine's list, under its lock
+    struct job *next, **link; // links of the engine's list, protected by its lock
     long n_tokens, n_made, n_sent, n_bytes;
     int64_t period_ns, next_ns;
     bool cancelled, running;

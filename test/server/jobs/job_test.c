@@ -6,8 +6,9 @@
 
 /* ---- tests ------------------------------------------------------------------------------ */
 
-/* With prefixes together, each is computed once even if the pool holds only a quarter of
- * them; the plan's forecast is exact. 12 groups of 8 save 7 prefixes each. */
+/* If prompts with a common prefix run one after the other, each prefix is computed once, even if
+ * the pool holds only a quarter of all prefixes. The plan forecasts the computed tokens exactly: 12
+ * groups of 8 save 7 prefixes each. */
 TEST(each_prefix_is_computed_once_in_every_order_that_brings_it_together)
 {
     static const enum job_order orders[] = {JOB_ORDER_SORTED, JOB_ORDER_GROUPS, JOB_ORDER_RATIO};

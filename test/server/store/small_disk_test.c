@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 static char folder[64];
-static int64_t room = INT64_MAX; // of all files in the folder
+static int64_t room = INT64_MAX; // bytes that all files in the folder may have
 
 /* Whether the file lies in the folder that is small. */
 static bool is_inside(int fd, struct stat *st)

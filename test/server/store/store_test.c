@@ -12,7 +12,7 @@
 
 static char folder[64];
 
-/* In a folder (durable), or in memory. */
+/* Opens a store in a folder (durable), or a temporary one. */
 static struct store *open_store(bool durable)
 {
     struct store_options o = {
@@ -86,7 +86,8 @@ TEST(a_file_comes_back_whole_and_only_to_its_owner)
     store_close(s);
 }
 
-/* The limit of a file counts while it is uploaded, and the store's for all files together. */
+/* Two limits apply during an upload: that of one file, and that of the store for all files
+ * together. */
 TEST(sizes_are_bounded)
 {
     struct store *s = open_store(false);
@@ -98,9 +99,9 @@ TEST(sizes_are_bounded)
     for (int i = 0; i < 9 && st == OK; i++) {
         st = store_upload_write(u, big, sizeof big, &err);
     }
-    CHECK_EQ(st, ERR_LIMIT); // one file
+    CHECK_EQ(st, ERR_LIMIT); // the limit of one file
     store_upload_drop(u);
-    for (int i = 0; i < 12; i++) { // the whole: 64 MiB
+    for (int i = 0; i < 12; i++) { // the limit of the store: 64 MiB
         struct stored_file f = {.created_at = 1};
         st = store_upload_begin(s, &u, &err);
         for (int k = 0; k < 8 && st == OK; k++) {
