@@ -200,7 +200,7 @@ OP_TEST(judged_drafts_follow_the_targets_law)
 }
 
 /* More siblings are accepted more often. */
-OP_TEST(tried_siblings_leave_the_targets_law)
+OP_TEST(siblings_tried_in_turn_keep_the_targets_law)
 {
     enum { N = 20000 };
     static const struct law_case cases[] = {{1.0f, 1.0f, 0.5f, 0, 2}, {0.7f, 1.0f, 0.0f, 0, 4},

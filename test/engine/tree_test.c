@@ -139,7 +139,7 @@ TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
 /* A comb is laid out before drafting, so that all its passes are in one submission: its
  * siblings are right where the spine is wrong. With an imperfect draft the accepted path
  * leaves the spine, and its rows must be moved to their final slots. */
-TEST(a_comb_is_drafted_without_a_look_at_it)
+TEST(a_comb_is_drafted_in_one_submission)
 {
     for (int32_t perfect = 0; perfect < 2; perfect++) {
         struct bed *b = start(TREE("\"num_speculative_tokens\":4,\"tree_width\":3,\"tree_nodes\":9,"

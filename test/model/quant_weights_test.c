@@ -113,13 +113,13 @@ static bool check_root(const char *root)
     return true;
 }
 
-TEST(sums_of_weights_are_those_stored)
+TEST(weights_have_the_stored_checksums)
 {
     CHECK(check_root("test/golden-quant"));
 }
 
 /* More folders, which are not in the repository. */
-TEST(sums_of_weights_of_other_folders_are_those_stored)
+TEST(weights_of_other_folders_have_the_stored_checksums)
 {
     char root[300];
     const char *shared = getenv("SLUICE_SHARED");

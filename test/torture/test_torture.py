@@ -143,7 +143,7 @@ def write_input(folder):
 
 @pytest.mark.parametrize("flags", [(), ("--tensor-parallel-size", "2")], ids=["one", "ranks"])
 @pytest.mark.parametrize("kind", ["allocation", "system"])
-def test_a_command_ends_well_or_with_a_sentence(library, kind, flags):
+def test_a_command_succeeds_or_ends_with_a_message(library, kind, flags):
     with tempfile.TemporaryDirectory() as folder:
         write_input(folder)
         t = Torture(library, os.path.join(BUILD, "sluice"), folder)

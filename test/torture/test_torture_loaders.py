@@ -114,7 +114,7 @@ def what_is_wrong(t, kind, number, folder, model, expected):
 
 @pytest.mark.parametrize("kind", ["allocation", "system"])
 @pytest.mark.parametrize("case", BODIES)
-def test_what_cannot_be_read_is_not_absent(library, tmp_path, case, kind):
+def test_an_unreadable_file_is_not_treated_as_missing(library, tmp_path, case, kind):
     folder = str(tmp_path)
     model = model_of(case, folder)
     with open(os.path.join(folder, "in.jsonl"), "w") as f:

@@ -195,7 +195,7 @@ static void check_counted(const char *pattern, uint32_t n)
     grammar_vocab_free(v);
 }
 
-TEST(counts_need_no_walks_of_their_own)
+TEST(counted_repetitions_create_no_further_states)
 {
     seed = first_seed();
     draws = 0;

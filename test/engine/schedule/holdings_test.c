@@ -93,7 +93,7 @@ static void publish(struct bed *b, int32_t i)
 
 /* The second sequence neither computes nor allocates the shared blocks, and waits until
  * they are computed. */
-TEST(what_one_computes_another_waits_for_and_then_shares)
+TEST(a_sequence_waits_for_blocks_that_another_computes)
 {
     struct bed b;
     open_bed(&b, 14);
@@ -115,7 +115,7 @@ TEST(what_one_computes_another_waits_for_and_then_shares)
 }
 
 /* Blocks that were promised by a producer that left must not be found by others. */
-TEST(what_was_never_computed_is_forgotten_with_its_producer)
+TEST(blocks_never_computed_are_forgotten_with_their_producer)
 {
     struct bed b;
     open_bed(&b, 14);
@@ -178,7 +178,7 @@ TEST(a_fork_shares_full_blocks_and_copies_the_last_one_a_plan_later)
 }
 
 /* A plan tells the backend only the new blocks. */
-TEST(it_grows_by_what_it_lacks_and_tells_the_plan)
+TEST(a_sequence_takes_only_missing_blocks_and_reports_them)
 {
     struct bed b;
     open_bed(&b, 14);
@@ -198,7 +198,7 @@ TEST(it_grows_by_what_it_lacks_and_tells_the_plan)
 }
 
 /* Draft models have KV of their own for the same blocks; it is computed once. */
-TEST(a_shared_block_gets_draft_kv_from_one_alone)
+TEST(draft_kv_of_a_shared_block_is_computed_once)
 {
     struct bed b;
     open_bed(&b, 14);
@@ -342,7 +342,7 @@ TEST(blocks_without_their_state_are_computed_again_where_they_are)
 }
 
 /* Leaving early must not lose what was cached before. */
-TEST(who_leaves_before_a_row_leaves_blocks_as_they_were)
+TEST(a_sequence_that_leaves_early_leaves_cached_blocks_as_they_were)
 {
     struct bed b;
     const struct scheduler_limits l = with_state(1);

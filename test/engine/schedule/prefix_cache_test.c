@@ -42,7 +42,7 @@ static void check_identity(uint64_t key)
 }
 
 /* Salts count up to MAX_SALT_BYTES; a longer one gets a root that nobody else has. */
-TEST(a_salt_is_itself_up_to_its_last_byte)
+TEST(salts_are_compared_up_to_their_last_byte)
 {
     open_with(1);
     static char a[MAX_SALT_BYTES + 2], b[MAX_SALT_BYTES + 2];

@@ -95,7 +95,7 @@ static void fill(int32_t *blocks, uint64_t of)
 
 /* Kept blocks are reused last, in the order of priority and then of age, when no other block is
  * left. */
-TEST(what_is_kept_goes_last_and_all_the_same)
+TEST(kept_blocks_are_reused_last)
 {
     open_all();
     int32_t b[N];
@@ -107,7 +107,7 @@ TEST(what_is_kept_goes_last_and_all_the_same)
 }
 
 /* A use makes a released block ordinary again. */
-TEST(what_is_released_goes_first_until_it_is_used_again)
+TEST(released_blocks_are_reused_first_until_they_are_used_again)
 {
     open_all();
     int32_t b[N];
@@ -122,7 +122,7 @@ TEST(what_is_released_goes_first_until_it_is_used_again)
 
 /* A block whose keep has ended is reused before the ordinary ones, since it has been idle for
  * longest. */
-TEST(a_keep_ends_with_its_time_and_is_the_oldest_then)
+TEST(a_block_whose_keep_has_expired_is_the_oldest)
 {
     open_all();
     int32_t b[N];
@@ -148,7 +148,7 @@ TEST(a_keep_ends_with_its_time_and_is_the_oldest_then)
 }
 
 /* Both bounds keep one owner from filling the cache with hints. */
-TEST(a_keep_is_bounded_by_the_share_and_by_half_of_all)
+TEST(kept_blocks_are_limited_by_the_share_and_to_half_of_all)
 {
     open_all();
     int32_t b[N];
@@ -168,7 +168,7 @@ TEST(a_keep_is_bounded_by_the_share_and_by_half_of_all)
 }
 
 /* A hint of another owner for the same block changes nothing. */
-TEST(nobody_undoes_what_another_asked_for)
+TEST(an_owner_cannot_change_the_hints_of_another)
 {
     open_all();
     int32_t b[N];
@@ -187,7 +187,7 @@ TEST(nobody_undoes_what_another_asked_for)
 }
 
 /* Blocks of others are not reused for an owner that has too many. */
-TEST(who_has_more_than_its_share_gives_its_own_oldest)
+TEST(an_owner_above_its_share_loses_its_own_oldest_blocks)
 {
     open_all();
     int32_t b[N];
@@ -209,7 +209,7 @@ TEST(who_has_more_than_its_share_gives_its_own_oldest)
 }
 
 /* The share given by the latest request applies, also to blocks that are cached already. */
-TEST(a_smaller_share_holds_at_once)
+TEST(a_smaller_share_applies_at_once)
 {
     open_all();
     int32_t b[N];
@@ -225,7 +225,7 @@ TEST(a_smaller_share_holds_at_once)
 }
 
 /* There are few places for owners, so one without blocks must not keep its place. */
-TEST(an_owner_that_has_nothing_leaves_its_place)
+TEST(an_owner_without_blocks_gives_up_its_place)
 {
     open_all();
     cached(A);

@@ -44,7 +44,7 @@ TEST(a_branch_outlives_steps_that_would_save_more)
 }
 
 /* If the snapshots taken for a reason are never used, later ones of that reason are worth less. */
-TEST(what_was_never_of_use_is_believed_in_less)
+TEST(reasons_whose_snapshots_are_never_used_lose_value)
 {
     open_with(2);
     int32_t step = take(0, 512, -1, STATE_STEP);
@@ -62,7 +62,7 @@ TEST(what_was_never_of_use_is_believed_in_less)
 
 /* Of two equal snapshots the one that was used is kept, until it has been idle for long.
  */
-TEST(what_is_used_stays_and_what_lies_idle_goes)
+TEST(used_snapshots_stay_and_idle_ones_are_evicted)
 {
     open_with(2);
     int32_t used = take(0, 512, -1, STATE_STEP), idle = take(1, 512, -1, STATE_STEP);
@@ -81,7 +81,7 @@ TEST(what_is_used_stays_and_what_lies_idle_goes)
 
 /* Two snapshots on the same prefix save the same tokens: the second one's value is only
  * what lies between them. */
-TEST(on_one_way_they_are_worth_what_lies_between)
+TEST(snapshots_on_one_prefix_are_worth_the_tokens_between_them)
 {
     open_with(3);
     int32_t a = take(0, 512, -1, STATE_STEP), b = take(1, 576, a, STATE_STEP);
@@ -94,7 +94,7 @@ TEST(on_one_way_they_are_worth_what_lies_between)
 }
 
 /* A slot that a step reads or writes must not be given to another block. */
-TEST(what_is_being_written_or_read_is_not_given_away)
+TEST(a_slot_that_is_written_or_read_is_not_given_away)
 {
     open_with(1);
     int32_t slot = states_take(&states, 0, 64, -1, STATE_STEP); // held: it is written
@@ -114,7 +114,7 @@ TEST(what_is_being_written_or_read_is_not_given_away)
 
 /* A preempted sequence that resumed has taken back its own snapshot; later it counts as
  * one that ended. */
-TEST(who_came_back_is_one_that_ended)
+TEST(a_resumed_sequence_counts_as_one_that_ended)
 {
     open_with(2);
     int32_t paused = take(0, 512, -1, STATE_PAUSE);

@@ -60,7 +60,7 @@ TEST(a_comb_has_siblings_only_where_their_rows_pay)
     CHECK_NEAR(bare.seconds, 1.08, 1e-5);
 }
 
-TEST(grown_trees_must_earn_the_hosts_look)
+TEST(grown_trees_must_pay_for_the_round_trip_to_the_host)
 {
     struct spec sp = open_spec(0.01f);
     struct spec_plan unsure = spec_plan_comb(&sp, 1, 0.4f, 4, 100);
@@ -94,7 +94,7 @@ static void judge(struct spec *sp, const struct spec_tree *t, struct sequence *s
 
 /* A comb of two levels with two siblings each is judged: accepted nodes are learnt, unreached ones
  * are not. */
-TEST(what_is_judged_is_learnt_and_no_more)
+TEST(only_judged_nodes_are_learnt)
 {
     struct spec sp = open_spec(0.01f);
     static struct spec_tree t;

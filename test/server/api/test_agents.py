@@ -250,7 +250,7 @@ def shown():
     ("/v1/chat/completions", chat_history, "max_tokens", lambda j: j["choices"][0]["message"]["content"]),
     ("/v1/messages", message_history, "max_tokens", lambda j: j["content"][0]["text"]),
     ("/v1/responses", response_history, "max_output_tokens", lambda j: j["output"][0]["content"][0]["text"])])
-def test_thoughts_between_calls_come_back(shown, path, history, length, text):
+def test_reasoning_between_calls_reaches_the_template(shown, path, history, length, text):
     """The fake engine repeats its prompt."""
     n = len(shown.post("/tokenize", {"prompt": SHOWN, "add_special_tokens": False}).json()["tokens"])
     r = shown.post(path, {**history(), length: n, "ignore_eos": True})

@@ -67,7 +67,7 @@ def keyed(lines, **options):
     return s
 
 
-def test_a_key_has_so_many_requests_and_tokens_a_minute():
+def test_a_key_is_limited_in_requests_and_tokens_per_minute():
     lines = "a=b inference first requests-per-minute=3\nb tokens-per-minute=600\nc inference,metrics third ignored\n"
     with keyed(lines, key_requests_per_minute=1000) as s:
         replies = [s.ask("a=b") for _ in range(4)]
@@ -90,7 +90,7 @@ def test_a_key_has_so_many_requests_and_tokens_a_minute():
         assert s.ask("a=b").status == 429
 
 
-def test_a_key_has_so_many_requests_at_once_and_a_share_of_the_queue():
+def test_a_key_is_limited_in_concurrent_requests_and_its_share_of_the_queue():
     slow = {"FAKE_STEP_US": "25000", "FAKE_LANES": "1"}
     lines = "a concurrent=2\nb queue-share=0.25\nc all\n"
     with keyed(lines, max_num_queued_reqs=8, env=slow) as s, concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -110,7 +110,7 @@ def test_a_key_has_so_many_requests_at_once_and_a_share_of_the_queue():
         assert s.ask("a", max_tokens=1).status == s.ask("b", max_tokens=1).status == 200
 
 
-def test_a_key_may_say_some_priorities():
+def test_a_key_may_use_some_priorities():
     with keyed("a min-priority=-2 max-priority=5\nb\nc min-priority=3 max-priority=9\n", no_request_priority=True) as s:
         assert s.ask("a", priority=-2).status == s.ask("a", priority=5).status == s.ask("b", priority=0).status == 200
         assert s.ask("c").status == 200  # without a priority: the best one that the key may use
@@ -131,7 +131,7 @@ def test_settings_of_a_key_are_checked(line, why):
         keyed(line + "\n")
 
 
-def test_web_pages_are_no_operators():
+def test_web_pages_cannot_use_routes_of_operators():
     """Without keys: a browser sends a page's POST to any address."""
     page = lambda origin: {"origin": origin, "content-type": "text/plain", "sec-fetch-site": "cross-site"}
     with Server(allowed_origins="https://ops.example") as s:
@@ -152,7 +152,7 @@ def test_web_pages_are_no_operators():
         assert s.post("/reset_prefix_cache", "", headers={**headers, "authorization": "Bearer s3cret"}).status == 200
 
 
-def test_a_loopback_without_keys_is_for_no_web_page():
+def test_web_pages_cannot_use_a_loopback_server_without_keys():
     body = {"prompt": "x", "max_tokens": 1}
     with Server(allowed_origins="https://ops.example", allowed_hosts="gpu.example") as s:
         post = lambda path="/v1/completions", **headers: s.post(path, body, headers={k.replace("_", "-"): v for k, v in headers.items()})

@@ -130,7 +130,7 @@ def test_invocations_of_no_kind(server, body, status, code, param):
 NEW_ROUTES = [("POST", p) for p in ("/chat/completions", "/completions", "/embeddings", "/invocations")] + [("GET", "/models")]
 
 
-def test_new_routes_are_behind_the_keys():
+def test_new_routes_need_a_key():
     with Server(api_key="s3cret") as s:
         for method, path in NEW_ROUTES:
             body = {} if method == "POST" else None
@@ -270,7 +270,7 @@ def test_how_many_tokens_a_chat_has(server):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate", "/v1/chat/completions/input_tokens",
                                   "/chat/completions/input_tokens", "/responses"])
-def test_routes_of_ids_are_behind_keys(path, keyed):
+def test_routes_of_ids_need_a_key(path, keyed):
     assert keyed.post(path, {}).status == 401
     assert keyed.post(path, {}, headers={"authorization": "Bearer m"}).status == 403  # a key for metrics only
     assert keyed.post(path, {}, headers={"authorization": "Bearer k"}).status == 400

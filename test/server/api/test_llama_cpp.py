@@ -111,7 +111,7 @@ def narrowed(raw, temperature, top_k, top_p, min_p):
 
 
 @pytest.mark.parametrize("settings", [(3.0, 8, 1.0, 0.0), (2.5, 20, 0.9, 0.0), (3.0, 12, 1.0, 0.05), (2.0, 15, 0.95, 0.02)])
-def test_probabilities_behind_the_samplers(real, settings):
+def test_probabilities_after_the_samplers(real, settings):
     """They are the raw log-probabilities after the samplers, and the distribution from which tokens are drawn."""
     body = {**dict(zip(("temperature", "top_k", "top_p", "min_p"), settings)), "n_probs": 20, "n_predict": 40}
     n = expected = variance = 0
@@ -255,7 +255,7 @@ def test_settings_and_slots_are_the_operators_and_tell_no_texts():
         t.join()
 
 
-def test_they_are_behind_the_keys(tmp_path):
+def test_the_routes_need_a_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n\na admin m\n")
     with Server(api_key_file=keys) as s:

@@ -159,7 +159,7 @@ def test_calls_and_thoughts_are_blocks(server):
     assert [b["type"] for b in j["content"]] == ["text"]
 
 
-def test_why_it_stopped(server):
+def test_stop_reasons(server):
     j = ask(server, seed=4, stop_sequences=["zzz", " STOP"]).json()
     assert (j["stop_reason"], j["stop_sequence"], j["content"][0]["text"]) == ("stop_sequence", " STOP", "one")
     assert ask(server, seed=4, stop_sequences=[]).json()["stop_reason"] == "end_turn"
@@ -280,7 +280,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("body,says", BAD, ids=[str(i) for i in range(len(BAD))])
-def test_what_is_wrong_is_said(server, body, says):
+def test_errors_say_what_is_wrong(server, body, says):
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         if path.endswith("count_tokens") and "max_tokens" in body:
             continue
@@ -407,7 +407,7 @@ def test_sdk_create_and_stream_say_the_same(client):
 
 
 @sdk
-def test_sdk_counts_and_the_cache_is_told(client):
+def test_sdk_counts_tokens_and_cached_tokens(client):
     system = "You are a helpful assistant who answers in one line. " * 8
     n = client.messages.count_tokens(model="demo", messages=COUNT, system=system).input_tokens
     for cached in (False, True):

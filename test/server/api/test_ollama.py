@@ -62,7 +62,7 @@ def test_lines_fold_to_the_whole(server, seed):
     assert all(p["model"] == "demo" and p["created_at"].endswith("Z") for p in parts)
 
 
-def test_what_is_said_thought_and_called(server):
+def test_text_reasoning_and_calls(server):
     message = lambda seed, **more: chat(server, seed=seed, stream=False, **more).json()["message"]
     assert message(0) == {"role": "assistant", "content": TEXTS[0]}
     assert message(1, tools=[TOOL])["tool_calls"] == [{"function": {"index": 0, "name": "get_weather", "arguments": {"city": "Paris"}}}]
@@ -156,7 +156,7 @@ def test_what_the_server_has(server):
 
 @pytest.mark.parametrize("path, body", [("/api/chat", {"model": "demo"}), ("/api/chat", {"messages": []}), ("/api/generate", {"model": "demo", "keep_alive": 0}),
                                         ("/api/generate", {"prompt": "", "stream": False})])
-def test_without_a_prompt_the_model_is_there(server, path, body):
+def test_a_request_without_a_prompt_finds_the_model_loaded(server, path, body):
     j = server.post(path, body).json()
     assert j["done"] is True and j["done_reason"] == "load" and ("message" in j) == (path == "/api/chat")
 
@@ -216,7 +216,7 @@ def test_the_older_form_of_embeddings(server):
         assert s.post("/api/embeddings", {"model": "demo", "prompt": "a"}).status == 401
 
 
-def test_they_are_behind_the_keys():
+def test_the_routes_need_a_key():
     with Server(api_key="s3cret") as s:
         for method, path in [("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/embed"), ("POST", "/api/show"), ("GET", "/api/tags"), ("GET", "/api/ps")]:
             body = {"model": "demo"} if method == "POST" else None

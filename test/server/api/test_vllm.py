@@ -26,7 +26,7 @@ def judge():
         yield s
 
 
-def test_they_are_behind_the_keys(tmp_path):
+def test_the_routes_need_a_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n\na admin m\n")
     with Server(api_key_file=keys) as s:
@@ -251,7 +251,7 @@ REFUSED = [("/v1/completions", {"use_beam_search": True, "logit_bias": {"5": 1}}
 
 
 @pytest.mark.parametrize("path, body, param", REFUSED, ids=range(len(REFUSED)))
-def test_what_is_not_there_is_refused_by_name(server, path, body, param):
+def test_unsupported_members_are_refused_by_name(server, path, body, param):
     r = server.post(path, {**{"/v1/completions": {"prompt": "a"}, "/v1/chat/completions": {"messages": USER("x")}}.get(path, {}), **body})
     assert r.status == 400 and r.error["param"] == param and param in r.error["message"], r.body
 

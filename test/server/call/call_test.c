@@ -280,7 +280,7 @@ TEST(every_endpoint_answers_a_line_whole)
 /* The n-th append fails, for every n that an answer reaches, so that no failure to
  * allocate is left untested: a buffer that lost bytes must be noticed before the answer is
  * sent. */
-TEST(an_answer_lacks_nothing_where_memory_ends)
+TEST(a_failed_allocation_never_shortens_an_answer)
 {
     static const struct {
         enum request_kind kind;
@@ -343,7 +343,7 @@ static void text_of(struct taken *t, struct buf *text)
 
 /* A full socket stops events, but not the engine: the text is sent once there is room again. The
  * joined events have the same text as the whole answer for the same seed. */
-TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
+TEST(a_stream_that_was_full_has_the_text_of_the_whole_answer)
 {
     static const char whole_body[] =
         "{\"prompt\":[5,6,7],\"max_tokens\":30,\"seed\":3,\"ignore_eos\":true}";
@@ -440,7 +440,7 @@ TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
 
 /* After a disconnect no event may be written, but the call's memory stays in use until the engine
  * reports the end of the request. */
-TEST(who_has_gone_gets_nothing_and_the_engine_is_free_again)
+TEST(a_client_that_left_gets_nothing_and_the_engine_is_freed)
 {
     struct taken t;
     REQUIRE(open_server(0, false));
@@ -533,7 +533,7 @@ static bool is_kept(struct store *store, const char *owner)
 /* The store is written on the pool. The client learns of the end only after that, because otherwise
  * a request with `previous_response_id` might not find the response. It is written even if the
  * client has left, since a later turn may refer to it. */
-TEST(a_response_is_kept_before_its_end_is_told_also_when_nobody_waits_any_more)
+TEST(a_response_is_stored_before_its_end_is_sent_even_without_a_client)
 {
     static const struct call_host pool_host = {.run = run_later, .set_deadline = set_deadline};
     static const char body[] = "{\"input\":\"hello\",\"max_output_tokens\":4}";

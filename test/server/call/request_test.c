@@ -18,7 +18,7 @@ TEST(bodies_that_are_not_objects)
 
 /* U+0000 is valid JSON, but our names are C strings: a string in which it cannot be kept
  * is refused with its own code, not as a syntax error. */
-TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
+TEST(a_nul_in_a_string_is_not_a_syntax_error)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"guided_regex\":\"a\\u0000\"}", "invalid_value", "guided_regex");
     REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
@@ -151,7 +151,7 @@ TEST(scalars_out_of_range_name_their_parameter)
 
 /* Features that are not implemented are refused by the member's name; if they were ignored, the
  * answer would be different without any notice. */
-TEST(what_is_not_here_is_refused_by_name)
+TEST(unsupported_features_are_refused_by_name)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}", "unsupported_value",
             "response_format");
@@ -464,7 +464,7 @@ TEST(values_that_change_the_answer_are_never_passed_over)
 }
 
 /* continuous_usage_stats alone has no effect, as in vLLM. */
-TEST(usage_in_each_event_needs_usage)
+TEST(usage_in_each_event_needs_include_usage)
 {
     {
         ACCEPTS(KIND_CHAT, "{" HI ",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":"
@@ -493,7 +493,7 @@ TEST(an_embedding_has_one_sample)
 
 /* Sampling members have no meaning where nothing is generated, so their bounds are not
  * checked there either. */
-TEST(what_would_be_sampled_is_nothing_to_a_count)
+TEST(sampling_members_mean_nothing_where_tokens_are_counted)
 {
     ACCEPTS(KIND_TOKENIZE, "{" HI ",\"min_tokens\":5,\"max_tokens\":9}");
     CHECK(!r.generates && !r.pools && r.prompts[0].n > 0);

@@ -190,7 +190,7 @@ def test_a_strict_schema_that_is_not_done_holds_no_other_tool_up(server):
     assert server.chat("Hello", max_tokens=5, tools=[odd, tool("get", CITY, strict=True)]).status == 200
 
 
-def test_behind_reasoning():
+def test_after_reasoning():
     """A model that may reason first: the call follows the reasoning, which the prompt or the model opens."""
     with Server(real=True, max_model_len=2048, reasoning_parser="think", trust_request_chat_template=True) as s:
         with open(os.path.join(DEMO, "tokenizer.json")) as f:

@@ -56,7 +56,7 @@ TEST(flags_set_fields_and_the_rest_keeps_its_default)
 
 /* A shell completes folder names with a slash; the last part of the folder is one of the model's
  * names. */
-TEST(a_slash_behind_the_model_is_no_part_of_its_name)
+TEST(a_trailing_slash_is_not_part_of_the_models_name)
 {
     LOAD("models/demo//");
     REQUIRE(st == OK);
@@ -106,7 +106,7 @@ TEST(flag_wins_over_environment_and_environment_over_file)
 
 /* VLLM_API_KEY is used only if no other key is set; otherwise a forgotten one would be valid in
  * addition to the administrator's key. */
-TEST(vllms_key_is_taken_where_no_other_is)
+TEST(vllms_key_is_used_only_if_no_other_is_set)
 {
     const char *some[] = {"VLLM_API_KEY=a", "VLLM_LOGGING_LEVEL=DEBUG", "VLLM_API_KEY_FILE=", NULL};
     env = (char **)some;
@@ -199,7 +199,7 @@ TEST(command_lines_of_vllm_run_unchanged)
 }
 
 /* --speculative-config.key and its relatives build up a JSON object. */
-TEST(members_of_an_object_come_one_by_one)
+TEST(members_of_an_object_can_be_set_one_by_one)
 {
     LOAD("m", "--spec-method", "ngram", "--spec-tokens", "4",
          "--speculative-config.prompt_lookup_min=2", "--default-chat-template-kwargs", "{\"a\": 1}",
@@ -302,7 +302,7 @@ TEST(bad_lines_are_refused_with_their_number)
 }
 
 /* Files edited on Windows. */
-TEST(a_byte_order_mark_and_line_ends_of_windows_are_no_text)
+TEST(a_byte_order_mark_and_windows_line_ends_are_ignored)
 {
     char *path = write_file("\xEF\xBB\xBFmodel: 'x' # why\r\nport: 5\r\n");
     LOAD("--config", path);

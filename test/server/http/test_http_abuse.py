@@ -212,7 +212,7 @@ def test_heads_that_are_too_large(front):
     assert get(front, "/hello").status == 200
 
 
-def test_garbage_closes_and_nothing_else(front):
+def test_garbage_only_closes_the_connection(front):
     rng = __import__("random").Random(7)
     seeds = [d for d, _ in FRAMING.values()] + [request("POST", "/upper", b"abc"), request("GET", "/stream?n=2")]
 
@@ -539,7 +539,7 @@ def test_a_stalled_reader_costs_bounded_memory_and_is_cut():
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
-def test_what_one_turn_writes_is_not_the_readers_fault(version):
+def test_bytes_of_one_turn_do_not_count_as_slow_reading(version):
     with Front(stream_hard_bytes=300000, stream_soft_bytes=100000) as f:
         with f.connect() as s:
             s.sendall(request("GET", "/stream?n=3&bytes=3000000&rate=2", version=version))
@@ -686,7 +686,7 @@ def test_running_out_of_descriptors_neither_spins_nor_stalls():
         assert get(f, "/hello").status == 200
 
 
-def test_bodies_that_nobody_sends_hold_no_memory():
+def test_announced_bodies_that_never_arrive_take_no_memory():
     with Front(max_body_total_bytes=4 << 20) as f:
         socks = []
         for _ in range(100):

@@ -116,7 +116,7 @@ def test_an_idle_server_ends_at_once():
             assert SLOW or time.monotonic() - start < 3
 
 
-def test_the_delay_is_for_whoever_looks():
+def test_the_delay_is_skipped_if_nobody_would_notice():
     """The drain delay is skipped if nobody has been connected for that long, since nobody would notice it. With an open
     connection it is not skipped."""
     def drain(f, delay_s, idle_s):
@@ -153,7 +153,7 @@ def test_ctrl_c_waits_for_requests_but_not_for_balancers():
         assert f.process.wait(5) == 0
 
 
-def test_systemd_is_told_and_asked_for_a_sign_of_life():
+def test_systemd_gets_notifications_and_watchdog_pings():
     with tempfile.TemporaryDirectory() as d:
         path = os.path.join(d, "notify")
         s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -29,7 +29,7 @@ TEST(names_are_org_and_name_and_perhaps_a_revision)
 }
 
 /* 96 bytes for each part are accepted, one more is not; a revision is limited as well. */
-TEST(a_long_name_is_none)
+TEST(a_name_that_is_too_long_is_invalid)
 {
     char text[400];
     struct hub_name n;
@@ -47,7 +47,7 @@ TEST(a_long_name_is_none)
 }
 
 /* --revision and NAME@REVISION may both be given if they agree. */
-TEST(a_revision_apart_agrees_with_that_of_the_name)
+TEST(a_separate_revision_must_agree_with_the_name)
 {
     struct hub_name n;
     struct err err = {""};

@@ -119,7 +119,7 @@ def test_what_huggingface_hub_wrote_is_served_without_a_network(hub, env):
     assert not [r for r in hub.requests[n:] if r[1] == "GET" and "/api/" not in r[2]]
 
 
-def test_the_layout_and_only_what_is_needed(hub, env):
+def test_the_cache_has_the_layout_and_only_the_needed_files(hub, env):
     more = {"README.md": b"x", "pytorch_model.bin": b"x", "original/consolidated.00.pth": b"x", "onnx/model.onnx": b"x",
             "additional_chat_templates/tool_use.jinja": b"{{ 1 }}", "model-q4.gguf": b"x", "other.safetensors": b"x"}
     hub.add("org/small", {**SMALL, **more})
@@ -196,7 +196,7 @@ def test_the_token_goes_to_the_endpoint_alone(hub, env, how):
     assert hosts == {"api": {"Bearer hf_secret"}, "storage": {None}}
 
 
-def test_a_token_with_a_line_break_in_it_is_no_header(hub, env):
+def test_a_token_with_a_line_break_is_refused(hub, env):
     hub.add("org/small", SMALL)
     last = refused(env, "HF_TOKEN", "no spaces or control characters", HF_TOKEN="a\r\nX: b")
     assert "X: b" not in last and not hub.requests
@@ -233,7 +233,7 @@ def test_no_such_model_or_revision(hub, env):
     assert not os.path.exists(env["HF_HOME"])
 
 
-def test_a_repository_without_what_is_read(hub, env):
+def test_a_repository_without_the_needed_files(hub, env):
     hub.add("org/small", {"config.json": b"{}", "pytorch_model.bin": b"x"})
     refused(env, "has no weights in safetensors files")
     hub.add("org/small", {"model.safetensors": b"x"})
@@ -272,7 +272,7 @@ def test_a_file_without_a_hash_is_refused(hub, env):
 LARGE = {"config.json": b"{}", "model.safetensors": os.urandom(5 << 20)}
 
 
-def test_a_cut_is_resumed_where_it_was(hub, env):
+def test_a_broken_download_is_resumed(hub, env):
     hub.add("org/small", LARGE)
     cuts = []
 
@@ -319,7 +319,7 @@ def test_a_killed_download_goes_on(hub, env):
     assert not [b for b in blobs(env) if "incomplete" in b]
 
 
-def test_a_damaged_rest_of_a_download_is_found_by_the_hash(hub, env):
+def test_a_damaged_partial_download_is_found_by_the_hash(hub, env):
     hub.add("org/small", LARGE)
     hub.on_storage = lambda h: h.send(404) or True
     refused(env, "another host for model.safetensors, which refuses it (status 404)")
@@ -357,7 +357,7 @@ def test_wrong_small_files_are_not_kept(hub, env):
     refused(env, "config.json does not have the hash that the hub announced")
 
 
-def test_another_range_than_was_asked_for(hub, env):
+def test_a_wrong_range_is_detected(hub, env):
     hub.add("org/small", LARGE)
     hub.on_storage = lambda h: h.send(206, b"x" * 100, Content_Range="bytes 7-106/%d" % len(h.data())) or True
     refused(env, "sent another range of model.safetensors")
@@ -369,7 +369,7 @@ def test_a_storage_host_without_ranges(hub, env):
     assert open(pull(env) + "/model.safetensors", "rb").read() == LARGE["model.safetensors"]
 
 
-def test_what_is_always_cut_and_cannot_be_resumed_ends(hub, env):
+def test_a_download_that_always_breaks_off_ends_with_an_error(hub, env):
     hub.add("org/small", LARGE)
     hub.ranges = False
     hub.on_storage = lambda h: h.send_bytes(h.data(), cut=300000) or True
@@ -378,7 +378,7 @@ def test_what_is_always_cut_and_cannot_be_resumed_ends(hub, env):
     refused(env, "the transfer of its list of files failed")
 
 
-def test_parts_and_files_come_beside_each_other(hub, env):
+def test_parts_and_files_are_downloaded_concurrently(hub, env):
     index = {"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}
     hub.add("org/small", {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode(),
                           "m-1.safetensors": os.urandom(3 << 20), "m-2.safetensors": os.urandom(3 << 20)})
@@ -409,7 +409,7 @@ def test_an_address_of_the_storage_host_that_has_expired_is_asked_for_anew(hub, 
     assert late and len(seen) > 12
 
 
-def test_429_is_waited_for(hub, env):
+def test_429_is_retried_later(hub, env):
     hub.add("org/small", SMALL)
     turns = []
     hub.on_api = lambda h: len(turns) < 2 and (turns.append(time.time()) or h.send(429, Retry_After=1) or True)
@@ -422,7 +422,7 @@ def test_429_is_waited_for(hub, env):
     assert time.time() - began < 5
 
 
-def test_answers_that_do_not_come(hub, env):
+def test_answers_that_never_arrive(hub, env):
     hub.add("org/small", SMALL)
     slow = []
     hub.on_storage = lambda h: len(slow) < 1 and (slow.append(1) or time.sleep(3) or h.close_connection or True)
@@ -460,7 +460,7 @@ def test_a_model_is_not_removed_while_it_is_downloaded(hub, env):
 # ---- this machine ----------------------------------------------------------------------------------------------------
 
 
-def test_no_room_says_how_much_is_needed_and_free(hub, env):
+def test_too_little_disk_space_is_reported_with_both_sizes(hub, env):
     hub.add("org/small", SMALL)
 
     def huge(h):
@@ -512,7 +512,7 @@ def make_certificate(folder):
         pytest.skip("no openssl")
 
 
-def test_certificates_are_checked_and_encryption_is_not_left(hub, env, tmp_path):
+def test_certificates_are_verified_and_https_is_not_left(hub, env, tmp_path):
     make_certificate(str(tmp_path))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
@@ -528,7 +528,7 @@ def test_certificates_are_checked_and_encryption_is_not_left(hub, env, tmp_path)
 # ---- names as arguments ----------------------------------------------------------------------------------------------
 
 
-def test_a_server_of_a_name(hub, env, tmp_path):
+def test_a_server_started_with_a_name(hub, env, tmp_path):
     import urllib.request
     hub.add("org/demo", demo_files(), revision="v1")
     log = open(tmp_path / "log", "w+")
@@ -574,7 +574,7 @@ def test_what_looks_like_a_name_may_be_a_misspelt_folder(hub, env):
     assert "or did you mean the folder 'models/demo'?" in done.stderr
 
 
-def test_no_model_and_nobody_to_ask(hub, env):
+def test_no_model_and_no_terminal_to_ask(hub, env):
     hub.add("org/small", SMALL)
     pull(env)
     rc, out, err = run(env, "serve")
@@ -621,7 +621,7 @@ def test_a_terminal_is_asked(hub, env):
     assert "there is no model org/none" in seen and os.waitstatus_to_exitcode(rc) == 1
 
 
-def test_a_bar_on_a_terminal(hub, env):
+def test_a_progress_bar_on_a_terminal(hub, env):
     hub.add("org/small", LARGE)
     hub.on_storage = lambda h: h.send_bytes(h.data(), piece=131072, pause=0.1) or True
     rc, seen = on_terminal(env, ["pull", "org/small"])

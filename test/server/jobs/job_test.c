@@ -104,7 +104,7 @@ TEST(a_bad_line_gets_its_error_and_holds_nobody_up)
 
 /* Cancelled after 0, 3, 6, ... turns: lines that run, wait, or are unread get the reason
  * as their answer. */
-TEST(stopped_with_a_reason_at_any_moment_every_line_has_one_answer)
+TEST(a_job_stopped_with_a_reason_answers_every_line_once)
 {
     for (int at = 0; at < 60; at += 3) {
         struct bench_job b;
@@ -127,7 +127,7 @@ TEST(stopped_with_a_reason_at_any_moment_every_line_has_one_answer)
 
 /* After a shutdown, lines without an answer stay open, and a later job on the same lines answers
  * exactly those. */
-TEST(stopped_without_a_reason_the_rest_is_left_and_another_job_goes_on)
+TEST(a_job_stopped_without_a_reason_can_be_continued)
 {
     for (int at = 0; at < 50; at += 7) {
         struct bench_job b;
@@ -230,7 +230,7 @@ TEST(answers_that_cannot_be_kept_are_tried_again_and_none_is_lost)
 }
 
 /* Prompts with different salts must not share prefixes; n samples of one prompt do. */
-TEST(salts_do_not_share_and_samples_do)
+TEST(samples_share_a_prefix_and_salts_do_not)
 {
     struct bench_job b;
     struct job_progress p;
@@ -394,7 +394,7 @@ TEST(lines_are_read_the_same_however_the_input_is_cut)
 
 /* A line of 3 MB of spaces is skipped in pieces, not read into memory; lines beyond the
  * limit are counted, not kept. */
-TEST(a_line_that_is_too_long_is_an_error_and_not_a_buffer)
+TEST(a_line_that_is_too_long_is_an_error_and_is_not_buffered)
 {
     struct bench_job b;
     struct job_input in = {read_memory, &b};

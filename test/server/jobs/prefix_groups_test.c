@@ -171,7 +171,7 @@ static void make_branches(int32_t branch, int32_t n_branches, int32_t members)
 
 /* Both cases of the rule: saving 3 * 8 tokens costs 8, so each branch becomes a group; saving 3 * 2
  * would also cost 8, so it does not. */
-TEST(a_subtree_has_a_group_of_its_own_where_that_saves)
+TEST(a_subtree_becomes_a_group_if_that_saves_tokens)
 {
     struct prefix_groups g;
     make_branches(8, 3, 4); // (4 - 1) * 8 saved against 8 again

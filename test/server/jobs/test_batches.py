@@ -191,7 +191,7 @@ def test_metrics(server):
         assert name in text, name
 
 
-def test_a_key_sees_its_own_alone():
+def test_a_key_sees_only_its_own_data():
     with tempfile.NamedTemporaryFile("w") as keys:
         keys.write("aaa inference a\nbbb inference b\nmmm metrics m\n")
         keys.flush()

@@ -209,7 +209,7 @@ TEST(everything_can_be_deleted_from_a_full_disk)
 
 /* The store itself has filled the disk: space freed by deletions can be used again, repeatedly, and
  * after a restart. */
-TEST(what_is_deleted_from_a_full_disk_is_room_again)
+TEST(deletions_on_a_full_disk_make_room)
 {
     new_folder();
     mkdir(folder, 0700);
@@ -239,7 +239,7 @@ TEST(what_is_deleted_from_a_full_disk_is_room_again)
 }
 
 /* With room on the disk the reserve is whole and the database grows as before. */
-TEST(a_disk_with_room_again_is_used_as_before)
+TEST(a_disk_that_has_room_again_is_used_as_before)
 {
     new_folder();
     mkdir(folder, 0700);

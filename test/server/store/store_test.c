@@ -121,7 +121,7 @@ TEST(sizes_are_bounded)
 }
 
 /* A page's cursor is the last id, and files of other owners in between do not shift it. */
-TEST(pages_go_on_where_they_ended)
+TEST(a_page_begins_where_the_last_one_ended)
 {
     struct store *s = open_store(false);
     struct err err = {""};
