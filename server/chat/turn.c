@@ -6,7 +6,8 @@
 
 #include <string.h>
 
-/* The parser's first way of writing calls for which the vocabulary has the tokens. */
+/* A parser may have several ways of writing calls. Returns the first one whose tokens are in the
+ * vocabulary. */
 const struct tool_writing *turn_writing(const struct tool_parser *parser,
                                         const struct tokenizer *tok)
 {

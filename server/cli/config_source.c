@@ -129,8 +129,8 @@ enum status loading_set_member(struct loading *l, const struct option_row *row, 
     return st;
 }
 
-/* Handles a flag of vLLM that is not an option here: refuses it with a reason, ignores it, which is
- * logged, or translates it. */
+/* Handles a flag of vLLM that is not an option here: refuses it with a reason, ignores it with a
+ * line in the log, or translates it. */
 enum status loading_take_flag(struct loading *l, const struct vllm_flag *flag, const char *value,
                               enum source source, struct err *err)
 {
