@@ -205,7 +205,7 @@ enum status multipart_next(struct multipart *m, struct multipart_part *part, str
     }
     TRY(take_head(m, part, err));
     size_t n_delimiter = strlen(m->delimiter);
-    /* If a part has no content, the line end of the delimiter is the one that ends the head. */
+    /* The delimiter of a part without content begins with the line end of the head. */
     const char *from = m->at - 2;
     const char *next = memmem(from, (size_t)(m->end - from), m->delimiter, n_delimiter);
     if (!next) {

@@ -168,7 +168,8 @@ static bool is_json(const char *s, size_t n)
     return t == JSON_TOKEN_END;
 }
 
-/* The constraint as a format. False: it has already been rejected. */
+/* Writes the constraint of the answer as a format of structural tags. False: the constraint was
+ * rejected. */
 static bool put_answer(struct plan *p)
 {
     struct request *r = p->r;

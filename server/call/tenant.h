@@ -59,8 +59,8 @@ void tenant_set_limits(struct tenant *t, const struct tenant_limits *limits);
 bool tenant_enter(struct tenant *t, int64_t now_ns, struct call_error *e);
 void tenant_leave(struct tenant *t);
 
-/* Whether a call with these prompts may go to the engine, where `queued` sequences of at most
- * max_queued are waiting. Takes nothing from the buckets. */
+/* Whether a call with these prompts may be submitted. The engine's queue has `queued` sequences,
+ * and room for max_queued. Takes nothing from the buckets. */
 bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, int64_t queued,
                    int64_t max_queued, int64_t now_ns, struct call_error *e);
 /* Adjusts a request's priority: 0, also the default, becomes the nearest allowed value. False: the
