@@ -118,8 +118,8 @@ TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
     }
 }
 
-/* Other KV sets, and trees for which there is no room, keep their masks: correct, but without the
- * bits of a plain run. */
+/* In other KV sets, and where there is no room for lanes of their own, trees are computed with
+ * their masks: the result is correct, but does not have the bits of a plain run. */
 TEST(trees_without_paths_are_trees)
 {
     static struct test_pass t;

@@ -3,12 +3,8 @@
  * not harm others. */
 #include "test/engine/bed.h"
 
-enum {
-    BLOCK = 8,
-    BLOCKS = 32,
-    PROMPT = 64
-}; // with its answer a prompt has 8 full blocks and a
-   // part of one
+/* With its answer a prompt has 8 full blocks and a part of one. */
+enum { BLOCK = 8, BLOCKS = 32, PROMPT = 64 };
 
 static const int64_t minute_ns = 60 * INT64_C(1000000000);
 

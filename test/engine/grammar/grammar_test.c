@@ -450,7 +450,7 @@ static uint32_t mask_of(struct grammar *g, struct grammar_state s)
     return words[0];
 }
 
-/* Tokens that end within a character, and the end of the text where it may end. */
+/* Masks allow tokens that end within a character, and end tokens only where the text may end. */
 TEST(masks_tokens_and_ends)
 {
     struct grammar_vocab *v = small_vocab();
@@ -607,7 +607,7 @@ TEST(limits_are_kept)
     }
 }
 
-/* Ambiguity without a bound must end with an error, not with the server's memory. */
+/* A text with unbounded ambiguity must get an error, before it uses up the server's memory. */
 TEST(too_many_ways_to_read_a_text_are_an_error_of_that_text)
 {
     struct grammar_limits limits = {.max_step_work = 20000};
