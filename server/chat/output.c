@@ -7,9 +7,8 @@
 
 #include <string.h>
 
-enum {
-    HELD_MAX_BYTES = 16 << 20
-}; // arbitrary: limit of text that is held back because it may become a stop string or a call
+/* Arbitrary: limit of text that is held back because it may become a stop string or a call. */
+enum { HELD_MAX_BYTES = 16 << 20 };
 
 /* Passes text other than reasoning to the tool parser, if there is one. */
 static void put_content(void *arg, const char *text, size_t n_bytes)

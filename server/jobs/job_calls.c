@@ -8,10 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    LEARNED = 8
-}; // once this many samples have ended, the mean of their lengths predicts the
-   // others
+/* Once this many samples have ended, the mean of their lengths predicts the others. */
+enum { LEARNED = 8 };
 
 /* ---- the sink -------------------------------------------------------------------------------- */
 

@@ -18,9 +18,8 @@ _Static_assert(BATCH_COMPLETED == 3 && BATCH_FAILED == 4 && BATCH_EXPIRED == 5 &
 #define NOT_USED                                                                                   \
     " AND id NOT IN (SELECT input_file FROM batches WHERE status NOT IN " ENDED_STATUSES ")"
 
-enum {
-    CHUNK_BYTES = 1 << 16
-}; // of a file's content in one row: small, so that reading a line reads little else
+/* Bytes of a file in one row: few, so that reading a line reads little else. */
+enum { CHUNK_BYTES = 1 << 16 };
 
 struct store {
     pthread_mutex_t lock; // held during any use of db

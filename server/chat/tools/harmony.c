@@ -18,10 +18,8 @@ enum marker { START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALLED, N_MARKERS
 static const char *const markers[] = {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>",
                                       "<|end|>",   "<|return|>",  "<|call|>",    NULL};
 
-enum {
-    HEAD_MAX_BYTES = 512
-}; // arbitrary: the longest part is the recipient, and names have fewer
-   // than 256 bytes
+/* Arbitrary: the longest part is the recipient, and names have fewer than 256 bytes. */
+enum { HEAD_MAX_BYTES = 512 };
 
 static int marker(char c)
 {
