@@ -40,10 +40,8 @@ static bool read_text(const char *s, size_t n, struct buf *out)
  * JSON. */
 void custom_text(const struct buf *arguments, struct buf *out)
 {
-    enum {
-        ESCAPE_BYTES = 12
-    }; // length of a pair of \u escapes: so much of the end may be
-       // incomplete
+    /* Length of a pair of \u escapes: so much of the end may be incomplete. */
+    enum { ESCAPE_BYTES = 12 };
     struct buf text, whole;
     buf_init(&text, arguments->max_bytes);
     buf_init(&whole, arguments->max_bytes + 8);
