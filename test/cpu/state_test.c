@@ -7,13 +7,8 @@
 #include "cpu/cpu_state.h"
 #include "engine/base/minmax.h"
 
-enum {
-    MOST = 160,
-    SPARE = 40,
-    LANES = 4,
-    SNAPSHOTS = 3
-}; // MOST inputs of the text, SPARE inputs
-   // of drafts
+/* MOST inputs of the text, SPARE inputs of drafts. */
+enum { MOST = 160, SPARE = 40, LANES = 4, SNAPSHOTS = 3 };
 
 /* One layer, its inputs for each token, and the pass that is being built. */
 struct layer {

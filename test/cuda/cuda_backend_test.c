@@ -147,11 +147,8 @@ TEST(large_updates_arrive_whole)
 TEST(of_two_updates_the_later_one_stays)
 {
     NEED_GPU();
-    enum {
-        LONG = 5 * 65536 + 60000,
-        SHORT = 10
-    }; // the long updates together exceed the staging
-       // memory
+    /* The long updates together exceed the staging memory. */
+    enum { LONG = 5 * 65536 + 60000, SHORT = 10 };
     struct backend_limits limits = pair_limits();
     limits.max_len = LONG;
     struct pair p;

@@ -252,8 +252,8 @@ TEST(a_cancel_right_after_its_submit_is_never_lost)
             make(i, 0, 20, MAX_OUT)->r.n = 8;
         }
         REQUIRE(pthread_create(&thread, NULL, submit_and_cancel, &h) == 0);
-        for (int32_t rest = 4; rest > 0;
-             rest -= atomic_load(&h.sent)) { // after the last cancel, steps in flight still end
+        // After the last cancel, steps in flight still end.
+        for (int32_t rest = 4; rest > 0; rest -= atomic_load(&h.sent)) {
             engine_turn(b.e);
             engine_drain(b.e, on_event, &b);
         }

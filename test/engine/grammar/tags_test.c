@@ -252,8 +252,7 @@ TEST(special_tokens_by_name)
     grammar_free(g);
     g = compile(TEXT("<end>"), v, &err);
     CHECK(!g && strstr(err.text, "ends the text"));
-    g = compile("{\"type\":\"any_tokens\",\"typ\\u0000\":[4]}", v,
-                &err); // "typ" and NUL: as long as "type"
+    g = compile("{\"type\":\"any_tokens\",\"typ\\u0000\":[4]}", v, &err); // as long as "type"
     CHECK(!g && strstr(err.text, "not supported here"));
     g = compile("{\"type\":\"any_tokens\",\"\":[4]}", v, &err);
     CHECK(!g && strstr(err.text, "not supported here"));
