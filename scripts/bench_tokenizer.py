@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Encoding speed compared with Hugging Face `tokenizers`: same texts, same run, one core each.
+"""Encoding speed compared with Hugging Face `tokenizers`, on the same texts in the same run, on one core each.
 
     scripts/bench_tokenizer.py build/release/bench/engine/tokenizer_bench [TOKENIZER ...]
 
-Texts: English and code from Python's own library, generated JSON and Chinese, in documents of
-16 KB; processor time, which depends less on other load. cold: the first pass of a fresh tokenizer; warm: the best of later passes. A TOKENIZER is a
-tokenizer.json or .json.gz; the default is all that this checkout has (test/tokenizers and, for real
-vocabularies, $SLUICE_SHARED/data/tok)."""
+Texts: English and code from Python's own library, generated JSON and Chinese, in documents of 16 KB. Times are
+processor time, which depends less on other load. cold: the first pass of a fresh tokenizer; warm: the best of later
+passes. A TOKENIZER is a tokenizer.json or .json.gz; the default is all that this checkout has (test/tokenizers and,
+for real vocabularies, $SLUICE_SHARED/data/tok)."""
 import gzip
 import json
 import os

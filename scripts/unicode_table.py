@@ -15,12 +15,12 @@ FLAGS = ["alpha", "digit", "decimal", "numeric", "lower", "upper", "title", "spa
 
 
 def cased(c):
-    """After a sigma, c keeps it from being final exactly when c is cased (and not ignorable)."""
+    """True if c is cased and not ignorable: only then a sigma before c is not final."""
     return ("A\u03a3" + c).lower()[1] == "\u03c3"
 
 
 def case_ignorable(c):
-    """Before a sigma, c leaves it final when c is cased or is ignored."""
+    """True if a sigma after c stays final, because c is cased or ignorable."""
     return ("A" + c + "\u03a3").lower()[-1] == "\u03c2" and not cased(c)
 
 

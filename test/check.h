@@ -27,7 +27,7 @@ struct check_test {
 };
 
 static struct check_test *check_tests, **check_tail = &check_tests;
-static int check_failures; // in the running test
+static int check_failures; // failures of the running test
 static const char *check_skipped;
 
 static inline void check_register(struct check_test *t)
@@ -94,7 +94,7 @@ static inline void check_register(struct check_test *t)
         }                                                                                          \
     } while (0)
 
-/* Ends the test at once. For what later lines rely on. */
+/* Like CHECK, but a failure ends the test, for conditions that later lines rely on. */
 #define REQUIRE(x)                                                                                 \
     do {                                                                                           \
         if (!(x)) {                                                                                \
@@ -116,7 +116,7 @@ static inline bool check_nightly(void)
     return s && s[0] && strcmp(s, "0") != 0;
 }
 
-/* Where third parties' data lies; NULL if this checkout has none. */
+/* The folder of third-party data; NULL if this checkout has none. */
 static inline const char *check_shared(void)
 {
     const char *dir = getenv("SLUICE_SHARED");

@@ -128,7 +128,7 @@ static enum status set_choice(const struct option *opt, const char *const *names
         const size_t n = strlen(all);
         snprintf(all + n, sizeof all - n, "%s%s", i > 0 ? ", " : "", names[i]);
     }
-    return err_set(err, ERR_INVALID, "--%s: '%s' is none of %s", opt->name, value, all);
+    return err_set(err, ERR_INVALID, "--%s: '%s' is not one of %s", opt->name, value, all);
 }
 
 /* Stores a value in the struct, at the row's offset. */

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys of config.json change transformers' answer, but not ours?
+"""Finds keys of config.json that change transformers' answer, but not ours.
 
     keys.py [--seed N] [FAMILY ...]
 

@@ -32,7 +32,7 @@ def block_scales(w, rows, cols, top, dtype):
 
 
 def fields(codes, bits, dim):
-    """Whole numbers side by side along a dimension, the first in the lowest bits of each word."""
+    """Packs integers along a dimension, the first into the lowest bits of each word."""
     codes, n = codes.transpose(dim, -1).long(), 32 // bits
     room = torch.zeros(*codes.shape[:-1], cut(codes.shape[-1], n) * n, dtype=torch.long)
     room[..., : codes.shape[-1]] = codes
@@ -41,7 +41,7 @@ def fields(codes, bits, dim):
 
 
 def whole(w, bits, group, dtype, asymmetric, groups=None):
-    """Codes from 0, scales and zeros [out][groups], and the values; `groups` names each input's group."""
+    """Quantises to unsigned codes: returns them, scales and zeros [out][groups], and the values. `groups` has each input's group."""
     columns = torch.arange(w.shape[1]) // group if groups is None else groups
     order = torch.argsort(columns, stable=True)
     low, high = extremes(w[:, order], 1, group)
@@ -119,7 +119,7 @@ def nearest_e2m1(x):
 
 
 def halves(codes):
-    """Two to a byte, the first in the lower half."""
+    """Packs two codes into a byte, the first into the lower half."""
     return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
 
 

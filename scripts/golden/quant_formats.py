@@ -21,7 +21,7 @@ def chance(rng, p):
 
 
 def maybe(rng, config, **values):
-    """Some of these keys, or all as null."""
+    """Randomly some of these keys, or all of them as null."""
     for key, value in values.items():
         if chance(rng, 0.5):
             config[key] = value

@@ -103,7 +103,7 @@ def quantise(rng, folder, family, name):
 
 
 def wrapped(rng, folder, family, config):
-    """A wrapper's names in the config's lists, too; returns the config."""
+    """Also uses the wrapper's module names in the config's lists. Returns the config."""
     if family not in forms.WRAPPERS or rng.random() < 0.5:
         return config
     forms.wrap(rng, folder, family)
@@ -172,7 +172,7 @@ def make(rng, family, seed, folder):
     variants.FAMILIES[family] = larger(rng, usual) if family != "gpt_oss" else quant_formats.in_blocks(rng, usual)
     try:
         return variants.make(family, seed, folder)[0]
-    except StrictDataclassClassValidationError:  # what else was drawn asks for the usual sizes
+    except StrictDataclassClassValidationError:  # other drawn settings require the usual sizes
         variants.FAMILIES[family] = usual
         return variants.make(family, seed, folder)[0]
     finally:

@@ -56,7 +56,7 @@ def class_of(family):
     return OTHER_NAMES.get(family, family)
 
 
-# Keys that a checkpoint may leave out: the family's class then decides.
+# Keys that a checkpoint may leave out: then the default of the family's class applies.
 OPTIONAL = (
     "rms_norm_eps norm_epsilon layer_norm_eps rope_parameters hidden_act hidden_activation head_dim "
     "sliding_window tie_word_embeddings attention_bias mlp_bias qkv_bias use_bias use_qkv_bias "

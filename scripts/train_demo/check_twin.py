@@ -74,7 +74,7 @@ def drafts(model, head, tokens, fed, depth):
 
 
 def accepted(model, head, prompt, answer):
-    """(drafts, those that are right) of a run with K drafts a step that gave this answer."""
+    """(number of drafts, number of right ones) of a run with K drafts per step that gave this answer."""
     known, fed = prompt + answer, states(model, prompt + answer)
     at, end, n_drafts, n_right = len(prompt) + 1, len(known), 0, 0
     while at < end:

@@ -19,7 +19,7 @@ import model as llama
 EAGLE3_SHAPE = dict(
     intermediate_size=256, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=1
 )
-EAGLE3_IDS = 1024  # that the EAGLE-3 head knows
+EAGLE3_IDS = 1024  # number of ids that the EAGLE-3 head knows
 
 
 def after_last(n_layers):

@@ -111,7 +111,7 @@ def train():
 
 
 def cut(path, vocab):
-    """The tokenizer of this file with only its first merges: of `vocab` entries."""
+    """The tokenizer of this file with only so many merges that it has `vocab` entries."""
     stored = json.loads(Path(path).read_text())
     model, added = stored["model"], stored["added_tokens"]
     letters = [text for text in model["vocab"] if len(text) == 1]

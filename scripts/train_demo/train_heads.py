@@ -22,7 +22,7 @@ import optimizer as opt
 import tokenizer as tok
 from train import learning_rate, to_device
 
-SEED, MOST_ROWS, COUNTED = 2, 24576, 8  # rows of a batch that are evaluated; batches from whose answers the vocabulary is counted
+SEED, MOST_ROWS, COUNTED = 2, 24576, 8  # rows per batch that are evaluated; number of batches whose answers determine the vocabulary
 
 
 def judged_rows(weights, n):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Health, load, metrics, and the operator's actions. Nothing here waits for the engine. */
+/* Health, load, metrics, and actions of operators. Nothing here waits for the engine. */
 #include "engine/engine.h"
 #include "server/api/api.h"
 
@@ -20,7 +20,7 @@ static void put_failure(struct api *a, struct buf *b)
     buf_put_json(b, why, strlen(why));
 }
 
-/* The devices that compute, if there are several. */
+/* Writes the ranks and nodes, if there are several. */
 static void put_nodes(struct api *a, struct buf *b)
 {
     struct engine_stats s;
@@ -89,7 +89,7 @@ void api_get_ready(struct http_request *req, void *arg)
     reply_health(a, req, h == HEALTH_OK, h);
 }
 
-/* For balancers that choose by load; without a model all counts are 0. */
+/* For load balancers. While the model is loading all counts are 0. */
 void api_get_load(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -119,8 +119,8 @@ static void put_start_time(const struct api *a, struct http_request *req, int64_
     http_reply_header(req, "Process-Start-Time-Unix", seconds);
 }
 
-/* Prometheus text. Everything that is not counted as it happens (engine, connections,
- * batches) is read now, on the loop thread. */
+/* Prometheus text. Counts of the engine, connections and batches are read now, on the loop thread;
+ * the others are counted as events happen. */
 void api_get_metrics(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -167,7 +167,8 @@ void api_get_metrics(struct http_request *req, void *arg)
     http_reply_buf(req, 200, "text/plain; version=0.0.4; charset=utf-8", &out);
 }
 
-/* The effective configuration without secrets, and the model's facts once it is loaded. */
+/* Replies with the effective configuration without secrets, and facts about the model once it is
+ * loaded. */
 void api_get_server_info(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -207,7 +208,7 @@ static const char *phase_of(const struct call *c)
     return c->first_token ? "decode" : "waiting";
 }
 
-/* A running call: ages and counts, never text. */
+/* Writes a running call: ages and counts, never text. */
 static void put_call(struct buf *b, const struct call *c, int64_t now_ns)
 {
     int64_t taken = 0, prompt = 0;
@@ -249,10 +250,11 @@ void api_get_requests(struct http_request *req, void *arg)
     reply_json(req, 200, &b);
 }
 
-/* SIGUSR1: a report in the log, for when HTTP itself does not answer. Long lists are cut. */
+/* SIGUSR1: writes a report to the log, which also works if HTTP does not. Long lists are
+ * truncated. */
 void api_on_report(void *arg)
 {
-    enum { MOST = 200 }; // lines of requests: a log is no database
+    enum { MOST = 200 }; // lines about requests: more would be too much for a log
     struct api *a = arg;
     struct engine_stats s;
     struct buf b;
@@ -277,8 +279,7 @@ void api_on_report(void *arg)
     buf_deinit(&b);
 }
 
-/* Refused while sequences run, unless forced: their blocks stay in the cache and could be
- * found again. */
+/* Refused while sequences run, unless forced. */
 void api_reset_prefix_cache(struct http_request *req, void *arg)
 {
     struct api *a = arg;

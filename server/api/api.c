@@ -16,7 +16,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Requests without keys share one tenant, so limits hold for all of them together. */
+/* Without keys all requests share one tenant, so limits apply to all of them together. */
 void api_init(struct api *a, const struct config *config, const char *config_text)
 {
     *a = (struct api){.config = config, .config_text = config_text, .health = HEALTH_LOADING};
@@ -69,7 +69,7 @@ void api_deinit(struct api *a)
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* The two messages of OpenAI's API. */
+/* Replies 401, with one of OpenAI's two messages. */
 static bool unauthorized(struct http_request *req, bool missing)
 {
     struct call_error e = {0};
@@ -170,7 +170,7 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     return true;
 }
 
-/* SIGHUP: keys of the file are read again; on a mistake in it the old keys stay valid. */
+/* SIGHUP: reads the key file again. If it has a mistake, the old keys stay valid. */
 void api_on_reload(void *arg)
 {
     struct api *a = arg;
@@ -192,7 +192,8 @@ void api_on_wake(void *arg)
 {
     struct api *a = arg;
     call_on_wake(&a->calls);
-    if (a->batches && http_server_state(a->http) != HTTP_STOPPED) { // otherwise the pool is gone
+    // Once the loop has stopped there is no pool.
+    if (a->batches && http_server_state(a->http) != HTTP_STOPPED) {
         batches_turn(a->batches);
     }
 }
@@ -208,7 +209,7 @@ void api_on_drain(void *arg)
     log_info("draining: %lld requests in flight", (long long)a->calls.n_calls);
 }
 
-/* The drain's deadline ends all calls with an error that clients may retry. */
+/* At the drain's deadline all calls end with an error after which clients may retry. */
 void api_on_drain_deadline(void *arg)
 {
     struct api *a = arg;

@@ -29,22 +29,22 @@ enum api_health { HEALTH_OK, HEALTH_LOADING, HEALTH_DRAINING, HEALTH_STALLED, HE
 extern const char *const api_health_names[]; // "ok", "loading", ...
 
 struct api {
-    struct call_server calls; // must be first: the calls' host finds the struct api by it
+    struct call_server calls; // must be first: the calls' host casts its address to struct api
     const struct config *config;
-    const char *config_text; // as printed by --print-config, without secrets; borrowed
+    const char *config_text; // the output of --print-config, without secrets; borrowed
     const struct http_route *routes;
     struct http_server *http;
     struct keys *keys;
     struct tenant *anyone; // shared by all clients if there are no keys
     struct metrics metrics;
     struct status_history history;
-    struct store *store;      // NULL: built without a store. Not owned
+    struct store *store;      // NULL if the build has no store; not owned
     struct batches *batches;  // NULL if there is no store
-    int64_t data_retention_s; // of files and batches; 0: for ever
+    int64_t data_retention_s; // how long files and batches are kept; 0: for ever
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread
     int64_t started_ns, ready_ns;
-    /* The watchdog's view of the engine: the last step that it saw, and when the step number
+    /* The watchdog's state: the engine's step count at its last look, and when that count
      * changed. */
     int64_t seen_steps, seen_step_ns, longest_step_ns, dead_ms;
     bool was_idle;
@@ -59,7 +59,7 @@ void api_init(struct api *a, const struct config *config, const char *config_tex
 void api_set_store(struct api *a, struct store *store);
 /* Called when the model is loaded: a->calls.engine and a->calls.model must be set. */
 void api_set_ready(struct api *a);
-void api_deinit(struct api *a); // after the loop
+void api_deinit(struct api *a); // call it after the loop has ended
 
 bool api_authorize(struct http_request *req, const struct http_route *route, void *arg);
 void api_on_wake(void *arg);
@@ -93,7 +93,7 @@ struct openapi_facts {
 };
 void openapi_put(struct buf *b, const struct http_route *routes, const struct openapi_facts *facts);
 
-/* Answers 404 if the operator has disabled the document. */
+/* True if the operator has disabled the document. The request is then answered with 404. */
 bool api_hides_docs(const struct api *a, struct http_request *req);
 
 /* The engine's statistics, which are zero while the model is loading, and the share of KV blocks in

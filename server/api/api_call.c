@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* In OpenAI's format: "12ms", "1s", "6m0s". */
+/* Formats a duration as OpenAI does: "12ms", "1s", "6m0s". */
 static void print_duration(char *to, size_t size, int64_t ns)
 {
     int64_t ms = (ns + 999999) / 1000000, s = (ms + 999) / 1000;
@@ -22,7 +22,7 @@ static void print_duration(char *to, size_t size, int64_t ns)
     }
 }
 
-/* limit, remaining and reset, as OpenAI names them; nothing without a limit. */
+/* Adds OpenAI's headers for limit, remaining and reset. Does nothing without a limit. */
 static void put_rate(struct http_request *req, const char *of_what, struct tenant_rate rate)
 {
     char name[48], text[32];
@@ -47,8 +47,8 @@ void api_call_put_rates(struct http_request *req, struct tenant *t)
     put_rate(req, "tokens", tenant_token_rate(t, now_ns));
 }
 
-/* Ends the link between call and request: what the request's log line needs is copied,
- * since the call may live on. */
+/* Ends the link between call and request. Copies what the request's log line needs, since the call
+ * may continue. */
 struct http_request *api_call_take_request(struct call *c)
 {
     struct http_request *req = api_call_of(c)->req;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A call over HTTP, and what its sinks share. calls.c has the usual sinks, background.c the sink of
- * responses that continue without their client.
+/* A call over HTTP, and functions that its sinks share. calls.c has the usual sinks, background.c
+ * the sink of responses that continue without their client.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_API_CALL_H
 #define SLUICE_SERVER_API_API_CALL_H
@@ -13,7 +13,7 @@ struct api_call {
     struct call call;         // must be first
     struct http_request *req; // NULL after its terminal call
     struct http_timer deadline;
-    struct background *background; // or NULL
+    struct background *background; // state of a background response, or NULL
 };
 
 static inline struct api_call *api_call_of(const struct call *c)
@@ -21,7 +21,7 @@ static inline struct api_call *api_call_of(const struct call *c)
     return (struct api_call *)c;
 }
 
-/* Returns the request for its terminal call; its log line gets the call's data. */
+/* Returns the request, for its terminal call. Copies the call's data for the request's log line. */
 struct http_request *api_call_take_request(struct call *c);
 /* Adds the headers for a tenant with rate limits. To be called before the reply begins. */
 void api_call_put_rates(struct http_request *req, struct tenant *t);

@@ -12,15 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_BYTES = 1 << 30, PIECE_BYTES = 32 << 10 /* chosen */ };
+enum { MAX_BYTES = 1 << 30, PIECE_BYTES = 32 << 10 /* arbitrary */ };
 
 /* A client that follows the events, or waits for the final object. */
 struct listener {
     struct http_request *req;
     struct call *call;
     bool wants_end;
-    int64_t n_skipped; // events that still have to be skipped, because the client does not want
-                       // them
+    int64_t n_skipped; // events still to be skipped, because the client already has them
     size_t n_sent;     // bytes of the events sent so far
     struct listener *next, **link;
 };
@@ -58,7 +57,8 @@ size_t background_skip(const char *text, size_t n_bytes, int64_t *n_events)
     return at;
 }
 
-/* The end of the last complete event: the server may write a comment between two pieces. */
+/* The end of the last complete event: pieces end there, because the server may write a comment
+ * between two pieces. */
 static size_t piece_end(const char *events, size_t from, size_t n_bytes)
 {
     size_t at = from + PIECE_BYTES;
@@ -83,7 +83,7 @@ static void feed(struct listener *l, bool is_last)
     }
 }
 
-/* The response continues when a reader leaves. */
+/* A reader has left; the response continues. */
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     struct listener *l = arg;
@@ -104,7 +104,7 @@ static void on_writable(struct http_request *req, void *arg)
 
 static const struct http_events events = {on_gone, on_writable};
 
-/* wants_end: the request gets one answer, the result. */
+/* wants_end: the request is answered with the result, once it exists. */
 static struct listener *listen_to(struct call *c, struct http_request *req, bool wants_end)
 {
     struct background *b = background_of(c);
@@ -140,7 +140,7 @@ void background_reply(struct call *c, struct http_request *req)
 
 static void begin(struct call *c)
 {
-    (void)c; // the client that started it is answered once it is stored
+    (void)c; // the client that created the response is answered once it is stored
 }
 
 /* The response was stored, so it can be read under its id from now on; the first reader is
@@ -183,7 +183,7 @@ static bool is_begun(const struct call *c)
     return c->kept;
 }
 
-/* Ends the stream of every listener; the call no longer exists after this. */
+/* Ends the streams of all listeners. Afterwards the call no longer exists. */
 static void end(struct call *c, bool done)
 {
     (void)done;
@@ -246,7 +246,7 @@ void background_take(struct call *c)
 
 /* ---- from handlers --------------------------------------------------------------------------- */
 
-/* Responses of other owners are not found. */
+/* Finds a running response of this owner. */
 struct call *background_find(struct api *a, const char *owner, const char *id)
 {
     for (struct call *c = a->calls.calls; c; c = c->next) {

@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Seconds: the completion window of 24 hours, and the limits of a file's lifetime in
- * OpenAI's API. */
+/* In seconds: the completion window of 24 hours, and OpenAI's limits for the lifetime of files. */
 enum {
     ARENA_BYTES = 1 << 20,
     WINDOW_S = 86400,
@@ -21,7 +20,7 @@ enum {
 
 /* ---- a batch in the API ---------------------------------------------------------------------- */
 
-/* Absent values are null, not left out, as in OpenAI's object. */
+/* Writes a member; an absent value is null, as in OpenAI's object. */
 static void put_text(struct buf *b, const char *key, const char *v)
 {
     buf_printf(b, ",\"%s\":", key);
@@ -37,7 +36,7 @@ static void put_json(struct buf *b, const char *key, const char *json)
     buf_printf(b, ",\"%s\":%s", key, json && *json ? json : "null");
 }
 
-/* Seconds since 1970, or null. */
+/* Writes a time as seconds since 1970, or null. */
 static void put_time(struct buf *b, const char *key, int64_t at)
 {
     if (at > 0) {
@@ -92,7 +91,7 @@ static void put_batch(struct buf *b, const struct stored_batch *s)
 
 /* ---- create ---------------------------------------------------------------------------------- */
 
-/* How long result files are kept; without it, the server's default. */
+/* Reads how long result files are kept; *seconds is 0 for the server's default. */
 static bool read_output_life(struct body *b, int64_t *seconds)
 {
     const struct json *v = NULL;
@@ -162,7 +161,7 @@ static bool check_file(struct api_work *w, const char *id)
                           "The file's purpose is not 'batch'.");
 }
 
-/* The batch begins as "validating"; lines are checked later. */
+/* Creates the batch, with the status "validating": its lines are checked later. */
 static void make_batch(struct api_work *w, struct stored_batch *s)
 {
     struct err err = {""};

@@ -150,7 +150,7 @@ static void error(struct call *c, const struct call_error *e)
     }
 }
 
-/* The client has left; the reply only ends the request for the front end. */
+/* The client has left. The reply reaches nobody; it ends the request for the front end. */
 static void drop(struct call *c)
 {
     struct http_request *req = api_call_take_request(c);
@@ -218,7 +218,7 @@ static void on_writable(struct http_request *req, void *arg)
 
 static const struct http_events events = {on_gone, on_writable};
 
-/* Whether calls must be rejected at the moment. */
+/* True if calls must be rejected at the moment; *e says why. */
 static bool refuse(struct api *a, struct call_error *e)
 {
     e->type = "server_error";
@@ -246,7 +246,7 @@ bool api_refuses(struct api *a, struct http_request *req)
     return refused;
 }
 
-/* A header with seconds, up to ten days; 0 if it is missing or nonsense. */
+/* The value of a header with seconds, up to ten days; 0 if it is missing or invalid. */
 static double positive_header(const struct http_request *req, const char *name)
 {
     const char *text = http_header(req, name);
@@ -257,7 +257,7 @@ static double positive_header(const struct http_request *req, const char *name)
     return 0;
 }
 
-/* Retries of OpenAI's SDKs: many of them are a sign of overload. */
+/* Counts retries of OpenAI's SDKs: many of them are a sign of overload. */
 static void note_retry(struct api *a, struct http_request *req)
 {
     const char *retries = http_header(req, "x-stainless-retry-count");
@@ -267,8 +267,7 @@ static void note_retry(struct api *a, struct http_request *req)
     }
 }
 
-/* Checks are made in order of their cost: the server's state, then the tenant's limits, and only
- * then is the body read. */
+/* The cheapest checks come first: the server's state, then the tenant's limits, then the body. */
 void api_start(struct api *a, struct http_request *req, enum request_kind kind)
 {
     struct call_error e = {0};

@@ -54,9 +54,9 @@ static int64_t expires_at(const struct api_work *w)
 
 /* ---- bodies ---------------------------------------------------------------------------------- */
 
-/* The content of a body; items own their texts. */
+/* The members of a body; items own their texts. */
 struct asked {
-    struct buf metadata; // "": none
+    struct buf metadata; // JSON text; "": none
     struct stored_item *items;
     size_t n_items;
 };
@@ -81,8 +81,8 @@ static bool read_items(struct body *b, struct asked *a, bool required)
 /* Processes the parsed body; errors go to w->error. */
 typedef void use_body(struct api_work *w, const struct asked *a);
 
-/* Reads the members that a route takes and passes them on; a missing body is an empty
- * object. */
+/* Reads the members that a route supports and passes them to `use`. A missing body counts as an
+ * empty object. */
 static void with_body(struct api_work *w, bool has_metadata, bool has_items, use_body *use)
 {
     struct body b = {0};
@@ -193,7 +193,7 @@ void api_conversation_delete(struct http_request *req, void *arg)
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
-/* An appended conversation lives for another full period. */
+/* Appends items, which also extends the conversation's lifetime by a full period. */
 static void append(struct api_work *w, const struct asked *a)
 {
     struct err err = {""};
@@ -248,7 +248,7 @@ static void get_item(struct api_work *w)
         buf_put(&w->reply, item.text.data, item.text.n_bytes);
         buf_deinit(&item.text);
     } else {
-        w->id = w->second_id; // usually this is the missing one
+        w->id = w->second_id; // the id to name in the error: usually the item is missing
         failed(w, st, &err, "Item");
     }
 }
@@ -258,7 +258,7 @@ void api_conversation_item(struct http_request *req, void *arg)
     api_work_start(arg, req, get_item, NULL);
 }
 
-/* Answers with the conversation. */
+/* Deletes an item, and replies with the conversation. */
 static void delete_item(struct api_work *w)
 {
     struct err err = {""};

@@ -11,13 +11,13 @@
 #include <string.h>
 
 enum {
-    WRITE_BYTES = 1 << 20, // bytes written per turn; others use the store between turns
+    WRITE_BYTES = 1 << 20, // bytes written at a time; other requests use the store in between
     LEAST_LIFE_S = 3600,
     MOST_LIFE_S = 2592000,
     MOST_LISTED = 10000,
 };
 
-/* The object as OpenAI describes it. */
+/* Writes OpenAI's file object. */
 static void put_file(struct buf *b, const struct stored_file *f)
 {
     buf_printf(b, "{\"id\":\"%s\",\"object\":\"file\",\"bytes\":%lld,\"created_at\":%lld", f->id,
@@ -50,8 +50,8 @@ static bool is(const struct multipart_part *p, const char *text)
     return p->n_bytes == strlen(text) && memcmp(p->bytes, text, p->n_bytes) == 0;
 }
 
-/* The parts of the form; unknown ones are ignored, as in OpenAI's API. They point into the
- * body. */
+/* Reads the parts of the form, which point into the body. Unknown ones are ignored, as in OpenAI's
+ * API. */
 static bool read_form(struct api_work *w, struct form *form)
 {
     struct multipart m;
@@ -87,7 +87,7 @@ static bool read_form(struct api_work *w, struct form *form)
     return st == OK || call_error_set(&w->error, 400, "invalid_multipart", NULL, "%s", err.text);
 }
 
-/* expires_after: both parts or none, within the limits. */
+/* Reads expires_after, which consists of two parts or none. */
 static bool read_life(struct api_work *w, const struct form *form, int64_t *seconds)
 {
     char text[24] = "";
@@ -143,8 +143,7 @@ static void copy_name(char *to, size_t room, const char *name)
     to[n] = '\0';
 }
 
-/* The content is written in turns, so that a large upload does not hold the store for
- * long. */
+/* Writes the content piece by piece, so that a large upload does not block the store for long. */
 static enum status store_file(struct api_work *w, const struct form *form, struct stored_file *file,
                               struct err *err)
 {
@@ -165,7 +164,7 @@ static enum status store_file(struct api_work *w, const struct form *form, struc
     return store_upload_end(u, w->owner, file, err);
 }
 
-/* The file is written in pieces, so that other handlers get their turn. */
+/* Creates a file from an upload. */
 static void create(struct api_work *w)
 {
     struct form form = {0};
@@ -250,7 +249,7 @@ void api_file_get(struct http_request *req, void *arg)
     api_work_start(arg, req, get, NULL);
 }
 
-/* As bytes: a file's type is not known. */
+/* Replies with the file's bytes, without a more precise type, since none is stored. */
 static void get_content(struct api_work *w)
 {
     struct stored_file f;

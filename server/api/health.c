@@ -10,8 +10,8 @@
 
 const char *const api_health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
 
-/* Stalled: work is pending, and no step has ended for longer than a step may take. An idle engine
- * is never stalled, and a long step counts only if it is much longer than the longest so far. */
+/* The engine is stalled if work is pending and no step has ended for longer than --stall-timeout
+ * and three times the longest step so far. */
 enum api_health api_check_health(struct api *a, int64_t now_ns)
 {
     if (!a->ready) {
@@ -47,8 +47,8 @@ enum api_health api_check_health(struct api *a, int64_t now_ns)
     return a->health = h;
 }
 
-/* Twice a second. A dead engine ends all calls; if it stays dead, the process exits, so
- * that its supervisor starts another. */
+/* Called twice a second. If the engine is dead, all calls are ended, and after a while the process
+ * exits, so that its supervisor restarts it. */
 static void on_tick(struct http_timer *timer, void *arg)
 {
     struct api *a = arg;
@@ -62,7 +62,7 @@ static void on_tick(struct http_timer *timer, void *arg)
         call_error_set(&e, 503, "engine_dead", NULL, "The engine has failed.");
         call_abort_all(&a->calls, &e);
         a->dead_ms += PERIOD_MS;
-        if (a->dead_ms == EXIT_DELAY_MS) { // so that a probe has time to see it
+        if (a->dead_ms == EXIT_DELAY_MS) { // late enough for a probe to see it
             http_server_stop(a->http);
         }
     }

@@ -26,7 +26,7 @@ struct keys {
     size_t n;
 };
 
-/* Tenants are counted: running requests keep theirs. */
+/* Frees the keys. Tenants have a reference count: running requests keep theirs. */
 static void clear(struct key *list, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -44,7 +44,7 @@ static void add(struct keys *k, const char *text, const char *name, unsigned sco
     k->list[k->n++] = (struct key){xstrdup(text), xstrdup(name), scopes, tenant_new(limits)};
 }
 
-/* A list of names with commas between them. */
+/* Reads a comma-separated list of scopes. */
 static enum status read_scopes(const char *text, unsigned *scopes, struct err *err)
 {
     static const char *const names[] = {"inference", "admin", "metrics", "all"};
@@ -106,8 +106,8 @@ static enum status read_line(struct keys *k, char *line, struct err *err)
     return OK;
 }
 
-/* A line per key; the message of a mistake names the line. The text is erased, since it
- * holds secrets. */
+/* Reads the key file. Errors name the line. The text is erased afterwards, since it contains
+ * secrets. */
 static enum status read_file(struct keys *k, struct err *err)
 {
     char *text;
@@ -131,7 +131,7 @@ static enum status read_file(struct keys *k, struct err *err)
     return OK;
 }
 
-/* Keys of options have all scopes. */
+/* Loads the keys of options, which have all scopes, and those of the file. */
 static enum status load(struct keys *k, struct err *err)
 {
     const struct string_list *given = &k->config->api_key;
@@ -173,7 +173,7 @@ void keys_close(struct keys *keys)
     }
 }
 
-/* Keys that remain keep their tenants, and so the used part of their limits. */
+/* Keys that are in both lists keep their tenants, and with them their counts and rate limits. */
 static void keep_tenants(struct keys *fresh, const struct keys *old)
 {
     for (size_t i = 0; i < fresh->n; i++) {
@@ -189,8 +189,7 @@ static void keep_tenants(struct keys *fresh, const struct keys *old)
     }
 }
 
-/* All or nothing. Keys that stay keep their tenants, and with them their counts and rate
- * limits. */
+/* Replaces all keys, or none if there is an error. */
 enum status keys_reload(struct keys *keys, struct err *err)
 {
     struct keys fresh = {.config = keys->config};
@@ -206,7 +205,7 @@ enum status keys_reload(struct keys *keys, struct err *err)
     return st;
 }
 
-/* The time depends only on the lengths. */
+/* Compares two keys in a time that only depends on their lengths. */
 static bool equal(const char *a, const char *b)
 {
     size_t na = strlen(a), nb = strlen(b);
@@ -217,8 +216,7 @@ static bool equal(const char *a, const char *b)
     return differ == 0;
 }
 
-/* Compares with every key, also after a match, so that the time does not tell which one
- * was nearly right. */
+/* Compares with every key, even after a match, so that the time reveals nothing about the keys. */
 unsigned keys_find(const struct keys *keys, const char *key, const char **name,
                    struct tenant **tenant)
 {

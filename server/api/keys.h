@@ -23,8 +23,8 @@ void keys_close(struct keys *keys); // accepts NULL
 /* Reads the file again; on error the old keys stay valid. */
 enum status keys_reload(struct keys *keys, struct err *err);
 
-/* The scopes of a key, 0 if unknown; *name is its name for the log, *tenant its tenant: both valid
- * until the next reload. */
+/* The scopes of a key; 0: unknown key. *name is its name for the log and *tenant its tenant, both
+ * valid until the next reload. */
 unsigned keys_find(const struct keys *keys, const char *key, const char **name,
                    struct tenant **tenant);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Routes of llama.cpp other than answers: settings, and running requests. For operators; they
- * reveal no prompts or paths. */
+/* llama.cpp's routes that report settings and running requests. For operators; they reveal no
+ * prompts or paths. */
 #include "engine/base/minmax.h"
 #include "engine/base/optional.h"
 #include "engine/engine.h"
@@ -67,7 +67,7 @@ void api_props(struct http_request *req, void *arg)
     put_defaults(&b, m);
     buf_printf(&b, ",\"total_slots\":%d,\"model_alias\":", m->info->max_num_seqs);
     put_text(&b, m->names[0]);
-    buf_puts(&b, ",\"model_path\":"); // its last part: folders are not revealed
+    buf_puts(&b, ",\"model_path\":"); // only the last part of the path: folders are not revealed
     put_text(&b, m->folder_name);
     buf_printf(&b, ",\"chat_template\":");
     put_text(&b, m->template ? chat_template_text(m->template) : "");
@@ -101,8 +101,8 @@ static void put_slot(struct buf *b, const struct api *a, int32_t id, const struc
     buf_putc(b, '}');
 }
 
-/* There are no real slots: each running request takes the next one, up to the maximum number of
- * running requests. */
+/* There are no real slots: running requests are listed as if each occupied one, out of as many as
+ * may run. */
 void api_slots(struct http_request *req, void *arg)
 {
     struct api *a = arg;

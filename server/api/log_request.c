@@ -11,7 +11,7 @@
 
 enum { MAX_PATH_BYTES = 512 };
 
-/* Empty values are left out; long ones are cut. */
+/* Writes a string member, unless it is empty. A long value is truncated. */
 static void put_string(struct buf *b, const char *key, const char *value)
 {
     if (value && *value) {

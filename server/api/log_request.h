@@ -13,16 +13,16 @@ struct api_log {
     struct call_record call;
     char model[96];        // truncated if longer
     char key_name[48];     // the API key's name, never the key
-    struct tenant *tenant; // its tenant, held until the request is over; or NULL
-    char owner[40];        // owner of its files, derived from the key; "" without keys
+    struct tenant *tenant; // the key's tenant, held until the request is over; or NULL
+    char owner[40];        // owner id derived from the key, for files and batches; "" without keys
     const char *error;     // the code of the error reply, static text; or NULL
-    unsigned retry_count;  // x-stainless-retry-count
+    unsigned retry_count;  // from the header x-stainless-retry-count
     /* Private to reply.c, not logged. */
-    unsigned char form; // of errors, an enum reply_form
+    unsigned char form; // the format of errors, an enum reply_form
     bool told_id;
 };
 
-/* The request's own, initially empty. */
+/* The request's log data, initially zero. */
 struct api_log *api_log(struct http_request *req);
 
 /* For http_options.on_head: data that is logged even if the request is rejected. */

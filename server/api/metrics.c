@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Counts and histograms in Prometheus' text format, under vLLM's names where vLLM has
- * them. Observed on the loop thread only, so nothing here is locked. */
+/* Counts and histograms in Prometheus' text format, under vLLM's names if it has them. Only the
+ * loop thread uses them, so there is no lock. */
 #include "server/api/metrics.h"
 #include "engine/base/log.h"
 #include "engine/engine.h"
@@ -20,7 +20,7 @@
     {.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
 
 static const struct {
-    const char *name, *help, *alias;   // alias: an older name for it
+    const char *name, *help, *alias;   // alias: an older name, under which it is also written
     double bounds[METRIC_MAX_BUCKETS]; // ends at the first 0
 } histograms[N_HISTOGRAMS] = {
     [MEASURE_TTFT] = {"vllm:time_to_first_token_seconds",
@@ -156,8 +156,8 @@ static void one(struct buf *b, const struct metrics_source *s, const char *name,
     sample(b, s, name, "", v);
 }
 
-/* Buckets are cumulative in this format. Whole bounds are written as Prometheus' own
- * client does ("1.0"). */
+/* Buckets are cumulative in this format. Integer bounds are written as by Prometheus' own client
+ * ("1.0"). */
 static void print_histogram(const struct metrics *m, int h, const char *name,
                             const struct metrics_source *s, struct buf *b)
 {
@@ -186,7 +186,7 @@ static void print_histogram(const struct metrics *m, int h, const char *name,
     sample(b, s, full, "", (double)n);
 }
 
-/* The engine's statistics. Counters only grow; gauges have their current value. */
+/* Writes the engine's statistics. */
 static void print_engine(const struct metrics_source *s, struct buf *b)
 {
     const struct engine_stats *e = s->stats;
@@ -243,7 +243,9 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
         (double)e->spec_accepted_tokens);
     head(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
          "Accepted draft tokens by position.");
-    for (int i = 0; i < s->info->n_spec_tokens || i == 0; i++) { // from the start: rates need zeros
+    for (int i = 0; i < s->info->n_spec_tokens || i == 0; i++) { // also while they are 0, so that
+                                                                 // rates can be computed from the
+                                                                 // start
         char label[32];
         snprintf(label, sizeof label, "position=\"%d\"", i);
         sample(b, s, "vllm:spec_decode_num_accepted_tokens_per_pos_total", label,
@@ -255,7 +257,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
     one(b, s, "sluice_engine_rows_total", "counter", "Rows of all steps.", (double)e->n_rows);
 }
 
-/* Facts that do not change are labels of a gauge that is 1. */
+/* Writes constant facts as labels of a gauge that is 1. */
 static void print_info(const struct metrics_source *s, struct buf *b)
 {
     char label[256];
@@ -396,7 +398,7 @@ void metrics_to_openmetrics(const struct buf *text, struct buf *out)
     buf_puts(out, "# EOF\n");
 }
 
-/* Sections that have no source (no model yet, no store) are left out. */
+/* Writes all metrics. Sections without a source (no model yet, no store) are left out. */
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out)
 {
     static const char *const finished[] = {"stop", "length", "abort", "error"};

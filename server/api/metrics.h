@@ -22,12 +22,12 @@ enum metric_histogram { HIST_ITERATION_TOKENS = N_CALL_MEASURES, HIST_HTTP, N_HI
 enum { METRIC_MAX_BUCKETS = 26, METRIC_MAX_HTTP = 128 };
 
 struct metric_series {
-    uint64_t n[METRIC_MAX_BUCKETS + 1]; // the last: above all bounds
+    uint64_t n[METRIC_MAX_BUCKETS + 1]; // the last one counts values above all bounds
     double sum;
 };
 
 struct metric_http {
-    const char *method, *route; // of the route table
+    const char *method, *route; // borrowed from the route table
     int status;
     uint64_t n;
 };
@@ -41,11 +41,11 @@ struct metrics {
 
 /* `which`: enum call_measure or metric_histogram. */
 void metrics_observe(struct metrics *m, int which, double v);
-/* The engine counts its steps by size itself, in classes with this histogram's bounds. */
+/* Copies the histogram of step sizes, which the engine counts itself with the same bounds. */
 void metrics_take_steps(struct metrics *m, const struct engine_stats *s);
 void metrics_http(struct metrics *m, const struct http_record *record);
 
-/* What the text needs beyond its own counts. */
+/* Other sources of the text, besides struct metrics. */
 struct metrics_source {
     const char *model_name, *version;
     const struct engine_stats *stats; // NULL while loading
@@ -58,7 +58,8 @@ struct metrics_source {
     bool prefix_caching;
 };
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out);
-/* The part under llama.cpp's names (metrics_llama.c); not to be called while loading. */
+/* Writes the metrics under llama.cpp's names (metrics_llama.c). Do not call it while the model is
+ * loading. */
 void metrics_print_llama(const struct metrics *m, const struct metrics_source *s, struct buf *out);
 
 /* The same text in OpenMetrics' format: a counter's family is named without _total, and the end is

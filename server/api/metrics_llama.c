@@ -11,7 +11,8 @@ static double per(double n, double of)
 void metrics_print_llama(const struct metrics *m, const struct metrics_source *s, struct buf *out)
 {
     const struct engine_stats *e = s->stats;
-    double prompt = (double)(e->step_tokens - e->generated_tokens - e->prefix_hits); // computed
+    // Tokens of prompts that were computed.
+    double prompt = (double)(e->step_tokens - e->generated_tokens - e->prefix_hits);
     double generated = (double)e->generated_tokens, steps = (double)e->n_steps;
     double prompt_s = m->hist[MEASURE_PREFILL].sum, decode_s = m->hist[MEASURE_DECODE].sum;
     const struct {

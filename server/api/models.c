@@ -37,7 +37,8 @@ static void put_list(struct buf *b, const char *key, const char *const *items, s
     buf_putc(b, ']');
 }
 
-/* The state of the engine goes into a header, for balancers that poll this route. */
+/* Replies with an error, and returns true, unless the model can be used. Also adds the engine's
+ * state as a header, for load balancers that poll this route. */
 static bool refuse(const struct api *a, struct http_request *req)
 {
     http_reply_header(req, "x-engine-state", api_health_names[a->health]);
@@ -75,7 +76,7 @@ void api_models(struct http_request *req, void *arg)
     reply_json(req, 200, &body);
 }
 
-/* llama.cpp's clients count the entries as models: one, with all of its names. */
+/* llama.cpp's clients take each entry for a model, so there is one entry with all names. */
 void api_llama_models(struct http_request *req, void *arg)
 {
     const struct api *a = arg;

@@ -34,7 +34,7 @@ static int hex_digit(char c)
     return -1;
 }
 
-/* Browsers write a quote in a name as %22, other clients as \". */
+/* Reads a character. Browsers write a quote in a name as %22, other clients as \". */
 static char unescape(const char **p, const char *end)
 {
     const char *c = *p;
@@ -95,7 +95,8 @@ static bool find_parameter(const char *p, const char *end, const char *key, char
 
 /* ---- parts ----------------------------------------------------------------------------------- */
 
-/* The characters that RFC 2046 allows, at most 70, no space at the end. */
+/* True for a valid boundary by RFC 2046: at most 70 allowed characters, without a space at the
+ * end. */
 static bool is_boundary(const char *b)
 {
     static const char others[] = "'()+_,-./:=? ";
@@ -109,8 +110,7 @@ static bool is_boundary(const char *b)
     return n > 0 && n <= 70 && b[n - 1] != ' ';
 }
 
-/* The delimiter is the boundary with its line end and dashes, so content needs no
- * escaping. */
+/* The delimiter consists of a line end, two dashes and the boundary. */
 enum status multipart_open(struct multipart *m, const char *content_type, const char *body,
                            size_t n_bytes, struct err *err)
 {
@@ -134,7 +134,7 @@ enum status multipart_open(struct multipart *m, const char *content_type, const 
     return OK;
 }
 
-/* After a boundary: the end of its line, or "--" after the last part. */
+/* Reads what follows a boundary: a line end, or "--" after the last part. */
 static enum status end_boundary(struct multipart *m, struct err *err)
 {
     if (m->end - m->at >= 2 && memcmp(m->at, "--", 2) == 0) {
@@ -149,7 +149,7 @@ static enum status end_boundary(struct multipart *m, struct err *err)
     return OK;
 }
 
-/* Only Content-Disposition matters; other headers are ignored. */
+/* Reads a header of a part. Only Content-Disposition is used. */
 static enum status take_header(struct multipart_part *part, const char *line, const char *end,
                                struct err *err)
 {
@@ -168,7 +168,7 @@ static enum status take_header(struct multipart_part *part, const char *line, co
     return OK;
 }
 
-/* Lines up to an empty line. */
+/* Reads the headers of a part, up to an empty line. */
 static enum status take_head(struct multipart *m, struct multipart_part *part, struct err *err)
 {
     const char *first = m->at;
@@ -205,8 +205,7 @@ enum status multipart_next(struct multipart *m, struct multipart_part *part, str
     }
     TRY(take_head(m, part, err));
     size_t n_delimiter = strlen(m->delimiter);
-    /* For a part without content, the line end before the delimiter is the one that ends the
-     * head. */
+    /* The delimiter of a part without content begins with the line end of the head. */
     const char *from = m->at - 2;
     const char *next = memmem(from, (size_t)(m->end - from), m->delimiter, n_delimiter);
     if (!next) {

@@ -28,8 +28,8 @@ struct multipart_part {
     size_t n_bytes;
 };
 
-/* The body must outlive the reader. An error if the type is another one or has no valid boundary,
- * or if the body does not begin with it. */
+/* The body must outlive the reader. It is an error if the content type is not multipart/form-data
+ * with a valid boundary, or if the body does not begin with the boundary. */
 enum status multipart_open(struct multipart *m, const char *content_type, const char *body,
                            size_t n_bytes, struct err *err);
 /* Reads the next part, or sets m->over after the last one. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Routes of Ollama other than answers: the list of models, their capabilities, and the version.
- * There is one model, always loaded, and nothing about its files is revealed. */
+/* Ollama's routes that report: the list of models, their capabilities, and the version. There is
+ * one model, always loaded, and nothing about its files is revealed. */
 #include "server/api/api.h"
 
 #include "engine/base/json.h"
@@ -20,7 +20,7 @@ static bool refuse(const struct api *a, struct http_request *req)
     return true;
 }
 
-/* RFC 3339, as Go prints it. */
+/* Writes a time as RFC 3339, as Go prints it. */
 static void put_time(struct buf *b, int64_t seconds)
 {
     char text[32];
@@ -46,7 +46,7 @@ static void put_name(struct buf *b, const char *name)
     put_text(b, text);
 }
 
-/* Ollama's description of weights; there is only safetensors' precision to report. */
+/* Writes Ollama's description of the weights, of which only the precision is known. */
 static void put_details(struct buf *b, const struct engine_info *i)
 {
     static const char *const levels[] = {[DT_F32] = "F32", [DT_BF16] = "BF16", [DT_F16] = "F16"};
@@ -82,7 +82,7 @@ static void put_model(struct buf *b, const struct api *a, const char *name, bool
     buf_putc(b, '}');
 }
 
-/* running: /api/ps, which has only one entry. */
+/* `running` is set for /api/ps, which has only one entry. */
 static void reply_models(struct api *a, struct http_request *req, bool running)
 {
     struct buf b;
@@ -196,7 +196,7 @@ void api_ollama_show(struct http_request *req, void *arg)
     json_free(root);
 }
 
-/* Routes that would add or remove models. */
+/* Refuses routes that would add or remove models. */
 void api_ollama_manage(struct http_request *req, void *arg)
 {
     (void)arg;

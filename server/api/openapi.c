@@ -22,7 +22,7 @@ enum answer {
 static const struct about {
     const char *method, *path;
     const char *text;   // one line for people
-    const char *schema; // of the request body; NULL: none is read
+    const char *schema; // schema of the request body; NULL: the route reads none
     enum answer answer;
     bool may_be_red; // 503 has the same form as 200
 } abouts[] = {
@@ -188,7 +188,7 @@ static const struct {
      AFTER ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':100}}"},
 };
 
-/* True if the body may be missing, which then counts as an empty object. */
+/* True if the body may be missing; it then counts as an empty object. */
 static bool may_be_bare(const struct about *about)
 {
     return strcmp(about->schema, "ConversationRequest") == 0;
@@ -233,7 +233,7 @@ static void put_operation_id(struct buf *b, const struct http_route *route)
     buf_putc(b, '"');
 }
 
-/* The declaration of each form of answer; keys and errors are the same for all. */
+/* Writes the declarations of a route's answers: the successful one, and errors. */
 static void put_responses(struct buf *b, const struct about *about, enum reply_form form)
 {
     static const char *const forms[] = {
@@ -281,7 +281,7 @@ static bool put_path_parameters(struct buf *b, const char *path)
     return any;
 }
 
-/* Parameters in the path are found in its braces, those of the query are in a table. */
+/* Writes the parameters: those of the path are its braces, those of the query are in a table. */
 static void put_parameters(struct buf *b, const struct http_route *route)
 {
     struct buf all;

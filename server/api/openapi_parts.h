@@ -13,7 +13,7 @@ static inline void put_text(struct buf *b, const char *text)
     buf_put_json(b, text, strlen(text));
 }
 
-/* JSON with ' for the quotation mark. */
+/* Writes JSON that is given with ' for the quotation mark. */
 static inline void put_json(struct buf *b, const char *text)
 {
     for (; *text; text++) {
@@ -25,7 +25,7 @@ static inline void put_json(struct buf *b, const char *text)
     }
 }
 
-/* ,"key": of an object that has members already */
+/* Writes ,"key": in an object that already has members. */
 static inline void put_key(struct buf *b, const char *key)
 {
     buf_printf(b, ",\"%s\":", key);

@@ -32,7 +32,7 @@ static const char other_bodies[] =
     "enum':["
     "'created_at']},'seconds':{'type':'integer','minimum':3600,'maximum':2592000}}}}}";
 
-/* The bodies, by what they may hold. */
+/* The bodies, with the forms whose members they may have. */
 static const struct {
     const char *name;
     unsigned form;
@@ -65,7 +65,7 @@ static const struct {
     {"DetokenizeRequest", FORM_DETOKENIZE},
 };
 
-/* "a|b|c" as the items of an array: as texts, or as they are. */
+/* Writes the words of "a|b|c" as items of an array, with or without quotes. */
 static void put_words(struct buf *b, const char *words, bool quoted)
 {
     const char *quote = quoted ? "\"" : "";
@@ -81,7 +81,7 @@ static void put_words(struct buf *b, const char *words, bool quoted)
     }
 }
 
-/* Null counts as absent, so only required members must not be null. */
+/* Writes the type. null counts as absent, so it is allowed unless the member is required. */
 static void put_type(struct buf *b, const char *type, const struct member *m)
 {
     put_json(b, m->required ? ",'type':'" : ",'type':['");
@@ -89,7 +89,7 @@ static void put_type(struct buf *b, const char *type, const struct member *m)
     put_json(b, m->required ? "'" : "','null']");
 }
 
-/* 'items': of a list of token ids */
+/* Writes 'items' for a list of token ids. */
 static void put_id(struct buf *b, const struct openapi_facts *facts)
 {
     put_json(b, "'items':{'type':'integer','minimum':0");
@@ -155,7 +155,7 @@ static void put_prompts(struct buf *b, const struct member *m, int64_t most,
     put_json(b, m->required ? "]" : ",{'type':'null'}]");
 }
 
-/* The schema of a row may have narrower bounds than the reader accepts. */
+/* Writes the bounds of a number. */
 static void put_range(struct buf *b, const struct member *m)
 {
     if (!m->schema) {
@@ -323,7 +323,7 @@ static void put_body(struct buf *b, unsigned form, const struct openapi_facts *f
         buf_puts(b, "true");
     }
     put_required(b, form);
-    if (member_find("stream_options", form)) { // only for forms with streams
+    if (member_find("stream_options", form)) { // the form has streams
         put_json(b, ",'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true}}},"
                     "{'properties':{'stream_options':{'type':'null'}}}]");
     }

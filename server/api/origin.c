@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* "host:port" or "[::1]:port" without the port. */
+/* The length of the host in "host:port" or "[::1]:port". */
 static size_t host_bytes(const char *host)
 {
     if (host[0] == '[') {
@@ -21,7 +21,7 @@ static bool is_host(const char *host, size_t n, const char *known)
     return strlen(known) == n && strncasecmp(host, known, n) == 0;
 }
 
-/* All listeners must be local. */
+/* True if all listeners have loopback addresses. */
 static bool listens_on_loopback(const struct api *a)
 {
     const char *address;

@@ -11,7 +11,7 @@
 
 enum { MAX_ERROR_BYTES = 64 << 10 };
 
-/* For errors that the front end itself generates. */
+/* Writes an error that the front end itself has generated. */
 static const char *put_error(struct buf *b, int status, const char *code, const char *message)
 {
     struct call_error e = {0};
@@ -67,7 +67,7 @@ void reply_note_route(struct http_request *req, const struct http_route *route)
     api_log(req)->form = (unsigned char)reply_form_of(route);
 }
 
-/* Once per reply, for Anthropic's clients only. */
+/* Adds the request id under Anthropic's name, once per reply, if the route is Anthropic's. */
 void reply_tell_id(struct http_request *req)
 {
     struct api_log *log = api_log(req);
@@ -97,7 +97,8 @@ static void put_form(struct buf *b, struct http_request *req, const struct call_
     }
 }
 
-/* retry-after for all clients; OpenAI's and Anthropic's also read milliseconds. */
+/* Replies with an error. All clients read retry-after; OpenAI's and Anthropic's also a header in
+ * milliseconds. */
 void reply_error(struct http_request *req, const struct call_error *e)
 {
     if (e->retry_after_s > 0) {
@@ -179,7 +180,7 @@ void reply_named_event(struct http_request *req, const char *name, const char *j
     http_stream_commit(req, n);
 }
 
-/* An error after the head cannot change the status any more, so it becomes an event. */
+/* After the head an error can no longer set the status, so it becomes an event. */
 void reply_stream_end(struct http_request *req, const struct call_error *e, bool done)
 {
     if (e && !http_stream_head_sent(req)) {

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Uses the wording that clients of this API look for. */
+/* The response was not found. Clients of this API look for this wording. */
 static void missing(struct api_work *w)
 {
     call_error_set(&w->error, 404, "not_found", "id", "Response with id '%.80s' not found.", w->id);
@@ -50,7 +50,7 @@ static bool parse_after(const struct http_request *req, int64_t *after)
     return !end || (end != text && !*end && *after >= 0);
 }
 
-/* False: an error was sent as the reply. */
+/* False: the request was answered with an error. */
 static bool read_after(struct http_request *req, int64_t *after)
 {
     if (!parse_after(req, after)) {
@@ -94,8 +94,7 @@ static struct call *find_running(struct api *a, struct http_request *req)
     return background_find(a, api_log(req)->owner, http_param(req));
 }
 
-/* A response that is still running can be followed as a stream, beginning after an event
- * that the client has seen. */
+/* With stream=true the client follows a response, beginning after the last event that it has. */
 void api_response_get(struct http_request *req, void *arg)
 {
     const char *stream = http_query(req, "stream");
@@ -156,7 +155,7 @@ static void cancel(struct api_work *w)
     stored_response_deinit(&r);
 }
 
-/* A response that runs in the background, or one that has ended already. */
+/* Cancels a response that runs in the background. One that has ended is returned unchanged. */
 void api_response_cancel(struct http_request *req, void *arg)
 {
     struct call *c = find_running(arg, req);
@@ -181,7 +180,7 @@ static void name_item(char id[32], const struct json *item, size_t index)
     }
 }
 
-/* Items of the input get the ids under which they are listed. */
+/* Writes an item with the id under which it is listed. */
 static void put_named(struct buf *b, const struct json *item, const char *id)
 {
     buf_puts(b, "{\"id\":");

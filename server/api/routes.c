@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The handler of each route. Handlers of calls differ only in the kind of call. */
+/* The handler of each route. The handlers that start calls differ only in the kind of call. */
 #include "server/api/api.h"
 
 #define CALL(name, kind)                                                                           \

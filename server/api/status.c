@@ -105,7 +105,7 @@ static void put_row(struct buf *b, const struct status_sample *sample)
     buf_putc(b, ']');
 }
 
-/* Column names once, then rows, oldest first: a third of the size of objects. */
+/* Writes the column names, then rows, oldest first. This takes a third of the size of objects. */
 static void put_history(struct buf *b, const struct status_history *h)
 {
     const size_t n = lesser(h->n_taken, STATUS_SECONDS);

@@ -11,7 +11,7 @@
 
 struct api;
 
-/* STATUS_SECONDS of history. The columns are named in status.c. */
+/* The history has STATUS_SECONDS samples, one per second. status.c names the columns. */
 enum { STATUS_SECONDS = 300, N_STATUS_COLUMNS = 14 };
 
 struct status_sample {
@@ -20,7 +20,8 @@ struct status_sample {
 
 struct status_history {
     struct status_sample samples[STATUS_SECONDS]; // a ring
-    size_t n_taken;                               // since startup; the next goes to n % size
+    size_t n_taken; // samples taken since startup; the next one is stored at n_taken %
+                    // STATUS_SECONDS
     struct http_timer timer;
 };
 

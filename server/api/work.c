@@ -14,7 +14,7 @@
 
 enum {
     MAX_REPLY_BYTES = 1 << 30,
-    MAX_METADATA = 16, // members; the limits of their keys and values are:
+    MAX_METADATA = 16, // number of members; the limits of their keys and values follow
     MAX_KEY = 64,
     MAX_VALUE = 512,
 };
@@ -52,13 +52,13 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     (void)req;
     (void)why;
-    (void)arg; // the work continues, and its reply returns the request
+    (void)arg; // the work continues, and its reply ends the request
 }
 
 static const struct http_events events = {on_gone, NULL};
 
-/* Everything from the request that a handler needs is copied here, because other threads
- * must not touch the request. */
+/* Copies everything that a handler needs from the request, because other threads must not access
+ * the request. */
 static struct api_work *make(struct api *a, struct http_request *req,
                              void (*work)(struct api_work *w))
 {
@@ -99,7 +99,7 @@ void api_work_start(struct api *a, struct http_request *req, void (*work)(struct
     }
 }
 
-/* limit, order and after, as OpenAI's lists have them. */
+/* Reads limit, order and after, the parameters of OpenAI's lists. */
 static bool read_page(struct api_work *w, int64_t otherwise, int64_t most)
 {
     const char *limit = http_query(w->req, "limit"), *order = http_query(w->req, "order");
@@ -126,7 +126,7 @@ static bool read_page(struct api_work *w, int64_t otherwise, int64_t most)
     return true;
 }
 
-/* Wrong parameters are refused before anything is queued. */
+/* Invalid parameters are refused before anything is queued. */
 void api_work_start_list(struct api *a, struct http_request *req, void (*work)(struct api_work *w),
                          int64_t otherwise, int64_t most)
 {
@@ -143,7 +143,7 @@ void api_work_start_list(struct api *a, struct http_request *req, void (*work)(s
     free(w);
 }
 
-/* The first and last id of a page, with which clients request the next one. */
+/* Writes the first or last id of a page, with which clients request the next page. */
 static void put_id(struct buf *b, const char *key, const char *id)
 {
     buf_printf(b, ",\"%s\":", key);
@@ -162,7 +162,7 @@ void api_put_page_end(struct buf *b, const char *first, const char *last, bool h
     buf_printf(b, ",\"has_more\":%s}", bool_word(has_more));
 }
 
-/* A full disk is 507: trying again at once would not help. */
+/* A full disk is a 507, because an immediate retry would not help. */
 void api_work_fail(struct api_work *w, enum status st, const struct err *err)
 {
     if (st == ERR_LIMIT) {

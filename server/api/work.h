@@ -13,7 +13,7 @@ struct api_work {
     struct http_request *req;
     /* From the request. Strings are valid until the reply. */
     char owner[40];             // owner of the files and batches that it may access
-    const char *id, *second_id; // from the path; or NULL
+    const char *id, *second_id; // parts of the path, or NULL
     const char *after, *purpose;
     bool oldest_first;
     int64_t limit;
@@ -22,8 +22,8 @@ struct api_work {
     /* The answer: an error, or text. */
     struct call_error error;
     struct buf reply;
-    const char *reply_type;     // NULL: JSON
-    char batch[STORE_ID_BYTES]; // of a new or cancelled batch; "": none
+    const char *reply_type;     // Content-Type; NULL: JSON
+    char batch[STORE_ID_BYTES]; // id of a new or cancelled batch; "": none
     void (*work)(struct api_work *w);
     void (*after_work)(struct api_work *w); // on the loop, before a successful reply; may be NULL
 };

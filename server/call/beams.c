@@ -11,11 +11,12 @@
 #include <string.h>
 
 enum {
-    SEEN = 2 * MAX_BEAMS + 1, // next tokens of a beam: the likeliest, and the one that was drawn
-    NO_NODE = -1,             // the prompt
+    SEEN = 2 * MAX_BEAMS + 1, // next tokens of a beam that are known: the likeliest, and the one
+                              // that was drawn
+    NO_NODE = -1,             // parent of a beam's first token: the prompt
 };
 
-/* A token that continues its parent's. Beams share their beginnings, so the nodes form a tree. */
+/* A token that follows its parent's. Beams share their beginnings, so the nodes form a tree. */
 struct node {
     int32_t parent, token, n; // n: tokens up to here
     float logprob;
@@ -23,11 +24,11 @@ struct node {
 
 struct beam {
     int32_t node;
-    double sum; // of log probabilities
+    double sum; // sum of the log-probabilities of its tokens
     double score;
 };
 
-/* A next token of a beam. */
+/* A possible next token of a beam. */
 struct candidate {
     int32_t beam, rank, token;
     float logprob;
@@ -35,7 +36,7 @@ struct candidate {
     bool ends;
 };
 
-/* Asks the engine for the next tokens of one beam: a request of one token. */
+/* A request to the engine for the next token of one beam. */
 struct probe {
     struct engine_request request;
     struct engine_output output;
@@ -47,9 +48,9 @@ struct probe {
 
 /* The search of one prompt. */
 struct search {
-    struct engine_request *whole; // gets the answer
+    struct engine_request *whole; // the call's request, which gets the answer
     int32_t width, n_live, n_ended, n_steps;
-    int32_t n_submitted, n_done; // of the step's requests, one per live beam
+    int32_t n_submitted, n_done; // numbers of the step's requests; there is one per live beam
     bool over;
     struct beam live[MAX_BEAMS], ended[2 * MAX_BEAMS];
     struct probe probes[MAX_BEAMS];
@@ -120,7 +121,7 @@ bool request_check_beams(struct request *r)
 /* ---- memory ------------------------------------------------------------------------------------
  */
 
-/* A step adds at most a node for each live beam and for each that ends. */
+/* Each step adds at most one node per live beam, and one per beam that ends. */
 static bool open_search(struct search *s, struct engine_request *whole, int32_t n)
 {
     int32_t max_tokens = whole->params.max_tokens, n_top = whole->params.top_logprobs;
@@ -215,7 +216,7 @@ static void make_probe(struct search *s, int32_t i)
     params->max_tokens = 1;
     params->logprobs = true;
     params->top_logprobs = greater(2 * s->width, s->whole->params.top_logprobs);
-    if (n > 0) { // once is enough
+    if (n > 0) { // only one sample reports on the prompt
         params->prompt_logprobs = false;
         p->request.prompt_logprobs = NULL;
     }
@@ -276,7 +277,7 @@ static struct search *search_of(struct call *c, const struct engine_request *r)
     return NULL;
 }
 
-/* Values for the whole prompt are taken from its first request. */
+/* Takes the result of a request. Values for the whole prompt are taken from the first one. */
 void beams_take(struct call *c, struct engine_request *r)
 {
     struct search *s = search_of(c, r);
@@ -357,7 +358,7 @@ static int32_t add_node(struct search *s, const struct candidate *c)
     return at;
 }
 
-/* vLLM's: the prompt counts in the length, a token that ends the text does not. */
+/* vLLM's score: the length includes the prompt, but not a token that ends the text. */
 static double score(const struct search *s, double sum, int32_t n, double penalty)
 {
     return sum / pow((double)(s->whole->n_prompt + n), penalty);
@@ -380,7 +381,7 @@ static double hope(const struct search *s, const struct beam *live, double penal
     return greater(now, last);
 }
 
-/* Whether no live beam can become better than the ended ones. */
+/* True if no live beam can become better than those that have ended. */
 static bool is_decided(const struct search *s, double penalty)
 {
     if (s->n_ended < s->width) {
@@ -394,7 +395,7 @@ static bool is_decided(const struct search *s, double penalty)
     return true;
 }
 
-/* The live beams become the likeliest candidates; those that ended are kept while they are among
+/* Continues with the likeliest candidates as live beams. Ended beams are kept while they are among
  * the best. */
 static void advance(struct search *s, double penalty)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Beam search on top of the engine. Each step submits one request per live beam, which asks for the
- * likeliest next tokens; their prompts are in the prefix cache. The answer is written to the
- * outputs of the call's own requests, which are never submitted themselves, so that text, log
+ * likeliest next tokens. The requests' prompts are in the prefix cache. The answer is written to
+ * the outputs of the call's own requests, which are never submitted themselves, so that text, log
  * probabilities and streams are produced as for any other call.
  * Thread: the calls' own. */
 #ifndef SLUICE_SERVER_CALL_BEAMS_H
@@ -30,8 +30,8 @@ void beams_cancel(struct call *c);
 /* Called when a request of a step has ended without an error. */
 void beams_take(struct call *c, struct engine_request *r);
 
-/* Not to be called within a drain of the engine. Plans the next step of each prompt whose current
- * step is complete. Returns the request of c->requests whose search has just ended, or NULL. */
+/* Plans the next step of each prompt whose current step is complete. Must not be called while the
+ * engine is drained. Returns the request of c->requests whose search has just ended, or NULL. */
 struct engine_request *beams_step(struct call *c);
 
 #endif

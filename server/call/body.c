@@ -38,7 +38,7 @@ static char *key_text(struct body *b, const struct json_scan *sc)
     return key;
 }
 
-/* The arena also keeps the outgrown lists, which together are at most as long as the present
+/* Doubles the list. The old lists stay in the arena; together they are at most as long as the new
  * one. */
 static bool grow_members(struct body *b)
 {
@@ -72,7 +72,7 @@ static bool add_member(struct body *b, char *key, const char *start, size_t n_by
     return true;
 }
 
-/* Where the members lie; the last of equal keys wins. */
+/* Finds where the members are in the text. Of equal keys the last one counts. */
 static bool scan_members(struct body *b, char *text, size_t n_bytes)
 {
     struct json_scan sc;
@@ -114,7 +114,7 @@ static bool scan_members(struct body *b, char *text, size_t n_bytes)
     return true;
 }
 
-/* "[1, ..." or "[[1, ...". */
+/* True for an array of ids, or of such arrays: "[1, ..." or "[[1, ...". */
 static bool is_ids(const struct body_member *m)
 {
     const char *p = m->start, *end = m->start + m->n_bytes;
@@ -139,8 +139,8 @@ static char *find_nul(char *p, size_t n_bytes)
     return NULL;
 }
 
-/* Chooses a stand-in from U+FFFE, U+FFFF and U+FDD0 to U+FDEF. These are noncharacters, so a text
- * is unlikely to contain all of them. */
+/* Chooses a stand-in that the text does not contain, from U+FFFE, U+FFFF and U+FDD0 to U+FDEF.
+ * These are noncharacters, so a text is unlikely to contain all of them. */
 static bool choose_stand_in(struct stand_in *s, const char *text, size_t n_bytes)
 {
     enum { N_TAIL = 2, N_ALL = N_TAIL + 32 };
@@ -224,9 +224,9 @@ const char *body_text(const struct body *b, const char *string, size_t *n_bytes)
     return copy;
 }
 
-/* Hides from the tree what readers take from the member's own text: arrays of ids, because a tree
- * needs 64 bytes per id, and U+0000, because the tree's strings are NUL-terminated. The arena keeps
- * the original text; the tree gets an empty array, or the stand-in. */
+/* Replaces, for the tree, what readers take from the member's own text: an array of ids becomes an
+ * empty array, because a tree needs 64 bytes per id, and U+0000 becomes the stand-in, because the
+ * tree's strings are NUL-terminated. The arena keeps the original text. */
 static bool hide_from_tree(struct body *b, struct body_member *m, char *text, size_t n_bytes)
 {
     char *at = text + (m->start - text), *end = at + m->n_bytes;

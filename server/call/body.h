@@ -17,18 +17,18 @@ enum { BODY_MAX_MEMBERS = 256 };
 
 struct body_member {
     const char *key;   // unescaped, in the arena
-    const char *start; // of the value, in the text of the body
+    const char *start; // where the value starts in the text of the body
     size_t n_bytes;
-    const struct json *node; // NULL for an array of ids
+    const struct json *node; // the value's tree; NULL for an array of ids
     /* A string contains U+0000. The tree has the body's stand-in instead, because its strings are
      * NUL-terminated: the exact text can be read from `start`, or restored (body_put_nuls_back).
      * Readers do that for the members in which it is allowed (members_read). */
     bool has_nul;
 };
 
-/* A character that replaces U+0000, because the text does not contain it. */
+/* A character that the text does not contain, and that replaces U+0000 in the tree. */
 struct stand_in {
-    char utf8[4];    // "": not needed
+    char utf8[4];    // the character; "": none was needed
     char escaped[7]; // as JSON, "\\ufffe"
 };
 
@@ -51,7 +51,7 @@ void body_close(struct body *b); // accepts a zeroed struct
  * already. */
 void body_lift(struct body *b, const char *key);
 
-/* Makes the member `from` available as `to`, unless the body has a member of that name. */
+/* Renames the member `from` to `to`, unless the body already has a member of that name. */
 void body_rename(struct body *b, const char *from, const char *to);
 
 /* The last member of this name; NULL if absent or null. */

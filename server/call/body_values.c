@@ -36,7 +36,7 @@ bool body_bool(struct body *b, const char *key, bool *v)
     return true;
 }
 
-/* All 64 bits where the text is plain digits; 5.0 and 5e0 count as 5. */
+/* Reads an integer: with all 64 bits if the text consists of digits. 5.0 and 5e0 count as 5. */
 static bool whole(const struct body_member *m, int64_t *v)
 {
     struct json_scan sc;
@@ -58,7 +58,7 @@ bool body_int(struct body *b, const char *key, int64_t min, int64_t max, int64_t
     double real = json_number(m->node, 0);
     bool good = whole(m, &n);
     if (!good && (real == floor(real) || !isfinite(real)) && fabs(real) > 9e15) {
-        good = true; // far out: say which side
+        good = true; // far out of range: the caller's error says on which side
         n = real > 0 ? INT64_MAX : INT64_MIN;
         if (max == INT64_MAX || min == INT64_MIN) {
             return call_error_set(b->error, 400, "invalid_value", key,

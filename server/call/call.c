@@ -48,7 +48,7 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_RENDER] = &call_render_format,
     [KIND_RENDER_CHAT] = &call_render_chat_format,
     [KIND_CHAT_INPUT_TOKENS] = &call_input_tokens_format,
-    [KIND_INVOCATIONS] = &call_chat_format, // until its kind is known
+    [KIND_INVOCATIONS] = &call_chat_format, // until the request's kind is known
     [KIND_LLAMA_CHAT] = &call_chat_format,
     [KIND_EITHER_EMBED] = &call_embedding_format,
     [KIND_EITHER_COMPLETION] = &call_completion_format,
@@ -84,7 +84,7 @@ static void enqueue(struct call *c)
     s->queue_tail = &c->next_queued;
 }
 
-/* Runs on the pool: stores the beginning of a background response, before its client learns the
+/* Runs on the pool: stores the beginning of a background response, before its client gets the
  * id. */
 static void record(void *arg)
 {
@@ -95,9 +95,8 @@ static void record(void *arg)
     }
 }
 
-/* Back on the loop thread after the first record of a background response was written:
- * without it the response could never be read, so the call fails instead of running
- * unseen. */
+/* Back on the loop thread, after `record`. If it failed, so does the call, because nobody could
+ * read the response. */
 static void on_recorded(void *arg)
 {
     struct call *c = arg;
@@ -121,7 +120,8 @@ static void on_recorded(void *arg)
     }
 }
 
-/* The store blocks, so it is written on the pool; without a pool (tests, jobs) at once. */
+/* Stores the beginning of a background response: on the pool, since the store blocks, or at once if
+ * there is none (tests, jobs). */
 static void start_record(struct call *c)
 {
     c->saving = true;
@@ -172,8 +172,8 @@ void call_submit_queued(struct call_server *s)
     }
 }
 
-/* A prepared call: refused, answered without the engine (counting tokens), submitted, or
- * queued. A tenant's waiting samples count from here. */
+/* Continues a prepared call: refuses it, answers it without the engine (counts of tokens), submits
+ * it, or queues it. From here on its samples count as waiting. */
 static void take_prepared(struct call *c)
 {
     struct call_error e = c->request.error;
@@ -216,7 +216,7 @@ static void on_prepared(void *arg)
     struct call *c = arg;
     call_watch_memory(c->server);
     c->preparing = false;
-    if (c->request.kind != c->kind) { // the body decided the kind
+    if (c->request.kind != c->kind) { // the body has decided the kind
         c->format = formats[c->request.kind];
     }
     if (c->gone) {
@@ -239,8 +239,8 @@ static void on_prepared(void *arg)
     take_prepared(c);
 }
 
-/* Runs on the pool, so only the server's constants and the store may be used here. A buffer that
- * lost bytes makes the whole request fail. */
+/* Runs on the pool, so it may only use the server's constants and the store. If a buffer has lost
+ * bytes, the request fails. */
 static void prepare(void *arg)
 {
     struct request *r = &((struct call *)arg)->request;
@@ -252,8 +252,7 @@ static void prepare(void *arg)
     }
 }
 
-/* The seed of a request without one differs from call to call, so equal requests may get
- * different answers. */
+/* Requests without a seed get different seeds, so that equal requests can get different answers. */
 void call_start(struct call_server *s, struct call *c)
 {
     c->server = s;

@@ -32,11 +32,11 @@ struct shifts;      // server/call/shifts.h
 struct call_format; // server/call/format.h
 struct tenant;      // server/call/tenant.h
 
-/* ---- what is counted ---------------------------------------------------------------------------
+/* ---- measurements ---------------------------------------------------------------------------
  */
 
 enum call_measure {
-    MEASURE_TTFT, // per call; all others are per request of the engine
+    MEASURE_TTFT, // per call; all others are per engine request
     MEASURE_ITL,
     MEASURE_TPOT,
     MEASURE_E2E,
@@ -80,10 +80,10 @@ struct call_counts {
     int32_t longest_context; // the largest number of tokens of a prompt and its answer
 };
 
-/* ---- whoever starts calls ----------------------------------------------------------------------
+/* ---- the owner of calls ----------------------------------------------------------------------
  */
 
-/* Each may be NULL. */
+/* What the owner supplies for all calls. Each function may be NULL. */
 struct call_host {
     /* Runs work(arg) on a thread of a pool, then done(arg) on the thread of the calls. NULL: both
      * run immediately on the thread of the calls. */
@@ -98,19 +98,19 @@ struct call_server {
     const struct call_host *host;
     const struct config *config;
     struct engine *engine; // NULL until loaded
-    struct store *store;   // of responses; NULL: they are not stored. Not owned
+    struct store *store;   // where responses are stored, or NULL; not owned
     struct call_model model;
     /* Offline calls that are waiting because the engine's queue is full. While this is not NULL, no
      * more offline calls should be started. */
     struct call *queue, **queue_tail;
-    struct call *calls;            // all live calls
-    int64_t n_calls, n_beam_calls; // n_beam_calls: those that use beam search
+    struct call *calls;            // list of all calls in progress
+    int64_t n_calls, n_beam_calls; // n_beam_calls: calls with beam search
     int64_t n_shift_calls;         // those whose contexts may shift
     struct call_counts counts;
     uint64_t next_seed;
-    bool told_stripped; // it was logged that lines are removed from prompts
-    bool in_drain;      // of the engine or of one call: a call that ends is freed afterwards
-    int64_t n_dead;     // calls that ended in the drain
+    bool told_stripped; // the log already says that lines are removed from prompts
+    bool in_drain;  // the engine or one call is being drained: calls that end are freed afterwards
+    int64_t n_dead; // number of calls that ended during the drain
     struct buf scratch; // used by one callback at a time
     uint64_t n_lost;    // buf_n_lost when the callback began; if it grew, an answer is incomplete
 };
@@ -119,16 +119,16 @@ struct call_server {
  * error, drop) is called, and after it only `over`. A function may be NULL where its comment says
  * so. */
 struct call_sink {
-    /* Returns the id that the answer's id is derived from; `asked` is the id in the body, or NULL.
-     * The result is copied. */
+    /* Returns the id from which the answer's id is derived. `asked` is the id that the body asks
+     * for, or NULL. The result is copied. */
     const char *(*id)(struct call *c, const char *asked);
-    void (*prepared)(struct call *c); // may be NULL. The body's text is no longer needed
+    void (*prepared)(struct call *c); // the body's text is no longer needed; may be NULL
     /* May be NULL. Called when the engine reports on the call for the first time; no part of the
      * answer has been written yet. */
     void (*first_news)(struct call *c, int64_t now_ns);
 
-    /* The beginning of a background response is stored, so that it is completed even if its client
-     * leaves; the client can now be told. A stream of events may follow, or have begun already.
+    /* The beginning of a background response is stored, so it will be completed even if its client
+     * leaves, and the client may get its id. A stream of events may follow, or have begun already.
      * NULL: the sink gets no such requests. */
     void (*kept)(struct call *c);
 
@@ -137,13 +137,15 @@ struct call_sink {
     void (*begin)(struct call *c);
     void (*event)(struct call *c, const char *name, const char *json,
                   size_t n_bytes);          // name may be NULL
-    bool (*is_full)(const struct call *c);  // no more until call_on_room
-    bool (*is_begun)(const struct call *c); // part of the answer has been sent
-    void (*end)(struct call *c, bool done); // ends it; done: with "[DONE]"
+    bool (*is_full)(const struct call *c);  // true: the sink takes no more until call_on_room
+    bool (*is_begun)(const struct call *c); // true: part of the answer has been sent
+    void (*end)(struct call *c, bool done); // ends the stream; done: with "[DONE]"
 
-    void (*whole)(struct call *c, struct buf *json); // ends it; takes the buffer's memory
-    void (*error)(struct call *c, const struct call_error *error); // ends it, a stream too
-    void (*drop)(struct call *c);                                  // ends it, after call_gone
+    void (*whole)(struct call *c, struct buf *json); // the complete answer; takes the buffer's
+                                                     // memory
+    void (*error)(struct call *c, const struct call_error *error); // ends the answer or the stream
+                                                                   // with an error
+    void (*drop)(struct call *c); // ends the answer after call_gone
     void (*over)(struct call *c); // the call has ended: its owner may free it
 };
 
@@ -163,8 +165,8 @@ struct call_record {
 /* How a background response (call.kept) ended. */
 enum call_ending { CALL_ANSWERED, CALL_FAILED, CALL_CANCELLED };
 
-/* The kind of output that a sample has produced and that was not yet handed to the format. It is
- * handed over before output of another kind, so that the order is kept. */
+/* The kind of a sample's output that has not been passed to the format yet. It is passed on before
+ * output of another kind begins, so that the order is kept. */
 enum call_pending { PENDING_NONE, PENDING_TEXT, PENDING_REASONING, PENDING_ARGUMENTS };
 
 struct call_choice {
@@ -173,23 +175,25 @@ struct call_choice {
     struct engine_request *request;
     int32_t sample;
     struct output output;
-    int32_t n_taken;    // tokens that went through the output
+    int32_t n_taken;    // tokens that the output has processed
     size_t n_chars;     // characters of text before the next token (text_offset)
-    const char *finish; // set at the end
-    int32_t stop_id;    // the stop token that ended it, unless it is the model's own; -1: none
-    /* Without a stream: everything so far; in a stream: what was not sent yet. */
+    const char *finish; // the finish reason, set when the sample has ended
+    int32_t stop_id; // the stop token that ended the sample, unless it is one of the model's own;
+                     // -1: none
+    /* The whole output so far, or in a stream the part that was not sent yet. */
     struct buf content, reasoning, arguments, logprobs, ids;
     struct buf custom;   // the arguments of a custom tool's call, until it ends
     struct buf calls;    // non-stream chat: the finished tool calls
-    struct buf lists[3]; // completions: the other lists of logprobs, with an entry per token
+    struct buf lists[3]; // completions: lists of logprobs other than the tokens, with an entry per
+                         // token
     enum call_pending pending;
     bool started, has_content, has_reasoning, has_call, skip_call;
-    bool is_custom; // the call is one of a custom tool: its `arguments` are a text
+    bool is_custom; // the current tool call is one of a custom tool: its `arguments` are a text
     bool shifted;   // the context was full, and lost tokens
-    bool sent_prompt_text, sent_prompt_ids; // completions, once
-    bool told_prompt;                       // return_progress: progress was reported,
-    int32_t n_prefilled;                    // this value last
-    int32_t n_calls, n_lines;               // n_lines: pieces with a line end (for llama.cpp)
+    bool sent_prompt_text, sent_prompt_ids; // completions send these once
+    bool told_prompt;                       // return_progress: some progress was reported
+    int32_t n_prefilled;                    // return_progress: the last value reported
+    int32_t n_calls, n_lines; // calls begun; for llama.cpp: pieces of text that contain a line end
     int64_t t_last_ns;
 };
 
@@ -200,41 +204,41 @@ struct call {
     struct call_server *server;
     const struct call_sink *sink;
     struct request request;
-    int64_t t_arrived_ns; // of the request, clock_now_ns
+    int64_t t_arrived_ns; // clock_now_ns when the request arrived
     char owner[40];       // owner of the responses that it may read; "": no key
     double patience_s;    // how long its client waits for a first token; 0: not known
-    /* No client waits for it: if the engine's queue is full, it waits instead of being refused; it
-     * has no deadlines; and latencies that clients see do not include it. */
+    /* No client waits for the answer: if the engine's queue is full the call waits instead of being
+     * refused, it has no deadlines, and the latencies in the metrics do not include it. */
     bool offline;
     const struct call_format *format; // NULL: the kind's own
-    struct tenant *tenant;            // of the client, already entered; NULL: no limits
+    struct tenant *tenant;            // the client's tenant, already entered; NULL: no limits
 
     struct call_record record;
-    enum request_kind kind;          // at call_start; request.kind may become another
+    enum request_kind kind;          // as given to call_start; request.kind may change
     struct engine_request *requests; // one per prompt
-    void *memory;                    // for the requests' outputs
+    void *memory;                    // one block for the outputs of all requests
     struct shifts *shifts;           // pieces of the answers; NULL: each is one
     struct beams *beams;             // searches that produce the answers; NULL: no beam search
-    char *salt;                      // the requests' cache_salt, if not the body's
+    char *salt;                      // the requests' cache_salt, if it is not the one in the body
     size_t n_requests, n_submitted, n_done; // with beams, the last two are per step
     struct call_choice *choices;
     size_t n_choices, n_finished;
-    int64_t n_waiting;       // its sequences that count in tenant.n_waiting
-    bool answered;           // one of the sink's four ends was called
+    int64_t n_waiting;       // the call's part of tenant.n_waiting
+    bool answered;           // one of the sink's four functions that end an answer was called
     bool saving;             // the answer is being stored, on the pool
     bool closed;             // the answer is complete
-    bool kept;               // its beginning is stored; its end will be (request.detached)
-    enum call_ending ending; // not CALL_ANSWERED: it must end this way as soon as it can
-    char *not_kept, *why;    // the errors of the store and of a failed call; NULL: none
+    bool kept;               // request.detached: its beginning is stored, and its end will be
+    enum call_ending ending; // if not CALL_ANSWERED: how the call must end, as soon as it can
+    char *not_kept, *why;    // error messages of the store and of a failed call; NULL: none
     bool preparing, queued, streaming, untimed, gone, dead, first_token, deadline_is_queue,
         has_news;
     struct call *next, **link, *next_queued;
-    char id[144]; // "chatcmpl-..."
+    char id[144]; // id of the answer: "chatcmpl-..."
     int64_t created;
     struct buf chunk_head; // the beginning of every chunk of a stream
     void *extra;           // state of the format
     int64_t t_start_ns;
-    uint64_t next_id; // of tool calls
+    uint64_t next_id; // counter for the ids of tool calls
 };
 
 void call_server_init(struct call_server *s, const struct config *config,
@@ -256,7 +260,7 @@ void call_cancel(struct call *c);
 /* Ends all calls, except those that are being prepared. */
 void call_abort_all(struct call_server *s, const struct call_error *e);
 
-/* ---- the parts (server.c, choice.c, submit.c)
+/* ---- used between files (server.c, choice.c, submit.c)
  * ------------------------------------------------------------- */
 
 void call_observe(struct call *c, enum call_measure what, double v);
@@ -274,8 +278,9 @@ int64_t call_queue_length(const struct call_server *s, const struct engine_stats
 /* Checks whether the call is admitted, and allocates its requests of the engine with their outputs.
  * False: *e is set. */
 bool call_make_requests(struct call *c, struct call_error *e);
-/* Submits the call's requests to the engine; those already submitted run on unless the call fails.
- * ERR_BUSY: the rest must wait, or the call is refused and *e says why. Other errors are in *e. */
+/* Submits the call's requests to the engine. ERR_BUSY: the engine is full, so the rest must wait,
+ * or the call is refused and *e says why. After other errors *e is set too. Requests already
+ * submitted continue unless the call fails. */
 enum status call_submit(struct call *c, struct call_error *e);
 
 #endif

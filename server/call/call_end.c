@@ -15,7 +15,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { PATIENCE_MARGIN_S = 2 /* chosen */ };
+enum { PATIENCE_MARGIN_S = 2 /* arbitrary */ };
 
 void call_stop_waiting(struct call *c)
 {
@@ -25,7 +25,7 @@ void call_stop_waiting(struct call *c)
     c->n_waiting = 0;
 }
 
-/* Ends the call for its owner, who may free it. */
+/* Tells the owner that the call is over; the owner may free it. */
 static void forget(struct call *c)
 {
     *c->link = c->next;
@@ -57,9 +57,8 @@ static void forget(struct call *c)
     c->sink->over(c);
 }
 
-/* A call is freed when nothing refers to it any more: no pool job, no queue, and no request in the
- * engine. During a drain of the engine it is only marked, since the loop over its events holds
- * it. */
+/* A call is freed when no pool job, no queue and no request in the engine refers to it. During a
+ * drain of the engine it is only marked, since the loop over its events still uses it. */
 void call_release(struct call *c)
 {
     if (c->answered && !c->preparing && !c->saving && !c->queued && c->n_done == c->n_submitted) {
@@ -190,8 +189,8 @@ void call_cancel(struct call *c)
     }
 }
 
-/* The one way to fail: the error goes to the client as a status or, in a stream, as an
- * event, and the engine's work is cancelled. A second failure has no effect. */
+/* Ends the call with an error: the client gets it as the status or, in a stream, as an event, and
+ * the engine's work is cancelled. Later failures have no effect. */
 void call_fail(struct call *c, const struct call_error *e)
 {
     if (c->answered || c->closed) {
@@ -233,8 +232,8 @@ void call_watch_memory(struct call_server *s)
     s->n_lost = buf_n_lost();
 }
 
-/* Checked before anything is sent: a buffer that ran out of memory means that part of the
- * answer is missing. */
+/* Called before anything is sent. If a buffer ran out of memory, part of the answer is missing, so
+ * the call fails. */
 bool call_lacks_memory(struct call *c)
 {
     if (buf_n_lost() == c->server->n_lost) {
@@ -328,8 +327,8 @@ void call_start_deadline(struct call *c)
     if (c->request.timeout_s > 0 && c->request.timeout_s < total) {
         total = c->request.timeout_s;
     }
-    /* A client whose patience has ended no longer waits for a whole answer. The margin lets it see
-     * its own timeout before our error. */
+    /* A client with a time-out of its own does not wait longer for a whole answer. The margin lets
+     * it see its own timeout before our error. */
     double patience = c->patience_s + PATIENCE_MARGIN_S;
     if (c->patience_s > 0 && !c->request.stream && patience < queue) {
         queue = patience;

@@ -18,11 +18,10 @@ void call_start_deadline(struct call *c);
 
 /* Ends the answer with an error, in a stream or as the whole. Engine work is cancelled. */
 void call_fail(struct call *c, const struct call_error *e);
-/* Ends a background response with the output that it has so far; now, or once its beginning is
- * stored. */
+/* Ends a background response with the output so far, either now or once its beginning is stored. */
 void call_end_kept(struct call *c);
-void call_give_back(struct call *c); // its client is gone
-void call_let_go(struct call *c);    // the sink has received the answer
+void call_give_back(struct call *c); // ends a call whose client has left
+void call_let_go(struct call *c);    // ends a call whose sink has received the answer
 void call_finish_if_complete(struct call *c);
 
 /* Frees the call if both its sink and the engine have let go of it. Within engine_drain the memory
@@ -30,8 +29,8 @@ void call_finish_if_complete(struct call *c);
 void call_release(struct call *c);
 void call_forget_dead(struct call_server *s);
 
-/* An answer must not lack text because an allocation failed: call_lacks_memory fails the call if an
- * allocation has failed since call_watch_memory. */
+/* No answer may silently lack text because an allocation has failed: call_lacks_memory fails the
+ * call if this has happened since call_watch_memory. */
 void call_watch_memory(struct call_server *s);
 bool call_lacks_memory(struct call *c);
 

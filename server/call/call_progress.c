@@ -10,7 +10,8 @@
 #include "server/call/shifts.h"
 #include "server/call/tenant.h"
 
-/* The engine's status as an HTTP error: caused by the client, by the model, or by the device. */
+/* Fails the call with the HTTP error for the engine's status: the cause is the client, the model or
+ * the device. */
 static void fail_with_engine(struct call *c, const struct engine_request *r)
 {
     struct call_error e = {0};
@@ -51,8 +52,8 @@ static void note_first_token(struct call *c, const struct engine_request *r, int
     }
 }
 
-/* Reports the progress of a prompt: first the cached part, then each computed piece; the whole
- * prompt before the first token. */
+/* Reports the progress of a prompt: first the cached part, then each computed piece. The whole
+ * prompt is always reported before the first token. */
 static void tell_prompt(struct call_choice *ch)
 {
     struct engine_request *r = ch->request;
@@ -140,7 +141,7 @@ static void tell_news(struct call *c, int64_t now_ns)
     c->has_news = true;
 }
 
-/* Whether the client has been told the end of each of the request's samples. */
+/* True if the client knows that all of the request's samples have ended. */
 static bool is_told(const struct call *c, const struct engine_request *r)
 {
     size_t first = (size_t)(r - c->requests) * (size_t)r->n;
@@ -273,7 +274,7 @@ static void step_beams(struct call *c, int64_t now_ns)
         observe_done(c, r);
         progress(c, r, now_ns);
         if (c->answered) {
-            return; // it lacked memory
+            return; // it failed, because it lacked memory
         }
     }
     enum status st = beams_submit(c, &e);
@@ -286,7 +287,7 @@ static void step_beams(struct call *c, int64_t now_ns)
 
 static void step_all_beams(struct call_server *s, int64_t now_ns)
 {
-    s->in_drain = true; // a call that ends is looked at once more
+    s->in_drain = true; // the call is still used below if it ends
     for (struct call *c = s->calls; c && s->n_beam_calls > 0; c = c->next) {
         if (c->beams && !c->answered && !c->queued) {
             step_beams(c, now_ns);
@@ -296,8 +297,8 @@ static void step_all_beams(struct call_server *s, int64_t now_ns)
     call_forget_dead(s);
 }
 
-/* The loop thread's share of a step: events first, then ended calls are freed, then waiting calls
- * are submitted. */
+/* The loop thread's part of a step: takes the engine's events, frees calls that have ended, then
+ * submits waiting calls. */
 void call_on_wake(struct call_server *s)
 {
     int64_t now_ns = clock_now_ns();
@@ -318,7 +319,7 @@ void call_on_room(struct call *c)
     const bool in_drain = s->in_drain;
     int64_t now_ns = clock_now_ns();
     call_watch_memory(s);
-    s->in_drain = true; // a call that ends is looked at once more
+    s->in_drain = true; // the call is still used below if it ends
     for (size_t i = 0; !c->answered && i < c->n_requests; i++) {
         progress(c, &c->requests[i], now_ns);
     }

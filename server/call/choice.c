@@ -12,10 +12,11 @@
 
 enum {
     TEXT_MAX_BYTES = 256 << 20,
-    EVENT_BYTES = 32 << 10, // chosen: pending output is sent at this size, to notice a full stream
+    EVENT_BYTES = 32 << 10, // arbitrary: pending output is sent at this size, to notice a full
+                            // stream
 };
 
-/* Output of one kind is handed to the format before output of another kind begins. */
+/* Output of `kind` begins: passes pending output of another kind to the format. */
 static void become(struct call_choice *ch, enum call_pending kind)
 {
     if (!ch->call->request.stream && !ch->call->format->in_order) {
@@ -111,7 +112,7 @@ static void on_arguments(void *arg, const char *text, size_t n_bytes)
 
 static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
 
-/* Every buffer has a limit, so that an endless answer fails instead of filling the memory. */
+/* Every buffer has a limit, so that an endless answer fails instead of filling memory. */
 void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
                       struct engine_request *r, int32_t sample)
 {
@@ -172,7 +173,7 @@ static bool is_eos(const struct call_choice *ch, int32_t id)
     return false;
 }
 
-/* One token: true if it ended the text (a stop string). */
+/* Takes one token. True if a stop string has ended the text. */
 static bool take(struct call_choice *ch, int32_t i)
 {
     const struct request *r = &ch->call->request;
@@ -198,7 +199,7 @@ static bool take(struct call_choice *ch, int32_t i)
     return r->output.tok && !output_token(&ch->output, id);
 }
 
-/* Why the sample ended, in OpenAI's words. */
+/* OpenAI's word for why the sample ended. */
 static const char *reason_of(struct call_choice *ch, int32_t finish)
 {
     if (finish == FINISH_LENGTH) {
@@ -237,7 +238,7 @@ static void observe(struct call_choice *ch, int32_t n_new, int64_t now_ns)
 static void flush(struct call_choice *ch)
 {
     if (ch->pending == PENDING_NONE && ch->ids.n_bytes > 0) {
-        ch->pending = PENDING_TEXT; // ids are sent with their step, even if they form no text yet
+        ch->pending = PENDING_TEXT; // ids are sent in each step, even if they form no text yet
     }
     if (ch->pending != PENDING_NONE) {
         ch->call->format->pending(ch);
@@ -245,7 +246,7 @@ static void flush(struct call_choice *ch)
     }
 }
 
-/* Whether one more token may be taken: if a stream is full, the rest waits for call_on_room. */
+/* True if one more token may be taken. If a stream is full, the rest waits for call_on_room. */
 static bool has_room(struct call_choice *ch)
 {
     if (!ch->call->request.stream) {
@@ -280,8 +281,8 @@ static bool take_some(struct call_choice *ch, int32_t n)
     return stopped;
 }
 
-/* Takes the tokens that are new. The engine's thread writes tokens, then their number, then
- * `finish`; they are read in the opposite order, so that a finished sample has all of its tokens.
+/* Takes the new tokens. The engine's thread writes tokens, then their number, then `finish`. They
+ * are read in the opposite order, so that a finished sample has all of its tokens.
  */
 bool call_choice_progress(struct call_choice *ch, int64_t now_ns)
 {

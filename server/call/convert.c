@@ -58,8 +58,8 @@ static void put_field(struct buf *out, const struct json *v, const char *key, bo
     }
 }
 
-/* A tool as OpenAI's chat has it; schema_key is the member that holds its parameters in
- * the other API. */
+/* Writes a tool in the form of OpenAI's chats. schema_key is the member with its parameters in the
+ * other API. */
 void convert_tool(struct buf *out, const struct json *tool, size_t index, const char *schema_key)
 {
     bool first = true;
@@ -121,7 +121,7 @@ void convert_item_but_id(struct buf *out, const struct json *item)
     put_item(out, item, false);
 }
 
-/* The text lives as long as the request. */
+/* Copies the text into the request's arena. */
 static bool keep(struct request *r, const struct buf *array, const char **text, size_t *n_bytes)
 {
     if (array->failed) {

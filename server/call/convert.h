@@ -7,7 +7,7 @@
 
 #include "server/call/request.h"
 
-void convert_text(struct buf *out, const char *text); // as a JSON string
+void convert_text(struct buf *out, const char *text); // writes a JSON string
 void convert_node(struct buf *out, const struct json *node);
 
 /* A tool with name, description and schema at the same level, written with this index. */

@@ -36,11 +36,12 @@ static bool read_text(const char *s, size_t n, struct buf *out)
     return found;
 }
 
-/* The text as far as it can be decoded; an answer that was cut off ends in the middle of
- * the JSON. */
+/* Appends the text as far as it can be decoded: a truncated answer ends in the middle of the
+ * JSON. */
 void custom_text(const struct buf *arguments, struct buf *out)
 {
-    enum { ESCAPE_BYTES = 12 }; // of a pair of \u escapes: up to this much may be truncated
+    /* Length of a pair of \u escapes: so much of the end may be incomplete. */
+    enum { ESCAPE_BYTES = 12 };
     struct buf text, whole;
     buf_init(&text, arguments->max_bytes);
     buf_init(&whole, arguments->max_bytes + 8);

@@ -9,8 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Returns false, so that a reader can `return call_error_set(...)`. The first error wins:
- * later ones follow from it. */
+/* Sets the error, unless there is one: later errors follow from the first. */
 bool call_error_set(struct call_error *e, int status, const char *code, const char *param,
                     const char *fmt, ...)
 {
@@ -27,7 +26,7 @@ bool call_error_set(struct call_error *e, int status, const char *code, const ch
     return false;
 }
 
-/* The client may retry: memory that other requests free may be enough. */
+/* The client may retry, since other requests will free memory. */
 bool call_error_no_memory(struct call_error *e)
 {
     e->type = "server_error";
@@ -65,7 +64,7 @@ bool call_error_unsupported(struct call_error *e, const char *param)
                           "Unsupported parameter: '%s' is not supported by this server.", param);
 }
 
-/* Clients match the wording; OpenAI's and vLLM's match its beginning. */
+/* Clients recognise this error by its wording; OpenAI's and vLLM's by its beginning. */
 static bool context_exceeded(struct call_error *e, const char *param, int64_t context,
                              const char *bound, int64_t n_prompt, int64_t n_completion)
 {
@@ -152,7 +151,7 @@ static const char *name_of(int status, enum call_error_names names)
     return NULL;
 }
 
-/* Each API has names of its own for errors of the client and of the server. */
+/* Each API has its own names for errors of the client and of the server. */
 static const char *type_of(const struct call_error *e, enum call_error_names names)
 {
     static const char *const below_500[CALL_ERROR_N_NAMES] = {
@@ -173,7 +172,8 @@ static const char *type_of(const struct call_error *e, enum call_error_names nam
     return e->status < 500 ? below_500[names] : others[names];
 }
 
-/* OpenAI's object. A prompt that is too long also says how long it is and what fits. */
+/* Writes OpenAI's object. For a prompt that is too long it has the prompt's length and the
+ * context's. */
 void call_error_put(struct buf *b, const struct call_error *e, enum call_error_names names)
 {
     buf_puts(b, "{\"error\":{\"message\":");
@@ -184,7 +184,7 @@ void call_error_put(struct buf *b, const struct call_error *e, enum call_error_n
     put_string_or_null(b, e->code);
     int64_t n_prompt = e->n_prompt;
     if (n_prompt == 0 && names == CALL_ERROR_LLAMA) {
-        n_prompt = e->n_prompt_least; // its clients expect a number
+        n_prompt = e->n_prompt_least; // llama.cpp's clients expect a number
     }
     if (n_prompt > 0) {
         buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, n_prompt);
@@ -195,7 +195,7 @@ void call_error_put(struct buf *b, const struct call_error *e, enum call_error_n
     buf_puts(b, "}}");
 }
 
-/* Coding agents shorten the conversation when a message begins with these words. */
+/* Coding agents recognise the beginning of this message, and shorten the conversation. */
 static void put_too_long(struct buf *b, const struct call_error *e)
 {
     char text[160];

@@ -12,13 +12,14 @@
 #include <stdint.h>
 
 struct call_error {
-    int status;       // of HTTP; 0: no error
+    int status;       // HTTP status; 0: no error
     const char *type; // NULL: by status ("invalid_request_error" below 500, else "server_error")
     const char *code; // static text
-    char param[96];   // empty: null
+    char param[96];   // the invalid member; "" is written as null
     char message[640];
     int retry_after_s;
-    int64_t n_prompt, n_context; // of context_length_exceeded, sent as members; 0: not known
+    int64_t n_prompt, n_context; // for context_length_exceeded, as members of the error; 0: not
+                                 // known
     int64_t n_prompt_least;      // if n_prompt is not known: a lower bound for it
 };
 
@@ -39,7 +40,7 @@ bool call_error_context_exceeded(struct call_error *e, const char *param, int64_
 bool call_error_context_hopeless(struct call_error *e, const char *param, int64_t context,
                                  int64_t n_prompt, int64_t n_completion);
 
-/* The API whose words are used for "type". Codes are the same for all. */
+/* The API whose words are written as "type". Codes are the same for all. */
 enum call_error_names {
     CALL_ERROR_OPENAI,
     CALL_ERROR_ANTHROPIC,

@@ -36,7 +36,7 @@ static int32_t find_any(const struct tokenizer *tok, const char *const *texts, s
 }
 
 /* A model supports fill-in-the-middle if its tokenizer has a prefix, a suffix and a middle token;
- * the others (files, repositories) are optional. */
+ * the tokens for files and repositories are optional. */
 void fim_open(struct fim *f, const struct tokenizer *tok)
 {
     static const char *const repositories[] = {"<|repo_name|>", "<repo_name>", "<reponame>"};

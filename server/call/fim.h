@@ -9,10 +9,11 @@
 enum { FIM_MAX_ENDS = 4 };
 
 struct fim {
-    bool there;                     // the tokenizer has the tokens
+    bool there;                     // true if the tokenizer has the tokens
     bool suffix_first;              // the text after the gap comes before the text before it
     int32_t prefix, suffix, middle; // middle: -1 if there is none
-    int32_t repository, file;       // precede further files; -1: none
+    int32_t repository, file; // tokens before the repository's name and before other files; -1:
+                              // none
     int32_t n_ends;
     int32_t ends[FIM_MAX_ENDS]; // stop tokens, in addition to the model's own
 };

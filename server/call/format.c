@@ -25,7 +25,7 @@ struct call_usage call_usage_of(const struct call *c)
         if (r->n_recomputed >= 0) {
             u.recomputed = greater(u.recomputed, 0) + r->n_recomputed;
         }
-        u.accepted += r->n_accepted; // before the drafts: see engine.h
+        u.accepted += r->n_accepted; // read it before n_drafts: see engine.h
         u.drafts += r->n_drafts;
     }
     for (size_t i = 0; i < c->n_choices; i++) {
@@ -68,7 +68,8 @@ void call_put_usage(struct buf *b, const struct call *c)
     buf_puts(b, ",\"audio_tokens\":0}}");
 }
 
-/* JSON has no -inf: what is impossible is written as -9999, as vLLM does. */
+/* JSON has no -inf, so the log-probability of an impossible token is written as -9999, as in
+ * vLLM. */
 void call_put_logprob(struct buf *b, float logprob)
 {
     char text[32];
@@ -96,7 +97,7 @@ size_t call_token_characters(const struct call *c, int32_t token)
     return n_characters;
 }
 
-/* The bytes that a token stands for; a special token's own name. NULL without a tokenizer. */
+/* The bytes that a token stands for, or a special token's name. NULL if there is no tokenizer. */
 static const char *token_text(const struct call *c, int32_t token, size_t *n)
 {
     const struct tokenizer *tok = c->request.output.tok;
@@ -107,7 +108,8 @@ static const char *token_text(const struct call *c, int32_t token, size_t *n)
     return piece;
 }
 
-/* A part of a character is written as U+FFFD or, if `spelled`, as its bytes. */
+/* Writes a token's text. A part of a character is written as U+FFFD or, if `spelled`, as its
+ * bytes. */
 static void put_token_text(struct buf *b, const struct call *c, int32_t token, bool spelled)
 {
     size_t n = 0;
@@ -132,7 +134,7 @@ void call_put_token_text(struct buf *b, const struct call *c, int32_t token)
     put_token_text(b, c, token, true);
 }
 
-/* Bytes of the token, since it may end inside a character. */
+/* Writes the token's bytes, since it may end within a character. */
 static void put_token_bytes(struct buf *b, const struct call *c, int32_t token)
 {
     size_t n = 0;
@@ -275,7 +277,7 @@ void call_put_stop_reason(struct buf *b, const struct call_choice *ch)
     }
 }
 
-/* The beginning that all chunks of an answer share; it is made once. */
+/* Writes the beginning of an answer, which all chunks of a stream share. */
 void call_put_head(struct buf *b, const struct call *c, const char *object)
 {
     buf_puts(b, "{\"id\":");
@@ -333,7 +335,7 @@ static void lack_memory(struct call *c, struct call_error *e)
     c->record.finish = "error";
 }
 
-/* Every answer as a whole passes here, so this is where lost memory is noticed. */
+/* Sends a whole answer, unless part of it was lost because memory ran out. */
 void call_whole(struct call *c, struct buf *json)
 {
     struct call_error e = {0};
@@ -363,7 +365,7 @@ void call_end_stream(struct call *c, bool done)
     }
 }
 
-/* The head, the choices and, if it was asked for, usage. */
+/* Sends a chunk: head, choices and, if the client wants it in each chunk, usage. */
 void call_send_chunk(struct call *c, struct buf *b)
 {
     if (c->request.continuous_usage) {
@@ -397,7 +399,8 @@ void call_put_metrics(struct buf *b, const struct call *c)
         return;
     }
     const int64_t begun = r->t_scheduled_ns, first = r->t_first_token_ns;
-    const int64_t last = r->done ? r->t_done_ns : clock_now_ns(); // a stop string ends it earlier
+    // A stop string ends the answer before the request.
+    const int64_t last = r->done ? r->t_done_ns : clock_now_ns();
     const int32_t n = c->choices[0].n_taken;
     const double generation = (double)(last - first) * 1e-6, all = (double)(last - begun) * 1e-6;
     buf_puts(b, ",\"metrics\":{");
@@ -468,7 +471,7 @@ void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct 
     buf_putc(b, ']');
 }
 
-/* Ids of calls need only be unique; they are made from a counter and the random seed. */
+/* Makes the id of a tool call from a counter and the random seed; it only has to be unique. */
 void call_make_id(struct call *c, const char *prefix, char out[40])
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";

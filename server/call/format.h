@@ -6,27 +6,28 @@
 
 #include "server/call/call.h"
 
-/* The functions of one format. Formats without streams have no `finish`. A format that needs no
- * engine has only `reply`; all others have none. */
+/* The functions of one format. Formats without streams have no `finish`. Formats that do not need
+ * the engine only have `reply`, which all others lack. */
 struct call_format {
-    const char *id_prefix;         // of the answer's id
-    const char *call_prefix;       // of a tool call's id; NULL: "call_"
-    void (*reply)(struct call *c); // called when prompts are prepared: ends the answer
-    void (*begin)(struct call *c); // a stream: makes chunk_head; may be NULL
+    const char *id_prefix;         // prefix of the answer's id
+    const char *call_prefix;       // prefix of a tool call's id; NULL: "call_"
+    void (*reply)(struct call *c); // called once the prompts are prepared; ends the answer
+    void (*begin)(struct call *c); // at the start of a stream: makes chunk_head; may be NULL
     /* Reports the progress of the prompt (ch->n_prefilled) if the request asks for it. Called
      * before `start`. NULL: the format has no progress reports. */
     void (*prompt)(struct call_choice *ch);
     void (*start)(struct call_choice *ch);   // before the first token; may be NULL
-    void (*pending)(struct call_choice *ch); // takes pending output: in a stream, or if `in_order`
-    /* The answer has an item for each run of output of one kind, also without a stream. Log
-     * probabilities then come together with the text of their token, so that they are added to its
+    void (*pending)(struct call_choice *ch); // writes pending output; called in streams, and if
+                                             // `in_order`
+    /* Each run of output of one kind becomes an item of the answer, also without a stream. A
+     * token's log-probability is then passed together with its text, so that both are in the same
      * item. */
     bool in_order;
     void (*call)(struct call_choice *ch, const char *name, const char *id); // a tool call begins
-    void (*call_end)(struct call_choice *ch);                               // may be NULL
+    void (*call_end)(struct call_choice *ch); // a tool call ends; may be NULL
     void (*logprob)(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                     size_t n_chars_before); // may be NULL
-    void (*finish)(struct call_choice *ch); // the last chunk of a choice in a stream
+    void (*finish)(struct call_choice *ch); // writes a choice's last chunk of a stream
     /* Called when all choices have ended, if the answer is to be stored (request.stores): `close`
      * builds the whole answer, and `save` stores it, on the pool, before the client learns that it
      * has ended. Both NULL: answers of this format are never stored. */
@@ -40,7 +41,7 @@ struct call_format {
     /* Reports an error in a stream that has already begun, for APIs with their own error event; may
      * be NULL. */
     void (*error)(struct call *c, const struct call_error *e);
-    void (*forget)(struct call *c); // frees what `extra` owns; may be NULL
+    void (*forget)(struct call *c); // frees the memory that `extra` owns; may be NULL
 };
 
 extern const struct call_format call_derender_chat_format, call_derender_format;
@@ -57,22 +58,22 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
 
 struct call_usage {
     int64_t prompt, cached, completion, reasoning, drafts, accepted;
-    int64_t recomputed; // for models with recurrent state; else -1
+    int64_t recomputed; // -1 unless the model has recurrent state
 };
 struct call_usage call_usage_of(const struct call *c);
 /* ,"recomputed_tokens":N for a model with recurrent state; else nothing. */
 void call_put_recomputed(struct buf *b, const struct call_usage *u);
 /* ,"usage":{...} */
 void call_put_usage(struct buf *b, const struct call *c);
-/* How many characters a token adds to the text that the client sees. */
+/* The number of characters that a token adds to the text that the client sees. */
 size_t call_token_characters(const struct call *c, int32_t token);
-/* The text of a token as completions show it. A token that is only part of a character is written
- * as its bytes, as OpenAI does: bytes:\xe6\x97. So different tokens are different keys of
+/* The text of a token as completions show it. A token that is only a part of a character is written
+ * as its bytes, like OpenAI does (bytes:\xe6\x97), so that different tokens have different keys in
  * top_logprobs. */
 void call_put_token_text(struct buf *b, const struct call *c, int32_t token);
 /* "token":..,"logprob":..,"bytes":[..] of a chat's log-probabilities. */
 void call_put_token(struct buf *b, const struct call *c, int32_t token, float logprob);
-void call_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity
+void call_put_logprob(struct buf *b, float logprob); // minus infinity is written as -9999.0
 void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                        size_t n_chars_before);
 /* The same with the token's id, as llama.cpp writes it. */

@@ -8,7 +8,7 @@
 /* ---- stream -----------------------------------------------------------------------------------
  */
 
-/* A chunk begins: everything up to and with "delta":{ */
+/* Begins a chunk: writes everything up to "delta":{ */
 static struct buf *open_chunk(struct call_choice *ch)
 {
     struct call *c = ch->call;
@@ -57,7 +57,7 @@ static void start_stream(struct call_choice *ch)
     close_chunk(ch, b, NULL);
     call_put_prompt_ids(b, ch->call, ch->request);
     buf_puts(b, "}]");
-    call_put_prompt_ids(b, ch->call, ch->request); // also beside the choices, where vLLM has it
+    call_put_prompt_ids(b, ch->call, ch->request); // vLLM has it outside of the choices, too
     ch->call->untimed = ch->call->request.llama;   // llama.cpp's first chunk has no timings
     call_send_chunk(ch->call, b);
     ch->call->untimed = false;
@@ -72,7 +72,7 @@ static void tell_prompt(struct call_choice *ch)
     call_send_chunk(ch->call, b);
 }
 
-/* Begins a delta for the call with this index; the old form has only one call. */
+/* Begins a delta for the tool call with this index. The deprecated form has only one call. */
 static void open_delta_call(struct buf *b, const struct call_choice *ch, int32_t index)
 {
     if (ch->call->request.old_calls) {
@@ -100,7 +100,7 @@ static void put_reasoning(struct buf *b, const struct buf *text)
     buf_put_json(b, text->data, text->n_bytes);
 }
 
-/* The delta with the pending output; if there are only ids, it is empty. */
+/* Writes the delta with the pending output; if there are only ids, it is empty. */
 static void put_delta(struct buf *b, struct call_choice *ch)
 {
     if (ch->arguments.n_bytes > 0) {
@@ -143,7 +143,7 @@ static void pending(struct call_choice *ch)
     end_chunk(ch, b);
 }
 
-/* Sent with the first token, so that a late refusal keeps its HTTP status. */
+/* The head is sent with the first token, so that an error before it has its own status. */
 static void start(struct call_choice *ch)
 {
     const struct request *r = &ch->call->request;
@@ -206,7 +206,7 @@ static void call(struct call_choice *ch, const char *name, const char *id)
     end_chunk(ch, b);
 }
 
-/* A whole answer collects calls as text; a stream has sent them. */
+/* A whole answer collects its calls as text; in a stream they have been sent. */
 static void call_end(struct call_choice *ch)
 {
     if (!ch->call->request.stream) {
@@ -238,7 +238,7 @@ static void finish(struct call_choice *ch)
 /* ---- the whole object -------------------------------------------------------------------------
  */
 
-/* content is null beside calls, unless the client named the tool. */
+/* If there are calls and no text, content is null, unless the client selected the tool by name. */
 static void put_message(struct buf *b, struct call_choice *ch)
 {
     const struct buf *calls = &ch->calls;

@@ -21,8 +21,8 @@ static void put_top(struct buf *b, const struct call *c, int32_t token, float lo
     call_put_logprob(b, logprob);
 }
 
-/* Three parallel arrays (tokens, log-probabilities, alternatives) and offsets, as OpenAI's
- * legacy API has them. */
+/* Adds a token to the parallel arrays of OpenAI's legacy API: tokens, log-probabilities,
+ * alternatives, offsets. */
 static void add_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                         size_t offset)
 {

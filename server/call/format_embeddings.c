@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* /v1/embeddings: the decoder's last hidden states, as their mean over the prompt or at its last
- * token (pooler-config), of length 1 unless told otherwise. */
+ * token (pooler-config), scaled to length 1 unless `normalize` is false. */
 #include "server/call/format.h"
 #include "server/call/packed.h"
 

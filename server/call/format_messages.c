@@ -12,13 +12,13 @@
 
 enum block { BLOCK_NONE, BLOCK_THINKING, BLOCK_TEXT, BLOCK_TOOL };
 
-/* The state of an answer: blocks of one kind follow each other, and one is open at a time. */
+/* The state of an answer. Output of one kind forms a block; one block is open at a time. */
 struct message {
     enum block open;
-    int32_t n_blocks; // begun
+    int32_t n_blocks; // number of blocks begun
     char tool_id[80], tool[TOOL_NAME_MAX_BYTES + 1];
-    struct buf text;   // of the open block
-    struct buf blocks; // of an answer that is not streamed: its finished blocks, joined by commas
+    struct buf text;   // text of the open block
+    struct buf blocks; // the finished blocks of an answer that is not streamed, joined by commas
 };
 
 static struct message *state(struct call *c)
@@ -291,7 +291,7 @@ static void call_end(struct call_choice *ch)
     add(ch->call, BLOCK_TOOL, &ch->arguments);
 }
 
-/* ---- the whole
+/* ---- the whole answer
  * ----------------------------------------------------------------------------------- */
 
 /* message_start has the usage of the prompt; a ping follows, as in Anthropic's streams. */

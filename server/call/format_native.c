@@ -18,7 +18,7 @@ static void put_real(struct buf *b, const char *key, double v)
     buf_put_double(b, v);
 }
 
-/* What is never drawn has null. */
+/* A token that is never drawn has the bias null. */
 static void put_biases(struct buf *b, const struct sampling_params *p)
 {
     for (int32_t i = 0; i < p->n_bias; i++) {
@@ -32,7 +32,7 @@ static void put_biases(struct buf *b, const struct sampling_params *p)
     }
 }
 
-/* The settings that were in force. */
+/* Writes the settings that were used. */
 static void put_settings(struct buf *b, const struct call_choice *ch)
 {
     const struct request *r = &ch->call->request;
@@ -92,7 +92,7 @@ static const char *stop_type(const struct call_choice *ch)
     return "eos";
 }
 
-/* The context ended before the tokens that were asked for. */
+/* True if the context ended before the requested number of tokens. */
 static bool is_cut(const struct call_choice *ch)
 {
     const struct request *r = &ch->call->request;
@@ -295,7 +295,7 @@ static void put_answer(struct buf *b, struct call_choice *ch)
     buf_deinit(&object);
 }
 
-/* Several prompts give an array. */
+/* Ends the answer; several prompts give an array. */
 static void end(struct call *c)
 {
     if (c->request.stream) {
@@ -324,7 +324,7 @@ const struct call_format call_native_format = {
     .id_prefix = "cmpl-",
     .prompt = tell_prompt,
     .pending = pending,
-    .in_order = true, // an event for each token where it has probabilities
+    .in_order = true, // with probabilities, each token has an event of its own
     .call = call,
     .logprob = logprob,
     .finish = finish,
@@ -359,7 +359,7 @@ static void end_embedding(struct call *c)
 
 const struct call_format call_native_embed_format = {.id_prefix = "embd-", .end = end_embedding};
 
-/* Without the token that /completion puts in front of a text by itself. */
+/* Replies with the prompt, without the token that /completion adds in front of a text. */
 static void reply_prompt(struct call *c)
 {
     const struct request *r = &c->request;

@@ -32,7 +32,7 @@ static void put_ns(struct buf *b, const char *key, int64_t ns)
     buf_printf(b, ",\"%s\":%" PRId64, key, greater(ns, 0));
 }
 
-/* Durations in nanoseconds, as all of Ollama's; the model was loaded long before. */
+/* Writes durations, in nanoseconds as in Ollama's API, and counts. */
 static void put_figures(struct buf *b, const struct call *c)
 {
     const struct engine_request *q = &c->requests[0];

@@ -143,7 +143,7 @@ static void close_item(struct call *c, const char *status)
     s->open = ITEM_NONE;
 }
 
-/* A background response is "queued" before it begins. */
+/* Begins the answer. A background response is first "queued". */
 static void begin(struct call *c)
 {
     struct responses *s = response_state(c);
@@ -316,7 +316,7 @@ static void end(struct call *c)
     if (!c->request.stream) {
         struct buf whole = *body;
         *body = (struct buf){0};
-        call_whole(c, &whole); // takes the memory
+        call_whole(c, &whole); // takes ownership of the buffer's memory
         return;
     }
     if (!c->request.detached) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* /v1/score and /v1/rerank: how near texts are to each other (server/call/scoring.h). */
+/* /v1/score and /v1/rerank: how similar texts are (server/call/scoring.h). */
 #include "server/call/format.h"
 
 #include "engine/base/mem.h"
@@ -22,7 +22,7 @@ void call_note_answer(struct call_choice *ch, int32_t token, const struct token_
     ((float *)c->extra)[ch->index] = lp->logprob;
 }
 
-/* P(yes) among the two answers, or the difference of their log probabilities. */
+/* P(yes), given that the answer is yes or no, or the difference of their log-probabilities. */
 double call_judged(const struct call *c, size_t pair)
 {
     const float *answers = c->extra;
@@ -51,8 +51,8 @@ static double cosine(const float *a, const float *b, size_t n)
     return 0;
 }
 
-/* By a classifier or reranker, which judges each pair, or by the cosine of two embeddings. A single
- * query is compared with every document. */
+/* The score of a document: from a classifier or reranker that reads the pair, or the cosine of two
+ * embeddings. A single query is compared with every document. */
 static double score_of(const struct call *c, size_t document)
 {
     const struct request *r = &c->request;
@@ -187,7 +187,7 @@ static int compare(const void *a, const void *b)
     return x->document < y->document ? -1 : 1;
 }
 
-/* An entry as in vLLM and Cohere; in TEI's list its members have other names. */
+/* Writes an entry as in vLLM and Cohere; in TEI's list the members have other names. */
 static void put_rank(struct buf *b, const struct request *r, const struct rank *rank)
 {
     const struct scored_text *t = &r->documents[rank->document];

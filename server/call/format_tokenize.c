@@ -73,7 +73,7 @@ static void reply_text_of(struct call *c)
     buf_init(&body, (size_t)1 << 30);
     buf_puts(&body, "{\"prompt\":");
     buf_put_json(&body, c->request.detokenized, c->request.detokenized_bytes);
-    buf_puts(&body, ",\"content\":"); // llama.cpp's name
+    buf_puts(&body, ",\"content\":"); // llama.cpp's name for the text
     buf_put_json(&body, c->request.detokenized, c->request.detokenized_bytes);
     buf_putc(&body, '}');
     call_whole(c, &body);

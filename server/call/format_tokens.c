@@ -18,8 +18,8 @@ static void put_ids_member(struct buf *b, const struct request *r, const char *k
     }
 }
 
-/* "sampling_params" with the sampling members that the request has, as given. Defaults for the
- * others are left to the server that receives the ids. */
+/* Writes "sampling_params" with the sampling members of the request, as given. The server that
+ * receives the ids sets defaults for the others. */
 static void put_sampling(struct buf *b, const struct request *r)
 {
     static const char *const keys[] = {
@@ -66,7 +66,7 @@ static void put_sampling(struct buf *b, const struct request *r)
     buf_putc(b, '}');
 }
 
-/* What another server needs to generate: ids, sampling parameters, and features. */
+/* Writes what another server needs to generate: ids, sampling parameters and features. */
 static void put_rendered(struct buf *b, const struct call *c, size_t i)
 {
     const struct request *r = &c->request;
@@ -182,12 +182,12 @@ static void put_chunk(struct call_choice *ch)
 
 static void pending(struct call_choice *ch)
 {
-    if (!ch->finish && ch->ids.n_bytes > 0) { // otherwise the last chunk has them
+    if (!ch->finish && ch->ids.n_bytes > 0) { // the last ids are sent with the last chunk
         put_chunk(ch);
     }
 }
 
-/* No parser runs: there are no texts. */
+/* Never called: without texts no parser runs. */
 static void no_call(struct call_choice *ch, const char *name, const char *id)
 {
     (void)ch;

@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum {
-    MAX_IDLE_BYTES = 256 << 20, // chosen: for grammars that are not in use
+    MAX_IDLE_BYTES = 256 << 20, // arbitrary: limit for grammars that are not in use
     MAX_IDLE = 1024,
 };
 
@@ -24,17 +24,17 @@ struct entry {
     uint64_t hash;
     struct grammar_source source; // the entry owns its strings
     int32_t n_users;
-    size_t n_bytes; // its memory, while not in use
+    size_t n_bytes; // its memory, counted while it is not in use
 };
 
-/* Compilation takes long, so it happens without `lock`; two requests may then compile the
- * same source, and the second result is dropped. */
+/* Compilation takes long, so it runs without `lock`. Two requests may compile the same source at
+ * the same time; the second result is dropped. */
 struct grammars {
     pthread_mutex_t lock;
     pthread_mutex_t vocab_lock;  // held while the vocabulary is built
     struct grammar_vocab *vocab; // NULL: no request has had a grammar yet
     struct entry list;
-    uint64_t key; // for the hash
+    uint64_t key; // random key for hashing sources
     size_t idle_bytes;
     int32_t n_idle;
 };
@@ -102,7 +102,7 @@ static bool is_same(const struct grammar_source *a, const struct grammar_source 
            memcmp(a->text, b->text, a->n_bytes) == 0;
 }
 
-/* Takes the entry if it exists. */
+/* Finds an entry and takes a reference to it; NULL: there is none. */
 static struct entry *find(struct grammars *g, const struct grammar_source *source, uint64_t hash)
 {
     for (struct entry *e = g->list.next; e != &g->list; e = e->next) {
@@ -119,7 +119,8 @@ static struct entry *find(struct grammars *g, const struct grammar_source *sourc
     return NULL;
 }
 
-/* Frees unused grammars, the longest unused first, until the others are within the limits. */
+/* Frees grammars that are not in use, the least recently used first, until the others are within
+ * the limits. */
 static void trim(struct grammars *g)
 {
     struct entry *e = g->list.prev;
@@ -220,7 +221,7 @@ void grammars_give(struct grammars *g, struct kept_grammar *k)
     struct entry *e = (struct entry *)k; // kept is the first member
     pthread_mutex_lock(&g->lock);
     if (--e->n_users == 0) {
-        struct grammar_stats stats; // it does not change any more
+        struct grammar_stats stats; // an idle grammar does not change
         grammar_stats(e->kept.grammar, &stats);
         e->n_bytes = stats.bytes + e->source.n_bytes;
         g->idle_bytes += e->n_bytes;

@@ -27,7 +27,7 @@ enum status grammars_take(struct grammars *g, const struct tokenizer *tok,
 enum status grammars_vocabulary(struct grammars *g, const struct tokenizer *tok,
                                 const struct engine_info *info, const struct grammar_vocab **out,
                                 struct err *err);
-/* Releases a grammar, once the engine no longer has a request that uses it. Accepts NULL. */
+/* Releases a grammar. The engine must no longer have a request that uses it. Accepts NULL. */
 void grammars_give(struct grammars *g, struct kept_grammar *k);
 
 #endif

@@ -21,7 +21,7 @@ static const char *kind_of(const struct json *item)
     return type ? type : "message";
 }
 
-/* A message's role and content; other kinds of items have rows below. */
+/* Checks a message's role and content; other kinds of items have rows below. */
 static bool message_check(const struct json *item, const char *place, struct call_error *e)
 {
     const char *role = json_get_string(item, "role");
@@ -70,7 +70,7 @@ bool items_check(const struct json *array, const char *param, struct call_error 
     return true;
 }
 
-/* A client's own id is kept if it fits; otherwise one is made with the prefix of the
+/* Names an item: keeps the client's id if it fits, otherwise makes one with the prefix of the
  * item's kind. */
 static void name(char id[STORE_ITEM_ID_BYTES], const struct json *item)
 {
@@ -98,7 +98,7 @@ static bool put(struct stored_item *to, const struct json *item)
     buf_init(&text, MAX_BYTES);
     convert_item_but_id(&text, item);
     buf_putc(&to->text, ',');
-    buf_put(&to->text, text.data + 1, text.n_bytes - 1); // after its opening brace
+    buf_put(&to->text, text.data + 1, text.n_bytes - 1); // without the opening brace
     to->text.failed |= text.failed;
     buf_deinit(&text);
     return !to->text.failed;

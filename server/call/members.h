@@ -28,14 +28,14 @@ enum member_type {
 
 enum member_use {
     MEMBER_READ,
-    MEMBER_IGNORED, // it does not change the answer, but its value is checked
-    MEMBER_REFUSED, // refused, unless its value requests nothing (`off`)
+    MEMBER_IGNORED, // the member does not change the answer; its value is checked
+    MEMBER_REFUSED, // refused, unless its value is one of `off`, which request nothing
 };
 
 struct member {
     const char *key;
     const char *about; // one line for people
-    unsigned forms;    // the request forms that know it (request.h)
+    unsigned forms;    // the forms of requests that have it (request.h)
     enum member_type type;
     enum member_use use;
     bool required;
@@ -45,27 +45,27 @@ struct member {
     bool is_dimension; // MEMBER_INT: only the model's own value is valid
     bool is_within;    // MEMBER_INT: at most the model's context
     bool is_share;     // MEMBER_INT: of the vocabulary; -1 is all of it, where the server allows
-    const char *instead_of; // the required member that it can replace; NULL: none
+    const char *instead_of; // the required member that this one can replace; NULL: none
 
     /* The values that it may have. */
     int64_t min, max;    // MEMBER_INT, both inclusive
-    size_t most;         // > 0: offset in struct config of the maximum (of an array's length)
+    size_t most;         // if > 0: offset in struct config of the maximum length of an array
     double low, high;    // MEMBER_REAL, both inclusive
     const char *choices; // "a|b|c"
     const char *off;     // MEMBER_REFUSED: values that request nothing, as "false|0|[]"
-    const char *why;     // and a sentence on what to do instead; NULL: none
-    const char *schema;  // further members of its JSON schema, with ' for the quotation mark
+    const char *why;     // MEMBER_REFUSED: a sentence on what to do instead; NULL: none
+    const char *schema;  // more members of the JSON schema, with ' for the quotation mark
 
     /* Where a plain value goes: a field of struct request. An integer or a real is stored with the
      * width of the field; a choice is stored as a string, or in a narrow field as its index in the
      * list. */
-    size_t offset, size;              // size 0: checked, but not stored
-    size_t flag;                      // > 0: a bool that is set to whether the member is there
-    bool (*check)(struct request *r); // called after the value was stored; or NULL
+    size_t offset, size; // size 0: checked, but not stored
+    size_t flag;         // if > 0: offset of a bool, which is set to whether the member is present
+    bool (*check)(struct request *r); // called after the value was stored; may be NULL
 
     /* Not a plain value: */
-    bool (*read)(struct request *r); // reads it; also called when it is absent
-    const char *with;                // or: it is read together with the member of this name
+    bool (*read)(struct request *r); // reads the member; also called if it is absent
+    const char *with; // otherwise: the member is read together with the one of this name
 };
 
 /* The row at this index; NULL after the last. Members are read in this order, and of several errors

@@ -8,14 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A choice is stored as a bool (the second of two words) or as its word. */
+/* Stores a choice as its word or, in a field of one byte, as its index. */
 static bool keep_choice(struct request *r, const struct member *m, void *at)
 {
     int index;
     if (!body_choice(&r->body, m->key, m->choices, &index)) {
         return false;
     }
-    if (m->size == sizeof(uint8_t)) { // or a bool: the second of two words
+    if (m->size == sizeof(uint8_t)) { // for two words this can be a bool
         *(uint8_t *)at = (uint8_t)index;
     } else {
         body_string(&r->body, m->key, at);
@@ -23,7 +23,7 @@ static bool keep_choice(struct request *r, const struct member *m, void *at)
     return true;
 }
 
-/* The upper bound may be an option of this server. */
+/* Stores an integer. Its upper bound may be an option of this server. */
 static bool keep_int(struct request *r, const struct member *m, void *at)
 {
     const struct config *config = r->model->config;
@@ -76,11 +76,11 @@ static bool keep_value(struct request *r, const struct member *m)
     case MEMBER_STRING: return body_string(&r->body, m->key, kept ? at : &text);
     case MEMBER_OBJECT: return body_object(&r->body, m->key, &node);
     case MEMBER_ARRAY: return body_array(&r->body, m->key, &node);
-    default: return true; // of any type
+    default: return true; // a member of any type is neither checked nor stored
     }
 }
 
-/* Values of `off` are compared by meaning: 0 equals 0.0. */
+/* Compares by meaning: 0 equals 0.0. */
 static bool equals(const struct body_member *v, const char *json, size_t n_bytes)
 {
     switch (json_type(v->node)) {

@@ -17,7 +17,8 @@ enum {
     DRAWS = FORM_CHAT | FORM_CHAT_BATCH | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES |
             FORM_GENERATE | OLLAMA | NATIVE | FORM_TOKENS,
     SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | FORM_OLLAMA_EMBED | NATIVE |
-             FORM_NATIVE_EMBED | TOKENIZE | FORM_DETOKENIZE | FORM_TOKENS, // by a server
+             FORM_NATIVE_EMBED | TOKENIZE | FORM_DETOKENIZE | FORM_TOKENS, // all forms that a
+                                                                           // server accepts
     PAIRS = FORM_SCORE | FORM_RERANK,
     POOLED = FORM_CLASSIFY | FORM_POOLING | FORM_POOL_CHAT,
     SCORES = PAIRS | FORM_LABELS | POOLED | FORM_COHERE_EMBED, // forms that generate no text

@@ -24,7 +24,7 @@
 
 enum { TEXT_MAX_BYTES = 64 << 20 };
 
-/* *text is NULL only if the file does not exist. */
+/* Reads a file of the folder. *text is NULL if it does not exist. */
 static enum status read_in(const char *dir, const char *name, char **text, size_t *n_bytes,
                            struct err *err)
 {
@@ -241,7 +241,7 @@ static enum status set_defaults(struct call_model *m, const struct json *o, stru
     return sampling_params_check(p, m->info->vocab, err);
 }
 
-/* The operator's own object, so a key without effect is an error. */
+/* Checks the operator's object: a key without effect is an error. */
 static enum status check_keys(const struct json *o, struct err *err)
 {
     static const char *const others[] = {"top_k", "do_sample", "max_new_tokens"};
@@ -263,7 +263,7 @@ static enum status check_keys(const struct json *o, struct err *err)
     return OK;
 }
 
-/* --override-generation-config: only keys that mean something here. */
+/* Reads --override-generation-config. */
 static enum status override_defaults(struct call_model *m, const char *text, struct err *err)
 {
     struct json *root = NULL;
@@ -310,7 +310,7 @@ static enum status open_defaults(struct call_model *m, const struct config *conf
         int64_t max = json_get_int(root, "max_new_tokens", 0);
         if (strcmp(from, "auto") != 0) {
             st = set_defaults(m, root, err);
-        } else if (max > 0 && max < INT32_MAX) { // the engine has read the rest
+        } else if (max > 0 && max < INT32_MAX) { // "auto": the engine has read all other keys
             m->has_default_max_tokens = true;
             m->defaults.max_tokens = (int32_t)max;
         }
@@ -396,8 +396,8 @@ static enum status read_model_pooling(struct call_model *m, const char *dir, str
     return st == OK ? OK : err_prefix(err, st, name);
 }
 
-/* A pooler configuration, or one of the names; models say in files of their own which
- * pooling they were trained with. */
+/* Reads --pooler-config: an object, or one of the names. For "auto" the model's files say which
+ * pooling it was trained with. */
 static enum status open_pooling(struct call_model *m, const struct config *config, struct err *err)
 {
     const char *text = config->pooler_config ? config->pooler_config : "auto";
@@ -413,7 +413,7 @@ static enum status open_pooling(struct call_model *m, const struct config *confi
     return OK;
 }
 
-/* ---- what clients may ask about the tokenizer -------------------------------------------------
+/* ---- /tokenizer_info -------------------------------------------------
  */
 
 /* ,"chat_template": if the configuration has none, from the file beside it, or null. */
@@ -508,14 +508,15 @@ static const char *begin(struct call_model *m, const struct config *config,
     const char *model = config->engine.model;
     const char *from = text_source(config);
     make_names(m, config);
-    m->text_dir = is_folder(from) ? from : model; // of a single file's folder nothing is read
+    m->text_dir = is_folder(from) ? from : model; // if it is a single file, nothing else is read
+                                                  // from its folder
     uint64_t h = hash_bytes(model, strlen(model), (uint64_t)info->n_parameters);
     h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
     snprintf(m->fingerprint, sizeof m->fingerprint, "b%010" PRIx64, h & (uint64_t)0xffffffffff);
     return from;
 }
 
-/* Order matters: the template decides the parsers, and these need the tokenizer. */
+/* The order matters: parsers are selected by the template, and need the tokenizer. */
 enum status call_model_open(struct call_model *m, const struct config *config,
                             const struct engine_info *info, struct err *err)
 {

@@ -19,25 +19,25 @@ struct call_model {
     const struct config *config;
     const char *const *names; // accepted names; the first is the default and is not a path
     size_t n_names;
-    bool any_name;             // requests may name any model, and this one answers
-    char *folder_name;         // the model's last part of a path; the first name if none is given
-    const char *text_dir;      // folder of the tokenizer's files: its own or the model's
-    struct tokenizer *tok;     // NULL: ids only
-    struct err no_tok;         // the reason if it is NULL, if known
-    struct grammars *grammars; // cache for requests
+    bool any_name;         // requests may name any model; this one answers
+    char *folder_name;     // the last part of the model's path, which is the default name
+    const char *text_dir;  // folder of the tokenizer's files: that of --tokenizer or the model's
+    struct tokenizer *tok; // NULL: only token ids are supported
+    struct err no_tok;     // why `tok` is NULL, if known
+    struct grammars *grammars;      // cache of compiled grammars
     struct chat_template *template; // NULL: none
     const struct engine_info *info;
     struct sampling_params defaults; // generation_config.json, overridden by the configuration
     bool has_default_max_tokens;
     enum reasoning_kind reasoning;
-    const struct tool_parser *parser; // NULL: tool calls are text
-    enum pool_kind pooling;           // of embeddings
-    bool splits_inputs;               // that are longer than the context, up to this many tokens
-    int64_t max_embed_tokens;
-    bool normalize;         // scales them to length 1, unless the request says otherwise
-    struct scoring scoring; // of pairs of texts
-    struct fim fim;         // for fill-in-the-middle
-    char *tokenizer_info;   // body of /tokenizer_info
+    const struct tool_parser *parser; // NULL: tool calls are reported as text
+    enum pool_kind pooling;           // how embeddings are pooled
+    bool splits_inputs;               // inputs longer than the context are embedded in pieces
+    int64_t max_embed_tokens;         // limit of such an input
+    bool normalize;                   // embeddings have length 1, unless the request says otherwise
+    struct scoring scoring;           // how pairs of texts are scored
+    struct fim fim;                   // tokens for fill-in-the-middle
+    char *tokenizer_info;             // body of /tokenizer_info
     int64_t created;
     char fingerprint[24];
 };

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sign, exponent, mantissa. */
+/* A floating-point format: sign, exponent, mantissa. */
 static const struct layout {
     int n_bytes, n_mantissa, bias;
     uint32_t largest; // the code of the largest finite value

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body-bytes
+enum { ARENA_MAX_BYTES = 256 << 20 }; // arbitrary: 16 times the default --max-body-bytes
 
 /* One row per endpoint: the functions called before and after the members are read, the members
  * that contain text and messages, and what prompts are used for. Endpoints that neither generate
@@ -20,7 +20,8 @@ enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body
 static const struct kind {
     void (*begin)(struct request *r); // may be NULL
     bool (*end)(struct request *r);
-    const char *text, *messages; // both NULL: it has no prompts
+    const char *text, *messages; // names of the members with a text prompt and with messages; both
+                                 // NULL: no prompts
     bool generates, pools;
     bool may_fill; // a prompt may fill the context: no token is drawn then
     bool clamps;   // max_tokens is reduced to the room in the context, not refused
@@ -30,7 +31,8 @@ static const struct kind {
     [KIND_LABELS] = {labels_begin, labels_end, "query", NULL, .generates = true},
     [KIND_COMPLETIONS] = {completion_begin, completion_end, "prompt", NULL, .generates = true},
     [KIND_EMBEDDINGS] = {vectors_begin, embeddings_end, "input", "messages", .pools = true},
-    [KIND_POOLING] = {pooling_begin, pooling_end, "input", "messages"}, // for what: as below
+    [KIND_POOLING] = {pooling_begin, pooling_end, "input", "messages"}, // the model decides whether
+                                                                        // it generates or pools
     [KIND_CLASSIFY] = {classify_begin, classify_end, "input", "messages"},
     [KIND_COHERE_EMBED] = {cohere_begin, embeddings_end, "texts", NULL, .pools = true},
     [KIND_OLLAMA_CHAT] = {ollama_chat_begin, ollama_end, NULL, "messages", .generates = true,
@@ -64,7 +66,8 @@ static const struct kind {
                        .may_fill = true},
 };
 
-/* If a body may be of several kinds, it is of the first kind that has a member of its own in it. */
+/* A body that may be of several kinds has the first kind of which it has a characteristic
+ * member. */
 static bool choose_kind(struct request *r)
 {
     static const struct {
@@ -127,8 +130,8 @@ static const char *prompt_key(const struct request *r)
     return kinds[r->kind].text;
 }
 
-/* A prompt has at least bytes / longest tokens. If even that is too many, it is refused before it
- * is tokenized, unless tokens are only counted. */
+/* A prompt has at least n_bytes / (length of the longest token) tokens. If that is already too
+ * many, it is refused without being tokenized, unless tokens are only counted. */
 static bool is_hopeless(struct request *r, size_t n_bytes)
 {
     size_t least = n_bytes / tokenizer_longest_piece(r->model->tok);
@@ -194,7 +197,7 @@ static bool tokenise(struct request *r)
         }
         r->prompts[i].n = (int32_t)(r->ids.n - from[i]);
     }
-    for (size_t i = 0; i < r->n_prompts; i++) { // only now the list no longer moves
+    for (size_t i = 0; i < r->n_prompts; i++) { // the list no longer moves
         if (r->prompts[i].text) {
             r->prompts[i].ids = r->ids.v + from[i];
         }
@@ -268,7 +271,7 @@ static bool render_all(struct request *r, const struct chat_template *t)
             return false;
         }
     }
-    const int32_t *ids = r->ids.v; // only now the list no longer moves
+    const int32_t *ids = r->ids.v; // the list no longer moves
     for (size_t i = 0; i < n; i++) {
         r->prompts[i].ids = ids;
         ids += r->prompts[i].n;
@@ -432,5 +435,5 @@ void prepare_request(struct request *r)
     if (!request_check_beams(r) || (r->generates && !request_limit_thinking(r))) {
         return;
     }
-    request_constrain(r); // last: it is the most work
+    request_constrain(r); // last, because it is the most work
 }

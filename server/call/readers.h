@@ -9,7 +9,7 @@
 
 #include "server/call/request.h"
 
-/* ---- what all endpoints share (request.c) -----------------------------------------------------
+/* ---- shared by all endpoints (request.c) -----------------------------------------------------
  */
 
 void request_begin(struct request *r);
@@ -100,7 +100,7 @@ bool check_top_logprobs(struct request *r);
 /* ---- tools (request_tools.c) ------------------------------------------------------------------
  */
 
-bool read_tools(struct request *r); // for chat; the next two are for responses and messages
+bool read_tools(struct request *r); // of chats; the next two: of responses, of messages
 bool read_flat_tools(struct request *r);
 bool read_schema_tools(struct request *r);
 bool read_tool_choice(struct request *r);
@@ -153,7 +153,7 @@ bool read_labels(struct request *r);
  * (request_score.c). */
 void request_ask_each(struct request *r, const int32_t *answers, int32_t n);
 
-/* Ids in, ids out (request_tokens.c). */
+/* Endpoints with ids in and ids out (request_tokens.c). */
 void render_chat_begin(struct request *r);
 void render_begin(struct request *r);
 void tokens_begin(struct request *r);
@@ -188,7 +188,8 @@ bool request_fill_hole(struct request *r);
 
 /* Reads the prompts in "prompt", "input" or "tokens": a string, strings, ids, or lists of ids. */
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts);
-bool request_refuse_empty(struct request *r, const char *key); // if one of the prompts is empty
+bool request_refuse_empty(struct request *r, const char *key); // sets an error if one of the
+                                                               // prompts is empty
 
 /* ---- llama.cpp's (request_native.c) -------------------------------------------------------------
  */
@@ -201,7 +202,7 @@ bool infill_end(struct request *r);
 
 bool read_native_prompt(struct request *r);
 bool read_mixed_input(struct request *r);
-bool read_input(struct request *r); // of other embeddings
+bool read_input(struct request *r); // reads the input of embeddings
 bool read_n_probs(struct request *r);
 bool read_response_fields(struct request *r);
 bool read_hole(struct request *r);
@@ -266,8 +267,8 @@ bool read_thread(struct request *r);
 void responses_begin(struct request *r);
 bool responses_end(struct request *r);
 
-bool read_previous(struct request *r);     // in request_history.c, as is storing the input
-bool read_conversation(struct request *r); // likewise
+bool read_previous(struct request *r);     // this and the next are in request_history.c
+bool read_conversation(struct request *r); // items of a conversation
 bool read_items(struct request *r);
 bool read_truncation(struct request *r);
 bool read_include(struct request *r);

@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Chosen: the loop, which serves all requests, searches for every stop string with each token. */
+/* Arbitrary. It is low because the loop, which serves all requests, searches for each stop string
+ * after each token. */
 enum { MAX_STOP_BYTES = 1 << 10 };
 
 bool request_too_large(struct request *r)
@@ -62,7 +63,7 @@ bool check_top_k(struct request *r)
     return true;
 }
 
-/* In vLLM, llama.cpp and Ollama -1 asks for a random one. */
+/* As in vLLM, llama.cpp and Ollama, a seed of -1 asks for a random one. */
 bool check_seed(struct request *r)
 {
     if (r->params.seed == UINT64_MAX) {
@@ -297,7 +298,7 @@ bool read_penalize_nl(struct request *r)
                           "be true.");
 }
 
-/* Other names of max_tokens, for which a negative number means: as many as fit. */
+/* Reads another name of max_tokens. A negative number means: as many tokens as fit. */
 static bool read_predict(struct request *r, const char *key)
 {
     int64_t v;
@@ -330,7 +331,7 @@ bool read_num_predict(struct request *r)
     return read_predict(r, "num_predict");
 }
 
-/* Other values would need answers that are thrown away. */
+/* best_of must be 1 or n: with other values, answers would have to be discarded. */
 bool check_best_of(struct request *r)
 {
     if (r->best_of == 1 || r->best_of == r->n) {
@@ -480,7 +481,7 @@ void request_begin(struct request *r)
     r->verbose = r->model->config->verbose;
 }
 
-/* A top_p of 0 is what some clients send for "greedy". */
+/* Completes the parameters. Some clients send a top_p of 0 for greedy sampling. */
 void request_end(struct request *r)
 {
     if (r->params.top_p <= 0) { // only the most likely token
@@ -490,7 +491,7 @@ void request_end(struct request *r)
     r->output.min_tokens = r->params.min_tokens;
 }
 
-/* Grammars are shared by requests, so they are given back. */
+/* Also releases the grammar, which requests share. */
 void request_deinit(struct request *r)
 {
     if (r->grammar) {

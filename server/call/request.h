@@ -31,7 +31,7 @@ enum request_kind {
     KIND_OLLAMA_CHAT,
     KIND_OLLAMA_GENERATE,
     KIND_OLLAMA_EMBED,
-    KIND_NATIVE, // llama.cpp's
+    KIND_NATIVE, // llama.cpp's completion
     KIND_INFILL,
     KIND_NATIVE_EMBED,
     KIND_TOKENS,        // vLLM's: ids in, ids out
@@ -43,12 +43,13 @@ enum request_kind {
     KIND_DERENDER_CHAT, // ids that another server generated become a chat's answer
     KIND_DERENDER,      // or one of completions
     N_KINDS_WITH_FORM,  // the kinds below use the forms of those above
-    KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // a chat without messages, or a prompt without text
+    KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // an Ollama request without messages or prompt, which
+                                          // only loads the model
     KIND_OLLAMA_OLD_EMBED,                // its `prompt` becomes the `input` of KIND_OLLAMA_EMBED
     KIND_APPLY_TEMPLATE,
     KIND_RENDER,            // renders a completion's prompts to ids
-    KIND_RENDER_CHAT,       // of a chat
-    KIND_CHAT_INPUT_TOKENS, // the number of a chat's ids
+    KIND_RENDER_CHAT,       // renders a chat to ids
+    KIND_CHAT_INPUT_TOKENS, // counts a chat's ids
     KIND_INVOCATIONS,       // SageMaker's: becomes another kind, by the body's members
     KIND_LLAMA_CHAT,        // becomes a chat with `llama`
     KIND_EITHER_EMBED,      // becomes llama.cpp's if each token has a vector, else OpenAI's
@@ -91,7 +92,7 @@ enum {
 /* One of several conversations. */
 struct request_chat {
     const struct json *messages;
-    const char *text; // the same as JSON
+    const char *text; // the messages as JSON text
     size_t n_bytes;
 };
 
@@ -106,7 +107,8 @@ enum vector_type { VECTOR_FLOAT, VECTOR_BINARY, VECTOR_UBINARY, VECTOR_BASE64, N
 struct request_prompt {
     const int32_t *ids;
     int32_t n;
-    const char *text; // as given or rendered; NULL if ids were given or it was truncated
+    const char *text; // the text as given or rendered; NULL if ids were given or the text was
+                      // truncated
     size_t text_bytes;
     int32_t max_tokens;
     /* The text divided by provenance: control tokens, template text, the client's text. NULL: it is
@@ -135,14 +137,14 @@ struct scored_text {
 enum tool_mode {
     TOOLS_OFF,  // calls are not parsed
     TOOLS_AUTO, // the answer is text, calls, or both
-    TOOLS_MUST, // a call
+    TOOLS_MUST, // the answer must be a call
 };
 
 struct request_tool {
     const char *name;
-    const char *schema; // of the parameters, as written in the body; NULL: not given
+    const char *schema; // schema of the parameters, as written in the body; NULL: not given
     size_t schema_bytes;
-    const char *text; // of a custom tool: the format of its text (chat/tools/writing.h)
+    const char *text; // for a custom tool: the format of its text (chat/tools/writing.h)
     char place[64];   // where `schema` or `text` was given: for errors
     bool custom, strict, allowed;
 };
@@ -159,45 +161,46 @@ struct request {
     char *text; // the body; changed while it is read
     size_t n_bytes;
     uint64_t seed;       // used if the request has no seed
-    struct store *store; // of responses; NULL: they are not stored
+    struct store *store; // where responses are stored, or NULL
     const char *owner;   // owner of the responses that it may read
 
     /* Result. */
     struct call_error error; // status 0: no error
-    bool generates, pools;   // by kind (prepare.c); neither: only the prompts' ids are needed
-    unsigned form;           // one bit
-    struct arena arena;      // holds what follows
+    bool generates, pools; // what prompts are used for, by kind (prepare.c); if neither, only their
+                           // ids are needed
+    unsigned form;         // one of the bits above
+    struct arena arena;    // memory of the members below
     struct body body;
     const char *model_name;
     struct sampling_params params;
-    bool max_shrinks;        // n_predict: is reduced to the room in the context, not refused
+    bool max_shrinks; // a value that exceeds the context is reduced rather than refused (n_predict)
     bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt was too long for it
     int64_t n_keep, n_discard;
     bool has_max_tokens, max_is_asked; // neither: as many as fit; only has: a default, cut to fit
     int64_t max_tokens;
     int32_t n, best_of;
-    bool beams; // use_beam_search, with n beams
+    bool beams; // use_beam_search; there are n beams
     double length_penalty;
     struct request_prompt *prompts;
     size_t n_prompts;
     struct request_input *inputs; // [n_inputs]; NULL: each is a prompt
     size_t n_inputs;
-    struct ids ids; // of prompts that were given as text
+    struct ids ids; // the ids of prompts that were given as text
 
     bool stream, include_usage, continuous_usage;
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     int32_t n_top; // top_logprobs, or completions' logprobs
     const char *suffix,
-        *prefix; // of fill-in-the-middle; NULL: none. The prompt follows the prefix
+        *prefix; // for fill-in-the-middle, or NULL; the prompt follows the prefix
     size_t suffix_bytes, prefix_bytes;
     struct fim_file *files;
     size_t n_files;
     bool begun;                              // the prompt is the beginning of the text in the gap
-    bool base64, normalize;                  // embeddings
-    uint8_t embed_dtype, endianness;         // of base64 (packed.h)
+    bool base64, normalize;                  // how embeddings are returned
+    uint8_t embed_dtype, endianness;         // format of base64 (packed.h)
     struct scored_text *queries, *documents; // score and rerank
     size_t n_queries, n_documents;
-    int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
+    int64_t max_query_tokens, max_doc_tokens, top_n; // limits; 0: none
     bool activates, returns_documents, bare_list;
     /* llama.cpp's return_tokens, timings_per_token, return_progress, verbose */
     bool native_tokens, timings, tells_prompt, verbose, post_sampling;
@@ -206,22 +209,22 @@ struct request {
     const struct request_prompt *query; // labels: combined with each item
     bool item_first;
     unsigned vector_types;  // Cohere's: bits, by enum vector_type
-    enum pool_kind pooling; // how it pools, if `pools`
-    int64_t dimensions;     // 0: all
-    bool token_strs;        // tokenize
+    enum pool_kind pooling; // how hidden states are pooled, if `pools`
+    int64_t dimensions;     // length of the vectors; 0: the model's
+    bool token_strs;        // tokenize: also return the tokens' texts
     bool add_special, has_add_special;
     bool parse_special; // recognise special tokens in text prompts (never in messages)
     int64_t truncate;   // prompt tokens to keep; -1: the model's maximum; 0: all
     bool truncate_right;
     int32_t priority;
-    bool background; // nobody waits for it
+    bool background; // no client waits for the answer
     const char *cache_salt, *user, *request_id;
-    const struct cache_hint *hints; // [n_hints], kv_hints
+    const struct cache_hint *hints; // [n_hints]: from kv_hints
     int32_t n_hints;
-    const char *unknown; // the first member that no endpoint knows; n_unknown: their number
+    const char *unknown; // the first member that no endpoint knows, of n_unknown
     int n_unknown;
-    double timeout_s;        // 0: none
-    const char *detokenized; // detokenize
+    double timeout_s;        // time limit in the body; 0: none
+    const char *detokenized; // detokenize: the text
     size_t detokenized_bytes;
 
     struct output_options output;
@@ -231,17 +234,19 @@ struct request {
     const char *thinking_message;     // text before the forced end of reasoning; NULL: the server's
     struct thinking_limit *thinking;  // [n_prompts]; NULL: no limit
     const char *constraint_param;     // static text: the member that constrains the answer, or NULL
-    struct grammar_source constraint; // of the answer; `grammar` may add to it (request_turn.c)
+    struct grammar_source constraint; // source for the answer; `grammar` may also cover the text
+                                      // around it (request_turn.c)
     struct kept_grammar *grammar;     // compiled; NULL: none
-    const char *constraint_after;     // it begins after this text (one token); NULL: immediately
+    const char *constraint_after;     // the constraint begins after this text, which is one token;
+                                      // NULL: immediately
     int32_t constraint_after_id;
 
     /* Chat, responses and messages. */
-    struct request_chat *chats; // if there are several (`messages` is the first); or NULL
+    struct request_chat *chats; // several conversations, of which `messages` is the first; or NULL
     size_t n_chats;
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
-    const struct json *tools_json; // for the parsers
+    const struct json *tools_json; // the tools as a tree, for the parsers
     struct json *own_tools;        // tools_json, if it was generated
     struct json *flat_tools;       // responses: the tools without namespaces, if there are any
     struct request_namespaced *namespaced; // [n_namespaced]
@@ -251,26 +256,29 @@ struct request {
     struct request_tool *tool_list; // [n_tool_list], in the arena
     size_t n_tool_list;
     enum tool_mode tool_mode;
-    const char *tool_param;       // what says it; static text
+    const char *tool_param;       // the member that sets tool_mode; static text
     int32_t n_past_calls;         // chat: number of calls in its messages
-    bool narrows;                 // not all tools are allowed
-    bool is_named;                // chat: one tool is asked for by its name
-    const char *request_template; // trusted
+    bool narrows;                 // only some of the tools are allowed
+    bool is_named;                // chat: the client selected one tool by name
+    const char *request_template; // the request's own chat template, which the operator allows; or
+                                  // NULL
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if from the assistant; or NULL
     size_t echoed_bytes;
-    const char *effort;        // NULL: not given
+    const char *effort;        // effort of reasoning; NULL: not given
     bool thinks, has_thinks;   // enable_thinking
-    const char *instructions;  // responses
+    const char *instructions;  // responses: the system's message
     int n_stripped_lines;      // messages: removed from the system prompt (--strip-prompt-lines)
-    bool stores;               // responses: it is stored
+    bool stores;               // responses: the response is stored
     bool tells_messages;       // responses: include the prompt and the answer as text and ids
-    bool detached;             // responses: it runs on without its client ("background")
-    bool wants_events;         // if detached: the client asked for a stream (all have events)
+    bool detached;             // responses: it continues without its client ("background")
+    bool wants_events;         // if detached: the client asked for a stream; events are recorded
+                               // in any case
     struct derender *derender; // the ids to derender (derender.h); NULL: none
     const char *previous;      // responses: id of the previous response; or NULL
     const char *conversation;  // responses: id of the conversation; or NULL
-    const char *items;         // responses: its own input items, as JSON texts joined by commas
+    const char *items;         // responses: the request's own input items, as JSON texts joined
+                               // by commas
     const char *history;       // responses: the earlier items, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
     const char *repeated; // members of the body that the answer repeats, as JSON text

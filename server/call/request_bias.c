@@ -10,7 +10,7 @@ enum { NEVER = -100 };
 
 struct biases {
     struct request *r;
-    struct logit_bias *list; // [MAX_BIAS]
+    struct logit_bias *list; // [MAX_BIAS], in the arena
 };
 
 static bool too_many(struct request *r)
@@ -45,7 +45,7 @@ static bool put(struct biases *b, int32_t id, double value)
     return true;
 }
 
-/* Each token of a text. */
+/* Adds the bias to each token of a text. */
 static bool put_text(struct biases *b, const char *text, double value)
 {
     struct ids ids;

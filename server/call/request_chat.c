@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_MESSAGES = 4096 /* chosen */ };
+enum { MAX_MESSAGES = 4096 /* arbitrary */ };
 
 static const char *at(char *text, size_t n_bytes, size_t message, const char *field)
 {
@@ -148,7 +148,7 @@ bool chat_is_role(const char *role)
     return n > 0 && role[n] == '\0';
 }
 
-/* Names the roles that all templates know. */
+/* Sets the error for a role, which lists the roles that all templates know. */
 static bool bad_role(struct request *r, size_t index, const char *role)
 {
     char where[64];
@@ -230,7 +230,7 @@ bool read_messages(struct request *r)
     return check_messages(r, messages);
 }
 
-/* One of several conversations, with its own text. */
+/* Keeps one of several conversations, with its own text. */
 static bool keep_chat(struct request *r, const struct json *messages)
 {
     struct buf text;
@@ -313,7 +313,7 @@ static bool is_text(const struct json *node)
     return json_is(node, JSON_STRING);
 }
 
-/* The object of the Responses API and of some chat clients. */
+/* Reads the object `reasoning` of the Responses API, which some chat clients also send. */
 bool read_reasoning(struct request *r)
 {
     static const char *const others[] = {"max_tokens", "enabled", "exclude"};
@@ -385,8 +385,8 @@ static const char *mapped_effort(struct request *r)
     return word ? word : r->effort;
 }
 
-/* The template's variables as JSON text: the server's defaults, what follows from
- * reasoning members, documents, and the client's own. Later ones win. */
+/* Writes the template's variables as JSON text: the server's defaults, those set by the members for
+ * reasoning, documents, and the client's own. Later ones override earlier ones. */
 bool read_template_variables(struct request *r)
 {
     const struct json *own = NULL;
@@ -448,7 +448,7 @@ bool read_template_variables(struct request *r)
     return request_too_large(r);
 }
 
-/* A template from a client is code that runs on the server, so the operator must have allowed
+/* Reads the client's chat template. It is code that runs on the server, so the operator must allow
  * it. */
 bool read_chat_template(struct request *r)
 {
@@ -463,7 +463,8 @@ bool read_chat_template(struct request *r)
     return true;
 }
 
-/* Both together would end the prompt twice. */
+/* continue_final_message and add_generation_prompt exclude each other: together they would end the
+ * prompt twice. */
 bool check_continue(struct request *r)
 {
     if (r->continue_final_message && r->add_generation_prompt) {
@@ -508,10 +509,10 @@ void chat_begin(struct request *r)
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
     r->add_generation_prompt = true;
-    r->add_special = false; // the template writes what the model wants
+    r->add_special = false; // the template writes the special tokens that the model expects
 }
 
-/* The beginning of an answer with echo: the text that the client began for the assistant. */
+/* With echo, an answer begins with the text that the client has begun for the assistant. */
 static bool find_echo(struct request *r)
 {
     const struct json *last = NULL;

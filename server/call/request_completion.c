@@ -25,7 +25,8 @@ static bool next_text(struct request *r, struct json_scan *sc, struct request_pr
     return p->text || request_too_large(r);
 }
 
-/* A text, ids, or a list of either. Ids are not copied from the list that the body's scan made. */
+/* Reads prompts: a text, ids, or a list of either. Ids are used where the scan of the body has
+ * stored them. */
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -108,7 +109,7 @@ bool read_completion_logprobs(struct request *r)
     int64_t v;
     const struct body_member *m = body_get(&r->body, "logprobs");
     if (m && json_is(m->node, JSON_BOOL) && !json_bool(m->node, true)) {
-        return true; // false: as if absent
+        return true; // false counts as absent
     }
     if (request_read_share(r, "logprobs", &v)) {
         r->logprobs = true;
@@ -208,7 +209,7 @@ void embeddings_begin(struct request *r)
 
 bool embeddings_end(struct request *r)
 {
-    r->stream = r->params.prompt_logprobs = false; // nothing is drawn
+    r->stream = r->params.prompt_logprobs = false; // no token is drawn
     r->params.min_tokens = 0;
     r->n = 1;
     if (r->form & (FORM_EMBEDDINGS | FORM_NATIVE_EMBED)) {
@@ -254,7 +255,7 @@ void tokenize_begin(struct request *r)
         return;
     }
     r->native_tokens = body_has(&r->body, "content") && !body_has(&r->body, "prompt");
-    r->add_special = !r->native_tokens; // llama.cpp has another default
+    r->add_special = !r->native_tokens; // llama.cpp's default is false
     if (r->native_tokens) {
         body_rename(&r->body, "content", "prompt"); // llama.cpp's name
     }
@@ -264,7 +265,8 @@ bool tokenize_end(struct request *r)
 {
     bool chat = r->form == FORM_TOKENIZE_CHAT;
     r->stream = false;
-    r->truncate = r->kind == KIND_APPLY_TEMPLATE ? 0 : r->truncate; // its answer is text
+    // The answer of apply-template is text, which is not truncated.
+    r->truncate = r->kind == KIND_APPLY_TEMPLATE ? 0 : r->truncate;
     return (!chat || chat_end(r)) && (r->model->tok || no_tokenizer(r));
 }
 

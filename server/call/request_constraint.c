@@ -50,7 +50,7 @@ static bool constrain_at(struct request *r, const char *param, enum grammar_kind
     return constrain(r, param, (struct grammar_source){.kind = kind, .text = v.s, .n_bytes = v.n});
 }
 
-/* One of several texts, as a regular expression. */
+/* Converts a choice among texts to a regular expression. */
 static bool constrain_choice(struct request *r, const char *param, const struct json *list)
 {
     size_t room = 8;
@@ -225,7 +225,7 @@ bool read_ollama_format(struct request *r)
 /* ---- vLLM's, llama.cpp's and SGLang's members --------------------------------------------------
  */
 
-/* JSON, directly or as a string. */
+/* Reads a schema that is given as JSON or as a string that contains JSON. */
 static bool read_json(struct request *r, const char *key, const char *path, const struct json *v,
                       enum grammar_kind kind)
 {
@@ -285,7 +285,8 @@ bool read_structural_tag(struct request *r)
     return read_whole(r, "structural_tag", GRAMMAR_TAGS);
 }
 
-/* Applies to the schema in another member; has no effect on its own. */
+/* Reads guided_whitespace_pattern, which applies to the schema in another member and has no effect
+ * without one. */
 bool read_guided_space(struct request *r)
 {
     const char *pattern = NULL;

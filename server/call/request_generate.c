@@ -116,8 +116,8 @@ void generate_begin(struct request *r)
     r->max_tokens = r->model->info->defaults.max_tokens;
     r->has_max_tokens = true;
     r->add_special = true;
-    r->model_name = call_model_name(r->model, NULL); // the line's value is ignored: there is only
-                                                     // one
+    r->model_name = call_model_name(r->model, NULL); // there is only one model, so the line's value
+                                                     // is ignored
 }
 
 bool generate_end(struct request *r)

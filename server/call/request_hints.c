@@ -9,15 +9,15 @@
 #include <ctype.h>
 #include <string.h>
 
-/* The first four are vLLM's. A missing duration, or one above MAX_KEPT_S (a chosen value), is set
- * to MAX_KEPT_S: a client that never returns must not occupy memory for days. */
+/* The first three are vLLM's limits. MAX_KEPT_S is arbitrary; a missing or longer duration is set
+ * to it, because a client that never returns must not occupy memory for days. */
 enum { MAX_ACTIONS = 16, MAX_DIRECTIVES = 128, MAX_DURATION_S = 30 * 86400, MAX_KEPT_S = 3600 };
 
 /* Directives of all actions go into one list. */
 struct hints {
     struct request *r;
     struct cache_hint *list; // [MAX_DIRECTIVES]
-    const char *scope;       // of earlier actions; NULL: none
+    const char *scope;       // the scope of earlier actions; NULL: none
     int32_t n, n_actions;
 };
 
@@ -51,7 +51,7 @@ static bool knows_members(const struct json *d)
     return true;
 }
 
-/* A position that fits in an int32_t. */
+/* Reads a position that fits an int32_t. */
 static bool read_position(const struct json *d, const char *key, int64_t least, int32_t *to)
 {
     int64_t v;
@@ -119,8 +119,8 @@ static bool read_directive(struct hints *h, const struct json *d)
 
 /* ---- actions -------------------------------------------------------------------------------- */
 
-/* Whether priorities never increase towards the end: a block can only be found after the blocks
- * before it. */
+/* True if priorities never increase towards the end of the prompt. A block can only be found after
+ * those before it, so it must not outlive them. */
 static bool never_rise(const struct hints *h)
 {
     for (int32_t i = 0; i < h->n; i++) {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_BYTES = 64 << 20, MAX_RESPONSES = 4096 /* chosen */ };
+enum { MAX_BYTES = 64 << 20, MAX_RESPONSES = 4096 /* arbitrary */ };
 
 static bool missing(struct request *r, const char *id)
 {
@@ -33,7 +33,7 @@ static bool put_before(struct request *r, struct buf *items, const struct stored
     return !all.failed || request_too_large(r);
 }
 
-/* From the latest to the first response: each names the previous one. */
+/* Collects the items of all responses, from the latest to the first: each names its predecessor. */
 static bool collect(struct request *r, const char *id, struct buf *items)
 {
     char next[STORE_RESPONSE_ID_BYTES];

@@ -14,13 +14,13 @@
 
 enum { MAX_PROMPT_IDS = 16 << 20 };
 
-/* A prompt of texts and ids, read directly from the body's text. */
+/* Reads prompts that mix texts and ids, directly from the body's text. */
 struct mixed {
     struct request *r;
     const char *key;
     struct json_scan sc;
-    struct ids ids; // of the prompt that is being read
-    bool first;     // no part of it has been read
+    struct ids ids; // ids so far of the prompt that is being read
+    bool first;     // no part of this prompt has been read yet
 };
 
 static bool wrong(struct mixed *m)
@@ -136,7 +136,7 @@ static bool put_value(struct mixed *m, enum json_token t)
     }
 }
 
-/* An array: one prompt if it contains a number, otherwise a prompt per item. */
+/* True if an array contains a number: then it is one prompt, otherwise each item is one. */
 static bool has_number(const struct body_member *v)
 {
     struct json_scan sc;
@@ -381,7 +381,7 @@ static bool is_mixed(const struct json *list)
 bool read_input(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "input");
-    bool ids_first = m && !m->node; // it has no tree
+    bool ids_first = m && !m->node; // arrays of ids have no tree
     bool mixed;
     if (ids_first) {
         mixed = memchr(m->start, '"', m->n_bytes) != NULL;

@@ -16,8 +16,8 @@ enum { MAX_BYTES = 64 << 20, MAX_MESSAGES = 4096 };
 struct ollama {
     struct request *r;
     struct buf out;
-    size_t index;              // of the message
-    size_t n_calls, n_results; // so far; results are in the order of the calls
+    size_t index;              // of the current message
+    size_t n_calls, n_results; // numbers so far; results are in the order of the calls
     char place[80];
 };
 

@@ -22,7 +22,7 @@ void vectors_begin(struct request *r)
     pooled_chat_begin(r);
 }
 
-/* The probabilities of a classifier's two answers, in place of a vector. */
+/* Requests the probabilities of a classifier's two answers, instead of a vector. */
 static void judge(struct request *r)
 {
     r->generates = r->model->scoring.judges;
@@ -129,8 +129,8 @@ bool read_embed_texts(struct request *r)
     return request_too_large(r);
 }
 
-/* Models here have no prompts per kind of input, so the inputs of two kinds would get the same
- * embedding. */
+/* Refuses the member. The served models have no prompts per kind of input, so inputs of different
+ * kinds would get the same embedding. */
 bool read_input_type(struct request *r)
 {
     const char *type = NULL;

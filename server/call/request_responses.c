@@ -11,17 +11,17 @@
 
 enum { MAX_BYTES = 64 << 20 };
 
-/* Items on their way to chat messages. Several items may become one assistant message: its
- * reasoning, text and calls. */
+/* Converts items to chat messages. Several items may become one assistant message: its reasoning,
+ * text and calls. */
 struct messages {
     struct request *r;
     struct buf out;       // text of the array
     struct buf calls;     // tool calls of an unfinished assistant message
-    struct buf reasoning; // its reasoning, until the message has begun
-    bool open;            // its text has been written
-    size_t index;         // of the input item
+    struct buf reasoning; // reasoning of the assistant message, until that has begun
+    bool open;            // text of the assistant message has been written
+    size_t index;         // of the current input item
     struct buf items;     // the input's items, to be stored
-    char place[64];       // its path, for errors
+    char place[64];       // path of that item, for errors
 };
 
 /* Messages are written one after another into the array. */
@@ -269,7 +269,7 @@ static bool put_input(struct messages *m)
     if (!input) {
         return call_error_missing(&m->r->error, "input");
     }
-    if (json_is(input->node, JSON_STRING)) { // as written
+    if (json_is(input->node, JSON_STRING)) { // taken from the body as written
         open_message(m, "user");
         buf_puts(&m->out, ",\"content\":");
         buf_put(&m->out, input->start, input->n_bytes);
@@ -417,7 +417,7 @@ static bool keep_items(struct messages *m)
     return r->items || request_too_large(r);
 }
 
-/* The result takes the place of "messages" and is read like those of a chat. */
+/* Converts the input to chat messages, which are then read like those of a chat. */
 bool read_items(struct request *r)
 {
     struct messages m = {.r = r};
@@ -442,7 +442,7 @@ bool read_items(struct request *r)
     return good;
 }
 
-/* Truncation would need to know which items may go. */
+/* Refuses truncation, because the server cannot know which items may be dropped. */
 bool read_truncation(struct request *r)
 {
     int choice = 1;
@@ -467,7 +467,7 @@ bool read_include(struct request *r)
     return true;
 }
 
-/* The answer repeats the request's settings; the body has been freed by then. */
+/* Writes the settings that the answer repeats, since the body is freed before that. */
 static bool make_echo(struct request *r)
 {
     static const struct {

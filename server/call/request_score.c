@@ -74,7 +74,7 @@ static bool keep_text(struct request *r, struct scored_text *t, const struct jso
     return body_wrong_type(&r->error, key, "a string or an object with a text", node);
 }
 
-/* A text or several. False without an error: the member is absent. */
+/* Reads one text or several. False without an error: the member is absent. */
 static bool read_texts(struct request *r, const char *key, struct texts *out)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -150,7 +150,7 @@ bool read_documents(struct request *r)
     return true;
 }
 
-/* vLLM has four pairs of names for the same. */
+/* Reads both lists of texts, for which vLLM has four pairs of names. */
 bool read_score_texts(struct request *r)
 {
     static const char *const names[][2] = {
@@ -183,7 +183,7 @@ bool read_score_texts(struct request *r)
 /* ---- texts that are too long
  * --------------------------------------------------------------------- */
 
-/* Truncates a text to its first tokens, and returns text. */
+/* Truncates a text to its first `most` tokens; the result is text again. */
 static bool cut(struct request *r, struct scored_text *t, int64_t most)
 {
     struct ids ids;

@@ -13,12 +13,12 @@
 
 enum { MAX_BYTES = 64 << 20 };
 
-/* The notation of tools in an API. */
+/* How an API writes tools. */
 static const struct shape {
-    const char *key;      // of the request
+    const char *key;      // the request's member with the tools
     const char *function; // the member that contains name and parameters; "": the tool itself
     const char *custom;   // the same for a custom tool; NULL: not supported
-    const char *schema;   // of the parameters, in the function
+    const char *schema;   // the function's member with the schema of the parameters
 } shapes[] = {
     {"tools", "function", "custom", "parameters"},
     {"functions", "", NULL, "parameters"},
@@ -104,7 +104,7 @@ static void put_custom(struct buf *out, const struct json *custom)
 /* ---- one tool ---------------------------------------------------------------------------------
  */
 
-/* A list of tools in one of the shapes that APIs have. */
+/* Reads a list of tools, written in the shape of one API. */
 struct reader {
     struct request *r;
     const struct shape *shape;
@@ -446,7 +446,7 @@ static bool choose(struct request *r, const char *key, const struct json *v)
     return allow_one(r, key, name_of(v));
 }
 
-/* Without a tool that may be called there is nothing to parse. */
+/* Selects the output parser, if any tool may be called. */
 static bool use_tools(struct request *r)
 {
     if (r->tool_mode == TOOLS_OFF && r->model->config->exclude_tools_when_tool_choice_none &&

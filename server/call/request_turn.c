@@ -86,7 +86,7 @@ static bool blame(struct request *r, enum status whole, const struct err *why)
 /* ---- calls ------------------------------------------------------------------------------------
  */
 
-/* Whether the grammar must include calls. */
+/* True if the grammar must include calls. */
 static bool watches_calls(const struct request *r)
 {
     bool some = r->tool_mode == TOOLS_MUST;
@@ -138,7 +138,7 @@ static bool plan_calls(struct plan *p)
         return true;
     }
     if (!w && r->tool_mode == TOOLS_AUTO && r->constraint_param) {
-        return true; // no calls together with a constrained answer
+        return true; // the answer is constrained, and must not contain calls
     }
     if (!w) {
         return call_error_set(&r->error, 400, "unsupported_value",
@@ -168,7 +168,8 @@ static bool is_json(const char *s, size_t n)
     return t == JSON_TOKEN_END;
 }
 
-/* The constraint as a format. False: it has already been rejected. */
+/* Writes the constraint of the answer as a format of structural tags. False: the constraint was
+ * rejected. */
 static bool put_answer(struct plan *p)
 {
     struct request *r = p->r;
@@ -240,7 +241,7 @@ static void plan_reasoning(struct plan *p)
         r->constraint_after = end;
         r->constraint_after_id = id;
         t->opened = false;
-        t->behind = true;
+        t->after_reasoning = true;
     }
 }
 
@@ -269,7 +270,7 @@ static bool constrain(struct plan *p)
     }
     plan_reasoning(p);
     const struct turn *t = &p->turn;
-    bool plain = !t->calls && !t->opened && !t->behind && !t->may_think &&
+    bool plain = !t->calls && !t->opened && !t->after_reasoning && !t->may_think &&
                  !reasoning_marks(t->reasoning)->answer_opens[0] &&
                  t->reasoning != REASONING_HARMONY;
     if (plain) {

@@ -44,7 +44,7 @@ static void put_usage(struct buf *b, const struct call *c)
     buf_puts(b, ",\"input_tokens_details\":{\"cached_tokens\":");
     buf_put_int(b, u.cached);
     call_put_recomputed(b, &u);
-    buf_puts(b, ",\"cache_write_tokens\":0},\"output_tokens\":"); // the SDK's type wants it
+    buf_puts(b, ",\"cache_write_tokens\":0},\"output_tokens\":"); // required by the SDK's type
     buf_put_int(b, u.completion);
     buf_puts(b, ",\"output_tokens_details\":{\"reasoning_tokens\":");
     buf_put_int(b, u.reasoning);
@@ -87,7 +87,7 @@ static void put_id_or_null(struct buf *b, const char *id)
     }
 }
 
-/* A text as the model sees it, with its ids; where the two differ, the ids are exact. */
+/* Writes a text with special tokens, and its ids. If the two differ, the ids are exact. */
 static void put_raw(struct buf *b, const struct call *c, const char *key, const char *text,
                     size_t n_bytes, struct ids ids)
 {

@@ -55,7 +55,7 @@ void response_save(struct call *c)
     stored.output = view(s->items.data, s->items.n_bytes);
     stored.events = view(s->events.data, s->events.n_bytes);
     if (s->body.failed || s->items.failed) {
-        return; // the client does not receive it either
+        return; // the client does not get this answer either
     }
     struct stored_item *items = NULL;
     if (c->request.conversation && add_items(c, &items, &stored.n_items)) {

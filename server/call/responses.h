@@ -11,18 +11,20 @@ enum item { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL, ITEM_CUSTOM };
 
 struct responses {
     int64_t sequence;
-    int32_t n_items; // begun
-    bool begun;      // the first events of the stream are sent
+    int32_t n_items; // number of items begun
+    bool begun;      // the first events of the stream have been sent
     enum item open;
     char item_id[40], call_id[80], name[TOOL_NAME_MAX_BYTES + 1];
     const char *space;   // the call's namespace; NULL: none
-    struct buf text;     // of the open item
-    struct buf logprobs; // of the open message
+    struct buf text;     // text of the open item
+    struct buf logprobs; // log-probabilities of the open message
     struct buf items;    // the finished ones, joined by commas
-    struct buf body;     // at the end: the whole object
-    struct buf lost;     // stored first: its final state if the server ends before it does
-    struct buf events;   // of a background response, framed, for clients that connect later
-    size_t n_told;       // bytes of `events` for clients: the last event waits for storage
+    struct buf body;     // the whole object, made at the end
+    struct buf lost;     // stored at the beginning: the response's final state if the server ends
+                         // before it
+    struct buf events;   // events of a background response, framed, for clients that connect later
+    size_t n_told; // bytes of `events` that clients may get: the last event must wait until the
+                   // response is stored
 };
 
 struct responses *response_state(struct call *c);

@@ -12,8 +12,8 @@
 struct scoring {
     bool judges;
     int32_t answers[2];         // the ids of yes and no
-    struct chat_template *pair; // formats a pair: messages with the roles query and document, and
-                                // the variable `instruction`
+    struct chat_template *pair; // formats a pair, given as messages with the roles query and
+                                // document, and the variable `instruction`
 };
 
 /* `template` is the model's own, which may support pairs; NULL: none. */

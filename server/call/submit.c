@@ -15,7 +15,7 @@
 
 enum { OUTPUT_MAX_BYTES = 1 << 30 };
 
-/* The request needs more memory than this server allows for one call. */
+/* Sets the error for a request that needs more memory than a call may have. */
 static bool too_large(struct call_error *e)
 {
     return call_error_set(e, 400, "invalid_value", "max_tokens",
@@ -199,7 +199,7 @@ static bool admit(struct call *c, struct call_error *e)
         return false;
     }
     int64_t waiting = s.waiting_tokens + s.submitted_tokens;
-    bool waits = queued > 0; // so that a large request is admitted when nothing waits
+    bool waits = queued > 0; // if nothing waits, a request of any size is admitted
     bool full = queued + sequences > config->max_num_queued_reqs && waits;
     bool heavy = waiting + tokens > config->max_num_queued_tokens && waits;
     if (!full && !heavy) {
@@ -243,7 +243,7 @@ static enum status refused(struct call *c, enum status st, const struct err *why
     return st;
 }
 
-/* A call that the engine has no room for is continued later from where it stopped. */
+/* If the engine becomes full, the rest of the call is submitted later. */
 enum status call_submit(struct call *c, struct call_error *e)
 {
     if (c->beams) {

@@ -38,7 +38,7 @@ enum setting_type { SETTING_INT32, SETTING_INT64, SETTING_SHARE, SETTING_BOOL };
 
 #define AT(member) offsetof(struct tenant_limits, member)
 
-/* Names are those of the options for all keys, without "key-". */
+/* The settings are named like the options for all keys, without "key-". */
 static const struct {
     const char *name;
     enum setting_type type;
@@ -55,7 +55,7 @@ static const struct {
 };
 enum { N_SETTINGS = sizeof settings / sizeof settings[0] };
 
-/* strtoll with all its errors; negative limits make no sense. */
+/* Reads an integer with strtoll, checking all errors. */
 static bool set_integer(void *to, enum setting_type type, const char *text)
 {
     char *end;
@@ -85,7 +85,7 @@ static bool set_bool(bool *to, const char *text)
     return *to || strcmp(text, "false") == 0;
 }
 
-/* By the setting's type. */
+/* Sets a value of the setting's type. */
 static bool set_value(void *to, enum setting_type type, const char *text)
 {
     switch (type) {
@@ -230,7 +230,7 @@ void tenant_drop(struct tenant *t)
     }
 }
 
-/* The contents of the buckets change by the same amount as the limits. */
+/* Changes the limits, and the contents of the buckets by the same amounts. */
 void tenant_set_limits(struct tenant *t, const struct tenant_limits *l)
 {
     t->requests.left += (double)(l->requests_per_minute - t->limits.requests_per_minute);
@@ -253,7 +253,7 @@ static bool refuse(struct call_error *e, const char *type, int64_t after_ns, con
                           limit, what, e->retry_after_s);
 }
 
-/* Counts a call, unless too many are running or began in this minute. */
+/* Counts a call, unless too many are running or have begun in this minute. */
 bool tenant_enter(struct tenant *t, int64_t now_ns, struct call_error *e)
 {
     const struct tenant_limits *l = &t->limits;

@@ -21,9 +21,9 @@ struct tenant_limits {
     int32_t min_priority, max_priority;
     int64_t requests_per_minute, tokens_per_minute; // 0: no limit
     int64_t concurrent;                             // concurrent calls; 0: no limit
-    double queue_share;     // of --max-num-queued-reqs, for calls without a token yet
-    double cache_share;     // of the KV blocks, for cached blocks of its requests
-    bool cache_salt_by_key; // its prompts are cached separately
+    double queue_share; // share of --max-num-queued-reqs that calls without a first token may use
+    double cache_share; // share of the KV blocks that cached blocks of its requests may occupy
+    bool cache_salt_by_key; // the tenant's prompts are cached separately from others'
 };
 
 /* The options' limits, which apply to every key. */
@@ -35,7 +35,7 @@ enum status tenant_limits_set(struct tenant_limits *l, const char *setting, stru
 enum status tenant_limits_check(const struct tenant_limits *l, struct err *err);
 
 struct tenant_bucket {
-    double left; // below 0: a debt
+    double left; // what may still be used; below 0: a debt
     int64_t filled_ns;
 };
 
@@ -45,7 +45,7 @@ struct tenant {
     struct tenant_bucket requests, tokens;
     int64_t n_calls, n_waiting; // n_waiting: sequences of calls without a token yet
     int64_t n_holders;
-    char salt[33]; // random, so that no request can guess it
+    char salt[33]; // random, so that no client can guess it
 };
 
 struct tenant *tenant_new(const struct tenant_limits *limits); // with one reference
@@ -59,8 +59,8 @@ void tenant_set_limits(struct tenant *t, const struct tenant_limits *limits);
 bool tenant_enter(struct tenant *t, int64_t now_ns, struct call_error *e);
 void tenant_leave(struct tenant *t);
 
-/* Whether a call with these prompts may go to the engine, where `queued` sequences of at most
- * max_queued are waiting. Takes nothing from the buckets. */
+/* Whether a call with these prompts may be submitted. The engine's queue has `queued` sequences,
+ * and room for max_queued. Takes nothing from the buckets. */
 bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, int64_t queued,
                    int64_t max_queued, int64_t now_ns, struct call_error *e);
 /* Adjusts a request's priority: 0, also the default, becomes the nearest allowed value. False: the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How long a request took, as llama.cpp's clients read it. */
+/* llama.cpp's timings of a request. */
 #include "server/call/format.h"
 
 #include "engine/base/clock.h"

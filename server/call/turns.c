@@ -109,7 +109,7 @@ void turns_put_stripped(struct request *r, struct buf *out, const char *text)
             r->n_stripped_lines++;
         } else {
             if (out->n_bytes == before && before > 0) {
-                buf_putc(out, '\n'); // between blocks
+                buf_putc(out, '\n'); // separates blocks
             }
             buf_put(out, text, n);
         }
@@ -120,7 +120,7 @@ void turns_put_stripped(struct request *r, struct buf *out, const char *text)
 static void add_text(struct turns *t, enum turn_role role, const char *text)
 {
     turns_become(t, role);
-    if (role == ROLE_ASSISTANT) { // its parts are separated by calls and reasoning, not by lines
+    if (role == ROLE_ASSISTANT) { // texts of the assistant are not separated by line breaks
         buf_puts(&t->text, text);
         return;
     }

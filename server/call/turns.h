@@ -16,22 +16,23 @@ extern const char *const turn_role_names[];
 
 struct turns {
     struct request *r;
-    struct buf out; // the array's text
+    struct buf out; // text of the array of messages
     /* The message in progress, not yet written to `out`. */
     enum turn_role role;
-    struct buf parts; // of user and system, joined by commas
+    struct buf parts; // user and system: the message's parts, joined by commas
     int n_parts;
-    const char *only;                  // the first part
-    struct buf text, reasoning, calls; // of the assistant
-    size_t turn, block;                // where the reader is
+    const char *only;                  // text of the first part, used if there is no other
+    struct buf text, reasoning, calls; // assistant: the message's contents
+    size_t turn, block;                // the reader's position
     char place[80];
 };
 
-/* Where the reader is, for errors: messages[1].role, messages[1].content[2].text */
+/* The reader's position, for error messages: messages[1].role, messages[1].content[2].text */
 const char *turns_where_turn(struct turns *t, const char *field);
 const char *turns_where(struct turns *t, const char *field);
 
-/* ---- what is written (turns.c) ------------------------------------------------------------------
+/* ---- writing messages (turns.c)
+ * ------------------------------------------------------------------
  */
 
 void turns_open_message(struct turns *t, const char *role);
@@ -43,7 +44,8 @@ bool turns_put_text(struct turns *t, enum turn_role role, const char *text);
  * prompt that changes with each request would prevent prefix-cache hits for everything after it. */
 void turns_put_stripped(struct request *r, struct buf *out, const char *text);
 
-/* ---- what is read (turns_blocks.c) --------------------------------------------------------------
+/* ---- reading turns (turns_blocks.c)
+ * --------------------------------------------------------------
  */
 
 bool turns_read(struct turns *t, const struct json *turn);

@@ -150,7 +150,7 @@ static bool read_result(struct turns *t, const struct json *block, enum turn_rol
 /* Which blocks a turn may have. */
 static const struct block {
     const char *type;
-    unsigned roles; // bits
+    unsigned roles; // bits of the roles whose turns may have it
     bool (*read)(struct turns *t, const struct json *block, enum turn_role role);
 } blocks[] = {
     {"text", 1 << ROLE_USER | 1 << ROLE_ASSISTANT | 1 << ROLE_SYSTEM, read_text},
@@ -208,7 +208,7 @@ bool turns_read(struct turns *t, const struct json *turn)
         return body_wrong_type(e, turns_where_turn(t, "content"), "a string or an array of blocks",
                                content);
     }
-    if (!json_first(content)) { // an empty answer is sent back in this form
+    if (!json_first(content)) { // clients send an empty answer back in this form
         turns_become(t, (enum turn_role)role);
     }
     t->block = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Adapts the messages of a request to a template. What the template supports is found out once, by
- * rendering small conversations with it (probes), and stored as its traits; each request is then
+/* Adapts the messages of a request to a template. What the template supports is determined once, by
+ * rendering small conversations with it (probes), and stored as its traits. Each request is
  * converted accordingly. */
 #include "server/chat/messages.h"
 
@@ -50,7 +50,7 @@ static bool trust(struct jrt *rt, struct jv *v)
     return s != NULL;
 }
 
-/* Marks strings within a value as trusted, as deep as content and tool calls nest. */
+/* Marks strings within a value as trusted, down to the depth of content and tool calls. */
 static bool trust_all(struct jrt *rt, struct jv *v, int nest)
 {
     if (nest > JINJA_MAX_NEST) {
@@ -82,8 +82,8 @@ static bool trust_message(struct jrt *rt, struct jv message, bool trust_assistan
            trust_all(rt, &message, 0);
 }
 
-/* Only roles, and assistant messages if asked, become the template's own text; everything
- * else keeps its provenance. */
+/* Marks roles as the template's own text, and assistant messages if requested; everything else
+ * keeps its provenance. */
 bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant)
 {
     for (size_t i = 0; messages.type == JV_LIST && i < messages.u.list->n; i++) {
@@ -135,11 +135,11 @@ static bool all_text_parts(struct jrt *rt, struct jv content)
     return true;
 }
 
-/* Parts become one string with line ends between them, which count as input. */
+/* Joins parts to one string. The newlines between them count as input. */
 static bool flatten(struct jrt *rt, struct jv *content)
 {
     if (!all_text_parts(rt, *content)) {
-        return true; // images and the like: the template accepts or rejects them
+        return true; // images and similar parts: the template accepts or rejects them
     }
     struct jsb b;
     jsb_init(&b, rt);
@@ -168,7 +168,7 @@ static bool wrap(struct jrt *rt, struct jv *content)
     return true;
 }
 
-/* Content in the form that the template prints: string or parts, and null or "". */
+/* Converts content to the form that the template prints: a string or parts, null or "". */
 static bool shape_content(struct jrt *rt, struct jv message, const struct chat_traits *traits)
 {
     struct jv *content = field(rt, message, "content");
@@ -200,8 +200,8 @@ static bool is_blank(const struct jstr *s)
     return true;
 }
 
-/* Arguments in the form that the template prints well: an object or JSON text. A text that
- * is not JSON stays as it is, because a model may have written it. */
+/* Converts arguments to the form that the template prints correctly: an object or JSON text. A text
+ * that is not JSON stays unchanged, because a model may have written it. */
 static bool shape_arguments(struct jrt *rt, struct jv *arguments, const struct chat_traits *traits)
 {
     if (arguments->type == JV_STR && is_blank(arguments->u.s)) { // a call without parameters
@@ -212,7 +212,7 @@ static bool shape_arguments(struct jrt *rt, struct jv *arguments, const struct c
         *arguments = jv_dict(none);
     }
     if (arguments->type == JV_STR && !traits->string_arguments) {
-        struct jrt probe = *rt; // text that is not JSON stays text, so its error must not persist
+        struct jrt probe = *rt; // if the text is not JSON, the error stays in this copy
         struct jv object;
         const struct jstr *s = arguments->u.s;
         bool ok = jinja_from_json(&probe, s->s, s->n_bytes, s->prov, "arguments", &object);
@@ -282,8 +282,8 @@ static bool has_text(const struct jv *content)
                        (content->type == JV_LIST && content->u.list->n > 0));
 }
 
-/* Stores it under the template's key as well as the client's. A client that sends back replies
- * unchanged may have null there. */
+/* Stores reasoning under the template's key as well as the client's. It may be null if a client
+ * sends back a reply unchanged. */
 static bool shape_reasoning(struct jrt *rt, struct jv message, const struct chat_traits *traits)
 {
     const char *key = traits->reasoning_key;
@@ -317,7 +317,7 @@ static bool shape_message(struct jrt *rt, struct jv message, const struct chat_t
            shape_calls(rt, message, traits);
 }
 
-/* Messages are changed in place: they belong to this render. */
+/* Changes messages in place, since they belong to this render. */
 bool chat_shape(struct jrt *rt, struct jv messages, const struct chat_traits *traits,
                 bool trust_assistant)
 {
@@ -400,7 +400,7 @@ static int look(const struct probe *p, const char *messages, const char *tools)
     return seen;
 }
 
-/* A template takes parts if it prints their text without their structure. */
+/* A template supports parts if it prints their text without their structure. */
 static void probe_content(const struct probe *p, struct chat_traits *traits)
 {
     int string = look(p, "[{\"role\":\"user\",\"content\":\"" WORD "\"}]", NULL);
@@ -412,12 +412,13 @@ static void probe_content(const struct probe *p, struct chat_traits *traits)
     traits->wrap_strings = takes_parts && !takes_string;
 }
 
-/* Whether arguments must be text: if an object is printed as Python's repr, or not at all. */
+/* Arguments must be text if the template prints an object as Python's repr, or not at all. */
 static void probe_arguments(const struct probe *p, struct chat_traits *traits)
 {
     int object = look(p, CALL("\"content\":\"\",", "{\"pkey\":\"" WORD "\"}"), NULL);
     int text = look(p, CALL("\"content\":\"\",", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), NULL);
-    if (!(object & HAS_WORD) && !(text & HAS_WORD)) { // possibly only with tools
+    if (!(object & HAS_WORD) && !(text & HAS_WORD)) { // some templates print calls only if there
+                                                      // are tools
         object = look(p, CALL("\"content\":\"\",", "{\"pkey\":\"" WORD "\"}"), TOOLS);
         text = look(p, CALL("\"content\":\"\",", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), TOOLS);
     }
@@ -459,8 +460,8 @@ static int look_for_thought(const struct probe *p, const struct chat_traits *tra
     return look(p, messages, NULL);
 }
 
-/* Decided by what the template prints. If it prints reasoning only when thinking is requested, the
- * key is found by its name in the template. */
+/* Finds the template's key for reasoning by what it prints. If it prints reasoning only when
+ * thinking is requested, the key is found by its name in the template's text. */
 static void probe_reasoning(const struct probe *p, struct chat_traits *traits)
 {
     for (size_t i = 0; i < N_REASONING_KEYS; i++) {

@@ -15,11 +15,12 @@ struct chat_traits {
     bool string_arguments; // arguments stay JSON text; otherwise they become an object
     bool null_is_empty;    // null or absent content becomes ""
     bool developer_is_system;
-    bool thought_or_text; // with a call it prints reasoning or content, not both: content is kept
+    bool thought_or_text; // in a message with a call it prints only one of reasoning and content;
+                          // we then keep the content
     const char *reasoning_key; // the template's key for reasoning; NULL: none
 };
 
-/* A special token of the model under the template's name for it ("bos_token"). */
+/* A special token of the model, with the name that templates use for it ("bos_token"). */
 struct chat_token {
     char *name, *text;
 };

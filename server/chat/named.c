@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chat templates by name. */
+/* Built-in chat templates, selected by name. */
 #include "server/chat/template.h"
 
 #include <string.h>

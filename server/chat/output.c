@@ -7,10 +7,8 @@
 
 #include <string.h>
 
-enum {
-    HELD_MAX_BYTES = 16 << 20
-}; // chosen: limit of text that may still become a stop string or
-   // a call
+/* Arbitrary: limit of text that is held back because it may become a stop string or a call. */
+enum { HELD_MAX_BYTES = 16 << 20 };
 
 /* Passes text other than reasoning to the tool parser, if there is one. */
 static void put_content(void *arg, const char *text, size_t n_bytes)
@@ -29,8 +27,8 @@ static void put_reasoning(void *arg, const char *text, size_t n_bytes)
     o->sink.on_reasoning(o->sink.arg, text, n_bytes);
 }
 
-/* Models whose format has reasoning of its own (Harmony) need their parser for that, even
- * without tools. */
+/* A model whose format includes reasoning (Harmony) needs its parser for that, even without tools.
+ */
 void output_init(struct output *o, const struct output_options *options,
                  const struct tool_sink *sink)
 {
@@ -49,7 +47,8 @@ void output_init(struct output *o, const struct output_options *options,
         }
         tool_parse_init(&o->parse, o->parser, options->parser ? options->tools : NULL, to);
         o->parse.in_items = options->in_items;
-        if (own && options->starts_in_reasoning) { // as if the model had opened the reasoning
+        if (own && options->starts_in_reasoning) { // the parser needs the opening marker, which is
+                                                   // in the prompt
             tool_parse_text(&o->parse, own->reasoning, strlen(own->reasoning));
         }
     }
@@ -83,8 +82,8 @@ static int stop_at(const struct output *o, size_t end)
     return found;
 }
 
-/* Finds the stop string that is completed first. Returns its index or -1; *end is after it. Text is
- * searched only once, so the cost per token is proportional to its length. */
+/* Finds the stop string that ends first. Returns its index or -1; *end is the position after it.
+ * Text is searched only once, so the cost per token is proportional to its length. */
 static int find_stop(const struct output *o, size_t *end)
 {
     int found = -1;
@@ -95,7 +94,7 @@ static int find_stop(const struct output *o, size_t *end)
     return found;
 }
 
-/* Length of the trailing text that could begin a stop string. */
+/* The length of the text's end that could be the beginning of a stop string. */
 static size_t undecided(const struct output *o)
 {
     size_t most = 0;
@@ -160,7 +159,8 @@ static int find_marker(const struct output *o, const char *text)
     return -1;
 }
 
-/* A stop string may begin within the text of the first min_tokens, but must not end there. */
+/* Excludes stop strings that end within the text of the first min_tokens tokens; they may begin
+ * there. */
 static void skip_early(struct output *o)
 {
     if (o->options->min_tokens > 0 && o->n_tokens <= o->options->min_tokens) {
@@ -174,9 +174,8 @@ static bool is_marker(const struct output *o, const char *text)
     return find_marker(o, text) >= 0 || reasoning_is_marker(o->options->reasoning, text);
 }
 
-/* Special tokens are not shown, except those that are markers for a parser. For exact
- * parsers a marker becomes one byte, so that the same words in ordinary tokens are not
- * taken for it. */
+/* Special tokens are hidden, except markers that a parser needs. Exact parsers get a marker as one
+ * byte, so that the same words in ordinary tokens are not mistaken for it. */
 bool output_token(struct output *o, int32_t id)
 {
     if (o->stopped) {

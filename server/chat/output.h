@@ -23,9 +23,9 @@
 
 /* Options shared by all samples of a request, borrowed by each output. */
 struct output_options {
-    const struct tokenizer *tok; // NULL: text is fed directly
+    const struct tokenizer *tok; // NULL: the caller feeds text with output_text
     bool skip_special;
-    const char *const *stop; // none of them empty
+    const char *const *stop; // stop strings, none of them empty
     const size_t *stop_bytes;
     size_t n_stop;
     bool include_stop;
@@ -34,7 +34,8 @@ struct output_options {
     bool starts_in_reasoning;         // the prompt ends inside reasoning
     const struct tool_parser *parser; // NULL: calls are passed through as text
     const struct json *tools;
-    bool in_items; // runs of one kind are reported separately, without joining line breaks
+    bool in_items; // reasoning, text and calls are reported item by item, keeping the line breaks
+                   // between them
 };
 
 struct output {
@@ -44,14 +45,14 @@ struct output {
     struct tool_sink sink;
     struct detok detok;
     struct buf text;   // recent text that may still become a stop string
-    size_t n_searched; // leading bytes of it in which no stop string ends
+    size_t n_searched; // no stop string ends within this many bytes from its beginning
     int32_t n_tokens;
     struct reasoning_split split;
     struct tool_parse parse;
-    size_t n_bytes; // of text so far, before any cut
+    size_t n_bytes; // length of the whole text so far, before stop strings cut it
     int32_t n_reasoning_tokens;
-    bool stopped;   // at a stop string
-    int stop_index; // which
+    bool stopped;   // a stop string was found
+    int stop_index; // its index in options.stop
 };
 
 void output_init(struct output *o, const struct output_options *options,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Separates reasoning from the answer. The splitter sees text in pieces of any size, and
- * holds what may become a marker. */
+/* Separates reasoning from the answer. Text arrives in pieces of any size; the end of it that may
+ * become a marker is held back. */
 #include "server/chat/reasoning.h"
 #include "engine/base/minmax.h"
 
@@ -15,14 +15,15 @@ enum state {
     REST,
 };
 
-/* In the order in which a template is searched for them: the more specific come first. Lists are
+/* A template is searched for these kinds in this order: the more specific come first. Lists are
  * NULL-terminated. */
 static const struct kind {
     struct reasoning_marks marks;
-    const char *ends[2];              // markers after the answer, which are not part of it
-    const char *sign, *without;       // substrings of templates: required, excluded; NULL: the
-                                      // first marker, none
-    const struct tool_parser *parser; // extracts it, because it is part of that format
+    const char *ends[2];        // markers after the answer, which are not part of it
+    const char *sign, *without; // a template of this kind contains `sign` (NULL: the first opening
+                                // marker) and not `without`
+    const struct tool_parser *parser; // the parser that extracts reasoning, if it is part of that
+                                      // format
 } kinds[] = {
     [REASONING_HARMONY] = {.marks.opens = {"<|channel|>analysis<|message|>"},
                            .parser = &tool_parser_harmony},
@@ -53,13 +54,14 @@ static const struct kind {
                             .marks.answer_opens = {"<response>"},
                             .marks.answer_closes = {"</response>"},
                             .sign = "<response>",
-                            .without = "<minimax:"}, // where these enclose a tool's answers
+                            .without = "<minimax:"}, // in such templates the markers enclose a
+                                                     // tool's answers
     [REASONING_THINK] = {.marks.opens = {"<think>"}, .marks.closes = {"</think>"}},
 };
 
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
-/* vLLM's names, "harmony" and "think". */
+/* The names that options accept: vLLM's, "harmony" and "think". */
 static const struct {
     const char *name;
     enum reasoning_kind kind;
@@ -147,8 +149,7 @@ enum reasoning_kind reasoning_for_template(const char *chat_template)
     return REASONING_NONE;
 }
 
-/* Whether the prompt ends in the opening marker, so that the answer begins inside of
- * reasoning. */
+/* True if the text ends with one of the words, apart from white space. */
 static bool ends_with(const char *text, size_t n_bytes, const char *const *words)
 {
     while (n_bytes > 0 && is_space(text[n_bytes - 1])) {
@@ -178,8 +179,7 @@ const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind)
     return &kinds[kind].marks;
 }
 
-/* The one word that ends reasoning, for grammars that begin after it; NULL if there are
- * several. */
+/* For grammars that begin after reasoning: the word that ends it; NULL if there are several. */
 const char *reasoning_end(enum reasoning_kind kind)
 {
     const struct kind *k = &kinds[kind];
@@ -194,7 +194,8 @@ const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
     return kinds[kind].parser;
 }
 
-/* A marker may be several tokens, the first of which is special. */
+/* True if a marker begins with this text: a marker may consist of several tokens, of which only the
+ * first is special. */
 static bool begins_one(const char *text, const char *const *words)
 {
     for (; *words; words++) {
@@ -215,7 +216,7 @@ bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
 
 /* ---- the split ---- */
 
-enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: limit of white space or of a possible marker
+enum { HELD_MAX_BYTES = 16 << 20 }; // arbitrary: limit of white space or of a possible marker
 
 void reasoning_split_init(struct reasoning_split *r, enum reasoning_kind kind, bool opened,
                           const char *const *enders, struct tool_sink sink)
@@ -242,7 +243,8 @@ static void put_rest(struct reasoning_split *r, const char *text, size_t n_bytes
     }
 }
 
-/* Whether the held text has one of the words at `at`: MATCH_YES sets *n to its length. */
+/* Tells whether the held text has one of the words at position `at`. MATCH_YES: *n is its length.
+ */
 static enum tool_match begins(const struct reasoning_split *r, size_t at, const char *const *words,
                               bool final, size_t *n)
 {
@@ -279,7 +281,8 @@ static void consume(struct reasoning_split *r, size_t n_bytes)
     r->n_blank = 0;
 }
 
-/* Skips the marker that opens an answer at `at`, or follows it; false while that is undecided. */
+/* Skips the marker that opens the answer, if it is at position `at`. False while that is undecided.
+ */
 static bool at_answer(struct reasoning_split *r, size_t at, bool final)
 {
     size_t n;
@@ -303,8 +306,8 @@ static bool at_answer(struct reasoning_split *r, size_t at, bool final)
     return true;
 }
 
-/* States BEFORE and OPENED: white space, then possibly the open marker. True: continue in a new
- * state. */
+/* States BEFORE and OPENED: skips white space, and the opening marker if it follows. True: continue
+ * in the new state. */
 static bool at_open(struct reasoning_split *r, bool final)
 {
     size_t skip = spaces(r), n;
@@ -329,8 +332,8 @@ static bool at_open(struct reasoning_split *r, bool final)
     return at_answer(r, skip, final);
 }
 
-/* Passes on text up to one of `words` or `more`; white space before that is dropped. True: one was
- * found, and the held text starts with it; its first *n bytes are not text. */
+/* Passes on text up to one of `words` or `more`, without the white space before it. True: one was
+ * found, and the held text starts with it; the caller must drop its first *n bytes. */
 static bool up_to(struct reasoning_split *r, const char *const *words, const char *const *more,
                   void (*report)(void *, const char *, size_t), bool final, size_t *n)
 {
@@ -340,7 +343,7 @@ static bool up_to(struct reasoning_split *r, const char *const *words, const cha
         m = begins(r, i, words, final, n);
         if (m == MATCH_NO) {
             m = begins(r, i, more, final, n);
-            *n = 0; // what begins with one of `more` is text, so it is not skipped
+            *n = 0; // words of `more` belong to the following text, so they are not dropped
         }
         if (m != MATCH_NO) {
             break;
@@ -376,7 +379,7 @@ static bool in_answer(struct reasoning_split *r, bool final)
     static const char *const none[] = {NULL};
     size_t n;
     if (!up_to(r, kinds[r->kind].marks.answer_closes, none, r->sink.on_text, final, &n)) {
-        if (final) { // white space without a following marker
+        if (final) { // no marker follows, so the white space is text
             put_rest(r, r->held.data, r->held.n_bytes);
             consume(r, r->held.n_bytes);
         }
@@ -405,7 +408,7 @@ static bool closed(struct reasoning_split *r, bool final)
     return at_answer(r, 0, final);
 }
 
-/* One transition; true if another may follow from the text that is held. */
+/* One transition. True if the held text may allow another. */
 static bool step(struct reasoning_split *r, bool final)
 {
     switch (r->state) {
@@ -421,7 +424,7 @@ static bool step(struct reasoning_split *r, bool final)
     }
 }
 
-/* After the answer has begun, text passes through without being copied. */
+/* Once the answer has begun, text passes through without being copied. */
 void reasoning_split_text(struct reasoning_split *r, const char *text, size_t n_bytes, bool final)
 {
     if (r->state == REST && r->held.n_bytes == 0) {

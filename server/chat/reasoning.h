@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Splits a model's text into leading reasoning, enclosed in two markers, and the rest. Fed in
- * pieces of any size; the concatenated output does not depend on the pieces.
+/* Splits a model's text into reasoning, which comes first and is enclosed in two markers, and the
+ * rest. Text is fed in pieces of any size; the concatenated output does not depend on the pieces.
  * Thread: one owner per split; the table of kinds is constant. */
 #ifndef SLUICE_SERVER_CHAT_REASONING_H
 #define SLUICE_SERVER_CHAT_REASONING_H
@@ -30,11 +30,11 @@ enum reasoning_kind {
     "minimax_m2|minimax_m3|"                                                                       \
     "mistral|nemotron_v3|olmo3|openai_gptoss|poolside_v1|qwen3|seed_oss|step3|step3p5|think"
 
-/* Looks a name up, or "none"; false if it is unknown. */
+/* Looks up a name, or "none". False: it is unknown. */
 bool reasoning_find(const char *name, enum reasoning_kind *kind);
 const char *reasoning_name(size_t i); // enumerates the names; NULL after the last
 
-/* The kind of reasoning of a model with this chat template; `template` may be NULL. */
+/* The kind of reasoning of a model with this chat template, which may be NULL. */
 enum reasoning_kind reasoning_for_template(const char *chat_template);
 
 /* True if the prompt ends inside an opened reasoning block. */
@@ -43,15 +43,15 @@ bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_by
 /* The markers around reasoning and the answer. Lists are NULL-terminated. */
 struct reasoning_marks {
     const char *opens[3], *closes[3];
-    const char *answer_opens[3], *answer_closes[3]; // around the answer, not part of it
+    const char *answer_opens[3], *answer_closes[3]; // enclose the answer, and are not part of it
 };
 const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind);
 
 /* True if the prompt ends after closed reasoning, so that no more follows. */
 bool reasoning_is_closed(enum reasoning_kind kind, const char *prompt, size_t n_bytes);
 
-/* The text after which the answer begins, if it is a single text and the answer has no markers of
- * its own; otherwise NULL. */
+/* The marker after which the answer begins, if there is only one such marker and the answer has
+ * none of its own; otherwise NULL. */
 const char *reasoning_end(enum reasoning_kind kind);
 
 /* The parser that extracts this reasoning, because it is part of its format; NULL: a split does. */
@@ -62,12 +62,13 @@ bool reasoning_is_marker(enum reasoning_kind kind, const char *text);
 
 struct reasoning_split {
     enum reasoning_kind kind;
-    struct tool_sink sink; // on_reasoning, and on_text for the rest; never called with empty text
-    struct buf held;       // undecided text
-    size_t n_blank;        // leading white space of it already examined
+    struct tool_sink sink; // reasoning goes to on_reasoning, all else to on_text; never called with
+                           // empty text
+    struct buf held;       // text that may still become a marker
+    size_t n_blank;        // leading bytes of `held` known to be white space
     const char *const *enders; // words that end reasoning without being part of it
     int state;
-    bool is_inside; // the last text was reasoning
+    bool is_inside; // the last text passed on was reasoning
     bool in_answer;
 };
 

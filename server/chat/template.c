@@ -28,15 +28,16 @@ struct compiled {
 };
 
 struct chat_template {
-    struct compiled plain, tool_use; // tool_use, if present, is used for requests with tools
+    struct compiled plain, tool_use; // tool_use: for requests with tools, if the model has such a
+                                     // template
     struct chat_token tokens[MAX_TOKENS];
     size_t n_tokens;
-    struct buf text; // source of both
+    struct buf text; // source of both, one after the other
 };
 
 /* ---- loading ---- */
 
-/* The first MAX_TOKENS names; a later value of a name replaces the earlier one. */
+/* Sets a token, replacing an earlier value. Names after the first MAX_TOKENS are ignored. */
 static void set_token(struct chat_template *t, const char *name, const char *text)
 {
     for (size_t i = 0; i < t->n_tokens; i++) {
@@ -64,7 +65,7 @@ static void take_token(struct chat_template *t, const struct json *node, const c
     }
 }
 
-/* The named special tokens of a config, and any that it adds; templates use them as
+/* Reads the special tokens that a config names, its own additional ones too; templates use them as
  * variables. */
 static void take_tokens(struct chat_template *t, const struct json *config)
 {
@@ -81,7 +82,7 @@ static void take_tokens(struct chat_template *t, const struct json *config)
     }
 }
 
-/* The texts of all templates are kept, because parsers are chosen by the words in them. */
+/* Compiles a template and keeps its text, because parsers are selected by words in it. */
 static enum status compile(struct chat_template *t, struct compiled *c, const char *text,
                            size_t n_bytes, struct err *err)
 {
@@ -215,7 +216,7 @@ enum status chat_template_load(const char *model_dir, struct chat_template **out
     return OK;
 }
 
-/* A template given by an operator or a request; special tokens still come from the model's
+/* For a template given by an operator or a request; special tokens still come from the model's
  * folder. */
 enum status chat_template_compile(const char *text, size_t n_bytes, const char *model_dir,
                                   struct chat_template **out, struct err *err)
@@ -255,7 +256,7 @@ const char *chat_template_text(const struct chat_template *t)
     return or_empty(t->text.data);
 }
 
-/* Local time as if it were UTC, in microseconds: templates print dates without a zone. */
+/* Local time in microseconds, as if it were UTC, because templates print dates without a zone. */
 int64_t chat_clock_us(void)
 {
     struct timespec ts;
@@ -292,11 +293,11 @@ static struct jv *final_text(struct jrt *rt, struct jv messages)
     return NULL;
 }
 
-/* Appended to the last message's text, so that the prompt can be cut there. Its trailing space
- * shows whether the template trims that text. */
+/* Appended to the last message's text, so that the prompt can be cut there. If its trailing space
+ * is missing from the prompt, the template trims that text. */
 static const char final_mark[] = "[END OF WHAT IS CONTINUED] ";
 
-/* *final: the original text, or NULL. */
+/* Appends the mark to the last message's text. *final is the text without it, or NULL. */
 static bool mark_final(struct jrt *rt, struct jv messages, struct jstr **final)
 {
     struct jv *text = final_text(rt, messages);
@@ -316,7 +317,7 @@ static bool is_space(char c)
 
 /* Cuts the prompt after the last message's text, so that the model continues it. If the template
  * trims that text, its trailing white space is excluded. */
-static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct jstr **out)
+static bool cut_after_final(struct jrt *rt, const struct jstr *final, struct jstr **out)
 {
     const size_t n_mark = sizeof final_mark - 1;
     struct jstr *s = *out, *trimmed = js_new(rt, final_mark, n_mark - 1, PROV_INPUT);
@@ -329,8 +330,8 @@ static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct js
     }
     if (at == SIZE_MAX) {
         rt->st = err_set(&rt->err, ERR_INVALID,
-                         "continue_final_message: the template does not "
-                         "write the last message's content, so there is nothing to continue");
+                         "continue_final_message: the template does not print the last message's "
+                         "content, so there is nothing to continue");
         return false;
     }
     const bool is_whole = s->n_bytes - at >= n_mark && s->s[at + n_mark - 1] == ' ';
@@ -338,7 +339,8 @@ static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct js
     while (n_space < final->n_bytes && is_space(final->s[final->n_bytes - 1 - n_space])) {
         n_space++;
     }
-    if (is_whole || n_space == final->n_bytes) { // text of only white space leaves nothing to find
+    if (is_whole || n_space == final->n_bytes) { // not trimmed, or only white space: cut at the
+                                                 // mark
         n_space = 0;
     }
     for (; n_space > 0 && at > 0 && is_space(s->s[at - 1]); n_space--) {
@@ -386,7 +388,7 @@ static bool set_kwargs(struct jrt *rt, const struct chat_input *in)
     return true;
 }
 
-/* Later assignments win: the template's tokens, then the request's variables. */
+/* Sets the template's tokens, then the request's variables, which override them. */
 static bool set_variables(struct jrt *rt, const struct chat_template *t,
                           const struct chat_input *in, const struct chat_traits *traits,
                           struct jstr **final)
@@ -447,7 +449,7 @@ static enum status render_once(const struct chat_template *t, const struct compi
     struct jstr *s, *final = NULL;
     bool ok = jinja_begin(&rt, c->jinja, in->local_us) &&
               set_variables(&rt, t, in, traits, &final) && jinja_run(&rt, &s) &&
-              (!in->continue_final_message || in->raw || cut_behind_final(&rt, final, &s));
+              (!in->continue_final_message || in->raw || cut_after_final(&rt, final, &s));
     enum status st = ok ? OK : rt.st;
     if (ok) {
         copy_out(s, out);
@@ -483,7 +485,7 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
     if (st != ERR_INVALID || in->raw || c->traits.null_is_empty) {
         return st;
     }
-    /* The probe tested null content in one place; this conversation has it in another. */
+    /* The probe only tested null content in one place; this conversation may have it in another. */
     struct chat_traits again = c->traits;
     again.null_is_empty = true;
     if (render_once(t, c, in, &again, out, NULL) == OK) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A model's chat template: from messages to the prompt's text, with the provenance of every byte. A
- * template is compiled once per model and renders like Jinja2 under `transformers` (templates.md).
- * It can access nothing but its inputs, and its running time, depth, memory and output are bounded.
+ * template is compiled once per model and renders like Jinja2 under `transformers`
+ * (chat/README.md). It can access nothing but its inputs, and its running time, depth, memory and
+ * output are bounded.
  *
  * Provenance: text from the request (contents, names, tool definitions, extra keys) is input; text
  * of the template and the model's own special tokens is not. Every string operation keeps the two
@@ -24,15 +25,15 @@
 
 struct chat_template;
 
-/* Reads the folder's templates (chat_template.jinja and additional_chat_templates, otherwise
- * chat_template in chat_template.json or tokenizer_config.json, as a string or a named list) and
- * its special tokens. *out is NULL, with OK, if the folder has none. ERR_FORMAT with the line for a
- * template that does not compile. */
 /* Templates that llama.cpp knows by name, for models without one of their own. */
 #define CHAT_TEMPLATE_NAMES "chatml, command-r, gemma, llama2, llama3, phi3, phi4 or zephyr"
 /* The text of the template with this name; NULL if there is none. */
 const char *chat_template_named(const char *name);
 
+/* Reads the folder's templates (chat_template.jinja and additional_chat_templates, otherwise
+ * chat_template in chat_template.json or tokenizer_config.json, as a string or a named list) and
+ * its special tokens. *out is NULL, with OK, if the folder has none. ERR_FORMAT with the line for a
+ * template that does not compile. */
 enum status chat_template_load(const char *model_dir, struct chat_template **out, struct err *err);
 
 /* Compiles one template from memory; model_dir provides the special tokens and may be NULL. */
@@ -45,20 +46,22 @@ const char *chat_template_text(const struct chat_template *t);
 
 /* All JSON is borrowed for the call. */
 struct chat_input {
-    const char *messages_json; // an array
+    const char *messages_json; // the messages, a JSON array
     size_t messages_bytes;
-    const char *tools_json; // an array, or NULL: the template sees None
+    const char *tools_json; // an array; NULL: the template's `tools` is None
     size_t tools_bytes;
-    const char *kwargs_json; // an object with further variables, or NULL; overrides special tokens
+    const char *kwargs_json; // an object with more variables, which override special tokens; or
+                             // NULL
     size_t kwargs_bytes;
     bool add_generation_prompt;
-    bool continue_final_message; // cut what the template writes after the last message
+    bool continue_final_message; // drop what the template writes after the last message's text
     bool raw;                    // use variables as given, without reshaping
-    bool trust_assistant;        // recognise control tokens in content of role assistant
-    int64_t local_us;            // for strftime_now: chat_clock_us(), or a fixed time
+    bool trust_assistant; // treat content of the role assistant as the template's text: control
+                          // tokens in it take effect
+    int64_t local_us;     // for strftime_now: chat_clock_us(), or a fixed time
 };
 
-/* The text, and its division into spans of one provenance (in order, none empty). */
+/* The text, divided into spans of one provenance each (in order, none empty). */
 struct chat_output {
     char *text; // NUL-terminated
     size_t n_bytes;
@@ -69,9 +72,9 @@ struct chat_output {
 /* Microseconds since 1970 of the local wall clock, read as if it were UTC. */
 int64_t chat_clock_us(void);
 
-/* ERR_INVALID: raise_exception (its message only), "template failed: ..." for other errors of the
- * template, or a sentence about the JSON. ERR_LIMIT: steps, depth, output or memory. The caller
- * deinits *out after OK; otherwise it is zeroed. */
+/* ERR_INVALID: the template called raise_exception (the error is its message), or failed ("template
+ * failed: ..."), or the JSON is invalid. ERR_LIMIT: too many steps, or too much depth, output or
+ * memory. The caller deinits *out after OK; otherwise it is zeroed. */
 enum status chat_template_render(const struct chat_template *t, const struct chat_input *in,
                                  struct chat_output *out, struct err *err);
 void chat_output_deinit(struct chat_output *out); // accepts a zeroed struct

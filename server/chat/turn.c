@@ -6,7 +6,8 @@
 
 #include <string.h>
 
-/* The first form of writing calls for which the vocabulary has the tokens. */
+/* A parser may have several ways of writing calls. Returns the first one whose tokens are in the
+ * vocabulary. */
 const struct tool_writing *turn_writing(const struct tool_parser *parser,
                                         const struct tokenizer *tok)
 {
@@ -34,7 +35,7 @@ static void put_words(struct buf *out, const char *const *words, bool first)
     }
 }
 
-/* One of several words. */
+/* Writes the format "one of these words". */
 static void put_one_of(struct buf *out, const char *const *words)
 {
     buf_puts(out, OR);
@@ -47,7 +48,7 @@ static void put_one_of(struct buf *out, const char *const *words)
     buf_puts(out, "]}");
 }
 
-/* Text that contains none of the words. */
+/* Writes the format "text that contains none of the words". */
 static void put_text_without(struct buf *out, const char *const *words, const char *const *more)
 {
     buf_puts(out, "{\"type\":\"any_text\",\"excludes\":[");
@@ -59,7 +60,7 @@ static void put_text_without(struct buf *out, const char *const *words, const ch
 /* ---- the answer -------------------------------------------------------------------------------
  */
 
-/* What the answer may be: the request's grammar, or text in which calls may occur. */
+/* Writes the format of the answer: the request's grammar, or text that may contain calls. */
 static void put_answer(struct buf *out, const struct turn *t)
 {
     if (t->answer) {
@@ -71,7 +72,7 @@ static void put_answer(struct buf *out, const struct turn *t)
     }
 }
 
-/* The answer inside the markers that some kinds have, followed by calls. */
+/* The answer inside the markers that some kinds of reasoning have, followed by calls. */
 static void put_marked(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
 {
     buf_puts(out, SEQUENCE);
@@ -108,11 +109,11 @@ static void put_body(struct buf *out, const struct turn *t, const struct reasoni
     buf_puts(out, "]}");
 }
 
-/* ---- what comes before it ---------------------------------------------------------------------
+/* ---- before the answer ---------------------------------------------------------------------
  */
 
-/* Reasoning up to its end, and the rest. If a call may end it without a marker, the call follows
- * directly. */
+/* Reasoning up to its end, then the rest. If a call may end reasoning without a marker, the call
+ * follows directly. */
 static void put_reasoning(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
 {
     buf_puts(out, SEQUENCE);
@@ -126,13 +127,13 @@ static void put_reasoning(struct buf *out, const struct turn *t, const struct re
     buf_puts(out, "]}]}");
 }
 
-/* The beginning depends on where the prompt ends: inside of reasoning, after it, or before
+/* The format's beginning depends on where the prompt ends: inside of reasoning, after it, or before
  * it. */
 static void put_start(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
 {
     if (t->opened) {
         put_reasoning(out, t, m);
-    } else if (t->behind) {
+    } else if (t->after_reasoning) {
         buf_puts(out, SEQUENCE NEWLINES "," DEFINED("body") "]}");
     } else if (t->may_think) {
         buf_puts(out, OR DEFINED("body") "," SEQUENCE NEWLINES ",");

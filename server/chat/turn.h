@@ -11,18 +11,18 @@
 
 struct turn {
     enum reasoning_kind reasoning;
-    bool opened;                    // the prompt ends inside reasoning
-    bool may_think;                 // otherwise the model may open it
-    bool behind;                    // the output starts after the reasoning, possibly with blank
-                                    // lines
+    bool opened;          // the prompt ends inside reasoning
+    bool may_think;       // reasoning is allowed
+    bool after_reasoning; // the format only covers the output after reasoning, whose end the engine
+                          // detects; blank lines may come first
     const struct tool_calls *calls; // NULL: none
     bool must_call;
     const char *const *enders; // words that end unclosed reasoning; may be NULL
-    const char *answer;        // format of the answer's text; NULL: any text
+    const char *answer;        // JSON of the answer's format, answer_bytes long; NULL: any text
     size_t answer_bytes;
 };
 
-/* How calls are written with this vocabulary. */
+/* The way in which this parser's calls are written with this vocabulary; NULL: none. */
 const struct tool_writing *turn_writing(const struct tool_parser *parser,
                                         const struct tokenizer *tok);
 

@@ -40,27 +40,28 @@ struct chat {
     struct chat_options options;
     struct chat_server server;
     struct line_reader *lines;
-    bool terminal;      // a person reads and types
+    bool terminal;      // a person reads and types: input and output are a terminal
     bool shows_colours; // the output is a terminal
     char *tools;        // JSON array; NULL: none
     struct message *messages;
     size_t n_messages, cap;
     struct buf input; // the current input
-    int n_interrupts; // consecutive interrupts without a message in between
+    int n_interrupts; // interrupts since the last message
     bool over;
     int exit_code;
 };
 
 static volatile sig_atomic_t interrupted, terminated;
 
-/* An interrupt ends the current wait; SIGTERM and SIGHUP also end the chat. */
+/* SIGINT ends the current wait; SIGTERM and SIGHUP also end the chat. */
 static void on_signal(int sig)
 {
     interrupted = 1;
     terminated = terminated || sig != SIGINT;
 }
 
-/* On an interrupt, a chat through a pipe ends: nobody is there to continue it. */
+/* True if the chat must end. Through a pipe, any interrupt ends it, because nobody is there to
+ * continue it. */
 static bool leaves(struct chat *c)
 {
     if (!terminated && c->terminal) {
@@ -71,7 +72,8 @@ static bool leaves(struct chat *c)
     return true;
 }
 
-/* In a pipe, errors go to standard error, so that a reader does not take them for an answer. */
+/* If the output is a pipe, errors go to standard error, so that its reader does not mistake them
+ * for an answer. */
 static void say_error(const struct chat *c, const char *text)
 {
     fflush(stdout);
@@ -98,7 +100,7 @@ static void add_message(struct chat *c, char *json, bool of_user)
     c->messages[c->n_messages++] = (struct message){json, of_user};
 }
 
-/* A message of the request; call_id only for results of tools. */
+/* Writes a message of the request. call_id is given only for results of tools. */
 static void put_message(struct buf *b, const char *role, const char *call_id, const char *text)
 {
     buf_printf(b, "{\"role\":\"%s\",", role);
@@ -178,7 +180,7 @@ static enum status request_answer(struct chat *c, struct chat_answer *a, struct 
 
 static enum line_result read_input(struct chat *c, const char *prompt);
 
-/* Asks the user for the results of tool calls, because nothing is executed here. False: the user
+/* Asks the user for the results of tool calls, because the chat executes nothing. False: the user
  * gave up. */
 static bool read_results(struct chat *c, const struct chat_answer *a)
 {
@@ -194,8 +196,7 @@ static bool read_results(struct chat *c, const struct chat_answer *a)
     return true;
 }
 
-/* Reports how a request failed, if it did; false if the conversation cannot continue from the
- * answer. */
+/* Reports an error of the request. False if the conversation cannot continue from the answer. */
 static bool settle(struct chat *c, const struct chat_answer *a, enum status st, struct err *err)
 {
     struct err lost = {""};
@@ -219,8 +220,8 @@ static bool settle(struct chat *c, const struct chat_answer *a, enum status st, 
     return false;
 }
 
-/* One request and its answer. True if tools were called and their results are known, so that the
- * model must be asked again. */
+/* Sends one request and shows its answer. True if tools were called and their results are known, so
+ * that the model must be asked again. */
 static bool answer_once(struct chat *c)
 {
     struct chat_answer a;
@@ -278,7 +279,8 @@ static void do_set(struct chat *c, const char *arg)
     struct err err = {""};
     const int n = sscanf(arg, "%63s %63s", name, value);
     if (n == 1) {
-        say_error(c, "use: /set NAME VALUE, where the value 'default' leaves it to the server");
+        say_error(c,
+                  "usage: /set NAME VALUE; the value 'default' leaves the setting to the server");
         return;
     }
     if (n == 2 && chat_settings_set(&c->options.settings, name, value, &err) != OK) {
@@ -319,12 +321,13 @@ static const struct command {
     void (*run)(struct chat *c, const char *arg);
 } commands[] = {
     {"/help", "", "this list", do_help},
-    {"/clear", "", "forget the conversation, but not the system prompt", do_clear},
-    {"/system", "TEXT", "set the system prompt; without TEXT: have none", do_system},
+    {"/clear", "", "forget the conversation, but keep the system prompt", do_clear},
+    {"/system", "TEXT", "set the system prompt; without TEXT, remove it", do_system},
     {"/set", "NAME VALUE",
-     "set temperature, top_p, top_k, min_p, max_tokens or seed; without: show", do_set},
+     "set temperature, top_p, top_k, min_p, max_tokens or seed; without arguments, show them",
+     do_set},
     {"/retry", "", "answer the last question again", do_retry},
-    {"/quit", "", "leave (as Ctrl-D does)", do_quit},
+    {"/quit", "", "end the chat (like Ctrl-D)", do_quit},
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
@@ -336,9 +339,9 @@ static void do_help(struct chat *c, const char *arg)
     for (size_t i = 0; i < N_COMMANDS; i++) {
         printf("  %-8s%-11s %s\n", commands[i].name, commands[i].arguments, commands[i].help);
     }
-    printf(
-        "A line that ends in \\ goes on in the next; between lines with \"\"\" all of them are one "
-        "message.\nCtrl-C stops an answer; a second one, with nothing typed, leaves.\n");
+    printf("A line that ends in \\ continues on the next one. Lines between \"\"\" and \"\"\" are "
+           "one message.\n"
+           "Ctrl-C stops an answer; a second Ctrl-C on an empty line ends the chat.\n");
 }
 
 /* A line that begins with '/' is a command; for an unknown one, the error suggests the nearest. */
@@ -423,11 +426,11 @@ static void on_interrupted_input(struct chat *c, bool empty)
     if (empty && c->n_interrupts > 1) {
         c->over = true;
     } else if (empty) {
-        puts("(Ctrl-C again or /quit leaves)");
+        puts("(Ctrl-C again or /quit ends the chat)");
     }
 }
 
-/* One message, which may have several lines. Input that is too long is dropped as a whole. */
+/* Reads one message, which may have several lines. Input that is too long is discarded. */
 static enum line_result read_input(struct chat *c, const char *prompt)
 {
     struct buf line;
@@ -447,7 +450,8 @@ static enum line_result read_input(struct chat *c, const char *prompt)
     return got;
 }
 
-/* ---- the whole ----------------------------------------------------------------------------------
+/* ---- the chat as a whole
+ * ----------------------------------------------------------------------------------
  */
 
 /* Runs until the input ends or a command ends the chat. Blank lines are skipped. */
@@ -482,7 +486,7 @@ static enum status read_tools(struct chat *c, struct err *err)
     TRY(file_read(c->options.tools_path, MAX_TOOLS_BYTES, &c->tools, &n, err));
     enum status st = json_parse(c->tools, n, NULL, &root, err);
     if (st == OK && !json_is(root, JSON_ARRAY)) {
-        st = err_set(err, ERR_INVALID, "it is to be a JSON array, as `tools` in a request");
+        st = err_set(err, ERR_INVALID, "it must be a JSON array, like `tools` in a request");
     }
     json_free(root);
     if (st != OK) {

@@ -46,7 +46,7 @@ void chat_answer_deinit(struct chat_answer *a)
 /* ---- showing ------------------------------------------------------------------------------------
  */
 
-/* C0, DEL and C1 controls, which a terminal would interpret. */
+/* True for the C0, DEL and C1 controls, which a terminal would interpret. */
 static bool is_control(uint32_t cp)
 {
     return (cp < 0x20 && cp != '\n' && cp != '\t') || (cp >= 0x7F && cp < 0xA0);
@@ -81,7 +81,8 @@ static void end_line(struct chat_answer *a)
     }
 }
 
-/* Reasoning is dimmed and ends with its line; a pipe gets only the answer. */
+/* Shows text of a kind. On a terminal, reasoning is dimmed and ends with a line break; a pipe gets
+ * only the answer. */
 static void show_as(struct chat_answer *a, int kind, const char *s)
 {
     if (!*s || (kind == SHOWN_REASONING && !a->terminal)) {
@@ -140,7 +141,7 @@ static void take_calls(struct chat_answer *a, const struct json *list)
     }
 }
 
-/* Reasoning has two names in use; both are shown. */
+/* Servers send reasoning under one of two names; both are shown. */
 static void take_delta(struct chat_answer *a, const struct json *delta)
 {
     const char *reasoning = json_get_string(delta, "reasoning");
@@ -181,7 +182,8 @@ static bool take_error(struct chat_answer *a, const struct json *root)
     return message != NULL;
 }
 
-/* One event. Data that is not JSON, or is an error object, is kept for the message at the end. */
+/* Processes one event. If its data is not JSON, or is an error object, it is kept for the error
+ * message at the end. */
 static void on_data(void *arg, const char *data, size_t n_bytes)
 {
     struct chat_answer *a = arg;
@@ -229,7 +231,7 @@ static void settle_error(struct chat_answer *a)
     }
 }
 
-/* Calls are not executed: they are shown, and the user may answer them. */
+/* Shows the calls. They are not executed, but the user may type their results. */
 static void show_calls(struct chat_answer *a)
 {
     for (int i = 0; i < a->n_calls; i++) {
@@ -242,8 +244,8 @@ static void show_calls(struct chat_answer *a)
     }
 }
 
-/* Tokens per second are measured from the first to the last token, so that the time to the first is
- * separate. If everything arrived at once, they are measured over the whole time. */
+/* Tokens per second are measured from the first to the last token, without the time to the first
+ * token. If everything arrived at once, they are measured over the whole time. */
 static void show_figures(const struct chat_answer *a)
 {
     const int64_t n = a->n_tokens > 0 ? a->n_tokens : a->n_events;

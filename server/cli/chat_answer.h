@@ -23,7 +23,7 @@ struct chat_answer {
     int n_calls;
     char finish[24]; // finish reason; "" before the end
     int64_t n_tokens, n_events, begin_ns, first_ns, last_ns;
-    int status; // HTTP's
+    int status; // HTTP status
     /* Internal. */
     struct sse lines;
     struct buf raw; // the body of an answer that is not a stream

@@ -4,6 +4,7 @@
 #include "server/cli/chat_options.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/nearest.h"
 #include "engine/base/optional.h"
 
@@ -20,12 +21,13 @@ static const struct {
     bool whole;
     const char *help;
 } settings[N_CHAT_SETTINGS] = {
-    {"temperature", 0, 2, false, "T  how freely tokens are drawn; 0: always the likeliest"},
-    {"top_p", 0, 1, false, "P  draw from the likeliest tokens that make up P"},
-    {"top_k", -1, 1e6, true, "N  draw from the N likeliest tokens"},
-    {"min_p", 0, 1, false, "P  leave out tokens below P times the likeliest"},
+    {"temperature", 0, 2, false, "T  randomness of the answers; 0: always the likeliest token"},
+    {"top_p", 0, 1, false,
+     "P  sample only from the likeliest tokens whose probabilities add up to P"},
+    {"top_k", -1, 1e6, true, "N  sample only from the N likeliest tokens"},
+    {"min_p", 0, 1, false, "P  leave out tokens less likely than P times the likeliest one"},
     {"max_tokens", 1, 1e9, true, "N  the longest answer"},
-    {"seed", -1e15, 1e15, true, "N  the same seed draws the same answer"},
+    {"seed", -1e15, 1e15, true, "N  the same seed gives the same answer"},
 };
 
 /* Options whose value is a text, which are kept as given. */
@@ -35,16 +37,17 @@ static const struct {
     const char *help;
 } texts[] = {
     {"system", offsetof(struct chat_options, system), "TEXT  the system prompt"},
-    {"model", offsetof(struct chat_options, model), "NAME  the model (the first of /v1/models)"},
+    {"model", offsetof(struct chat_options, model),
+     "NAME  the model (default: the first of /v1/models)"},
     {"api-key", offsetof(struct chat_options, api_key),
-     "KEY  bearer token (the environment's OPENAI_API_KEY)"},
+     "KEY  API key (default: the variable OPENAI_API_KEY)"},
     {"tools", offsetof(struct chat_options, tools_path),
-     "FILE  tools that the model may call, a JSON array as in a request; you type their results"},
+     "FILE  JSON array of tools that the model may call; you type their results"},
 };
 
 enum { N_TEXTS = sizeof texts / sizeof texts[0] };
 
-/* "-" and "_" are the same in names. */
+/* Compares names; "-" and "_" are equal. */
 static bool same_name(const char *a, const char *b, size_t n_b)
 {
     size_t i = 0;
@@ -64,7 +67,7 @@ static int find_setting(const char *name, size_t n)
     return -1;
 }
 
-/* Sets a value, or returns it to the server's choice with "default". */
+/* Sets a value; "default" leaves it to the server again. */
 enum status chat_settings_set(struct chat_settings *s, const char *name, const char *value,
                               struct err *err)
 {
@@ -95,7 +98,7 @@ enum status chat_settings_set(struct chat_settings *s, const char *name, const c
     return OK;
 }
 
-/* For /set without arguments. */
+/* The output of /set without arguments. */
 void chat_settings_print(const struct chat_settings *s, struct buf *out)
 {
     const size_t begin = out->n_bytes;
@@ -110,7 +113,7 @@ void chat_settings_print(const struct chat_settings *s, struct buf *out)
     }
 }
 
-/* As members of a request; those that are not set are left to the server. */
+/* Writes the settings as members of a request. Those that are not set are left to the server. */
 void chat_settings_put(const struct chat_settings *s, struct buf *out)
 {
     for (int i = 0; i < N_CHAT_SETTINGS; i++) {
@@ -123,7 +126,7 @@ void chat_settings_put(const struct chat_settings *s, struct buf *out)
 /* ---- the command line ---------------------------------------------------------------------------
  */
 
-/* *known false: not one of chat's own options. */
+/* *known is false if this is not one of chat's own options. */
 static enum status take_option(struct chat_options *o, const char *name, size_t n_name,
                                const char *value, bool *known, struct err *err)
 {
@@ -154,7 +157,7 @@ static enum status take_option(struct chat_options *o, const char *name, size_t 
     return err_set(err, ERR_INVALID, "--%s needs a value", name);
 }
 
-/* The remaining options are for the server that is started, so there must be one. */
+/* The remaining options are for a server that the chat starts, so with a URL they are an error. */
 static enum status check_rest(const struct chat_options *o, struct err *err)
 {
     if (o->n_rest == 0) {
@@ -162,20 +165,20 @@ static enum status check_rest(const struct chat_options *o, struct err *err)
     }
     if (o->rest[0][0] != '-') {
         return err_set(err, ERR_INVALID,
-                       "'%.200s' stands after an option: the model or URL comes "
-                       "first, as in: sluice chat %.200s ...",
+                       "'%.200s' follows an option; the model or URL must come first, as in: "
+                       "sluice chat %.200s ...",
                        o->rest[0], o->rest[0]);
     }
     if (o->target && strstr(o->target, "://")) {
         return err_set(err, ERR_INVALID,
-                       "unknown option '%.200s'; options of `sluice serve` go "
-                       "with a model, not with a server that runs already",
+                       "unknown option '%.200s'; options of `sluice serve` need a model, not the "
+                       "URL of a running server",
                        o->rest[0]);
     }
     return OK;
 }
 
-/* The first argument may be a model or URL without a dash. */
+/* An argument without a dash is the model or URL; it must be the first. */
 enum status chat_options_parse(int argc, char **argv, struct chat_options *o, struct err *err)
 {
     *o = (struct chat_options){.api_key = getenv("OPENAI_API_KEY")};
@@ -214,16 +217,29 @@ void chat_options_deinit(struct chat_options *o)
     free(o->rest);
 }
 
+/* `help` is the value's name, two spaces, and the description. */
+static void print_option(const char *name, const char *help)
+{
+    enum { COLUMN = 20 };
+    const char *text = strstr(help, "  ");
+    int n_value = (int)(text - help);
+    int n_pad = greater(0, COLUMN - 1 - (int)strlen(name) - n_value);
+    printf("  --%s %.*s%*s  %s\n", name, n_value, help, n_pad, "", text + 2);
+}
+
 void chat_options_help(void)
 {
     printf(
-        "usage: sluice chat [MODEL|URL] [OPTIONS]\n\n"
-        "A conversation in the terminal, with a model folder, which is served for as long as the\n"
-        "chat lasts, or with a server (http://HOST:PORT). Without either: with the server on\n"
-        "127.0.0.1:8000 if there is one, else with the demo model. In the chat /help lists the\n"
-        "commands. Through a pipe, each line is a message and only answers are printed.\n\n");
+        "usage: sluice chat [MODEL|URL] [OPTIONS]\n"
+        "\n"
+        "A conversation in the terminal with a model, which is served for as long as the chat "
+        "lasts,\n"
+        "or with a running server (http://HOST:PORT). Without either, the chat uses the server on\n"
+        "127.0.0.1:8000 if there is one, otherwise the demo model. In the chat, /help lists the\n"
+        "commands. Through a pipe, each line is a message, and only answers are printed.\n"
+        "\n");
     for (int i = 0; i < N_TEXTS; i++) {
-        printf("  --%s %s\n", texts[i].name, texts[i].help);
+        print_option(texts[i].name, texts[i].help);
     }
     for (int i = 0; i < N_CHAT_SETTINGS; i++) {
         char name[32];
@@ -233,7 +249,7 @@ void chat_options_help(void)
                 *c = '-';
             }
         }
-        printf("  --%s %s\n", name, settings[i].help);
+        print_option(name, settings[i].help);
     }
     printf("\nOther options are those of `sluice serve` (such as --max-model-len 4096) when a "
            "model is "

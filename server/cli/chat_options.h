@@ -22,21 +22,21 @@ struct chat_options {
     const char *model, *api_key, *tools_path;
     char *system; // NULL: none; the caller frees it
     struct chat_settings settings;
-    char **rest; // [n_rest] options passed on to `sluice serve`; the caller frees it
+    char **rest; // [n_rest] options passed on to `sluice serve`; the caller frees the array
     int n_rest;
     bool help;
 };
 
 enum status chat_options_parse(int argc, char **argv, struct chat_options *o, struct err *err);
 void chat_options_deinit(struct chat_options *o);
-void chat_options_help(void); // to standard output
+void chat_options_help(void); // prints the help to standard output
 
-/* `name` with '-' or '_'. "default" unsets it. */
+/* `name` may be spelled with '-' or '_'. The value "default" unsets it. */
 enum status chat_settings_set(struct chat_settings *s, const char *name, const char *value,
                               struct err *err);
-/* "temperature 0.7, seed 1"; "none" without any. */
+/* Prints the settings, such as "temperature 0.7, seed 1", or "none". */
 void chat_settings_print(const struct chat_settings *s, struct buf *out);
-/* Members of a request, each with a comma before it. */
+/* Writes the settings as members of a request, each with a comma before it. */
 void chat_settings_put(const struct chat_settings *s, struct buf *out);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The server that `sluice chat` talks to: one that runs, by URL, or a child process that
+/* The server that `sluice chat` talks to: a running one, given by its URL, or a child process that
  * serves a model on a Unix socket for as long as the chat lasts. */
 #include "server/cli/chat_server.h"
 
@@ -61,12 +61,12 @@ static enum status ask_models(struct chat_server *s, const volatile sig_atomic_t
     enum status st = client_call(&s->peer, &request, append, &body, &status, err);
     if (st == OK && (status == 401 || status == 403)) {
         st = err_set(err, ERR_INVALID,
-                     "the server wants an API key: give it with --api-key KEY or "
-                     "in the environment's OPENAI_API_KEY");
+                     "the server requires an API key: pass it with --api-key KEY or in the "
+                     "variable OPENAI_API_KEY");
     } else if (st == OK && (status != 200 || !read_models(&body, s->model, sizeof s->model))) {
         st = err_set(err, ERR_FORMAT,
-                     "/v1/models is answered with status %d: this is no "
-                     "OpenAI-compatible server, or it has no model yet",
+                     "/v1/models was answered with status %d: this is not an OpenAI-compatible "
+                     "server, or it has not loaded its model",
                      status);
     }
     buf_deinit(&body);
@@ -87,7 +87,7 @@ static enum status use_url(struct chat_server *s, const char *url,
 /* ---- a server of our own ------------------------------------------------------------------------
  */
 
-/* The bundled model: in the checkout, or where `make install` and the tarball put it. */
+/* Finds the bundled model: in the checkout, or where `make install` and the tarball put it. */
 static enum status find_demo(char *path, size_t n_path, struct err *err)
 {
     static const char *const places[] = {"../../models/demo", "../share/sluice/models/demo"};
@@ -106,12 +106,13 @@ static enum status find_demo(char *path, size_t n_path, struct err *err)
         }
     }
     return err_set(err, ERR_IO,
-                   "no server answers on " LOCAL_URL ", and the demo model is not beside "
-                   "the program: name a model folder or a server's URL, as in: sluice chat FOLDER");
+                   "no server answers on " LOCAL_URL
+                   ", and the demo model was not found: pass a model or a server's URL, as in: "
+                   "sluice chat FOLDER");
 }
 
-/* The child: becomes the server. It leaves the terminal's process group, because Ctrl-C is meant
- * for the chat; and it ends with the chat, however the chat ends. */
+/* Called in the child: becomes the server. It leaves the terminal's process group, because Ctrl-C
+ * is meant for the chat, and it ends with the chat, however that ends. */
 static void become_server(const struct chat_server *s, const struct chat_options *o,
                           const char *model, pid_t parent)
 {
@@ -143,7 +144,7 @@ static void become_server(const struct chat_server *s, const struct chat_options
 }
 
 /* The socket is in a folder of its own with mode 0700, so that no other user can connect.
- * Paths of sockets are limited to about 100 bytes, hence the limit on TMPDIR. */
+ * TMPDIR must be short, because paths of sockets are limited to about 100 bytes. */
 static enum status start(struct chat_server *s, const struct chat_options *o, const char *model,
                          struct err *err)
 {
@@ -194,7 +195,7 @@ static void last_words(const struct chat_server *s, char *text, size_t n_text)
     snprintf(text, n_text, "%s", *line ? line : "it said nothing");
 }
 
-/* Whether the child has ended; the last line of its log becomes the error. */
+/* True if the child has ended; then the last line of its log becomes the error. */
 bool chat_server_is_lost(struct chat_server *s, int patience_ms, struct err *err)
 {
     char words[480];
@@ -261,18 +262,20 @@ static enum status use_model(struct chat_server *s, const struct chat_options *o
     return ask_models(s, interrupt, err);
 }
 
-/* ---- both ---------------------------------------------------------------------------------------
+/* ---- either kind of server
+ * ---------------------------------------------------------------------------------------
  */
 
-/* Without a model and model options, uses a server running on this machine. */
+/* For a chat without a target: uses a server on this machine if one runs and no option of a server
+ * was given, otherwise starts one with the bundled model. */
 static enum status use_nearest(struct chat_server *s, const struct chat_options *o, bool terminal,
                                const volatile sig_atomic_t *interrupt, struct err *err)
 {
     char demo[PATH_MAX + 64];
     if (o->n_rest == 0) {
         const enum status st = use_url(s, LOCAL_URL, interrupt, err);
-        if (st != ERR_IO && st != ERR_FORMAT) { // it is a server, but the key or the time-out
-                                                // failed: report that
+        if (st != ERR_IO && st != ERR_FORMAT) { // there is a server, but the key is wrong or it
+                                                // timed out: report that
             return st;
         }
     }
@@ -302,7 +305,7 @@ enum status chat_server_open(struct chat_server *s, const struct chat_options *o
     return OK;
 }
 
-/* The server drains at once, because this chat was its only client. */
+/* The server need not wait before it drains, because this chat was its only client. */
 static void end_child(pid_t child)
 {
     const int64_t begin = clock_now_ns();

@@ -16,11 +16,11 @@
 struct chat_server {
     struct client_peer peer;
     const char *key;
-    char name[256];  // its address, for display
-    char model[256]; // the model's name there
-    pid_t child;     // 0: not started by us
-    int log;         // the child's log; -1: none
-    char folder[96]; // of the socket; "": none
+    char name[256];  // the server's address, for display
+    char model[256]; // the name of its model
+    pid_t child;     // the server's process; 0: not started by us
+    int log;         // descriptor of the child's log; -1: none
+    char folder[96]; // folder of the child's socket; "": none
 };
 
 /* Finds or starts the server, and waits until it is ready or *interrupt is set (ERR_CANCELLED).

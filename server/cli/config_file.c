@@ -44,7 +44,8 @@ static enum status bad_quotes(const struct option_row *row, struct err *err)
                    row->name);
 }
 
-/* A list may be written on the line itself, [a, b], or in the lines after it. */
+/* Sets the option of a line. A list is written on the line itself, as [a, b], or on the following
+ * lines. */
 static enum status set_line(struct loading *l, const struct option_row *row, char *value,
                             struct err *err)
 {
@@ -70,7 +71,7 @@ static enum status set_line(struct loading *l, const struct option_row *row, cha
     return loading_set(l, row, value, SOURCE_FILE, err);
 }
 
-/* "- item" of the list started by an earlier line. */
+/* Reads "- item" of the list that an earlier line started. */
 static enum status read_item(struct loading *l, char *text, struct err *err)
 {
     char *item = scalar(text);
@@ -88,7 +89,7 @@ static bool is_null(const char *value)
     return *value == '\0' || strcmp(value, "null") == 0 || strcmp(value, "~") == 0;
 }
 
-/* An option may occur once; a null value leaves its default. */
+/* Reads the line of an option. An option may occur once; the value null leaves its default. */
 static enum status read_option_line(struct loading *l, const struct option_row *row, char *text,
                                     struct err *err)
 {
@@ -98,7 +99,7 @@ static enum status read_option_line(struct loading *l, const struct option_row *
     }
     l->list = row->type == OPTION_LIST ? row : NULL;
     if (l->in_file[row - option_rows]) {
-        return err_set(err, ERR_FORMAT, "option %s is in this file already", row->name);
+        return err_set(err, ERR_FORMAT, "option %s occurs twice in this file", row->name);
     }
     l->in_file[row - option_rows] = true;
     if (!is_null(value)) {
@@ -107,7 +108,7 @@ static enum status read_option_line(struct loading *l, const struct option_row *
     return OK;
 }
 
-/* One line. A "- item" belongs to the last option that was a list. */
+/* Reads one line. A "- item" belongs to the list that the last option line started. */
 static enum status read_line(struct loading *l, char *line, struct err *err)
 {
     bool indented = *line == ' ' || *line == '\t' || *line == '-';
@@ -141,7 +142,8 @@ static enum status read_line(struct loading *l, char *line, struct err *err)
     return loading_take_flag(l, l->flag_list, value ? value : colon + 1, SOURCE_FILE, err);
 }
 
-/* Errors get the file's name and line. A byte order mark of Windows editors is skipped. */
+/* Reads the file. Errors name the file and the line. A byte order mark, which Windows editors
+ * write, is skipped. */
 enum status loading_read_file(struct loading *l, struct err *err)
 {
     char *text;

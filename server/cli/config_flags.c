@@ -15,7 +15,8 @@ struct name {
     const struct option_row *row;
     const struct vllm_flag *flag;
     const char *member; // member of the row's object
-    const char *value;  // implied by the name: "false" for --no-x, "3" for -O3; or NULL
+    const char *value;  // the value that the name implies: "false" for --no-x, "3" for -O3;
+                        // otherwise NULL
 };
 
 static bool find_plain(struct name *n, const char *text, size_t n_bytes)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Loads a configuration: defaults, then file, environment and flags, where a later source
- * overrides an earlier one whatever their order of reading. */
+/* Loads a configuration from defaults, file, environment and flags. Each of these overrides those
+ * before it, whatever the order in which they are read. */
 #include "server/cli/config_load.h"
 
 #include "engine/base/log.h"
@@ -20,7 +20,7 @@ static bool has_prefix(const char *text, const char *prefix)
     return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
-/* One SLUICE_NAME=value. */
+/* Reads one variable, SLUICE_NAME=value. */
 static enum status read_variable(struct loading *l, const char *variable, struct err *err)
 {
     const char *equals = strchr(variable, '='), *key = variable + strlen("SLUICE_");
@@ -46,8 +46,8 @@ static enum status read_variable(struct loading *l, const char *variable, struct
     return OK;
 }
 
-/* Users of vLLM may have its key in the environment, and also settings that have no effect here.
- * Such settings are logged by name, never with their values. */
+/* Users of vLLM may have its API key in the environment, which is used, and other settings, which
+ * have no effect. The latter are logged by name, never with their values. */
 static enum status read_vllm_env(struct loading *l, char **env, struct err *err)
 {
     static const char api_key[] = "VLLM_API_KEY=";
@@ -78,8 +78,8 @@ static enum status read_vllm_env(struct loading *l, char **env, struct err *err)
     return st;
 }
 
-/* SLUICE_* variables that name an option; others belong to tests and tools. vLLM's key
- * counts only where no other is given. */
+/* Reads the SLUICE_* variables that name an option; others belong to tests and tools. vLLM's API
+ * key is used only if no other is given. */
 static enum status read_env(struct loading *l, char **env, struct err *err)
 {
     if (!env) {
@@ -93,7 +93,7 @@ static enum status read_env(struct loading *l, char **env, struct err *err)
     return read_vllm_env(l, env, err);
 }
 
-/* An origin as browsers send it: scheme://host[:port] and nothing after it. */
+/* True for an origin as browsers send it: scheme://host[:port] and nothing after it. */
 static bool is_origin(const char *text)
 {
     const char *host = strstr(text, "://");
@@ -113,10 +113,10 @@ static enum status check(const struct config *c, struct err *err)
         }
     }
     if ((c->ssl_certfile == NULL) != (c->ssl_keyfile == NULL)) {
-        return err_set(err, ERR_INVALID, "ssl-certfile and ssl-keyfile go together");
+        return err_set(err, ERR_INVALID, "ssl-certfile and ssl-keyfile must be given together");
     }
     if (c->overload_status != 429 && c->overload_status != 503) {
-        return err_set(err, ERR_INVALID, "overload-status is 429 or 503");
+        return err_set(err, ERR_INVALID, "overload-status must be 429 or 503");
     }
     if (c->root_path && c->root_path[0] != '/') {
         return err_set(err, ERR_INVALID, "root-path must begin with '/'");

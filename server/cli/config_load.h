@@ -2,9 +2,9 @@
 /* The configuration of `sluice serve`. One table of options (config_table.c) defines the flags, the
  * keys of `--config FILE`, the SLUICE_* environment variables, --help and the printed effective
  * configuration. Flags override the environment, which overrides the file, which overrides
- * defaults. VLLM_API_KEY is used if neither a flag nor SLUICE_API_KEY is given. Names follow vLLM
- * where it has one; other spellings are aliases of the same row; vLLM flags that are not options
- * here are in vllm_flags.c.
+ * defaults. VLLM_API_KEY is used if neither a flag nor SLUICE_API_KEY is given. Options are named
+ * as in vLLM if it has them; other spellings are aliases of the same row. vLLM flags that are not
+ * options here are in vllm_flags.c.
  * Thread: main, before the loop runs. */
 #ifndef SLUICE_SERVER_CLI_CONFIG_LOAD_H
 #define SLUICE_SERVER_CLI_CONFIG_LOAD_H
@@ -18,10 +18,10 @@
 enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err);
 void config_deinit(struct config *c); // accepts a zeroed struct
 
-/* Sets the log level. quiet: for commands whose output is something else, "info" becomes "warn". */
+/* Sets the log level. quiet: "info" becomes "warn", for commands whose output is not a log. */
 void config_set_log_level(const struct config *c, bool quiet);
 
-/* The flags, one per line, with defaults. */
+/* Writes all flags, one per line, with their defaults. */
 void config_help(struct buf *out);
 
 /* Prints `key: value` lines that --config can read back, each with the value's origin as a comment,

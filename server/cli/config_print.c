@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Compared as printed text, since values are pointers. */
+/* Compares printed values, because those of strings and lists are pointers. */
 static bool is_default(const struct config *c, const struct option_row *row)
 {
     struct buf now;
@@ -30,56 +30,74 @@ static bool is_default(const struct config *c, const struct option_row *row)
     return same;
 }
 
-/* The words of a choice, wrapped to a terminal's width. */
-static void put_choices(const char *choices, struct buf *out)
+enum { HELP_INDENT = 35, HELP_COLUMNS = 100 };
+
+/* Writes a description in the right column of the help. Lines break at spaces and after '|'. */
+static void put_wrapped(const char *text, struct buf *out)
 {
-    enum { INDENT = 35, MAX_COLUMNS = 100 };
-    bool many = strlen(choices) > MAX_COLUMNS - INDENT;
-    size_t column = MAX_COLUMNS;
-    buf_puts(out, " (");
-    while (*choices) {
-        size_t n = strcspn(choices, "|");
-        n += choices[n] == '|';
-        if (many && column + n > MAX_COLUMNS) {
-            buf_printf(out, "\n%*s", INDENT, "");
-            column = INDENT;
+    size_t column = HELP_INDENT, gap = 0;
+    while (*text) {
+        size_t n = strcspn(text, " |");
+        n += text[n] == '|';
+        if (column + gap + n > HELP_COLUMNS) {
+            buf_printf(out, "\n%*s", HELP_INDENT, "");
+            column = HELP_INDENT;
+            gap = 0;
         }
-        buf_put(out, choices, n);
-        column += n;
-        choices += n;
+        buf_printf(out, "%*s%.*s", (int)gap, "", (int)n, text);
+        column += gap + n;
+        text += n;
+        gap = *text == ' ';
+        text += gap;
     }
-    buf_putc(out, ')');
 }
 
-/* Printed from the table: sections, names with their values, and notes for users of vLLM. */
+static void put_row_help(const struct option_row *row, struct buf *out)
+{
+    struct buf text;
+    buf_init(&text, 1 << 16);
+    buf_puts(&text, row->help);
+    if (row->choices) {
+        buf_printf(&text, " (%s)", row->choices);
+    }
+    if (row->initial && row->type != OPTION_BOOL) {
+        buf_printf(&text, " [%s]", row->initial);
+    }
+    bool negatable = row->type == OPTION_BOOL && row->initial && row->initial[0] == 't';
+    int column = (int)strlen(row->name) + (negatable ? 9 : 4);
+    buf_printf(out, "  --%s%s", negatable ? "[no-]" : "", row->name);
+    if (column < HELP_INDENT) {
+        buf_printf(out, "%*s", HELP_INDENT - column, "");
+    } else {
+        buf_printf(out, "\n%*s", HELP_INDENT, "");
+    }
+    put_wrapped(text.data, out);
+    buf_putc(out, '\n');
+    buf_deinit(&text);
+}
+
+/* Prints the help from the table: sections, and options with their defaults. */
 void config_help(struct buf *out)
 {
     buf_puts(out,
-             "usage: sluice serve MODEL [OPTIONS]\n\n"
-             "Every option is also a key of --config FILE ('key: value' lines) and, as\n"
-             "SLUICE_MAX_MODEL_LEN for --max-model-len, an environment variable. vLLM's flags\n"
-             "that are not listed have no effect, and a line in the log says so; those that\n"
-             "would change answers are refused with the reason.\n");
+             "usage: sluice serve MODEL [OPTIONS]\n"
+             "\n"
+             "Every option can also be set in --config FILE, as a line 'max-model-len: 8192',\n"
+             "and by an environment variable, SLUICE_MAX_MODEL_LEN for --max-model-len. Flags\n"
+             "override variables, which override the file. Defaults are in brackets. Flags of\n"
+             "vLLM that are not listed here are either ignored, which is logged, or refused\n"
+             "with a reason, if they would change answers.\n");
     for (size_t i = 0; i < n_option_rows; i++) {
         const struct option_row *row = &option_rows[i];
         if (row->section) {
             buf_printf(out, "\n%s:\n", row->section);
         }
-        bool negatable = row->type == OPTION_BOOL && row->initial && row->initial[0] == 't';
-        buf_printf(out, "  --%s%-*s %s", negatable ? "[no-]" : "", negatable ? 25 : 30, row->name,
-                   row->help);
-        if (row->choices) {
-            put_choices(row->choices, out);
-        }
-        if (row->initial && row->type != OPTION_BOOL) {
-            buf_printf(out, " [%s]", row->initial);
-        }
-        buf_putc(out, '\n');
+        put_row_help(row, out);
     }
 }
 
-/* The output is a configuration file. Secrets are replaced, and options that name an
- * action (help) left out. */
+/* The output is a valid configuration file. Secrets are replaced, and options that are commands,
+ * such as help, are left out. */
 void config_print(const struct config *c, bool only_set, struct buf *out)
 {
     for (size_t i = 0; i < n_option_rows; i++) {

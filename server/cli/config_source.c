@@ -63,7 +63,8 @@ const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes)
  * flags. */
 enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
 {
-    const size_t n_dashes = n_bytes > 2 && strncmp(key, "--", 2) == 0 ? 2 : 0; // of a flag
+    const size_t n_dashes = n_bytes > 2 && strncmp(key, "--", 2) == 0 ? 2 : 0; // the dashes of a
+                                                                               // flag
     struct nearest nearest = {.typed = key + n_dashes, .n_bytes = n_bytes - n_dashes};
     for (size_t i = 0; i < n_option_rows; i++) {
         nearest_try(&nearest, option_rows[i].name);
@@ -83,11 +84,13 @@ enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
     return err_set(err, ERR_INVALID, "unknown option '%.*s'", n, key);
 }
 
-/* False if a stronger source has set the option. Otherwise it may be set or extended. */
+/* True if the source may set the option, or extend it if it is a list: no source of higher
+ * precedence has set it. */
 static bool may_set(struct loading *l, const struct option_row *row, enum source source)
 {
     unsigned char *from = &l->source[row - option_rows];
-    if (*from < source) { // the first value of a source replaces; further ones extend lists
+    if (*from < source) { // the first value of a source replaces earlier values; others extend a
+                          // list
         config_value_clear(l->config, row);
         *from = (unsigned char)source;
     }
@@ -132,8 +135,8 @@ enum status loading_set_member(struct loading *l, const struct option_row *row, 
     return st;
 }
 
-/* A flag of vLLM that is not an option here. It is refused with a reason, ignored (which is
- * logged), or translated. */
+/* Handles a flag of vLLM that is not an option here: refuses it with a reason, ignores it with a
+ * line in the log, or translates it. */
 enum status loading_take_flag(struct loading *l, const struct vllm_flag *flag, const char *value,
                               enum source source, struct err *err)
 {

@@ -9,7 +9,7 @@
 #include "server/cli/config_table.h"
 #include "server/cli/vllm_flags.h"
 
-/* The origin of a value, weakest first: a source never overwrites a stronger one. */
+/* The origin of a value. Each source takes precedence over those before it in this list. */
 enum source { SOURCE_DEFAULT, SOURCE_FILE, SOURCE_VLLM_ENV, SOURCE_ENV, SOURCE_FLAG };
 
 struct loading {
@@ -26,8 +26,8 @@ struct loading {
 /* Compares keys, treating '_' like '-'. */
 bool loading_is_name(const char *name, const char *key, size_t n_bytes);
 
-/* Find the option with this name or alias, and the vLLM flag that is not an option. NULL: not
- * found. */
+/* Find the option with this name or alias, or the flag of vLLM that is not an option here. NULL:
+ * not found. */
 const struct option_row *loading_find_row(const char *key, size_t n_bytes);
 const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes);
 
@@ -37,7 +37,7 @@ const struct option_row *loading_find_member(const char *key, size_t n_bytes, co
 /* The error for an unknown name, with the nearest known one. */
 enum status loading_unknown(const char *key, size_t n_bytes, struct err *err);
 
-/* These set a value unless a stronger source has set it. */
+/* These set a value, unless a source of higher precedence has set it. */
 enum status loading_set(struct loading *l, const struct option_row *row, const char *value,
                         enum source source, struct err *err);
 enum status loading_set_member(struct loading *l, const struct option_row *row, const char *member,

@@ -10,7 +10,7 @@
 
 enum option_type {
     OPTION_STRING,
-    OPTION_LIST,  // repeated, or comma-separated
+    OPTION_LIST,  // strings; the flag may be repeated, or list them with commas
     OPTION_INT,   // 8192, 8k (x1000), 8K (x1024), 1.5m
     OPTION_BYTES, // like OPTION_INT, also 4GiB, 512MB
     OPTION_REAL,
@@ -21,20 +21,21 @@ enum option_type {
 };
 
 struct option_row {
-    const char *section; // starts a new group in --help
+    const char *section; // heading in --help that begins with this row; NULL: none
     const char *name;
     enum option_type type;
-    const char *field;      // the field of struct config as text; its last part is the option's
-                            // name
-    size_t offset, n_bytes; // of that field; integers have four or eight bytes
-    const char *initial;    // default, as it would be written; NULL: empty
-    double min, max;        // of numbers
+    const char *field; // the expression of the field in struct config, as text; its last part is
+                       // the option's name
+    size_t offset, n_bytes; // position and size of that field; integers have four or eight bytes
+    const char *initial;    // default, written as on the command line; NULL: empty
+    double min, max;        // bounds of a number, inclusive
     const char *choices;    // "a|b|c" of OPTION_CHOICE
     const char *synonyms;   // "x=a|y=b": synonyms of choices; NULL: none
-    bool may_be_object;     // of OPTION_STRING: members may be set one by one, as of OPTION_JSON
-    bool secret;            // never printed
-    bool same_on_nodes;     // all processes that serve one model must agree on it
-    bool is_command;        // requests other output than a server; not part of the configuration
+    bool may_be_object; // an OPTION_STRING whose value may be a JSON object: its members may be set
+                        // one by one
+    bool secret;        // never printed
+    bool same_on_nodes; // all processes that serve one model must agree on it
+    bool is_command; // prints something instead of starting a server; not part of the configuration
     const char *help;
 };
 

@@ -34,7 +34,7 @@ static int64_t get_int(const struct config *c, const struct option_row *row)
     return *(const int64_t *)at;
 }
 
-/* The row's bounds fit its field. */
+/* Sets an integer field; the row's bounds ensure that the value fits. */
 static void set_int(struct config *c, const struct option_row *row, int64_t v)
 {
     void *at = field(c, row);
@@ -88,7 +88,7 @@ static double unit_of(const char *suffix, bool bytes)
     return 0;
 }
 
-/* Seconds of a unit; 0: unknown. */
+/* The number of seconds in a unit; 0: unknown unit. */
 static double seconds_of(const char *suffix)
 {
     static const struct {
@@ -103,7 +103,7 @@ static double seconds_of(const char *suffix)
     return 0;
 }
 
-/* The factor of a number's suffix; 0: the suffix means something else, or nothing. */
+/* The factor that a number's suffix stands for; 0: unknown suffix. */
 static double unit_of_type(enum option_type type, const char *suffix)
 {
     switch (type) {
@@ -113,7 +113,7 @@ static double unit_of_type(enum option_type type, const char *suffix)
     }
 }
 
-/* For error messages: what a value should look like. */
+/* The form that a number must have, for error messages. */
 static const char *number_form(enum option_type type)
 {
     switch (type) {
@@ -124,7 +124,7 @@ static const char *number_form(enum option_type type)
     }
 }
 
-/* A number with a unit, in the row's range. 0 stands for "auto" where that is the default. */
+/* Reads a number with a unit, and checks its range. 0 stands for "auto" if that is the default. */
 static enum status read_number(const struct option_row *row, const char *text, double *out,
                                struct err *err)
 {
@@ -144,21 +144,22 @@ static enum status read_number(const struct option_row *row, const char *text, d
     }
     v *= unit;
     if (integral && v != floor(v)) {
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not whole", row->name, text);
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not a whole number", row->name,
+                       text);
     }
     if (row->min == row->max && v != row->min) { // the option's help says why
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not supported (%s)", row->name,
                        text, row->help);
     }
     if (v < row->min || v > row->max) {
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is outside %.15g to %.15g", row->name,
-                       text, row->min, row->max);
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not between %.15g and %.15g",
+                       row->name, text, row->min, row->max);
     }
     *out = v;
     return OK;
 }
 
-/* Text of JSON is checked here and parsed where it is used. */
+/* Checks that a text is JSON; it is parsed where it is used. */
 static enum status check_json(const struct option_row *row, const char *text, struct err *err)
 {
     struct json *root;
@@ -173,7 +174,7 @@ static enum status check_json(const struct option_row *row, const char *text, st
     return OK;
 }
 
-/* Empty items are left out, so that a trailing comma does no harm. */
+/* Adds an item. Empty ones are left out, so that a trailing comma does no harm. */
 static void list_add(struct string_list *list, const char *item, size_t n_bytes)
 {
     if (n_bytes > 0) {
@@ -196,7 +197,7 @@ static bool list_add_array(struct string_list *list, const char *text)
     return is_array;
 }
 
-/* A JSON array, or words with commas between them. */
+/* Adds the items of a JSON array, or of words with commas between them. */
 static void list_add_text(struct string_list *list, const char *text)
 {
     if (list_add_array(list, text)) {
@@ -209,7 +210,8 @@ static void list_add_text(struct string_list *list, const char *text)
     }
 }
 
-/* The choice that a word stands for: itself, or its synonym in "x=a|y=b". */
+/* The choice that a word stands for: the word itself, or if it is a synonym, as in "x=a|y=b", the
+ * word after the '='. */
 static char *choice_of(const struct option_row *row, const char *word)
 {
     size_t n = strlen(word);
@@ -223,7 +225,7 @@ static char *choice_of(const struct option_row *row, const char *word)
     return xstrdup(word);
 }
 
-/* Strings are owned by the configuration: the old value is freed. */
+/* Sets a text, which the configuration owns. The old one is freed. */
 static enum status set_text(struct config *c, const struct option_row *row, const char *text,
                             struct err *err)
 {
@@ -233,7 +235,7 @@ static enum status set_text(struct config *c, const struct option_row *row, cons
     char *value = choice_of(row, text);
     if (row->type == OPTION_CHOICE && words_find(row->choices, value) < 0) {
         free(value);
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is none of %s", row->name, text,
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not one of %s", row->name, text,
                        row->choices);
     }
     const char **at = field(c, row);
@@ -242,7 +244,7 @@ static enum status set_text(struct config *c, const struct option_row *row, cons
     return OK;
 }
 
-/* One function for all sources, so that a value means the same in a file, a variable and a
+/* All sources use this function, so that a value means the same in a file, a variable and a
  * flag. */
 enum status config_value_set(struct config *c, const struct option_row *row, const char *text,
                              struct err *err)
@@ -320,7 +322,8 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     struct json *root = NULL;
     if (json_parse(now, strlen(now), NULL, &root, err) != OK || !json_is(root, JSON_OBJECT)) {
         json_free(root);
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is no object that has members",
+        return err_set(err, ERR_INVALID,
+                       "option %s: the value is not a JSON object, so '%.60s' cannot be added",
                        row->name, now);
     }
     char *first = xstrndup(key, strcspn(key, "."));
@@ -329,9 +332,8 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     json_free(root);
     if (is_there) {
         return err_set(err, ERR_INVALID,
-                       "option %s: '%.60s' is there already; write the object "
-                       "whole",
-                       row->name, key);
+                       "option %s: '%.60s' is set twice; write the whole object instead", row->name,
+                       key);
     }
     struct buf all;
     buf_init(&all, 1 << 20);
@@ -374,7 +376,7 @@ void config_value_clear(struct config *c, const struct option_row *row)
     }
 }
 
-/* Quoted if YAML would read the text as something else. */
+/* Prints a text, in quotes if YAML would otherwise read it as something else. */
 static void print_text(const char *s, struct buf *out)
 {
     bool plain = *s && !strpbrk(s, "#'\"[]{},&*!|>%@`") && !strstr(s, ": ") && *s != ' ' &&
@@ -404,7 +406,7 @@ static void print_list(const struct string_list *list, struct buf *out)
     }
 }
 
-/* The opposite of config_value_set: reading the text gives the value again. */
+/* The inverse of config_value_set: reading the printed text gives the value again. */
 void config_value_print(const struct config *c, const struct option_row *row, struct buf *out)
 {
     const void *at = const_field(c, row);

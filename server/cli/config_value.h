@@ -7,8 +7,8 @@
 #include "engine/base/status.h"
 #include "server/cli/config_table.h"
 
-/* Parses `text` into the row's field; lists gain items. The error names the option and the expected
- * value. */
+/* Parses `text` and sets the row's field; if that is a list, the items are appended. The error
+ * names the option and the expected value. */
 enum status config_value_set(struct config *c, const struct option_row *row, const char *text,
                              struct err *err);
 
@@ -20,8 +20,8 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
 /* Frees and zeroes the field. */
 void config_value_clear(struct config *c, const struct option_row *row);
 
-/* Appends the value in the form that config_value_set reads, quoted where YAML needs it; nothing if
- * empty. */
+/* Appends the value in the form that config_value_set reads, quoted where YAML needs it; appends
+ * nothing if the value is empty. */
 void config_value_print(const struct config *c, const struct option_row *row, struct buf *out);
 
 #endif

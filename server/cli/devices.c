@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chooses the backend: CUDA if a device is there, else the CPU, and the communicator for
+/* Chooses the backend, CUDA if a device is present and otherwise the CPU, and the communicator for
  * several ranks. */
 #include "server/cli/devices.h"
 
@@ -17,7 +17,8 @@ static enum status share(void *bytes, size_t n_bytes, void *arg, struct err *err
     return nodes_share(arg, bytes, n_bytes, err);
 }
 
-/* n_ranks is the total over all nodes, which have the same number each. */
+/* Where this process's ranks are among all. n_ranks is the total of all nodes, which have equally
+ * many. */
 static struct comm_place place_of(const struct engine_options *o)
 {
     return (struct comm_place){
@@ -38,7 +39,8 @@ static enum status open_cpu(const struct backend_options *options, struct backen
     return cpu_open(options, out, err);
 }
 
-/* All CPU ranks are threads of this process, or of one process on each node. */
+/* Chooses the CPU. The ranks are threads of this process, and on several nodes of one process
+ * each. */
 static enum status choose_cpu(struct engine_options *options, struct err *err)
 {
     struct comm_place place = place_of(options);
@@ -58,13 +60,14 @@ static enum status open_cuda(const struct backend_options *options, struct backe
     return cuda_open(options, out, err);
 }
 
-/* One device for each local rank. */
+/* Chooses CUDA, with one device for each local rank. */
 static enum status choose_cuda(struct engine_options *options, struct err *err)
 {
     struct comm_place place = place_of(options);
     int32_t n = cuda_device_count(), ranks = place.n_ranks / place.n_nodes;
     if (n < ranks) {
-        return err_set(err, ERR_DEVICE, "%d CUDA devices were asked for, %d are there", ranks, n);
+        return err_set(err, ERR_DEVICE, "%d CUDA devices were requested, but there are %d", ranks,
+                       n);
     }
     options->open_backend = open_cuda;
     options->abort_ranks = cuda_comm_abort;

@@ -6,8 +6,8 @@
 #include "engine/options.h"
 
 /* Stores the backend for `name` in the options ("cpu", "cuda", or NULL/"auto": cuda if a device is
- * present), together with what its ranks share, also among the options' nodes. The memory and the
- * nodes live until devices_release. */
+ * present), together with the communicator of its ranks, which may be on several nodes. The
+ * communicator and the connections between nodes exist until devices_release. */
 enum status devices_choose(const char *name, struct engine_options *options, struct err *err);
 void devices_release(struct engine_options *options);
 

@@ -42,11 +42,12 @@ static const char *method_in(const char *dir, const struct json *config)
     return method;
 }
 
-/* Accepts a command line that names the checkpoint's own format, as vLLM's often do. */
+/* Checks --quantization. It may name the checkpoint's own format, as vLLM's command lines often
+ * do. */
 static enum status check_quantization(const struct config *c, struct err *err)
 {
     static const char *const names[][2] = {
-        // a method, and its names
+        // the checkpoint's method, and the names accepted for it
         {"awq", "awq|auto_awq|awq_marlin"},
         {"gptq", "gptq|auto_gptq|gptq_marlin"},
         {"modelopt", "modelopt|modelopt_fp4|modelopt_mxfp8|modelopt_mixed"},
@@ -64,8 +65,8 @@ static enum status check_quantization(const struct config *c, struct err *err)
     enum status st = OK;
     if (!same && !made) {
         st = err_set(err, ERR_UNSUPPORTED,
-                     "quantization: '%.60s' is not what this checkpoint is in "
-                     "(%.60s), nor fp8 or int4, which weights that are not quantised may become",
+                     "quantization: '%.60s' is not the format of this checkpoint (%.60s); only "
+                     "unquantised checkpoints can be quantised while loading, to fp8 or int4",
                      c->engine.quantization, method ? method : "none");
     }
     json_free(config);
@@ -80,7 +81,7 @@ static enum status meet_nodes(const struct config *c, struct engine_options *o, 
     if (s.place.n_nodes < 2) {
         return OK;
     }
-    log_info("node %d of %d, as %s say", s.place.node, s.place.n_nodes, s.from);
+    log_info("node %d of %d, according to %s", s.place.node, s.place.n_nodes, s.from);
     struct buf identity;
     buf_init(&identity, 1 << 20);
     enum status st = nodes_identity(c, &identity, err);
@@ -94,7 +95,7 @@ static enum status meet_nodes(const struct config *c, struct engine_options *o, 
 enum status engine_config_check(const struct config *c, struct err *err)
 {
     if (!c->engine.model) {
-        return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
+        return err_set(err, ERR_INVALID, "no model was given: pass a folder with config.json");
     }
     TRY(model_folder_check(c->engine.model, err));
     if (c->engine.quantization) {
@@ -103,13 +104,14 @@ enum status engine_config_check(const struct config *c, struct err *err)
     return engine_check(&c->engine, err);
 }
 
-/* Nodes meet here, before loading, so that a wrong address or version shows in seconds. */
+/* Nodes connect here, before they load, so that a wrong address or version is reported within
+ * seconds. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
 {
     TRY(engine_config_check(c, err));
     *out = c->engine;
-    /* Admission rejects requests earlier; this leaves space for those that pass admission at the
-     * same time. */
+    /* The server rejects requests before this limit is reached; the margin is for requests that it
+     * admits at the same time. */
     out->max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
     out->synthetic = c->engine.load_format && strcmp(c->engine.load_format, "dummy") == 0;
     TRY(meet_nodes(c, out, err));

@@ -6,12 +6,13 @@
 
 #include "server/config/config.h"
 
-/* Reads config.json and reports reasons why the model cannot be loaded: fast, and opens nothing. */
+/* Reads config.json and reports reasons why the model cannot be loaded. It is fast, since it opens
+ * neither weights nor devices. */
 enum status engine_config_check(const struct config *c, struct err *err);
 
-/* Copies the config's struct engine_options and sets the fields that the caller of engine_open must
- * add; strings are borrowed. Also chooses the device and waits for all nodes to join, which may
- * take a while. Pair it with devices_release, also after an error. */
+/* Copies the struct engine_options of the configuration, and sets the fields that no option sets;
+ * strings are borrowed. Also chooses the device and waits for all nodes to join, which may take a
+ * while. Pair it with devices_release, also after an error. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err);
 
 #endif

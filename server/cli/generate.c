@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice generate MODEL`: the engine without a server. A prompt on the command line streams its
- * continuation. With --json it reads and writes JSON lines: all requests run concurrently, and
- * answers are printed in input order. */
+/* `sluice generate MODEL`: the engine without a server. The continuation of a prompt on the command
+ * line is printed as it is generated. With --json it reads and writes JSON lines: all requests run
+ * concurrently, and answers are printed in input order. */
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/optional.h"
@@ -23,16 +23,16 @@ struct generate {
     struct local_engine local;
     struct generate_job **jobs; // in input order
     size_t n_jobs, cap, n_printed;
-    bool told_unknown; // warn only once
+    bool warned_unknown; // the warning about unknown keys was printed
 };
 
 /* Unknown keys are not an error, because requests for servers may contain more keys, but they may
  * be typing errors. */
 static void note_unknown(struct generate *g, const struct generate_job *job)
 {
-    if (job->unknown[0] && !g->told_unknown) {
-        g->told_unknown = true;
-        log_warn("the key '%s' is not known here, and ignored", job->unknown);
+    if (job->unknown[0] && !g->warned_unknown) {
+        g->warned_unknown = true;
+        log_warn("the unknown key '%s' is ignored", job->unknown);
     }
 }
 
@@ -50,7 +50,7 @@ static void print_done(struct generate *g)
     fflush(stdout);
 }
 
-/* Waits for news of the engine, or until `fd` is readable. */
+/* Waits until the engine has news, or `fd` is readable. */
 static void turn(struct generate *g, int fd)
 {
     if (local_engine_wait(&g->local, fd, -1)) {
@@ -68,7 +68,7 @@ static void wait_for_room(struct generate *g)
     }
 }
 
-/* Reads ahead only as far as the engine's queue has room. */
+/* Starts the request of a line, then waits until the engine's queue has room for another. */
 static void add_line(struct generate *g, const char *line, size_t n_bytes)
 {
     struct generate_job *job = xcalloc(1, sizeof *job);
@@ -103,8 +103,8 @@ static void read_more(struct input *in)
     in->ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
 }
 
-/* Complete lines become requests; the rest stays in the buffer. The search for a line end continues
- * where the last one stopped. */
+/* Makes requests of complete lines; the rest stays in the buffer. The first n_old bytes have
+ * already been searched for a line end. */
 static void take_lines(struct generate *g, struct input *in, size_t n_old)
 {
     size_t from = 0, look = n_old;
@@ -150,7 +150,7 @@ static void run_lines(struct generate *g)
     free(in.bytes);
 }
 
-/* The prompt becomes a JSON line like any other, so both forms share the code from here on. */
+/* Converts the prompt to a JSON line, so that both forms share the rest of the code. */
 static int run_prompt(struct generate *g, const char *prompt, const char *max_tokens)
 {
     struct buf line;
@@ -172,7 +172,7 @@ static int run_prompt(struct generate *g, const char *prompt, const char *max_to
 
 /* ---- the command line ---------------------------------------------------------------------- */
 
-/* Arguments of generate itself; the rest goes to the table of options. */
+/* Arguments of this command; the rest is passed to the option table. */
 struct arguments {
     bool json, help;
     const char *prompt, *max_tokens;
@@ -198,7 +198,8 @@ static void usage(void)
     buf_deinit(&options);
 }
 
-/* A word that follows an unknown --option without '=' is taken for its value. */
+/* Separates the two. A word that follows an option of the table without '=' is taken for its
+ * value. */
 static void split_arguments(int argc, char **argv, struct arguments *a)
 {
     int n_plain = 0;
@@ -226,8 +227,8 @@ static void split_arguments(int argc, char **argv, struct arguments *a)
 static enum status no_prompt(struct err *err)
 {
     return err_set(err, ERR_INVALID,
-                   "no prompt: write it after the model or into standard input, "
-                   "or give --json and a line of JSON for each request");
+                   "no prompt: pass it after the model or on standard input, or use --json with "
+                   "one line of JSON per request");
 }
 
 static enum status check_arguments(const struct arguments *a, struct err *err)
@@ -237,8 +238,7 @@ static enum status check_arguments(const struct arguments *a, struct err *err)
     }
     if (a->json && a->prompt) {
         return err_set(err, ERR_INVALID,
-                       "with --json prompts come from standard input, not from "
-                       "'%.100s'",
+                       "with --json prompts are read from standard input; '%.100s' is not used",
                        a->prompt);
     }
     char *end;

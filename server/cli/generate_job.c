@@ -37,7 +37,7 @@ static void refuse(struct generate_job *job, const char *text)
     generate_line_put_error(&job->answer, text);
 }
 
-/* The answer of a line is kept until it is its turn to be printed. */
+/* Keeps the answer until it is printed, in the order of the lines. */
 static void whole(struct call *c, struct buf *json)
 {
     keep_unknown(of(c));
@@ -52,7 +52,7 @@ static void whole(struct call *c, struct buf *json)
 
 static void error(struct call *c, const struct call_error *e)
 {
-    // the error line has no "param" member
+    // the error line has no "param" member, so the message must name the parameter
     bool named = e->param[0] == '\0' || strstr(e->message, e->param);
     char text[sizeof e->param + sizeof e->message + 2];
     snprintf(text, sizeof text, "%s%s%s", named ? "" : e->param, named ? "" : ": ", e->message);
@@ -62,7 +62,7 @@ static void error(struct call *c, const struct call_error *e)
 
 static void drop(struct call *c)
 {
-    (void)c; // never: the client stays
+    (void)c; // never called: there is no client that could leave
 }
 
 static void over(struct call *c)
@@ -109,7 +109,7 @@ static void tell(struct call *c, const struct call_error *e)
     fprintf(stderr, "%ssluice: %s\n", of(c)->has_begun ? "\n" : "", e->message);
 }
 
-/* Output for a person: text as it arrives, errors on standard error. */
+/* For output to a person: text as it is generated, errors on standard error. */
 static const struct call_sink person_sink = {
     .id = id,
     .begin = begin,
@@ -123,11 +123,11 @@ static const struct call_sink person_sink = {
     .over = over,
 };
 
-/* The line is copied, since the request refers to its text. */
+/* Copies the line, since it is parsed in place. */
 void generate_job_start(struct generate_job *job, struct call_server *s, const char *line,
                         size_t n_bytes, bool to_person)
 {
-    char *text = xstrndup(line, n_bytes); // parsed in place
+    char *text = xstrndup(line, n_bytes); // will be modified
     job->call.sink = to_person ? &person_sink : &line_sink;
     job->call.format = &generate_line_format;
     job->call.offline = true;
@@ -136,5 +136,5 @@ void generate_job_start(struct generate_job *job, struct call_server *s, const c
     job->call.request.n_bytes = n_bytes;
     job->call.t_arrived_ns = clock_now_ns();
     call_start(s, &job->call);
-    free(text); // the host prepares synchronously
+    free(text); // the request has been prepared by now, since the host has no pool
 }

@@ -9,8 +9,8 @@ struct generate_job {
     struct call call;  // must be the first member
     struct buf answer; // one line; the caller frees it when the job is done
     bool over, failed;
-    bool has_begun;   // streaming to a person: some text has been written
-    char unknown[64]; // an unknown key in the request, if any
+    bool has_begun;   // some text has been written to a person
+    char unknown[64]; // an unknown key of the request; "": none
 };
 
 /* Starts a zeroed job from a JSON object; the server's host has no pool. to_person: writes text

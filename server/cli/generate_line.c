@@ -9,8 +9,7 @@
 
 enum { MAX_LINE_BYTES = 1 << 30 };
 
-/* JSON has no infinity or NaN, which broken weights can produce; the API's minimum is used
- * instead. */
+/* Broken weights can produce infinity or NaN, which JSON lacks; the API's minimum replaces them. */
 static void put_logprob(struct buf *out, float v)
 {
     buf_printf(out, "%.9g", v > -9999.0f ? (double)v : -9999.0);
@@ -28,7 +27,7 @@ static void put_top(struct buf *out, const struct token_logprobs *l)
     buf_putc(out, ']');
 }
 
-/* Entries first .. n in both forms; those before `first` are null. */
+/* Writes n entries in both forms; those before `first` are null. */
 static void put_logprobs(struct buf *out, const char *key, const char *top_key,
                          const struct token_logprobs *l, int32_t first, int32_t n, bool tops)
 {
@@ -61,7 +60,7 @@ static void put_logprobs(struct buf *out, const char *key, const char *top_key,
     buf_puts(out, "], ");
 }
 
-/* A sample: ids as the engine made them, and text as the detokenizer shows it. */
+/* Writes a sample: the engine's ids, and the detokenizer's text. */
 static void put_output(struct buf *out, struct call_choice *ch)
 {
     const struct call *c = ch->call;
@@ -144,7 +143,7 @@ static void end(struct call *c)
     c->sink->whole(c, &out);
 }
 
-/* Output for a person: the text as it is generated. */
+/* For output to a person: writes the text as it is generated. */
 static void pending(struct call_choice *ch)
 {
     ch->call->sink->event(ch->call, NULL, ch->content.data, ch->content.n_bytes);
@@ -153,7 +152,7 @@ static void pending(struct call_choice *ch)
 
 static void finish(struct call_choice *ch)
 {
-    (void)ch; // its text has been written
+    (void)ch; // nothing to do: the text has been written
 }
 
 const struct call_format generate_line_format = {

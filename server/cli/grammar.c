@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* sluice grammar: checks whether texts match a grammar, and which tokens may come next. Reads JSON
- * lines; writes text for people, or JSON lines. */
+/* `sluice grammar`: checks whether texts match a grammar, and which tokens may come next. Reads
+ * JSON lines; writes text for people, or JSON lines. */
 #include "server/cli/commands.h"
 
 #include "engine/base/buf.h"
@@ -16,11 +16,11 @@
 
 enum { LINE_MAX_BYTES = 1 << 28, LINE_DEPTH = 500, SHOWN_TOKENS = 20 };
 
-/* The tokens of a model, if one is given. */
+/* The tokens of the model, if one was given. */
 struct model {
     struct tokenizer *tok;
     struct grammar_vocab *vocab;
-    uint32_t *words; // a mask
+    uint32_t *words; // a mask with one bit per token
 };
 
 /* One line of input. Buffers are reused for all lines. */
@@ -34,24 +34,29 @@ struct line {
 
 static void usage(FILE *out)
 {
-    fprintf(out,
-            "usage: sluice grammar [--json] [MODEL] < LINES\n\n"
-            "Each line of standard input is a JSON object with a grammar under one of the names "
-            "schema, regex,\n"
-            "gbnf, lark and tags, and texts that are to follow it:\n\n"
-            "  {\"schema\": {\"type\": \"integer\"}, \"strings\": [\"12\", \"1.5\"]}\n\n"
-            "The answer says of each text whether it does. With --json it is one line,\n"
-            "{\"accepted\": [true, false]}, or {\"error\": ...} for a grammar that is refused.\n\n"
-            "With a MODEL (a folder with tokenizer.json, or such a file) and \"prefix\" (or "
-            "\"prefix_hex\") in the\n"
-            "line, the tokens that may follow this beginning of a text: {\"allowed\": [ids], "
-            "\"may_end\": false}.\n\n"
-            "Of a schema: \"disable_any_whitespace\", \"whitespace_pattern\", \"open_objects\".\n");
+    fprintf(out, "usage: sluice grammar [--json] [MODEL] < LINES\n"
+                 "\n"
+                 "Each line of standard input is a JSON object with a grammar, under one of the "
+                 "names schema,\n"
+                 "regex, gbnf, lark and tags, and texts to check:\n"
+                 "\n"
+                 "  {\"schema\": {\"type\": \"integer\"}, \"strings\": [\"12\", \"1.5\"]}\n"
+                 "\n"
+                 "The answer says for each text whether it matches. With --json it is one line,\n"
+                 "{\"accepted\": [true, false]}, or {\"error\": ...} if the grammar is invalid.\n"
+                 "\n"
+                 "With a MODEL (a folder with tokenizer.json, or that file) and \"prefix\" (or "
+                 "\"prefix_hex\") in the\n"
+                 "line, the answer has the tokens that may follow this beginning of a text:\n"
+                 "{\"allowed\": [ids], \"may_end\": false}.\n"
+                 "\n"
+                 "Optional with a schema: \"disable_any_whitespace\", \"whitespace_pattern\", "
+                 "\"open_objects\".\n");
 }
 
 /* ---- reading a line ---- */
 
-/* The text of a string, or the raw JSON of another value. */
+/* Reads a grammar's source: the text of a string, or the raw JSON of another value. */
 static enum status read_source(struct json_scan *sc, struct line *l, enum grammar_kind kind,
                                struct err *err)
 {
@@ -108,7 +113,7 @@ static enum status read_text(struct json_scan *sc, const char *name, struct buf 
     return OK;
 }
 
-/* In place: two digits become one byte. A prefix may contain any byte. */
+/* Decodes hexadecimal digits in place. They are used because a prefix may contain any byte. */
 static enum status unhex(struct buf *b, struct err *err)
 {
     size_t n = 0;
@@ -123,7 +128,7 @@ static enum status unhex(struct buf *b, struct err *err)
     return OK;
 }
 
-/* Members in any order; missing ones are reported after the line. */
+/* Reads one member. They may be in any order; missing ones are reported after the whole line. */
 static enum status read_member(struct json_scan *sc, struct line *l, struct err *err)
 {
     for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
@@ -169,7 +174,7 @@ static enum status read_member(struct json_scan *sc, struct line *l, struct err 
     return OK;
 }
 
-/* A grammar is required, texts and a prefix are optional. */
+/* Reads a line. A grammar is required; texts and a prefix are optional. */
 static enum status read_line(struct line *l, const char *s, size_t n, struct err *err)
 {
     struct json_scan sc;
@@ -213,7 +218,8 @@ struct verdict {
     size_t n_good;
 };
 
-/* Matches the text as a whole; if that fails, byte by byte, to find where it goes wrong. */
+/* Matches the text as a whole. If that fails, matches it byte by byte to find where it stops
+ * matching. */
 static struct verdict judge(struct grammar *g, const char *s, size_t n)
 {
     struct verdict v = {0};
@@ -230,8 +236,8 @@ static struct verdict judge(struct grammar *g, const char *s, size_t n)
     return v;
 }
 
-/* Prints the result: for people with the place where the text went wrong, for programs as true or
- * false. */
+/* Prints the result: for people with the position where the text stops matching, for programs as
+ * true or false. */
 static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t n, bool json)
 {
     if (json) {
@@ -251,14 +257,14 @@ static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t
     if (v.over) {
         buf_puts(out, ": too complex");
     } else if (!v.accepted && v.n_good == n) {
-        buf_puts(out, ": it is a beginning, but cannot end here");
+        buf_puts(out, ": incomplete: more must follow");
     } else if (!v.accepted) {
-        buf_printf(out, ": wrong from byte %zu on", v.n_good);
+        buf_printf(out, ": no match from byte %zu on", v.n_good);
     }
     buf_putc(out, '\n');
 }
 
-/* A verdict for each string of the line's array. */
+/* Writes a verdict for each string of the line's array. */
 static enum status put_strings(struct grammar *g, const struct line *l, bool json, struct buf *out,
                                struct err *err)
 {
@@ -292,7 +298,7 @@ static enum status put_strings(struct grammar *g, const struct line *l, bool jso
     return OK;
 }
 
-/* Ids as JSON, or the first few tokens as text. */
+/* Writes the allowed tokens: their ids as JSON, or the first few as text. */
 static void put_allowed(const struct model *m, bool may_end, bool json, struct buf *out)
 {
     size_t n = 0, left = SHOWN_TOKENS;
@@ -325,7 +331,7 @@ static void put_allowed(const struct model *m, bool may_end, bool json, struct b
     }
 }
 
-/* The mask after the prefix, as the engine would compute it for the next token. */
+/* Writes the mask after the prefix, as the engine would compute it for the next token. */
 static enum status put_mask(struct grammar *g, const struct model *m, const struct line *l,
                             bool json, struct buf *out, struct err *err)
 {
@@ -419,7 +425,7 @@ static int run(const struct model *m, bool json)
     return ferror(stdout) ? 1 : 0;
 }
 
-/* A model only gives its tokens; weights are not read. */
+/* Loads the model's tokens; its weights are not read. */
 static enum status open_model(const char *path, struct model *m, struct err *err)
 {
     TRY(tokenizer_load(path, &m->tok, err));

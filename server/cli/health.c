@@ -16,7 +16,7 @@
 
 enum { MAX_SHOWN_BYTES = 2048 };
 
-/* Shows the server's answer, but at most a screenful. */
+/* Prints the server's answer, but at most a screenful. */
 static void on_body(void *arg, const char *bytes, size_t n_bytes)
 {
     struct buf *shown = arg;

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <time.h>
 
-static const char cache_help[] =
-    "The cache is Hugging Face's: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub.\n";
+static const char cache_help[] = "The cache is Hugging Face's: HF_HUB_CACHE, otherwise "
+                                 "HF_HOME/hub, otherwise\n~/.cache/huggingface/hub.\n";
 
 static bool wants_help(int argc, char **argv)
 {
@@ -21,7 +21,7 @@ static int fail(const struct err *err)
     return 1;
 }
 
-/* Reads the command's only argument, and the settings; otherwise *rc is the exit code. */
+/* Reads the command's only argument, and the settings. False: the command must exit with *rc. */
 static bool read_arguments(int argc, char **argv, const char *what, struct hub_name *name,
                            struct hub_settings *settings, int *rc)
 {
@@ -33,7 +33,8 @@ static bool read_arguments(int argc, char **argv, const char *what, struct hub_n
         return false;
     }
     if (!hub_name_read(argv[1], name)) {
-        fprintf(stderr, "sluice: '%s' is no name of a model: it is ORG/NAME or ORG/NAME@REVISION\n",
+        fprintf(stderr,
+                "sluice: '%s' is not a model name: expected ORG/NAME or ORG/NAME@REVISION\n",
                 argv[1]);
         *rc = 2;
         return false;
@@ -45,12 +46,12 @@ static bool read_arguments(int argc, char **argv, const char *what, struct hub_n
     return true;
 }
 
-/* Only the folder goes to standard output, so that scripts can use it. */
+/* Prints nothing but the folder on standard output, so that scripts can use it. */
 int cmd_pull(int argc, char **argv)
 {
     static const char what[] =
-        "Downloads a model, or what is missing of it, and prints its folder.\n"
-        "HF_TOKEN is needed for gated and private models; HF_ENDPOINT names another hub.\n";
+        "Downloads a model, or the files that are missing, and prints its folder.\n"
+        "Gated and private models need HF_TOKEN; HF_ENDPOINT selects another hub.\n";
     struct hub_name name;
     struct hub_settings settings;
     struct err err = {""};
@@ -66,12 +67,12 @@ int cmd_pull(int argc, char **argv)
     return 0;
 }
 
-/* Files that other revisions share stay. */
+/* Deletes a model or a revision. Files that other revisions share stay. */
 int cmd_remove(int argc, char **argv)
 {
-    static const char what[] =
-        "Deletes a model from the cache; with a revision, that one and the files that no other\n"
-        "revision of it has.\n";
+    static const char what[] = "Deletes a model from the cache. If a revision is given, only "
+                               "deletes that revision and the\n"
+                               "files that no other revision uses.\n";
     struct hub_name name;
     struct hub_settings settings;
     struct err err = {""};
@@ -114,7 +115,7 @@ int cmd_list(int argc, char **argv)
     int n = 0;
     if (argc > 1) {
         const bool help = wants_help(argc, argv);
-        fprintf(help ? stdout : stderr, "usage: sluice list\n\nThe models in the cache. %s",
+        fprintf(help ? stdout : stderr, "usage: sluice list\n\nShows the models in the cache.\n%s",
                 cache_help);
         return help ? 0 : 2;
     }
@@ -123,7 +124,7 @@ int cmd_list(int argc, char **argv)
         return fail(&err);
     }
     if (n == 0) {
-        printf("nothing in %s: 'sluice pull ORG/NAME' downloads a model\n", settings.cache);
+        printf("there are no models in %s; 'sluice pull ORG/NAME' downloads one\n", settings.cache);
     }
     return 0;
 }

@@ -9,7 +9,7 @@
 static void on_alarm(int number)
 {
     (void)number;
-    write_last("sluice: a call to the device does not return; the process ends without it\n");
+    write_last("sluice: a call to the device does not return; the process exits anyway\n");
     _exit(EXIT_DEAD);
 }
 

@@ -6,8 +6,8 @@
 
 enum { EXIT_DEAD = 2 }; // the engine failed: a supervisor should restart the process
 
-/* After this time the process exits with EXIT_DEAD and a message, even if a thread is still
- * waiting. */
+/* After this time the process exits with EXIT_DEAD and a message, even if one of its threads
+ * hangs. */
 void last_resort_begin(unsigned seconds);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reading lines: with editing where libedit and a terminal are there, plainly otherwise. */
+/* Reads lines: with editing if there are libedit and a terminal, otherwise without. */
 #include "server/cli/line.h"
 
 #ifndef SLUICE_LIBEDIT
@@ -29,7 +29,7 @@ void line_close(struct line_reader *r)
 enum line_result line_read(struct line_reader *r, const char *prompt, struct buf *out)
 {
     buf_clear(out);
-    buf_puts(out, ""); // allocates, so that an empty line is a string, too
+    buf_puts(out, ""); // allocates memory, so that an empty line is a valid string
     return r->read(r, prompt, out);
 }
 

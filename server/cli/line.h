@@ -16,8 +16,8 @@ struct line_reader;
 enum line_result {
     LINE_OK,
     LINE_END,               // end of the input
-    LINE_INTERRUPTED,       // *interrupt was set, with some input typed or unknown
-    LINE_INTERRUPTED_EMPTY, // *interrupt was set with nothing typed
+    LINE_INTERRUPTED,       // *interrupt was set; the user may have typed something
+    LINE_INTERRUPTED_EMPTY, // *interrupt was set, and the user had typed nothing
 };
 
 /* `terminal`: a person reads and types, so prompts are shown. *interrupt, set by a signal handler,

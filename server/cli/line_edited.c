@@ -56,7 +56,7 @@ static int get_char(EditLine *el, wchar_t *out)
     }
 }
 
-/* In the locale's encoding; characters that it cannot express are dropped. */
+/* Appends text in the locale's encoding. Characters that it cannot express are dropped. */
 static void put_wide(struct buf *out, const wchar_t *text, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -68,7 +68,7 @@ static void put_wide(struct buf *out, const wchar_t *text, size_t n)
     }
 }
 
-/* On an interrupt the result says whether anything had been typed. */
+/* Reads a line. After an interrupt the result says whether anything had been typed. */
 static enum line_result read_edited(struct line_reader *r, const char *prompt, struct buf *out)
 {
     struct edited *e = (struct edited *)r;
@@ -120,7 +120,7 @@ static bool set_locale(void)
     return (setlocale(LC_CTYPE, "") && MB_CUR_MAX > 1) || setlocale(LC_CTYPE, "C.UTF-8");
 }
 
-/* NULL: no editing on this terminal; the caller falls back to plain lines. */
+/* NULL: this terminal does not support editing, and the caller must read plain lines. */
 struct line_reader *line_open_edited(const volatile sig_atomic_t *interrupt)
 {
     const char *term = getenv("TERM");

@@ -18,7 +18,8 @@ struct plain {
     char bytes[4096];
 };
 
-/* A signal between checking the flag and reading would be missed, so waits are short. */
+/* A signal that arrives between the check of the flag and poll would be missed, so waits are
+ * short. */
 bool line_await_input(const struct line_reader *r)
 {
     enum { LOOK_MS = 100 };
@@ -31,7 +32,7 @@ bool line_await_input(const struct line_reader *r)
     return false;
 }
 
-/* False at the end of the input, and when interrupted. */
+/* Reads more input. False at its end, and when interrupted. */
 static bool fill(struct plain *p)
 {
     ssize_t n;
@@ -46,7 +47,7 @@ static bool fill(struct plain *p)
     return n > 0;
 }
 
-/* Up to a line end; the last line of a pipe may lack one. */
+/* Reads up to a line end; the last line of a pipe may lack one. */
 static enum line_result read_plain(struct line_reader *r, const char *prompt, struct buf *out)
 {
     struct plain *p = (struct plain *)r;

@@ -44,7 +44,7 @@ bool local_engine_wait(struct local_engine *l, int fd, int timeout_ms)
     char byte;
     while (read(l->out, &byte, 1) < 0 && errno == EINTR) {
     }
-    atomic_store(&l->awake, false); // news after this point wakes it again
+    atomic_store(&l->awake, false); // news after this point causes another wake
     return true;
 }
 
@@ -68,8 +68,7 @@ static enum status open_engine(struct local_engine *l, const struct local_comman
     TRY(engine_config(&l->config, &l->options, err));
     if (l->options.nodes && nodes_rank(l->options.nodes) > 0) {
         return err_set(err, ERR_INVALID,
-                       "node-rank: 'sluice %s' is node 0; the other nodes run "
-                       "'sluice serve'",
+                       "node-rank: 'sluice %s' must be node 0; the other nodes run 'sluice serve'",
                        command->name);
     }
     l->options.offline = command->offline;
@@ -100,7 +99,7 @@ enum status local_engine_open(struct local_engine *l, int argc, char **argv,
     return st;
 }
 
-/* A failed engine changes the exit status even if all answers were complete. */
+/* If the engine has failed, the exit status says so, even if all answers were complete. */
 int local_engine_close(struct local_engine *l, int rc)
 {
     if (l->calls.engine) {

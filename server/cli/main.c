@@ -15,22 +15,22 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *help;
 } commands[] = {
-    {"generate", cmd_generate, "continue prompts, without a server"},
+    {"generate", cmd_generate, "continue a prompt, without a server"},
     {"run-batch", cmd_run_batch, "answer a file of requests, without a server"},
 #ifndef SLUICE_NO_HTTP
-    {"serve", cmd_serve, "serve a model over the OpenAI API"},
-    {"chat", cmd_chat, "a conversation in the terminal, with a model or a server"},
-    {"bench", cmd_bench, "send load to an OpenAI-compatible server and measure"},
+    {"serve", cmd_serve, "serve a model over HTTP, with OpenAI's API"},
+    {"chat", cmd_chat, "chat in the terminal, with a model or a server"},
+    {"bench", cmd_bench, "measure an OpenAI-compatible server under load"},
 #endif
     {"pull", cmd_pull, "download a model by name into the cache"},
     {"list", cmd_list, "show the models in the cache"},
     {"remove", cmd_remove, "delete a model from the cache"},
-    {"quantize", cmd_quantize, "write a model's folder with its matrices quantised"},
-    {"bench-ops", cmd_bench_ops, "time the ops of a device on dummy weights"},
-    {"bench-engine", cmd_bench_engine, "tokens per second of a model, without a server"},
-    {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},
-    {"grammar", cmd_grammar, "whether texts follow a schema or grammar, as JSON lines"},
-    {"health", cmd_health, "ask a server whether it is well; the exit code says"},
+    {"quantize", cmd_quantize, "write a quantised copy of a model folder"},
+    {"bench-ops", cmd_bench_ops, "time a device's operations on dummy weights"},
+    {"bench-engine", cmd_bench_engine, "measure a model's tokens per second, without a server"},
+    {"tokenize", cmd_tokenize, "convert text to token ids and back, as JSON lines"},
+    {"grammar", cmd_grammar, "check texts against a schema or grammar, as JSON lines"},
+    {"health", cmd_health, "check a server's health; the exit code is the result"},
     {"version", cmd_version, "print the version"},
     {"render", cmd_render, "render chat requests with a model folder's template"},
 };
@@ -41,7 +41,7 @@ static void usage(FILE *out)
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         fprintf(out, "  %-13s %s\n", commands[i].name, commands[i].help);
     }
-    fprintf(out, "\n'sluice COMMAND --help' tells more.\n");
+    fprintf(out, "\n'sluice COMMAND --help' shows a command's options.\n");
 }
 
 static int unknown(const char *name)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which model: from the command line, or by asking if none was given. A name is resolved to a
- * folder, and the model is downloaded if necessary. */
+/* Finds the model that a command loads: from the command line, or by asking if none was given. A
+ * name is resolved to a folder, and the model is downloaded if necessary. */
 #include "server/cli/model_choice.h"
 
 #include "engine/base/file.h"
@@ -29,7 +29,8 @@ static void set_text(const char **field, const char *text)
     *field = copy;
 }
 
-/* ---- none was given -------------------------------------------------------------------------- */
+/* ---- no model was given
+ * -------------------------------------------------------------------------- */
 
 struct offers {
     char *models[MAX_OFFERS];
@@ -75,7 +76,7 @@ static void offer_cached(const struct hub_entry *e, void *arg)
     }
 }
 
-/* The bundled model and those in the cache. */
+/* Lists the models to offer: the bundled one and those in the cache. */
 static void find_offers(struct offers *o)
 {
     char demo[PATH_MAX];
@@ -95,8 +96,8 @@ static void free_offers(struct offers *o)
     }
 }
 
-/* Reads a choice: a number from the list, nothing for the first entry, or a model as on the command
- * line. */
+/* Reads a choice: a number of the list, an empty line for the first entry, or a model as on the
+ * command line. */
 static enum status read_choice(const struct offers *o, const char **model, struct err *err)
 {
     char *line = NULL, *end;
@@ -117,13 +118,13 @@ static enum status read_choice(const struct offers *o, const char **model, struc
     } else if (number >= 1 && (size_t)number <= o->n) {
         set_text(model, o->models[number - 1]);
     } else {
-        st = err_set(err, ERR_INVALID, "there is no number %.20s in that list", typed);
+        st = err_set(err, ERR_INVALID, "the list has no number %.20s", typed);
     }
     free(line);
     return st;
 }
 
-/* On standard error, since standard output may be a pipe. */
+/* Asks on standard error, since standard output may be a pipe. */
 static enum status ask(const struct offers *o, const char **model, struct err *err)
 {
     fprintf(stderr, "Which model?\n\n");
@@ -132,15 +133,14 @@ static enum status ask(const struct offers *o, const char **model, struct err *e
                           strcmp(o->models[i] + strlen(o->models[i]) - 11, "models/demo") == 0;
         fprintf(stderr, "  %2zu  %s%s\n", i + 1, o->models[i], demo ? " (small, bundled)" : "");
     }
-    fprintf(
-        stderr,
-        "\nA number%s, a folder or GGUF file, or a name such as ORG/NAME, which is downloaded: ",
-        o->n > 0 ? " (Enter: 1)" : "");
+    fprintf(stderr,
+            "\nEnter a number%s, a folder, a GGUF file, or a name such as ORG/NAME to download: ",
+            o->n > 0 ? " (default: 1)" : "");
     fflush(stderr);
     return read_choice(o, model, err);
 }
 
-/* Asks only if there is a person at both ends. */
+/* Asks only if both input and standard error are a terminal. */
 enum status model_choose(struct config *c, bool may_ask, struct err *err)
 {
     if (c->engine.model) {
@@ -153,9 +153,9 @@ enum status model_choose(struct config *c, bool may_ask, struct err *err)
         st = ask(&o, &c->engine.model, err);
     } else {
         st = err_set(err, ERR_INVALID,
-                     "which model? Give a folder with config.json, a GGUF file, or a name such "
-                     "as ORG/NAME, which is downloaded; here are%s%.150s%s%.150s",
-                     o.n > 0 ? ": " : " none yet", o.n > 0 ? o.models[0] : "", o.n > 1 ? ", " : "",
+                     "no model was given: pass a folder with config.json, a GGUF file, or a name "
+                     "such as ORG/NAME to download; models on this machine:%s%.150s%s%.150s",
+                     o.n > 0 ? " " : " none", o.n > 0 ? o.models[0] : "", o.n > 1 ? ", " : "",
                      o.n > 1 ? o.models[1] : "");
     }
     free_offers(&o);
@@ -176,7 +176,7 @@ static bool nearest_folder(const char *path, char out[PATH_MAX])
 {
     char parent[PATH_MAX];
     size_t n = strlen(path);
-    do { // up to the part that exists
+    do { // shorten the path until it exists
         while (n > 0 && path[n - 1] != '/') {
             n--;
         }
@@ -217,8 +217,8 @@ static enum status no_folder(const char *model, struct err *err)
                        meant);
     }
     return err_set(err, ERR_IO,
-                   "model '%.200s': there is no such folder; give one with config.json, "
-                   "or a name such as ORG/NAME, which is downloaded",
+                   "model '%.200s': there is no such folder; pass one with config.json, or a name "
+                   "such as ORG/NAME to download",
                    model);
 }
 
@@ -228,7 +228,7 @@ static bool has_gguf_ending(const char *path)
     return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
 }
 
-/* A path like this cannot be a name on the hub. */
+/* The error for a path that does not exist and cannot be a name on the hub. */
 static enum status no_file(const char *model, struct err *err)
 {
     const char *slash = strrchr(model, '/');
@@ -258,7 +258,7 @@ static enum status no_file(const char *model, struct err *err)
     return err_set(err, ERR_IO, "model '%.200s': there is no such file", model);
 }
 
-/* Something that looks like a name may be a misspelt folder. */
+/* The error for a name that was not found: it may be a misspelt folder. */
 static enum status no_name(const char *model, enum status st, struct err *err)
 {
     char meant[PATH_MAX];
@@ -269,8 +269,8 @@ static enum status no_name(const char *model, enum status st, struct err *err)
     return st;
 }
 
-/* Clients may use the full name, which is listed first as on other servers, or its last part. A
- * '*', which allows any name, is kept. */
+/* Adds the names that clients may use: the full name, which comes first as on other servers, and
+ * its last part. A '*', which allows any name, is kept. */
 static void add_names(struct config *c, const struct hub_name *name)
 {
     struct string_list *names = &c->served_model_name;
@@ -292,7 +292,7 @@ enum status model_find(struct config *c, struct err *err)
     char folder[PATH_MAX];
     if (is_folder(model)) {
         if (c->revision) {
-            log_info("option revision has no effect here: the folder is what is served");
+            log_info("option revision has no effect here: the model is a folder");
         }
         return OK;
     }
@@ -302,7 +302,8 @@ enum status model_find(struct config *c, struct err *err)
     if (file_exists(model)) {
         return err_set(
             err, ERR_INVALID,
-            "model '%.200s' is a file, but no GGUF file: give the folder that it lies in", model);
+            "model '%.200s' is a file, but not a GGUF file; pass the folder that contains it",
+            model);
     }
     if (has_gguf_ending(model)) {
         return no_file(model, err);

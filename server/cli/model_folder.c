@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Whether a path is a model and, if not, which model was probably meant. */
+/* Checks whether a path is a model, and if not, suggests which model was probably meant. */
 #include "server/cli/model_folder.h"
 
 #include "engine/base/file.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* False if the result exceeds the length of a path. */
+/* False if the path would be too long. */
 static bool join(char *out, size_t n_out, const char *folder, const char *name)
 {
     const bool slash = folder[0] && folder[strlen(folder) - 1] == '/';
@@ -41,7 +41,7 @@ static bool find_inside(const char *folder, char *out, size_t n_out)
     return found;
 }
 
-/* A common mistake is to name the folder above the model's. */
+/* Also detects a common mistake: giving the folder that contains the model's folder. */
 enum status model_folder_check(const char *model, struct err *err)
 {
     char inside[PATH_MAX];
@@ -49,11 +49,11 @@ enum status model_folder_check(const char *model, struct err *err)
         return OK;
     }
     if (find_inside(model, inside, sizeof inside)) {
-        return err_set(err, ERR_IO, "model '%.150s': no config.json there; did you mean '%.150s'?",
+        return err_set(err, ERR_IO, "model '%.150s': it has no config.json; did you mean '%.150s'?",
                        model, inside);
     }
     return err_set(err, ERR_IO,
-                   "model '%.150s': no config.json there, so it is no model folder; was "
-                   "a download cut short?",
+                   "model '%.150s': it has no config.json, so it is not a model folder; was a "
+                   "download interrupted?",
                    model);
 }

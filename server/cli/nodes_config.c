@@ -18,7 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the place ------------------------------------------------------------------------------ */
+/* ---- the place of this process
+ * ------------------------------------------------------------------------------ */
 
 static const char *env_get(char **env, const char *name)
 {
@@ -31,7 +32,8 @@ static const char *env_get(char **env, const char *name)
     return NULL;
 }
 
-/* False if the variable is not set; a value that is not a number in [0, 2^20] is an error. */
+/* Reads a number from a variable. False if it is not set; any other value than a number in [0,
+ * 2^20] is an error. */
 static bool env_number(char **env, const char *name, int32_t *out, enum status *st, struct err *err)
 {
     const char *text = env_get(env, name);
@@ -77,7 +79,7 @@ static void first_host(const char *list, char *out, size_t n_bytes)
     out[n] = '\0';
 }
 
-/* True if the whole world runs on this host, so that node 0 is here. */
+/* True if all processes run on this host, so that node 0 does, too. */
 static bool all_local(char **env, int32_t size)
 {
     int32_t local = 0;
@@ -85,8 +87,8 @@ static bool all_local(char **env, int32_t size)
     return env_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", &local, &ignored, NULL) && local == size;
 }
 
-/* Variables of one launcher (MPI, Slurm, torchrun, ...); they are used only if both size and rank
- * are set. */
+/* Reads the variables of one launcher (MPI, Slurm, torchrun, ...), which are used only if both size
+ * and rank are set. */
 static enum status read_launcher(char **env, const struct launcher *l, struct nodes_setting *out,
                                  bool *found, struct err *err)
 {
@@ -97,7 +99,7 @@ static enum status read_launcher(char **env, const struct launcher *l, struct no
         return st;
     }
     if (size < 1 || rank >= size) {
-        return err_set(err, ERR_INVALID, "%s=%d with %s=%d makes no sense", l->rank, rank, l->size,
+        return err_set(err, ERR_INVALID, "%s=%d is impossible with %s=%d", l->rank, rank, l->size,
                        size);
     }
     out->place.n_nodes = size;
@@ -112,7 +114,7 @@ static enum status read_launcher(char **env, const struct launcher *l, struct no
     return OK;
 }
 
-/* The first launcher whose variables are set. */
+/* Uses the first launcher whose variables are set. */
 static enum status read_env(const struct config *c, char **env, struct nodes_setting *out,
                             struct err *err)
 {
@@ -125,7 +127,7 @@ static enum status read_env(const struct config *c, char **env, struct nodes_set
         snprintf(out->leader, sizeof out->leader, "%s", leader);
     }
     if (c->nnodes == 0 && c->engine.tensor_parallel_size <= 1) {
-        out->place.n_nodes = 1; // the processes are replicas
+        out->place.n_nodes = 1; // the launcher's processes are replicas
         out->place.node = 0;
     }
     return OK;
@@ -160,35 +162,37 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
         snprintf(out->leader, sizeof out->leader, "%s", c->master_addr);
     }
     p->leader = out->leader;
-    p->bind = c->master_addr; // a launcher's name for this host may resolve to a loopback address
-                              // here
+    p->bind = c->master_addr; // bind only to an address that the user gave: a launcher's name for
+                              // this host may resolve to a loopback address here
     if (p->node >= p->n_nodes) {
-        return err_set(err, ERR_INVALID, "node-rank %d: with %d nodes it is from 0 to %d", p->node,
-                       p->n_nodes, p->n_nodes - 1);
+        return err_set(err, ERR_INVALID, "node-rank %d: with %d nodes it must be between 0 and %d",
+                       p->node, p->n_nodes, p->n_nodes - 1);
     }
     if (p->n_nodes > MAX_NODES) {
         return err_set(err, ERR_INVALID, "nnodes: at most %d", MAX_NODES);
     }
     if (p->n_nodes > 1 && c->engine.tensor_parallel_size % p->n_nodes != 0) {
         return err_set(err, ERR_INVALID,
-                       "tensor-parallel-size: it counts the devices of all nodes, "
-                       "and %d do not divide among %d nodes",
+                       "tensor-parallel-size is the number of devices of all nodes, and %d is not "
+                       "a multiple of the %d nodes",
                        c->engine.tensor_parallel_size, p->n_nodes);
     }
     if (p->n_nodes > 1 && p->node > 0 && out->leader[0] == '\0') {
         return err_set(err, ERR_INVALID, "master-addr: the address of node 0 is needed");
     }
     if (p->n_nodes > 1 && !*p->token && !c->no_node_token && !is_loopback(out->leader)) {
-        return err_set(err, ERR_INVALID,
-                       "node-token: whoever reaches node 0's port could join: give "
-                       "all nodes one token (or SLUICE_NODE_TOKEN), or say --no-node-token");
+        return err_set(
+            err, ERR_INVALID,
+            "node-token: without a token anyone who can reach node 0's port could join: give all "
+            "nodes the same token (or SLUICE_NODE_TOKEN), or pass --no-node-token");
     }
     return OK;
 }
 
 /* ---- the identity --------------------------------------------------------------------------- */
 
-/* A fixed key, the same on every node: it protects against mistakes, not attacks. */
+/* Fixed, because it must be the same on every node. The hash protects against mistakes, not
+ * attacks. */
 enum { KEY = 0x51a1ce };
 
 static void put_hash(struct buf *out, const char *name, uint64_t hash)
@@ -240,8 +244,8 @@ static int is_weights(const struct dirent *e)
     return n > m && e->d_name[0] != '.' && strcmp(e->d_name + n - m, ".safetensors") == 0;
 }
 
-/* A hash over samples of all weight files, in the order of their names; hashing hundreds
- * of gigabytes would take minutes. */
+/* Writes a hash over samples of all weight files, in the order of their names; hashing hundreds of
+ * gigabytes completely would take minutes. */
 static enum status put_weights(struct buf *out, const char *label, const char *dir, struct err *err)
 {
     struct dirent **files = NULL;
@@ -284,7 +288,8 @@ static enum status put_gguf(struct buf *out, const char *label, const char *path
     return st;
 }
 
-/* Weights are compared unless they are random (load format dummy). */
+/* Writes what identifies the model: its config and, unless they are random (load format dummy), its
+ * weights. */
 static enum status put_model(const struct config *c, struct buf *out, const char *config_label,
                              const char *weights_label, const char *dir, struct err *err)
 {
@@ -324,12 +329,12 @@ static enum status put_draft(const struct config *c, struct buf *out, struct err
     return st;
 }
 
-/* "label: value" lines, so that a difference can be reported by its label. Options that
- * may differ between nodes are marked in their rows. */
+/* Writes "label: value" lines, so that a difference can be reported by its label. Options that must
+ * be equal on all nodes are marked in their rows. */
 enum status nodes_identity(const struct config *c, struct buf *out, struct err *err)
 {
     if (!c->engine.model) {
-        return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
+        return err_set(err, ERR_INVALID, "no model was given: pass a folder with config.json");
     }
     buf_printf(out, "version: %s\n", SLUICE_VERSION);
     TRY(put_model(c, out, "the model's config", "the model's weights", c->engine.model, err));

@@ -11,19 +11,20 @@
 #include "server/config/config.h"
 
 struct nodes_setting {
-    struct node_place place; // n_nodes 1: a single process
+    struct node_place place; // n_nodes is 1 for a single process
     char leader[256];        // storage for place.leader
     const char *from;        // origin of the setting, for the log
 };
 
-/* `env` as in config_load. Options take precedence, then LWS_*, OMPI_COMM_WORLD_*, PMI_*, and
+/* `env` is as in config_load. Options take precedence, then LWS_*, OMPI_COMM_WORLD_*, PMI_*, and
  * SLURM_*. The environment is used only if tensor-parallel-size is above 1; otherwise the processes
  * are replicas. */
 enum status nodes_setting_read(const struct config *c, char **env, struct nodes_setting *out,
                                struct err *err);
 
-/* Lines "name: value" with the version, the contents of the model folder, and every option that
- * changes what a rank does. Weights are compared by their headers and samples of their data. */
+/* Writes lines "name: value" with the version, the contents of the model folder, and every option
+ * that changes what a rank does. Weights are compared by their headers and samples of their
+ * data. */
 enum status nodes_identity(const struct config *c, struct buf *out, struct err *err);
 
 #endif

@@ -10,15 +10,16 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: sluice quantize MODEL OUT --format " QUANTISE_FORMATS " [--max-shard-size MB]\n\n"
-    "Writes the folder MODEL to a new folder OUT with its matrices quantised, in the form of\n"
-    "compressed-tensors, which transformers and vLLM read too:\n"
-    "  fp8        8-bit floats, a scale for each output; inputs likewise, by row\n"
-    "  fp8-block  8-bit floats, a scale for each 128 x 128; inputs by 128\n"
-    "  int4       4 bits, a scale for each 128 inputs; inputs stay as they are\n"
-    "  int8       8 bits, a scale for each output; inputs likewise, by row\n"
-    "Embeddings, heads, norms and routers stay. Files have at most 5000 MB unless\n"
-    "--max-shard-size says otherwise.\n";
+    "usage: sluice quantize MODEL OUT --format " QUANTISE_FORMATS " [--max-shard-size MB]\n"
+    "\n"
+    "Copies the model folder MODEL to a new folder OUT with quantised matrices, in the format of\n"
+    "compressed-tensors, which transformers and vLLM can load, too:\n"
+    "  fp8        8-bit floats, one scale per output row; inputs too, one scale per token\n"
+    "  fp8-block  8-bit floats, one scale per block of 128 x 128; inputs too, one per 128 values\n"
+    "  int4       4-bit integers, one scale per 128 inputs; inputs are not quantised\n"
+    "  int8       8-bit integers, one scale per output row; inputs too, one scale per token\n"
+    "Embeddings, heads, norms and routers are not quantised. Files have at most 5000 MB, or\n"
+    "--max-shard-size.\n";
 
 struct arguments {
     const char *paths[2], *format;
@@ -53,7 +54,7 @@ static int read_arguments(int argc, char **argv, struct arguments *a)
             if (is_format) {
                 a->format = value;
             } else if (!read_megabytes(value, &a->shard_bytes)) {
-                return wrong("--max-shard-size is a number of megabytes, not ", value);
+                return wrong("--max-shard-size must be a number of megabytes, not ", value);
             }
         } else if (argv[i][0] == '-' || n_paths == 2) {
             return wrong("what is this: ", argv[i]);

@@ -12,35 +12,38 @@
 #include <time.h>
 
 static const char help[] =
-    "usage: sluice render DIR [--template FILE] [--raw] [--spans] [--trust-assistant]\n\n"
+    "usage: sluice render DIR [--template FILE] [--raw] [--spans] [--trust-assistant]\n"
+    "\n"
     "Renders chat requests with a model folder's chat template. Reads JSON lines\n"
-    "{\"messages\":..., \"tools\":..., \"add_generation_prompt\":..., further template "
-    "variables};\n"
-    "writes {\"text\":...} or {\"error\":...} for each.\n\n"
+    "{\"messages\":..., \"tools\":..., \"add_generation_prompt\":..., more template variables}\n"
+    "and writes {\"text\":...} or {\"error\":...} for each.\n"
+    "\n"
     "  --template FILE    use this template in place of the folder's\n"
-    "  --raw              pass the keys as they are: messages are not brought into shape, the\n"
-    "                     folder's special tokens are not set, an absent key is undefined\n"
-    "  --spans            add \"spans\": [[text, is it input?], ...]\n"
-    "  --trust-assistant  what the assistant said is not input\n\n"
+    "  --raw              pass all keys unchanged: messages are not converted, the folder's "
+    "special\n"
+    "                     tokens are not set, and absent keys are undefined\n"
+    "  --spans            add \"spans\": [[text, whether it is user input], ...]\n"
+    "  --trust-assistant  content of the assistant's messages is not treated as user input\n"
+    "\n"
     "The key strftime_now fixes the clock: \"2025-06-15 12:34:56\", or seconds since 1970.\n"
     "The key continue_final_message cuts the text after the last message (not with --raw).\n";
 
-/* The template, or the error that each line reports if there is none. */
+/* The template, or if there is none, the error with which each line is answered. */
 struct render {
     struct chat_template *t;
-    struct err err; // if the template is not available
+    struct err err; // set if there is no template
     bool raw, spans, trust_assistant;
 };
 
 enum { MAX_LINE_DEPTH = 400 };
 
-/* The raw text of one member of the line. */
+/* The raw text of one member of a line. */
 struct slice {
     const char *s;
     size_t n_bytes;
 };
 
-/* A line: slices of it, which the template's input refers to. */
+/* The members of a line, as slices of its text; the template's input refers to them. */
 struct rendered {
     struct slice messages, tools, clock;
     struct buf kwargs;
@@ -52,7 +55,7 @@ static bool slice_is(struct slice s, const char *word)
     return s.n_bytes == strlen(word) && memcmp(s.s, word, s.n_bytes) == 0;
 }
 
-/* Members that are not messages become keyword arguments of the template. */
+/* Adds a keyword argument of the template. */
 static void keep(struct rendered *rq, const char *key, size_t n_key, struct slice value)
 {
     if (rq->kwargs.n_bytes > 1) {
@@ -65,7 +68,8 @@ static void keep(struct rendered *rq, const char *key, size_t n_key, struct slic
     buf_put(&rq->kwargs, value.s, value.n_bytes);
 }
 
-/* Divides the members into the conversation and arguments; --raw passes all of them on. */
+/* Takes a member as part of the conversation or as a keyword argument. --raw leaves the settings of
+ * the conversation to the template. */
 static void take_member(const struct render *r, struct rendered *rq, const struct json_scan *key,
                         struct slice value)
 {
@@ -85,7 +89,7 @@ static void take_member(const struct render *r, struct rendered *rq, const struc
     }
 }
 
-/* One line of input. */
+/* Reads one line of input. */
 static enum status read_request(const struct render *r, const char *line, size_t n_bytes,
                                 struct rendered *rq, struct err *err)
 {
@@ -117,7 +121,8 @@ static enum status read_request(const struct render *r, const char *line, size_t
     return OK;
 }
 
-/* "2025-06-15 12:34:56", with a space or T, optionally with a fraction; or seconds since 1970. */
+/* Parses "2025-06-15 12:34:56", where T may replace the space and a fraction may follow, or seconds
+ * since 1970. */
 static bool parse_clock(struct slice s, int64_t *us)
 {
     char text[64];
@@ -150,7 +155,7 @@ static void put_error(struct buf *out, const char *text)
     buf_puts(out, "}\n");
 }
 
-/* With --spans also which parts of the text come from the user. */
+/* Writes the result; with --spans also which parts of the text come from the user. */
 static void put_result(const struct render *r, const struct chat_output *o, struct buf *out)
 {
     buf_puts(out, "{\"text\":");
@@ -186,7 +191,7 @@ static void render_line(const struct render *r, const char *line, size_t n_bytes
         .raw = r->raw, .trust_assistant = r->trust_assistant, .local_us = chat_clock_us()};
     enum status st = read_request(r, line, n_bytes, &rq, &err);
     if (st == OK && rq.clock.s && !parse_clock(rq.clock, &in.local_us)) {
-        st = err_set(&err, ERR_INVALID, "strftime_now is no time");
+        st = err_set(&err, ERR_INVALID, "strftime_now is not a valid time");
     }
     if (st == OK && !r->t) {
         err = r->err;
@@ -212,8 +217,8 @@ static void render_line(const struct render *r, const char *line, size_t n_bytes
     buf_deinit(&rq.kwargs);
 }
 
-/* Until the end of input. An error is reported as the answer to its line; the exit status reflects
- * only reading and writing. */
+/* Renders lines until the end of input. An error is reported as the answer to its line; the exit
+ * status only depends on reading and writing. */
 static int render_lines(const struct render *r)
 {
     char *line = NULL;
@@ -249,7 +254,7 @@ static int usage_error(const char *what)
     return 2;
 }
 
-/* A template from a file, or that of a model's folder. */
+/* Loads a template from a file or a model's folder. */
 static int load(const char *dir, const char *file, struct render *r)
 {
     enum status st;
@@ -302,7 +307,7 @@ int cmd_render(int argc, char **argv)
         }
     }
     if (!dir) {
-        return usage_error("a model folder is needed");
+        return usage_error("a model folder is required");
     }
     int rc = load(dir, file, &r);
     if (!rc) {

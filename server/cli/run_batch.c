@@ -15,7 +15,7 @@
 
 enum { MAX_LINES = 1 << 28, PLAN_THREADS = 4 };
 
-/* Options of this command; the others go to the common table. */
+/* Options of this command; the others are passed to the option table. */
 struct arguments {
     const char *input, *output;
     bool ordered, resume, help;
@@ -41,7 +41,8 @@ static void usage(void)
     buf_init(&options, 1 << 20);
     config_help(&options);
     printf("usage: sluice run-batch MODEL -i IN -o OUT [--ordered] [--resume]\n"
-           "                        [--group-order ORDER] [OPTIONS]\n\n"
+           "                        [--group-order ORDER] [OPTIONS]\n"
+           "\n"
            "Answers a file of requests. A line of IN is\n"
            "  {\"custom_id\": \"...\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\", "
            "\"body\": {...}}\n"
@@ -49,22 +50,25 @@ static void usage(void)
            "  {\"id\": \"...\", \"custom_id\": \"...\", \"response\": {\"status_code\": 200, ..., "
            "\"body\": {...}},\n"
            "   \"error\": null}\n"
-           "in the order in which they are done. \"-\" is standard input and output.\n\n"
+           "in the order in which answers are completed. \"-\" is standard input or output.\n"
+           "\n"
            "  -i, --input-file FILE\n"
            "  -o, --output-file FILE\n"
            "  --ordered               write OUT in the order of IN\n"
-           "  --resume                go on with an OUT that an earlier run has begun\n"
-           "  --group-order ORDER     none: as they come; sorted: by their prompts; groups: "
-           "prompts that\n"
-           "                          begin alike one after the other; ratio (default): of these\n"
-           "                          groups first those that decode much for their prompts\n\n%s",
+           "  --resume                continue an OUT that an earlier run has begun\n"
+           "  --group-order ORDER     none: in the order of IN; sorted: by prompt; groups: prompts "
+           "that\n"
+           "                          begin alike, one after the other; ratio (default): groups,\n"
+           "                          those with the longest answers for their prompts first\n"
+           "\n"
+           "%s",
            or_empty(options.data));
     buf_deinit(&options);
 }
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-/* Names as in --help. */
+/* Finds an order by its name in --help. */
 static enum status read_order(const char *name, enum job_order *order, struct err *err)
 {
     for (int i = 0; i < N_JOB_ORDERS; i++) {
@@ -155,7 +159,7 @@ static enum status check_lines(struct run_batch *b, struct err *err)
     return OK;
 }
 
-/* Missing answers can be added with --resume, so the message says so. */
+/* Ends the run. If answers are missing, the message says that --resume computes them. */
 static enum status finish(struct run_batch *b, const struct job *j, struct err *err)
 {
     struct job_progress p;
@@ -185,7 +189,7 @@ static enum status run(struct run_batch *b, struct err *err)
     b->report = (struct batch_report){clock_now_ns(), clock_now_ns()};
     enum status st = OK;
     while (!job_turn(j)) {
-        if (job_keep_error(j)) { // waiting would not make the file writable
+        if (job_keep_error(j)) { // unlike a server, do not retry: the file will not become writable
             st = err_set(err, ERR_IO, "%s", job_keep_error(j)->text);
             job_stop(j, NULL, NULL);
             job_drop_answers(j);
@@ -208,7 +212,7 @@ static enum status run(struct run_batch *b, struct err *err)
     return st;
 }
 
-/* Lines are checked before the output is opened, so that a bad input overwrites nothing. */
+/* Checks all lines before the output is opened, so that invalid input overwrites nothing. */
 static enum status run_files(struct run_batch *b, struct err *err)
 {
     const struct arguments *a = &b->arguments;

@@ -38,9 +38,9 @@ enum status batch_output_close(struct batch_output *o, struct err *err); // acce
 struct batch_report {
     int64_t t_start_ns, t_shown_ns;
 };
-/* A single line, overwritten in place, at most once per second. */
+/* Writes progress on a single line, which is overwritten at most once per second. */
 void batch_report_progress(struct batch_report *r, const struct job *j, FILE *to);
-/* The table at the end. */
+/* Writes the table at the end. */
 void batch_report_end(const struct batch_report *r, const struct job *j, FILE *to);
 
 #endif

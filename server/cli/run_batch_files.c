@@ -14,7 +14,7 @@
 
 /* ---- the input ------------------------------------------------------------------------------- */
 
-/* pread, so that threads can read at the same time. */
+/* Uses pread, so that several threads can read at the same time. */
 static enum status read_at(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
                            struct err *err)
 {
@@ -84,7 +84,8 @@ enum status batch_input_open(const char *path, int *fd, struct job_input *in, st
     return st;
 }
 
-/* ---- what an earlier run has left ------------------------------------------------------------ */
+/* ---- the answers of an earlier run
+ * ------------------------------------------------------------ */
 
 static int compare_ids(const void *a, const void *b, void *arg)
 {
@@ -92,7 +93,8 @@ static int compare_ids(const void *a, const void *b, void *arg)
     return strcmp(job_line_id(l, *(const int32_t *)a), job_line_id(l, *(const int32_t *)b));
 }
 
-/* Binary search by id; ids that are not in the input are ignored. */
+/* Marks the line with this id as answered, by binary search. Ids that are not in the input are
+ * ignored. */
 static void mark(struct job_lines *l, const int32_t *sorted, const char *id)
 {
     int32_t low = 0, high = l->n;
@@ -127,14 +129,14 @@ static bool mark_line(struct job_lines *l, const int32_t *sorted, const char *li
     return is_answer;
 }
 
-/* An interrupted run may leave an incomplete answer at the end or, after a power cut, zeros in
- * place of pages that never reached the disk. Nothing after either is reliable. */
+/* True for the remains of an interrupted run: an incomplete answer at the end, or after a power cut
+ * zeros in place of pages that never reached the disk. What follows either is unreliable. */
 static bool is_torn(const char *line, size_t n_bytes)
 {
     return memchr(line, 0, n_bytes) || (line[0] == '{' && line[n_bytes - 1] != '\n');
 }
 
-/* Marks answered lines; *whole becomes the end of the last complete one. */
+/* Marks answered lines. *whole becomes the end of the last complete answer. */
 static enum status read_answers(FILE *file, struct job_lines *l, const int32_t *sorted,
                                 off_t *whole, struct err *err)
 {
@@ -147,9 +149,9 @@ static enum status read_answers(FILE *file, struct job_lines *l, const int32_t *
             break;
         }
         if (!mark_line(l, sorted, line, (size_t)n)) {
-            st = err_set(
-                err, ERR_INVALID,
-                "resume: line %d of the output is not an answer; the file is left as it is", i);
+            st = err_set(err, ERR_INVALID,
+                         "resume: line %d of the output is not an answer; the file was not changed",
+                         i);
         }
         *whole += n;
     }
@@ -157,7 +159,7 @@ static enum status read_answers(FILE *file, struct job_lines *l, const int32_t *
     return st;
 }
 
-/* Marks answered lines, and truncates the file after the last complete one. */
+/* Marks answered lines, and truncates the file after the last complete answer. */
 static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
 {
     int32_t *sorted = xcalloc((size_t)l->n + 1, sizeof *sorted);
@@ -171,7 +173,8 @@ static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
     TRY(st);
     if (fflush(file) != 0 || ftruncate(fileno(file), whole) != 0 ||
         fseeko(file, whole, SEEK_SET) != 0) {
-        return err_set(err, ERR_IO, "the output cannot be taken up: %s", strerror(errno));
+        return err_set(err, ERR_IO, "the output of the earlier run cannot be continued: %s",
+                       strerror(errno));
     }
     return OK;
 }
@@ -210,7 +213,8 @@ static void put_line(struct batch_output *o, const char *text, size_t n_bytes)
     putc('\n', o->file);
 }
 
-/* Writes answers whose turn has come. Those of an earlier run are already in the file. */
+/* For ordered output: writes held answers until one is missing. Those of an earlier run are already
+ * in the file. */
 static void put_held(struct batch_output *o)
 {
     for (; o->n_written < o->lines->n; o->n_written++) {

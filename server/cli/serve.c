@@ -25,7 +25,7 @@
 
 enum {
     LOG_PATIENCE_MS = 500,
-    LAST_RESORT_S = 4 // for a device that hangs in the driver
+    LAST_RESORT_S = 4 // the process exits after this time even if a device hangs in the driver
 };
 
 /* The whole state of the server. The loop's thread owns it, except while `load` runs. */
@@ -64,8 +64,8 @@ static void tell_nodes(struct serve *s)
     }
 }
 
-/* On a pool thread; health checks are answered meanwhile. Other nodes are waiting, so they are told
- * if loading fails. */
+/* On a pool thread, so that health checks are answered meanwhile. If loading fails, the other
+ * nodes, which wait for this one, are told. */
 static void load(void *arg)
 {
     struct serve *s = arg;
@@ -90,7 +90,7 @@ static void load(void *arg)
     }
 }
 
-/* Back on the loop's thread: from now on calls are accepted. */
+/* Back on the loop's thread, after `load`: from now on calls are accepted. */
 static void loaded(void *arg)
 {
     struct serve *s = arg;
@@ -121,7 +121,7 @@ static bool is_healthy(void *arg)
     return ((struct api *)arg)->health != HEALTH_DEAD;
 }
 
-enum { MAX_HOSTS = 8 }; // chosen
+enum { MAX_HOSTS = 8 }; // arbitrary
 
 struct addresses {
     size_t n;
@@ -138,7 +138,7 @@ static void add_host(struct addresses *a, const char *host, size_t n, int port)
              port);
 }
 
-/* The Unix socket, or each of the hosts between commas. */
+/* The addresses to listen on: the Unix socket, or each host of the comma-separated list. */
 static enum status addresses_of(const struct config *c, struct addresses *a, struct err *err)
 {
     if (c->uds) {
@@ -146,7 +146,7 @@ static enum status addresses_of(const struct config *c, struct addresses *a, str
         snprintf(a->text[a->n++], sizeof a->text[0], "unix:%s", c->uds);
         return OK;
     }
-    for (const char *at = c->host;; at++) { // after a comma
+    for (const char *at = c->host;; at++) { // skips the comma
         size_t n = strcspn(at, ",");
         if (n == 0) {
             return err_set(err, ERR_INVALID, "--host has an empty address: '%.200s'", c->host);
@@ -161,8 +161,9 @@ static enum status addresses_of(const struct config *c, struct addresses *a, str
         }
     }
     if (a->n > 1 && c->port == 0) {
-        return err_set(err, ERR_INVALID,
-                       "--port 0 is another port for each address of --host: name a port");
+        return err_set(
+            err, ERR_INVALID,
+            "--port 0 would select a different port for each address of --host: give a port");
     }
     return OK;
 }
@@ -181,9 +182,9 @@ static char *join(const struct string_list *list)
     return b.data;
 }
 
-enum { NEVER_S = 1000000 }; // longer than any stream is silent
+enum { NEVER_S = 1000000 }; // longer than any stream can be silent
 
-/* Milliseconds with a bound, for options in seconds. */
+/* Converts seconds to milliseconds, with a bound. */
 static unsigned ms(double seconds)
 {
     if (seconds * 1000 > 4e9) {
@@ -192,19 +193,18 @@ static unsigned ms(double seconds)
     return (unsigned)(seconds * 1000);
 }
 
-/* The most common mistake when starting a second server. */
-static enum status say_taken(const struct config *c, struct err *err)
+/* The error for a port that is in use, the most common mistake when starting a second server. */
+static enum status address_in_use(const struct config *c, struct err *err)
 {
     struct err first = *err;
     if (c->uds) {
         return err_set(err, ERR_BUSY,
-                       "%s; another server has this socket: choose another with --uds "
-                       "PATH",
+                       "%s; another server uses this socket: choose another one with --uds PATH",
                        first.text);
     }
     return err_set(err, ERR_BUSY,
-                   "%s; another program, perhaps a server that you started before, has "
-                   "port %d: end it, or choose another port with --port N (0: any that is free)",
+                   "%s; another program, perhaps a server that you started before, uses port %d: "
+                   "stop it, or choose another port with --port N (0: any free one)",
                    first.text, (int)c->port);
 }
 
@@ -258,12 +258,12 @@ static enum status listen_now(struct serve *s, struct err *err)
     free(origins);
     s->api.http = s->http;
     if (st == ERR_BUSY) {
-        return say_taken(c, err);
+        return address_in_use(c, err);
     }
     return st;
 }
 
-/* What an operator needs to know about this run, in the log. */
+/* Logs what an operator needs to know about this run. */
 static void announce(const struct serve *s)
 {
     struct buf text;
@@ -282,11 +282,11 @@ static void announce(const struct serve *s)
         log_info("listening on %s", http_server_address(s->http, i));
     }
     if (s->store && !s->config.data_dir) {
-        log_info("files and batches are kept until the server ends; --data-dir keeps them longer");
+        log_info("files and batches are deleted when the server ends, unless --data-dir is given");
     }
 }
 
-/* Opens the store of files and batches; without a folder, in a temporary file. */
+/* Opens the store of files and batches. Without a folder it is a temporary file. */
 static enum status open_store(struct serve *s, struct err *err)
 {
     const struct config *c = &s->config;
@@ -294,7 +294,7 @@ static enum status open_store(struct serve *s, struct err *err)
         .dir = c->data_dir, .max_bytes = c->data_max_bytes, .max_file_bytes = API_MAX_FILE_BYTES};
     enum status st = store_open(&o, &s->store, err);
     if (st == ERR_UNSUPPORTED && !c->data_dir) {
-        log_info("no files and batches: %s", err->text);
+        log_info("files and batches are disabled: %s", err->text);
         return OK;
     }
     TRY(st);
@@ -357,7 +357,7 @@ static int run(struct serve *s)
     api_deinit(&s->api);
     store_close(s->store);
     if (rc != 0) {
-        log_warn("some requests were cut");
+        log_warn("some requests were cut off");
     }
     if (s->load_status != OK) {
         return 1;
@@ -376,7 +376,7 @@ static int find_model(struct config *c)
     return rc;
 }
 
-/* Checks the options first, because a usage error has its own exit status. */
+/* Checks options before anything else, because a usage error has its own exit status. */
 int cmd_serve(int argc, char **argv)
 {
     static struct serve s; // too large for the stack, and used until the process ends

@@ -32,7 +32,8 @@ static void on_signal(int number)
     write_last("sluice: this node ends with node 0; a second signal ends it now\n");
 }
 
-/* A hanging device must not prevent the supervisor from restarting all nodes. */
+/* Another node or a device was lost. Exits soon, even if a device hangs, so that the supervisor can
+ * restart all nodes. */
 static void on_lost(void *arg)
 {
     (void)arg;
@@ -46,7 +47,7 @@ static enum status follow(const struct config *c, struct engine_options *options
     options->on_lost = on_lost;
     TRY(engine_open(options, engine, err));
     const struct engine_info *i = engine_info(*engine);
-    log_info("node %d of %d follows: %s on %s", nodes_rank(options->nodes),
+    log_info("node %d of %d is ready: %s on %s", nodes_rank(options->nodes),
              nodes_count(options->nodes), i->model_type, i->device);
     follows = 1;
     return engine_follow(*engine, err);

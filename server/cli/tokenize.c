@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* sluice tokenize: JSON lines in and out, using only a folder's tokenizer files. */
+/* `sluice tokenize`: reads and writes JSON lines, using only the tokenizer's files. */
 #include "server/cli/commands.h"
 
 #include "engine/base/buf.h"
@@ -16,7 +16,7 @@ enum { LINE_MAX_BYTES = 1 << 30, IDS_MAX = 1 << 28, DEPTH_MAX = 64 };
 
 /* One line of input, with buffers that are used again. */
 struct line {
-    struct buf text; // unescaped
+    struct buf text; // the member "text", unescaped
     struct ids ids;
     bool has_text, has_ids;
     bool add_special, parse_special, skip_special;
@@ -25,18 +25,25 @@ struct line {
 static void usage(FILE *out)
 {
     fprintf(out,
-            "usage: sluice tokenize [--decode | --stream] DIR\n\n"
+            "usage: sluice tokenize [--decode | --stream] DIR\n"
+            "\n"
             "Reads one JSON object per line from standard input and answers each with one line.\n"
-            "DIR is a folder with tokenizer.json, or such a file.\n\n"
+            "DIR is a folder with tokenizer.json, or that file.\n"
+            "\n"
             "  in   {\"text\": ..., \"add_special_tokens\": true, \"parse_special\": true}\n"
-            "  out  {\"ids\": [...], \"tokens\": [...]}\n\n"
-            "with --decode\n\n"
+            "  out  {\"ids\": [...], \"tokens\": [...]}\n"
+            "\n"
+            "with --decode\n"
+            "\n"
             "  in   {\"ids\": [...], \"skip_special_tokens\": false}\n"
-            "  out  {\"text\": ...}\n\n"
-            "and with --stream, as a client would see it token by token,\n\n"
-            "  out  {\"deltas\": [...], \"flush\": ...}\n\n"
-            "A line that cannot be done is answered with {\"error\": ...}.\n"
-            "add_special_tokens and parse_special are true where a line does not say.\n");
+            "  out  {\"text\": ...}\n"
+            "\n"
+            "and with --stream, the text of each token as a streaming client would see it\n"
+            "\n"
+            "  out  {\"deltas\": [...], \"flush\": ...}\n"
+            "\n"
+            "A line with an error is answered with {\"error\": ...}.\n"
+            "add_special_tokens and parse_special are true by default.\n");
 }
 
 /* ---- reading a line ---- */
@@ -50,7 +57,7 @@ static enum status read_ids(struct json_scan *sc, struct line *line, struct err 
     while ((t = json_scan_next(sc)) == JSON_TOKEN_NUMBER) {
         int64_t id;
         if (!json_scan_int64(sc, &id) || id < 0 || id > INT32_MAX) {
-            return err_set(err, ERR_INVALID, "\"ids\" holds a number that is no token id");
+            return err_set(err, ERR_INVALID, "\"ids\" has a number that is not a token id");
         }
         if (!ids_put(&line->ids, (int32_t)id)) {
             return err_set(err, ERR_LIMIT, "\"ids\" is too long");
@@ -135,8 +142,7 @@ static enum status read_line(struct line *line, const char *s, size_t n, struct 
 
 /* ---- answering it ---- */
 
-/* The text does not count as user input here: special tokens are recognised if parse_special is
- * true. */
+/* The text is not treated as user input: special tokens are recognised if parse_special is true. */
 static enum status encode_line(const struct tokenizer *tok, struct line *line, struct buf *out,
                                struct err *err)
 {

@@ -22,11 +22,12 @@ struct vllm_flag {
     const char *name;
     const char *alias; // short form; NULL: none
     enum vllm_takes takes;
-    /* NULL: the flag is accepted without effect. Otherwise it would change answers, or who is
-     * served what, and is refused, except for these values "a|b", for no value, and for its
-     * negation. */
+    /* NULL: the flag is accepted without effect. Otherwise the flag is refused, because it would
+     * change answers or access. Only these values "a|b", an empty value and the flag's negation are
+     * accepted. */
     const char *harmless;
-    const char *becomes; // replacement: "no-OPTION", or "OPTION.KEY" of an object
+    const char *becomes; // the option that replaces it: "no-OPTION", or "OPTION.KEY" of an object;
+                         // NULL: none
     const char *why;     // why it has no effect, or is refused
 };
 

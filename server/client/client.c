@@ -16,7 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { MAX_REQUEST_BYTES = 256 << 20, LOOK_MS = 100 /* interval of checks of `stop` */ };
+enum { MAX_REQUEST_BYTES = 256 << 20, LOOK_MS = 100 /* interval of the checks of `stop` */ };
 
 /* Waits until the socket is ready for `events`. */
 static enum status await(int fd, short events, const struct client_request *request,
@@ -70,7 +70,7 @@ static enum status open_one(int family, const struct sockaddr *address, socklen_
     return st;
 }
 
-/* All addresses of the host in turn. */
+/* Tries all addresses of the host in turn. */
 static enum status open_socket(const struct client_peer *peer, const struct client_request *request,
                                int *fd, struct err *err)
 {
@@ -94,7 +94,7 @@ static enum status open_socket(const struct client_peer *peer, const struct clie
     return st;
 }
 
-/* One buffer with head and body, so that small requests are one packet. */
+/* Head and body are in one buffer, so that a small request is one packet. */
 static void put_request(const struct client_peer *peer, const struct client_request *request,
                         struct buf *out)
 {
@@ -118,8 +118,8 @@ static void put_request(const struct client_peer *peer, const struct client_requ
     }
 }
 
-/* A server may answer before it has read everything (413). A broken connection is reported when the
- * answer is read. */
+/* Stops early if the connection breaks: a server may answer (413) and close before it has read
+ * everything. The error is reported when the answer is read. */
 static enum status send_all(int fd, const struct client_request *request, const struct buf *out,
                             struct err *err)
 {
@@ -137,7 +137,7 @@ static enum status send_all(int fd, const struct client_request *request, const 
     return OK;
 }
 
-/* Without a length the body ends with the connection. */
+/* Reads the answer. A body without a length ends when the connection does. */
 static enum status receive_all(int fd, const struct client_request *request, struct http_in *in,
                                struct err *err)
 {
@@ -169,7 +169,7 @@ static enum status receive_all(int fd, const struct client_request *request, str
     }
 }
 
-/* Where the body goes, and where the status is reported before it. */
+/* Where to write the status, and then pass the body. */
 struct receiver {
     struct http_in in;
     void (*on_body)(void *arg, const char *bytes, size_t n_bytes);

@@ -25,8 +25,8 @@ enum status client_url_parse_base(const char *url, struct client_peer *peer, str
 struct client_request {
     const char *method, *path;         // path: appended to the peer's
     const char *key;                   // a bearer token; NULL: none
-    const char *body;                  // JSON; NULL: none
-    int timeout_s;                     // for connecting and for each wait; 0: none
+    const char *body;                  // JSON text; NULL: no body
+    int timeout_s;                     // limit for connecting and for each wait; 0: none
     const volatile sig_atomic_t *stop; // if set, the call ends soon after it becomes nonzero
 };
 

@@ -24,7 +24,7 @@ void http_in_deinit(struct http_in *in)
     buf_deinit(&in->line);
 }
 
-/* For the next reply on the same connection. */
+/* Prepares for the next reply on the same connection. */
 void http_in_reset(struct http_in *in)
 {
     in->state = AT_STATUS;
@@ -37,8 +37,8 @@ void http_in_reset(struct http_in *in)
     buf_clear(&in->line);
 }
 
-/* Numbers above 2^48 are refused, so that sums cannot overflow. A chunk's size may be
- * followed by an extension. */
+/* Reads a length or a chunk's size, which an extension may follow. Numbers above 2^48 are refused,
+ * so that sums cannot overflow. */
 static bool take_number(const char *s, int base, uint64_t *v)
 {
     char *end;
@@ -50,7 +50,7 @@ static bool take_number(const char *s, int base, uint64_t *v)
     return (*end == '\0' || (base == 16 && *end == ';')) && *v < (uint64_t)1 << 48;
 }
 
-/* Only fields that decide how long the body is, and whether the connection stays open. */
+/* Reads only the fields that tell how long the body is and whether the connection stays open. */
 static bool take_header(struct http_in *in, const char *line)
 {
     const char *colon = strchr(line, ':');
@@ -73,7 +73,7 @@ static bool take_header(struct http_in *in, const char *line)
     return true;
 }
 
-/* Interim replies are skipped; some statuses never have a body. */
+/* Decides how the body ends. Interim replies are skipped, and some statuses never have a body. */
 static void end_head(struct http_in *in)
 {
     if (in->status < 200) { // after 100 Continue and the like, the real head follows

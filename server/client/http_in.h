@@ -19,8 +19,8 @@ struct http_in {
     bool keep_alive; // the connection can carry another request
     bool chunked;
     bool until_close;  // the end of the connection ends the body
-    uint64_t left;     // of the body or chunk
-    size_t head_bytes; // of header lines so far, bounded
+    uint64_t left;     // bytes left of the body or chunk
+    size_t head_bytes; // total size of the header lines so far, bounded
     struct buf line;   // the incomplete current line
     void (*on_body)(void *arg, const char *bytes, size_t n_bytes);
     void *arg;
@@ -34,7 +34,7 @@ void http_in_reset(struct http_in *in); // before the next response
  * because requests are not pipelined. */
 enum http_in_result http_in_feed(struct http_in *in, const char *bytes, size_t n_bytes);
 
-/* The connection ended: DONE if that ends the body. */
+/* Call it when the connection has ended: DONE if that is how the body ends. */
 enum http_in_result http_in_eof(const struct http_in *in);
 
 #endif

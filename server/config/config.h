@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The operator's configuration as plain data: a field per option of the table in
  * server/cli/config_table.c, which documents meanings, bounds and defaults. Code that reads options
- * needs only this header; server/cli/config_load.h fills it in. Fields are named like their
- * options.
+ * needs only this header; config_load (server/cli/config_load.h) sets the fields. They are named
+ * like their options.
  * Thread: any; main writes it before the loop runs, read-only afterwards. */
 #ifndef SLUICE_SERVER_CONFIG_CONFIG_H
 #define SLUICE_SERVER_CONFIG_CONFIG_H
@@ -19,13 +19,13 @@ struct string_list {
 };
 
 struct config {
-    struct engine_options engine; // model, sizes, memory, drafts: read by the engine itself
+    struct engine_options engine; // options that the engine reads: model, sizes, memory, drafts
     // model
     struct string_list served_model_name, tags;
-    const char *revision;                     // for a model given by name; NULL: as in the name
-    const char *tokenizer;                    // folder or tokenizer.json; NULL: the model's
-    bool skip_tokenizer_init;                 // requests and answers are token ids only
-    const char *chat_template;                // file, or the template itself; NULL: the model's
+    const char *revision;      // of a model given by name; NULL: the revision in that name, or main
+    const char *tokenizer;     // folder or tokenizer.json; NULL: the model's
+    bool skip_tokenizer_init;  // requests and answers are token ids only
+    const char *chat_template; // file, or the template itself; NULL: the model's
     const char *default_chat_template_kwargs; // JSON object, or NULL
     const char *generation_config;            // "auto", "vllm", or a folder
     const char *override_generation_config;   // JSON object, or NULL
@@ -33,7 +33,8 @@ struct config {
     const char *device;
     const char *scoring; // "auto", "embeddings", "yes-no"
     int64_t seed;
-    int64_t pipeline_parallel_size, data_parallel_size; // known, and always 1
+    int64_t pipeline_parallel_size, data_parallel_size; // accepted for vLLM's command lines, and
+                                                        // always 1
     // several processes for one model
     int64_t nnodes, node_rank, master_port; // nnodes 0, node_rank -1: the launcher's environment
     const char *master_addr, *node_token;

@@ -65,7 +65,7 @@ void http_conn_open(struct http_conn *c, struct MHD_Connection *mhd)
 
 int64_t http_conn_head_ms(const struct http_conn *c)
 {
-    enum { AT_ONCE_MS = 500 }; // chosen: three round trips of a distant TLS client
+    enum { AT_ONCE_MS = 500 }; // three round trips of a distant TLS client
     int64_t ms = c->server->options.header_timeout_ms;
     if (c->over_limit && ms > AT_ONCE_MS) {
         return AT_ONCE_MS;
@@ -126,8 +126,8 @@ void http_conn_deadline(struct http_conn *c, int64_t deadline_ms)
     }
     c->deadline_ns = s->now_ns + deadline_ms * 1000000;
     int64_t due = (c->deadline_ns - s->tick_base_ns) / (TICK_MS * 1000000LL) + 1;
-    if (!c->timer.link || c->timer.due_tick > due) { // a later deadline is noticed when the timer
-                                                     // fires
+    if (!c->timer.link || c->timer.due_tick > due) { // if it fires before the deadline, it is
+                                                     // restarted
         http_timer_start(s, &c->timer, deadline_ms, on_deadline, c);
     }
 }
@@ -141,7 +141,8 @@ void http_conn_phase(struct http_conn *c, enum conn_phase phase, int64_t deadlin
     http_conn_deadline(c, c->half_closed && phase <= CONN_BODY ? REST_MS : deadline_ms);
 }
 
-/* libmicrohttpd sees end of file and cleans up; so do we, through the private epoll descriptor. */
+/* After the shutdown libmicrohttpd reads end of file and cleans up, and our epoll descriptor
+ * reports that the client has left. */
 void http_conn_cut(struct http_conn *c)
 {
     c->broken = true;
@@ -176,8 +177,9 @@ static int64_t body_time_left(const struct http_conn *c)
     return allowed_ms - (c->server->now_ns - req->record.arrived_ns) / 1000000;
 }
 
-/* A socket is writable only when a third of its buffer is free, and libmicrohttpd does not report
- * its progress with a reply. The kernel knows how much has been acknowledged. */
+/* Whether a reply makes progress is only known to the kernel, as the number of acknowledged bytes:
+ * libmicrohttpd does not report it, and epoll reports a socket as writable only when a third of its
+ * buffer is free. */
 static int64_t reply_time_left(struct http_conn *c)
 {
     int64_t acked = http_tcp_acked_bytes(c->fd), before = c->acked_bytes;
@@ -188,7 +190,7 @@ static int64_t reply_time_left(struct http_conn *c)
     return 0;
 }
 
-/* True if libmicrohttpd is reading, or waiting to read. */
+/* True if the peer's FIN ends the connection: no handler runs and no reply is being sent. */
 static bool ends_with_fin(const struct http_conn *c)
 {
     return c->half_closed && c->phase != CONN_HANDLER && c->phase != CONN_REPLY;
@@ -245,8 +247,8 @@ void http_conn_want_out(struct http_conn *c, bool on)
     }
 }
 
-/* A FIN and a half-close look the same. Replies that the handler has made by then are still
- * sent. */
+/* The peer has closed or reset the connection, or shut down its writing side, which looks the same
+ * as closing. A reply that the handler has already made is still sent. */
 static void on_left(struct http_conn *c, uint32_t events)
 {
     struct http_request *req = c->req;
@@ -267,7 +269,7 @@ static void on_left(struct http_conn *c, uint32_t events)
     }
 }
 
-/* Nothing here calls libmicrohttpd, so no connection of the batch is freed meanwhile. */
+/* Nothing here calls libmicrohttpd, so no connection is freed while its event is in the batch. */
 void http_watch_ready(struct http_server *s)
 {
     struct epoll_event events[N_EVENTS];

@@ -28,7 +28,7 @@ static int library_version(void)
     return major << 24 | minor << 16 | patch << 8;
 }
 
-/* Mostly errors of clients, which the request log records anyway. */
+/* Most of these messages are about errors of clients, which the request log has anyway. */
 static void on_mhd_log(void *arg, const char *fmt, va_list args) PRINTF_LIKE(2, 0);
 static void on_mhd_log(void *arg, const char *fmt, va_list args)
 {
@@ -43,7 +43,7 @@ static void on_mhd_log(void *arg, const char *fmt, va_list args)
     log_debug("libmicrohttpd: %s", text);
 }
 
-/* route.c decodes escapes, once, from the original target. */
+/* Replaces libmicrohttpd's decoding: route.c decodes the original target, once. */
 static size_t no_unescape(void *arg, struct MHD_Connection *mhd, char *text)
 {
     (void)arg;
@@ -155,8 +155,8 @@ enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon
         free(d);
         if (tls) {
             return err_set(err, ERR_INVALID,
-                           "TLS cannot start with %s and %s: they are to be a "
-                           "PEM certificate chain and the private key of its first certificate",
+                           "TLS cannot start with %s and %s: they must be a PEM certificate chain "
+                           "and the private key of its first certificate",
                            s->tls_cert, s->tls_key);
         }
         return err_set(err, ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());
@@ -211,7 +211,8 @@ static void stop(struct http_server *s, struct http_daemon *d)
     uv_close((uv_handle_t *)&d->poll, on_poll_closed);
 }
 
-/* After new certificates are loaded, the old daemon ends with its last connection. */
+/* Called after new certificates are loaded: the old daemon serves its connections until the last
+ * one ends. */
 void http_daemon_retire(struct http_server *s, struct http_daemon *d)
 {
     d->retired = true;

@@ -70,7 +70,7 @@ void http_refuse_raw(const struct http_server *s, int fd, int status, const char
     buf_puts(&head, "\r\n");
     buf_put(&head, body.data, body.n_bytes);
     ssize_t n = send(fd, head.data, head.n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)n; // best effort: the connection is closed anyway
+    (void)n; // if it fails the client gets no answer; the connection is closed in any case
     buf_deinit(&body);
     buf_deinit(&head);
 }

@@ -154,7 +154,7 @@ static enum MHD_Result take_coding(struct guard *g, const char *value, size_t n_
         return refuse(g, 400, "More than one Transfer-Encoding.");
     }
     if (!is(value, n_value, "chunked")) {
-        return refuse(g, 501, "The only Transfer-Encoding here is chunked.");
+        return refuse(g, 501, "The only supported Transfer-Encoding is chunked.");
     }
     if (g->req->http10) {
         return refuse(g, 400, "HTTP/1.0 has no Transfer-Encoding.");
@@ -174,7 +174,7 @@ static enum MHD_Result take_host(struct guard *g, const char *value, size_t n_va
     }
     for (size_t i = 0; i < n_value; i++) {
         if (strchr(" \t,/?#@\\", value[i])) {
-            return refuse(g, 400, "The Host is not a host.");
+            return refuse(g, 400, "The Host header is not a valid host.");
         }
     }
     return MHD_YES;
@@ -226,7 +226,7 @@ static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char 
         if (is(name, n_name, "expect")) {
             req->expects_continue = true;
             if (!is(value, n_value, "100-continue")) {
-                return refuse(g, 417, "The only expectation here is 100-continue.");
+                return refuse(g, 417, "The only supported expectation is 100-continue.");
             }
         }
         break;
@@ -264,7 +264,7 @@ int http_guard(struct http_request *req, const char *method, const char *version
 {
     struct guard g = {.req = req};
     if (strcmp(version, "HTTP/1.1") != 0 && strcmp(version, "HTTP/1.0") != 0) {
-        *why = "Only HTTP/1.0 and HTTP/1.1 are spoken here.";
+        *why = "Only HTTP/1.0 and HTTP/1.1 are supported.";
         return 505;
     }
     req->http10 = version[7] == '0';

@@ -19,8 +19,7 @@
 
 /* --- What wakes the loop --- */
 
-/* libmicrohttpd has descriptors of its own, which are in one epoll set; that set is
- * watched by the loop. */
+/* The private epoll descriptor is ready: clients have left, or full sockets have room again. */
 static void on_watch(uv_poll_t *poll, int status, int events)
 {
     struct http_server *s = poll->data;
@@ -86,8 +85,8 @@ static void on_stop_due(struct http_timer *timer, void *arg)
     http_server_stop(arg);
 }
 
-/* Running requests are cut off; their connections get a short time for the error message to
- * arrive. */
+/* The drain time is over: running requests are ended, and their connections get CUT_GRACE_MS for
+ * the error message to arrive. */
 static void on_drain_deadline(struct http_timer *timer, void *arg)
 {
     struct http_server *s = arg;
@@ -106,7 +105,8 @@ static bool has_input(int fd)
     return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
 }
 
-/* Load balancers have had time to notice; idle connections are closed from now on. */
+/* The drain delay is over, so load balancers have noticed: close the listeners and idle
+ * connections. */
 static void on_delay_over(struct http_timer *timer, void *arg)
 {
     struct http_server *s = arg;
@@ -127,9 +127,9 @@ static void on_delay_over(struct http_timer *timer, void *arg)
     http_check_drained(s);
 }
 
-/* The drain delay is for load balancers and probes, which must notice that the server is not ready
- * any more; true if there may be one. */
-static bool somebody_looks(const struct http_server *s)
+/* True if a load balancer or probe may be watching. The drain delay gives it time to notice that
+ * the server is no longer ready. */
+static bool may_be_watched(const struct http_server *s)
 {
     int64_t delay_ns = s->options.drain_delay_ms * 1000000LL;
     if (s->options.drain_if_busy && s->stats.n_active == 0) {
@@ -139,8 +139,8 @@ static bool somebody_looks(const struct http_server *s)
     return delay_ns > 0 && (s->stats.n_connections > 0 || was_there);
 }
 
-/* Health checks fail at once, and the listeners stay open for a while, because a balancer
- * notices late. */
+/* Health checks fail from now on, but the listeners stay open for the drain delay, because a load
+ * balancer notices late. */
 void http_server_drain(struct http_server *s)
 {
     if (s->state != HTTP_RUNNING) {
@@ -152,7 +152,7 @@ void http_server_drain(struct http_server *s)
     if (s->options.on_drain) {
         s->options.on_drain(s->options.arg);
     }
-    if (somebody_looks(s)) {
+    if (may_be_watched(s)) {
         http_timer_start(s, &s->drain_timer, s->options.drain_delay_ms, on_delay_over, s);
     } else {
         on_delay_over(&s->drain_timer, s);
@@ -179,8 +179,8 @@ void http_server_stop(struct http_server *s)
     http_check_drained(s);
 }
 
-/* The first signal drains, the second one stops. SIGHUP reads keys and certificates again,
- * SIGUSR1 asks for a report. */
+/* The first signal drains, the second one stops. SIGHUP reloads certificates and calls on_reload,
+ * SIGUSR1 calls on_report. */
 static void on_signal(uv_signal_t *signal, int number)
 {
     struct http_server *s = signal->data;
@@ -209,7 +209,7 @@ static void on_signal(uv_signal_t *signal, int number)
         http_daemon_retire(s, s->tls);
         s->tls = fresh;
     } else if (err.text[0]) {
-        log_error("the certificates in use stay: %s", err.text);
+        log_error("the old certificates are still in use: %s", err.text);
     }
     if (s->options.on_reload) {
         s->options.on_reload(s->options.arg);
@@ -221,7 +221,7 @@ static void on_signal(uv_signal_t *signal, int number)
 
 #define DEFAULT(field, value) o->field = o->field ? o->field : (value)
 
-/* A value of 0 stands for the default. */
+/* Replaces options that are 0 by their defaults. */
 static void fill_defaults(struct http_options *o)
 {
     DEFAULT(max_body_bytes, 16u << 20);
@@ -330,7 +330,7 @@ static enum status open_listeners(struct http_server *s, const struct http_optio
     return OK;
 }
 
-/* Opens the parts in an order in which each finds those that it needs. */
+/* Opens the parts in the order of their dependencies. */
 static enum status open_parts(struct http_server *s, const struct http_options *options,
                               struct err *err)
 {
@@ -348,12 +348,12 @@ static enum status open_parts(struct http_server *s, const struct http_options *
     return open_listeners(s, options, err);
 }
 
-/* The loop does not run yet; nothing is accepted before http_server_begin. */
+/* The loop does not run yet: no connection is accepted before http_server_begin. */
 enum status http_server_open(const struct http_options *options, struct http_server **server,
                              struct err *err)
 {
     struct http_server *s = xcalloc(1, sizeof *s);
-    signal(SIGPIPE, SIG_IGN); // from writes by libmicrohttpd and the log
+    signal(SIGPIPE, SIG_IGN); // raised by writes of libmicrohttpd and the log
     copy_options(s, options);
     s->resume_tail = &s->resume;
     s->gone_tail = &s->gone;
@@ -403,7 +403,7 @@ static void close_connections(struct http_server *s)
     }
 }
 
-/* For programs that run the loop themselves. */
+/* Separate from http_server_run for programs that run the loop themselves. */
 void http_server_begin(struct http_server *s)
 {
     s->now_ns = clock_now_ns();

@@ -18,10 +18,10 @@
 enum {
     BACKLOG = 4096,
     ACCEPTS_PER_TURN = 256,
-    N_CUT = 64, // connections closed to free slots that libmicrohttpd has not closed yet
+    N_CUT = 64, // connections that we have cut to free slots and libmicrohttpd has not closed yet
 };
 
-/* As users write it: host and port, with brackets for IPv6. */
+/* Formats an address as users write it: host and port, with brackets for IPv6. */
 static void format_address(const struct sockaddr *sa, char *text, size_t n_text)
 {
     char host[INET6_ADDRSTRLEN] = "";
@@ -97,13 +97,13 @@ static bool is_stale(const struct sockaddr_un *un)
     return refused;
 }
 
-/* An address in use is a separate status, because the user can choose another one. */
+/* An address in use has its own status, because the user can choose another one. */
 static enum status bind_status(int error)
 {
     return error == EADDRINUSE ? ERR_BUSY : ERR_IO;
 }
 
-/* A socket's file that a dead server has left is replaced. */
+/* Replaces a socket file left by a server that has died. */
 static enum status listen_unix(struct http_server *s, const char *path, struct err *err)
 {
     struct sockaddr_un un = {.sun_family = AF_UNIX};
@@ -126,7 +126,7 @@ static enum status listen_unix(struct http_server *s, const char *path, struct e
     return add_listener(s, fd, false, path, err);
 }
 
-/* Without the IPv6-only option, so that "::" serves IPv4, too. */
+/* Listens on one resolved address. */
 static enum status listen_address(struct http_server *s, const struct addrinfo *a, const char *spec,
                                   struct err *err)
 {
@@ -188,7 +188,7 @@ static enum status listen_tcp(struct http_server *s, const char *spec, struct er
     return s->n_listeners > before ? OK : first;
 }
 
-/* TCP, a Unix socket, or a descriptor that the parent has opened. */
+/* `spec` names a TCP address, a Unix socket, or a descriptor that the parent has opened. */
 enum status http_listen_open(struct http_server *s, const char *spec, struct err *err)
 {
     if (strncmp(spec, "unix:", 5) == 0) {
@@ -264,7 +264,7 @@ static void linger_tick(struct http_server *s, bool all)
 
 static void pause_listeners(struct http_server *s, bool pause);
 
-/* No descriptors left: the spare one allows answering one client; then pause briefly. */
+/* No descriptors are left: frees the spare one to answer one client, then pauses accepting. */
 static void out_of_descriptors(struct http_server *s, struct http_listener *l)
 {
     linger_tick(s, true);
@@ -284,8 +284,8 @@ static void out_of_descriptors(struct http_server *s, struct http_listener *l)
     pause_listeners(s, true);
 }
 
-/* A reserve above the limit is accepted, so that those requests get a proper error; beyond
- * it connections are refused at once. */
+/* Accepts some connections above the limit too, for HTTP_ROUTE_ALWAYS and so that other requests
+ * get a proper error. Beyond that reserve connections are refused at once. */
 static void take(struct http_server *s, struct http_listener *l, int fd,
                  const struct sockaddr_storage *sa, socklen_t n_sa)
 {
@@ -316,12 +316,12 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
     if (MHD_add_connection(c->daemon->mhd, fd, addr, l->is_unix ? sizeof none : n_sa) != MHD_YES &&
         s->accepting) {
         s->accepting = NULL;
-        free(c); // libmicrohttpd closes the socket
+        free(c); // libmicrohttpd has closed the socket
     }
     s->accepting = NULL;
 }
 
-/* A bounded number per turn, so that running requests get their time. */
+/* Accepts a bounded number of connections per turn, so that running requests get their time. */
 static void on_listener(uv_poll_t *poll, int status, int events)
 {
     struct http_listener *l = poll->data;
@@ -346,7 +346,8 @@ static void on_listener(uv_poll_t *poll, int status, int events)
     http_settle(s);
 }
 
-/* When descriptors run out, listeners rest; polling on would spin. */
+/* While descriptors are exhausted the listeners are not polled: they would be ready all the time.
+ */
 static void pause_listeners(struct http_server *s, bool pause)
 {
     for (size_t i = 0; i < s->n_listeners; i++) {
@@ -381,7 +382,7 @@ void http_listen_tick(struct http_server *s)
     }
 }
 
-/* Files of Unix sockets are removed. */
+/* Also removes the files of Unix sockets. */
 void http_listen_close(struct http_server *s)
 {
     for (size_t i = 0; i < s->n_listeners; i++) {

@@ -15,7 +15,7 @@ static int64_t wall_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* The record as callbacks and the log see it, once the reply has ended. */
+/* Completes the record for callbacks and the log, once the reply has ended. */
 static void fill(struct http_request *req)
 {
     struct http_record *r = &req->record;
@@ -67,10 +67,10 @@ void http_log_tick(struct http_server *s)
     if (s->log_writer) {
         line_writer_put(s->log_writer, s->log_lines.data, s->log_lines.n_bytes);
         uint64_t n_lost = line_writer_lost(s->log_writer) + s->n_log_dropped;
-        if (n_lost > s->n_log_told) {
+        if (n_lost > s->n_log_reported) {
             log_warn("%llu lines of the request log were lost: the reader is too slow",
-                     (unsigned long long)(n_lost - s->n_log_told));
-            s->n_log_told = n_lost;
+                     (unsigned long long)(n_lost - s->n_log_reported));
+            s->n_log_reported = n_lost;
         }
     }
     buf_clear(&s->log_lines);
@@ -83,7 +83,7 @@ void http_log_open(struct http_server *s)
     }
 }
 
-/* Waits a bounded time for the writer. */
+/* Waits for the writer thread, for a bounded time. */
 void http_log_close(struct http_server *s)
 {
     http_log_tick(s);

@@ -11,7 +11,7 @@ struct pool_job {
     void (*run)(void *arg);
     void (*done)(void *arg);
     void *arg;
-    bool is_awaited; // by http_server_run
+    bool is_awaited; // http_server_run waits for it
 };
 
 static void on_pool_work(uv_work_t *work)

@@ -21,16 +21,17 @@
 #include <uv.h>
 
 enum {
-    TICK_MS = 100,            // of the timer wheel
-    N_WHEEL = 256,            // slots of the timer wheel: 25.6 s per turn
-    N_LINGER = 64,            // rejected sockets whose remaining bytes are being read
-    SCRATCH_BYTES = 64 << 10, // one direct write; also the largest chunk (4 hex digits)
+    TICK_MS = 100, // one slot of the timer wheel
+    N_WHEEL = 256, // slots of the wheel: one turn is 25.6 s
+    N_LINGER = 64, // rejected sockets that stay open until their clients have read the answer
+    SCRATCH_BYTES = 64 << 10, // limits one write of the direct writer
     CHUNK_HEAD = 6,           // "00be\r\n"
-    MAX_CHUNK = 60000,        // chosen: four hex digits, and fits the scratch buffer with its head
-    DISCARD_BYTES = 32 << 20, // the most bytes of a rejected body that are read so that the client
-                              // sees the reply
-    MAX_LISTENERS = 16,       // chosen
-    REST_MS = 100,            // chosen: time to read what arrived before a FIN
+    MAX_CHUNK = 60000,        // bytes of data: its length has four hex digits, and it fits into the
+                              // scratch buffer
+    DISCARD_BYTES = 32 << 20, // a rejected body is read up to this size, so that the client sees
+                              // the reply
+    MAX_LISTENERS = 16,       // arbitrary
+    REST_MS = 100,            // arbitrary: time to read what arrived before a FIN
     NEVER = -1,
 };
 
@@ -42,7 +43,7 @@ struct http_listener {
     int fd;
     bool is_unix, inherited, polling;
     char address[160];
-    char *unlink_path; // of a Unix socket bound by us
+    char *unlink_path; // file of a Unix socket that we created; NULL otherwise
 };
 
 /* One libmicrohttpd daemon: plain, or TLS with one set of certificates. */
@@ -55,7 +56,7 @@ struct http_daemon {
     unsigned n_connections;
 };
 
-/* In the order of a request; up to CONN_BODY it is still being received. */
+/* In the order in which a request passes them; up to CONN_BODY it is still being received. */
 enum conn_phase { CONN_NEW, CONN_HEAD, CONN_BODY, CONN_HANDLER, CONN_REPLY, CONN_IDLE };
 
 struct http_conn {
@@ -63,19 +64,19 @@ struct http_conn {
     struct http_daemon *daemon;
     struct MHD_Connection *mhd; // NULL once libmicrohttpd has closed it
     struct http_conn *next, **link;
-    struct http_request *req; // the current one
+    struct http_request *req; // the current request
     int fd;
     unsigned n_refs; // libmicrohttpd's reference, and one per request
     enum conn_phase phase;
-    bool over_limit;  // accepted above the limit: only for HTTP_ROUTE_ALWAYS, then closed; see
-                      // http_conn_make_place
+    bool over_limit; // accepted above the limit: serves only HTTP_ROUTE_ALWAYS, and is closed after
+                     // one request; see http_conn_make_place
     bool half_closed; // the peer has shut down its writing side, or both
     bool broken;      // reset, timed out or closed by us
     bool wants_out;   // EPOLLOUT is requested
     int64_t left_ns;  // when half_closed was set
     int64_t deadline_ns;
-    int64_t acked_bytes;     // at the last check for a stalled reply
-    struct http_timer timer; // follows deadline_ns lazily
+    int64_t acked_bytes;     // bytes acknowledged at the last check for a stalled reply
+    struct http_timer timer; // fires at deadline_ns or earlier; if earlier, it is restarted
     char peer[64];
 };
 
@@ -87,24 +88,25 @@ struct reply_header {
 /* A stream's unsent bytes: framed for the direct writer, raw for libmicrohttpd's. Members up to
  * `out` are accessed for each token. */
 struct stream {
-    bool begun, started; // started: the head is due or sent
-    bool direct;         // decided at the start: we write chunks to the socket ourselves
-    bool open;           // direct, and the head is sent: we own the socket
+    bool begun, started; // started: the head may be sent, or was
+    bool direct;         // we write chunks to the socket ourselves, rather than libmicrohttpd
+    bool open;           // direct, and libmicrohttpd has sent the head: only we write to the socket
     bool ended, full;
-    int fd;          // the connection's, while open
-    uint64_t n_sent; // bytes, for the log line
+    int fd;          // the connection's socket, while open
+    uint64_t n_sent; // bytes sent, for the log line
     int64_t last_write_ns;
     struct buf out;
     size_t sent;     // bytes of `out` already sent
-    int64_t turn_ns; // the loop turn that last buffered bytes, and what was unsent before it
+    int64_t turn_ns; // the turn of the loop that last wrote; n_left_over: bytes that were unsent
+                     // when it began
     size_t n_left_over;
     const char *content_type;
-    struct http_timer timer; // for the delayed head, then for keep-alive comments
+    struct http_timer timer; // delays the head, later sends keep-alive comments
 };
 
 struct http_request {
     /* The members that each token accesses come first, in 64 bytes: with thousands of streams each
-     * further cache line is a miss. stream.c asserts it. */
+     * further cache line is a miss. stream.c asserts their size. */
     struct http_server *server;
     enum http_gone gone;
     bool completed; // libmicrohttpd has released it
@@ -117,14 +119,14 @@ struct http_request {
     void *events_arg;
 
     /* State. */
-    bool head_done;   // the first call for it has finished
+    bool head_done;   // http_handle's first call for it has returned
     bool in_callback; // we are inside a libmicrohttpd callback for it
-    bool handed;      // the handler owns it
+    bool handed;      // the handler was called and has not made its terminal call
     bool deferred;
     bool suspended; // suspended in libmicrohttpd
     bool queued;    // the response was passed to libmicrohttpd
     bool must_close, refused, is_bad;
-    bool gone_told;
+    bool gone_reported;
 
     /* The server's lists; a request is in each at most once. */
     struct http_request *next_resume, *next_gone, *next_flush;
@@ -135,10 +137,10 @@ struct http_request {
     char method[16];
     const char *path, *param, *second_param, *query;
     char *text, *query_end;
-    const char *uri_seen; // its position in libmicrohttpd's memory, and length: for the guard
+    const char *uri_seen; // where the URI is in libmicrohttpd's memory, n_uri bytes: for the guard
     size_t n_uri;
     char id[132];
-    bool id_is_given;                                     // given in the head
+    bool id_is_given;                                     // the client gave it in the head
     const char *origin, *content_type, *content_encoding; // borrowed from libmicrohttpd
     uint64_t content_length;
     char *body;
@@ -151,7 +153,7 @@ struct http_request {
     struct reply_header *headers;
     struct http_record record;
     char user_agent[64];
-    max_align_t room[]; // options.n_room bytes for the caller
+    max_align_t room[]; // options.n_room bytes: http_room
 };
 
 struct http_server {
@@ -159,12 +161,13 @@ struct http_server {
     char *root_path, *cors_origins, *tls_cert, *tls_key;
     uv_loop_t loop;
     uv_async_t wake;
-    uv_idle_t again; // another run is due at once (never a 0 ms timer: libuv 1.44 would starve I/O)
+    uv_idle_t again; // runs libmicrohttpd again at once (never a 0 ms timer: libuv 1.44 would
+                     // starve I/O)
     uv_timer_t tick;
     uv_poll_t watch; // the private epoll descriptor
     uv_signal_t sigterm, sigint, sighup, sigusr1;
     int watch_fd, spare_fd;
-    int mhd_version; // 0x00097500
+    int mhd_version; // of the library in use: 0x00097500 is 0.9.75
 
     struct http_listener listeners[MAX_LISTENERS];
     size_t n_listeners;
@@ -179,19 +182,19 @@ struct http_server {
         int64_t due_ns;
     } linger[N_LINGER];
 
-    char *spare_room; // for http_stream_reserve when scratch cannot be used
+    char *spare_room; // where http_stream_reserve points when the scratch buffer cannot be used
     size_t n_spare_room;
     bool reserved_scratch;
-    char *scratch; // direct writer: one stream's bytes that were not sent yet
+    char *scratch; // direct writer: n_scratch unsent bytes of the stream of scratch_req
     struct http_request *scratch_req;
     size_t n_scratch;
 
     struct http_timer *wheel[N_WHEEL];
     unsigned n_timers;
     int64_t tick_now, tick_base_ns; // the wheel's position, and the time of position 0
-    int64_t now_ns;                 // of this turn of the loop
+    int64_t now_ns;                 // when this turn of the loop began
     int64_t last_tick_ns;
-    int64_t left_ns; // when the last connection that ended did so; 0: none has
+    int64_t left_ns; // when a connection last ended; 0: none has
 
     enum http_state state;
     struct http_timer drain_timer;
@@ -202,22 +205,23 @@ struct http_server {
     void *healthy_arg;
     int64_t watchdog_ns, watchdog_last_ns;
     uint64_t id_seed, n_ids;
-    int64_t accept_pause_ns; // out of descriptors: listen again at this time
+    int64_t accept_pause_ns; // when to accept again after descriptors ran out
     struct http_stats stats;
     struct buf log_lines;
     struct line_writer *log_writer; // NULL: no request log
-    uint64_t n_log_dropped, n_log_told;
+    uint64_t n_log_dropped, n_log_reported;
     unsigned n_pool_jobs;
 };
 
-enum { CUT_GRACE_MS = 2000 }; // time in which cut-off connections can close
+enum { CUT_GRACE_MS = 2000 }; // time for connections that were cut off to close
 
 /* http.c */
-void http_server_begin(struct http_server *s); // first part of http_server_run: afterwards uv_run
-                                               // may be called
+void http_server_begin(struct http_server *s); // first part of http_server_run; afterwards the
+                                               // caller may call uv_run itself
 
 /* turn.c */
-void http_settle(struct http_server *s); // after every callback: runs everything it made due
+void http_settle(struct http_server *s); // call it at the end of every callback: does everything
+                                         // that the callback made due
 void http_check_drained(struct http_server *s);
 
 /* daemon.c */
@@ -239,7 +243,7 @@ void http_listen_tick(struct http_server *s);
 /* Initialises b and writes an error's body. Returns its Content-Type; NULL: no body. */
 const char *http_put_error(const struct http_server *s, struct buf *b, int status, const char *code,
                            const char *message);
-/* An error as raw bytes, for sockets on which libmicrohttpd can no longer answer. */
+/* Writes an error as raw bytes to a socket on which libmicrohttpd cannot answer. */
 void http_refuse_raw(const struct http_server *s, int fd, int status, const char *code,
                      const char *message, int retry_after_s);
 
@@ -268,7 +272,8 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
                     enum MHD_RequestTerminationCode code);
 void http_request_gone(struct http_request *req, enum http_gone why);
 void http_request_resume(struct http_request *req);
-void http_request_release(struct http_request *req); // frees it once nobody holds it
+void http_request_release(struct http_request *req); // frees the request if neither libmicrohttpd,
+                                                     // the handler nor a list holds it
 
 /* guard.c: rejects what libmicrohttpd wrongly accepts. 0: fine; otherwise the HTTP status. Stores
  * what it learnt from the headers. */
@@ -299,7 +304,7 @@ void http_stream_timer(struct http_timer *timer, void *arg);
 void http_timers_tick(struct http_server *s);
 
 /* systemd.c */
-int http_systemd_sockets(void); // their number; descriptors start at 3
+int http_systemd_sockets(void); // the number of sockets passed by systemd; descriptors start at 3
 void http_systemd_open(struct http_server *s);
 void http_systemd_tick(struct http_server *s);
 

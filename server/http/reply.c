@@ -35,21 +35,22 @@ bool http_is_loopback(const char *host)
            ends_with(host, n, ".localhost");
 }
 
-/* A page of this machine: "http://localhost:3000". */
+/* True for a page of this machine, such as "http://localhost:3000". */
 static bool is_loopback_page(const char *origin)
 {
     const char *host = strstr(origin, "://");
     return host && !strpbrk(host + 3, "/@ ") && http_is_loopback(host + 3);
 }
 
-/* True if any page may read this route's answers, rather than only listed origins. */
+/* True if "*" and "loopback" apply to the request's route, as cors_scope says. */
 static bool is_for_pages(const struct http_request *req)
 {
     unsigned scope = req->server->options.cors_scope;
     return scope == 0 || (req->route && (req->route->scope & scope) != 0);
 }
 
-/* "https://a" in "https://a,https://b", or "*". */
+/* The value for Access-Control-Allow-Origin: the request's origin or "*"; NULL if the page may not
+ * read the answer. */
 static const char *allowed_origin(const struct http_request *req)
 {
     const char *list = req->server->cors_origins;
@@ -105,8 +106,8 @@ static void add_common(struct http_request *req, struct MHD_Response *r)
     }
 }
 
-/* The origin header is read when the handler runs. A deferred reply is sent later, but
- * libmicrohttpd keeps the request's head until the request ends. */
+/* The origin may be used here although a deferred reply comes later: libmicrohttpd keeps the
+ * request's head until the request ends. */
 static void set_response(struct http_request *req, int status, const char *content_type,
                          struct MHD_Response *r)
 {
@@ -123,7 +124,7 @@ static void set_response(struct http_request *req, int status, const char *conte
     http_request_resume(req);
 }
 
-/* First half of a terminal call: false if there is nobody to answer. */
+/* First half of a terminal call. False if there is nobody to answer. */
 static bool begin_terminal(struct http_request *req)
 {
     ASSERT(!req->terminal && !req->stream.started);

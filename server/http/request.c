@@ -10,8 +10,8 @@
 #include <string.h>
 #include <strings.h>
 
-/* Everything that a request may own. Counters go down here, so that limits include
- * requests that are being ended. */
+/* Frees everything that the request owns. Counters are decremented here, so that limits include
+ * requests that are still ending. */
 static void free_request(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -35,7 +35,7 @@ static void free_request(struct http_request *req)
     http_check_drained(s);
 }
 
-/* Freed by whoever comes last: libmicrohttpd, the handler, or a list that it is still in. */
+/* Frees the request if nobody holds it any more: neither libmicrohttpd, the handler, nor a list. */
 void http_request_release(struct http_request *req)
 {
     bool mine = !req->handed || req->terminal;
@@ -107,7 +107,7 @@ static void make_id(struct http_request *req)
     req->id[32] = '\0';
 }
 
-/* The options' room is zeroed memory for the server's own use. */
+/* Includes options.n_room zeroed bytes for the caller. */
 static struct http_request *new_request(struct http_conn *c)
 {
     struct http_server *s = c->server;
@@ -172,7 +172,8 @@ static bool check_type(struct http_request *req)
 {
     if (req->content_encoding && *req->content_encoding &&
         strcasecmp(req->content_encoding, "identity") != 0) {
-        http_refuse(req, 415, "unsupported_media_type", "Compressed bodies are not read here.");
+        http_refuse(req, 415, "unsupported_media_type",
+                    "Compressed request bodies are not supported.");
         return false;
     }
     if (req->route->flags & HTTP_ROUTE_JSON && req->has_body && req->content_type &&
@@ -194,7 +195,7 @@ static void refuse_target(struct http_request *req, const struct buf *allow)
 {
     if (allow->n_bytes > 0) {
         http_reply_header(req, "Allow", allow->data);
-        http_refuse(req, 405, "method_not_supported", "This URL does not have that method.");
+        http_refuse(req, 405, "method_not_supported", "This URL does not support that method.");
         return;
     }
     http_refusef(req, 404, "unknown_url", "Invalid URL (%s %.200s)", req->method, req->path);
@@ -252,8 +253,8 @@ static enum MHD_Result after_refusal(struct http_request *req)
     return MHD_YES;
 }
 
-/* Everything that can be refused without the body is refused here, before a client sends
- * it. */
+/* The head has arrived. Whatever can be refused without the body is refused here, before the client
+ * sends it. */
 static enum MHD_Result on_head(struct http_request *req, const char *method, const char *version)
 {
     struct http_server *s = req->server;
@@ -314,14 +315,15 @@ static bool grow_body(struct http_request *req, size_t need)
     return true;
 }
 
-/* The limit holds for bytes that came, whatever the header announced. */
+/* The limit applies to the bytes received, whatever length the header announced. */
 static void take_body(struct http_request *req, const char *data, size_t n_data)
 {
     if (n_data > req->max_body - req->n_body) {
         refuse_size(req);
     } else if (req->n_body + n_data + 1 > req->body_cap &&
                !grow_body(req, req->n_body + n_data + 1)) {
-        http_refuse(req, 503, "server_overloaded", "Too many bytes of requests are held.");
+        http_refuse(req, 503, "server_overloaded",
+                    "The bodies of all requests together are too large.");
     } else {
         memcpy(req->body + req->n_body, data, n_data);
         req->n_body += n_data;
@@ -356,7 +358,7 @@ static enum MHD_Result on_body(struct http_request *req, const char *data, size_
 
 /* --- Handler and reply --- */
 
-/* From here on libmicrohttpd sends the reply, or asks for a stream's bytes. */
+/* Passes the reply to libmicrohttpd, which then sends it, or asks for a stream's bytes. */
 static enum MHD_Result queue(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -416,7 +418,7 @@ static void suspend(struct http_request *req)
     }
 }
 
-/* The request is complete: for the first time, or again after a resume. */
+/* The whole request has been read. Called once at that time, and again after each resume. */
 static enum MHD_Result on_whole(struct http_request *req)
 {
     if (!req->handed && !req->refused) {
@@ -466,7 +468,7 @@ static void have_it_closed(struct http_conn *c)
     c->daemon->ready = true;
 }
 
-/* The last call for a request, also if the client has gone. */
+/* libmicrohttpd's last call for a request, also made if the client has left. */
 void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
                     enum MHD_RequestTerminationCode code)
 {
@@ -504,7 +506,7 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
     http_request_release(req);
 }
 
-/* --- What handlers may ask --- */
+/* --- Accessors for handlers --- */
 
 const char *http_param(const struct http_request *req)
 {

@@ -131,7 +131,7 @@ struct part {
     size_t n;
 };
 
-/* Finds the parts of the path that the pattern's braces match. */
+/* Matches a path with a pattern, and stores the parts that its {id}s match. */
 static bool matches(const char *pattern, const char *path, size_t n_path, struct part parts[2])
 {
     const char *end = path + n_path;
@@ -176,8 +176,8 @@ static bool method_fits(const struct http_request *req, const struct http_route 
     return strcmp(r->method, req->method) == 0 || (req->is_head && strcmp(r->method, "GET") == 0);
 }
 
-/* The longest pattern that fits, or NULL: a shorter one may match further parts of the path as part
- * of an id. */
+/* The longest pattern that matches, or NULL. The longest, because a shorter one may take further
+ * parts of the path for a part of an id. */
 static const char *find_pattern(const struct http_request *req, size_t n_path, struct part parts[2])
 {
     const char *best = NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How the kernel schedules the loop thread. Thread: the one concerned. */
+/* How the kernel schedules the loop thread. Thread: the loop, which calls it for itself. */
 #ifndef SLUICE_SERVER_HTTP_SCHED_H
 #define SLUICE_SERVER_HTTP_SCHED_H
 

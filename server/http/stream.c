@@ -37,7 +37,7 @@ static bool takes_scratch(const struct http_request *req)
     return req->stream.open && !req->gone && !req->stream.ended && req->stream.out.n_bytes == 0;
 }
 
-/* HTTP/1.1 without TLS is written directly; anything else by libmicrohttpd. */
+/* Selects the writer: direct for HTTP/1.1 without TLS, otherwise libmicrohttpd. */
 void http_stream_begin(struct http_request *req, const char *content_type)
 {
     struct http_server *s = req->server;
@@ -48,7 +48,7 @@ void http_stream_begin(struct http_request *req, const char *content_type)
     st->content_type = content_type;
     st->direct = !req->conn->daemon->tls && !req->http10 && !req->is_head;
     st->last_write_ns = s->now_ns;
-    buf_init(&st->out, SIZE_MAX / 4); // limited by stream_hard_bytes, see is_behind
+    buf_init(&st->out, SIZE_MAX / 4); // limited by stream_hard_bytes, see reads_too_slowly
     if (!is_dead(req)) {
         http_timer_start(s, &st->timer, s->options.head_delay_ms, http_stream_timer, req);
     }
@@ -59,8 +59,8 @@ bool http_stream_head_sent(const struct http_request *req)
     return req->stream.started;
 }
 
-/* The head is sent with the first event, so that an error before it can still have its
- * status. */
+/* Called for the first event, or after head_delay_ms: the head is sent this late so that an error
+ * before it can still have its own status. */
 static void start(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -99,8 +99,8 @@ void http_stream_timer(struct http_timer *timer, void *arg)
     }
 }
 
-/* Four hexadecimal digits, always, so that the place of the data is known before its
- * length. */
+/* Writes the length with four hexadecimal digits, so that the data can be put in its place before
+ * the length is known. */
 static void chunk_head(char *to, size_t n_bytes)
 {
     static const char digits[] = "0123456789abcdef";
@@ -120,9 +120,9 @@ static void blocked(struct http_request *req)
     http_conn_deadline(req->conn, s->options.stall_timeout_ms);
 }
 
-/* True if the reader is too slow, judged by what earlier turns of the loop left unsent: it has had
- * no time to read what this turn writes. */
-static bool is_behind(struct http_request *req)
+/* True if the client reads too slowly. Only bytes left unsent by earlier turns of the loop count,
+ * because it has had no time to read what this turn writes. */
+static bool reads_too_slowly(struct http_request *req)
 {
     struct http_server *s = req->server;
     struct stream *st = &req->stream;
@@ -163,12 +163,11 @@ static void push_flush(struct http_request *req)
     }
 }
 
-/* A client that reads too slowly is cut off when it is beyond the hard limit; up to there
- * its events are kept. */
+/* Keeps an event for later, or disconnects a client that reads too slowly. */
 static void keep_event(struct http_request *req, const char *bytes, size_t n_bytes)
 {
     struct stream *st = &req->stream;
-    if (is_behind(req)) {
+    if (reads_too_slowly(req)) {
         http_conn_cut(req->conn);
         return;
     }
@@ -285,8 +284,9 @@ void http_flush_scratch(struct http_server *s)
     }
 }
 
-/* At half of the soft limit, so that the handler is not called for every event. */
-static void tell_writable(struct http_request *req)
+/* Calls on_writable once the unsent bytes are down to half of the soft limit, so that the handler
+ * is not called for every event. */
+static void notify_writable(struct http_request *req)
 {
     if (req->stream.full && unsent(req) <= req->server->options.stream_soft_bytes / 2) {
         req->stream.full = false;
@@ -306,7 +306,8 @@ static void reset_out(struct http_request *req)
     st->sent = 0;
 }
 
-/* The direct writer continues after the socket was full, or starts once the head is sent. */
+/* Sends the unsent bytes: of the direct writer, once its head is sent or the socket has room again.
+ */
 void http_stream_flush(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -340,7 +341,7 @@ void http_stream_flush(struct http_request *req)
     } else if (req->conn->deadline_ns == INT64_MAX) {
         http_conn_deadline(req->conn, s->options.stall_timeout_ms);
     }
-    tell_writable(req);
+    notify_writable(req);
 }
 
 void http_stream_drop(struct http_request *req)
@@ -351,7 +352,8 @@ void http_stream_drop(struct http_request *req)
     reset_out(req);
 }
 
-/* The head is out; the connection is taken from libmicrohttpd, and given back for the end. */
+/* libmicrohttpd asks for the first bytes, so the head is out. We suspend the connection and write
+ * to it ourselves; libmicrohttpd gets it back for the last chunk. */
 static ssize_t read_direct(struct http_request *req)
 {
     struct stream *st = &req->stream;
@@ -395,7 +397,7 @@ ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes)
         st->n_sent += n;
         http_conn_deadline(req->conn, s->options.stall_timeout_ms);
         if (st->full && unsent(req) <= s->options.stream_soft_bytes / 2) {
-            push_flush(req); // reports that it is writable, outside this call
+            push_flush(req); // so that on_writable is called, but outside this call
         }
         return (ssize_t)n;
     }
@@ -412,7 +414,8 @@ ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes)
     return 0;
 }
 
-/* Called outside libmicrohttpd's callbacks: the head is sent, or a reader has caught up. */
+/* Called for a suspended stream, outside libmicrohttpd's callbacks: the direct writer may begin, or
+ * on_writable is due. */
 void http_stream_opened(struct http_request *req)
 {
     if (is_dead(req)) {
@@ -421,11 +424,11 @@ void http_stream_opened(struct http_request *req)
     if (req->stream.direct) {
         http_stream_flush(req);
     } else {
-        tell_writable(req);
+        notify_writable(req);
     }
 }
 
-/* What is still waiting is sent, then the last chunk. */
+/* The unsent bytes are sent, then the last chunk. */
 void http_stream_end(struct http_request *req)
 {
     struct http_server *s = req->server;

@@ -73,7 +73,7 @@ void http_notify(struct http_server *s, const char *text)
     socklen_t n_to = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
     if (sendto(fd, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT, (struct sockaddr *)&to, n_to) <
         0) {
-        log_debug("systemd was not told: %s", strerror(errno));
+        log_debug("systemd could not be notified: %s", strerror(errno));
     }
     close(fd);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A separate file because the kernel's header and libc's cannot be included together, and only the
- * kernel's has the byte counter. */
+/* This is a separate file because <linux/tcp.h>, which has the byte counter, cannot be included
+ * together with libc's <netinet/tcp.h>. */
 #include "server/http/tcp.h"
 
 #include <linux/tcp.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A hashed timer wheel: O(1) to start and stop a timer, which every request does. A slot holds all
- * timers whose tick is congruent to it; those not yet due are checked again one turn later. */
+ * timers whose tick is congruent to it modulo N_WHEEL; those not yet due are checked again one turn
+ * later. */
 #include "engine/base/minmax.h"
 #include "server/http/private.h"
 

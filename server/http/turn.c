@@ -13,8 +13,8 @@ static void tell_gone(struct http_server *s)
         if (!s->gone) {
             s->gone_tail = &s->gone;
         }
-        bool tell = !req->terminal && !req->gone_told && req->events && req->events->on_gone;
-        req->gone_told = true;
+        bool tell = !req->terminal && !req->gone_reported && req->events && req->events->on_gone;
+        req->gone_reported = true;
         req->in_gone = false;
         if (tell) {
             req->events->on_gone(req, req->gone, req->events_arg); // may free it
@@ -33,7 +33,8 @@ static void flush_streams(struct http_server *s)
     while (list) {
         struct http_request *req = list;
         list = req->next_flush;
-        req->in_flush = false; // completed requests do nothing here, so it survives the call
+        req->in_flush = false; // a completed request does nothing there, so this one survives the
+                               // call
         http_stream_opened(req);
         http_request_release(req);
     }

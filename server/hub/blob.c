@@ -13,7 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Part size limits: parts suit one connection each; a small file also has a few. */
+/* Limits of a part's size. Each part is downloaded over one connection; a small file also gets a
+ * few parts. */
 enum { MIN_PART_BYTES = 1 << 20, MAX_PART_BYTES = 64 << 20, FEW_PARTS = 8 };
 
 /* Trailer after the file's bytes: this word, the length of a part, and the bytes received of each
@@ -41,8 +42,8 @@ bool blob_exists(const char *path, int64_t n_bytes)
     return stat(path, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == n_bytes;
 }
 
-/* Bytes on disk that a download would not have to allocate again. The incomplete file has
- * holes, so its blocks count, not its length. */
+/* Bytes that a download need not allocate again. The incomplete file has holes, so its blocks are
+ * counted instead of its length. */
 int64_t blob_allocated(const char *path, int64_t n_bytes)
 {
     char incomplete[PATH_MAX];
@@ -58,7 +59,7 @@ int64_t blob_allocated(const char *path, int64_t n_bytes)
     return lesser(there, n_bytes);
 }
 
-/* One process at a time downloads a blob; ERR_BUSY: another one does. */
+/* Only one process at a time may download a blob. ERR_BUSY: another one does. */
 static enum status take_lock(struct blob *b, const char *lock, struct err *err)
 {
     b->lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0664);
@@ -102,7 +103,7 @@ static bool read_trailer(struct blob *b)
     return fits;
 }
 
-/* A full disk is an error of its own, since the user can do something about it. */
+/* A full disk has its own error, since the user can do something about it. */
 static enum status write_at(const struct blob *b, const void *bytes, size_t n_bytes, int64_t at,
                             struct err *err)
 {
@@ -114,8 +115,10 @@ static enum status write_at(const struct blob *b, const void *bytes, size_t n_by
         if (n <= 0) {
             const int why = n < 0 ? errno : ENOSPC;
             const bool full = why == ENOSPC || why == EDQUOT;
-            return err_set(err, ERR_IO, "%.300s: %s%s", b->incomplete, strerror(why),
-                           full ? "; make room and try again: what has come stays" : "");
+            return err_set(
+                err, ERR_IO, "%.300s: %s%s", b->incomplete, strerror(why),
+                full ? "; free disk space and try again: the download continues where it stopped"
+                     : "");
         }
         done += (size_t)n;
     }
@@ -144,7 +147,7 @@ enum status blob_open(struct blob *b, const char *path, const char *lock, const 
     TRY(hub_path(b->path, err, "%s", path));
     TRY(hub_path(b->incomplete, err, "%s.sluice.incomplete", path));
     TRY(take_lock(b, lock, err));
-    if (blob_exists(path, n_bytes)) { // another process has finished it
+    if (blob_exists(path, n_bytes)) { // another process has completed it meanwhile
         return OK;
     }
     b->fd = open(b->incomplete, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -187,14 +190,14 @@ int64_t blob_got(const struct blob *b)
     return sum;
 }
 
-/* Appends to a part. The count is written after the bytes, so that after a crash it never
- * promises more than there is. */
+/* Appends to a part. The count is written after the bytes, so that after a crash it never counts
+ * bytes that are missing. */
 enum status blob_write(struct blob *b, int32_t part, const void *bytes, size_t n_bytes,
                        struct err *err)
 {
     int64_t *got = &b->got[part];
     if ((int64_t)n_bytes > blob_part_bytes(b, part) - *got) {
-        return err_set(err, ERR_FORMAT, "more bytes came than were asked for");
+        return err_set(err, ERR_FORMAT, "the server sent more bytes than were requested");
     }
     TRY(write_at(b, bytes, n_bytes, part * b->part_bytes + *got, err));
     *got += (int64_t)n_bytes;
@@ -209,7 +212,7 @@ static void *check(void *arg)
 {
     struct blob *b = arg;
     enum status st = hub_hash(b->fd, b->n_bytes, b->hash, b->found, &b->check_err);
-    if (st == OK && fdatasync(b->fd) != 0) { // a blob's name promises that its bytes are on disk
+    if (st == OK && fdatasync(b->fd) != 0) { // once a blob has its name, its bytes must be on disk
         st = err_set(&b->check_err, ERR_IO, "%s", strerror(errno));
     }
     enum blob_check result = BLOB_BAD;

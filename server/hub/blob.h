@@ -22,16 +22,16 @@ struct blob {
     int32_t n_parts;
     int fd, lock_fd;
     pthread_t checker;
-    bool checks;      // the thread must be joined
+    bool checks;      // the thread of the hash check was started and must be joined
     atomic_int check; // enum blob_check
-    char found[65];   // the computed hash
+    char found[65];   // the hash that the check has computed
     struct err check_err;
 };
 
 /* True if the whole blob is in the cache. */
 bool blob_exists(const char *path, int64_t n_bytes);
 
-/* Disk space that it occupies already, complete or in part. */
+/* Disk space that the blob occupies already, complete or in part. */
 int64_t blob_allocated(const char *path, int64_t n_bytes);
 
 /* Takes the lock and opens what has been downloaded so far. ERR_BUSY: another process is
@@ -43,8 +43,8 @@ void blob_close(struct blob *b); // also releases the lock; accepts a zeroed str
 /* Discards all parts; `whole`: continue with a single part, for servers without range support. */
 enum status blob_start_over(struct blob *b, bool whole, struct err *err);
 
-int64_t blob_part_bytes(const struct blob *b, int32_t part); // its length
-int64_t blob_got(const struct blob *b);                      // of all parts
+int64_t blob_part_bytes(const struct blob *b, int32_t part); // the length of this part
+int64_t blob_got(const struct blob *b);                      // bytes received, of all parts
 
 /* Appends to a part. */
 enum status blob_write(struct blob *b, int32_t part, const void *bytes, size_t n_bytes,

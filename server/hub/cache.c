@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Formats a path. A path that is too long is an error; it is never truncated. */
+/* Formats a path. A path that is too long is an error, and never truncated. */
 enum status hub_path(char out[PATH_MAX], struct err *err, const char *fmt, ...)
 {
     va_list args;
@@ -58,19 +58,19 @@ enum status hub_make_folders(const char *root, const char *folder, struct err *e
         *slash = '\0';
         struct stat info;
         if (mkdir(path, 0777) != 0 && errno != EEXIST) {
-            return err_set(err, ERR_IO, "%.300s: the folder cannot be made: %s", path,
+            return err_set(err, ERR_IO, "%.300s: the folder cannot be created: %s", path,
                            strerror(errno));
         }
         const bool inside = (size_t)(slash - path) > n_root;
         if (inside && (lstat(path, &info) != 0 || !S_ISDIR(info.st_mode))) {
-            return err_set(err, ERR_IO, "%.300s is no folder: delete it and try again", path);
+            return err_set(err, ERR_IO, "%.300s is not a folder: delete it and try again", path);
         }
         *slash = '/';
     }
     return OK;
 }
 
-/* The commit of a branch or tag as the cache knows it, without the network. */
+/* The commit that the cache has for a branch or tag. Does not use the network. */
 bool hub_commit_of(const char *repo, const char *revision, char commit[41])
 {
     if (hub_is_commit(revision)) {
@@ -103,8 +103,8 @@ static enum status put_in_place(const char *made, const char *path, struct err *
     return st;
 }
 
-/* A snapshot's file is a relative link to its blob, as in huggingface_hub's cache. A link
- * is made under another name and renamed, so it is whole at any time. */
+/* A snapshot's file is a relative link to its blob, as in huggingface_hub's cache. The link is
+ * created under another name and renamed, so that the file is never missing. */
 enum status hub_link_file(const char *repo, const char *commit, const char *path, const char *hash,
                           struct err *err)
 {
@@ -130,7 +130,7 @@ enum status hub_link_file(const char *repo, const char *commit, const char *path
     TRY(hub_path(made, err, "%s.%d.new", at, (int)getpid()));
     unlink(made); // left by a killed process with the same pid
     if (symlink(target, made) != 0) {
-        return err_set(err, ERR_IO, "%.300s: the link cannot be made: %s", at, strerror(errno));
+        return err_set(err, ERR_IO, "%.300s: the link cannot be created: %s", at, strerror(errno));
     }
     return put_in_place(made, at, err);
 }
@@ -151,7 +151,7 @@ static enum status write_text(const char *path, const char *text, struct err *er
     return OK;
 }
 
-/* Written last, when everything that the commit needs is there. */
+/* Called last, when the cache has everything that the commit needs. */
 enum status hub_write_ref(const char *repo, const char *revision, const char *commit,
                           struct err *err)
 {

@@ -12,13 +12,13 @@ static enum status explain_gated(struct pull *p)
     const char *id = p->name->id;
     if (s->token[0]) {
         return err_set(p->err, ERR_INVALID,
-                       "%s is gated, and the account of this token has no "
-                       "access: ask for it at %s/%s and try again when it is granted",
+                       "%s is gated, and the account of this token has no access: request "
+                       "access at %s/%s and try again when it is granted",
                        id, s->endpoint, id);
     }
     return err_set(p->err, ERR_INVALID,
-                   "%s is gated: accept its terms at %s/%s, make a token at "
-                   "%s/settings/tokens and set HF_TOKEN to it",
+                   "%s is gated: accept its terms at %s/%s, create a token at %s/settings/tokens "
+                   "and set HF_TOKEN to it",
                    id, s->endpoint, id, s->endpoint);
 }
 
@@ -28,11 +28,11 @@ static enum status explain_missing(struct pull *p)
     const struct hub_settings *s = p->settings;
     return err_set(p->err, ERR_INVALID, "there is no model %s at %s, or it is private%s",
                    p->name->id, s->endpoint,
-                   s->token[0] ? " and the account of this token has no access"
-                               : ": then set HF_TOKEN to a token that may read it");
+                   s->token[0] ? " and the account of this token has no access to it"
+                               : ": in that case set HF_TOKEN to a token that may read it");
 }
 
-/* Which part of the address does not exist: the file, the revision or the model. */
+/* Says which part of the address does not exist: the file, the revision or the model. */
 static enum status explain_404(struct pull *p, const struct net_request *r, const char *what)
 {
     const struct hub_name *n = p->name;
@@ -57,7 +57,8 @@ static enum status explain_404(struct pull *p, const struct net_request *r, cons
     return explain_missing(p);
 }
 
-/* The hub's error code says more than the status, if there is one. */
+/* Explains an answer with an error status. If it has the hub's error code, that says more than the
+ * status. */
 static enum status explain_answer(struct pull *p, const struct net_request *r, const char *what)
 {
     const struct net_answer *a = &r->answer;
@@ -74,30 +75,30 @@ static enum status explain_answer(struct pull *p, const struct net_request *r, c
     if (a->status == 401) {
         if (p->settings->token[0]) {
             return err_set(p->err, ERR_INVALID,
-                           "%s does not accept the token: make a new one at "
-                           "%s/settings/tokens and set HF_TOKEN to it",
+                           "%s does not accept the token: create a new one at %s/settings/tokens "
+                           "and set HF_TOKEN to it",
                            p->settings->endpoint, p->settings->endpoint);
         }
         return explain_missing(p);
     }
     if (a->status == 403) {
-        return err_set(p->err, ERR_INVALID, "%s may not be read%s: see %s/%s", id,
+        return err_set(p->err, ERR_INVALID, "%s cannot be read%s: see %s/%s", id,
                        p->settings->token[0] ? " with this token" : " without a token (HF_TOKEN)",
                        p->settings->endpoint, id);
     }
     if (a->status == 429 && a->retry_after_s > 0) {
         return err_set(p->err, ERR_BUSY,
-                       "the hub has had too many requests from here (429) and "
-                       "asks to wait %lld s: try again then; what has come stays",
+                       "the hub has received too many requests from this address (429): try again "
+                       "in %lld s; the download continues where it stopped",
                        (long long)a->retry_after_s);
     }
     return err_set(p->err, ERR_IO,
-                   "%s: the hub answers %ld for %.150s: try again later; what has "
-                   "come stays",
+                   "%s: the hub answered with status %ld for %.150s: try again later; the download "
+                   "continues where it stopped",
                    id, a->status, what ? what : "its list of files");
 }
 
-/* Failures before any answer: names, connections, certificates, timeouts. */
+/* Explains a request that got no answer: names, connections, certificates, timeouts. */
 static enum status explain_failure(struct pull *p, const struct net_request *r, const char *what)
 {
     const char *endpoint = p->settings->endpoint, *id = p->name->id;
@@ -106,31 +107,31 @@ static enum status explain_failure(struct pull *p, const struct net_request *r, 
     case CURLE_COULDNT_RESOLVE_PROXY:
     case CURLE_COULDNT_CONNECT:
         return err_set(p->err, ERR_IO,
-                       "%s: not all of it is in the cache, and there is no network "
-                       "to %.150s (%.150s): see to it, or set HTTPS_PROXY if one is needed",
+                       "%s is not completely in the cache, and %.150s cannot be reached (%.150s): "
+                       "check the network, or set HTTPS_PROXY if you need a proxy",
                        id, endpoint, r->why);
     case CURLE_PEER_FAILED_VERIFICATION:
     case CURLE_SSL_CACERT_BADFILE:
     case CURLE_SSL_CERTPROBLEM:
-        return err_set(p->err, ERR_IO,
-                       "%s: the certificate is not trusted (%.150s): install the "
-                       "package ca-certificates, or set SSL_CERT_FILE to a file with the authority "
-                       "of your network",
-                       id, r->why);
+        return err_set(
+            p->err, ERR_IO,
+            "%s: the certificate is not trusted (%.150s): install the package ca-certificates, or "
+            "set SSL_CERT_FILE to a file with the certificate authority of your network",
+            id, r->why);
     case CURLE_OPERATION_TIMEDOUT:
         return err_set(p->err, ERR_TIMEOUT,
-                       "%s: no byte of %.100s came for %d s: try again; what "
-                       "has come stays (HF_HUB_DOWNLOAD_TIMEOUT sets the seconds)",
+                       "%s: no byte of %.100s was received for %d s: try again; the download "
+                       "continues where it stopped (HF_HUB_DOWNLOAD_TIMEOUT sets this time)",
                        id, what ? what : "its list of files", p->settings->timeout_s);
     default:
         return err_set(p->err, ERR_IO,
-                       "%s: %.100s did not come whole (%.200s): try again; what has "
-                       "come stays",
+                       "%s: the transfer of %.100s failed (%.200s): try again; the download "
+                       "continues where it stopped",
                        id, what ? what : "its list of files", r->why);
     }
 }
 
-/* The first error of a download is kept. */
+/* Keeps the first error of a download. */
 enum status pull_explain(struct pull *p, const struct net_request *r, const char *what)
 {
     if (p->st == OK) {

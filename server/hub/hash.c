@@ -38,7 +38,7 @@ static enum status add_file(gnutls_hash_hd_t hash, int fd, int64_t n_bytes, stru
     return st;
 }
 
-/* The kind of hash follows from the length of the expected one. */
+/* The length of the expected hash tells which kind to compute. */
 enum status hub_hash(int fd, int64_t n_bytes, const char *like, char out[65], struct err *err)
 {
     const bool git = strlen(like) == 40;

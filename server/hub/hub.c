@@ -5,13 +5,14 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-/* For `sluice list`, also on file systems that do not store access times. */
+/* Records the time of use for `sluice list`, also on file systems that do not store access times.
+ */
 static void note_use(const char *folder)
 {
     char path[PATH_MAX];
     const struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
     if (hub_path(path, NULL, "%s/config.json", folder) == OK) {
-        (void)utimensat(AT_FDCWD, path, times, 0); // a read-only cache keeps no times
+        (void)utimensat(AT_FDCWD, path, times, 0); // fails if the cache is read-only
     }
 }
 
@@ -28,8 +29,7 @@ static bool find(const struct hub_settings *s, const struct hub_name *name, char
     return true;
 }
 
-/* Without `newest` a model in the cache is used without asking the hub whether there is a
- * newer one. */
+/* Unless `newest` is set, a model in the cache is used without asking the hub for a newer one. */
 enum status hub_get(const struct hub_settings *s, const struct hub_name *name, bool newest,
                     char folder[PATH_MAX], struct err *err)
 {
@@ -39,9 +39,8 @@ enum status hub_get(const struct hub_settings *s, const struct hub_name *name, b
     }
     if (s->offline) {
         return err_set(err, ERR_IO,
-                       "%s@%s is not, or not all of it, in the cache %.200s, and "
-                       "HF_HUB_OFFLINE forbids the network: unset it, or give a model that 'sluice "
-                       "list' shows as complete",
+                       "%s@%s is not completely in the cache %.200s, and HF_HUB_OFFLINE forbids "
+                       "downloads: unset it, or use a model that 'sluice list' shows as complete",
                        name->id, name->revision, s->cache);
     }
     return hub_pull(s, name, folder, err);

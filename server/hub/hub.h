@@ -40,14 +40,14 @@ struct hub_settings {
     char cache[PATH_MAX];
     char token[512]; // "": none
     bool offline;
-    int timeout_s; // longest wait for a byte
+    int timeout_s; // longest wait without receiving a byte
 };
 
 enum status hub_settings_read(struct hub_settings *settings, struct err *err);
 
-/* The folder of that revision: from the cache if it is complete there; otherwise missing files are
- * downloaded, with progress on standard error. `newest`: ask the hub even then whether the branch
- * has moved. */
+/* Finds the folder of that revision in the cache. If it is incomplete, the missing files are
+ * downloaded, with progress on standard error. With `newest` the hub is asked in any case whether
+ * the branch has moved. */
 enum status hub_get(const struct hub_settings *settings, const struct hub_name *name, bool newest,
                     char folder[PATH_MAX], struct err *err);
 
@@ -56,10 +56,10 @@ const char *hub_size_text(int64_t n_bytes, char out[32]);
 
 struct hub_entry {
     char id[HUB_ID_BYTES];
-    char commit[41];                   // "": only parts of a download
+    char commit[41];                   // "": the entry is an unfinished download
     char revision[HUB_REVISION_BYTES]; // a branch or tag at this commit, otherwise the commit
-    int64_t n_bytes;                   // including parts of downloads
-    int64_t used_sec;                  // since 1970
+    int64_t n_bytes;                   // on disk, including those of unfinished downloads
+    int64_t used_sec;                  // last use, in seconds since 1970
     bool complete;
 };
 
@@ -68,8 +68,8 @@ enum status hub_list(const struct hub_settings *settings,
                      void (*each)(const struct hub_entry *entry, void *arg), void *arg,
                      struct err *err);
 
-/* Deletes one revision and the blobs that no other revision uses; without revision_given the whole
- * model. ERR_BUSY: it is being downloaded. */
+/* Deletes one revision and the blobs that no other revision uses; if no revision was given, deletes
+ * the whole model. ERR_BUSY: it is being downloaded. */
 enum status hub_remove(const struct hub_settings *settings, const struct hub_name *name,
                        int64_t *freed_bytes, struct err *err);
 

@@ -133,9 +133,9 @@ static void name_revision(const char *repo, struct hub_entry *e)
     hub_paths_free(&refs);
 }
 
-/* One line of the list: a revision with the size of its blobs, and whether it is complete. */
-static void tell_revision(const char *repo, const char *id, const char *commit,
-                          void (*each)(const struct hub_entry *, void *), void *arg)
+/* Reports one revision, with the size of its blobs and whether it is complete. */
+static void report_revision(const char *repo, const char *id, const char *commit,
+                            void (*each)(const struct hub_entry *, void *), void *arg)
 {
     struct hub_entry e = {0};
     struct hub_paths blobs = {0};
@@ -162,8 +162,8 @@ static bool is_part_of_download(const char *blob)
 }
 
 /* Reports partial blobs that do not belong to a revision yet. */
-static void tell_parts(const char *repo, const char *id,
-                       void (*each)(const struct hub_entry *, void *), void *arg)
+static void report_parts(const char *repo, const char *id,
+                         void (*each)(const struct hub_entry *, void *), void *arg)
 {
     struct hub_entry e = {0};
     struct hub_paths blobs = {0};
@@ -207,10 +207,10 @@ enum status hub_list(const struct hub_settings *s,
         read_names(path, &commits);
         for (size_t k = 0; k < commits.n; k++) {
             if (hub_is_commit(commits.items[k])) {
-                tell_revision(repo, id, commits.items[k], each, arg);
+                report_revision(repo, id, commits.items[k], each, arg);
             }
         }
-        tell_parts(repo, id, each, arg);
+        report_parts(repo, id, each, arg);
         hub_paths_free(&commits);
     }
     hub_paths_free(&folders);
@@ -240,8 +240,7 @@ static enum status take_locks(const struct hub_settings *s, const char *id, int 
                 st = OK;
             } else {
                 st = err_set(err, ERR_BUSY,
-                             "%s is being downloaded by another process: end that "
-                             "first",
+                             "%s is being downloaded by another process: stop that process first",
                              id);
             }
         }
@@ -266,7 +265,7 @@ static enum status delete_tree(const char *path, struct err *err)
     return OK;
 }
 
-/* Blobs are shared by revisions, so they are counted once. */
+/* The size of all blobs. Revisions share blobs, so each is counted once. */
 static int64_t size_of_blobs(const char *repo)
 {
     char path[PATH_MAX];
@@ -331,8 +330,8 @@ static enum status remove_revision(const char *repo, const char *commit, struct 
             read_blobs(repo, commits.items[i], &kept);
         }
     }
-    enum status st = delete_refs(repo, commit, err); // first: no ref may point to a half-deleted
-                                                     // revision
+    enum status st = delete_refs(repo, commit, err); // refs first: none may point to a revision
+                                                     // that is half deleted
     if (st == OK) {
         st = delete_tree(path, err);
     }
@@ -358,14 +357,13 @@ static enum status remove_locked(const struct hub_name *name, const char *repo, 
     if (!hub_commit_of(repo, name->revision, commit) ||
         hub_path(path, NULL, "%s/snapshots/%s", repo, commit) != OK || lstat(path, &info) != 0) {
         return err_set(err, ERR_INVALID,
-                       "revision '%s' of %s is not in the cache: 'sluice list' "
-                       "shows what is",
+                       "revision '%s' of %s is not in the cache; 'sluice list' shows what is",
                        name->revision, name->id);
     }
     return remove_revision(repo, commit, err);
 }
 
-/* All locks of the model are taken, so that no download is in progress. */
+/* Takes all locks of the model, so that no download is in progress. */
 enum status hub_remove(const struct hub_settings *s, const struct hub_name *name,
                        int64_t *freed_bytes, struct err *err)
 {
@@ -376,9 +374,8 @@ enum status hub_remove(const struct hub_settings *s, const struct hub_name *name
     TRY(hub_repo_path(s, name->id, repo, err));
     if (lstat(repo, &info) != 0 || !S_ISDIR(info.st_mode)) {
         return err_set(err, ERR_INVALID,
-                       "%s is not in the cache %.200s: 'sluice list' shows what "
-                       "is",
-                       name->id, s->cache);
+                       "%s is not in the cache %.200s; 'sluice list' shows what is", name->id,
+                       s->cache);
     }
     enum status st = take_locks(s, name->id, &fds, &n_fds, err);
     const int64_t before = size_of_blobs(repo);

@@ -79,12 +79,12 @@ bool hub_name_read(const char *text, struct hub_name *name)
 enum status hub_name_set_revision(struct hub_name *name, const char *revision, struct err *err)
 {
     if (!is_revision(revision)) {
-        return err_set(err, ERR_INVALID, "revision: '%.100s' is no branch, tag or commit",
+        return err_set(err, ERR_INVALID, "revision: '%.100s' is not a valid branch, tag or commit",
                        revision);
     }
     if (name->revision_given && strcmp(name->revision, revision) != 0) {
-        return err_set(err, ERR_INVALID, "revision: '%.100s', but the model says @%.100s", revision,
-                       name->revision);
+        return err_set(err, ERR_INVALID, "revision: '%.100s' differs from the model's @%.100s",
+                       revision, name->revision);
     }
     snprintf(name->revision, sizeof name->revision, "%s", revision);
     name->revision_given = true;

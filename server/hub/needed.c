@@ -35,10 +35,10 @@ static bool matches(const char *pattern, const char *path)
     if (!star) {
         return strcmp(pattern, path) == 0;
     }
-    const size_t n_before = (size_t)(star - pattern), n_behind = strlen(star + 1);
+    const size_t n_before = (size_t)(star - pattern), n_after = strlen(star + 1);
     const size_t n = strlen(path);
-    return n > n_before + n_behind && memcmp(pattern, path, n_before) == 0 &&
-           strcmp(path + n - n_behind, star + 1) == 0 && !strchr(path + n_before, '/');
+    return n > n_before + n_after && memcmp(pattern, path, n_before) == 0 &&
+           strcmp(path + n - n_after, star + 1) == 0 && !strchr(path + n_before, '/');
 }
 
 bool hub_is_needed(const char *path)
@@ -96,8 +96,9 @@ enum status hub_read_index(const char *file, const char *where, struct hub_paths
     for (const struct json *c = json_first(map); c && st == OK; c = json_next(c)) {
         const char *path = json_string(c);
         if (!path || !hub_path_is_safe(path)) {
-            st = err_set(err, ERR_FORMAT, "%s: %s names '%.100s', which is no file of that folder",
-                         where, HUB_INDEX, path ? path : json_type_name(json_type(c)));
+            st = err_set(err, ERR_FORMAT,
+                         "%s: %s names '%.100s', which is not a file of that folder", where,
+                         HUB_INDEX, path ? path : json_type_name(json_type(c)));
         } else {
             hub_paths_add(out, path);
         }
@@ -112,7 +113,7 @@ static bool folder_has(const char *folder, const char *path)
     return hub_path(at, NULL, "%s/%s", folder, path) == OK && file_exists(at);
 }
 
-/* Whether all shards of the index are in the folder. */
+/* True if all shards named in the index are in the folder. */
 static bool has_all_of_index(const char *folder)
 {
     char index[PATH_MAX];
@@ -126,7 +127,8 @@ static bool has_all_of_index(const char *folder)
     return all;
 }
 
-/* Links to weights are created only when all of them are complete, so one implies the rest. */
+/* True if the folder has any *.safetensors. Links to weights are created only when all of them are
+ * complete, so one implies the rest. */
 static bool has_some_weights(const char *folder)
 {
     DIR *dir = opendir(folder);
@@ -140,7 +142,8 @@ static bool has_some_weights(const char *folder)
     return found;
 }
 
-/* A model that can be loaded: its config and its weights in one of the known forms. */
+/* True if the model can be loaded: the folder has its config, and weights in one of the known
+ * forms. */
 bool hub_is_complete(const char *folder)
 {
     if (!folder_has(folder, "config.json")) {

@@ -17,7 +17,7 @@ enum { MAX_HOPS = 6, MAX_TRIES = 5, CONNECT_S = 15 };
 
 #define MS 1000000LL
 #define FIRST_WAIT_NS (250 * MS)
-#define LONGEST_WAIT_NS (300000 * MS) // limit of all waits of one request together
+#define LONGEST_WAIT_NS (300000 * MS) // limits the sum of all waits of one request
 
 /* Requests in `active` were given to libcurl; those in `queue` wait for a slot, or for the time of
  * their next attempt. */
@@ -26,8 +26,8 @@ struct net {
     void (*tell)(const char *line, void *arg);
     void *tell_arg;
     CURLM *multi;
-    const char *certificates;  // NULL: libcurl's own
-    struct net_request *queue; // waiting for a slot, or for their retry time
+    const char *certificates;  // a file; NULL: libcurl's default
+    struct net_request *queue; // requests that wait for a slot, or for their next attempt
     struct net_request *active[NET_MAX_ACTIVE];
     size_t n_active, n_queued;
 };
@@ -41,7 +41,7 @@ static char *url_part(CURLU *u, CURLUPart part)
     return text;
 }
 
-/* The same scheme, host and port. */
+/* True if two addresses have the same scheme, host and port. */
 static bool same_origin(const char *a, const char *b)
 {
     static const CURLUPart parts[] = {CURLUPART_SCHEME, CURLUPART_HOST, CURLUPART_PORT};
@@ -59,9 +59,10 @@ static bool same_origin(const char *a, const char *b)
     return same;
 }
 
-/* ---- one try --------------------------------------------------------------------------------- */
+/* ---- one attempt
+ * --------------------------------------------------------------------------------- */
 
-/* The value of a header line, without leading white space. */
+/* True if the line is the header `name`; *value is then its value, without leading white space. */
 static bool header_is(const char *line, size_t n_bytes, const char *name, const char **value)
 {
     const size_t n = strlen(name);
@@ -97,8 +98,8 @@ static void keep_range(const char *value, struct net_answer *a)
     }
 }
 
-/* The hub's own headers name the hash and size of a large file, whose address redirects to
- * other storage. */
+/* The address of a large file redirects to other storage; the hub's own headers give its hash and
+ * size. */
 static void read_header(const char *line, size_t n_bytes, struct net_answer *a)
 {
     const char *value;
@@ -117,7 +118,7 @@ static void read_header(const char *line, size_t n_bytes, struct net_answer *a)
     }
 }
 
-/* A response begins with its status line; redirects and retries have their own. */
+/* Each status line begins a new response: there are several with redirects and retries. */
 static size_t on_header(char *bytes, size_t one, size_t n_bytes, void *arg)
 {
     (void)one;
@@ -132,7 +133,7 @@ static size_t on_header(char *bytes, size_t one, size_t n_bytes, void *arg)
     return n_bytes;
 }
 
-/* Bodies of errors are not given to the request. */
+/* Passes on the body, unless it belongs to an error. */
 static size_t on_body(char *bytes, size_t one, size_t n_bytes, void *arg)
 {
     (void)one;
@@ -172,7 +173,8 @@ static void set_options(const struct net *net, CURL *easy)
     }
 }
 
-/* The token is sent to the hub only, never to the storage that it redirects to. */
+/* Sets the options of this request. The token is sent only to the hub, never to the storage that it
+ * redirects to. */
 static void set_request(const struct net *net, struct net_request *r, const char *url)
 {
     if (net->settings->token[0] && same_origin(url, net->settings->endpoint)) {
@@ -194,7 +196,7 @@ static void set_request(const struct net *net, struct net_request *r, const char
     }
 }
 
-/* Starts a request, or a retry from where it ended. */
+/* Starts a request, or continues it where the last attempt ended. */
 static void start(struct net *net, struct net_request *r)
 {
     if (!r->at && r->prepare) {
@@ -231,7 +233,7 @@ static void put_aside(struct net *net, struct net_request *r)
     }
 }
 
-/* ---- what comes of it ------------------------------------------------------------------------ */
+/* ---- results ------------------------------------------------------------------------ */
 
 static void queue(struct net *net, struct net_request *r)
 {
@@ -251,7 +253,7 @@ static void begin_again(struct net_request *r)
     r->n_hops = 0;
 }
 
-/* Fails the request because of an unacceptable redirect. */
+/* Fails the request because its redirect is unacceptable. */
 static void refuse(struct net_request *r, const char *why, const char *where)
 {
     r->end = NET_FAILED;
@@ -287,8 +289,8 @@ static bool follow(struct net *net, struct net_request *r, const char *where)
     return true;
 }
 
-/* Whether another attempt may help: overload, timeouts, and broken connections, but no
- * refusal. */
+/* True if another attempt may help: after overload, a timeout or a broken connection, but not after
+ * a refusal. */
 static bool is_passing(const struct net_request *r)
 {
     if (r->end == NET_ANSWERED) {
@@ -309,8 +311,8 @@ static bool is_passing(const struct net_request *r)
     }
 }
 
-/* True if the request should be retried, and schedules that. Progress resets the number of
- * attempts. */
+/* Schedules another attempt if that may help, and returns whether it did. Progress resets the
+ * number of attempts. */
 static bool try_again(struct net *net, struct net_request *r)
 {
     const bool nearer = r->took && r->keeps;
@@ -369,7 +371,7 @@ static void read_result(struct net_request *r, CURLcode code, char **where)
     }
 }
 
-/* One response: follow its redirect, try again, or report. */
+/* Handles a response: follows its redirect, schedules a retry, or reports the result. */
 static void finish(struct net *net, struct net_request *r, CURLcode code)
 {
     char *where;
@@ -383,10 +385,11 @@ static void finish(struct net *net, struct net_request *r, CURLcode code)
     }
 }
 
-/* ---- all of them ----------------------------------------------------------------------------- */
+/* ---- all requests -----------------------------------------------------------------------------
+ */
 
-/* libcurl knows where its own distribution keeps certificates; this machine may have them
- * elsewhere. */
+/* libcurl looks for certificates where the distribution that built it keeps them; this machine may
+ * have them elsewhere. */
 static const char *find_certificates(void)
 {
     static const char *const variables[] = {"SSL_CERT_FILE", "CURL_CA_BUNDLE"};
@@ -413,7 +416,7 @@ enum status net_open(const struct hub_settings *s, void (*tell)(const char *line
                      void *arg, struct net **out, struct err *err)
 {
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) {
-        return err_set(err, ERR_IO, "libcurl does not start");
+        return err_set(err, ERR_IO, "libcurl could not be initialised");
     }
     struct net *net = xcalloc(1, sizeof *net);
     *net = (struct net){
@@ -421,7 +424,7 @@ enum status net_open(const struct hub_settings *s, void (*tell)(const char *line
     net->multi = curl_multi_init();
     if (!net->multi) {
         free(net);
-        return err_set(err, ERR_NOMEM, "libcurl does not start");
+        return err_set(err, ERR_NOMEM, "libcurl could not be initialised");
     }
     curl_multi_setopt(net->multi, CURLMOPT_MAXCONNECTS, 2L * NET_MAX_ACTIVE);
     *out = net;

@@ -7,8 +7,7 @@ enum status hub_pull(const struct hub_settings *s, const struct hub_name *name,
 {
     (void)folder;
     return err_set(err, ERR_UNSUPPORTED,
-                   "%s is not in the cache %.200s, and this build cannot "
-                   "download: it was made without libcurl (install libcurl4-gnutls-dev and build "
-                   "again, or give a folder)",
+                   "%s is not in the cache %.200s, and this build cannot download: it has no "
+                   "libcurl (install libcurl4-gnutls-dev and build again, or pass a model folder)",
                    name->id, s->cache);
 }

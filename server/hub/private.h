@@ -72,7 +72,7 @@ enum status hub_pull(const struct hub_settings *settings, const struct hub_name 
 
 /* ---- hash.c ---------------------------------------------------------------------------------- */
 
-/* The hash of an open file's first n bytes in hexadecimal, of the same kind as `like`. */
+/* The hash of an open file's first n_bytes, in hexadecimal. `like` is a hash of the same kind. */
 enum status hub_hash(int fd, int64_t n_bytes, const char *like, char out[65], struct err *err);
 
 #endif

@@ -34,14 +34,14 @@ void progress_note(struct progress *p, const char *line)
     log_info("%s: %s", p->what, line);
 }
 
-/* first_bytes: bytes that were present before, which do not count in the speed. */
+/* first_bytes were present before, so they do not count in the speed. */
 void progress_begin(struct progress *p, size_t n_files, int64_t total_bytes, int64_t first_bytes)
 {
     char total[32], first[32], line[160];
     p->total_bytes = total_bytes;
     p->first_bytes = first_bytes;
-    p->began_ns = p->told_ns = clock_now_ns();
-    snprintf(line, sizeof line, "%zu files, %s, of which %s are here already", n_files,
+    p->began_ns = p->printed_ns = clock_now_ns();
+    snprintf(line, sizeof line, "%zu files, %s, %s of it already downloaded", n_files,
              hub_size_text(total_bytes, total), hub_size_text(first_bytes, first));
     progress_note(p, line);
 }
@@ -87,11 +87,11 @@ static void draw(struct progress *p, int64_t n_bytes, const char *text)
 void progress_at(struct progress *p, int64_t n_bytes)
 {
     const int64_t now = clock_now_ns();
-    if (now - p->told_ns < (p->bar ? BAR_EVERY_NS : LINE_EVERY_NS)) {
+    if (now - p->printed_ns < (p->bar ? BAR_EVERY_NS : LINE_EVERY_NS)) {
         return;
     }
     char text[160];
-    p->told_ns = now;
+    p->printed_ns = now;
     describe(p, n_bytes, now, text, sizeof text);
     if (p->bar) {
         draw(p, n_bytes, text);

@@ -34,7 +34,7 @@ static bool list_take(struct net_request *r, const void *bytes, size_t n_bytes)
     return !l->text.failed;
 }
 
-/* The end of the list's request. */
+/* Called when the request for the list has ended. */
 static void list_done(struct net_request *r)
 {
     struct list *l = r->arg;
@@ -53,8 +53,8 @@ static enum status read_siblings(struct pull *p, const struct json *list)
         const char *path = json_get_string(c, "rfilename");
         if (!path || !hub_path_is_safe(path)) {
             return err_set(p->err, ERR_FORMAT,
-                           "%s: the hub lists a file '%.150s', which would lie "
-                           "outside of the model's folder: refused",
+                           "%s: the hub lists a file '%.150s', which would be outside of the "
+                           "model's folder; nothing was downloaded",
                            p->name->id, or_empty(path));
         }
         const size_t n = strlen(path);
@@ -81,7 +81,7 @@ static enum status read_list(struct pull *p, const struct buf *text)
     const char *commit = json_get_string(root, "sha");
     enum status st = OK;
     if (!commit || !hub_is_commit(commit)) {
-        st = err_set(p->err, ERR_FORMAT, "%s: the hub names no commit for revision '%s'",
+        st = err_set(p->err, ERR_FORMAT, "%s: the hub gave no commit for revision '%s'",
                      p->name->id, p->name->revision);
     } else {
         memcpy(p->commit, commit, sizeof p->commit);
@@ -108,7 +108,7 @@ static enum status list_files(struct pull *p)
     return st;
 }
 
-/* ---- what is needed of it -------------------------------------------------------------------- */
+/* ---- the needed files -------------------------------------------------------------------- */
 
 /* Files are allocated one by one, since requests point to them. */
 static struct pull_file *add_file(struct pull *p, const char *path)
@@ -125,13 +125,13 @@ static struct pull_file *add_file(struct pull *p, const char *path)
     return f;
 }
 
-/* What the engine reads besides weights. */
+/* Adds the files other than weights that the engine reads. */
 static enum status add_small(struct pull *p)
 {
     if (!hub_paths_has(&p->listed, "config.json")) {
         return err_set(p->err, ERR_UNSUPPORTED,
-                       "%s has no config.json: it is no model in the form "
-                       "that sluice reads; choose another repository of it",
+                       "%s has no config.json, so sluice cannot load it; choose a repository in "
+                       "Hugging Face's format",
                        p->name->id);
     }
     for (size_t i = 0; i < p->listed.n; i++) {
@@ -163,8 +163,8 @@ static enum status add_shards(struct pull *p, const char *index_hash)
     return st;
 }
 
-/* Weights, as the engine looks for them: a single file, else those of the index, else all that
- * exist. */
+/* Adds the weights as the engine looks for them: a single file, otherwise those of the index,
+ * otherwise all there are. */
 static enum status add_weights(struct pull *p)
 {
     if (hub_paths_has(&p->listed, HUB_ONE_FILE)) {
@@ -186,14 +186,16 @@ static enum status add_weights(struct pull *p)
         return OK;
     }
     return err_set(p->err, ERR_UNSUPPORTED,
-                   "%s has no weights as safetensors, which is the "
-                   "form that sluice reads: choose another repository of it",
+                   "%s has no weights in safetensors files, so sluice cannot load it; choose a "
+                   "repository that has them",
                    p->name->id);
 }
 
-/* ---- room ------------------------------------------------------------------------------------ */
+/* ---- disk space
+ * ------------------------------------------------------------------------------------ */
 
-/* Counts what is present from file `first` on, and checks that the disk has space for the rest. */
+/* Counts the bytes that are present of the files from `first` on, and checks that the disk has
+ * space for the rest. */
 static enum status check_room(struct pull *p, size_t first)
 {
     int64_t needed = 0;
@@ -212,12 +214,11 @@ static enum status check_room(struct pull *p, size_t first)
     if ((double)needed <= room) {
         return OK;
     }
-    return err_set(
-        p->err, ERR_IO,
-        "%s needs %lld bytes more, and the disk of %.150s has %.0f free: "
-        "make room ('sluice list' shows what lies there, 'sluice remove' deletes it), or "
-        "set HF_HUB_CACHE to a folder on another disk",
-        p->name->id, (long long)needed, p->settings->cache, room);
+    return err_set(p->err, ERR_IO,
+                   "%s needs %lld more bytes, and the disk of %.150s has %.0f free: delete "
+                   "something ('sluice list' shows the models there, 'sluice remove' deletes one), "
+                   "or set HF_HUB_CACHE to a folder on another disk",
+                   p->name->id, (long long)needed, p->settings->cache, room);
 }
 
 static enum status link_files(struct pull *p, size_t first)
@@ -228,7 +229,8 @@ static enum status link_files(struct pull *p, size_t first)
     return OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the whole download
+ * ------------------------------------------------------------------------------- */
 
 static void tell(const char *line, void *arg)
 {
@@ -254,8 +256,8 @@ static enum status get_small(struct pull *p)
     return link_files(p, 0);
 }
 
-/* Weights: their sizes are asked for first, so that the disk's space is checked before
- * hours of download. */
+/* Downloads the weights. Their sizes are requested first, so that disk space is checked before
+ * hours of downloading. */
 static enum status get_weights(struct pull *p)
 {
     const size_t first = p->n_files;
@@ -277,7 +279,7 @@ static enum status get_weights(struct pull *p)
 static enum status pull_all(struct pull *p)
 {
     TRY(net_open(p->settings, tell, &p->progress, &p->net, p->err));
-    TRY(list_files(p)); // before anything is created: a misspelt name leaves no trace
+    TRY(list_files(p)); // before anything is created, so that a misspelt name leaves no trace
     TRY(make_folders(p));
     TRY(get_small(p));
     TRY(get_weights(p));
@@ -291,7 +293,7 @@ enum status hub_pull(const struct hub_settings *s, const struct hub_name *name,
     struct pull p = {.settings = s, .name = name, .err = err};
     progress_init(&p.progress, name->id);
     enum status st = pull_all(&p);
-    net_close(p.net); // its requests point to the files
+    net_close(p.net); // running requests point to the files
     for (size_t i = 0; i < p.n_files; i++) {
         struct pull_file *f = p.files[i];
         blob_close(&f->blob);

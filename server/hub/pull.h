@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A download in progress: shared by pull.c (what is needed), pull_files.c (its bytes) and explain.c
+/* A download in progress. Shared by pull.c (which files), pull_files.c (their bytes) and explain.c
  * (why it failed).
  * Thread: main. */
 #ifndef SLUICE_SERVER_HUB_PULL_H
@@ -13,18 +13,18 @@ enum pull_state { FILE_WAITS, FILE_LOADS, FILE_CHECKS, FILE_DONE };
 
 struct pull_file {
     struct pull *pull;
-    char *path;    // in the repository
+    char *path;    // the file's path in the repository
     char hash[65]; // "": not yet requested from the hub
     int64_t n_bytes;
     struct net_request head;
     enum pull_state state;
     struct blob blob;
-    bool *busy;    // [blob.n_parts], a request for the part is running
-    char *storage; // the address the hub redirected to; NULL: ask again
-    bool no_ranges, told_busy;
-    int n_active;           // running requests
-    int n_refused, n_wrong; // consecutive useless answers; contents with the wrong hash
-    int64_t look_ns;        // when to retry its lock
+    bool *busy;    // [blob.n_parts]: true while a request for the part is running
+    char *storage; // the address that the hub redirected to; NULL: ask the hub
+    bool no_ranges, reported_busy;
+    int n_active;           // number of running requests
+    int n_refused, n_wrong; // consecutive useless answers; downloads with the wrong hash
+    int64_t look_ns;        // clock_now_ns: when to try its lock again
 };
 
 struct pull {
@@ -36,13 +36,13 @@ struct pull {
     struct hub_paths listed; // files of the repository that may be needed
     struct pull_file **files;
     size_t n_files, cap;
-    int64_t had_bytes; // bytes that were present before
-    bool counts;       // all sizes are known, so progress can be shown
-    enum status st;    // the first failure, with its sentence
+    int64_t had_bytes; // bytes that were present before this download
+    bool counts;       // true once all sizes are known, so that progress can be shown
+    enum status st;    // the first failure; `err` has its message
     struct err *err;
 };
 
-/* Requests hash and size of files for which they are unknown. */
+/* Requests the hash and size of files where these are unknown. */
 enum status pull_describe(struct pull *p);
 
 /* Downloads all unfinished files into the cache's blobs. */

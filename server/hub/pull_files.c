@@ -20,14 +20,15 @@ enum { TURN_MS = 100, MAX_REFUSED = 4, MAX_WRONG = 2 };
  * after another. */
 struct worker {
     struct net_request request;
-    struct pull_file *file; // NULL: idle
+    struct pull_file *file; // the file of its request; NULL: idle
     int32_t part;
-    bool remembered; // used the address of an earlier redirect
+    bool remembered; // the request uses the remembered address of an earlier redirect
 };
 
-/* ---- what each file is ----------------------------------------------------------------------- */
+/* ---- hash and size of a file
+ * ----------------------------------------------------------------------- */
 
-/* The answer to HEAD: the hash names the blob, the size divides it into parts. */
+/* The answer to HEAD has the hash, which names the blob, and the size, which decides its parts. */
 static void described(struct net_request *r)
 {
     struct pull_file *f = r->arg;
@@ -47,11 +48,11 @@ static void described(struct net_request *r)
     }
     if (!hub_is_hash(hash) || n_bytes < 0 || n_bytes > MAX_FILE_BYTES) {
         p->st = err_set(p->err, ERR_FORMAT,
-                        "%s: the hub gives no hash and size for %.150s (hash "
-                        "'%.80s'): without them it could not be checked",
+                        "%s: the hub gave no valid hash and size for %.150s (hash '%.80s'), so its "
+                        "contents could not be verified",
                         p->name->id, f->path, hash);
     } else if (a->commit[0] && strcmp(a->commit, p->commit) != 0) {
-        p->st = err_set(p->err, ERR_FORMAT, "%s: the hub gives %.150s of another commit: try again",
+        p->st = err_set(p->err, ERR_FORMAT, "%s: the hub sent %.150s of another commit: try again",
                         p->name->id, f->path);
     } else {
         snprintf(f->hash, sizeof f->hash, "%s", hash);
@@ -77,8 +78,7 @@ enum status pull_describe(struct pull *p)
 
 /* ---- a part ---------------------------------------------------------------------------------- */
 
-/* Sets the range from where the part ended before. A server without ranges sends the whole
- * file. */
+/* Sets the range to what the part still lacks. A server without ranges sends the whole file. */
 static void prepare_part(struct net_request *r)
 {
     struct worker *w = r->arg;
@@ -113,10 +113,11 @@ static bool take_bytes(struct net_request *r, const void *bytes, size_t n_bytes)
         f->no_ranges = true;
         return false;
     }
-    /* Part of the range was in the first packet; the rest follows. */
+    /* True for the first bytes of the response: the part has not grown since the range was set. */
     const bool first = blob_part_bytes(&f->blob, w->part) - f->blob.got[w->part] == r->to - r->from;
     if (r->from >= 0 && first && (a->first_byte != r->from || a->total_bytes != f->n_bytes)) {
-        p->st = err_set(p->err, ERR_FORMAT, "%s: another range of %.150s came than was asked for",
+        p->st = err_set(p->err, ERR_FORMAT,
+                        "%s: the server sent another range of %.150s than was requested",
                         p->name->id, f->path);
         return false;
     }
@@ -144,14 +145,14 @@ static void refused(struct worker *w)
     struct pull *p = f->pull;
     if (++f->n_refused > MAX_REFUSED) {
         p->st = err_set(p->err, ERR_IO,
-                        "%s: the hub sends on to another host for %.150s, which "
-                        "does not give it (status %ld): try again later; what has come stays",
+                        "%s: the hub redirects to another host for %.150s, which refuses it "
+                        "(status %ld): try again later; the download continues where it stopped",
                         p->name->id, f->path, r->answer.status);
     }
 }
 
-/* An address of a redirect is remembered for the next parts, and forgotten if it fails,
- * since it expires. */
+/* The address of a redirect is remembered for the next parts. It expires, so it is forgotten when
+ * it fails. */
 static void part_done(struct net_request *r)
 {
     struct worker *w = r->arg;
@@ -167,13 +168,13 @@ static void part_done(struct net_request *r)
     }
     if (f->pull->st == OK && served) {
         if (f->blob.got[w->part] < blob_part_bytes(&f->blob, w->part)) {
-            refused(w); // shorter than requested
+            refused(w); // the response was shorter than requested
         } else {
             f->n_refused = 0;
         }
     } else if (f->pull->st == OK && !(r->end == NET_STOPPED && f->no_ranges)) {
         if (elsewhere && r->end == NET_ANSWERED) {
-            refused(w); // such addresses expire
+            refused(w); // a redirect's address may have expired
         } else {
             pull_explain(f->pull, r, f->path);
         }
@@ -201,7 +202,8 @@ static void set_busy(struct pull_file *f)
     f->busy = xcalloc((size_t)f->blob.n_parts + 1, sizeof *f->busy);
 }
 
-/* A repository may contain the same bytes under two names. */
+/* True if another file with the same bytes is being downloaded: a repository may have them under
+ * two names. */
 static bool another_loads_it(const struct pull *p, const struct pull_file *f)
 {
     for (size_t i = 0; i < p->n_files; i++) {
@@ -220,7 +222,7 @@ static void file_done(struct pull_file *f)
     f->state = FILE_DONE;
 }
 
-/* Takes the file's lock. If another process downloads it, looks again later. */
+/* Takes the file's lock. If another process is downloading the file, tries again later. */
 static enum status open_file(struct pull_file *f)
 {
     struct pull *p = f->pull;
@@ -239,9 +241,10 @@ static enum status open_file(struct pull_file *f)
     if (st == ERR_BUSY) {
         blob_close(&f->blob);
         f->look_ns = now + LOCK_AGAIN_NS;
-        if (!f->told_busy) {
-            progress_note(&p->progress, "another process downloads a part of it: waiting for that");
-            f->told_busy = true;
+        if (!f->reported_busy) {
+            progress_note(&p->progress,
+                          "another process is downloading a part of it; waiting for that process");
+            f->reported_busy = true;
         }
         return OK;
     }
@@ -255,26 +258,26 @@ static enum status open_file(struct pull_file *f)
     return OK;
 }
 
-/* Wrong bytes are downloaded once more, then reported. */
+/* The hash does not match: downloads the file once more; the second time it is an error. */
 static enum status wrong_bytes(struct pull_file *f)
 {
     struct pull *p = f->pull;
     free(f->storage);
     f->storage = NULL;
     if (++f->n_wrong < MAX_WRONG) {
-        progress_note(&p->progress, "a file came with wrong bytes: once more");
+        progress_note(&p->progress, "a file arrived with a wrong hash: downloading it once more");
         f->state = FILE_LOADS;
         return blob_start_over(&f->blob, f->no_ranges, p->err);
     }
     unlink(f->blob.incomplete);
     return err_set(p->err, ERR_FORMAT,
-                   "%s: the bytes of %.150s are not what the hub says (hash %s "
-                   "instead of %s): nothing of it was kept; try again later",
+                   "%s: %.150s does not have the hash that the hub announced (%s instead of %s), "
+                   "so it was deleted; try again later",
                    p->name->id, f->path, f->blob.found, f->hash);
 }
 
-/* The result of the thread that hashes; a good file is renamed to its blob. */
-static enum status see_check(struct pull_file *f)
+/* Takes the result of the hashing thread. A correct file gets its blob's name. */
+static enum status take_check_result(struct pull_file *f)
 {
     struct blob *b = &f->blob;
     const int check = atomic_load(&b->check);
@@ -293,12 +296,12 @@ static enum status see_check(struct pull_file *f)
     return OK;
 }
 
-/* The states of a file: waiting, loading, checking, done. */
+/* Moves a file to its next state: waiting, loading, checking, done. */
 static enum status advance(struct pull_file *f)
 {
     struct blob *b = &f->blob;
     if (f->state == FILE_CHECKS) {
-        return see_check(f);
+        return take_check_result(f);
     }
     if (f->state != FILE_LOADS || f->n_active > 0) {
         return OK;
@@ -314,7 +317,7 @@ static enum status advance(struct pull_file *f)
     return OK;
 }
 
-/* A part that no request is working on; -1: none. */
+/* An unfinished part that no request is downloading; -1: none. */
 static int32_t open_part(const struct pull_file *f)
 {
     const struct blob *b = &f->blob;
@@ -326,17 +329,17 @@ static int32_t open_part(const struct pull_file *f)
     return -1;
 }
 
-/* ---- all of them ----------------------------------------------------------------------------- */
+/* ---- all files ----------------------------------------------------------------------------- */
 
 /* Assigns work to an idle worker, if there is any. */
-static enum status employ(struct pull *p, struct worker *w)
+static enum status assign_part(struct pull *p, struct worker *w)
 {
     for (size_t i = 0; i < p->n_files && !w->file; i++) {
         struct pull_file *f = p->files[i];
         if (f->state == FILE_WAITS) {
             TRY(open_file(f));
         }
-        const bool reshapes = f->no_ranges && f->n_active > 0; // until its requests have ended
+        const bool reshapes = f->no_ranges && f->n_active > 0; // wait until its requests have ended
         int32_t part = -1;
         if (f->state == FILE_LOADS && !reshapes) {
             part = open_part(f);
@@ -368,7 +371,7 @@ static enum status turn(struct pull *p, struct worker *workers, bool *all_done)
 {
     for (size_t i = 0; i < NET_MAX_ACTIVE; i++) {
         if (!workers[i].file) {
-            TRY(employ(p, &workers[i]));
+            TRY(assign_part(p, &workers[i]));
         }
     }
     bool done = true;

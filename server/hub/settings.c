@@ -40,13 +40,13 @@ static enum status join(char *out, const char *dir, const char *more, struct err
     const char *home = variable("HOME");
     if (at_home && !home) {
         return err_set(err, ERR_INVALID,
-                       "where is the cache of models? HOME is not set: set "
+                       "there is no folder for the model cache, because HOME is not set: set "
                        "HF_HOME to a folder");
     }
     return hub_path(out, err, "%s%s%s", at_home ? home : "", dir + at_home, more);
 }
 
-/* HF_HOME, else the user's cache. */
+/* HF_HOME, otherwise the user's cache folder. */
 static enum status read_home(char home[PATH_MAX], struct err *err)
 {
     const char *given = variable("HF_HOME"), *caches = variable("XDG_CACHE_HOME");
@@ -71,8 +71,8 @@ static enum status read_cache(struct hub_settings *s, const char *home, struct e
     return join(s->cache, home, "/hub", err);
 }
 
-/* A token is sent in a header: white space around it is trimmed (a file's line end), white space
- * inside is an error. */
+/* The token is sent in a header. White space around it, such as a file's line end, is trimmed;
+ * white space inside is an error. */
 static enum status set_token(struct hub_settings *s, const char *text, const char *from,
                              struct err *err)
 {
@@ -96,7 +96,8 @@ static enum status set_token(struct hub_settings *s, const char *text, const cha
     return OK;
 }
 
-/* From the environment, else from the file that huggingface_hub's login writes. */
+/* Reads the token from the environment, otherwise from the file that huggingface_hub's login
+ * writes. */
 static enum status read_token(struct hub_settings *s, const char *home, struct err *err)
 {
     static const char *const names[] = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"};
@@ -119,7 +120,7 @@ static enum status read_token(struct hub_settings *s, const char *home, struct e
     return st;
 }
 
-/* Without a slash at the end; http is allowed for mirrors in a local network. */
+/* The endpoint without its final slash. http is allowed for mirrors in a local network. */
 static enum status read_endpoint(struct hub_settings *s, struct err *err)
 {
     const char *given = variable("HF_ENDPOINT");
@@ -131,8 +132,7 @@ static enum status read_endpoint(struct hub_settings *s, struct err *err)
     const bool known = strncmp(url, "https://", 8) == 0 || strncmp(url, "http://", 7) == 0;
     if (!known || n >= sizeof s->endpoint || strpbrk(url, " \r\n?#@")) {
         return err_set(err, ERR_INVALID,
-                       "HF_ENDPOINT: '%.200s' is no address such as "
-                       "https://huggingface.co",
+                       "HF_ENDPOINT: '%.200s' is not an address such as https://huggingface.co",
                        url);
     }
     snprintf(s->endpoint, sizeof s->endpoint, "%.*s", (int)n, url);

@@ -21,7 +21,7 @@ void answer_put_body(struct buf *out, const char *id, const char *custom_id, con
 /* The answer to a request that was rejected, or failed. */
 void answer_put_refusal(struct buf *out, const char *id, const char *custom_id,
                         const struct call_error *e);
-/* The answer to a request that was never started: "batch_expired" and similar codes. */
+/* The answer to a request that was never started, with a code such as "batch_expired". */
 void answer_put_unmade(struct buf *out, const char *id, const char *custom_id, const char *code,
                        const char *message);
 

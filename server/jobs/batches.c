@@ -11,14 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Seconds. */
+/* Intervals in seconds. */
 enum {
-    RETRY_S = 5,  // after an error of the store
+    RETRY_S = 5,  // before a retry after an error of the store
     LOOK_S = 5,   // between updates of the store's size
     SWEEP_S = 60, // between deletions of expired data
 };
 
-/* What is being done for the current batch. */
+/* The stage of the current batch. */
 enum stage { STAGE_NONE, STAGE_LOAD, STAGE_RUN, STAGE_END };
 
 struct waiting {
@@ -34,24 +34,24 @@ struct batches {
     bool started, stopping;
 
     enum stage stage;
-    char id[STORE_ID_BYTES]; // "": none
-    bool working;            // the pool owns the following members, up to work_error
+    char id[STORE_ID_BYTES]; // id of the current batch; "": none
+    bool working;            // while set, the pool owns the following members, up to work_error
     struct stored_batch batch;
     struct job_lines lines;
     struct job *job;
-    enum batch_status end; // its final status
-    bool cancelled;        // while it was being loaded
+    enum batch_status end; // the batch's final status, as known so far
+    bool cancelled;        // batches_cancel was called for the current batch
     enum status work_status;
     struct err work_error;
-    int64_t retry_at; // 0: nothing to retry
-    bool told;        // the error being retried has been logged
+    int64_t retry_at; // time of the next try_again; 0: nothing to retry
+    bool is_logged;   // the error being retried has been logged
 
-    bool looking; // the pool owns `usage`
+    bool looking; // while set, the pool owns `usage`
     int64_t look_at, now;
     int64_t sweep_at; // owned by the pool
     struct store_usage usage;
     enum status usage_status;
-    struct batches_counts counts; // of batches that are done
+    struct batches_counts counts; // of batches that have ended
 };
 
 static int64_t now_s(void)
@@ -81,7 +81,7 @@ void batches_add(struct batches *b, const char *id)
     wake(b);
 }
 
-/* Removes a batch from the waiting ones; false if it is not one of them. */
+/* Removes a batch from the waiting ones. False if it does not wait. */
 static bool take_waiting(struct batches *b, const char *id)
 {
     for (struct waiting **at = &b->first; *at; at = &(*at)->next) {
@@ -112,7 +112,7 @@ static struct job_input input_of(struct batches *b)
     return (struct job_input){read_file, b};
 }
 
-/* The batch cannot run: it fails, and keeps the answers that it has. */
+/* The batch cannot run: ends it as failed, with the answers that it has. */
 static enum status fail_batch(struct batches *b, struct err *err)
 {
     struct buf errors;
@@ -124,8 +124,8 @@ static enum status fail_batch(struct batches *b, struct err *err)
     return st;
 }
 
-/* Lines with an answer in the store need none, so a restart continues where the last
- * process ended. */
+/* Marks the lines that have an answer in the store, so that after a restart the batch continues
+ * where the last process ended. */
 static enum status mark_answered(struct batches *b, struct err *err)
 {
     int32_t n = b->lines.n;
@@ -138,22 +138,23 @@ static enum status mark_answered(struct batches *b, struct err *err)
     return st;
 }
 
-/* On the pool: reads the batch and its lines. `end` other than COMPLETED: there is nothing
- * to run. */
+/* On the pool: reads the batch and its lines. If it sets `end` to another status than COMPLETED,
+ * there is nothing to run. */
 static enum status load(struct batches *b, const char *id, struct err *err)
 {
     struct store *store = b->options.store;
     enum status st;
     b->end = BATCH_COMPLETED;
     if (!store_batch_find(store, NULL, id, &b->batch, &st, err)) {
-        b->end = BATCH_FAILED; // it has been deleted
+        b->end = BATCH_FAILED; // the batch has been deleted
         return st;
     }
     if (batch_has_ended(b->batch.status)) {
         b->end = b->batch.status;
         return OK;
     }
-    if (b->batch.status == BATCH_CANCELLING && b->batch.n_total == 0) { // before it started
+    if (b->batch.status == BATCH_CANCELLING && b->batch.n_total == 0) { // cancelled before it
+                                                                        // started
         b->end = BATCH_CANCELLED;
         return store_batch_finish(store, id, b->end, now_s(), 0, err);
     }
@@ -179,7 +180,7 @@ static void forget(struct batches *b)
     b->batch = (struct stored_batch){0};
     b->id[0] = '\0';
     b->stage = STAGE_NONE;
-    b->cancelled = b->told = false;
+    b->cancelled = b->is_logged = false;
     b->look_at = 0;
 }
 
@@ -194,10 +195,10 @@ static void load_work(void *arg)
 static void try_later(struct batches *b, const char *what, const struct err *why)
 {
     b->retry_at = b->now + RETRY_S;
-    if (!b->told) {
+    if (!b->is_logged) {
         log_error("%s waits: %s: %s", b->id, what, why->text);
     }
-    b->told = true;
+    b->is_logged = true;
 }
 
 static enum status keep(void *arg, const struct batch_answer *answers, size_t n, struct err *err)
@@ -206,7 +207,7 @@ static enum status keep(void *arg, const struct batch_answer *answers, size_t n,
     return store_batch_answer(b->options.store, b->batch.id, answers, n, err);
 }
 
-/* The order by ratio of output to prompt, which keeps the engine busy to the end. */
+/* Starts the job of the current batch. JOB_ORDER_RATIO keeps the engine busy to the end. */
 static void start_job(struct batches *b)
 {
     struct job_options o = {.calls = b->options.calls,
@@ -222,7 +223,8 @@ static void start_job(struct batches *b)
              (long long)(b->batch.n_completed + b->batch.n_failed));
 }
 
-/* Whether the job must stop, and why; checked again in each turn. */
+/* Stops the job if the server stops or the batch was cancelled or has expired. Called in each turn.
+ */
 static void check_job(struct batches *b)
 {
     if (b->stopping) {
@@ -237,7 +239,7 @@ static void check_job(struct batches *b)
     }
 }
 
-/* Back on the loop thread. A store that failed is tried again later. */
+/* Back on the loop thread, after `load`. If the store failed, the batch is loaded again later. */
 static void loaded(void *arg)
 {
     struct batches *b = arg;
@@ -245,7 +247,7 @@ static void loaded(void *arg)
     b->cancelled |= b->batch.status == BATCH_CANCELLING;
     if (b->work_status != OK) {
         job_lines_deinit(&b->lines);
-        try_later(b, "it could not be loaded", &b->work_error);
+        try_later(b, "the batch could not be loaded", &b->work_error);
     } else if (b->end != BATCH_COMPLETED) {
         forget(b); // it has already ended
     } else {
@@ -263,7 +265,8 @@ static void start_load(struct batches *b)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* The request's choice, else the server's retention; 0: for ever. */
+/* When the output files expire: as the batch's creator asked, otherwise by the server's retention;
+ * 0: never. */
 static int64_t files_expire_at(const struct batches *b)
 {
     int64_t after;
@@ -278,7 +281,7 @@ static int64_t files_expire_at(const struct batches *b)
     return 0;
 }
 
-/* On the pool. FINALIZING is set first, so that the batch can no longer be cancelled meanwhile. */
+/* On the pool. Sets FINALIZING first: from then on the batch cannot be cancelled. */
 static void end_work(void *arg)
 {
     struct batches *b = arg;
@@ -290,7 +293,7 @@ static void end_work(void *arg)
                              BATCH_FINALIZING, now_s(), &b->work_status, &b->work_error);
         if (!(moved || b->work_status != OK)) {
             b->end = BATCH_CANCELLED;
-        } // at the last moment
+        } // it was cancelled at the last moment
     }
     if (b->work_status == OK) {
         b->work_status = store_batch_finish(store, b->batch.id, b->end, now_s(), files_expire_at(b),
@@ -303,7 +306,7 @@ static void ended(void *arg)
     struct batches *b = arg;
     b->working = false;
     if (b->work_status != OK) {
-        try_later(b, "its files could not be made", &b->work_error);
+        try_later(b, "its output files could not be written", &b->work_error);
     } else {
         log_info("%s: %s", b->id, batch_status_names[b->end]);
         forget(b);
@@ -355,7 +358,7 @@ static void cancel_work(void *arg)
 static void cancel_done(void *arg)
 {
     struct cancel *c = arg;
-    if (c->st != OK) { // it is ended when its turn comes
+    if (c->st != OK) { // the store failed: the batch is ended when its turn comes
         batches_add(c->batches, c->id);
     }
     free(c);
@@ -398,14 +401,15 @@ static bool engine_is_ready(const struct batches *b)
     return stats.state == ENGINE_READY;
 }
 
-/* The job stopped with an error, such as an input file that cannot be read. Its answers are stored,
- * and the batch is loaded again later for the remaining lines, if there is still an engine. */
+/* The job stopped with an error, for example because the input file cannot be read. Its answers are
+ * stored, and the batch is loaded again later for the remaining lines, if there is still an engine.
+ */
 static void job_failed(struct batches *b)
 {
     struct err why = *job_error(b->job);
     close_job(b);
     if (b->stopping || !engine_is_ready(b)) {
-        log_error("%s is left for the next start: %s", b->id, why.text);
+        log_error("%s will continue at the next start of the server: %s", b->id, why.text);
         b->stopping = true;
         forget(b);
         return;
@@ -450,7 +454,7 @@ void batches_turn(struct batches *b)
     }
 }
 
-/* Retries what the store has rejected. */
+/* Repeats the operation of the store that failed. */
 static void try_again(struct batches *b)
 {
     b->retry_at = 0;
@@ -476,7 +480,7 @@ static void look_work(void *arg)
             ended_before = now - b->options.retention_s;
         }
         if (store_expire(b->options.store, now, ended_before, &err) != OK) {
-            log_warn("what has expired cannot be deleted: %s", err.text);
+            log_warn("expired data cannot be deleted: %s", err.text);
         }
         b->sweep_at = now + SWEEP_S;
     }
@@ -529,7 +533,7 @@ static void start_work(void *arg)
     struct start *s = arg;
     struct err err = {""};
     if (store_batch_unfinished(s->batches->options.store, &s->list, &s->n, &err) != OK) {
-        log_error("batches of an earlier start are left: %s", err.text);
+        log_error("batches of an earlier run are not continued: %s", err.text);
     }
 }
 
@@ -537,7 +541,8 @@ static void start_done(void *arg)
 {
     struct start *s = arg;
     for (size_t i = 0; i < s->n; i++) {
-        take_waiting(s->batches, s->list[i].id); // it was added while the model was loading
+        take_waiting(s->batches, s->list[i].id); // it may have been added while the model was
+                                                 // loading
         batches_add(s->batches, s->list[i].id);
         stored_batch_deinit(&s->list[i]);
     }

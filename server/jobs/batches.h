@@ -22,15 +22,15 @@ struct batches_options {
     struct store *store;
     struct call_server *calls; // its host has a thread pool
     size_t max_line_bytes;
-    int64_t retention_s;     // of files, and of batches that have ended; 0: for ever
+    int64_t retention_s;     // how long files, and batches that have ended, are kept; 0: for ever
     void (*wake)(void *arg); // calls batches_turn soon, from a safe place (see job.h)
     void *arg;
 };
 
 struct batches_counts {
-    struct store_usage usage; // as of the last update
+    struct store_usage usage; // as last read, at most a few seconds ago
     bool has_usage;
-    int64_t n_completed, n_failed; // lines since startup
+    int64_t n_completed, n_failed; // numbers of lines since startup
     int64_t prompt_tokens, computed_tokens, output_tokens;
     /* The running batch; id "": none. */
     char id[STORE_ID_BYTES];
@@ -46,8 +46,8 @@ void batches_start(struct batches *b);
 void batches_add(struct batches *b, const char *id);
 void batches_cancel(struct batches *b, const char *id);
 
-void batches_turn(struct batches *b);              // after call_on_wake
-void batches_tick(struct batches *b, int64_t now); // about every second
+void batches_turn(struct batches *b);              // call it after call_on_wake
+void batches_tick(struct batches *b, int64_t now); // call it about every second
 /* The server drains: nothing more is submitted, and lines without an answer are left for the next
  * start. */
 void batches_stop(struct batches *b);

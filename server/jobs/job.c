@@ -7,13 +7,13 @@
 #include <stdlib.h>
 
 enum {
-    FILL = 1024,        // after a stop: answers generated per turn
-    MAX_PENDING = 4096, // answers not stored yet; beyond that nothing is submitted
+    FILL = 1024,        // after a stop: answers written per turn for lines that were not run
+    MAX_PENDING = 4096, // unstored answers; with more of them no line is submitted
 };
 
 /* ---- work on the pool ------------------------------------------------------------------------ */
 
-/* On the pool's thread: which requests come next, in which order. */
+/* On the pool's thread: plans the next part. */
 static void plan_work(void *arg)
 {
     struct job *j = arg;
@@ -26,7 +26,8 @@ static void plan_work(void *arg)
         job_plan_next(&j->plan, &o, &j->options.input, j->options.lines, &j->work_error);
 }
 
-/* Back on the loop's thread. Calls of the last part no longer belong to a group. */
+/* Back on the loop's thread. Running calls of the previous part leave their groups, whose numbers
+ * now mean groups of the new part. */
 static void planned(void *arg)
 {
     struct job *j = arg;
@@ -37,7 +38,7 @@ static void planned(void *arg)
         j->error = j->work_error;
     } else {
         for (struct job_call *jc = j->live; jc; jc = jc->next) {
-            job_leave_group(jc); // of the previous part
+            job_leave_group(jc);
         }
         j->planned_all = j->plan.n_members == 0;
         free(j->group_live);
@@ -128,7 +129,7 @@ static void drop_fetched(struct job *j)
     }
 }
 
-/* Answers the lines for which no call will run any more. */
+/* After a stop with a reason: answers the lines that were not run. */
 static void fill(struct job *j)
 {
     struct job_lines *l = j->options.lines;
@@ -167,7 +168,7 @@ static void step(struct job *j)
     job_keep_answers(j);
 }
 
-/* True if nothing runs, no answer waits to be written, and no work is left. */
+/* True if no call or work runs, every answer is stored, and nothing is left to do. */
 static bool is_over(const struct job *j)
 {
     bool has_more = !j->stopping && (!j->planned_all || j->i_fetched < j->n_fetched);
@@ -176,7 +177,7 @@ static bool is_over(const struct job *j)
            j->pending.n == 0 && j->kept.n == 0;
 }
 
-/* A callback within a step asks for another one instead of nesting. */
+/* A callback that runs within a step sets `again`, so that steps never nest. */
 bool job_turn(struct job *j)
 {
     if (j->in_turn) {
@@ -207,8 +208,7 @@ struct job *job_open(const struct job_options *options)
     return j;
 }
 
-/* Running calls are cancelled and planning threads are told to stop; the job ends when all of them
- * have ended. */
+/* Cancels running calls and tells planning threads to stop; the job ends when all of these have. */
 void job_stop(struct job *j, const char *code, const char *message)
 {
     if (j->stopping) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Answers on their way to the output: `pending` is filled by the loop's thread, `kept` is
- * written by the pool's. They change roles when a write has ended. */
+/* Answers that are not stored yet. The loop's thread adds to `pending`, while the pool stores
+ * `kept`; they are exchanged when a write has ended. */
 #include "server/jobs/job_private.h"
 
 #include "engine/base/log.h"
@@ -58,7 +58,7 @@ static void keep_work(void *arg)
     j->keep_status = j->options.keep(j->options.arg, j->kept.list, j->kept.n, &j->keep_error);
 }
 
-/* A failure keeps the answers, and the job stops. */
+/* After a failure the answers stay in `kept`, and the job waits for job_keep_again. */
 static void kept(void *arg)
 {
     struct job *j = arg;
@@ -70,7 +70,7 @@ static void kept(void *arg)
     job_wake(j);
 }
 
-/* One write at a time, with all answers that have arrived since the last one. */
+/* Starts to store all pending answers, unless a write is in progress. */
 void job_keep_answers(struct job *j)
 {
     if (j->keeping || j->keep_failed || (j->kept.n == 0 && j->pending.n == 0)) {

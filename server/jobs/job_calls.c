@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEARNED = 8 }; // number of ended samples from which their mean is used
+/* Once this many samples have ended, the mean of their lengths predicts the others. */
+enum { LEARNED = 8 };
 
 /* ---- the sink -------------------------------------------------------------------------------- */
 
@@ -52,7 +53,7 @@ static void whole(struct call *c, struct buf *json)
     buf_deinit(json);
 }
 
-/* The engine failed, not the line: it may succeed in a later run. */
+/* True if the engine failed rather than the line, which may succeed in a later run. */
 static bool is_end_of_engine(const struct call *c, const struct call_error *e)
 {
     struct engine_stats stats;
@@ -75,7 +76,8 @@ static void error(struct call *c, const struct call_error *e)
     }
 }
 
-/* A prefix that no running member uses is not counted any more. */
+/* The call no longer counts as a member of its group. With the last one, the group's shared blocks
+ * are no longer counted either. */
 void job_leave_group(struct job_call *jc)
 {
     struct job *j = jc->job;
@@ -118,7 +120,7 @@ static int64_t blocks_of(int64_t n_tokens, int32_t block_tokens)
     return (n_tokens + block_tokens - 1) / block_tokens;
 }
 
-/* Blocks of a member, without those that its group shares. */
+/* The blocks that a member is expected to need, without those that its group shares. */
 static int64_t own_blocks(const struct job *j, const struct job_member *m, int32_t block_tokens)
 {
     int64_t output = m->max_output / m->n_samples;
@@ -129,8 +131,9 @@ static int64_t own_blocks(const struct job *j, const struct job_member *m, int32
            m->n_samples * blocks_of(output, block_tokens);
 }
 
-/* Limited by memory. At most a quarter more samples than lanes are submitted, so that a lane that
- * becomes free has its next sample; more would only wait in the engine's queue. */
+/* True if the member fits into memory with the running calls. In addition, at most a quarter more
+ * samples than lanes are submitted, so that a lane that becomes free has its next sample; more
+ * would only wait in the engine's queue. */
 bool job_has_room(const struct job *j, const struct job_member *m)
 {
     const struct engine_info *info = job_engine_info(j);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the files of a job: job_answers.c (answers, until they are stored), job_calls.c (calls
- * for lines, and how many fit), job.c (turns). Each file uses only those named before it. */
+ * for lines, and how many fit) and job.c (turns). A file only uses those before it in this list. */
 #ifndef SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 #define SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 
@@ -19,7 +19,7 @@ struct job_call {
     struct call call; // must be first
     struct job *job;
     struct job_member member;
-    int64_t n_blocks; // counted for it in job.n_blocks
+    int64_t n_blocks; // the call's part of job.n_blocks
     char *text;       // the body, until it is prepared
     char id[ANSWER_ID_BYTES];
     struct job_call *next, **link;
@@ -36,7 +36,7 @@ struct fetched {
     enum status st;
 };
 
-/* The task on the pool. */
+/* The task that the pool is running. */
 enum work { WORK_NONE, WORK_PLAN, WORK_FETCH };
 
 struct job {
@@ -58,11 +58,11 @@ struct job {
 
     struct answers pending, kept; // kept: being stored on the pool
     bool keeping, keep_failed;
-    enum status keep_status; // owned by the pool while it stores, like keep_error
+    enum status keep_status; // like keep_error, owned by the pool while `keeping`
     struct err keep_error;
 
     bool stopping, planned_all, lost;
-    atomic_bool given_up; // tells the planner to stop
+    atomic_bool given_up; // set by job_stop; tells the planner to stop
     const char *stop_code;
     char stop_message[256];
     int32_t n_filled; // lines processed after the job was stopped with a reason
@@ -76,7 +76,8 @@ static inline const struct engine_info *job_engine_info(const struct job *j)
     return engine_info(j->options.calls->engine);
 }
 
-/* Something has changed: within a turn another iteration follows, otherwise a turn is requested. */
+/* Something has changed: the current turn takes another step; outside of a turn one is requested.
+ */
 static inline void job_wake(struct job *j)
 {
     if (j->in_turn) {

@@ -41,13 +41,14 @@ bool job_endpoint_kind(const char *url, enum request_kind *kind)
 
 /* ---- unique custom_ids ----------------------------------------------------------------------- */
 
-/* Open addressing; an entry is a line's number + 1. */
+/* A hash table of the custom_ids, with open addressing. A slot holds a line's index plus 1; 0:
+ * empty. */
 struct id_table {
     uint32_t *slots;
     size_t n_slots; // a power of two
 };
 
-/* Open addressing; slots hold the line's index plus 1. */
+/* The slot of this id, or the empty slot where it belongs. */
 static uint32_t *find_slot(const struct id_table *t, const struct job_lines *l, const char *id)
 {
     size_t at = hash_bytes(id, strlen(id), hash_process_key()) & (t->n_slots - 1);
@@ -57,7 +58,7 @@ static uint32_t *find_slot(const struct id_table *t, const struct job_lines *l, 
     return &t->slots[at];
 }
 
-/* At most half full. Slots are rebuilt from the lines, not copied. */
+/* Doubles the table when it is half full. Slots are computed again from the lines. */
 static void grow_table(struct id_table *t, const struct job_lines *l)
 {
     if ((size_t)l->n * 2 < t->n_slots) {
@@ -78,11 +79,11 @@ struct reader {
     const struct job_lines_limits *limits;
     struct job_lines *out;
     struct id_table table;
-    int64_t number; // of the line, from 1; counts blank ones
+    int64_t number; // number of the current line, from 1; blank lines count
 };
 
-/* The first JOB_MAX_ERRORS are kept in full, later ones counted, so that a file with only
- * errors stays small in memory. */
+/* Records an error. Only the first JOB_MAX_ERRORS are stored, so that a file full of errors does
+ * not fill memory; later ones are counted. */
 static void PRINTF_LIKE(4, 5)
     refuse(struct reader *r, const char *code, const char *param, const char *fmt, ...)
 {
@@ -101,7 +102,7 @@ static void PRINTF_LIKE(4, 5)
     va_end(args);
 }
 
-/* A required string member; NULL: the error has been recorded. */
+/* The value of a required string member. NULL: it is missing, and the error has been recorded. */
 static const char *string_of(struct reader *r, const struct body *b, const char *key)
 {
     const struct body_member *m = body_get(b, key);
@@ -124,7 +125,7 @@ static bool check_url(struct reader *r, const char *url, enum request_kind *kind
         return false;
     }
     if (!job_endpoint_kind(url, kind)) {
-        refuse(r, "invalid_url", "url", "The url '%.100s' is not one that a batch may name.", url);
+        refuse(r, "invalid_url", "url", "The url '%.100s' is not available to batches.", url);
         return false;
     }
     return true;
@@ -149,7 +150,7 @@ static const struct body_member *check_body(struct reader *r, const struct body 
     return m;
 }
 
-/* Ids connect answers with lines, so they must be unique. */
+/* Ids tell which line an answer belongs to, so they must be unique. */
 static bool check_id(struct reader *r, const char *id)
 {
     size_t n = strlen(id);
@@ -161,13 +162,14 @@ static bool check_id(struct reader *r, const char *id)
     grow_table(&r->table, r->out);
     if (*find_slot(&r->table, r->out, id)) {
         refuse(r, "duplicate_custom_id", "custom_id",
-               "The custom_id '%.100s' is that of an earlier line; each may be used once.", id);
+               "The custom_id '%.100s' was used by an earlier line; each must be unique.", id);
         return false;
     }
     return true;
 }
 
-/* Where the body lies in the file; bodies are read again when their turn comes. */
+/* Adds a line. Only the position of its body is kept; the body is read again when its turn comes.
+ */
 static void add(struct reader *r, const char *id, int64_t body_at, int32_t body_bytes,
                 enum request_kind kind)
 {
@@ -231,7 +233,7 @@ static void take_line(struct reader *r, char *text, size_t n_bytes, int64_t at)
         return; // blank
     }
     if (r->out->n == r->limits->max_lines) {
-        r->out->n_more_errors++; // one message suffices, at the end
+        r->out->n_more_errors++; // a single message about the limit is added at the end
         return;
     }
     arena_init(&arena, LINE_ARENA_BYTES);
@@ -258,7 +260,7 @@ static size_t take_lines(struct reader *r, struct buf *text, int64_t at, bool en
             break;
         }
         size_t n = end ? (size_t)(end - line) : text->n_bytes - from;
-        line[n] = '\0'; // the content is followed by a NUL anyway
+        line[n] = '\0'; // overwrites the newline, or the NUL after the content
         r->number++;
         take_line(r, line, n, at + (int64_t)from);
         from += n + (end != NULL);
@@ -266,11 +268,11 @@ static size_t take_lines(struct reader *r, struct buf *text, int64_t at, bool en
     return from;
 }
 
-/* Reads in large pieces; a line that is not complete moves to the front of the buffer. */
+/* Reads the input in large pieces; an incomplete line stays in the buffer for the next one. */
 static enum status read_all(struct reader *r, const struct job_input *in, struct err *err)
 {
     struct buf text;
-    int64_t at = 0; // of the text's first byte
+    int64_t at = 0; // offset of the text's first byte in the input
     enum status st = OK;
     buf_init(&text, r->limits->max_line_bytes + READ_BYTES + 1);
     for (bool ended = false; st == OK && !ended;) {
@@ -282,7 +284,8 @@ static enum status read_all(struct reader *r, const struct job_input *in, struct
         if (n > 0) {
             buf_consume(&text, n);
         }
-        if (text.n_bytes > r->limits->max_line_bytes) { // without a newline
+        if (text.n_bytes > r->limits->max_line_bytes) { // a line that is too long and has not ended
+                                                        // yet
             r->number++;
             refuse_length(r, "; what follows was not read");
             break;
@@ -322,7 +325,7 @@ void job_lines_deinit(struct job_lines *l)
     *l = (struct job_lines){0};
 }
 
-/* As OpenAI gives them in a batch's "errors". */
+/* In the format of "errors" in OpenAI's batches. */
 void job_lines_put_errors(const struct job_lines *l, struct buf *out)
 {
     buf_puts(out, "{\"object\":\"list\",\"data\":[");

@@ -15,8 +15,8 @@
 
 /* The source of the bytes. */
 struct job_input {
-    /* Appends up to max_bytes from `offset` on, nothing past the end. Called on any thread, also
-     * concurrently. */
+    /* Appends up to max_bytes bytes from `offset` on; fewer, or none, at the end of the input.
+     * Called on any thread, also concurrently. */
     enum status (*read)(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
                         struct err *err);
     void *arg;
@@ -25,7 +25,7 @@ struct job_input {
 struct job_line {
     int64_t body_at; // offset of the body in the input
     int32_t body_bytes;
-    uint32_t id_at; // of the custom_id, in job_lines.ids
+    uint32_t id_at; // offset of the custom_id in job_lines.ids
     uint8_t kind;   // enum request_kind
     bool is_answered;
 };
@@ -36,24 +36,25 @@ struct line_error {
     int64_t line; // from 1; 0: no specific line
 };
 
-enum { JOB_MAX_ERRORS = 100 /* that are stored; further ones are only counted */ };
+enum { JOB_MAX_ERRORS = 100 /* that are stored; more are only counted */ };
 
 struct job_lines {
     struct job_line *lines;
     int32_t n, cap;
-    struct buf ids;  // custom_ids, each with its NUL
-    char model[256]; // named by the first line; ""
+    struct buf ids;  // the custom_ids, each with its NUL
+    char model[256]; // the model that the first line names; "": none
     struct line_error *errors;
     int32_t n_errors, n_more_errors;
 };
 
 struct job_lines_limits {
-    const char *endpoint;  // required on every line; NULL: any that job_endpoint_kind accepts
+    const char *endpoint;  // the path that every line must have; NULL: any that job_endpoint_kind
+                           // accepts
     size_t max_line_bytes; // longer lines are errors
     int32_t max_lines;
 };
 
-/* The kind of call for "/v1/chat/completions" and similar; false: not available to jobs. */
+/* The kind of call for a path such as "/v1/chat/completions". False: jobs cannot use this path. */
 bool job_endpoint_kind(const char *url, enum request_kind *kind);
 
 /* Returns OK even if lines are invalid: check n_errors. Call job_lines_deinit in any case. */

@@ -12,18 +12,18 @@
 #include <string.h>
 
 enum {
-    PART_TOKENS = 1 << 26, // 256 MiB of ids
+    PART_TOKENS = 1 << 26, // limit for a part: 256 MiB of ids
     SLICE = 64,            // lines prepared between checks of the token limit
     MAX_THREADS = 16,
-    SPACE_KEY = 0x51, // key of the hash of salts
+    SPACE_KEY = 0x51, // arbitrary key for the hash of salts
 };
 
 const char *const job_order_names[N_JOB_ORDERS] = {"none", "sorted", "groups", "ratio"};
 
-/* The data of a line that planning needs. */
+/* What planning needs to know of a line. */
 struct prepared {
     int32_t line, n_ids;
-    int32_t *ids; // of the first prompt; NULL: it will be rejected
+    int32_t *ids; // ids of the first prompt; NULL: the line will be rejected
     uint64_t space;
     int32_t n_prompt, n_samples, max_output;
 };
@@ -39,7 +39,7 @@ static void take_request(struct prepared *p, const struct request *r)
     size_t n = (size_t)r->prompts[0].n;
     p->ids = mem_try_calloc(n, sizeof *p->ids);
     if (!p->ids) {
-        return; // it runs anyway, without a group
+        return; // it still runs, but in no group
     }
     memcpy(p->ids, r->prompts[0].ids, n * sizeof *p->ids);
     p->n_ids = r->prompts[0].n;
@@ -58,7 +58,7 @@ static void take_request(struct prepared *p, const struct request *r)
     p->max_output *= r->n > 0 ? r->n : 1;
 }
 
-/* Reads and prepares a line as a request would be, without submitting it. */
+/* Reads a line and prepares it like a request, without submitting it. */
 static enum status prepare_line(struct prepared *p, const struct call_model *model,
                                 const struct job_input *in, const struct job_lines *lines,
                                 struct err *err)
@@ -82,7 +82,7 @@ static enum status prepare_line(struct prepared *p, const struct call_model *mod
     return st;
 }
 
-/* Lines that several threads prepare. */
+/* Lines that several threads prepare together. */
 struct slice {
     const struct call_model *model;
     const struct job_input *in;
@@ -92,7 +92,7 @@ struct slice {
     atomic_int next;
     const atomic_bool *given_up;
     pthread_mutex_t lock;
-    enum status st; // protected by the lock, like err
+    enum status st; // like err, protected by the lock
     struct err *err;
 };
 
@@ -101,7 +101,7 @@ static bool is_given_up(const atomic_bool *flag)
     return flag && atomic_load(flag);
 }
 
-/* A thread takes the next line of the slice. */
+/* Each thread takes the next line of the slice until none is left. */
 static void *prepare_some(void *arg)
 {
     struct slice *s = arg;
@@ -148,7 +148,7 @@ static void part_free(struct part *part)
     free(part->items);
 }
 
-/* Until all lines are prepared, or their ids take as much memory as a part may. */
+/* Prepares lines until there are no more, or their ids take as much memory as a part may. */
 static enum status prepare_part(struct job_plan *p, const struct job_plan_options *o,
                                 const struct job_input *in, const struct job_lines *lines,
                                 struct part *part, struct err *err)
@@ -180,7 +180,7 @@ static enum status prepare_part(struct job_plan *p, const struct job_plan_option
 
 /* ---- ordering -------------------------------------------------------------------------------- */
 
-/* By salt, then by ids, so that equal prefixes are adjacent. */
+/* Orders by salt, then by ids, so that equal prefixes are adjacent. */
 static int compare_prompts(const void *a, const void *b)
 {
     const struct prepared *x = a, *y = b;
@@ -209,7 +209,8 @@ static struct job_member member_of(const struct prepared *q, int32_t group, int3
                                .n_samples = q->n_samples > 0 ? q->n_samples : 1};
 }
 
-/* Without groups every line is a group of its own. */
+/* Copies the groups to the part's members. In orders without groups every line is a group of its
+ * own. */
 static void take_groups(struct job_plan *p, const struct part *part,
                         const struct prefix_groups *groups, bool in_groups)
 {
@@ -231,8 +232,8 @@ static void take_groups(struct job_plan *p, const struct part *part,
     p->n_groups = groups->n_groups;
 }
 
-/* Groups are made in any case, because they tell how many tokens will be computed; the
- * order may ignore them. */
+/* Groups are always made, because they tell how many tokens will be computed, but some orders
+ * ignore them. */
 static void order_part(struct job_plan *p, const struct job_plan_options *o, struct part *part)
 {
     struct group_prompt *prompts = xcalloc((size_t)part->n + 1, sizeof *prompts);
@@ -256,7 +257,7 @@ static void order_part(struct job_plan *p, const struct job_plan_options *o, str
     free(prompts);
 }
 
-/* One part of the input. The caller takes its members before it asks for the next one. */
+/* Plans the next part of the input. The caller takes its members before it asks for another. */
 enum status job_plan_next(struct job_plan *p, const struct job_plan_options *options,
                           const struct job_input *in, const struct job_lines *lines,
                           struct err *err)

@@ -11,7 +11,7 @@
 /* A node of the tree. All prompts below it share their first `depth` tokens. */
 struct node {
     int32_t depth, n_leaves;
-    int32_t prompt;         // of a leaf; -1: an inner node
+    int32_t prompt;         // index of a leaf's prompt; -1: an inner node
     int32_t child, sibling; // nodes; -1: none
 };
 
@@ -65,7 +65,8 @@ struct range {
     int32_t first, n, depth;
 };
 
-/* Splits by the token at r->depth into less, equal, more. */
+/* Splits a range into prompts whose token at r.depth is less than, equal to, or greater than the
+ * pivot's. */
 static void split_range(const struct builder *b, struct range r, struct range parts[3])
 {
     int32_t *at = b->order + r.first;
@@ -168,7 +169,7 @@ static int32_t add_node(struct builder *b, int32_t depth, int32_t prompt)
 static void add_child(struct builder *b, int32_t parent, int32_t child)
 {
     struct node *p = &b->nodes[parent];
-    b->nodes[child].sibling = p->child; // in reverse; restored at the end
+    b->nodes[child].sibling = p->child; // in reverse order, which is corrected at the end
     p->child = child;
     p->n_leaves += b->nodes[child].n_leaves;
 }
@@ -182,7 +183,8 @@ static int32_t build_tree(struct builder *b)
     open[0] = add_node(b, 0, -1);
     for (int32_t i = 0; i < b->n; i++) {
         int32_t leaf = add_node(b, b->prompts[b->order[i]].n, b->order[i]);
-        int32_t next = i + 1 < b->n ? b->shared[i + 1] : 0; // depth at which the next one joins
+        int32_t next = i + 1 < b->n ? b->shared[i + 1] : 0; // depth at which the next prompt
+                                                            // branches off
         if (next > b->nodes[open[n_open - 1]].depth) {
             open[n_open++] = add_node(b, next, -1);
         }
@@ -211,8 +213,9 @@ static void turn_children(struct builder *b, int32_t v)
     b->nodes[v].child = turned;
 }
 
-/* Moves inner children of c up to its level where that pays: such a child g becomes a separate
- * group, which recomputes the tokens between v and c, but shares its own. Moved nodes follow c. */
+/* Moves inner children of c, a child of v, up to its level where this saves tokens. A moved child g
+ * becomes a group of its own: it recomputes the tokens between v and c once, and its members share
+ * all of its tokens. Moved nodes follow c. */
 static void lift_from(struct builder *b, int32_t v, int32_t c)
 {
     struct node *nodes = b->nodes;
@@ -233,7 +236,8 @@ static void lift_from(struct builder *b, int32_t v, int32_t c)
     }
 }
 
-/* Replaces a node that has at most one child left by that child. */
+/* Removes children of v that are inner nodes with no child left, and replaces those with one child
+ * by that child. */
 static void drop_thin(struct builder *b, int32_t v)
 {
     struct node *nodes = b->nodes;
@@ -327,7 +331,7 @@ static int compare_groups(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* Members move with their groups. */
+/* Sorts the groups by ratio, each with its members. */
 static void order_by_ratio(struct prefix_groups *g)
 {
     int32_t *members = xmalloc((size_t)g->n_prompts * sizeof *members), n = 0;

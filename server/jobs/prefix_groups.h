@@ -26,7 +26,7 @@ struct group_prompt {
 
 struct prefix_group {
     int32_t first, n;   // members: order[first .. first + n)
-    int32_t prefix_len; // tokens that all members share; 0: a single member
+    int32_t prefix_len; // tokens that all members share; 0 if there is only one member
     double ratio;       // estimated output tokens per prompt token to compute
 };
 
@@ -34,15 +34,15 @@ struct prefix_groups {
     int32_t n_prompts, n_groups;
     int32_t *order;              // [n_prompts] indices of prompts, in submission order
     struct prefix_group *groups; // [n_groups], in that order
-    int64_t logical_tokens;      // of all prompts
-    int64_t computed_tokens;     // if every level of the tree is shared
-    int64_t grouped_tokens;      // if one level is shared, as in the groups
+    int64_t logical_tokens;      // prompt tokens of all prompts
+    int64_t computed_tokens;     // tokens to compute if every level of the tree is shared
+    int64_t grouped_tokens;      // tokens to compute if only the groups' prefixes are shared
 };
 
 enum group_order {
-    GROUP_ORDER_TREE,  // neighbours in the tree run close together
-    GROUP_ORDER_RATIO, // and groups with many output tokens per prompt token come first, so that
-                       // their decode rows fill the steps of later groups' prompts
+    GROUP_ORDER_TREE,  // prompts that are neighbours in the tree run one after the other
+    GROUP_ORDER_RATIO, // the same, but groups with many output tokens per prompt token come first:
+                       // their decode rows share steps with the prompts of later groups
 };
 
 /* block_tokens: 1 or more. */

@@ -39,7 +39,7 @@ static void copy_text(char *to, size_t n_bytes, struct db_rows *rows, int column
     snprintf(to, n_bytes, "%s", db_text(rows, column));
 }
 
-/* A row in the order of BATCH_COLUMNS; returns its number. */
+/* Copies a row of BATCH_COLUMNS to b, and returns its row number. */
 static int64_t take_batch(struct db_rows *rows, struct stored_batch *b)
 {
     *b = (struct stored_batch){.status = (enum batch_status)db_int(rows, 10)};
@@ -65,7 +65,7 @@ static int64_t take_batch(struct db_rows *rows, struct stored_batch *b)
     return db_int(rows, 20);
 }
 
-/* When the batch entered each of its states. */
+/* Reads when the batch entered each of its states. */
 static enum status take_times(struct store *s, int64_t row, struct stored_batch *b, struct err *err)
 {
     struct db_rows *rows;
@@ -82,7 +82,7 @@ static enum status take_times(struct store *s, int64_t row, struct stored_batch 
 
 /* ---- creating and finding ----------------------------------------------------------------- */
 
-/* The id is made here, so that it is unique before anyone knows it. */
+/* Also makes the batch's id. */
 static enum status create_batch(struct store *s, struct stored_batch *b, struct err *err)
 {
     store_make_id(b->id, "batch_");
@@ -133,7 +133,7 @@ static enum status list_batches(struct store *s, struct db_rows *rows, int64_t l
     return st;
 }
 
-/* owner NULL: the batch of any owner, for the worker. */
+/* owner NULL: the batch of any owner, for the code that runs batches. */
 bool store_batch_find(struct store *s, const char *owner, const char *id, struct stored_batch *out,
                       enum status *st, struct err *err)
 {
@@ -180,7 +180,7 @@ enum status store_batch_list(struct store *s, const char *owner, const struct st
     return st;
 }
 
-/* Batches that a restart has to continue. */
+/* The batches that are continued after a restart. */
 enum status store_batch_unfinished(struct store *s, struct stored_batch **batches, size_t *n,
                                    struct err *err)
 {
@@ -202,7 +202,7 @@ enum status store_batch_unfinished(struct store *s, struct stored_batch **batche
 
 /* ---- life cycle --------------------------------------------------------------------------- */
 
-/* Within a transaction of the caller. */
+/* Called within a transaction. */
 static enum status set_status(struct store *s, const char *id, enum batch_status to, int64_t now,
                               struct err *err)
 {
@@ -250,7 +250,7 @@ struct begin {
     int64_t n_total, now;
 };
 
-/* From validating to in progress, with the counts that are known now. */
+/* The status becomes IN_PROGRESS; the number of lines is known now. */
 static enum status begin_batch(struct store *s, void *arg, struct err *err)
 {
     const struct begin *b = arg;
@@ -289,14 +289,14 @@ enum status store_batch_fail(struct store *s, const char *id, const char *errors
 
 /* ---- answers ------------------------------------------------------------------------------ */
 
-/* Answers that are stored together. */
+/* Answers that are stored in one transaction. */
 struct answering {
     const char *id;
     const struct batch_answer *answers;
     size_t n;
 };
 
-/* Other tables refer to a batch by its row. */
+/* Finds the row number of a batch, by which other tables refer to it. */
 static enum status find_row(struct store *s, const char *id, int64_t *row, struct err *err)
 {
     struct db_rows *rows;
@@ -373,7 +373,7 @@ enum status store_batch_answered(struct store *s, const char *id, uint8_t *bits,
 
 /* ---- the end ------------------------------------------------------------------------------ */
 
-/* Everything that is written in one transaction when a batch ends. */
+/* What finish_batch writes in one transaction. */
 struct finish {
     const char *id;
     enum batch_status end;
@@ -417,8 +417,7 @@ static enum status write_answers(struct store *s, int64_t row, bool failed, cons
     return st;
 }
 
-/* Answers become files, their rows are deleted, and the batch ends, all in one
- * transaction. */
+/* Moves the answers from their rows to files and ends the batch, in one transaction. */
 static enum status finish_batch(struct store *s, void *arg, struct err *err)
 {
     const struct finish *f = arg;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The share of the store for all conversations together. */
+/* All conversations together may take this fraction of the store: 1 / PART_OF_STORE. */
 enum { PART_OF_STORE = 4 };
 
 void stored_conversation_deinit(struct stored_conversation *c)
@@ -90,7 +90,7 @@ enum status store_conversation_append(struct store *s, const char *owner, const 
 /* What a transaction adds: items and, if `created` is set, the conversation itself. */
 struct addition {
     const char *owner, *id;
-    struct stored_conversation *created; // or NULL
+    struct stored_conversation *created; // the new conversation; NULL: the conversation exists
     const struct stored_item *items;
     size_t n;
     int64_t expires_at;
@@ -141,7 +141,7 @@ bool store_conversation_add(struct store *s, const char *owner, const char *id,
     return a.found && *st == OK;
 }
 
-/* Owner and id together, so that no owner can find out another one's ids. */
+/* Looks up owner and id together, so that owners cannot find out each other's ids. */
 bool store_conversation_find(struct store *s, const char *owner, const char *id,
                              struct stored_conversation *out, enum status *st, struct err *err)
 {
@@ -166,7 +166,7 @@ bool store_conversation_find(struct store *s, const char *owner, const char *id,
     return found && *st == OK;
 }
 
-/* Whether a statement that changes one row has found it. */
+/* True if the last statement, which changes at most one row, has found it. */
 static bool changed(struct store *s, enum status *st)
 {
     bool found = *st == OK && db_changes(s->db) > 0;
@@ -174,7 +174,7 @@ static bool changed(struct store *s, enum status *st)
     return found;
 }
 
-/* Only the metadata can be changed. */
+/* Replaces the metadata, which is all that can be changed. */
 bool store_conversation_describe(struct store *s, const char *owner, const char *id,
                                  const char *metadata, enum status *st, struct err *err)
 {
@@ -189,7 +189,7 @@ struct deletion {
     bool found;
 };
 
-/* Items are found by the row's number, which is read before the conversation is deleted. */
+/* The items refer to the conversation's row number, which is read before the row is deleted. */
 static enum status delete_all(struct store *s, void *arg, struct err *err)
 {
     struct deletion *d = arg;
@@ -220,7 +220,8 @@ static void take_item(struct db_rows *rows, struct stored_item *item)
     buf_put(&item->text, text, n);
 }
 
-/* The start of a page: after the item with this id, or at the first end in the requested order. */
+/* Finds where a page starts: after the item page->after, or at the beginning in the requested
+ * order. */
 static enum status find_start(struct store *s, int64_t row, const struct store_page *page,
                               int64_t *at, struct err *err)
 {
@@ -234,7 +235,7 @@ static enum status find_start(struct store *s, int64_t row, const struct store_p
     if (db_next(rows)) {
         *at = db_int(rows, 0);
     } else {
-        *at = page->oldest_first ? INT64_MAX : 0; // unknown id: an empty page
+        *at = page->oldest_first ? INT64_MAX : 0; // an unknown id gives an empty page
     }
     return db_end(rows, err);
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* SQLite: opening, prepared statements, values, transactions, and what happens when the
- * disk is full. */
+/* SQLite: opening, prepared statements, values, transactions, and recovery from a full disk. */
 #include "server/store/db.h"
 
 #include "engine/base/mem.h"
@@ -15,24 +14,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The log is checkpointed at LOG_PAGES, so that the reserve is several times as large. Freeing a
- * file of 512 MiB changes 130 pages. */
+/* The log is checkpointed when it has LOG_PAGES pages (512 KiB), so the reserve is several times as
+ * large as the log. Deleting a file of 512 MiB changes 130 pages. */
 enum {
     PAGE_BYTES = 4096,
     MAX_STATEMENTS = 128,
     LOG_PAGES = 128,
     RESERVE_BYTES = 2 << 20,
-    MORE_PAGES = 16, // chosen: pages by which the database may grow on a full disk, for a row or
-                     // two
+    MORE_PAGES = 16, // how many pages the database may grow on a full disk: enough for a row or two
 };
 
-/* Statements stay prepared, and are found by the address of their text: all are constants in this
- * folder. */
+/* Statements stay prepared. They are found by the address of their text, since all texts are
+ * constants of this folder. */
 struct db {
     sqlite3 *handle;
     int64_t max_pages;
-    struct reserve reserve; // for a path; released while room_is_given
-    bool is_full;           // the last failure was a full disk
+    struct reserve reserve; // only if there is a path; released while room_is_given
+    bool is_full;           // the last failure was that the disk was full
     bool room_is_given;
     bool is_held; // the database may not grow: the disk has only the reserve's space left
     struct {
@@ -46,7 +44,7 @@ struct db {
 struct db_rows {
     struct db *db;
     sqlite3_stmt *statement;
-    int last; // result of the last step
+    int last; // SQLite's result of the last step
 };
 
 static bool is_quota(struct db *db, int code)
@@ -55,7 +53,8 @@ static bool is_quota(struct db *db, int code)
     return error == EDQUOT || error == EFBIG;
 }
 
-/* Full disks and quotas are the same kind of error, after which the caller may free space. */
+/* Turns an error of SQLite into a message. A full disk and an exceeded quota are the same kind of
+ * error: db_make_room may help. */
 static enum status fail(struct db *db, int code, struct err *err)
 {
     enum status st = ERR_IO;
@@ -90,9 +89,9 @@ static enum status set_max_pages(struct db *db, int64_t n_pages, struct err *err
     return db_script(db, text, err);
 }
 
-/* A write-ahead log that is synced at each commit: a commit that returned is on the disk. Exclusive
- * mode is set before the file is first read: no other process can open the database, and the index
- * of the log is in our own memory instead of a shared file. */
+/* Sets up a write-ahead log that is synced at each commit: a commit that returned is on the disk.
+ * Exclusive mode is set before the file is first read: no other process can open the database, and
+ * the index of the log is in our own memory instead of a shared file. */
 static enum status settle(struct db *db, const char *path, struct err *err)
 {
     char text[128];
@@ -114,7 +113,7 @@ static enum status settle(struct db *db, const char *path, struct err *err)
                      err);
 }
 
-/* For a path whose database no other process has open. */
+/* Called once the database is locked, so that no other process uses the reserve. */
 static void open_reserve(struct db *db, const char *path)
 {
     char name[4096 + 16];
@@ -123,8 +122,7 @@ static void open_reserve(struct db *db, const char *path)
     reserve_take(&db->reserve);
 }
 
-/* A database without a path is in memory. max_bytes limits its pages, so an upload cannot
- * fill the disk. */
+/* max_bytes limits the number of pages, so that an upload cannot fill the disk. */
 enum status db_open(const char *path, int64_t max_bytes, struct db **out, struct err *err)
 {
     struct db *db = xcalloc(1, sizeof *db);
@@ -181,9 +179,9 @@ static int64_t read_number(struct db *db, const char *sql)
     return n;
 }
 
-/* Checkpoints the log, which frees its space. Together with the reserve's space this suffices for
- * changes that need no new pages. The database is not allowed to grow, because that would use the
- * space up permanently. */
+/* Releases the reserve and checkpoints the log, which frees its space. That suffices for changes
+ * that need no new pages. The database may hardly grow, because growth would use the reserve's
+ * space permanently. */
 static void give_room(struct db *db)
 {
     db->room_is_given = true;
@@ -203,8 +201,7 @@ static void take_reserve(struct db *db)
     }
 }
 
-/* Called after an error: true if the operation should be tried again, after the reserve was
- * released for it. */
+/* Called after an error. True if there is space now, and the operation should be repeated. */
 bool db_make_room(struct db *db)
 {
     if (!db->is_full || !db->reserve.path || db->room_is_given) {
@@ -214,7 +211,7 @@ bool db_make_room(struct db *db)
     if (db->is_held) {
         take_reserve(db);
         if (!db->is_held) {
-            return true; // space has been freed elsewhere
+            return true; // others have freed space on the disk
         }
     }
     give_room(db);
@@ -389,7 +386,7 @@ void db_abort(struct db *db)
     }
 }
 
-/* Does not count pages that are free inside the file. */
+/* The size of the database without the free pages inside its file. */
 int64_t db_size_bytes(struct db *db)
 {
     struct db_rows *rows;

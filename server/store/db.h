@@ -46,15 +46,15 @@ const char *db_text(struct db_rows *rows, int column); // "" for NULL
 const void *db_bytes(struct db_rows *rows, int column, size_t *n_bytes);
 enum status db_end(struct db_rows *rows, struct err *err); // returns the error of any db_next
 
-/* Everything in between is done completely or not at all. db_abort may be called after any
- * failure. */
+/* Everything between db_begin and db_commit is done completely or not at all. db_abort may be
+ * called after any failure. */
 enum status db_begin(struct db *db, struct err *err);
 enum status db_commit(struct db *db, struct err *err);
 void db_abort(struct db *db);
 
-/* | Called after a transaction has failed and was aborted: true if the disk was full and there is
- * now space for another attempt. That succeeds if it needs no additional space permanently: if it
- * deletes, updates, or uses deleted pages. Always followed by db_keep_room:
+/* | Called after a transaction has failed and was aborted. True if the disk was full and there is
+ * now space for another attempt. The attempt succeeds if the database need not grow: if it deletes
+ * or updates rows, or fills pages that are free. Always followed by db_keep_room:
  *
  *     st = attempt();
  *     while (st != OK && db_make_room(db)) {

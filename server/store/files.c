@@ -12,8 +12,8 @@
 
 /* ---- content in chunks -------------------------------------------------------------------- */
 
-/* The file's row exists from the start, but is not `ready`, so an upload that is cut off
- * is never seen. */
+/* The file's row exists from the start, but is not `ready`, so that nobody sees an upload that was
+ * cut off. */
 enum status chunks_begin(struct chunk_writer *w, struct store *s, struct err *err)
 {
     *w = (struct chunk_writer){.store = s};
@@ -92,8 +92,7 @@ enum status store_upload_begin(struct store *s, struct store_upload **out, struc
     return st;
 }
 
-/* The lock is taken for each piece, not for the upload, so that others may use the store
- * in between. */
+/* The lock is held for one piece at a time, so that others can use the store during an upload. */
 enum status store_upload_write(struct store_upload *u, const void *bytes, size_t n_bytes,
                                struct err *err)
 {
@@ -129,7 +128,7 @@ enum status store_upload_end(struct store_upload *u, const char *owner, struct s
     return OK;
 }
 
-/* If the deletion fails, the next start removes the rest. */
+/* If the deletion fails, the next start of the server removes the rest. */
 void store_upload_drop(struct store_upload *u)
 {
     if (!u) {

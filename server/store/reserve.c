@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PARTS = 8 }; // if the disk has not enough space, the file takes as many eighths as fit
+enum { PARTS = 8 }; // the file grows by eighths, as far as the disk has space
 
 void reserve_init(struct reserve *r, const char *path, int64_t bytes)
 {
@@ -37,7 +37,7 @@ bool reserve_take(struct reserve *r)
             r->held_bytes = n;
         }
     }
-    /* Removes the rest of an unsuccessful attempt. */
+    /* A failed attempt may have allocated a part of the space: give it back. */
     bool is_exact = ftruncate(fd, r->held_bytes) == 0;
     close(fd);
     return is_exact && r->held_bytes >= r->bytes;

@@ -8,11 +8,11 @@
 
 struct reserve {
     char *path;
-    int64_t bytes, held_bytes; // its full and its current size
+    int64_t bytes, held_bytes; // the file's full and current size
 };
 
 void reserve_init(struct reserve *r, const char *path, int64_t bytes);
-void reserve_deinit(struct reserve *r); // keeps the file
+void reserve_deinit(struct reserve *r); // the file stays
 
 /* Allocates as much as the disk allows; never shrinks the file. Returns whether it has its full
  * size. */

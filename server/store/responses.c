@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The share of the store for all responses together, so that files and batches find space. */
+/* All responses together may take 1 / PART_OF_STORE of the store, so that files and batches find
+ * space. */
 enum { PART_OF_STORE = 4 };
 
 void stored_response_deinit(struct stored_response *r)
@@ -18,7 +19,8 @@ void stored_response_deinit(struct stored_response *r)
     buf_deinit(&r->body);
 }
 
-/* Deletes the oldest until `more` bytes fit; counting all is cheap compared with writing one. */
+/* Deletes the oldest responses until `more` bytes fit. Summing up all sizes is cheap compared with
+ * writing one response. */
 static enum status make_room(struct store *s, int64_t more, struct err *err)
 {
     const int64_t most = s->options.max_bytes / PART_OF_STORE;
@@ -68,7 +70,7 @@ enum status store_response_put(struct store *s, const char *owner, const struct 
     return store_change(s, put, &p, err);
 }
 
-/* The row's memory ends with the query. */
+/* Copies bytes out of the row, whose memory ends with the query. */
 static void take_bytes(struct db_rows *rows, int column, struct buf *out)
 {
     size_t n;
@@ -77,8 +79,7 @@ static void take_bytes(struct db_rows *rows, int column, struct buf *out)
     buf_put(out, bytes, n);
 }
 
-/* `lost`: the response of a process that ended while it ran, so that its reader learns of
- * the failure. */
+/* Also reports whether the response is still running. */
 bool store_response_find(struct store *s, const char *owner, const char *id,
                          struct stored_response *out, enum status *st, struct err *err)
 {
@@ -115,7 +116,7 @@ bool store_response_find(struct store *s, const char *owner, const char *id,
     return found && *st == OK;
 }
 
-/* The events of a response that ran in the background, for clients that come back. */
+/* The events of a response that ran in the background, for clients that reconnect. */
 bool store_response_events(struct store *s, const char *owner, const char *id, struct buf *out,
                            enum status *st, struct err *err)
 {
@@ -136,7 +137,7 @@ bool store_response_events(struct store *s, const char *owner, const char *id, s
     return found && *st == OK;
 }
 
-/* Whether there was one. */
+/* Returns whether there was such a response. */
 bool store_response_delete(struct store *s, const char *owner, const char *id, enum status *st,
                            struct err *err)
 {

@@ -59,7 +59,7 @@ void store_make_id(char id[STORE_ID_BYTES], const char *prefix)
     }
 }
 
-/* One transaction; it is rolled back unless it was committed. */
+/* Runs `change` in one transaction, which is rolled back if it fails. */
 static enum status attempt(struct store *s,
                            enum status (*change)(struct store *, void *, struct err *), void *arg,
                            struct err *err)
@@ -75,8 +75,8 @@ static enum status attempt(struct store *s,
     return st;
 }
 
-/* Makes a change, and repeats it with more space if the disk was full. After success the reserve is
- * taken again. */
+/* Makes a change, and repeats it with the reserve's space if the disk was full. Afterwards the
+ * reserve is allocated again. */
 enum status store_change(struct store *s,
                          enum status (*change)(struct store *, void *, struct err *), void *arg,
                          struct err *err)
@@ -91,7 +91,7 @@ enum status store_change(struct store *s,
     return st;
 }
 
-/* Adds columns that folders of older versions lack. */
+/* Adds columns that databases of older versions lack. */
 static enum status add_columns(struct store *s, struct err *err)
 {
     struct db_rows *rows;
@@ -109,8 +109,8 @@ static enum status add_columns(struct store *s, struct err *err)
     return OK;
 }
 
-/* Responses that were running when an earlier process ended are replaced by the object prepared for
- * that case. */
+/* Creates what is missing. Responses that were running when an earlier process ended are replaced
+ * by the object `lost`, which was stored for that case. */
 static enum status make_tables(struct store *s, void *arg, struct err *err)
 {
     (void)arg;
@@ -126,8 +126,8 @@ void store_item_id(char id[STORE_ITEM_ID_BYTES], const char *prefix)
     store_make_id(id, prefix);
 }
 
-/* Makes the folder if it is missing. SQLite syncs the names in it, but a new folder's own name is
- * in its parent. As in SQLite, a parent that cannot be opened for reading is not an error. */
+/* Makes the folder if it is missing. SQLite syncs the folder, but a new folder's own name is in its
+ * parent, so that is synced here. As in SQLite, it is no error if the parent cannot be opened. */
 static enum status make_folder(const char *dir, struct err *err)
 {
     if (mkdir(dir, 0700) != 0) {
@@ -143,7 +143,7 @@ static enum status make_folder(const char *dir, struct err *err)
     return OK;
 }
 
-/* The folder has a lock, so two servers cannot share it. */
+/* Opens the database in the folder. It is locked, so that two servers cannot share it. */
 static enum status open_folder(struct store *s, const char *dir, struct err *err)
 {
     char path[4096];
@@ -160,12 +160,12 @@ static enum status open_folder(struct store *s, const char *dir, struct err *err
     return st;
 }
 
-/* Without a folder everything is in memory and ends with the process. */
+/* Without a folder the data are temporary and end with the process. */
 enum status store_open(const struct store_options *options, struct store **out, struct err *err)
 {
     struct store *s = xcalloc(1, sizeof *s);
     s->options = *options;
-    s->options.dir = NULL; // not valid after this call
+    s->options.dir = NULL; // the caller's string, which may not outlive this call
     pthread_mutex_init(&s->lock, NULL);
     enum status st = options->dir ? open_folder(s, options->dir, err)
                                   : db_open(NULL, options->max_bytes, &s->db, err);

@@ -22,9 +22,9 @@ enum { STORE_ID_BYTES = 48, STORE_NAME_BYTES = 256 };
 struct store;
 
 struct store_options {
-    const char *dir;        // created if missing; NULL: temporary
-    int64_t max_bytes;      // of the database; beyond it calls fail with ERR_LIMIT
-    int64_t max_file_bytes; // of one file
+    const char *dir;   // created if missing; NULL: temporary
+    int64_t max_bytes; // largest size of the database; calls that need more fail with ERR_LIMIT
+    int64_t max_file_bytes; // largest size of one file
 };
 
 enum status store_open(const struct store_options *options, struct store **out, struct err *err);
@@ -32,7 +32,7 @@ void store_close(struct store *s); // accepts NULL
 
 struct store_usage {
     int64_t bytes, max_bytes, n_files, n_batches;
-    int64_t by_status[8]; // batches, by enum batch_status
+    int64_t by_status[8]; // numbers of batches, by enum batch_status
 };
 enum status store_usage(struct store *s, struct store_usage *out, struct err *err);
 
@@ -53,8 +53,8 @@ struct store_upload;
 enum status store_upload_begin(struct store *s, struct store_upload **out, struct err *err);
 enum status store_upload_write(struct store_upload *u, const void *bytes, size_t n_bytes,
                                struct err *err);
-/* file: filename, purpose and times are read, id and bytes written. Ends the upload, also on
- * failure. */
+/* Reads filename, purpose and times from *file, and writes its id and size there. Ends the upload,
+ * also on failure. */
 enum status store_upload_end(struct store_upload *u, const char *owner, struct stored_file *file,
                              struct err *err);
 void store_upload_drop(struct store_upload *u); // accepts NULL
@@ -62,15 +62,15 @@ void store_upload_drop(struct store_upload *u); // accepts NULL
 /* False, with OK in *st, if the owner has no such file. */
 bool store_file_find(struct store *s, const char *owner, const char *id, struct stored_file *out,
                      enum status *st, struct err *err);
-/* The same; a file that an unfinished batch reads is not deleted either. */
+/* The same for deleting. A file that an unfinished batch reads is not deleted either. */
 bool store_file_delete(struct store *s, const char *owner, const char *id, enum status *st,
                        struct err *err);
 
 struct store_page {
-    const char *after; // the id before the page; NULL: from the start
+    const char *after; // the page begins after this id; NULL: at the start
     int64_t limit;
     bool oldest_first;
-    const char *purpose; // of files; NULL: any
+    const char *purpose; // lists only files with this purpose; NULL: all
 };
 /* The caller frees *files. */
 enum status store_file_list(struct store *s, const char *owner, const struct store_page *page,
@@ -100,8 +100,9 @@ void stored_items_free(struct stored_item *items, size_t n);
 /* A new id: the prefix and 24 random hex digits. */
 void store_item_id(char id[STORE_ITEM_ID_BYTES], const char *prefix);
 
-/* c: the times and metadata are read, the id is written. Conversations have a share of the store:
- * those unchanged for the longest are deleted for new ones. */
+/* Reads the times and metadata from *c, and writes its id there. Conversations may take a fixed
+ * share of the store: those that have been unchanged for the longest are deleted to make room for
+ * new ones. */
 enum status store_conversation_create(struct store *s, const char *owner,
                                       struct stored_conversation *c,
                                       const struct stored_item *items, size_t n, struct err *err);
@@ -135,8 +136,8 @@ enum { STORE_RESPONSE_ID_BYTES = 144 };
 struct stored_response {
     char id[STORE_RESPONSE_ID_BYTES], previous[STORE_RESPONSE_ID_BYTES]; // previous "": none
     int64_t created_at, expires_at;                                      // expires_at 0: never
-    struct buf input, output; // its own items as JSON, separated by commas
-    struct buf body;          // the complete object
+    struct buf input, output; // the response's own items as JSON, separated by commas
+    struct buf body;          // the response object as JSON
     /* For a response that runs in the background. While it runs: the object that replaces it if
      * this process ends first. Afterwards: its events, framed for replay. A lookup does not fill
      * these; it reports whether the response is running. */
@@ -149,8 +150,8 @@ struct stored_response {
 };
 void stored_response_deinit(struct stored_response *r); // accepts a zeroed struct
 
-/* Replaces a response with the same owner and id. Responses have a share of the store: the oldest
- * are deleted for new ones. */
+/* Replaces a response with the same owner and id. Responses may take a fixed share of the store:
+ * the oldest are deleted to make room for new ones. */
 enum status store_response_put(struct store *s, const char *owner, const struct stored_response *r,
                                struct err *err);
 /* False, with OK in *st, if the owner has no such response. If found the caller deinits it. */
@@ -190,8 +191,7 @@ struct stored_batch {
     char *metadata, *errors; // JSON; NULL: none
     enum batch_status status;
     int64_t created_at, expires_at;
-    int64_t output_expires_s; // its files expire this long after they were made; 0: by the store's
-                              // rule
+    int64_t output_expires_s; // how long its files are kept; 0: the server's retention applies
     int64_t since[N_BATCH_STATUSES]; // when each status began; 0: never
     int64_t n_total, n_completed, n_failed;
     int64_t input_tokens, cached_tokens, output_tokens;
@@ -207,7 +207,7 @@ bool store_batch_find(struct store *s, const char *owner, const char *id, struct
 enum status store_batch_list(struct store *s, const char *owner, const struct store_page *page,
                              struct stored_batch **batches, size_t *n, bool *has_more,
                              struct err *err);
-/* All that have not ended, oldest first: a restarted server continues these. */
+/* All batches that have not ended, oldest first: a restarted server continues these. */
 enum status store_batch_unfinished(struct store *s, struct stored_batch **batches, size_t *n,
                                    struct err *err);
 
@@ -232,7 +232,7 @@ struct batch_answer {
     size_t n_bytes;
     int64_t input_tokens, cached_tokens, output_tokens;
 };
-/* All in one transaction; existing answers are not replaced. */
+/* Stores answers in one transaction. Existing answers are not replaced. */
 enum status store_batch_answer(struct store *s, const char *id, const struct batch_answer *answers,
                                size_t n, struct err *err);
 /* A bit for each answered line, starting with the lowest; `bits` has (n_lines + 7) / 8 bytes. */

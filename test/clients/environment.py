@@ -9,7 +9,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def environment(name, packages):
-    """Its interpreter, below build/, and for each package that could not be installed pip's last word. Without a package
+    """Its interpreter, below build/, and for each package that could not be installed pip's last message. Without a package
     index that is every package; what was installed before is still there."""
     folder = os.path.join(ROOT, "build", name)
     python = os.path.join(folder, "bin/python")

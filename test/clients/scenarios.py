@@ -387,7 +387,7 @@ def ollama_models(url):
 # ---- the runner ----
 
 def run(url, only):
-    """A line of JSON for each: client, task, and what went wrong."""
+    """Prints a line of JSON for each scenario: client, task, and what went wrong."""
     for client, task, function in scenarios:
         if only and not any(o in client for o in only):
             continue

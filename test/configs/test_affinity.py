@@ -101,7 +101,7 @@ def turns(i, n, system=True):
 def stays(port, bodies_of):
     """bodies_of(i): requests that belong together. All of them reach the same replica, and every replica gets some i."""
     used = collections.Counter()
-    for i in range(100):  # with 24 a replica would get none in about one of two hundred runs
+    for i in range(100):  # with 24, in about one of two hundred runs some replica would get none
         requests = bodies_of(i)
         places = {where(port, *request) for request in (requests if i < 24 else requests[:1])}
         assert len(places) == 1, (i, places)
@@ -184,7 +184,7 @@ def ask(port, messages):
 
 
 def talk(port, seed):
-    """All conversations, turn by turn, each turn in another order, eight requests at a time."""
+    """Runs all conversations turn by turn, each turn in another order, eight requests at a time."""
     rng = random.Random(seed)
     conversations = [[{"role": "system", "content": "Be brief."}] for _ in range(N_CONVERSATIONS)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

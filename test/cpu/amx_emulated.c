@@ -113,7 +113,7 @@ static inline void emulated_release(void)
 #undef INLINE
 #include "cpu/cpu_attention_amx.c"
 
-/* NULL where the processor cannot run even the emulation. */
+/* Returns NULL if the processor cannot run the emulation either. */
 const struct cpu_kernels *op_amx_emulated(void)
 {
     static struct cpu_kernels table;

@@ -91,7 +91,7 @@ OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
         float *chain = make_qkv(w), *want = run_pass(w, chain), *tree = op_random(N * width, 1.0f);
         memset(&w->pass, 0, sizeof w->pass);
         add_tree(w, 0, past, N);
-        const uint64_t *mask = w->pass.mask + (size_t)(N - 1) * TREE_MASK_WORDS; // of the last node
+        const uint64_t *mask = w->pass.mask + (size_t)(N - 1) * TREE_MASK_WORDS; // last node
         for (int32_t i = 0; i < N; i++) {
             if (mask[i / 64] >> (i % 64) & 1) {
                 memcpy(tree + (size_t)i * width,

@@ -81,7 +81,8 @@ OP_TEST(attention_reads_codes_as_they_were_stored)
     }
 }
 
-/* A query's NaN or infinity makes its own output NaN, however codes are multiplied, and no other.
+/* A NaN or infinity in a query makes the output of that query NaN and no other, whatever
+ * instructions multiply the codes.
  */
 static void check_invalid_query(const char *backend, const struct storage *storage, float invalid)
 {
@@ -114,7 +115,7 @@ OP_TEST(an_invalid_query_is_not_hidden_by_codes)
     }
 }
 
-/* After copies and moves each lane reads the expected tokens. */
+/* After blocks were copied and slots moved, each lane reads the expected tokens. */
 OP_TEST(copied_blocks_and_moved_slots_read_the_same)
 {
     static const struct geometry cases[] = {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},

@@ -11,7 +11,7 @@
 
 enum { LANES = 4, LEN = 1400 };
 
-/* A layer's shape; sizes that are no multiple of a vector are among the cases. */
+/* A layer's shape. Some cases have sizes that are not a multiple of a vector. */
 struct geometry {
     int32_t n_heads, n_kv_heads, dim, block_tokens, window;
     float softcap;
@@ -19,7 +19,7 @@ struct geometry {
     enum dtype dtype;
     int32_t dim_v; // 0: dim; else a value is the first dim_v numbers of its key, as in MLA
     bool steep;    // later keys are longer: scores rise by hundreds
-    int32_t chunk; // 0: none
+    int32_t chunk; // keys per chunk of chunked attention; 0: none
 };
 
 /* How K and V are stored, and the layer's own scales if it has any. */
@@ -196,7 +196,7 @@ static inline void naive_row(const struct world *w, const struct pass_seq *s, in
     free(p);
 }
 
-/* A head's numbers after being stored and read in the format. */
+/* Returns a head's numbers as they are read after having been stored in the format. */
 static inline void as_stored(const struct world *w, const float *x, float scale, float *out)
 {
     const struct geometry *g = &w->g;
@@ -302,7 +302,7 @@ static inline bool rounds_queries(const struct world *w)
     return (f == KV_INT8 || f == KV_INT8_SYMMETRIC || f == KV_INT4) && w->g.dtype != DT_F32;
 }
 
-/* With large scores even the last bit of a float is visible. */
+/* Large scores amplify even the last bit of a float. */
 static inline double tolerance(const struct world *w)
 {
     if (rounds_queries(w)) {

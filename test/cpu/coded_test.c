@@ -9,7 +9,7 @@ struct format {
     bool zeros;
     int32_t zero;
     enum tensor_scale tensor_scale;
-    int32_t block_rows, block_cols; // 0: all
+    int32_t block_rows, block_cols; // rows and columns that share a scale; 0: all
 };
 
 /* One per layout of codes and scales. */
@@ -80,7 +80,7 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
     int64_t row_bytes = (n_in + per_byte - 1) / per_byte;
     c->values = (struct number_grid){random_bytes((size_t)(row_bytes * n_out)), f->values,
                                      per_byte > 1 ? PACK_BYTES : PACK_NONE, row_bytes, 1};
-    // skips the code of NaN
+    // avoids the code of NaN
     for (int64_t i = 0; f->values == DT_E4M3 && i < row_bytes * n_out; i++) {
         uint8_t *byte = (uint8_t *)c->values.data + i;
         if ((*byte & 0x7F) == 0x7F) {

@@ -5,7 +5,7 @@
 
 enum { WIDTH = 24, STRIDE = 27, N_PARTS = 2 };
 
-static int32_t part; // which WIDTH values of a slot's row
+static int32_t part; // index of the WIDTH values within a slot's row
 
 /* What is stored for a slot of a lane: numbers that bf16 holds. */
 static float value(int32_t lane, int32_t slot, int32_t d)
@@ -73,7 +73,7 @@ static struct op_rig open_lanes(const char *backend, enum dtype dtype)
     return rig;
 }
 
-/* All dtypes, since states are stored in that of activations. */
+/* All dtypes, since states are stored in the dtype of activations. */
 OP_TEST(a_row_reads_the_one_before_it)
 {
     static const enum dtype dtypes[] = {DT_F32, DT_BF16, DT_F16};
@@ -153,8 +153,8 @@ OP_TEST(out_rows_store_in_their_own_slots)
     op_end(&rig);
     float *y = op_fetch(&rig, b.x, 4, WIDTH);
     for (int32_t d = 0; d < WIDTH; d++) {
-        CHECK_EQ(y[2 * WIDTH + d], x[d]);           // row 2 reads row 1, which was stored now
-        CHECK_EQ(y[1 * WIDTH + d], value(0, 3, d)); // row 0 was not
+        CHECK_EQ(y[2 * WIDTH + d], x[d]);           // row 2 reads row 1, which this pass stored
+        CHECK_EQ(y[1 * WIDTH + d], value(0, 3, d)); // row 1 reads row 0, which it did not
         CHECK_EQ(y[3 * WIDTH + d], value(0, 5, d));
     }
     free(x);

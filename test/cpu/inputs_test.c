@@ -10,7 +10,8 @@ enum { N = 400 };
 /* The nearest number of the type, found by trying all. */
 static float nearest(enum dtype dtype, float x)
 {
-    uint32_t best = 0, n = dtype == DT_E2M1 ? 8 : 0x7F; // without signs; E4M3's last is no number
+    uint32_t best = 0, n = dtype == DT_E2M1 ? 8 : 0x7F; // codes without signs; the last of E4M3 is
+                                                        // NaN
     double distance = INFINITY, a = fabs((double)x);
     for (uint32_t i = 0; i < n; i++) {
         double d = fabs((double)dtype_value(dtype, i) - a);

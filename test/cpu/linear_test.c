@@ -3,14 +3,14 @@
 #include "engine/device/ops_default.h"
 #include "test/device/op_harness.h"
 
-/* A product; K may be cut into segments whose sums are rounded one after another. */
+/* The shape of a product. K may be cut into segments, whose sums are rounded one after another. */
 struct shape {
     int32_t rows, n_out, n_in, segments;
     enum dtype dtype;
     bool bias, accumulate;
 };
 
-/* In double precision, with inputs rounded to the format first. */
+/* The product in double precision, with inputs rounded to the format first. */
 static void naive(const struct shape *s, const float *x, const float *w, const float *bias,
                   const float *before, double *y)
 {
@@ -184,7 +184,7 @@ OP_TEST(an_activation_has_the_same_bits_fused_with_its_product)
     }
 }
 
-/* An MLP has the same bits as one op and as three. */
+/* An MLP computed by one op must have the bits of three ops. */
 static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_gated,
                     int32_t segments)
 {
@@ -227,7 +227,7 @@ static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_ga
     op_close(&rig);
 }
 
-/* The same for both products of an MLP with its activation. */
+/* The fused MLP must have the bits of its product, activation and product. */
 OP_TEST(an_mlp_has_the_same_bits_as_its_three_ops)
 {
     static const int32_t rows[] = {1, 127, 128, 211, 2200};

@@ -16,7 +16,7 @@ OP_TEST(a_correction_affects_only_the_choice)
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_F32, &limits);
     for (int32_t i = 0; i < EXPERTS; i++) {
-        eye[i * (EXPERTS + 1)] = 1.0f; // x is the logits
+        eye[i * (EXPERTS + 1)] = 1.0f; // identity: the logits are x
         sum += exp((double)logits[i]);
     }
     struct moe_route_args a = {
@@ -164,7 +164,7 @@ static void try_ffn(const char *backend, const struct ffn *f)
         CHECK_MEM(alone, y + (size_t)r * f->hidden, (size_t)f->hidden * 4);
         free(alone);
     }
-    /* Partial sums leave the bias to reduce. */
+    /* Partial sums have no bias: reduce adds it. */
     if (f->bias && !f->accumulate) {
         a.partial = true;
         CHECK_EQ(rig.ops->moe_ffn(rig.be, &a), OK);

@@ -39,7 +39,7 @@ static struct weight *open_part(struct op_rig *r, enum weight_kind kind, struct 
     return w;
 }
 
-/* Columns [rank, rank + 1) / n of the product, and the reduce with its bias. */
+/* A product whose K is cut over ranks, and the reduce that adds the sums and the bias. */
 static void row_sharded(struct op_rig *r, struct rank *k)
 {
     const struct common *c = k->c;
@@ -252,7 +252,7 @@ static void *wait_alone(void *p)
     struct op_rig r = open_rank(k);
     struct reduce_args a = {.y = op_tensor(&r, NULL, 1, 8, 8), .n_rows = 1, .width = 8};
     CHECK_EQ(r.ops->reduce(r.be, &a), ERR_DEVICE);
-    CHECK_EQ(r.ops->step_begin(r.be, 0), ERR_DEVICE); // and stays so
+    CHECK_EQ(r.ops->step_begin(r.be, 0), ERR_DEVICE); // and later steps fail, too
     op_close(&r);
     return NULL;
 }
@@ -271,7 +271,7 @@ TEST(a_rank_that_leaves_does_not_hang_the_others)
 
 /* ---- between nodes ---- */
 
-/* Whether anybody accepts connections there. */
+/* Whether a connection to this port is accepted. */
 static bool is_open(const char *host, int32_t port)
 {
     int fd;
@@ -286,7 +286,8 @@ struct shared {
     bool here, elsewhere;
 };
 
-/* What node 0 would send to the others has the port in it. It then gives up. */
+/* Called in place of node 0's exchange with other nodes: checks which addresses the port is open
+ * on, and then fails. */
 static enum status look_at_port(void *bytes, size_t n_bytes, void *arg, struct err *err)
 {
     struct shared *s = arg;

@@ -39,7 +39,7 @@ static void begin(const char *groups)
     put("/proc/self/cgroup", groups);
 }
 
-/* No control groups: what the kernel says of the machine. */
+/* Without control groups the memory of the machine counts. */
 TEST(without_groups_the_machines_memory_counts)
 {
     begin("");
@@ -47,7 +47,7 @@ TEST(without_groups_the_machines_memory_counts)
     CHECK_EQ(cpu_resident(root), 400 * (size_t)sysconf(_SC_PAGESIZE));
 }
 
-/* As MemoryMax of a systemd unit: at its own path, not at the root. */
+/* MemoryMax of a systemd unit: the limit is at the unit's path, not at the root. */
 TEST(a_group_of_version_2_at_its_own_path)
 {
     begin("0::/system.slice/sluice.service\n");
@@ -57,7 +57,8 @@ TEST(a_group_of_version_2_at_its_own_path)
     put("/sys/fs/cgroup/system.slice/sluice.service/memory.stat",
         "anon 1\nactive_file 10485760\ninactive_file 10485760\n");
     CHECK_EQ(cpu_room(root), (size_t)70 * MB);
-    put("/sys/fs/cgroup/system.slice/memory.max", "62914560\n"); // the slice has less left
+    put("/sys/fs/cgroup/system.slice/memory.max", "62914560\n"); // the slice has less memory left
+                                                                 // than the unit
     put("/sys/fs/cgroup/system.slice/memory.current", "52428800\n");
     CHECK_EQ(cpu_room(root), (size_t)10 * MB);
     put("/sys/fs/cgroup/system.slice/memory.max", "max\n");
@@ -77,7 +78,8 @@ TEST(a_group_of_version_1)
     CHECK_EQ(cpu_room(root), (size_t)90 * MB);
 }
 
-/* The path is the host's, and the mount shows the container's group as its root. */
+/* In a container /proc has the host's path of the group, but the mount shows that group as its
+ * root. */
 TEST(a_container_in_the_hosts_namespace)
 {
     begin("4:memory:/kubepods/pod1/abc\n");

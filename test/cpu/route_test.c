@@ -72,7 +72,7 @@ OP_TEST(routing_follows_each_familys_rule)
         float logits[512], bias[512], wanted_ids[64], wanted[64], weights[64];
         int32_t ids[64];
         if (!set_rule(&a, json_get_string(c, "rule"), json_get(c, "config"))) {
-            continue; // a rule that no family of ours has
+            continue; // a rule that none of the supported families has
         }
         a.n_experts = numbers(json_get(c, "router_logits"), logits, 512);
         int32_t n_bias = numbers(json_get(c, "e_score_correction_bias"), bias, 512);
@@ -119,7 +119,7 @@ OP_TEST(equal_scores_go_to_the_lowest_ids)
     op_close(&rig);
 }
 
-/* A weight of the expert itself, after the router's. */
+/* Each expert has a weight of its own, which is multiplied with the router's. */
 OP_TEST(experts_scale_their_own_weights)
 {
     enum { N = 6, K = 3 };

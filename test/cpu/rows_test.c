@@ -3,7 +3,7 @@
 #include "engine/base/minmax.h"
 #include "test/device/op_harness.h"
 
-/* In double precision, in two passes over the row. */
+/* The norm of a row in double precision, computed in two passes. */
 static double norm_ref(enum norm_kind kind, const float *x, int32_t n, double eps, double *mean)
 {
     double m = 0.0, square = 0.0;
@@ -146,7 +146,7 @@ OP_TEST(activations_follow_their_formulas)
 
 /* ---- rope --------------------------------------------------------------------------------- */
 
-/* What varies between models between the product and the cache. */
+/* What models do differently between the product of qkv and the cache. */
 struct rope_case {
     int32_t n_heads, n_kv_heads, dim, n_pairs;
     bool interleaved;
@@ -154,7 +154,7 @@ struct rope_case {
     enum norm_kind kind;
     bool per_head; // HEAD: a weight of its own for each head
     bool norm_after;
-    struct query_growth growth; // of queries
+    struct query_growth growth; // how queries grow with the position
     bool v_norm;
 };
 
@@ -166,7 +166,7 @@ static double growth_ref(const struct query_growth *g, int32_t pos)
     return 1.0;
 }
 
-/* Both orders of pairs: interleaved, and halves. */
+/* Rotates pairs of numbers in either order: neighbours, or halves of the head. */
 static void rotate_ref(const struct rope_case *c, const float *inv, int32_t pos, double *x)
 {
     for (int32_t i = 0; i < c->n_pairs; i++) {
@@ -494,7 +494,7 @@ OP_TEST(embed_gather_gate_logits_and_pool)
     struct pass_pool pools[] = {{2, 0, 1, true, false}, {2, 1, 1, false, true}};
     op_add_seq(p, 2, 0, ROWS);
     for (int32_t i = 0; i < ROWS; i++) {
-        p->rows[i].token = i < 4 ? 10 * i + 3 : -1; // the last two from the history
+        p->rows[i].token = i < 4 ? 10 * i + 3 : -1; // the last two tokens come from the history
     }
     p->pass.n_out = 2;
     p->pass.out_rows = out_rows;
@@ -545,7 +545,7 @@ OP_TEST(embed_gather_gate_logits_and_pool)
     op_close(&rig);
 }
 
-/* For NaNs of any bits: their bits must not be taken for an exponent. */
+/* NaNs with any bits: the bits must not be mistaken for an exponent. */
 OP_TEST(the_exponential_of_every_nan_is_nan)
 {
     static const uint32_t nans[] = {0x7FC00000, 0x7FC00001, 0x7FFF0000, 0x7FFFFFFF, 0xFFFFFFFF};

@@ -7,7 +7,7 @@
 
 enum { KINDS = 12, AT_ONCE = 50, TREES = 10 };
 
-/* Whether top-k or top-p leaves kind i out; law is the whole softmax. */
+/* Whether top-k or top-p excludes token kind i; `law` is the whole softmax. */
 static bool is_out(const float *logits, const struct sampling_params *p, const double *law,
                    int32_t i)
 {
@@ -21,7 +21,7 @@ static bool is_out(const float *logits, const struct sampling_params *p, const d
     return (p->top_k > 0 && n_above >= p->top_k) || mass_above >= (double)p->top_p;
 }
 
-/* What the sampler's steps leave of the softmax, in double. */
+/* The distribution that the sampler's steps make of the softmax, in double precision. */
 static void law_of(const float *logits, const struct sampling_params *p, double *law)
 {
     double whole[KINDS], most = -INFINITY, sum = 0.0, kept = 0.0;
@@ -44,7 +44,7 @@ static void law_of(const float *logits, const struct sampling_params *p, double 
     }
 }
 
-/* AT_ONCE drafts from `q`, then their judgement under `p`. Counts the resulting tokens and the
+/* Draws AT_ONCE drafts from `q`, then judges them under `p`. Counts the resulting tokens and the
  * accepted drafts. */
 static void judge_some(struct sampler *s, struct tensor q, struct tensor p, int32_t *counts,
                        int32_t *n_accepted)
@@ -183,7 +183,7 @@ static int32_t judge_case(const char *backend, const struct law_case *c, int32_t
     return n_accepted;
 }
 
-/* The rate of acceptance is the optimum, too. */
+/* The rate of acceptance must also be the highest possible one. */
 OP_TEST(judged_drafts_follow_the_targets_law)
 {
     enum { N = 30000 };
@@ -200,7 +200,7 @@ OP_TEST(judged_drafts_follow_the_targets_law)
 }
 
 /* More siblings are accepted more often. */
-OP_TEST(tried_siblings_leave_the_targets_law)
+OP_TEST(siblings_tried_in_turn_keep_the_targets_law)
 {
     enum { N = 20000 };
     static const struct law_case cases[] = {{1.0f, 1.0f, 0.5f, 0, 2}, {0.7f, 1.0f, 0.0f, 0, 4},
@@ -249,7 +249,7 @@ OP_TEST(further_draws_are_without_replacement)
                 seen |= 1 << r[j].top_ids[k];
             }
             CHECK_EQ(seen, (1 << FEW) - 1);
-            CHECK_EQ(r[j].top_ids[FEW - 1], r[j].token); // nothing was left
+            CHECK_EQ(r[j].top_ids[FEW - 1], r[j].token); // all ids are used up
             counts[r[j].token][r[j].top_ids[0]]++;
         }
     }

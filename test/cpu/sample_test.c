@@ -48,8 +48,8 @@ OP_TEST(greedy_takes_the_lowest_of_equal_ids)
     op_close(&s.rig);
 }
 
-/* They come from broken weights or overflow: the draw says so, and still is a token of the
- * vocabulary. */
+/* NaN logits come from broken weights or an overflow. The draw reports them, and its token is in
+ * the vocabulary nevertheless. */
 OP_TEST(nan_logits_are_reported)
 {
     static const struct {
@@ -104,17 +104,17 @@ OP_TEST(a_mask_is_never_dropped)
     CHECK_EQ(draw_masked(&s, &d, masks, 0), 7);
     CHECK_EQ(draw_masked(&s, &d, masks, 1), 7);
     CHECK_EQ(draw_masked(&s, &d, masks, 2), 40);
-    p = d; // too soon to stop, but nothing else is left
+    p = d; // min_tokens forbids stop ids, but the mask leaves nothing else
     p.stop_ids = stops;
     p.n_stop_ids = 2;
     p.min_tokens = 5;
     CHECK_EQ(draw_masked(&s, &p, masks, 2), 40);
-    p = d; // nothing is in both: the bans go, the mask stays
+    p = d; // bans and mask together leave nothing: only the mask counts
     p.allowed = seven;
     p.n_allowed = 1;
     CHECK_EQ(draw_masked(&s, &p, masks, 2), 40);
     p = d;
-    p.temperature = 1e6f; // whatever the seed
+    p.temperature = 1e6f; // any seed
     for (p.seed = 0; p.seed < 200; p.seed++) {
         int32_t token = draw_masked(&s, &p, masks, 2);
         CHECK(token == 40 || token == 41);
@@ -155,7 +155,7 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
     p.bias = bias;
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 20);
 
-    p = d; // stop ids wait for min_tokens: 6 known, 3 of them prompt
+    p = d; // stop ids are banned until min_tokens: of 6 tokens, 3 are generated
     int32_t stops[] = {1};
     p.n_stop_ids = 1;
     p.stop_ids = stops;
@@ -221,7 +221,7 @@ OP_TEST(if_all_is_banned_the_ban_of_stop_ids_is_dropped_first)
     op_close(&s.rig);
 }
 
-/* Penalties of a tree's row count the tokens on its own path, not its siblings. */
+/* Penalties of a row of a tree count the tokens on its path, but not its siblings. */
 OP_TEST(a_tree_rows_path_counts_as_history)
 {
     float logits[VOCAB] = {[1] = 4.0f, [2] = 3.9f, [3] = 3.5f};
@@ -250,13 +250,13 @@ OP_TEST(a_tree_rows_path_counts_as_history)
         add_draw(&s, (struct pass_draw){.pos = s.pass.rows[i].pos, .n_prompt = 3, .tree_row = i});
     }
     const struct draw_result *r = run_draws(&s);
-    CHECK_EQ(r[0].token, 2); // 1 comes second
-    CHECK_EQ(r[1].token, 3); // 1 and 2
-    CHECK_EQ(r[2].token, 2); // 1 and 3
+    CHECK_EQ(r[0].token, 2); // the path has token 1
+    CHECK_EQ(r[1].token, 3); // the path has tokens 1 and 2
+    CHECK_EQ(r[2].token, 2); // the path has tokens 1 and 3
     op_close(&s.rig);
 }
 
-/* The sets that are left, with ties at the threshold. */
+/* The sets that remain, with ties at the threshold. */
 OP_TEST(top_k_top_p_and_min_p_keep_exact_sets)
 {
     float logits[VOCAB];

@@ -7,9 +7,10 @@
 #include "cpu/cpu_state.h"
 #include "engine/base/minmax.h"
 
-enum { MOST = 160, SPARE = 40, LANES = 4, SNAPSHOTS = 3 }; // inputs of the text, and of drafts
+/* MOST inputs of the text, SPARE inputs of drafts. */
+enum { MOST = 160, SPARE = 40, LANES = 4, SNAPSHOTS = 3 };
 
-/* One layer, its inputs for each token, and what is fed. */
+/* One layer, its inputs for each token, and the pass that is being built. */
 struct layer {
     struct op_rig rig;
     struct state_layer g;
@@ -426,7 +427,7 @@ static void try_tree(const char *backend)
     float *grown = xcalloc((size_t)(n * width), sizeof *grown);
     feed(&l, 0, 0, n, whole);
     for (int32_t at = 0; at < n;) {
-        int32_t room = l.block - 2 - at % l.block; // none but the root at the block's last position
+        int32_t room = l.block - 2 - at % l.block; // only the root may end a block
         room = lesser(room, n - 1 - at);
         int32_t depth = op_int(0, 3);
         depth = lesser(depth, room);

@@ -34,8 +34,8 @@ static void attention_case(enum dtype dtype, const struct shape *s, struct store
     pair_close(p);
 }
 
-/* Each shape is there for a path of its own: widths of heads, groups, windows, soft caps,
- * sinks, interleaved rotation. */
+/* Each shape tests a path of its own: widths of heads, groups, windows, soft caps, sinks,
+ * interleaved rotation. */
 TEST(attention_agrees)
 {
     NEED_GPU();
@@ -153,7 +153,7 @@ TEST(few_decoding_rows_agree)
         {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, false, 16, false, 0, false, 0},
         {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, true, 16, false, 0, false, 0},
         {8, 1, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
-        /* Blocks alone. */
+        /* Enough units for blocks that work alone, without clusters. */
         {24, 12, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32, false, 0, false, 0},
         {13, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
         {4, 2, 64, 16, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
@@ -338,7 +338,7 @@ static float *outputs_of(struct setup *u, const struct test_pass *t, const float
     return tensor_get(p, &out, GPU);
 }
 
-/* Each row of a tree against a plain run over its ancestors: bit by bit. */
+/* Compares each row of a tree with a plain run over its ancestors, bit by bit. */
 static void path_case(enum dtype dtype, const struct shape *s, struct stored stored)
 {
     static const struct seq_spec specs[] = {{60, 25, true}, {505, 19, true}};
@@ -466,8 +466,7 @@ TEST(a_layer_reads_what_another_stored)
     }
 }
 
-/* What copied blocks and moved slots hold is seen through attention, since pages are
- * private to a backend. */
+/* Reads copied blocks and moved slots through attention, since pages are private to a backend. */
 static void copy_case(enum dtype dtype, struct stored stored)
 {
     static const struct shape s = {

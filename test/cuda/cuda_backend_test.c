@@ -5,7 +5,7 @@
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
-/* Other programs use the message, so it must not be empty. */
+/* The message is shown to users, so it must not be empty. */
 TEST(without_a_device_opening_says_why)
 {
     if (cuda_device_count() > 0) {
@@ -19,7 +19,7 @@ TEST(without_a_device_opening_says_why)
     CHECK(strlen(err.text) > 10);
 }
 
-/* Code runs on later minor versions of the same major one; "90a" on 90 only. */
+/* Code runs on later minor versions of the same major version; "90a" runs on 9.0 only. */
 TEST(a_build_runs_on_the_devices_it_has_code_for)
 {
 #ifdef SLUICE_CUDA
@@ -39,7 +39,7 @@ TEST(a_build_runs_on_the_devices_it_has_code_for)
 #endif
 }
 
-/* The number is in the message, since it is usually a mistyped option. */
+/* The message has the device's number, since that is usually a mistyped option. */
 TEST(a_missing_device_is_refused)
 {
     NEED_GPU();
@@ -50,8 +50,8 @@ TEST(a_missing_device_is_refused)
     CHECK(strstr(err.text, "99"));
 }
 
-/* Mistakes of the engine are refused before they reach the device, where they would be
- * writes into other memory. */
+/* Wrong arguments of the engine are refused before they reach the device, where they would
+ * overwrite other memory. */
 TEST(bad_calls_are_refused)
 {
     NEED_GPU();
@@ -81,7 +81,7 @@ TEST(bad_calls_are_refused)
     pair_close(&p);
 }
 
-enum { N_SCORED = 8 }; // lanes
+enum { N_SCORED = 8 }; // lanes whose tokens are scored
 
 /* Ends the step with scores of the first lanes' tokens at pos. A score reads the history, so it
  * returns the token that was written there. */
@@ -147,7 +147,8 @@ TEST(large_updates_arrive_whole)
 TEST(of_two_updates_the_later_one_stays)
 {
     NEED_GPU();
-    enum { LONG = 5 * 65536 + 60000, SHORT = 10 }; // all the long ones do not fit at once
+    /* The long updates together exceed the staging memory. */
+    enum { LONG = 5 * 65536 + 60000, SHORT = 10 };
     struct backend_limits limits = pair_limits();
     limits.max_len = LONG;
     struct pair p;
@@ -260,7 +261,7 @@ static void toy_decode(struct toy *m, int b, int32_t n_steps, int32_t n_each, in
             toy_pass(m, b, &t.pass);
             CHECK_EQ(be->ops->step_end(be), OK);
         }
-        if (step > 0) { // the step before, while this one runs
+        if (step > 0) { // waits for the step before, while this one runs
             struct pass_results r;
             CHECK_EQ(be->ops->step_wait(be, (step - 1) % 2, &r, 1), OK);
             CHECK(be->ops->step_done(be, (step - 1) % 2));
@@ -295,7 +296,7 @@ static void replay_case(int32_t n_each)
         tokens[b] = xcalloc(STEPS * (size_t)limits.max_lanes, sizeof(int32_t));
         toy_decode(&m, b, STEPS, n_each, tokens[b]);
     }
-    CHECK(m.n_issued <= 6); // twice for each bucket
+    CHECK(m.n_issued <= 6); // ops are issued twice for each bucket
     for (int32_t i = 0; i < STEPS * limits.max_lanes; i++) {
         if (tokens[CPU][i] != tokens[GPU][i]) {
             CHECK_FAIL("%d rows each: step %d lane %d: %d, not %d", n_each, i / limits.max_lanes,
@@ -328,7 +329,7 @@ TEST(no_bucket_is_longer_than_the_limit)
     struct backend *be = p.be[GPU];
     CHECK_EQ(be->ops->step_begin(be, 0), OK);
     static struct test_pass t;
-    for (int32_t n = 95; n <= 98; n++) { // 96 is a bucket, and the next one is beyond
+    for (int32_t n = 95; n <= 98; n++) { // 96 is a bucket; the next one exceeds the limit
         pass_of(&t, &(struct seq_spec){.n_new = n}, 1, false, 1);
         t.pass.model = n % 2;
         struct pass_shape shape;

@@ -18,9 +18,9 @@ struct format {
     bool zeros;
     int32_t zero;
     enum tensor_scale tensor_scale;
-    int32_t block_rows, block_cols; // 0: all
-    bool has_order;                 // of inputs
-    bool stays;                     // quantised on the device
+    int32_t block_rows, block_cols; // rows and columns that share a scale; 0: all
+    bool has_order;                 // inputs are permuted (GPTQ's act-order)
+    bool stays;                     // the weight stays quantised on the device
 };
 
 /* One per way in which codes, scales and zeros are laid out; the last field says whether
@@ -60,7 +60,7 @@ static inline uint8_t *random_bytes(size_t n)
     return bytes;
 }
 
-/* Scales of about 0.02; powers of two of other sizes, too. */
+/* Scales of about 0.02; those that are powers of two vary more. */
 static inline void *random_scales(enum dtype dtype, size_t n)
 {
     uint8_t *bytes = random_bytes(n * 4);

@@ -3,7 +3,7 @@
  * and gated norms. */
 #include "test/cuda/cuda_pass.h"
 
-/* Kernels of several lengths, without a state beside the inputs. */
+/* Convolutions of several lengths, whose only state is their last inputs. */
 TEST(short_convolutions_agree)
 {
     NEED_GPU();
@@ -51,7 +51,7 @@ TEST(gates_agree)
     NEED_GPU();
     for (int32_t i = 0; i < 90; i++) {
         struct pair p;
-        const int32_t pad = i % 2 ? 8 : 3; // rows begin at 16 bytes, or anywhere
+        const int32_t pad = i % 2 ? 8 : 3; // rows are aligned to 16 bytes, or not
         REQUIRE(pair_open(&p, pair_dtypes[i % 3], false, NULL));
         static const int32_t groups[] = {1, 64, 128, 256, 300};
         const int32_t group = groups[i / 3 % 5], width = group * (1 + i % 5), n_rows = 1 + i % 7;

@@ -5,7 +5,7 @@
 
 /* ---- inputs that are rounded ----------------------------------------------------------------- */
 
-/* The E4M3 number nearest to x, of two as near the one with the even code. */
+/* The E4M3 number nearest to x; a tie goes to the even code. */
 static float nearest_e4m3(float x)
 {
     uint8_t codes[256];
@@ -61,7 +61,7 @@ static void round_reference(struct pair *p, struct pair_tensor *x, int32_t n_in,
 }
 
 struct inputs_case {
-    int32_t format; // of formats
+    int32_t format; // index of `formats`
     struct input_rule rule;
 };
 
@@ -102,7 +102,7 @@ static void inputs_case(const struct inputs_case *c, enum dtype dtype, bool dete
     pair_close(&p);
 }
 
-/* Scales that are stored, per row and per group of 128. */
+/* Stored scales, scales per row, and scales per group of 128. */
 TEST(products_with_rounded_inputs_agree)
 {
     NEED_GPU();
@@ -189,8 +189,8 @@ TEST(norms_leave_the_codes_that_rounding_makes)
     }
 }
 
-/* An activation that leaves codes equals one that leaves numbers, except for the last bit of its
- * exponentials. */
+/* An activation whose output is codes equals one whose output is numbers and then rounded, except
+ * for the last bit of its exponentials. */
 TEST(activations_leave_the_codes_that_rounding_makes)
 {
     NEED_GPU();

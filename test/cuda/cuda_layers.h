@@ -22,9 +22,9 @@ struct shape {
     bool sinks;
     int32_t block_tokens;
     bool norm_after;
-    int32_t grows_every; // positions; 0: queries do not grow
+    int32_t grows_every; // positions after which queries grow; 0: they do not
     bool v_norm;
-    int32_t chunk; // 0: none
+    int32_t chunk; // keys per chunk of chunked attention; 0: none
 };
 
 /* One layer on both backends. */
@@ -34,13 +34,13 @@ struct setup {
     struct rope_table *rope[2];
     struct pair_weight q_norm, k_norm, sinks;
     int32_t width;
-    double tolerance; // of attention's outputs
+    double tolerance; // relative error of attention's outputs
 };
 
 /* How the pages hold keys and values. */
 struct stored {
     enum kv_format format;
-    float k_scale, v_scale; // of KV_FP8; 0: every token's head has its own
+    float k_scale, v_scale; // scales for KV_FP8; 0: each head of each token has its own
 };
 
 static const struct stored stored_codes[] = {{KV_FP8, 0.03f, 0.02f},
@@ -49,7 +49,7 @@ static const struct stored stored_codes[] = {{KV_FP8, 0.03f, 0.02f},
                                              {KV_INT8, 0.0f, 0.0f},
                                              {KV_INT4, 0.0f, 0.0f}};
 
-/* The rounding of both backends: numbers between two codes may become either. */
+/* The error of rounding on both backends: a number between two codes may become either. */
 static inline double stored_tolerance(const struct pair *p, enum kv_format format)
 {
     static const double codes_of[] = {
@@ -182,7 +182,7 @@ static inline void attend(struct setup *u, const struct pair_tensor *qkv, const 
     check_tensor(p, what, &out, out_width, u->tolerance);
 }
 
-/* Both as one op where the backend has it, over random rows of layer 1. */
+/* Stores and attends over random rows of layer 1, in one op if the backend has it. */
 static inline void store_and_attend(struct setup *u, int32_t n_rows, const char *what)
 {
     struct pair *p = &u->p;

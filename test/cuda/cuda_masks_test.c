@@ -14,10 +14,10 @@ static void write_mask(int32_t k, int32_t vocab, uint32_t *words)
         const bool in = rng_bits(5, i, RNG_TEST, (uint32_t)k) % (1u << 2 * k) == 0;
         words[i / 32] |= (uint32_t)in << (i % 32);
     }
-    words[vocab / 3 / 32] |= 1u << (vocab / 3 % 32); // one at least
+    words[vocab / 3 / 32] |= 1u << (vocab / 3 % 32); // at least one id
 }
 
-/* A third of the lanes has nothing but its mask; the others have bias and penalties, or bans. */
+/* A third of the lanes has only a mask; the others also have bias and penalties, or bans. */
 static void set_params(struct pair *p, int32_t lane)
 {
     static const struct logit_bias bias[] = {{3, 2.5f}, {20, -1.5f}, {3, 1.0f}, {40, 8.0f}};

@@ -207,7 +207,8 @@ TEST(many_rows_agree)
 
 /* ---- equal bits ---------------------------------------------------------------------------- */
 
-/* The outputs of rows [first, first + n) alone, on the GPU; what lies past them is left. */
+/* Computes rows [first, first + n) alone, on the GPU. Returns their outputs; later rows stay as
+ * they were. */
 static void *rows_alone(struct pair *p, const struct moe_ffn_args *all, int32_t first, int32_t n)
 {
     struct backend *be = p->be[GPU];
@@ -304,7 +305,8 @@ TEST(a_row_does_not_depend_on_its_batch)
     static const int32_t many[][2] = {{0, 700}, {0, 80}, {1, 97}, {333, 200}, {613, 87}};
     static const int32_t any[][2] = {{0, 1}, {5, 7}, {100, 16}, {44, 256}, {0, 700}};
     for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
-        check_bits(pair_dtypes[d], false, 700, many, COUNT(many)); // all by the same kernels
+        check_bits(pair_dtypes[d], false, 700, many, COUNT(many)); // the same kernels compute all
+                                                                   // of these sizes
         check_bits(pair_dtypes[d], true, 700, any, COUNT(any));
     }
 }
@@ -339,7 +341,7 @@ static void replay_case(int32_t n_first, int32_t n_others)
         random_picks(&p, &all, (uint64_t)i);
         CHECK_EQ(be->ops->write(be, all.y.mem, nothing, ROWS * row_bytes), OK);
         static struct test_pass t;
-        const int32_t n = n_first + i * n_first / 64; // of one bucket
+        const int32_t n = n_first + i * n_first / 64; // all in one bucket
         struct pass_shape shape;
         struct pass_results results[8];
         CHECK_EQ(be->ops->step_begin(be, 0), OK);

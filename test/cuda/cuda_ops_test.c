@@ -70,7 +70,7 @@ TEST(activations_agree)
                                                 .shape = {2.5f, 0.9f}};
                     BOTH(&p, activation, a, a.x = x.t[b]; a.out = y.t[b]);
                     check_tensor(&p, "activation", &y, width, pair_tolerance(&p));
-                    if (gated) { // beside another tensor
+                    if (gated) { // the other tensor lies beside it
                         struct pair_tensor up = tensor_random(&p, 3, width, width + 8, 4.0f);
                         BOTH(&p, activation, a, a.x = x.t[b]; a.up = up.t[b]; a.out = y.t[b]);
                         check_tensor(&p, "activation and up", &y, width, pair_tolerance(&p));
@@ -116,7 +116,7 @@ TEST(row_gate_reduce_and_logits_agree)
         BOTH(&p, logits, a, a.local = local.t[b]; a.logits = local.t[b]);
         check_tensor(&p, "logits in place", &local, 1003, 1e-6);
         const int32_t ids[] = {1002, 4, 0, 77, 500};
-        struct pair_tensor ids_of = tensor_make(&p, 1, COUNT(ids), DT_F32); // as wide as int32_t
+        struct pair_tensor ids_of = tensor_make(&p, 1, COUNT(ids), DT_F32); // as wide as ids
         struct pair_tensor spread = tensor_poisoned(&p, 6, 1003, DT_F32);
         for (int b = 0; b < 2; b++) {
             CHECK_EQ(p.be[b]->ops->write(p.be[b], ids_of.t[b].mem, ids, sizeof ids), OK);
@@ -149,7 +149,7 @@ TEST(embed_gather_and_pool_agree)
         memcpy(t.out_rows, out, sizeof out);
         t.pass.n_out = COUNT(out);
         for (int32_t i = 0; i < 5; i++) {
-            t.rows[i].token = -1; // from the history
+            t.rows[i].token = -1; // read from the history
         }
         t.pool[0] = (struct pass_pool){0, 0, 2, true, false};
         t.pool[1] = (struct pass_pool){2, 3, 2, true, true};
@@ -184,11 +184,11 @@ TEST(embed_gather_and_pool_agree)
     }
 }
 
-/* Stored in one pass, loaded in the next: chains, and trees over what they share. */
+/* States are stored in one pass and loaded in the next, for chains and for trees. */
 TEST(hidden_states_by_slot_agree)
 {
     NEED_GPU();
-    for (int32_t width = 92; width <= 96; width += 4) { // words of 16 bytes, and others
+    for (int32_t width = 92; width <= 96; width += 4) { // a multiple of 16 bytes, and not
         for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
             struct pair p;
             const struct backend_limits limits = pair_limits();

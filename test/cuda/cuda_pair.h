@@ -41,7 +41,7 @@ enum { CPU = 0, GPU = 1, TEST_MODEL = -1 }; // a negative model is never capture
 struct pair {
     struct backend *be[2];
     enum dtype dtype;
-    uint64_t seed; // of the next random numbers
+    uint64_t seed; // seed of the next random numbers
     struct backend_limits limits;
 };
 
@@ -53,7 +53,7 @@ static inline float round_to(float x, enum dtype dtype)
     memcpy(&u, &x, sizeof u);
     if (dtype == DT_BF16) {
         u = (u + 0x7fff + (u >> 16 & 1)) & 0xffff0000u;
-    } else if (dtype == DT_F16) { // values of moderate size only
+    } else if (dtype == DT_F16) { // limits the exponent to moderate values
         u = (u + 0xfff + (u >> 13 & 1)) & 0xffffe000u;
     }
     memcpy(&x, &u, sizeof u);
@@ -166,7 +166,7 @@ static inline float half_value(uint16_t h)
 struct pair_tensor {
     struct tensor t[2];
     int32_t n_rows, stride;
-    enum dtype dtype; // on the GPU
+    enum dtype dtype; // dtype on the GPU
 };
 
 static inline void tensor_put(struct pair *p, struct pair_tensor *t, const float *values)
@@ -273,7 +273,8 @@ static inline double pair_tolerance(const struct pair *p)
     return p->dtype == DT_BF16 ? 8e-3 : 1.5e-3;
 }
 
-/* ||gpu - cpu|| / ||cpu||, and no element further off than 12 times that of the largest. */
+/* Checks ||gpu - cpu|| / ||cpu||, and that no element is off by more than 12 times the tolerance,
+ * relative to the largest element. */
 static inline void check_near(const char *what, const float *cpu, const float *gpu, int32_t n_rows,
                               int32_t width, int32_t stride, double tolerance)
 {
@@ -300,7 +301,7 @@ static inline void check_near(const char *what, const float *cpu, const float *g
     }
 }
 
-/* The first `width` elements of each row. */
+/* Compares the first `width` elements of each row. */
 static inline void check_rows(struct pair *p, const char *what, const struct pair_tensor *t,
                               int32_t width, double tolerance)
 {
@@ -310,7 +311,7 @@ static inline void check_rows(struct pair *p, const char *what, const struct pai
     free(gpu);
 }
 
-/* Those, and that the padding after them is as it was. */
+/* Does the same, and checks that the padding after them has not changed. */
 static inline void check_tensor(struct pair *p, const char *what, const struct pair_tensor *t,
                                 int32_t width, double tolerance)
 {

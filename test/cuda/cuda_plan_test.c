@@ -64,7 +64,7 @@ static int32_t node_at(const struct test_pass *t, const struct plan *p, const st
     return -1;
 }
 
-/* In all its tiles together a row sees each slot once, up to its own. */
+/* Checks that in all its tiles together a row sees each slot once, up to its own. */
 static void check_row(const struct test_pass *t, const struct plan *p, const struct pass_seq *s,
                       int32_t row)
 {
@@ -118,8 +118,8 @@ TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
     }
 }
 
-/* Other KV sets, and trees for which there is no room, keep their masks: correct, but without the
- * bits of a plain run. */
+/* In other KV sets, and where there is no room for lanes of their own, trees are computed with
+ * their masks: the result is correct, but does not have the bits of a plain run. */
 TEST(trees_without_paths_are_trees)
 {
     static struct test_pass t;
@@ -138,7 +138,8 @@ TEST(trees_without_paths_are_trees)
     }
 }
 
-/* Tiles of keys of the busiest block, with units dealt as the kernels do: forth and back. */
+/* The number of key tiles of the busiest block, when units are dealt as the kernels do: forth and
+ * back. */
 static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_heads)
 {
     int32_t most = 0;
@@ -171,9 +172,9 @@ TEST(the_units_of_a_prompt_even_out)
     const struct pass pass = {.n_rows = 1024, .n_seqs = 1, .seqs = &seq};
     struct plan p = make_plan(&l, &pass);
     CHECK_EQ(attention_plan_facts(p.head).n_slots, 0);
-    CHECK_EQ(most_tiles(&p, l.n_sms, 8), 9); // of 1,152 on 132 blocks
+    CHECK_EQ(most_tiles(&p, l.n_sms, 8), 9); // 1,152 tiles on 132 blocks
     free(p.head);
-    /* Longest first at any length, the longest included. */
+    /* Units are sorted by length, longest first, for any length of the prompt. */
     for (int32_t n_past = 0; n_past < 60000; n_past += 2500) {
         seq.n_past = n_past;
         p = make_plan(&l, &pass);
@@ -246,7 +247,7 @@ TEST(keys_that_many_rows_read_are_expanded)
         const struct attention_run *runs =
             (const void *)((const char *)p.head + p.head->runs_offset);
         const struct attention_plan_facts facts = attention_plan_facts(p.head);
-        /* 107 pages for the first, seven for the third. */
+        /* The first run takes 107 pages, the third takes seven. */
         CHECK_EQ(facts.n_runs, fitting(n_pages)->n_runs);
         CHECK(facts.has_others);
         int32_t n_run_rows = 0;

@@ -6,7 +6,7 @@
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
-/* Poison in the padding and in y shows writes outside and missing ones. */
+/* Poison in the padding reveals writes outside of y, and poison in y reveals missing ones. */
 static void linear_case(struct pair *p, int32_t n_rows, int32_t n_out, int32_t n_in, int32_t pad,
                         bool bias, bool accumulate, bool fp32_out)
 {
@@ -133,7 +133,7 @@ TEST(a_product_is_read_right_by_the_norm_after_it)
             linear_norm_case(&p, 65, 4096, 2048, NORM_RMS, false);
         }
         linear_norm_case(&p, 50, 1000, 320, NORM_RMS, false);
-        linear_norm_case(&p, 65, 512, 1024, NORM_RMS, false); // in two halves of K
+        linear_norm_case(&p, 65, 512, 1024, NORM_RMS, false); // K is cut in two halves
         linear_norm_case(&p, 143, 1000, 1040, NORM_LAYER, false);
         linear_norm_case(&p, 256, 128, 480, NORM_RMS, true);
         linear_norm_case(&p, 100, 104, 64, NORM_RMS, true);
@@ -225,7 +225,7 @@ TEST(a_product_of_256_rows_with_its_activation_agrees)
         linear_act_case(&p, 209, 6000, 136, ACT_SILU, true, false);
         linear_act_case(&p, 256, 5992, 264, ACT_SILU, true, false);
         linear_act_case(&p, 255, 14328, 128, ACT_SILU, true, false); // two bands
-        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // not with that kernel: a bias
+        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // that kernel has no bias
         linear_act_case(&p, 256, 6000, 72, ACT_SILU, true, false);   // K is too short for it
         linear_act_case(&p, 200, 6000, 136, ACT_SILU, true, false);  // too few rows for it
         pair_close(&p);
@@ -376,7 +376,7 @@ TEST(a_row_of_a_product_does_not_depend_on_the_others_in_deterministic_mode)
         {FIXED_PLAIN, 131, 1024, false},  {FIXED_PLAIN, 264, 67, true},
     };
     for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
-        for (int32_t i = 0; i < COUNT(cases); i++) { // reopened to free memory
+        for (int32_t i = 0; i < COUNT(cases); i++) { // the pair is reopened to free memory
             struct pair p;
             REQUIRE(pair_open(&p, pair_dtypes[d], true, NULL));
             check_fixed(&p, &cases[i]);

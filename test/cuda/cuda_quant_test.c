@@ -85,7 +85,7 @@ static void product_case(struct pair *p, const char *name, const struct pair_wei
     check_tensor(p, what, &y, n_out, tolerance_of(p, w->w[GPU], n_rows, y_dtype));
 }
 
-/* Two tensors, one cut, the other in every second row, stacked. */
+/* Two stacked tensors: a cut one, and one of which every second row is used. */
 struct shape {
     int32_t n_out, n_in, first_row, n_rows, first_col, n_cols;
 };
@@ -255,7 +255,7 @@ static struct pair_weight open_experts(struct pair *p, const struct format *f, i
 
 /* Formats of both products may differ. */
 struct experts_case {
-    int32_t up, down; // formats
+    int32_t up, down; // indices of `formats`
     int32_t n_rows, n_experts, k, hidden, ffn;
     enum activation kind;
 };

@@ -25,7 +25,7 @@ static struct sampling_params params_of(int32_t i, int32_t *ints, struct logit_b
         for (int32_t j = 0; j < 9; j++) {
             bias[j] = (struct logit_bias){(i * 37 + j * 3) % 90, (float)(j % 5) * 2.5f - 4.0f};
         }
-        bias[8].token = bias[2].token; // one token twice
+        bias[8].token = bias[2].token; // one token occurs twice
     }
     if (i % 6 == 5) {
         p.n_allowed = 12;
@@ -42,7 +42,7 @@ static struct sampling_params params_of(int32_t i, int32_t *ints, struct logit_b
             ints[16 + j] = 500 + j;
         }
     }
-    if (i % 12 == 11) { // of what is allowed all are stop ids
+    if (i % 12 == 11) { // all allowed ids are stop ids
         p.n_stop_ids = p.n_allowed;
         p.stop_ids = p.allowed;
         p.min_tokens = 40;
@@ -65,7 +65,7 @@ static void set_params(struct pair *p, int32_t i, const struct sampling_params *
     }
 }
 
-/* With `ties` many logits are equal, so the lowest id must win on both. */
+/* With `ties` many logits are equal, and the lowest id must win on both backends. */
 static struct pair_tensor make_logits(struct pair *p, int32_t n_rows, int32_t vocab, float scale,
                                       bool ties)
 {
@@ -140,7 +140,7 @@ static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enu
     int32_t n = 0;
     for (int32_t i = 0; i < N_LANES; i++) {
         for (int32_t r = 0; r < specs[i].n_new; r++, n++) {
-            t.rows[n].token %= 90; // so that penalties meet likely ids
+            t.rows[n].token %= 90; // penalties then concern likely ids
             t.out_rows[n] = n;
             t.draws[n] = (struct pass_draw){
                 .out_row = n,
@@ -298,7 +298,7 @@ static void sibling_case(int32_t vocab, int32_t used, float scale, float likenes
     }
     pass_of(&t, specs, N_LANES, false, 79);
     for (int32_t i = 0; i < N_LANES; i++) {
-        for (int32_t r = 0; r < ROWS; r++) { // the grandchild, row 2, is the first child's
+        for (int32_t r = 0; r < ROWS; r++) { // row 2 is the grandchild, a child of the first child
             uint64_t *mask = t.tree_mask + (size_t)(i * ROWS + r) * TREE_MASK_WORDS;
             mask[0] = 1u | 1u << r | (r == 2 ? 2u : 0u);
             mask[1] = 0;
@@ -480,7 +480,7 @@ static struct pair_tensor head_input(struct pair *p, int32_t n_rows, int32_t wid
 
 enum { HEAD_WIDTH = 96 };
 
-/* Draws from the bests of the head must be those from all logits. */
+/* Makes a pass of n_out rows with draws of several kinds, in the reverse order of the rows. */
 static void head_draws(struct test_pass *t, int32_t n_out)
 {
     struct seq_spec specs[N_LANES] = {{0}};
@@ -551,7 +551,7 @@ static int32_t check_head_draws(const struct test_pass *t, int32_t vocab, const 
     return n_skipped;
 }
 
-/* Where gemm_head.cu runs: "NVIDIA H200", "NVIDIA GH200 480GB". */
+/* Whether the device can run gemm_head.cu: "NVIDIA H200", "NVIDIA GH200 480GB". */
 static bool is_hopper(struct pair *p)
 {
     struct backend_facts facts;
@@ -602,7 +602,7 @@ static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, bool may_s
 
 struct head_rows {
     int32_t rows;
-    bool may_skip; // as gemm_head_takes says
+    bool may_skip; // whether gemm_head_takes allows it
 };
 
 /* In tests of their own, since a race checker takes minutes for each. */

@@ -18,9 +18,10 @@ enum way { FUSED, FUSED_WITHOUT_GATE, ONE_BY_ONE };
 struct state_case {
     struct state_layer g;
     int32_t block, max_ahead;
-    float bound;         // of decays
-    bool bias, skip;     // of the convolution; of values
-    int32_t norm_groups; // weights of the gate's norm: of one group, or (-1) of all; 0: no norm
+    float bound;         // decay_bound of the recurrence
+    bool bias, skip;     // bias of the convolution; skip connection of values
+    int32_t norm_groups; // 0: no norm of the gate; else it has weights for one group, or (-1) for
+                         // all
     bool gate_first, per_group;
 };
 
@@ -28,12 +29,12 @@ struct state_case {
 struct scene {
     struct pair p;
     struct state_case c;
-    int32_t decays, values; // of a row
+    int32_t decays, values; // numbers per row
     enum way way;
     struct pair_weight kernel, bias, a_log, dt_bias, skip, norm;
     struct pair_tensor x, conv, decay, beta, gate, out;
     struct test_pass t;
-    int32_t ids[MAX_TEST_ROWS]; // of the rows' inputs
+    int32_t ids[MAX_TEST_ROWS]; // ids of the rows' inputs
 };
 
 static int32_t pick(struct scene *s, int32_t low, int32_t high)
@@ -56,7 +57,8 @@ static bool open_scene(struct scene *s, enum dtype dtype, bool deterministic,
         return false;
     }
     const struct state_set_desc d = {1, &s->c.g, dtype, c->block, c->max_ahead};
-    const struct kv_layer kv = {1, 1, 8, 8, false, 0.0f, 0.0f}; // paths are moved in both
+    const struct kv_layer kv = {1, 1, 8, 8, false, 0.0f, 0.0f}; // an attention layer: accepted
+                                                                // paths are moved in it, too
     const struct kv_set_desc kv_set = {1, &kv, dtype, KV_PLAIN};
     for (int b = 0; b < 2; b++) {
         struct err err = {""};
@@ -114,7 +116,7 @@ static void add_text(struct scene *s, int32_t lane, int32_t from, int32_t to)
     add(s, lane, from, ids, to - from);
 }
 
-/* The rows' own numbers, and NaN in all other places; or NaN everywhere. */
+/* Writes the rows' own numbers, and NaN in all other places; or NaN everywhere. */
 static void put(struct scene *s, struct pair_tensor *t, int32_t width, float scale, uint64_t seed)
 {
     const size_t stride = (size_t)t->stride;
@@ -132,7 +134,7 @@ static void put(struct scene *s, struct pair_tensor *t, int32_t width, float sca
     free(values);
 }
 
-/* In the scene's way: separate ops or fused ones. */
+/* Runs the ops as the scene says: separate or fused. */
 static void run_ops(struct scene *s, int b)
 {
     const struct state_case *c = &s->c;
@@ -222,7 +224,7 @@ static void check(struct scene *s, const char *what)
     check_tensor(&s->p, text, &rows, s->values, tolerance(s));
 }
 
-/* One for each kind of state, with sizes that are no multiple of a tile. */
+/* One case for each kind of state, with sizes that are not a multiple of a tile. */
 static const struct state_case cases[] = {
     {{STATE_DELTA, 4, 2, 24, 40, false, 0, 4}, 32, 0, 0.0f, false, false, 1, false, false},
     {{STATE_DELTA, 3, 1, 17, 33, false, 0, 4}, 16, 5, 0.0f, true, false, 1, false, false},
@@ -386,7 +388,7 @@ TEST(trees_and_their_paths_agree)
     }
 }
 
-/* Between lanes and snapshots. */
+/* Copies a state between lanes and snapshots. */
 static void copy(struct scene *s, int32_t from, int32_t to, int32_t pos)
 {
     const struct state_copy c = {from, to, pos};

@@ -25,7 +25,7 @@ static inline uint32_t op_bits(void)
 {
     static struct rng_block block;
     static uint64_t seed;
-    static uint32_t place = UINT32_MAX; // of the block
+    static uint32_t place = UINT32_MAX; // number of the block in `block`
     if (place != op_counter >> 2 || seed != op_seed) {
         place = op_counter >> 2;
         seed = op_seed;
@@ -128,7 +128,7 @@ static inline const struct cpu_kernels *op_kernels(const char *name)
         }
         return NULL;
     }
-    if (strcmp(name, "avx512bf16") == 0) { // a machine with AMX has better
+    if (strcmp(name, "avx512bf16") == 0) { // with AMX, "cpu" means the AMX kernels
         if (__builtin_cpu_supports("avx512bf16")) {
             return &cpu_kernels_avx512bf16;
         }
@@ -197,7 +197,8 @@ static inline void op_each(void (*fn)(const char *name))
     const size_t n = sizeof names / sizeof names[0];
     for (size_t i = 0; i < n; i++) {
         const struct cpu_kernels *k = op_kernels(names[i]);
-        bool again = k && i < n - 1 && k == op_kernels("cpu"); // is tested last, as "cpu"
+        bool again = k && i < n - 1 && k == op_kernels("cpu"); // these kernels are tested last, as
+                                                               // "cpu"
         if (only ? strcmp(only, names[i]) == 0 && k : k && !again) {
             op_counter = 0;
             fn(names[i]);

@@ -76,7 +76,7 @@ static inline void stop(struct bed *b)
     engine_close(b->e);
 }
 
-/* Prompt tokens first, first + 1, ... (of 300 ids). */
+/* Makes request i with the prompt first, first + 1, ... (modulo 300). */
 static inline struct test_request *make(int32_t i, int32_t first, int32_t n_prompt,
                                         int32_t max_tokens)
 {
@@ -106,7 +106,7 @@ static inline void submit(struct bed *b, struct test_request *q)
     }
 }
 
-/* Sample s of request i has n_tokens, and the right ones. */
+/* Checks that sample s of request i has n_tokens, all of them right. */
 static inline void check_sample(int32_t i, int32_t s, int32_t n_tokens)
 {
     const struct test_request *q = &requests[i];

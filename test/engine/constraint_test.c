@@ -157,7 +157,7 @@ TEST(preemption_and_chunks_change_nothing)
 
 /* Lookup copies text of the prompt, which the grammar often forbids; drafts must be cut
  * where they leave the language, and some must still be accepted. */
-TEST(drafts_of_lookup_stay_inside)
+TEST(drafts_of_lookup_stay_inside_the_grammar)
 {
     struct bed b = {0};
     struct engine_options o = options_of(&b, 16, 60);
@@ -199,7 +199,7 @@ static void run_forced(const char *speculative, int64_t most_wrong)
     CHECK_EQ(q->outputs[0].finish, FINISH_STOP);
     CHECK_EQ(q->tokens[0][3], 'v');
     CHECK(q->r.n_accepted >= 10);
-    CHECK(q->r.n_drafts - q->r.n_accepted <= most_wrong); // of a model, at the choices and the end
+    CHECK(q->r.n_drafts - q->r.n_accepted <= most_wrong); // wrong at the choices and the end
     stop(&b);
     grammar_free(g);
     grammar_vocab_free(v);
@@ -235,7 +235,7 @@ static void check_drafts(void)
 /* A draft model's tokens are masked on the device along its own path; `perfect` is off, so
  * at least half of the drafts being accepted shows that the mask is applied while
  * drafting. */
-TEST(drafts_of_the_device_stay_inside)
+TEST(drafts_of_the_device_stay_inside_the_grammar)
 {
     struct bed b = {0};
     struct engine_options o = options_of(&b, 16, 200);
@@ -247,7 +247,7 @@ TEST(drafts_of_the_device_stay_inside)
 
 /* Fixed combs (one branch a level), fans, trees grown by probability, and lookup beside a
  * tree: each branch needs a grammar state of its own. */
-TEST(combs_and_grown_trees_stay_inside)
+TEST(combs_and_grown_trees_stay_inside_the_grammar)
 {
 #define TREE "{\"method\":\"tree\",\"model\":\"test/golden/llama-3\",\"num_speculative_tokens\":3"
     static const char *const configs[] = {

@@ -21,7 +21,7 @@ TEST(a_prompt_that_can_never_fit_is_refused_with_both_lengths)
     stop(&b);
 }
 
-/* If one block would suffice for everything that runs at once, there are two: the minimum. */
+/* A pool has at least two blocks, even if everything that can run at once fits in one. */
 TEST(one_sequence_of_one_block_has_room)
 {
     struct bed b = {0};
@@ -252,7 +252,8 @@ TEST(a_cancel_right_after_its_submit_is_never_lost)
             make(i, 0, 20, MAX_OUT)->r.n = 8;
         }
         REQUIRE(pthread_create(&thread, NULL, submit_and_cancel, &h) == 0);
-        for (int32_t rest = 4; rest > 0; rest -= atomic_load(&h.sent)) { // steps in flight end, too
+        // After the last cancel, steps in flight still end.
+        for (int32_t rest = 4; rest > 0; rest -= atomic_load(&h.sent)) {
             engine_turn(b.e);
             engine_drain(b.e, on_event, &b);
         }
@@ -263,7 +264,7 @@ TEST(a_cancel_right_after_its_submit_is_never_lost)
     stop(&b);
 }
 
-/* Memory is the prompt's blocks once and the answers' blocks for each sibling. */
+/* The pool holds the prompt's blocks once, and the blocks of its own answer for each sibling. */
 TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
 {
     struct bed b = {0};
@@ -360,7 +361,7 @@ TEST(nothing_is_allocated_after_the_start)
     if (!counts_allocations) {
         SKIP("the sanitizers have their own malloc");
     }
-    counts = true; // the wrappers do count
+    counts = true; // proves that the wrappers count
     void *volatile p = malloc(1);
     free(p);
     counts = false;
@@ -480,7 +481,7 @@ TEST(statistics_know_what_was_submitted_since_the_last_turn)
     stop(&b);
 }
 
-/* One thread: it is the one that counts. */
+/* One thread, because allocations are counted only on the test's own thread. */
 TEST(nothing_is_allocated_after_the_start_on_the_cpu)
 {
     if (!counts_allocations) {

@@ -125,7 +125,7 @@ static enum status fake_state_set(struct backend *be, int32_t set,
     return OK;
 }
 
-/* Everything that setup and the ops took. */
+/* Frees everything that setup and the ops allocated. */
 static void fake_close(struct backend *be)
 {
     struct fake *f = fake_of(be);
@@ -193,7 +193,7 @@ static enum status fake_lane_params(struct backend *be, int32_t lane,
     return OK;
 }
 
-/* All KV sets have the same blocks, so a copy is one for each of them. */
+/* All KV sets have the same block numbers, so each copy is made in every set. */
 static enum status fake_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
 {
     struct fake *f = fake_of(be);
@@ -239,7 +239,7 @@ static enum status fake_move_slots(struct backend *be, int32_t n, const struct s
     return OK;
 }
 
-/* Blocks that were given back: reading them must give a wrong answer. */
+/* Poisons blocks that were given back, so that reading them gives a wrong answer. */
 static enum status fake_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks)
 {
     struct fake *f = fake_of(be);
@@ -261,7 +261,7 @@ static int32_t padded(int32_t n, int32_t limit)
     return lesser(n + 7, limit);
 }
 
-/* The limits of a pass, and whether draws come with it. */
+/* Checks the limits of a pass, and returns its padded sizes. */
 static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
                                    struct pass_shape *shape)
 {
@@ -306,7 +306,7 @@ static enum status fake_recurrence(struct backend *be, const struct recurrence_a
     return OK;
 }
 
-/* All new keys are stored before any row reads, across sequences too, as on a device. */
+/* As on a device, the new keys of all sequences are stored before any row reads. */
 static enum status fake_rope_store(struct backend *be, const struct rope_store_args *a)
 {
     struct fake *f = fake_of(be);
@@ -509,7 +509,7 @@ static enum status fake_read(struct backend *be, void *to, struct dmem from, siz
     return OK;
 }
 
-/* Ops without arithmetic of interest only count. */
+/* Ops whose results no test looks at only count their rows. */
 static const struct backend_ops fake_ops = {
     .facts = fake_facts,
     .alloc = fake_alloc,

@@ -10,25 +10,25 @@
 
 struct fake_control {
     int32_t fail_at_step; // step_begin number that fails; 0: none
-    int32_t n_steps;      // begun
+    int32_t n_steps;      // steps begun
     int32_t n_unread;     // steps begun and not waited for
     int32_t most_unread;
     int64_t n_rows;
-    int64_t n_padded_rows, n_padded_out; // of passes, with padding
-    int64_t n_multiplied;                // rows of all products together
+    int64_t n_padded_rows, n_padded_out; // sums over all passes, with padding
+    int64_t n_multiplied;                // sum of the rows of all products
     int32_t max_rows_seen;
     bool timed; // busy_ns gets the time spent in hashing
     int64_t busy_ns;
-    int64_t n_moves;                 // of slots
-    bool no_memory;                  // for weights
+    int64_t n_moves;                 // slots that were moved
+    bool no_memory;                  // weights do not fit
     int64_t n_masked;                // draws that had a mask
     int64_t n_waited;                // passes whose draws came later
     bool perfect;                    // draft models are never wrong
     int32_t broken_after;            // rows after this token have no logits; 0: none
     bool garbage;                    // draft models propose random children
     int32_t n_wrong;                 // reads of slots with an unexpected token
-    int64_t n_state_copies, n_keeps; // of states
-    size_t lane_bytes;               // of a lane's state; 0: few
+    int64_t n_state_copies, n_keeps; // copies of states, and states kept in passes
+    size_t lane_bytes;               // size of a lane's state; 0: small
     int32_t lose_copy;               // this copy of states (counted from 1) is lost once; 0: none
 };
 
@@ -39,8 +39,8 @@ enum status fake_open(const struct backend_options *options, struct backend **ou
 /* The token that follows tokens[0 .. n) under this seed. */
 int32_t fake_next(const int32_t *tokens, int32_t n, uint64_t seed, int32_t vocab);
 
-/* The token under a mask: the first allowed id from a place derived from the token; the token
- * itself if none is allowed. */
+/* The token under a mask: the first allowed id in an order that depends on the token, or the token
+ * itself if no id is allowed. */
 int32_t fake_allowed(int32_t token, const uint32_t *mask, int32_t vocab);
 
 /* The fake's log-probability of tokens[n - 1] after tokens[0 .. n - 1). */

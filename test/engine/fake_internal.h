@@ -9,7 +9,7 @@
 
 struct slot {
     int32_t token, pos; // token -1: poisoned
-    int64_t pass;       // that stored it
+    int64_t pass;       // number of the pass that stored it
 };
 
 enum { MAX_PASSES = 50, SETS = 4 };
@@ -25,13 +25,13 @@ struct fake {
     uint64_t *seeds;          // [max_lanes]
     float *pool_state;        // [max_lanes]
     uint64_t *row_hash;       // [max_rows]
-    struct fake_state *state; // of set 0; NULL: none
+    struct fake_state *state; // recurrent state of set 0; NULL: none
     uint64_t *state_hash;     // [max_rows]
     int32_t *row_token;       // [max_rows]
     const struct pass *pass;
-    bool paused, draws_came; // of a pass whose draws wait
+    bool paused, draws_came; // state of a pass whose draws come later
     int32_t slot_now, n_passes;
-    int64_t pass_number; // of all
+    int64_t pass_number; // counts all passes
     struct draw_result *results[2][MAX_PASSES];
     float *pooled[2];
     float *logits[2]; // [max_out_rows + max_lanes, vocab]
@@ -52,7 +52,7 @@ static inline struct slot *slot_in(struct fake *f, int32_t set, int32_t lane, in
     return &f->slots[set][block * size + pos % size];
 }
 
-/* The same in the KV set of the pass. */
+/* The slot of a position in the KV set of the pass. */
 static inline struct slot *slot_at(struct fake *f, int32_t lane, int32_t pos)
 {
     return slot_in(f, f->pass->kv_set, lane, pos);

@@ -113,7 +113,7 @@ static void restore(struct fake_state *s, const struct record *from, int32_t lan
     }
 }
 
-/* Returns how many copies were of a record of another position. */
+/* Returns the number of copies whose source was the record of another position. */
 int32_t fake_state_copy(struct fake_state *s, int32_t n, const struct state_copy *copies)
 {
     int32_t n_wrong = 0;
@@ -150,7 +150,7 @@ void fake_state_move(struct fake_state *s, int32_t n, const struct slot_move *mo
 
 /* ---- rows --------------------------------------------------------------------------------- */
 
-/* One pass. */
+/* A pass that is being computed. */
 struct job {
     struct fake_state *s;
     const struct pass *pass;
@@ -158,7 +158,7 @@ struct job {
     const struct fake_history *history;
 };
 
-/* The row of the sequence that stands at `pos` on the path of `row`; -1: it is past. */
+/* The row at position `pos` on the path of `row`; -1: the position is before this pass. */
 static int32_t path_row(const struct job *j, const struct pass_seq *q, int32_t row, int32_t pos)
 {
     const uint64_t *mask = j->pass->tree_mask + (int64_t)row * TREE_MASK_WORDS;
@@ -198,7 +198,7 @@ static bool take_tail(const struct job *j, const struct pass_seq *q, int32_t row
     return right;
 }
 
-/* The hash of a row's path by the state; 0 if the state is inconsistent. */
+/* The hash of a row's path as the state has it; 0 if the state is inconsistent. */
 static uint64_t hash_row(const struct job *j, const struct pass_seq *q, int32_t row)
 {
     struct fake_state *s = j->s;
@@ -233,8 +233,8 @@ static void pass_boundary(const struct job *j, const struct pass_seq *q, int32_t
     }
 }
 
-/* Keeps are valid: each lies within the rows of a sequence of this pass, and no snapshot
- * is written twice. */
+/* Checks the keeps of a pass: each lies within the rows of one of its sequences, and no snapshot is
+ * written twice. */
 static void check_keeps(const struct fake_state *s, const struct pass *p)
 {
     for (int32_t i = 0; i < p->n_keeps; i++) {

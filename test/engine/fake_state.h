@@ -29,7 +29,7 @@ void fake_state_move(struct fake_state *s, int32_t n, const struct slot_move *mo
 void fake_state_rows(struct fake_state *s, const struct pass *pass, const int32_t *tokens,
                      const struct fake_history *history, uint64_t *hashes);
 
-/* The hash of no tokens, and that of one more. */
+/* FAKE_EMPTY is the hash of no tokens; fake_hash_step adds one token to a hash. */
 enum { FAKE_EMPTY = 7 };
 uint64_t fake_hash_step(uint64_t h, int32_t token);
 

@@ -3,7 +3,8 @@
  * not harm others. */
 #include "test/engine/bed.h"
 
-enum { BLOCK = 8, BLOCKS = 32, PROMPT = 64 }; // a prompt and its answer have 8 full blocks and some
+/* With its answer a prompt has 8 full blocks and a part of one. */
+enum { BLOCK = 8, BLOCKS = 32, PROMPT = 64 };
 
 static const int64_t minute_ns = 60 * INT64_C(1000000000);
 
@@ -24,7 +25,7 @@ static struct test_request *ask(int32_t first, int32_t n_prompt, uint64_t owner,
     return q;
 }
 
-/* Runs it; returns how much of its prompt was in the cache. */
+/* Runs a request. Returns how many tokens of its prompt were in the cache. */
 static int32_t finish(struct test_request *q, const struct cache_hint *hint)
 {
     q->r.hints = hint;
@@ -44,8 +45,8 @@ static void traffic(uint64_t owner, double share, const struct cache_hint *hint)
     }
 }
 
-/* How much of a prompt is still cached after others' traffic that fills the cache. */
-static int32_t cached_behind_traffic(const struct cache_hint *hint)
+/* How many tokens of a prompt are still cached after the traffic of others has filled the cache. */
+static int32_t cached_after_traffic(const struct cache_hint *hint)
 {
     if (!begin()) {
         return -1;
@@ -63,10 +64,10 @@ TEST(a_kept_prompt_survives_other_traffic)
     struct cache_hint all = {.end = INT32_MAX, .priority = 1, .duration_ns = minute_ns};
     struct cache_hint front = {.start = 8, .end = 17, .priority = 1, .duration_ns = minute_ns};
     struct cache_hint ended = {.end = INT32_MAX, .priority = 100, .duration_ns = 0};
-    CHECK_EQ(cached_behind_traffic(NULL), 0);
-    CHECK_EQ(cached_behind_traffic(&all), PROMPT - BLOCK); // one token is always computed
-    CHECK_EQ(cached_behind_traffic(&front), 24); // with the tokens before it, in whole blocks
-    CHECK_EQ(cached_behind_traffic(&ended), 0);
+    CHECK_EQ(cached_after_traffic(NULL), 0);
+    CHECK_EQ(cached_after_traffic(&all), PROMPT - BLOCK); // one token is always computed
+    CHECK_EQ(cached_after_traffic(&front), 24); // the hinted blocks and the one before them
+    CHECK_EQ(cached_after_traffic(&ended), 0);
 }
 
 /* With priority 0 a prompt's blocks are reused first, although they are the latest. */
@@ -112,7 +113,7 @@ TEST(kept_blocks_never_prevent_a_request_from_running)
     REQUIRE(begin());
     traffic(2, 1, &greedy);
     CHECK(b.e->scheduler.holdings.retention.n_kept == BLOCKS / 2);
-    int32_t most = (BLOCKS - 1) * BLOCK; // needs kept blocks, too
+    int32_t most = (BLOCKS - 1) * BLOCK; // the prompt needs the kept blocks, too
     CHECK_EQ(finish(ask(0, most, 1, 1), NULL), 0);
     CHECK_EQ(b.e->scheduler.n_preemptions, 0);
     CHECK(b.e->scheduler.holdings.retention.n_kept <= 2);

@@ -3,8 +3,8 @@
  * sequence continues from a wrong state. The fake backend knows each state from the tokens. */
 #include "test/engine/bed.h"
 
-/* Tokens: of a KV block, of a block of states, and the distance of regular snapshots in a
- * prompt. */
+/* In tokens: the size of a KV block, the size of a block of states, and the distance of regular
+ * snapshots in a prompt. */
 enum { BLOCK = 16, STATE = 64, EVERY = 512 };
 
 /* A configuration with recurrent and attention layers. */
@@ -81,7 +81,7 @@ TEST(a_conversation_resumes_where_the_answer_ended)
         const struct test_request *before = &requests[turn - 1];
         memcpy(q->prompt, before->prompt, (size_t)before->r.n_prompt * sizeof *q->prompt);
         memcpy(q->prompt + n, before->tokens[0], 60 * sizeof *q->prompt);
-        int32_t known = n + 60 - 1; // rows of the last token were not computed
+        int32_t known = n + 60 - 1; // the last token was not computed
         for (n += 60; n % 100 != 33; n++) {
             q->prompt[n] = n % 300;
         }
@@ -106,7 +106,7 @@ TEST(a_branch_is_computed_once_and_then_kept)
         ask(&b, i);
     }
     CHECK_EQ(requests[0].r.n_cached, 0);
-    CHECK_EQ(requests[1].r.n_cached, 1024); // a regular one: they are 512 apart
+    CHECK_EQ(requests[1].r.n_cached, 1024); // a regular snapshot: they are 512 apart
     CHECK_EQ(requests[1].r.n_recomputed, 1296 - 1024);
     CHECK_EQ(requests[2].r.n_cached, 1280);
     CHECK_EQ(requests[2].r.n_recomputed, 1296 - 1280);
@@ -158,9 +158,9 @@ static int32_t hits_of(int32_t shared)
     return hits;
 }
 
-/* The number of hits must not depend on how the common prefix lies relative to snapshots:
- * before it is known where prompts part, the second user of a prefix makes the snapshot
- * the others need. */
+/* The number of hits must not depend on how the end of the common prefix lies relative to regular
+ * snapshots. The second prompt shows where prompts part, and leaves a snapshot there for all later
+ * ones. */
 TEST(a_shift_of_the_common_beginning_costs_no_hits)
 {
     CHECK_EQ(hits_of(1600), 52);
@@ -244,7 +244,8 @@ TEST(recomputed_blocks_are_as_recent_as_the_blocks_after_them)
     finish(&b);
 }
 
-/* A sequence that runs alone gives up its lane in the middle of its answer for an earlier one. */
+/* A sequence is preempted in the middle of its answer, because a more urgent one needs the only
+ * lane. Returns the rows computed from then on. */
 static int64_t rows_with(int32_t snapshots)
 {
     struct bed b = {0};

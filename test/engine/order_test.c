@@ -86,8 +86,8 @@ TEST(a_restore_longer_than_the_budget_completes)
     }
 }
 
-/* The rows of four samples, of which two are stopped early, with or without a preemption of the
- * other two. *again: the rows that the restore should cost. */
+/* Runs four samples, of which two are stopped early, with or without a preemption of the other two.
+ * Returns the rows computed; *again is how many of them the restore should cost. */
 static int64_t rows_of_siblings(bool preempted, int64_t *again)
 {
     enum { PROMPT = 22, OUT = 30, SIZE = 4 };
@@ -172,7 +172,7 @@ TEST(an_evicted_prefix_comes_back_with_the_sequence_that_is_restored)
     submit(&b, urgent);
     run_until(&b, 1, 6);
     CHECK_EQ(requests[0].r.n_preemptions, 1);
-    run_until(&b, 0, 14); // restored: nothing of it was left
+    run_until(&b, 0, 14); // restored without any cached block
     CHECK(b.control.n_rows >= 20 + 8 + 58 + 5 + 20 + 8);
     struct test_request *late = make(2, 0, 24, 4); // begins with the first's prompt
     late->prompt[20] = 299;
@@ -207,8 +207,7 @@ static int32_t run_in_stream(struct bed *b, const struct test_request *q, int32_
     return turn;
 }
 
-/* Blocks that a later sequence shares with an earlier one would not become free by preempting
- * it. */
+/* Preempting a later sequence does not free the blocks that it shares with an earlier one. */
 TEST(no_sequence_is_preempted_for_blocks_that_others_also_hold)
 {
     struct bed b = {0};
@@ -231,8 +230,8 @@ TEST(no_sequence_is_preempted_for_blocks_that_others_also_hold)
     stop(&b);
 }
 
-/* Requests that share a cached prefix need few blocks, so they would pass the head for
- * ever. */
+/* Requests that share a cached prefix need few blocks, so they could overtake the head of the queue
+ * for ever. */
 TEST(the_head_of_the_queue_is_not_starved_by_sharers)
 {
     struct bed b = {0};
@@ -271,10 +270,10 @@ TEST(a_large_request_is_not_starved_by_small_ones_that_came_later)
     stop(&b);
 }
 
-/* Both resources can be the one that is missing. */
+/* Either blocks or a lane may be what is missing. */
 TEST(an_urgent_request_takes_blocks_or_a_lane_at_once)
 {
-    for (int32_t lanes = 1; lanes < 3; lanes++) { // one: the lane is short, two: the blocks are
+    for (int32_t lanes = 1; lanes < 3; lanes++) { // 1: the lane is missing; 2: the blocks
         struct bed b = {0};
         struct engine_options o = options_of(&b, 4, lanes == 1 ? 100 : 14);
         o.max_num_seqs = lanes;
@@ -389,7 +388,7 @@ TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
  * delay. */
 TEST(without_chunks_an_urgent_prompt_longer_than_a_step_runs_at_once)
 {
-    for (int32_t scored = 0; scored < 2; scored++) { // 150 rows with logits are too many, too
+    for (int32_t scored = 0; scored < 2; scored++) { // nor for 150 rows with logits
         struct bed b = {0};
         static struct token_logprobs scores[160];
         struct engine_options o = options_of(&b, 4, 400);

@@ -96,7 +96,8 @@ static int32_t index_of(const struct engine_request *r)
     return -1;
 }
 
-/* Called after each turn. A sequence that slipped was moved ahead of others. */
+/* Called after each turn: records newly admitted sequences, and whether each had been moved ahead
+ * of others. */
 static void note_admissions(const struct scheduler *s)
 {
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {

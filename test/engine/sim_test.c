@@ -33,11 +33,12 @@ struct sim {
     struct engine *e;
     struct sim_request requests[MAX_REQUESTS];
     int32_t n_requests, n_done, reset_turn;
-    const struct sequence *head; // the first in order, and for how long it has not moved
+    const struct sequence *head; // the first sequence in order, and its progress:
     int32_t head_known, head_computed, head_turns;
 };
 
-/* Events with states over all runs. The runs prove something only if all of them occurred. */
+/* Counts of events with recurrent states, over all runs. The runs prove something only if every
+ * event occurred. */
 static struct {
     int64_t copies, keeps, hits, again, preemptions, kept, ended;
 } saw;
@@ -293,7 +294,7 @@ static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn
  * ended. */
 static void watch_head(struct sim *s)
 {
-    enum { PATIENCE = 2 * N_STEPS }; // seen: 1
+    enum { PATIENCE = 2 * N_STEPS }; // 1 has been observed
     const struct sequence *head = s->e->scheduler.order.next;
     if (head == &s->e->scheduler.order || head->state == SEQ_RETIRING || head != s->head ||
         head->n_known != s->head_known || head->n_computed != s->head_computed) {
@@ -307,7 +308,7 @@ static void watch_head(struct sim *s)
     CHECK(s->head_turns < PATIENCE);
 }
 
-/* Sometimes lets a second pass. */
+/* Sometimes lets the clock advance by a second. */
 static void pass_time(struct sim *s)
 {
     struct retention *r = &s->e->scheduler.holdings.retention;
@@ -319,7 +320,7 @@ static void pass_time(struct sim *s)
     }
 }
 
-/* Messages, then a turn of the engine, then a check of all its tables. */
+/* Sends this turn's messages, takes a turn of the engine, and checks all its tables. */
 static void take_turn(struct sim *s, int32_t turn)
 {
     for (int32_t i = 0; i < s->n_requests; i++) {
@@ -387,7 +388,7 @@ static void run_once(uint64_t seed, bool faults)
     engine_close(s.e);
 }
 
-/* SIM_RUNS and SIM_SEED choose how many and which. */
+/* SIM_RUNS is the number of runs, SIM_SEED the first seed. */
 static void run_many(bool faults)
 {
     const char *runs = getenv("SIM_RUNS"), *from = getenv("SIM_SEED");

@@ -127,7 +127,7 @@ TEST(speculation_that_a_request_turns_off_costs_nothing)
         struct cost off = cost_of(configs[i], 0), on = cost_of(configs[i], -1);
         CHECK(off.turns == plain.turns && off.n_steps == plain.n_steps);
         CHECK(off.n_rows == plain.n_rows && off.n_drafts == 0 && off.draft_passes == 0);
-        CHECK(on.n_rows > plain.n_rows && on.n_drafts > 0); // the measure sees speculation
+        CHECK(on.n_rows > plain.n_rows && on.n_drafts > 0); // speculation shows in these counts
         CHECK((on.draft_passes > 0) == (i == 1));
         struct cost one = cost_of(configs[i], 1), many = cost_of(configs[i], 9);
         CHECK(one.n_drafts > 0 && one.n_drafts < on.n_drafts); // a request may lower it
@@ -165,7 +165,7 @@ static struct shapes shapes_of(bool perfect, float grow_seconds)
         if (b.control.n_steps > steps && ps->step.n_draft_passes > 1) {
             n.chains += ps->grove.n_trees == 0;
             n.combs += ps->grove.n_trees > 0;
-            CHECK_EQ(b.control.n_steps, steps + 1); // no look in between
+            CHECK_EQ(b.control.n_steps, steps + 1); // one submission, without reading drafts
         } else {
             n.grown += ps->grove.n_trees > 0 && b.control.n_steps > steps + 1;
         }

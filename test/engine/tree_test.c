@@ -69,7 +69,7 @@ static struct test_request *submit(struct bed *b, int32_t i, int32_t n_prompt, i
     }
     q->r.prompt = q->prompt;
     q->r.n_prompt = n_prompt;
-    if (q->r.n == 0) { // else the test has set it up
+    if (q->r.n == 0) { // unless the test has prepared the request itself
         q->r.params = sampling_params_default();
         q->r.n = 1;
     }
@@ -129,7 +129,7 @@ TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
         REQUIRE(b);
         submit(b, 0, 10, 1 + 5 * 20);
         run(b, 1);
-        CHECK_EQ(b->e->spec.learnt.n_drafts, 20); // steps
+        CHECK_EQ(b->e->spec.learnt.n_drafts, 20); // one per step
         CHECK_EQ(b->e->spec.learnt.n_accepted, 80);
         CHECK_EQ(b->requests[0].r.n_accepted, 80);
         stop(b);
@@ -139,7 +139,7 @@ TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
 /* A comb is laid out before drafting, so that all its passes are in one submission: its
  * siblings are right where the spine is wrong. With an imperfect draft the accepted path
  * leaves the spine, and its rows must be moved to their final slots. */
-TEST(a_comb_is_drafted_without_a_look_at_it)
+TEST(a_comb_is_drafted_in_one_submission)
 {
     for (int32_t perfect = 0; perfect < 2; perfect++) {
         struct bed *b = start(TREE("\"num_speculative_tokens\":4,\"tree_width\":3,\"tree_nodes\":9,"
@@ -159,12 +159,12 @@ TEST(a_comb_is_drafted_without_a_look_at_it)
         }
         run(b, 1);
         const struct spec *sp = &b->e->spec;
-        CHECK(n_combs > 15 && b->control.n_steps == b->e->n_steps); // one submission a step
+        CHECK(n_combs > 15 && b->control.n_steps == b->e->n_steps); // one submission per step
         CHECK_EQ(sp->learnt.n_accepted + sp->learnt.n_drafts >= 99, true);
         if (perfect) {
             CHECK_EQ(sp->learnt.n_drafts, 20);
             CHECK_EQ(sp->learnt.n_accepted, 80);
-        } else { // every spine's end has a sibling that is right
+        } else { // where the spine is wrong, one of its siblings is right
             CHECK(sp->learnt.n_accepted > sp->learnt.n_drafts && b->control.n_moves > 0);
         }
         stop(b);
@@ -179,7 +179,7 @@ TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
         start(TREE("\"num_speculative_tokens\":5,\"tree_nodes\":12,\"fixed\":true"), 100);
     REQUIRE(b);
     b->control.perfect = false;
-    b->control.garbage = true; // so that paths leave the spine
+    b->control.garbage = true; // makes accepted paths leave the spine
     submit(b, 0, 10, 100);
     run(b, 1);
     const struct spec *sp = &b->e->spec;
@@ -233,7 +233,7 @@ TEST(a_stop_id_inside_the_path_cuts_there)
             known[10 + k] = stop_id = fake_next(known, 10 + k, 0, VOCAB);
         }
         while (known[10 + first] != stop_id) {
-            first++; // it may come earlier, and then that is the end
+            first++; // the id may occur earlier: then the answer ends there
         }
         q->r.params = sampling_params_default();
         q->r.params.stop_ids = &stop_id;
@@ -259,7 +259,7 @@ TEST(a_tree_never_reaches_beyond_max_tokens)
         run(b, 1);
         CHECK_EQ(b->requests[0].outputs[0].n_tokens, n);
         int64_t n_drafted = b->e->spec.learnt.n_drafts + b->e->spec.learnt.n_accepted;
-        CHECK(n_drafted == n - 1 || n_drafted == n - 2); // a last one alone needs no drafts
+        CHECK(n_drafted == n - 1 || n_drafted == n - 2); // a single remaining token needs no drafts
         stop(b);
     }
 }

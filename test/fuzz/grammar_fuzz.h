@@ -36,7 +36,8 @@ static const struct grammar_vocab *grammar_fuzz_vocab(void)
     return v;
 }
 
-/* A token that the mask allows, or -1; and each token alone agrees with the mask. */
+/* Returns a token that the mask allows, or -1. Checks that the test of each token alone agrees with
+ * the mask. */
 static int32_t grammar_fuzz_draw(struct grammar *g, struct grammar_state s, const uint32_t *words,
                                  bool *end)
 {
@@ -46,7 +47,7 @@ static int32_t grammar_fuzz_draw(struct grammar *g, struct grammar_state s, cons
         bool in = words[id >> 5] >> (id & 31) & 1, alone;
         enum status st = grammar_allows(g, s, id, &alone);
         if (st != OK) {
-            *end = true; // over a limit
+            *end = true; // a limit was exceeded
             return -1;
         }
         ASSERT(in == alone);
@@ -79,7 +80,7 @@ static void grammar_fuzz_walk(struct grammar *g)
         size_t n_forced = grammar_forced(g, s, forced, sizeof forced);
         int32_t id = grammar_fuzz_draw(g, s, words, &end);
         if (id < 0) {
-            ASSERT(end); // from every state some text leads to an end
+            ASSERT(end); // every state can reach an end
             return;
         }
         struct grammar_state next = s;
@@ -92,7 +93,7 @@ static void grammar_fuzz_walk(struct grammar *g)
             return;
         }
         if (id >= 256) {
-            return; // the text is known while its tokens are bytes
+            return; // a token is not a single byte: the text is no longer known
         }
         text[n++] = (char)id;
         st = grammar_fold(g, text, n, &folded);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The front end, in process: bytes of a client in, through libmicrohttpd, the guard, routes and
- * handlers, on one thread. The input's first byte says into how many pieces the rest is cut, the
- * second where. Whatever it is:
+ * handlers, on one thread. The input's first byte is the number of pieces that the rest is sent in,
+ * and the second byte determines where it is cut. For any input:
  *   - a strict reading of the bytes (below, own and small) contains at least as many requests as
  *     were executed: nothing hidden in a body, a header or a broken head ever runs;
  *   - each executed body is the one that the strict reading has;
  *   - what comes back is a row of whole HTTP replies;
- *   - afterwards the connection is closed and nothing of it is kept. */
+ *   - afterwards the connection is closed and nothing that belongs to it is left. */
 #include "server/api/reply.h"
 #include "server/http/private.h"
 #include "test/fuzz/fuzz.h"
@@ -131,7 +131,7 @@ struct text {
     const char *at, *end;
 };
 
-/* Lines end in CR LF only; anything else is what request smuggling is made of. */
+/* Lines end in CR LF only; accepting anything else makes request smuggling possible. */
 static bool take_line(struct text *t, struct text *line)
 {
     const char *cr = memmem(t->at, (size_t)(t->end - t->at), "\r\n", 2);
@@ -273,11 +273,11 @@ static struct reading read_strictly(const char *bytes, size_t n)
     struct strict_head h;
     while (r.n < MAX_REQUESTS && read_head(&t, &h)) {
         if (h.chunked) {
-            r.n_body[r.n++] = SIZE_MAX; // its length is unknown: the last request
+            r.n_body[r.n++] = SIZE_MAX; // the body has no known length: this request is the last
             break;
         }
         if (h.length > (size_t)(t.end - t.at)) {
-            break; // never complete
+            break; // the body never becomes complete
         }
         r.n_body[r.n++] = h.length;
         t.at += h.length;
@@ -309,23 +309,23 @@ static void check_replies(const char *bytes, size_t n)
         }
         is_empty = status == 204 || status == 100;
         if (!is_empty && !chunked && !has_length) {
-            return; // until the close
+            return; // the body lasts until the connection is closed
         }
         if (chunked) {
             size_t size;
             do {
                 if (!take_line(&t, &line)) {
-                    return; // HEAD, or cut: judged by the tests that read one reply
+                    return; // a reply to HEAD, or a cut one; other tests check these
                 }
                 size = strtoul(line.at, NULL, 16);
                 ASSERT(size <= (size_t)(t.end - t.at));
                 t.at += size + 2;
             } while (size > 0 && t.at < t.end);
         } else if (t.at < t.end && length <= (size_t)(t.end - t.at) &&
-                   !(length > 0 && memcmp(t.at, "HTTP/1.", 7) == 0)) { // else: of HEAD
+                   !(length > 0 && memcmp(t.at, "HTTP/1.", 7) == 0)) { // else a reply to HEAD
             t.at += length;
         } else if (length > (size_t)(t.end - t.at)) {
-            return; // of HEAD, the last
+            return; // the last one, a reply to HEAD
         }
     }
 }
@@ -409,7 +409,7 @@ static void show(const char *bytes, size_t n, int n_strict)
     fputc('\n', stderr);
 }
 
-/* In pieces, because a parser's state between reads is where errors hide. */
+/* Sends the input in pieces, because errors hide in a parser's state between reads. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static char reply[MAX_REPLY];
@@ -437,7 +437,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             sent = send(fd, bytes + at, end - at, MSG_NOSIGNAL);
         }
         if (sent < 0) {
-            break; // it was closed meanwhile
+            break; // the server has closed the connection
         }
         at += (size_t)sent;
         turn(fd, reply, &n_reply, &closed);
@@ -453,8 +453,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         show(bytes, n, strict.n);
     }
     ASSERT(executed.n <= strict.n);
-    for (int i = 0, k = 0; i < executed.n;
-         i++, k++) { // refused ones are missing among the executed
+    for (int i = 0, k = 0; i < executed.n; i++, k++) { // refused requests were not executed
         while (k < strict.n && strict.n_body[k] != SIZE_MAX &&
                strict.n_body[k] != executed.n_body[i]) {
             k++;

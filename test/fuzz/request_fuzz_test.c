@@ -31,7 +31,7 @@ static bool has_prompts(enum request_kind kind)
     return kind != KIND_DETOKENIZE && kind != KIND_OLLAMA_LOAD && kind != KIND_APPLY_TEMPLATE;
 }
 
-/* What the engine assumes of a request that it is given. */
+/* Checks what the engine assumes about a request. */
 static void check_runs(const struct request *r)
 {
     ASSERT(r->n_prompts > 0 && r->n >= 1);
@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     char *text = malloc(size);
     memcpy(text, data + 1, size - 1);
-    text[size - 1] = '\0'; // as http_body has it
+    text[size - 1] = '\0'; // as in a body from http_body
     struct request r = {.kind = (enum request_kind)(data[0] % N_REQUEST_KINDS),
                         .model = &model,
                         .text = text,

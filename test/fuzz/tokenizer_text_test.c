@@ -19,7 +19,7 @@
 
 static const struct {
     const char *name;
-    bool lossless; // byte level, nothing normalised: the stream gives the text back
+    bool lossless; // byte level without normalisation: detokenizing gives the text back
 } kinds[] = {
     {"gpt2", true},       {"llama3", true},    {"qwen2", false},    {"o200k", true},
     {"deepseek", true},   {"falcon", true},    {"llama2", false},   {"phi3", false},
@@ -111,7 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     span.is_input = true;
     CHECK_FUZZ(tokenizer_encode(tok, &span, 1, flags, &parts, &err) == OK);
     for (size_t i = 0; i < parts.n; i++) {
-        // (the unknown token is special, and is what unknown input becomes)
+        // (except the unknown token, which stands for unknown input)
         size_t k;
         const char *text = tokenizer_token_text(tok, parts.v[i], &k);
         CHECK_FUZZ(!tokenizer_is_special(tok, parts.v[i]) || strcmp(text, "<unk>") == 0 ||

@@ -408,7 +408,7 @@ def halves(blocks, at):
 
 
 def nibbles(b):
-    """The low nibbles of each run before its high ones."""
+    """Along the last axis: the low nibbles of all bytes, then the high ones."""
     return numpy.concatenate([b & 15, b >> 4], axis=-1).astype("<f4")
 
 

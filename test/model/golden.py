@@ -34,7 +34,7 @@ def config(family):
 
 
 def generate(family, requests, *flags):
-    """One answer per request; all requests are in the engine together."""
+    """One answer per request; all requests run in the engine at the same time."""
     lines = "".join(json.dumps(r) + "\n" for r in requests)
     command = [*RUN, os.path.join(GOLDEN, family), "--json", "--log-level", "error", *flags]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)

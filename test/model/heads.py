@@ -280,8 +280,8 @@ def accepted(head, prompt, answer, k, allowed):
 
 
 def like_layer(family, i, prefix, seed=3):
-    """Random tensors with the names (after prefix) and shapes of one layer of the family, and those that make it a module in
-    DeepSeek's format."""
+    """Random tensors with the shapes of one layer of the family, named with this prefix; and the further tensors that make the
+    layer a multi-token prediction module in DeepSeek's format."""
     rng = numpy.random.default_rng(seed)
     d, out, own = golden.config(folder_of(family))["hidden_size"], {}, f"model.layers.{i}."
     for name, a in read(os.path.join(folder_of(family), "model.safetensors")).items():

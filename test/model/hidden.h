@@ -157,7 +157,7 @@ static inline float *hidden_rows(struct hidden_bed *b, const struct hidden_case 
     return out;
 }
 
-/* All sets of layers that are asked for, with and without the last one. */
+/* Checks several sets of layers, with and without the last one. */
 static inline void hidden_check(const struct hidden_case *c)
 {
     struct hidden_bed whole, part;

@@ -67,7 +67,8 @@ static void find_kept(struct bed *b, int32_t n_sets)
                 keep_block(b, set, i);
             }
         }
-        for (int32_t i = 0; i < s->holdings.n_pending_forks; i++) { // taken by the next step
+        for (int32_t i = 0; i < s->holdings.n_pending_forks; i++) { // the next step copies these
+                                                                    // blocks
             const struct pending_fork *f = &s->holdings.pending_forks[i];
             if (f->has_copy) {
                 keep_block(b, set, f->copy.from);
@@ -128,7 +129,7 @@ static void make_request(struct bed *b, int32_t i)
 {
     struct engine_request *r = &b->r[i];
     r->n_prompt = 11 + 13 * i;
-    for (int32_t k = 0; k < r->n_prompt; k++) { // the longer ones share what comes first
+    for (int32_t k = 0; k < r->n_prompt; k++) { // longer prompts share their beginning
         b->prompt[i][k] = 3 + (k * k * 7 + (k > 20 ? i : 0)) % 300;
     }
     r->prompt = b->prompt[i];
@@ -144,7 +145,7 @@ static void make_request(struct bed *b, int32_t i)
     }
 }
 
-/* Accepted drafts are counted, because without them the test would prove less. */
+/* Counts accepted drafts: without any the test would prove less. */
 static void on_event(struct engine_request *r, void *arg)
 {
     struct bed *b = arg;

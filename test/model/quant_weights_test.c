@@ -43,7 +43,7 @@ static void check_tensor(const struct checkpoint *ck, const struct quant *q, con
         CHECK_FAIL("%s: %s", name, err.text);
         return;
     }
-    struct sha256 sum, unsigned_sum; // some sums were made where zero had lost its sign
+    struct sha256 sum, unsigned_sum; // some stored sums were computed with all zeros positive
     sha256_begin(&sum);
     sha256_begin(&unsigned_sum);
     float *row = xmalloc((size_t)p.n_cols * sizeof *row);
@@ -113,13 +113,13 @@ static bool check_root(const char *root)
     return true;
 }
 
-TEST(sums_of_weights_are_those_stored)
+TEST(weights_have_the_stored_checksums)
 {
     CHECK(check_root("test/golden-quant"));
 }
 
 /* More folders, which are not in the repository. */
-TEST(sums_of_weights_of_other_folders_are_those_stored)
+TEST(weights_of_other_folders_have_the_stored_checksums)
 {
     char root[300];
     const char *shared = getenv("SLUICE_SHARED");

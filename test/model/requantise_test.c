@@ -82,7 +82,7 @@ TEST(values_move_by_half_a_step_at_most)
 
 /* The first row's largest value, -2.0, determines its scale: it becomes the type's largest number
  * (448, 127); int4's scale is 2 / 7.5 rounded to bf16. */
-TEST(scales_are_those_of_the_largest)
+TEST(scales_come_from_the_largest_value)
 {
     fill(4, 8);
     for (int c = 0; c < 8; c++) {
@@ -102,7 +102,7 @@ TEST(scales_are_those_of_the_largest)
 }
 
 /* The number of inputs that share a scale. */
-TEST(groups_are_of_128_else_32_else_all)
+TEST(groups_have_128_inputs_or_32_or_all)
 {
     static const struct {
         int64_t n_in, int4;
@@ -118,7 +118,7 @@ TEST(groups_are_of_128_else_32_else_all)
 }
 
 /* Kernels read these bytes: the layout is part of the format. */
-TEST(codes_of_int4_lie_two_to_a_byte_the_first_low)
+TEST(int4_packs_two_codes_per_byte_low_nibble_first)
 {
     static const float row[5] = {-7.5f, 7.0f, 0.0f, 1.0f, -1.0f}; // a scale of 1
     memcpy(w, row, sizeof row);

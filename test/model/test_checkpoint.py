@@ -750,7 +750,7 @@ def test_an_unknown_key_of_a_scaling_is_logged_once(key, nested, tmp_path):
 
 @pytest.mark.parametrize("family, length", [("phi-3-long", 64), ("phi-3-long", 80), ("llama-dynamic", 64), ("llama-dynamic", 128)])
 def test_a_scaling_by_length_uses_the_served_length(family, length):
-    """Whether the operator or the number of KV blocks limits it; also for a draft model."""
+    """The served length may be limited by the operator or by the number of KV blocks. This applies to draft models, too."""
     folder = os.path.join(golden.GOLDEN, family)
     flags = ["--block-size", "16", "--dtype", "float32"]
     asked = {"prompt_token_ids": [7 * i % 380 for i in range(40)], "max_tokens": 20, "temperature": 0, "logprobs": 0,
@@ -808,7 +808,7 @@ def test_random_damage_never_crashes(source, tmp_path):
 
 
 def test_yarn_extends_the_maximum_length(tmp_path):
-    """Users who add it to config.json do not change max_position_embeddings."""
+    """Users add YaRN to config.json without changing max_position_embeddings."""
     c = Checkpoint(tmp_path / "model", os.path.join(golden.GOLDEN, "llama-yarn"))
     c.config["max_position_embeddings"] = 64
     c.write_config()

@@ -41,7 +41,7 @@ def changed(folder, source, values):
     ("ernie-4.5", {"rms_norm_eps": GONE, "rope_theta": GONE, "tie_word_embeddings": GONE, "use_bias": GONE}),
     ("hunyuan-moe", {"moe_topk": 3, "moe_intermediate_size": 32, "num_shared_expert": GONE}),
     ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0}, "rms_norm_eps": GONE}),
-    ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 4.0}}),  # ignored beside it
+    ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 4.0}}),  # alpha takes precedence over factor
     ("seed-oss", {"attention_bias": GONE, "attention_out_bias": GONE, "mlp_bias": GONE, "rms_norm_eps": GONE}),
     ("mistral-small-4", {"n_group": GONE, "norm_topk_prob": GONE, "routed_scaling_factor": GONE, "n_shared_experts": GONE,
                          "first_k_dense_replace": GONE, "rope_interleave": GONE}),

@@ -226,7 +226,7 @@ def test_broken_files_are_refused(tmp_path):
         refused(path, word)
     with open(path, "wb") as f:
         f.write(b"PK" + whole)
-    refused(path, "is a file, but no GGUF file")
+    refused(path, "is a file, but not a GGUF file")
 
 
 def test_a_missing_path_suggests_the_nearest(tmp_path):
@@ -239,7 +239,7 @@ def test_a_missing_path_suggests_the_nearest(tmp_path):
 def test_quantised_files_are_not_quantised_again(tmp_path):
     path = small_model(tmp_path / "m.gguf", ["Q4_0"])
     done = run(path, "--quantization", "fp8")
-    assert done.returncode != 0 and "'fp8' is not what this checkpoint is in (gguf)" in done.stderr
+    assert done.returncode != 0 and "'fp8' is not the format of this checkpoint (gguf)" in done.stderr
     assert run(path, "--quantization", "gguf").returncode == 0
     assert run(small_model(tmp_path / "b.gguf", ["BF16"]), "--quantization", "fp8").returncode == 0
 

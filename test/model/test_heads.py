@@ -50,20 +50,21 @@ def test_a_module_drafts_what_numpy_does(tmp_path):
 
 @pytest.mark.parametrize("n, k", [(2, 3), (3, 3), (3, 2), (5, 5), *at_night((2, 5))])
 def test_several_modules_draft_what_numpy_does(tmp_path, n, k):
-    """As many modules as drafts; fewer, so that the last one drafts on; and more than are supported, of which the first are used."""
+    """There are as many modules as drafts; or fewer, and the last module makes the remaining drafts; or more than are supported,
+    and only the first are used."""
     target = heads.Target("llama-2")
     tensors = heads.mtp_tensors(target.c, n=n)
     folder = heads.with_tensors("llama-2", tmp_path / "mtp", tensors, mtp_num_hidden_layers=n)
     some = heads.Modules(target, tensors, min(n, k, MOST_MODULES))
     check_drafts(some, folder, *speculative(method="mtp", num_speculative_tokens=k), k=k)
-    chunks = ("--max-num-batched-tokens", "28", "--max-num-seqs", "1")  # without leaving more rows to feed than a pass has
+    chunks = ("--max-num-batched-tokens", "28", "--max-num-seqs", "1")  # the rows left over from a chunk still fit into a pass
     check_drafts(some, folder, *speculative(method="mtp", num_speculative_tokens=k), *chunks, k=k)
 
 
 @pytest.mark.parametrize("variant", [{}, {"norm_before_residual": True, "eagle_config": {
     "eagle_aux_hidden_state_layer_ids": [2, 4]}}, {"hidden_size": 48, "draft_vocab_size": 384}])
 def test_an_eagle3_head_drafts_what_numpy_does(tmp_path, variant):
-    """With norm_before_residual, other layers including the last, and another width with its own embedding."""
+    """Variants: norm_before_residual with other layers, among them the last one; another width, with an embedding of its own."""
     target = heads.Target("llama-2")
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     config = {**heads.EAGLE3, "hidden_size": 64, "vocab_size": 384, "draft_vocab_size": 200, "eagle_config": ids, **variant}

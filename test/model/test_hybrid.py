@@ -19,7 +19,7 @@ SHARED = os.environ.get("SLUICE_SHARED", os.path.join(golden.ROOT, "..", "shared
 FAMILIES = os.path.join(SHARED, "golden-families")
 HYBRIDS = ["qwen3.5", "qwen3.5-moe", "nemotron-nano-2", "qwen3-next", "kimi-linear", "ling-3", "nemotron-3-nano",
            "nemotron-3-super", "granite-4", "falcon-h1", "bamba", "lfm2", "lfm2-moe"]
-THROUGHOUT = HYBRIDS[:3]  # a dense one, one with experts, and one with Mamba-2 run the whole cube
+THROUGHOUT = HYBRIDS[:3]  # dense, with experts, with Mamba-2: these run all of the cube (test_cube.py)
 BLOCK, EVERY = 64, 512    # positions of a block of state; tokens between two snapshots
 STRANGERS = [os.path.join(golden.GOLDEN, f) for f in ("llama-tied", "llama-3")]  # models with attention only, of the same vocabulary
 BASE = ["--max-model-len", "512", "--block-size", "16"]

@@ -17,7 +17,7 @@ FORMATS = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]
 VARIANTS = {"kv": "fp8", "kv_fp8_per_token_head": "fp8_per_token_head", "kv_int8_per_token_head": "int8_per_token_head",
             "kv_int8_asym": "int8", "kv_int4_asym": "int4", "kv_fp8_scale_1": None}
 OURS = os.path.join(golden.GOLDEN, "llama-3")
-SAME_BITS = [] if golden.DEVICE == "cpu" else ["--deterministic"]  # between two runs
+SAME_BITS = [] if golden.DEVICE == "cpu" else ["--deterministic"]  # makes two runs comparable bit by bit
 
 
 def bits(folder, *flags):
@@ -84,7 +84,7 @@ def test_auto_is_what_the_checkpoint_asks_for(folder):
     assert asked != bits(folder, "--kv-cache-dtype", "fp8_per_token_head")
     exact = ["--dtype", "float32"]
     assert bits(folder, *exact) == bits(folder, *exact, "--kv-cache-dtype", "float32")
-    if golden.DEVICE == "cpu":  # in folders whose inputs are rounded, too
+    if golden.DEVICE == "cpu":  # also where inputs are rounded as well
         v, want = variant_of(folder, "act_kv")
         assert distance(want, scores(folder)) <= 1.5 * v["bf16_mean_error"]
 
@@ -107,7 +107,7 @@ def test_every_family_answers_with_every_format(family):
         off[kv] = distance(want, [a["prompt_logprobs"] for a in answers]) / size
         assert 0 < off[kv] < MOST[kv], f"{family}, {kv}"
     assert off["int8"] < off["fp8"] < off["int4"]
-    assert off["fp8"] == off["fp8_per_token_head"]  # no folder has scales
+    assert off["fp8"] == off["fp8_per_token_head"]  # equal, since no folder has scales
 
 
 def test_one_scale_alone_serves_both(tmp_path):
@@ -116,7 +116,7 @@ def test_one_scale_alone_serves_both(tmp_path):
     n = both.config["num_hidden_layers"]
     both, alone = both.give(n, k_scale=0.02, v_scale=0.02), alone.give(n, v_scale=0.02)
     assert bits(both, "--kv-cache-dtype", "fp8") == bits(alone, "--kv-cache-dtype", "fp8")
-    assert bits(both) == bits(OURS)  # not requested
+    assert bits(both) == bits(OURS)  # without the option, scales have no effect
     per_head = ["--kv-cache-dtype", "fp8_per_token_head"]
     assert bits(both, *per_head) == bits(OURS, *per_head) == bits(OURS, "--kv-cache-dtype", "fp8")
 

@@ -16,7 +16,7 @@ OWN = {"head_dim": 32, "num_key_value_heads": 1}
 
 @pytest.mark.parametrize("source, values", [
     ("gemma-4", {"rope_parameters": GONE}),
-    ("gemma-4", {"layer_types": GEMMA + [SLIDING] * 3}),  # the last layer has no window nevertheless
+    ("gemma-4", {"layer_types": GEMMA + [SLIDING] * 3}),  # the last layer still has no window
     ("gemma-4", {"global_head_dim": GONE, "num_global_key_value_heads": GONE, "per_layer_config": {"2": OWN, "5": OWN}}),
     ("gemma-4", {"num_kv_shared_layers": GONE, "use_double_wide_mlp": True}),
     ("gemma-4", {"use_bidirectional_attention": "vision", "tie_word_embeddings": False}),
@@ -29,7 +29,7 @@ OWN = {"head_dim": 32, "num_key_value_heads": 1}
     ("glm-4.7-flash", {"mlp_layer_types": ["dense"] + ["sparse"] * 3, "first_k_dense_replace": 2, "rope_interleave": GONE,
                        "rms_norm_eps": GONE, "routed_scaling_factor": GONE}),
     ("minimax-m2", {"rotary_dim": GONE, "partial_rotary_factor": 0.5, "rope_theta": GONE, "rms_norm_eps": GONE}),
-    ("minimax-m2", {"use_qk_norm": False, "scoring_func": "softmax"}),  # ignored
+    ("minimax-m2", {"use_qk_norm": False, "scoring_func": "softmax"}),  # both keys are ignored
     ("llama-4", {"no_rope_layers": GONE}),
     ("llama-4", {"no_rope_layers": [1, 1, 1, 0] * 2, "no_rope_layer_interval": 3}),
     ("llama-4", {"layer_types": ([CHUNKED] * 3 + [FULL]) * 2}),
@@ -63,14 +63,14 @@ def test_other_spellings_give_the_same_answer(source, values, tmp_path):
     ("llama-4", {"use_qk_norm": False}),
     ("llama-4", {"no_rope_layers": [1] * 8}),
     ("olmo-3", {"sliding_window": 25}),
-    ("olmo-3", {"rope_theta": 10000.0}),  # of the full layers
+    ("olmo-3", {"rope_theta": 10000.0}),  # rope_theta of the full layers
     ("olmo-3", {"rope_scaling": None}),
     ("cohere-2", {"logit_scale": 1.0}),
     ("cohere-2", {"layer_types": [SLIDING] * 8}),
 ])
 def test_the_key_changes_the_answer(source, values, tmp_path):
     folder = changed(tmp_path / "model", source, values)
-    if source == "gemma-4-e":  # its file has the old widths
+    if source == "gemma-4-e":  # the shapes in its file no longer match
         assert "shape" in run(folder).stderr
     else:
         assert scores(folder) != scores(os.path.join(FAMILIES, source))

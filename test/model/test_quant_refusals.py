@@ -13,7 +13,7 @@ QUANT = os.path.join(golden.ROOT, "test", "golden-quant")
 FP8, PACKED = (os.path.join(QUANT, name) for name in ("fp8-block-odd-llama", "ct-w4a16-asym-qwen3"))
 GPTQ = os.path.join(golden.SHARED, "golden-quant", "gptq-qwen2-actorder")  # skipped if it is missing
 MODULE = "model.layers.1.mlp.down_proj"
-VALUE = "model.layers.1.self_attn.v_proj"  # stored in memory behind q and k
+VALUE = "model.layers.1.self_attn.v_proj"  # stored in memory after q and k
 
 
 class Quantised(Checkpoint):
@@ -107,7 +107,7 @@ def cases():
 def test_a_broken_quantised_folder_is_refused_in_one_sentence(source, breaks, named, also, tmp_path):
     c = Quantised(tmp_path / "model", source)
     breaks(c)
-    done = run(c.folder, "--check-weights", "off")  # which would report a scale first
+    done = run(c.folder, "--check-weights", "off")  # the check would report a scale first
     assert done.returncode == 1, (done.returncode, done.stderr)
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
@@ -174,7 +174,7 @@ def test_blocks_as_modelopt_stores_them(values, tmp_path):
 
 
 def test_a_module_of_all_is_not_that_of_one(tmp_path):
-    """What is said of a module wins over what is said of those that it is part of, wherever it stands."""
+    """A setting for a module overrides those for the modules that contain it, in whatever order they are listed."""
     c = Quantised(tmp_path / "model", FP8)
     before = tokens(c.folder, "--dtype", "float32")
     names = [n[:-len(".weight")] for n, t in c.header.items() if n != "__metadata__" and t["dtype"] == "F8_E4M3"]

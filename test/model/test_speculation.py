@@ -65,7 +65,7 @@ def test_probabilistic_rejection_keeps_the_joint_law(model):
     assert freedom > 20 and accepted > n / 20
     # The target as its own draft model draws the plain run's tokens, so all are accepted.
     assert (plain == judged) == (model == OWN)
-    assert value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four deviations
+    assert value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four standard deviations
 
 
 TREES = {"comb": {"num_speculative_tokens": 2, "tree_width": 4, "tree_nodes": 4096},
@@ -85,7 +85,7 @@ def test_probabilistic_rejection_of_trees_keeps_the_joint_law(whose, shape):
     few = ("--max-num-seqs", "8")  # so that each sequence has its whole tree
     judged, accepted = joint_counts(n, *config(method="tree", **judge, **TREES[shape]), *few, **flat)
     value, freedom = chi_square(plain, judged)
-    assert freedom > 20 and value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four deviations
+    assert freedom > 20 and value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four standard deviations
     # With siblings more is accepted than with a chain; the target as its own draft model is never wrong.
     assert accepted == one if model == OWN else accepted > 1.2 * one, (accepted, one)
 

@@ -32,7 +32,7 @@ def prompt(i, n):
     return [3 + (7 * i + 13 * k * k) % 370 for k in range(n)]
 
 
-@pytest.mark.parametrize("shape", ["chain", "static", "wide"])  # the node budget of the others may be used for width
+@pytest.mark.parametrize("shape", ["chain", "static", "wide"])  # other shapes may spend their nodes on width
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_a_model_that_drafts_for_itself_gives_depth_plus_one_tokens_a_step(shape, temperature):
     request = {"prompt_token_ids": prompt(1, 21), "max_tokens": 25, "temperature": temperature, "seed": 5,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts `sluice serve` (or api_server: the same on an engine that says what it is told) and speaks to it."""
+"""Starts `sluice serve` (or api_server: the same server on an engine with scripted answers) and speaks to it."""
 
 import http.client
 import json
@@ -11,7 +11,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"))
-SLOW = "asan" in BUILD or "tsan" in BUILD  # sanitizers: times are not judged
+SLOW = "asan" in BUILD or "tsan" in BUILD  # sanitizers: times are not checked
 DEMO = os.path.join(ROOT, "models/demo")
 
 
@@ -27,7 +27,7 @@ class Reply:
         return self.json()["error"]
 
     def events(self):
-        """The data of each event; [DONE] as the last."""
+        """The data of each event; the last one is [DONE]."""
         return [l[6:] for e in self.body.decode().split("\n\n") for l in e.split("\n") if l.startswith("data: ")]
 
     def chunks(self):
@@ -37,7 +37,8 @@ class Reply:
 
 
 class Server:
-    """Keyword arguments are options (max_model_len=2048), True for a flag alone; `more` comes after them as it is."""
+    """Keyword arguments are options (max_model_len=2048); True stands for a flag without a value. `more` is appended
+    unchanged."""
 
     def __init__(self, real=False, model=DEMO, env=None, wait=True, port=0, cwd=None, more=(), **options):
         args = [os.path.join(BUILD, "sluice"), "serve"] if real else [os.path.join(BUILD, "test/server/api_server")]
@@ -104,7 +105,7 @@ class Server:
         return None
 
     def metric_plain(self, name):
-        """One without labels."""
+        """The value of a metric without labels."""
         for line in self.get("/metrics").body.decode().splitlines():
             if line.startswith(name + " "):
                 return float(line.rsplit(" ", 1)[1])

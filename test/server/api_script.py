@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the API share: the answers of a scripted engine, and servers with it."""
+"""Shared by the tests of the API: the answers of a scripted engine, and servers with it."""
 
 import http.client
 import json
@@ -34,7 +34,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def grouped():
-    """The same with seven tokens a step."""
+    """The same with seven tokens per step."""
     with scripted(TEXTS, reasoning_parser="think", env={"FAKE_GROUP": "7"}) as s:
         yield s
     os.unlink(s.script_path)

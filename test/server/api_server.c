@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice serve` on an engine that says what it is told, for the tests of all rooms: the same
- * server, config and tokenizer, and this file in place of engine.c. The environment gives
+/* `sluice serve` on a scripted engine, for tests of the whole server: the same server, config and
+ * tokenizer, with this file in place of engine.c. Environment variables:
  *
  *     FAKE_SCRIPTS  a file; line N holds the ids that a request with seed N gets, then eos
  *     FAKE_STEP_US  time of a step (2000)      FAKE_GROUP  tokens of a step (1)
@@ -64,7 +64,7 @@ static int number(const char *name, int otherwise)
     return otherwise;
 }
 
-/* A line of ids per seed. */
+/* Reads the scripts: the ids for a seed are on the line of that number. */
 static void read_scripts(struct engine *e, const char *path)
 {
     FILE *f = fopen(path, "r");
@@ -84,7 +84,8 @@ static void read_scripts(struct engine *e, const char *path)
     }
 }
 
-/* Log-probabilities that tests can predict: -0.5 for the token, -1 less for each place. */
+/* Log-probabilities that tests can predict: -0.5 for the token, and 1 less for each further
+ * alternative. */
 static void put_logprobs(struct token_logprobs *lp, int32_t n_top, int32_t id)
 {
     lp->logprob = -0.5f;
@@ -115,7 +116,7 @@ static bool is_stop(const struct engine_request *r, int32_t id)
     return false;
 }
 
-/* Up to `group` tokens for one sample; true while it goes on. */
+/* Generates up to `group` tokens for one sample. True if the sample continues. */
 static bool advance(struct engine *e, struct slot *s, int32_t k)
 {
     struct engine_request *r = s->r;
@@ -153,7 +154,7 @@ static bool advance(struct engine *e, struct slot *s, int32_t k)
     return finish == FINISH_NONE;
 }
 
-/* As a device that is lost fails. */
+/* Fails a request as if the device were lost. */
 static void fail(struct slot *s)
 {
     s->r->error = ERR_DEVICE;
@@ -239,7 +240,7 @@ static void *run(void *arg)
 
 enum status engine_check(const struct engine_options *options, struct err *err)
 {
-    (void)options, (void)err; // a test's config.json says nothing
+    (void)options, (void)err; // the tests' config.json has nothing to check
     return OK;
 }
 
@@ -298,10 +299,10 @@ const struct engine_info *engine_info(const struct engine *e)
 
 void engine_add_eos(struct engine *e, int32_t id)
 {
-    (void)e, (void)id; // answers go on after the tokenizer's
+    (void)e, (void)id; // answers continue after the tokenizer's end token
 }
 
-/* The queue's limit is the test's. */
+/* The limit of the queue is set by the test. */
 enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err)
 {
     (void)err;
@@ -338,7 +339,7 @@ void engine_cancel(struct engine *e, struct engine_request *r)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Only one sample of the request. */
+/* Stops only one sample of the request. */
 void engine_stop(struct engine *e, struct engine_request *r, int32_t sample)
 {
     pthread_mutex_lock(&e->lock);
@@ -374,7 +375,7 @@ void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, v
     }
 }
 
-/* Numbers as metrics and the load page need them. */
+/* The numbers that metrics and the status page need. */
 void engine_stats(struct engine *e, struct engine_stats *out)
 {
     pthread_mutex_lock(&e->lock);

@@ -45,12 +45,12 @@ def exempt_places(program):
             runs.append((at, at + size))
         before = is_runtime
     places += runs
-    assert len(places) < 60  # as many as torture.c takes
+    assert len(places) < 60  # as many as torture.c supports
     return " ".join("%x-%x" % place for place in places)
 
 
 class Torture:
-    """The environment in which call `number` of `kind` fails, and what was reported."""
+    """The environment in which call `number` of `kind` fails, and the report of the run."""
 
     def __init__(self, library, program, folder, libraries=""):
         self.report_path = os.path.join(folder, "report")
@@ -64,7 +64,7 @@ class Torture:
         return {**self.env, "TORTURE_FAIL": "%s %d" % (kind, number)}
 
     def report(self):
-        """How many calls there were, by kind, what failed, and from where what is left was allocated."""
+        """The number of calls by kind, which one failed, and where leaked memory was allocated."""
         counts, failed, left = {}, "", []
         if not os.path.exists(self.report_path):
             return counts, "no report", left
@@ -85,7 +85,7 @@ class Torture:
 
 
 def numbers(count, share):
-    """All of them at night, else `share`, spread over the whole."""
+    """All numbers in a nightly run, otherwise `share` of them, evenly spread."""
     step = 1 if NIGHTLY else max(1, count // share)
     return range(1 + count % step, count + 1, step)
 
@@ -99,7 +99,7 @@ def lines(path):
 
 
 def run_batch(env, folder, model, flags):
-    """The exit code (None: it hangs), what was said, the answers."""
+    """The exit code (None: it hangs), the messages, the answers."""
     out = os.path.join(folder, "out.jsonl")
     if os.path.exists(out):
         os.unlink(out)
@@ -143,7 +143,7 @@ def write_input(folder):
 
 @pytest.mark.parametrize("flags", [(), ("--tensor-parallel-size", "2")], ids=["one", "ranks"])
 @pytest.mark.parametrize("kind", ["allocation", "system"])
-def test_a_command_ends_well_or_with_a_sentence(library, kind, flags):
+def test_a_command_succeeds_or_ends_with_a_message(library, kind, flags):
     with tempfile.TemporaryDirectory() as folder:
         write_input(folder)
         t = Torture(library, os.path.join(BUILD, "sluice"), folder)
@@ -171,7 +171,7 @@ def upload(server):
 def batch_of(server, file):
     b = server.post("/v1/batches", {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"},
                     timeout=20)
-    end = time.monotonic() + 30  # what fails for a moment is tried again after 5 s
+    end = time.monotonic() + 30  # temporary failures are retried after 5 s
     while b.status == 200 and b.json()["status"] not in ("completed", "failed", "cancelled"):
         assert time.monotonic() < end, "a batch does not end: %s" % b.body
         time.sleep(0.02)
@@ -180,7 +180,7 @@ def batch_of(server, file):
 
 
 def session(server):
-    """What each of a few requests is answered with: None where it was cut off or refused."""
+    """The answer to each of a few requests; None if it was cut off or refused."""
     def ask(name, send, take=lambda r: r.json()):
         try:
             r = send()
@@ -223,7 +223,7 @@ def descriptors(server):
 
 
 def settled(server, base):
-    """The descriptors, when connections that were cut off have been closed."""
+    """The open descriptors, once connections that were cut off have been closed."""
     end = time.monotonic() + 5
     while descriptors(server) > base and time.monotonic() < end:
         time.sleep(0.02)
@@ -231,7 +231,7 @@ def settled(server, base):
 
 
 def attend(t, kind, number):
-    """A server from its start to its end. What it answered, its descriptors afterwards, how it ended, what it said."""
+    """Runs a server from start to end. Returns its answers, its descriptors afterwards, its exit code and its messages."""
     with tempfile.TemporaryDirectory() as data:
         try:
             server = api.Server(env={**t.failing(kind, number), "FAKE_STEP_US": "200"}, data_dir=data)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """As test_torture.py, for everything that is read at load: settings beside a model, templates, tokenizers, GGUF files, and grammars.
-What could not be read is an error and never an absence, so a request is answered as always, or fails because of the server."""
+A file that could not be read is an error and never treated as missing, so a request gets its usual answer or a server error."""
 import json
 import os
 import shutil
@@ -55,7 +55,7 @@ def model_of(case, folder):
              "generation_config.json": json.dumps({"temperature": 0.4, "top_k": 20, "eos_token_id": [2], "max_new_tokens": 6})}
     with open(os.path.join(FOLDER, "tokenizer.json")) as f:
         tokenizer = json.load(f)
-    steps = [{"type": "Replace", "pattern": {"String": "~"}, "content": "-"}, {"type": "ByteLevel"}]  # several need more memory
+    steps = [{"type": "Replace", "pattern": {"String": "~"}, "content": "-"}, {"type": "ByteLevel"}]  # several need more memory than one
     files["tokenizer.json"] = json.dumps({**tokenizer, "decoder": {"type": "Sequence", "decoders": steps}})
     for name, text in files.items():
         with open(os.path.join(path, name), "w") as f:
@@ -64,7 +64,7 @@ def model_of(case, folder):
 
 
 def answers_of(path):
-    """By custom_id: the text, or why there is none."""
+    """By custom_id: the text, or the error."""
     answers = {}
     with open(path) as f:
         for line in f:
@@ -76,7 +76,7 @@ def answers_of(path):
 
 
 def run_batch(env, folder, model):
-    """The exit code (None: it hangs), what was said, the answers."""
+    """The exit code (None: it hangs), the messages, the answers."""
     out = os.path.join(folder, "out.jsonl")
     if os.path.exists(out):
         os.unlink(out)
@@ -114,7 +114,7 @@ def what_is_wrong(t, kind, number, folder, model, expected):
 
 @pytest.mark.parametrize("kind", ["allocation", "system"])
 @pytest.mark.parametrize("case", BODIES)
-def test_what_cannot_be_read_is_not_absent(library, tmp_path, case, kind):
+def test_an_unreadable_file_is_not_treated_as_missing(library, tmp_path, case, kind):
     folder = str(tmp_path)
     model = model_of(case, folder)
     with open(os.path.join(folder, "in.jsonl"), "w") as f:

@@ -73,7 +73,7 @@ static bool is_due(_Atomic long *n, long which, const char *name, const void *ca
     }
     failed = name;
     failed_at = at - program.from;
-    report(false); // it may be the end
+    report(false); // the program may end here
     return true;
 }
 
@@ -109,7 +109,7 @@ static void remember(void *p, const void *caller)
     }
 }
 
-/* Blocks of others are not found, and stop at the first free slot. */
+/* A block that was not remembered is ignored: its search ends at the first free slot. */
 static void forget(void *p)
 {
     for (size_t i = hash((uintptr_t)p), n = 0; p && n < N_SLOTS; i = (i + 1) % N_SLOTS, n++) {
@@ -129,7 +129,8 @@ void *__libc_realloc(void *p, size_t n);
 void *__libc_memalign(size_t alignment, size_t n);
 void __libc_free(void *p);
 
-/* Only calls from counted code, outside of exempt functions. */
+/* True if this allocation must fail. Only calls from counted code outside of exempt functions
+ * count. */
 static bool allocation_fails(const void *caller)
 {
     if (is_in(exempt, n_exempt, (uintptr_t)caller) ||
@@ -156,7 +157,7 @@ void *calloc(size_t n, size_t size)
     return p;
 }
 
-/* A failing realloc leaves the old block, as C says. */
+/* A failing realloc keeps the old block, as in C. */
 void *realloc(void *old, size_t n)
 {
     if (allocation_fails(CALLER)) {
@@ -184,7 +185,7 @@ void free(void *p)
 /* ---- the report -------------------------------------------------------------------------------
  */
 
-/* Only system calls and snprintf, since allocation may be what fails. */
+/* Uses only system calls and snprintf, since allocations may fail. */
 static void report(bool all)
 {
     char text[256];
@@ -212,7 +213,7 @@ static void report_all(void)
     report(true);
 }
 
-/* For the script, which asks for a report at a place of its choice. */
+/* The script sends a signal to get a report at a place of its choice. */
 static void on_signal(int number)
 {
     (void)number;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attributes, items and slices. As in Jinja2, an item is tried if there is no attribute, and vice
- * versa; what the sandbox forbids evaluates to an undefined with a message. */
+ * versa. An attribute that the sandbox forbids evaluates to an undefined value with a message. */
 #include "engine/base/minmax.h"
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>
 
-/* A Python index into n items; false if it is out of range. */
+/* Converts a Python index, which may be negative, to a position in n items. False: it is out of
+ * range. */
 static bool resolve_index(int64_t i, size_t n, size_t *at)
 {
     if (i < 0) {
@@ -16,8 +17,8 @@ static bool resolve_index(int64_t i, size_t n, size_t *at)
     return i >= 0 && (size_t)i < n;
 }
 
-/* Python's indexing of a sequence. A character is found by counting, which is charged as
- * work on long strings. */
+/* Python's indexing of a sequence. A character of a string is found by counting, which costs steps
+ * on long strings. */
 static bool item_of_sequence(struct jrt *rt, struct jv obj, int64_t i, bool *found, struct jv *out)
 {
     size_t n, at;
@@ -75,7 +76,7 @@ static bool subscript(struct jrt *rt, struct jv obj, struct jv index, bool *foun
     }
 }
 
-/* Methods exist as values, so that a template may pass them on or compare them. */
+/* Makes a method a value, which a template may pass on or compare. */
 static bool bind_method(struct jrt *rt, struct jv obj, const struct jinja_method *m, struct jv *out)
 {
     struct jmethod *bound = jrt_alloc(rt, 1, sizeof *bound);
@@ -174,7 +175,7 @@ static bool plain_attr(struct jrt *rt, struct jv obj, struct jstr *name, bool *f
 }
 
 /* getattr(obj, name); *found false where Python raises an AttributeError. An attribute that the
- * sandbox forbids counts as found: the result is an undefined whose error says so. */
+ * sandbox forbids counts as found: the result is an undefined value whose error says so. */
 static bool get_attr(struct jrt *rt, struct jv obj, struct jstr *name,
                      const struct jinja_method *methods, bool *found, struct jv *out)
 {
@@ -211,8 +212,8 @@ static bool get_attr(struct jrt *rt, struct jv obj, struct jstr *name,
     return true;
 }
 
-/* As obj.name in Jinja2: attribute first, then item, then an undefined that remembers
- * both. */
+/* obj.name as in Jinja2: the attribute, otherwise the item, otherwise an undefined value that
+ * remembers object and name. */
 bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
                 const struct jinja_method *methods, struct jv *out)
 {
@@ -226,8 +227,8 @@ bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
     return found || jv_undefined(rt, obj, jv_str(name), out);
 }
 
-/* obj[index] for an index known at compile time, whose methods were looked up there: item
- * first, then attribute. */
+/* obj[index] for an index known at compile time, when its methods were looked up: the item,
+ * otherwise the attribute. */
 bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
                       const struct jinja_method *methods, struct jv *out)
 {
@@ -266,7 +267,7 @@ struct bounds {
     size_t count;
 };
 
-/* A bound of a slice; `otherwise` where it is left out or none. */
+/* Reads one bound of a slice, which is `otherwise` if it is left out or none. */
 static bool slice_part(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *i)
 {
     if (v.type == JV_NONE || v.type == JV_MISSING) {
@@ -321,8 +322,8 @@ static bool slice_bounds(struct jrt *rt, const struct jv part[3], size_t n_items
     return true;
 }
 
-/* Whole characters, each with its provenance; the offsets of characters are needed only
- * for text with multi-byte ones. */
+/* Slices by characters, each with its provenance. Only text with multi-byte characters needs a
+ * table of their offsets. */
 static struct jstr *slice_text(struct jrt *rt, struct jstr *s, const struct bounds *b)
 {
     if (b->step == 1) {
@@ -334,7 +335,7 @@ static struct jstr *slice_text(struct jrt *rt, struct jstr *s, const struct boun
     struct jsb sb;
     jsb_init(&sb, rt);
     bool ascii = js_chars(s) == s->n_bytes;
-    size_t *at = NULL; // start of each character
+    size_t *at = NULL; // byte offset of each character
     if (!ascii) {
         at = jrt_alloc(rt, js_chars(s) + 1, sizeof *at);
         size_t n = 0;

@@ -26,12 +26,12 @@ enum jtoken_kind {
 struct jtoken {
     enum jtoken_kind kind;
     int line;
-    int op; // JOPCODE of its one or two characters
+    int op; // T_OP: JOPCODE of the operator's one or two characters
     const char *s;
     size_t n_bytes;
 };
 
-/* Splits the source into tokens; newlines become \n, and one at the end is dropped. */
+/* Splits the source into tokens. Line ends become \n, and one at the end is dropped. */
 bool jinja_lex(struct jrt *rt, const char *source, size_t n_bytes, struct jtoken **tokens,
                size_t *n_tokens);
 
@@ -75,13 +75,13 @@ enum jnode_kind {
     N_GENERATION,   // kids
     N_BREAK,
     N_CONTINUE,
-    N_NO_LOADER, // include, import, extends: fails when reached
+    N_NO_LOADER, // include, import, extends: fails when it is executed
 };
 
 enum jcompare { JC_EQ, JC_NE, JC_LT, JC_LE, JC_GT, JC_GE, JC_IN, JC_NOT_IN };
 
-/* Names that a scope assigns before it reads them and that no enclosing scope uses. Until assigned
- * they are undefined in the scope, even if the render has a variable of that name. */
+/* Names that a scope assigns before it reads them and that no enclosing scope uses. Until they are
+ * assigned they are undefined in the scope, even if the render has a variable of that name. */
 struct jhidden {
     int *syms;
     int n, cap;
@@ -100,7 +100,7 @@ struct jnode {
     const struct jinja_method *methods; // N_ATTR, N_ITEM of a constant: the first row of that name
     struct jcall_node *call;
     struct jsignature *sig;
-    struct jhidden hidden; // of the scope formed by the node's body
+    struct jhidden hidden; // names hidden in the scope of the node's body
 };
 
 struct jkeyword_node {
@@ -119,7 +119,7 @@ struct jcall_node {
 struct jsignature {
     int *syms;
     struct jstr **names;
-    struct jnode **defaults; // NULL: none
+    struct jnode **defaults; // [n_params], each NULL if there is no default
     int n;
     bool uses_caller, uses_kwargs, uses_varargs, explicit_caller;
 };
@@ -133,10 +133,10 @@ struct jinja_template {
     struct jrt rt; // owns the tree
     struct jnode **body;
     int n_body;
-    struct jhidden hidden; // of the outermost scope
+    struct jhidden hidden; // names hidden in the outermost scope
     struct jname_table names;
     int sym_loop, sym_caller, sym_kwargs, sym_varargs;
-    char *gist; // the concatenated tokens, without comments, for jinja_mentions
+    char *gist; // the concatenated tokens, which do not include comments; for jinja_mentions
     size_t gist_bytes;
 };
 

@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Schoolbook arithmetic: numbers in templates are small, and the bound keeps the rest cheap. */
+/* Schoolbook arithmetic suffices: numbers in templates are small, and MAX_LIMBS bounds the cost of
+ * others. */
 enum { BASE = 1000000000, MAX_LIMBS = 1000, SMALL_LIMBS = 3 };
 
-/* `small` has the limbs of an int64_t; d points to them or to those of a JV_BIG. A struct
- * is not copied, since d would then point into the original. */
-/* An operand of any integer type. */
+/* An operand of any integer type. d points to the limbs of a JV_BIG, or to `small`, which has those
+ * of an int64_t; so do not copy the struct. */
 struct limbs {
     bool negative;
     int n;
@@ -21,7 +21,7 @@ struct limbs {
     uint32_t small[SMALL_LIMBS];
 };
 
-/* The magnitude of INT64_MIN does not fit int64_t, hence the negation as unsigned. */
+/* Negates as unsigned, because the magnitude of INT64_MIN does not fit int64_t. */
 static void load(struct jv v, struct limbs *l)
 {
     if (v.type == JV_BIG) {
@@ -38,7 +38,7 @@ static void load(struct jv v, struct limbs *l)
     l->d = l->small;
 }
 
-/* Limbs are zeroed by the arena. 1,000 limbs are 9,000 digits. */
+/* A number with n limbs, which the arena has zeroed. */
 static struct jbig *make(struct jrt *rt, int n)
 {
     if (n > MAX_LIMBS) {
@@ -52,7 +52,7 @@ static struct jbig *make(struct jrt *rt, int n)
     return b;
 }
 
-/* Drops leading zeros; what fits 64 bits becomes JV_INT. */
+/* Drops leading zeros. A number that fits 64 bits becomes a JV_INT. */
 static struct jv settle(struct jbig *b)
 {
     while (b->n > 0 && b->digit[b->n - 1] == 0) {
@@ -133,8 +133,7 @@ bool jbig_add(struct jrt *rt, struct jv a, struct jv b, bool subtract, struct jv
     return true;
 }
 
-/* The work is charged before it is done: a product of two large numbers costs x.n * y.n
- * operations. */
+/* Costs steps for x.n * y.n operations, charged before the work is done. */
 bool jbig_mul(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     struct limbs x, y;
@@ -177,8 +176,8 @@ static void subtract_limbs(uint32_t *a, const uint32_t *b, int n)
     }
 }
 
-/* The value of n limbs as a double; only four are passed, whose rounding error stays below
- * one unit of the quotient. */
+/* The value of n limbs as a double. With four limbs, as passed here, the quotient's error stays
+ * below 1. */
 static double leading(const uint32_t *d, int n)
 {
     double f = 0;
@@ -203,7 +202,8 @@ static uint32_t divide_step(uint32_t *r, const uint32_t *y, uint32_t *product, i
         carry /= BASE;
     }
     for (; carry > 0 || compare_limbs(product, r, n) > 0; q--) {
-        carry = 0; // an estimate one too large borrows at most one limb, which adding y returns
+        carry = 0; // if the estimate was one too large, the product may have one limb more:
+                   // subtracting y removes it
         subtract_limbs(product, y, n);
     }
     subtract_limbs(r, product, n);
@@ -213,8 +213,8 @@ static uint32_t divide_step(uint32_t *r, const uint32_t *y, uint32_t *product, i
     return q;
 }
 
-/* Long division limb by limb, then from truncated to floored division: with a remainder
- * and different signs the quotient is one less, and the remainder gets the divisor's sign. */
+/* Long division limb by limb, converted from truncated to floored division: if there is a remainder
+ * and the signs differ, the quotient is one less, and the remainder gets the divisor's sign. */
 bool jbig_divmod(struct jrt *rt, struct jv a, struct jv b, struct jv *quotient, struct jv *rest)
 {
     struct limbs x, y;
@@ -243,7 +243,7 @@ bool jbig_divmod(struct jrt *rt, struct jv a, struct jv b, struct jv *quotient, 
     return true;
 }
 
-/* Through text, so that strtod rounds correctly once. */
+/* Converts through text, so that strtod rounds only once. */
 double jbig_double(const struct jbig *b)
 {
     char text[MAX_LIMBS * 9 + 16];

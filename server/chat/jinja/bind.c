@@ -33,8 +33,8 @@ static int count_params(const char *params)
     return n;
 }
 
-/* Positional arguments first, then named ones; `out` has a value for each parameter,
- * MISSING where none was given. */
+/* Binds positional arguments, then named ones. `out` gets a value for each parameter, or
+ * MISSING. */
 bool jargs_bind(struct jrt *rt, const char *what, const struct jargs *args, const char *params,
                 int n_required, struct jv *out)
 {

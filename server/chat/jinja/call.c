@@ -5,8 +5,7 @@
 
 #include <string.h>
 
-/* Adds the items of a ** argument to the named ones; names that are given twice are an
- * error. */
+/* Adds the items of a ** argument to the named ones; a name that is given twice is an error. */
 static bool spread_mapping(struct jrt *rt, struct jv v, struct jkwarg *kw, size_t *n)
 {
     const struct jdict *d = v.u.dict;
@@ -29,8 +28,7 @@ static bool spread_mapping(struct jrt *rt, struct jv v, struct jkwarg *kw, size_
     return true;
 }
 
-/* The values of * and **, each evaluated once, after the ordinary arguments' positions are
- * known. */
+/* Evaluates the operands of * and **, each once. */
 static bool eval_stars(struct jrt *rt, const struct jcall_node *call, struct jlist **star,
                        struct jv *star2)
 {
@@ -63,8 +61,8 @@ static bool eval_stars(struct jrt *rt, const struct jcall_node *call, struct jli
     return true;
 }
 
-/* Arguments in the order of the source. Calls without any, the common case, allocate
- * nothing. */
+/* Evaluates arguments in the order of the source. Calls without arguments, the common case,
+ * allocate nothing. */
 bool jinja_eval_args(struct jrt *rt, const struct jcall_node *call, struct jargs *args)
 {
     *args = (struct jargs){0};

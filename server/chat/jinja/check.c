@@ -66,11 +66,12 @@ static bool check_target(struct check *c, const struct jnode *n, struct place at
 
 /* ---- which special names a body reads ---- */
 
-/* A search for special names in a body. */
+/* A search of a body for special names. */
 struct wanted {
     const int *syms; // names to look for
-    bool *found;     // which of them were read
-    bool *stored;    // assigned before any read: an ordinary variable from then on
+    bool *found;     // [names] true if it was read
+    bool *stored;    // [names] true if it was assigned before any read, so that it is an ordinary
+                     // variable
     int n, depth;
 };
 
@@ -157,7 +158,7 @@ static void scan(const struct jnode *n, struct wanted *w)
     w->depth--;
 }
 
-/* Whether the body reads `loop`, so that only such loops create the object. */
+/* True if the loop's body reads `loop`: only then the object is created. */
 static bool uses_loop(const struct check *c, const struct jnode *n)
 {
     bool found = false, stored = false;
@@ -166,7 +167,7 @@ static bool uses_loop(const struct check *c, const struct jnode *n)
     return found;
 }
 
-/* Fills in the signature: which special arguments a macro accepts follows from its body. */
+/* Sets in the signature which special arguments the macro accepts: those that its body reads. */
 static void find_specials(const struct check *c, const struct jnode *n)
 {
     const int syms[] = {c->t->sym_caller, c->t->sym_kwargs, c->t->sym_varargs};
@@ -185,7 +186,7 @@ static void find_specials(const struct check *c, const struct jnode *n)
     sig->uses_caller &= !sig->explicit_caller;
 }
 
-/* `caller` as a parameter needs a default, because call blocks pass it by name. */
+/* A parameter named `caller` needs a default, because call blocks pass it by name. */
 static bool check_macro(struct check *c, const struct jnode *n, struct place at)
 {
     find_specials(c, n);
@@ -202,8 +203,8 @@ static bool check_macro(struct check *c, const struct jnode *n, struct place at)
            check_list(c, n->kids, n->n_kids, inner);
 }
 
-/* The test of a loop and its else are outside of its body: no break, and other rules for
- * `loop`. */
+/* The test of a loop and its else are outside of its body: break is not allowed, and other rules
+ * apply to `loop`. */
 static bool check_for(struct check *c, struct jnode *n, struct place at)
 {
     struct place body = {.in_loop = true, .no_loop_target = true};
@@ -214,8 +215,8 @@ static bool check_for(struct check *c, struct jnode *n, struct place at)
            check_list(c, n->kids, n->n_kids, body) && check_list(c, n->more, n->n_more, other);
 }
 
-/* What a statement changes for the nodes below it. An `if` makes unknown filters soft:
- * they fail when they run, not at load, as in Jinja2. */
+/* Checks a statement and the nodes below it. As in Jinja2, unknown filters within an `if` fail when
+ * they run, not at load. */
 static bool check_statement(struct check *c, const struct jnode *n, struct place at)
 {
     struct place inner = {.in_loop = at.in_loop, .no_loop_target = at.no_loop_target};

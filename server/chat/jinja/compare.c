@@ -33,7 +33,7 @@ static int compare_bytes(const struct jstr *a, const struct jstr *b)
 static bool compare_nested(struct jrt *rt, struct jv a, struct jv b, enum jv_order op, int nest,
                            bool *out);
 
-/* The first differing items decide; if there are none, the lengths. */
+/* Compares by the first items that differ, or if there are none, by length. */
 static bool compare_lists(struct jrt *rt, const struct jlist *a, const struct jlist *b,
                           enum jv_order op, int nest, bool *out)
 {
@@ -50,8 +50,8 @@ static bool compare_lists(struct jrt *rt, const struct jlist *a, const struct jl
     return true;
 }
 
-/* Sequences compare by their first unequal items, numbers across types; other pairs are an
- * error with Python's message. */
+/* Sequences compare by their first unequal items, and numbers of all types with each other. Other
+ * pairs of types are an error with Python's message. */
 static bool compare_nested(struct jrt *rt, struct jv a, struct jv b, enum jv_order op, int nest,
                            bool *out)
 {

@@ -10,8 +10,8 @@ enum { SMALL_DICT = 8 }; // largest size with a linear search
 
 /* ---- equality ---- */
 
-/* True for the same object, and for values that are known to be equal without a comparison of their
- * contents. */
+/* Python's `is`: true for the same object, and for equal numbers and strings, which have no
+ * identity here. */
 bool jv_same(struct jv a, struct jv b)
 {
     if (a.type != b.type) {
@@ -83,8 +83,8 @@ static bool equal_views(struct jrt *rt, const struct jview *a, const struct jvie
     return rt->st == OK;
 }
 
-/* Numbers compare across types; nested NaN equals itself, since Python checks identity in
- * containers first. */
+/* Numbers of all types compare with each other. In a container a NaN equals itself, since Python
+ * checks identity first there. */
 bool jv_equal_nested(struct jrt *rt, struct jv a, struct jv b, int nest, bool *equal)
 {
     if (nest > JINJA_MAX_NEST) {
@@ -136,8 +136,8 @@ bool jv_equal(struct jrt *rt, struct jv a, struct jv b, bool *equal)
 
 /* ---- hashes ---- */
 
-/* All equal numbers need equal hashes, so they are hashed as doubles; hash_process_key
- * makes the order of slots unpredictable to clients. */
+/* Numbers are hashed as doubles, so that equal numbers of different types have equal hashes.
+ * hash_process_key makes the order of slots unpredictable to clients. */
 static uint64_t hash_number(double f)
 {
     uint64_t bits;
@@ -164,7 +164,7 @@ static bool hash_tuple(struct jrt *rt, const struct jlist *l, int nest, uint64_t
     return true;
 }
 
-/* False without an error: the value has no hash, as a list in Python. */
+/* False without an error: the value has no hash, like a list in Python. */
 static bool hash_nested(struct jrt *rt, struct jv v, int nest, uint64_t *hash)
 {
     if (nest > JINJA_MAX_NEST) {
@@ -176,7 +176,7 @@ static bool hash_nested(struct jrt *rt, struct jv v, int nest, uint64_t *hash)
     case JV_DICT: return false;
     case JV_VIEW:
         *hash = hash_mix((uint64_t)(uintptr_t)v.u.view);
-        return v.u.view->kind == JVIEW_VALUES; // the others are like sets
+        return v.u.view->kind == JVIEW_VALUES; // the other views are like sets, which have no hash
     case JV_TUPLE: return hash_tuple(rt, v.u.list, nest, hash);
     case JV_STR:
         if (!js_flat(rt, v.u.s)) {
@@ -240,7 +240,8 @@ static bool reindex(struct jrt *rt, struct jdict *d)
     return true;
 }
 
-/* Strings are compared by bytes; other keys by identity or equality. */
+/* True if two keys are the same: strings are compared by bytes, other keys by identity or
+ * equality. */
 static bool same_key(struct jrt *rt, struct jv a, struct jv b)
 {
     if (a.type == JV_STR && b.type == JV_STR) {
@@ -294,8 +295,8 @@ struct jentry *jd_find_text(struct jrt *rt, const struct jdict *d, const char *s
     return jd_find(rt, d, jv_str(&key), &hashable);
 }
 
-/* Insertion order is kept: an existing key changes its value only. The index begins with
- * the ninth entry. */
+/* An existing key keeps its position and gets the new value. With the ninth entry an index is
+ * created. */
 bool jd_set(struct jrt *rt, struct jdict *d, struct jv key, struct jv value)
 {
     bool hashable;

@@ -6,11 +6,11 @@
 
 #include <string.h>
 
+/* ---- scopes ---- */
+
 /* A frame binds the names of one scope: the body of a loop, a macro, a block. Frames have
  * few bindings, so a search from the innermost frame outwards is faster than a table, and
  * names are compared by symbol. */
-/* ---- scopes ---- */
-
 struct jframe *jframe_new(struct jrt *rt, struct jframe *parent)
 {
     struct jframe *f = jrt_alloc(rt, 1, sizeof *f);
@@ -20,7 +20,8 @@ struct jframe *jframe_new(struct jrt *rt, struct jframe *parent)
     return f;
 }
 
-/* f NULL: the variables of the render, one slot for each symbol. */
+/* Binds a name in a frame; f NULL: in the render's variables, which have one slot for each
+ * symbol. */
 bool jframe_set(struct jrt *rt, struct jframe *f, int sym, struct jv v)
 {
     if (!f) {
@@ -49,8 +50,8 @@ bool jframe_set(struct jrt *rt, struct jframe *f, int sym, struct jv v)
     return true;
 }
 
-/* Binds the names that scope.c found hidden to undefined values, so that a lookup does not
- * go on to outer scopes. */
+/* Binds the names that scope.c found hidden to undefined values, so that a lookup does not continue
+ * in outer scopes. */
 bool jframe_hide(struct jrt *rt, struct jframe *f, const struct jhidden *hidden)
 {
     for (int i = 0; i < hidden->n; i++) {
@@ -64,7 +65,7 @@ bool jframe_hide(struct jrt *rt, struct jframe *f, const struct jhidden *hidden)
     return true;
 }
 
-/* MISSING bindings do not count: such a name is looked up further out. */
+/* Finds a name, from the innermost frame outwards. A binding to MISSING is ignored. */
 struct jv jscope_get(const struct jrt *rt, int sym)
 {
     for (const struct jframe *f = rt->frame; f; f = f->parent) {
@@ -79,7 +80,8 @@ struct jv jscope_get(const struct jrt *rt, int sym)
 
 /* ---- expressions ---- */
 
-/* A name without a value is no error yet: Jinja2 fails only when an undefined is used. */
+/* A name without a value evaluates to undefined, which is an error only when it is used, as in
+ * Jinja2. */
 static bool eval_name(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     *out = jscope_get(rt, n->sym);
@@ -118,7 +120,7 @@ static bool eval_dict(struct jrt *rt, const struct jnode *n, struct jv *out)
     return true;
 }
 
-/* a if b else c; without an else, an undefined whose message says so. */
+/* a if b else c. If the else is missing, its value is an undefined whose message says so. */
 static bool eval_cond(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jv test;
@@ -137,8 +139,8 @@ static bool eval_cond(struct jrt *rt, const struct jnode *n, struct jv *out)
                              out);
 }
 
-/* The ~ operator over all its operands. With autoescape the result is Markup, and operands
- * that are not are escaped. */
+/* The ~ operator over all its operands. With autoescape the result is Markup, and operands that are
+ * not Markup are escaped. */
 static bool eval_concat(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jstr *s = NULL;
@@ -156,7 +158,7 @@ static bool eval_concat(struct jrt *rt, const struct jnode *n, struct jv *out)
         }
         struct jstr *part;
         if (v.type == JV_STR) {
-            part = v.u.s; // unread concatenations stay lazy
+            part = v.u.s; // lazy concatenations stay lazy
         } else if (!jv_to_str(rt, v, &part)) {
             return false;
         }
@@ -252,7 +254,7 @@ static bool eval_sign(struct jrt *rt, const struct jnode *n, struct jv *out)
     return true;
 }
 
-/* kids: start, stop, step; NULL where the source leaves one out. */
+/* n's kids are start, stop and step; NULL if left out. */
 static bool eval_slice(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jv obj, part[3];
@@ -271,8 +273,7 @@ static bool eval_slice(struct jrt *rt, const struct jnode *n, struct jv *out)
 /* ---- calls (call.c), filters, tests ---- */
 
 /* obj.method(args) is looked up and called directly, without a bound method in between.
- * Methods that change their object are left to jinja_attr, whose result says that they are
- * forbidden. */
+ * Methods that would change their object are forbidden: jinja_attr gives an error that says so. */
 static bool eval_call(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jargs args;
@@ -347,7 +348,7 @@ static bool eval_logic(struct jrt *rt, const struct jnode *n, struct jv *out)
     return jinja_eval(rt, n->b, out);
 }
 
-/* One node, whose depth jinja_eval has counted. */
+/* Evaluates one node; jinja_eval has counted its depth. */
 static bool eval_inner(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jv a, b;
@@ -387,7 +388,8 @@ static bool eval_inner(struct jrt *rt, const struct jnode *n, struct jv *out)
     }
 }
 
-/* Constants and names are leaves, and need no counting of depth; every node costs a step. */
+/* Evaluates a node, which costs a step. Constants and names are leaves, so their depth is not
+ * counted. */
 bool jinja_eval(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     if (n->kind == N_CONST) {

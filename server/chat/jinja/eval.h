@@ -29,8 +29,8 @@ bool jargs_bind(struct jrt *rt, const char *what, const struct jargs *args, cons
 
 enum { JINJA_MAX_PARAMS = 8 };
 
-/* A filter: v is the value left of the bar, a[] its bound parameters. With params NULL the
- * arguments are passed unbound. */
+/* A filter: v is the value left of the bar, a[] the values of its parameters. If params is NULL,
+ * the function gets the arguments unbound. */
 struct jinja_filter {
     const char *name;
     bool (*run)(struct jrt *rt, struct jv v, const struct jv *a, const struct jargs *args,
@@ -42,16 +42,16 @@ struct jinja_filter {
 struct jinja_test {
     const char *name;
     bool (*run)(struct jrt *rt, struct jv v, const struct jv *a, bool *out);
-    int n_args; // exactly
+    int n_args; // number of arguments, exact
 };
 
 /* One row per name and kind of object; rows of the same name are adjacent. */
 struct jinja_method {
     const char *name;
-    uint32_t types; // 1 << enum jv_type
+    uint32_t types; // types of objects that have this method, as bits 1 << enum jv_type
     bool (*run)(struct jrt *rt, struct jv self, const struct jv *a, const struct jargs *args,
                 struct jv *out);
-    const char *params; // NULL: arguments are passed unbound
+    const char *params; // NULL: the function gets the arguments unbound
     int n_required;
     bool by_position; // takes no keyword arguments
 };
@@ -68,8 +68,8 @@ struct jinja_method_table {
     size_t n;
 };
 
-/* Everything a template can name. Each list ends with a row without a name; jinja.c combines
- * them. */
+/* Everything that a template can refer to by name. Each list ends with a row without a name;
+ * jinja.c combines them. */
 struct jinja_tables {
     const struct jinja_filter *filters;
     const struct jinja_test *tests;
@@ -86,7 +86,7 @@ const struct jinja_filter *jinja_filter_find(const struct jrt *rt, const char *n
 const struct jinja_test *jinja_test_find(const struct jrt *rt, const char *name, size_t n_bytes);
 const struct jinja_func *jinja_func_find(const struct jrt *rt, const char *name, size_t n_bytes);
 const struct jinja_method *jinja_methods_find(const struct jrt *rt, const char *name,
-                                              size_t n_bytes); // first row
+                                              size_t n_bytes); // the first row of this name
 /* The row for this object's type among those of one name; NULL if it has no such method. */
 const struct jinja_method *jinja_method_for(const struct jinja_method *first, struct jv self);
 /* True for a method that would modify its object: reading it yields an unsafe undefined. */
@@ -123,17 +123,18 @@ bool jinja_eval_args(struct jrt *rt, const struct jcall_node *call, struct jargs
 /* A macro, or the body of a call block. */
 struct jmacro {
     const struct jinja_template *t;
-    const struct jnode *node; // for its body
+    const struct jnode *node; // has the body
     const struct jsignature *sig;
-    struct jstr *name; // NULL: a caller
+    struct jstr *name; // NULL: the body of a call block
     struct jframe *closure;
     bool autoescape;
 };
 
-/* Creates a macro from node n, closed over the current frame; name NULL: a caller. */
+/* Creates a macro from node n, which sees the names of the current frame. name NULL: the body of a
+ * call block. */
 bool jmacro_make(struct jrt *rt, const struct jnode *n, struct jstr *name, struct jv *out);
 bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out);
-bool jcall_enter(struct jrt *rt); // one call deeper; false: too deep
+bool jcall_enter(struct jrt *rt); // enters a call; false: calls are nested too deeply
 
 bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
                 const struct jinja_method *methods, struct jv *out);
@@ -146,9 +147,9 @@ bool jinja_binary(struct jrt *rt, int op, struct jv a, struct jv b, struct jv *o
 bool jinja_repeat(struct jrt *rt, struct jv sequence, struct jv times, struct jv *out);
 bool jinja_loop_call(struct jrt *rt, struct jloop *loop, const struct jargs *args, struct jv *out);
 
-/* ---- the `loop` variable: run by exec.c, looked at by others ---- */
+/* ---- the `loop` variable: advanced by exec.c, read by others ---- */
 
-/* It looks ahead by one item, but only on demand. */
+/* Reads one item ahead, but only if a template asks for it. */
 struct jloop {
     struct jwalk walk;
     struct jv over, current, before, after; // after: MISSING until peeked or at the end
@@ -158,7 +159,7 @@ struct jloop {
     int64_t depth0;
     struct jv changed;             // the arguments of the last loop.changed()
     const struct jnode *recursive; // NULL if the loop cannot be called
-    struct jframe *frame;          // the loop's enclosing frame
+    struct jframe *frame;          // the frame that encloses the loop
 };
 
 int jloop_pull(struct jrt *rt, struct jloop *l, struct jv *out); // 1; 0 at the end; -1 failed
@@ -171,16 +172,17 @@ bool jloop_repr(struct jsb *b, struct jv self);
 
 struct jiter; // an iterator that yields its items once: generators, reversed()
 
-bool jwalk_init(struct jrt *rt, struct jv over, struct jwalk *w); // TypeError if it cannot
+bool jwalk_init(struct jrt *rt, struct jv over, struct jwalk *w); // TypeError if `over` is not
+                                                                  // iterable
 int jwalk_next(struct jrt *rt, struct jwalk *w, struct jv *out);  // 1; 0 at the end; -1 failed
 bool jv_is_iterable(struct jv v);
 bool jv_collect(struct jrt *rt, struct jv over, struct jlist **out); // list(over), a new one
 
 enum jiter_kind {
-    JITER_PLAIN, // yields the items of what it walks over
+    JITER_PLAIN, // yields the items of `over` unchanged
     JITER_ITEMS, // |items
     JITER_MAP,
-    JITER_SELECT, // and reject, selectattr, rejectattr
+    JITER_SELECT, // |select, |reject, |selectattr, |rejectattr
     JITER_UNIQUE,
     JITER_BATCH,
     JITER_SLICE,
@@ -200,7 +202,8 @@ struct jiter {
     bool started, done;
     struct jv over;
     struct jwalk walk;
-    struct jargs args; // of |map and |select, checked at the first item like in Python
+    struct jargs args; // of |map and |select; like in Python, they are checked when the first item
+                       // is requested
     bool by_attribute, negate;
     struct jpath path;
     struct jv fallback; // default=
@@ -216,21 +219,23 @@ struct jiter {
 bool jiter_new(struct jrt *rt, enum jiter_kind kind, struct jv over, struct jv *out);
 int jiter_next(struct jrt *rt, struct jiter *it, struct jv *out);
 
-/* A missing or None attribute gives the empty path: the item itself. */
+/* For a missing or None attribute the path is empty, which means the item itself. */
 bool jpath_make(struct jrt *rt, struct jv attribute, struct jpath *path);
 bool jpath_get(struct jrt *rt, const struct jpath *path, struct jv item, struct jv fallback,
                struct jv *out);
-bool jv_fold(struct jrt *rt, struct jv v, struct jv *out); // a string in lower case; else v itself
+bool jv_fold(struct jrt *rt, struct jv v, struct jv *out); // a string becomes lower case; other
+                                                           // values stay unchanged
 
 /* ---- text ---- */
 
-bool jv_to_str(struct jrt *rt, struct jv v, struct jstr **out); // str(v); flat
-bool jv_put_str(struct jsb *b, struct jv v);                    // the same, appended
+bool jv_to_str(struct jrt *rt, struct jv v, struct jstr **out); // str(v), as a flat string
+bool jv_put_str(struct jsb *b, struct jv v);                    // appends str(v)
 bool jv_repr(struct jrt *rt, struct jv v, struct jstr **out);
 bool jv_put_repr(struct jsb *b, struct jv v, int nest);
-/* soft_str: strings stay as they are (Markup too). */
+/* Jinja2's soft_str: like str(v), but strings stay unchanged, also Markup. */
 bool jv_soft_str(struct jrt *rt, struct jv v, struct jv *out);
-bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out); // HTML; a Markup
+bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out); // HTML-escapes; the result is
+                                                                // Markup
 
 /* "%s ..." % args, and str.format; in format.c. */
 bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *out);
@@ -255,9 +260,11 @@ bool jt_split(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t max, boo
 bool jt_splitlines(struct jrt *rt, struct jstr *s, bool keep_ends, struct jlist **out);
 struct jstr *jt_replace(struct jrt *rt, struct jstr *s, struct jstr *old, struct jstr *new_,
                         int64_t max);
-struct jstr *jt_join(struct jrt *rt, struct jstr *sep, const struct jlist *parts); // all JV_STR
+// All parts are JV_STR.
+struct jstr *jt_join(struct jrt *rt, struct jstr *sep, const struct jlist *parts);
 struct jstr *jt_pad(struct jrt *rt, struct jstr *s, size_t left, size_t right, struct jstr *fill);
-size_t jt_find(const struct jstr *s, const struct jstr *part, size_t from, size_t to); // SIZE_MAX
+// Returns SIZE_MAX if the part is not found.
+size_t jt_find(const struct jstr *s, const struct jstr *part, size_t from, size_t to);
 size_t jt_rfind(const struct jstr *s, const struct jstr *part, size_t from, size_t to);
 struct jstr *jt_reverse(struct jrt *rt, struct jstr *s);
 struct jstr *jt_chars(struct jrt *rt, struct jstr *s, size_t from, size_t to); // s[from:to]

@@ -105,7 +105,7 @@ static bool filter_items(struct jrt *rt, const struct jnode *n, struct jv over, 
     return ok && more >= 0;
 }
 
-/* Assigns the loop's target in its empty frame; usually a single name. */
+/* Assigns an item to the loop's target, usually a single name, in its empty frame. */
 static bool set_item(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v)
 {
     if (target->kind != N_NAME || frame->cap == 0) {
@@ -116,14 +116,14 @@ static bool set_item(struct jrt *rt, struct jframe *frame, const struct jnode *t
     return true;
 }
 
-/* Each iteration begins with an empty frame, so nothing assigned in the body survives it,
- * as in Jinja2. `loop` is bound only if the body uses it (n->op). `else` runs if no body
- * ran to its end: also after a break in the first one. */
+/* Each iteration begins with an empty frame, so assignments in the body do not survive it, as in
+ * Jinja2. `loop` is bound only if the body uses it (n->op). `else` runs if no iteration ran to its
+ * end, for example because the first one had a break. */
 static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *l)
 {
     struct jframe *outer = rt->frame;
     struct jframe *frame = jframe_new(rt, outer);
-    bool any = false; // some body ran to its end; otherwise `else` runs
+    bool any = false; // an iteration ran to its end, so `else` does not run
     if (!frame || !jwalk_init(rt, l->over, &l->walk)) {
         return FLOW_FAIL;
     }
@@ -223,7 +223,7 @@ bool jinja_loop_call(struct jrt *rt, struct jloop *loop, const struct jargs *arg
     return s != NULL;
 }
 
-/* ---- macros (macro.c) and what is printed ---- */
+/* ---- macros (macro.c) and output ---- */
 
 static enum jflow exec_macro(struct jrt *rt, const struct jnode *n)
 {
@@ -233,14 +233,14 @@ static enum jflow exec_macro(struct jrt *rt, const struct jnode *n)
 
 static bool print_value(struct jrt *rt, struct jv v)
 {
-    // Output goes through the escaping of autoescape, if that is on.
+    // With autoescape on, output is escaped.
     if (rt->autoescape && !jinja_escape(rt, v, &v)) {
         return false;
     }
     return jv_put_str(rt->out, v);
 }
 
-/* {% call f(args) %}: the body becomes a macro, which f gets as its argument `caller`. */
+/* {% call f(args) %}: the body becomes a macro, which is passed to f as the argument `caller`. */
 static enum jflow exec_call_block(struct jrt *rt, const struct jnode *n)
 {
     struct jv caller, callee, result;
@@ -285,7 +285,7 @@ static enum jflow capture(struct jrt *rt, const struct jnode *n, struct jv *out)
     rt->out = outer;
     rt->frame = outer_frame;
     if (flow != FLOW_NEXT) {
-        return flow; // a break keeps the text so far, as in Python
+        return flow; // after a break the text so far is kept, as in Python
     }
     struct jstr *s = jsb_done(&b);
     *out = jv_str(s);
@@ -335,7 +335,7 @@ static enum jflow exec_set_block(struct jrt *rt, const struct jnode *n)
     return next_if((!n->b || apply_filters(rt, n->b, v, &v)) && assign(rt, rt->frame, n->a, v));
 }
 
-/* {% with a = 1, b = a %}: b's value is that of the outer a. */
+/* {% with a = 1, b = a %}: here b gets the value of the outer a. */
 static enum jflow exec_with(struct jrt *rt, const struct jnode *n)
 {
     struct jframe *outer = rt->frame, *frame = jframe_new(rt, outer);
@@ -370,7 +370,7 @@ static enum jflow exec_autoescape(struct jrt *rt, const struct jnode *n)
     return flow;
 }
 
-/* A block sees the render's variables; with `scoped`, its enclosing scope. */
+/* A block sees only the render's variables, or if it is `scoped` also its enclosing scope. */
 static enum jflow exec_block(struct jrt *rt, const struct jnode *n)
 {
     struct jframe *outer = rt->frame;
@@ -412,7 +412,7 @@ static enum jflow exec_if(struct jrt *rt, const struct jnode *n)
     }
 }
 
-/* One statement, whose depth exec_one has counted. Statements that need a loader fail
+/* Executes one statement; exec_one has counted its depth. Statements that need a loader fail
  * here. */
 static enum jflow exec_inner(struct jrt *rt, const struct jnode *n)
 {

@@ -4,7 +4,8 @@
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 
-/* How Undefined names the object: "None" for none, else "<type> object". */
+/* The object's name in the message of an undefined value: "None" for none, otherwise "<type>
+ * object". */
 static bool describe(struct jrt *rt, struct jv v, const char **text)
 {
     if (v.type == JV_NONE) {
@@ -24,7 +25,7 @@ static bool describe(struct jrt *rt, struct jv v, const char **text)
     return !b.failed;
 }
 
-/* Jinja2's message: the hint, or what was looked up in which type of object. */
+/* Fails with Jinja2's message: the hint, or which name was looked up in which type of object. */
 bool jv_fail_undefined(struct jrt *rt, struct jv undefined)
 {
     const struct jundef *u = undefined.u.undef;
@@ -54,7 +55,7 @@ bool jv_fail_undefined(struct jrt *rt, struct jv undefined)
     return jrt_fail(rt, kind, "%s has no element %.*s", object, n, name->s);
 }
 
-/* Big integers are clamped: every use has bounds far below. */
+/* Clamps big integers, since every use has much lower bounds. */
 bool jv_as_index(struct jrt *rt, struct jv v, int64_t *i)
 {
     if (v.type == JV_BIG) {

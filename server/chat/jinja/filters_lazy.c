@@ -77,8 +77,7 @@ static bool find_map(struct jrt *rt, struct jiter *it)
     return true;
 }
 
-/* select, reject, and their variants by attribute; without a test, the value's truth
- * decides. */
+/* select, reject and their variants by attribute. Without a test they use the value's truth. */
 static bool find_select(struct jrt *rt, struct jiter *it)
 {
     size_t off = it->by_attribute;
@@ -91,7 +90,7 @@ static bool find_select(struct jrt *rt, struct jiter *it)
         }
     }
     if (it->args.n_pos <= off) {
-        return true; // by truth value
+        return true; // without a test the truth value decides
     }
     struct jstr *name;
     if (!jv_to_str(rt, it->args.pos[off], &name)) {
@@ -109,7 +108,7 @@ static bool find_select(struct jrt *rt, struct jiter *it)
     return true;
 }
 
-/* Arguments are checked at the first item. */
+/* True if no item has been requested yet: arguments are checked at the first one. */
 static bool is_fresh(struct jiter *it)
 {
     bool fresh = it->at == 0;
@@ -117,8 +116,8 @@ static bool is_fresh(struct jiter *it)
     return fresh;
 }
 
-/* The filter or attribute is looked up at the first item, so an empty list hides its
- * errors. */
+/* The filter or attribute is looked up at the first item, so with an empty list an unknown one is
+ * no error. */
 static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     struct jv item;
@@ -138,7 +137,7 @@ static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
     return ok ? 1 : -1;
 }
 
-/* Items are passed on as they are; only the test looks at their attribute. */
+/* Passes on items unchanged; only the test looks at their attribute. */
 static int next_selected(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     int more;
@@ -163,7 +162,7 @@ static int next_selected(struct jrt *rt, struct jiter *it, struct jv *out)
     return more;
 }
 
-/* Items are compared by path and without case; the first of equal ones is kept. */
+/* Compares items by their path, ignoring case; the first of equal items is kept. */
 static int next_unique(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     int more;
@@ -185,7 +184,7 @@ static int next_unique(struct jrt *rt, struct jiter *it, struct jv *out)
     return more;
 }
 
-/* By value; strings without regard to case, unless asked otherwise. */
+/* Compares by value, and strings by default without regard to case. */
 FILTER(jf_unique)
 {
     (void)args;

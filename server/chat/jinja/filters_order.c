@@ -9,8 +9,7 @@ struct order {
     struct jv key, item;
 };
 
-/* Merges two sorted runs. A failed comparison (of values without an order) fails the whole
- * sort. */
+/* Merges two sorted runs. If two values cannot be compared, the whole sort fails. */
 static bool merge(struct jrt *rt, const struct order *from, struct order *to, size_t low,
                   size_t mid, size_t high, bool reverse)
 {
@@ -81,8 +80,8 @@ static bool keys_of(struct jrt *rt, const struct jlist *l, struct jv attribute, 
     return true;
 }
 
-/* "a,b" sorts by a, then by b: the key is always a list, so that equal items that have no order
- * (such as two None) do not fail. */
+/* "a,b" sorts by a, then by b. The key is always a list, because lists skip equal items, even those
+ * without an order such as None. */
 static bool multi_keys_of(struct jrt *rt, const struct jlist *l, struct jv attribute,
                           bool case_sensitive, struct jv **out)
 {
@@ -172,8 +171,8 @@ FILTER(jf_dictsort)
     return jinja_sort(rt, l->items, keys, d->n, jf_truth_or(a[2], false));
 }
 
-/* Sorts by the key, then makes a group of each run of equal keys; keys are taken again
- * after the sort, since items have moved. */
+/* Sorts by the key, then makes a group of each run of equal keys. The keys are computed again after
+ * the sort, since items have moved. */
 FILTER(jf_groupby)
 {
     struct jlist *l, *groups = jlist_new(rt, 0);

@@ -25,7 +25,7 @@ FILTER(jf_list)
     return true;
 }
 
-/* Reads one item only, so it works on iterators without an end. */
+/* Only reads one item, so it works on endless iterators. */
 FILTER(jf_first)
 {
     struct jwalk w;
@@ -70,8 +70,8 @@ FILTER(jf_random)
     if (!same_for_all || !jv_len(rt, v, &n)) {
         return jrt_fail(rt, "TypeError", "random needs a sequence");
     }
-    return jf_first(rt, v, a, args, out); // random returns the first item: a prompt must be
-                                          // reproducible
+    return jf_first(rt, v, a, args, out); // |random returns the first item, because a prompt must
+                                          // be reproducible
 }
 
 /* Strings are reversed by characters. */

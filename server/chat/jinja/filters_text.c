@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* v as a string for filters that call soft_str. */
+/* Converts v to a string as soft_str does, for filters that call that. */
 static bool soft(struct jrt *rt, struct jv v, struct jv *s)
 {
     return jv_soft_str(rt, v, s) && js_flat(rt, s->u.s);
@@ -72,7 +72,7 @@ FILTER(jf_title)
     return jf_give((struct jv){0}, jsb_done(&b), out);
 }
 
-/* None means white space, as without an argument. */
+/* An argument of None means white space, as without an argument. */
 FILTER(jf_trim)
 {
     struct jstr *chars = NULL;
@@ -92,7 +92,7 @@ FILTER(jf_trim)
     return jf_give(v, jt_strip(rt, v.u.s, chars, 3), out);
 }
 
-/* Anything is made a string first. */
+/* Converts values of any type to strings first. */
 FILTER(jf_replace)
 {
     struct jstr *s, *old, *new_;
@@ -182,7 +182,7 @@ FILTER(jf_striptags)
     } entities[] = {{"&lt;", "<"},  {"&gt;", ">"},          {"&quot;", "\""}, {"&#34;", "\""},
                     {"&#39;", "'"}, {"&nbsp;", "\xC2\xA0"}, {"&amp;", "&"}};
     for (size_t i = 0; text && i < sizeof entities / sizeof entities[0]; i++) {
-        // A character that the user spelled is user input.
+        // A character that was written as an entity in user input is user input.
         enum jprov prov = text->prov == PROV_TEMPLATE ? PROV_TEMPLATE : PROV_INPUT;
         struct jstr *from = js_lit(rt, entities[i].entity);
         struct jstr *to = js_new(rt, entities[i].text, strlen(entities[i].text), prov);
@@ -255,7 +255,8 @@ FILTER(jf_indent)
     return jf_give(v, jsb_done(&b), out);
 }
 
-/* Cuts at a word's end unless killwords; text within the leeway is left alone. */
+/* Cuts at the end of a word, or anywhere if killwords is set. Text that exceeds the length by no
+ * more than the leeway stays whole. */
 FILTER(jf_truncate)
 {
     int64_t length, leeway;
@@ -369,7 +370,7 @@ static void put_quoted(struct jsb *b, const struct jstr *s, bool query)
     }
 }
 
-/* A string, or a mapping or pairs as a query. */
+/* Encodes a string, or a mapping or a list of pairs as a query. */
 FILTER(jf_urlencode)
 {
     struct jsb b;
@@ -421,8 +422,8 @@ FILTER(jf_urlencode)
     return more == 0 && jf_give((struct jv){0}, jsb_done(&b), out);
 }
 
-/* Attributes of an XML element; none and undefined are left out, and keys with characters
- * that would end the name are errors. */
+/* Writes attributes of an XML element. Those with the value none or undefined are left out; a key
+ * with a character that would end the name is an error. */
 FILTER(jf_xmlattr)
 {
     (void)args;

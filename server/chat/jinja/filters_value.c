@@ -28,7 +28,7 @@ static bool int_from(struct jrt *rt, struct jv v, int64_t base, struct jv *out, 
     return true;
 }
 
-/* "12.7"|int is 12; text that is no number gives the default. */
+/* "12.7"|int is 12. Text that is no number gives the default. */
 FILTER(jf_int)
 {
     int64_t base;
@@ -84,7 +84,7 @@ FILTER(jf_abs)
     return jnum_abs(rt, v, out);
 }
 
-/* Correctly rounded in decimal, ties to even, like Python's round of a float. */
+/* Rounds correctly in decimal, ties to even, like Python's round() of a float. */
 static double round_decimal(double f, int64_t digits)
 {
     char text[400];
@@ -123,7 +123,7 @@ static bool round_integer(struct jrt *rt, struct jv v, int64_t digits, struct jv
            jnum_binary(rt, JOP_MUL, quotient, unit, out);
 }
 
-/* common rounds halves to even in decimal, as Python's round() does. */
+/* The method "common" rounds halves to even in decimal, as Python's round() does. */
 FILTER(jf_round)
 {
     int64_t digits;
@@ -215,7 +215,7 @@ FILTER(jf_filesizeformat)
 
 /* ---- any value ---- */
 
-/* With boolean=true, false values count as missing, too. */
+/* With boolean=true, values that are false count as missing, too. */
 FILTER(jf_default)
 {
     (void)rt, (void)args;

@@ -26,7 +26,7 @@ static bool is_label(char c)
     return isalnum((unsigned char)c) || c == '_' || c == '%' || c == '-' || (c & 0x80);
 }
 
-/* After the host: a port, then a path. */
+/* True if the word is what may follow a host: a port, then a path. */
 static bool is_rest(struct word w)
 {
     size_t i = 0;
@@ -52,7 +52,7 @@ static bool is_basic_tld(struct word w)
     return false;
 }
 
-/* Letters, or an internationalised label (xn--...). */
+/* True for a possible top-level domain: letters, or an internationalised label (xn--...). */
 static bool is_tld(struct word w)
 {
     bool idna = starts(w, "xn--") && w.n >= 6 && w.n <= 63;
@@ -128,7 +128,7 @@ static bool is_http(struct word w)
     return labels > 0 && long_labels && is_basic_tld(last);
 }
 
-/* Anything before the last @, and a host with a dot after it. */
+/* True for any text, an @, and a host with a dot. */
 static bool is_email(struct word w)
 {
     const char *at = memrchr(w.s, '@', w.n);
@@ -283,7 +283,7 @@ static bool attribute(struct jrt *rt, const char *name, struct jv v, struct jstr
     return *out != NULL;
 }
 
-/* Words are recognised as links one by one, so that the text between them stays as it is. */
+/* Handles words one by one; the text between them stays unchanged. */
 FILTER(jf_urlize)
 {
     struct link_style style = {.limit = -1};

@@ -23,7 +23,7 @@ struct percent {
     bool markup;
 };
 
-/* The next positional argument; a value that is no tuple is the only one. */
+/* The next positional argument. A value that is not a tuple is the only one. */
 static bool next_arg(struct percent *pc, struct jv *out)
 {
     if (pc->args.type == JV_TUPLE) {
@@ -39,7 +39,7 @@ static bool next_arg(struct percent *pc, struct jv *out)
     return jrt_fail(pc->rt, "TypeError", "not enough arguments for format string");
 }
 
-/* "(key)" at s[*i]. */
+/* Reads "(key)" at f[*i], and looks up its value. */
 static bool mapping_arg(struct percent *pc, struct jstr *f, size_t *i, struct jv *out)
 {
     size_t from = ++*i;
@@ -64,8 +64,8 @@ static bool mapping_arg(struct percent *pc, struct jstr *f, size_t *i, struct jv
     return true;
 }
 
-/* A field name that is user input could select a control token from the template's own text, letter
- * by letter. So the output of such a field is input, whatever its value. */
+/* User input as a field name could pick a control token out of the template's own text, letter by
+ * letter. So the output of such a field always counts as input. */
 static bool has_input(const struct jstr *f, size_t from, size_t to)
 {
     for (size_t i = from; i < to; i++) {
@@ -88,7 +88,7 @@ static bool put_chosen(struct jsb *b, struct jsb *field, bool by_input)
     return s && !b->failed;
 }
 
-/* Digits or "*" at f[*i]. */
+/* Reads a width or precision at f[*i]: digits, or "*" for the next argument. */
 static bool count_arg(struct percent *pc, const struct jstr *f, size_t *i, int64_t *v)
 {
     if (*i < f->n_bytes && f->s[*i] == '*') {
@@ -276,8 +276,8 @@ static bool convert(struct percent *pc, struct jstr *f, size_t *i)
                     code, (unsigned)code & 0xFF, *i - 1);
 }
 
-/* Text between conversions keeps its provenance. Fields go to a buffer of their own only
- * if the format contains input, because only then their origin can change. */
+/* Text between conversions keeps its provenance. Fields need a buffer of their own only if the
+ * format contains input, because only then put_chosen may change their provenance. */
 bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *out)
 {
     struct jsb b;
@@ -320,12 +320,11 @@ bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *
 
 /* ---- str.format ---- */
 
-/* The state of one str.format. `automatic` and `manual` numbering ({} and {0}) may not be
- * mixed. */
+/* The state of one str.format. Automatic and manual numbering ({} and {0}) may not be mixed. */
 struct formatter {
     struct jrt *rt;
     const struct jargs *args;
-    size_t next; // automatic numbering
+    size_t next; // number of the next field with automatic numbering
     bool automatic, manual;
     bool markup; // inserted values are escaped
 };
@@ -373,7 +372,7 @@ static bool field_start(struct formatter *fm, struct jstr *name, struct jv *out)
     return true;
 }
 
-/* The ".name" and "[key]" parts, through the sandbox's own lookups. */
+/* Follows the ".name" and "[key]" parts, with the lookups of the sandbox. */
 static bool field_rest(struct formatter *fm, struct jstr *f, size_t at, struct jv *v)
 {
     while (at < f->n_bytes) {
@@ -425,8 +424,8 @@ static bool convert_field(struct jrt *rt, char conversion, struct jv *v)
     return true;
 }
 
-/* A field without its braces: name [!conversion] [:spec]. *chosen: input determined what it
- * shows. */
+/* Formats a field, given without its braces: name [!conversion] [:spec]. *chosen: user input
+ * determined which value it shows. */
 static bool put_field(struct formatter *fm, struct jsb *b, struct jstr *field, int nest,
                       bool *chosen)
 {

@@ -17,7 +17,8 @@ struct jspec {
 };
 
 bool jspec_parse(struct jrt *rt, const struct jstr *text, struct jspec *spec);
-/* "-", or what the specification writes before numbers that are not negative. */
+/* The sign to write: "-", or for other numbers "+", a space or nothing, as the specification
+ * says. */
 const char *jspec_sign(const struct jspec *spec, bool negative);
 /* format(v, spec), appended. */
 bool jspec_put(struct jsb *b, struct jv v, const struct jspec *spec);

@@ -9,8 +9,8 @@
 
 #define GLOBAL(name) static bool name(struct jrt *rt, const struct jargs *args, struct jv *out)
 
-/* At most 100,000 items, as Jinja2's sandbox allows; the span is computed unsigned, so
- * that it cannot overflow. */
+/* At most 100,000 items, like in Jinja2's sandbox. The span is computed as unsigned, so that it
+ * cannot overflow. */
 GLOBAL(global_range)
 {
     int64_t v[3] = {0, 0, 1};
@@ -122,7 +122,7 @@ GLOBAL(global_namespace)
     return true;
 }
 
-/* next() begins again after the last item. */
+/* After the last item next() returns the first one again. */
 GLOBAL(global_cycler)
 {
     struct jcycler *c = jrt_alloc(rt, 1, sizeof *c);
@@ -139,7 +139,7 @@ GLOBAL(global_cycler)
     return true;
 }
 
-/* The separator comes from the second call on. */
+/* The first call returns an empty string, later ones the separator. */
 GLOBAL(global_joiner)
 {
     struct jv sep;

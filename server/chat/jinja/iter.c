@@ -24,7 +24,7 @@ bool jv_is_iterable(struct jv v)
     }
 }
 
-/* Begins a walk; a lazy string is flattened, since it is read byte by byte. */
+/* Begins a walk. A lazy string is flattened first, since it is read byte by byte. */
 bool jwalk_init(struct jrt *rt, struct jv over, struct jwalk *w)
 {
     *w = (struct jwalk){.over = over};
@@ -34,8 +34,8 @@ bool jwalk_init(struct jrt *rt, struct jv over, struct jwalk *w)
     return over.type != JV_STR || js_flat(rt, over.u.s);
 }
 
-/* Characters one at a time. ASCII characters are cached per provenance, since templates
- * that take strings for lists of parts walk over whole messages. */
+/* The next character of a string. ASCII characters are cached per provenance, since some templates
+ * walk over a whole message as if it were a list of parts. */
 static int next_char(struct jrt *rt, struct jwalk *w, struct jv *out)
 {
     struct jstr *s = w->over.u.s;
@@ -43,7 +43,7 @@ static int next_char(struct jrt *rt, struct jwalk *w, struct jv *out)
         return 0;
     }
     unsigned char c = (unsigned char)s->s[w->at];
-    if (c < 0x80 && s->prov != PROV_MIXED) { // most characters, which share their strings
+    if (c < 0x80 && s->prov != PROV_MIXED) { // most characters: these share cached strings
         struct jstr **one = &rt->ascii[s->prov == PROV_INPUT][c];
         if (!*one) {
             *one = js_sub(rt, s, w->at, 1);
@@ -58,8 +58,7 @@ static int next_char(struct jrt *rt, struct jwalk *w, struct jv *out)
     return out->u.s ? 1 : -1;
 }
 
-/* Views read the dictionary as it is now; dictionaries do not change while a template
- * runs. */
+/* The i-th item of a view. Dictionaries do not change while a template runs. */
 static int next_of_view(struct jrt *rt, const struct jview *view, size_t i, struct jv *out)
 {
     if (i >= view->dict->n) {
@@ -141,7 +140,8 @@ bool jv_collect(struct jrt *rt, struct jv over, struct jlist **out)
     return more == 0;
 }
 
-/* Lazy, like a generator: `over` is not touched before the first item is read. */
+/* Creates an iterator. Like a generator, it does not touch `over` before its first item is
+ * requested. */
 bool jiter_new(struct jrt *rt, enum jiter_kind kind, struct jv over, struct jv *out)
 {
     struct jiter *it = jrt_alloc(rt, 1, sizeof *it);
@@ -163,7 +163,7 @@ static int next_batch(struct jrt *rt, struct jiter *it, struct jv *out)
     if (!l) {
         return -1;
     }
-    if (it->at > 0 && !jlist_push(rt, l, it->fallback)) { // held back by the previous batch
+    if (it->at > 0 && !jlist_push(rt, l, it->fallback)) { // the previous batch read it in advance
         return -1;
     }
     while (l->n == 0 || (int64_t)l->n != it->size) {
@@ -179,7 +179,7 @@ static int next_batch(struct jrt *rt, struct jiter *it, struct jv *out)
         return more < 0 ? -1 : 0;
     }
     it->at = 0;
-    if (more > 0) { // the batch is full; check whether more follows
+    if (more > 0) { // the batch is full; read in advance whether another item follows
         more = jwalk_next(rt, &it->walk, &it->fallback);
         it->at = more > 0;
         if (more < 0) {
@@ -196,8 +196,8 @@ static int next_batch(struct jrt *rt, struct jiter *it, struct jv *out)
     return 1;
 }
 
-/* As Jinja2's slice filter: `size` lists of nearly equal lengths, the first ones longer by
- * one; `fill` pads the others. */
+/* Like Jinja2's slice filter: `size` lists of nearly equal lengths. The first ones may be longer by
+ * one; then `fill` pads the others. */
 static int next_slice(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     if (it->at >= it->size) {
@@ -253,7 +253,7 @@ static bool start(struct jrt *rt, struct jiter *it)
     return jwalk_init(rt, it->over, &it->walk);
 }
 
-/* The iterator is over once it has ended or failed. */
+/* Once it has ended or failed, it yields no more items. */
 int jiter_next(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     if (!it->started && !start(rt, it)) {

@@ -41,8 +41,8 @@ static bool make_gist(struct jinja_template *t, const struct jtoken *tokens, siz
     return true;
 }
 
-/* Lexer, parser and two passes over the tree; everything that belongs to the template
- * lives in its own arena. */
+/* Runs lexer, parser and two passes over the tree. Everything that belongs to the template is in
+ * its own arena. */
 enum status jinja_compile(const char *source, size_t n_bytes, struct jinja_template **out,
                           struct err *err)
 {
@@ -75,7 +75,7 @@ bool jinja_mentions(const struct jinja_template *t, const char *word)
     return memmem(t->gist, t->gist_bytes, word, strlen(word)) != NULL;
 }
 
-/* Global functions are variables that the request's may override. */
+/* Global functions are variables too, which those of the request may override. */
 bool jinja_begin(struct jrt *rt, const struct jinja_template *t, int64_t local_us)
 {
     rt_init(rt);
@@ -93,7 +93,7 @@ bool jinja_begin(struct jrt *rt, const struct jinja_template *t, int64_t local_u
     return rt->vars != NULL;
 }
 
-/* Names that the template never mentions have no symbol and cost nothing. */
+/* Names that the template does not mention have no symbol and are ignored. */
 bool jinja_set(struct jrt *rt, const char *name, size_t n_bytes, struct jv value)
 {
     int sym = jinja_find_symbol(rt->t, name, n_bytes);

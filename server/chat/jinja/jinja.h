@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Jinja2 as `transformers` configures it for chat templates: compile once, render many times.
- * templates.md lists what is supported and where it differs. Values and limits: value.h, rt.h.
+ * server/chat/README.md lists what is supported and where it differs. Values and limits: value.h,
+ * rt.h.
  * Thread: a compiled template is immutable; each render has its own runtime. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_JINJA_H
 #define SLUICE_SERVER_CHAT_JINJA_JINJA_H
@@ -21,7 +22,7 @@ bool jinja_mentions(const struct jinja_template *t, const char *word);
  * rt->err, end. */
 bool jinja_begin(struct jrt *rt, const struct jinja_template *t, int64_t local_us);
 bool jinja_set(struct jrt *rt, const char *name, size_t n_bytes, struct jv value);
-bool jinja_run(struct jrt *rt, struct jstr **out); // flat
+bool jinja_run(struct jrt *rt, struct jstr **out); // *out is a flat string
 void jinja_end(struct jrt *rt);
 
 #endif

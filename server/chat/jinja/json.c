@@ -23,8 +23,8 @@ static bool bad_json(struct jrt *rt, struct json_scan *sc, const char *what)
     return false;
 }
 
-/* Most strings of a request have no escapes and are not copied; the request's text must
- * outlive the render. */
+/* Strings without escapes, which are most, are not copied, so the request's text must outlive the
+ * render. */
 static struct jstr *read_string(struct jrt *rt, struct json_scan *sc, enum jprov prov)
 {
     if (!sc->escaped) {
@@ -38,8 +38,7 @@ static struct jstr *read_string(struct jrt *rt, struct json_scan *sc, enum jprov
     return s;
 }
 
-/* Integers keep their digits whatever their size; numbers with a point or exponent are
- * floats. */
+/* Integers of any size keep all digits. Numbers with a point or exponent are floats. */
 static bool read_number(struct jrt *rt, const struct json_scan *sc, struct jv *out)
 {
     int64_t i;
@@ -123,7 +122,7 @@ bool jinja_from_json(struct jrt *rt, const char *text, size_t n_bytes, enum jpro
 
 static bool put_json(struct jsb *b, struct jv v, const struct jjson_style *style, int nest);
 
-/* The short escapes, else \u with surrogates beyond the BMP. */
+/* Writes a short escape if there is one, otherwise \u, with surrogates beyond the BMP. */
 static void put_escape(struct jsb *b, uint32_t cp, bool input)
 {
     static const char from[] = "\"\\\n\r\t\f\b", to[] = "\"\\nrtfb";
@@ -141,8 +140,8 @@ static void put_escape(struct jsb *b, uint32_t cp, bool input)
     jsb_put(b, text, (size_t)n, input);
 }
 
-/* Like Python's json.dumps: with ensure_ascii everything else is escaped, without it only
- * what must be. */
+/* Like Python's json.dumps: `ascii` (ensure_ascii) escapes all other characters, otherwise only
+ * those that must be are escaped. */
 static void put_json_string(struct jsb *b, struct jstr *s, bool ascii)
 {
     if (!js_flat(b->rt, s)) {
@@ -169,7 +168,7 @@ static void put_json_string(struct jsb *b, struct jstr *s, bool ascii)
     jsb_putc(b, '"', false);
 }
 
-/* NaN and infinities as Python writes them, although they are no JSON. */
+/* Writes NaN and infinities like Python, although they are not JSON. */
 static bool put_json_number(struct jsb *b, struct jv v)
 {
     if (v.type == JV_FLOAT && !isfinite(v.u.f)) {
@@ -247,7 +246,7 @@ static bool put_json_key(struct jsb *b, struct jv key, bool ascii)
     return true;
 }
 
-/* sort_keys compares like the sort filter, so keys of different types fail. */
+/* For sort_keys. It compares like the sort filter, so keys of different types are an error. */
 static bool sorted_entries(struct jrt *rt, const struct jdict *d, const struct jentry **out)
 {
     struct jv *items = jrt_alloc(rt, d->n, sizeof *items);

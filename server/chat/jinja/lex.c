@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Tokens point into the normalised source. `open` is a stack of brackets, so that }}
- * inside of a dict literal does not end a tag. */
+/* Tokens point into the normalised source. `open` is the stack of open brackets: while it is not
+ * empty, }} does not end a tag. */
 struct lexer {
     struct jrt *rt;
     const char *s;
@@ -20,11 +20,11 @@ struct lexer {
     bool line_starting; // the last tag ended with a newline (or there was none)
     struct jtoken *tokens;
     size_t n_tokens, cap;
-    char open[JINJA_MAX_NEST]; // brackets
+    char open[JINJA_MAX_NEST]; // the open brackets
     int n_open;
 };
 
-/* Keeps the first error only: later ones are consequences. */
+/* Records an error. Only the first is kept: later ones are consequences. */
 bool jinja_syntax(struct jrt *rt, int line, const char *fmt, ...)
 {
     if (rt->st != OK) {
@@ -176,7 +176,7 @@ static bool lex_comment(struct lexer *lx, size_t body)
     return jinja_syntax(lx->rt, lx->line, "Missing end of comment tag");
 }
 
-/* "{%" sign "word" close: returns where it ends, or 0. */
+/* The end of a tag that only consists of a sign and this word, or 0 if there is another tag. */
 static size_t word_tag(const struct lexer *lx, size_t at, const char *word, char *sign)
 {
     if (!looking_at(lx, at, "{%")) {
@@ -192,7 +192,7 @@ static size_t word_tag(const struct lexer *lx, size_t at, const char *word, char
     return skip_spaces(lx, at + strlen(word));
 }
 
-/* "{% raw %}" at `at`: returns the end of the tag or 0. The newline after it is kept. */
+/* The end of a tag {% raw %} at `at`, or 0. The newline after it is kept. */
 static size_t raw_begin(const struct lexer *lx, size_t at, char *sign)
 {
     size_t close = word_tag(lx, at, "raw", sign);
@@ -208,8 +208,7 @@ static size_t raw_begin(const struct lexer *lx, size_t at, char *sign)
     return 0;
 }
 
-/* Everything up to endraw is data, whatever it looks like; white space is trimmed at both
- * ends as at any tag. */
+/* Everything up to endraw is data. White space is trimmed at both ends as at other tags. */
 static bool lex_raw(struct lexer *lx, size_t body)
 {
     lx->line_starting = lx->s[body - 1] == '\n';
@@ -255,8 +254,8 @@ static bool lex_name(struct lexer *lx)
     return lx->rt->st == OK;
 }
 
-/* Escapes are decoded by the parser; here a backslash only keeps the next character from
- * ending the string. */
+/* Escapes are decoded by the parser. Here the character after a backslash is only skipped, so that
+ * it does not end the string. */
 static bool lex_string(struct lexer *lx)
 {
     char quote = lx->s[lx->at];
@@ -272,7 +271,7 @@ static bool lex_string(struct lexer *lx)
     return jinja_syntax(lx->rt, lx->line, "unexpected char '%c'", quote);
 }
 
-/* Digits with single underscores between them; returns the end. */
+/* The end of a run of digits, which may have single underscores between them. */
 static size_t digits(const struct lexer *lx, size_t at, const char *set, bool underscore_first)
 {
     while (at < lx->n_bytes) {
@@ -326,8 +325,8 @@ static const char *digits_of_base(char letter)
     }
 }
 
-/* Digits may be grouped by underscores. A number with a leading zero is only zeros, as in
- * Python. */
+/* Digits may be grouped by underscores. As in Python, a number that begins with a zero must have
+ * only zeros. */
 static size_t int_end(const struct lexer *lx)
 {
     size_t at = lx->at;
@@ -380,7 +379,7 @@ static bool balance(struct lexer *lx, char c)
     return true;
 }
 
-/* Operators of two characters first. The code of an operator consists of its characters. */
+/* Tries operators of two characters first. The code of an operator consists of its characters. */
 static bool lex_operator(struct lexer *lx)
 {
     static const char *const twos[] = {"//", "**", "==", "!=", ">=", "<="};
@@ -481,7 +480,7 @@ static bool lex_step(struct lexer *lx)
     return lex_tag(lx, kind == '{');
 }
 
-/* Line ends become \n, and the last one is dropped: Jinja2's keep_trailing_newline is off. */
+/* Line ends become \n, and the last one is dropped, as with Jinja2's keep_trailing_newline off. */
 static size_t normalize(const char *s, size_t n_bytes, char *out)
 {
     size_t n = 0;

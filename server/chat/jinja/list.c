@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-/* Lists that grow from one another (ns.list + [x] in a loop) share one store: space after the end
- * of a list is free until a longer list claims it. */
+/* The memory of lists that grow from one another (ns.list + [x] in a loop). Space after the end of
+ * a list is free until a longer list takes it. */
 struct jlist_store {
     struct jv *items;
     size_t n, cap;
@@ -48,7 +48,7 @@ static bool grow(struct jrt *rt, struct jlist *l, size_t more)
     return true;
 }
 
-/* a + b in a loop is linear, since a's store is extended. */
+/* a + b. In a loop it takes linear time, since a's store is extended. */
 struct jlist *jlist_join(struct jrt *rt, const struct jlist *a, const struct jlist *b)
 {
     struct jlist *l = jrt_alloc(rt, 1, sizeof *l);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Looks up the names that a template uses in its runtime's tables. The functions in those tables
- * are defined above this file and look names up themselves, so this file only knows the runtime's
- * pointer to the tables. */
+/* Looks up the names that a template uses in its runtime's tables. This file only uses the
+ * runtime's pointer to the tables: their functions look up names themselves, so direct references
+ * would be circular. */
 #include "engine/base/minmax.h"
 #include "server/chat/jinja/eval.h"
 
@@ -42,7 +42,7 @@ const struct jinja_func *jinja_func_find(const struct jrt *rt, const char *name,
     return NULL;
 }
 
-/* The order of the table of methods: as strcmp, with one side not terminated. */
+/* The order of the table of methods: strcmp, where s has no NUL. */
 static int order(const char *name, const char *s, size_t n_bytes)
 {
     size_t n = strlen(name);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The `loop` variable as a template sees it: its attributes, methods and text. It knows its length,
- * which is why len() is here. exec.c runs the loop. */
+/* The `loop` variable as a template sees it: its attributes, methods and text. len() is here
+ * because it applies to a loop, too. exec.c runs the loop. */
 #include "server/chat/jinja/eval.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* The item that was looked at in advance comes first. */
+/* The next item, which may have been read in advance. */
 int jloop_pull(struct jrt *rt, struct jloop *l, struct jv *out)
 {
     if (l->peeked) {
@@ -17,8 +17,8 @@ int jloop_pull(struct jrt *rt, struct jloop *l, struct jv *out)
     return jwalk_next(rt, &l->walk, out);
 }
 
-/* loop.last and loop.nextitem need to know the next item, which a generator computes only
- * then. */
+/* Reads the next item in advance, for loop.last and loop.nextitem; only then a generator computes
+ * it. */
 static bool loop_peek(struct jrt *rt, struct jloop *l, struct jv *out)
 {
     if (!l->peeked) {
@@ -35,7 +35,7 @@ static bool loop_peek(struct jrt *rt, struct jloop *l, struct jv *out)
     return true;
 }
 
-/* The length: of the sequence if it has one; otherwise the remaining items are read and counted. */
+/* The number of items. If the sequence has no length, the remaining items are read and counted. */
 static bool loop_length(struct jrt *rt, struct jloop *l, int64_t *out)
 {
     if (l->length < 0) {

@@ -15,8 +15,8 @@ bool jcall_enter(struct jrt *rt)
     return true;
 }
 
-/* Binds positional arguments and named parameters; other names go to `rest`, the caller to
- * *caller. */
+/* Binds positional arguments and named parameters. Other names are put into `rest`, and `caller`
+ * into *caller. */
 static bool bind_given(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
                        struct jframe *frame, bool *given, struct jdict *rest, struct jv *caller)
 {
@@ -110,7 +110,7 @@ static bool bind_defaults(struct jrt *rt, const struct jsignature *sig, struct j
     return true;
 }
 
-/* In Jinja2's order: arguments, then caller, kwargs and varargs, then defaults. */
+/* Binds in Jinja2's order: arguments, then caller, kwargs and varargs, then defaults. */
 static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
                        struct jframe *frame)
 {
@@ -122,8 +122,8 @@ static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jarg
            bind_defaults(rt, m->sig, frame, given);
 }
 
-/* A macro writes to an output of its own, which is its result; its frame continues the
- * scope in which it was defined. */
+/* A macro writes to an output of its own, which is its result. Its frame is nested in the scope
+ * where it was defined. */
 bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out)
 {
     struct jframe *frame = jframe_new(rt, m->closure), *outer_frame = rt->frame;

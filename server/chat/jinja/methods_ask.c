@@ -6,7 +6,8 @@
 
 /* ---- questions ---- */
 
-/* All characters have one of the bits, and there is at least one. */
+/* True if every character has one of the bits, and there is at least one character or or_empty is
+ * set. */
 static bool all_of(struct jrt *rt, struct jv self, unsigned bits, bool or_empty, struct jv *out)
 {
     struct jstr *s = self.u.s;
@@ -90,7 +91,7 @@ METHOD(str_isidentifier)
     return true;
 }
 
-/* True if there is a cased character and all cased characters are of the wanted kind. */
+/* True if there is a cased character, and all cased characters have the wanted case. */
 static bool cased_like(struct jrt *rt, struct jv self, unsigned wanted, unsigned refused,
                        struct jv *out)
 {
@@ -122,8 +123,8 @@ METHOD(str_isupper)
     return cased_like(rt, self, UNI_UPPER, UNI_LOWER | UNI_TITLE, out);
 }
 
-/* Upper case only after caseless characters, lower case only after cased ones, and at
- * least one cased character. */
+/* True if upper-case letters only follow caseless characters, lower-case letters only follow cased
+ * ones, and there is a cased character. */
 METHOD(str_istitle)
 {
     struct jstr *s = self.u.s;

@@ -7,7 +7,8 @@
 
 /* ---- lists, dictionaries, others ---- */
 
-/* Identity counts as equality, as in Python (so a NaN is found in its own list). */
+/* Counts the items equal to v. As in Python, identity counts as equality, so a NaN is found in its
+ * own list. */
 static bool count_items(struct jrt *rt, struct jv self, struct jv v, int64_t *n, int64_t *first)
 {
     const struct jlist *l = self.u.list;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Methods of str for case and white space, splitting, joining and searching; and helpers of all
+/* Methods of str for case and white space, splitting, joining and searching. Also helpers of all
  * methods. */
 #include "engine/base/minmax.h"
 #include "server/chat/jinja/methods.h"
@@ -30,7 +30,8 @@ static bool want_str(struct jrt *rt, struct jv self, struct jv v, struct jstr **
     return js_flat(rt, v.u.s);
 }
 
-/* start and end of find, count, startswith: characters, negative from the end, clamped. */
+/* Reads the arguments `start` and `end` of find, count and startswith. They count characters,
+ * negative ones from the end, and are clamped. */
 static bool text_range(struct jrt *rt, struct jstr *s, struct jv start, struct jv end,
                        int64_t *from, int64_t *to)
 {
@@ -97,7 +98,7 @@ METHOD(str_swapcase)
     return js_flat(rt, self.u.s) && jm_give(self, jt_swapcase(rt, self.u.s), out);
 }
 
-/* The set of characters, or white space. */
+/* Strips the characters of a set, by default white space. */
 static bool strip(struct jrt *rt, struct jv self, struct jv chars, int sides, struct jv *out)
 {
     struct jstr *set = NULL;
@@ -339,7 +340,7 @@ METHOD(str_endswith)
     return has_affix(rt, self, a, true, out);
 }
 
-/* *at: the place in characters, -1 if it is not found. The search costs steps in
+/* *at is the position in characters, or -1 if nothing is found. The search costs steps in
  * proportion to the text. */
 static bool find(struct jrt *rt, struct jv self, const struct jv *a, bool last, int64_t *at)
 {

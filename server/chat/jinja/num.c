@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Python's numbers: integers of any size that are int64_t as long as they fit, floats,
- * their arithmetic and comparison, and both directions of text. */
+/* Python's numbers: integers of any size (int64_t as long as they fit) and floats; their
+ * arithmetic, comparison, parsing and formatting. */
 #include "server/chat/jinja/num.h"
 
 #include "engine/base/utf8.h"
@@ -26,7 +26,7 @@ static int64_t small(struct jv v)
     return v.type == JV_BOOL ? v.u.b : v.u.i;
 }
 
-/* Large integers may be too large for a float, as in Python. */
+/* Fails, as in Python, if an integer is too large for a float. */
 bool jnum_to_double(struct jrt *rt, struct jv v, double *f)
 {
     if (v.type == JV_FLOAT) {
@@ -42,8 +42,7 @@ bool jnum_to_double(struct jrt *rt, struct jv v, double *f)
     return true;
 }
 
-/* As int(f): truncates. A double beyond 64 bits is written out exactly, since it is an
- * integer. */
+/* Like int(f), which truncates. A double beyond 64 bits is an integer, and is converted exactly. */
 bool jnum_from_double(struct jrt *rt, double f, struct jv *out)
 {
     f = trunc(f);
@@ -74,8 +73,8 @@ static double float_mod(double a, double b)
     return m;
 }
 
-/* As CPython computes it: (a - mod) / b is nearly an integer, and rounding it differs from
- * floor(a / b) where the quotient lies just below an integer. */
+/* Like CPython, rounds (a - mod) / b, which is nearly an integer. floor(a / b) would differ if the
+ * quotient is just below an integer. */
 static double float_floordiv(double a, double b)
 {
     double mod = fmod(a, b), div = (a - mod) / b;
@@ -89,7 +88,8 @@ static double float_floordiv(double a, double b)
     return div - f > 0.5 ? f + 1.0 : f;
 }
 
-/* Errors where Python raises them; a complex result is one of the documented differences. */
+/* Fails where Python raises an error. A complex result, which is an error here, is a documented
+ * difference. */
 static bool float_pow(struct jrt *rt, double a, double b, struct jv *out)
 {
     if (a == 0 && b < 0) {
@@ -127,8 +127,8 @@ static bool float_binary(struct jrt *rt, enum jop op, double a, double b, struct
     return false;
 }
 
-/* By squaring. Each multiplication counts as a step and is limited in size, so 7 **
- * 99999999 ends with an error. */
+/* Powers by repeated squaring. Multiplications cost steps and their results are limited in size, so
+ * 7 ** 99999999 ends with an error. */
 static bool int_pow(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     if (b.type == JV_BIG || small(b) < 0) {
@@ -181,8 +181,8 @@ static bool int_truediv(struct jrt *rt, struct jv a, struct jv b, struct jv *out
     return true;
 }
 
-/* One entry for all operators: a float operand makes the result a float, and an overflow
- * of int64_t falls through to big integers. */
+/* All binary operators. A float operand makes the result a float; if int64_t overflows, big
+ * integers are used. */
 bool jnum_binary(struct jrt *rt, enum jop op, struct jv a, struct jv b, struct jv *out)
 {
     if (is_float(a) || is_float(b)) {
@@ -220,7 +220,7 @@ bool jnum_binary(struct jrt *rt, enum jop op, struct jv a, struct jv b, struct j
     return false;
 }
 
-/* Zero minus the number, so that overflow becomes a large integer. */
+/* Computes zero minus the number, so that the negation of INT64_MIN becomes a big integer. */
 bool jnum_negate(struct jrt *rt, struct jv v, struct jv *out)
 {
     if (v.type == JV_FLOAT) {
@@ -243,7 +243,7 @@ bool jnum_abs(struct jrt *rt, struct jv v, struct jv *out)
     return true;
 }
 
-/* Wide enough to compare int64_t with floats exactly, where long double has 64 bits. */
+/* Compares int64_t with floats exactly, on machines where long double has 64 bits of mantissa. */
 static long double long_double_of(struct jv v)
 {
     if (is_float(v)) {
@@ -360,8 +360,8 @@ static int prefix_base(const char *p)
 }
 
 /* As int(text, base): optional sign and prefix, single underscores between digits, and no
- * leading zeros if the base comes from the text. *ok false: no number; the return value is
- * false only for a failure of the runtime. */
+ * leading zeros if the base comes from the text. *ok false: not a number. Returns false only if the
+ * runtime has failed. */
 bool jnum_parse_int(struct jrt *rt, const char *s, size_t n_bytes, int64_t base, struct jv *out,
                     bool *ok)
 {
@@ -414,7 +414,8 @@ bool jnum_parse_int(struct jrt *rt, const char *s, size_t n_bytes, int64_t base,
     return !negative || jnum_negate(rt, v, out);
 }
 
-/* digits with single underscores between them; returns how many characters, copies the digits. */
+/* Copies digits, which may have single underscores between them. Returns the number of characters
+ * read. */
 static size_t float_digits(const char *p, char **to)
 {
     size_t n = 0;
@@ -428,7 +429,7 @@ static size_t float_digits(const char *p, char **to)
     }
 }
 
-/* float("nan") and the like; int() has no such words. */
+/* Parses "nan", "inf" and "infinity". */
 static bool parse_special(const char *p, double *f)
 {
     static const struct {
@@ -444,10 +445,10 @@ static bool parse_special(const char *p, double *f)
     return false;
 }
 
-/* As float(text), including underscores, "inf" and "nan" in any case. */
+/* Like float(text), including underscores, "inf" and "nan" in upper and lower case. */
 bool jnum_parse_float(const char *s, size_t n_bytes, double *f)
 {
-    char text[1100], clean[1100]; // longer texts do not occur; they count as invalid
+    char text[1100], clean[1100]; // longer texts count as invalid
     size_t n = plain_text(s, n_bytes, text, sizeof text);
     if (n == SIZE_MAX || n == 0) {
         return false;
@@ -495,7 +496,7 @@ bool jnum_parse_float(const char *s, size_t n_bytes, double *f)
     return true;
 }
 
-/* The fewest digits that parse back to f. */
+/* Writes the fewest digits that parse back to f. */
 static void shortest(double f, char text[40])
 {
     for (int digits = fabs(f) < 1e-290 ? 1 : 15; digits <= 17; digits++) {
@@ -567,8 +568,7 @@ void jnum_float_text(double f, char out[40])
     *to = '\0';
 }
 
-/* Digits of a big integer are stored base 10^9, nine characters each except in the leading
- * one. */
+/* A big integer is stored in base 10^9: each limb is nine digits, except the leading one. */
 bool jnum_int_text(struct jrt *rt, struct jv v, const char **s, size_t *n_bytes)
 {
     size_t cap = v.type == JV_BIG ? (size_t)v.u.big->n * 9 + 16 : 24;

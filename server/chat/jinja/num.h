@@ -27,11 +27,11 @@ int jnum_compare(struct jv a, struct jv b);
 bool jnum_to_double(struct jrt *rt, struct jv v, double *f);     // OverflowError for a huge integer
 bool jnum_from_double(struct jrt *rt, double f, struct jv *out); // towards zero; needs finite f
 
-/* Decimal digits (an optional sign before them). */
+/* Parses decimal digits, with an optional sign before them. */
 bool jnum_from_decimal(struct jrt *rt, const char *s, size_t n_bytes, struct jv *out);
 
-/* Python's int(text, base). False with *ok false if the text is not an integer; false with the
- * runtime failed on a limit. */
+/* Python's int(text, base). *ok is false if the text is not an integer. Returns false only if a
+ * limit made the runtime fail. */
 bool jnum_parse_int(struct jrt *rt, const char *s, size_t n_bytes, int64_t base, struct jv *out,
                     bool *ok);
 /* Python's float(text). */

@@ -19,7 +19,7 @@ static bool unsupported(struct jrt *rt, int op, struct jv a, struct jv b)
                     jv_type_name(a), jv_type_name(b));
 }
 
-/* With Markup on either side, the other is escaped and the result is Markup. */
+/* If one side is Markup, the other is escaped and the result is Markup. */
 static bool add_strings(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     bool markup = (a.flag | b.flag) & JV_MARKUP;
@@ -98,7 +98,7 @@ static bool multiply(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
     return unsupported(rt, JOP_MUL, a, b);
 }
 
-/* Numbers, then strings with %, then sequences; anything else is Python's TypeError. */
+/* Handles numbers, then strings with %, then sequences. Other operands give Python's TypeError. */
 bool jinja_binary(struct jrt *rt, int op, struct jv a, struct jv b, struct jv *out)
 {
     if (jv_is_number(a) && jv_is_number(b)) {
@@ -126,7 +126,7 @@ bool jinja_binary(struct jrt *rt, int op, struct jv a, struct jv b, struct jv *o
     return unsupported(rt, op, a, b);
 }
 
-/* Charged by length, since a template could search a long text often. */
+/* Costs steps by length, since a template could search a long text often. */
 static bool contains_text(struct jrt *rt, struct jv text, struct jv part, bool *out)
 {
     if (part.type != JV_STR) {
@@ -152,7 +152,8 @@ static bool contains_key(struct jrt *rt, const struct jdict *d, struct jv key, b
     return rt->st == OK;
 }
 
-/* Text contains text, mappings contain keys, anything else is searched by equality. */
+/* Strings are searched for a string and mappings for a key; other containers are searched for an
+ * equal item. */
 bool jv_contains(struct jrt *rt, struct jv container, struct jv v, bool *out)
 {
     *out = false;

@@ -9,7 +9,7 @@
 
 static bool parse_body(struct jparser *p, const char *const *ends, struct jnodes *body);
 
-/* The body up to one of the `ends` (whose name is then the current token). */
+/* Parses the body up to one of the `ends`, whose name is then the current token. */
 static bool body_until(struct jparser *p, const char *const *ends, struct jnode ***kids, int *n)
 {
     struct jnodes l = {0};
@@ -72,8 +72,8 @@ static struct jnode *parse_if(struct jparser *p)
     return first;
 }
 
-/* for TARGET in VALUES [if TEST] [recursive]; the iterable is parsed without a conditional
- * expression, since `if` begins the test. */
+/* for TARGET in VALUES [if TEST] [recursive]. VALUES must not be a conditional expression, since
+ * `if` begins the test. */
 static struct jnode *parse_for(struct jparser *p)
 {
     static const char *const ends[] = {"endfor", "else", NULL};
@@ -104,7 +104,7 @@ static struct jnode *parse_for(struct jparser *p)
     return n;
 }
 
-/* set TARGET = VALUE, or a block whose output is the value, perhaps filtered. */
+/* set TARGET = VALUE, or a block whose output, optionally filtered, is the value. */
 static struct jnode *parse_set(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_SET);
@@ -468,7 +468,7 @@ static bool parse_body(struct jparser *p, const char *const *ends, struct jnodes
     }
 }
 
-/* Symbols that the executor looks up itself get their numbers first. */
+/* Names that the executor looks up itself get fixed symbols, before all others. */
 bool jinja_parse(struct jinja_template *t, const struct jtoken *tokens, size_t n_tokens)
 {
     (void)n_tokens; // the list ends with T_EOF, which is never skipped

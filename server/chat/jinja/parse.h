@@ -48,7 +48,8 @@ struct jnode *jp_one(struct jparser *p, enum jnode_kind kind, struct jnode *a);
 struct jnode *jp_two(struct jparser *p, enum jnode_kind kind, struct jnode *a, struct jnode *b);
 struct jnode *jp_with_kids(struct jparser *p, enum jnode_kind kind, const struct jnodes *l);
 struct jnode *jp_constant(struct jparser *p, struct jv v);
-struct jstr *jp_settled(struct jstr *s); // with its characters counted, because renders share it
+struct jstr *jp_settled(struct jstr *s); // counts the characters now, because renders share the
+                                         // string
 
 /* A literal, a name, or brackets; its postfix operators; its filters and tests. */
 struct jnode *jp_number(struct jparser *p);

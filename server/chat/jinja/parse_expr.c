@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Operators, lowest precedence last; tuples and assignment targets. */
+/* Operators, from the highest precedence to the lowest; tuples and assignment targets. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 #include "server/chat/jinja/parse.h"
 
-/* ---- operators, loosest last ---- */
+/* ---- operators, from the highest precedence to the lowest ---- */
 
 /* Signs bind less tightly than postfix operators. Filters apply to the whole signed value,
  * so -1|abs is 1. */
@@ -38,7 +38,7 @@ static struct jnode *binary(struct jparser *p, enum jop op, struct jnode *a, str
     return n;
 }
 
-/* Associates to the left, unlike Python's: Jinja2 does that, too. */
+/* Associates to the left, as in Jinja2 but unlike in Python. */
 static struct jnode *power(struct jparser *p)
 {
     struct jnode *left = unary(p, true);
@@ -84,7 +84,7 @@ static struct jnode *concat(struct jparser *p)
     return jp_with_kids(p, N_CONCAT, &l);
 }
 
-/* Lower than ~ in Jinja2's grammar. */
+/* In Jinja2's grammar + and - have a lower precedence than ~. */
 static struct jnode *sum(struct jparser *p)
 {
     struct jnode *left = concat(p);
@@ -95,7 +95,7 @@ static struct jnode *sum(struct jparser *p)
     return left;
 }
 
-/* The comparison at this place, whose tokens are consumed; -1 if there is none. */
+/* Consumes a comparison operator and returns it; -1 if there is none. */
 static int compare_op(struct jparser *p)
 {
     static const struct {
@@ -238,7 +238,7 @@ struct jnode *jp_tuple(struct jparser *p, bool with_cond, bool in_parentheses)
     return tuple(p, jp_expression, with_cond, in_parentheses, false);
 }
 
-/* Names, attributes of namespaces, and tuples of both. */
+/* True for names, attributes of namespaces, and tuples of both. */
 static bool assignable(const struct jnode *n)
 {
     if (n->kind == N_TUPLE) {

@@ -25,7 +25,8 @@ static int hex_digit(char c)
     return -1;
 }
 
-/* `want` hex digits as a code point; -1 if there are too few or the value is no character. */
+/* Reads `want` hex digits as a code point; -1 if there are too few digits or the value is not a
+ * character. */
 static int hex_digits(const char *s, size_t n_bytes, size_t want, uint32_t *cp)
 {
     if (n_bytes < want) {
@@ -87,8 +88,8 @@ static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
         jsb_putc(b, s[0], false);
         return 1;
     }
-    /* Jinja2 first replaces other characters by escapes, so a backslash in front of one applies to
-     * the text of that escape. */
+    /* Jinja2 first replaces non-ASCII characters by escapes, so a backslash before such a character
+     * applies to the text of its escape. */
     char text[12];
     int n = (int)utf8_decode(s, n_bytes, &cp);
     if (cp < 0x100) {
@@ -149,7 +150,8 @@ struct jnode *jp_number(struct jparser *p)
         if (!jnum_parse_int(p->rt, t->s, t->n_bytes, 0, &v, &ok)) {
             return NULL;
         }
-        if (!ok) { // 00 is valid; integers longer than int() accepts are not
+        if (!ok) { // zeros such as 00 are valid; integers with more digits than int() accepts are
+                   // not
             jinja_syntax(p->rt, t->line, "a number is too long");
             return NULL;
         }

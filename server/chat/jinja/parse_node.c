@@ -38,7 +38,7 @@ bool jp_skip_name(struct jparser *p, const char *name)
     return true;
 }
 
-/* Errors name what was found and what was wanted, in the words of Jinja2. */
+/* Fails with Jinja2's message, which names the token found and the one expected. */
 bool jp_unexpected(struct jparser *p, const char *wanted)
 {
     const struct jtoken *t = jp_token(p);
@@ -76,8 +76,7 @@ struct jnode *jp_node(struct jparser *p, enum jnode_kind kind)
     return n;
 }
 
-/* Arrays only grow in the arena; the old one is left there, since the arena is freed as a
- * whole. */
+/* Appends a node. If the array grows, the old one stays in the arena, which is freed as a whole. */
 bool jp_push(struct jparser *p, struct jnodes *l, struct jnode *n)
 {
     if (!n) {
@@ -137,7 +136,7 @@ struct jnode *jp_constant(struct jparser *p, struct jv v)
     return n;
 }
 
-/* Renders share constants, so everything that is computed lazily is computed now. */
+/* Renders share constants, so everything that strings compute lazily is computed now. */
 struct jstr *jp_settled(struct jstr *s)
 {
     if (s) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What may follow a value: calls, subscripts, filters, tests. */
+/* What may follow a value in an expression: calls, subscripts, filters, tests. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 #include "server/chat/jinja/parse.h"
@@ -41,7 +41,7 @@ static bool bad_call(struct jparser *p)
     return jinja_syntax(p->rt, jp_token(p)->line, "invalid syntax for function call expression");
 }
 
-/* One argument, with Python's rules of order: no positional one after * or **, no * after
+/* Parses one argument. As in Python, no positional argument may follow * or **, and no * may follow
  * **. */
 static bool parse_argument(struct jparser *p, struct jcall_node *call, struct jnodes *pos, int *cap)
 {
@@ -174,8 +174,8 @@ static struct jnode *subscript(struct jparser *p, struct jnode *on)
         }
     }
     struct jnode *index = l.n == 1 ? l.v[0] : jp_with_kids(p, N_TUPLE, &l);
-    if (index && index->kind == N_SLICE && !index->a) { // a slice, but not one whose value is a
-                                                        // slice
+    if (index && index->kind == N_SLICE && !index->a) { // a slice such as [1:2], rather than an
+                                                        // index whose value was sliced
         index->a = on;
         return index;
     }

@@ -5,7 +5,7 @@
 #include "server/chat/jinja/num.h"
 #include "server/chat/jinja/unicode.h"
 
-/* "a.b.0" becomes its parts; parts of digits are indices. */
+/* Splits "a.b.0" into its parts. A part of digits is an index. */
 bool jpath_make(struct jrt *rt, struct jv attribute, struct jpath *path)
 {
     *path = (struct jpath){0};

@@ -10,7 +10,7 @@
 
 /* ---- repr of a str: quotes, escapes ---- */
 
-/* The escape that Python has for this size. */
+/* Writes the escape that Python uses for a character of this size. */
 static void put_hex(struct jsb *b, uint32_t cp, bool input)
 {
     char text[16];
@@ -157,7 +157,7 @@ static bool put_view(struct jsb *b, const struct jview *view, int nest)
     return true;
 }
 
-/* Without the step if it is 1. */
+/* The step is left out if it is 1. */
 static void put_range(struct jsb *b, const struct jrange *r)
 {
     char text[80];
@@ -273,7 +273,7 @@ bool jv_put_repr(struct jsb *b, struct jv v, int nest)
     return jrt_step(b->rt) && put_repr_inner(b, v, nest) && !b->failed;
 }
 
-/* str(): text as it is, undefined as nothing, anything else as its repr. */
+/* str(): a string stays unchanged, an undefined value is empty, and other values are their repr. */
 bool jv_put_str(struct jsb *b, struct jv v)
 {
     if (v.type == JV_STR) {

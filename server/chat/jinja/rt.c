@@ -33,7 +33,8 @@ bool jrt_limit(struct jrt *rt, const char *what)
     return false;
 }
 
-/* The message of raise_exception, cut at a character's end if it is too long. */
+/* Fails with the message of raise_exception, which is cut at the end of a character if it is too
+ * long. */
 bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes)
 {
     if (rt->st != OK) {
@@ -42,7 +43,7 @@ bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes)
     rt->st = ERR_INVALID;
     size_t n = lesser(n_bytes, sizeof rt->err.text - 1);
     while (n > 0 && n < n_bytes && ((unsigned char)message[n] & 0xC0) == 0x80) {
-        n--; // not inside a character
+        n--; // do not cut inside a character
     }
     if (n > 0) {
         memcpy(rt->err.text, message, n);
@@ -55,7 +56,7 @@ bool jrt_charge(struct jrt *rt, size_t steps)
 {
     if (rt->steps_left < 0 || steps > (size_t)rt->steps_left) {
         rt->steps_left = -1;
-        return jrt_limit(rt, "it takes too many steps");
+        return jrt_limit(rt, "it needs too many steps");
     }
     rt->steps_left -= (int64_t)steps;
     return true;
@@ -74,7 +75,7 @@ void *jrt_alloc(struct jrt *rt, size_t n, size_t size)
         return NULL;
     }
     if (!p) {
-        jrt_limit(rt, "it takes too much memory");
+        jrt_limit(rt, "it needs too much memory");
         return NULL;
     }
     if (n > 256 / size && !jrt_charge(rt, n * size >> 8)) {

@@ -23,9 +23,9 @@ enum {
     JINJA_MAX_MEMORY = 256 << 20,
 #endif
     JINJA_MAX_CALLS = 200,   // macros, callers and recursive loops
-    JINJA_MAX_DEPTH = 2000,  // recursive C calls of the evaluator, over all those calls
-    JINJA_MAX_NEST = 200,    // nesting of a value that is printed, compared or hashed; of the
-                             // source
+    JINJA_MAX_DEPTH = 2000,  // recursive C calls of the evaluator, within all nested calls together
+    JINJA_MAX_NEST = 200,    // nesting of the source, and of a value that is printed, compared or
+                             // hashed
     JINJA_MAX_RANGE = 100000 // Jinja2's own limit
 };
 
@@ -35,7 +35,7 @@ struct jbinding {
 };
 
 struct jframe {
-    struct jframe *parent; // NULL: next, names are looked up among the render's variables
+    struct jframe *parent; // the enclosing scope; NULL: the render's variables
     struct jbinding *b;
     int n, cap;
 };
@@ -49,7 +49,7 @@ struct jrt {
     struct jsb *out;
     bool autoescape;
     struct jframe *frame;
-    struct jv *vars; // by symbol
+    struct jv *vars; // the render's variables, indexed by symbol
     int n_vars;
     const struct jinja_template *t;
     const struct jinja_tables *tables; // the available filters, tests, methods and functions

@@ -8,14 +8,14 @@
 
 #include <string.h>
 
-/* What a scope has done with a name so far; 0: not mentioned. */
+/* Whether a scope has read or assigned a name so far; 0: neither. */
 enum { KNOWN = 1, STORED = 2 };
 
 /* One scope during the pass. `seen` is indexed by symbol, so that deep templates stay
  * linear. */
 struct scope {
     const struct scope *outer;
-    unsigned char *seen; // by symbol
+    unsigned char *seen; // KNOWN and STORED bits, indexed by symbol
 };
 
 /* All functions return false if memory ran out. */
@@ -78,7 +78,7 @@ static bool store(struct pass *ps, struct scope *sc, int sym, bool in_branch, st
     return !first || in_branch || hide(ps, h, sym);
 }
 
-/* Reads in an expression. Their order does not matter, only whether a name was mentioned before. */
+/* Records the names that an expression reads. Their order does not matter. */
 static void load_expr(struct scope *sc, const struct jnode *n);
 
 static void load_call(struct scope *sc, const struct jcall_node *call)
@@ -114,7 +114,7 @@ static void load_expr(struct scope *sc, const struct jnode *n)
     load_call(sc, n->call);
 }
 
-/* The targets of an assignment; ns.attribute reads ns. */
+/* Records the targets of an assignment. An assignment to ns.attribute reads ns. */
 static bool store_target(struct pass *ps, struct scope *sc, const struct jnode *n, bool in_branch,
                          struct jhidden *h)
 {
@@ -173,10 +173,11 @@ static bool visit(struct pass *ps, struct scope *sc, const struct jnode *n, bool
     }
 }
 
-/* The scopes below a list of statements. */
+/* Visits the scopes inside of a list of statements. */
 static bool enter(struct pass *ps, const struct scope *sc, struct jnode *const *body, int n);
 
-/* A body with its own scope: first the scope, then nested ones, as in Jinja2. */
+/* Visits a body with its own scope: as in Jinja2, first the statements of this scope, then nested
+ * scopes. */
 static bool body_scope(struct pass *ps, struct scope *sc, struct jnode *const *body, int n,
                        struct jhidden *h)
 {

@@ -84,7 +84,7 @@ bool jspec_parse(struct jrt *rt, const struct jstr *text, struct jspec *spec)
     return rt->st == OK;
 }
 
-/* Characters of padding have the template's provenance, or that of `fill`. */
+/* The padding has the provenance of the fill character; a default space is the template's. */
 bool jspec_put_padded(struct jsb *b, struct jstr *s, const struct jspec *spec, char default_align)
 {
     if (!js_flat(b->rt, s)) {
@@ -142,7 +142,7 @@ const char *jspec_sign(const struct jspec *spec, bool negative)
     }
 }
 
-/* sign, prefix ("0x"), integer digits, and the rest (".5e+10%"), padded. */
+/* Writes sign, prefix ("0x"), integer digits and the rest (".5e+10%"), padded. */
 static bool put_number(struct jsb *b, const struct jspec *spec, bool negative, const char *prefix,
                        const char *digits, size_t n_digits, const char *rest, int group_every)
 {
@@ -221,8 +221,8 @@ static bool is_negative(struct jv v)
     return jnum_compare(v, jv_int(0)) < 0;
 }
 
-/* The number's digits in the base, grouped and prefixed; with 0 or '=' the padding goes
- * between sign and digits. */
+/* Writes the digits in the type's base, grouped and prefixed. With 0 or '=' the padding is between
+ * sign and digits. */
 bool jspec_put_int(struct jsb *b, struct jv v, const struct jspec *spec)
 {
     struct jrt *rt = b->rt;
@@ -303,8 +303,8 @@ static void strip_fraction(char *text)
     }
 }
 
-/* No type: like repr, or with a precision like 'g', but with at least one digit after the point,
- * and switching to an exponent one digit earlier. */
+/* Without a type: like repr. With a precision: like 'g', but with at least one digit after the
+ * point, and the exponential form begins at a number of one digit less. */
 static void general_without_type(double f, const struct jspec *spec, char *text, size_t cap)
 {
     if (spec->precision < 0) {
@@ -326,7 +326,7 @@ static void general_without_type(double f, const struct jspec *spec, char *text,
     }
 }
 
-/* C's conversions agree with Python's for these types. */
+/* For types whose conversion in C agrees with Python's. */
 static void print_float(char *text, size_t cap, char type, bool alternate, int precision, double f)
 {
     switch (type) {
@@ -338,7 +338,7 @@ static void print_float(char *text, size_t cap, char type, bool alternate, int p
     }
 }
 
-/* Types that C lacks: % multiplies by 100, and n is the same as g. */
+/* Also handles types that C lacks: % multiplies by 100, and n is the same as g. */
 bool jspec_put_float(struct jsb *b, double f, const struct jspec *spec)
 {
     char type = spec->type, text[1500];
@@ -413,7 +413,7 @@ static bool put_text(struct jsb *b, struct jstr *s, const struct jspec *spec)
     return jspec_put_padded(b, s, &pad, '<');
 }
 
-/* Dispatches by the value's type; a type code of the wrong kind is an error as in Python. */
+/* Formats by the value's type. As in Python, a type code that does not fit it is an error. */
 bool jspec_put(struct jsb *b, struct jv v, const struct jspec *spec)
 {
     struct jrt *rt = b->rt;

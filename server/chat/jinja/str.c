@@ -45,8 +45,8 @@ bool js_flat(struct jrt *rt, struct jstr *s)
     if (!data) {
         return false;
     }
-    /* Only left operands are concatenations themselves (js_concat ensures it), so this walks a
-     * single spine from the end of the text. */
+    /* Only a left operand may itself be a concatenation (js_concat ensures that), so this follows a
+     * single chain, from the end of the text to its beginning. */
     size_t n_runs = 0;
     size_t end = s->n_bytes;
     for (struct jstr *p = s;; p = p->left) {
@@ -88,7 +88,7 @@ bool js_flat(struct jrt *rt, struct jstr *s)
     return true;
 }
 
-/* Every byte that does not continue a character begins one. */
+/* Counts the bytes that begin a character. */
 static size_t count_chars(const char *s, size_t n_bytes)
 {
     size_t n = 0;
@@ -98,12 +98,12 @@ static size_t count_chars(const char *s, size_t n_bytes)
     return n;
 }
 
-/* Counting is cached in the string; concurrent renders may only write to strings of their
- * own. */
+/* Caches the count in the string, if the string belongs to this render. */
 size_t js_chars(struct jstr *s)
 {
     if (s->n_chars != SIZE_MAX) {
-        return s->n_chars; // constants are counted at compile time, so renders do not write to them
+        return s->n_chars; // the characters of constants are counted at compile time, so renders
+                           // never write to them
     }
     s->n_chars = count_chars(s->s, s->n_bytes);
     return s->n_chars;
@@ -148,8 +148,8 @@ bool js_input_at(const struct jstr *s, size_t at)
     return r < s->n_runs && s->runs[r].input;
 }
 
-/* Shares the bytes with s; runs are cut to the window, and a window in one run has no runs
- * of its own. */
+/* A part of s that shares its bytes. It gets the runs of that part, or no runs if it lies within
+ * one. */
 struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes)
 {
     if (!js_flat(rt, s)) {
@@ -187,10 +187,10 @@ struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes)
     return out;
 }
 
-/* Joins by reference or by copying. A long left operand becomes a node with two children,
- * so that a loop that appends to a string (`ns.s = ns.s + x`) is linear: js_flat writes
- * the text once. Short ones are copied, since a node costs more. b is always flat, which
- * keeps the tree a left spine. */
+/* Joins by reference or by copying. A long left operand becomes a node with two children, so that a
+ * loop that appends to a string (`ns.s = ns.s + x`) takes linear time: js_flat writes the text
+ * once. Short operands are copied, since a node would cost more. b is always flat, so only left
+ * operands are nodes. */
 struct jstr *js_concat(struct jrt *rt, struct jstr *a, struct jstr *b)
 {
     if (b->n_bytes == 0) {
@@ -234,8 +234,8 @@ void jsb_init(struct jsb *b, struct jrt *rt)
     *b = (struct jsb){.rt = rt};
 }
 
-/* Grows by doubling, within the limit of a render's text. The arena keeps the old block;
- * with doubling that at most doubles the memory. */
+/* Grows by doubling, within the limit for the text of a render. Old blocks stay in the arena, which
+ * at most doubles the memory. */
 static bool reserve(struct jsb *b, size_t more)
 {
     if (b->failed) {
@@ -335,7 +335,7 @@ void jsb_put_str(struct jsb *b, struct jstr *s)
     jsb_put_range(b, s, 0, s->n_bytes);
 }
 
-/* s repeated. */
+/* Appends s `times` times. */
 void jsb_fill(struct jsb *b, struct jstr *s, size_t times)
 {
     if (s->n_bytes > 0 && times > JINJA_MAX_OUTPUT / s->n_bytes) {

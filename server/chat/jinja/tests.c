@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tests of `is`: a function and a row each. */
+/* The tests that follow `is`: each is a function and a row of the table. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 #include "server/chat/jinja/unicode.h"
@@ -8,7 +8,7 @@
 
 #define TEST_FN(name) static bool name(struct jrt *rt, struct jv v, const struct jv *a, bool *out)
 
-/* With Python's modulo, so that negative numbers work. */
+/* Uses Python's modulo, so that negative numbers work. */
 static bool remainder_is(struct jrt *rt, struct jv v, struct jv by, int64_t want, bool *out)
 {
     struct jv rest;
@@ -62,7 +62,7 @@ TYPE_TEST(is_callable, jv_is_callable(v))
 TYPE_TEST(is_escaped, v.type == JV_STR && v.flag & JV_MARKUP)
 TYPE_TEST(is_sameas, jv_same(v, a[0]))
 
-/* Runs str's method, so that `is lower` equals .islower(). */
+/* Calls the method of str, so that `is lower` equals .islower(). */
 static bool cased(struct jrt *rt, struct jv v, const char *method, bool *out)
 {
     struct jstr *s;
@@ -89,7 +89,7 @@ TEST_FN(is_upper)
     return cased(rt, v, "isupper", out);
 }
 
-/* Whether a filter or test of this name exists. */
+/* Tells whether a filter or test of this name exists. */
 static bool known(struct jrt *rt, struct jv v, bool filters, bool *out)
 {
     uint64_t hash;

@@ -96,7 +96,7 @@ static void put_lower(struct jsb *b, const struct jstr *s, size_t at, uint32_t c
     }
 }
 
-/* As str.upper(), lower() and casefold(): what a character becomes has its provenance. */
+/* Like str.upper(), lower() and casefold(). The result of a character keeps its provenance. */
 struct jstr *jt_map_case(struct jrt *rt, struct jstr *s, int how)
 {
     struct jsb b;
@@ -144,7 +144,7 @@ struct jstr *jt_title(struct jrt *rt, struct jstr *s)
     return raise_first(rt, s, true);
 }
 
-/* Characters without case stay. */
+/* Characters without case stay unchanged. */
 struct jstr *jt_swapcase(struct jrt *rt, struct jstr *s)
 {
     struct jsb b;
@@ -197,7 +197,7 @@ struct jstr *jt_strip(struct jrt *rt, struct jstr *s, struct jstr *chars, int si
     return js_sub(rt, s, from, to - from);
 }
 
-/* In bytes; SIZE_MAX: not found. */
+/* The position in bytes; SIZE_MAX: not found. */
 size_t jt_find(const struct jstr *s, const struct jstr *part, size_t from, size_t to)
 {
     if (from > to || part->n_bytes > to - from) {
@@ -210,7 +210,7 @@ size_t jt_find(const struct jstr *s, const struct jstr *part, size_t from, size_
     return p ? (size_t)(p - s->s) : SIZE_MAX;
 }
 
-/* For a polynomial hash modulo the prime 2^61 - 1 with an unpredictable base. */
+/* a * b modulo the prime 2^61 - 1, for a polynomial hash with an unpredictable base. */
 static uint64_t times(uint64_t a, uint64_t b)
 {
     const uint64_t prime = (1ULL << 61) - 1;
@@ -255,8 +255,8 @@ static bool push_part(struct jrt *rt, struct jlist *l, struct jstr *s, size_t fr
     return part && jlist_push(rt, l, jv_str(part));
 }
 
-/* As str.split() without a separator: runs of white space separate, and there are no empty
- * parts. max < 0: no limit. */
+/* Like str.split() without a separator: runs of white space separate parts, and no part is empty.
+ * max < 0: no limit. */
 static bool split_spaces(struct jrt *rt, struct jstr *s, int64_t max, struct jlist *l)
 {
     size_t i = 0, n;
@@ -281,7 +281,7 @@ static bool split_spaces(struct jrt *rt, struct jstr *s, int64_t max, struct jli
     }
 }
 
-/* As str.rsplit(): parts are collected from the right, and the caller reverses them. */
+/* Like str.rsplit(). Parts are collected from the right; the caller reverses them. */
 static bool split_spaces_right(struct jrt *rt, struct jstr *s, int64_t max, struct jlist *l)
 {
     size_t i = s->n_bytes, n;
@@ -319,7 +319,7 @@ static bool split_at(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t m
     return push_part(rt, l, s, from, s->n_bytes);
 }
 
-/* From the right; parts come in reverse. */
+/* Splits from the right; the parts are in reverse order. */
 static bool split_at_right(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t max,
                            struct jlist *l)
 {
@@ -342,7 +342,7 @@ static void reverse_items(struct jlist *l)
     }
 }
 
-/* With or without a separator, from either side. */
+/* Splits with or without a separator, from either side. */
 bool jt_split(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t max, bool from_right,
               struct jlist **out)
 {
@@ -474,7 +474,7 @@ struct jstr *jt_reverse(struct jrt *rt, struct jstr *s)
     return jsb_done(&b);
 }
 
-/* By characters; ASCII strings need no search. */
+/* Offsets are in characters; in ASCII strings they need no search. */
 struct jstr *jt_chars(struct jrt *rt, struct jstr *s, size_t from, size_t to)
 {
     size_t n = js_chars(s);

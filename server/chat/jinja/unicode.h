@@ -32,7 +32,7 @@ bool uni_is_space(uint32_t cp);
 int uni_decimal(uint32_t cp); // the value of a decimal digit, -1 for others
 
 enum uni_case { UNI_TO_UPPER, UNI_TO_LOWER, UNI_TO_TITLE, UNI_TO_FOLD };
-/* The full mapping (one to three code points) without context; returns how many. */
+/* The full mapping, without regard to context. Returns the number of code points, one to three. */
 int uni_map(uint32_t cp, enum uni_case how, uint32_t out[3]);
 
 #endif

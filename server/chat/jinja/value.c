@@ -2,7 +2,7 @@
 /* Basic properties of values: undefined and its reason, type names, truth, numeric value. */
 #include "server/chat/jinja/eval.h"
 
-/* A missing name or attribute is a value, too: it causes an error only when it is used. */
+/* Makes the value of a missing name or attribute, which is an error only when it is used. */
 bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out)
 {
     /* Messages only mention the type of the object, so repeated lookups of the same attribute can
@@ -90,7 +90,7 @@ bool jv_truth(struct jv v)
     }
 }
 
-/* Numbers that a double holds; large integers are compared elsewhere. */
+/* The value of a number that fits a double; big integers are handled elsewhere. */
 bool jv_small_number(struct jv v, double *f)
 {
     switch (v.type) {

@@ -18,7 +18,8 @@
 struct jrt;
 
 enum jv_type {
-    JV_MISSING, // no value: an argument not given, an unbound name. Never visible to templates.
+    JV_MISSING, // no value: an argument that was not given, or an unbound name; never visible to
+                // templates
     JV_UNDEFINED,
     JV_NONE,
     JV_BOOL,
@@ -71,7 +72,7 @@ struct jv {
 /* ---- strings: UTF-8, with the provenance of each byte ---- */
 
 struct jrun {
-    size_t end; // of this run, in bytes from the start of the string
+    size_t end; // end of this run, in bytes from the start of the string
     bool input;
 };
 
@@ -82,20 +83,20 @@ struct jstr {
     size_t n_bytes;
     size_t n_chars; // SIZE_MAX: not counted yet
     enum jprov prov;
-    const struct jrun *runs; // PROV_MIXED
+    const struct jrun *runs; // if prov is PROV_MIXED
     size_t n_runs;
-    struct jstr *left, *right; // of a concatenation
+    struct jstr *left, *right; // operands of a lazy concatenation
 };
 
 struct jstr *js_new(struct jrt *rt, const char *s, size_t n_bytes, enum jprov prov); // borrows s
 struct jstr *js_copy(struct jrt *rt, const char *s, size_t n_bytes, enum jprov prov);
 struct jstr *js_lit(struct jrt *rt, const char *s); // borrows; text of the template itself
-bool js_flat(struct jrt *rt, struct jstr *s);       // makes s->s readable
-size_t js_chars(struct jstr *s);                    // of a flat string
+bool js_flat(struct jrt *rt, struct jstr *s);       // sets s->s, if s is a lazy concatenation
+size_t js_chars(struct jstr *s);                    // number of characters of a flat string
 size_t js_offset(struct jstr *s, size_t at_char);   // byte offset of a character, of a flat string
 struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes);
 struct jstr *js_concat(struct jrt *rt, struct jstr *a, struct jstr *b);
-bool js_is(const struct jstr *s, const char *text); // of a flat string
+bool js_is(const struct jstr *s, const char *text); // whether flat s equals text
 bool js_input_at(const struct jstr *s, size_t at);  // the provenance of one byte
 
 /* Builds a string. Once a limit of the render is exceeded the runtime has failed, and appends do
@@ -164,7 +165,7 @@ struct jmethod {
     const struct jinja_method *m;
 };
 
-/* Why a value is undefined: used for the error message. */
+/* Why a value is undefined, for the error message. */
 struct jundef {
     const char *hint; // the whole message, or NULL
     struct jv obj;    // JV_MISSING: a plain name
@@ -174,13 +175,13 @@ struct jundef {
 
 struct jlist *jlist_new(struct jrt *rt, size_t n); // n items, all MISSING
 struct jlist *jlist_join(struct jrt *rt, const struct jlist *a, const struct jlist *b);
-bool jlist_push(struct jrt *rt, struct jlist *l, struct jv v); // only while it is not shared
+bool jlist_push(struct jrt *rt, struct jlist *l, struct jv v); // only until others can see the list
 
 struct jdict *jd_new(struct jrt *rt);
 bool jd_set(struct jrt *rt, struct jdict *d, struct jv key, struct jv value);
 bool jd_set_lit(struct jrt *rt, struct jdict *d, const char *key, struct jv value);
-/* The entry, or NULL with *found_ok true; *found_ok false if the key cannot be hashed (no error is
- * recorded). */
+/* Finds an entry; NULL if there is none. *hashable is false if the key cannot be hashed, which is
+ * not recorded as an error. */
 struct jentry *jd_find(struct jrt *rt, const struct jdict *d, struct jv key, bool *hashable);
 struct jentry *jd_find_text(struct jrt *rt, const struct jdict *d, const char *s, size_t n_bytes);
 
@@ -230,20 +231,20 @@ static inline bool jv_is_given(struct jv v)
 bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out);
 bool jv_undefined_hint(struct jrt *rt, const char *hint, struct jv *out);
 bool jv_pair(struct jrt *rt, struct jv a, struct jv b, struct jv *out); // a tuple
-bool jv_fail_undefined(struct jrt *rt, struct jv undefined);            // records its error; false
+bool jv_fail_undefined(struct jrt *rt, struct jv undefined); // records its error and returns false
 
 const char *jv_type_name(struct jv v); // as Python's type(v).__name__
 bool jv_truth(struct jv v);
 bool jv_hash(struct jrt *rt, struct jv v, uint64_t *hash); // false: not hashable; no error recorded
 bool jv_equal(struct jrt *rt, struct jv a, struct jv b, bool *equal);
-/* The same for items nested at this depth in a comparison. */
+/* jv_equal for items nested at this depth in a comparison. */
 bool jv_equal_nested(struct jrt *rt, struct jv a, struct jv b, int nest, bool *equal);
 bool jv_same(struct jv a, struct jv b); // Python's `is`
 
 enum jv_order { JV_LT, JV_LE, JV_GT, JV_GE };
 bool jv_compare(struct jrt *rt, struct jv a, struct jv b, enum jv_order op, bool *out);
 
-bool jv_len(struct jrt *rt, struct jv v, size_t *n); // TypeError for values without len()
+bool jv_len(struct jrt *rt, struct jv v, size_t *n); // TypeError if v has no len()
 bool jv_contains(struct jrt *rt, struct jv container, struct jv v, bool *out);
 bool jv_is_callable(struct jv v);
 

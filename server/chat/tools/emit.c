@@ -17,7 +17,8 @@ size_t tool_n_held(const struct tool_parse *p)
     return p->held.n_bytes - p->scan;
 }
 
-/* Compares the word with held text. MAYBE: all that is there agrees, and more may come. */
+/* Compares the word with held text. MAYBE: the text is a beginning of the word, and more may
+ * come. */
 enum tool_match tool_match(const struct tool_parse *p, const char *word, bool final)
 {
     size_t n = strlen(word), held = tool_n_held(p);
@@ -59,8 +60,8 @@ void tool_give_up(struct tool_parse *p)
     tool_commit(p);
 }
 
-/* Text before `end` is content. White space after a call is held, since it is dropped if
- * another call follows. */
+/* Reports text before `end` as content. White space after a call is held back, since it is dropped
+ * if another call follows. */
 void tool_report(struct tool_parse *p, size_t end)
 {
     if (p->n_calls > 0) {
@@ -77,8 +78,8 @@ void tool_report(struct tool_parse *p, size_t end)
     tool_give_up(p);
 }
 
-/* The first of the words in held text; which one goes to *which. trim: white space before a word is
- * not content. False: no word yet; everything that cannot begin a word was reported. */
+/* Finds the first of the words in held text; *which is its index. trim: white space before a word
+ * is not content. False: no word yet; all text that cannot be part of a word was reported. */
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which)
 {
     const char *s = or_empty(p->held.data);
@@ -93,7 +94,7 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
             }
             if (left >= len) {
                 tool_report(p, end);
-                p->scan = i + len; // white space before the word is content if the word is
+                p->scan = i + len; // white space before the word is content only if the word is
                 p->n_seen = 0;
                 *which = w;
                 return true;
@@ -148,8 +149,8 @@ bool tool_abandon(struct tool_parse *p, int state)
     return true;
 }
 
-/* Follows JSON's nesting by one byte; true when the value that began at depth 0 is
- * complete. Strings hide brackets, and escapes hide quotes. */
+/* Follows JSON's nesting by one byte. True when the value that began at depth 0 is complete.
+ * Brackets in strings and escaped quotes do not count. */
 bool tool_closes(struct tool_parse *p, char c)
 {
     if (p->quote) {
@@ -175,8 +176,8 @@ void tool_object_begin(struct tool_parse *p)
     p->escape = false;
 }
 
-/* Passes on a JSON object as it comes, up to its end. True when it is over, or where no
- * object begins. */
+/* Passes on a JSON object up to its end, as it arrives. True when it is complete, or if no object
+ * begins here. */
 bool tool_object(struct tool_parse *p)
 {
     if (p->depth == 0) {
@@ -199,7 +200,7 @@ bool tool_object(struct tool_parse *p)
     return over;
 }
 
-/* The declaration of a tool in the request, for the types of its parameters. */
+/* The declaration of a tool in the request, which has the types of its parameters. */
 const struct json *tool_function(const struct json *tools, const char *name)
 {
     for (const struct json *t = json_first(tools); t; t = json_next(t)) {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Gemma 4: <|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>. Keys are bare, strings are enclosed in
- * two <|"|> tokens without escapes, and objects, lists, numbers and words are as in JSON. It is
- * converted to JSON item by item. */
+ * two <|"|> tokens without escapes, and objects, lists, numbers and words are as in JSON. The text
+ * is converted to JSON item by item. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
 
-enum state { TEXT, HEAD, NAME, KEY, VALUE, BEHIND, AFTER };
+enum state { TEXT, HEAD, NAME, KEY, VALUE, AFTER_VALUE, AFTER };
 
-enum { MAX_DEPTH = 60 }; // bits of `nest`
+enum { MAX_DEPTH = 60 }; // `nest` has 64 bits
 
 static const char open[] = "<|tool_call>", close[] = "<tool_call|>", quote[] = "<|\"|>";
 static const char head_word[] = "call:";
 
-/* After the opening marker: "call:". */
+/* After the opening marker: expects "call:". */
 static bool head(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -42,7 +42,7 @@ static void put(struct tool_parse *p, const char *text)
     tool_arguments(p, text, strlen(text));
 }
 
-/* After an opening bracket: the first key or value. */
+/* Enters an object or list. */
 static bool push(struct tool_parse *p, char c)
 {
     if (p->depth == MAX_DEPTH) {
@@ -59,7 +59,7 @@ static bool push(struct tool_parse *p, char c)
     return true;
 }
 
-/* The end of an object or list. The end of the outermost one ends the call. */
+/* Leaves an object or list. The end of the outermost one ends the call. */
 static bool pop(struct tool_parse *p)
 {
     put(p, in_object(p) ? "}" : "]");
@@ -67,7 +67,7 @@ static bool pop(struct tool_parse *p)
     p->depth--;
     p->is_first = false;
     tool_commit(p);
-    p->state = BEHIND;
+    p->state = AFTER_VALUE;
     if (p->depth == 0) {
         tool_end(p);
         p->state = AFTER;
@@ -75,7 +75,7 @@ static bool pop(struct tool_parse *p)
     return true;
 }
 
-/* Starts an item of the list or object. */
+/* Starts an item of the list or object: writes a comma unless it is the first. */
 static void separate(struct tool_parse *p)
 {
     if (!p->is_first) {
@@ -95,7 +95,7 @@ static void put_string(struct tool_parse *p, const char *text, size_t n)
 
 /* ---- the parts ---- */
 
-/* The name's characters up to '{'; the call is reported when it is complete. */
+/* Reads the name up to '{', and then reports the call. */
 static bool name(struct tool_parse *p)
 {
     for (; tool_n_held(p) > 0; p->scan++) {
@@ -113,7 +113,7 @@ static bool name(struct tool_parse *p)
     return false;
 }
 
-/* A string at `scan`, which moves past it. */
+/* Reads a string at `scan`, which moves past it. */
 static enum tool_match quoted(struct tool_parse *p, bool final, const char **text, size_t *n)
 {
     const size_t n_quote = sizeof quote - 1;
@@ -122,11 +122,12 @@ static enum tool_match quoted(struct tool_parse *p, bool final, const char **tex
         return m;
     }
     *text = tool_held(p) + n_quote;
-    const char *from = *text, *behind = p->held.data + p->held.n_bytes;
+    const char *from = *text, *held_end = p->held.data + p->held.n_bytes;
     if (p->held.data + p->at + p->n_seen > from + n_quote) {
-        from = p->held.data + p->at + p->n_seen - n_quote; // its end marker may have begun before
+        from = p->held.data + p->at + p->n_seen - n_quote; // the end marker may have begun in text
+                                                           // seen earlier
     }
-    const char *end = memmem(from, (size_t)(behind - from), quote, n_quote);
+    const char *end = memmem(from, (size_t)(held_end - from), quote, n_quote);
     if (!end) {
         p->n_seen = p->held.n_bytes - p->at;
         return MATCH_MAYBE;
@@ -136,8 +137,8 @@ static enum tool_match quoted(struct tool_parse *p, bool final, const char **tex
     return MATCH_YES;
 }
 
-/* Bare text at `scan`, which moves to the first of the stops; trailing white space is not part of
- * it. */
+/* Reads bare text at `scan`, which moves to the first of the stops. Trailing white space is not
+ * part of the text. */
 static enum tool_match bare(struct tool_parse *p, const char *stops, const char **text, size_t *n)
 {
     *text = tool_held(p);
@@ -153,7 +154,7 @@ static enum tool_match bare(struct tool_parse *p, const char *stops, const char 
     return MATCH_MAYBE;
 }
 
-/* A key in either spelling, with the ':' after it, since both decide whether it is one. */
+/* Reads a key, bare or quoted, together with the ':' after it: only then it is a key. */
 static bool key(struct tool_parse *p, bool final)
 {
     const char *text;
@@ -170,7 +171,7 @@ static bool key(struct tool_parse *p, bool final)
         tool_skip_space(p);
     }
     if (m == MATCH_MAYBE || tool_n_held(p) == 0) {
-        p->scan = p->at; // retried with more text
+        p->scan = p->at; // try again when more text has arrived
         return false;
     }
     if (*tool_held(p) != ':') {
@@ -197,7 +198,7 @@ static void put_bare(struct tool_parse *p, const char *text, size_t n)
     }
 }
 
-/* A value: a string, a nested one, or a bare word that put_bare converts. */
+/* Reads a value: a string, an object or list, or a bare word, which put_bare converts. */
 static bool value(struct tool_parse *p, bool final)
 {
     const char *text;
@@ -216,7 +217,7 @@ static bool value(struct tool_parse *p, bool final)
         m = bare(p, ",}]", &text, &n);
     }
     if (m == MATCH_MAYBE) {
-        p->scan = p->at; // retried with more text
+        p->scan = p->at; // try again when more text has arrived
         return false;
     }
     if (!in_object(p)) {
@@ -231,12 +232,12 @@ static bool value(struct tool_parse *p, bool final)
         put_string(p, text, n);
     }
     tool_commit(p);
-    p->state = BEHIND;
+    p->state = AFTER_VALUE;
     return true;
 }
 
-/* After a value. */
-static bool behind(struct tool_parse *p)
+/* After a value: expects a comma or the end of the object or list. */
+static bool after_value(struct tool_parse *p)
 {
     tool_skip_space(p);
     if (tool_n_held(p) == 0) {
@@ -287,7 +288,7 @@ static bool step(struct tool_parse *p, bool final)
     case NAME: return name(p);
     case KEY: return key(p, final);
     case VALUE: return value(p, final);
-    case BEHIND: return behind(p);
+    case AFTER_VALUE: return after_value(p);
     default: return after(p, final);
     }
 }

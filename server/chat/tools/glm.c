@@ -14,8 +14,8 @@ enum state { TEXT, OPENED, NAME, BODY, KEY, KEY_END, VALUE, AFTER };
 
 /* What differs between the formats. */
 struct glm_form {
-    const char *open, *close; // around all calls, which may lack them; NULL: nothing
-    const char *name_end;     // NULL: the first argument or the call's end
+    const char *open, *close; // optional markers around all calls; NULL: the format has none
+    const char *name_end;     // NULL: the name ends at the first argument or at the call's end
 };
 
 static const struct glm_form *form_of(const struct tool_parse *p)
@@ -33,7 +33,7 @@ static bool is_name(char c)
            strchr("_-./:", c) != NULL;
 }
 
-/* What ends a name. Arguments and the call's end do so without being part of it. */
+/* Finds what ends a name. The marker of an argument or of the call's end is not consumed. */
 static enum tool_match name_end(struct tool_parse *p, bool final)
 {
     const char *word = form_of(p)->name_end;
@@ -54,7 +54,7 @@ static enum tool_match name_end(struct tool_parse *p, bool final)
     return MATCH_NO;
 }
 
-/* Without what must follow a name it is not a call. */
+/* Reads a name. If what must follow a name does not come, the text is no call. */
 static bool name(struct tool_parse *p, bool final)
 {
     if (p->name.n_bytes == 0) {
@@ -109,7 +109,8 @@ static bool body(struct tool_parse *p, bool final)
     return tool_abandon_parameters(p, TEXT);
 }
 
-/* The text from `at` to `end`; `scan` moves past `end`. False: it has not arrived. */
+/* Reads the text from `at` to the marker `end`, and moves `scan` past the marker. False: the marker
+ * has not arrived. */
 static bool up_to(struct tool_parse *p, const char *end, const char **text, size_t *n)
 {
     size_t n_end = strlen(end), held = tool_n_held(p);
@@ -117,7 +118,7 @@ static bool up_to(struct tool_parse *p, const char *end, const char **text, size
     if (!found) {
         if (held > n_end) {
             p->scan += held - n_end;
-        } // examined; `at` stays
+        } // this text was searched; `at` stays
         return false;
     }
     *text = p->held.data + p->at;
@@ -126,7 +127,7 @@ static bool up_to(struct tool_parse *p, const char *end, const char **text, size
     return true;
 }
 
-/* Names are at most TOOL_NAME_MAX_BYTES long and contain no NUL, since they become C
+/* Reads a key. Names have at most TOOL_NAME_MAX_BYTES bytes and contain no NUL, since they become C
  * strings. */
 static bool key(struct tool_parse *p)
 {
@@ -160,7 +161,7 @@ static bool key_end(struct tool_parse *p, bool final)
     return true;
 }
 
-/* The value is reported when it is complete, because its type depends on all of its text. */
+/* Reports a value when it is complete, because its type depends on all of its text. */
 static bool value(struct tool_parse *p)
 {
     const char *text;
@@ -174,7 +175,7 @@ static bool value(struct tool_parse *p)
     return true;
 }
 
-/* A call, or what opens all calls. */
+/* Outside of calls: looks for a call, or for the marker that opens all calls. */
 static bool text(struct tool_parse *p, bool final)
 {
     const char *const words[] = {open, form_of(p)->open, NULL};

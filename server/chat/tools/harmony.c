@@ -18,7 +18,8 @@ enum marker { START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALLED, N_MARKERS
 static const char *const markers[] = {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>",
                                       "<|end|>",   "<|return|>",  "<|call|>",    NULL};
 
-enum { HEAD_MAX_BYTES = 512 }; // chosen: the recipient is its longest part, and names are below 256
+/* Arbitrary: the longest part is the recipient, and names have fewer than 256 bytes. */
+enum { HEAD_MAX_BYTES = 512 };
 
 static int marker(char c)
 {
@@ -58,7 +59,7 @@ static void put(struct tool_parse *p, const char *text, size_t n_bytes)
 /* ---- heads ------------------------------------------------------------------------------------
  */
 
-/* A word of a head, with the marker that gives it its meaning. */
+/* A word of a head, with the marker that tells its meaning. */
 struct word {
     const char *text;
     size_t n_bytes;
@@ -84,7 +85,8 @@ static bool next_word(const char **s, const char *end, struct word *w)
     return w->n_bytes > 0;
 }
 
-/* cut: the text ends in this word, so a beginning is enough. */
+/* True for a word of the format. cut: the text ends in this word, so the beginning of a known word
+ * is enough. */
 static bool is_known(const struct word *w, bool cut)
 {
     static const char *const words[] = {"assistant", "analysis", "commentary",  "final",
@@ -105,8 +107,8 @@ static bool is_known(const struct word *w, bool cut)
     return false;
 }
 
-/* [at, scan) never became a message. It was content after all, unless it consists only of the
- * format's own words; `cut`: the last word may be incomplete. */
+/* [at, scan) looked like a head, but no message followed: it is content, unless it only consists of
+ * the format's own words. `cut`: the last word may be incomplete. */
 static bool give_up(struct tool_parse *p, bool cut)
 {
     const char *s = p->held.data + p->at, *end = p->held.data + p->scan;
@@ -189,7 +191,7 @@ static bool head(struct tool_parse *p, bool final)
 /* ---- messages ---------------------------------------------------------------------------------
  */
 
-/* Start of the output: inside a head, unless an earlier text is being continued. */
+/* Start of the output. It is inside a head, unless it continues an earlier text. */
 static bool begin(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -221,9 +223,9 @@ static bool outside(struct tool_parse *p, bool final)
     if (!tool_find(p, list, true, final, &which)) {
         return false;
     }
-    p->scan--; // markers are single bytes, and a head includes its own
+    p->scan--; // a marker is a single byte, and belongs to the head that it begins
     tool_commit(p);
-    if (which == MESSAGE) { // without a head
+    if (which == MESSAGE) { // a message without a head
         return open_message(p);
     }
     p->scan++;

@@ -14,8 +14,8 @@ enum value { VALUE_STRING, VALUE_NESTED, VALUE_SCALAR };
 
 enum { ARGUMENTS_MAX_BYTES = 64 << 20 };
 
-/* needs_both: the call is reported only when name and arguments are known. whole: only
- * when it is complete. */
+/* needs_both: report the call only when its arguments have begun, too. whole: report it only when
+ * it is complete. */
 void json_call_reset(struct json_call *c, bool needs_both, bool whole)
 {
     json_call_deinit(c);
@@ -81,7 +81,7 @@ static enum field field_of(const struct json_call *c)
     return FIELD_OTHER;
 }
 
-/* What a value may be depends on its member: a name is a string and occurs once. */
+/* Checks that the value suits its member: for example, a name is a string and occurs once. */
 static void value_begins(struct json_call *c, char b)
 {
     c->field = (unsigned char)field_of(c);
@@ -102,7 +102,8 @@ static void value_begins(struct json_call *c, char b)
     }
 }
 
-/* Nested arguments of a call that was reported pass through; everything else is collected. */
+/* Once the call was reported, arguments that are an object pass through; everything else is
+ * collected. */
 static void keep(struct json_call *c, struct tool_parse *p, char b)
 {
     if (c->field == FIELD_NAME) {
@@ -121,7 +122,7 @@ static void keep(struct json_call *c, struct tool_parse *p, char b)
     }
 }
 
-/* A string of arguments contains JSON, which is unescaped once. */
+/* A value is complete. Arguments given as a string contain JSON, which is unescaped. */
 static void value_ends(struct json_call *c, struct tool_parse *p)
 {
     c->state = AFTER;
@@ -135,7 +136,7 @@ static void value_ends(struct json_call *c, struct tool_parse *p)
         if (c->value == VALUE_STRING) { // arguments given as a string that contains JSON
             c->bad = !unescape(&c->arguments);
         } else if (c->value == VALUE_SCALAR) {
-            buf_clear(&c->arguments); // null: none
+            buf_clear(&c->arguments); // null: no arguments
         }
         if (!c->bad && c->begun && c->value == VALUE_STRING) {
             tool_arguments(p, c->arguments.data, c->arguments.n_bytes);
@@ -176,7 +177,7 @@ static bool in_value(struct json_call *c, struct tool_parse *p, char b)
     return true;
 }
 
-/* Only the beginning of a long key is kept, enough to know that it is not one of the known keys. */
+/* Keeps only the beginning of a long key, which suffices to see that it is not a known one. */
 static void in_key(struct json_call *c, char b)
 {
     if (!c->escape && b == '"') {
@@ -202,7 +203,7 @@ static enum json_call_result end_of_object(struct json_call *c, struct tool_pars
     return CALL_DONE;
 }
 
-/* One byte of the object. CALL_BAD leaves it to the caller, which reports the text as
+/* Processes one byte of the object. CALL_BAD: it is no call, and the caller must report the text as
  * content. */
 static enum json_call_result take(struct json_call *c, struct tool_parse *p, char b)
 {

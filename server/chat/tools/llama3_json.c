@@ -10,7 +10,7 @@ enum state { START, CALL, BETWEEN, TEXT };
 
 static const char tag[] = "<|python_tag|>";
 
-/* An object may be a call; anything else is text. */
+/* Outside of calls: an object may be a call; anything else is text. */
 static bool open_brace(struct tool_parse *p)
 {
     if (*tool_held(p) != '{') {
@@ -42,12 +42,12 @@ static bool at_start(struct tool_parse *p, bool final)
     return open_brace(p);
 }
 
-/* A name that the request does not have makes the object an ordinary answer. */
+/* An object whose name is no tool of the request is an ordinary answer. */
 static bool in_call(struct tool_parse *p)
 {
     struct json_call *c = &p->call;
-    /* The name decides before anything is reported: needs_both delays reporting until the
-     * arguments. */
+    /* needs_both delays the report until the arguments begin, so that the name can be checked
+     * before. */
     enum json_call_result r = CALL_MORE;
     while (r == CALL_MORE && tool_n_held(p) > 0) {
         size_t n_bytes = p->held.n_bytes;

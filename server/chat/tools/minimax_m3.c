@@ -19,11 +19,11 @@ static const size_t n_mark = sizeof mark - 1;
 
 /* ---- one element as JSON ---- */
 
-/* The text of a complete parameter, and where its JSON goes. */
+/* Converts the text of a complete parameter to JSON. */
 struct reader {
     const char *s, *end;
     struct buf *out;
-    const struct json *root; // of the schemas
+    const struct json *root; // root of the tool's schema, to which references are relative
 };
 
 static bool at_tag(const struct reader *r, const char *tag)
@@ -33,7 +33,7 @@ static bool at_tag(const struct reader *r, const char *tag)
            memcmp(r->s + n_mark, tag, n) == 0;
 }
 
-/* The name of a tag that starts with `open_tag`; the reader moves past it. */
+/* Reads the name in a tag that starts with `open_tag`, and moves past the tag. */
 static bool tag_name(struct reader *r, const char *open_tag, const char **name, size_t *n)
 {
     if (!at_tag(r, open_tag)) {
@@ -49,7 +49,7 @@ static bool tag_name(struct reader *r, const char *open_tag, const char **name, 
     return true;
 }
 
-/* What the schema, or one of its alternatives, says for the key. */
+/* The subschema for the key, in the schema or one of its alternatives. */
 static const struct json *find_in(const struct json *root, const struct json *schema,
                                   const char *key, int depth)
 {
@@ -77,7 +77,7 @@ static const struct json *property(const struct json *root, const struct json *s
 
 static bool element(struct reader *r, const struct json *schema, int depth);
 
-/* Elements up to the closing tag of their parent. */
+/* Converts elements up to the closing tag of their parent. */
 static bool elements(struct reader *r, const struct json *schema, int depth)
 {
     struct reader first = *r;
@@ -123,7 +123,7 @@ static bool elements(struct reader *r, const struct json *schema, int depth)
     return true;
 }
 
-/* One element: text or nested elements, with a closing tag of the same name. */
+/* Converts one element: text or nested elements, up to the closing tag of the same name. */
 static bool element(struct reader *r, const struct json *schema, int depth)
 {
     const char *name, *end_name;
@@ -144,7 +144,7 @@ static bool element(struct reader *r, const struct json *schema, int depth)
     return tag_name(r, "</", &end_name, &n_end) && n_end == n && memcmp(name, end_name, n) == 0;
 }
 
-/* [at, scan) is a parameter. */
+/* Reports the parameter [at, scan). */
 static bool report(struct tool_parse *p)
 {
     struct buf json;
@@ -170,7 +170,7 @@ static bool report(struct tool_parse *p)
 
 /* ---- the call ---- */
 
-/* The name's end is the two characters after it, so it waits for both. */
+/* Reads a name. It is followed by two characters, and complete when both have arrived. */
 static bool name(struct tool_parse *p, bool final)
 {
     for (; tool_n_held(p) > 0; p->scan++) {
@@ -197,7 +197,7 @@ static bool name(struct tool_parse *p, bool final)
     return false;
 }
 
-/* A parameter, or the end of the call; another text ends it early. */
+/* In a call: expects a parameter or the end of the call. Any other text ends the call early. */
 static bool body(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -248,7 +248,7 @@ static bool find_element_end(struct tool_parse *p)
     return false;
 }
 
-/* After a call: another one, the closing marker, or content. */
+/* After a call: expects another one, the closing marker, or content. */
 static bool after(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);

@@ -35,7 +35,7 @@ static bool is_name(char c)
            c == '-' || c == '.' || c == '/';
 }
 
-/* The format with a name first streams its arguments. */
+/* In the formats that begin with a name, arguments are streamed. */
 static bool begin_arguments(struct tool_parse *p)
 {
     tool_begin(p, p->name.data, or_empty(p->id.data));
@@ -45,7 +45,7 @@ static bool begin_arguments(struct tool_parse *p)
     return true;
 }
 
-/* A name up to [ARGS], [CALL_ID] or '{'; an id up to [ARGS]. */
+/* Reads a name up to [ARGS], [CALL_ID] or '{', or an id up to [ARGS]. */
 static bool word(struct tool_parse *p, bool final)
 {
     static const char args[] = "[ARGS]", call_id[] = "[CALL_ID]";
@@ -85,7 +85,7 @@ static bool word(struct tool_parse *p, bool final)
     return false;
 }
 
-/* The object's end is the call's; the next marker begins another call. */
+/* The call ends with the object; the next marker begins another call. */
 static bool arguments(struct tool_parse *p)
 {
     if (!tool_object(p)) {
@@ -96,7 +96,7 @@ static bool arguments(struct tool_parse *p)
     return true;
 }
 
-/* Between the objects of a list. */
+/* Between the objects of a list: expects a comma or the end. */
 static bool array(struct tool_parse *p)
 {
     tool_skip_space(p);

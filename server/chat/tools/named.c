@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A name and then its arguments as one JSON object, between markers:
  *     kimi_k2         <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}, where
- *                     what stands before the arguments is also the call's id
+ * the text before the arguments is also the call's id
  *     deepseek_v31    <...call begin>NAME<...sep>{...}
  *     deepseek_v3     <...call begin>function<...sep>NAME, then the object in a fence (V3, R1)
- * The object is passed on as it comes. */
+ * The object is passed on as it arrives. */
 #include "server/chat/tools/parser.h"
 
 #include <ctype.h>
@@ -14,11 +14,11 @@ enum state { TEXT, SECTION, NAME, HEAD_END, ARGUMENTS, AFTER };
 
 /* What differs between the formats; the rest is common to them. */
 struct named_form {
-    const char *open, *close; // around all calls; optional
-    const char *call;         // before a name
-    const char *arguments;    // between a name and its arguments, except for white space
-    const char *ends[3];      // markers that may follow the arguments; NULL-terminated
-    bool has_id;              // the name is an id: functions.NAME:NUMBER
+    const char *open, *close; // optional markers around all calls
+    const char *call;         // marker before a name
+    const char *arguments; // marker between a name and its arguments; white space may surround it
+    const char *ends[3];   // markers that may follow the arguments; NULL-terminated
+    bool has_id;           // the name is an id: functions.NAME:NUMBER
 };
 
 static const struct named_form *form_of(const struct tool_parse *p)
@@ -34,7 +34,7 @@ static bool begin_name(struct tool_parse *p)
     return true;
 }
 
-/* A call without the opening marker counts as well, since models drop it. */
+/* Outside of calls. A call without the opening marker counts as well, since models leave it out. */
 static bool text(struct tool_parse *p, bool final)
 {
     const char *const words[] = {form_of(p)->call, form_of(p)->open, NULL};
@@ -64,7 +64,7 @@ static bool section(struct tool_parse *p, bool final)
     return m == MATCH_NO && tool_abandon(p, TEXT);
 }
 
-/* Up to white space or a marker. */
+/* Reads a name up to white space or a marker. */
 static bool name(struct tool_parse *p)
 {
     if (p->name.n_bytes == 0) {
@@ -108,7 +108,8 @@ static void split_id(struct tool_parse *p)
     }
 }
 
-/* The marker between name and arguments. For formats with ids the whole head is the id. */
+/* Expects the marker between name and arguments. In formats with ids the text before it is the
+ * id. */
 static bool head_end(struct tool_parse *p, bool final)
 {
     const struct named_form *f = form_of(p);

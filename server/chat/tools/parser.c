@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of parsers, which of them suits a template, and the loop that drives a parser. */
+/* The table of parsers, the choice of a parser for a template, and the loop that drives a
+ * parser. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -76,7 +77,7 @@ const struct tool_parser *tool_parser_find(const char *name)
 /* DeepSeek's token between a call's parts; the older form has a fence as well. */
 #define CALL_SEPARATOR "<\xEF\xBD\x9Ctool\xE2\x96\x81sep\xEF\xBD\x9C>"
 
-/* Order matters: several formats share a marker, and the more specific sign comes first. */
+/* Selects the parser by words in the template. */
 const struct tool_parser *tool_parser_for_template(const char *chat_template)
 {
     static const struct {
@@ -152,7 +153,7 @@ void tool_parse_deinit(struct tool_parse *p)
     json_call_deinit(&p->call);
 }
 
-/* Consumed text is dropped in larger pieces, so that long calls stay linear. */
+/* Drops consumed text. It does so in large pieces, so that long calls take linear time. */
 static void forget_taken(struct tool_parse *p)
 {
     if (p->at > 4096 || p->at == p->held.n_bytes) {
@@ -171,7 +172,7 @@ void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes)
     forget_taken(p);
 }
 
-/* At the end, held text is decided: a begun call ends as it is, other text is content. */
+/* No more text follows: an unfinished call ends as it is, and other held text is content. */
 void tool_parse_finish(struct tool_parse *p)
 {
     while (p->parser->step(p, true)) {

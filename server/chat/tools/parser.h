@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 struct tool_sink {
-    void (*on_text)(void *arg, const char *text, size_t n_bytes); // the content
+    void (*on_text)(void *arg, const char *text, size_t n_bytes); // text of the content
     void (*on_reasoning)(void *arg, const char *text, size_t n_bytes);
     /* A call begins; id is empty unless the model gave one. */
     void (*on_call)(void *arg, const char *name, const char *id);
@@ -27,44 +27,47 @@ struct tool_sink {
 
 enum { TOOL_NAME_MAX_BYTES = 256 };
 
-/* The byte that stands for an exact parser's first marker; the others follow. It never occurs in
- * UTF-8. */
+/* The byte that stands for the first marker of an exact parser; the next bytes stand for its other
+ * markers. These bytes never occur in UTF-8. */
 enum { TOOL_MARK = 0xf8 };
 
 /* Parses one object {"name": ..., "arguments": ...} byte by byte. */
 struct json_call {
     unsigned char state, field, value;
     bool in_string, escape, has_name, has_arguments, begun, bad;
-    bool needs_both; // report the call only when the arguments have started, too
+    bool needs_both; // report the call only when its arguments have begun, too
     bool whole;      // report it only when the object is complete
     int depth;
     struct buf key, name, id, arguments; // raw JSON
 };
 
-/* The type of a bare value: JSON only if it is valid JSON. */
+/* How to read a bare value. TOOL_VALUE_JSON: as JSON if it is valid, otherwise as a string. */
 enum tool_value { TOOL_VALUE_BY_SCHEMA, TOOL_VALUE_TEXT, TOOL_VALUE_JSON };
 
 struct tool_parser;
 
 struct tool_parse {
     const struct tool_parser *parser;
-    const struct json *tools; // array of {"function": {...}}; borrowed; NULL: no calls are wanted
+    const struct json *tools; // the request's array of {"function": {...}}, borrowed; NULL: it
+                              // wants no calls
     struct tool_sink sink;
     struct buf held; // text from `at` on has not been reported
-    size_t at, scan; // [at, scan) was examined, and is kept in case it is content after all
-    size_t n_seen;   // bytes from `at` on that were examined; after tool_find they are white space
+    size_t at, scan; // [at, scan) was examined, and is held because it may still turn out to be
+                     // content
+    size_t n_seen;   // bytes from `at` on that need not be searched again; after tool_find they are
+                     // white space
     int state, n_calls, n_parameters;
     bool in_call; // a call has begun and not ended
     int depth;    // nesting of brackets, in parsers that count them
     char quote;
     bool escape;
     bool in_list;               // tagged: a list is open
-    enum tool_value value_type; // xml: of the current parameter
+    enum tool_value value_type; // xml: how to read the current parameter's value
     uint64_t nest;              // gemma4: one bit per level, set for an object
     bool is_first;              // gemma4: nothing precedes it in its list or object
-    bool in_reasoning, fresh, has_text, has_reasoning; // harmony: fresh: the message has no text
+    bool in_reasoning, fresh, has_text, has_reasoning; // harmony; fresh: the message has no text
                                                        // yet
-    int otherwise; // harmony: the state of the text if it is not a call
+    int otherwise; // harmony: the state to continue in if the text is not a call
     bool in_items; // harmony: has_text and has_reasoning refer to the last run of one kind
     struct json_call call;
     struct buf name, id;
@@ -72,16 +75,18 @@ struct tool_parse {
 
 struct tool_parser {
     const char *name;
-    /* Processes what can be decided; true if something was. `final`: no more text will come. */
+    /* Takes one step if the held text suffices for it, and returns whether it did. `final`: no more
+     * text will come. */
     bool (*step)(struct tool_parse *p, bool final);
-    const void *form; // the row of the step's own table, if several formats share the step
+    const void *form; // parameters of `step`, if several formats share it
     /* Special tokens that must reach the parser; NULL-terminated. */
     const char *const *markers;
-    /* Each marker is passed as one byte, TOOL_MARK plus its index. The same letters in other tokens
-     * are ordinary text, since a model may write about its own format, or quote its user. At most
-     * 8. */
+    /* Each marker is passed as one byte, TOOL_MARK plus its index; there may be 8. The same letters
+     * in other tokens are ordinary text, since a model may write about its own format, or quote its
+     * user. */
     bool exact;
-    const char *reasoning; // the marker that opens it in this format; NULL: not part of the format
+    const char *reasoning; // the marker that opens reasoning; NULL: reasoning is not part of the
+                           // format
     /* Words that end unclosed reasoning because they open a call; may be NULL. */
     const char *const *ends_reasoning;
     const struct tool_writing *writing; // NULL: calls cannot be forced in this format
@@ -121,20 +126,21 @@ extern const struct tool_parser tool_parser_cohere_command3, tool_parser_deepsee
     tool_parser_nemotron_json, tool_parser_olmo3, tool_parser_phi4_mini_json, tool_parser_pythonic,
     tool_parser_qwen3_coder, tool_parser_seed_oss;
 
-const char *tool_held(const struct tool_parse *p); // text from `scan` on
+const char *tool_held(const struct tool_parse *p); // the held text from `scan` on
 size_t tool_n_held(const struct tool_parse *p);
 
-/* Whether the text at `scan` starts with word (MATCH_YES), or could (MATCH_MAYBE, not if final). */
+/* Whether the text at `scan` starts with the word (MATCH_YES), or may do so when more text arrives
+ * (MATCH_MAYBE, never if final). */
 enum tool_match { MATCH_NO, MATCH_MAYBE, MATCH_YES };
 enum tool_match tool_match(const struct tool_parse *p, const char *word, bool final);
 
 /* Reports text up to the first of `words` (NULL-terminated) as content and moves `scan` past that
- * word, while `at` stays at its start; *which is its index. False: no word so far, or no word at
- * all if final. With `trim`, `at` stays before the white space in front of the word: it is dropped
- * if the word begins a call, and content otherwise. */
+ * word, while `at` stays at its start; *which is its index. False: no word so far (or none at all,
+ * if final). With `trim`, `at` stays before the white space in front of the word: it is dropped if
+ * the word begins a call, and content otherwise. */
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which);
 
-void tool_skip_space(struct tool_parse *p); // moves `scan`
+void tool_skip_space(struct tool_parse *p); // moves `scan` past white space
 void tool_commit(struct tool_parse *p);     // `at` = `scan`: the text was not content
 void tool_give_up(struct tool_parse *p);    // [at, scan) was content
 /* Reports [at, end) as content; after a call, white space alone is dropped. */
@@ -143,9 +149,9 @@ void tool_report(struct tool_parse *p, size_t end);
 void tool_begin(struct tool_parse *p, const char *name, const char *id);
 void tool_arguments(struct tool_parse *p, const char *text, size_t n_bytes);
 void tool_end(struct tool_parse *p);
-/* For text that does not go on as a call must: ends the call that it belongs to, else reports the
- * held text as content. Continues in `state`. Returns true, so that a transition can return the
- * result. */
+/* For text that does not continue like a call: ends the call in progress, or if there is none
+ * reports the held text as content. The next state is `state`. Always returns true, which
+ * transitions return in turn. */
 bool tool_abandon(struct tool_parse *p, int state);
 
 /* Advances depth, quote and escape by one byte of a JSON object; true if that closes it. */
@@ -157,15 +163,16 @@ bool tool_object(struct tool_parse *p);
 
 /* Follows a schema's $ref within `root`. */
 const struct json *tool_resolve(const struct json *root, const struct json *schema);
-/* Writes bare text as the JSON value that the schema wants; a string if it does not say. */
+/* Writes bare text as the JSON value that the schema wants, or as a string if the schema does not
+ * say. */
 void tool_put_value(const struct json *root, const struct json *schema, const char *s, size_t n,
                     struct buf *out);
-/* tool_root: the parameters' schema of the function in `name`. The others: the schema and the value
- * of the parameter in `id`. */
+/* tool_root: the schema of the parameters of the function `p->name`. The others: the schema and the
+ * value of the parameter `p->id`. */
 const struct json *tool_root(const struct tool_parse *p);
 const struct json *tool_schema(const struct tool_parse *p);
 void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum tool_value type);
-void tool_end_parameters(struct tool_parse *p); // and ends the call
+void tool_end_parameters(struct tool_parse *p); // also ends the call
 /* tool_abandon for calls with parameters: complete parameters are kept. If the text ends within the
  * call, an unfinished parameter is dropped. */
 bool tool_abandon_parameters(struct tool_parse *p, int state);
@@ -177,7 +184,7 @@ const struct json *tool_function(const struct json *tools, const char *name);
 enum json_call_result { CALL_MORE, CALL_DONE, CALL_BAD };
 void json_call_reset(struct json_call *c, bool needs_both, bool whole);
 void json_call_deinit(struct json_call *c);
-/* A call that turned out invalid: content after all, or truncated if it was reported already. */
+/* For an invalid call: reports its text as content, or ends the call if it was reported already. */
 void json_call_drop(struct tool_parse *p);
 /* Consumes text from `scan`; commits once the call has begun. */
 enum json_call_result json_call_step(struct json_call *c, struct tool_parse *p);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Python calls in a list: [f(a=1, b="x"), g()], as the whole answer (Llama 3.2, 4), or between
- * <|tool_call_start|> and <|tool_call_end|> after any text (LFM2). OLMo 3 writes them between tags
- * only, one per line without brackets. Values are Python or JSON literals. A call is reported when
- * it is complete. */
+ * <|tool_call_start|> and <|tool_call_end|> after any text (LFM2). OLMo 3 only writes them between
+ * tags, one per line and without brackets. Values are Python or JSON literals. A call is reported
+ * when it is complete. */
 #include "engine/base/optional.h"
 #include "server/chat/tools/parser.h"
 
@@ -15,7 +15,7 @@ enum { MAX_DEPTH = 64 };
 
 struct pythonic_form {
     const char *opens[3], *closes[3]; // NULL-terminated
-    bool lines;                       // one call per line, never outside the tags
+    bool lines;                       // calls are one per line, and only between the tags
 };
 
 static const struct pythonic_form *form_of(const struct tool_parse *p)
@@ -39,7 +39,7 @@ static bool give_up(struct tool_parse *p)
 /* ---- literals
  * --------------------------------------------------------------------------------- */
 
-/* The text of a call, and where its arguments go as JSON. */
+/* Converts the arguments in a call's text to JSON. */
 struct reader {
     const char *s, *end;
     struct buf *out;
@@ -53,7 +53,7 @@ static void skip_space(struct reader *r)
     }
 }
 
-/* The character if it comes next, after white space. */
+/* Consumes the character if it comes next, after white space. */
 static bool take(struct reader *r, char c)
 {
     skip_space(r);
@@ -64,7 +64,7 @@ static bool take(struct reader *r, char c)
     return false;
 }
 
-/* -1 if there are fewer digits. */
+/* Reads n hexadecimal digits; -1 if there are fewer. */
 static int64_t hex_digits(struct reader *r, int n)
 {
     int64_t v = 0;
@@ -82,7 +82,7 @@ static int64_t hex_digits(struct reader *r, int n)
     return v;
 }
 
-/* A code point as UTF-8; surrogates were joined or refused before. */
+/* Writes a code point as UTF-8; the caller has handled surrogates. */
 static void put_utf8(struct buf *out, int cp)
 {
     char u[4];
@@ -105,7 +105,7 @@ static void put_utf8(struct buf *out, int cp)
     buf_put(out, u, (size_t)n);
 }
 
-/* The number of hexadecimal digits after an escape's letter; 0: no digits follow. */
+/* The number of hexadecimal digits that follow the letter of an escape. */
 static int n_escape_digits(char c)
 {
     switch (c) {
@@ -116,7 +116,7 @@ static int n_escape_digits(char c)
     }
 }
 
-/* Python's escapes, and JSON's surrogate pairs, which models write as well. */
+/* Reads Python's escapes, and JSON's surrogate pairs, which models write as well. */
 static bool escape(struct reader *r, struct buf *text)
 {
     char c = *r->s++;
@@ -134,7 +134,7 @@ static bool escape(struct reader *r, struct buf *text)
     }
     int64_t cp = hex_digits(r, n);
     if (cp >= 0xD800 && cp < 0xDC00 && r->end - r->s >= 6 && r->s[0] == '\\' && r->s[1] == 'u') {
-        r->s += 2; // JSON's surrogate pairs
+        r->s += 2; // a surrogate pair as in JSON
         const int64_t low = hex_digits(r, 4);
         if (low >= 0xDC00 && low < 0xE000) {
             cp = 0x10000 + ((cp - 0xD800) << 10) + (low - 0xDC00);
@@ -149,7 +149,7 @@ static bool escape(struct reader *r, struct buf *text)
     return true;
 }
 
-/* A Python string in either quotes becomes a JSON string. */
+/* Converts a Python string, in single or double quotes, to a JSON string. */
 static bool string(struct reader *r)
 {
     char quote = *r->s++;
@@ -177,7 +177,7 @@ static bool string(struct reader *r)
     return good;
 }
 
-/* Python's and JSON's words, unless they are prefixes of a longer name. */
+/* Converts Python's and JSON's words, unless a longer name begins with them. */
 static bool word(struct reader *r)
 {
     static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"},
@@ -206,8 +206,8 @@ static size_t digits(struct reader *r)
     return (size_t)(r->s - start);
 }
 
-/* Python's numbers as JSON allows them: no leading zeros, and digits on both sides of the
- * point. */
+/* Converts Python's numbers to JSON's, which have no leading zeros and need digits on both sides of
+ * the point. */
 static bool number(struct reader *r)
 {
     if (*r->s == '-' || *r->s == '+') {
@@ -245,7 +245,7 @@ static bool number(struct reader *r)
 
 static bool value(struct reader *r);
 
-/* Items up to `close`; `keys`: "key": value pairs. */
+/* Converts items up to `close`. `keys`: they are "key": value pairs. */
 static bool items(struct reader *r, char close, bool keys)
 {
     r->s++;
@@ -290,7 +290,7 @@ static bool items(struct reader *r, char close, bool keys)
     return true;
 }
 
-/* Literals of Python and of JSON, since models mix them. */
+/* Converts literals of Python and of JSON, since models mix them. */
 static bool value(struct reader *r)
 {
     skip_space(r);
@@ -307,7 +307,7 @@ static bool value(struct reader *r)
     }
 }
 
-/* name=value pairs up to the end; writes a JSON object. */
+/* Converts name=value pairs to a JSON object. */
 static bool keywords(struct reader *r)
 {
     buf_putc(r->out, '{');
@@ -346,7 +346,7 @@ static bool keywords(struct reader *r)
 /* ---- the list
  * --------------------------------------------------------------------------------- */
 
-/* The name ends at "("; any other character than a name's means that this is text. */
+/* Reads a name up to "(". A character that cannot be in a name means that this is text. */
 static bool name(struct tool_parse *p)
 {
     while (tool_n_held(p) > 0) {
@@ -356,7 +356,7 @@ static bool name(struct tool_parse *p)
             p->depth = 1;
             p->quote = 0;
             p->escape = false;
-            buf_clear(&p->id); // unused here
+            buf_clear(&p->id); // this format has no ids
             p->state = CALL;
             return true;
         }
@@ -372,7 +372,7 @@ static bool name(struct tool_parse *p)
     return false;
 }
 
-/* The whole call is read again as Python and written as JSON. */
+/* Parses the complete call as Python, and reports it with its arguments as JSON. */
 static bool report_call(struct tool_parse *p)
 {
     struct buf json;
@@ -393,7 +393,7 @@ static bool report_call(struct tool_parse *p)
     return good || give_up(p);
 }
 
-/* Looks for the end: brackets are counted outside of quotes. */
+/* Looks for the call's end: counts brackets outside of quotes. */
 static bool call(struct tool_parse *p)
 {
     while (tool_n_held(p) > 0) {
@@ -416,7 +416,7 @@ static bool call(struct tool_parse *p)
     return false;
 }
 
-/* A comma, the end of the list, or, between tags, what closes them. */
+/* After a call: expects a comma, the end of the list, or between tags the closing tag. */
 static bool after(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -456,13 +456,13 @@ static bool after(struct tool_parse *p, bool final)
     return true;
 }
 
-/* After what opens the list, or after a comma. */
+/* Before a call: after the opening of the list, or after a comma. */
 static bool calls(struct tool_parse *p)
 {
     tool_skip_space(p);
     if (p->state == CALLS && tool_n_held(p) > 0 && *tool_held(p) == '[') {
         p->scan++;
-        p->state = LISTED; // only one bracket opens it, however the text was divided
+        p->state = LISTED; // only one bracket opens the list, however the text was divided
         tool_skip_space(p);
     }
     if (tool_n_held(p) == 0) {
@@ -473,7 +473,7 @@ static bool calls(struct tool_parse *p)
     return true;
 }
 
-/* A list at the very beginning of an answer is one of calls. */
+/* A list at the very beginning of an answer consists of calls. */
 static bool start(struct tool_parse *p)
 {
     tool_skip_space(p);
@@ -491,7 +491,7 @@ static bool start(struct tool_parse *p)
     return true;
 }
 
-/* The list was truncated after a call, so the rest of it is not content. */
+/* True if the list was truncated after a call, so that the rest of it is not content. */
 static bool is_cut(const struct tool_parse *p)
 {
     return p->n_calls > 0 && p->state != START && p->state != AFTER && p->state != TEXT;

@@ -16,7 +16,7 @@ enum { MAX_OPENS = 4 };
 
 struct tagged_form {
     const char *opens[MAX_OPENS]; // NULL-terminated
-    const char *close;            // NULL: there is none
+    const char *close;            // NULL: the format has none
 };
 
 static const struct tagged_form *form_of(const struct tool_parse *p)
@@ -31,7 +31,7 @@ static bool begin_object(struct tool_parse *p)
     return true;
 }
 
-/* After the marker: an object, or the bracket of a list. */
+/* After the marker: expects an object, or the bracket of a list. */
 static bool opened(struct tool_parse *p)
 {
     tool_skip_space(p);
@@ -60,7 +60,7 @@ static bool call(struct tool_parse *p)
     return true;
 }
 
-/* After an object: another one, the end of the list, the closing marker, or text. */
+/* After an object: expects another one, the end of the list, the closing marker, or text. */
 static bool between(struct tool_parse *p, bool final)
 {
     const char *close = form_of(p)->close;
@@ -106,7 +106,7 @@ static bool step(struct tool_parse *p, bool final)
     }
 }
 
-/* Each call between the markers, or a list of all of them. */
+/* How calls are written: each between the markers, or all of them as one list. */
 #define WRITES(its_name, its_open, its_close)                                                      \
     static const struct tool_writing its_name##_writing = {                                        \
         .call = its_open "\n{\"name\": \"",                                                        \
@@ -151,7 +151,7 @@ static const struct tool_writing cohere_command3_writing = {
     .trigger = "<|START_ACTION|>",
 };
 
-/* A format whose markers may be tokens of their own. */
+/* Defines a format whose markers may be special tokens. */
 #define TAGGED(its_name, its_close, ...)                                                           \
     static const char *const its_name##_markers[] = {__VA_ARGS__, its_close, NULL};                \
     static const struct tagged_form its_name = {.opens = {__VA_ARGS__}, .close = its_close};       \
@@ -165,7 +165,7 @@ static const struct tool_writing cohere_command3_writing = {
 
 TAGGED(hermes, "</tool_call>", "<tool_call>");
 TAGGED(hunyuan_a13b, "</tool_calls>", "<tool_calls>");
-TAGGED(granite, "</tool_call>", "<|tool_call|>", "<tool_call>"); // rarely closed
+TAGGED(granite, "</tool_call>", "<|tool_call|>", "<tool_call>"); // rarely writes "</tool_call>"
 TAGGED(longcat, "</longcat_tool_call>", "<longcat_tool_call>");
 TAGGED(nemotron_json, "</TOOLCALL>", "<TOOLCALL>");
 TAGGED(phi4_mini_json, NULL, "functools");

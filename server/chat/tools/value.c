@@ -11,7 +11,7 @@ enum { VALUE_MAX_BYTES = 64 << 20 };
 
 enum { REFS_MAX = 8, PART_MAX = 256 };
 
-/* The member named by a component of a JSON pointer: ~0 and ~1 stand for '~' and '/'. */
+/* The member named by a component of a JSON pointer, where ~0 and ~1 stand for '~' and '/'. */
 static const struct json *part(const struct json *v, const char *s, size_t n)
 {
     char key[PART_MAX];
@@ -47,8 +47,8 @@ const struct json *tool_resolve(const struct json *root, const struct json *sche
     return schema;
 }
 
-/* True if the schema allows a value of this type; *known if it says anything at all. The writing
- * side follows the same rules: engine/grammar/schema_style.c. */
+/* True if the schema allows a value of this type. *known: it says something about types. Grammars
+ * follow the same rules when such a value is generated (engine/grammar/schema_style.c). */
 static bool allows(const struct json *root, const struct json *schema, const char *type, int depth,
                    bool *known)
 {
@@ -109,7 +109,7 @@ static bool is_word(const char *s, size_t n, const char *word)
     return n == strlen(word) && strncasecmp(s, word, n) == 0;
 }
 
-/* Without a type in the schema the value is a string: that is what was written. */
+/* If the schema has no type, the value stays a string, as it was written. */
 void tool_put_value(const struct json *root, const struct json *schema, const char *s, size_t n,
                     struct buf *out)
 {

@@ -122,7 +122,7 @@ void tool_put_calls(struct buf *out, const struct tool_calls *c)
     buf_putc(out, '}');
 }
 
-/* The "excludes" of text in which only a trigger begins a call. */
+/* Writes the "excludes" of text, so that only a trigger can begin a call. */
 static void put_bars(struct buf *out, const struct tool_writing *w)
 {
     buf_puts(out, "\"excludes\":[");
@@ -138,7 +138,7 @@ static void put_bars(struct buf *out, const struct tool_writing *w)
 void tool_put_text_and_calls(struct buf *out, const struct tool_calls *c)
 {
     const struct tool_writing *w = c->writing;
-    if (!w->trigger) { // at the start, or never
+    if (!w->trigger) { // calls can only be at the start
         buf_puts(out, "{\"type\":\"or\",\"elements\":[");
         tool_put_calls(out, c);
         buf_puts(out, ",{\"type\":\"any_text\",\"starts_not\":");

@@ -13,16 +13,17 @@
 
 /* Texts may contain names of special tokens; "%d" stands for a number. */
 struct tool_writing {
-    const char *open, *between, *close; // around all calls, between two calls; NULL: nothing
+    const char *open, *between, *close; // before all calls, between two calls, after all; NULL:
+                                        // nothing
     const char *call, *name_end;        // before a name; between a name and its arguments
     const char *call_end;               // after the arguments
-    const char *style;                  // of the arguments: engine/grammar/style.c
+    const char *style;   // how arguments are written: a style of engine/grammar/style.c
     const char *trigger; // text that begins calls; NULL: calls only occur at the start
-    const char *starts;  // then: how plain text must not begin; otherwise NULL
-    const char *bars[3]; // further strings that text must not contain, because the parser would see
-                         // calls
-    bool once;           // a call ends the turn
-    bool by_schema;      // arguments can be written only by a schema, not as an arbitrary object
+    const char *starts;  // if trigger is NULL: a pattern with which plain text must not begin
+    const char *bars[3]; // more strings that text must not contain, because the parser would take
+                         // them for calls
+    bool once;           // the turn ends after one call
+    bool by_schema;      // arguments need a schema; an arbitrary object cannot be written
     /* If the vocabulary lacks this token, another way of writing calls is used. */
     const char *needs;
     const struct tool_writing *otherwise;
@@ -33,14 +34,14 @@ struct tool_to_write {
     const char *name;
     const char *schema; // JSON text; NULL: any object
     size_t schema_bytes;
-    const char *text; // of a custom tool; else NULL
+    const char *text; // a custom tool's format, or NULL
 };
 
 struct tool_calls {
     const struct tool_writing *writing;
     const struct tool_to_write *tools;
     size_t n_tools;
-    bool one; // no second call
+    bool one; // only one call
 };
 
 /* The format of at least one call, and the format of text that may contain calls. */

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Calls in tags that carry names: <function=NAME><parameter=KEY>VALUE</parameter>...</function>,
- * each or all of them between an outer pair that may be missing. Values are bare text.
+ * each, or all of them, within an outer pair of tags that may be missing. Values are bare text.
  *     qwen3_coder    Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5
  *     seed_oss       the same within <seed:tool_call>
  *     minimax_m2     <invoke name="NAME"><parameter name="KEY">
- *     deepseek_v32   the same with a token in each tag, and strings told from JSON (V3.2, V4)
+ *     deepseek_v32   the same with a special token in each tag; marks values as strings or JSON
+ * (V3.2, V4)
  *     minicpm5       <function name="NAME"><param name="KEY">, values perhaps in CDATA
  *     kimi_k3        tags made of tokens: <|open|>call tool="NAME" ...<|sep|>, values with a type
  */
@@ -23,13 +24,13 @@ struct key_end {
 
 /* The words of one format. The parser below is the same for all of them. */
 struct xml_form {
-    const char *opens[MAX_WORDS], *closes[MAX_WORDS]; // of the outer pair
+    const char *opens[MAX_WORDS], *closes[MAX_WORDS]; // tags of the outer pair
     const char *call, *name_end, *call_end;
-    const char *name_tail; // ends a call's tag if the name is not last in it; or NULL
+    const char *name_tail; // ends a call's tag if the name is not last in it; otherwise NULL
     const char *key, *value_end;
     struct key_end key_ends[MAX_TYPES];
     bool trim;             // white space before a call is not content
-    bool lines;            // a line break on each side of a value is not part of it
+    bool lines;            // one line break before and after a value is not part of it
     const char *cdata_end; // end of a <![CDATA[...]]> value; NULL: not supported
 };
 
@@ -38,7 +39,7 @@ static const struct xml_form *form_of(const struct tool_parse *p)
     return p->parser->form;
 }
 
-/* The name of a call or parameter is complete; its end is at `scan`. */
+/* The name of a call or parameter is complete: n_end bytes that end it are at `scan`. */
 static void take_name(struct tool_parse *p, size_t n_end, enum tool_value type)
 {
     p->scan += n_end;
@@ -52,7 +53,7 @@ static void take_name(struct tool_parse *p, size_t n_end, enum tool_value type)
     }
 }
 
-/* A name, up to the character that ends it. Control characters are rejected, because a NUL would
+/* Reads a name up to the text that ends it. Control characters are rejected, because a NUL would
  * truncate it. */
 static bool name(struct tool_parse *p, struct buf *into, const struct key_end *ends, bool final)
 {
@@ -84,7 +85,7 @@ static bool name(struct tool_parse *p, struct buf *into, const struct key_end *e
     return false;
 }
 
-/* Attributes after the name in a call's tag are ignored. */
+/* Skips attributes after the name in a call's tag. */
 static bool name_tail(struct tool_parse *p)
 {
     const char *tail = form_of(p)->name_tail;
@@ -106,7 +107,7 @@ static bool starts(const char *s, size_t n, const char *word)
 
 static const char cdata[] = "<![CDATA[";
 
-/* What ends the value that starts at `at`. */
+/* The text that ends the value at `at`. */
 static const char *value_end(const struct tool_parse *p)
 {
     const struct xml_form *f = form_of(p);
@@ -114,7 +115,7 @@ static const char *value_end(const struct tool_parse *p)
     return quoted ? f->cdata_end : f->value_end;
 }
 
-/* [text, text + n) is what stands between the tags of a parameter. */
+/* Reports the text between the tags of a parameter. */
 static void report_value(struct tool_parse *p, const char *text, size_t n)
 {
     if (form_of(p)->lines && starts(text, n, "\n")) {
@@ -131,8 +132,8 @@ static void report_value(struct tool_parse *p, const char *text, size_t n)
     tool_parameter(p, text, n, p->value_type);
 }
 
-/* A value is only reported when its end has come, because its type may depend on the whole
- * text. What was searched once is not searched again. */
+/* Reports a value when it is complete, because its type may depend on the whole text. Text that was
+ * searched once is not searched again. */
 static bool value(struct tool_parse *p)
 {
     const char *end = value_end(p);
@@ -141,7 +142,7 @@ static bool value(struct tool_parse *p)
     if (!found) {
         if (n > n_end) {
             p->scan += n - n_end;
-        } // examined; `at` stays
+        } // this text was searched; `at` stays
         return false;
     }
     const char *text = p->held.data + p->at;
@@ -152,7 +153,7 @@ static bool value(struct tool_parse *p)
     return true;
 }
 
-/* Between parameters: the next one, or the call's end. */
+/* Between parameters: expects the next one, or the call's end. */
 static bool body(struct tool_parse *p, bool final)
 {
     const struct xml_form *f = form_of(p);
@@ -223,7 +224,7 @@ static bool opened(struct tool_parse *p, bool final)
     return tool_abandon_parameters(p, TEXT);
 }
 
-/* Text goes out as soon as it cannot be the beginning of a call any more. */
+/* Outside of calls: text is reported as soon as it can no longer be the beginning of a call. */
 static bool text(struct tool_parse *p, bool final)
 {
     const struct xml_form *f = form_of(p);

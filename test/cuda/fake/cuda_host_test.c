@@ -87,7 +87,7 @@ static void serve(struct bed *b, int32_t longest, int32_t n_samples)
     struct err err;
     int32_t n_taken = 0;
     for (int32_t turn = 0, left = 3; turn < MAX_TURNS && left > 0; turn++) {
-        left -= b->n_done == N; // what was under way is taken back
+        left -= b->n_done == N; // counts down until steps in flight have ended
         if (turn % 2 == 0 && n_taken < N) {
             make_request(b, n_taken, 7 + longest * n_taken / N, n_samples);
             if (engine_submit(b->e, &b->r[n_taken], &err) != OK) {
@@ -249,7 +249,7 @@ static uint32_t serve_model(const char *dir, size_t model, int32_t sm, const cha
                                    .max_num_batched_tokens = loads[k / 2].max_rows,
                                    .backend.deterministic = k % 2};
         live(&o, 8192, loads[k / 2].n_samples, models[model].name);
-        CHECK(!fake_cuda_launched("join_sums")); // what a product is left as, its reader adds
+        CHECK(!fake_cuda_launched("join_sums")); // the op that reads partial sums adds them
         for (uint32_t i = 0; kernels[i]; i++) {
             launched |= (uint32_t)fake_cuda_launched(kernels[i]) << i;
         }
@@ -298,7 +298,7 @@ TEST(real_shapes_make_only_valid_calls)
 /* What fails, and at which call of the runtime. */
 struct loss {
     int32_t n_ranks;
-    const char *config; // of speculation
+    const char *config; // the speculative config
     cudaError_t e;
     int64_t n; // the call that fails
 };
@@ -314,8 +314,8 @@ static int64_t stride(void)
     return 11;
 }
 
-/* In a process of its own: the failure must end every request, and the engine must free
- * all that it took. */
+/* Runs in a process of its own. The failure must end every request, and the engine must free all
+ * that it took. */
 static int live_until_lost(const void *arg)
 {
     const struct loss *l = arg;
@@ -390,7 +390,8 @@ TEST(each_rank_uses_only_its_device)
     }
 }
 
-/* One life for each call that can fail, with a stride, until a number is never reached. */
+/* Opens and runs an engine for each call that can fail, with a stride, until a run ends before its
+ * call is reached. */
 TEST(a_rank_that_is_lost_ends_every_request)
 {
     struct loss l = {.n_ranks = 2, .e = cudaErrorIllegalAddress};
@@ -405,7 +406,7 @@ TEST(a_device_that_is_lost_ends_every_request)
     lose_at_every_call(cudaErrorIllegalAddress);
 }
 
-/* As on a device: the wait is refused, and the capture is lost. */
+/* As on a device, a wait during a capture is refused, and the capture is lost. */
 TEST(a_capture_allows_no_wait)
 {
     for (int what = 0; what < 3; what++) {

@@ -25,7 +25,7 @@ static void apply(dim3 grid, const void *const *args)
     const struct patch *patches = *(const struct patch *const *)args[0];
     const uint32_t *data = *(const uint32_t *const *)args[1];
     const int32_t n = (int32_t)grid.x, stride = 7919, first = pick(0, n - 1);
-    for (int32_t i = 0; i < n; i++) { // each once: the stride is prime
+    for (int32_t i = 0; i < n; i++) { // a prime stride reaches each write once
         int32_t at = i;
         if (n != stride) {
             at = (int32_t)((first + (int64_t)i * stride) % n);

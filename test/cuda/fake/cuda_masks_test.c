@@ -74,7 +74,7 @@ static void open_backend(void)
 /* A pass's masks, then an update of a lane, which launches the kernel. */
 static void send(const struct sent_pass *p)
 {
-    static uint32_t words[MAX_MASKS * N_WORDS]; // the same for all passes
+    static uint32_t words[MAX_MASKS * N_WORDS]; // the same memory for all passes
     struct cuda_backend *be = cuda_backend_of(backend);
     const int32_t token = n_passes;
     REQUIRE(n_passes < MAX_PASSES);
@@ -119,7 +119,7 @@ static void choose_few(struct sent_pass *p, int32_t index)
     }
 }
 
-/* One that all passes have among others that come once. */
+/* One mask that all passes have, among masks that occur only once. */
 static void choose_new(struct sent_pass *p, int32_t index)
 {
     p->n = MAX_MASKS;
@@ -128,7 +128,7 @@ static void choose_new(struct sent_pass *p, int32_t index)
     }
 }
 
-/* More than there is room for, each of them again and again. */
+/* More masks than there is room for, each used again and again. */
 static void choose_many(struct sent_pass *p, int32_t index)
 {
     (void)index;
@@ -138,7 +138,7 @@ static void choose_many(struct sent_pass *p, int32_t index)
     }
 }
 
-/* Exactly as many as there is room for, round after round. */
+/* Exactly as many masks as there is room for, one after another in turn. */
 static void choose_all(struct sent_pass *p, int32_t index)
 {
     const int32_t n_slots = cuda_backend_of(backend)->passes.masks.n_slots;
@@ -190,7 +190,7 @@ static int run(const void *arg)
     CHECK(NEW * MAX_MASKS > 2 * cuda_backend_of(backend)->passes.masks.n_slots);
     CHECK_EQ(run_passes(NEW, choose_new), NEW * (MAX_MASKS - 1) + 1);
     const uint64_t n_again = run_passes(1500, choose_many);
-    CHECK(n_again > 10000 && n_again < 25000); // of about 30,000
+    CHECK(n_again > 10000 && n_again < 25000); // out of about 30,000
     run_passes(500, choose_all);
     CHECK_EQ(run_passes(110, choose_all), 0);
     CHECK_EQ(run_passes(1, choose_next), MAX_MASKS / 2);

@@ -161,7 +161,8 @@ static void serve(struct life *l, int32_t longest)
         while (l->n_asks < n && pick(l, 0, pause) == 0) {
             struct ask *a = &l->asks[l->n_asks++];
             make_request(l, a, longest);
-            if (engine_submit(l->e, &a->r, &err) != OK) { // too long for the pool, say
+            if (engine_submit(l->e, &a->r, &err) != OK) { // for example because it is too long for
+                                                          // the pool
                 a->r.done = true;
                 l->n_done++;
             }

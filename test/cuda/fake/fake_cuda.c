@@ -16,7 +16,7 @@ static struct {
     int32_t n_devices, sm;
     uint64_t random;
     int64_t fail_at;
-    cudaError_t fail_with, lost[FAKE_MAX_DEVICES]; // lost: sticky
+    cudaError_t fail_with, lost[FAKE_MAX_DEVICES]; // lost: the error of all further calls
     bool failed, no_products, complained;
     char complaint[256];
     struct fake_cuda_counts counts;
@@ -58,7 +58,7 @@ const char *fake_cuda_complaint(void)
     return g.complained ? g.complaint : NULL;
 }
 
-/* A new life: devices of this architecture, nothing allocated, no failure planned. */
+/* Starts afresh: devices of this architecture, nothing allocated, no failure planned. */
 void fake_cuda_reset(int32_t n_devices, int32_t sm, size_t memory_bytes)
 {
     fake_lock();
@@ -128,15 +128,16 @@ void fake_hang(const char *call)
     }
 }
 
-/* For programs that do not know of this file: their device is lost once the file exists. */
+/* For whole programs, which cannot call fake_cuda_fail: their device is lost once the file
+ * exists. */
 static bool is_told_to_fail(void)
 {
     const char *path = getenv("FAKE_CUDA_LOST");
     return path && !g.failed && access(path, F_OK) == 0;
 }
 
-/* Counts a call, and fails if it is the one that has to. Called with the lock held. A lost
- * device fails at every later call, as a real one does. */
+/* Counts a call, and fails if it is the chosen one. Called with the lock held. A lost device fails
+ * at every later call, as a real one does. */
 cudaError_t fake_call(void)
 {
     if (is_told_to_fail()) {
@@ -193,7 +194,7 @@ bool fake_chance(int32_t one_in)
 
 /* ---- devices ------------------------------------------------------------------------------- */
 
-/* H100's and A100's. */
+/* The numbers of multiprocessors of H100 and A100. */
 static int32_t n_sms(void)
 {
     return g.sm == 90 ? 132 : 108;
@@ -305,8 +306,8 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 
 /* ---- tensor maps --------------------------------------------------------------------------- */
 
-/* What a driver refuses, of the kind that this project makes: elements of 16 bits or bytes, boxes
- * as wide as the swizzle. */
+/* Refuses what a driver would refuse, for the kind of maps that this project makes: elements of 16
+ * bits or bytes, boxes as wide as the swizzle. */
 static int encode_tiled(void *map, int type, uint32_t n_dims, void *base, const uint64_t *dims,
                         const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                         int interleave, int swizzle, int promotion, int fill)

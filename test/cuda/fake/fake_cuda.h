@@ -22,7 +22,7 @@ void fake_cuda_reset(int32_t n_devices, int32_t sm, size_t memory_bytes);
 /* Makes the nth call from now (0: the next) that can fail return e. Except for lack of memory, its
  * device does not recover: later calls for it fail, too. Negative: none fails. */
 void fake_cuda_fail(int64_t nth, cudaError_t e);
-bool fake_cuda_failed(void); // it has
+bool fake_cuda_failed(void); // whether that call has failed
 /* Whether cuBLASLt finds kernels for products; false: for none. */
 void fake_cuda_has_products(bool yes);
 
@@ -33,10 +33,10 @@ void fake_cuda_emulate(const char *word, size_t n_args, const size_t *arg_bytes,
                        void (*run)(dim3 grid, const void *const *args));
 
 struct fake_cuda_counts {
-    int64_t calls;   // that can fail
+    int64_t calls;   // calls that can fail
     int64_t replays; // launches of graphs
-    int64_t kernels; // different ones that were launched
-    int64_t left;    // allocations, streams, events, graphs and handles that live
+    int64_t kernels; // number of different kernels launched
+    int64_t left;    // allocations, streams, events, graphs and handles not yet destroyed
 };
 struct fake_cuda_counts fake_cuda_counts(void);
 /* Whether a kernel was launched whose name in the object file contains the word. */

@@ -13,13 +13,12 @@ enum { MAX_FUNCTIONS = 4096, MAX_ARGS = 4 };
 static struct function {
     const void *host;
     const char *name;
-    int32_t dynamic_bytes[FAKE_MAX_DEVICES]; // allowed
+    int32_t dynamic_bytes[FAKE_MAX_DEVICES]; // the shared memory that it may use
     bool is_launched;
 } functions[MAX_FUNCTIONS];
 static int32_t n_functions;
 
-/* The kernel that has a function of the host in its place; its arguments are copied at
- * launch. */
+/* The kernel that a function of the host emulates; its arguments are copied at launch. */
 static struct {
     const char *word; // NULL: none
     size_t n_args, arg_bytes[MAX_ARGS];
@@ -117,7 +116,7 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
     return cudaSuccess;
 }
 
-/* By the address of the host's stub, as the runtime does. */
+/* Finds a kernel by the address of its stub on the host, as the runtime does. */
 static struct function *find_function(const void *host)
 {
     for (int32_t i = 0; i < n_functions; i++) {
@@ -257,7 +256,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     return launch((const void *)kernel, grid, block, (dim3){1, 1, 1}, shared, stream, args);
 }
 
-/* Called by code of nvcc 12 instead. */
+/* Code of nvcc 12 calls this one instead. */
 cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared,
                              cudaStream_t stream)
 {

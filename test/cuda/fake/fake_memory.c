@@ -194,7 +194,7 @@ void fake_write(char *to, const char *from, int value, size_t n_bytes)
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
-/* The direction must agree with where both addresses lie. */
+/* Checks that the direction agrees with where both addresses lie. */
 static bool check_copy(const void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
 {
     if (kind != cudaMemcpyDeviceToHost && !fake_on_device(to, n_bytes, "a copy's destination")) {

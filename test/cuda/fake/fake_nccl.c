@@ -65,7 +65,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     return end(comm);
 }
 
-/* Errors of a collective appear later, here; so this call may fail on its own. */
+/* Errors of a collective are reported here, later than the collective; so this call counts as one
+ * that can fail. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
 {
     (void)comm;

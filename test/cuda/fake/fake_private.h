@@ -11,18 +11,19 @@ enum { FAKE_MAX_DEVICES = 16 };
 void fake_lock(void);
 void fake_unlock(void);
 cudaError_t fake_call(void);
-/* Never returns if the file $FAKE_CUDA_HANGS exists and names the call. Without the lock. */
+/* Never returns if the file $FAKE_CUDA_HANGS exists and names the call. Call it without the
+ * lock. */
 void fake_hang(const char *call);
 __attribute__((format(printf, 1, 2))) void fake_complain(const char *format, ...);
 
-/* Counts objects that are to be destroyed. */
+/* Counts an object that must be destroyed later. */
 void fake_born(void);
 void fake_died(void);
 
-size_t fake_memory_bytes(void);       // of each device
-int32_t fake_most_shared_bytes(void); // of a block
+size_t fake_memory_bytes(void);       // memory of each device
+int32_t fake_most_shared_bytes(void); // the most shared memory of a block
 bool fake_has_products(void);
-int32_t fake_device(void); // of the calling thread
+int32_t fake_device(void); // current device of the calling thread
 bool fake_chance(int32_t one_in);
 
 /* fake_memory.c: an allocation, found by an address in it. */
@@ -38,8 +39,8 @@ struct fake_memory *fake_find(const void *p);
 struct fake_memory *fake_on_device(const void *p, size_t n_bytes, const char *what);
 size_t fake_free_bytes(int32_t device);
 void fake_memory_end(void);
-/* from NULL: fills with the value. What is all zeroes is not made so again: its pages stay
- * untouched. */
+/* from NULL: fills with the value. Memory that is already all zeroes is not filled with zeroes
+ * again, so that its pages stay untouched. */
 void fake_write(char *to, const char *from, int value, size_t n_bytes);
 
 /* fake_stream.c: an operation in the queue of a stream. */
@@ -49,8 +50,8 @@ struct fake_op {
     const char *from;
     size_t n_bytes;
     int value;
-    uint64_t hash;  // of what `from` has, if it is pinned
-    char *snapshot; // of `from`, if it is the host's own memory; freed when the copy has run
+    uint64_t hash;  // hash of the bytes at `from`, if that is pinned memory
+    char *snapshot; // copy of the bytes at `from`, if that is pageable memory; freed after the op
     cudaEvent_t event;
     bool is_emulated;
     dim3 grid;
@@ -58,8 +59,8 @@ struct fake_op {
 };
 /* Checks the stream, and appends the op to the stream or into the graph that is being captured. */
 cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op);
-void fake_run_all(void); // of all streams
-/* Whether a queued operation reads or writes it. */
+void fake_run_all(void); // runs all ops of all streams
+/* Whether a queued operation reads or writes this memory. */
 bool fake_is_awaited(const void *p, size_t n_bytes);
 /* True if a stream of the thread's device is being captured. The call is not allowed then: it
  * counts as a complaint, and the capture ends with an error. */

@@ -24,7 +24,7 @@ struct CUgraphExec_st {
 
 /* An event is complete when no record of it waits in a stream. */
 struct CUevent_st {
-    int32_t n_waited; // records that have not run
+    int32_t n_waited; // number of its records that have not run
     int32_t device;
     bool is_timed, is_recorded;
 };
@@ -33,8 +33,8 @@ struct CUevent_st {
  * graph. */
 struct CUstream_st {
     struct ops ops;
-    cudaGraph_t graph; // being captured; NULL: none
-    bool is_spoilt;    // the capture: a call that is not allowed in one was made
+    cudaGraph_t graph; // the graph that is being captured, or NULL
+    bool is_spoilt;    // a call that a capture does not allow was made during this one
     int32_t device;
     struct CUstream_st *next;
 };
@@ -77,7 +77,7 @@ static struct CUstream_st *find_stream(cudaStream_t stream)
     return s;
 }
 
-/* To the graph during a capture, otherwise to the stream. */
+/* Appends the op to the graph during a capture, otherwise to the stream. */
 cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op)
 {
     struct CUstream_st *s = find_stream(stream);
@@ -88,8 +88,8 @@ cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op)
     return cudaSuccess;
 }
 
-/* One op. A copy from pinned memory has a hash of what it should find there: if it
- * differs, the host wrote too early. */
+/* Runs one op. A copy from pinned memory has a hash of the bytes that it should find there: if they
+ * differ, the host has changed them too early. */
 static void run(struct fake_op *op)
 {
     const char *from = op->snapshot ? op->snapshot : op->from;
@@ -112,7 +112,7 @@ static void run(struct fake_op *op)
     op->snapshot = NULL;
 }
 
-/* The first n ops, in order. */
+/* Runs the first n ops, in order. */
 static void run_some(struct CUstream_st *s, int32_t n)
 {
     n = lesser(n, s->ops.n);
@@ -154,7 +154,7 @@ bool fake_is_awaited(const void *p, size_t n_bytes)
     return false;
 }
 
-/* Calls that a capture does not allow. */
+/* Called by functions that a capture does not allow. */
 bool fake_ends_capture(const char *call)
 {
     bool ends = false;
@@ -383,7 +383,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     return look_at_event(event, false);
 }
 
-/* Zero milliseconds, if the question is allowed at all. */
+/* Returns 0 ms, if both events allow the question. */
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 {
     fake_lock();
@@ -416,7 +416,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     return e;
 }
 
-/* Also on a lost device the capture ends. */
+/* A capture ends even on a lost device. */
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
 {
     fake_lock();

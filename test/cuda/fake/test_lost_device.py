@@ -125,7 +125,7 @@ def test_a_lost_device_ends_every_stream_with_an_error(start, args):
     assert s.status("/health") == 503 and s.status("/health/live") == 503
     assert s.status("/v1/completions", {**BODY, "stream": False}) == 503
     assert s.says("is lost")
-    assert args or s.p.wait(30) != 0  # takes 10 s, during which probes see it: once is enough
+    assert args or s.p.wait(30) != 0  # waits 10 s for probes to see it: tested in one case
 
 
 def wait_until_lost(s):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The arena: alignment, zeroing, the cap on bytes, and pieces too large for a chunk. The
- * sanitizers see a chunk that is not freed. */
+/* The arena: alignment, zeroing, the cap on bytes, and pieces too large for a chunk. A sanitizer
+ * reports a chunk that is not freed. */
 #include "engine/base/arena.h"
 
 #include "test/check.h"

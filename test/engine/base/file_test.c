@@ -23,7 +23,7 @@ static int open_file(char *path, size_t n)
 }
 
 /* Runs in a child process: its output goes to the pipe, its exit status is returned. */
-static int in_child(void (*run)(const char *path, int fd), const char *path, int fd, char *said,
+static int in_child(void (*run)(const char *path, int fd), const char *path, int fd, char *printed,
                     size_t n)
 {
     int ends[2];
@@ -39,10 +39,10 @@ static int in_child(void (*run)(const char *path, int fd), const char *path, int
     close(ends[1]);
     size_t have = 0;
     ssize_t got;
-    while (have + 1 < n && (got = read(ends[0], said + have, n - 1 - have)) > 0) {
+    while (have + 1 < n && (got = read(ends[0], printed + have, n - 1 - have)) > 0) {
         have += (size_t)got;
     }
-    said[have] = '\0';
+    printed[have] = '\0';
     close(ends[0]);
     int status = -1;
     waitpid(pid, &status, 0);
@@ -99,14 +99,14 @@ static void fail_elsewhere(const char *path, int fd)
  * before, so a stale entry of the handler's table would be found. */
 TEST(a_file_that_is_cut_under_its_map_is_named)
 {
-    char path[64], said[1024];
+    char path[64], printed[1024];
     const int fd = open_file(path, sizeof path);
     REQUIRE(fd >= 0);
-    CHECK_EQ(in_child(read_whole, path, fd, said, sizeof said), 0);
-    CHECK_STR(said, "");
-    const int status = in_child(read_half, path, fd, said, sizeof said);
+    CHECK_EQ(in_child(read_whole, path, fd, printed, sizeof printed), 0);
+    CHECK_STR(printed, "");
+    const int status = in_child(read_half, path, fd, printed, sizeof printed);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    CHECK(strstr(said, path) && strstr(said, "cut") && strchr(said, '\n'));
+    CHECK(strstr(printed, path) && strstr(printed, "cut") && strchr(printed, '\n'));
     close(fd);
     unlink(path);
 }
@@ -115,12 +115,12 @@ TEST(a_file_that_is_cut_under_its_map_is_named)
  * default action and not be blamed on a model file. */
 TEST(other_bus_errors_keep_their_default_action)
 {
-    char path[64], said[4096];
+    char path[64], printed[4096];
     const int fd = open_file(path, sizeof path);
     REQUIRE(fd >= 0);
-    const int status = in_child(fail_elsewhere, path, fd, said, sizeof said);
+    const int status = in_child(fail_elsewhere, path, fd, printed, sizeof printed);
     CHECK(WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) > 1));
-    CHECK(!strstr(said, path));
+    CHECK(!strstr(printed, path));
     close(fd);
     unlink(path);
 }

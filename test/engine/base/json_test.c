@@ -22,7 +22,7 @@ static const char *refusal(const char *text)
 
 /* A high surrogate must be followed by a low one, at once; each case breaks the pair in
  * another place. The position names the string, so a client can find it in a large body. */
-TEST(what_strings_cannot_hold_is_refused_with_its_place)
+TEST(invalid_strings_are_refused_with_their_position)
 {
     CHECK_STR(refusal("{\"a\":\"b\\u0000\"}"),
               "a string contains the character U+0000, which is not supported, at byte 7");

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 /* The line that reports lost lines. */
-static size_t told(uint64_t n_lost, char *line, size_t n_bytes)
+static size_t lost_report(uint64_t n_lost, char *line, size_t n_bytes)
 {
     return (size_t)snprintf(line, n_bytes, "%d lost\n", (int)n_lost);
 }
@@ -71,7 +71,7 @@ TEST(an_unread_pipe_blocks_nobody_and_lost_lines_are_reported)
     static char text[4 << 20];
     int fds[2];
     REQUIRE(pipe(fds) == 0);
-    struct line_writer *w = line_writer_open(fds[1], "test", 16 << 10, told);
+    struct line_writer *w = line_writer_open(fds[1], "test", 16 << 10, lost_report);
     REQUIRE(w != NULL);
     char line[LINE + 1];
     int64_t longest = 0;
@@ -88,20 +88,20 @@ TEST(an_unread_pipe_blocks_nobody_and_lost_lines_are_reported)
 
     /* The pipe is read again: the waiting lines arrive whole, and the number of lost lines is
      * reported. */
-    uint64_t n_told = 0, n_whole = 0;
-    while (n_told < lost || n_whole < LINES - lost) { // the report is not always the last line
+    uint64_t n_reported = 0, n_whole = 0;
+    while (n_reported < lost || n_whole < LINES - lost) { // the report is not always the last line
         size_t n = read_until(fds[0], text, sizeof text, "\n");
         REQUIRE(n > 0 && text[n - 1] == '\n');
         for (char *at = text, *end; at < text + n; at = end + 1) {
             end = strchr(at, '\n');
             bool tells = end - at > 5 && strncmp(end - 5, " lost", 5) == 0;
             if (tells) {
-                n_told += strtoull(at, NULL, 10);
+                n_reported += strtoull(at, NULL, 10);
             }
             n_whole += !tells && end - at == LINE - 1;
         }
     }
-    CHECK_EQ(n_told, lost);
+    CHECK_EQ(n_reported, lost);
     CHECK_EQ(n_whole, LINES - lost);
     CHECK(line_writer_close(w, 5000));
     close(fds[0]);
@@ -116,7 +116,7 @@ TEST(a_full_disk_costs_lines_and_nothing_else)
     if (fd < 0) {
         SKIP("no /dev/full here");
     }
-    struct line_writer *w = line_writer_open(fd, "test", 1 << 16, told);
+    struct line_writer *w = line_writer_open(fd, "test", 1 << 16, lost_report);
     REQUIRE(w != NULL);
     line_writer_put(w, "one\ntwo\n", 8);
     int64_t until = clock_now_ns() + 5000000000;

@@ -12,7 +12,7 @@
 
 enum { SMALL = 2400, N_SMALL = 1000, LARGE = 48 << 10 };
 
-/* No address space beyond what is mapped, and none of that free. */
+/* Forbids new mappings, and allocates all that malloc still has. */
 static void use_up_memory(void)
 {
     struct rlimit none = {1 << 20, 1 << 20};
@@ -23,7 +23,8 @@ static void use_up_memory(void)
     }
 }
 
-/* In a process that has no more memory; its exit status. */
+/* Runs in a child process: uses up its memory, then makes n small allocations. Returns the child's
+ * exit status. */
 static int allocate(bool reserve, int n, size_t size)
 {
     static void *blocks[N_SMALL];
@@ -44,7 +45,8 @@ static int allocate(bool reserve, int n, size_t size)
     return mem_reserve_fill() && !mem_is_short() ? 0 : 12;
 }
 
-/* The exit status of such a process, or 128 plus the signal that ended it. */
+/* Runs `allocate` in a child process. Returns its exit status, or 128 plus the signal that ended
+ * it. */
 static int outcome(bool reserve, int n, size_t size)
 {
     fflush(NULL);

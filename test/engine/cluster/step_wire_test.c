@@ -280,7 +280,8 @@ TEST(a_step_that_was_cut_or_lengthened_is_refused)
     step_deinit(&got);
 }
 
-/* Indices in range: what the backends use to address memory without further checks. */
+/* Checks that indices are in range, because backends address memory with them without further
+ * checks. */
 static void check_pass(const struct pass *p, int32_t max_rows, int32_t max_out, int32_t max_draws)
 {
     CHECK(p->n_rows <= max_rows && p->n_out <= max_out && p->n_draws <= max_draws &&

@@ -37,7 +37,7 @@ def flags(port, node, nodes=2, ranks=2):
 
 
 class Process:
-    """One `sluice serve`; its log is kept for what a test asks of it."""
+    """One `sluice serve`, whose log the tests read."""
 
     def __init__(self, model, *args, env=None):
         self.log_path = f"/tmp/sluice-node-{os.getpid()}-{id(self)}.log"
@@ -200,7 +200,7 @@ def test_both_end_in_order_and_the_follower_waits_for_running_requests(pair):
     assert re.search(r"^sluice_nodes_alive(\{.*\})? 2", metrics, re.M), metrics
     with complete(http, max_tokens=200, stream=True) as r:
         r.readline()
-        one.p.send_signal(signal.SIGTERM)  # a launcher tells all at once
+        one.p.send_signal(signal.SIGTERM)  # a launcher signals all processes at once
         zero.p.send_signal(signal.SIGTERM)
         rest = r.read().decode()
     assert "[DONE]" in rest and '"error"' not in rest
@@ -306,7 +306,7 @@ def test_strangers_are_refused_and_harm_nothing(start):
                 s.sendall(junk)
                 s.shutdown(socket.SHUT_WR)
                 s.settimeout(10)
-                assert len(s.recv(1000)) <= 32  # the greeting, and no more
+                assert len(s.recv(1000)) <= 32  # only the greeting
     wrong = start(LLAMA, *flags(port, 1)[:-1], "3", "--node-token", "wrong")
     assert wrong.wait() == 1
     assert "token" in wrong.log()
@@ -314,13 +314,13 @@ def test_strangers_are_refused_and_harm_nothing(start):
     wait_ready(http, zero)
     silent.close()
     assert "no sluice node" in zero.log() and "does not know the token" in zero.log()
-    with pytest.raises(OSError):  # all are there: the door is shut
+    with pytest.raises(OSError):  # all nodes have joined: the port is closed
         socket.create_connection(("127.0.0.1", port), timeout=2).recv(1)
     assert json.loads(complete(http).read())["usage"]["completion_tokens"] == 8
 
 
 def between(port, change):
-    """A port whose connection leads to `port`; change(bytes) is what node 0's bytes become on their way."""
+    """A port that forwards to `port`; change(bytes) alters the bytes from node 0 on their way."""
     door = socket.create_server(("127.0.0.1", 0))
 
     def run():
@@ -343,7 +343,7 @@ def between(port, change):
 
 
 def test_a_frame_that_was_changed_on_its_way_ends_the_set(start):
-    """One bit of a step: without a proof it would be another token, or another place in memory."""
+    """One bit of a step is changed: without authentication it could be another token or another address."""
     port, http, armed = free_port(), free_port(), threading.Event()
 
     def change(data):
@@ -381,7 +381,7 @@ def test_a_set_that_others_can_reach_needs_a_token(start):
         bare = start(LLAMA, *flags(free_port(), node), "--port", str(free_port()), "--master-addr", "192.0.2.1")
         assert bare.wait() == 2 and "node-token" in bare.log() and "--no-node-token" in bare.log()
     free = start(LLAMA, *flags(free_port(), 0), "--port", str(free_port()), "--master-addr", "192.0.2.1", "--no-node-token")
-    assert free.wait() == 1 and "cannot listen on 192.0.2.1" in free.log()  # this far it got
+    assert free.wait() == 1 and "cannot listen on 192.0.2.1" in free.log()  # it got as far as listening
 
 
 def test_a_node_that_leaves_before_all_have_come_may_come_again(start):
@@ -411,7 +411,7 @@ def test_launchers_say_who_is_who(start, launcher):
     both = [start(LLAMA, *common, "--port", str(http), "--drain-delay", "0",
                   env={k: v % i if "%d" in v else v for k, v in names.items()}) for i in range(2)]
     wait_ready(http, both[0])
-    assert f"as {who} say" in both[0].log() and f"as {who} say" in both[1].log()
+    assert f"according to {who}" in both[0].log() and f"according to {who}" in both[1].log()
     assert json.loads(complete(http).read())["usage"]["completion_tokens"] == 8
     both[0].p.send_signal(signal.SIGTERM)
     assert both[0].wait() == 0 and both[1].wait() == 0
@@ -421,9 +421,9 @@ def test_bad_places_are_refused_with_a_reason(start):
     for args, env, text in [
         (["--nnodes", "2", "--node-rank", "2", "--tensor-parallel-size", "2"], {}, "node-rank 2"),
         (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2"], {}, "master-addr"),
-        (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "3"], {}, "do not divide among 2 nodes"),
+        (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "3"], {}, "3 is not a multiple of the 2 nodes"),
         (["--tensor-parallel-size", "2"], {"OMPI_COMM_WORLD_SIZE": "two", "OMPI_COMM_WORLD_RANK": "0"}, "not a number"),
-        (["--tensor-parallel-size", "2"], {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "5"}, "makes no sense"),
+        (["--tensor-parallel-size", "2"], {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "5"}, "is impossible with"),
     ]:
         p = start(LLAMA, *args, env=env)
         assert p.wait() == 2

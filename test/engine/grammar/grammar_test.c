@@ -11,8 +11,9 @@ struct example {
     const char *text, *yes, *no, *why;
 };
 
-/* Examples are separated by "|"; "~" stands for "|" itself. */
-static bool judged(struct grammar *g, const char *list, size_t *at, bool *is, char *text)
+/* Takes the next text of a list and says whether the language contains it. False: the list has
+ * ended. */
+static bool next_example(struct grammar *g, const char *list, size_t *at, bool *is, char *text)
 {
     size_t n = 0;
     if (!list || *at > strlen(list)) {
@@ -58,12 +59,12 @@ static void check_examples(const struct example *v, size_t n)
             CHECK_FAIL("%s: %s", v[i].text, err.text);
             continue;
         }
-        for (size_t at = 0; judged(g, v[i].yes, &at, &is, text);) {
+        for (size_t at = 0; next_example(g, v[i].yes, &at, &is, text);) {
             if (!is) {
                 CHECK_FAIL("%s refuses %s", v[i].text, text);
             }
         }
-        for (size_t at = 0; judged(g, v[i].no, &at, &is, text);) {
+        for (size_t at = 0; next_example(g, v[i].no, &at, &is, text);) {
             if (is) {
                 CHECK_FAIL("%s accepts %s", v[i].text, text);
             }
@@ -295,8 +296,9 @@ TEST(a_host_name_is_limited_in_all)
     CHECK_EXAMPLES(list);
 }
 
-/* An identifier in data is none, an anchor belongs to the schema whose "$id" encloses it, and where
- * only the rules of URIs could tell which of two schemas is meant, neither is guessed. */
+/* "$anchor" and "$id" inside of data (an enum, for example) are no identifiers, and an anchor
+ * belongs to the schema whose "$id" encloses it. If only the rules of URIs could tell which of two
+ * schemas is meant, the reference is refused. */
 TEST(references_by_name_lead_to_the_schema_that_is_meant)
 {
     static const struct example list[] = {
@@ -448,7 +450,7 @@ static uint32_t mask_of(struct grammar *g, struct grammar_state s)
     return words[0];
 }
 
-/* Tokens that end within a character, and the end of the text where it may end. */
+/* Masks allow tokens that end within a character, and end tokens only where the text may end. */
 TEST(masks_tokens_and_ends)
 {
     struct grammar_vocab *v = small_vocab();
@@ -460,7 +462,8 @@ TEST(masks_tokens_and_ends)
     CHECK(s.id == before.id);
     CHECK_EQ(grammar_advance_token(g, &s, 6), OK);
     CHECK(grammar_may_end(g, s));
-    CHECK_EQ(mask_of(g, s), 1 << 4 | 1 << 9 | 1 << 10 | 1 << 11); // '}' of id 9 is an end, not text
+    CHECK_EQ(mask_of(g, s), 1 << 4 | 1 << 9 | 1 << 10 | 1 << 11); // id 9 ends the text: its '}'
+                                                                  // does not count
     CHECK_EQ(grammar_advance_token(g, &s, 11), OK);               // half a character
     CHECK(!grammar_may_end(g, s));
     CHECK_EQ(mask_of(g, s), 1 << 12);
@@ -562,13 +565,13 @@ TEST(full_tables_are_emptied_and_states_become_stale)
     }
     CHECK_EQ(st, ERR_BUSY); // every bracket is a state of its own
     CHECK(n > 10);
-    CHECK_EQ(grammar_advance(g, &first, "1", 1), ERR_BUSY); // stale
+    CHECK_EQ(grammar_advance(g, &first, "1", 1), ERR_BUSY); // the state is stale
     CHECK(!grammar_may_end(g, first));
-    CHECK_EQ(grammar_fold(g, "[[1", 3, &s), OK); // and anew
+    CHECK_EQ(grammar_fold(g, "[[1", 3, &s), OK); // the same text has a new state
     CHECK_EQ(grammar_advance(g, &s, "]]", 2), OK);
     CHECK(grammar_may_end(g, s));
     CHECK_EQ(grammar_fold(g, text, sizeof text, &s),
-             ERR_LIMIT); // these tables can never hold it
+             ERR_LIMIT); // no table of this size can hold the state
     CHECK_EQ(grammar_fold(g, "x", 1, &s), ERR_INVALID);
     grammar_free(g);
 }
@@ -604,7 +607,7 @@ TEST(limits_are_kept)
     }
 }
 
-/* Ambiguity without a bound must end with an error, not with the server's memory. */
+/* A text with unbounded ambiguity must get an error, before it uses up the server's memory. */
 TEST(too_many_ways_to_read_a_text_are_an_error_of_that_text)
 {
     struct grammar_limits limits = {.max_step_work = 20000};
@@ -614,7 +617,7 @@ TEST(too_many_ways_to_read_a_text_are_an_error_of_that_text)
     char text[400];
     memset(text, 'a', sizeof text);
     CHECK_EQ(grammar_advance(g, &s, text, sizeof text), ERR_LIMIT);
-    CHECK_EQ(grammar_advance(g, &s, "a", 1), OK); // the grammar lives on
+    CHECK_EQ(grammar_advance(g, &s, "a", 1), OK); // the grammar is still usable
     grammar_free(g);
 }
 

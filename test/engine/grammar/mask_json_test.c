@@ -59,7 +59,7 @@ static int compare_mask(struct grammar *g, struct grammar_state s, int32_t *allo
     return n_wrong > 0 ? -1 : n;
 }
 
-/* Walks along allowed tokens, as often as short texts need to fill the steps. */
+/* Writes random allowed tokens for 120 steps, and begins a new text whenever one has ended. */
 static void check_walks(struct grammar *g, const char *source)
 {
     static int32_t allowed[N_JSON_TOKENS + 1];
@@ -165,8 +165,8 @@ TEST(masks_inside_json_are_what_advancing_says)
     tell("grammar", before);
 }
 
-/* Each count that is left is a state, and its mask needs no other state: what a token does is known
- * from the first of them. */
+/* Each remaining count is a state of its own. Its mask creates no further states, because the
+ * effect of each token was learnt at the first of them. */
 static void check_counted(const char *pattern, uint32_t n)
 {
     uint32_t words[N_JSON_TOKENS / 32 + 2];
@@ -195,7 +195,7 @@ static void check_counted(const char *pattern, uint32_t n)
     grammar_vocab_free(v);
 }
 
-TEST(counts_need_no_walks_of_their_own)
+TEST(counted_repetitions_create_no_further_states)
 {
     seed = first_seed();
     draws = 0;

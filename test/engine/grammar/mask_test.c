@@ -227,7 +227,7 @@ static struct {
 } rules[N_RULES];
 static bool language[N_RULES][N_SHORT], begins[N_SHORT];
 
-/* Texts over a and b in the order of their lengths. */
+/* The number of a text over a and b, when all are sorted by length. */
 static size_t index_of(const char *s, size_t n)
 {
     size_t bits = 0;
@@ -237,7 +237,7 @@ static size_t index_of(const char *s, size_t n)
     return ((size_t)1 << n) - 1 + bits;
 }
 
-/* All short texts over two letters, numbered by length and then in order. */
+/* The text with this number: the inverse of index_of. */
 static void text_of(size_t index, char *s)
 {
     size_t n = 0;
@@ -251,7 +251,7 @@ static void text_of(size_t index, char *s)
     s[n] = 0;
 }
 
-/* Whether symbols k and on of an alternative can be the text. */
+/* Whether the symbols of an alternative from the k-th on derive the text. */
 static bool derives(int rule, int alt, int k, const char *s, size_t n)
 {
     if (k == rules[rule].alt[alt].n) {
@@ -326,8 +326,9 @@ static bool grammar_accepts_short(const char *s)
     return language[0][index_of(s, strlen(s))];
 }
 
-/* Decided by the short texts. If only longer texts may complete it, an accepted one is searched;
- * this is right if the accepted texts are right, which is checked for all short texts. */
+/* Whether the text can be completed. The list of short texts decides. If they do not complete it,
+ * an accepted longer text is searched with the grammar itself, which is known to be right for all
+ * short texts. */
 static bool grammar_viable(const char *s)
 {
     static struct grammar_state queue[4000];
@@ -344,7 +345,7 @@ static bool grammar_viable(const char *s)
     n = 1;
     for (size_t i = 0; i < n; i++) {
         if (grammar_may_end(present, queue[i])) {
-            return length[i] > SHORT; // a shorter one should have been known
+            return length[i] > SHORT; // a short one would be in the list: the grammar is wrong
         }
         if (n >= 3998) {
             return true; // too far to see
@@ -362,7 +363,7 @@ static bool grammar_viable(const char *s)
     return false;
 }
 
-/* The same with sets of texts in place of the matcher. */
+/* The same comparison as for regular expressions, with sets of texts in place of the matcher. */
 TEST(context_free_grammars_against_the_sets_of_their_short_texts)
 {
     const uint64_t from = first_seed();
@@ -409,7 +410,7 @@ TEST(context_free_grammars_against_the_sets_of_their_short_texts)
 
 /* ---- liveness ---- */
 
-/* Whatever is written along allowed bytes can be brought to an end. */
+/* A text written from allowed bytes can always be completed. */
 static void check_ends(const char *source)
 {
     static struct grammar_state queue[20000];

@@ -10,7 +10,7 @@
 
 enum { ORDER_DEPTH = 128, ORDER_VALUES = 1 << 20 };
 
-/* The `properties` of any schema below `v` that name most of an object's members. */
+/* Searches all schemas below `v` for the `properties` that name the most members of the object. */
 static inline void order_find(const struct tree_value *v, const struct tree_value *object,
                               uint32_t *most, const struct tree_value **best)
 {

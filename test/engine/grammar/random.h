@@ -13,7 +13,7 @@ enum { ROUNDS = 300 };
 
 static uint32_t draws;
 static uint64_t seed;
-static int64_t n_triples; // of grammar, text and token that were compared
+static int64_t n_triples; // triples of grammar, text and token that were compared
 
 /* The test runs seeds first_seed() .. first_seed() + n_rounds(), of each kind of grammar. */
 static inline uint64_t from_environment(const char *name, uint64_t otherwise)

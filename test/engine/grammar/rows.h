@@ -60,7 +60,7 @@ static inline bool row_is(struct slice line, const char *name, const char *word)
     return is;
 }
 
-/* Each string of a list of them. */
+/* Calls `visit` for each string of a JSON array. */
 static inline void row_each(struct slice list, void (*visit)(void *arg, const char *s, size_t n),
                             void *arg)
 {
@@ -80,7 +80,7 @@ static inline void row_each(struct slice list, void (*visit)(void *arg, const ch
     buf_deinit(&b);
 }
 
-/* Each line of a file of the shared folder; false if there is none. */
+/* Calls `visit` for each line of a file of the shared folder. False if there is no such file. */
 static inline bool rows_each(const char *name, void (*visit)(struct slice line))
 {
     const char *dir = check_shared();

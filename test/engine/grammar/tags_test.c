@@ -39,7 +39,7 @@ static void check(const char *tags, const char *yes, const char *no)
     grammar_free(g);
 }
 
-/* One text that contains '|'; without its last byte it must be refused. */
+/* Checks one text, which may contain '|'. Without its last byte it must be refused. */
 static void check_one(const char *tags, const char *yes)
 {
     struct err err;
@@ -214,7 +214,7 @@ static struct grammar_vocab *special_vocab(void)
 }
 
 /* The mask after these tokens. */
-static uint32_t mask_behind(struct grammar *g, const int32_t *ids, size_t n)
+static uint32_t mask_after(struct grammar *g, const int32_t *ids, size_t n)
 {
     struct grammar_state s;
     uint32_t words[1] = {0};
@@ -234,21 +234,21 @@ TEST(special_tokens_by_name)
     struct err err;
     struct grammar *g = compile(TAG("a<open>", ANY, "\"<close>\""), v, &err);
     static const int32_t ids[] = {A, OPEN, B, CLOSE};
-    CHECK_EQ(mask_behind(g, ids, 0), BIT(A));
-    CHECK_EQ(mask_behind(g, ids, 1), BIT(OPEN)); // but not its spelling
-    CHECK_EQ(mask_behind(g, ids, 2), BIT(A) | BIT(B) | BIT(LESS) | BIT(CLOSE));
-    CHECK_EQ(mask_behind(g, ids, 4), BIT(END));
+    CHECK_EQ(mask_after(g, ids, 0), BIT(A));
+    CHECK_EQ(mask_after(g, ids, 1), BIT(OPEN)); // the special token, but not its spelling
+    CHECK_EQ(mask_after(g, ids, 2), BIT(A) | BIT(B) | BIT(LESS) | BIT(CLOSE));
+    CHECK_EQ(mask_after(g, ids, 4), BIT(END));
     size_t n;
-    CHECK(!grammar_token_bytes(v, OPEN, &n) && n == 0); // it is no text
+    CHECK(!grammar_token_bytes(v, OPEN, &n) && n == 0); // the special token has no text
     char forced[8];
     grammar_free(g);
     g = compile("{\"type\":\"token\",\"token\":4}", v, &err);
-    CHECK_EQ(mask_behind(g, NULL, 0), BIT(CLOSE));
+    CHECK_EQ(mask_after(g, NULL, 0), BIT(CLOSE));
     CHECK_EQ(grammar_forced(g, grammar_start(g), forced, sizeof forced), 5);
     grammar_free(g);
     g = compile("{\"type\":\"any_tokens\",\"exclude_tokens\":[\"<close>\"]}", v, &err);
-    CHECK_EQ(mask_behind(g, NULL, 0), BIT(A) | BIT(B) | BIT(LESS) | BIT(OPEN) | BIT(END));
-    CHECK_EQ(mask_behind(g, ids, 3), BIT(A) | BIT(B) | BIT(LESS) | BIT(OPEN) | BIT(END));
+    CHECK_EQ(mask_after(g, NULL, 0), BIT(A) | BIT(B) | BIT(LESS) | BIT(OPEN) | BIT(END));
+    CHECK_EQ(mask_after(g, ids, 3), BIT(A) | BIT(B) | BIT(LESS) | BIT(OPEN) | BIT(END));
     grammar_free(g);
     g = compile(TEXT("<end>"), v, &err);
     CHECK(!g && strstr(err.text, "ends the text"));
@@ -257,7 +257,7 @@ TEST(special_tokens_by_name)
     g = compile("{\"type\":\"any_tokens\",\"\":[4]}", v, &err);
     CHECK(!g && strstr(err.text, "not supported here"));
     g = compile(ANY, v, &err);
-    CHECK_EQ(mask_behind(g, NULL, 0), BIT(A) | BIT(B) | BIT(LESS) | BIT(END));
+    CHECK_EQ(mask_after(g, NULL, 0), BIT(A) | BIT(B) | BIT(LESS) | BIT(END));
     grammar_free(g);
     grammar_vocab_free(v);
 }

@@ -18,7 +18,7 @@ static struct tally tally;
 
 struct judge {
     struct grammar *g, *open; // open: the same schema with open objects
-    struct slice schema;      // of which `open` is
+    struct slice schema;      // the schema that `open` was compiled from
     bool expected;
     int wrong;
     const char *id;
@@ -223,7 +223,7 @@ static void constrained_row(struct slice line)
     struct slice schema = row_get(line, "schema");
     struct grammar_source source = {.kind = GRAMMAR_SCHEMA, .text = schema.s, .n_bytes = schema.n};
     row_text(gbnf ? row_get(line, "gbnf") : schema, &text);
-    if (text.n_bytes > 0) { // a schema, too, may stand there as text
+    if (text.n_bytes > 0) { // a row may have its schema as a JSON string
         source = (struct grammar_source){
             gbnf ? GRAMMAR_GBNF : GRAMMAR_SCHEMA, text.data, text.n_bytes, 0, 0, 0};
     }
@@ -410,7 +410,7 @@ static void hostile_row(struct slice line)
             json_scan_unescape(&sc, &text);
         }
     }
-    if (strncmp(name.s, "\"gbnf invalid utf8", 18) == 0) { // JSON cannot say it
+    if (strncmp(name.s, "\"gbnf invalid utf8", 18) == 0) { // JSON cannot hold this byte
         buf_clear(&text);
         buf_puts(&text, "root ::= \"\xff\"");
     }

@@ -71,7 +71,8 @@ static void close_bed(struct bed *b)
     plan_deinit(&b->p);
 }
 
-/* As the scheduler does it: find, keep, begin. */
+/* Begins a sequence as the scheduler does: finds its prefix, keeps the blocks, and gives it a
+ * lane. */
 static struct cached_front begin(struct bed *b, int32_t i)
 {
     struct cached_front front = holdings_find(&b->h, &b->seqs[i]);
@@ -92,7 +93,7 @@ static void publish(struct bed *b, int32_t i)
 
 /* The second sequence neither computes nor allocates the shared blocks, and waits until
  * they are computed. */
-TEST(what_one_computes_another_waits_for_and_then_shares)
+TEST(a_sequence_waits_for_blocks_that_another_computes)
 {
     struct bed b;
     open_bed(&b, 14);
@@ -114,7 +115,7 @@ TEST(what_one_computes_another_waits_for_and_then_shares)
 }
 
 /* Blocks that were promised by a producer that left must not be found by others. */
-TEST(what_was_never_computed_is_forgotten_with_its_producer)
+TEST(blocks_never_computed_are_forgotten_with_their_producer)
 {
     struct bed b;
     open_bed(&b, 14);
@@ -132,7 +133,7 @@ TEST(what_was_never_computed_is_forgotten_with_its_producer)
     close_bed(&b);
 }
 
-/* Counts of references, seen by how many blocks a preemption would give back. */
+/* Reference counts, observed through the number of blocks that a preemption would give back. */
 TEST(a_shared_block_is_reclaimed_with_its_last_holder)
 {
     struct bed b;
@@ -143,7 +144,7 @@ TEST(a_shared_block_is_reclaimed_with_its_last_holder)
     struct sequence *const both[] = {&b.seqs[1], &b.seqs[0]};
     CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 1);
     CHECK_EQ(holdings_reclaimable(&b.h, both, 2), 5);
-    CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 1); // counting leaves no trace
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 1); // counting changes nothing
     CHECK_EQ(holdings_reclaimable(&b.h, both, 0), 0);
     close_bed(&b);
 }
@@ -169,7 +170,7 @@ TEST(a_fork_shares_full_blocks_and_copies_the_last_one_a_plan_later)
     CHECK_EQ(b.p.n_copies, 1);
     CHECK(b.p.copies[0].from == from[3] && b.p.copies[0].to == to[3]);
     holdings_fork(&b.h, &b.p, &b.seqs[2], &b.seqs[0]);
-    holdings_leave(&b.h, &b.seqs[2]); // its copy goes with it
+    holdings_leave(&b.h, &b.seqs[2]); // the pending copy is dropped with it
     plan_clear(&b.p);
     holdings_tell_copies(&b.h, &b.p);
     CHECK_EQ(b.p.n_copies, 0);
@@ -177,7 +178,7 @@ TEST(a_fork_shares_full_blocks_and_copies_the_last_one_a_plan_later)
 }
 
 /* A plan tells the backend only the new blocks. */
-TEST(it_grows_by_what_it_lacks_and_tells_the_plan)
+TEST(a_sequence_takes_only_missing_blocks_and_reports_them)
 {
     struct bed b;
     open_bed(&b, 14);
@@ -197,7 +198,7 @@ TEST(it_grows_by_what_it_lacks_and_tells_the_plan)
 }
 
 /* Draft models have KV of their own for the same blocks; it is computed once. */
-TEST(a_shared_block_gets_draft_kv_from_one_alone)
+TEST(draft_kv_of_a_shared_block_is_computed_once)
 {
     struct bed b;
     open_bed(&b, 14);
@@ -205,7 +206,7 @@ TEST(a_shared_block_gets_draft_kv_from_one_alone)
     publish(&b, 0);
     begin(&b, 1);
     CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[0], 14), 14);
-    CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 0); // the other fills what both have
+    CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 0); // the first fills the shared blocks
     b.seqs[0].draft_computed = 14;
     holdings_draft_fed(&b.h, &b.seqs[0], 14);
     CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 2);
@@ -251,7 +252,7 @@ TEST(states_that_rows_pass_are_kept_and_the_last_is_copied_a_plan_later)
     open_with(&b, &l, 14);
     begin(&b, 0);
     compute(&b, 0, 0, 14);
-    REQUIRE(b.p.n_keeps == 1); // 8: wanted; 12: the prompt's last, which the lane still has
+    REQUIRE(b.p.n_keeps == 1); // the regular one at 8; the last one, at 12, is still in the lane
     CHECK(b.p.keeps[0].lane == b.seqs[0].lane && b.p.keeps[0].pos == 8);
     CHECK_EQ(b.p.n_state_copies, 0);
     plan_clear(&b.p);
@@ -315,7 +316,7 @@ TEST(a_record_that_rows_have_passed_is_not_copied)
     close_bed(&b);
 }
 
-/* Blocks may be cached while their state is not: rows are computed again into the same
+/* Blocks may be cached without their state. Their rows are then computed again, into the same
  * blocks. */
 TEST(blocks_without_their_state_are_computed_again_where_they_are)
 {
@@ -334,14 +335,14 @@ TEST(blocks_without_their_state_are_computed_again_where_they_are)
     CHECK_EQ(front.n_matched, 3);
     CHECK_MEM(holdings_blocks(&b.h, &b.seqs[1]), blocks, 3 * sizeof *blocks);
     CHECK_EQ(holdings_find(&b.h, &b.seqs[2]).producer, 1); // others wait for it
-    b.seqs[1].n_computed = 6; // the second block is half done: it is not what it was
+    b.seqs[1].n_computed = 6; // the second block is half overwritten and no longer valid
     holdings_leave(&b.h, &b.seqs[1]);
-    CHECK_EQ(holdings_find(&b.h, &b.seqs[2]).n_matched, 0); // nor was the first published
+    CHECK_EQ(holdings_find(&b.h, &b.seqs[2]).n_matched, 0); // the first was not published
     close_bed(&b);
 }
 
 /* Leaving early must not lose what was cached before. */
-TEST(who_leaves_before_a_row_leaves_blocks_as_they_were)
+TEST(a_sequence_that_leaves_early_leaves_cached_blocks_as_they_were)
 {
     struct bed b;
     const struct scheduler_limits l = with_state(1);

@@ -23,8 +23,8 @@ static void close_all(void)
 
 static const int32_t one[B] = {1, 2, 3, 4}, two[B] = {1, 2, 3, 5};
 
-/* An identity depends on the tokens and on everything before them, also if the hash key
- * makes all collide. */
+/* A block's identity depends on its tokens and on everything before them, even if all hashes
+ * collide. */
 static void check_identity(uint64_t key)
 {
     open_with(key);
@@ -42,7 +42,7 @@ static void check_identity(uint64_t key)
 }
 
 /* Salts count up to MAX_SALT_BYTES; a longer one gets a root that nobody else has. */
-TEST(a_salt_is_itself_up_to_its_last_byte)
+TEST(salts_are_compared_up_to_their_last_byte)
 {
     open_with(1);
     static char a[MAX_SALT_BYTES + 2], b[MAX_SALT_BYTES + 2];
@@ -52,7 +52,7 @@ TEST(a_salt_is_itself_up_to_its_last_byte)
     CHECK_EQ(prefix_cache_root(&cache, b), root);
     b[MAX_SALT_BYTES - 1] = 'y';
     CHECK(prefix_cache_root(&cache, b) != root);
-    b[MAX_SALT_BYTES - 1] = b[MAX_SALT_BYTES] = 'x'; // too long: nobody's but its own
+    b[MAX_SALT_BYTES - 1] = b[MAX_SALT_BYTES] = 'x'; // too long: each use has a root of its own
     uint64_t longer = prefix_cache_root(&cache, b);
     CHECK(longer != root && prefix_cache_root(&cache, b) != longer);
     CHECK_EQ(prefix_cache_root(&cache, a), root);

@@ -72,7 +72,7 @@ static bool keep(int32_t block, uint64_t by, int32_t priority, int64_t seconds)
     return retention_ask(&retention, block, number(by), priority, seconds * SECOND);
 }
 
-/* All blocks are handed out: these are the last n. */
+/* Allocates all blocks, and checks that these are the last n. */
 static void check_last(const int32_t *want, int32_t n)
 {
     check_all();
@@ -93,9 +93,9 @@ static void fill(int32_t *blocks, uint64_t of)
     }
 }
 
-/* Kept blocks last, by priority, then by age; but they are reused when nothing else is
+/* Kept blocks are reused last, in the order of priority and then of age, when no other block is
  * left. */
-TEST(what_is_kept_goes_last_and_all_the_same)
+TEST(kept_blocks_are_reused_last)
 {
     open_all();
     int32_t b[N];
@@ -107,7 +107,7 @@ TEST(what_is_kept_goes_last_and_all_the_same)
 }
 
 /* A use makes a released block ordinary again. */
-TEST(what_is_released_goes_first_until_it_is_used_again)
+TEST(released_blocks_are_reused_first_until_they_are_used_again)
 {
     open_all();
     int32_t b[N];
@@ -120,8 +120,9 @@ TEST(what_is_released_goes_first_until_it_is_used_again)
     close_all();
 }
 
-/* Afterwards it is the first of the ordinary ones, since it has been idle for longest. */
-TEST(a_keep_ends_with_its_time_and_is_the_oldest_then)
+/* A block whose keep has ended is reused before the ordinary ones, since it has been idle for
+ * longest. */
+TEST(a_block_whose_keep_has_expired_is_the_oldest)
 {
     open_all();
     int32_t b[N];
@@ -136,7 +137,7 @@ TEST(a_keep_ends_with_its_time_and_is_the_oldest_then)
     retention_tick(&retention, 15 * (int64_t)SECOND);
     check_all();
     CHECK_EQ(retention.n_kept, 1);
-    CHECK_EQ(kv_pool_alloc(&pool), b[10]); // the lower level before the higher
+    CHECK_EQ(kv_pool_alloc(&pool), b[10]); // the lower priority before the higher
     CHECK_EQ(kv_pool_alloc(&pool), b[8]);
     CHECK_EQ(kv_pool_alloc(&pool), b[0]);
     retention_tick(&retention, 40 * (int64_t)SECOND);
@@ -147,7 +148,7 @@ TEST(a_keep_ends_with_its_time_and_is_the_oldest_then)
 }
 
 /* Both bounds keep one owner from filling the cache with hints. */
-TEST(a_keep_is_bounded_by_the_share_and_by_half_of_all)
+TEST(kept_blocks_are_limited_by_the_share_and_to_half_of_all)
 {
     open_all();
     int32_t b[N];
@@ -156,27 +157,27 @@ TEST(a_keep_is_bounded_by_the_share_and_by_half_of_all)
     for (int32_t i = 0; i < 8; i++) {
         CHECK_EQ(keep(b[i], A, 100, 60), i < 4); // half of 8
     }
-    CHECK(keep(b[0], A, 20, 60)); // what it keeps, it may ask for again
+    CHECK(keep(b[0], A, 20, 60)); // blocks that are kept already may be asked for again
     for (int32_t i = 8; i < N; i++) {
-        CHECK_EQ(keep(b[i], C, 100, 60), i < 12); // half of 16, of all
+        CHECK_EQ(keep(b[i], C, 100, 60), i < 12); // half of all 16 blocks
     }
     CHECK_EQ(retention.n_kept, N / 2);
     CHECK(keep(b[1], A, 0, 0));
-    CHECK(keep(b[5], A, 1, 60)); // room again
+    CHECK(keep(b[5], A, 1, 60)); // releasing b[1] has made room
     close_all();
 }
 
 /* A hint of another owner for the same block changes nothing. */
-TEST(nobody_undoes_what_another_asked_for)
+TEST(an_owner_cannot_change_the_hints_of_another)
 {
     open_all();
     int32_t b[N];
     fill(b, A);
     CHECK(keep(b[0], A, 3, 60));
-    CHECK(keep(b[0], C, 0, 0) && keep(b[0], C, 100, 0)); // nothing happens
+    CHECK(keep(b[0], C, 0, 0) && keep(b[0], C, 100, 0)); // accepted, without any effect
     retention_tick(&retention, 30 * (int64_t)SECOND);
     CHECK_EQ(retention.n_kept, 1);
-    CHECK(keep(b[5], C, 0, 0)); // not its own
+    CHECK(keep(b[5], C, 0, 0)); // the block belongs to A
     use(b[6], C);
     CHECK(keep(b[6], A, 0, 0)); // both use it
     int32_t want[] = {b[14], b[15], b[6], b[0]};
@@ -186,7 +187,7 @@ TEST(nobody_undoes_what_another_asked_for)
 }
 
 /* Blocks of others are not reused for an owner that has too many. */
-TEST(who_has_more_than_its_share_gives_its_own_oldest)
+TEST(an_owner_above_its_share_loses_its_own_oldest_blocks)
 {
     open_all();
     int32_t b[N];
@@ -207,8 +208,8 @@ TEST(who_has_more_than_its_share_gives_its_own_oldest)
     close_all();
 }
 
-/* The share of the latest request holds, also for blocks that are cached already. */
-TEST(a_smaller_share_holds_at_once)
+/* The share given by the latest request applies, also to blocks that are cached already. */
+TEST(a_smaller_share_applies_at_once)
 {
     open_all();
     int32_t b[N];
@@ -224,7 +225,7 @@ TEST(a_smaller_share_holds_at_once)
 }
 
 /* There are few places for owners, so one without blocks must not keep its place. */
-TEST(an_owner_that_has_nothing_leaves_its_place)
+TEST(an_owner_without_blocks_gives_up_its_place)
 {
     open_all();
     cached(A);

@@ -35,16 +35,16 @@ TEST(a_branch_outlives_steps_that_would_save_more)
 {
     open_with(2);
     int32_t branch = take(0, 128, -1, STATE_BRANCH), step = take(1, 512, -1, STATE_STEP);
-    CHECK_EQ(take(2, 1024, -1, STATE_STEP), step); // 1,024 tokens at once are more than 512
+    CHECK_EQ(take(2, 1024, -1, STATE_STEP), step); // saves 1,024 tokens instead of 512
     CHECK_EQ(states_at(&states, 0), branch);
     CHECK_EQ(states_at(&states, 1), -1);
-    CHECK_EQ(take(3, 64, -1, STATE_STEP), -1); // and what is worth less than all is not taken
+    CHECK_EQ(take(3, 64, -1, STATE_STEP), -1); // worth less than all others: refused
     CHECK_EQ(states_at(&states, 2), step);
     close_all();
 }
 
-/* Reasons whose snapshots are never used lose their value. */
-TEST(what_was_never_of_use_is_believed_in_less)
+/* If the snapshots taken for a reason are never used, later ones of that reason are worth less. */
+TEST(reasons_whose_snapshots_are_never_used_lose_value)
 {
     open_with(2);
     int32_t step = take(0, 512, -1, STATE_STEP);
@@ -53,23 +53,23 @@ TEST(what_was_never_of_use_is_believed_in_less)
     for (int32_t i = 3; i < 200; i++) {
         take(i, 512, -1, STATE_END);
     }
-    take(200, 512, -1, STATE_STEP); // but none of them ever was continued
+    take(200, 512, -1, STATE_STEP); // none of those ends was ever continued
     CHECK(states_at(&states, 200) >= 0);
     take(201, 512, -1, STATE_END);
     CHECK(states_at(&states, 200) >= 0);
     close_all();
 }
 
-/* Of two alike the one that was used stays, until it has not been used for long.
+/* Of two equal snapshots the one that was used is kept, until it has been idle for long.
  */
-TEST(what_is_used_stays_and_what_lies_idle_goes)
+TEST(used_snapshots_stay_and_idle_ones_are_evicted)
 {
     open_with(2);
     int32_t used = take(0, 512, -1, STATE_STEP), idle = take(1, 512, -1, STATE_STEP);
     states_use(&states, used);
     CHECK_EQ(take(2, 512, -1, STATE_STEP), idle);
     CHECK_EQ(states_at(&states, 0), used);
-    for (int32_t i = 0; i < 4000; i++) { // it was used once, long ago; others since
+    for (int32_t i = 0; i < 4000; i++) { // `used` becomes old while others are used
         int32_t slot = take(3 + i, 512, -1, STATE_STEP);
         if (slot >= 0) {
             states_use(&states, slot);
@@ -81,20 +81,20 @@ TEST(what_is_used_stays_and_what_lies_idle_goes)
 
 /* Two snapshots on the same prefix save the same tokens: the second one's value is only
  * what lies between them. */
-TEST(on_one_way_they_are_worth_what_lies_between)
+TEST(snapshots_on_one_prefix_are_worth_the_tokens_between_them)
 {
     open_with(3);
     int32_t a = take(0, 512, -1, STATE_STEP), b = take(1, 576, a, STATE_STEP);
     int32_t c = take(2, 1088, b, STATE_STEP);
-    CHECK_EQ(take(3, 1600, c, STATE_STEP), b); // saves 64 alone
-    CHECK_EQ(states.slots[c].above, a);        // the one after it saves those too, from now on
+    CHECK_EQ(take(3, 1600, c, STATE_STEP), b); // b saves only the 64 tokens after a
+    CHECK_EQ(states.slots[c].above, a);        // from now on c saves those 64 tokens as well
     states_forget(&states, 0);
     CHECK_EQ(states.slots[c].above, -1);
     close_all();
 }
 
 /* A slot that a step reads or writes must not be given to another block. */
-TEST(what_is_being_written_or_read_is_not_given_away)
+TEST(a_slot_that_is_written_or_read_is_not_given_away)
 {
     open_with(1);
     int32_t slot = states_take(&states, 0, 64, -1, STATE_STEP); // held: it is written
@@ -114,7 +114,7 @@ TEST(what_is_being_written_or_read_is_not_given_away)
 
 /* A preempted sequence that resumed has taken back its own snapshot; later it counts as
  * one that ended. */
-TEST(who_came_back_is_one_that_ended)
+TEST(a_resumed_sequence_counts_as_one_that_ended)
 {
     open_with(2);
     int32_t paused = take(0, 512, -1, STATE_PAUSE);

@@ -125,7 +125,7 @@ TEST(while_too_many_run_nothing_is_proposed_or_fed)
     propose(&b);
     CHECK_EQ(spec_passes(&b.sp), SPEC_NO_PASSES);
     CHECK_EQ(b.seqs[0].proposal.n_drafts, 0);
-    CHECK_EQ(b.seqs[0].trust.pause, 0); // that is not its fault
+    CHECK_EQ(b.seqs[0].trust.pause, 0); // finding nothing to propose does not count against it
     close_bed(&b);
 }
 
@@ -133,9 +133,9 @@ TEST(draft_models_draft_only_where_they_can_catch_up)
 {
     struct bed b;
     open_bed(&b, DRAFT, repeats, 10, 7);
-    b.candidates[0].lag = -1; // another fills a block of it
+    b.candidates[0].lag = -1; // another sequence is computing one of its blocks
     b.candidates[1].lag = 10;
-    b.candidates[2].lag = 7; // of 16 rows the first feed has
+    b.candidates[2].lag = 7; // fits in the 16 rows of the first pass
     propose(&b);
     CHECK_EQ(b.seqs[0].proposal.n_drafts, 0);
     CHECK_EQ(b.seqs[1].proposal.n_drafts, 3);
@@ -193,10 +193,10 @@ TEST(curves_never_fall_and_the_look_is_no_pass)
     spec_costs_settle(&c, &(struct spec_timed_steps){.chain = 5.0f, .n_passes = 4, .telling = 2.5f},
                       2);
     CHECK_EQ(c.target[0], 3.0f);  // more rows never cost less
-    CHECK_EQ(c.target[7], 18.0f); // what did not fit: twice the one before
-    CHECK_EQ(c.look, 1.0f);       // 2 a step, and each further pass 1
+    CHECK_EQ(c.target[7], 18.0f); // a size that did not fit: twice the cost of the one before
+    CHECK_EQ(c.look, 1.0f);       // a step of one pass costs 2, each further pass 1
     CHECK_EQ(c.tell, 0.5f);
-    CHECK_EQ(c.draft[0], 2.0f); // 1 a pass, of two models
+    CHECK_EQ(c.draft[0], 2.0f); // 1 per pass, with two models
     CHECK_EQ(spec_cost(c.target, 1), 3.0f);
     CHECK_EQ(spec_cost(c.target, 3), 4.0f); // between 2 and 4 rows
     CHECK_EQ(spec_cost(c.target, 256), 36.0f);

@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* The message must have the key or value that is wrong. */
-TEST(what_cannot_be_obeyed_is_refused_by_name)
+TEST(invalid_options_are_refused_by_name)
 {
     static const struct {
         const char *config, *names;

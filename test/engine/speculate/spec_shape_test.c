@@ -28,16 +28,16 @@ TEST(siblings_lie_where_spines_end_most_often)
     struct spec sp = open_spec(0.01f);
     uint8_t beside[MAX_DRAFTS];
     spec_lay_beside(&sp, 0.5f, 4, 5, beside);
-    for (int32_t d = 1; d < 4; d++) { // they end at the first level half of the time
+    for (int32_t d = 1; d < 4; d++) { // half of the time a path ends at the first level
         CHECK(beside[d] <= beside[d - 1]);
     }
     CHECK_EQ(beside[0] + beside[1] + beside[2] + beside[3], 5);
     CHECK(beside[0] >= 2 && beside[0] <= sp.options.width - 1);
-    spec_lay_beside(&sp, 0.98f, 4, 4, beside); // nearly alike: one beside each
+    spec_lay_beside(&sp, 0.98f, 4, 4, beside); // levels are nearly equal: one sibling for each
     for (int32_t d = 0; d < 4; d++) {
         CHECK_EQ(beside[d], 1);
     }
-    spec_lay_beside(&sp, 0.5f, 2, 100, beside); // no more than there is room for
+    spec_lay_beside(&sp, 0.5f, 2, 100, beside); // no more than the tree has room for
     CHECK_EQ(beside[0] + beside[1], 2 * (sp.options.width - 1));
     CHECK_EQ(beside[2], 0);
 }
@@ -52,7 +52,7 @@ TEST(a_comb_has_siblings_only_where_their_rows_pay)
     CHECK(unsure > 0 && unsure < 6 * (some.options.width - 1));
     CHECK_EQ(spec_plan_comb(&some, 1, 0.99f, 6, 100).beside, 0); // a chain
     CHECK_EQ(spec_plan_comb(&some, 1, 0.5f, 6, 2).beside, 2);
-    CHECK(spec_plan_comb(&some, 16, 0.5f, 6, 100).beside <= unsure); // each row is 16
+    CHECK(spec_plan_comb(&some, 16, 0.5f, 6, 100).beside <= unsure); // each sibling costs 16 rows
     CHECK_NEAR(p.ends, 1.0 - 0.6 * 0.6 * 0.6 * 0.6, 1e-5);
     struct spec_plan bare = spec_plan_comb(&free_rows, 1, 0.6f, 4, 0);
     CHECK_NEAR(bare.tokens, 1 + 0.6 + 0.36 + 0.216 + 0.1296, 1e-5);
@@ -60,7 +60,7 @@ TEST(a_comb_has_siblings_only_where_their_rows_pay)
     CHECK_NEAR(bare.seconds, 1.08, 1e-5);
 }
 
-TEST(grown_trees_must_earn_the_hosts_look)
+TEST(grown_trees_must_pay_for_the_round_trip_to_the_host)
 {
     struct spec sp = open_spec(0.01f);
     struct spec_plan unsure = spec_plan_comb(&sp, 1, 0.4f, 4, 100);
@@ -94,7 +94,7 @@ static void judge(struct spec *sp, const struct spec_tree *t, struct sequence *s
 
 /* A comb of two levels with two siblings each is judged: accepted nodes are learnt, unreached ones
  * are not. */
-TEST(what_is_judged_is_learnt_and_no_more)
+TEST(only_judged_nodes_are_learnt)
 {
     struct spec sp = open_spec(0.01f);
     static struct spec_tree t;
@@ -106,7 +106,7 @@ TEST(what_is_judged_is_learnt_and_no_more)
     t.beside[0] = t.beside[1] = 2;
     tree_lay_comb(&t, 2);
     CHECK_EQ(t.n_rows, 7);
-    CHECK_EQ(t.n_fed, 2); // the root and the spine's first
+    CHECK_EQ(t.n_fed, 2); // the root and the first node of the spine
     tree_name_comb(&t, 0, &first);
     tree_name_comb(&t, 1, &second);
     CHECK_EQ(tree_next(&t, 0, 10), 1);
@@ -115,16 +115,16 @@ TEST(what_is_judged_is_learnt_and_no_more)
     CHECK_EQ(tree_next(&t, 0, 21), -1);
     float before[2] = {sp.learnt.rescue[0], sp.learnt.rescue[1]};
     const int32_t rescued[] = {1, 6};
-    judge(&sp, &t, &seq, rescued, 2, false); // the spine stood once, then its second sibling
+    judge(&sp, &t, &seq, rescued, 2, false); // the spine's first, then a sibling
     CHECK(sp.learnt.rescue[1] > before[1] && sp.learnt.rescue[0] < before[0]);
-    CHECK_NEAR(seq.trust.doubt, 0.3 * 0.9 * 0.9 + 0.1, 1e-5); // one right, one wrong
+    CHECK_NEAR(seq.trust.doubt, 0.3 * 0.9 * 0.9 + 0.1, 1e-5); // the spine: right once, wrong once
     memcpy(before, sp.learnt.rescue, sizeof before);
     seq.trust.doubt = 0.3f;
     const int32_t spine[] = {1};
     judge(&sp, &t, &seq, spine, 1, true); // a stop: the rest was not judged
     CHECK_NEAR(seq.trust.doubt, 0.27, 1e-5);
     CHECK(sp.learnt.rescue[0] == before[0] && sp.learnt.rescue[1] == before[1]);
-    judge(&sp, &t, &seq, NULL, 0, false); // nothing of it stood
+    judge(&sp, &t, &seq, NULL, 0, false); // nothing was accepted
     CHECK(sp.learnt.rescue[0] < before[0] && sp.learnt.rescue[1] < before[1]);
 }
 

@@ -49,7 +49,7 @@ static void close_bed(struct bed *b)
     free(b->g.picks);
 }
 
-/* Made-up children, equal for equal paths. */
+/* Adds made-up children to a node, equal ones for equal paths. */
 static void expand(struct bed *b, struct spec_tree *t, int32_t node)
 {
     float sum = 0.0f, sure = b->sure[t - b->g.trees];
@@ -93,7 +93,8 @@ static void grow(struct bed *b)
     grove_choose(&b->sp, &b->g);
 }
 
-/* Parents before children, a place for each, siblings all different. */
+/* Checks that parents come before children, that each node has a place of its own, and that
+ * siblings are different. */
 static void check_tree(const struct spec_tree *t)
 {
     for (int32_t r = 1; r < t->n_rows; r++) {
@@ -111,7 +112,7 @@ static void check_tree(const struct spec_tree *t)
     CHECK_EQ(tree_next(t, 0, 100000), -1);
 }
 
-/* Chosen nodes at this depth. */
+/* The number of chosen nodes at this depth. */
 static int32_t at_depth(const struct spec_tree *t, int32_t depth)
 {
     int32_t n = 0;
@@ -153,7 +154,7 @@ TEST(an_expansion_of_ones_is_a_chain_and_its_own_past)
     }
     CHECK_EQ(t->n_rows, 5);
     CHECK_EQ(t->n_fed, 4);
-    CHECK_EQ(tree_trunk(t), 4); // a pass would feed only what is new
+    CHECK_EQ(tree_trunk(t), 4); // a pass would compute only the new rows
     close_bed(&b);
 }
 
@@ -211,7 +212,7 @@ TEST(the_likeliest_path_lies_in_its_final_slots)
             }
         }
         if (best < 0) {
-            break; // the deepest chosen node is elsewhere
+            break; // the deepest chosen node is on another path
         }
         CHECK_EQ(t->nodes[best].row, row);
         at = best;
@@ -296,7 +297,7 @@ TEST(equal_tokens_of_two_drafts_are_one_child)
     CHECK_EQ(t->nodes[2].token, 3);
     CHECK_NEAR(expf(t->nodes[2].logp), 0.325, 1e-4);
     CHECK_EQ(t->nodes[3].token, 9);
-    CHECK_EQ(tree_add(t, 0, 9, -0.1f), 3); // lookup finds it again, and is surer
+    CHECK_EQ(tree_add(t, 0, 9, -0.1f), 3); // lookup proposes it, more likely
     CHECK_NEAR(t->nodes[3].logp, -0.1, 1e-6);
     close_bed(&b);
 }

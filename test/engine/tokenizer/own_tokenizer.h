@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Loads a tokenizer of test/tokenizers by its name; a failed check and NULL if it cannot. */
+/* Loads a tokenizer of test/tokenizers by its name; on failure reports a failed check and returns
+ * NULL. */
 #ifndef SLUICE_TEST_ENGINE_TOKENIZER_OWN_TOKENIZER_H
 #define SLUICE_TEST_ENGINE_TOKENIZER_OWN_TOKENIZER_H
 

@@ -333,7 +333,8 @@ static bool listed(const struct json *ranges, uint32_t cp)
     return false;
 }
 
-/* Both implementations of a class: our tables, and the class text given to PCRE2. */
+/* Checks both implementations of a class: our tables, and the text of the class as PCRE2 reads
+ * it. */
 static void check_class(const char *name, const struct json *ranges)
 {
     struct regex *re;

@@ -361,7 +361,7 @@ TEST(the_user_s_text_has_no_merges_to_special_tokens)
         REQUIRE(tok);
         ids_init(&ids, 100);
         const struct text_span plain = TEMPLATE("wordwo"), input = INPUT("wordwo");
-        for (int pass = 0; pass < 2; pass++) { // the second time from the cache
+        for (int pass = 0; pass < 2; pass++) { // the second pass reads the cache
             encode(tok, &plain, 1, &ids);
             CHECK(ids.n == 2 && ids.v[0] == 6 && ids.v[1] == 4);
             encode(tok, &input, 1, &ids);
@@ -402,7 +402,7 @@ TEST(the_config_names_tokens_and_overrides_what_goes_around)
     REQUIRE(tok);
     CHECK_EQ(tokenizer_bos(tok), 2);
     CHECK_EQ(tokenizer_eos(tok), 3);
-    CHECK(tokenizer_is_special(tok, 3)); // named, although added_tokens lacks it
+    CHECK(tokenizer_is_special(tok, 3)); // the config names it, although added_tokens lacks it
     CHECK_EQ(n_around(tok, &ids), 2);
     CHECK_EQ(ids.v[1], 3);
     size_t n_before, n_behind;
@@ -417,7 +417,7 @@ TEST(the_config_names_tokens_and_overrides_what_goes_around)
     REQUIRE(tok);
     CHECK_EQ(n_around(tok, &ids), 2);
     CHECK_EQ(ids.v[0], 2);
-    CHECK(!tokenizer_is_special(tok, 2)); // the config's flags hold
+    CHECK(!tokenizer_is_special(tok, 2)); // the config's flags override those of tokenizer.json
     CHECK_EQ(tokenizer_find(tok, "<x>", 3), 4);
     CHECK_EQ(tokenizer_vocab_size(tok), 5);
     CHECK_EQ(tokenizer_n_added(tok), 2);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scripted agent for whoever drives it: what the model says at each turn, tools that note how they are called, and a relay
-before the server that tells it which turn a request is."""
+"""A scripted agent, shared by tests: what the model answers at each turn, tools that record their calls, and a relay in front of
+the server that tells it which turn a request belongs to."""
 
 import http.client
 import http.server
@@ -15,7 +15,7 @@ def call(name, **arguments):
     return '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>' % (name, json.dumps(arguments, ensure_ascii=False))
 
 
-# Two calls at once, a text with a call, a call with a number and a string to be careful with, and an answer.
+# Two calls at once, a text with a call, a call with a number and a string with special characters, and an answer.
 STEPS = [
     "<think>\nI look around first.\n</think>\n\n" + call("list_files", folder="src") + "\n" + call("read_file", path="README.md"),
     "<think>\nThe program is short.\n</think>\n\nI read the program.\n" + call("read_file", path='src/a "b".c\n'),
@@ -28,7 +28,7 @@ ANSWER = "The program prints 42."
 
 
 class Tools:
-    """What an agent may do, and what it did."""
+    """The agent's tools, and a record of their calls."""
 
     def __init__(self):
         self.calls = []
@@ -40,12 +40,12 @@ class Tools:
         return "result of " + name
 
     def happened(self):
-        """In order; the two of the first turn may run beside each other."""
+        """The calls in order; the two of the first turn may run at the same time."""
         return sorted(self.calls[:2]) + self.calls[2:] == CALLS
 
 
 def turn_of(body):
-    """How often the assistant has spoken in a request of any of the three APIs."""
+    """The number of assistant messages in a request of any of the three APIs."""
     spoken, before = 0, None
     items = body.get("messages") or (body["input"] if isinstance(body.get("input"), list) else [])
     for item in items:
@@ -56,7 +56,7 @@ def turn_of(body):
 
 
 class Relay:
-    """Passes requests on with a seed: the number of the turn. Gives all that it saw in `requests`."""
+    """Forwards requests with the number of the turn as seed. `requests` has all that it forwarded."""
 
     def __init__(self, port, first=None):
         relay = self

@@ -59,7 +59,7 @@ class Browser:
         data = json.dumps({"id": self.n, "method": method, "params": params}).encode()
         n = len(data)
         head = b"\x81" + (bytes([128 | n]) if n < 126 else struct.pack(">BH", 254, n) if n < 65536 else struct.pack(">BQ", 255, n))
-        self.socket.sendall(head + b"\0\0\0\0" + data)  # a mask of zeros is a mask
+        self.socket.sendall(head + b"\0\0\0\0" + data)  # a mask of zeros is valid
         while True:
             m = self.receive()
             entry = m.get("params", {}).get("entry", {})

@@ -57,9 +57,9 @@ TEST(fields_and_files_are_found)
     CHECK_STR(parts("--XX--\r\n"), "");
 }
 
-/* Browsers write a quote as %22, other clients as \"; a name too long for its field is
- * cut. */
-TEST(names_are_unescaped_and_cut_but_nothing_else)
+/* Browsers write a quote as %22, other clients as \"; a name that is too long for its field is
+ * truncated. */
+TEST(only_names_are_unescaped_and_truncated)
 {
     CHECK_STR(parts(PART("name=\"a\"; filename=\"q%22\\\"\\\\%41.txt\"", "x") "--XX--"),
               "a|q\"\"\\%41.txt|x;");
@@ -121,7 +121,7 @@ TEST(what_is_malformed_is_an_error)
 }
 
 /* An attacker's body may have many parts or an endless header. */
-TEST(there_are_bounds)
+TEST(parts_and_headers_are_limited)
 {
     static char body[MULTIPART_MAX_HEAD * 2 + 4096];
     size_t n = 0;

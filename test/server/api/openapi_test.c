@@ -32,8 +32,8 @@ static const struct json *at(const struct json *node, const char *key, const cha
     return json_get(json_get(node, key), then);
 }
 
-/* A route that was added without a row in openapi.c fails here. */
-TEST(every_route_is_in_it)
+/* Fails if a route has no row in openapi.c. */
+TEST(the_document_has_every_route)
 {
     const char *argv[] = {"serve", "models/demo"};
     struct json *doc = make_document(2, argv);
@@ -56,7 +56,7 @@ TEST(every_route_is_in_it)
 
 /* The schemas are made from the table of members, and limits from the configuration of
  * this server. */
-TEST(every_member_is_in_it)
+TEST(the_document_has_every_member)
 {
     static const struct {
         const char *schema;
@@ -98,9 +98,9 @@ TEST(every_member_is_in_it)
     json_free(doc);
 }
 
-/* Documents differ by configuration: security only with keys, additional properties only
- * without strictness. */
-TEST(keys_and_strictness_show)
+/* The document depends on the configuration: it requires keys only if there are any, and allows
+ * additional properties unless --strict-parameters is set. */
+TEST(the_document_shows_keys_and_strictness)
 {
     const char *argv[] = {"serve", "models/demo", "--api-key", "k", "--strict-parameters"};
     struct json *doc = make_document(5, argv);

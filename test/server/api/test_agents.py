@@ -37,7 +37,7 @@ def turn(server, messages, seed):
 
 
 def play(server, number, result_words):
-    """One agent. Gives (prompt ids, ids of the answer, cached tokens) of each turn."""
+    """Runs one agent. Returns (prompt ids, answer ids, cached tokens) of each turn."""
     words, seen = random.Random(number), []
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Agent %d: look into the files." % number}]
     for t in range(TURNS):
@@ -52,14 +52,16 @@ def play(server, number, result_words):
 
 
 def possible(turns, system):
-    """Tokens that the cache can have of each prompt: whole blocks of what came before, and one token is always computed. Of the
-    last answer's tokens the last was never fed; of the first turn there is the system prompt of all."""
+    """How many tokens of each prompt the cache can hold: whole blocks of the previous prompt and its answer, without the answer's
+    last token, which was never computed; in the first turn, whole blocks of the common system prompt. At least one token is
+    always computed."""
     found = [common(turns[0][0], system)] + [common(p, q[0] + q[1][:-1]) for p, q in zip((t[0] for t in turns[1:]), turns)]
     return [min(n, len(t[0]) - 1) // BLOCK * BLOCK for n, t in zip(found, turns)]
 
 
 def test_eight_agents_find_all_of_their_prompts_again():
-    """What they have together fits: not a block less than there can be is found, and the share is that of the token counts."""
+    """The cache has room for all of their prompts: every block that can be found is found, and the metrics agree with the usage
+    of the answers."""
     with Server(real=True, num_gpu_blocks_override=1600, block_size=BLOCK, max_model_len=4096) as s:
         first = turn(s, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}], 1)
         with concurrent.futures.ThreadPoolExecutor(AGENTS) as pool:
@@ -81,7 +83,7 @@ def test_eight_agents_find_all_of_their_prompts_again():
 # ---- the time to the first token ----
 
 def processor_ms(server):
-    """What all threads of the server have computed so far: time that no other program's load changes much."""
+    """Processor time of all threads of the server so far, which the load of other programs hardly changes."""
     total, tasks = 0, "/proc/%d/task" % server.process.pid
     for task in os.listdir(tasks):
         with open("%s/%s/schedstat" % (tasks, task)) as f:
@@ -97,7 +99,8 @@ def first_token_ms(server, path, body):
 
 
 def conversation(server, number, turns):
-    """Processor time to the first token of each turn, as a chat and as bare ids; the new tokens of a turn are about as many."""
+    """Processor time to the first token of each turn, as a chat and as token ids. Every turn has about the same number of new
+    tokens."""
     words, chat, ids = random.Random(number), [], []
     text = lambda n: " ".join(words.choice(("line", "of", "text", "42", "x")) for _ in range(n))
     messages, tokens = [{"role": "system", "content": SYSTEM}], [7 + number]
@@ -114,8 +117,8 @@ def conversation(server, number, turns):
 
 @nightly
 def test_the_thirtieth_turn_waits_for_its_new_tokens_alone():
-    """Beside 1.3 times the third turn's first token: what the same new tokens cost after the longer context, without a chat
-    around them. A part that is done again for the whole prompt at each turn would show."""
+    """The limit is 1.3 times the processor time of the third turn, plus what new tokens cost more after a longer context,
+    measured with token ids. Work that is repeated for the whole prompt at each turn would exceed it."""
     with Server(real=True, max_model_len=4096, threads=1) as s:
         runs = [conversation(s, i, 30) for i in range(3)]
     third = sorted(chat[2][0] for chat, _ in runs)[1]
@@ -145,7 +148,7 @@ def slow():
 
 
 def events(server, path, body):
-    """(seconds since the request, the event's object) as they come."""
+    """Yields (seconds since the request, the event's object) as events arrive."""
     c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     begin = time.monotonic()
     c.request("POST", path, json.dumps({**body, "stream": True, "seed": 0}), {"content-type": "application/json"})
@@ -156,7 +159,7 @@ def events(server, path, body):
 
 
 def chat_calls(server):
-    """When each call's arguments were there, and when the answer ended."""
+    """The times at which each call's arguments were complete, and at which the answer ended."""
     calls, end = {}, 0
     for t, e in events(server, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300,
                                                         "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}]}):
@@ -196,7 +199,7 @@ def response_calls(server):
 
 @pytest.mark.parametrize("calls_of", [chat_calls, message_calls, response_calls])
 def test_a_call_is_there_as_soon_as_it_is_written(slow, calls_of):
-    """Behind the second call come TAIL tokens, and between the two some more than ten: a client can begin meanwhile."""
+    """A client can run a call while the answer goes on: more than ten tokens come between the two calls, and TAIL tokens after them."""
     calls, end = calls_of(slow)
     assert [json.loads(text) for text, _ in calls] == [{"city": "Paris"}, {"city": "Rome"}]
     assert calls[0][1] < calls[1][1] - 5 * STEP_S
@@ -247,7 +250,7 @@ def shown():
     ("/v1/chat/completions", chat_history, "max_tokens", lambda j: j["choices"][0]["message"]["content"]),
     ("/v1/messages", message_history, "max_tokens", lambda j: j["content"][0]["text"]),
     ("/v1/responses", response_history, "max_output_tokens", lambda j: j["output"][0]["content"][0]["text"])])
-def test_thoughts_between_calls_come_back(shown, path, history, length, text):
+def test_reasoning_between_calls_reaches_the_template(shown, path, history, length, text):
     """The fake engine repeats its prompt."""
     n = len(shown.post("/tokenize", {"prompt": SHOWN, "add_special_tokens": False}).json()["tokens"])
     r = shown.post(path, {**history(), length: n, "ignore_eos": True})

@@ -101,8 +101,8 @@ def test_stop_strings_wait_for_min_tokens(server, stream):
         return "".join(c["text"] for c in choices), sum(len(c["token_ids"]) for c in choices), choices[-1]["stop_reason"]
 
     assert ends() == ("a" * 30, 31, None) and ends(stop="a") == ("", 1, "a")
-    assert ends(stop="a", min_tokens=5) == ("aaaaa", 6, "a")  # the token after them is the first that may end one
-    assert ends(stop="a" * 6, min_tokens=5) == ("", 6, "a" * 6)  # and one may begin in theirs
+    assert ends(stop="a", min_tokens=5) == ("aaaaa", 6, "a")  # a stop string cannot end within the first min_tokens,
+    assert ends(stop="a" * 6, min_tokens=5) == ("", 6, "a" * 6)  # but it may begin there
     assert ends(stop=["aaa", "b"], min_tokens=5) == ("aaa", 6, "aaa")
     assert ends(stop="a", min_tokens=5, include_stop_str_in_output=True) == ("aaaaaa", 6, "a")
 
@@ -118,12 +118,12 @@ def test_completions_forms_and_echo(server):
         assert all(t in top for t, top in list(zip(l["tokens"], l["top_logprobs"]))[1:])
         assert "".join(l["tokens"]) == c["text"]
         assert [c["text"][o:o + len(t)] for o, t in zip(l["text_offset"], l["tokens"])] == l["tokens"]
-    # What is echoed is what was computed, and offsets count its characters: no special tokens, nothing that was cut.
+    # The echo is the prompt that was computed, and offsets count its characters: no special tokens, nothing that was truncated.
     for prompt, more, text in (([4083, 5, 6], {}, "&'"), ("a b c d", {"truncate_prompt_tokens": 2}, " c d")):
         c = server.complete(prompt, max_tokens=1, echo=True, logprobs=0, **more).json()["choices"][0]
         shown = [(o, t) for o, t in zip(c["logprobs"]["text_offset"], c["logprobs"]["tokens"]) if t != "<|begin_of_text|>"]
         assert c["text"].startswith(text) and [c["text"][o:o + len(t)] for o, t in shown] == [t for _, t in shown]
-    # Special tokens that a text has are in what is echoed; the one that is put before it is not.
+    # Special tokens in the text are echoed; the one that is added before it is not.
     for prompt, added in (("<|im_start|>user\nhi<|im_end|>", True), ("<|begin_of_text|>h\u00e4", True), ("<|im_end|>", False)):
         for skip in (True, False):
             c = server.complete(prompt, seed=0, max_tokens=2, echo=True, logprobs=0, add_special_tokens=added,
@@ -155,7 +155,7 @@ def test_a_model_without_a_tokenizer_takes_and_gives_ids(tmp_path):
         assert c["logprobs"]["tokens"][0] == "token_id:5"
         chunks = s.post("/v1/completions", {**body, "stream": True}).chunks()
         assert sum((x["choices"][0]["token_ids"] for x in chunks), []) == c["token_ids"]
-        assert len(chunks) > 3  # as they come, not at the end
+        assert len(chunks) > 3  # chunks are sent while tokens are generated, not at the end
         for wrong, param in (({"prompt": "text"}, "prompt"), ({"prompt": [5], "stop": "x"}, "stop")):
             r = s.post("/v1/completions", wrong)
             assert (r.status, r.error["code"], r.error["param"]) == (400, "unsupported_value", param)
@@ -163,7 +163,7 @@ def test_a_model_without_a_tokenizer_takes_and_gives_ids(tmp_path):
 
 
 def test_parts_of_characters_are_told_apart_in_logprobs():
-    """A key of top_logprobs for each token, whatever it is a part of; chat has its bytes beside U+FFFD."""
+    """Each token has its own key in top_logprobs, even if it is a part of a character; chats have U+FFFD and the bytes."""
     def pairs(list):
         assert len({k for k, _ in list}) == len(list), list
         return dict(list)
@@ -209,7 +209,7 @@ def test_embeddings(server):
     assert e["code"] == "context_length_exceeded" and e["message"].startswith("This model's maximum context") and "too large" in e["message"]
     assert server.post("/v1/embeddings", {"input": [5] * 3000, "truncate_prompt_tokens": -1}).json()["usage"]["prompt_tokens"] == 2048
     r = server.post("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 2049})
-    assert r.status == 400 and r.error["type"] == "BadRequestError" and r.error["code"] == "integer_above_max_value"  # vLLM's member, its words
+    assert r.status == 400 and r.error["type"] == "BadRequestError" and r.error["code"] == "integer_above_max_value"  # vLLM's member, so vLLM's type of error
 
 
 def test_tokenize_and_back(server):
@@ -241,7 +241,7 @@ def test_a_text_beyond_the_context_is_counted_and_not_guessed_at(server):
 
 
 def test_another_tokenizers_folder_has_the_special_tokens(tmp_path):
-    """Of a template that a request brings as of the server's; a single file has nothing beside it."""
+    """This also applies to a template in a request. A single tokenizer.json has no such files beside it."""
     with open(DEMO + "/tokenizer_config.json") as f:
         config = json.load(f)
     for name, bos in (("model", "<|im_start|>"), ("text", "<|im_end|>")):
@@ -322,7 +322,7 @@ def test_events_written_when_a_stream_has_room_again_go_out(server):
 
 
 def test_bursts_larger_than_any_socket_reach_a_reader():
-    """The prompt's log probabilities are one event, and the end of a response repeats all of its text's."""
+    """The prompt's log-probabilities are one event, and the last event of a response repeats those of the whole text."""
     with Server(env={"FAKE_GROUP": "500", "FAKE_CONTEXT": "16384"}) as s:
         r = s.complete([5] * 16000, max_tokens=1, echo=True, logprobs=20, stream=True)
         assert r.status == 200 and len(r.body) > 2 << 20
@@ -335,7 +335,7 @@ def test_bursts_larger_than_any_socket_reach_a_reader():
         assert not s.metric("sluice_aborted_total", cause="slow_reader")
 
 
-@pytest.mark.parametrize("version", ["1.1", "1.0"])  # the two writers
+@pytest.mark.parametrize("version", ["1.1", "1.0"])  # each version has its own writer of streams
 @pytest.mark.parametrize("path,more", [("chat/completions", {"logprobs": True, "top_logprobs": 20}),
                                        ("completions", {"logprobs": 20})])
 def test_the_tokens_of_a_reader_that_pauses_wait_in_the_engine(path, more, version):
@@ -349,7 +349,7 @@ def test_the_tokens_of_a_reader_that_pauses_wait_in_the_engine(path, more, versi
                    % (path, version, len(body), body)).encode())
         r = http.client.HTTPResponse(c)
         r.begin()
-        assert eventually(lambda: running(s) == 0)  # all is drawn
+        assert eventually(lambda: running(s) == 0)  # everything is plotted
         assert 0 < s.metric_plain("sluice_http_held_stream_bytes") < 300 << 10
         r = Reply(r, r.read())
         chunks = r.chunks()

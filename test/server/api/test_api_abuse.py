@@ -109,7 +109,7 @@ def test_thousands_of_streams_killed_at_once_free_the_engine():
 
 
 def test_ten_times_the_load_is_refused_and_costs_no_memory():
-    """Accepted requests are served, the others get 503 with Retry-After at once; nothing else happens."""
+    """Accepted requests are served, and the others get 503 with Retry-After at once."""
     import concurrent.futures
 
     with Server(max_num_queued_reqs=16, env={"FAKE_STEP_US": "5000", "FAKE_LANES": "8"}) as s:

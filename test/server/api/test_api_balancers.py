@@ -23,7 +23,7 @@ class Load:
             t.start()
 
     def one(self, stream):
-        """(outcome, whether the answer's head had come)"""
+        """(outcome, whether the head of the answer had arrived)"""
         body = {"prompt": "x y z", "max_tokens": 20, "stream": stream}
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         head = False
@@ -55,8 +55,8 @@ class Load:
 
 
 def wait_until_used(server):
-    """nginx counts its fail_timeout in whole seconds, so that a replica which is back is left alone for up to two; the
-    first request is a trial, and only its success makes the replica count again."""
+    """nginx counts fail_timeout in whole seconds, so a replica that has come back gets no requests for up to two seconds. Its
+    first request is a trial: only if it succeeds does nginx use the replica again."""
     end = time.time() + 30
     while (server.metric("vllm:request_success_total", finished_reason="length") or 0) < 6:
         assert time.time() < end, "the balancer sends nothing to the replica that came back"
@@ -66,7 +66,7 @@ def wait_until_used(server):
 @pytest.mark.parametrize("affinity", [False, True])
 @pytest.mark.parametrize("kind", ["haproxy", "nginx"])
 def test_operators_routes_stay_on_the_machine(kind, affinity):
-    """Clients come under a name of the balancer's; replicas without keys know loopbacks alone."""
+    """Clients use the load balancer's name; replicas without keys only accept loopback names."""
     find(kind)
     with Server() as s:
         balancer = Balancer(kind, [s.port], affinity=affinity)
@@ -103,7 +103,7 @@ def test_one_drained_one_killed(kind):
         load = Load(balancer.port, 12)
         for s in servers:
             wait_until_used(s)
-        a.process.send_signal(signal.SIGTERM)  # drained: announced, then gone, and nobody notices
+        a.process.send_signal(signal.SIGTERM)  # a drain is announced before the server ends, so no client notices
         assert a.process.wait(20) == 0
         time.sleep(0.5)
         with load.lock:

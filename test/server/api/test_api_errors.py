@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: waits
-"""The API over HTTP: errors, and which members of a request are taken, refused or counted."""
+"""The API over HTTP: errors, and which members of a request are accepted, refused or counted."""
 
 import json
 
@@ -11,7 +11,7 @@ from api_script import TEXTS, WEATHER, eventually, open_stream, running, server
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_functions_are_answered_in_the_old_form(server, seed):
-    """One call, as message.function_call; TEXTS[2] has a second one, which that form has no place for."""
+    """The answer has one call, as message.function_call. TEXTS[2] has a second one, which the old form cannot express."""
     body = {"seed": seed, "functions": [WEATHER["function"]]}
     (c,) = server.chat(**body).json()["choices"]
     m = c["message"]
@@ -142,7 +142,7 @@ def test_wrong_members_are_named(server, path, more, code, param):
     ("responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}, "input[0].content"),
 ])
 def test_what_is_not_text_is_refused_by_its_name(server, path, body, param):
-    """Also of a model that sees or hears, of which the server has the language part alone."""
+    """Also for multimodal models, of which the server only runs the language part."""
     r = server.post(f"/v1/{path}", body)
     assert (r.status, r.error["code"], r.error["param"]) == (400, "unsupported_value", param), r.body
     assert "text only" in r.error["message"] and "of type '" in r.error["message"]
@@ -241,7 +241,7 @@ def test_http_errors(server):
 
 def test_engine_errors_before_and_after_the_first_token(server):
     assert server.chat(seed=1003).error["code"] == "internal_error"
-    r = server.chat(seed=1003, stream=True)  # nothing was sent yet: the status stays
+    r = server.chat(seed=1003, stream=True)  # nothing was sent yet, so the error has its own status
     assert r.status == 500 and r.error["type"] == "server_error"
 
 

@@ -50,13 +50,13 @@ def test_keys_and_their_scopes():
         s.process.send_signal(signal.SIGHUP)
         assert eventually(lambda: "the old API keys stay" in s.stderr())
         assert s.post("/v1/completions", body, headers=auth("new-key")).status == 200
-        assert eventually(lambda: any(l.get("key") == "ops" for l in s.log_lines()))  # they leave in batches
+        assert eventually(lambda: any(l.get("key") == "ops" for l in s.log_lines()))  # log lines are written in batches
         assert "new-key" not in json.dumps(s.log_lines())
     os.unlink(f.name)
 
 
 def keyed(lines, **options):
-    """A server with a key file of these lines, and what asks it with a key."""
+    """A server with a key file of these lines, and a function that sends it requests with a key."""
     f = tempfile.NamedTemporaryFile("w", suffix=".keys")
     f.write(lines)
     f.flush()
@@ -67,7 +67,7 @@ def keyed(lines, **options):
     return s
 
 
-def test_a_key_has_so_many_requests_and_tokens_a_minute():
+def test_a_key_is_limited_in_requests_and_tokens_per_minute():
     lines = "a=b inference first requests-per-minute=3\nb tokens-per-minute=600\nc inference,metrics third ignored\n"
     with keyed(lines, key_requests_per_minute=1000) as s:
         replies = [s.ask("a=b") for _ in range(4)]
@@ -80,17 +80,17 @@ def test_a_key_has_so_many_requests_and_tokens_a_minute():
         assert s.ask("c").headers["x-ratelimit-limit-requests"] == "1000"  # as the option says for all
         r = s.ask("b", prompt=[5] * 400, max_tokens=100, stream=True)
         assert r.status == 200 and r.headers["x-ratelimit-remaining-tokens"] == "200"
-        r = s.ask("b", prompt=[5] * 300)  # 100 are left: the answer counts as well
+        r = s.ask("b", prompt=[5] * 300)  # 100 tokens are left: the answer counts, too
         assert r.status == 429 and r.error["type"] == "tokens" and 15 <= int(r.headers["retry-after"]) <= 20
         assert s.ask("b", prompt=[5] * 50, max_tokens=1).status == 200
         metrics = s.get("/metrics", headers={"authorization": "Bearer c"}).body.decode()
         assert re.search(r'sluice_rejected_total\{.*reason="rate_limit"\} 2\n', metrics)
-        s.process.send_signal(signal.SIGHUP)  # what is used up stays so
+        s.process.send_signal(signal.SIGHUP)  # used tokens stay counted
         assert eventually(lambda: "read again" in s.stderr())
         assert s.ask("a=b").status == 429
 
 
-def test_a_key_has_so_many_requests_at_once_and_a_share_of_the_queue():
+def test_a_key_is_limited_in_concurrent_requests_and_its_share_of_the_queue():
     slow = {"FAKE_STEP_US": "25000", "FAKE_LANES": "1"}
     lines = "a concurrent=2\nb queue-share=0.25\nc all\n"
     with keyed(lines, max_num_queued_reqs=8, env=slow) as s, concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -100,7 +100,7 @@ def test_a_key_has_so_many_requests_at_once_and_a_share_of_the_queue():
         assert eventually(lambda: count() == 2)
         r = s.ask("a", max_tokens=1)
         assert r.status == 429 and "2 requests at once" in r.error["message"] and r.headers["retry-after"] == "1"
-        time.sleep(0.2)  # one of the two has the lane
+        time.sleep(0.2)  # one of the two is running
         four = [ask("b") for _ in range(2)]
         assert eventually(lambda: count() == 4)
         r = s.ask("b", max_tokens=1)
@@ -110,16 +110,16 @@ def test_a_key_has_so_many_requests_at_once_and_a_share_of_the_queue():
         assert s.ask("a", max_tokens=1).status == s.ask("b", max_tokens=1).status == 200
 
 
-def test_a_key_may_say_some_priorities():
+def test_a_key_may_use_some_priorities():
     with keyed("a min-priority=-2 max-priority=5\nb\nc min-priority=3 max-priority=9\n", no_request_priority=True) as s:
         assert s.ask("a", priority=-2).status == s.ask("a", priority=5).status == s.ask("b", priority=0).status == 200
-        assert s.ask("c").status == 200  # none said: the best that it may have
+        assert s.ask("c").status == 200  # without a priority: the best one that the key may use
         for key, priority in (("a", -3), ("a", 6), ("b", 1), ("c", 2)):
             r = s.ask(key, priority=priority)
             assert (r.status, r.error["param"]) == (400, "priority") and str(priority) in r.error["message"]
     with Server(no_request_priority=True) as s:
         assert s.complete(priority=1).status == 400 and s.complete().status == 200
-    with Server(key_concurrent=1, key_requests_per_minute=2) as s:  # without keys: of all together
+    with Server(key_concurrent=1, key_requests_per_minute=2) as s:  # without keys the limits apply to all requests together
         assert [s.complete().status for _ in range(3)] == [200, 200, 429]
 
 
@@ -131,7 +131,7 @@ def test_settings_of_a_key_are_checked(line, why):
         keyed(line + "\n")
 
 
-def test_web_pages_are_no_operators():
+def test_web_pages_cannot_use_routes_of_operators():
     """Without keys: a browser sends a page's POST to any address."""
     page = lambda origin: {"origin": origin, "content-type": "text/plain", "sec-fetch-site": "cross-site"}
     with Server(allowed_origins="https://ops.example") as s:
@@ -145,14 +145,14 @@ def test_web_pages_are_no_operators():
         assert s.post("/reset_prefix_cache", "", headers=page("https://ops.example")).status == 200
         assert s.post("/v1/completions", {"prompt": "x"}, headers={"origin": "https://ops.example"}).status == 200
         assert s.post("/drain", "").status == 200
-        assert s.process.wait(20) == 0  # a signal in its last moment would be its exit code
+        assert s.process.wait(20) == 0  # a late signal would change its exit code
     with Server(api_key="s3cret") as s:
         headers = {"origin": "http://evil.example"}
         assert s.post("/reset_prefix_cache", "", headers=headers).status == 401
         assert s.post("/reset_prefix_cache", "", headers={**headers, "authorization": "Bearer s3cret"}).status == 200
 
 
-def test_a_loopback_without_keys_is_for_no_web_page():
+def test_web_pages_cannot_use_a_loopback_server_without_keys():
     body = {"prompt": "x", "max_tokens": 1}
     with Server(allowed_origins="https://ops.example", allowed_hosts="gpu.example") as s:
         post = lambda path="/v1/completions", **headers: s.post(path, body, headers={k.replace("_", "-"): v for k, v in headers.items()})
@@ -170,8 +170,8 @@ def test_a_loopback_without_keys_is_for_no_web_page():
             assert s.get("/health", headers={"host": host}).status == s.get("/health/ready", headers={"host": host}).status == 200
         for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "127.1.2.3:80", "[::1]:8000", "a.localhost:80", "gpu.example", "GPU.example:443"):
             assert post(host=host).status == 200, host
-        assert s.request("POST", "/v1/completions", json.dumps(body), {"content-type": ""}).status == 200  # curl without a type
-    with Server(host="0.0.0.0") as s:  # meant for others: their names are not known here
+        assert s.request("POST", "/v1/completions", json.dumps(body), {"content-type": ""}).status == 200  # curl without a content type
+    with Server(host="0.0.0.0") as s:  # serves other machines, whose names it cannot know
         assert s.post("/v1/completions", body, headers={"host": "gpu.example", "origin": "http://ui.example"}).status == 200
         assert s.post("/drain", "", headers={"origin": "http://ui.example"}).status == 403
     with Server(api_key="s3cret") as s:
@@ -187,11 +187,11 @@ def test_a_key_learns_nothing_of_anothers_prompts():
         assert ask("a") == 0 and ask("a") > 100
         assert ask("b") == 0 and ask("b") > 100
         assert ask("a", cache_salt="own") == 0 and ask("b", cache_salt="own") == 0 and ask("a", cache_salt="own") > 100
-        assert ask("c") == 0 and ask("d") > 100  # these two share what is nobody's own
+        assert ask("c") == 0 and ask("d") > 100  # these two share the prompts of keys without a salt
 
 
 def test_a_key_has_a_share_of_the_cache():
-    """A prompt takes 19 blocks of 60, and a key's six prompts more than there are, unless it may leave but 20."""
+    """A prompt takes 19 of 60 blocks, so a key's six prompts need more than there are, unless its share is 20 blocks."""
     with keyed("a\nb cache-share=0.34\nc\n", real=True, num_gpu_blocks_override=60, block_size=16, max_model_len=320) as s:
         ask = lambda key, i: cached_of(s.ask(key, prompt=prompt_of(i), max_tokens=1))
         for other, want in (("c", 0), ("b", 288)):

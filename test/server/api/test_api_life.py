@@ -66,7 +66,7 @@ def test_sigterm_lets_streams_finish():
             s.process.send_signal(signal.SIGTERM)
             assert eventually(lambda: s.get("/health/ready").status == 503, 0.4)
             assert s.get("/health/live").status == 200
-            late = s.complete("late", max_tokens=1)  # still accepted in the delay
+            late = s.complete("late", max_tokens=1)  # still accepted during the delay
             assert late.status == 200
             for f in streams:
                 assert fold(f.result().chunks())[0]["message"]["content"] == TEXTS[0]
@@ -75,7 +75,7 @@ def test_sigterm_lets_streams_finish():
 
 
 def test_sigterm_ends_an_idle_server_at_once():
-    """Unless a delay was asked for: it is for balancers, which look at readiness."""
+    """Unless a delay was set, which is for load balancers that check readiness."""
     for delay, waits in (("-1", False), ("1", True)):
         with Server(drain_delay=delay) as s:
             assert s.complete("x", max_tokens=1).status == 200
@@ -118,7 +118,7 @@ def test_what_comes_too_late_is_refused_and_counted():
                 try:
                     socket.create_connection(("127.0.0.1", s.port)).close()
                 except ConnectionResetError:
-                    return False  # it was in the backlog when the socket was closed
+                    return False  # the connection was in the backlog when the socket was closed
                 except ConnectionRefusedError:
                     return True
 
@@ -153,7 +153,7 @@ def test_bad_configuration_ends_with_a_sentence():
     assert r.returncode == 2 and "did you mean" in r.stderr
     r = run("/nonexistent", "--port", "0")
     assert r.returncode == 1 and "/nonexistent" in r.stderr
-    assert "there is no such folder; give one with config.json" in r.stderr
+    assert "there is no such folder; pass one with config.json" in r.stderr
     r = run("--help")
     assert r.returncode == 0 and "--max-model-len" in r.stdout
     r = run(DEMO, "--print-config", "--port", "7")
@@ -203,7 +203,7 @@ def test_a_key_of_another_certificate_is_told(tmp_path):
                         tmp_path / (name + ".key"), "-out", tmp_path / (name + ".pem"), "-subj", "/CN=x"], check=True, capture_output=True)
     r = subprocess.run([BUILD + "/sluice", "serve", DEMO, "--port", "0", "--ssl-certfile", tmp_path / "a.pem", "--ssl-keyfile", tmp_path / "b.key"],
                        capture_output=True, text=True, timeout=60)
-    assert r.returncode == 1 and "b.key: they are to be a PEM certificate chain and the private key" in r.stderr, r.stderr
+    assert r.returncode == 1 and "b.key: they must be a PEM certificate chain and the private key" in r.stderr, r.stderr
 
 
 @pytest.mark.parametrize("least, spoken", [(None, {"TLSv1_2", "TLSv1_3"}), ("1.3", {"TLSv1_3"})])

@@ -91,7 +91,7 @@ PROBES = ["/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/m
 def test_probes_are_logged_for_who_wants_it():
     for more, wanted in (({}, []), ({"enable_log_probes": True}, PROBES)):
         with Server(env={"FAKE_LOAD_MS": "400"}, wait=False, **more) as s:
-            for path in PROBES:  # the model is loading: some say 503
+            for path in PROBES:  # the model is loading: some answer 503
                 s.get(path)
             s.get("/nope")
             assert eventually(lambda: any(l["path"] == "/nope" for l in s.log_lines()))
@@ -119,12 +119,12 @@ def test_deadlines():
         assert eventually(lambda: running(s) == 0)
         c = open_stream(s)  # keeps the only lane
         assert eventually(lambda: running(s) == 1)
-        with pytest.raises(TimeoutError):  # the client sees its own timeout, not a refusal
+        with pytest.raises(TimeoutError):  # the client runs into its own time-out and is not refused
             s.post("/v1/completions", {"prompt": "x"}, headers={"x-stainless-read-timeout": "0.5"}, timeout=1)
         r = s.post("/v1/completions", {"prompt": "x"}, headers={"x-stainless-read-timeout": "0.5"})
         assert r.status == 503 and r.error["code"] == "queue_timeout" and r.headers["retry-after"]
         c.close()
-        r = s.chat("x", stream=True, timeout=0.7)  # after tokens went out: an event
+        r = s.chat("x", stream=True, timeout=0.7)  # tokens have been sent: the error is an event
         assert r.status == 200 and json.loads(r.events()[-2])["error"]["code"] == "request_timeout" and r.events()[-1] == "[DONE]"
 
 
@@ -159,7 +159,7 @@ def test_overload_is_refused_with_retry_after():
     with Server(max_num_queued_reqs=4, env={"FAKE_STEP_US": "50000", "FAKE_LANES": "1"}) as s:
         clients = [open_stream(s, max_tokens=2000)]
         assert eventually(lambda: running(s) == 1)
-        time.sleep(0.3)  # the first has the one lane: the queue is empty for the next four
+        time.sleep(0.3)  # the first request is running: the queue is empty for the next four
         clients += [open_stream(s, max_tokens=2000) for _ in range(4)]
         assert eventually(lambda: running(s) == 5)
         r = s.complete("x")
@@ -177,7 +177,7 @@ def test_overload_is_refused_with_retry_after():
 
 
 def test_the_queue_limit_holds_in_a_burst():
-    """What came since the engine's last step counts: a step is long against forty requests."""
+    """Requests that have arrived since the engine's last step count, too: forty of them arrive within one step."""
     with Server(real=True, max_num_seqs=4, max_num_queued_reqs=2) as s:
         with concurrent.futures.ThreadPoolExecutor(40) as pool:
             replies = list(pool.map(lambda i: s.complete("x" * 50, max_tokens=900, ignore_eos=True), range(40)))
@@ -196,7 +196,7 @@ def test_each_step_is_counted_by_its_tokens():
         assert steps >= 30 and s.metric("vllm:iteration_tokens_total_count") == steps
         assert s.metric("vllm:iteration_tokens_total_sum") == 70 and s.metric("sluice_engine_rows_total") >= 69
         assert s.metric("vllm:iteration_tokens_total_bucket", le="1.0") >= 29
-        assert s.metric("vllm:iteration_tokens_total_bucket", le="32.0") == steps - 1  # all but the prompt
+        assert s.metric("vllm:iteration_tokens_total_bucket", le="32.0") == steps - 1  # all steps except that of the prompt
         assert s.metric("vllm:iteration_tokens_total_bucket", le="64.0") == steps
         assert s.complete([5] * 40, max_tokens=30, ignore_eos=True).status == 200  # most of this prompt is in the cache
         assert eventually(lambda: s.metric("vllm:num_requests_running") == 0)
@@ -219,8 +219,8 @@ def test_no_memory_for_a_request_is_a_refusal_that_may_be_retried():
 
 
 def test_more_samples_than_the_engine_ever_holds_are_no_overload():
-    """Whoever is told to come back later would come for ever."""
-    with Server(real=True, max_num_queued_reqs=2, max_num_seqs=2, max_n=4) as s:  # room for 2 * 2 + 4, and for 2 that run
+    """A client that is told to retry later would retry for ever."""
+    with Server(real=True, max_num_queued_reqs=2, max_num_seqs=2, max_n=4) as s:  # the queue has room for 2 * 2 + 4 sequences, and 2 more run
         assert s.complete(["x"] * 10, max_tokens=2).status == 200
         for prompts, n in ((11, 1), (4, 3)):
             r = s.complete(["x"] * prompts, n=n, max_tokens=2)
@@ -268,7 +268,7 @@ def test_many_at_once(server):
 
 @pytest.mark.skipif(SLOW, reason="a sanitizer's memory")
 def test_a_stream_costs_about_25_kilobytes():
-    """All of it, from the socket to the engine's door; the kernel's buffers aside."""
+    """All memory of a stream from the socket to the engine's queue, except for the kernel's buffers."""
     n = 1500
     body = json.dumps({"messages": [{"role": "user", "content": "a b c"}], "stream": True, "max_tokens": 64}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -286,4 +286,4 @@ def test_a_stream_costs_about_25_kilobytes():
         each = (rss() - before) / n
         for c in sockets:
             c.close()
-    assert each < 27000, each  # 24,700 on Debian 12; other libraries may want a little more
+    assert each < 27000, each  # 24,700 on Debian 12; other versions of the libraries may need a little more

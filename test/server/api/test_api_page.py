@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in headless Chromium: it plots, it chats, it asks nobody else for anything."""
+"""The page in headless Chromium: its plots, its chat, and that it loads nothing from other servers."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_page_plots_and_chats():
             drawn = b.eval("(function(){var c=plots[1].canvas,d=c.getContext('2d').getImageData(0,0,c.width,c.height).data,n=0;"
                            "for(var i=3;i<d.length;i+=4)n+=d[i]>0;return n})()")
             assert drawn > 500
-            # counts are whole, and another page has the same past at once
+            # counts are integers, and a second page shows the same history at once
             assert b.eval("plots[0].now.textContent.trim()").replace(" / ", "").isdigit()
             b.eval("fetch('status.json?history=1').then(r => r.json()).then(d => { window.rows = d.history.rows.length })")
             n = b.eval("plots[0].points.length")
@@ -88,7 +88,7 @@ def test_page_with_keys():
 
 @pytest.fixture(scope="module")
 def page():
-    """A page of a server that answers what the seed says."""
+    """A page of a server whose answer depends on the seed."""
     texts = ["```py\nx = '<b>'\n```\nand `y`", "<think>two and</think>four",
              '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>', "It rains."]
     with scripted(texts, reasoning_parser="qwen3", tool_call_parser="hermes") as s:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses that run in the background: begun, looked at, followed from any event, cancelled, and what a restart makes of them."""
+"""Responses that run in the background: begun, read, followed from any event, cancelled, and their state after a restart."""
 
 import http.client
 import json
@@ -177,10 +177,10 @@ def test_keys_see_and_cancel_their_own(tmp_path):
         for method, more in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel"), ("DELETE", "")):
             assert s.request(method, path(r, more), headers=bob).status == 404, (method, more)
         assert s.get(path(r)).status == 401
-        assert begin(s, headers=ann).status == 429  # it counts among what the key has running
+        assert begin(s, headers=ann).status == 429  # it counts as one of the key's running requests
         assert s.post(path(r, "/cancel"), {}, headers=ann).json()["status"] == "cancelled"
         end = time.time() + 20
-        while begin(s, headers=ann, max_output_tokens=2).status == 429:  # until the engine has let go of the other
+        while begin(s, headers=ann, max_output_tokens=2).status == 429:  # until the engine has released the other
             assert time.time() < end
             time.sleep(0.05)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search: what the server finds is what a search finds that asks it for one token at a time."""
+"""Beam search: the server finds the same answers as a search in the client that requests one token at a time."""
 import math
 
 import pytest
@@ -37,7 +37,7 @@ def search(server, ids, width, max_tokens, ends, penalty=1.0):
 def test_the_likeliest_answers_are_found(server, width, penalty):
     ids = server.post("/tokenize", {"prompt": "What is 3 + 4?"}).json()["tokens"]
     likely = list(next_tokens(server, ids, 4))
-    ends = [likely[2]]  # an end that many beams meet
+    ends = [likely[2]]  # an end token that many beams reach
     want = search(server, ids, width, 5, ends, penalty)
     r = server.complete(ids, max_tokens=5, n=width, use_beam_search=True, length_penalty=penalty, ignore_eos=True, stop_token_ids=ends, return_token_ids=True)
     assert r.status == 200, r.body

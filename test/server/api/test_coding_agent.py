@@ -75,7 +75,7 @@ def fold(reply):
 
 
 def mark(messages):
-    """The newest block has the mark of the cache, and no other."""
+    """Only the newest block has the cache mark."""
     for m in messages:
         for b in m["content"] if isinstance(m["content"], list) else []:
             b.pop("cache_control", None)
@@ -134,7 +134,7 @@ def test_the_line_that_changes_is_told_once_and_keeps_no_prompt_out_of_the_cache
 
 
 def test_small_requests_beside_the_conversation(model):
-    """Whether the quota holds, a title in a schema, and a word for whether the topic is new."""
+    """Such requests check the quota, ask for a title that fits a schema, or ask whether the topic is new."""
     plain = {k: v for k, v in request(3, [{"role": "user", "content": "quota"}]).items() if k not in ("tools", "thinking", "context_management", "stream")}
     assert ask(model, {**plain, "max_tokens": 1}).json()["stop_reason"] == "max_tokens"
     title = {"type": "json_schema", "schema": {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"], "additionalProperties": False}}
@@ -148,7 +148,7 @@ def test_small_requests_beside_the_conversation(model):
 
 
 def test_what_an_agent_does_about_errors(model):
-    """It shortens its prompt at this text, and goes on without threads at this code."""
+    """The agent shortens its prompt if it reads this text, and continues without threads if it reads this code."""
     r = model.post("/v1/messages?beta=true", request(0, [{"role": "user", "content": "a b c d " * 4000}]), headers=HEADERS)
     assert r.status == 400 and "prompt is too long: " in r.json()["error"]["message"] and r.headers["request-id"]
     r = model.post("/v1/messages?beta=true", request(0, begin(), thread={"type": "create"}), headers=HEADERS)

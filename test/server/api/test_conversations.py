@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations: made, read, changed, deleted; their items; responses that go on from them and are added to them."""
+"""Conversations: made, read, changed, deleted; their items; responses that continue them and are added to them."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs written for vLLM, llama.cpp or OpenAI ask for beyond the plain API: members, routes, headers, browsers."""
+"""What programs written for vLLM, llama.cpp or OpenAI need beyond the plain API: members, routes, headers, browsers."""
 import json
 
 import pytest
@@ -130,7 +130,7 @@ def test_invocations_of_no_kind(server, body, status, code, param):
 NEW_ROUTES = [("POST", p) for p in ("/chat/completions", "/completions", "/embeddings", "/invocations")] + [("GET", "/models")]
 
 
-def test_new_routes_are_behind_the_keys():
+def test_new_routes_need_a_key():
     with Server(api_key="s3cret") as s:
         for method, path in NEW_ROUTES:
             body = {} if method == "POST" else None
@@ -161,7 +161,7 @@ def test_pages_of_this_machine_may_ask_the_model(server):
         assert r.status == 200 and r.headers["access-control-allow-origin"] == origin and r.headers["vary"] == "Origin"
         r = server.post("/v1/chat/completions", {**CHAT, "stream": True}, headers={"origin": origin})
         assert r.status == 200 and r.headers["access-control-allow-origin"] == origin
-        for path in ("/drain", "/reset_prefix_cache"):  # but they are no operators
+        for path in ("/drain", "/reset_prefix_cache"):  # but they may not use admin routes
             r = server.post(path, "", headers={"origin": origin})
             assert r.status == 403 and "access-control-allow-origin" not in r.headers
         for path in ("/metrics", "/requests", "/server_info"):
@@ -190,7 +190,7 @@ def test_any_page_on_request(origins):
 def test_named_pages_on_request():
     with Server(allowed_origins='["https://a.example", "https://b.example"]') as s:
         assert preflight(s, "https://b.example").headers["access-control-allow-origin"] == "https://b.example"
-        for origin in ["http://localhost:3000", "https://c.example"]:  # the list is all there is
+        for origin in ["http://localhost:3000", "https://c.example"]:  # only origins of the list are allowed
             r = preflight(s, origin)
             assert r.status == 200 and "access-control-allow-origin" not in r.headers
         assert preflight(s, "https://a.example", "/drain").headers["access-control-allow-origin"] == "https://a.example"
@@ -203,7 +203,7 @@ def test_a_server_with_keys_lets_pages_of_this_machine_ask():
         headers = {"origin": "http://localhost:3000", "authorization": "Bearer s3cret"}
         assert s.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=headers).headers["access-control-allow-origin"] == "http://localhost:3000"
         r = s.post("/v1/completions", {"prompt": "a"}, headers={"origin": "http://localhost:3000"})
-        assert r.status == 401 and r.headers["access-control-allow-origin"] == "http://localhost:3000"  # the page sees why
+        assert r.status == 401 and r.headers["access-control-allow-origin"] == "http://localhost:3000"  # the page can read the error
 
 
 # ---- ids in, ids out ----
@@ -270,9 +270,9 @@ def test_how_many_tokens_a_chat_has(server):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate", "/v1/chat/completions/input_tokens",
                                   "/chat/completions/input_tokens", "/responses"])
-def test_routes_of_ids_are_behind_keys(path, keyed):
+def test_routes_of_ids_need_a_key(path, keyed):
     assert keyed.post(path, {}).status == 401
-    assert keyed.post(path, {}, headers={"authorization": "Bearer m"}).status == 403  # metrics alone
+    assert keyed.post(path, {}, headers={"authorization": "Bearer m"}).status == 403  # a key for metrics only
     assert keyed.post(path, {}, headers={"authorization": "Bearer k"}).status == 400
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole tool loops of agent frameworks that nobody here wrote: openai-agents over Responses and chat completions, pydantic-ai
-over those and Messages, and the tool runner of the anthropic package; streamed and whole. The scripted model says what the
-tools must have been called with; the demo model calls one by itself. `scripts/check_agents` installs the packages."""
+over those and Messages, and the tool runner of the anthropic package; streamed and whole. With the scripted model it is known how
+the tools must be called; the demo model calls one by itself. `scripts/check_agents` installs the packages."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ def model():
 def relay(model):
     with Relay(model.port) as r:
         yield r
-        # The tool runner tries threads, which the server would have to keep, and goes on without.
+        # The tool runner first tries threads, which the server does not store, and continues without them.
         assert all(b"thread_unsupported_request" in answer for _, _, answer in r.failures) and len(r.failures) <= 1
 
 
@@ -38,7 +38,7 @@ def demo():
 
 
 def thoughts_came_back(relay):
-    """The last request has what was thought in the turns before, in the form of its API."""
+    """The last request contains the reasoning of earlier turns, in the form of its API."""
     text = str(relay.requests[-1][1])
     return "I look around first." in text and "The program is short." in text
 

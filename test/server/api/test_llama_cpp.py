@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama.cpp's own routes: /completion, /infill, /embedding, /apply-template, /tokenize in its words, /props and /slots."""
+"""llama.cpp's own routes: /completion, /infill, /embedding, /apply-template, its form of /tokenize, /props and /slots."""
 import json
 import math
 import os
@@ -99,7 +99,7 @@ def test_wrong_completions_are_refused(server, body, code, param):
 
 
 def narrowed(raw, temperature, top_k, top_p, min_p):
-    """What is left of raw log probabilities, the likeliest first, after the samplers."""
+    """The distribution that the samplers make of raw log-probabilities (likeliest first)."""
     w = [math.exp((lp - raw[0]) / temperature) for lp in raw[:top_k]]
     total, n = sum(w), 0
     while n < len(w) and sum(w[:n]) < top_p * total:
@@ -116,8 +116,8 @@ def open_handed():
 
 @pytest.mark.parametrize("settings", [(3.0, 8, 1.0, 0.0), (2.5, 20, 0.9, 0.0), (3.0, 12, 1.0, 0.05), (2.0, 15, 0.95, 0.02), (3.0, 40, 1.0, 0.0),
                                       (4.0, 60, 0.9, 0.01), (1.5, 4096, 0.8, 0.0), (2.5, 4096, 1.0, 0.02)])
-def test_probabilities_behind_the_samplers(open_handed, settings):
-    """They are those of the raw log probabilities narrowed, and what the tokens are drawn from."""
+def test_probabilities_after_the_samplers(open_handed, settings):
+    """They are the raw log-probabilities after the samplers, and the distribution from which tokens are drawn."""
     real, most = open_handed, max(20, settings[1])
     body = {**dict(zip(("temperature", "top_k", "top_p", "min_p"), settings)), "n_probs": most, "n_predict": 40 if most < 100 else 8}
     n = expected = variance = 0
@@ -185,7 +185,7 @@ def test_errors_have_llamas_types(server):
     assert server.post("/v1/completions", {"prompt": "a " * 3000}).error["type"] == "invalid_request_error"  # OpenAI's own
     r = server.post("/chat/completions", {"messages": [{"role": "user", "content": "a " * 3000}]})
     assert r.status == 400 and r.error["type"] == "exceed_context_size_error" and r.error["n_ctx"] == 2048, r.body
-    for n in (3000, 300000):  # counted, and too many bytes to be worth counting: a lower bound
+    for n in (3000, 300000):  # the first is counted; for the second, which has too many bytes, there is a lower bound
         r = server.post("/chat/completions", {"messages": [{"role": "user", "content": "a " * n}]})
         assert r.error["type"] == "exceed_context_size_error" and 2048 < r.error["n_prompt_tokens"] <= 2 * n + 100, r.body
     with Server(api_key="secret") as s:
@@ -215,7 +215,7 @@ def test_biases_by_text_and_by_pairs(real):
     text = real.post("/detokenize", {"tokens": [best]}).json()["content"]
     for bias in ([[best, False]], [[best, -100]], {str(best): -100}, [[text, -100]], {text: -100}, [[text, False]]):
         assert first(logit_bias=bias) != best, bias
-    assert real.complete("a", logit_bias=[[5, 1]]).status == real.complete("a", logit_bias={"a": 1}).status == 400  # OpenAI's are ids
+    assert real.complete("a", logit_bias=[[5, 1]]).status == real.complete("a", logit_bias={"a": 1}).status == 400  # OpenAI's keys are ids
 
 
 def test_the_rest_of_its_words(server):
@@ -262,7 +262,7 @@ def test_settings_and_slots_are_the_operators_and_tell_no_texts():
         t.join()
 
 
-def test_they_are_behind_the_keys(tmp_path):
+def test_the_routes_need_a_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n\na admin m\n")
     with Server(api_key_file=keys) as s:
@@ -277,7 +277,7 @@ def test_they_are_behind_the_keys(tmp_path):
 
 @pytest.fixture(scope="module")
 def holed(tmp_path_factory):
-    """A tokenizer that has tokens for it, in the places of others."""
+    """A tokenizer in which tokens for infilling replace other tokens."""
     folder = tmp_path_factory.mktemp("fim")
     for name in os.listdir(DEMO):
         if name != "tokenizer.json":
@@ -348,7 +348,7 @@ def test_the_news_of_a_prompt(path, body):
             times = [p["timings"] for p in parts]
             assert times[0]["prompt_n"] == times[0]["prompt_ms"] == times[0]["predicted_n"] == times[0]["predicted_ms"] == 0
             assert all(t["prompt_n"] == n["processed"] - n["cache"] for t, n in zip(times, news)) and times[len(news) - 1]["prompt_ms"] > 0
-        r = s.post(path, {**body, "max_tokens": 1, "n_predict": 1, "return_progress": True})  # nothing but a stream has news
+        r = s.post(path, {**body, "max_tokens": 1, "n_predict": 1, "return_progress": True})  # only streams report progress
         assert r.status == 200 and "prompt_progress" not in r.json()
 
 
@@ -392,7 +392,7 @@ def test_its_names_of_metrics():
 
 
 def test_a_final_turn_of_the_assistant_is_continued(server):
-    """On the route that only llama.cpp has; /v1 has OpenAI's and vLLM's habits."""
+    """Only on llama.cpp's own route; under /v1 it is as with OpenAI and vLLM."""
     said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Wh"}]
     r = server.post("/chat/completions", {"messages": said, "max_tokens": 1, "verbose": True}).json()
     assert r["__verbose"]["prompt"].endswith("assistant\nWh")

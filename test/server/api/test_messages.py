@@ -31,7 +31,7 @@ TEXTS = [
     "a" * 30,
 ]
 HI = [{"role": "user", "content": "hi"}]
-# Prints what the template is given; its switch opens the answer's thought.
+# Prints the template's input; the switch opens the answer's reasoning.
 SHOW = ("{% for m in messages %}[{{ m.role }}{% if m.reasoning_content %} thought={{ m.reasoning_content }}{% endif %}"
         "{% if m.tool_call_id %} of={{ m.tool_call_id }}{% endif %}] "
         "{% if m.content is string %}{{ m.content }}{% elif m.content %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}"
@@ -71,7 +71,7 @@ def events(reply):
 
 
 def fold(reply):
-    """A stream as the whole message, and its order checked."""
+    """Folds a stream to the whole message, and checks the order of its events."""
     message, inputs, open_index = None, {}, None
     kinds = [name for name, _ in events(reply)]
     assert kinds[:2] == ["message_start", "ping"] and kinds[-2:] == ["message_delta", "message_stop"]
@@ -131,7 +131,7 @@ def test_a_stream_folds_to_the_whole(group):
             for more in ({}, {"stop_sequences": ["STOP", "zz"]}, {"max_tokens": 5}):
                 whole = ask(s, seed=seed, tools=[WEATHER], **more)
                 if more.get("max_tokens") and any(b["type"] == "tool_use" for b in whole.json()["content"]):
-                    continue  # cut within the arguments: no JSON to fold
+                    continue  # truncated within the arguments, so they are not valid JSON
                 stream = ask(s, seed=seed, tools=[WEATHER], stream=True, **more)
                 assert strip(fold(stream)) == strip(whole.json()), (seed, more)
     os.unlink(s.script_path)
@@ -159,18 +159,18 @@ def test_calls_and_thoughts_are_blocks(server):
     assert [b["type"] for b in j["content"]] == ["text"]
 
 
-def test_why_it_stopped(server):
+def test_stop_reasons(server):
     j = ask(server, seed=4, stop_sequences=["zzz", " STOP"]).json()
     assert (j["stop_reason"], j["stop_sequence"], j["content"][0]["text"]) == ("stop_sequence", " STOP", "one")
     assert ask(server, seed=4, stop_sequences=[]).json()["stop_reason"] == "end_turn"
     j = ask(server, seed=6, max_tokens=3).json()
     assert j["stop_reason"] == "max_tokens" and j["usage"]["output_tokens"] == 3
-    j = ask(server, seed=1, tools=[WEATHER], max_tokens=16).json()  # within a call: its input is an object all the same
+    j = ask(server, seed=1, tools=[WEATHER], max_tokens=16).json()  # truncated within a call: its input is still an object
     assert j["stop_reason"] == "max_tokens" and all(b.get("input", {}) == {} for b in j["content"])
 
 
 def test_the_answer_ends_where_the_context_does(server):
-    j = ask(server, max_tokens=32000, ignore_eos=True).json()  # of 2048 tokens
+    j = ask(server, max_tokens=32000, ignore_eos=True).json()  # the context has 2048 tokens
     u = j["usage"]
     assert j["stop_reason"] == "model_context_window_exceeded"
     assert u["input_tokens"] + u["cache_read_input_tokens"] + u["output_tokens"] == 2048
@@ -186,7 +186,7 @@ def test_the_answer_ends_where_the_context_does(server):
 # ---- from turns to a chat ----
 
 def rendered(server, messages=HI, **body):
-    """What the template makes of a request: the fake engine repeats its prompt."""
+    """The prompt that the template makes of a request: the fake engine repeats it."""
     n = server.post("/v1/messages/count_tokens", {"model": "demo", "messages": messages, **body})
     assert n.status == 200, n.body
     r = ask(server, messages, ignore_eos=True, max_tokens=n.json()["input_tokens"], **body).json()
@@ -232,7 +232,7 @@ def test_lines_that_change_are_taken_out_of_the_system_prompt(shown):
     blocks = [{"type": "text", "text": line % 2}, {"type": "text", "text": "A\n" + line % 3 + "\nB"}]
     assert rendered(shown, system=blocks).startswith("[system] A\nB\n")
     assert rendered(shown, system=line % 4) == "[user] hi\n[answer] "
-    assert rendered(shown, [{"role": "user", "content": line % 5}]).startswith("[user] x-anthropic")  # what a user says stays
+    assert rendered(shown, [{"role": "user", "content": line % 5}]).startswith("[user] x-anthropic")  # the user's text is not changed
     inline = lambda content: rendered(shown, [*HI, {"role": "system", "content": content}, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}, *HI])
     assert inline(line % 7) == "[user] hi\n[assistant] x\n[user] hi\n[answer] "
     assert inline([{"type": "text", "text": line % 8}, {"type": "text", "text": "R\n" + line % 9}]) == "[user] hi\n[system] R\n\n[assistant] x\n[user] hi\n[answer] "
@@ -280,7 +280,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("body,says", BAD, ids=[str(i) for i in range(len(BAD))])
-def test_what_is_wrong_is_said(server, body, says):
+def test_errors_say_what_is_wrong(server, body, says):
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         if path.endswith("count_tokens") and "max_tokens" in body:
             continue
@@ -407,7 +407,7 @@ def test_sdk_create_and_stream_say_the_same(client):
 
 
 @sdk
-def test_sdk_counts_and_the_cache_is_told(client):
+def test_sdk_counts_tokens_and_cached_tokens(client):
     system = "You are a helpful assistant who answers in one line. " * 8
     n = client.messages.count_tokens(model="demo", messages=COUNT, system=system).input_tokens
     for cached in (False, True):

@@ -37,7 +37,7 @@ def chat(s, text="hello", seed=0, **body):
 
 
 def folded(parts):
-    """Lines of a chat as one message."""
+    """Folds the lines of a chat to one message."""
     assert [p["done"] for p in parts] == [False] * (len(parts) - 1) + [True]
     message = {"role": "assistant", "content": ""}
     for p in parts:
@@ -62,7 +62,7 @@ def test_lines_fold_to_the_whole(server, seed):
     assert all(p["model"] == "demo" and p["created_at"].endswith("Z") for p in parts)
 
 
-def test_what_is_said_thought_and_called(server):
+def test_text_reasoning_and_calls(server):
     message = lambda seed, **more: chat(server, seed=seed, stream=False, **more).json()["message"]
     assert message(0) == {"role": "assistant", "content": TEXTS[0]}
     assert message(1, tools=[TOOL])["tool_calls"] == [{"function": {"index": 0, "name": "get_weather", "arguments": {"city": "Paris"}}}]
@@ -70,7 +70,7 @@ def test_what_is_said_thought_and_called(server):
     assert m["thinking"].strip() == "I wonder." and m["content"].strip() == "The answer is 42."
     m = message(3, tools=[TOOL])
     assert m["content"].strip() == "Let me see." and [c["function"]["arguments"]["city"] for c in m["tool_calls"]] == ["Paris", "Rome"]
-    assert message(4, tools=[TOOL])["tool_calls"][0]["function"]["arguments"] == {}  # cut off, and still an object
+    assert message(4, tools=[TOOL])["tool_calls"][0]["function"]["arguments"] == {}  # truncated, and still an object
     assert "tool_calls" not in message(1, tools=[]) and message(1, tools=[])["content"] == CALL
 
 
@@ -156,7 +156,7 @@ def test_what_the_server_has(server):
 
 @pytest.mark.parametrize("path, body", [("/api/chat", {"model": "demo"}), ("/api/chat", {"messages": []}), ("/api/generate", {"model": "demo", "keep_alive": 0}),
                                         ("/api/generate", {"prompt": "", "stream": False})])
-def test_without_a_prompt_the_model_is_there(server, path, body):
+def test_a_request_without_a_prompt_finds_the_model_loaded(server, path, body):
     j = server.post(path, body).json()
     assert j["done"] is True and j["done_reason"] == "load" and ("message" in j) == (path == "/api/chat")
 
@@ -186,7 +186,7 @@ def test_errors_are_sentences(server, path, body, status, words):
 
 
 def test_an_error_in_a_stream_is_a_line(server):
-    assert list(chat(server, seed=1003).json()) == ["error"]  # nothing has gone out
+    assert list(chat(server, seed=1003).json()) == ["error"]  # nothing was sent before
     with Server(env={"FAKE_STEP_US": "100000"}) as s:
         parts = lines(chat(s, timeout=0.7))
         assert len(parts) > 1 and list(parts[-1]) == ["error"] and "message" in parts[0]
@@ -216,7 +216,7 @@ def test_the_older_form_of_embeddings(server):
         assert s.post("/api/embeddings", {"model": "demo", "prompt": "a"}).status == 401
 
 
-def test_they_are_behind_the_keys():
+def test_the_routes_need_a_key():
     with Server(api_key="s3cret") as s:
         for method, path in [("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/embed"), ("POST", "/api/show"), ("GET", "/api/tags"), ("GET", "/api/ps")]:
             body = {"model": "demo"} if method == "POST" else None

@@ -125,7 +125,7 @@ def events_of(reply):
 
 @pytest.mark.parametrize("more", [{}, {"tools": TOOLS}, {"logprobs": True, "top_logprobs": 3}, {"n": 3, "temperature": 1}])
 def test_chat_fits_the_sdks_types(server, more):
-    """The SDK constructs its objects without checking; here each field's type is."""
+    """The SDK constructs its objects without checking types; here each field's type is checked."""
     pydantic = pytest.importorskip("pydantic")
     whole, chunk = (pydantic.TypeAdapter(t) for t in (openai.types.chat.ChatCompletion, openai.types.chat.ChatCompletionChunk))
     body = {"messages": ASK, "max_tokens": 40, "temperature": 0, **more}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/openapi.json is a sound OpenAPI 3.1 document, what it allows is never the server's fault, and /docs shows it."""
+"""/openapi.json is a valid OpenAPI 3.1 document, bodies that it allows never cause a 5xx, and /docs shows it."""
 
 import json
 import random
@@ -15,7 +15,7 @@ TYPES = {"null", "boolean", "integer", "number", "string", "array", "object"}
 
 @pytest.fixture(scope="module")
 def server():
-    with Server(max_num_queued_reqs=64, env={"FAKE_STEP_US": "200"}) as s:  # thousands of requests, none judged by time
+    with Server(max_num_queued_reqs=64, env={"FAKE_STEP_US": "200"}) as s:  # thousands of requests, whose times do not matter
         yield s
 
 
@@ -35,7 +35,7 @@ def resolve(document, ref):
 
 
 def check_schema(document, s):
-    """The part of JSON Schema 2020-12 that the document uses; another keyword is a slip."""
+    """Checks the part of JSON Schema 2020-12 that the document uses; any other keyword is an error."""
     if "$ref" in s:
         assert set(s) == {"$ref"}
         resolve(document, s["$ref"])
@@ -64,7 +64,7 @@ def operations(document):
     return [(method, path, o) for path, item in document["paths"].items() for method, o in item.items()]
 
 
-def test_the_document_is_sound(document):
+def test_the_document_is_valid(document):
     assert document["openapi"] == "3.1.0" and document["info"]["title"] and document["info"]["version"]
     for s in document["components"]["schemas"].values():
         check_schema(document, s)
@@ -84,12 +84,12 @@ def test_the_document_is_sound(document):
         for r in o["responses"].values():
             assert r["description"]
             for kind, content in r["content"].items():
-                check_schema(document, content["schema"]) if kind != "text/event-stream" else None  # OpenAPI 3.1 has none for events
+                check_schema(document, content["schema"]) if kind != "text/event-stream" else None  # OpenAPI 3.1 has no schema for events
         for need in o.get("security", []):
             assert set(need) <= set(document["components"]["securitySchemes"])
 
 
-def test_what_it_says_of_routes_is_so(server, document):
+def test_routes_answer_as_the_document_says(server, document):
     for method, path, o in operations(document):
         if method != "get" or "{" in path:
             continue
@@ -131,7 +131,7 @@ def some(document, s, rng, depth=0):
         return s["const"]
     if "enum" in s:
         return rng.choice(s["enum"])
-    if "anyOf" in s and "properties" in s:  # an object of which some members depend on others
+    if "anyOf" in s and "properties" in s:  # an object some of whose members depend on others
         o, branch = some_object(document, s, rng, depth), rng.choice(s["anyOf"])
         return {**o, **{k: some(document, v, rng, depth + 1) for k, v in branch["properties"].items() if k in o or k in branch.get("required", [])}}
     if "anyOf" in s:
@@ -171,7 +171,7 @@ def test_what_the_schema_allows_is_never_a_fault_of_the_server(server, document)
         if not content or o["summary"].startswith("The same as ") or path in ("/invocations", "/completions"):
             continue
         schema = content["schema"]
-        statuses, rng = done.setdefault(path, []), random.Random(path)  # one for each: a new route changes no other's bodies
+        statuses, rng = done.setdefault(path, []), random.Random(path)  # one generator per path, so that a new route does not change the bodies of others
         for _ in range(120):
             body = {"ignore_eos": False, **some(document, schema, rng)}
             if path in ("/v1/chat/completions", "/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses"):
@@ -188,7 +188,7 @@ def test_what_the_schema_allows_is_never_a_fault_of_the_server(server, document)
                 assert isinstance(r.error, str) if error["type"] == "string" else set(r.error) >= set(error["required"]), r.body
             statuses.append(r.status)
     for path, statuses in done.items():
-        assert statuses.count(200) >= 5 or path in ("/v1/batches", "/api/show", "/infill", "/classify"), (path, statuses)  # no such file, model, tokens, head
+        assert statuses.count(200) >= 5 or path in ("/v1/batches", "/api/show", "/infill", "/classify"), (path, statuses)  # needs a file, a model, tokens, a head
     assert server.get("/health").status == 200
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses that last: kept, read, listed, deleted, gone on from; whose they are; what survives a restart."""
+"""Stored responses: created, read, listed, deleted, continued; their owners; what survives a restart."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_a_response_comes_back_as_it_was(server):
         assert r.status == 404 and r.error["message"] == "Response with id '%s' not found." % j["id"]
 
 
-def test_nothing_is_left_of_what_is_not_to_be_stored(server):
+def test_nothing_is_left_of_a_response_that_is_not_stored(server):
     j = respond(server, store=False).json()
     assert j["store"] is False and server.get("/v1/responses/" + j["id"]).status == 404
     assert respond(server, store="yes").status == 400
@@ -62,7 +62,7 @@ def test_events_have_times_where_they_are_asked_for(server):
     assert not any("timings" in e for e in map(json.loads, respond(server, stream=True, store=False).events()))
 
 
-def test_news_of_the_prompt_come_where_they_are_asked_for(server):
+def test_progress_of_the_prompt_is_sent_on_request(server):
     r = respond(server, STORY * 3, stream=True, return_progress=True, store=False, cache_salt="news")
     events = [json.loads(e) for e in r.events()]
     assert [e["type"] for e in events[:2]] == ["response.created", "response.in_progress"] and "prompt_progress" not in events[1]

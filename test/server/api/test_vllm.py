@@ -26,7 +26,7 @@ def judge():
         yield s
 
 
-def test_they_are_behind_the_keys(tmp_path):
+def test_the_routes_need_a_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n\na admin m\n")
     with Server(api_key_file=keys) as s:
@@ -168,7 +168,7 @@ def test_vectors_are_packed_in_each_type_and_order(server, dtype, n_bytes, manti
     for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
         for normalize in (True, False):
             body = {"input": "a b c", "normalize": normalize, "embed_dtype": dtype}
-            want = server.post(path, {**body, "encoding_format": "float"}).json()["data"][0][name]  # numbers are numbers, of whatever type
+            want = server.post(path, {**body, "encoding_format": "float"}).json()["data"][0][name]  # floats stay floats, whatever the type
             packed = {order: base64.b64decode(server.post(path, {**body, "encoding_format": "base64", "endianness": order}).json()["data"][0][name]) for order in ("native", "little", "big")}
             split = lambda b: [b[i:i + n_bytes] for i in range(0, len(b), n_bytes)]
             assert packed["native"] == packed["little"] and [x[::-1] for x in split(packed["big"])] == split(packed["little"])
@@ -251,7 +251,7 @@ REFUSED = [("/v1/completions", {"use_beam_search": True, "logit_bias": {"5": 1}}
 
 
 @pytest.mark.parametrize("path, body, param", REFUSED, ids=range(len(REFUSED)))
-def test_what_is_not_there_is_refused_by_name(server, path, body, param):
+def test_unsupported_members_are_refused_by_name(server, path, body, param):
     r = server.post(path, {**{"/v1/completions": {"prompt": "a"}, "/v1/chat/completions": {"messages": USER("x")}}.get(path, {}), **body})
     assert r.status == 400 and r.error["param"] == param and param in r.error["message"], r.body
 

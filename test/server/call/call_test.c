@@ -8,9 +8,9 @@
 #include "server/cli/config_load.h"
 #include "test/engine/bed.h"
 
-/* The n-th append from now finds no memory. Allocations by xrealloc do not count, because they
- * abort on failure. */
-static int fails_in, pending_fails; // the latter of the next call
+/* The fails_in-th append from now fails for lack of memory. Allocations by xrealloc do not count,
+ * because they abort on failure. */
+static int fails_in, pending_fails; // pending_fails: the value for the next call
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static const bool can_fail = false;
@@ -20,7 +20,7 @@ void *__libc_realloc(void *p, size_t n_bytes);
 
 void *realloc(void *p, size_t n_bytes)
 {
-    enum { CODE_BYTES = 64 }; // of xrealloc
+    enum { CODE_BYTES = 64 }; // more than xrealloc's machine code has
     uintptr_t from = (uintptr_t)__builtin_return_address(0);
     bool aborts = from - (uintptr_t)xrealloc < CODE_BYTES;
     if (!aborts && fails_in > 0 && --fails_in == 0) {
@@ -30,10 +30,10 @@ void *realloc(void *p, size_t n_bytes)
 }
 #endif
 
-/* A call with what its sink received. The sinks below check the order of their own calls:
+/* A call and the output that its sink received. The sinks below check the order of their own calls:
  * at most one ending, no events after it, `over` exactly once and last. */
 struct taken {
-    struct call call; // first
+    struct call call; // must be first
     char text[1024];
     struct buf answer; // the whole, or the events joined
     struct call_error error;
@@ -138,17 +138,17 @@ static void set_deadline(struct call *c, int64_t delay_ms)
 
 static const struct call_host host = {.set_deadline = set_deadline};
 
-/* ---- the bed ------------------------------------------------------------------------------------
+/* ---- the test's server
+ * ------------------------------------------------------------------------------------
  */
 
 static struct config config;
 static struct bed bed;
 static struct call_server server;
-static bool offline; // the calls that follow
+static bool offline; // for all calls that follow
 
-/* The loop's part is played by the test: turns of the engine and wakes alternate.
- * `max_waiting` is the engine's queue; an offline call waits for room instead of being
- * refused. */
+/* The test acts as the loop: turns of the engine and wakes alternate. `max_waiting` limits the
+ * engine's queue; offline calls wait for room instead of being refused. */
 static bool open_server(int32_t max_waiting, bool are_offline)
 {
     const char *argv[] = {"serve", "test/golden/llama-3", "--chat-template",
@@ -173,7 +173,7 @@ static bool open_server(int32_t max_waiting, bool are_offline)
     return st == OK;
 }
 
-/* Whatever a test did, no call may be left over. */
+/* Checks that no call is left, whatever the test did. */
 static void close_server(void)
 {
     engine_stop_all(bed.e);
@@ -191,7 +191,7 @@ static void take_of(struct taken *t, const struct call_sink *sink, enum request_
 {
     *t = (struct taken){.call = {.sink = sink, .offline = offline}};
     buf_init(&t->answer, 1 << 20);
-    buf_reserve(&t->answer, 1 << 14); // appending to the answer must not be what fails
+    buf_reserve(&t->answer, 1 << 14); // so that appending to the answer cannot fail
     snprintf(t->call.owner, sizeof t->call.owner, "%s", owner);
     snprintf(t->text, sizeof t->text, "%s", body);
     t->call.request.kind = kind;
@@ -231,12 +231,11 @@ static bool has(const struct taken *t, const char *part)
     return t->answer.data && memmem(t->answer.data, t->answer.n_bytes, part, strlen(part));
 }
 
-/* ---- what holds
+/* ---- tests
  * ----------------------------------------------------------------------------------- */
 
-/* Eight endpoints, one sink: the answer is complete JSON of the endpoint's type, with the
- * id that the client asked for or that of the line. A whole answer results although a line
- * says "stream". */
+/* Eight endpoints, one sink: the answer is complete JSON of the endpoint's type, with the id that
+ * the client asked for or the line's. It is a whole answer even if the line asks for a stream. */
 TEST(every_endpoint_answers_a_line_whole)
 {
     static const struct {
@@ -281,7 +280,7 @@ TEST(every_endpoint_answers_a_line_whole)
 /* The n-th append fails, for every n that an answer reaches, so that no failure to
  * allocate is left untested: a buffer that lost bytes must be noticed before the answer is
  * sent. */
-TEST(an_answer_lacks_nothing_where_memory_ends)
+TEST(a_failed_allocation_never_shortens_an_answer)
 {
     static const struct {
         enum request_kind kind;
@@ -342,9 +341,9 @@ static void text_of(struct taken *t, struct buf *text)
     buf_deinit(&t->answer);
 }
 
-/* A full socket stops events, not the engine: text is folded into what is sent when there
- * is room. The events, joined, give the text of the whole answer for the same seed. */
-TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
+/* A full socket stops events, but not the engine: the text is sent once there is room again. The
+ * joined events have the same text as the whole answer for the same seed. */
+TEST(a_stream_that_was_full_has_the_text_of_the_whole_answer)
 {
     static const char whole_body[] =
         "{\"prompt\":[5,6,7],\"max_tokens\":30,\"seed\":3,\"ignore_eos\":true}";
@@ -364,7 +363,7 @@ TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
     turns(60);
     CHECK(t.is_stream && n_events > 0);
     CHECK_EQ(t.n_events, n_events);
-    CHECK_EQ(t.n_ends, 0); // the engine has done, and the rest waits
+    CHECK_EQ(t.n_ends, 0); // the engine has finished, and the rest of the text waits
     t.full = false;
     call_on_room(&t.call);
     CHECK_EQ(t.n_over, 1);
@@ -377,8 +376,8 @@ TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
     close_server();
 }
 
-/* Refusals come before anything is submitted, once, with the code and member that OpenAI's
- * API has. */
+/* Invalid requests are refused before anything is submitted, exactly once, with the code and member
+ * of OpenAI's API. */
 TEST(what_is_refused_ends_at_once_with_its_reason)
 {
     struct taken t;
@@ -397,9 +396,9 @@ TEST(what_is_refused_ends_at_once_with_its_reason)
 
 static const char one[] = "{\"prompt\":[5,6],\"max_tokens\":6,\"ignore_eos\":true}";
 
-/* Of a server, requests beyond the queue are refused with the configured status; of a
- * batch job they wait in the order of their lines. A call that leaves while it waits is
- * unlinked from the middle of the queue. */
+/* A server refuses requests beyond its queue with the configured status; a batch job's requests
+ * wait in the order of their lines. A call that leaves while it waits is unlinked from the middle
+ * of the queue. */
 TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
 {
     enum { N = 12 };
@@ -439,9 +438,9 @@ TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
     close_server();
 }
 
-/* After a disconnect no event may be written, but the call's memory is in use until the
- * engine reports the end of the request. */
-TEST(who_has_gone_gets_nothing_and_the_engine_is_free_again)
+/* After a disconnect no event may be written, but the call's memory stays in use until the engine
+ * reports the end of the request. */
+TEST(a_client_that_left_gets_nothing_and_the_engine_is_freed)
 {
     struct taken t;
     REQUIRE(open_server(0, false));
@@ -489,7 +488,7 @@ TEST(a_deadline_ends_a_call_once)
     close_server();
 }
 
-/* ---- answers that are kept ----------------------------------------------------------------------
+/* ---- stored answers ----------------------------------------------------------------------
  */
 
 /* A pool that runs its jobs when the test says so. */
@@ -531,10 +530,10 @@ static bool is_kept(struct store *store, const char *owner)
     return found;
 }
 
-/* The store is written on the pool. The client learns of the end only after that, or
- * `previous_response_id` could miss; and it is written although the client has gone, since
- * a later turn may refer to it. */
-TEST(a_response_is_kept_before_its_end_is_told_also_when_nobody_waits_any_more)
+/* The store is written on the pool. The client learns of the end only after that, because otherwise
+ * a request with `previous_response_id` might not find the response. It is written even if the
+ * client has left, since a later turn may refer to it. */
+TEST(a_response_is_stored_before_its_end_is_sent_even_without_a_client)
 {
     static const struct call_host pool_host = {.run = run_later, .set_deadline = set_deadline};
     static const char body[] = "{\"input\":\"hello\",\"max_output_tokens\":4}";

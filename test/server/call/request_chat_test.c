@@ -3,7 +3,7 @@
 #include "test/server/call/request_bed.h"
 
 /* Each refusal names the member by its path, down to the index in an array, as OpenAI's
- * errors do. That a refusal is for the right reason is what the code shows. */
+ * errors do. The error code shows that the reason is the right one. */
 TEST(messages_and_tools_are_checked)
 {
     REFUSES(KIND_CHAT, "{}", "missing_required_parameter", "messages");
@@ -147,7 +147,7 @@ TEST(turns_of_blocks_are_a_chat)
             "tool_choice");
 }
 
-/* Roles unknown to the API are passed to the template. */
+/* Roles that the API does not define are passed to the template. */
 TEST(roles_that_the_template_takes)
 {
     static const char open[] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";

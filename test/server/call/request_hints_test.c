@@ -42,7 +42,7 @@ TEST(hints_about_the_cache)
     DONE();
 }
 
-/* Empty envelopes are sent by clients that have nothing to say. */
+/* Clients without hints send empty envelopes. */
 TEST(no_hints_are_hints)
 {
     ACCEPTS(KIND_MESSAGES, "{\"max_tokens\":3," HI ",\"kv_hints\":{\"protocol_version\":\"0.1\","

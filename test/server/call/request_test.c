@@ -18,7 +18,7 @@ TEST(bodies_that_are_not_objects)
 
 /* U+0000 is valid JSON, but our names are C strings: a string in which it cannot be kept
  * is refused with its own code, not as a syntax error. */
-TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
+TEST(a_nul_in_a_string_is_not_a_syntax_error)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"guided_regex\":\"a\\u0000\"}", "invalid_value", "guided_regex");
     REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
@@ -149,9 +149,9 @@ TEST(scalars_out_of_range_name_their_parameter)
             "reasoning_effort");
 }
 
-/* Features that are not implemented are refused with the member's name; being ignored,
- * they would change the answer without a word. */
-TEST(what_is_not_here_is_refused_by_name)
+/* Features that are not implemented are refused by the member's name; if they were ignored, the
+ * answer would be different without any notice. */
+TEST(unsupported_features_are_refused_by_name)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}", "unsupported_value",
             "response_format");
@@ -391,8 +391,8 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     return b.data;
 }
 
-/* From the table itself: each refused member with a value that asks for something, with
- * each value that asks for nothing (`off`), and with null. */
+/* For each refused member of the table: a value that requests something, each value that requests
+ * nothing (`off`), and null. */
 TEST(refused_members_are_refused_unless_they_ask_for_nothing)
 {
     const struct member *m;
@@ -471,7 +471,7 @@ TEST(values_that_change_the_answer_are_never_passed_over)
 }
 
 /* continuous_usage_stats alone has no effect, as in vLLM. */
-TEST(usage_in_each_event_needs_usage)
+TEST(usage_in_each_event_needs_include_usage)
 {
     {
         ACCEPTS(KIND_CHAT, "{" HI ",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":"
@@ -500,7 +500,7 @@ TEST(an_embedding_has_one_sample)
 
 /* Sampling members have no meaning where nothing is generated, so their bounds are not
  * checked there either. */
-TEST(what_would_be_sampled_is_nothing_to_a_count)
+TEST(sampling_members_mean_nothing_where_tokens_are_counted)
 {
     ACCEPTS(KIND_TOKENIZE, "{" HI ",\"min_tokens\":5,\"max_tokens\":9}");
     CHECK(!r.generates && !r.pools && r.prompts[0].n > 0);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings of the golden models against what transformers computed: the hidden state at the last token, times the output
+"""Embeddings of the golden models compared with transformers: the hidden state at the last token, times the output
 matrix, must be its last logits; the mean is the mean of such states."""
 
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v1/score and /v1/rerank: vectors' cosines, and a model that judges pairs by two tokens."""
+"""/v1/score and /v1/rerank: cosine similarity, and a model that scores pairs by the probabilities of two tokens."""
 import json
 import math
 
@@ -140,7 +140,7 @@ def test_wrong_scores_are_refused(server, body, param):
     assert r.status == 400 and r.error["param"] == param
 
 
-def test_they_are_behind_the_keys_and_the_limits(tmp_path):
+def test_the_routes_need_a_key_and_count_for_its_limits(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n requests-per-minute=9\nm metrics m\n")
     with Server(api_key_file=keys) as s:
@@ -155,6 +155,6 @@ def test_they_are_behind_the_keys_and_the_limits(tmp_path):
 @pytest.mark.parametrize("options, words", [({"hf_overrides": '{"classifier_from_token": ["no way", "1"]}'}, "'no way' is not one token"),
                                             ({"hf_overrides": '{"classifier_from_token": ["1"]}'}, "should be two tokens"),
                                             ({"scoring": "yes-no"}, "scoring: 'yes' is not one token of this model")])
-def test_a_judge_that_cannot_be_is_an_error_at_the_start(options, words):
+def test_an_impossible_judge_is_an_error_at_startup(options, words):
     with pytest.raises(RuntimeError, match=words):
         Server(real=True, **options)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation as clients and operators see it: usage, metrics under vLLM's names, the status page's data, and text that
-is the same with and without, also where it stops."""
+"""Speculation as clients and operators see it: usage, metrics under vLLM's names, the status page's data, and text that is the
+same with and without speculation, also where it stops."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def speculating(request):
 
 
 def counters(s):
-    """Of one page, on which the answer's last step is counted: the answer itself may be here before."""
+    """Counters from /metrics, once they include the answer's last step: the answer may arrive earlier."""
     names = ("drafts", "draft_tokens", "accepted_tokens")
     while True:
         page = dict(line.rsplit(" ", 1) for line in s.get("/metrics").body.decode().splitlines() if line[:1] != "#")
@@ -54,12 +54,12 @@ def test_counters_add_up(speculating):
     tokens, accepted, rejected = details(s.chat(COPY, temperature=0, max_tokens=64))
     drafts, drafted, right = (b - a for a, b in zip(before, counters(s)))
     assert accepted > 0 and right == accepted and drafted == accepted + rejected
-    # Each step gives one token more than it accepts, or ends inside; some steps have no drafts.
+    # Each step yields one token more than it accepts, or ends within the accepted ones; some steps have no drafts.
     assert right + drafts - 1 <= tokens <= right + s.metric("sluice_engine_steps_total") - steps
     at = [s.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=i) for i in range(8)]
     at = [a for a in at if a is not None]
-    assert len(at) == s.n_drafts  # all of them are there, also where nothing was accepted
-    assert sum(at) == counters(s)[2] and at == sorted(at, reverse=True)  # each needs the one before it
+    assert len(at) == s.n_drafts  # every position is listed, even if no draft was accepted there
+    assert sum(at) == counters(s)[2] and at == sorted(at, reverse=True)  # a draft is accepted only if the one before it was
     data = s.get("/status.json").json()
     assert [data["draft_tokens"], data["accepted_tokens"]] == counters(s)[1:]
 
@@ -80,7 +80,7 @@ def test_a_request_may_lower_the_number_and_not_raise_it(speculating):
 
 
 def test_a_stop_string_inside_an_accepted_run_cuts_there(plain, speculating):
-    """At each place of the text, one and several characters long: nothing after it is returned or billed."""
+    """At every position of the text, one or several characters long: nothing after it is returned or counted."""
     whole = plain.chat(COPY, temperature=0, max_tokens=64).json()["choices"][0]["message"]["content"]
     assert len(whole) > 40
     for i in range(0, len(whole) - 6, 5):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constrained answers of the demo model: each is what was asked for, however unlikely the model finds it."""
+"""Constrained answers of the demo model: each satisfies its constraint, however unlikely the model finds it."""
 
 import concurrent.futures
 import json
@@ -102,14 +102,14 @@ def test_lookup_drafts_stay_inside():
             assert is_person(answer(s.chat(text, response_format=FORMAT, seed=seed, temperature=1, max_tokens=200))[0])
 
 
-def test_behind_reasoning():
+def test_after_reasoning():
     with open(os.path.join(DEMO, "tokenizer.json")) as f:
         (end,) = [t["id"] for t in json.load(f)["added_tokens"] if t["content"] == "</think>"]
     template = "{{ messages[0].content }}\n<think>\n"
     with Server(real=True, max_model_len=1024, reasoning_parser="think", trust_request_chat_template=True) as s:
         ask = lambda bias, **more: s.chat("Hello", chat_template=template, response_format=FORMAT, max_tokens=300, temperature=1,
                                           seed=1, logit_bias={str(end): bias}, **more)
-        for bias in (100, 12):  # at once, and after a while
+        for bias in (100, 12):  # the end comes at once, or after a while
             message = ask(bias).json()["choices"][0]["message"]
             assert is_person(message["content"])
         assert message["reasoning_content" if "reasoning_content" in message else "reasoning"]
@@ -135,7 +135,7 @@ HOSTILE = [
 
 
 def test_hostile_sources_hold_nobody_up(server):
-    """Refused, or compiled, within a second; meanwhile a stream goes on."""
+    """They are refused or compiled within a second, and a stream continues meanwhile."""
     def ask(more):
         began = time.time()
         r = server.chat("Hello", max_tokens=3, timeout=60, **more)
@@ -145,7 +145,7 @@ def test_hostile_sources_hold_nobody_up(server):
         stream = pool.submit(server.chat, "Hello", stream=True, max_tokens=100, ignore_eos=True, temperature=0)
         for status, seconds, body in pool.map(ask, HOSTILE):
             assert status in (200, 400), body
-            assert seconds < (30 if SLOW else 4), (seconds, body[:200])  # of shared cores
+            assert seconds < (30 if SLOW else 4), (seconds, body[:200])  # the cores may be shared
         assert stream.result().status == 200
     assert server.is_ready()
 
@@ -159,7 +159,7 @@ def cases():
 
 
 def answers_of(case, r):
-    """(text, [(name, arguments)], finish) of each choice, however it came."""
+    """(text, [(name, arguments)], finish) of each choice, streamed or not."""
     stream = case["request"].get("stream")
     if case["endpoint"] == "/v1/responses":
         whole = json.loads(r.events()[-1])["response"] if stream else r.json()
@@ -176,7 +176,7 @@ def answers_of(case, r):
 
 
 def fits(schema, text):
-    """By a validator of others where there is one; else it is JSON at least."""
+    """Checks with a third-party validator if there is one, otherwise only that it is JSON."""
     value = json.loads(text)
     try:
         import jsonschema

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured outputs as the programs that ask for them do: the openai package's parsers, instructor, pydantic-ai and
+"""Structured outputs as third-party programs request them: the openai package's parsers, instructor, pydantic-ai and
 langchain-openai, against the demo model. What is not installed is skipped."""
 
 import asyncio
@@ -29,7 +29,7 @@ class Weather(pydantic.BaseModel):
     city: str
 
 
-# As text and as a tool call: a small model can only say what it has been taught to say so.
+# As text and as a tool call: a small model only knows the forms that it was trained on.
 WEATHER = "What is the weather in Paris?"
 PARIS = Weather(city="Paris")
 ADA = Person(name="Ada", job="singer", city="Berlin", age=81)
@@ -95,7 +95,7 @@ def test_responses_parse_of_tools(client):
 
 @pytest.mark.parametrize("mode,ask,answer", [
     ("TOOLS", WEATHER, PARIS), ("TOOLS_STRICT", WEATHER, PARIS), ("RESPONSES_TOOLS", WEATHER, PARIS),
-    ("JSON_SCHEMA", ASK, ADA), ("JSON", ASK, None), ("MD_JSON", ASK, None),  # these put the schema into the prompt
+    ("JSON_SCHEMA", ASK, ADA), ("JSON", ASK, None), ("MD_JSON", ASK, None),  # these modes put the schema into the prompt
 ])
 def test_instructor(client, mode, ask, answer):
     instructor = pytest.importorskip("instructor")

@@ -73,7 +73,7 @@ def test_streams_say_the_same(server):
 
 
 def test_strict_tools_leave_text_free(server):
-    """With a strict tool the text of an answer is what it is without; its calls fit."""
+    """A strict tool does not change the text of an answer; its calls match the schema."""
     strict = [tool("get", CITY, strict=True)]
     for text in ("What is 12 + 30?", "Say the word apple."):
         free = server.chat(text, temperature=0, max_tokens=20, tools=[tool("get", CITY)]).json()["choices"][0]
@@ -84,7 +84,7 @@ def test_strict_tools_leave_text_free(server):
     with open(os.path.join(DEMO, "tokenizer.json")) as f:
         for t in json.load(f)["added_tokens"]:
             bias.update({str(t["id"]): 100} if t["content"] == "<tool_call>" else {})
-    for seed in range(4):  # a call begins at once, and is not the model's idea
+    for seed in range(4):  # a call begins at once, although the model would not make one
         calls, c = calls_of(server.chat("Hello", tools=strict, logit_bias=bias, seed=seed, temperature=1.5, max_tokens=200,
                                         parallel_tool_calls=False))
         assert len(calls) == 1 and good(*calls[0]), c
@@ -185,13 +185,13 @@ def test_refusals(server, body, param, code, says):
 
 
 def test_a_strict_schema_that_is_not_done_holds_no_other_tool_up(server):
-    """Of a tool that is not strict, and not forced, any object is taken."""
+    """A tool that is neither strict nor forced accepts any object."""
     odd = tool("f", {"type": "object", "properties": {"a": {"unevaluatedItems": False}}})
     assert server.chat("Hello", max_tokens=5, tools=[odd, tool("get", CITY, strict=True)]).status == 200
 
 
-def test_behind_reasoning():
-    """A model that may think first: the call comes after its thoughts, which the prompt or the model opens."""
+def test_after_reasoning():
+    """A model that may reason first: the call follows the reasoning, which the prompt or the model opens."""
     with Server(real=True, max_model_len=2048, reasoning_parser="think", trust_request_chat_template=True) as s:
         with open(os.path.join(DEMO, "tokenizer.json")) as f:
             ids = {t["content"]: t["id"] for t in json.load(f)["added_tokens"]}
@@ -206,4 +206,4 @@ def test_behind_reasoning():
         r = s.chat("Hello", chat_template="{{ messages[0].content }}\n<think>\n\n</think>\n\n", tools=TOOLS, temperature=1,
                    tool_choice="required", parallel_tool_calls=False, logit_bias={str(ids["<think>"]): 100}, max_tokens=200)
         calls, c = calls_of(r)
-        assert len(calls) == 1 and not c["message"].get("reasoning")  # closed: it cannot be opened again
+        assert len(calls) == 1 and not c["message"].get("reasoning")  # the reasoning was closed and cannot be opened again

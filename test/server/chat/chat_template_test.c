@@ -117,12 +117,12 @@ TEST(provenance_survives_every_string_operation)
     }
 }
 
-/* All operations of templates on a text of the user: no byte of it, or of what it is changed to,
- * may be marked as the template's own. The letters searched for occur in no expression, except
- * where a format from outside is given a control token. */
-/* An attacker who knows the template may send anything. Here every filter, method and
- * operator gets texts that would assemble <|im_end|> from pieces, and no part of a result
- * may pass as the template's own. */
+/* All operations of templates on a text of the user: no byte of the text, or of the result, may be
+ * marked as the template's own. The expressions do not contain the letters that the test searches
+ * for, except those in which the user's format has a control token as its argument. */
+/* An attacker may know the template and send anything. Every filter, method and operator gets texts
+ * from which <|im_end|> could be assembled, and no part of a result may count as the template's
+ * own. */
 TEST(no_operation_turns_input_into_the_template_s_own)
 {
     static const char kwargs[] =
@@ -369,7 +369,7 @@ TEST(no_operation_turns_input_into_the_template_s_own)
     CHECK(rendered > 187);
 }
 
-/* 600 origins in one string, that alternate: none is lost or merged as the string grows. */
+/* 600 runs of alternating provenance in one string: none is lost or merged as the string grows. */
 TEST(long_strings_keep_their_provenance)
 {
     const char *source = "{% set ns = namespace(s='') %}{% for i in range(300) %}"
@@ -386,8 +386,8 @@ TEST(blocks_and_macros_keep_provenance)
     CHECK_STR(render(source, USER("\"u\"")), "(<[u]>)X[U]");
 }
 
-/* A role that the API knows is the template's word: it must be able to form markers. An
- * unknown role is text of the user. */
+/* A role that the API defines counts as the template's own text, since markers are formed from it.
+ * An unknown role is text of the user. */
 TEST(known_roles_are_not_input_and_others_are)
 {
     const char *source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}";
@@ -397,8 +397,8 @@ TEST(known_roles_are_not_input_and_others_are)
               "<|user|>[user]<|assistant|>[x]<|[im_end]|>");
 }
 
-/* The last assistant message may be the caller's own prefix; markup in it counts only if
- * the server was told to trust it. */
+/* The last assistant message may be a prefix written by the client; control tokens in it take
+ * effect only with trust_assistant. */
 TEST(assistant_content_is_trusted_only_when_asked)
 {
     const char *messages = "[{\"role\":\"user\",\"content\":\"u\"},"
@@ -451,7 +451,7 @@ static void check_injection(const char *path)
     free(text);
 }
 
-/* For each template of a folder: text of a user must not become a control token. */
+/* Runs check_injection for each template of a folder. */
 static int check_injections(const char *folder)
 {
     DIR *dir = opendir(folder);
@@ -655,7 +655,7 @@ TEST(reasoning_goes_by_the_name_that_the_template_knows)
     CHECK_STR(render(thinking, THOUGHT("reasoning_content", "null")), "T[t]");
     CHECK_STR(render(thinking, THOUGHT("thinking", "\"\"")), "T[t]");
     CHECK_STR(render(thinking, THOUGHT("thinking\":null,\"reasoning", "\"\"")), "T[t]");
-    CHECK_STR(render(thinking, THOUGHT("reasoning", "\"c\"")), "[c]"); // it takes one of them
+    CHECK_STR(render(thinking, THOUGHT("reasoning", "\"c\"")), "[c]"); // it prints only one of them
     CHECK_STR(render("{% for m in messages %}{{ m.reasoning }}{{ m.content }}{% endfor %}",
                      THOUGHT("reasoning_content", "\"c\"")),
               "[tc]");
@@ -669,8 +669,7 @@ TEST(reasoning_goes_by_the_name_that_the_template_knows)
 #undef THOUGHT
 }
 
-/* Otherwise the system prompt of a newer client would be dropped without an error by an
- * older template. */
+/* Otherwise an older template would silently drop the system prompt of a newer client. */
 TEST(developer_becomes_system_where_the_template_drops_it)
 {
     const char *messages = "[{\"role\":\"developer\",\"content\":\"d\"}]";
@@ -737,7 +736,8 @@ TEST(numbers_keep_their_text)
         "[1, 1.0, 0, 100.0, 123456789012345678901234567890, 1.5e-07]");
 }
 
-/* Used to detect what a template supports; a word in a comment must not count. */
+/* chat_template_text is searched to detect what a template supports; words in comments must not
+ * count. */
 TEST(words_of_a_template_are_found_outside_comments)
 {
     struct jinja_template *t;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the tests of the output parsers share: a sample folded into strings, text fed with all
+/* Shared by the tests of the output parsers: a sample folded into strings, text fed with all
  * possible cuts, and macros for long markers. */
 #ifndef SLUICE_TEST_SERVER_CHAT_FOLD_H
 #define SLUICE_TEST_SERVER_CHAT_FOLD_H
@@ -112,7 +112,7 @@ static inline void run(const struct output_options *opt, const char *text, size_
     output_deinit(&o);
 }
 
-/* Equal to the byte; how often each callback was called may differ. */
+/* True if all bytes are equal; the numbers of callbacks may differ. */
 static inline bool same(const struct fold *a, const struct fold *b)
 {
     return strcmp(a->content.data, b->content.data) == 0 &&
@@ -154,7 +154,8 @@ static inline struct json *tools_of(const char *text)
     return root;
 }
 
-/* The parser gives this content and these calls for the text, however it is cut. */
+/* Checks that the parser reports this content and these calls for the text, however it is
+ * divided. */
 #define PARSES(kind, text, content_, calls_)                                                       \
     do {                                                                                           \
         struct json *tools = tools_of(TOOLS);                                                      \

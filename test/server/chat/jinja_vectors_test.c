@@ -7,7 +7,7 @@
 #include "server/chat/template.h"
 #include "test/check.h"
 
-/* What strftime_now shows in the vectors. */
+/* The time of strftime_now in the vectors. */
 enum { CLOCK = 1749990896 }; // 2025-06-15 12:34:56
 
 struct slice {
@@ -137,8 +137,8 @@ static void load_named(const char *name)
     }
 }
 
-/* A named template with a conversation. `raw`: messages reach the template as they are,
- * since Jinja2 got them that way. */
+/* A named template with a conversation. `raw`: messages reach the template unchanged, as they
+ * reached Jinja2. */
 static void conversation(struct slice line)
 {
     struct err err;

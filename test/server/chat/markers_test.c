@@ -36,7 +36,7 @@ static struct tokenizer *tokenizer_of(const char *const *words)
     return tok;
 }
 
-/* The sample is given token by token, as the engine makes them. */
+/* Feeds the sample token by token, as the engine generates them. */
 static void check_words(const char *parser, enum reasoning_kind reasoning, const char *const *words,
                         const char *content, const char *thought, const char *calls)
 {
@@ -114,7 +114,7 @@ TEST(markers_that_are_special_tokens)
     check_words("internlm", REASONING_NONE,
                 WORDS("!<|action_start|>", "!<|plugin|>", "{\"name\": \"g\"}", "!<|action_end|>"),
                 "", "", "|g#:{}");
-    check_words("gigachat3", REASONING_NONE, // of another model's markers
+    check_words("gigachat3", REASONING_NONE, // markers of another model
                 WORDS("!<|function_call|>", "{\"name\": \"g\"}", "!<|tool_call_begin|>"), "", "",
                 "|g#:{}");
 }

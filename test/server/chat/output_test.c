@@ -50,7 +50,7 @@ TEST(harmony_channels)
     HARMONY("", "", "");
     HARMONY(" \n", " \n", "");
     HARMONY("ld, goes on<|end|>", "ld, goes on", "");
-    // spelled in other tokens, the markers are ordinary words of the model
+    // spelled with other tokens, the markers are ordinary text
     struct output_options opt = {
         .reasoning = REASONING_HARMONY, .parser = tool_parser_find("harmony"), .tools = NULL};
     struct fold f;
@@ -69,7 +69,8 @@ TEST(harmony_channels)
     CHECK_STR(f.reasoning.data, "hm");
     CHECK_STR(f.content.data, "yes");
     fold_deinit(&f);
-    opt = (struct output_options){.parser = tool_parser_find("harmony")}; // a format without it
+    opt = (struct output_options){.parser = tool_parser_find("harmony")}; // a format without
+                                                                          // reasoning
     check_cuts(&opt,
                "\xf9"
                "analysis\xfahm\xfc\xf8"
@@ -104,7 +105,7 @@ TEST(harmony_calls)
                   "{\"n\": \"a\nx");
     check_harmony(CALL_F, "", "", "|f#:{}", "");
     check_harmony(CALL_F "<|call|>", "", "", "|f#:{}", "");
-    // what is no call is text
+    // anything else is text
     check_harmony(CALL_F "oops<|call|>", "oops", "", "", "oops");
     check_harmony(CALL_F "{} and <|call|> more", " and more", "", "|f#:{}", "{} and  more");
     HARMONY("<|channel|>commentary to=python code<|message|>print(1)<|call|>", "print(1)", "");
@@ -122,7 +123,7 @@ TEST(harmony_that_is_malformed_is_content)
     HARMONY(ANALYSIS "hm" FINAL "yes", "yes", "hm");
     HARMONY(ANALYSIS "hm<|start|>assistant" FINAL "yes", "yes", "hm");
     HARMONY(ANALYSIS "hm<|end|>\n stray \n<|start|>assistant" FINAL "yes", "\n strayyes", "hm");
-    // of heads without a message, the markers are dropped, other words are kept
+    // in heads without a message, markers are dropped and other words kept
     HARMONY(FINAL "a<|end|><|start|>assist", "a", "");
     HARMONY(FINAL "a<|end|><|start|>assistant<|channel|>commentary to=func", "a", "");
     HARMONY("<|start|>assistant<|start|>assistant<|channel|>final<|end|>x", "x", "");
@@ -229,7 +230,8 @@ TEST(a_call_ends_reasoning)
         {"hy_v3", "<tool_calls>\n<tool_call>g<tool_sep>\n</tool_call>\n</tool_calls>", "|g#:{}"},
         {"qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>", "|g#:{}"},
         {"minimax_m2", "<minimax:tool_call>\n<invoke name=\"g\">\n</invoke>", "|g#:{}"},
-        {"hermes", "<tool_call>{\"name\": \"g\"}</tool_call>", ""}, // may well be talked about
+        {"hermes", "<tool_call>{\"name\": \"g\"}</tool_call>", ""}, // the reasoning may mention the
+                                                                    // tool
     };
     struct json *tools = tools_of(TOOLS);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -284,7 +286,7 @@ TEST(long_white_space_costs_each_token_the_same)
     for (size_t i = 0; (name = tool_parser_name(i)); i++) {
         struct output_options opt = {.parser = tool_parser_find(name), .tools = tools};
         if (strcmp(opt.parser->name, name) != 0) {
-            continue; // another name of a parser
+            continue; // an alias of another parser
         }
         for (size_t n_word = 0; n_word < 2; n_word++) { // alone, and after a word
             for (int k = 0; k < 2; k++) {
@@ -300,7 +302,7 @@ TEST(long_white_space_costs_each_token_the_same)
             }
         }
     }
-    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 5); // it was minutes
+    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 5); // without that it took minutes
     free(text);
     json_free(tools);
 }
@@ -342,7 +344,7 @@ TEST(long_values_cost_each_token_the_same)
         CHECK_STR(f.content.data, "");
         fold_deinit(&f);
     }
-    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 10); // it was minutes
+    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 10); // without that it took minutes
     free(text);
     json_free(tools);
 }
@@ -497,7 +499,7 @@ TEST(random_mixtures_do_not_depend_on_cuts)
         size_t n_words = sizeof words / sizeof words[0], kind = below(n_names + 1);
         const char *name = tool_parser_name(kind); // NULL: without a parser
         bool harmony = name && tool_parser_find(name)->exact;
-        size_t from = harmony && below(2) ? n_words - 14 : 0; // its own
+        size_t from = harmony && below(2) ? n_words - 14 : 0; // only Harmony words
         for (size_t i = 0, n = 1 + below(10); i < n; i++) {
             strcat(text, words[from + below(n_words - from)]);
         }

@@ -34,7 +34,7 @@ TEST(names_are_those_of_the_options)
     CHECK(tool_parser_find("qwen3_xml") == &tool_parser_qwen3_coder);
 }
 
-/* ---- which parsers a template asks for
+/* ---- the parsers for a template
  * -------------------------------------------------------- */
 
 /* The parser is chosen by strings in the template's text; where several match, the most
@@ -56,7 +56,7 @@ TEST(signs_in_templates)
         {"{{ tools }} " SEPARATOR "```json", "deepseek_v3", REASONING_NONE},
         {"{{ tools }} <tool_calls> <tool_call> <tool_sep> <arg_key> <think>", "hy_v3",
          REASONING_THINK},
-        {"{{ messages }} <tool_call> <answer>", NULL, REASONING_NONE}, // knows no tools
+        {"{{ messages }} <tool_call> <answer>", NULL, REASONING_NONE}, // a template without tools
         {"Here is my thought process: {{ tools }} <|tool_call|>", "granite", REASONING_GRANITE},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -209,14 +209,13 @@ static bool is_open(const struct family *family, const char *input, const struct
     return open;
 }
 
-/* Known differences, where we deliberately behave otherwise. */
+/* Known cases in which sluice deliberately behaves differently. */
 static bool is_quirk(const char *id)
 {
     static const char *const ids[] = {
         "chat029", // the marker stays in the reasoning
         "chat099",
-        "chat102", // they keep markers of reasoning without reasoning; here special tokens are
-                   // dropped
+        "chat102", // they keep the markers of empty reasoning; here special tokens are dropped
         "chat064",
         "chat075", // a call cut off before its arguments has none; here an empty object
         "chat155", // the line's end after the reasoning is kept
@@ -293,7 +292,7 @@ static bool matches(const struct fold *f, const struct json *expected)
     return *at == '\0';
 }
 
-/* A recorded output through our parser, compared with what the recording's parser gave. */
+/* Parses a recorded output, and compares the result with that of the recording's parser. */
 static int replay(const struct json *line)
 {
     const char *input = json_get_string(line, "input");
@@ -301,8 +300,8 @@ static int replay(const struct json *line)
     const struct json *opt = json_get(line, "options");
     const char *format = json_get_string(opt, "reasoning_format");
     const struct family *family = family_of(template, input);
-    /* Left out: formats that we do not have, a message that continues a prefix of the prompt, JSON
-     * extraction of structured outputs, and reasoning that is to stay in the text. */
+    /* Skipped are formats that sluice does not have, messages that continue a prefix of the prompt,
+     * extraction of JSON from structured outputs, and reasoning that must stay in the text. */
     bool carried = json_get_bool(opt, "has_prior_messages", false) &&
                    !json_get_bool(opt, "add_generation_prompt", true);
     bool no_json = template && !strstr(template, "deepseek") && strstr(input, "```json");
@@ -332,7 +331,7 @@ static int replay(const struct json *line)
     good = good || is_quirk(json_get_string(line, "id"));
     if (!good && harmony && json_count(json_get(opt, "tools")) == 0 &&
         strcmp(f.reasoning.data, "I will execute python to say hello") == 0) {
-        good = 1; // there what is sent to built-in tools is lost; here it is content
+        good = 1; // there, text to built-in tools is lost; here it is content
     }
     if (!good) {
         CHECK_FAIL("%s: [%s] [%s] [%s]", json_get_string(line, "id"), f.content.data,

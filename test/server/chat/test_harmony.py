@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-OSS's form of answers over HTTP: channels and calls whose markers are special tokens, each with a template and a
-tokenizer that have them, chosen by the template alone."""
+"""GPT-OSS's output format over HTTP: channels and calls whose markers are special tokens. The tests make a template and a
+tokenizer with these tokens; the template alone selects the parser."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 from api import DEMO, fold, scripted
 
 MARKERS = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"]
-FIRST_ID = 4088  # in the place of the demo's <tool_call> and the like
+FIRST_ID = 4088  # replaces the demo's <tool_call> and similar tokens
 TEMPLATE = """{% for m in messages %}{% if m.tool_calls %}<|start|>assistant to=functions.{{ m.tool_calls[0].function.name }}\
 <|channel|>commentary json<|message|>{{ m.tool_calls[0].function.arguments|tojson }}<|call|>{% elif m.role == 'assistant' %}\
 {% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}\
@@ -33,7 +33,7 @@ TEXTS = [
     "<|channel|>analysis<|message|>Two.<|end|><|start|>assistant<|channel|>analysis<|message|>Three.<|end|><|start|>assistant"
     "<|channel|>final<|message|>Four.<|return|>",
 ]
-MESSAGES = [  # reasoning, content, calls if they are wanted
+MESSAGES = [  # reasoning, content, and calls if there are tools
     ("I wonder \U0001F600.", "The answer\nis 42.", 0),
     ("I wonder \U0001F600.", None, 1),
     (None, None, 1),
@@ -68,7 +68,7 @@ def server(request, folder):
 
 
 def ask(s, **body):
-    """The choice, after a look at whether the stream says the same."""
+    """The choice, after checking that the stream is equal."""
     whole = s.chat(**body)
     assert whole.status == 200, whole.body
     (choice,) = whole.json()["choices"]
@@ -110,7 +110,7 @@ def test_no_marker_leaks_where_no_calls_are_wanted(server, seed, more):
 
 
 def test_markers_that_are_letters_are_text(server):
-    """A sample without a script repeats its prompt: here as the letters, there as the tokens."""
+    """A sample without a script repeats its prompt: once as letters, once as special tokens."""
     text = "<|channel|>commentary to=functions.get_weather<|message|>{}<|call|>"
     ids = server.post("/tokenize", {"prompt": text, "add_special_tokens": False, "parse_special": False}).json()["tokens"]
     assert max(ids) < FIRST_ID
@@ -139,7 +139,7 @@ def test_responses(server):
 
 
 def test_the_items_of_a_response_are_the_same_in_a_stream(server):
-    """In the order of the channels, each with its own text and the log probabilities of that alone."""
+    """The items are in the order of the channels, each with its own text and the log-probabilities of that text."""
     def items(response):
         shown = [(o, o.get("content", [{}])[0]) for o in response["output"]]
         return [(o["type"], c.get("text", o.get("arguments")), "".join(l["token"] for l in c.get("logprobs", []))) for o, c in shown]

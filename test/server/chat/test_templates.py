@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice render`: the command itself. That templates render as in Jinja2 is shown by jinja_vectors_test."""
+"""`sluice render`, the command itself. jinja_vectors_test checks that templates render as in Jinja2."""
 import json
 import os
 import pathlib

@@ -147,7 +147,7 @@ TEST(deepseek_v32_calls)
     PARSES("deepseek_v4",
            "<" DSML "tool_calls>\n<" DSML "invoke name=\"f\">\n<" DSML "parameter name=\"x\" "
            "string=\"false\">[1, </" DSML "parameter>\n</" DSML "invoke>\n</" DSML "tool_calls>",
-           "", "|f#:{\"x\": \"[1, \"}"); // no JSON after all
+           "", "|f#:{\"x\": \"[1, \"}"); // not JSON
     PARSES("deepseek_v32", "<" DSML "function_calls>none", "<" DSML "function_calls>none", "");
 }
 
@@ -182,8 +182,7 @@ TEST(kimi_k3_calls)
 #define M3_ELEMENT(name, value) M3 "<" name ">" value M3 "</" name ">"
 #define M3_CALL(name, body) M3 "<invoke name=\"" name "\">" body M3 "</invoke>\n"
 
-/* Elements nest as JSON does; every tag has a separator before it, so values may contain
- * '<'. */
+/* Elements are nested like JSON. Every tag has a separator before it, so values may contain '<'. */
 TEST(minimax_m3_calls)
 {
     PARSES("minimax_m3",

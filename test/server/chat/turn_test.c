@@ -50,7 +50,7 @@ static bool allowed(struct grammar *g, struct grammar_state s, uint8_t byte)
     return grammar_advance(g, &s, &c, 1) == OK;
 }
 
-/* A random allowed byte, preferably one that ends something. */
+/* A random allowed byte, preferably one that ends an item. */
 static int next_byte(struct grammar *g, struct grammar_state s)
 {
     static const char ends[] = "\"<}])\n{[|", some[] = "abz 019<>\"\\{}[](),:\n|=e-t\xc3\xa9";
@@ -193,7 +193,7 @@ static const struct tool_to_write tools[] = {
 };
 enum { N_TOOLS = sizeof tools / sizeof tools[0] };
 
-/* The tools as the parsers get them, and a grammar for the arguments of each. */
+/* The tools in the form that parsers get, and a grammar for the arguments of each. */
 static struct json *list;
 static struct grammar *arguments[N_TOOLS];
 
@@ -287,8 +287,8 @@ struct form {
     enum reasoning_kind reasoning;
 };
 
-/* Writes N_WALKS random texts of the turn's grammar and parses each. If a call is demanded
- * there must be one and no other text; if an answer is, it must consist of the answer's
+/* Writes N_WALKS random texts of the turn's grammar and parses each. If a call is required, there
+ * must be one and no other text. If the answer has a format, it must consist of that format's
  * characters. */
 static void check_turn(const struct form *form, const struct turn *t, const char *answer)
 {
@@ -304,7 +304,7 @@ static void check_turn(const struct form *form, const struct turn *t, const char
     struct grammar_vocab *vocab = parser->exact ? vocab_of(parser) : NULL;
     struct grammar *g = compile(GRAMMAR_TAGS, tags.data, tags.n_bytes, vocab);
     int n_whole = 0;
-    // Harmony has a channel for what is told before a call
+    // Harmony has a channel for text before a call
     const bool may_tell = form->reasoning == REASONING_HARMONY;
     struct words words = {.n = 0};
     words_of(t, &words);

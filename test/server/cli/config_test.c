@@ -56,7 +56,7 @@ TEST(flags_set_fields_and_the_rest_keeps_its_default)
 
 /* A shell completes folder names with a slash; the last part of the folder is one of the model's
  * names. */
-TEST(a_slash_behind_the_model_is_no_part_of_its_name)
+TEST(a_trailing_slash_is_not_part_of_the_models_name)
 {
     LOAD("models/demo//");
     REQUIRE(st == OK);
@@ -104,9 +104,9 @@ TEST(flag_wins_over_environment_and_environment_over_file)
     unlink(path);
 }
 
-/* VLLM_API_KEY is used only if no key of our own is set, or a key that an administrator
- * set would be joined by a forgotten one. */
-TEST(vllms_key_is_taken_where_no_other_is)
+/* VLLM_API_KEY is used only if no other key is set; otherwise a forgotten one would be valid in
+ * addition to the administrator's key. */
+TEST(vllms_key_is_used_only_if_no_other_is_set)
 {
     const char *some[] = {"VLLM_API_KEY=a", "VLLM_LOGGING_LEVEL=DEBUG", "VLLM_API_KEY_FILE=", NULL};
     env = (char **)some;
@@ -151,28 +151,28 @@ TEST(bad_flags_are_refused_with_words)
     REFUSED("did you mean '--max-model-len'", "m", "--max-model-length", "5");
     REFUSED("unknown option '--prot'; did you mean '--port'?", "m", "--prot", "5");
     REFUSED("needs a value", "m", "--port");
-    REFUSED("outside", "m", "--port", "70000");
+    REFUSED("is not between", "m", "--port", "70000");
     REFUSED("whole number", "m", "--port", "12x");
-    REFUSED("not whole", "m", "--port", "1.5");
-    REFUSED("none of auto|cuda|cpu", "m", "--device", "tpu");
-    REFUSED("none of", "m", "--device", "cud");
-    REFUSED("|kimi_k2|", "m", "--tool-call-parser", "kimi"); // the list is whole
+    REFUSED("not a whole number", "m", "--port", "1.5");
+    REFUSED("not one of auto|cuda|cpu", "m", "--device", "tpu");
+    REFUSED("not one of", "m", "--device", "cud");
+    REFUSED("|kimi_k2|", "m", "--tool-call-parser", "kimi"); // the list is complete
     REFUSED("|step3p5", "m", "--tool-call-parser", "");
     REFUSED("|seed_oss|", "m", "--reasoning-parser", "thinking");
-    REFUSED("none of", "m", "--device", "auto|cuda");
+    REFUSED("not one of", "m", "--device", "auto|cuda");
     REFUSED("neither true", "m", "--deterministic=maybe");
     REFUSED("option speculative-config", "m", "--speculative-config", "{");
     REFUSED("not an object", "m", "--speculative-config", "[]");
     REFUSED("a second model", "m", "n");
-    REFUSED("go together", "m", "--ssl-keyfile", "x");
+    REFUSED("must be given together", "m", "--ssl-keyfile", "x");
     REFUSED("'a.example' is not an origin", "m", "--allowed-origins", "https://b", "a.example");
     REFUSED("is not an origin", "m", "--allowed-origins", "https://b/");
     REFUSED("429 or 503", "m", "--overload-status", "500");
     REFUSED("/nonexistent", "m", "--config", "/nonexistent");
 }
 
-/* Flags that have no effect on answers are accepted with as many words as vLLM gives them,
- * so the words after them are not misread. */
+/* Flags that have no effect on answers are accepted with as many words as in vLLM, so that the
+ * following words are read correctly. */
 TEST(command_lines_of_vllm_run_unchanged)
 {
     LOAD("m", "--dtype", "half", "--allowed-origins", "[\"*\"]", "-O3", "--compilation-config",
@@ -199,7 +199,7 @@ TEST(command_lines_of_vllm_run_unchanged)
 }
 
 /* --speculative-config.key and its relatives build up a JSON object. */
-TEST(members_of_an_object_come_one_by_one)
+TEST(members_of_an_object_can_be_set_one_by_one)
 {
     LOAD("m", "--spec-method", "ngram", "--spec-tokens", "4",
          "--speculative-config.prompt_lookup_min=2", "--default-chat-template-kwargs", "{\"a\": 1}",
@@ -226,8 +226,8 @@ TEST(older_flags_of_positions_are_overrides)
 
 TEST(a_member_comes_once_and_of_an_object)
 {
-    REFUSED("'method' is there already", "m", "--spec-method", "ngram", "-sc.method", "eagle");
-    REFUSED("'b.d' is there already", "m", "--default-chat-template-kwargs.b.c", "1",
+    REFUSED("'method' is set twice", "m", "--spec-method", "ngram", "-sc.method", "eagle");
+    REFUSED("'b.d' is set twice", "m", "--default-chat-template-kwargs.b.c", "1",
             "--default-chat-template-kwargs.b.d", "1");
     REFUSED("unknown option", "m", "--port.x", "1");
     REFUSED("unknown option '--max-model-lne'; did you mean '--max-model-len'?", "m",
@@ -241,13 +241,13 @@ TEST(what_would_change_answers_is_refused_with_the_reason)
     REFUSED("enable-lora: 'true' is not supported: adapters", "m", "--enable-lora");
     REFUSED("adapters are not supported", "m", "--lora-modules", "a=b", "c=d");
     REFUSED("return-sampling-mask: 'true' is not supported", "m", "--return-sampling-mask");
-    REFUSED("tokenizer.json is what is read", "m", "--tokenizer-mode=deepseek_v32");
-    REFUSED("start more servers behind a balancer", "m", "--data-parallel-size=4");
-    REFUSED("not loaded", "m", "--middleware", "a.b");
-    REFUSED("none of", "m", "--reasoning-parser", "inkling");
+    REFUSED("always read from tokenizer.json", "m", "--tokenizer-mode=deepseek_v32");
+    REFUSED("start several servers behind a load balancer", "m", "--data-parallel-size=4");
+    REFUSED("plugins cannot be loaded", "m", "--middleware", "a.b");
+    REFUSED("not one of", "m", "--reasoning-parser", "inkling");
     char *path = write_file("disable-log-stats: true\nenable-lora: False\nignore-patterns:\n- a\n"
                             "port: 7\nlogits-processors:\n  - a.b\n");
-    REFUSED(":7: option logits-processors: 'a.b' is not supported: code", "m", "--config", path);
+    REFUSED(":7: option logits-processors: 'a.b' is not supported: plugins", "m", "--config", path);
     unlink(path);
 }
 
@@ -287,9 +287,9 @@ TEST(bad_lines_are_refused_with_their_number)
     write_file("port: many\n");
     REFUSED(":1: option port", "--config", path);
     write_file("model: x\nport: 5\ntensor-parallel-size: 1\ntp: 2\n");
-    REFUSED(":4: option tensor-parallel-size is in this file already", "--config", path);
+    REFUSED(":4: option tensor-parallel-size occurs twice in this file", "--config", path);
     write_file("model: x\nserved-model-name: [a]\nserved_model_name: [b]\n");
-    REFUSED(":3: option served-model-name is in this file already", "--config", path);
+    REFUSED(":3: option served-model-name occurs twice in this file", "--config", path);
     write_file("model: 'x\n");
     REFUSED(":1: option model: a quote does not end", "--config", path);
     write_file("model: \"x\" y\n");
@@ -302,7 +302,7 @@ TEST(bad_lines_are_refused_with_their_number)
 }
 
 /* Files edited on Windows. */
-TEST(a_byte_order_mark_and_line_ends_of_windows_are_no_text)
+TEST(a_byte_order_mark_and_windows_line_ends_are_ignored)
 {
     char *path = write_file("\xEF\xBB\xBFmodel: 'x' # why\r\nport: 5\r\n");
     LOAD("--config", path);

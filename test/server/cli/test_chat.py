@@ -27,7 +27,7 @@ def pipe(*args, text="", env=None):
 
 
 class Terminal:
-    """The chat on a pty. `screen` is all that it has printed."""
+    """The chat on a pty. `screen` has everything that it has printed."""
 
     def __init__(self, *args, env=None):
         self.master, slave = pty.openpty()
@@ -38,7 +38,7 @@ class Terminal:
         self.screen, self.seen = "", 0
 
     def expect(self, text, seconds=60):
-        """Waits for the text after what was expected before; returns what came until then."""
+        """Waits for the text, after the one expected before, and returns the output up to it."""
         end = time.time() + seconds
         while text not in self.screen[self.seen:]:
             left = end - time.time()
@@ -77,7 +77,7 @@ class Terminal:
 
 
 class Recorder:
-    """A server that keeps what it is asked and streams what it is told to: texts, or whole deltas."""
+    """A server that records requests and streams given answers: texts, or whole deltas."""
 
     def __init__(self, answers, pause=0.0):
         recorder, self.bodies, self.answers, self.gone = self, [], list(answers), threading.Event()
@@ -151,7 +151,7 @@ def test_blocks_of_lines_commands_and_the_last_line_without_an_end():
 def test_bytes_that_are_no_text_and_control_characters():
     with Recorder([["\x1b]0;title\x07x"]]) as r:
         p = subprocess.run([SLUICE, "chat", r.url], input=b"a\xff\xfeb\n", capture_output=True, timeout=60, env=ENV)
-        assert p.returncode == 0 and p.stdout == b"\x1b]0;title\x07x\n"  # a pipe gets what the model said
+        assert p.returncode == 0 and p.stdout == b"\x1b]0;title\x07x\n"  # a pipe gets the model's output unchanged
         assert r.said() == [("user", "a\ufffd\ufffdb")]
         r.answers = [["\x1b]0;title\x07x\u009bZ"]]
         with Terminal(r.url) as t:
@@ -167,15 +167,15 @@ def test_refusals_are_said_and_the_exit_code_tells():
     with Server(api_key="secret") as s:
         url = "http://127.0.0.1:%d" % s.port
         rc, out, err = pipe(url, text="hello\n")
-        assert rc == 2 and "wants an API key" in err and "--api-key" in err
+        assert rc == 2 and "requires an API key" in err and "--api-key" in err
         rc, out, err = pipe(url, "--api-key", "secret", "--max-tokens", 3, text="hello\n")
         assert rc == 0 and out and err == ""
 
 
 @pytest.mark.parametrize("args, words", [
-    (["https://x"], "TLS is not spoken"), (["http://127.0.0.1:1"], "refused"), (["http://127.0.0.1:x"], "is not http://HOST:PORT"),
+    (["https://x"], "TLS is not supported"), (["http://127.0.0.1:1"], "refused"), (["http://127.0.0.1:x"], "is not http://HOST:PORT"),
     (["http://127.0.0.1:1", "--max-model-len", "5"], "unknown option '--max-model-len'"), (["--temperature", "hot"], "'hot' is not a number"),
-    (["--temperature"], "needs a value"), (["--seed", "1.5"], "whole number"), (["--seed", "1", "models/demo"], "comes first"),
+    (["--temperature"], "needs a value"), (["--seed", "1.5"], "whole number"), (["--seed", "1", "models/demo"], "must come first"),
     (["http://127.0.0.1:1", "--tools", "/nonexistent"], "/nonexistent"), (["/nonexistent/model"], "/nonexistent/model"),
     ([DEMO, "--max-model-length", "5"], "--max-model-len"),
 ])
@@ -254,7 +254,7 @@ def test_lines_can_be_edited_and_called_back():
         t.type("wörd\x1b[D\x1b[D\x7fo\r")  # left, left, backspace
         t.expect("token")
         t.expect("> ")
-        t.type("\x1b[A!\r")  # the line before
+        t.type("\x1b[A!\r")  # recalls the previous line
         t.expect("token")
         assert [r.said(0)[0][1], r.said(1)[-1][1]] == ["word", "word!"]
 
@@ -271,7 +271,7 @@ def test_ctrl_c_ends_the_answer_and_a_second_one_the_chat(env):
         t.expect("> ")
         t.type("on\r")
         t.expect("after")
-        assert r.said()[1][0] == "assistant" and r.said()[1][1].startswith("x x")  # what came is kept
+        assert r.said()[1][0] == "assistant" and r.said()[1][1].startswith("x x")  # the partial answer is kept
         t.expect("> ")
         t.type("\x03")
         t.expect("Ctrl-C again")
@@ -326,4 +326,4 @@ def test_errors_of_a_stream_leave_the_chat_alive():
         t.expect("> ")
         t.type("b\r")
         t.expect("fine")
-        assert r.said() == [("user", "b")]  # the question that failed is not asked again
+        assert r.said() == [("user", "b")]  # the question that failed is not part of the conversation

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line says before anything is loaded: commands, folders, the environment."""
+"""Errors of the command line before anything is loaded: commands, folders, the environment."""
 import json
 import os
 import re
@@ -92,11 +92,11 @@ def test_the_checkpoints_format_may_be_named(tmp_path):
         config = {**json.load(f), "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     rc, out, err = run("generate", str(tmp_path), "a", "--device", "cpu", "--quantization", "fp8")
-    assert rc == 1 and "'fp8' is not what this checkpoint is in (awq)" in err
+    assert rc == 1 and "'fp8' is not the format of this checkpoint (awq)" in err
     rc, out, err = run("generate", str(tmp_path), "a", "--device", "cpu", "-q", "awq_marlin", "--max-tokens", "1")
-    assert "is not what this checkpoint is in" not in err
+    assert "is not the format of this checkpoint" not in err
     rc, out, err = run("generate", DEMO, "a", "--device", "cpu", "-q", "awq")
-    assert rc == 1 and "'awq' is not what this checkpoint is in (none)" in err
+    assert rc == 1 and "'awq' is not the format of this checkpoint (none)" in err
 
 
 # ---- the first minute: each sentence says what to do next ----------------------------------------
@@ -116,8 +116,8 @@ def models(tmp_path):
 @pytest.mark.parametrize("path, words", [
     ("models/qwen-smal", "did you mean '{}/models/qwen-small'?"), 
     ("models", "did you mean '{}/models/qwen-small'?"),
-    ("models/qwen-large", "no config.json there, so it is no model folder"), ("models/weights.gguf", "is a file, but no GGUF file: give the folder"),
-    ("", "no config.json there"),
+    ("models/qwen-large", "it has no config.json, so it is not a model folder"), ("models/weights.gguf", "is a file, but not a GGUF file; pass the folder"),
+    ("", "it has no config.json"),
 ])
 def test_a_wrong_path_names_the_nearest_thing_there_is(models, path, words):
     rc, out, err = run("serve", str(models / path) + ("/" if path.endswith("/") else ""), "--port", "0", "--device", "cpu")
@@ -148,7 +148,7 @@ def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1]
         rc, out, err = run("serve", DEMO, "--device", "cpu", "--port", str(port))
-    assert rc == 1 and "has port %d: end it, or choose another port with --port N" % port in err and err.count("\n") == 1
+    assert rc == 1 and "uses port %d: stop it, or choose another port with --port N" % port in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("options, words", [
@@ -162,7 +162,7 @@ def test_memory_that_is_too_small(options, words):
     assert rc == 1
     found = re.search(re.escape(words).replace(re.escape("{}"), r"(\d+)"), err)
     assert found, err
-    if found.groups() and "override" not in options[0]:  # what it tells to give is enough
+    if found.groups() and "override" not in options[0]:  # the options that the message names suffice
         given = dict(zip(options[::2], options[1::2]))
         given["--max-model-len" if "--max-model-len" in options else options[0]] = found[1]
         rc, out, err = run("generate", DEMO, "hello", "--device", "cpu", "--max-tokens", "1", *sum(given.items(), ()))

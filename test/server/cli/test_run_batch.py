@@ -51,7 +51,7 @@ def text_of(answer):
 
 
 def shared(prompts):
-    """Tokens that each has in common with one before it, in whole blocks, as a cache without bounds finds them."""
+    """Tokens that each prompt shares with an earlier one, in whole blocks, as an unbounded cache would find them."""
     seen, n = set(), 0
     for p in prompts:
         for k in range((len(p) - 1) // BLOCK, 0, -1):
@@ -85,7 +85,7 @@ def test_the_ladder_counts_computed_tokens(tmp_path):
         texts[name] = {k: text_of(v) for k, v in answers(tmp_path / name).items()}
         assert texts[name] == texts["nothing"] and len(texts[name]) == 48
     assert computed["nothing"] == logical
-    assert computed["arrival"] == logical  # eight prefixes in turn do not fit: each is gone when it comes again
+    assert computed["arrival"] == logical  # eight prefixes in turn do not fit: each has been evicted when it is needed again
     for name in ("roomy", "sorted", "groups", "ratio"):
         assert computed[name] == least, name
 
@@ -127,7 +127,7 @@ def test_the_demos_questions_are_answered_line_by_line(tmp_path):
     for k, case in cases.items():
         choice = got[k]["response"]["body"]["choices"][0]
         other = alone.get(k, got[k])["response"]["body"]["choices"][0]
-        assert choice == other or choice["message"].get("tool_calls"), k  # whose ids are new each time
+        assert choice == other or choice["message"].get("tool_calls"), k  # ids of calls differ between runs
         message = choice["message"]
         calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
         n_right += choice["finish_reason"] != "length" and bool(demo.judge.is_right(case, message.get("content") or "", calls or None))
@@ -165,7 +165,7 @@ def test_a_run_that_was_cut_goes_on(tmp_path, ordered):
     done = run(path, out, "--resume")
     assert figure(done, "answered now") == 0 and out.read_text() == "".join(now)
     fresh = tmp_path / "fresh"
-    run(path, fresh, "--resume")  # nothing is there yet
+    run(path, fresh, "--resume")  # there is no output yet
     assert len(answers(fresh)) == 30
 
 

@@ -59,7 +59,7 @@ static void check(const char *name, const char *value, bool must_pass)
     }
 }
 
-/* A switch takes --x=false; a flag that is never negated does not. */
+/* A switch accepts --x=false; a flag that cannot be negated does not. */
 static void check_default(const struct row *r, const char *name)
 {
     bool is_switch = strcmp(r->takes, "flag") == 0 || strcmp(r->takes, "alone") == 0;

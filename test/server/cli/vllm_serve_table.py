@@ -6,7 +6,7 @@ the source of a vLLM package without running it.
     python3 vllm_serve_table.py DIR/vllm >vllm_serve.txt
 
 A line is: names joined by commas; flag (--x and --no-x), alone (--x), maybe (a value or none), words (several) or value;
-the values that the type lists, joined by "|", or "-"; what it is where nobody says it, if that is written there, or "-".
+the values that the type lists, joined by "|", or "-"; the default, if the source has it as a constant, or "-".
 """
 import ast
 import os
@@ -39,7 +39,7 @@ class Package:
                 self.types.setdefault(node.target.id, node.value)
 
     def fields(self, name):
-        """The annotations and defaults of a class and of those that it is made from, in their order."""
+        """The annotations and defaults of a class and its bases, in their order."""
         node, found = self.classes[name], {}
         for base in node.bases:
             if isinstance(base, ast.Name) and base.id in self.classes:
@@ -50,7 +50,7 @@ class Package:
         return found
 
     def words(self, node):
-        """The words of a Literal[...], also where it has a name of its own; None: it is none."""
+        """The words of a Literal[...], which may have a name of its own; None: the type is no Literal."""
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
             items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             inner = [self.words(i) for i in items]
@@ -60,7 +60,7 @@ class Package:
         return None
 
     def parts(self, node):
-        """The members of a union, under the names that stand for one."""
+        """The members of a union, which may have a name of its own."""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return self.parts(node.left) + self.parts(node.right)
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in ("Annotated", "SkipValidation"):
@@ -99,7 +99,7 @@ def dict_of(node):
 
 
 def flags_of(package, function):
-    """What a function that fills a parser adds."""
+    """The flags that a function adds to a parser."""
     sources = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "get_kwargs":
@@ -143,7 +143,7 @@ def main(root):
             if isinstance(node, ast.FunctionDef) and node.name == wanted:
                 for flag in flags_of(package, node):
                     add(*flag)
-    one_value = {"allowed_origins", "allowed_methods", "allowed_headers", "middleware"}  # as the class itself mends them
+    one_value = {"allowed_origins", "allowed_methods", "allowed_headers", "middleware"}  # lists of which vLLM itself makes single values
     for name, (annotation, default) in package.fields("FrontendArgs").items():
         takes, words = package.takes(annotation)
         add([name.replace("_", "-")], VALUE if name in one_value else takes, words, default)

@@ -28,7 +28,7 @@ ssize_t send(int fd, const void *bytes, size_t n, int flags)
         real = (ssize_t (*)(int, const void *, size_t, int))dlsym(RTLD_NEXT, "send");
     }
     // Our own sends are the ones with MSG_DONTWAIT. Short sends and EAGAIN are frequent,
-    // because the code after them has to be; resets are rare, or no response would complete.
+    // so that the code that handles them is tested; resets are rare, or no response would complete.
     if (flags & MSG_DONTWAIT) {
         if (one_in(10)) {
             errno = one_in(2) ? EAGAIN : EINTR;

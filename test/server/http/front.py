@@ -11,7 +11,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 BUILD = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"))
-SLOW = "asan" in BUILD or "tsan" in BUILD  # sanitizers: times are not judged
+SLOW = "asan" in BUILD or "tsan" in BUILD  # sanitizers: times are not checked
 
 
 class Front:
@@ -78,7 +78,7 @@ class Front:
         end = time.monotonic() + seconds
         while True:
             stats = self.stats()
-            if all(stats.get(k) == v for k, v in values.items()):  # absent: refused for now
+            if all(stats.get(k) == v for k, v in values.items()):  # absent: the request was refused for now
                 return stats
             if time.monotonic() > end:
                 raise AssertionError("wanted %s, have %s" % (values, stats))
@@ -177,7 +177,7 @@ class Reader:
         return Response(status, headers, body)
 
     def closed(self):
-        """True once the other side has closed; whatever came before is in self.data."""
+        """True once the other side has closed. self.data has what arrived before."""
         try:
             while self.fill():
                 pass

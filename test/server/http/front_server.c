@@ -24,11 +24,11 @@
 struct job {
     struct http_request *req;
     struct http_timer timer;
-    struct job *next, **link; // of the engine's list, under its lock
+    struct job *next, **link; // links of the engine's list, protected by its lock
     long n_tokens, n_made, n_sent, n_bytes;
     int64_t period_ns, next_ns;
     bool cancelled, running;
-    int fail_at; // with an error event after so many tokens; -1: never
+    int fail_at; // fail with an error event after so many tokens; -1: never
     bool pooled_upper;
     char *text;
     size_t n_text;
@@ -44,7 +44,7 @@ static struct app {
     bool stop;
     bool loading;
     long n_handled, n_items, n_gone, n_gone_slow, n_gone_shutdown, n_done, n_live;
-    int64_t gone_ns; // when on_gone last came
+    int64_t gone_ns; // when on_gone was last called
 } app = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 /* Tests pass parameters in the query. */
@@ -103,7 +103,7 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
-/* From the loop's thread to the engine's list. */
+/* Adds a job to the engine's list; called on the loop's thread. */
 static void engine_add(struct job *j)
 {
     pthread_mutex_lock(&app.lock);
@@ -146,7 +146,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
     app.n_gone_shutdown += why == HTTP_GONE_SHUTDOWN;
     app.gone_ns = clock_now_ns();
     struct job *j = arg;
-    if (j->pooled_upper) { // the pool still has it: the terminal call comes with the job
+    if (j->pooled_upper) { // the pool still has it, and will make the terminal call
         j->cancelled = true;
         return;
     }
@@ -161,7 +161,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 
 static const struct http_events events = {.on_gone = on_gone};
 
-/* Every deferred request has one; it is freed when the request ends. */
+/* Makes the job of a deferred request; it is freed when the request ends. */
 static struct job *new_job(struct http_request *req)
 {
     struct job *j = xcalloc(1, sizeof *j);
@@ -172,7 +172,7 @@ static struct job *new_job(struct http_request *req)
     return j;
 }
 
-/* The event has its number and time, so that tests see gaps and delays. */
+/* The event contains its number and time, so that tests notice gaps and delays. */
 static void send_token(struct job *j)
 {
     char text[64];
@@ -188,7 +188,7 @@ static void send_token(struct job *j)
     j->n_sent++;
 }
 
-/* Takes what the engine has made for one stream; false if that ended it. */
+/* Sends the tokens that the engine has made for one stream. False if the stream has ended. */
 static bool advance(struct job *j, long n_made)
 {
     struct call_error e = {.status = 500, .code = "internal_error", .message = "token failed"};
@@ -200,7 +200,7 @@ static bool advance(struct job *j, long n_made)
         }
         send_token(j);
         if (http_is_gone(j->req)) {
-            return true; // on_gone comes
+            return true; // on_gone will be called
         }
     }
     if (j->n_sent == j->n_tokens) {
@@ -246,7 +246,7 @@ static void post_echo(struct http_request *req, void *arg)
     http_reply(req, 200, "application/octet-stream", or_empty(body), n);
 }
 
-/* Work of the pool: slow, if the test says so. */
+/* Work on the pool, which can be slow. */
 static void to_upper(void *arg)
 {
     struct job *j = arg;
@@ -307,7 +307,7 @@ static void get_late(struct http_request *req, void *arg)
     http_timer_start(app.server, &j->timer, arg_long(req, "ms", 100), late_due, j);
 }
 
-/* An error after the head was or was not sent, depending on the time. */
+/* Ends a stream with an error, either before or after its head was sent. */
 static void refuse_due(struct http_timer *timer, void *arg)
 {
     (void)timer;
@@ -328,7 +328,7 @@ static void get_refused(struct http_request *req, void *arg)
     http_timer_start(app.server, &j->timer, arg_long(req, "ms", 100), refuse_due, j);
 }
 
-/* Never answers: ends by the client, a timeout or the shutdown. */
+/* Never answers: the request ends when the client leaves, or by the shutdown. */
 static void get_hang(struct http_request *req, void *arg)
 {
     (void)arg;
@@ -395,7 +395,7 @@ static void get_health(struct http_request *req, void *arg)
     reply_text(req, red ? 503 : 200, red ? "{\"status\":\"draining\"}" : "{\"status\":\"ok\"}");
 }
 
-/* What still runs at the end of the drain gets an error event. */
+/* Requests that are still running at the drain's deadline get an error event. */
 static void on_drain_deadline(void *arg)
 {
     (void)arg;

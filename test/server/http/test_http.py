@@ -43,7 +43,7 @@ def test_errors_are_openai_objects(front):
     assert r.status == 405 and r.headers["allow"] == "GET, HEAD, POST" and r.json()["error"]["code"] == "method_not_supported"
     assert get(front, "/echo", method="get").status == 405
     assert get(front, "/items/x", method="PUT").headers["allow"] == "GET, HEAD, DELETE"
-    for method in ("GET", "DELETE"):  # not of an item that is named x/cancel
+    for method in ("GET", "DELETE"):  # not for an item named x/cancel
         r = get(front, "/items/x/cancel", method=method)
         assert r.status == 405 and r.headers["allow"] == "POST"
 
@@ -100,7 +100,7 @@ def test_expect_continue(front):
         assert r.until(b"\r\n\r\n").startswith(b"HTTP/1.1 100")
         s.sendall(b"hello")
         assert r.response().body == b"hello"
-    with front.connect() as s:  # refused before the body is asked for
+    with front.connect() as s:  # refused before the body is requested
         s.sendall(request("POST", "/small", headers=["Content-Length: 5000", "Expect: 100-continue"]))
         r = Reader(s)
         assert r.head()[0] == 413
@@ -125,7 +125,7 @@ def test_authorize_runs_before_the_body(front):
         s.sendall(request("POST", "/secret", headers=["Content-Length: 9000000", "Expect: 100-continue"]))
         status, headers = Reader(s).head()
         assert status == 401 and headers["www-authenticate"] == "Bearer"
-    with front.connect() as s:  # and the connection lives on when the body was swallowed
+    with front.connect() as s:  # and the connection continues once the body was discarded
         r = Reader(s)
         s.sendall(request("POST", "/secret", b"x" * 100000))
         assert r.response().status == 401
@@ -218,7 +218,7 @@ def test_the_head_goes_out_with_a_comment_after_its_delay():
                 assert c == b": keep-alive\n\n"
                 n += 1
             assert 2 <= n <= 5 or SLOW
-        r = get(f, "/refused?ms=600")  # now it is too late for a status
+        r = get(f, "/refused?ms=600")  # too late: the status has been sent
         assert r.status == 200
         e = events(r.body)
         assert json.loads(e[0])["error"]["code"] == "server_overloaded" and e[1] == "[DONE]"
@@ -252,7 +252,7 @@ def test_listeners_of_every_kind():
                     s.sendall(request("POST", "/echo", b"z" * 100000))
                     assert len(r.response().body) == 100000
         assert not os.path.exists(path)
-        sock = socket.socket(socket.AF_UNIX)  # a stale socket is taken over
+        sock = socket.socket(socket.AF_UNIX)  # a stale socket is replaced
         sock.bind(path)
         sock.close()
         with Front(listen=["unix:" + path]) as f:
@@ -341,7 +341,7 @@ def test_tls_serves_streams_and_sees_clients_leave():
             with connect() as s, socket.create_connection(s.getpeername()[:2]) as plain:
                 plain.sendall(request("GET", "/hello"))
                 assert Reader(plain).closed()
-                certificate(d)  # new files, SIGHUP: old connections go on, new ones see the new ones
+                certificate(d)  # after SIGHUP old connections continue, and new ones get the new certificate
                 os.kill(f.process.pid, 1)
                 time.sleep(0.3)
                 s.sendall(request("GET", "/hello"))

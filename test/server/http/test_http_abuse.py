@@ -36,7 +36,7 @@ def head(*lines):
 
 N = b"%d" % len(HIDDEN)
 CHUNKED = b"Transfer-Encoding: chunked"
-# name: bytes, the statuses that the first request may get (None: closed without one)
+# name: bytes, the statuses that the first request may get (None: closed without a reply)
 FRAMING = {
     "two lengths": (post(b"Content-Length: 0", b"Content-Length: " + N), {400}),
     "two lengths, other order": (post(b"Content-Length: " + N, b"Content-Length: 0"), {400}),
@@ -111,7 +111,7 @@ FRAMING = {
     "chunk size 0x5": (post(CHUNKED, body=b"0x5\r\nhello\r\n0\r\n\r\n"), {400, None}),
     "chunk size empty": (post(CHUNKED, body=b"\r\n"), {400, None}),
     "chunk too long": (post(CHUNKED, body=b"3\r\nhello\r\n0\r\n\r\n"), {400, None}),
-    # the next four are taken by old parsers (the third is good HTTP); what follows must not be
+    # old parsers accept the next four (the third is valid HTTP); the hidden request must not run
     "chunk with bare LF": (post(CHUNKED, body=b"5\nhello\n0\n\n"), {200, 400, None}),
     "chunk data ends in bare LF": (post(CHUNKED, body=b"5\r\nhello\n0\r\n\r\n"), {200, 400, None}),
     "chunk extension": (post(CHUNKED, body=b"5;a=b\r\nhello\r\n0\r\n\r\n"), {200, 400, None}),
@@ -120,7 +120,7 @@ FRAMING = {
 
 
 def talk(front, data, pieces):
-    """All that comes back until the server closes, or after a second of silence."""
+    """Everything that the server sends until it closes or is silent for a second."""
     with front.connect(timeout=4) as s:
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
@@ -152,7 +152,7 @@ def test_a_hidden_request_never_runs(front, name, pieces):
         assert int(r.data[9:12]) in statuses, r.data
     assert front.stats()["items"] == before, r.data
     assert b"hidden" not in r.data.replace(b"/items/hidden", b"")
-    # 0.9.75 answers a bad length twice, before anyone is asked; nobody else answers twice
+    # 0.9.75 answers a bad length twice before it calls us; no other version answers twice
     if front.version >= (1, 0, 0) or not name.startswith("length"):
         assert len(re.findall(rb"HTTP/1\.1 \d\d\d ", r.data)) <= 1, r.data
 
@@ -179,7 +179,7 @@ def test_the_guard_lets_honest_heads_through(front):
 
 
 def test_a_refused_body_is_not_a_request(front):
-    """What follows a head that was answered early must be swallowed or cut, never parsed."""
+    """The bytes after a head that was answered early must be discarded, or the connection closed; they are never parsed."""
     before = front.stats()["items"]
     for data in (
         b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: %s\r\n\r\n" % N + HIDDEN,
@@ -212,7 +212,7 @@ def test_heads_that_are_too_large(front):
     assert get(front, "/hello").status == 200
 
 
-def test_garbage_closes_and_nothing_else(front):
+def test_garbage_only_closes_the_connection(front):
     rng = __import__("random").Random(7)
     seeds = [d for d, _ in FRAMING.values()] + [request("POST", "/upper", b"abc"), request("GET", "/stream?n=2")]
 
@@ -252,7 +252,7 @@ def test_garbage_closes_and_nothing_else(front):
 def test_slow_heads_and_bodies_are_cut(front):
     started = time.monotonic()
     cases = {
-        b"": b"",  # nothing at all: closed without a word
+        b"": b"",  # nothing at all: closed without a reply
         b"GET /hel": b"408",
         b"GET /hello HTTP/1.1\r\nHost: x\r\nX: ": b"408",
         b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc": b"408",
@@ -341,7 +341,7 @@ def test_a_client_that_leaves_is_noticed_at_once(front, where, how):
         return (after["gone_ns"] - left) / 1e6
 
     took = [leave()]
-    while min(took) > 10 and len(took) < 5:  # a busy machine adds what it likes
+    while min(took) > 10 and len(took) < 5:  # a busy machine may add any delay
         took.append(leave())
     assert SLOW or min(took) < 10, took
 
@@ -360,7 +360,7 @@ def test_leaving_before_the_request_is_read_counts_too(front):
     s.sendall(request("GET", "/hang"))
     s.close()
     front.wait_for(connections=1, active=1)
-    with front.connect() as s:  # but what can be answered at once is
+    with front.connect() as s:  # but a request that can be answered at once is answered
         s.sendall(request("GET", "/hello"))
         s.shutdown(socket.SHUT_WR)
         assert Reader(s).response().status == 200
@@ -415,7 +415,7 @@ time.sleep(60)
 
 
 def test_an_unplugged_client_is_noticed():
-    """Through a virtual cable that is pulled: the client sends no FIN, no reset, no acknowledgement."""
+    """A virtual cable is pulled: the client sends no FIN, no reset and no acknowledgement."""
     ns, a, b = ("slc%d%s" % (os.getpid() % 100000, x) for x in "nab")
     ip = lambda *args: subprocess.run(["ip", *args], check=True, capture_output=True)
     try:
@@ -452,7 +452,7 @@ def test_an_unplugged_client_is_noticed():
 
 @pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
 def test_a_reset_stream_leaves_no_connection_beside_an_idle_one(version):
-    """The idle one is the oldest: libmicrohttpd looks no further when it looks for connections that are over."""
+    """The idle connection is the oldest: libmicrohttpd stops there when it looks for connections that have ended."""
     with Front() as f, f.connect() as idle:
         idle.sendall(request("GET", "/hello"))
         assert Reader(idle).response().status == 200
@@ -539,7 +539,7 @@ def test_a_stalled_reader_costs_bounded_memory_and_is_cut():
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
-def test_what_one_turn_writes_is_not_the_readers_fault(version):
+def test_bytes_of_one_turn_do_not_count_as_slow_reading(version):
     with Front(stream_hard_bytes=300000, stream_soft_bytes=100000) as f:
         with f.connect() as s:
             s.sendall(request("GET", "/stream?n=3&bytes=3000000&rate=2", version=version))
@@ -553,7 +553,7 @@ def test_a_reader_that_stalls_below_the_bound_is_cut_in_time():
         with f.connect() as s:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             s.sendall(request("GET", "/stream?n=300&rate=20000&bytes=2000"))
-            f.wait_for(streams=0, active=1, connections=1, held_stream=0)  # its end was called long ago
+            f.wait_for(streams=0, active=1, connections=1, held_stream=0)  # the handler ended it long ago
         with f.connect() as s:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             s.sendall(request("GET", "/big?n=30000000"))
@@ -569,7 +569,7 @@ def test_a_slow_reader_that_reads_gets_everything():
                 s.sendall(request("GET", "/stream?n=400&rate=100000&bytes=2000", version=version))
                 r = Reader(s)
                 fill = r.fill
-                end = time.monotonic() + 1.5  # far longer than a stall may last
+                end = time.monotonic() + 1.5  # much longer than the stall time-out
 
                 def slowly():
                     time.sleep(0.01 if time.monotonic() < end else 0)
@@ -615,7 +615,7 @@ def test_over_the_connection_limit_there_is_an_answer():
         assert r.status == 503 and r.json()["error"]["code"] == "server_overloaded" and "retry-after" in r.headers
         assert r.headers["connection"] == "close"
         assert get(f, "/health").status == 200
-        extra = [f.connect() for _ in range(60)]  # some wait for their request, as /health might be one
+        extra = [f.connect() for _ in range(60)]  # the server accepts some of them, because their request may be /health
         end, refused = time.monotonic() + 3, 0
         while refused < 40 and time.monotonic() < end:
             ready = select.select([s for s in extra if s], [], [], 0.2)[0]
@@ -633,7 +633,7 @@ def test_over_the_connection_limit_there_is_an_answer():
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: ", b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"])
 def test_probes_get_through_a_crowd_that_sends_slowly(sent):
-    """On 200 places, of which the last few are for probes: strangers cannot hold those."""
+    """Of 200 connections the last few are reserved for probes: other clients cannot hold them."""
     with Front(max_connections=200) as f:
         crowd = [f.connect() for _ in range(260)]
         for s in crowd:
@@ -645,7 +645,7 @@ def test_probes_get_through_a_crowd_that_sends_slowly(sent):
             r = get(f, "/health")
             slowest = max(slowest, time.monotonic() - t)
             assert r.status == 200
-            for _ in range(40):  # they come again
+            for _ in range(40):  # they reconnect
                 try:
                     crowd.append(f.connect())
                     crowd[-1].sendall(sent)
@@ -664,7 +664,7 @@ def test_running_out_of_descriptors_neither_spins_nor_stalls():
     def limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
-    with Front(preexec=limit) as f:  # the default limit bends, with a warning
+    with Front(preexec=limit) as f:  # the default limit is lowered, with a warning
         def lower():
             resource.prlimit(f.process.pid, resource.RLIMIT_NOFILE, (30, hard))
 
@@ -686,7 +686,7 @@ def test_running_out_of_descriptors_neither_spins_nor_stalls():
         assert get(f, "/hello").status == 200
 
 
-def test_bodies_that_nobody_sends_hold_no_memory():
+def test_announced_bodies_that_never_arrive_take_no_memory():
     with Front(max_body_total_bytes=4 << 20) as f:
         socks = []
         for _ in range(100):

@@ -30,7 +30,7 @@ def test_drain_lets_streams_finish_and_refuses_new_work():
         late.sendall(request("GET", "/late?ms=1200"))
         term(f)
         f.wait_for(state=1)
-        assert get(f, "/health").status == 503  # announced, but everything is still served
+        assert get(f, "/health").status == 503  # the drain is announced, but everything is still served
         kept.sendall(request("GET", "/hello"))
         got = rk.response()
         assert got.status == 200 and got.headers["connection"] == "close" and rk.closed()
@@ -116,8 +116,9 @@ def test_an_idle_server_ends_at_once():
             assert SLOW or time.monotonic() - start < 3
 
 
-def test_the_delay_is_for_whoever_looks():
-    """Nobody has been connected for as long as it lasts: nobody would see it. A connection that is open would."""
+def test_the_delay_is_skipped_if_nobody_would_notice():
+    """The drain delay is skipped if nobody has been connected for that long, since nobody would notice it. With an open
+    connection it is not skipped."""
     def drain(f, delay_s, idle_s):
         time.sleep(idle_s)
         start = time.monotonic()
@@ -152,7 +153,7 @@ def test_ctrl_c_waits_for_requests_but_not_for_balancers():
         assert f.process.wait(5) == 0
 
 
-def test_systemd_is_told_and_asked_for_a_sign_of_life():
+def test_systemd_gets_notifications_and_watchdog_pings():
     with tempfile.TemporaryDirectory() as d:
         path = os.path.join(d, "notify")
         s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -177,7 +178,7 @@ def test_systemd_sockets_are_taken():
     passed.listen(5)
     waiting = socket.create_connection(passed.getsockname())
     waiting.settimeout(10)
-    waiting.sendall(request("GET", "/hello"))  # before anybody runs: it waits in the backlog
+    waiting.sendall(request("GET", "/hello"))  # no server runs yet: it waits in the backlog
     start = ("import os,sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()));"
              "os.execv(sys.argv[2], sys.argv[2:])")
     binary = os.path.join(BUILD, "test/server/http/front_server")

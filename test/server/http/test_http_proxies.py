@@ -13,8 +13,8 @@ from front import SLOW, Front, Reader, events, request
 
 
 class Load:
-    """Clients that post and stream for as long as the test runs. A stream whose head had come when it broke is kept
-    apart: no proxy can mend that."""
+    """Clients that post and stream for as long as the test runs. A stream that broke after its head had arrived is counted
+    separately, because no proxy can repeat its request."""
 
     def __init__(self, proxy, n=6):
         self.proxy, self.running = proxy, True
@@ -65,8 +65,8 @@ def eventually(check, what, seconds=30):
 
 
 def wait_for_both(proxy, *replicas):
-    """Until each has served some requests through the proxy, which looks for those that were away every second or two: the
-    first is nginx's trial, and only its success makes the replica count again."""
+    """Waits until each replica has served some requests through the proxy. The proxy tries a replica that was away again after a
+    second or two; nginx uses it only if that trial succeeds."""
     def all_serve():
         try:
             with proxy.connect() as s:
@@ -100,7 +100,7 @@ def test_a_drained_and_a_killed_replica_cost_no_request(name):
         assert not load.failures and load.cut == 0, (load.failures[:3], load.cut)
         drained = load.n_good
         a = start(0)
-        wait_for_both(proxy, a)  # the proxy trusts it again
+        wait_for_both(proxy, a)  # the proxy uses it again
         b.process.kill()
         b.process.wait()
         b.process.stdout.close()
@@ -133,9 +133,9 @@ def test_tokens_and_departures_pass_through_at_once(name):
                 while len(late) < 10:
                     for e in events(r.chunk()):
                         late.append((time.monotonic_ns() - json.loads(e)["t"]) / 1e6)
-                assert SLOW or min(late) < 30, late  # HAProxy's default adds 200 to each
+                assert SLOW or min(late) < 30, late  # HAProxy's default adds 200 ms to each
             f.wait_for(live=0, seconds=3)
-            with proxy.connect() as s:  # nothing flows yet
+            with proxy.connect() as s:  # nothing has been sent yet
                 s.sendall(request("POST", "/stream?n=1&first_ms=60000", b"{}"))
                 f.wait_for(live=1)
             f.wait_for(live=0, seconds=3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs that nobody reads: the server goes on, says what it lost, and ends when it is asked to."""
+"""Logs that nobody reads: the server continues, reports what it lost, and ends when it is told to."""
 import fcntl
 import http.client
 import os
@@ -60,7 +60,7 @@ def test_an_unread_pipe_stops_nothing():
         end = time.monotonic() + 60
         while lost_lines(port) == 0:
             assert time.monotonic() < end, "the log never overflowed"
-            for _ in range(200):  # each asks for a report of some lines
+            for _ in range(200):  # each requests a report of several lines
                 p.send_signal(signal.SIGUSR1)
                 time.sleep(0.001)
         started = time.monotonic()

@@ -3,8 +3,9 @@
 #include "server/hub/private.h"
 #include "test/check.h"
 
-/* A name comes from a command line or a request, and becomes part of a path and a URL: two
- * parts of safe characters, and no "..", nothing that could leave the cache's folder. */
+/* A name comes from a command line or a request, and becomes part of a path and a URL. It must
+ * consist of two parts of safe characters, without "..", so that it cannot lead out of the cache's
+ * folder. */
 TEST(names_are_org_and_name_and_perhaps_a_revision)
 {
     struct hub_name n;
@@ -28,7 +29,7 @@ TEST(names_are_org_and_name_and_perhaps_a_revision)
 }
 
 /* 96 bytes for each part are accepted, one more is not; a revision is limited as well. */
-TEST(a_long_name_is_none)
+TEST(a_name_that_is_too_long_is_invalid)
 {
     char text[400];
     struct hub_name n;
@@ -46,7 +47,7 @@ TEST(a_long_name_is_none)
 }
 
 /* --revision and NAME@REVISION may both be given if they agree. */
-TEST(a_revision_apart_agrees_with_that_of_the_name)
+TEST(a_separate_revision_must_agree_with_the_name)
 {
     struct hub_name n;
     struct err err = {""};

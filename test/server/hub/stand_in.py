@@ -37,18 +37,18 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        pass  # clients that leave are what some tests are about
+        pass  # some tests disconnect on purpose
 
 
 class Hub:
-    """hub.url is the endpoint. on_api and on_storage (may be None) see a handler first; true: it has answered."""
+    """hub.url is the endpoint. on_api and on_storage (may be None) get each handler first, and return True if they have answered."""
 
     def __init__(self):
         self.repos, self.refs = {}, {}
         self.requests = []       # (host, method, path, headers)
         self.on_api = self.on_storage = None
         self.ranges = True
-        self.signed = 0          # how many addresses of the storage host were given out; each is another
+        self.signed = 0          # how many addresses of the storage host were handed out; each is different
         self.lock = threading.Lock()
         self.api = self.listen("127.0.0.1", Api)
         self.storage = self.listen("127.0.0.2", Storage)
@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_bytes(self, data, cut=None, piece=None, pause=0, **headers):
-        """The bytes or the range that was asked for; cut: only so many of them and then the end of the connection."""
+        """Sends the requested bytes or range; cut: only so many bytes, and then closes the connection."""
         first, last, status = 0, len(data) - 1, 200
         asked = re.match(r"bytes=(\d+)-(\d+)$", self.headers.get("Range", ""))
         if asked and self.hub.ranges:
@@ -151,7 +151,7 @@ class Api(Handler):
             paths = repo.listed or list(repo.files)
             return self.send(200, json.dumps({"id": name, "sha": commit,
                                               "siblings": [{"rfilename": p} for p in paths]}).encode())
-        if tree:  # huggingface_hub's way to ask
+        if tree:  # as huggingface_hub requests it
             return self.send(200, json.dumps([self.entry(repo, path) for path in repo.files]).encode())
         path = file.group(3)
         if path not in repo.files:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and batches over raw HTTP: what the tests of both ask for."""
+"""Files and batches over raw HTTP: requests shared by the tests of both."""
 
 import json
 import time

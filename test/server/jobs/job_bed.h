@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Jobs on an engine that hashes: their lines, and what they have kept. */
+/* Jobs on an engine that hashes: their lines, and the answers that they have stored. */
 #ifndef SLUICE_TEST_JOB_BED_H
 #define SLUICE_TEST_JOB_BED_H
 
@@ -17,14 +17,14 @@ static struct bed bed;
 static struct call_server server;
 static const struct call_host host = {0};
 
-/* What a job reads and has kept. */
+/* The input of a job, and the answers that it has stored. */
 struct bench_job {
     struct buf input;
     struct job_lines lines;
     struct job *job;
     char *texts[MAX_LINES];
     int n_answers[MAX_LINES], n_failed, n_keeps;
-    int keep_fails; // the next so many calls of keep
+    int keep_fails; // number of the next calls of `keep` that fail
     bool woken;
 };
 
@@ -41,8 +41,8 @@ static inline enum status read_memory(void *arg, int64_t offset, size_t max_byte
     return OK;
 }
 
-/* Counts the answers of each line. keep_fails makes the next calls fail without a trace,
- * as a store whose disk is full does. */
+/* Counts the answers of each line. keep_fails makes the next calls fail without storing anything,
+ * like a store whose disk is full. */
 static inline enum status keep(void *arg, const struct batch_answer *answers, size_t n,
                                struct err *err)
 {
@@ -67,7 +67,8 @@ static inline void wake(void *arg)
     ((struct bench_job *)arg)->woken = true;
 }
 
-/* ---- the bed --------------------------------------------------------------------------------- */
+/* ---- the test's server
+ * --------------------------------------------------------------------------------- */
 
 /* lanes: sequences that run at a time; n_blocks: of the KV pool, BLOCK tokens each. */
 static inline bool open_server(int32_t n_blocks, int32_t max_waiting, int32_t lanes)
@@ -164,7 +165,7 @@ static inline void check_all_once(const struct bench_job *b)
 {
     for (int32_t i = 0; i < b->lines.n; i++) {
         CHECK_EQ(b->n_answers[i], 1);
-        char want[40]; // texts of hashes may have a NUL: they are looked at as text
+        char want[40]; // texts of hashes may contain NULs
         snprintf(want, sizeof want, "\"custom_id\":\"r%d\",", i);
         CHECK(b->texts[i] && strstr(b->texts[i], want));
     }

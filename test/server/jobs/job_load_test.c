@@ -5,7 +5,8 @@
 
 enum { SHARED = 4, OWN = 1 + 2 }; // blocks of a group's prefix; of a member and its 20 tokens
 
-/* The fewest calls in a step for which lines waited, once the pool had been full. */
+/* The smallest number of running calls in a step while lines waited, after the pool has been
+ * full. */
 static int32_t fewest_running(struct bench_job *b, int32_t full)
 {
     struct job_progress p;
@@ -23,9 +24,9 @@ static int32_t fewest_running(struct bench_job *b, int32_t full)
     return fewest;
 }
 
-/* With more lanes than it can use a job submits what fits into the pool, and no more. A member is
- * not submitted if it would need more than is left, at most a prefix and its own blocks; members
- * of two groups, or three where one ends, run at a time. */
+/* A job with more lanes than it can use submits what fits into the pool, and no more. What is left
+ * is less than the next member needs: at most a prefix and its own blocks. Members of two groups
+ * run at a time, or of three where one group ends. */
 TEST(the_pool_is_filled_by_its_size_and_not_by_a_count)
 {
     static const int32_t pools[] = {64, 128, 192};
@@ -49,8 +50,8 @@ TEST(the_pool_is_filled_by_its_size_and_not_by_a_count)
     }
 }
 
-/* Steps of a job whose groups decode 2 or 60 tokens: 96 prompts of 12 groups, of which three decode
- * 60; 8 lanes. */
+/* The steps of a job on 8 lanes with 96 prompts in 12 groups: three groups decode 60 tokens, the
+ * others 2. */
 static int64_t steps_of(enum job_order order)
 {
     struct bench_job b;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Jobs on an engine that hashes: whatever happens on the way, each line has one answer or is left.
+/* Jobs on an engine that hashes: whatever happens, each line gets exactly one answer or stays
+ * unanswered.
  */
 #include "test/server/jobs/job_bed.h"
 
-/* ---- what holds ------------------------------------------------------------------------------ */
+/* ---- tests ------------------------------------------------------------------------------ */
 
-/* With prefixes together, each is computed once even if the pool holds only a quarter of
- * them; the plan's forecast is exact. 12 groups of 8 save 7 prefixes each. */
+/* If prompts with a common prefix run one after the other, each prefix is computed once, even if
+ * the pool holds only a quarter of all prefixes. The plan forecasts the computed tokens exactly: 12
+ * groups of 8 save 7 prefixes each. */
 TEST(each_prefix_is_computed_once_in_every_order_that_brings_it_together)
 {
     static const enum job_order orders[] = {JOB_ORDER_SORTED, JOB_ORDER_GROUPS, JOB_ORDER_RATIO};
@@ -102,7 +104,7 @@ TEST(a_bad_line_gets_its_error_and_holds_nobody_up)
 
 /* Cancelled after 0, 3, 6, ... turns: lines that run, wait, or are unread get the reason
  * as their answer. */
-TEST(stopped_with_a_reason_at_any_moment_every_line_has_one_answer)
+TEST(a_job_stopped_with_a_reason_answers_every_line_once)
 {
     for (int at = 0; at < 60; at += 3) {
         struct bench_job b;
@@ -123,9 +125,9 @@ TEST(stopped_with_a_reason_at_any_moment_every_line_has_one_answer)
     }
 }
 
-/* A shutdown is no answer: lines without one stay open, and a job opened on the same lines
- * later answers exactly those. */
-TEST(stopped_without_a_reason_the_rest_is_left_and_another_job_goes_on)
+/* After a shutdown, lines without an answer stay open, and a later job on the same lines answers
+ * exactly those. */
+TEST(a_job_stopped_without_a_reason_can_be_continued)
 {
     for (int at = 0; at < 50; at += 7) {
         struct bench_job b;
@@ -181,8 +183,8 @@ TEST(a_failing_engine_ends_the_job_and_lines_without_answers_are_left)
     }
 }
 
-/* Queues of one, pools smaller than a prefix, more lanes than blocks: only speed may
- * suffer. */
+/* Queues of one, pools smaller than a prefix, more lanes than blocks: these only make the job
+ * slower. */
 TEST(a_full_queue_and_a_tiny_pool_only_make_it_slower)
 {
     static const struct {
@@ -228,7 +230,7 @@ TEST(answers_that_cannot_be_kept_are_tried_again_and_none_is_lost)
 }
 
 /* Prompts with different salts must not share prefixes; n samples of one prompt do. */
-TEST(salts_do_not_share_and_samples_do)
+TEST(samples_share_a_prefix_and_salts_do_not)
 {
     struct bench_job b;
     struct job_progress p;
@@ -280,7 +282,8 @@ TEST(equal_prompts_and_prompts_that_are_a_prefix)
     close_server();
 }
 
-/* ---- beside online traffic ------------------------------------------------------------------- */
+/* ---- together with online traffic
+ * ------------------------------------------------------------------- */
 
 /* An online request with a sink that notes its end. */
 struct online {
@@ -317,7 +320,7 @@ static void online_over(struct call *c)
     ((struct online *)c)->over = true;
 }
 
-/* Steps from a request's start to its end, beside what runs. */
+/* The number of steps from a request's start to its end, while other calls run. */
 static int64_t steps_of_online(struct bench_job *b)
 {
     static const struct call_sink sink = {.id = online_id,
@@ -344,8 +347,8 @@ static int64_t steps_of_online(struct bench_job *b)
     return after.n_steps - before.n_steps;
 }
 
-/* Online requests have priority: one takes no more steps beside a job that occupies
- * everything than alone, except the step in progress. */
+/* Online requests have priority: with a job that occupies everything, a request takes no more steps
+ * than alone, except for the step in progress. */
 TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
 {
     struct bench_job b;
@@ -357,7 +360,7 @@ TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
     open_job(&b, JOB_ORDER_RATIO);
     CHECK(!turns(&b, 20));
     const int64_t beside = steps_of_online(&b);
-    CHECK(alone > 0 && beside <= alone + 1); // the step that runs ends first
+    CHECK(alone > 0 && beside <= alone + 1); // the step in progress ends first
     CHECK(turns(&b, 8000));
     check_all_once(&b);
     end(&b);
@@ -366,8 +369,8 @@ TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* Empty lines and a missing line end are no lines and no error; body_at and body_bytes
- * delimit the JSON of the body. */
+/* Empty lines are skipped, and the last line may lack its end. body_at and body_bytes delimit the
+ * JSON of the body. */
 TEST(lines_are_read_the_same_however_the_input_is_cut)
 {
     struct bench_job b;
@@ -391,7 +394,7 @@ TEST(lines_are_read_the_same_however_the_input_is_cut)
 
 /* A line of 3 MB of spaces is skipped in pieces, not read into memory; lines beyond the
  * limit are counted, not kept. */
-TEST(a_line_that_is_too_long_is_an_error_and_not_a_buffer)
+TEST(a_line_that_is_too_long_is_an_error_and_is_not_buffered)
 {
     struct bench_job b;
     struct job_input in = {read_memory, &b};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Preloaded into sluice by test_power_cut.py: tells what was synced from what was not.
+/* Preloaded into sluice by test_power_cut.py: distinguishes synced data from other data.
  *
- * The folder POWER_CUT_ROOT is what the process sees; POWER_CUT_DISK holds what a power cut is sure
- * to leave of it. A file's content gets there by fsync or fdatasync of that file, its name by fsync
- * of the folder. The test kills the process, adds pages that were not synced as it pleases, and
- * goes on with the result. */
+ * The process sees the folder POWER_CUT_ROOT. POWER_CUT_DISK has the data that certainly survive a
+ * power cut. A file's content gets there by fsync or fdatasync of that file, its name by fsync of
+ * the folder. The test kills the process, randomly adds pages that were not synced, and continues
+ * with the result. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -60,7 +60,7 @@ static void must(bool ok, const char *what)
     }
 }
 
-/* All bytes, at their place. */
+/* Writes all bytes at an offset. */
 static void write_whole(int fd, const char *bytes, size_t n, off_t at)
 {
     while (n > 0) {
@@ -79,20 +79,20 @@ static int open_content(const char *key, int flags)
     return open(path, flags | O_CLOEXEC, 0600);
 }
 
-/* The file as it is now becomes what the disk keeps. */
+/* Copies the file's present content to the disk's copy. */
 static void keep_content(int fd)
 {
     char key[PATH_BYTES], block[1 << 16];
     struct stat s;
     if (fstat(fd, &s) == 0 && S_ISDIR(s.st_mode)) {
-        return; // of folders within it the names alone are kept
+        return; // only the names of folders are copied
     }
     must(key_of(fd, key), "statx");
     const int to = open_content(key, O_WRONLY | O_CREAT);
     must(to >= 0, key);
     char self[64];
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
-    const int from = open(self, O_RDONLY | O_CLOEXEC); // fd itself may be for writing alone
+    const int from = open(self, O_RDONLY | O_CLOEXEC); // fd itself may be write-only
     must(from >= 0, "open");
     off_t at = 0;
     ssize_t n;
@@ -105,8 +105,8 @@ static void keep_content(int fd)
     close(to);
 }
 
-/* The folder's list of names as it is now. The new list replaces the old by rename, since
- * the process may be killed at any moment. */
+/* Copies the folder's present list of names. The new list replaces the old by rename, since the
+ * process may be killed at any moment. */
 static void keep_names(void)
 {
     char path[PATH_BYTES], next[PATH_BYTES], key[PATH_BYTES];
@@ -139,7 +139,7 @@ static void *real(const char *name)
     return f;
 }
 
-/* Only what is synced gets to the disk's copy. */
+/* Called for fsync and fdatasync: only synced data reach the disk's copy. */
 static int sync_file(int fd, const char *name)
 {
     bool is_root;

@@ -150,8 +150,9 @@ TEST(random_prompts_agree_with_brute_force)
     }
 }
 
-/* Three levels: a stem of 8 tokens, under it branches of `branch` tokens with `members` each. Apart
- * the branches cost the stem once more each; together each member computes its branch itself. */
+/* Three levels: a stem of 8 tokens, under it branches of `branch` tokens with `members` each. As
+ * separate groups, each branch computes the stem again; in one group, each member computes its
+ * branch itself. */
 static void make_branches(int32_t branch, int32_t n_branches, int32_t members)
 {
     for (int32_t i = 0; i < n_branches * members; i++) {
@@ -168,9 +169,9 @@ static void make_branches(int32_t branch, int32_t n_branches, int32_t members)
     }
 }
 
-/* The example of both sides of the rule: 3 * 8 tokens saved cost 8, so branches are
- * groups; 3 * 2 would cost 8, so they are not. */
-TEST(a_subtree_has_a_group_of_its_own_where_that_saves)
+/* Both cases of the rule: saving 3 * 8 tokens costs 8, so each branch becomes a group; saving 3 * 2
+ * would also cost 8, so it does not. */
+TEST(a_subtree_becomes_a_group_if_that_saves_tokens)
 {
     struct prefix_groups g;
     make_branches(8, 3, 4); // (4 - 1) * 8 saved against 8 again

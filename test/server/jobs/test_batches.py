@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v1/files and /v1/batches over raw HTTP: shapes, errors, owners, limits, and what a restart finds."""
+"""/v1/files and /v1/batches over raw HTTP: shapes, errors, owners, limits, and restarts."""
 
 import json
 import os
@@ -171,7 +171,7 @@ def test_uploads_that_break_off_leave_nothing(server):
     big = s.request("POST", "/v1/files", None, {**head, "content-length": str(300 << 20)})
     assert big.status == 413
     assert s.request("POST", "/v1/batches", json.dumps({"a": "x" * (2 << 20)})).status == 413
-    with ThreadPoolExecutor(8) as pool:  # some are deleted while others are read
+    with ThreadPoolExecutor(8) as pool:  # some files are deleted while others are read
         ids = [r.json()["id"] for r in pool.map(lambda i: upload(s, b"y" * 100000), range(24))]
         reads = pool.map(lambda i: s.get("/v1/files/%s/content" % i).status, ids * 3)
         deletes = list(pool.map(lambda i: s.request("DELETE", "/v1/files/" + i).status, ids))
@@ -191,7 +191,7 @@ def test_metrics(server):
         assert name in text, name
 
 
-def test_a_key_sees_its_own_alone():
+def test_a_key_sees_only_its_own_data():
     with tempfile.NamedTemporaryFile("w") as keys:
         keys.write("aaa inference a\nbbb inference b\nmmm metrics m\n")
         keys.flush()
@@ -242,7 +242,7 @@ def test_a_second_server_on_the_same_folder_does_not_start():
 
 
 def test_a_batch_survives_kills():
-    """kill -9 at any moment: every custom_id once, and what an undisturbed run says."""
+    """kill -9 at any moment: every custom_id has one answer, the same as in an undisturbed run."""
     kills, n = int(os.environ.get("SLUICE_KILLS", "200" if NIGHTLY else "4")), 400 if NIGHTLY and not SLOW else 100
     lines = [line("r%d" % i, {"prompt": "Count from %d to" % i, "max_tokens": 24, "temperature": 0, "ignore_eos": True})
              for i in range(n)]

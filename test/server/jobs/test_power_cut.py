@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power cuts: what was not synced may be lost, in any order. No answer may be lost or given twice for it."""
+"""Power cuts: data that was not synced may be lost, in any order. No answer may be lost or given twice."""
 
 import json
 import os
@@ -24,7 +24,7 @@ N, PAGE = 300 if NIGHTLY else 120, 4096
 
 
 def read(path):
-    """Nothing, where it is gone or was never there."""
+    """The file's bytes; empty if it does not exist."""
     try:
         with open(path, "rb") as f:
             return f.read()
@@ -33,7 +33,7 @@ def read(path):
 
 
 class Disk:
-    """A folder of which a power cut leaves what power_cut.c says."""
+    """A folder after power cuts: power_cut.c records which of its bytes survive."""
 
     def __init__(self):
         self.base = tempfile.mkdtemp()
@@ -43,13 +43,13 @@ class Disk:
         os.mkdir(self.folder)
 
     def environment(self):
-        """For the process that is started next."""
+        """The environment of the process that is started next."""
         self.disk = os.path.join(self.base, "disk%d" % self.generation)
         os.mkdir(self.disk)
         return {**self.env, "POWER_CUT_ROOT": self.folder, "POWER_CUT_DISK": self.disk}
 
     def cut(self):
-        """The process is dead: what was synced is there, and of the rest some pages."""
+        """After the process has died: keeps what was synced, and randomly some other pages."""
         assert "names" in os.listdir(self.disk), "the process ran without power_cut.c"
         names = read(os.path.join(self.disk, "names")).decode()
         self.generation += 1
@@ -61,8 +61,8 @@ class Disk:
                 continue
             synced = os.path.join(self.disk, key)
             live, kept = read(os.path.join(self.folder, name)), bytearray(read(synced))
-            live += bytes(kept[len(live) :])  # shortened without a sync: the end is still there
-            luck = self.rng.choice((0, 0.2, 0.7))  # how much of it the kernel has written back by itself
+            live += bytes(kept[len(live) :])  # truncated without a sync: the end may still exist
+            luck = self.rng.choice((0, 0.2, 0.7))  # how much the kernel has written back by itself
             for at in range(0, len(live), PAGE):
                 if self.rng.random() < luck:
                     kept.extend(bytes(max(0, at - len(kept))))
@@ -143,7 +143,7 @@ def test_a_batch_survives_power_cuts():
             done, over = 0, False
             while n_cuts < CUTS and not over:
                 time.sleep(rng.uniform(0.02, 0.5))
-                seen = s.get("/v1/batches/" + b).json()  # what it has said once, it has to know afterwards
+                seen = s.get("/v1/batches/" + b).json()  # what it has reported once must survive
                 over, done = seen["status"] == "completed", max(done, seen["request_counts"]["completed"])
                 s.stop(signal.SIGKILL)
                 d.cut()

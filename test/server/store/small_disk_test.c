@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 static char folder[64];
-static int64_t room = INT64_MAX; // of all files in the folder
+static int64_t room = INT64_MAX; // bytes that all files in the folder may have
 
 /* Whether the file lies in the folder that is small. */
 static bool is_inside(int fd, struct stat *st)
@@ -122,7 +122,7 @@ static void remove_folder(struct store *s)
     CHECK_EQ(system(command), 0);
 }
 
-/* In pieces, as an upload comes. */
+/* Writes a file in pieces, like an upload. */
 static enum status put_file(struct store *s, size_t n, struct stored_file *f)
 {
     struct store_upload *u;
@@ -140,10 +140,10 @@ static enum status put_file(struct store *s, size_t n, struct stored_file *f)
     return store_upload_end(u, "ann", f, &err);
 }
 
-/* Files of this size until the store reports that it is full. */
+/* More files than fit. */
 enum { MAX_FILES = 64 };
 
-/* Files until there is no more room. */
+/* Stores files of this size until the store reports that it is full; returns their number. */
 static int fill(struct store *s, size_t n_bytes, struct stored_file files[MAX_FILES])
 {
     int n = 0;
@@ -209,7 +209,7 @@ TEST(everything_can_be_deleted_from_a_full_disk)
 
 /* The store itself has filled the disk: space freed by deletions can be used again, repeatedly, and
  * after a restart. */
-TEST(what_is_deleted_from_a_full_disk_is_room_again)
+TEST(deletions_on_a_full_disk_make_room)
 {
     new_folder();
     mkdir(folder, 0700);
@@ -234,12 +234,12 @@ TEST(what_is_deleted_from_a_full_disk_is_room_again)
         }
         n = again;
     }
-    CHECK_EQ(respond(s, 1), OK); // a few rows always find their place
+    CHECK_EQ(respond(s, 1), OK); // a few rows always fit
     remove_folder(s);
 }
 
 /* With room on the disk the reserve is whole and the database grows as before. */
-TEST(a_disk_with_room_again_is_used_as_before)
+TEST(a_disk_that_has_room_again_is_used_as_before)
 {
     new_folder();
     mkdir(folder, 0700);

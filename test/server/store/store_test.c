@@ -12,7 +12,7 @@
 
 static char folder[64];
 
-/* In a folder (durable), or in memory. */
+/* Opens a store in a folder (durable), or a temporary one. */
 static struct store *open_store(bool durable)
 {
     struct store_options o = {
@@ -86,7 +86,8 @@ TEST(a_file_comes_back_whole_and_only_to_its_owner)
     store_close(s);
 }
 
-/* The limit of a file counts while it is uploaded, and the store's for all files together. */
+/* Two limits apply during an upload: that of one file, and that of the store for all files
+ * together. */
 TEST(sizes_are_bounded)
 {
     struct store *s = open_store(false);
@@ -98,9 +99,9 @@ TEST(sizes_are_bounded)
     for (int i = 0; i < 9 && st == OK; i++) {
         st = store_upload_write(u, big, sizeof big, &err);
     }
-    CHECK_EQ(st, ERR_LIMIT); // one file
+    CHECK_EQ(st, ERR_LIMIT); // the limit of one file
     store_upload_drop(u);
-    for (int i = 0; i < 12; i++) { // the whole: 64 MiB
+    for (int i = 0; i < 12; i++) { // the limit of the store: 64 MiB
         struct stored_file f = {.created_at = 1};
         st = store_upload_begin(s, &u, &err);
         for (int k = 0; k < 8 && st == OK; k++) {
@@ -120,7 +121,7 @@ TEST(sizes_are_bounded)
 }
 
 /* A page's cursor is the last id, and files of other owners in between do not shift it. */
-TEST(pages_go_on_where_they_ended)
+TEST(a_page_begins_where_the_last_one_ended)
 {
     struct store *s = open_store(false);
     struct err err = {""};
@@ -184,7 +185,7 @@ TEST(a_batch_lives_from_validating_to_its_files)
     CHECK_EQ(store_batch_begin(s, b.id, 4, "m", 110, &err), OK);
     for (int64_t line = 3; line >= 0; line--) {
         CHECK_EQ(answer(s, b.id, line, line == 2), OK);
-        CHECK_EQ(answer(s, b.id, line, false), OK); // the first answer stays
+        CHECK_EQ(answer(s, b.id, line, false), OK); // the first answer is kept
     }
     uint8_t bits[1];
     CHECK_EQ(store_batch_answered(s, b.id, bits, 4, &err), OK);
@@ -267,7 +268,7 @@ TEST(a_response_comes_back_to_its_owner_until_its_time)
     CHECK(!store_response_delete(s, "eve", "resp_1", &st, &err) && st == OK);
     CHECK(store_response_delete(s, "ann", "resp_1", &st, &err));
     CHECK(!has_response(s, "ann", "resp_1") && has_response(s, "bob", "resp_1"));
-    CHECK_EQ(put_response(s, "bob", "resp_1", 5, 0), OK); // in place of the first
+    CHECK_EQ(put_response(s, "bob", "resp_1", 5, 0), OK); // replaces the first
     REQUIRE(store_response_find(s, "bob", "resp_1", &r, &st, &err));
     CHECK_EQ(r.body.n_bytes, 8 + 5);
     stored_response_deinit(&r);
