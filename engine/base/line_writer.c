@@ -65,7 +65,7 @@ static void write_batch(struct line_writer *w)
     }
 }
 
-/* Ends when it was told to and all lines are written. */
+/* The thread ends once line_writer_close has asked it to and all lines are written. */
 static void *writer_main(void *arg)
 {
     struct line_writer *w = arg;
@@ -94,7 +94,7 @@ static void release(struct line_writer *w)
     free(w);
 }
 
-/* `told` writes the line that reports lost lines; it is called by the writing thread. */
+/* `told` formats the line that reports lost lines; the writer thread calls it. */
 struct line_writer *line_writer_open(int fd, const char *name, size_t max_waiting_bytes,
                                      size_t (*told)(uint64_t n_lost, char *line, size_t n_bytes))
 {
@@ -149,7 +149,7 @@ uint64_t line_writer_lost(struct line_writer *w)
     return n;
 }
 
-/* False if the thread could not finish in time; it then keeps its memory, because it may
+/* Returns false if the thread could not finish in time. It then keeps its memory, because it may
  * still write. */
 bool line_writer_close(struct line_writer *w, int timeout_ms)
 {
