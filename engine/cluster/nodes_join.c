@@ -151,7 +151,7 @@ static void say_difference(const char *theirs, const char *ours, int32_t node, c
     snprintf(out, n_bytes, "node %d and node 0 do not have the same options", node);
 }
 
-/* Decides about a hello; an empty refusal admits the node. */
+/* Decides whether to admit the sender of a hello; an empty refusal admits it. */
 static void judge(struct nodes *n, const struct hello *h, const char *identity, char *refusal,
                   size_t n_bytes)
 {
@@ -202,7 +202,7 @@ static void answer(struct nodes *n, struct pending *p)
     free(identity);
 }
 
-/* False when the connection has been dealt with, admitted or not. */
+/* Returns false once the connection has been admitted or rejected. */
 static bool listen_to(struct nodes *n, struct pending *p, int64_t now_ns)
 {
     size_t want = sizeof(struct hello), got = 0;
@@ -254,8 +254,8 @@ static int32_t make_room(struct nodes *n)
     return oldest;
 }
 
-/* Without waiting: at most as many new connections per call as there may be pending ones.
- * A newcomer may take the place of the oldest one. */
+/* Never waits. Accepts at most MAX_PENDING new connections per call; a new one may replace the
+ * pending one that has been silent for longest. */
 void nodes_admit(struct nodes *n)
 {
     int fd;
@@ -283,7 +283,7 @@ void nodes_admit(struct nodes *n)
 
 /* ---- another node ------------------------------------------------------------------------- */
 
-/* The node's half of the greeting. Both sides prove that they know the token; neither
+/* The joining node's half of the handshake. Both sides prove that they know the token; neither
  * sends it. */
 static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, struct err *err)
 {
@@ -308,8 +308,8 @@ static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, s
     TRY(wire_send(fd, n->identity, h.identity_bytes, deadline));
     struct welcome w;
     if (wire_recv(fd, &w, sizeof w, deadline) != OK) {
-        // Node 0 answers everyone who knows the token, but this also happens if node 0 shuts down
-        // while the node connects.
+        // Node 0 answers every node that knows the token, but a node also gets no answer if node 0
+        // shuts down while it connects.
         return err_set(err, ERR_IO, "node 0 did not let this node in: is the token the same?");
     }
     uint64_t proof[2];
