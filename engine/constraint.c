@@ -10,8 +10,8 @@ void constraint_begin(struct constraint *c)
 
 /* ---- where the grammar begins --------------------------------------------------------------- */
 
-/* Extends a match by one byte. n_matched: the length of the marker's prefix that the text ended
- * with before; returns the length of the longest one that it ends with now. */
+/* Extends a match by one byte. n_matched: length of the longest prefix of the marker that the text
+ * ended with before this byte. Returns that length for the text with this byte. */
 static size_t match(const char *marker, size_t n_matched, char byte)
 {
     char tail[GRAMMAR_AFTER_MAX + 1];
@@ -24,7 +24,7 @@ static size_t match(const char *marker, size_t n_matched, char byte)
     return n_matched - skip;
 }
 
-/* Searches for the end of the marker in one more token. False: it ends inside the token. */
+/* Searches for the end of the marker in one more token. False: the marker ends inside the token. */
 static bool search(struct constraint *c, const struct engine_request *r, int32_t token)
 {
     size_t length = strlen(r->grammar_after), n_bytes = 0, at = 0;
@@ -57,12 +57,12 @@ bool constraint_is_ahead(struct constraint *c, const struct sequence *seq)
 
 /* ---- where the text is ---------------------------------------------------------------------- */
 
-/* Advances the state to the known tokens. */
+/* Advances the state to the end of the known tokens. */
 static enum status reach(struct constraint *c, const struct sequence *seq)
 {
     struct grammar *g = seq->request->grammar;
     if (constraint_is_ahead(c, seq)) {
-        return ERR_INVALID; // the grammar's state at its text is unknown
+        return ERR_INVALID; // the state at the beginning of the grammar's text is unknown
     }
     const int32_t *tokens = seq->output->tokens + c->first, n = sequence_generated(seq) - c->first;
     enum status st = c->n_tokens >= 0 && c->n_tokens <= n ? OK : ERR_BUSY;
@@ -77,8 +77,8 @@ static enum status reach(struct constraint *c, const struct sequence *seq)
     return st;
 }
 
-/* Looks for the end of the marker in tokens that are not known yet. Returns how many of them
- * precede the grammar's text: all if it does not start among them. ERR_INVALID: the marker ends
+/* Looks for the end of the marker in tokens that are not known yet. *n_before: how many of them
+ * precede the grammar's text; all of them if it does not start there. ERR_INVALID: the marker ends
  * inside a token. */
 static enum status look_ahead(const struct constraint *c, const struct sequence *seq,
                               const int32_t *more, int32_t n_more, int32_t *n_before, bool *ahead)
@@ -94,9 +94,9 @@ static enum status look_ahead(const struct constraint *c, const struct sequence 
     return OK;
 }
 
-/* The state after the known tokens and some more. *ahead: even with these the grammar has not
- * started, so there is no state. Each call may clear the tables that hold states, including the
- * state just computed; it is then computed again with empty tables. */
+/* The state after the known tokens and some more. *ahead: the grammar has not started even after
+ * these, so there is no state. Each call may clear the tables that hold states, including the one
+ * just computed; it is then computed again with empty tables. */
 static enum status state_behind(struct constraint *c, const struct sequence *seq,
                                 const int32_t *more, int32_t n_more, struct grammar_state *out,
                                 bool *ahead)
@@ -154,7 +154,7 @@ enum status constraint_mask(struct constraint *c, const struct sequence *seq, co
         any |= words[i];
     }
     if (st == OK && any == 0) {
-        st = ERR_INVALID; // these tokens cannot spell what must follow
+        st = ERR_INVALID; // the grammar does not allow these tokens
     }
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
@@ -197,14 +197,14 @@ void constraint_cut(struct constraint *c, const struct sequence *seq, struct pro
         struct grammar_state s;
         bool ahead;
         allowed = state_behind(c, seq, p->drafts, n, &s, &ahead) == OK;
-        if (allowed && ahead) { // unless the grammar starts within this token
+        if (allowed && ahead) { // no constraint yet, unless the grammar starts within this token
             allowed = state_behind(c, seq, p->drafts, n + 1, &s, &ahead) == OK;
         } else if (allowed) {
             allowed = grammar_allows(g, s, p->drafts[n], &allowed) == OK && allowed;
         }
         n += allowed;
         if (allowed && !ahead && grammar_is_end(g, p->drafts[n - 1])) {
-            break; // nothing may follow
+            break; // the text is complete
         }
     }
     p->n_drafts = n;
@@ -213,7 +213,8 @@ void constraint_cut(struct constraint *c, const struct sequence *seq, struct pro
 int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
                           int32_t max)
 {
-    enum { LEAST_BYTES = 4 }; // chosen: less is a token or two, which drafting predicts anyway
+    // Chosen: a shorter text is only a token or two, which ordinary drafts predict anyway.
+    enum { LEAST_BYTES = 4 };
     if (max <= 0 || constraint_is_ahead(c, seq) || reach(c, seq) != OK) {
         return 0;
     }

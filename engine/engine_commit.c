@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The results of a step, in the order of its draws: tokens to requests, scores, pooled rows,
- * counts. */
+/* Distributes the results of a step, in the order of its draws: tokens to requests, then scores,
+ * pooled vectors and counts. */
 #include "engine/engine_state.h"
 
 #include "engine/base/clock.h"
@@ -26,7 +26,7 @@ static bool is_stop(const struct engine_request *r, int32_t token)
     return false;
 }
 
-/* Appends a drawn token to the sequence. False if that ended it. */
+/* Appends a drawn token to the sequence. False if the sequence ends with it. */
 static bool append(struct engine *e, struct sequence *seq, const struct draw_result *d)
 {
     struct engine_request *r = seq->request;
@@ -53,7 +53,7 @@ static bool append(struct engine *e, struct sequence *seq, const struct draw_res
     return true;
 }
 
-/* The row whose draft equals the token drawn at `row`; -1: no draft does. */
+/* The row whose draft equals the token drawn at `row`; -1: no draft equals it. */
 static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32_t row,
                         int32_t n_drafts, struct draw_result *d)
 {
@@ -79,8 +79,8 @@ static bool is_refused(struct engine *e, const struct sequence *seq, int32_t tok
     return c->failure != OK;
 }
 
-/* Draws first .. first + n belong to one sequence, in row order. A row's token counts only if the
- * drafts before it were all correct. */
+/* Draws first .. first + n belong to one sequence, in row order. The token drawn at a row counts
+ * only if all drafts before it were right. */
 static void commit_draws(struct engine *e, const struct planned_step *ps, int32_t first, int32_t n)
 {
     struct sequence *seq = ps->owners[first].seq;
@@ -107,7 +107,7 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         row = next_row(&e->spec, seq, row, n_drafts, &d);
         path[accepted] = row;
         accepted += row >= 0;
-        r->n_accepted += row >= 0; // before append, which may end the request
+        r->n_accepted += row >= 0; // counted before append, which may end the request
         if (is_refused(e, seq, d.token)) {
             engine_fail_constrained(e, seq);
             goes_on = false;
@@ -115,7 +115,7 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         }
         goes_on = append(e, seq, &d);
     }
-    if (n_drafts > 0) { // drafts after the end were not tested
+    if (n_drafts > 0) { // drafts after the end of the text were not tested
         bool cut = row >= 0 && !goes_on;
         const struct spec_trial trial = {.trust = &seq->trust,
                                          .seq = seq,
@@ -155,7 +155,8 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
     for (int32_t i = 0; i < ps->step.pass.n_pool; i++) {
         struct sequence *seq = ps->pool_owners[i];
         if (seq->state != SEQ_RETIRING && ps->step.pools[i].finish) {
-            // The backend returns a sum: a mean is over the whole prompt, "last" over one row.
+            // The backend returns a sum. A mean divides it by the length of the prompt; "last" sums
+            // a single row.
             float n;
             if (seq->request->pool == POOL_MEAN) {
                 n = (float)seq->n_prompt;
@@ -171,7 +172,7 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
     }
 }
 
-/* Reports how much of the prompt is computed. Ignored by the caller after the first token. */
+/* Reports how much of the prompt is computed. Callers ignore this after the first token. */
 static void tell_prompt(struct engine *e, const struct plan_entry *entry)
 {
     struct engine_request *r = entry->seq->request;
@@ -182,7 +183,7 @@ static void tell_prompt(struct engine *e, const struct plan_entry *entry)
     }
 }
 
-/* A request that only wants its prompt's log-probabilities ends with its last row. */
+/* A request that only needs its prompt's log-probabilities ends with the last row of the prompt. */
 static void commit_entry(struct engine *e, const struct plan_entry *entry)
 {
     struct sequence *seq = entry->seq;
@@ -204,11 +205,11 @@ static void step_over(struct engine *e, struct sequence *seq)
     }
 }
 
-/* Measures how fast prompts are computed, from steps that are at least half full. It determines how
- * much work may overtake a waiting request. */
+/* Measures how fast prompts are computed, from steps that are at least half full. The speed
+ * determines how much work may overtake a waiting request. */
 static void learn_speed(struct engine *e, int32_t n_rows)
 {
-    enum { PATIENCE_S = 10, KEEP = 7 }; // weight, in eighths, of the old estimate
+    enum { PATIENCE_S = 10, KEEP = 7 }; // KEEP: weight, in eighths, of the old estimate
     int64_t now = clock_now_ns(), since = e->last_commit_ns;
     e->last_commit_ns = e->n_inflight > 0 ? now : 0;
     if (since > 0 && now > since && 2 * n_rows >= e->scheduler.limits.max_rows) {
@@ -224,7 +225,7 @@ static void learn_speed(struct engine *e, int32_t n_rows)
     }
 }
 
-/* Prompt tokens among the rows of an entry. */
+/* The number of prompt tokens among the rows of an entry. */
 static int32_t prompt_rows(const struct plan_entry *entry)
 {
     int32_t left = entry->seq->n_prompt - entry->first;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trees in a step: which entries of the plan have one, their rows and masks in the target's pass,
- * and the moves after a path is accepted. */
+/* Trees in a step: which entries of the plan have one, the rows and masks of trees in the target's
+ * pass, and the moves after a path is accepted. */
 #include "engine/step_tree.h"
 
 #include "engine/speculate/shape.h"
@@ -53,7 +53,7 @@ void step_tree_rows(struct planned_step *ps, const struct spec_tree *t, int32_t 
 
 /* ---- planting ----------------------------------------------------------------------------- */
 
-/* The shape of a comb, reduced to the rows of the plan; siblings are dropped first. */
+/* Lays out a comb reduced to the rows that the plan leaves; siblings are dropped first. */
 static void plan_comb(struct spec_tree *t, const struct spec *sp)
 {
     int32_t depth = lesser(t->depth, t->most);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trees of drafts: combs, which are laid out before they are drafted and need only a chain's
- * passes, or trees that the host grows level by level. Measurements decide which is better. */
+/* Trees of drafts. A comb is laid out before it is drafted and needs only a chain's passes; other
+ * trees are grown by the host, level by level. Measurements decide which is better. */
 #include "engine/base/minmax.h"
 #include "engine/speculate/shape.h"
 #include "engine/speculate/tree.h"
@@ -9,7 +9,7 @@
 
 /* ---- proposals ---------------------------------------------------------------------------- */
 
-/* The user's choice: 1: the host grows trees, 0: it does not, -1: decided by measurement. */
+/* The user's choice. 1: the host grows trees; 0: it does not; -1: measurements decide. */
 static int32_t told_to_grow(const struct spec *sp)
 {
     const struct spec_options *o = &sp->options;
@@ -24,8 +24,9 @@ static int32_t told_to_grow(const struct spec *sp)
         return 1;
     }
     if (o->rejection == REJECT_PROBABILISTIC) {
-        return 0; // with p / q verification the shape must not depend on the draws: lay trees out
-                  // in advance
+        // With p / q verification the shape must not depend on the draws, so trees are laid out in
+        // advance.
+        return 0;
     }
     if (o->fixed || !spec_costs_known(&sp->costs)) {
         return 1;
@@ -33,8 +34,8 @@ static int32_t told_to_grow(const struct spec *sp)
     return -1;
 }
 
-/* Plans a comb for every decoding sequence, within the budget, and decides whether grown trees are
- * better. */
+/* Plans a comb for every decoding sequence, within the budget, and decides whether grown trees
+ * would be better. */
 static void plan_combs(struct spec *sp, const struct spec_view *v)
 {
     struct spec_plan all = {0};
@@ -102,8 +103,8 @@ enum spec_passes tree_passes(const struct spec *sp)
 
 /* ---- learning ----------------------------------------------------------------------------- */
 
-/* The number of siblings of the spine's node at `depth` with rows, and which of them `row` is; -1:
- * none of them. */
+/* The number of siblings with rows beside the spine's node at `depth`. *which: the index among them
+ * of the sibling in `row`; -1: it is none of them. */
 static int32_t find_beside(const struct spec_tree *t, int32_t depth, int32_t row, int32_t *which)
 {
     int32_t n = 0, parent = -1;
@@ -128,7 +129,7 @@ static int32_t find_beside(const struct spec_tree *t, int32_t depth, int32_t row
     return n;
 }
 
-/* Learns the acceptance of the spine, and of the siblings where it ended. */
+/* Learns the acceptance rate of the spine, and which siblings are right where it ends. */
 static void learn_shape(struct spec *sp, const struct spec_trial *trial)
 {
     const struct spec_tree *t = trial->tree;
@@ -147,7 +148,8 @@ static void learn_shape(struct spec *sp, const struct spec_trial *trial)
     }
     int32_t n = find_beside(t, right + 1, n_path > right ? path[right] : -1, &which);
     spec_learn_beside(&sp->learnt, n, which);
-    if (!t->planned && !trial->cut) { // compared with a comb with the planned number of siblings
+    // The tree is compared with a comb that has the planned number of siblings.
+    if (!t->planned && !trial->cut) {
         int32_t beside =
             (trial->seq->proposal.n_beside + t->depth - 1) / (t->depth > 0 ? t->depth : 1);
         bool rescued = which >= 0 && which < beside;
@@ -155,7 +157,7 @@ static void learn_shape(struct spec *sp, const struct spec_trial *trial)
     }
 }
 
-/* Compares the drafts' probabilities of the nodes at each depth with the outcome. */
+/* Compares the probabilities that the drafts gave to the nodes at each depth with the outcome. */
 static void learn_depths(struct spec *sp, const struct spec_trial *trial)
 {
     const struct spec_tree *t = trial->tree;
