@@ -10,8 +10,8 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Positions have an older and a newer form of keys. An override in the older form also replaces the
- * newer form in the file. */
+/* Settings of positions have an older and a newer form of keys. An override in the older form also
+ * replaces the newer form in the file. */
 static bool override_rope(struct json *config, const struct json *overrides)
 {
     const struct json *scaling = json_get(overrides, "rope_scaling");
@@ -30,8 +30,8 @@ static bool override_rope(struct json *config, const struct json *overrides)
     return good;
 }
 
-/* Objects named *_config are merged member by member; all other members are replaced. The format of
- * the weights cannot be overridden: it is a fact of the files. */
+/* Objects named *_config are merged member by member; other members are replaced as a whole. The
+ * format of the weights cannot be overridden, because it is a fact about the files. */
 static enum status override(struct json *config, const struct json *overrides, struct err *err)
 {
     for (const struct json *m = json_first(overrides); m; m = json_next(m)) {
