@@ -119,8 +119,8 @@ static double read_score(const char *s, size_t n)
     return negative ? -v : v;
 }
 
-/* [["piece", log probability], ...]: Unigram's, or that of SentencePiece's BPE, which needs no
- * trie. */
+/* Reads [["piece", log probability], ...], the vocabulary of Unigram, or of SentencePiece's BPE,
+ * which needs no trie. */
 static enum status read_vocab_list(struct loader *l)
 {
     struct unigram *u = &l->tok->unigram;
@@ -162,7 +162,7 @@ static enum status read_vocab_list(struct loader *l)
     return OK;
 }
 
-/* The table is sized before it is filled, from the bytes that remain in the file, so that large
+/* The size of the table is estimated from the bytes that remain in the file, so that large
  * vocabularies are not rehashed. */
 enum status load_vocab(struct loader *l)
 {
