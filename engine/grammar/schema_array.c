@@ -7,21 +7,22 @@
 
 #include <stdlib.h>
 
-enum { UNIQUE_MAX = 8 }; // values of an enum with unique items: every subset of them needs a state
+/* Chosen: values of an enum with unique items, because every subset of them needs a state. */
+enum { UNIQUE_MAX = 8 };
 
-/* An array's items: leading ones by position, and all later ones. */
+/* The items of an array: leading items by position, and all later ones. */
 struct array {
     struct schema *s;
     const struct set *set;
     uint32_t *item, n_items; // expressions of the leading items
-    uint32_t rest;           // of all later items
+    uint32_t rest;           // expression of each later item
     uint32_t lo, hi;
     const struct tree_value *contains;
     uint32_t contains_flags;
     bool unique;
 };
 
-/* The list of schemas for leading items, and the schema for later ones. */
+/* Reads the list of schemas for leading items, and the schema for later items. */
 static enum status parts(struct schema *s, const struct tree_value *schema,
                          const struct tree_value **list, const struct tree_value **rest)
 {
@@ -43,8 +44,8 @@ static enum status parts(struct schema *s, const struct tree_value *schema,
     return OK;
 }
 
-/* The expression for items[i], or for all later items if i is beyond the lists; `also` applies in
- * addition. */
+/* The expression for items[i], or, if i is beyond the lists, for each later item. The schema `also`
+ * applies in addition. */
 static enum status item_at(struct array *a, uint32_t i, const struct tree_value *also, uint32_t *e)
 {
     struct set set = {0};
@@ -84,7 +85,7 @@ static enum status item_at(struct array *a, uint32_t i, const struct tree_value 
     return st;
 }
 
-/* The separator of items, without white space. */
+/* What separates items, without white space. */
 static uint32_t separator(const struct array *a)
 {
     if (a->s->style->elements) {
@@ -93,8 +94,8 @@ static uint32_t separator(const struct array *a)
     return expr_byte(a->s->x, ',');
 }
 
-/* "minContains": 0 makes "contains" always true, so it is ignored rather than rejected in
- * combinations that are unsupported. */
+/* "minContains": 0 makes "contains" always true. "contains" is then ignored, and not rejected where
+ * it is unsupported. */
 static enum status read_contains(struct array *a, const struct tree_value *schema, uint32_t flags)
 {
     bool found;
@@ -122,7 +123,7 @@ static enum status read_contains(struct array *a, const struct tree_value *schem
     return OK;
 }
 
-/* Several schemas may apply to one array: the tightest bounds apply. */
+/* Several schemas may apply to one array; the tightest bounds count. */
 static enum status read_member(struct array *a, struct member m)
 {
     bool found;
@@ -157,7 +158,7 @@ static uint32_t comma(struct array *a, uint32_t e)
     return expr_seq3(a->s->x, a->s->space, separator(a), expr_seq(a->s->x, a->s->space, e));
 }
 
-/* The items from i on, each preceded by a comma. */
+/* The items from i on, each preceded by the separator. */
 static uint32_t tail(struct array *a)
 {
     struct exprs *x = a->s->x;
@@ -175,12 +176,12 @@ static uint32_t tail(struct array *a)
     return e;
 }
 
-/* Without contains and uniqueItems: a list with limits on its length. */
+/* A list with limits on its length, for arrays without contains and uniqueItems. */
 static uint32_t plain(struct array *a)
 {
     struct exprs *x = a->s->x;
     uint32_t first = a->n_items > 0 ? a->item[0] : a->rest, behind;
-    if (a->n_items == 0) { // the first item is already one of the later ones
+    if (a->n_items == 0) { // the first item is one of the later items already
         behind = expr_rep(x, comma(a, a->rest), expr_less(a->lo, 1), expr_less(a->hi, 1));
     } else {
         behind = tail(a);
@@ -197,7 +198,7 @@ static uint32_t plain(struct array *a)
     return some;
 }
 
-/* Any items, one that matches `contains`, any items. */
+/* Any items, then one that matches `contains`, then any items. */
 static enum status containing(struct array *a, uint32_t *e)
 {
     struct exprs *x = a->s->x;
@@ -213,15 +214,15 @@ static enum status containing(struct array *a, uint32_t *e)
     return OK;
 }
 
-/* For unique items of an enum: what may follow depends on the values left. */
+/* For unique items of an enum. What may follow depends on the values that are left. */
 struct unique {
     struct array *a;
     uint32_t value[UNIQUE_MAX], n;
     uint32_t memo[1 << UNIQUE_MAX];
 };
 
-/* The rest of an array in which the values of the bit set `used` have appeared. 2^n sets at most,
- * each compiled once. */
+/* The rest of an array in which the values of the bit set `used` have occurred. There are at most
+ * 2^n sets; each is compiled once. */
 static uint32_t unique_from(struct unique *u, uint32_t used)
 {
     struct exprs *x = u->a->s->x;
@@ -242,7 +243,8 @@ static uint32_t unique_from(struct unique *u, uint32_t used)
     return e;
 }
 
-/* Unique items need a state per set of values used, so they are limited to short enums. */
+/* Unique items need a state per set of values that have occurred, so they are limited to short
+ * enums. */
 static enum status unique(struct array *a, uint32_t *e)
 {
     struct exprs *x = a->s->x;
@@ -284,7 +286,7 @@ static enum status unique(struct array *a, uint32_t *e)
     return OK;
 }
 
-/* Combines the keywords of all members, then chooses the construction. */
+/* Combines the keywords of all members, then chooses how to build the expression. */
 static enum status array_items(struct array *a, uint32_t *e)
 {
     for (uint32_t i = 0; i < a->set->n; i++) {
@@ -305,7 +307,7 @@ static enum status array_items(struct array *a, uint32_t *e)
     return OK;
 }
 
-/* Styles that write elements have no brackets. */
+/* Styles with elements write arrays without brackets. */
 enum status schema_array(struct schema *s, const struct set *set, uint32_t *e)
 {
     struct array a = {.s = s, .set = set, .hi = EXPR_INF};
