@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Per-row helpers of attention items, for vector code and matrix unit alike: which keys each row
- * sees, and prefetching of the next queries. */
+/* Helpers for single rows of attention items, used by vector code and matrix unit alike: which keys
+ * a row sees, and prefetching of the next queries. */
 #include "cpu/cpu_attention.h"
 #include "engine/base/minmax.h"
 
