@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Turns keys of a GGUF file into members of config.json. Shared by config.c, archs.c and maker.c.
- * Private to this folder. Thread: any. */
+ * Private to this folder.
+ * Thread: any. */
 #ifndef SLUICE_ENGINE_GGUF_MAKER_H
 #define SLUICE_ENGINE_GGUF_MAKER_H
 

@@ -17,8 +17,8 @@ struct decimal {
     char part[DECIMAL_MAX + 1];  // after the point, without trailing zeros
 };
 
-bool decimal_read(struct decimal *d, const char *s,
-                  size_t n); // false: more digits than DECIMAL_MAX
+/* False: too many digits. */
+bool decimal_read(struct decimal *d, const char *s, size_t n);
 int decimal_compare(const struct decimal *a, const struct decimal *b);
 bool decimal_is_whole(const struct decimal *d);
 void decimal_add_one(struct decimal *d); // adds 1 to the magnitude of a whole number

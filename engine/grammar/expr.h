@@ -39,11 +39,11 @@ enum expr_kind {
 };
 
 enum expr_flag {
-    XF_NULLABLE = 1, // matches the empty text
-    XF_CALLS = 2,    // contains an X_CALL
-    XF_CALL_FIRST = 4,
-    XF_DOUBT = 8, // contains an X_AND or X_NOT, so it may match nothing without being X_NONE
-    XF_TEXT = 16, // contains an X_TEXT
+    XF_NULLABLE = 1,   // matches the empty text
+    XF_CALLS = 2,      // contains an X_CALL
+    XF_CALL_FIRST = 4, // may begin with an X_CALL
+    XF_DOUBT = 8,      // contains an X_AND or X_NOT, so it may match nothing without being X_NONE
+    XF_TEXT = 16,      // contains an X_TEXT
 };
 
 enum { EXPR_NONE = 0, EXPR_EMPTY = 1 };

@@ -28,8 +28,9 @@ enum member_flag {
 struct member {
     const struct tree_value *schema;
     uint32_t flags;
-    uint32_t
-        at; // position in the document, if not the schema's own: determines the order of its names
+    /* Position in the document, if it differs from the schema's own; determines the order of its
+     * names. */
+    uint32_t at;
 };
 
 /* For styles: where in the text a set's value is. */

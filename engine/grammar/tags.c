@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Structural tags: JSON that combines free text, tags, schemas, expressions and grammars, in
- * xgrammar's format. Formats of tool calls, and of text before an answer, are written in this way
- * as well. */
+ * xgrammar's format. Formats of tool calls, and of text before an answer, are written in it,
+ * too. */
 #include "engine/grammar/tags.h"
 
 #include "engine/base/optional.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A GGUF file's tensors, under the names and with the shapes that Hugging Face's files of the same
- * family use. Thread: any. */
+ * family use.
+ * Thread: any. */
 #ifndef SLUICE_ENGINE_MODEL_CHECKPOINT_GGUF_H
 #define SLUICE_ENGINE_MODEL_CHECKPOINT_GGUF_H
 
