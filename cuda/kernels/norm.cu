@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* RMS and layer norm, fused with the residual addition before it: one block per row, which is read
+/* RMS and layer norm, fused with the preceding residual addition. One block per row, which is read
  * once. The sum of squares uses the row as rounded for storage, so that a fused norm gives the same
  * bits as a norm of the stored residual. If only a product of FP8 codes reads the result, it is
- * written as codes. Bound by memory bandwidth, or by latency for few rows. */
+ * written as codes. Bound by memory bandwidth or, with few rows, by latency. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/device/rounding.cuh"
 #include "cuda/kernels/device/sums.cuh"
 #include "cuda/kernels/kernels.h"
 
-/* Strides in elements; a row of x is written back if a delta is added. */
+/* Strides are in elements. A row of x is written back if a delta is added. */
 struct norm_params {
     int32_t x_stride, delta_stride, out_stride, width;
     float eps, weight_offset, delta_scale, x_scale;
     bool layer;              // subtract the mean
-    struct sum_parts sums;   // partial sums of delta; n 0: delta is read
-    struct round_args codes; // written instead of out if codes.codes is not NULL
+    struct sum_parts sums;   // partial sums of delta; n 0: delta itself is read
+    struct round_args codes; // if codes.codes is not NULL, written instead of out
 };
 
 /* Each thread keeps NV vectors of the row in registers. CODES: writes p.codes. */
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(1024)
     pdl_trigger(); // before the wait: see device/launch.cuh
     T *row = x + (int64_t)blockIdx.x * p.x_stride;
     vec<T> v[NV];
-    /* A product that leaves partial sums triggers this kernel only after the kernels before it have
-     * ended. The residual is not that product's output, so it can be read before the wait. */
+    /* A product that leaves partial sums triggers this kernel only after all kernels before it have
+     * ended. The residual is not the output of that product, so it can be read before the wait. */
     if (NV <= 2 && p.sums.n > 0) {
 #pragma unroll
         for (int j = 0; j < NV; j++) {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-/* Any width, alignment and dtype of x. */
+/* For any width, alignment and dtype of x. */
 template <typename X, typename T>
 __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *weight,
                                   const float *bias, struct norm_params p)
@@ -144,7 +144,7 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
     }
 }
 
-/* FP8 codes instead of numbers only from 16-bit types. */
+/* FP8 codes can be written only for 16-bit types. */
 template <typename T, int NV>
 static cudaError_t norm_vecs(cudaStream_t stream, const dim3 &grid, const dim3 &block, T *x,
                              const T *delta, T *out, const float *weight, const float *bias,
@@ -160,7 +160,7 @@ static cudaError_t norm_vecs(cudaStream_t stream, const dim3 &grid, const dim3 &
                   bias, p);
 }
 
-/* As few vectors per thread as cover the row. */
+/* Chooses the fewest vectors per thread that cover the row. */
 template <typename T>
 static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, const float *weight,
                             const float *bias, const struct norm_params &p)
@@ -179,7 +179,7 @@ static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, cons
     }
 }
 
-/* True if rows can be read in vectors and fit a block's registers. */
+/* True if rows can be read in vectors and fit into a block's registers. */
 static bool has_vectors(const struct norm_args *a, enum dtype act)
 {
     const size_t size = dtype_bytes(act);

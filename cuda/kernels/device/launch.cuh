@@ -6,12 +6,13 @@
  * writes. (A grid that finished without waiting would let its successor overtake a predecessor that
  * still runs.)
  *
- * pdl_trigger() normally comes right after the wait. Exceptions that trigger before it: norms, sums
- * over ranks of up to 32 rows, attention's join of more rows, and attention/few.cu with more. The
- * product after them is gemm/small.cu's or gemm/wide.cu's, whose blocks need a multiprocessor each,
- * so they start as the previous product's blocks leave. The computing threads of those two trigger
- * early as well (cuda/README.md, "Rules for kernels"). Hence the output of the kernel before last
- * is complete only after a kernel that waits before it triggers.
+ * pdl_trigger() normally comes right after the wait. These kernels trigger before it: norms, sums
+ * over ranks with up to 32 rows, and, with more rows, attention's join and attention/few.cu. The
+ * product after them is gemm/small.cu's or gemm/wide.cu's, each of whose blocks needs a whole
+ * multiprocessor, so the blocks start when those of the previous product leave. The computing
+ * threads of these two products trigger early as well (cuda/README.md, "Rules for kernels"). Hence
+ * the output of the kernel before the last is complete only after a kernel that waits before it
+ * triggers.
  *
  * Devices before sm_90 ignore both calls.
  * Thread: the rank's owner. */
@@ -35,8 +36,8 @@ __device__ __forceinline__ void pdl_trigger()
 #endif
 }
 
-/* 90 or more: the PDL attribute is set. Queried once per process, because all devices of a process
- * are equal. */
+/* 90 or more: the PDL attribute is set. It is queried once per process, because all devices of a
+ * process are of the same kind. */
 static inline int launch_sm()
 {
     static const int sm = [] {
@@ -53,8 +54,8 @@ static inline int launch_sm()
     return sm;
 }
 
-/* Launches in clusters of `cluster` blocks along x. More than one needs sm_90 or later, and must
- * divide grid.x. */
+/* Launches in clusters of `cluster` blocks along x, which must divide grid.x. More than one block
+ * per cluster needs sm_90 or later. */
 template <typename... P, typename... A>
 static inline cudaError_t launch_clusters(unsigned cluster, void (*kernel)(P...), dim3 grid,
                                           dim3 block, size_t smem, cudaStream_t stream, A &&...args)
