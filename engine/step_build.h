@@ -5,7 +5,7 @@
  *     step_build.c   lane updates, groups, rows and draws of the target's pass
  *     step_draft.c   the draft models' passes, and the state of their KV
  *     step_tree.c    rows and masks of trees, and their accepted paths
- *     step_mask.c grammar masks for the draws of the target's and the draft models' passes
+ *     step_mask.c    grammar masks for the draws of the target's and the draft models' passes
  *     step_grow.c    trees grown level by level, one pass per level
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_STEP_BUILD_H
