@@ -11,8 +11,8 @@
 #include <math.h>
 #include <string.h>
 
-/* RUN_PAGES: maximum number of pages that one kernel call reads; a chunk may have as many.
- * RUN_TOKENS: tokens whose values are transposed out of K at a time. */
+/* RUN_PAGES: maximum number of pages that one kernel call reads, enough for a chunk with pages of
+ * one token. RUN_TOKENS: tokens whose values are transposed out of K at a time. */
 enum { RUN_PAGES = ATTN_CHUNK + MAX_TREE_NODES + 1, RUN_TOKENS = 64 };
 
 /* ---- which keys a row sees ---------------------------------------------------------------- */

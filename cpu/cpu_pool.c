@@ -49,7 +49,7 @@ struct pool {
     _Alignas(CACHE_LINE) _Atomic uint32_t job;
     _Atomic uint32_t n_asleep;
     _Atomic bool stop;
-    // Those of the job; atomic because a late thread may read the next job's.
+    // fn and arg of the job; atomic because a late thread may read those of the next job.
     _Atomic uintptr_t fn, arg;
     _Atomic int32_t first; // number of the job's first item
 

@@ -23,8 +23,8 @@ enum { VEC = 4 };
 #define VEC_BYTES 16
 #endif
 
-/* BLOCK_ROWS x BLOCK_VECS sums advance together: as many as there are registers for (32, 16 or
- * 32). */
+/* BLOCK_ROWS x BLOCK_VECS sums advance together, as many as the registers can hold: AVX-512 has 32,
+ * AVX2 16, NEON 32. */
 #if defined(__AVX512F__)
 enum { BLOCK_ROWS = 6, BLOCK_VECS = 4 };
 #elif defined(__AVX2__)

@@ -243,7 +243,7 @@ static bool on_coded(struct gemms *g, const struct gemm_args *a, struct sum_part
     return true;
 }
 
-/* Dequantises, at a time, as many outputs as fit into the buffer, and multiplies by them. */
+/* Dequantises as many outputs at a time as fit into the buffer, and multiplies by them. */
 static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
     const struct coded_matrix *m = a->coded;
@@ -399,8 +399,9 @@ bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st
     return true;
 }
 
-/* With a quantised weight, the kernel multiplies codes, reads them as they are, or has them
- * expanded in bands, whichever is fastest for this number of rows. */
+/* For a quantised weight there are three ways: codes are multiplied by codes, converted by the
+ * kernel that multiplies, or dequantised in bands before the product. The number of rows
+ * decides. */
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
     struct gemm_args b = *a;

@@ -85,8 +85,8 @@ cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, int32_t n
  * sums->stride apart), which the op that reads the product adds up. gemm_join adds them to y, for
  * benchmarks and tests. */
 struct wide_plan {
-    int32_t band; // number of features per block: 128; or 192 (for fp32 and partial sums) or 112
-                  // (otherwise); if gated and above 64 rows 224
+    int32_t band;     // number of features per block: 128, 192 (only for fp32 or partial sums), 112
+                      // (only otherwise), or 224 (if gated and above 64 rows)
     int32_t n_splits; // number of ranges of K
 };
 /* True if it supports this product; *plan is then the plan. sums_bytes: size of the memory for
@@ -118,8 +118,8 @@ bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_batch(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 
 /* gemm/head.cu: the output head's logits in fp32, for up to 256 rows, and the best logits of each
- * row. With `pass`, rows that nothing reads, or only greedy draws, are not written. It reads the
- * weight and the pass's draws before the preceding kernels are done. */
+ * row. With `pass`, it does not write rows that are read by nothing or only by greedy draws. It
+ * reads the weight and the pass's draws before the preceding kernels are done. */
 bool gemm_head_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 int32_t gemm_head_bands(const struct gemm_args *a);
 cudaError_t gemm_head(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,

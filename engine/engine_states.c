@@ -75,7 +75,7 @@ enum status engine_states_begin(struct engine *e, struct err *err)
     int32_t asked = e->options.mamba_block_size;
     s->interval = ((asked > 0 ? asked : TOKENS_A_SNAPSHOT) + s->block - 1) / s->block * s->block;
     if (spec_has_trees(&e->spec) && e->spec.options.budget >= s->block) {
-        // The rows that may be taken back are fewer than a block.
+        // Rows that may be rejected must not fill a block.
         e->spec.options.budget = s->block - 1;
     }
     struct state_layer layers[MAX_LAYERS];

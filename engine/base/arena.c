@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Each chunk is twice as large as the previous one: small requests, of which there may be thousands
- * at a time, need one small chunk, and large ones few allocations. */
+/* Each chunk is twice as large as the previous one: a small request (there may be thousands at a
+ * time) needs only one small chunk, and a large one needs few allocations. */
 enum { MIN_CHUNK_BYTES = 1024, MAX_CHUNK_BYTES = 16384, ALIGN = 16 };
 
 struct arena_chunk {

@@ -29,8 +29,8 @@ struct draft_pass {
 };
 
 /* Accepted tree paths that the next step moves to their final slots before anything else, while the
- * lanes' tables are unchanged. Moved are the tokens in the lane's history and the slots in each KV
- * set. */
+ * lanes' tables are unchanged. The tokens in the lane's history and the slots in each KV set are
+ * moved. */
 struct tree_moves {
     int32_t n_paths;
     struct tree_path {

@@ -276,11 +276,11 @@ struct pass_draw {
      * logprobs. */
     int32_t more, more_slot;
     /* 1 + the index of a draft distribution ("law"); 0: none. DRAW_DRAFT: the distribution that the
-     * draft was drawn from is kept there. DRAW_SAMPLE: the row's children in the tree, or in a
-     * chain history[lane][pos + 1], are drafts drawn from it without replacement. They are tested
-     * in row order: each is accepted with probability min(1, p / q); otherwise p becomes the excess
-     * of p over q, and q loses the draft. If none is accepted, the token is drawn from the
-     * remaining p. */
+     * draft was drawn from is kept there. DRAW_SAMPLE: the drafts to test, which were drawn from it
+     * without replacement. In a tree they are the children of the row, in a chain there is one,
+     * history[lane][pos + 1]. They are tested in row order: each is accepted with probability
+     * min(1, p / q); otherwise p becomes the excess of p over q, and q loses the draft. If none is
+     * accepted, the token is drawn from the remaining p. */
     int32_t law;
     /* 1 + the index of its mask in pass.masks; 0: none. Ids outside the mask are never drawn. If
      * the mask excludes every id, the token is arbitrary and its reader must reject it. */

@@ -231,10 +231,10 @@ struct row_gate_args {
 };
 
 /* Copies between rows of a pass and the hidden states by slot (backend.h), which are stored in the
- * dtype given to hidden_open. Copied are the values [first, first + width) of each slot's row,
- * where first is a multiple of width. hidden_store: x has one row for each of the pass's rows, or
- * of its out rows. hidden_load: x of each row becomes the state of the row before it on its path,
- * or 0 at position 0. */
+ * dtype given to hidden_open. The values [first, first + width) of each slot's row are copied;
+ * first is a multiple of width. hidden_store: x has one row for each of the pass's rows, or of its
+ * out rows. hidden_load: x of each row becomes the state of the row before it on its path, or 0 at
+ * position 0. */
 struct hidden_args {
     struct tensor x; // [n_rows, width]; act or residual dtype
     int32_t n_rows, width, first;

@@ -329,7 +329,7 @@ uint32_t expr_and(struct exprs *x, const uint32_t *e, size_t n)
             const struct expr *q = &x->v[list[j]];
             dead |= list[j] == EXPR_NONE;
             if (list[j] == x->any_text) {
-                any = true; // a subset of each of the others, unless one of those is an X_NOT
+                any = true; // neutral if another member is not an X_NOT
             } else if (q->kind != X_NOT || q->a != EXPR_NONE) {
                 positive |= q->kind != X_NOT;
                 many_put(&m, list[j]);

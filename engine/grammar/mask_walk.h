@@ -34,9 +34,9 @@ struct masks {
     struct automaton *a;
     struct mask_slot {
         uint32_t state, newer, older; // newer, older: neighbours in order of use
-        uint32_t *words;              // the whole mask; if NULL, the mask consists of
-        struct mask_bases bases;      // all ids of these masks, and
-        int32_t *ids;                 // these ids
+        uint32_t *words;              // the whole mask; NULL: it consists of `bases` and `ids`
+        struct mask_bases bases;      // masks whose ids it includes
+        int32_t *ids;                 // further ids that it includes
         uint32_t n_ids;
     } *v;
     uint32_t n, cap, newest, oldest; // slot + 1; 0: none
@@ -46,8 +46,9 @@ struct masks {
     struct head {
         uint32_t e;
         bool whole;      // it has too many ends to be worth it
-        uint32_t *words; // mask of the tokens that stay in the head or end with it; if NULL,
-        int32_t *ids;    // these tokens are in this list, because they are few
+        uint32_t *words; // mask of the tokens that stay in the head or end with it; NULL: they are
+                         // in `ids`
+        int32_t *ids;    // the same tokens as a list, if they are few
         uint32_t n_ids;
         uint32_t *ends; // nodes of the trie at which the head ends while tokens continue
         uint32_t n_ends;

@@ -12,10 +12,10 @@ enum {
     T_U2_00,      // "00"
     T_U3_0,       // "000"
     T_U3_1,       // "001"
-    T_ANY_1,      // the rest is only for unconstrained text: one digit, and what it was
-    T_ANY_1_D,    // d
-    T_ANY_2,      //
-    T_ANY_2_HIGH, // d8 to db
+    T_ANY_1,      // from here on only in unconstrained text: after one digit
+    T_ANY_1_D,    // after the digit d
+    T_ANY_2,      // after two digits
+    T_ANY_2_HIGH, // after d8 to db
     T_ANY_3,
     T_ANY_3_HIGH,
     T_LOW_ESCAPE, // after a high surrogate

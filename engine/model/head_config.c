@@ -73,8 +73,8 @@ static enum status refuse_variant(const struct json *j, struct err *err)
     return OK;
 }
 
-/* A published id is the number of the layer that has the state as its input, which is one more than
- * the layer that the state comes after. */
+/* A published id is the number of the layer that reads the state, which is one more than that of
+ * the layer that computes it. */
 static enum status add_fed(struct hidden_layers *fed, int64_t id, const struct model_config *target,
                            struct err *err)
 {

@@ -161,8 +161,8 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out);
 
 struct model_outputs {
-    bool logits, pooled;         // outputs for the pass's out rows
-    bool all_logits;             // compute logits that no draw will read, too, and no best logits
+    bool logits, pooled; // outputs for the pass's out rows
+    bool all_logits;     // compute all logits, even those that no draw reads, and no best logits
     struct hidden_layers hidden; // the pass's own list; these states, too, are those of the out
                                  // rows, and go to model.hidden
 };

@@ -285,7 +285,7 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
         s->group = 0;
     }
     s->asymmetric = !json_get_bool(weights, "symmetric", true);
-    // "weight" has no effect on how weights are read
+    // an actorder of "weight" does not change how weights are stored
     const char *order = json_get_string(weights, "actorder");
     s->act_order = order ? strcmp(order, "group") == 0 : json_get_bool(weights, "actorder", false);
     TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));

@@ -32,8 +32,8 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
         struct sequence *next = seq->next;
         seq->prev->next = seq->next;
         seq->next->prev = seq->prev;
-        // As that of a sequence of the same priority, so that it does not come after one that it
-        // passed.
+        // With the turn of `head` and a lower slip it sorts just before `head`, and so before every
+        // sequence that it passed.
         seq->turn_ns = head->turn_ns;
         seq->order = head->order;
         seq->slip = s->next_slip++;

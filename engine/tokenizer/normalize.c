@@ -182,7 +182,8 @@ static size_t decompose(uint32_t c, int options, int32_t *out, size_t room)
     return (size_t)k;
 }
 
-/* Composes in place and returns the new length. Characters without forms combine with nothing. */
+/* Composes in place and returns the new length. Characters that the normalisation forms do not know
+ * combine with nothing. */
 static size_t compose_all(int32_t *cp, size_t n)
 {
     size_t kept = 0;

@@ -10,8 +10,8 @@
  * over ranks with up to 32 rows, and, with more rows, attention's join and attention/few.cu. The
  * product after them is gemm/small.cu's or gemm/wide.cu's, each of whose blocks needs a whole
  * multiprocessor, so the blocks start when those of the previous product leave. The computing
- * threads of these two products trigger early as well (cuda/README.md, "Rules for kernels"). Hence
- * the output of the kernel before the last is complete only after a kernel that waits before it
+ * threads of these two products trigger early as well (cuda/README.md, "Rules for kernels"). So a
+ * kernel may rely on the output of the last kernel but one only if the last kernel waits before it
  * triggers.
  *
  * Devices before sm_90 ignore both calls.

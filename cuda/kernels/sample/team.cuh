@@ -84,8 +84,8 @@ struct shared_state {
     unsigned long long merged[BINS]; // sums of the bins of all blocks
     unsigned long long warp_mass[32];
     unsigned long long part; // this block's share of the team's mass
-    double sum;              // this block's share of a sum,
-    float best_value;        // and of a maximum
+    double sum;              // this block's share of a sum
+    float best_value;        // this block's share of a maximum
     int best_id, n_listed;
     uint32_t found_bin;
     unsigned long long found_above;
