@@ -30,8 +30,8 @@ static void tell_owner(struct nodes *n)
 {
     pthread_mutex_lock(&n->call_lock);
     pthread_mutex_lock(&n->lock);
-    bool call = n->lost && !n->told && n->on_lost;
-    n->told = n->told || call;
+    bool call = n->lost && !n->on_lost_called && n->on_lost;
+    n->on_lost_called = n->on_lost_called || call;
     void (*on_lost)(void *arg) = n->on_lost;
     void *arg = n->arg;
     pthread_mutex_unlock(&n->lock);

@@ -152,8 +152,8 @@ static void say_difference(const char *theirs, const char *ours, int32_t node, c
 }
 
 /* Decides whether to admit the sender of a hello; an empty refusal admits it. */
-static void judge(struct nodes *n, const struct hello *h, const char *identity, char *refusal,
-                  size_t n_bytes)
+static void check_hello(struct nodes *n, const struct hello *h, const char *identity, char *refusal,
+                        size_t n_bytes)
 {
     refusal[0] = '\0';
     if (h->n_nodes != (uint32_t)n->place.n_nodes) {
@@ -182,7 +182,7 @@ static void answer(struct nodes *n, struct pending *p)
         return;
     }
     char text[MAX_REFUSAL_BYTES];
-    judge(n, &h, identity, text, sizeof text);
+    check_hello(n, &h, identity, text, sizeof text);
     struct welcome w = {.refused = text[0] != '\0', .text_bytes = (uint32_t)strlen(text)};
     memcpy(w.magic, magic, sizeof magic);
     prove_welcome(n, &h, w.refused, w.proof);
@@ -285,7 +285,7 @@ void nodes_admit(struct nodes *n)
 
 /* The joining node's half of the handshake. Both sides prove that they know the token; neither
  * sends it. */
-static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, struct err *err)
+static enum status handshake(struct nodes *n, int fd, struct stream_nonces *nonces, struct err *err)
 {
     int64_t deadline = clock_now_ns() + NODE_TALK_S * 1000000000LL;
     struct greeting g;
@@ -339,7 +339,7 @@ enum status nodes_join(struct nodes *n, struct err *err)
         enum status st = wire_connect(n->leader, n->place.port, lesser(deadline, end), &fd, err);
         if (st == OK) {
             struct stream_nonces nonces;
-            st = talk(n, fd, &nonces, err);
+            st = handshake(n, fd, &nonces, err);
             if (st == OK) {
                 nodes_set_peer(n, 0, 0, fd, &nonces);
                 return OK;

@@ -112,7 +112,7 @@ struct nodes {
     struct err why;
     void (*on_lost)(void *arg);
     void *arg;
-    bool told; // on_lost was called
+    bool on_lost_called;
 
     pthread_mutex_t call_lock; // held while on_lost runs
     pthread_t watcher;

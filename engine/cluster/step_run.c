@@ -172,8 +172,8 @@ static enum status run_ahead(struct rank *r, void *arg)
                       job->n_vocab_used));
     }
     TRY(r->be->ops->step_end(r->be));
-    bool told = r->local == 0 && job->results;
-    return r->be->ops->step_wait(r->be, st->slot, told ? job->results : own, n);
+    bool returned = r->local == 0 && job->results;
+    return r->be->ops->step_wait(r->be, st->slot, returned ? job->results : own, n);
 }
 
 enum status step_run_ahead(struct step *st, const struct draft_pass *passes, int32_t n_passes,
