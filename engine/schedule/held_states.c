@@ -155,7 +155,7 @@ static void learn_way(struct holdings *h, const struct cached_front *front)
     for (int32_t n = per; n <= front->n_blocks; n += per) {
         int32_t slot = states_at(s, h->hits[n - 1]);
         if (slot >= 0) {
-            states_lies_behind(s, slot, above);
+            states_set_above(s, slot, above);
             above = slot;
         }
     }
@@ -275,7 +275,7 @@ void held_states_leave(struct holdings *h, const struct sequence *seq, int32_t n
 
 /* Adds a copy to the plan and ends its hold on the slot, because copies that are added later also
  * execute later. */
-static void tell(struct holdings *h, struct plan *p, const struct pending_state *x, bool out)
+static void plan_copy(struct holdings *h, struct plan *p, const struct pending_state *x, bool out)
 {
     int32_t slot = h->limits->max_lanes + x->slot;
     ASSERT(p->n_state_copies < max_state_copies(h->limits));
@@ -284,20 +284,20 @@ static void tell(struct holdings *h, struct plan *p, const struct pending_state 
     states_release(&h->states.snapshots, x->slot);
 }
 
-void held_states_tell_outs(struct holdings *h, struct plan *p)
+void held_states_plan_outs(struct holdings *h, struct plan *p)
 {
     struct held_states *hs = &h->states;
     for (int32_t i = 0; i < hs->n_outs; i++) {
-        tell(h, p, &hs->outs[i], true);
+        plan_copy(h, p, &hs->outs[i], true);
     }
     hs->n_outs = 0;
 }
 
-void held_states_tell_ins(struct holdings *h, struct plan *p)
+void held_states_plan_ins(struct holdings *h, struct plan *p)
 {
     struct held_states *hs = &h->states;
     for (int32_t i = 0; i < hs->n_ins; i++) {
-        tell(h, p, &hs->ins[i], false);
+        plan_copy(h, p, &hs->ins[i], false);
     }
     hs->n_ins = 0;
 }

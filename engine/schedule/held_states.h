@@ -69,8 +69,8 @@ void held_states_leave(struct holdings *h, const struct sequence *seq, int32_t n
 /* Move pending copies into the plan: first those out of lanes, then (by the caller) those from lane
  * to lane, then those into lanes. held_states_settle: the snapshots stored by the previous plan are
  * complete. */
-void held_states_tell_outs(struct holdings *h, struct plan *p);
-void held_states_tell_ins(struct holdings *h, struct plan *p);
+void held_states_plan_outs(struct holdings *h, struct plan *p);
+void held_states_plan_ins(struct holdings *h, struct plan *p);
 void held_states_settle(struct holdings *h);
 
 /* Cancels a pending copy into the lane of a sequence that leaves it. */

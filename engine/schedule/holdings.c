@@ -289,8 +289,8 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front)
 }
 
 /* Reports that the sequence uses these cached blocks, which may belong to another owner. */
-static void tell_use(struct holdings *h, const struct sequence *seq,
-                     const struct cached_front *front)
+static void report_use(struct holdings *h, const struct sequence *seq,
+                       const struct cached_front *front)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
     int32_t owner = retention_owner(&h->retention, seq->request);
@@ -315,7 +315,7 @@ static void fill_table(struct holdings *h, struct sequence *seq, const struct ca
             prefix_cache_renew(&h->cache, blocks[i], seq->index);
         }
     }
-    tell_use(h, seq, front);
+    report_use(h, seq, front);
     for (seq->n_blocks = front->n_blocks; seq->n_blocks < need; seq->n_blocks++) {
         if (seq->n_blocks >= front->n_matched || blocks[seq->n_blocks] < 0) {
             blocks[seq->n_blocks] = take_block(h);
@@ -454,7 +454,7 @@ static void drop_pending(struct holdings *h, const struct sequence *seq)
 }
 
 /* With recurrent layers, a fork also copies the whole state of the lane. */
-static void tell_fork(const struct holdings *h, struct plan *p, const struct pending_fork *f)
+static void plan_fork_copies(const struct holdings *h, struct plan *p, const struct pending_fork *f)
 {
     if (f->has_copy) {
         p->copies[p->n_copies++] = f->copy;
@@ -467,15 +467,15 @@ static void tell_fork(const struct holdings *h, struct plan *p, const struct pen
 
 /* The copies are added to the plan after the one that forks, because the rows to copy have been
  * stored by then. Their order is: states out of lanes, forks, states into lanes. */
-void holdings_tell_copies(struct holdings *h, struct plan *p)
+void holdings_plan_copies(struct holdings *h, struct plan *p)
 {
     int32_t n = 0;
-    held_states_tell_outs(h, p);
+    held_states_plan_outs(h, p);
     while (n < h->n_pending_forks && !plan_forks(p, h->pending_forks[n].seq)) {
-        tell_fork(h, p, &h->pending_forks[n++]);
+        plan_fork_copies(h, p, &h->pending_forks[n++]);
     }
     cut_forks(h, 0, n);
-    held_states_tell_ins(h, p);
+    held_states_plan_ins(h, p);
 }
 
 void holdings_settle(struct holdings *h, struct sequence *seq, int32_t n_sure,

@@ -142,7 +142,7 @@ void holdings_forget_idle(struct holdings *h);
 /* Adds to the plan the copies for sequences that earlier plans forked: its step executes after the
  * one that stored the prompt's last rows, and before the siblings' first rows. Also adds the copies
  * of states, which the previous steps have left in the lanes. */
-void holdings_tell_copies(struct holdings *h, struct plan *p);
+void holdings_plan_copies(struct holdings *h, struct plan *p);
 
 /* ---- the draft models' KV */
 

@@ -122,8 +122,8 @@ static void release(struct retention *r, int32_t block, int32_t owner)
 }
 
 /* Returns false if the owner may keep no more blocks. A keep by another owner stays in force. */
-bool retention_ask(struct retention *r, int32_t block, int32_t owner, int32_t priority,
-                   int64_t duration_ns)
+bool retention_apply(struct retention *r, int32_t block, int32_t owner, int32_t priority,
+                     int64_t duration_ns)
 {
     if (priority == 0) {
         release(r, block, owner);

@@ -46,8 +46,8 @@ void retention_gone(struct retention *r, int32_t block);
 
 /* Keeps the block for this duration with a priority of 1 to 100, or releases it with priority 0.
  * False: the owner may not keep more blocks. */
-bool retention_ask(struct retention *r, int32_t block, int32_t owner, int32_t priority,
-                   int64_t duration_ns);
+bool retention_apply(struct retention *r, int32_t block, int32_t owner, int32_t priority,
+                     int64_t duration_ns);
 
 /* Verifies the counts. Aborts on errors. For tests. */
 void retention_check(const struct retention *r);

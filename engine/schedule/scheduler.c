@@ -170,9 +170,9 @@ static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
  * left, too. */
 static void plan_decodes(struct scheduler *s, struct plan *p)
 {
-    int32_t n_owed = 0, n_behind = 0;
+    int32_t n_owed = 0, n_later = 0;
     for (const struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
-        n_behind += is_decoding(seq);
+        n_later += is_decoding(seq);
     }
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (!is_decoding(seq)) {
@@ -183,14 +183,14 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
             n_owed += owed;
             continue;
         }
-        n_behind--;
+        n_later--;
         bool yields = !s->limits.chunked && p->n_rows + n_owed >= s->limits.max_rows;
         if (!sequence_wants_token(seq) || yields || p->n_rows >= s->limits.max_rows ||
             p->n_out >= s->limits.max_out || p->n_draws >= s->limits.max_draws) {
             continue;
         }
-        int32_t room = s->limits.max_rows - p->n_rows - 1 - n_owed - n_behind;
-        int32_t out_room = s->limits.max_out - p->n_out - 1 - n_behind;
+        int32_t room = s->limits.max_rows - p->n_rows - 1 - n_owed - n_later;
+        int32_t out_room = s->limits.max_out - p->n_out - 1 - n_later;
         int32_t drafts = seq->proposal.n_drafts;
         room = lesser(room, out_room);
         room = greater(room, 0);
@@ -315,11 +315,11 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
  * that, or a stream of small requests would starve a large one. */
 static void admit_overtaken(struct scheduler *s, struct plan *p)
 {
-    int32_t n_behind = s->n_running, rows = s->limits.max_rows - s->n_running;
-    for (struct sequence *seq = s->order.next; seq != &s->order && n_behind > 0 && rows > 0;
+    int32_t n_later = s->n_running, rows = s->limits.max_rows - s->n_running;
+    for (struct sequence *seq = s->order.next; seq != &s->order && n_later > 0 && rows > 0;
          seq = seq->next) {
         if (seq->lane >= 0) {
-            n_behind--;
+            n_later--;
         }
         if (seq->state != SEQ_WAITING) {
             continue;
@@ -330,7 +330,7 @@ static void admit_overtaken(struct scheduler *s, struct plan *p)
             return;
         }
         if (a == ADMITTED) {
-            n_behind -= n_running + 1 - s->n_running; // running sequences preempted for this one
+            n_later -= n_running + 1 - s->n_running; // running sequences preempted for this one
             rows -= sequence_future(seq) - seq->n_computed;
         }
     }
@@ -365,7 +365,7 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
         fail_head(s, p);
         return false;
     }
-    holdings_tell_copies(&s->holdings, p);
+    holdings_plan_copies(&s->holdings, p);
     holdings_publish(&s->holdings, p);
     p->n_hits = s->prefix_hits - hits_before;
     return true;

@@ -161,7 +161,7 @@ void states_use(struct states *s, int32_t slot)
     }
 }
 
-void states_lies_behind(struct states *s, int32_t slot, int32_t above)
+void states_set_above(struct states *s, int32_t slot, int32_t above)
 {
     ASSERT(above < 0 || s->slots[above].pos < s->slots[slot].pos);
     s->slots[slot].above = above;

@@ -64,7 +64,7 @@ void states_release(struct states *s, int32_t slot);
 void states_use(struct states *s, int32_t slot);
 
 /* Sets the previous snapshot (`above`) on the path of this one. */
-void states_lies_behind(struct states *s, int32_t slot, int32_t above);
+void states_set_above(struct states *s, int32_t slot, int32_t above);
 
 /* Called when the block has left the cache. */
 void states_forget(struct states *s, int32_t block);
