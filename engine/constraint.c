@@ -97,9 +97,9 @@ static enum status look_ahead(const struct constraint *c, const struct sequence 
 /* The state after the known tokens and some more. *ahead: the grammar has not started even after
  * these, so there is no state. Each call may clear the tables that hold states, including the one
  * just computed; it is then computed again with empty tables. */
-static enum status state_behind(struct constraint *c, const struct sequence *seq,
-                                const int32_t *more, int32_t n_more, struct grammar_state *out,
-                                bool *ahead)
+static enum status state_after(struct constraint *c, const struct sequence *seq,
+                               const int32_t *more, int32_t n_more, struct grammar_state *out,
+                               bool *ahead)
 {
     struct grammar *g = seq->request->grammar;
     bool begins = constraint_is_ahead(c, seq);
@@ -134,7 +134,7 @@ enum status constraint_mask(struct constraint *c, const struct sequence *seq, co
     for (int tries = 0; tries < 2 && st == ERR_BUSY; tries++) {
         struct grammar_state s;
         bool ahead;
-        st = state_behind(c, seq, drafts, n_drafts, &s, &ahead);
+        st = state_after(c, seq, drafts, n_drafts, &s, &ahead);
         if (st == OK && ahead) {
             memset(words, 0xff, n_words * sizeof *words);
             return OK;
@@ -171,7 +171,7 @@ enum status constraint_take(struct constraint *c, const struct sequence *seq, in
         return OK;
     }
     bool end = grammar_is_end(g, token);
-    enum status st = state_behind(c, seq, &token, end ? 0 : 1, &s, &ahead);
+    enum status st = state_after(c, seq, &token, end ? 0 : 1, &s, &ahead);
     if (st == OK && end) {
         return grammar_may_end(g, s) ? OK : ERR_INVALID;
     }
@@ -196,9 +196,9 @@ void constraint_cut(struct constraint *c, const struct sequence *seq, struct pro
     while (allowed && n < p->n_drafts) {
         struct grammar_state s;
         bool ahead;
-        allowed = state_behind(c, seq, p->drafts, n, &s, &ahead) == OK;
+        allowed = state_after(c, seq, p->drafts, n, &s, &ahead) == OK;
         if (allowed && ahead) { // no constraint yet, unless the grammar starts within this token
-            allowed = state_behind(c, seq, p->drafts, n + 1, &s, &ahead) == OK;
+            allowed = state_after(c, seq, p->drafts, n + 1, &s, &ahead) == OK;
         } else if (allowed) {
             allowed = grammar_allows(g, s, p->drafts[n], &allowed) == OK && allowed;
         }

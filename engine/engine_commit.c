@@ -173,7 +173,7 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
 }
 
 /* Reports how much of the prompt is computed. Callers ignore this after the first token. */
-static void tell_prompt(struct engine *e, const struct plan_entry *entry)
+static void report_prompt(struct engine *e, const struct plan_entry *entry)
 {
     struct engine_request *r = entry->seq->request;
     int32_t n = entry->first + entry->n_rows - entry->n_drafts;
@@ -191,7 +191,7 @@ static void commit_entry(struct engine *e, const struct plan_entry *entry)
         return;
     }
     scheduler_commit(&e->scheduler, seq);
-    tell_prompt(e, entry);
+    report_prompt(e, entry);
     if (seq->state == SEQ_RUNNING && seq->max_tokens == 0 &&
         entry->first + entry->n_rows == seq->n_known) {
         requests_finish(e, seq, FINISH_LENGTH);

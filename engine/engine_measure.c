@@ -14,7 +14,7 @@ struct measure {
     const struct spec_options *options;
     int32_t n_vocab_used;
     bool draft;
-    bool tells; // its draws return the most likely ids
+    bool with_top_ids; // its draws return the most likely ids
     int32_t n_rows, n_passes;
     float seconds; // the result, measured on rank 0
 };
@@ -54,8 +54,8 @@ static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *
                                       .pos = i % each,
                                       .kind = DRAW_SAMPLE,
                                       .tree_row = -1,
-                                      .logprobs = m->tells,
-                                      .top_n = m->tells ? m->options->width : 0};
+                                      .logprobs = m->with_top_ids,
+                                      .top_n = m->with_top_ids ? m->options->width : 0};
     }
     for (int32_t i = 0; i < lanes; i++) {
         seqs[i] = (struct pass_seq){i, i * each, each, 0, false};
@@ -109,13 +109,13 @@ struct site {
 /* Every rank runs the same number of passes, because their collectives would not match
  * otherwise. */
 static enum status measure_once(const struct site *site, bool draft, int32_t n_rows,
-                                int32_t n_passes, bool tells, float *least)
+                                int32_t n_passes, bool with_top_ids, float *least)
 {
     struct measure m = site->common;
     m.draft = draft;
     m.n_rows = n_rows;
     m.n_passes = n_passes;
-    m.tells = tells;
+    m.with_top_ids = with_top_ids;
     TRY(ranks_run(site->ranks, measure_rank, &m));
     if (m.seconds > 0.0f && (*least <= 0.0f || m.seconds < *least)) {
         *least = m.seconds;
@@ -137,7 +137,7 @@ static enum status measure_round(const struct site *site, bool draft, float *cos
 static enum status measure_looks(const struct site *site, struct spec_timed_steps *t)
 {
     TRY(measure_once(site, true, 1, t->n_passes, false, &t->chain));
-    return measure_once(site, true, 1, 1, true, &t->telling);
+    return measure_once(site, true, 1, 1, true, &t->with_top_ids);
 }
 
 static void show(const char *what, const float *cost)
@@ -152,9 +152,9 @@ static void show_all(const struct spec_costs *c, bool drafts)
     show("a pass of the model", c->target);
     if (drafts) {
         show("a pass of the draft model", c->draft);
-        log_info("speculation: the host's look at a pass's draws: %.0f us; the likeliest ids told: "
-                 "%.0f us",
-                 (double)c->look * 1e6, (double)c->tell * 1e6);
+        log_info("speculation: a round trip to the host between passes takes %.0f us; "
+                 "returning the most likely ids takes %.0f us",
+                 (double)c->round_trip * 1e6, (double)c->top_ids * 1e6);
     }
 }
 

@@ -24,7 +24,7 @@ static enum status read_config(struct engine *e, struct err *err)
     info->n_eos = c->n_eos;
     memcpy(info->eos, c->eos, sizeof info->eos);
     info->defaults = c->defaults;
-    info->max_model_len = engine_asked(e->options.max_model_len, c->max_pos);
+    info->max_model_len = engine_option(e->options.max_model_len, c->max_pos);
     if (info->max_model_len > c->max_pos) {
         log_warn("max-model-len %d is more than the %d positions that this model was made for: "
                  "longer texts may turn into nonsense",
@@ -148,7 +148,7 @@ static enum status read_drafts(struct engine *e, struct err *err)
 /* The number of ranks and nodes, which must divide the models. */
 static enum status read_ranks(struct engine *e, struct err *err)
 {
-    int32_t n_ranks = engine_asked(e->options.tensor_parallel_size, 1);
+    int32_t n_ranks = engine_option(e->options.tensor_parallel_size, 1);
     if (n_ranks > MAX_RANKS) {
         return err_set(err, ERR_INVALID, "tensor-parallel-size: at most %d", MAX_RANKS);
     }

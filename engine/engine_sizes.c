@@ -260,16 +260,16 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
     struct backend_facts facts;
     TRY(common_facts(e, &facts, err));
     memcpy(info->device, facts.device, sizeof info->device);
-    info->block_tokens = engine_asked(e->options.block_size, facts.preferred_block_tokens);
+    info->block_tokens = engine_option(e->options.block_size, facts.preferred_block_tokens);
     if (info->block_tokens > MAX_BLOCK_TOKENS) {
         return err_set(err, ERR_INVALID, "block-size: at most %d tokens", MAX_BLOCK_TOKENS);
     }
     TRY(engine_states_begin(e, err));
     bool cpu = on_cpu(&facts);
-    info->max_num_seqs = engine_asked(e->options.max_num_seqs, default_lanes(e, &facts));
+    info->max_num_seqs = engine_option(e->options.max_num_seqs, default_lanes(e, &facts));
     engine_states_fit_lanes(e, (size_t)((double)facts.free_bytes * share_of_memory(e, &facts)));
-    info->max_sequences = engine_asked(e->options.max_waiting, 4096) + info->max_num_seqs;
-    info->max_rows = engine_asked(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);
+    info->max_sequences = engine_option(e->options.max_waiting, 4096) + info->max_num_seqs;
+    info->max_rows = engine_option(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);
     if (info->max_rows <= info->max_num_seqs) {
         // The first sequence in the order always gets a row.
         info->max_rows = info->max_num_seqs + 1;

@@ -101,9 +101,9 @@ void engine_limits(const struct engine *e, struct scheduler_limits *out);
 struct step_sizes engine_step_sizes(const struct engine *e);
 
 /* The value of an option, or its default if it is 0. */
-static inline int32_t engine_asked(int32_t asked, int32_t otherwise)
+static inline int32_t engine_option(int32_t value, int32_t otherwise)
 {
-    return asked > 0 ? asked : otherwise;
+    return value > 0 ? value : otherwise;
 }
 
 /* engine_states.c; does nothing for models without recurrent state. In the order of the calls:

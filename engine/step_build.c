@@ -264,8 +264,8 @@ static void build_draws(struct planned_step *ps, const struct plan_entry *e, int
             st->draws[st->pass.n_draws - 1].law = step_tree_law(seq->tree, i);
         } else if (sample) {
             add_sample(ps, out, seq, pos, e->n_drafts > 0, -1);
-            bool judged = seq->proposal.on_device && i >= n_plain - 1 && i < e->n_rows - 1;
-            if (judged && seq->proposal.law > 0) {
+            bool tests_draft = seq->proposal.on_device && i >= n_plain - 1 && i < e->n_rows - 1;
+            if (tests_draft && seq->proposal.law > 0) {
                 st->draws[st->pass.n_draws - 1].law = seq->proposal.law + i - (n_plain - 1);
             } else {
                 st->draws[st->pass.n_draws - 1].law = 0;

@@ -31,7 +31,7 @@ struct planned_step {
     struct step step;
     struct draw_owner *owners;     // [max_draws], for the target's draws
     struct sequence **pool_owners; // [max_lanes]
-    bool ungrouped;                // attention is not told about shared prefixes
+    bool ungrouped;                // shared prefixes are not passed to attention
     struct plan_entry *sorted;     // [max_lanes], entries with the members of a group adjacent
     struct plan_entry *room;       // [max_lanes], for sorting
     struct draft_feed { // for each sequence, the tokens that the draft models' first pass feeds

@@ -43,19 +43,19 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
         if (f >= t->n_seen) {
             ps->drawn[p->n_draws] = (struct tree_pick){t, t->by_fed[f]};
             d->out_rows[p->n_out] = row;
-            bool judged = t->seq->proposal.law > 0;
+            bool with_law = t->seq->proposal.law > 0;
             struct pass_draw *draw = &d->draws[p->n_draws++];
             *draw = (struct pass_draw){.out_row = p->n_out++,
                                        .lane = t->seq->lane,
                                        .pos = pos,
                                        .n_prompt = t->seq->n_prompt,
                                        .kind = DRAW_DRAFT,
-                                       .logprobs = !judged,
+                                       .logprobs = !with_law,
                                        .noise = params->temperature > 0.0f,
-                                       .top_n = judged ? 0 : t->top_n,
+                                       .top_n = with_law ? 0 : t->top_n,
                                        .tree_row = row,
-                                       .law = judged ? t->seq->proposal.law + f : 0,
-                                       .more = judged ? t->children[n->depth] - 1 : 0};
+                                       .law = with_law ? t->seq->proposal.law + f : 0,
+                                       .more = with_law ? t->children[n->depth] - 1 : 0};
             int32_t n_path = tree_path_tokens(t, t->by_fed[f], path);
             step_mask_draft(ps, p, draw, t->seq, path, n_path);
         }
@@ -109,16 +109,16 @@ static void expand(const struct planned_step *ps, const struct spec *sp, struct 
                    int32_t node, const struct pass *pass, const struct pass_results *results,
                    int32_t draw)
 {
-    struct draw_result told[MAX_DRAFT_MODELS];
+    struct draw_result filtered[MAX_DRAFT_MODELS];
     const struct draw_result *drawn[MAX_DRAFT_MODELS];
     if (t->seq->proposal.law > 0) {
         tree_expand_drawn(t, node, &results[0].draws[draw]); // there is only one model here
         return;
     }
     for (int32_t m = 0; m < ps->step.n_draft_models; m++) {
-        told[m] = results[m].draws[draw];
-        step_filter_drafts(ps, pass, draw, &told[m]);
-        drawn[m] = &told[m];
+        filtered[m] = results[m].draws[draw];
+        step_filter_drafts(ps, pass, draw, &filtered[m]);
+        drawn[m] = &filtered[m];
     }
     tree_expand(t, node, drawn, ps->step.n_draft_models,
                 spec_tree_children(sp, t->nodes[node].depth));
@@ -156,7 +156,7 @@ static void grow_spine(struct planned_step *ps, struct spec *sp, int32_t j, int3
             t->n_seen = t->n_fed;
         }
     }
-    ps->grove.spent += spec_cost(sp->costs.draft, d->pass.n_draws) + sp->costs.tell;
+    ps->grove.spent += spec_cost(sp->costs.draft, d->pass.n_draws) + sp->costs.top_ids;
 }
 
 /* The device feeds each draft to the next pass, and the host reads all of them at the end. If a

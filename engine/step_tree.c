@@ -66,7 +66,7 @@ void step_plant_trees(struct planned_step *ps, const struct spec *sp)
 {
     struct spec_grove *g = &ps->grove;
     g->n_trees = 0;
-    g->spent = sp->costs.look;
+    g->spent = sp->costs.round_trip;
     g->base_rows = ps->plan.n_rows;
     g->grows = spec_passes(sp) == SPEC_LEVEL_PASSES;
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {

@@ -13,15 +13,15 @@ enum { SPEC_COST_POINTS = 8 }; // the times of passes with 1, 2, 4, ... 128 rows
 struct spec_costs {
     // seconds; draft: of all draft models together
     float target[SPEC_COST_POINTS], draft[SPEC_COST_POINTS];
-    float look; // seconds in which the host reads a pass's draws and submits the next pass
-    float tell; // seconds of a draft pass whose draws also return the most likely ids
+    float round_trip; // seconds in which the host reads a pass's draws and submits the next pass
+    float top_ids; // seconds that a draft pass takes longer if its draws return the most likely ids
 };
 
 /* Measured times of steps with draft passes. */
 struct spec_timed_steps {
     float chain; // seconds of n_passes of one row each, one after the other
     int32_t n_passes;
-    float telling; // seconds of one pass whose draws return the most likely ids
+    float with_top_ids; // seconds of one pass whose draws return the most likely ids
 };
 
 static inline bool spec_costs_known(const struct spec_costs *c)

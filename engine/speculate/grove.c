@@ -114,8 +114,8 @@ static int32_t worth_feeding(const struct spec *sp, const struct spec_grove *g, 
         sum += gain_of(sp, p) * (1.0f - p->tree->seq->trust.doubt);
         float row = spec_cost(sp->costs.target, g->base_rows + i + 1) -
                     spec_cost(sp->costs.target, g->base_rows);
-        float time = seconds + row + spec_cost(sp->costs.draft, refed + i + 1) + sp->costs.tell +
-                     sp->costs.look;
+        float time = seconds + row + spec_cost(sp->costs.draft, refed + i + 1) + sp->costs.top_ids +
+                     sp->costs.round_trip;
         if (sum / time > rate) {
             rate = sum / time;
             best = i + 1;
@@ -141,7 +141,8 @@ int32_t grove_frontier(const struct spec *sp, struct spec_grove *g, int32_t leve
     if (counts_cost(sp)) {
         sort_picks(g->picks, n);
         n = worth_feeding(sp, g, n, refed, tokens, seconds);
-        float pass = spec_cost(sp->costs.draft, refed + n) + sp->costs.tell + sp->costs.look;
+        float pass =
+            spec_cost(sp->costs.draft, refed + n) + sp->costs.top_ids + sp->costs.round_trip;
         g->spent += n > 0 ? pass : 0.0f;
     }
     for (int32_t i = 0; i < n; i++) {

@@ -34,7 +34,7 @@ void spec_learnt_init(struct spec_learnt *l)
 
 void spec_learnt_expect(struct spec_learnt *l, const struct spec_costs *costs, int32_t k)
 {
-    l->grow_seconds = costs->look + (float)k * costs->tell + costs->draft[2];
+    l->grow_seconds = costs->round_trip + (float)k * costs->top_ids + costs->draft[2];
 }
 
 float spec_doubt_of(const struct spec_learnt *l, const struct spec_trust *trust)

@@ -30,15 +30,15 @@ void draft_propose(const struct spec *sp, const struct spec_view *v, struct spec
         return;
     }
     bool noise = c->seq->request->params.temperature > 0.0f;
-    bool judged = sp->options.rejection == REJECT_PROBABILISTIC && noise;
-    int32_t n_laws = judged ? draft_laws(&sp->options, c->depth) : 0;
+    bool with_laws = sp->options.rejection == REJECT_PROBABILISTIC && noise;
+    int32_t n_laws = with_laws ? draft_laws(&sp->options, c->depth) : 0;
     if (load->n_laws + n_laws > sp->max_laws) {
         return;
     }
     c->proposal->n_drafts = n;
     c->proposal->depth = c->depth;
     c->proposal->on_device = true;
-    c->proposal->law = judged ? 1 + load->n_laws : 0;
+    c->proposal->law = with_laws ? 1 + load->n_laws : 0;
     load->n_laws += n_laws;
     load->n_rows += n_rows;
 }

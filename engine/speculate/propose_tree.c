@@ -10,7 +10,7 @@
 /* ---- proposals ---------------------------------------------------------------------------- */
 
 /* The user's choice. 1: the host grows trees; 0: it does not; -1: measurements decide. */
-static int32_t told_to_grow(const struct spec *sp)
+static int32_t grow_option(const struct spec *sp)
 {
     const struct spec_options *o = &sp->options;
     bool chain = o->n_expansion > 0 && o->n_models == 1 && !o->lookup;
@@ -39,7 +39,7 @@ static int32_t told_to_grow(const struct spec *sp)
 static void plan_combs(struct spec *sp, const struct spec_view *v)
 {
     struct spec_plan all = {0};
-    int32_t nodes = 0, rows = 0, deepest = 0, told = told_to_grow(sp), budget = sp->options.budget;
+    int32_t nodes = 0, rows = 0, deepest = 0, option = grow_option(sp), budget = sp->options.budget;
     int32_t share = budget / (v->n_running > 0 ? v->n_running : 1);
     for (int32_t i = 0; i < v->n; i++) {
         const struct spec_candidate *c = &v->seqs[i];
@@ -65,12 +65,12 @@ static void plan_combs(struct spec *sp, const struct spec_view *v)
     }
     sp->comb_seconds = all.seconds = (float)deepest * spec_cost(sp->costs.draft, v->n_running) +
                                      spec_cost(sp->costs.target, rows > 0 ? rows : 1);
-    if (told >= 0) {
-        sp->grows = told;
+    if (option >= 0) {
+        sp->grows = option;
     } else {
         sp->grows = deepest > 0 && spec_worth_growing(sp, &all);
     }
-    if (told < 0 && deepest > 0 && !sp->grows) {
+    if (option < 0 && deepest > 0 && !sp->grows) {
         spec_forget(&sp->learnt);
     }
 }
@@ -161,14 +161,14 @@ static void learn_shape(struct spec *sp, const struct spec_trial *trial)
 static void learn_depths(struct spec *sp, const struct spec_trial *trial)
 {
     const struct spec_tree *t = trial->tree;
-    float said[MAX_DRAFTS] = {0};
+    float expected[MAX_DRAFTS] = {0};
     for (int32_t r = 1; r < t->n_rows; r++) {
         const struct tree_node *n = &t->nodes[t->by_row[r]];
-        said[n->depth] += expf(n->logp);
+        expected[n->depth] += expf(n->logp);
     }
-    int32_t judged = trial->cut ? trial->n_right : t->levels;
-    for (int32_t d = 1; d <= judged; d++) {
-        spec_learn_depth(&sp->learnt, d, said[d], d <= trial->n_right);
+    int32_t n_verified = trial->cut ? trial->n_right : t->levels;
+    for (int32_t d = 1; d <= n_verified; d++) {
+        spec_learn_depth(&sp->learnt, d, expected[d], d <= trial->n_right);
     }
 }
 
