@@ -282,12 +282,12 @@ static void add_calls(struct automaton *a, struct item it, struct pending *p)
 
 /* The stack with what follows a call. If nothing follows it, this is the stack that is there
  * already. */
-static uint32_t push(struct automaton *a, const struct items *behind)
+static uint32_t push(struct automaton *a, const struct items *after)
 {
     struct items s;
     items_init(&s);
-    for (size_t i = 0; i < behind->n; i++) {
-        struct item it = behind->v[i];
+    for (size_t i = 0; i < after->n; i++) {
+        struct item it = after->v[i];
         if (it.e != EXPR_EMPTY || it.stack == STACK_ROOT) {
             items_merge(a, &s, it.e, it.stack);
             continue;
@@ -318,20 +318,20 @@ static struct item take_first(struct automaton *a, struct pending *p)
             rule = p->v[i].rule;
         }
     }
-    struct items behind;
-    items_init(&behind);
+    struct items after;
+    items_init(&after);
     size_t n = 0;
     for (size_t i = 0; i < p->n; i++) {
         if (p->v[i].rule == rule) {
-            items_put(&behind, p->v[i].rest, p->v[i].stack);
+            items_put(&after, p->v[i].rest, p->v[i].stack);
         } else {
             p->v[n++] = p->v[i];
         }
     }
     exprs_spend(a->x, p->n);
     p->n = n;
-    struct item it = {a->rules->v[rule].body, push(a, &behind)};
-    items_deinit(&behind);
+    struct item it = {a->rules->v[rule].body, push(a, &after)};
+    items_deinit(&after);
     return it;
 }
 

@@ -305,7 +305,7 @@ static bool at_end(const struct lark *g)
 }
 
 /* Parses what may follow a sequence: a condition and an alias. */
-static enum status parse_behind(struct lark *g, bool *holds)
+static enum status parse_suffix(struct lark *g, bool *holds)
 {
     *holds = true;
     if (g->lex.word.kind == LARK_DIRECTIVE) {
@@ -348,7 +348,7 @@ static enum status sequence_expr(struct lark *g, uint32_t *e)
     }
     free(part);
     if (st == OK) {
-        st = parse_behind(g, &holds);
+        st = parse_suffix(g, &holds);
     }
     if (!holds) {
         lark_calls_forget(&g->calls, n_calls);

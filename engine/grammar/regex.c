@@ -428,8 +428,8 @@ static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool star
         all = expr_alt2(x, all, some(p, match_seq(p, n, i + 1, start, end, err)));
     }
     uint32_t last_first = end ? match(p, child, start, true, err) : mid_first;
-    uint32_t behind = match_seq(p, n, i + 1, false, end, err);
-    if (expr_is(x, behind, XF_NULLABLE)) {
+    uint32_t after = match_seq(p, n, i + 1, false, end, err);
+    if (expr_is(x, after, XF_NULLABLE)) {
         all = expr_alt2(x, all, some(p, last_first));
     }
     if (expr_is(x, last_first, XF_NULLABLE) &&

@@ -457,17 +457,17 @@ static void group_solve(const struct group *s, struct exprs *x, struct rules *r)
     for (uint32_t i = 0; i < n && !x->failed; i++) {
         uint32_t whole = EXPR_NONE;
         for (uint32_t j = 0; j < n && !x->failed; j++) {
-            uint32_t behind = EXPR_NONE;
+            uint32_t body = EXPR_NONE;
             for (uint32_t m = 0; m < n; m++) {
                 for (uint32_t k = 0; s->unit[j * n + m] && k < n && exprs_spend(x, 1); k++) {
                     uint32_t more = expr_call(x, base + k * n + i);
                     if (s->unit[k * n + i]) {
                         more = expr_optional(x, more);
                     }
-                    behind = expr_alt2(x, behind, expr_seq(x, s->after[m * n + k], more));
+                    body = expr_alt2(x, body, expr_seq(x, s->after[m * n + k], more));
                 }
             }
-            r->v[base + j * n + i].body = behind;
+            r->v[base + j * n + i].body = body;
             uint32_t tail = expr_call(x, base + j * n + i);
             if (s->unit[j * n + i]) {
                 tail = expr_optional(x, tail);

@@ -180,17 +180,17 @@ static uint32_t tail(struct array *a)
 static uint32_t plain(struct array *a)
 {
     struct exprs *x = a->s->x;
-    uint32_t first = a->n_items > 0 ? a->item[0] : a->rest, behind;
+    uint32_t first = a->n_items > 0 ? a->item[0] : a->rest, after;
     if (a->n_items == 0) { // the first item is one of the later items already
-        behind = expr_rep(x, comma(a, a->rest), expr_less(a->lo, 1), expr_less(a->hi, 1));
+        after = expr_rep(x, comma(a, a->rest), expr_less(a->lo, 1), expr_less(a->hi, 1));
     } else {
-        behind = tail(a);
+        after = tail(a);
     }
     uint32_t some;
     if (a->hi == 0) {
         some = (uint32_t)EXPR_NONE;
     } else {
-        some = expr_seq3(x, first, behind, a->s->space);
+        some = expr_seq3(x, first, after, a->s->space);
     }
     if (a->lo == 0) {
         return expr_optional(x, some);
@@ -209,8 +209,8 @@ static enum status containing(struct array *a, uint32_t *e)
     }
     TRY(item_at(a, 0, a->contains, &one));
     uint32_t before = expr_seq3(x, a->rest, a->s->space, expr_seq(x, separator(a), a->s->space));
-    uint32_t behind = expr_rep(x, comma(a, a->rest), 0, EXPR_INF);
-    *e = expr_seq3(x, expr_rep(x, before, 0, EXPR_INF), one, expr_seq(x, behind, a->s->space));
+    uint32_t after = expr_rep(x, comma(a, a->rest), 0, EXPR_INF);
+    *e = expr_seq3(x, expr_rep(x, before, 0, EXPR_INF), one, expr_seq(x, after, a->s->space));
     return OK;
 }
 

@@ -20,15 +20,15 @@ struct builder {
     struct schema *s;
     const struct set *set;
     struct expr_object *o;
-    bool outer;         // this is the outermost object of a style with a special notation for it
-    uint32_t value_end; // what follows each value
-    struct names names; // the declared and the required names
-    struct said {       // a member's schema for a name; those for one name are chained
+    bool outer;          // this is the outermost object of a style with a special notation for it
+    uint32_t value_end;  // what follows each value
+    struct names names;  // the declared and the required names
+    struct name_schema { // a member's schema for a name; those for one name are chained
         uint32_t member, next; // next: index + 1
         const struct tree_value *schema;
-    } *said;
-    uint32_t n_said, cap_said;
-    uint32_t *first_said; // by name: index of its first schema, plus 1
+    } *name_schemas;
+    uint32_t n_name_schemas, cap_name_schemas;
+    uint32_t *first_schema; // by name: index of its first schema, plus 1
     uint32_t cap_first;
     bool *required, *banned;
     uint32_t n_declared;
@@ -46,22 +46,23 @@ struct builder {
 /* ---- reading ---- */
 
 /* If a schema contains a name twice, the last one counts, as everywhere. */
-static void say(struct builder *b, uint32_t name, uint32_t member, const struct tree_value *schema)
+static void add_schema(struct builder *b, uint32_t name, uint32_t member,
+                       const struct tree_value *schema)
 {
     if (name >= b->cap_first) {
         uint32_t cap = (name + 1) * 2;
-        b->first_said = xrealloc(b->first_said, cap * sizeof *b->first_said);
-        memset(b->first_said + b->cap_first, 0, (cap - b->cap_first) * sizeof *b->first_said);
+        b->first_schema = xrealloc(b->first_schema, cap * sizeof *b->first_schema);
+        memset(b->first_schema + b->cap_first, 0, (cap - b->cap_first) * sizeof *b->first_schema);
         b->cap_first = cap;
     }
-    uint32_t first = b->first_said[name];
-    if (first && b->said[first - 1].member == member) {
-        b->said[first - 1].schema = schema;
+    uint32_t first = b->first_schema[name];
+    if (first && b->name_schemas[first - 1].member == member) {
+        b->name_schemas[first - 1].schema = schema;
         return;
     }
-    GROW(b->said, b->n_said, b->cap_said);
-    b->said[b->n_said++] = (struct said){member, first, schema};
-    b->first_said[name] = b->n_said;
+    GROW(b->name_schemas, b->n_name_schemas, b->cap_name_schemas);
+    b->name_schemas[b->n_name_schemas++] = (struct name_schema){member, first, schema};
+    b->first_schema[name] = b->n_name_schemas;
 }
 
 /* If several members have schemas for a name, all of them apply. */
@@ -73,7 +74,7 @@ static enum status add_names(struct builder *b, uint32_t member)
         if (!schema_is(v)) {
             return schema_fail(b->s, ERR_INVALID, v, "a property's schema is no schema");
         }
-        say(b, names_get(&b->names, v->key, v->n_key), member, v);
+        add_schema(b, names_get(&b->names, v->key, v->n_key), member, v);
     }
     return OK;
 }
@@ -229,7 +230,7 @@ static enum status add_all_names(struct builder *b)
 /* An object is closed unless a keyword or open_objects allows other names. */
 static enum status read_members(struct builder *b)
 {
-    bool named = false, said = b->s->c->source->open_objects;
+    bool named = false, decided = b->s->c->source->open_objects;
     TRY(add_all_names(b));
     for (uint32_t i = 0; i < b->set->n; i++) {
         const struct tree_value *schema = b->set->v[i].schema;
@@ -247,11 +248,11 @@ static enum status read_members(struct builder *b)
             b->max = count;
         }
         named |= names_any(schema);
-        said |=
+        decided |=
             tree_get(schema, "additionalProperties") || tree_get(schema, "unevaluatedProperties");
-        said |= (b->set->v[i].flags & M_KEEP) != 0;
+        decided |= (b->set->v[i].flags & M_KEEP) != 0;
     }
-    b->closed = named && !said;
+    b->closed = named && !decided;
     b->n_declared = b->names.n;
     for (uint32_t i = 0; i < b->set->n; i++) {
         TRY(add_required(b, b->set->v[i].schema, true));
@@ -296,11 +297,11 @@ enum { OTHER_NAME = UINT32_MAX }; // a name that no schema lists
 
 static const struct tree_value *said_by(const struct builder *b, uint32_t name, uint32_t member)
 {
-    uint32_t at = name < b->cap_first ? b->first_said[name] : 0;
-    while (at && b->said[at - 1].member != member) {
-        at = b->said[at - 1].next;
+    uint32_t at = name < b->cap_first ? b->first_schema[name] : 0;
+    while (at && b->name_schemas[at - 1].member != member) {
+        at = b->name_schemas[at - 1].next;
     }
-    return at ? b->said[at - 1].schema : NULL;
+    return at ? b->name_schemas[at - 1].schema : NULL;
 }
 
 /* Collects the schemas for the value of a name: those given for the name and those of the patterns
@@ -537,8 +538,8 @@ enum status schema_object(struct schema *s, const struct set *set, uint32_t *e)
     names_deinit(&b.names);
     free(b.required);
     free(b.banned);
-    free(b.said);
-    free(b.first_said);
+    free(b.name_schemas);
+    free(b.first_schema);
     free(b.patterns);
     object_free(b.o);
     return st;

@@ -409,7 +409,7 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
 {
     const struct tree_value *name, *in;
     const struct style *s;
-    uint32_t text, before, behind;
+    uint32_t text, before, after;
     struct buf head;
     (void)bars;
     TRY(tags_check_keys(t, node, "type name style content"));
@@ -438,14 +438,14 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
         buf_puts(&head, "}");
     }
     if (st == OK) {
-        st = spell_expr(t->c, head.data, head.n_bytes, &behind);
+        st = spell_expr(t->c, head.data, head.n_bytes, &after);
     }
     buf_deinit(&head);
     TRY(tags_placed(t, st, node));
     if (escapes && !escape_json(t->x, t->c->rules, text, &text)) {
         return tags_fail(t, ERR_UNSUPPORTED, in, "JSON within a text is not supported");
     }
-    *e = expr_seq3(t->x, before, text, behind);
+    *e = expr_seq3(t->x, before, text, after);
     return OK;
 }
 

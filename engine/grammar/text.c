@@ -33,7 +33,7 @@ static const char short_escapes[][2] = {
 enum { N_SHORT = sizeof short_escapes / sizeof *short_escapes };
 
 /* Adds the bytes that escapes distinguish. */
-static void tell_apart(struct byte_set *set)
+static void add_distinguished(struct byte_set *set)
 {
     static const char all[] = "\"\\/bfnrtu0123456789abcdefABCDEF";
     for (size_t i = 0; i < sizeof all - 1; i++) {
@@ -53,7 +53,7 @@ static uint32_t make(struct exprs *x, uint32_t a, uint32_t where)
     }
     if (!x->has_text) {
         x->has_text = true;
-        tell_apart(&x->own_class);
+        add_distinguished(&x->own_class);
     }
     uint8_t flags = (uint8_t)(XF_TEXT | (x->v[a].flags & XF_DOUBT));
     return expr_make(x, (struct expr){.kind = X_TEXT, .flags = flags, .a = a, .b = where});
@@ -208,7 +208,7 @@ uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte)
 void text_first(struct exprs *x, uint32_t e, const struct byte_set *inside, struct byte_set *out)
 {
     if (x->v[e].b != T_PLAIN) {
-        tell_apart(out);
+        add_distinguished(out);
         return;
     }
     out->w[0] |= inside->w[0] & ~(uint64_t)UINT32_MAX; // control characters must be escaped

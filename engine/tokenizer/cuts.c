@@ -22,7 +22,7 @@ struct cuts {
     // Few merges spell a character by part of its bytes. These bit sets say where to look for such
     // merges.
     uint64_t before_part[64]; // whole characters A before a partial B
-    uint64_t behind_part[64]; // whole characters B after a partial A
+    uint64_t after_part[64];  // whole characters B after a partial A
     uint64_t two_parts[4];    // first bytes of B where both are partial
     bool forms[4][4];         // which forms occur: 0 whole, k: the last or first k bytes
 };
@@ -122,7 +122,7 @@ static void note_merge(struct cuts *c, const char *l, size_t n_l, const char *r,
     if (a_form == 0 && b_form > 0) {
         set_bit(c->before_part, small_bit(a_name));
     } else if (a_form > 0 && b_form == 0) {
-        set_bit(c->behind_part, small_bit(b_name));
+        set_bit(c->after_part, small_bit(b_name));
     } else if (a_form > 0) {
         set_bit(c->two_parts, (unsigned char)r[0]);
     }
@@ -215,7 +215,7 @@ size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from)
         } else if (!has_bit(cuts->filter, bit_of(a, b))) {
             bool parts = has_bit(cuts->two_parts, (unsigned char)s[at]) ||
                          has_bit(cuts->before_part, small_bit(a)) ||
-                         has_bit(cuts->behind_part, small_bit(b));
+                         has_bit(cuts->after_part, small_bit(b));
             if (!parts || !joined_by_parts(cuts, s + at - n_a, n_a, s + at, n_b)) {
                 return at;
             }

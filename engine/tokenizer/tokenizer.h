@@ -98,7 +98,7 @@ int32_t tokenizer_bos(const struct tokenizer *tok);
 int32_t tokenizer_eos(const struct tokenizer *tok);
 
 /* The numbers of ids that add_special puts before and after a text. */
-void tokenizer_n_around(const struct tokenizer *tok, size_t *n_before, size_t *n_behind);
+void tokenizer_n_around(const struct tokenizer *tok, size_t *n_before, size_t *n_after);
 
 /* The length of the longest token's piece, at least 1. A text of n bytes has at least n / this many
  * tokens, so prompts that cannot fit are rejected before any work is done. */
