@@ -98,7 +98,7 @@ static inline void attn_hide(float *s, int32_t from, int32_t to)
 }
 
 /* Prefetches up to n cache lines of t->ahead. */
-void attn_ask(const struct attn_job *job, struct attn_tile *t, int32_t n);
+void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n);
 /* True if this row of a tree sees the node. */
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
 /* Sets the scores at s, of keys [begin, end), that the row does not see to -infinity. */

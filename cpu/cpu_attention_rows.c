@@ -37,7 +37,7 @@ void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row
     }
 }
 
-void attn_ask(const struct attn_job *job, struct attn_tile *t, int32_t n)
+void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n)
 {
     struct attn_ahead *a = &t->ahead;
     for (int32_t i = 0; i < n && a->row < a->end; i++) {

@@ -22,7 +22,7 @@ enum { RUN_KEYS = 128, RUN_STRIDE = RUN_KEYS + PANEL };
 
 /* Cache lines of upcoming queries that are prefetched per run, because a run reads only the L1
  * cache. */
-enum { ASK_LINES = 32 };
+enum { PREFETCH_LINES = 32 };
 
 /* The softmax state of a share. */
 struct softened {
@@ -401,7 +401,7 @@ static void score_and_soften(const struct attn_job *job, struct attn_tile *t, in
         run.s_stride = RUN_STRIDE;
         run_product(job, score(job, t, &run, (from - packed) / PANEL));
         mask(job, t, begin, &run);
-        attn_ask(job, t, ASK_LINES);
+        attn_prefetch(job, t, PREFETCH_LINES);
         soften_run(job, v, &run, &soft);
     }
     for (int32_t j = 0; j < v->m; j++) {

@@ -150,8 +150,8 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     float max = best.value / temperature;
     narrow(cpu, p, pad->scores, n, max, pad);
     if (d->law > 0 && d->kind == DRAW_SAMPLE) {
-        int32_t judged = cpu_judge_drafts(cpu, d, n, max, pad);
-        return judged >= 0 ? judged : best.id;
+        int32_t token = cpu_test_drafts(cpu, d, n, max, pad);
+        return token >= 0 ? token : best.id;
     }
     if (d->law > 0) {
         float *law = cpu->laws + (int64_t)(d->law - 1) * cpu->limits.vocab;

@@ -38,11 +38,11 @@ bool cpu_is_plain(const struct sampling_params *p, const struct pass_draw *d);
 const uint32_t *cpu_mask_of(const struct cpu_backend *cpu, const struct pass_draw *d);
 
 /* cpu_sample_drafts.c. cpu_make_law: the shares of the tokens that are kept, and the sum of their
- * masses. cpu_judge_drafts: returns the accepted draft, or another token, given the scores after
+ * masses. cpu_test_drafts: returns the accepted draft, or another token, given the scores after
  * top-k, top-p and min-p. */
 uint64_t cpu_make_law(const struct cpu_backend *cpu, const float *s, int32_t n, float max,
                       float *shares);
-int32_t cpu_judge_drafts(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
-                         float max, const struct scratchpad *pad);
+int32_t cpu_test_drafts(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
+                        float max, const struct scratchpad *pad);
 
 #endif

@@ -124,8 +124,8 @@ static int32_t find_drafts(const struct cpu_backend *cpu, const struct pass_draw
 
 /* Returns the accepted draft, or another token. The scores are those after top-k, top-p and
  * min-p. */
-int32_t cpu_judge_drafts(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
-                         float max, const struct scratchpad *pad)
+int32_t cpu_test_drafts(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
+                        float max, const struct scratchpad *pad)
 {
     const uint64_t seed = cpu->lanes[d->lane].params.seed;
     int32_t drafts[MAX_SIBLINGS], n_drafts = find_drafts(cpu, d, drafts), last = -1;

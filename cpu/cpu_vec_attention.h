@@ -114,7 +114,7 @@ VEC_INLINE void score_pages(const struct score_job *j, int32_t m, const enum sto
 {
     int32_t n = j->k->n_pages * j->per_page, vec = 0;
     for (; vec + BLOCK_VECS <= n; vec += BLOCK_VECS) {
-        ask_tokens(j->k, vec * VEC + ASK_KEYS, (vec + BLOCK_VECS) * VEC + ASK_KEYS);
+        prefetch_tokens(j->k, vec * VEC + PREFETCH_KEYS, (vec + BLOCK_VECS) * VEC + PREFETCH_KEYS);
         score_rows(j, m, vec, BLOCK_VECS, kind);
     }
     for (; vec < n; vec++) {
@@ -150,7 +150,8 @@ VEC_INLINE void score_word_pages(const float *q, int64_t q_stride, int32_t m,
         int32_t vec = 0;
         for (; vec + BLOCK_VECS <= n_vecs; vec += BLOCK_VECS) {
             if (row == 0) {
-                ask_tokens(j->k, vec * VEC + ASK_KEYS, (vec + BLOCK_VECS) * VEC + ASK_KEYS);
+                prefetch_tokens(j->k, vec * VEC + PREFETCH_KEYS,
+                                (vec + BLOCK_VECS) * VEC + PREFETCH_KEYS);
             }
             score_word_rows(j, n, vec, BLOCK_VECS, kind);
         }
@@ -334,7 +335,7 @@ VEC_INLINE void weigh_pages(struct weigh_job *j, int32_t m, const enum stored ki
     for (int32_t from = j->v->first, to; from < j->v->end; from = to) {
         int32_t d = 0;
         to = from / WEIGH_TOKENS * WEIGH_TOKENS + WEIGH_TOKENS;
-        ask_tokens(j->v, from + ASK_VALUES, to + ASK_VALUES);
+        prefetch_tokens(j->v, from + PREFETCH_VALUES, to + PREFETCH_VALUES);
         to = to < j->v->end ? to : j->v->end;
         if (has_zeros(kind)) {
             load_zeros(j, from, to, kind);

@@ -183,27 +183,27 @@ VEC_INLINE void load_scales(const struct kv_plane *p, const char *head, int32_t 
 
 /* How many tokens ahead keys and values are prefetched, and the maximum number of bytes prefetched
  * per page. */
-enum { ASK_KEYS = 64, ASK_VALUES = 64, ASK_BYTES = 4096 };
+enum { PREFETCH_KEYS = 64, PREFETCH_VALUES = 64, PREFETCH_PAGE_BYTES = 4096 };
 
 /* Prefetches the plane of a page. Pages are scattered, and too small for the hardware to notice
  * that they are read in order. Of a large page only the start is prefetched, because the hardware
  * then notices. */
-VEC_INLINE void ask_page(const struct kv_plane *p, const char *head)
+VEC_INLINE void prefetch_page(const struct kv_plane *p, const char *head)
 {
-    const size_t n_bytes = p->n_bytes < ASK_BYTES ? p->n_bytes : ASK_BYTES;
+    const size_t n_bytes = p->n_bytes < PREFETCH_PAGE_BYTES ? p->n_bytes : PREFETCH_PAGE_BYTES;
     for (size_t i = 0; i < n_bytes; i += 64) {
         __builtin_prefetch(head + p->at + i);
     }
 }
 
 /* Prefetches those pages of a run that start with one of the tokens [from, to). */
-VEC_INLINE void ask_tokens(const struct page_run *run, int32_t from, int32_t to)
+VEC_INLINE void prefetch_tokens(const struct page_run *run, int32_t from, int32_t to)
 {
     const int32_t tokens = run->plane->tokens;
     int32_t end = (to + tokens - 1) / tokens;
     end = end < run->n_pages ? end : run->n_pages;
     for (int32_t page = (from + tokens - 1) / tokens; page < end; page++) {
-        ask_page(run->plane, run->pages[page]);
+        prefetch_page(run->plane, run->pages[page]);
     }
 }
 

@@ -313,7 +313,8 @@ VEC_INLINE vi value_words(const char *row, int32_t d, const enum stored kind)
 
 /* Computes rows x vecs sums over all tokens of the run. */
 VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t column,
-                            const int rows, const int vecs, const bool asks, const enum stored kind)
+                            const int rows, const int vecs, const bool prefetches,
+                            const enum stored kind)
 {
     vi high[WORD_BLOCK][WORD_VECS], low[WORD_BLOCK][WORD_VECS], words[WORD_VECS];
     const struct kv_plane *plane = j->v->plane;
@@ -325,8 +326,8 @@ VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t
         const char *from = row_of(plane, j->v->pages[page], t % plane->tokens, kind);
         end = (page + 1) * plane->tokens;
         end = end < j->v->end ? end : j->v->end;
-        if (asks) {
-            ask_tokens(j->v, t + ASK_VALUES, end + ASK_VALUES);
+        if (prefetches) {
+            prefetch_tokens(j->v, t + PREFETCH_VALUES, end + PREFETCH_VALUES);
         }
         for (int32_t k = t - j->base; k < end - j->base; k += 2, from += row_bytes) {
             for (int v = 0; v < vecs; v++) {
