@@ -64,7 +64,7 @@ enum status lanes_open(struct lanes *l, struct cuda *device, const struct backen
     l->blocks_stride = limits->max_blocks_per_lane;
     l->allowed_stride = (limits->vocab + 31) / 32;
     l->patches = xcalloc(CUDA_MAX_PATCHES, sizeof *l->patches);
-    l->told = xcalloc((size_t)limits->max_lanes, sizeof *l->told);
+    l->pending_end = xcalloc((size_t)limits->max_lanes, sizeof *l->pending_end);
     TRY(cuda_alloc(device, n_lanes * (size_t)l->history_stride * 4, (void **)&l->history));
     TRY(cuda_alloc(device, n_tables * (size_t)l->blocks_stride * 4, (void **)&l->blocks));
     TRY(cuda_alloc(device, n_lanes * sizeof(struct lane_params), (void **)&l->params));
@@ -82,7 +82,7 @@ enum status lanes_open_staging(struct lanes *l, size_t n_bytes)
 void lanes_close(struct lanes *l)
 {
     free(l->patches);
-    free(l->told);
+    free(l->pending_end);
 }
 
 /* ---- staging --------------------------------------------------------------------------------- */
@@ -157,7 +157,7 @@ enum status lanes_flush(struct lanes *l)
     TRY(send_staged(l));
     const int32_t n = l->n_patches;
     l->n_patches = 0;
-    memset(l->told, 0, (size_t)l->max_lanes * sizeof *l->told);
+    memset(l->pending_end, 0, (size_t)l->max_lanes * sizeof *l->pending_end);
     CUDA_TRY(l->device, k_patch(l->device->stream, (const struct patch *)(l->staged + at),
                                 (const uint32_t *)l->staged, n));
     return OK;
@@ -245,11 +245,12 @@ enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32
     }
     /* Writes of one flush have no order. If the lane's previous request still has writes, they are
      * flushed before the next request writes to the same places. */
-    if (first_pos < l->told[lane]) {
+    if (first_pos < l->pending_end[lane]) {
         TRY(lanes_flush(l));
     }
     TRY(patch(l, l->history + (int64_t)lane * l->history_stride + first_pos, tokens, n));
-    l->told[lane] = first_pos + n; // set after patch(), because a flush in it would clear this
+    l->pending_end[lane] =
+        first_pos + n; // set after patch(), because a flush in it would clear this
     return OK;
 }
 

@@ -27,7 +27,8 @@ struct lanes {
     struct staging *staging; // staging of the current step; NULL between steps
     struct patch *patches;
     int32_t n_patches;
-    int32_t *told; // [max_lanes]: for each lane, the end of the history that pending patches write
+    int32_t *pending_end; // [max_lanes]: for each lane, the end of the history that pending patches
+                          // write
 };
 
 /* Opens one more lane, for padding rows, and n_more extra block tables. All entries of these name

@@ -180,9 +180,9 @@ __device__ void find_drafts(const struct pass_view &pass, const struct pass_draw
 }
 
 /* Returns the accepted draft, or another token. */
-__device__ int judge_drafts(const struct pass_view &pass, const struct pass_draw &d,
-                            const struct law &p, const float *q, unsigned long long q_total,
-                            uint64_t seed, struct shared_state *s)
+__device__ int test_drafts(const struct pass_view &pass, const struct pass_draw &d,
+                           const struct law &p, const float *q, unsigned long long q_total,
+                           uint64_t seed, struct shared_state *s)
 {
     struct trial t = {&p, q, 0};
     int last = -1;

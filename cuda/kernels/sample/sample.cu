@@ -186,7 +186,7 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
         if (d.kind == DRAW_DRAFT) {
             keep_law(law, shares, total, s);
         } else {
-            const int id = judge_drafts(pass, d, law, shares, *total, seed, s);
+            const int id = test_drafts(pass, d, law, shares, *total, seed, s);
             return id == INT32_MAX ? best.id : id;
         }
     }
