@@ -106,7 +106,7 @@ static void make_ranges(const struct bench_results *r, struct bench_report *rep)
 void bench_report_make(const struct bench_options *o, struct bench_results *r,
                        struct bench_report *rep)
 {
-    *rep = (struct bench_report){.tokens_told = true};
+    *rep = (struct bench_report){.tokens_reported = true};
     float *v = xcalloc((size_t)r->n_records * 3 + 1, sizeof *v);
     float *ttft = v, *tpot = v + r->n_records, *e2e = v + 2 * r->n_records;
     size_t n_ttft = 0, n_tpot = 0, n_e2e = 0;
@@ -124,7 +124,7 @@ void bench_report_make(const struct bench_options *o, struct bench_results *r,
         if (tpot_of(rec) >= 0) {
             tpot[n_tpot++] = (float)tpot_of(rec);
         }
-        rep->tokens_told = rep->tokens_told && rec->prompt_tokens >= 0;
+        rep->tokens_reported = rep->tokens_reported && rec->prompt_tokens >= 0;
         rep->prompt_tokens += greater(rec->prompt_tokens, 0);
         rep->cached_tokens += greater(rec->cached_tokens, 0);
         rep->output_tokens += rec->output_tokens;
@@ -200,7 +200,7 @@ void bench_report_print(const struct bench_options *o, const struct bench_result
         printf("goodput      %10.2f requests/s  (%lld of %lld within the limits)\n",
                per_second(rep->n_good, r), (long long)rep->n_good, (long long)rep->n_sent);
     }
-    if (!rep->tokens_told && ok > 0) {
+    if (!rep->tokens_reported && ok > 0) {
         printf("The server gave no usage for some answers; their events count as tokens.\n");
     }
     for (int k = OUTCOME_CONNECT; k < N_OUTCOMES; k++) {

@@ -25,7 +25,7 @@ struct bench_report {
     struct summary ttft, itl, tpot, e2e; // ms, over successful requests; itl over all requests
     int64_t outcomes[N_OUTCOMES];
     int64_t n_sent, prompt_tokens, cached_tokens, output_tokens, n_good;
-    bool tokens_told; // every successful answer had a usage block
+    bool tokens_reported; // every successful answer had a usage block
 };
 
 /* Sorts r->itl_ms. */

@@ -43,8 +43,8 @@ struct rows {
 struct form {
     const char *name;
     enum { REGISTERS, NEAREST, PRODUCT } kind;
-    int32_t stretch;  // all rows are processed for this many inputs before the next inputs; 0: all
-    bool tiled, asks; // asks: prefetches the next weights into the L2 cache
+    int32_t stretch; // all rows are processed for this many inputs before the next inputs; 0: all
+    bool tiled, prefetches; // prefetches: prefetches the next weights into the L2 cache
 };
 
 /* The first two forms show the limits of the instruction and of the L1 cache; the others are
@@ -57,7 +57,7 @@ static const struct form forms[] = {
     {"stretches of 1024", PRODUCT, 1024, false, false},
     {"all inputs at once", PRODUCT, 0, false, false},
     {"512, rows packed as tiles", PRODUCT, 512, true, false},
-    {"512, weights asked for ahead", PRODUCT, 512, false, true},
+    {"512, weights prefetched", PRODUCT, 512, false, true},
 };
 
 enum { N_FORMS = sizeof forms / sizeof forms[0] };
@@ -161,7 +161,7 @@ static void product(const struct form *f, int32_t thread)
                 for (int32_t row = 0; row < ROWS; row += BLOCK) {
                     float *c = b.sums[thread] + ((tile - first) * ROWS + row) * (int64_t)BLOCK;
                     const char *next = NULL;
-                    if (f->asks && tile + 1 < n_tiles) {
+                    if (f->prefetches && tile + 1 < n_tiles) {
                         next = weights_of(thread, tile + 1, k) + row / BLOCK * (n / STEP) * 256;
                     }
                     block(rows, row, k, n, weights_of(thread, tile, k), next, c);
