@@ -249,8 +249,8 @@ enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32
         TRY(lanes_flush(l));
     }
     TRY(patch(l, l->history + (int64_t)lane * l->history_stride + first_pos, tokens, n));
-    l->pending_end[lane] =
-        first_pos + n; // set after patch(), because a flush in it would clear this
+    // Set after patch(), because a flush in it would clear this.
+    l->pending_end[lane] = first_pos + n;
     return OK;
 }
 

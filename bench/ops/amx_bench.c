@@ -44,7 +44,7 @@ struct form {
     const char *name;
     enum { REGISTERS, NEAREST, PRODUCT } kind;
     int32_t stretch; // all rows are processed for this many inputs before the next inputs; 0: all
-    bool tiled, prefetches; // prefetches: prefetches the next weights into the L2 cache
+    bool tiled, prefetches; // prefetches: the next weights, into the L2 cache
 };
 
 /* The first two forms show the limits of the instruction and of the L1 cache; the others are

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Structural tags: JSON that combines free text, tags, schemas, expressions and grammars, in
- * xgrammar's format. Formats of tool calls, and of text before an answer, are written in it,
- * too. */
+ * xgrammar's format. Formats of tool calls, and of text before an answer, use it as well. */
 #include "engine/grammar/tags.h"
 
 #include "engine/base/optional.h"
@@ -451,8 +450,7 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
 
 /* ---- formats by name ---- */
 
-/* {"type": "defined", "name": NAME} stands for one of the root's "definitions", which become
- * rules. */
+/* {"type": "defined", "name": NAME} is one of the root's "definitions", which become rules. */
 static enum status defined(struct tags *t, const struct tree_value *node, const struct bars *bars,
                            uint32_t *e)
 {
