@@ -56,7 +56,7 @@ static enum status take_nodes(struct comm *c, int listener, const struct meeting
                     memcmp(who.secret, p->secret, sizeof who.secret) == 0 && who.node > 0 &&
                     who.node < c->n_nodes && c->streams[who.node] < 0;
         if (!good) {
-            log_warn("refused a connection from %s: it is no rank of this model", from);
+            log_warn("refused a connection from %s: it is not a rank of this model", from);
             wire_close(&fd);
             continue;
         }
@@ -84,7 +84,7 @@ enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, str
         struct introduction me = {{p.secret[0], p.secret[1]}, c->node, 0};
         st = wire_connect(place->leader, p.port, deadline_ns(), &c->streams[0], err);
         if (st == OK && wire_send(c->streams[0], &me, sizeof me, deadline_ns()) != OK) {
-            st = err_set(err, ERR_IO, "node 0 does not take this node's stream for sums");
+            st = err_set(err, ERR_IO, "node 0 rejected this node's stream for sums");
         }
     }
     wire_close(&listener);

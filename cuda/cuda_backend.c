@@ -105,7 +105,8 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
     };
     const enum status st = open_owners(be);
     if (st != OK) {
-        return err_set(err, st, "the GPU's working memory could not be had (%s)", status_name(st));
+        return err_set(err, st, "the GPU's working memory could not be allocated (%s)",
+                       status_name(st));
     }
     be->is_set_up = true;
     return OK;
@@ -271,7 +272,7 @@ enum status cuda_alive(struct backend *base)
     struct cuda *be = cuda_of(base);
     TRY(cuda_enter(be));
     const cudaError_t e = cudaStreamQuery(be->stream);
-    TRY(cuda_check(be, e == cudaErrorNotReady ? cudaSuccess : e, "asked whether it lives"));
+    TRY(cuda_check(be, e == cudaErrorNotReady ? cudaSuccess : e, "a check of the device"));
     if (be->options.n_ranks > 1 && cuda_comm_alive(be) != OK) {
         be->lost = ERR_DEVICE;
     }

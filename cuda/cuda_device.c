@@ -161,8 +161,7 @@ enum status cuda_device_open(struct cuda *be, struct err *err)
     snprintf(be->device_name, sizeof be->device_name, "%.60s", prop.name);
     if (be->sm < 80) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "GPU %d (%s) has compute capability %d.%d; 8.0 is "
-                       "the least that works",
+                       "GPU %d (%s) has compute capability %d.%d; at least 8.0 is required",
                        be->options.device, prop.name, prop.major, prop.minor);
     }
     if (!cuda_arch_runs(SLUICE_CUARCH, be->sm)) {

@@ -130,7 +130,7 @@ enum status peers_open(struct peers *p, struct cuda *device, const struct backen
     p->all = all;
     p->largest = largest;
     if (!all && own == 0) {
-        log_info("the GPUs cannot reach each other's memory: all sums over ranks are NCCL's");
+        log_info("the GPUs cannot reach each other's memory: NCCL does all sums over ranks");
     }
     return be->lost;
 }

@@ -118,7 +118,7 @@ enum status states_open(struct state_sets *s, int32_t index, const struct state_
         set->layers[i] = lay_out(desc, i);
         if (set->layers[i].geometry.kind != STATE_CONV && !k_state_rows_takes(&set->layers[i])) {
             return err_set(err, ERR_UNSUPPORTED,
-                           "recurrent layers of %d x %d numbers a head do "
+                           "recurrent layers of %d x %d numbers per head do "
                            "not fit this device",
                            desc->layers[i].key_dim, desc->layers[i].value_dim);
         }

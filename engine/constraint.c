@@ -225,7 +225,7 @@ int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int3
 const char *constraint_failure(const struct constraint *c)
 {
     if (c->failure == ERR_LIMIT) {
-        return "what the constraint allows next is too much work to find out";
+        return "computing what the constraint allows next exceeds the limit of work";
     }
     return "the constraint allows no token here that this model could draw";
 }

@@ -42,9 +42,8 @@ static enum status choose(const struct engine *e, const char *where, const char 
     }
     if (dtype != e->info.dtype) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "%s: keys and values of %s beside a model of %s are "
-                       "not supported",
-                       where, word, (*out)->name);
+                       "%s: keys and values of %s with a model of %s are not supported", where,
+                       word, (*out)->name);
     }
     return OK;
 }

@@ -297,7 +297,7 @@ static enum status check_request(const struct engine *e, const struct engine_req
         v = grammar_vocabulary(r->grammar);
     }
     if (r->grammar && (!v || grammar_mask_words(v) != (size_t)mask_words(info->vocab))) {
-        return err_set(err, ERR_INVALID, "the grammar is of another vocabulary");
+        return err_set(err, ERR_INVALID, "the grammar was compiled for another vocabulary");
     }
     size_t n_after = 1;
     if (r->grammar && r->grammar_after) {

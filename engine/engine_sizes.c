@@ -101,7 +101,7 @@ static enum status common_facts(struct engine *e, struct backend_facts *out, str
     struct rank *r = &e->ranks.rank[0];
     enum status st = r->be->ops->facts(r->be, out);
     if (st != OK) {
-        return err_set(err, st, "the device does not tell how much memory is free (%s)",
+        return err_set(err, st, "the device does not report how much memory is free (%s)",
                        status_name(st));
     }
     TRY(engine_on_ranks(e, ask_free, err));
@@ -175,14 +175,12 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     }
     if (asked > 0) {
         return err_set(err, ERR_INVALID,
-                       "num-gpu-blocks-override is %d: two KV blocks are the "
-                       "least",
-                       asked);
+                       "num-gpu-blocks-override is %d: at least two KV blocks are needed", asked);
     }
     if (e->options.kv_cache_memory_bytes > 0) {
         return err_set(err, ERR_NOMEM,
                        "kv-cache-memory-bytes is %" PRId64 ": give %zu or more, "
-                       "which is two KV blocks, the least",
+                       "the minimum of two KV blocks",
                        e->options.kv_cache_memory_bytes, 2 * per_block);
     }
     return err_set(

@@ -131,7 +131,7 @@ static void on_bus_error(int signal_number, siginfo_t *info, void *context)
         if (at - atomic_load(&m->data) < atomic_load(&m->n_bytes)) {
             write_last("sluice: ");
             write_last(m->path);
-            write_last(": cannot be read any more: it was cut, or its disk fails\n");
+            write_last(": can no longer be read: it was truncated, or its disk fails\n");
             _exit(1); // the thread can neither continue nor be unwound
         }
     }

@@ -259,7 +259,7 @@ enum json_token json_scan_next(struct json_scan *sc)
     }
     char c = sc->s[sc->at];
     if (sc->state == DONE) {
-        return fail(sc, "something follows the value");
+        return fail(sc, "there is text after the value");
     }
     if (sc->state == AFTER_VALUE) {
         bool object = in_object(sc);

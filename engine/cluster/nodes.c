@@ -117,7 +117,7 @@ static enum status wait_for_all(struct nodes *n, struct err *err)
     }
     pthread_mutex_unlock(&n->lock);
     if (!complete) {
-        return err_set(err, ERR_TIMEOUT, "node %d of %d did not come within %d s", missing,
+        return err_set(err, ERR_TIMEOUT, "node %d of %d did not join within %d s", missing,
                        n->place.n_nodes, n->place.join_timeout_s);
     }
     return OK;
@@ -165,7 +165,7 @@ enum status nodes_open(const struct node_place *place, const char *identity, str
                          ? wire_listen(place->bind, place->port, &n->listener, &port, err)
                          : nodes_join(n, err);
     if (st == OK && place->node == 0) {
-        log_info("node 0 waits on port %d for %d more", port, place->n_nodes - 1);
+        log_info("node 0 waits on port %d for %d more nodes", port, place->n_nodes - 1);
     }
     if (st == OK) {
         n->watcher_runs = pthread_create(&n->watcher, NULL, watcher_main, n) == 0;
@@ -182,7 +182,7 @@ enum status nodes_open(const struct node_place *place, const char *identity, str
         nodes_close(n);
         return st;
     }
-    log_info("node %d of %d: all nodes are there", place->node, place->n_nodes);
+    log_info("node %d of %d: all nodes have joined", place->node, place->n_nodes);
     *out = n;
     return OK;
 }
@@ -297,7 +297,7 @@ static enum status expect(struct nodes *n, struct peer *p, enum frame_kind kind,
     }
     free(f);
     if (!good) {
-        nodes_fail(n, "the nodes do not take the same course");
+        nodes_fail(n, "the nodes do not make the same calls");
         return lost_status(n, err);
     }
     return OK;

@@ -162,7 +162,7 @@ static void check_hello(struct nodes *n, const struct hello *h, const char *iden
     } else if (h->node == 0 || h->node >= h->n_nodes) {
         snprintf(refusal, n_bytes, "there is no place for a node %u of %u", h->node, h->n_nodes);
     } else if (n->peers[h->node].fd >= 0) {
-        snprintf(refusal, n_bytes, "node %u is there already", h->node);
+        snprintf(refusal, n_bytes, "node %u has joined already", h->node);
     } else if (strcmp(identity, n->identity) != 0) {
         say_difference(identity, n->identity, (int32_t)h->node, refusal, n_bytes);
     }
@@ -217,11 +217,11 @@ static bool listen_to(struct nodes *n, struct pending *p, int64_t now_ns)
         }
         size_t known = lesser(p->have, sizeof magic);
         if (memcmp(p->bytes, magic, known) != 0) {
-            log_warn("refused a connection from %s: it is no sluice node", p->from);
+            log_warn("refused a connection from %s: it is not a sluice node", p->from);
             return false;
         }
         if (p->have >= sizeof h && h.protocol != NODE_PROTOCOL) {
-            log_error("refused %s: a node of another version of sluice", p->from);
+            log_error("refused %s: it runs another version of sluice", p->from);
             return false;
         }
         if (p->have == want) {
@@ -292,8 +292,7 @@ static enum status handshake(struct nodes *n, int fd, struct stream_nonces *nonc
     TRY(wire_recv(fd, &g, sizeof g, deadline));
     if (memcmp(g.magic, magic, sizeof magic) != 0 || g.protocol != NODE_PROTOCOL) {
         return err_set(err, ERR_INVALID,
-                       "what listens at %s port %d is no node 0 of this version "
-                       "of sluice",
+                       "the process at %s port %d is not node 0 of this version of sluice",
                        n->leader, n->place.port);
     }
     struct hello h = {.protocol = NODE_PROTOCOL,
@@ -315,7 +314,7 @@ static enum status handshake(struct nodes *n, int fd, struct stream_nonces *nonc
     uint64_t proof[2];
     prove_welcome(n, &h, w.refused, proof);
     if (memcmp(w.magic, magic, sizeof magic) != 0 || memcmp(w.proof, proof, sizeof proof) != 0) {
-        return err_set(err, ERR_INVALID, "what listens at %s port %d does not know the token",
+        return err_set(err, ERR_INVALID, "the process at %s port %d does not know the token",
                        n->leader, n->place.port);
     }
     char text[MAX_REFUSAL_BYTES + 1] = "";

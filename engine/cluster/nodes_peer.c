@@ -116,9 +116,9 @@ static bool take_frame(struct nodes *n, struct peer *p)
     prove(&p->receives, p->n_all_received++, &f->head, f->bytes, proof);
     bool known = sha256_equal(proof, f->head.proof);
     if (!known) {
-        log_error(
-            "node %d: a frame came from who does not know the token, or was changed on its way",
-            p->node);
+        log_error("node %d: the sender of a frame does not know the token, or the frame was "
+                  "changed on its way",
+                  p->node);
     }
     bool good =
         known && kind >= FRAME_BEAT && kind <= FRAME_BYE && f->head.number == p->n_received[kind];
@@ -203,7 +203,7 @@ static void peer_gone(struct nodes *n, struct peer *p, const char *how)
         return;
     }
     if (!n->complete) {
-        log_warn("node %d %s before all nodes had come", p->node, how);
+        log_warn("node %d %s before all nodes had joined", p->node, how);
         pthread_mutex_lock(&n->lock);
         wire_close(&p->fd);
         free(p->partial);

@@ -158,7 +158,7 @@ enum status ranks_run(struct ranks *rs, enum status (*work)(struct rank *r, void
         pthread_mutex_unlock(&rs->lock);
     }
     if (rs->stuck) {
-        log_error("a rank does not come back from its device");
+        log_error("the thread of a rank hangs in its device");
         return ERR_DEVICE;
     }
     for (int32_t i = 0; i < rs->n; i++) {

@@ -113,7 +113,7 @@ static enum status put_sizes(const struct maker *m)
     }
     if (!mla && has_value && value != key) {
         return err_set(m->err, ERR_UNSUPPORTED,
-                       "values of %g dimensions beside keys of %g are not "
+                       "values of %g dimensions with keys of %g are not "
                        "supported",
                        value, key);
     }
@@ -179,7 +179,7 @@ static enum status put_factors(const struct maker *m, const char *name, const ch
 {
     const struct gguf_tensor *t = gguf_find_tensor(m->g, name);
     if (!t || t->n_dims != 1 || strcmp(t->type_name, "F32") != 0) {
-        return err_set(m->err, ERR_FORMAT, "the tensor %s is missing, or no row of F32", name);
+        return err_set(m->err, ERR_FORMAT, "the tensor %s is missing, or not a row of F32", name);
     }
     buf_printf(m->out, "\"%s\":[", as);
     for (int64_t i = 0; i < t->dims[0]; i++) {

@@ -109,8 +109,7 @@ static enum status bad(const struct reader *r, const char *why, struct err *err)
 {
     if (r->cut) {
         return err_set(err, ERR_FORMAT,
-                       "%s: cut short, or no GGUF file: its header goes on after "
-                       "its end",
+                       "%s: cut short, or not a GGUF file: its header continues past its end",
                        r->file);
     }
     return err_set(err, ERR_FORMAT, "%s: %s", r->file, why);
@@ -265,7 +264,7 @@ static enum status take_shape(struct reader *r, struct gguf_tensor *t, struct er
     }
     const struct tensor_type *row = &tensor_types[type];
     if (dims[0] % (row->n + 1u) != 0) {
-        return bad_tensor(r, t->name, "its rows are no whole blocks", err);
+        return bad_tensor(r, t->name, "its rows are not whole blocks", err);
     }
     t->n_dims = (int32_t)n;
     t->type_name = row->name;
@@ -281,7 +280,7 @@ static enum status take_tensor(struct reader *r, struct gguf_tensor *t, uint64_t
     size_t n_name;
     const char *name = take_string(r, &n_name);
     if (r->cut || n_name < 1 || n_name > MAX_NAME_BYTES || memchr(name, 0, n_name)) {
-        return bad(r, "a tensor's name is empty, too long or no text", err);
+        return bad(r, "a tensor's name is empty, too long or not text", err);
     }
     t->name = xstrndup(name, n_name);
     t->file = r->file;

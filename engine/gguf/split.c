@@ -57,8 +57,8 @@ static enum status map_all(struct split_file *files, size_t n_files, struct err 
     for (size_t i = 0; i < n_files; i++) {
         if (n_files > 1 && !file_exists(files[i].path)) {
             return err_set(err, ERR_IO,
-                           "%.300s is not there, one of %zu files that this model was "
-                           "split into; was a download cut short?",
+                           "%.300s is missing; it is one of %zu files that this model was split "
+                           "into; was a download cut short?",
                            files[i].path, n_files);
         }
         TRY(file_map_open(files[i].path, &files[i].map, err));

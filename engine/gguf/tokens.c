@@ -22,8 +22,8 @@ static enum status beside(const struct gguf *g, const char *key, size_t n, const
 {
     const struct gguf_value *v = gguf_get(g, key);
     if (v && (!v->is_list || v->n != n || v->type == GGUF_STRING)) {
-        return err_set(err, ERR_FORMAT, "%s is no list of a %s for each of the %zu tokens", key,
-                       what, n);
+        return err_set(err, ERR_FORMAT, "%s is not a list with a %s for each of the %zu tokens",
+                       key, what, n);
     }
     *out = gguf_walk(v);
     return OK;

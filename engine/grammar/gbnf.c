@@ -257,7 +257,7 @@ static enum status parse_atom(struct gbnf *g, uint32_t *e)
         return OK;
     case '(': break;
     case '<': return fail(g, "references to tokens (<...>) are not supported");
-    default: return fail(g, "a rule cannot go on with '%c'", peek(g));
+    default: return fail(g, "a rule cannot continue with '%c'", peek(g));
     }
     if (++g->depth > g->c->limits->max_depth) {
         fail(g, "groups nest deeper than %d", g->c->limits->max_depth);
@@ -323,7 +323,7 @@ static enum status parse_bounds(struct gbnf *g, uint32_t *lo, uint32_t *hi)
         return fail(g, "a repetition has no end");
     }
     if (*lo > *hi) {
-        return fail(g, "a repetition's least count is above its greatest");
+        return fail(g, "a repetition's minimum is above its maximum");
     }
     return OK;
 }
@@ -393,7 +393,7 @@ static enum status parse_rule(struct gbnf *g)
     bool empty;
     uint32_t body;
     if (n == 0) {
-        return fail(g, "a rule's name should stand here");
+        return fail(g, "a rule's name is expected here");
     }
     uint32_t id = take_name(g, n);
     skip_space(g);

@@ -54,7 +54,7 @@ static enum status parse_body(struct lark *g, size_t at, uint32_t *e)
     TRY(parse_alternatives(g, e));
     bool ends = g->lex.word.kind == LARK_LINE || g->lex.word.kind == LARK_END;
     if (!ends) {
-        return lark_fail(&g->lex, "a rule cannot go on so");
+        return lark_fail(&g->lex, "a rule cannot continue like this");
     }
     return OK;
 }
@@ -117,7 +117,7 @@ static enum status rule_call(struct lark *g, uint32_t name, uint64_t value, uint
     uint32_t rule, before = g->calls.n;
     bool fits = lark_calls_add(&g->calls, g->c->rules, name, value, &rule);
     if (!fits || (g->calls.n > before && !exprs_spend(g->x, 10))) {
-        lark_fail(&g->lex, "rules with parameters come to too many rules");
+        lark_fail(&g->lex, "rules with parameters expand to too many rules");
         return ERR_LIMIT;
     }
     *e = expr_call(g->x, rule);
@@ -213,7 +213,7 @@ static enum status atom_expr(struct lark *g, uint32_t *e)
         lark_fail(&g->lex, "references to tokens (<...>) are not supported");
         return ERR_UNSUPPORTED;
     } else {
-        return lark_fail(&g->lex, "a rule cannot go on so");
+        return lark_fail(&g->lex, "a rule cannot continue like this");
     }
     if (lexeme && !g->in_terminal) {
         *e = expr_seq(g->x, *e, g->ignored);
@@ -268,7 +268,7 @@ static enum status parse_bounds(struct lark *g, uint32_t *lo, uint32_t *hi)
         TRY(expect(g, "}"));
     }
     if (*lo > *hi) {
-        return lark_fail(&g->lex, "a repetition's least count is above its greatest");
+        return lark_fail(&g->lex, "a repetition's minimum is above its maximum");
     }
     return OK;
 }
@@ -320,7 +320,7 @@ static enum status parse_suffix(struct lark *g, bool *holds)
         TRY(lark_next(&g->lex));
     }
     if (!at_end(g)) {
-        return lark_fail(&g->lex, "a rule cannot go on so");
+        return lark_fail(&g->lex, "a rule cannot continue like this");
     }
     return OK;
 }
@@ -416,7 +416,7 @@ static enum status import(struct lark *g)
 {
     struct lark_word from = g->lex.word;
     if (from.kind != LARK_RULE || from.n != 6 || memcmp(from.s, "common", 6) != 0) {
-        lark_fail(&g->lex, "%%import is supported from \"common\" alone");
+        lark_fail(&g->lex, "%%import is supported only from \"common\"");
         return ERR_UNSUPPORTED;
     }
     TRY(lark_next(&g->lex));
@@ -469,7 +469,7 @@ static enum status statement(struct lark *g)
     struct lark_word w = g->lex.word;
     bool parameter = false;
     if (w.kind != LARK_RULE && w.kind != LARK_TERMINAL) {
-        return lark_fail(&g->lex, "a rule's name should stand here");
+        return lark_fail(&g->lex, "a rule's name is expected here");
     }
     TRY(lark_next(&g->lex));
     if (lark_is(&g->lex, ".")) {
@@ -536,7 +536,7 @@ static enum status parse(struct lark *g, uint32_t *start)
             if (g->lex.word.kind == LARK_LINE) {
                 TRY(lark_next(&g->lex));
             } else {
-                TRY(lark_fail(&g->lex, "a statement cannot go on so"));
+                TRY(lark_fail(&g->lex, "a statement cannot continue like this"));
             }
         }
     }

@@ -71,7 +71,7 @@ static enum status parse_string(struct lark_lex *lex, struct lark_word w, uint32
 {
     *ignore_case = w.n_flags == 1 && w.s[w.n - 1] == 'i';
     if (w.n_flags > 0 && !*ignore_case) {
-        return lark_fail(lex, "a string has no flag but i");
+        return lark_fail(lex, "the only flag of a string is i");
     }
     size_t at = 1, end = w.n - w.n_flags - 1, used = 0;
     for (*n = 0; at < end; at += used) {
@@ -134,7 +134,7 @@ enum status lark_regex(struct lark_lex *lex, struct exprs *x, struct regex_limit
     struct err why = {{0}};
     for (size_t i = w.n - w.n_flags; i < w.n; i++) {
         if (w.s[i] != 'i' && w.s[i] != 's' && w.s[i] != 'u') {
-            return lark_fail(lex, "a regular expression has no flag but i, s and u");
+            return lark_fail(lex, "the only flags of a regular expression are i, s and u");
         }
         flags |= w.s[i] == 'i' ? REGEX_IGNORE_CASE : 0u;
         flags |= w.s[i] == 's' ? REGEX_DOT_ALL : 0u;

@@ -19,7 +19,7 @@ static enum status number(struct lark_lex *l, uint64_t *v)
 {
     char text[32] = {0}, *end;
     if (l->word.kind != LARK_NUMBER || l->word.n >= sizeof text) {
-        return lark_fail(l, "a number should stand here");
+        return lark_fail(l, "a number is expected here");
     }
     memcpy(text, l->word.s, l->word.n);
     *v = strtoull(text, &end, 0);
@@ -111,7 +111,7 @@ enum status lark_parameter(struct lark_lex *l, bool has_value, uint64_t value, u
         return number(l, to);
     }
     if (!has_value) {
-        return lark_fail(l, "a rule without a parameter has none to hand on");
+        return lark_fail(l, "a rule without a parameter has none to pass on");
     }
     TRY(lark_next(l));
     if (word_is(what, "_")) {

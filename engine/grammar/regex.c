@@ -170,7 +170,7 @@ static enum status parse_flags(struct parser *p, bool *group, struct err *err)
         if (c == '-' && !off) {
             off = true;
         } else if (i == 3) {
-            return regex_wrong(&p->in, err, "the flag is not known (i and s are)");
+            return regex_wrong(&p->in, err, "the flag is not known (only i and s are)");
         } else {
             if (off) {
                 p->flags = p->flags & ~known[i].flag;
@@ -316,7 +316,7 @@ static enum status parse_bounds(struct parser *p, uint32_t *lo, uint32_t *hi, st
         return regex_wrong(&p->in, err, "a repetition has no end");
     }
     if (*lo > *hi) {
-        return regex_wrong(&p->in, err, "a repetition's least count is above its greatest");
+        return regex_wrong(&p->in, err, "a repetition's minimum is above its maximum");
     }
     return OK;
 }

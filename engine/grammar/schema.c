@@ -86,7 +86,7 @@ static enum status gather(struct schema *s, struct member m, struct set *to, boo
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
             return schema_fail(s, ERR_INVALID, schema,
-                               "\"allOf\" holds something that is no schema");
+                               "\"allOf\" contains something that is not a schema");
         }
         if (add_once(to, v, keep, m.at)) {
             TRY(gather(s, (struct member){v, keep, m.at}, to, dead, depth + 1));
@@ -356,7 +356,7 @@ static enum status read_space(struct schema *s)
         bool other = expr_clean(s->x, expr_and2(s->x, s->space, expr_not(s->x, any))) != EXPR_NONE;
         if (s->space == EXPR_NONE || other) {
             return err_set(s->c->err, ERR_INVALID,
-                           "whitespace_pattern: it must match white space of JSON alone");
+                           "whitespace_pattern: it must match only white space of JSON");
         }
     } else {
         s->space = expr_rep(s->x, expr_bytes(s->x, &blanks), 0, BLANKS);

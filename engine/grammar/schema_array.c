@@ -35,7 +35,8 @@ static enum status parts(struct schema *s, const struct tree_value *schema,
     }
     for (const struct tree_value *v = *list ? (*list)->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
-            return schema_fail(s, ERR_INVALID, schema, "an item of a list of schemas is no schema");
+            return schema_fail(s, ERR_INVALID, schema,
+                               "an item of a list of schemas is not a schema");
         }
     }
     if (*rest && !schema_is(*rest)) {

@@ -339,7 +339,7 @@ static enum status imply_dependents(struct schema *s, const struct tree_value *s
         for (v = v ? v->first : NULL; v; v = v->next) {
             if (v->type != JSON_ARRAY && !schema_is(v)) {
                 return schema_fail(s, ERR_INVALID, schema,
-                                   "\"%s\" holds neither names nor a schema", keywords[i]);
+                                   "\"%s\" contains neither names nor a schema", keywords[i]);
             }
             if (!put(s, all, NULL, dependent(s, v))) {
                 return schema_fail(s, ERR_LIMIT, schema, "the schema is too large");

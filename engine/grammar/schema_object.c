@@ -72,7 +72,7 @@ static enum status add_names(struct builder *b, uint32_t member)
     TRY(schema_typed(b->s, b->set->v[member].schema, "properties", JSON_OBJECT, &v));
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
-            return schema_fail(b->s, ERR_INVALID, v, "a property's schema is no schema");
+            return schema_fail(b->s, ERR_INVALID, v, "a property's schema is not a schema");
         }
         add_schema(b, names_get(&b->names, v->key, v->n_key), member, v);
     }
@@ -90,7 +90,7 @@ static enum status add_required(struct builder *b, const struct tree_value *sche
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (v->type != JSON_STRING) {
             return schema_fail(b->s, ERR_INVALID, schema,
-                               "\"required\" holds something that is no name");
+                               "\"required\" contains something that is not a name");
         }
         uint32_t i = names_get(&b->names, v->text, v->n_text);
         if (!collect) {
@@ -120,7 +120,7 @@ static enum status add_patterns(struct builder *b, const struct tree_value *sche
         if (st != OK || !schema_is(v)) {
             return schema_fail(b->s, st == OK ? ERR_INVALID : st, schema,
                                "\"patternProperties\": %s",
-                               st == OK ? "a property's schema is no schema" : why.text);
+                               st == OK ? "a property's schema is not a schema" : why.text);
         }
         GROW(b->patterns, b->n_patterns, b->cap_patterns);
         b->patterns[b->n_patterns++] = (struct pattern){v, member, e};
@@ -184,8 +184,8 @@ static enum status check_unevaluated(struct builder *b, const struct tree_value 
     if (b->set->n > 1 || v->type != JSON_BOOL || tree_get(schema, "anyOf") ||
         tree_get(schema, "oneOf")) {
         return schema_fail(b->s, ERR_UNSUPPORTED, schema,
-                           "\"unevaluatedProperties\" is supported as false, in a schema without "
-                           "others beside it");
+                           "\"unevaluatedProperties\" is supported only as false, in a schema that "
+                           "is not combined with others");
     }
     return OK;
 }

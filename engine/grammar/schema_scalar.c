@@ -207,7 +207,7 @@ static enum status exclude_numbers(struct schema *s, const struct set *set, bool
             }
             if (!whole) {
                 return schema_fail(s, ERR_UNSUPPORTED, set->v[i].schema,
-                                   "\"not\" of a number is supported for the type integer alone");
+                                   "\"not\" of a number is supported only for the type integer");
             }
             if (!decimal_read(&d, v->text, v->n_text) || !decimal_is_whole(&d)) {
                 continue;

@@ -88,7 +88,7 @@ static enum status read_string(struct tree *t, const struct json_scan *sc, const
         return err_set(err, ERR_LIMIT, "the schema is too large");
     }
     if (has_lone_surrogate(sc->text, sc->text_bytes)) {
-        return err_set(err, ERR_INVALID, "a string of the schema holds half of a surrogate pair");
+        return err_set(err, ERR_INVALID, "a string of the schema contains an unpaired surrogate");
     }
     struct buf b;
     buf_init(&b, sc->text_bytes + 1);
@@ -144,7 +144,7 @@ enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
     for (enum json_token token; (token = json_scan_next(&sc)) != JSON_TOKEN_END;) {
         if (token == JSON_TOKEN_ERROR) {
             enum status st = json_scan_error(&sc, err);
-            return err_prefix(err, st == ERR_LIMIT ? st : ERR_INVALID, "the schema is no JSON");
+            return err_prefix(err, st == ERR_LIMIT ? st : ERR_INVALID, "the schema is not JSON");
         }
         if (token == JSON_TOKEN_KEY) {
             TRY(read_string(t, &sc, &key, &n_key, err));

@@ -21,7 +21,7 @@ enum status spell(const struct compile *c, const char *s, size_t n, struct buf *
         }
         if (id >= 0 && ends) {
             return err_set(c->err, ERR_INVALID,
-                           "\"%.*s\" is a token that ends the text: it comes by itself",
+                           "\"%.*s\" is a token that ends the text: it must not be named",
                            (int)n_name, s + i);
         }
         if (id >= 0) {

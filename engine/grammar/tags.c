@@ -204,7 +204,7 @@ static enum status tag_list(struct tags *t, const struct tree_value *node,
             trigger = trigger->next;
         }
         if (triggers && !trigger) {
-            return tags_fail(t, ERR_INVALID, v, "no trigger is the beginning of the tag's");
+            return tags_fail(t, ERR_INVALID, v, "the tag begins with none of the triggers");
         }
         uint32_t one;
         TRY(tags_format(t, v, NULL, &one));

@@ -270,9 +270,7 @@ static enum status check_sums(const struct checkpoint *ck, const char *path, con
     for (size_t i = 0; i < s.n_files && st == OK; i++) {
         checkpoint_file(ck, i, &file);
         if (!says(find_sum(text, file.name), s.digest[i])) {
-            st = err_set(err, ERR_FORMAT,
-                         "%s is not the file that %s was made of: its SHA-256 is "
-                         "another",
+            st = err_set(err, ERR_FORMAT, "%s is not the file that %s lists: its SHA-256 differs",
                          file.name, path);
         }
     }

@@ -107,12 +107,12 @@ static enum status say_no_weights(const char *dir, const char *other, struct err
 {
     if (*other) {
         return err_set(err, ERR_IO,
-                       "%.200s: no weights, that is no *.safetensors file; %.100s is of a "
+                       "%.200s: no weights: there is no *.safetensors file; %.100s is of a "
                        "format that is not read: convert it, or get the model's safetensors files",
                        dir, other);
     }
     return err_set(err, ERR_IO,
-                   "%.200s: no weights, that is no *.safetensors file; was a download cut "
+                   "%.200s: no weights: there is no *.safetensors file; was a download cut "
                    "short? (--load-format dummy makes weights up, to measure speed)",
                    dir);
 }
@@ -442,7 +442,7 @@ enum status checkpoint_check(const char *dir, struct err *err)
     for (size_t i = 0; i < ck->n_shards && st == OK; i++) {
         if (!file_exists(ck->shards[i].path)) {
             st = err_set(err, ERR_IO,
-                         "%.200s: %.100s is not there, which the index names; was a "
+                         "%.200s: %.100s is missing, although the index names it; was a "
                          "download cut short?",
                          dir, ck->shards[i].name);
         }

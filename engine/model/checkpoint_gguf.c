@@ -205,9 +205,8 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
     }
     if (!role || (role->as == EXPERTS && (g->n_dims < 2 || g->dims[0] > MAX_EXPERTS))) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "%.200s: tensor %.100s is no part of %s as it is known "
-                       "here",
-                       g->file, g->name, arch);
+                       "%.200s: tensor %.100s does not belong to the architecture %s", g->file,
+                       g->name, arch);
     }
     struct checkpoint_tensor t = describe(g);
     char name[MAX_NAME];

@@ -37,7 +37,7 @@ static enum status need_tensor(const struct module *m, const char *suffix,
     if (*out) {
         return OK;
     }
-    return err_set(m->err, ERR_FORMAT, "%s: there is no tensor %s%s, which the format %s asks for",
+    return err_set(m->err, ERR_FORMAT, "%s: there is no tensor %s%s, which the format %s requires",
                    checkpoint_where(m->checkpoint), m->name, suffix, format_name(m));
 }
 

@@ -39,9 +39,7 @@ static enum status override(struct json *config, const struct json *overrides, s
         struct json *inner = (struct json *)json_get(config, key);
         if (strcmp(key, "quantization_config") == 0 || strcmp(key, "compression_config") == 0) {
             return err_set(err, ERR_UNSUPPORTED,
-                           "'%s' is not supported: the checkpoint says its "
-                           "format",
-                           key);
+                           "'%s' is not supported: the checkpoint determines the format", key);
         }
         if (ends_with(key, "_config") && json_is(inner, JSON_OBJECT) && json_is(m, JSON_OBJECT)) {
             TRY(override(inner, m, err));

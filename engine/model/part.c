@@ -164,15 +164,15 @@ void part_report_unused(const struct loader *l)
         unused[purpose]++;
     }
     if (unused[OF_IMAGE_OR_SOUND] > 0) {
-        log_info("%zu tensors of images and sound are passed over: the server takes text only",
+        log_info("%zu tensors of images and sound are ignored: the server processes only text",
                  unused[OF_IMAGE_OR_SOUND]);
     }
     if (unused[OF_DRAFTS] > 0) {
-        log_info("%zu tensors of layers that draft are passed over", unused[OF_DRAFTS]);
+        log_info("%zu tensors of layers that draft are ignored", unused[OF_DRAFTS]);
     }
     if (first) {
-        log_warn("%zu tensors of the checkpoint are no part of the model that config.json tells "
-                 "of, such as %s in %s",
+        log_warn("%zu tensors of the checkpoint do not belong to the model that config.json "
+                 "describes, such as %s in %s",
                  unused[OF_THE_MODEL], first->name, first->file);
     }
 }
@@ -330,8 +330,8 @@ enum status part_number(struct loader *l, const char *name, float *out)
     }
     *out = dtype_load(t->data, t->dtype, 0);
     if (!isfinite(*out) || *out <= 0.0f) {
-        return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g, which is no scale", t->file,
-                       t->name, (double)*out);
+        return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g, which is not a valid scale",
+                       t->file, t->name, (double)*out);
     }
     return OK;
 }

@@ -65,7 +65,7 @@ static enum status read_rules(const struct json *j, const char *method, struct q
         name = method;
     }
     if (!name) {
-        return err_set(err, ERR_FORMAT, "quantization_config says no quant_method");
+        return err_set(err, ERR_FORMAT, "quantization_config has no quant_method");
     }
     const struct quant_method *row = quant_method_find(name);
     if (!row) {
@@ -154,7 +154,7 @@ enum status quant_read(const struct quant *q, struct module *m, const char *othe
     m->scheme = quant_rules_find(q->rules, m->name, other);
     if (!m->scheme->format) {
         return err_set(m->err, ERR_FORMAT,
-                       "%s: tensor %s is quantised, but the config leaves its module alone",
+                       "%s: tensor %s is quantised, but the config excludes its module",
                        values->file, values->name);
     }
     return module_read(m, out);

@@ -407,7 +407,7 @@ static enum status read_modelopt_layers(const struct json *j, struct quant_rules
 {
     const struct json *layers = json_get(j, "quantized_layers");
     if (!json_is(layers, JSON_OBJECT)) {
-        return err_set(err, ERR_FORMAT, "MIXED_PRECISION asks for quantized_layers");
+        return err_set(err, ERR_FORMAT, "MIXED_PRECISION requires quantized_layers");
     }
     static const enum rule_kind kinds[] = {RULE_NAME, RULE_PART};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {

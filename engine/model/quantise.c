@@ -554,7 +554,7 @@ enum status quantise_folder(const char *dir, const char *out, const char *format
         }
     }
     if (!j.form) {
-        return err_set(err, ERR_INVALID, "'%.80s' is no format: one of %s", format,
+        return err_set(err, ERR_INVALID, "'%.80s' is not a format; use one of %s", format,
                        QUANTISE_FORMATS);
     }
     TRY(check_source(dir, err));

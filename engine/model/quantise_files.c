@@ -61,7 +61,7 @@ enum status quantise_make_folder(const char *out, struct err *err)
     }
     closedir(d);
     if (!is_empty) {
-        return err_set(err, ERR_INVALID, "%.300s: is there and not empty", out);
+        return err_set(err, ERR_INVALID, "%.300s: exists and is not empty", out);
     }
     return OK;
 }
@@ -216,7 +216,7 @@ enum status quantise_write_config(const char *dir, const char *out, const struct
     const bool is_object = json_is(root, JSON_OBJECT) && json_first(root);
     json_free(root);
     if (!is_object) {
-        return err_set(err, ERR_FORMAT, "%.300s: is no object with members", path);
+        return err_set(err, ERR_FORMAT, "%.300s: is not an object with members", path);
     }
     TRY(file_read(path, MAX_CONFIG_BYTES, &text, &n_bytes, err));
     while (n_bytes > 0 && text[n_bytes - 1] != '}') {

@@ -241,8 +241,8 @@ enum status spec_options_read_rejection(struct spec_options *o, const struct jso
         bool one_law = o->n_models == 1 && !o->lookup;
         if (!one_law) {
             return err_set(err, ERR_UNSUPPORTED,
-                           "speculative-config: only what one draft "
-                           "model draws has a law: probabilistic rejection needs the method "
+                           "speculative-config: probabilistic rejection needs the distribution of "
+                           "one draft model: the method "
                            "draft_model or tree, with one model and no lookup");
         }
         return OK;

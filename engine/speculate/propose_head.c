@@ -10,7 +10,7 @@ static enum status read_mtp(struct spec_options *o, const struct json *j, struct
     if (json_get(j, "model")) {
         return err_set(err, ERR_INVALID,
                        "speculative-config: the module of method 'mtp' is in the model's own "
-                       "checkpoint: 'model' is not for it");
+                       "checkpoint: 'model' must not be given");
     }
     o->head = HEAD_MTP;
     o->n_models = 1;

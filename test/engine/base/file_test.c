@@ -106,7 +106,7 @@ TEST(a_file_that_is_cut_under_its_map_is_named)
     CHECK_STR(said, "");
     const int status = in_child(read_half, path, fd, said, sizeof said);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    CHECK(strstr(said, path) && strstr(said, "cut") && strchr(said, '\n'));
+    CHECK(strstr(said, path) && strstr(said, "truncated") && strchr(said, '\n'));
     close(fd);
     unlink(path);
 }
