@@ -122,7 +122,7 @@ static enum status read_qwen2_moe(const struct json *j, struct model_config *c, 
     family_sparse_steps(j, c);
     family_window_on_all(j, c);
     family_windows_if_used(j, c);
-    // In this family, every second layer before this one has a window.
+    // In this family, every second layer below max_window_layers has a window.
     int64_t windows = json_get_int(j, "max_window_layers", 28);
     for (int32_t i = 0; i < c->n_layers; i++) {
         if (!(i % 2 == 0 && i < windows)) {
