@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lesser(a, b) and greater(a, b) for all arithmetic types. Each argument is evaluated once. The
 // result has the common type of both, like `a < b ? a : b`. They are not constant expressions.
 #ifndef SLUICE_BASE_MINMAX_H
