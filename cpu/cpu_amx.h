@@ -18,7 +18,7 @@ struct tile_config {
     uint8_t rows[16];
 };
 
-/* rows: per register, 1 to 16. */
+/* rows: number of rows of each register, 1 to 16. */
 static inline void tiles_configure(const uint8_t rows[TILE_REGISTERS])
 {
     struct tile_config c;
@@ -28,8 +28,8 @@ static inline void tiles_configure(const uint8_t rows[TILE_REGISTERS])
         c.row_bytes[i] = TILE_BYTES;
         c.rows[i] = rows[i];
     }
-    /* GCC's intrinsic declares that it reads 8 bytes, so the compiler could drop the other
-     * stores. */
+    /* GCC's intrinsic declares that it reads only 8 bytes, so the compiler could drop the stores to
+     * the others. */
     __asm__ volatile("" : : "m"(c));
     _tile_loadconfig(&c);
 }

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention over pages. An item is a tile of query vectors (some rows of one sequence times some
  * heads of one KV head) against all keys they see. Keys are processed in chunks that start at
- * multiples of ATTN_CHUNK; each chunk has its own softmax and is then joined to the earlier chunks.
- * So a row's result depends only on the row and its keys. If there are too few items to feed the
- * threads, any thread computes any chunk, and the stored results are joined afterwards in the same
- * order, which gives the same bits. */
+ * multiples of ATTN_CHUNK. Each chunk has a separate softmax and is then joined to the earlier
+ * chunks, so a row's result depends only on the row and its keys. If there are too few items to
+ * keep the threads busy, any thread computes any chunk; the stored results are then joined in the
+ * same order, which gives the same bits. */
 #include "cpu/cpu_attention.h"
 #include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Pages that one kernel call reads, as many as a chunk may have, and tokens of values transposed
- * out of K at a time. */
+/* RUN_PAGES: maximum number of pages that one kernel call reads, enough for a chunk with pages of
+ * one token. RUN_TOKENS: tokens whose values are transposed out of K at a time. */
 enum { RUN_PAGES = ATTN_CHUNK + MAX_TREE_NODES + 1, RUN_TOKENS = 64 };
 
 /* ---- which keys a row sees ---------------------------------------------------------------- */
 
-/* The inverse of attn_tree_path: copies t->path to the slots of s, and zeroes the other slots. */
+/* The inverse of attn_tree_path: copies t->path back to the slots in s, and zeroes all other
+ * slots. */
 static void leave_path(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                        int32_t base, int32_t begin, int32_t n)
 {
@@ -39,7 +40,7 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
     t->first_key = INT32_MAX;
     for (int32_t r = t->row; r < t->row + t->n_rows; r++) {
         int32_t low = attn_first_key(job, job->cpu->pass->rows[r].pos);
-        /* A tree's rows see nodes by their own positions, which are at or after n_past. */
+        /* The rows of a tree see nodes by their own positions, which are n_past or greater. */
         low = low < t->seq->n_past || !t->seq->tree ? low : t->seq->n_past;
         t->first_key = lesser(low, t->first_key);
     }
@@ -52,8 +53,8 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
 
 /* ---- one chunk ---------------------------------------------------------------------------- */
 
-/* Scores of the keys of the chunk at `begin` for all vectors, at s[key - begin]. A page that
- * straddles the chunk's border writes outside the chunk; s has margins for that. */
+/* Computes the scores of the keys of the chunk at `begin` for all vectors, at s[key - begin]. A
+ * page that straddles the border of the chunk writes outside the chunk, for which s has margins. */
 static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                          int32_t first, int32_t end)
 {
@@ -83,7 +84,7 @@ static void soften(const struct attn_job *job, float *s, int32_t n, float *max, 
     }
 }
 
-/* Softmax of each vector over the chunk; entries outside [first, end) become 0. */
+/* Takes the softmax of each vector over the chunk. Entries outside [first, end) become 0. */
 static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                           int32_t first, int32_t end, float *max, float *sum)
 {
@@ -100,8 +101,8 @@ static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32
     }
 }
 
-/* The same for a tree: slots [first, end) at s[slot - base] hold the past's positions from `begin`
- * on, and all nodes. */
+/* The same for a tree. Slots [first, end), at s[slot - base], contain the positions of the past
+ * from `begin` on, and all nodes. */
 static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_t base,
                          int32_t first, int32_t end, int32_t begin, float *max, float *sum)
 {
@@ -119,7 +120,7 @@ static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
-/* Transposes the values of a page whose V lies inside K into rows. */
+/* For a page whose V lies inside K: transposes its values into rows. */
 static void turn_values(const struct attn_job *job, struct attn_tile *t, const char *page,
                         float *to)
 {
@@ -133,7 +134,7 @@ static void turn_values(const struct attn_job *job, struct attn_tile *t, const c
     }
 }
 
-/* chunk += probabilities times values of keys [first, end). */
+/* chunk += probabilities times the values of keys [first, end). */
 static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                          int32_t first, int32_t end)
 {
@@ -142,7 +143,7 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     const struct cpu_kernels *kernels = job->cpu->kernels;
     int32_t tokens = job->cpu->limits.block_tokens;
     bool turned = p->geometry.v_in_k;
-    int32_t room = turned ? RUN_TOKENS / tokens : RUN_PAGES; // pages that t->v holds
+    int32_t room = turned ? RUN_TOKENS / tokens : RUN_PAGES; // number of pages that fit into t->v
     int32_t most = lesser(room, RUN_PAGES);
     most = greater(1, most);
     const struct kv_plane rows = kv_plane_make(KV_PLAIN, DT_F32, false, tokens, p->v_stride, 0, 0);
@@ -166,7 +167,7 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
-/* Joins the chunk to the earlier ones; both are sums relative to their own maximum. */
+/* Joins the chunk to the earlier ones. Each of the two is a sum relative to its own maximum. */
 static void join(const struct attn_job *job, struct attn_tile *t, const float *max,
                  const float *sum)
 {
@@ -206,8 +207,8 @@ static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch
     const struct kv_pages *p = job->pages;
     int64_t tokens = round_up(job->cpu->limits.block_tokens, RUN_TOKENS), stride = p->v_stride;
     float *at = (float *)scratch;
-    /* Margins on both sides of a chunk's scores, for the parts of the first and last page outside
-     * the chunk. */
+    /* Margins on both sides of a chunk's scores, for the parts of its first and last page that are
+     * outside the chunk. */
     int64_t margin = round_up(job->cpu->limits.block_tokens, PANEL);
     t->s_stride = ATTN_CHUNK + MAX_TREE_NODES + 2 * margin;
     t->s = at + margin;
@@ -248,7 +249,7 @@ static void store_outputs(const struct attn_job *job, struct attn_tile *t)
         int32_t head = t->head + i % t->n_heads, dim = a->head_dim_v;
         float *out = tensor_row(&a->out, t->row + i / t->n_heads) + (int64_t)head * dim;
         float factor = 1.0f / t->sum[i];
-        if (a->sinks) { // one more term in the denominator
+        if (a->sinks) { // the sink adds one term to the denominator
             float sink = a->sinks->vector[head], m = greater(sink, t->max[i]);
             float old = expf(t->max[i] - m);
             factor = old / fmaf(t->sum[i], old, expf(sink - m));
@@ -264,7 +265,7 @@ static void store_outputs(const struct attn_job *job, struct attn_tile *t)
 }
 
 /* One chunk of a tree: positions [begin, begin + ATTN_CHUNK) of the past and, once the past ends,
- * all nodes, whose slots are not their positions. */
+ * all nodes. The slots of nodes differ from their positions. */
 static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                        float *sum)
 {
@@ -300,7 +301,7 @@ static int32_t n_chunks(const struct attn_tile *t)
     return (t->end_key - 1) / ATTN_CHUNK - t->first_key / ATTN_CHUNK + 1;
 }
 
-/* Computes the c-th chunk of the tile's visible keys into t->chunk. */
+/* Computes chunk number c of the keys that the tile sees into t->chunk. */
 static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_t c, float *max,
                          float *sum)
 {
@@ -321,7 +322,8 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
 {
     const struct cpu_backend *cpu = job->cpu;
     int32_t low = 0, high = cpu->pass->n_seqs - 1;
-    while (low < high) { // binary search: the last sequence whose first item is not after this one
+    // Binary search for the last sequence whose first item is not after this one.
+    while (low < high) {
         int32_t mid = low + (high - low + 1) / 2;
         if (cpu->seq_items[mid] <= item) {
             low = mid;
@@ -330,8 +332,8 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
         }
     }
     const struct pass_seq *seq = &cpu->pass->seqs[low];
-    /* Orders items by head, and within a head from the last rows to the first: the last rows see
-     * the most keys, and the longest items should not come last. */
+    /* Items are ordered by head, and for each head from the last rows to the first: the last rows
+     * see the most keys, and the longest items should not be computed last. */
     int32_t local = item - cpu->seq_items[low];
     int32_t n_row_tiles = (seq->n_rows + job->tile_rows - 1) / job->tile_rows;
     int32_t row = (n_row_tiles - 1 - local % n_row_tiles) * job->tile_rows,
@@ -347,7 +349,7 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
     find_keys(job, t);
 }
 
-/* Prefetches the queries of the item that most likely follows on the same thread. */
+/* Prefetches the queries of the item that most likely comes next on the same thread. */
 static void look_ahead(const struct attn_job *job, int32_t item, struct attn_tile *t)
 {
     struct attn_tile next;
@@ -413,7 +415,7 @@ static void join_item(void *arg, int32_t item, int32_t thread)
     store_outputs(job, &t);
 }
 
-/* True if it is worth computing chunks separately; reserves memory for their results. */
+/* True if it is worth computing the chunks separately. Reserves memory for their results. */
 static bool split(struct attn_job *job)
 {
     if (job->n_items > SPLIT_ITEMS || job->n_items >= 2 * pool_n_threads(job->cpu->pool)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention's items: shared by the file that creates them (cpu_attention.c), the one that computes
- * their chunks on a matrix unit (cpu_attention_unit.c), and their common helpers
+/* Attention's items. Shared by the file that creates them (cpu_attention.c), the one that computes
+ * their chunks on a matrix unit (cpu_attention_unit.c), and the helpers of both
  * (cpu_attention_rows.c).
  *
  * Thread: an item belongs to one thread; a job is read-only while its items run. */
@@ -12,58 +12,60 @@
 
 #include <math.h>
 
-/* The most items whose chunks are computed separately. */
+/* The maximum number of items whose chunks are computed separately. */
 enum { SPLIT_ITEMS = 256 };
 
 struct attn_job {
     struct cpu_backend *cpu;
     const struct attention_args *a;
     const struct kv_pages *pages;
-    const struct matrix_unit *unit; // computes this layer's chunks, or NULL
+    const struct matrix_unit *unit; // computes the layer's chunks; NULL: vector code does
     int32_t group;                  // query heads per KV head
     int32_t tile_heads;             // query heads per item
     int32_t tile_rows;
     int32_t n_head_tiles;
     int32_t n_items;
-    /* Separate chunks: chunk c of item i is part part_first[i] + c. Its results are at
-     * cpu->attn_parts: [n_vectors, v_stride], then the maximum and sum of each vector. */
+    /* For chunks that are computed separately: chunk c of item i is part part_first[i] + c. Its
+     * results are at cpu->attn_parts: [n_vectors, v_stride], then the maximum and the sum of each
+     * vector. */
     int64_t part_floats;
     int32_t part_first[SPLIT_ITEMS + 1];
 };
 
-/* Queries that the thread will read next, prefetched a few lines at a time: bytes from `at` on of
- * rows [row, end). */
+/* The queries that the thread will read next, of which a few cache lines are prefetched at a time:
+ * in each of the rows [row, end), n_bytes from `first` on. Of row `row`, the bytes before `at` have
+ * been prefetched. */
 struct attn_ahead {
     int32_t row, end;
     int64_t first, n_bytes, at;
 };
 
-/* One item: rows [row, row + n_rows) of the pass, heads [head, head + n_heads). Vector i is row i /
- * n_heads, head i % n_heads. */
+/* One item: rows [row, row + n_rows) of the pass, heads [head, head + n_heads). Vector i is that of
+ * row i / n_heads and head i % n_heads. */
 struct attn_tile {
     const struct pass_seq *seq;
     int32_t row, n_rows, head, n_heads, kv_head;
     int32_t n_vectors;
-    int32_t first_key, end_key; // keys that any row sees
+    int32_t first_key, end_key; // range of keys that at least one row sees
     float *q;                   // [n_vectors, head_dim_k], scaled
-    float *s;                   // [n_vectors, s_stride] scores, then probabilities, of one chunk
+    float *s;                   // [n_vectors, s_stride], for one chunk: scores, then probabilities
     float *chunk;               // [n_vectors, v_stride]
     float *total;               // [n_vectors, v_stride]
     float *k;                   // pages converted to fp32
     float *v;
-    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // of `total`
+    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // those of `total`
     int64_t s_stride;
-    float *path; // [ATTN_CHUNK], trees only: a row's scores by position
+    float *path; // [ATTN_CHUNK], for trees only: a row's scores by position
     /* With a matrix unit (s is then [UNIT_ROWS, s_stride]): */
-    char *operands;      // of q, in groups of UNIT_ROWS vectors
+    char *operands;      // q as operands, in groups of UNIT_ROWS vectors
     char *probabilities; // operands for UNIT_ROWS vectors
     char *keys, *values; // packed
     uint16_t *image;     // a panel of codes converted to bf16
     struct attn_ahead ahead;
 };
 
-/* The matrix unit that computes a layer's attention; NULL: vector code computes it. The choice
- * depends on the machine and the layer only, so decoding rows and prompts get the same bits. */
+/* The matrix unit that computes a layer's attention; NULL: vector code does. The choice depends
+ * only on the machine and the layer, so decode rows and prompts get the same bits. */
 static inline const struct matrix_unit *attn_unit(const struct cpu_backend *cpu,
                                                   const struct kv_pages *p)
 {
@@ -71,8 +73,8 @@ static inline const struct matrix_unit *attn_unit(const struct cpu_backend *cpu,
     return fits ? cpu->kernels->unit : NULL;
 }
 
-/* The first key that a row at `pos` sees, given its window and its chunk. Later rows never see an
- * earlier key. */
+/* The first key that a row at `pos` sees, given the layer's window and chunk. Later rows never see
+ * an earlier key. */
 static inline int32_t attn_first_key(const struct attn_job *job, int32_t pos)
 {
     int32_t first = job->a->window > 0 ? pos - job->a->window + 1 : 0;
@@ -80,7 +82,7 @@ static inline int32_t attn_first_key(const struct attn_job *job, int32_t pos)
     return greater(first, chunk);
 }
 
-/* The page of `key`, at the start of the item's KV head. */
+/* The page that contains `key`, from the start of the item's KV head on. */
 static inline const char *attn_page(const struct attn_job *job, const struct attn_tile *t,
                                     int32_t key)
 {
@@ -95,23 +97,23 @@ static inline void attn_hide(float *s, int32_t from, int32_t to)
     }
 }
 
-/* Prefetches up to n lines of t->ahead. */
-void attn_ask(const struct attn_job *job, struct attn_tile *t, int32_t n);
-/* True if a tree's row sees the node. */
+/* Prefetches up to n cache lines of t->ahead. */
+void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n);
+/* True if this row of a tree sees the node. */
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
-/* Sets the scores of keys [begin, end), at s, that the row does not see to -infinity. */
+/* Sets the scores at s, of keys [begin, end), that the row does not see to -infinity. */
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                    int32_t begin, int32_t end);
-/* Copies the scores that a tree's row sees at positions [begin, begin + n) from s[slot - base] to
- * t->path: those of the past, then those of its ancestors, each at the place it would have without
- * a tree, so that sums are formed in the same order. */
+/* Copies the scores that a row of a tree sees at positions [begin, begin + n) from s[slot - base]
+ * to t->path: first those of the past, then those of its ancestors. Each is at the place that it
+ * would have without a tree, so that sums are formed in the same order. */
 void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
                     int32_t base, int32_t begin, int32_t n);
 
 /* ---- on a matrix unit (cpu_attention_unit.c) */
 
-/* The most vectors of an item. Wide values allow fewer, so that the sums of an item stay in the
- * cache. */
+/* UNIT_SUMS limits the number of vectors of an item. Wide values allow fewer vectors, so that the
+ * sums of an item stay in the cache. */
 enum { UNIT_SUMS = 256 * 256 };
 
 static inline int32_t attn_unit_tile(const struct kv_pages *p)
@@ -123,11 +125,11 @@ static inline int32_t attn_unit_tile(const struct kv_pages *p)
     return tile;
 }
 
-/* Scratch bytes of one item. */
+/* Bytes of scratch that one item needs. */
 size_t attn_unit_scratch(const struct kv_pages *p);
 void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scratch);
 void attn_unit_queries(const struct attn_job *job, struct attn_tile *t);
-/* Computes the chunk at `begin`: t->chunk, and each vector's maximum and sum. */
+/* Computes the chunk at `begin`: t->chunk, and the maximum and the sum of each vector. */
 void attn_unit_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                      float *sum);
 /* Joins the chunk to t->total. */

@@ -12,11 +12,11 @@
 
 /* ---- products ----------------------------------------------------------------------------- */
 
-/* Configuring the registers takes as long as 20 products, so it is done only when m changes. */
-static _Thread_local int32_t configured; // the configured m; 0: none
+/* Configuring the registers takes as long as 20 products, so it is done only when m has changed. */
+static _Thread_local int32_t configured; // the m of the current configuration; 0: none
 
-/* Registers 0 to 3 are sums, 4 and 5 row operands, 6 and 7 column operands. With more than 16 rows,
- * 2, 3 and 5 belong to the rows after the 16th. */
+/* Registers 0 to 3 hold sums, 4 and 5 row operands, 6 and 7 column operands. With more than 16
+ * rows, registers 2, 3 and 5 belong to the rows after the 16th. */
 static void configure(int32_t m)
 {
     if (m == configured) {
@@ -30,7 +30,7 @@ static void configure(int32_t m)
                                 TILE_ROWS, TILE_ROWS});
 }
 
-/* Flush denormals to zero, as the tile products do; they would also be slow. */
+/* Denormals are flushed to zero, as in the tile products; they would also be slow. */
 static _Thread_local unsigned mode;
 
 static void begin(void)
@@ -56,8 +56,8 @@ INLINE void high_loads(const struct unit_product *p, const char *a, const char *
     _tile_loadd(5, a + TILE_ROWS * UNIT_LINE, UNIT_LINE);
 }
 
-/* Stores sum t where `last` says (if anywhere), restarts it for the block at `c`, and adds its
- * first product. */
+/* Stores sum t to `last`, unless that is NULL; loads it for the block at `c`; and adds its first
+ * product. */
 #define NEXT_SUM(t, rows, columns, last, c)                                                        \
     do {                                                                                           \
         if (last) {                                                                                \
@@ -71,8 +71,8 @@ INLINE void high_loads(const struct unit_product *p, const char *a, const char *
         _tile_dpbf16ps(t, rows, columns);                                                          \
     } while (0)
 
-/* 17 to 32 rows against one or two panels. The sums stay in the registers; those of the previous
- * block are stored to `last` after this block's first loads. */
+/* 17 to 32 rows against one or two panels. The sums stay in registers. Those of the previous block
+ * are stored to `last` after the first loads of this block. */
 INLINE void high_block(const struct unit_product *p, const char *b, const float *c, float *last,
                        const int panels)
 {
@@ -109,7 +109,7 @@ INLINE void high_store(const struct unit_product *p, float *c, const int panels)
     }
 }
 
-/* Two panels at a time; the last result is stored while the next block is loaded. */
+/* Two panels at a time. The last result is stored while the next block is loaded. */
 static void high_product(const struct unit_product *p)
 {
     const char *b = p->b;
@@ -167,7 +167,7 @@ INLINE void low_block(const struct unit_product *p, const char *b, float *c, con
     }
 }
 
-/* Up to 16 rows, or up to 32. */
+/* Up to 16 rows, or 17 to 32. */
 static void product(const struct unit_product *p)
 {
     const char *b = p->b;
@@ -210,7 +210,7 @@ static void split(const float *x, float scale, int32_t dim, char *out)
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-/* Interleaves the words of the two halves: (0, 16), (1, 17) ... */
+/* Indices that interleave the words of two halves: (0, 16), (1, 17) ... */
 INLINE __m512i by_turns(void)
 {
     const __m512i pairs = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -242,7 +242,7 @@ static void pack_keys(const uint16_t *page, int32_t tokens, int32_t dim, char *o
     }
 }
 
-/* Which keys of a pair lie in [first, end), as a mask of their words. */
+/* Mask of the words of those keys of a pair that lie in [first, end). */
 INLINE __m512i kept(int32_t key, int32_t first, int32_t end)
 {
     uint32_t words = (key >= first && key < end ? 0xFFFFu : 0u) |
@@ -283,8 +283,8 @@ static void turn_values(const uint16_t *page, int32_t tokens, int32_t first, int
 
 /* ---- softmax ------------------------------------------------------------------------------ */
 
-/* 2^y within 2 units in the last place for y <= 0; 0 below -125; NaN stays NaN. The polynomial
- * approximates 2^f on [0, 1) with the least relative error, exact at 0. */
+/* 2^y for y <= 0, within 2 units in the last place; 0 below -125; NaN stays NaN. The polynomial
+ * approximates 2^f on [0, 1) with the smallest relative error, and is exact at 0. */
 INLINE __m512 exp2_of(__m512 y)
 {
     __mmask16 large = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ);
@@ -315,7 +315,7 @@ static float highest(const float *s, int32_t n)
     return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
 }
 
-/* 2^y for rounding to bf16: relative error within 1e-4, exact at 0. */
+/* 2^y, precise enough to be rounded to bf16: the relative error is at most 1e-4, and 0 at 0. */
 INLINE __m512 rough_exp2(__m512 y)
 {
     __m512 f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // y - floor(y)
@@ -366,8 +366,8 @@ static void soften(const struct unit_scores *a)
 
 /* ---- joining ------------------------------------------------------------------------------ */
 
-/* Products that flush small values leave zeros of either sign, depending on the number of steps;
- * adding +0 makes them positive. */
+/* Products that flush small values leave zeros whose sign depends on the number of steps. Adding +0
+ * makes them positive. */
 INLINE __m512 settled(const float *x)
 {
     return _mm512_add_ps(_mm512_loadu_ps(x), _mm512_setzero_ps());
@@ -438,5 +438,5 @@ const struct matrix_unit cpu_amx_unit = {
 };
 
 #else
-typedef int cpu_attention_amx_unused; // not this machine's
+typedef int cpu_attention_amx_unused; // not for this machine
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Per-row helpers of attention items, for vector code and matrix unit alike: which keys each row
- * sees, and prefetching of the next queries. */
+/* Helpers for single rows of attention items, used by vector code and matrix unit alike: which keys
+ * a row sees, and prefetching of the next queries. */
 #include "cpu/cpu_attention.h"
 #include "engine/base/minmax.h"
 
@@ -37,7 +37,7 @@ void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row
     }
 }
 
-void attn_ask(const struct attn_job *job, struct attn_tile *t, int32_t n)
+void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n)
 {
     struct attn_ahead *a = &t->ahead;
     for (int32_t i = 0; i < n && a->row < a->end; i++) {

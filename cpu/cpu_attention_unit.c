@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One chunk of keys on a matrix unit. K and V of the chunk are packed once for all of the item's
  * vectors, which are then processed UNIT_ROWS at a time: scores of all keys, softmax in place,
- * values. Values are summed in steps of 32 positions counted from the start of the chunk, so a
- * row's bits do not depend on the other rows of the item: keys that it does not see have weight 0,
- * which changes no sum. */
+ * values. Values are summed in steps of 32 positions counted from the start of the chunk. Keys that
+ * a row does not see have weight 0, which changes no sum. So a row's bits do not depend on the
+ * other rows of the item. */
 #include "cpu/cpu_attention.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Includes the slots that a tree's chunk reads beyond its positions, and padding to whole
- * panels. */
+/* The slots of a chunk include those that a tree's chunk reads beyond its positions, and padding to
+ * whole panels. */
 enum { CHUNK_SLOTS = ATTN_CHUNK + MAX_TREE_NODES + 2 * UNIT_K, S_STRIDE = CHUNK_SLOTS + PANEL };
 
-/* Length of a run: aligned positions of a chunk whose softmax is computed together. A row's
- * probabilities are relative to the maximum of its first run with a visible key. Higher scores in
- * later runs are harmless unless they are very much higher, which the sum then reveals (see
- * end_softening). */
+/* RUN_KEYS: length of a run, which is a range of aligned positions in a chunk whose softmax is
+ * computed together. A row's probabilities are relative to the maximum of its first run that has a
+ * visible key. Higher scores in later runs do no harm unless they are very much higher, which the
+ * sum then shows (see end_softening). */
 enum { RUN_KEYS = 128, RUN_STRIDE = RUN_KEYS + PANEL };
 #define LARGE_SUM 1e18f
 
-/* Lines of upcoming queries that are prefetched per run; a run reads the L1 cache. */
-enum { ASK_LINES = 32 };
+/* Cache lines of upcoming queries that are prefetched per run, because a run reads only the L1
+ * cache. */
+enum { PREFETCH_LINES = 32 };
 
 /* The softmax state of a share. */
 struct softened {
@@ -29,7 +30,7 @@ struct softened {
     float sums[UNIT_ROWS][16];
 };
 
-/* Packed keys, or values, that a few vectors process at a time. */
+/* Bytes of packed keys, or values, that a few vectors process at a time. */
 enum { FEW_BYTES = 32 << 10 };
 
 static int32_t down(int32_t n, int32_t unit)
@@ -59,7 +60,7 @@ static int64_t padded_dim(const struct kv_pages *p)
     return round_up(p->geometry.head_dim_k, UNIT_K);
 }
 
-/* Bytes of K, or V, of PANEL tokens as bf16. */
+/* Bytes of the K, or V, of PANEL tokens as bf16. */
 static int64_t image_bytes(const struct kv_pages *p)
 {
     int64_t width = padded_dim(p) > p->v_stride ? padded_dim(p) : p->v_stride;
@@ -90,7 +91,7 @@ void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scra
     t->image = (uint16_t *)(void *)(t->values + ATTN_CHUNK * v * 2);
 }
 
-/* The operands of the queries from i on, a multiple of UNIT_ROWS. */
+/* The operands of the queries from i on; i is a multiple of UNIT_ROWS. */
 static char *queries_at(const struct attn_job *job, const struct attn_tile *t, int32_t i)
 {
     return t->operands + i * padded_dim(job->pages) * 2;
@@ -109,8 +110,8 @@ void attn_unit_queries(const struct attn_job *job, struct attn_tile *t)
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-/* K as bf16, [dim][tokens], from `key` to the end of its panel: in the page itself, or decoded from
- * its codes. */
+/* K as bf16, [dim][tokens], from `key` to the end of its panel. It is read from the page itself, or
+ * decoded from the page's codes. */
 struct bf16_keys {
     const uint16_t *at;
     int32_t tokens;
@@ -129,8 +130,8 @@ static struct bf16_keys keys_at(const struct attn_job *job, const struct attn_ti
     return (struct bf16_keys){t->image + in_panel, PANEL};
 }
 
-/* Packs panels of keys [from, end); `from` is a multiple of PANEL. Keys below `first` are skipped,
- * since no row sees them and their pages may have been freed. */
+/* Packs the panels of keys [from, end); `from` is a multiple of PANEL. Keys below `first` are
+ * skipped, because no row sees them and their pages may have been freed. */
 static void pack_keys(const struct attn_job *job, const struct attn_tile *t, int32_t from,
                       int32_t first, int32_t end)
 {
@@ -145,7 +146,7 @@ static void pack_keys(const struct attn_job *job, const struct attn_tile *t, int
     }
 }
 
-/* The same for V, [token][v_stride], n tokens. */
+/* The same for the V of n tokens, [token][v_stride]. */
 static const uint16_t *values_at(const struct attn_job *job, const struct attn_tile *t, int32_t key,
                                  int32_t n)
 {
@@ -159,8 +160,9 @@ static const uint16_t *values_at(const struct attn_job *job, const struct attn_t
     return t->image;
 }
 
-/* Packs steps of positions [from, to), multiples of UNIT_K counted from the start of the chunk.
- * Keys outside [first, end) become zeros: their memory may never have been written. */
+/* Packs the steps of positions [from, to), which are multiples of UNIT_K counted from the start of
+ * the chunk. Keys outside [first, end) become zeros, because their memory may never have been
+ * written. */
 static void pack_values(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
                         int32_t from, int32_t to, int32_t first, int32_t end)
 {
@@ -184,7 +186,7 @@ static void pack_values(const struct attn_job *job, const struct attn_tile *t, i
     }
 }
 
-/* Packs the value of slot `key` as the i-th one. */
+/* Packs the value of slot `key` as value number i. */
 static void place_value(const struct attn_job *job, const struct attn_tile *t, int32_t i,
                         int32_t key)
 {
@@ -200,7 +202,7 @@ static void place_value(const struct attn_job *job, const struct attn_tile *t, i
     }
 }
 
-/* Packs steps [from, to) of the positions that a tree's row sees, wherever they lie. */
+/* Packs steps [from, to) of the positions that a tree's row sees, wherever their values are. */
 static void pack_path(const struct attn_job *job, const struct attn_tile *t, int32_t row,
                       int32_t begin, int32_t from, int32_t to)
 {
@@ -227,8 +229,8 @@ static void run_product(const struct attn_job *job, struct unit_product p)
     job->unit->product(&p);
 }
 
-/* Vectors [i, i + m), and the positions [from, to) of the chunk that any of them sees. Their scores
- * from position `from` on are at s, their probabilities at p. */
+/* A share of the item's work: vectors [i, i + m), and the positions [from, to) of the chunk that at
+ * least one of them sees. The scores from position `from` on are at s, the probabilities at p. */
 struct share {
     int32_t i, m, from, to;
     float *s;
@@ -260,8 +262,8 @@ static struct unit_product score(const struct attn_job *job, const struct attn_t
     };
 }
 
-/* Adds the values of positions [from, to), weighted by the vectors' probabilities. The packed
- * values start with position `packed`. */
+/* The product that adds the values of positions [from, to), weighted by the vectors' probabilities.
+ * The packed values start with position `packed`. */
 static struct unit_product weigh(const struct attn_job *job, const struct attn_tile *t,
                                  const struct share *v, int32_t packed, int32_t from, int32_t to,
                                  bool first)
@@ -299,7 +301,7 @@ static void cap(const struct attn_job *job, float *s, int32_t n)
     }
 }
 
-/* Masks the scores that vectors do not see, in the chunk at `begin`. */
+/* Masks the scores that the vectors do not see, in the chunk at `begin`. */
 static void mask(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
                  const struct share *v)
 {
@@ -323,7 +325,7 @@ static struct share run_of(const struct share *v, int32_t from)
     return run;
 }
 
-/* Softmax of one run of the share v, whose scores are ready. */
+/* Takes the softmax of one run of the share v, whose scores are complete. */
 static void soften_run(const struct attn_job *job, const struct share *v, const struct share *run,
                        struct softened *soft)
 {
@@ -337,7 +339,7 @@ static void soften_run(const struct attn_job *job, const struct share *v, const 
                                             .sum = run->to == v->to ? soft->sum : NULL});
 }
 
-/* Softmax of all runs of v, with the maxima known so far. */
+/* Takes the softmax of all runs of v, relative to the maxima known so far. */
 static void soften_runs(const struct attn_job *job, const struct share *v, struct softened *soft)
 {
     struct share run;
@@ -364,7 +366,7 @@ static bool fits(const struct softened *soft, int32_t j)
 }
 
 /* Finishes a share. If the assumed maximum of a row was far too low, the softmax of all its scores,
- * at v->s, is taken again. */
+ * at v->s, is computed again. */
 static void end_softening(const struct attn_job *job, const struct share *v, struct softened *soft,
                           float *max, float *sum)
 {
@@ -385,7 +387,7 @@ static void end_softening(const struct attn_job *job, const struct share *v, str
     }
 }
 
-/* Computes scores run by run, so that they are still in the L1 cache when their softmax is
+/* Computes the scores run by run, so that they are still in the L1 cache when their softmax is
  * taken. */
 static void score_and_soften(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                              int32_t packed, const struct share *v, float *max, float *sum)
@@ -399,7 +401,7 @@ static void score_and_soften(const struct attn_job *job, struct attn_tile *t, in
         run.s_stride = RUN_STRIDE;
         run_product(job, score(job, t, &run, (from - packed) / PANEL));
         mask(job, t, begin, &run);
-        attn_ask(job, t, ASK_LINES);
+        attn_prefetch(job, t, PREFETCH_LINES);
         soften_run(job, v, &run, &soft);
     }
     for (int32_t j = 0; j < v->m; j++) {
@@ -412,7 +414,7 @@ static void score_and_soften(const struct attn_job *job, struct attn_tile *t, in
     end_softening(job, &all, &soft, max, sum);
 }
 
-/* Keys [first, end) of a chunk, packed once for all vectors and processed in shares of
+/* The keys [first, end) of a chunk are packed once for all vectors, and then processed in shares of
  * UNIT_ROWS. */
 static void many_vectors(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                          int32_t first, int32_t end, float *max, float *sum)
@@ -432,15 +434,15 @@ static void many_vectors(const struct attn_job *job, struct attn_tile *t, int32_
             run_product(job, weigh(job, t, &v, packed, v.from, v.to, true));
             continue;
         }
-        for (int32_t j = i; j < i + v.m; j++) { // vectors that see none of them
+        for (int32_t j = i; j < i + v.m; j++) { // these vectors see none of the keys
             max[j] = -INFINITY;
             sum[j] = 0.0f;
         }
     }
 }
 
-/* The same for few vectors, which one product can take: keys are packed a few at a time, so that
- * they stay in the L1 cache. */
+/* The same for a few vectors, which fit into one product. Only a few keys are packed at a time, so
+ * that they stay in the L1 cache. */
 static void few_vectors(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                         int32_t first, int32_t end, float *max, float *sum)
 {
@@ -479,9 +481,9 @@ static void plain_chunk(const struct attn_job *job, struct attn_tile *t, int32_t
     }
 }
 
-/* The positions of a tree's chunk: [from, mid) are the past's, whose values all vectors share; in
- * [mid, to) each row has its own. `first`: the first visible slot; `base`: the slot of the first
- * packed key. */
+/* The positions of a chunk of a tree. [from, mid) belong to the past, whose values all vectors
+ * share; in [mid, to) each row has different values. `first`: the first visible slot; `base`: the
+ * slot of the first packed key. */
 struct tree_cut {
     int32_t begin, base, first, n_slots, from, mid, to;
 };
@@ -516,7 +518,7 @@ static void tree_share(const struct attn_job *job, struct attn_tile *t, const st
 }
 
 /* One chunk of a tree: positions [begin, begin + ATTN_CHUNK) of the past and, once the past ends,
- * all nodes, whose slots are not their positions. */
+ * all nodes. The slots of nodes differ from their positions. */
 static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                        float *sum)
 {

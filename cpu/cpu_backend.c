@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Opens and closes a CPU rank, and holds its table of ops. The only file that knows all the
+/* Opens and closes a CPU rank, and has its table of ops. This is the only file that knows all the
  * others. */
 #include "cpu/cpu_state.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Numbers between ops are fp32. */
+/* Values between ops are fp32. */
 static enum status cpu_facts(struct backend *be, struct backend_facts *out)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -49,7 +49,7 @@ static enum status cpu_read(struct backend *be, void *to, struct dmem from, size
 
 /* ---- open and close ----------------------------------------------------------------------- */
 
-/* The other ranks may be waiting in a collective, so the communicator is left first. */
+/* The communicator is left first, because other ranks may be waiting in a collective. */
 static void cpu_close(struct backend *be)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -81,7 +81,7 @@ static void cpu_close(struct backend *be)
     free(cpu);
 }
 
-/* Allocates pages, and the scratch that attention over them needs. */
+/* Allocates pages, and the scratch memory that attention over them needs. */
 static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                            struct err *err)
 {
@@ -96,7 +96,7 @@ static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_
     return OK;
 }
 
-/* Allocates slots, and the scratch of the ops that read them. */
+/* Allocates slots, and the scratch memory of the ops that read them. */
 static enum status open_states(struct backend *be, int32_t set, const struct state_set_desc *desc,
                                int32_t n_snapshots, struct err *err)
 {
@@ -112,7 +112,7 @@ static enum status open_states(struct backend *be, int32_t set, const struct sta
     return OK;
 }
 
-/* Moves everything that is stored by slot: pages, raw rows of recurrent layers, and with set 0
+/* Moves everything that is stored by slot: pages, raw rows of recurrent layers and, with set 0,
  * hidden states. */
 static enum status move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                               int32_t set)
@@ -192,7 +192,7 @@ static const struct backend_ops cpu_ops = {
     .read = cpu_read,
 };
 
-/* The kernels are given, so that tests can run each table that the processor supports. */
+/* The caller chooses the kernels, so that tests can run every table that the processor supports. */
 enum status cpu_open_with(const struct backend_options *options, const struct cpu_kernels *kernels,
                           struct backend **out, struct err *err)
 {

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Weights that stay quantised. Codes are packed once, in the order that dequantised weights would
- * have, and dequantised for some inputs of a tile at a time right before each product that reads
- * them. Products have the same bits as if the whole weight had been dequantised at load, which is
- * the fallback where codes cannot be kept: float32, reordered inputs, scales of very few inputs,
+ * have. Right before each product that reads them they are dequantised, for some inputs of a tile
+ * at a time. Products have the same bits as if the whole weight had been dequantised at load. That
+ * is the fallback where codes cannot be kept: float32, reordered inputs, scales of very few inputs,
  * and parts of different formats. */
 #include "cpu/cpu_coded.h"
 #include "engine/base/minmax.h"
 
-/* Inputs that are dequantised at a time: 64 outputs by 128 16-bit inputs are 16 KiB, which leaves
- * space in the L1 cache for rows. A multiple of K_UNIT. */
+/* Number of inputs that are dequantised at a time, a multiple of K_UNIT. 64 outputs by 128 16-bit
+ * inputs are 16 KiB, which leaves room in the L1 cache for rows. */
 enum { DECODE_K = 128 };
 
-/* Scales, zeros and offsets of a block's outputs. */
+/* The scales, zeros and offsets of a block's outputs. */
 struct block_scales {
     float scales[TILE], zeros[TILE], offsets[TILE];
 };
 
-/* A block of a tile. */
+/* The position of a block of a tile. */
 struct block_place {
     int64_t matrix, tile, segment, block;
 };
 
-/* Loads scales (or offsets) of a block's outputs, multiplied by their units if they are steps. */
+/* Loads the scales (or offsets) of a block's outputs. If they are steps, they are multiplied by
+ * their units. */
 static void load_numbers(const struct cpu_backend *cpu, const struct weight *w,
                          const struct coded *c, const struct block_place *b, const char *stored,
                          const uint16_t *units, float *out)
@@ -131,7 +132,7 @@ static float value_of(const struct coded *c, uint32_t code)
     }
 }
 
-/* A row dequantised as for the products: rounded to the dtype that they read. */
+/* Dequantises a row as for products: the values are rounded to the dtype that products read. */
 void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out)
 {
     int64_t width = (int64_t)w->panels * PANEL, tile = row / width, j = row % width;

@@ -6,7 +6,7 @@
 
 #include "cpu/cpu_internal.h"
 
-/* The description of the piece that the tile is in. */
+/* The description of the piece that contains the tile. */
 static inline const struct coded *coded_of(const struct weight *w, int64_t tile)
 {
     int32_t i = w->n_coded - 1;
@@ -16,7 +16,7 @@ static inline const struct coded *coded_of(const struct weight *w, int64_t tile)
     return &w->coded[i];
 }
 
-/* The codes of a tile. */
+/* The address of a tile's codes. */
 static inline char *tile_at(const struct weight *w, const struct coded *c, int64_t matrix,
                             int64_t tile)
 {
@@ -24,7 +24,8 @@ static inline char *tile_at(const struct weight *w, const struct coded *c, int64
            (tile - c->first_tile) * c->tile_bytes;
 }
 
-/* Index of the scale of the tile's first output, given n blocks (or units) per segment. */
+/* The index of the scale of the tile's first output in block (or unit) i of a segment, if there are
+ * n blocks (or units) per segment. */
 static inline int64_t scale_at(const struct weight *w, const struct coded *c, int64_t n,
                                int64_t matrix, int64_t tile, int64_t segment, int64_t i)
 {
@@ -39,7 +40,7 @@ static inline float *whole_at(const struct weight *w, const struct coded *c, int
     return c->whole + (matrix * c->n_tiles + tile - c->first_tile) * w->panels * PANEL;
 }
 
-/* The group that holds input k of a segment, in the panel of output j. */
+/* The address of the group that contains input k of a segment, in the panel of output j. */
 static inline uint8_t *group_at(const struct weight *w, const struct coded *c, int64_t matrix,
                                 int64_t tile, int64_t segment, int64_t k, int64_t j)
 {
@@ -48,7 +49,8 @@ static inline uint8_t *group_at(const struct weight *w, const struct coded *c, i
     return (uint8_t *)tile_at(w, c, matrix, tile) + code_bytes(c->kind, group * n * PANEL);
 }
 
-/* The zero of packed 8-bit codes: packing flips bit 7, which makes it their sign. */
+/* The code that means 0 in packed 8-bit codes. Packing flips bit 7, which turns it into the
+ * sign. */
 static inline float middle_of(enum dtype dtype)
 {
     return dtype == DT_U8 ? 128.0f : 0.0f;

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The fewest inputs that may share a scale, and the most formats that the parts of a matrix may
- * have. */
+/* LEAST_BLOCK: the smallest number of inputs that may share a scale. MAX_PIECES: the maximum number
+ * of formats that the parts of a matrix may have. */
 enum { LEAST_BLOCK = 8, MAX_PIECES = 4 };
 
 static bool kind_of(enum dtype dtype, enum code_kind *out)
@@ -35,8 +35,8 @@ static int64_t divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* Inputs of the part's row that share a scale, if scales cover blocks of `block` inputs, wherever
- * in a block the row starts. */
+/* The number of inputs of the part's row that share a scale, if scales cover blocks of `block`
+ * inputs and the row may start anywhere in a block. */
 static int64_t shared_inputs(const struct weight_part *p, int64_t block)
 {
     int64_t first = p->transposed ? p->first_row : p->first_col;
@@ -57,8 +57,7 @@ static bool has_steps(const struct weight_codec *c)
     return c->blocks && c->blocks->has_steps;
 }
 
-/* The smallest dtype that holds the scales exactly: two bytes, or steps of a unit; otherwise
- * F32. */
+/* The smallest dtype that holds the scales exactly: two bytes, or steps of a unit, or else F32. */
 static enum dtype scale_dtype(const struct weight_codec *c)
 {
     if (has_steps(c)) {
@@ -85,7 +84,7 @@ static bool are_alike(const struct weight_codec *a, const struct weight_codec *b
            (a->zeros.data != NULL) == (b->zeros.data != NULL) && a->zero == b->zero;
 }
 
-/* True if a zero shared by all outputs can be absorbed by the packing. */
+/* True if the packing can absorb a zero that all outputs share. */
 static bool zero_fits(const struct weight_codec *c, enum code_kind kind)
 {
     if (kind == CODE_E4M3) {
@@ -101,8 +100,7 @@ static bool part_fits(const struct weight_part *p, enum code_kind *kind)
            kind_of(c->values.dtype, kind) && zero_fits(c, *kind);
 }
 
-/* True if blocks and units coincide with the borders of parts, of each other, and of groups of
- * codes. */
+/* True if blocks and units end where parts, groups of codes, and each other end. */
 static bool sizes_fit(const struct coded *c, const struct weight *w)
 {
     int32_t group = code_group(c->kind);
@@ -138,11 +136,11 @@ static void take_part(struct coded *piece, const struct weight_part *p)
     }
 }
 
-/* Consecutive parts of one matrix with the same format form a piece. A piece must begin on a tile
- * border. */
+/* A piece is a run of consecutive parts of a matrix that have the same format. It must begin at the
+ * border of a tile. */
 struct pieces {
     struct coded v[MAX_PIECES];
-    const struct weight_codec *codec[MAX_PIECES]; // of each piece's first part
+    const struct weight_codec *codec[MAX_PIECES]; // codec of each piece's first part
     int32_t n;
 };
 
@@ -167,7 +165,8 @@ static bool add_part(struct pieces *pieces, const struct weight *w, const struct
     return true;
 }
 
-/* All matrices must consist of the same pieces as the first; its blocks then fit all of them. */
+/* All matrices must consist of the same pieces as the first one. The blocks of a piece then fit all
+ * matrices. */
 static bool add_matrix(struct pieces *all, const struct pieces *one)
 {
     if (all->n == 0) {
@@ -208,7 +207,7 @@ static bool fits(const struct weight_desc *d, const struct weight *w, struct pie
     return good && row == 0 && out->n > 0;
 }
 
-/* The value table of codes of up to five bits, less the zero that all outputs share. */
+/* The table of the values of codes with up to five bits, less the zero that all outputs share. */
 static void fill_values(const struct weight_codec *c, struct coded *out)
 {
     float zero = c->zeros.data ? 0.0f : (float)c->zero;
@@ -217,7 +216,7 @@ static void fill_values(const struct weight_codec *c, struct coded *out)
     }
 }
 
-/* Allocates one element of one dtype per block of `n` outputs, if wanted. */
+/* If `wanted`, allocates one element of this dtype per block of `n` outputs. */
 static bool take_memory(struct cpu_backend *cpu, bool wanted, size_t n, enum dtype dtype, void *out)
 {
     void *p = wanted ? cpu_memory(cpu, n * dtype_bytes(dtype)) : NULL;
@@ -246,7 +245,7 @@ static enum status open_piece(struct cpu_backend *cpu, const struct weight *w, s
     return good ? OK : ERR_NOMEM;
 }
 
-/* Lays out each piece's codes in a matrix. False if a segment is not a whole number of groups of
+/* Places each piece's codes in a matrix. False if a segment is not a whole number of groups in
  * every piece. */
 static bool place_pieces(struct weight *w, struct pieces *p)
 {

@@ -16,8 +16,8 @@ static void put_number(enum dtype dtype, void *to, int64_t at, float x)
     }
 }
 
-/* Stores a block format's scale: the steps, or the unit that they multiply. False if it is NaN or
- * infinite. */
+/* Stores the scale of a block format: the steps, or the unit that they multiply. False if it is NaN
+ * or infinite. */
 static bool put_block_scale(const struct coded *c, const struct weight_part *p, int64_t row,
                             int64_t col, int64_t at)
 {
@@ -73,8 +73,8 @@ static bool put_scales(const struct weight *w, const struct coded *c, const stru
     return good;
 }
 
-/* Stores one output's codes of n inputs, zero-padded to a whole group, into groups `step` bytes
- * apart (struct code_run). Outputs share no byte. */
+/* Stores one output's codes of n inputs, padded with zeros to a whole group. The groups are `step`
+ * bytes apart (struct code_run). No byte is shared by two outputs. */
 static inline void put_groups(const enum code_kind kind, uint8_t *to, int64_t step,
                               const uint8_t *codes, int64_t n)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks of one process: they meet at a barrier, and each does a share of the common work on the
- * memory of all ranks. With several processes, the first rank of each exchanges data over TCP. */
+/* Ranks of one process. They meet at a barrier, and each does a share of the common work on the
+ * memory of all ranks. If there are several processes, the first rank of each exchanges data over
+ * TCP. */
 #include "cpu/cpu_comm.h"
 
 #include "cpu/cpu.h"
@@ -11,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Mutex and condition serve as a barrier that can be broken. */
+/* A mutex and a condition variable serve as a barrier that can be broken. */
 static struct comm *create(int32_t n_ranks, int32_t first, int32_t n_local)
 {
     ASSERT(n_ranks >= 1 && n_ranks <= CPU_MAX_RANKS);
@@ -37,7 +38,7 @@ struct comm *cpu_comm_create(int32_t n_ranks)
     return create(n_ranks, 0, n_ranks);
 }
 
-/* With several nodes the first ranks connect to each other over TCP. */
+/* If there are several nodes, their first ranks connect to each other over TCP. */
 enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err)
 {
     *out = NULL;
@@ -73,7 +74,7 @@ void cpu_comm_destroy(struct comm *comm)
     }
 }
 
-/* Wakes all waiting ranks, here and on other nodes; all later calls fail. */
+/* Wakes all waiting ranks, in this process and on other nodes. All later calls fail. */
 void cpu_comm_abort(struct comm *c)
 {
     pthread_mutex_lock(&c->mutex);
@@ -85,7 +86,8 @@ void cpu_comm_abort(struct comm *c)
     pthread_mutex_unlock(&c->mutex);
 }
 
-/* False if a rank is gone or late, so that the others do not wait for ever. */
+/* Waits for all ranks. Returns false if a rank is gone or late, so that the others do not wait for
+ * ever. */
 static bool meet(struct comm *c)
 {
     int64_t end = clock_now_ns() + CPU_COMM_WAIT_S * 1000000000LL;
@@ -132,8 +134,8 @@ static bool with_nodes(struct comm *c, int32_t rank, int64_t n_rows, int64_t wid
     return meet(c);
 }
 
-/* Each rank sums a share of the columns, as a tree in a fixed order, so the result has the
- * same bits on all. They meet before reading and after writing. */
+/* Each rank sums a share of the columns as a tree in a fixed order, so the result has the same bits
+ * on all ranks. The ranks meet before reading and after writing. */
 bool cpu_comm_sum(struct cpu_backend *cpu, float *y, int64_t stride, int64_t n_rows, int64_t width)
 {
     struct comm *c = cpu->options.comm;
@@ -158,7 +160,7 @@ bool cpu_comm_sum(struct cpu_backend *cpu, float *y, int64_t stride, int64_t n_r
     return meet(c);
 }
 
-/* Each rank copies the parts of all into its own output. */
+/* Each rank copies the parts of all ranks into its own output. */
 bool cpu_comm_gather(struct cpu_backend *cpu, const float *in, int64_t in_stride, float *out,
                      int64_t out_stride, int64_t n_rows, int64_t width)
 {

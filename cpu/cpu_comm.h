@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Internals of the communicator; private to this folder.
- * Thread: a rank owns its contribution until it meets the others; streams belong to the first rank
- * of the process between two meetings. */
+/* Internals of the communicator, private to this folder.
+ * Thread: a rank owns its contribution until it meets the others; between two meetings the streams
+ * belong to the first rank of the process. */
 #ifndef SLUICE_CPU_COMM_H
 #define SLUICE_CPU_COMM_H
 
@@ -27,20 +27,20 @@ struct comm {
     uint32_t round;
     bool broken; // a rank has left, or the communicator was aborted
 
-    int streams[CPU_MAX_RANKS]; // node 0: by node; other nodes: [0]; -1: none
-    uint64_t n_calls;           // calls made over the streams
-    float *room;                // data received from and sent to other nodes
+    int streams[CPU_MAX_RANKS]; // node 0: a stream per node; other nodes: only [0]; -1: none
+    uint64_t n_calls;           // number of calls made over the streams
+    float *room;                // buffer for data to and from other nodes
     size_t room_floats;
     struct comm_part ranks[]; // [n_ranks]
 };
 
-/* cpu_comm_nodes.c: opens the streams, and the two collectives between nodes, which one thread of
- * each process calls after its ranks have met. False: a node is gone. */
+/* cpu_comm_nodes.c: opens the streams, and the two collectives between nodes. One thread of each
+ * process calls the collectives after its ranks have met. False: a node is gone. */
 enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, struct err *err);
 bool cpu_comm_sum_nodes(struct comm *c, int64_t n_rows, int64_t width);
 bool cpu_comm_gather_nodes(struct comm *c, int64_t n_rows, int64_t width);
 
-/* The sum of an element over all ranks, as a balanced tree. */
+/* The sum of an element over all ranks, added up as a balanced tree. */
 float cpu_comm_tree_sum(const struct comm *c, int64_t row, int64_t col); // cpu_comm_tree.c
 
 #endif

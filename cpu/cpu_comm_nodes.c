@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sums and gathers between processes: each sends its ranks' rows to node 0, which combines them and
- * sends back the result. Intended for tests and small sets of CPUs: it gives the bits of a single
- * process, at the speed of the network. */
+/* Sums and gathers between processes. Each process sends the rows of its ranks to node 0, which
+ * combines them and sends back the result. Intended for tests and small sets of CPUs: the bits are
+ * those of a single process, the speed is that of the network. */
 #include "cpu/cpu_comm.h"
 
 #include "cpu/cpu.h"
@@ -15,7 +15,7 @@
 
 enum { CALL_SUM = 1, CALL_GATHER };
 
-struct call_head { // lets both ends verify that they are in the same call
+struct call_head { // lets both ends check that they are in the same call
     uint64_t number;
     uint32_t kind, unused;
     uint64_t n_floats;
@@ -28,7 +28,7 @@ static int64_t deadline_ns(void)
 
 /* ---- the streams --------------------------------------------------------------------------- */
 
-/* Node 0's port, and the secret by which a node is recognised. */
+/* Node 0's port, and the secret by which it recognises a node. */
 struct meeting_point {
     uint64_t secret[2];
     int32_t port, unused;
@@ -39,7 +39,7 @@ struct introduction {
     int32_t node, unused;
 };
 
-/* A stream is accepted only if it presents the secret that node 0 has shared. */
+/* Accepts a stream only if it presents the secret that node 0 has shared. */
 static enum status take_nodes(struct comm *c, int listener, const struct meeting_point *p,
                               struct err *err)
 {
@@ -56,7 +56,7 @@ static enum status take_nodes(struct comm *c, int listener, const struct meeting
                     memcmp(who.secret, p->secret, sizeof who.secret) == 0 && who.node > 0 &&
                     who.node < c->n_nodes && c->streams[who.node] < 0;
         if (!good) {
-            log_warn("refused a connection from %s: it is no rank of this model", from);
+            log_warn("refused a connection from %s: it is not a rank of this model", from);
             wire_close(&fd);
             continue;
         }
@@ -66,7 +66,7 @@ static enum status take_nodes(struct comm *c, int listener, const struct meeting
     return OK;
 }
 
-/* Node 0's port and secret reach the others through the caller's channel. */
+/* The other nodes learn node 0's port and secret through the caller's channel. */
 enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, struct err *err)
 {
     struct meeting_point p = {.port = 0};
@@ -84,7 +84,7 @@ enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, str
         struct introduction me = {{p.secret[0], p.secret[1]}, c->node, 0};
         st = wire_connect(place->leader, p.port, deadline_ns(), &c->streams[0], err);
         if (st == OK && wire_send(c->streams[0], &me, sizeof me, deadline_ns()) != OK) {
-            st = err_set(err, ERR_IO, "node 0 does not take this node's stream for sums");
+            st = err_set(err, ERR_IO, "node 0 rejected this node's stream for sums");
         }
     }
     wire_close(&listener);
@@ -93,7 +93,7 @@ enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, str
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-/* Memory for a call; it grows to the size of the largest call. */
+/* Memory for a call. It grows to the size of the largest call. */
 static float *room_for(struct comm *c, size_t n_floats)
 {
     if (n_floats > c->room_floats) {
@@ -110,7 +110,7 @@ static bool send_floats(struct comm *c, int32_t stream, uint32_t kind, const flo
            wire_send(c->streams[stream], v, n * sizeof *v, deadline_ns()) == OK;
 }
 
-/* Calls are numbered, so that ranks which make different calls are detected. */
+/* Calls are numbered, so that it is noticed if ranks make different calls. */
 static bool recv_floats(struct comm *c, int32_t stream, uint32_t kind, float *v, size_t n)
 {
     struct call_head h;
@@ -146,7 +146,8 @@ static void spread(const struct comm *c, const float *from, int64_t n_rows, int6
     }
 }
 
-/* Node 0: receives the rows of the other nodes' ranks after its own. */
+/* On node 0: receives the rows of the other nodes' ranks into the buffer after node 0's own
+ * rows. */
 static bool collect(struct comm *c, uint32_t kind, int64_t n_rows, int64_t width, float *room)
 {
     size_t each = (size_t)(n_rows * width), local = each * (size_t)c->n_local;
@@ -174,8 +175,8 @@ static bool answer(struct comm *c, uint32_t kind, const float *v, size_t n)
     return true;
 }
 
-/* The tree of sums is computed at node 0 over all ranks, so that the order of addition does not
- * depend on which node has which ranks. */
+/* Node 0 computes the tree of sums over all ranks, so the order of additions does not depend on how
+ * ranks are divided among nodes. */
 bool cpu_comm_sum_nodes(struct comm *c, int64_t n_rows, int64_t width)
 {
     size_t each = (size_t)(n_rows * width), local = each * (size_t)c->n_local;
@@ -185,8 +186,8 @@ bool cpu_comm_sum_nodes(struct comm *c, int64_t n_rows, int64_t width)
         pack(c, n_rows, width, room);
         ok = send_floats(c, 0, CALL_SUM, room, local) && recv_floats(c, 0, CALL_SUM, sums, each);
     } else {
-        ok = collect(c, CALL_SUM, n_rows, width, room); // its own part of the buffer is free for
-                                                        // the sums
+        // The part of the buffer for node 0's own rows is free for the sums.
+        ok = collect(c, CALL_SUM, n_rows, width, room);
         for (int64_t row = 0; row < n_rows && ok; row++) {
             for (int64_t col = 0; col < width; col++) {
                 sums[row * width + col] = cpu_comm_tree_sum(c, row, col);
@@ -201,7 +202,7 @@ bool cpu_comm_sum_nodes(struct comm *c, int64_t n_rows, int64_t width)
     return ok;
 }
 
-/* Node 0 collects the parts in the order of ranks and sends all of them to everyone. */
+/* Node 0 collects the parts in the order of the ranks and sends all of them to every node. */
 bool cpu_comm_gather_nodes(struct comm *c, int64_t n_rows, int64_t width)
 {
     size_t each = (size_t)(n_rows * width), local = each * (size_t)c->n_local;

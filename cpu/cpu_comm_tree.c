@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The order in which ranks are added, the same within a process and between nodes. */
+/* The order in which the values of ranks are added. It is the same within a process and between
+ * nodes. */
 #include "cpu/cpu_comm.h"
 
 float cpu_comm_tree_sum(const struct comm *c, int64_t row, int64_t col)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The short convolution of recurrent layers. First it computes every row's output, from the pass's
- * own inputs and the ring of earlier ones, and the inputs that a record keeps; then it stores the
- * inputs in the ring. A row's sum runs over its inputs in position order. */
+/* The short convolution of recurrent layers. It first computes the outputs of all rows, from the
+ * pass's own inputs and the ring of earlier ones, and copies the inputs that a record keeps. Then
+ * it stores the inputs in the ring. A row's sum adds its inputs in the order of their positions. */
 #include "cpu/cpu_state.h"
 
 #include <string.h>
 
-/* One op; items are rows. */
+/* The state of one op. Its items are rows. */
 struct conv_job {
     struct cpu_backend *cpu;
     const struct short_conv_args *a;
@@ -18,7 +18,8 @@ size_t cpu_conv_scratch(const struct state_pages *p)
     return (size_t)p->geometry.conv_width * sizeof(float);
 }
 
-/* The input at position `pos` on the row's path, as the set stores it. False: there is none. */
+/* The input at position `pos` on the row's path, rounded as the set stores it. False: there is
+ * none. */
 static bool input_at(const struct conv_job *job, int32_t row, int32_t pos, float *out)
 {
     const struct pass *pass = job->cpu->pass;
@@ -39,7 +40,7 @@ static bool input_at(const struct conv_job *job, int32_t row, int32_t pos, float
     return true;
 }
 
-/* The inputs before a boundary, which a later continuation needs. */
+/* Copies the inputs before a boundary, which are needed to continue from it. */
 static void put_tail(const struct conv_job *job, int32_t row, char *tail, float *scratch)
 {
     const struct state_pages *p = job->pages;
@@ -51,8 +52,9 @@ static void put_tail(const struct conv_job *job, int32_t row, char *tail, float 
     }
 }
 
-/* The row before a boundary stores the last inputs in the boundary's record and in its snapshot.
- * The record is skipped if the pass crosses further boundaries, which would reuse it. */
+/* If the row is the last one before a boundary, stores the last inputs in the boundary's record and
+ * in its snapshot. The record is skipped if the pass crosses further boundaries, because they would
+ * overwrite it. */
 static void keep_tail(const struct conv_job *job, int32_t row, float *scratch)
 {
     const struct state_pages *p = job->pages;
@@ -69,7 +71,7 @@ static void keep_tail(const struct conv_job *job, int32_t row, float *scratch)
     }
 }
 
-/* Bias first, then the taps from the oldest to the newest input. */
+/* Adds the bias first, then the taps from the oldest input to the newest. */
 static void conv_item(void *arg, int32_t row, int32_t thread)
 {
     const struct conv_job *job = arg;
@@ -97,7 +99,8 @@ static void conv_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
-/* Of many rows only the last ones fit the ring, so no two are written to the same place. */
+/* If there are many rows, the ring holds only the last ones, so no two are written to the same
+ * place. */
 static void keep_item(void *arg, int32_t row, int32_t thread)
 {
     const struct conv_job *job = arg;
@@ -111,7 +114,7 @@ static void keep_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
-/* Outputs need the ring as it was, so all rows are computed before any input is stored. */
+/* Outputs need the ring as it was before, so all rows are computed before any input is stored. */
 enum status cpu_short_conv(struct backend *be, const struct short_conv_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);

@@ -11,17 +11,15 @@
 
 #include <cpuid.h>
 
-static struct cpu_kernels amx_table; // AVX-512 with AMX for products
+static struct cpu_kernels amx_table; // the AVX-512 table with AMX for products
 static bool has_amx;
 static pthread_once_t amx_once = PTHREAD_ONCE_INIT;
 
-enum {
-    REQUEST_PERMISSION = 0x1023,
-    TILE_DATA = 18
-}; // arguments of arch_prctl, Linux 5.16 and
-   // later
+/* Arguments of arch_prctl, in Linux 5.16 and later. */
+enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
 
-/* AMX needs processor support, and the kernel's permission to use its large registers. */
+/* AMX needs a processor that supports it, and the kernel's permission to use its large
+ * registers. */
 static void find_amx(void)
 {
     unsigned a, b, c, d;

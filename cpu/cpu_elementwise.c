@@ -7,7 +7,8 @@
 
 /* ---- norm --------------------------------------------------------------------------------- */
 
-/* x += delta, then the norm of x. Also used by products that norm their input row by row. */
+/* x += delta, then the norm of x. Products that norm their input row by row use this function,
+ * too. */
 void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, int32_t row,
                   float *out)
 {
@@ -92,7 +93,7 @@ struct gate_job {
     const struct gate_args *a;
 };
 
-/* GATE_AS_IS multiplies by the raw value. */
+/* GATE_AS_IS multiplies by the gate's value without an activation. */
 static float gate_of(enum gate_act act, float x)
 {
     if (act == GATE_AS_IS) {
@@ -109,11 +110,11 @@ static void open_gate(const struct gate_args *a, const float *gate, const float 
     }
 }
 
-/* Weights of the norm are shared by groups, or each group has its own. */
+/* All groups share the weights of the norm, or each group has its own. */
 static void norm_groups(const struct gate_job *job, const float *x, float *out)
 {
     const struct gate_args *a = job->a;
-    bool own = a->norm->n_in > a->group; // each group has weights of its own
+    bool own = a->norm->n_in > a->group; // each group has its own weights
     for (int32_t i = 0; i < a->width; i += a->group) {
         job->kernels->norm(NORM_RMS, x + i, a->norm->vector + (own ? i : 0), 0.0f, NULL, a->eps,
                            a->group, out + i);
@@ -180,7 +181,7 @@ static void logits_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
-/* Moves the logits of a few ids to their places in the full vocabulary. */
+/* Moves the logits of the few ids that the head knows to their places in the full vocabulary. */
 static void spread_logits(const struct cpu_backend *cpu, const struct logits_args *a)
 {
     const int32_t *ids = a->ids.p;
@@ -197,7 +198,7 @@ static void spread_logits(const struct cpu_backend *cpu, const struct logits_arg
     }
 }
 
-/* Shards of ranks are gathered first; scale and cap apply to the whole row. */
+/* The shards of the ranks are gathered first; scale and cap apply to the whole row. */
 enum status cpu_logits(struct backend *be, const struct logits_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -224,8 +225,8 @@ enum status cpu_logits(struct backend *be, const struct logits_args *a)
     return OK;
 }
 
-/* The sum over a lane's rows may take several passes; `start` and `finish` mark the first
- * and the last. */
+/* The sum over a lane's rows may take several passes; `start` and `finish` mark the first and the
+ * last of them. */
 enum status cpu_pool_rows(struct backend *be, const struct pool_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -252,8 +253,8 @@ enum status cpu_pool_rows(struct backend *be, const struct pool_args *a)
 
 /* ---- reduce ------------------------------------------------------------------------------- */
 
-/* Biases are added once, after ranks have added up their parts, in the order of expert
- * ids. */
+/* The biases of the experts are added once, in the order of expert ids, after the ranks have added
+ * up their parts. */
 static void add_expert_bias(const struct cpu_kernels *k, const struct reduce_args *a)
 {
     const struct moe_ffn_args *moe = a->moe;
@@ -281,7 +282,7 @@ static void add_expert_bias(const struct cpu_kernels *k, const struct reduce_arg
     }
 }
 
-/* Ranks add up partial products; biases, which must count once, come after it. */
+/* Ranks add up their partial products. Biases, which must be added only once, come after that. */
 enum status cpu_reduce(struct backend *be, const struct reduce_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);

@@ -14,7 +14,7 @@ static void embed_item(void *arg, int32_t row, int32_t thread)
     float *x = tensor_row(&a->x, row);
     int32_t token = job->cpu->row_tokens[row];
     (void)thread;
-    /* A row past the end of a sequence may read a token that was never drawn; its result is
+    /* A row past the end of a sequence may read a token that was never drawn. Its result is
      * discarded. */
     token = token >= 0 && token < a->table->n_out ? token : 0;
     cpu_weight_row(job->cpu, a->table, token, x);

@@ -6,9 +6,10 @@
 
 #include <string.h>
 
-/* Inputs processed at a time when rows pass over the weights more than once. 64 outputs x 256 bf16
- * inputs are 32 KiB. With few rows the L1 cache holds what is in use and, except for dot-product
- * instructions, what is being prefetched (cpu_kernels.h, few_k). */
+/* K_BLOCK: number of inputs that are processed at a time if the rows pass over the weights more
+ * than once. 64 outputs x 256 bf16 inputs are 32 KiB. With few rows, the L1 cache holds what is in
+ * use and, except with dot-product instructions, what is being prefetched (cpu_kernels.h,
+ * few_k). */
 enum { K_BLOCK = 256 };
 
 static int64_t k_block(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows)
@@ -30,8 +31,8 @@ static int64_t element_bytes(const struct cpu_backend *cpu, const struct weight 
     return cpu_rows_are_bf16(cpu, w) ? 2 : 4;
 }
 
-/* An odd number of cache lines, so that equal columns of consecutive rows fall into different sets
- * of the cache. */
+/* The size is an odd number of cache lines, so that the same column of consecutive rows falls into
+ * different sets of the cache. */
 int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w)
 {
     int64_t n = round_up(w->segment_padded * w->k_segments * element_bytes(cpu, w), 64);
@@ -117,7 +118,7 @@ static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *
     }
 }
 
-/* Stores the sums c, to which it adds the bias, to y. Changes c. */
+/* Adds the bias to the sums c and stores them to y. Changes c. */
 static void store(const struct cpu_backend *cpu, const struct gemm_tile *t, float *c, float *y)
 {
     const struct cpu_kernels *k = cpu->kernels;
@@ -138,8 +139,8 @@ static void store(const struct cpu_backend *cpu, const struct gemm_tile *t, floa
     }
 }
 
-/* Segments are joined as a balanced tree: after segment s (counted from 1), merge ctz(s) levels. c
- * holds one buffer per open level. */
+/* Segments are joined as a balanced tree: after segment s (counted from 1), ctz(s) levels are
+ * merged. c has one buffer per level that is open. */
 void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t)
 {
     int64_t n = (int64_t)t->n_rows * TILE;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products with bf16 weights on AMX: a packed tile is the layout of a B register, 16 pairs of
- * inputs by 16 outputs. One row uses the same instruction as many, so its bits are the same. */
+/* Products with bf16 weights on AMX. A packed tile has the layout of a B register, 16 pairs of
+ * inputs by 16 outputs. One row uses the same instruction as many rows, so its bits are the
+ * same. */
 #if defined(__AMX_BF16__)
 
 #include "cpu/cpu_gemm_amx.h"
 
 #include "cpu/cpu_amx.h"
 
-/* Registers 0 to 3 are sums, 4 and 5 activations (5 holds a weight when there are few rows), 6 and
- * 7 weights. */
+/* Registers 0 to 3 hold sums, 4 and 5 activations (with few rows, 5 holds a weight), 6 and 7
+ * weights. */
 static void configure(int32_t rows_a, int32_t rows_b, bool few)
 {
     const uint8_t a = (uint8_t)rows_a, b = (uint8_t)rows_b;
@@ -99,15 +100,15 @@ static void two_by_two(const uint16_t *a, const uint16_t *a2, int64_t a_bytes, c
     _tile_stored(3, c2 + PANEL, TILE * sizeof *c);
 }
 
-/* Up to 32 rows at a time in two tiles of sums per panel. The tile configuration depends
- * on the number of rows and is only loaded when that changes. */
+/* Up to 32 rows at a time, in two tiles of sums per panel. The tile configuration depends on the
+ * number of rows and is loaded only when that changes. */
 void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                        int64_t k, float *c, bool first)
 {
     const uint16_t *row = a;
     const char *weights = w;
     int64_t a_bytes = a_stride * 2, w_step = (int64_t)panels * PANEL_BYTES;
-    int32_t configured = 0; // rows of the current configuration
+    int32_t configured = 0; // number of rows of the current configuration
     while (m > 0) {
         int32_t n = m < 2 * TILE_ROWS ? m : 2 * TILE_ROWS;
         bool few = n <= TILE_ROWS || panels == 1;
@@ -139,9 +140,9 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* One step of a block of 3 tiles. Registers 0 to 2 are sums of the first panel, 3 to 5 of the
- * second; 6 holds rows and 7 weights. With two tiles, 2 and 5 hold rows as well; with one tile, 1,
- * 2, 4 and 5. */
+/* One step of a block of 3 tiles. Registers 0 to 2 hold the sums of the first panel, 3 to 5 those
+ * of the second; 6 holds rows and 7 weights. (A block of two tiles uses 2 and 5 for rows as well; a
+ * block of one tile 1, 2, 4 and 5.) */
 INLINE void step_3(const char *a, int64_t tile, const char *w)
 {
     _tile_loadd(7, w, PAIR_BYTES);
@@ -159,7 +160,7 @@ INLINE void step_3(const char *a, int64_t tile, const char *w)
     _tile_dpbf16ps(3, 6, 7);
 }
 
-/* Two tiles of rows by two panels of weights, with one load of each. */
+/* Two tiles of rows by two panels of weights. Each is loaded only once. */
 INLINE void step_2(const char *a, int64_t tile, const char *w)
 {
     _tile_loadd(2, a, TILE_BYTES);
@@ -181,7 +182,7 @@ INLINE void step_1(const char *a, const char *w)
     _tile_dpbf16ps(3, 2, 7);
 }
 
-/* Sums of an earlier part of K go on; the first part begins at zero. */
+/* The sums of earlier parts of K are continued; for the first part they begin at zero. */
 INLINE void begin_sums(const float *c, bool first, const int tiles)
 {
     enum { FLOATS = TILE_ROWS * PANEL };
@@ -229,7 +230,7 @@ INLINE void block(const struct block_product *p, const int tiles)
     const int64_t lines = (p->next_bytes + 64 * steps - 1) / (64 * steps) * 64;
     const int32_t calls = (int32_t)((p->n_aside + steps - 1) / steps);
     const char *a = p->a, *w = p->w, *next = p->next, *next_end = p->next + p->next_bytes;
-    /* The initial sums of the next block follow these. */
+    /* The sums with which the next block begins follow those of this block. */
     const char *sums = (const char *)(p->c + tiles * TILE_ROWS * BLOCK_N), *sums_end = sums;
     const int64_t sum_lines = (tiles * TILE_ROWS * BLOCK_N / 16 + steps - 1) / steps * 64;
     if (!p->first) {
@@ -263,7 +264,7 @@ static void blocks_begin(void)
     configure(TILE_ROWS, TILE_ROWS, false);
 }
 
-/* The number of tiles is a constant within, so that sums stay in registers. */
+/* In each branch the number of tiles is a constant, so that the sums stay in registers. */
 static void blocks_product(const struct block_product *p)
 {
     switch (p->n_tiles) {
@@ -279,8 +280,7 @@ static void blocks_end(void)
     _mm_sfence();
 }
 
-/* Without the cache, because the result is not read again soon; only aligned lines can be
- * written so. */
+/* Bypasses the cache, because the result is not read again soon. This requires aligned lines. */
 static void blocks_put(const float *a, const float *b, float *y)
 {
     __m512 low = _mm512_loadu_ps(a), high = _mm512_loadu_ps(b);
@@ -319,5 +319,5 @@ float cpu_spin_amx(int64_t n)
 }
 
 #else
-typedef int cpu_gemm_amx_unused; // not this machine's
+typedef int cpu_gemm_amx_unused; // not for this machine
 #endif

@@ -12,7 +12,7 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
 
 extern const struct block_unit cpu_amx_blocks;
 
-/* n rounds of four products of 16 x 16 x 32 in registers, for cpu_peaks. */
+/* Runs n rounds of four products of 16 x 16 x 32 in registers, for cpu_peaks. */
 float cpu_spin_amx(int64_t n);
 
 #endif

@@ -29,7 +29,7 @@ uint16_t f16_of(float x)
     if (a > 0x7F800000) {
         return (uint16_t)(sign | 0x7E00);
     }
-    if (a >= 0x477FF000) { // rounds to 65536 or more, so to infinity
+    if (a >= 0x477FF000) { // would round to 65536 or more, so it becomes infinity
         return (uint16_t)(sign | 0x7C00);
     }
     if (a < 0x38800000) { // subnormal: adding 0.5 leaves the integer in the low bits

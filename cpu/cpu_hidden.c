@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hidden states by slot: stored by passes of the target and of the draft head, read by the draft
- * head. */
+/* Hidden states by slot. Passes of the target and of the draft head store them; the draft head
+ * reads them. */
 #include "cpu/cpu_state.h"
 
 #include <math.h>
 #include <string.h>
 
-/* A row per slot of the KV cache, so block ids serve for both. */
+/* There is a row per slot of the KV cache, so the same block ids serve for both. */
 enum status cpu_hidden_open(struct backend *be, int32_t width, enum dtype dtype, struct err *err)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -41,7 +41,7 @@ static bool in_row(const struct cpu_backend *cpu, const struct hidden_args *a)
            a->first + a->width <= cpu->hidden.width;
 }
 
-/* All rows of the pass, or only those with logits. */
+/* Stores all rows of the pass, or only those with logits. */
 enum status cpu_hidden_store(struct backend *be, const struct hidden_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -56,7 +56,7 @@ enum status cpu_hidden_store(struct backend *be, const struct hidden_args *a)
     return OK;
 }
 
-/* The slot of the row before `row` on its path; -1: it is the first. */
+/* The slot of the row before `row` on its path; -1: `row` is the first. */
 static int32_t slot_before(const struct cpu_backend *cpu, int32_t row)
 {
     const struct pass *pass = cpu->pass;
@@ -69,7 +69,7 @@ static int32_t slot_before(const struct cpu_backend *cpu, int32_t row)
     return before >= 0 ? pass->rows[before].slot_pos : seq->n_past - 1;
 }
 
-/* Rows whose predecessor does not exist (the first token) read zeros. */
+/* A row without a predecessor, which is that of the first token, reads zeros. */
 enum status cpu_hidden_load(struct backend *be, const struct hidden_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -111,7 +111,7 @@ void cpu_hidden_move(struct cpu_backend *cpu, int32_t n, const struct slot_move 
     }
 }
 
-/* NaN, like KV pages. */
+/* Fills the rows with NaN, as is done with KV pages. */
 void cpu_hidden_poison(struct cpu_backend *cpu, int32_t n, const int32_t *blocks)
 {
     const struct hidden_rows *h = &cpu->hidden;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rounds inputs before a product if the weight's format requires it (struct input_rule): to few
- * bits and back, so that the product itself is unaffected. A row's rounded values depend on that
- * row only, and if ranks share the row, on all ranks' parts. */
+/* Rounds inputs before a product if the weight's format requires it (struct input_rule). They are
+ * rounded to few bits and converted back, so the product itself is the usual one. A row's rounded
+ * values depend only on that row; if ranks share the row, on all ranks' parts of it. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/minmax.h"
 
@@ -21,8 +21,9 @@ static float larger(float a, float b)
     return greater(a, b);
 }
 
-/* Stored scales: all parts of a matrix read the same rows, so they get the largest scale. An expert
- * that was never reached during calibration has no scale, and gets the largest of all. */
+/* For stored scales. All parts of a matrix read the same rows, so they get the largest of their
+ * scales. An expert that was never reached during calibration has no scale and gets the largest of
+ * all. */
 static void read_scales(const struct weight_desc *d, struct weight *w)
 {
     float largest = 0.0f;
@@ -47,7 +48,9 @@ enum status cpu_inputs_open(struct cpu_backend *cpu, const struct weight_desc *d
     }
     for (int32_t i = 1; i < d->n_parts; i++) {
         if (!same_rule(&rule, &d->parts[i].inputs)) {
-            return OK; // the fused parts have different rules but share the rows, so do not round
+            // The fused parts have different rules but read the same rows, so the rows are not
+            // rounded.
+            return OK;
         }
     }
     if (rule.numbers == INPUT_AS_IT_IS || d->n_parts % w->n_matrices != 0 || w->dtype == DT_F32) {
@@ -91,7 +94,8 @@ enum status cpu_need_ranges(struct cpu_backend *cpu, size_t n_floats)
 enum { E4M3_MOST = 448, E2M1_MOST = 6, I8_MOST = 127 };
 #define LEAST_GROUP_SCALE 1e-10f
 
-/* Rounds to E4M3, ties to even: three fraction bits from 2^-6 on, multiples of 2^-9 below. */
+/* Rounds to E4M3, ties to even: three fraction bits from 2^-6 on, and multiples of 2^-9 below
+ * that. */
 static float to_e4m3(float x)
 {
     union {
@@ -106,7 +110,7 @@ static float to_e4m3(float x)
     return copysignf(lesser(v.f, (float)E4M3_MOST), x);
 }
 
-/* Rounds to E2M1: steps of 0.5 below 2, of 1 below 4, of 2 above; ties to the even code. */
+/* Rounds to E2M1: in steps of 0.5 below 2, of 1 below 4, and of 2 above; ties to the even code. */
 static float to_e2m1(float x)
 {
     float a = fabsf(x);
@@ -120,7 +124,7 @@ static float to_e2m1(float x)
     return copysignf(lesser(a, (float)E2M1_MOST), x);
 }
 
-/* The shared exponent as in MX formats: the exponent of the largest input, rounded to one fraction
+/* The shared exponent of MX formats: the exponent of the largest input, rounded to one fraction
  * bit, less the exponent of 6. */
 static float shared_exponent(float largest)
 {
@@ -157,7 +161,7 @@ static struct input_scale dynamic_i8(const struct input_rule *rule, struct input
     return (struct input_scale){scale, scale > 0.0f ? rintf(-128.0f - low / scale) : 0.0f};
 }
 
-/* The scale of inputs in that range. The scales of E2M1 groups are E4M3 values times `stored`. */
+/* The scale for inputs in that range. The scales of E2M1 groups are E4M3 values times `stored`. */
 static struct input_scale scale_of(const struct input_rule *rule, struct input_scale stored,
                                    struct input_range r)
 {
@@ -189,8 +193,8 @@ static struct input_range range_of(const float *x, int64_t n)
     return r;
 }
 
-/* Inputs from k on that are in the same group as k; groups are counted from the tensor's first
- * input. */
+/* The number of inputs from k on that are in the same group as k. Groups are counted from the
+ * tensor's first input. */
 static int64_t left_in_group(const struct weight *w, int64_t k)
 {
     int64_t group = w->inputs.group, left = w->n_in - k;
@@ -248,7 +252,7 @@ int64_t cpu_round_inputs(const struct weight *w, int32_t matrix, const float *x,
                          struct input_group *group)
 {
     int64_t n = left_in_group(w, k), at = group_at(w, k);
-    if (group->at != at) { // first piece of the group
+    if (group->at != at) { // this is the first piece of the group
         group->at = at;
         struct input_range r = {0.0f, 0.0f};
         if (w->inputs.from_row) {

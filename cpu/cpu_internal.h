@@ -12,48 +12,50 @@
 #include "engine/base/mem.h"
 #include "engine/device/ops.h"
 
-/* Rows of activations that a product rounds and packs at a time: chosen so that they fit a cache.
- * For products in blocks, enough rows that weights are rarely read from memory again. */
+/* The number of rows of activations that a product rounds and packs at a time. PACK_ROWS is chosen
+ * so that they fit into a cache. With BLOCKS_PACK_ROWS, for products in blocks, the weights are
+ * rarely read from memory again. */
 enum { PACK_ROWS = 512, BLOCKS_PACK_ROWS = 2048 };
 
-/* Keys of one attention chunk. A chunk's softmax is computed separately and joined to the earlier
- * ones, so chunks start at fixed positions whatever the batch. */
+/* The number of keys in one chunk of attention. The softmax of a chunk is computed separately and
+ * then joined to the earlier ones, so chunks start at fixed positions whatever the batch. */
 enum { ATTN_CHUNK = 512 };
 
-/* The most query vectors (rows x heads) that one attention item computes together: with vector
- * code, and on a matrix unit. */
+/* The maximum number of query vectors (rows x heads) that one attention item computes together:
+ * ATTN_TILE with vector code, UNIT_TILE on a matrix unit. */
 enum { ATTN_TILE = 48, UNIT_TILE = 512, ATTN_MAX_TILE = UNIT_TILE };
 
-/* Memory for attention chunks that are computed separately and joined later. Not touched until
- * needed. */
+/* Memory for attention chunks that are computed separately and joined later. It is not touched
+ * before it is needed. */
 enum { ATTN_PARTS_BYTES = 64 << 20 };
 
 enum { MAX_HEAD_DIM = 4096 };
 
 /* The quantised form of a weight (cpu_coded.c), or of those of its tiles that have the same format.
- * `packed` holds codes (struct code_run), accompanied by scales, zeros and offsets. Scales of type
- * I8 are steps of an f16 unit shared by more inputs, and so are their offsets. */
+ * `packed` holds the codes (struct code_run); scales, zeros and offsets are in separate arrays.
+ * Scales of type I8 are steps of an f16 unit, which more inputs share; the same holds for their
+ * offsets. */
 struct coded {
     enum code_kind kind;
-    int64_t first_tile, n_tiles; // its tiles in each matrix
+    int64_t first_tile, n_tiles; // range of its tiles in each matrix
     int64_t at, tile_bytes;      // byte offset of its codes in a matrix
-    int64_t block, blocks;       // block: inputs that share a scale; blocks: their number per
-                                 // segment
-    int64_t unit, units;         // the same for units of scales; 0: none
+    // block: number of inputs that share a scale; blocks: number of blocks per segment
+    int64_t block, blocks;
+    int64_t unit, units; // the same for the units of scales; 0: there are no units
     enum dtype scale_dtype;
     char *scales;  // [n_matrices][n_tiles][k_segments][blocks][outputs of a tile]
-    char *offsets; // same shape; NULL: none
-    uint16_t *unit_scales, *unit_offsets; // same shape with [units] for [blocks]
+    char *offsets; // same shape as scales; NULL: none
+    uint16_t *unit_scales, *unit_offsets; // same shape, with [units] instead of [blocks]
     bool zeroed, has_offset;
-    uint16_t *zeros; // shaped like scales, bf16; NULL: none
+    uint16_t *zeros; // bf16, same shape as scales; NULL: none
     enum tensor_scale whole_use;
-    float *whole;     // [n_matrices][n_tiles][outputs of a tile]: the whole-tensor scale
-    float values[32]; // of four-bit and five-bit codes
+    float *whole;     // the whole-tensor scales: [n_matrices][n_tiles][outputs of a tile]
+    float values[32]; // values of four-bit and five-bit codes
     int32_t middle;   // subtracted from six-bit codes
 };
 
-/* For rounding inputs: a scale, the range of some inputs, and the group that was reached in a
- * row. */
+/* For rounding inputs: a scale, the range of some inputs, and the group of a row that has been
+ * reached. */
 struct input_scale {
     float scale, zero;
 };
@@ -61,7 +63,7 @@ struct input_range {
     float low, high; // low is at most 0, high at least 0
 };
 struct input_group {
-    int64_t at; // -1: none yet
+    int64_t at; // index of the group; -1: none yet
     struct input_scale scale;
 };
 
@@ -72,22 +74,23 @@ struct weight {
     int64_t n_out, n_in;
     int32_t n_matrices;
     int32_t k_segments;
-    int32_t panels;         // per tile
+    int32_t panels;         // number of panels per tile
     bool tiled;             // see gemm_fn
-    int64_t segment;        // inputs of one segment of K
-    int64_t segment_padded; // as packed
+    int64_t segment;        // number of inputs in a segment of K
+    int64_t segment_padded; // the same with the padding that it has when packed
     int64_t n_tiles;
     size_t tile_bytes, matrix_bytes;
-    struct coded *coded; // [n_coded], in the order of their tiles; NULL: `packed` holds dequantised
-                         // weights
+    // [n_coded], in the order of their tiles; NULL: `packed` holds dequantised weights
+    struct coded *coded;
     int32_t n_coded;
-    char *packed; // [n_matrices][n_tiles], each tile as gemm_fn reads it, or its codes
+    char *packed; // [n_matrices][n_tiles], each tile in the form that gemm_fn reads, or the codes
+                  // of the tile
     size_t packed_bytes;
     struct input_rule inputs;          // how rows are rounded before they are packed (cpu_inputs.c)
-    struct input_scale *input_scales;  // [n_matrices] stored ones
-    int64_t first_input, input_groups; // index of the first input in the tensor; groups of the
-                                       // whole tensor
-    bool shared_ranges;                // a group's inputs are split among ranks
+    struct input_scale *input_scales;  // [n_matrices] stored scales
+    int64_t first_input, input_groups; // index of the first input in the whole tensor; number of
+                                       // groups in the whole tensor
+    bool shared_ranges;                // the inputs of a group are divided among ranks
     float *vector;                     // VECTOR: [n_in]
     float *bias;                       // [n_matrices, n_out] or NULL
 };
@@ -99,12 +102,12 @@ struct rope_table {
     float *cos, *sin; // [max_pos, n_pairs]
 };
 
-/* Layout of a layer's K and V in its pages: per KV head the planes of K and V (no V plane with
- * v_in_k). */
+/* The layout of a layer's K and V in its pages: the planes of K and V for each KV head; with v_in_k
+ * there is no V plane. */
 struct kv_pages {
     char *base;
     struct kv_layer geometry;
-    enum dtype dtype; // of the set
+    enum dtype dtype; // dtype of the set
     struct kv_plane k, v;
     int32_t v_stride; // head_dim_v rounded up to a multiple of PANEL
     size_t head_bytes, block_bytes;
@@ -115,7 +118,7 @@ struct kv_set {
     struct kv_pages *layers;
 };
 
-/* Hidden states by slot: rows of `width` values, contiguous per block (cpu_hidden.c). */
+/* Hidden states by slot: rows of `width` values, contiguous in each block (cpu_hidden.c). */
 struct hidden_rows {
     char *base; // NULL: there are none
     int32_t width;
@@ -130,11 +133,11 @@ struct lane {
     float *pooled; // [hidden]
 };
 
-/* Results of one pass of one staging slot. */
+/* The results of the passes of a step in one staging slot. */
 struct slot_results {
     int32_t n_passes;
     bool ended;
-    int32_t n_draws_used, n_pooled_used; // entries used of the slot's arrays
+    int32_t n_draws_used, n_pooled_used; // number of entries used in the slot's arrays
     struct draw_result *draws;           // [max_draws]
     float *pooled;                       // [max_out_rows + max_lanes, hidden]
     float *logits;                       // [max_logits, vocab], from malloc: grows with use
@@ -176,23 +179,23 @@ struct cpu_backend {
     bool is_set_up;
     struct backend_limits limits;
     int32_t history_len, max_draws;
-    int32_t *ints; // backing memory of all lanes' histories and tables
+    int32_t *ints; // the memory of all lanes' histories and tables
     float *lane_floats;
     struct lane *lanes;
-    float *laws;          // [max_laws, vocab]: distributions that drafts were drawn from,
-                          // exact_exp(score - max)
-    uint64_t *law_totals; // [max_laws] sums of their masses
+    float *laws; // [max_laws, vocab], as exact_exp(score - max): the distributions from which
+                 // drafts were drawn
+    uint64_t *law_totals; // [max_laws] sums of the masses of each law
     struct slot_results *slots;
 
     /* The current step and pass. */
     int32_t slot;
     const struct pass *pass;
     int32_t *row_tokens; // [max_rows]
-    int32_t *row_seq;    // [max_rows] index of the row's pass_seq
-    int32_t *seq_items;  // [max_rows + 1]: index of each sequence's first attention item
+    int32_t *row_seq;    // [max_rows], for each row the index of its pass_seq
+    int32_t *seq_items;  // [max_rows + 1], for each sequence the index of its first attention item
 
     float *attn_parts; // see cpu_attention.c
-    char *packed_rows; // [cpu_pack_rows]: packed activations; twice that for cpu_mlp
+    char *packed_rows; // [cpu_pack_rows] packed activations; twice that for cpu_mlp
     size_t packed_rows_bytes;
     char *moe; // see cpu_moe.c
     size_t moe_bytes;
@@ -215,7 +218,8 @@ static inline int64_t round_up(int64_t n, int64_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
-/* Offset in a tile, in elements, of the weight of input k (as padded) for the tile's output j. */
+/* The offset within a tile, in elements, of the weight of input k (counted with padding) for output
+ * j of the tile. */
 static inline int64_t packed_at(const struct weight *w, int64_t k, int64_t j)
 {
     int64_t panels = w->panels;
@@ -227,7 +231,7 @@ static inline int64_t packed_at(const struct weight *w, int64_t k, int64_t j)
     return k / pair * pair * panels * PANEL + j * pair + k % pair;
 }
 
-/* A row of a tensor; activations are fp32 in this backend. */
+/* A row of a tensor. In this backend activations are fp32. */
 static inline float *tensor_row(const struct tensor *t, int64_t row)
 {
     return (float *)t->mem.p + row * t->stride;
@@ -258,19 +262,19 @@ static inline float bf16_to_f32(uint16_t b)
 uint16_t f16_of(float x);
 float f16_to_f32(uint16_t h);
 
-/* cpu_open with kernels chosen by the caller, to test each instruction set. */
+/* cpu_open with kernels that the caller chooses, so that each instruction set can be tested. */
 enum status cpu_open_with(const struct backend_options *options, const struct cpu_kernels *kernels,
                           struct backend **out, struct err *err);
 
-/* Zeroed memory that lives until close, aligned to 64 bytes (2 MiB if large). NULL if
- * unavailable. */
+/* Zeroed memory that lives until close, aligned to 64 bytes (2 MiB if it is large). NULL if there
+ * is not enough memory. */
 void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes);
 void cpu_memory_free(struct cpu_backend *cpu, void *p);
 
-/* Memory that may still be allocated (cpu_room.h), counting everything mapped as used. */
+/* Memory that may still be allocated (cpu_room.h). Everything that is mapped counts as used. */
 size_t cpu_free_bytes(void);
 
-/* At start: grows each thread's scratch to at least this size. */
+/* Called at startup: grows each thread's scratch to at least this size. */
 enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes);
 enum status cpu_need_rows(struct cpu_backend *cpu);
 enum status cpu_need_moe(struct cpu_backend *cpu);
@@ -278,11 +282,11 @@ enum status cpu_need_moe(struct cpu_backend *cpu);
 enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, struct weight **out,
                             struct err *err);
 void cpu_weights_close(struct cpu_backend *cpu);
-/* Element (row, col) of matrix 0, as fp32. */
+/* Row `row` of matrix 0, as fp32. */
 void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out);
 
-/* y[i][n0 + j] of one tile, from packed rows. Segments are joined as a tree, or with split_stride
- * segment s is stored at y + s * split_stride. c: scratch of cpu_gemm_scratch bytes. */
+/* Computes y[i][n0 + j] of one tile from packed rows. Segments are joined as a tree; or, with
+ * split_stride, segment s is stored at y + s * split_stride. scratch: cpu_gemm_scratch bytes. */
 struct gemm_tile {
     const struct weight *weight;
     int32_t matrix;
@@ -290,7 +294,7 @@ struct gemm_tile {
     const char *rows;
     int64_t row_bytes;
     int32_t n_rows;
-    float *y; // at row 0 and output 0 of the matrix
+    float *y; // address of row 0 and output 0 of the matrix
     int64_t y_stride;
     const float *bias; // [n_out] or NULL
     bool accumulate;
@@ -298,26 +302,26 @@ struct gemm_tile {
     int64_t split_stride; // 0: segments are joined
 };
 void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t);
-/* Weights that stay quantised (cpu_coded.c, with _open and _pack). open: called before `packed` is
- * allocated, sets w->coded if the weight qualifies. pack: row `row` of a part becomes output j of a
- * tile; false if a value is NaN or infinite. */
+/* Weights that stay quantised (cpu_coded.c, with _open and _pack). cpu_coded_open is called before
+ * `packed` is allocated, and sets w->coded if the weight qualifies. cpu_coded_pack_row: row `row`
+ * of a part becomes output j of a tile; false if a value is NaN or infinite. */
 enum status cpu_coded_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
 bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int64_t row,
                         int64_t matrix, int64_t tile, int64_t j);
-/* c = the sums of one segment. row_element: bytes of an element of t->rows. */
+/* c = the sums of one segment. row_element: bytes per element of t->rows. */
 void cpu_coded_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, int32_t segment,
                     gemm_fn *gemm, int64_t row_element, float *c);
 /* A row of such a weight, dequantised as for products. */
 void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out);
-/* Scratch bytes for tiles of up to n_rows rows. */
+/* Bytes of scratch for tiles of up to n_rows rows. */
 size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
-/* Number of buffers that the tree over a weight's segments needs at a time. */
+/* The number of buffers that the tree over a weight's segments needs at a time. */
 int32_t cpu_tree_levels(const struct weight *w);
-/* Products of many rows in blocks (cpu_linear_blocks.c): whether n_rows rows qualify, and the
- * product of up to cpu_pack_rows rows from `first` on. With `norm`, the norm's output is the
- * operand and is not stored. With `act`, act->out is stored and y is undefined. With `down` as
- * well, the activation's output is the operand of the product `down`, and neither y nor act->out is
- * stored. */
+/* Products of many rows in blocks (cpu_linear_blocks.c). cpu_in_blocks: whether n_rows rows
+ * qualify. cpu_linear_blocks: the product of up to cpu_pack_rows rows, starting at `first`. With
+ * `norm`, the norm's output is the operand and is not stored. With `act`, act->out is stored and y
+ * is undefined. With `down` as well, the activation's output is the operand of the product `down`,
+ * and neither y nor act->out is stored. */
 struct blocks_args {
     const struct norm_args *norm;
     const struct linear_args *linear;
@@ -328,15 +332,15 @@ bool cpu_in_blocks(const struct cpu_backend *cpu, const struct weight *w, int32_
 void cpu_linear_blocks(struct cpu_backend *cpu, const struct blocks_args *a, int32_t first,
                        int32_t n_rows);
 size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w);
-/* Adds delta to a row of x, and writes its norm to out unless that is NULL. */
+/* Adds delta to a row of x, and writes the norm of the sum to out unless that is NULL. */
 void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, int32_t row,
                   float *out);
-/* The most rows for which a product processes more of K at a time (cpu_kernels.few_k). */
+/* Up to this number of rows, a product processes more of K at a time (cpu_kernels.few_k). */
 enum { FEW_ROWS = 64 };
 /* True if rows are packed as bf16, otherwise as fp32. */
 bool cpu_rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w);
-/* Bytes of one packed row, and the packing of n_in floats. `ranges`: the ranges of the row's groups
- * if ranks share them; NULL: computed here. */
+/* cpu_row_bytes: bytes of one packed row. cpu_pack_row: packs n_in floats. `ranges`: the ranges of
+ * the row's groups, if ranks share them; NULL: they are computed here. */
 int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w);
 void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, int32_t matrix,
                   const float *x, const struct input_range *ranges, char *out);
@@ -344,19 +348,19 @@ void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, int32_t
 /* Input rounding that a format requires (cpu_inputs.c). */
 enum status cpu_inputs_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
 enum status cpu_need_ranges(struct cpu_backend *cpu, size_t n_floats);
-/* Rounds the row's inputs from k on, at most `most` and only up to the end of k's group; returns
- * their number. */
+/* Rounds the row's inputs from k on, at most `most` of them and none after the end of k's group.
+ * Returns their number. */
 int64_t cpu_round_inputs(const struct weight *w, int32_t matrix, const float *x,
                          const struct input_range *ranges, int64_t k, int64_t most, float *out,
                          struct input_group *group);
-/* For weights with shared_ranges: each rank first writes the ranges of its part of every row,
+/* For weights with shared_ranges. Each rank first writes the ranges of its part of every row,
  * [input_groups], to cpu->ranges. Then all ranks call cpu_share_ranges, which returns the ranges of
  * the whole rows; NULL: a rank is gone. */
 void cpu_input_ranges(const struct weight *w, const float *x, struct input_range *out);
 struct input_range *cpu_share_ranges(struct cpu_backend *cpu, const struct weight *w,
                                      int32_t n_rows);
 
-/* The page and token of position `pos` of a lane. */
+/* The page, and the token in it, where position `pos` of a lane is stored. */
 struct kv_slot {
     char *block;
     int32_t token;
@@ -367,7 +371,7 @@ void cpu_kv_store_k(const struct cpu_backend *cpu, const struct kv_pages *pages,
                     struct kv_slot slot, int32_t head, const float *k);
 void cpu_kv_store_v(const struct cpu_backend *cpu, const struct kv_pages *pages,
                     struct kv_slot slot, int32_t head, const float *v);
-/* Scratch bytes of one attention item over such pages: see cpu_attention.c. */
+/* Bytes of scratch that one attention item over such pages needs; see cpu_attention.c. */
 size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p);
 const struct kv_pages *cpu_kv_layer(const struct cpu_backend *cpu, int32_t layer);
 
@@ -382,7 +386,7 @@ enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move
                            int32_t kv_set);
 enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks);
 
-/* cpu_hidden.c; the last three do for hidden states what copy_blocks, move_slots and poison_blocks
+/* cpu_hidden.c. The last three do for hidden states what copy_blocks, move_slots and poison_blocks
  * do for KV. */
 enum status cpu_hidden_open(struct backend *be, int32_t width, enum dtype dtype, struct err *err);
 enum status cpu_hidden_store(struct backend *be, const struct hidden_args *a);
@@ -430,8 +434,8 @@ enum status cpu_logits(struct backend *be, const struct logits_args *a);
 enum status cpu_sample(struct backend *be, const struct sample_args *a);
 enum status cpu_pool_rows(struct backend *be, const struct pool_args *a);
 
-/* ---- ranks (cpu_comm.c): each call is made by all ranks, in the same order */
-/* Every rank's y becomes the tree sum over ranks. False: a rank is gone. */
+/* ---- ranks (cpu_comm.c): all ranks make the same calls in the same order */
+/* Every rank's y becomes the sum over all ranks, added up as a tree. False: a rank is gone. */
 bool cpu_comm_sum(struct cpu_backend *cpu, float *y, int64_t stride, int64_t n_rows, int64_t width);
 /* out[row][rank * width + i] = that rank's in[row][i], on every rank. */
 bool cpu_comm_gather(struct cpu_backend *cpu, const float *in, int64_t in_stride, float *out,

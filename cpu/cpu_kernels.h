@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The inner loops of the CPU backend, as a table. The scalar table is the reference; the others
- * compute the same sums with vectors. Each result depends on its own row only and is summed in one
+ * compute the same sums with vectors. Each result depends only on its own row and is summed in one
  * fixed order, so a row's bits do not depend on how many rows are computed together.
  * Thread: any; the functions only touch what they are given. */
 #ifndef SLUICE_CPU_KERNELS_H
@@ -15,9 +15,9 @@ enum { PANEL = 16, MAX_PANELS = 4, TILE = PANEL * MAX_PANELS };
 
 /* c[i * TILE + j] = (first ? 0 : c) + sum over k of a[i][k] * w[k][j], for m rows of a, `a_stride`
  * elements apart, and panels * PANEL outputs. k runs upward, one chain of sums per (i, j).
- * w: [k / 2][panels][PANEL][2] for bf16, or, where the table says `tiled`, as [k / K_UNIT][panels]
- * [K_UNIT / 2][PANEL][2]; [k][panels][PANEL] for f16 and f32. k is a multiple of K_UNIT for bf16
- * (the packing pads with zeros). */
+ * w: [k / 2][panels][PANEL][2] for bf16, or, if the table is `tiled`, [k / K_UNIT][panels] [K_UNIT
+ * / 2][PANEL][2]; [k][panels][PANEL] for f16 and f32. k is a multiple of K_UNIT for bf16 (the
+ * packing pads with zeros). */
 typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                      int64_t k, float *c, bool first);
 
@@ -38,18 +38,19 @@ typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, 
  * CODE_5) or is the code less `middle` (CODE_6). For codes with offsets value * scale is exact, so
  * it does not matter whether it is rounded before the offset is added. */
 enum code_kind { CODE_4, CODE_I8, CODE_E4M3, CODE_5, CODE_6 };
-enum { PAIR_CODES = 2 * PANEL }; // per panel
+enum { PAIR_CODES = 2 * PANEL }; // codes of a pair of inputs, per panel
 struct code_run {
     enum code_kind kind;
     const char *codes;
     const float *values; // [32]; CODE_4 uses the first 16
     int32_t middle;
-    const float *scales;          // [panels * PANEL], as are zeros and offsets
-    const float *zeros, *offsets; // NULL: none. Zeros: CODE_4 and CODE_I8 without offsets
+    const float *scales;          // [panels * PANEL]; zeros and offsets have the same shape
+    const float *zeros, *offsets; // NULL: none. CODE_4, and CODE_I8 without offsets, may have zeros
     int32_t panels;
-    int64_t first, k; // inputs, multiples of a group, relative to the start of `out`
-    bool tiled;       // layout of bf16 output
-    void *out;        // weights as gemm_fn reads them
+    // Range of inputs, relative to the start of `out`; both are multiples of a group.
+    int64_t first, k;
+    bool tiled; // whether bf16 output has the tiled layout
+    void *out;  // weights in the form that gemm_fn reads
 };
 typedef void decode_fn(const struct code_run *r);
 
@@ -62,7 +63,7 @@ static inline int32_t code_group(enum code_kind kind)
     }
 }
 
-/* n_codes must be whole groups. */
+/* n_codes must be a whole number of groups. */
 static inline int64_t code_bytes(enum code_kind kind, int64_t n_codes)
 {
     switch (kind) {
@@ -73,7 +74,7 @@ static inline int64_t code_bytes(enum code_kind kind, int64_t n_codes)
     }
 }
 
-/* The code of input i in a group's bytes. */
+/* The code of input i, given the bytes of its group. */
 static inline uint32_t code_at(enum code_kind kind, const uint8_t *group, int32_t i, int32_t output)
 {
     if (kind == CODE_I8 || kind == CODE_E4M3) {
@@ -85,8 +86,8 @@ static inline uint32_t code_at(enum code_kind kind, const uint8_t *group, int32_
     return kind == CODE_5 ? low | (high >> i & 1u) << 4 : low | (high >> 2 * i & 3u) << 4;
 }
 
-/* Where a panel's pair of inputs lies in the operand of a bf16 product, in units of one panel's
- * pair. */
+/* The position of a panel's pair of inputs in the operand of a bf16 product, in units of one
+ * panel's pair. */
 static inline int64_t pair_at(const struct code_run *r, int64_t pair, int32_t panel)
 {
     enum { PAIRS = 16 };
@@ -96,12 +97,14 @@ static inline int64_t pair_at(const struct code_run *r, int64_t pair, int32_t pa
     return (pair / PAIRS * r->panels + panel) * PAIRS + pair % PAIRS;
 }
 
-/* Bytes of a panel's K_UNIT inputs in bf16, and of one pair of inputs. */
+/* PANEL_BYTES: bytes of a panel's K_UNIT inputs in bf16. PAIR_BYTES: bytes of one pair of
+ * inputs. */
 enum { K_UNIT = 32, PAIR_BYTES = PANEL * 4, PANEL_BYTES = K_UNIT / 2 * PAIR_BYTES };
 
-/* The same sums for products of many rows, by blocks of 1 to BLOCK_TILES tiles of ROW_TILE rows and
- * BLOCK_N outputs. Rows are stored as [k / 32][ROW_TILE][32], tiles a_tile bytes apart; weights as
- * in gemm_fn, w_step bytes per 32 inputs. Sums are stored as [panel][tile][ROW_TILE][PANEL]. */
+/* The same sums for products of many rows, in blocks of 1 to BLOCK_TILES tiles of ROW_TILE rows by
+ * BLOCK_N outputs. Rows are stored as [k / 32][ROW_TILE][32], with tiles a_tile bytes apart.
+ * Weights are as in gemm_fn, with w_step bytes per 32 inputs. Sums are stored as
+ * [panel][tile][ROW_TILE][PANEL]. */
 enum { ROW_TILE = 16, BLOCK_TILES = 3, BLOCK_N = 2 * PANEL };
 enum { BLOCK_FLOATS = BLOCK_TILES * ROW_TILE * BLOCK_N };
 struct block_product {
@@ -110,8 +113,8 @@ struct block_product {
     int32_t n_tiles;
     float *c;
     bool first;
-    /* Work to do in between during the products: bytes to prefetch, and calls of aside(arg, i) for
-     * i in [0, n_aside). */
+    /* Side work, done between the products: bytes to prefetch, and calls of aside(arg, i) for i in
+     * [0, n_aside). */
     const char *next;
     int64_t next_bytes;
     void (*aside)(void *arg, int32_t i);
@@ -124,20 +127,20 @@ struct block_unit {
     void (*begin)(void);
     void (*product)(const struct block_product *p);
     void (*end)(void);
-    /* Stores PANEL values at a and PANEL values at b, all of one row, unchanged to y, or rounded to
-     * bf16 to a line at `to`. Bypasses the caches if possible; other threads see the values after
-     * end. */
+    /* Both take PANEL values at a and PANEL values at b, which belong to one row. put stores them
+     * unchanged to y; put_rounded stores them rounded to bf16 in one cache line at `to`. They
+     * bypass the caches if possible; other threads see the values after end. */
     void (*put)(const float *a, const float *b, float *y);
     void (*put_rounded)(const float *a, const float *b, char *to);
 };
 
-/* Consecutive pages of one head's K or V. `first` and `end` bound the tokens that weigh reads,
- * counted from the first page's first token. */
+/* Consecutive pages of one head's K or V. `first` and `end` are the range of tokens that weigh
+ * reads, counted from the first token of the first page. */
 struct page_run {
     const struct kv_plane *plane;
     int32_t n_pages;
     int32_t first, end;
-    const char *const *pages; // the head's start in each page
+    const char *const *pages; // where the head starts in each page
 };
 
 struct argmax {
@@ -149,14 +152,14 @@ struct cpu_kernels {
     const char *name;
 
     gemm_fn *gemm_bf16, *gemm_f16, *gemm_f32;
-    const struct block_unit *blocks; // for bf16; NULL: none
-    bool tiled;                      // layout of weights for gemm_bf16; `blocks` reads tiled ones
-    bool bf16_rows; // gemm_bf16 reads `a` as bf16; otherwise as fp32 holding rounded values
+    const struct block_unit *blocks; // products in blocks, with bf16 weights; NULL: none
+    bool tiled;     // layout of weights for gemm_bf16; `blocks` reads only tiled weights
+    bool bf16_rows; // true: gemm_bf16 reads `a` as bf16; false: as fp32 with rounded values
     const struct matrix_unit *unit; // computes attention over bf16 pages; NULL: none
-    /* pass_rows: the most rows for which a product reads each weight only once. few_k: the best
-     * number of inputs to process at a time with a few dozen rows. */
+    /* pass_rows: the maximum number of rows for which a product reads each weight only once. few_k:
+     * the best number of inputs to process at a time with a few dozen rows. */
     int32_t pass_rows, few_k;
-    /* Converts one row of activations to the form that the product reads. */
+    /* Convert one row of activations to the form that the product reads. */
     void (*round_bf16)(const float *x, void *out, int64_t n);
     void (*round_f16)(const float *x, float *out, int64_t n);
 
@@ -164,32 +167,32 @@ struct cpu_kernels {
 
     /* x += scale * d */
     void (*add_scaled)(float *x, const float *d, float scale, int64_t n);
-    /* weight NULL: ones; bias NULL: zeros; out may be x. */
+    /* weight NULL: all ones; bias NULL: all zeros; out may be x. */
     void (*norm)(enum norm_kind kind, const float *x, const float *weight, float offset,
                  const float *bias, float eps, int64_t n, float *out);
     float (*dot)(const float *a, const float *b, int64_t n);
-    /* up NULL: not gated */
+    /* up NULL: the activation is not gated */
     void (*activate)(enum activation kind, struct act_shape shape, const float *gate,
                      const float *up, float *out, int64_t n);
-    /* Pairs (x[i], x[i + n]), or (x[2i], x[2i + 1]) when interleaved. */
+    /* Rotates the pairs (x[i], x[i + n]) or, if interleaved, (x[2i], x[2i + 1]). */
     void (*rotate)(float *x, const float *cos, const float *sin, int32_t n, bool interleaved);
 
     /* Converts stored elements to fp32. */
     void (*widen)(enum dtype dtype, const void *from, float *to, int64_t n);
     kv_encode_fn *encode; // see kv_encode_scalar
-    /* The first `width` elements of n tokens from `token` on, as bf16 or fp32: K as [width][n], V
-     * as [n][width]. */
+    /* Reads the first `width` elements of n tokens, from `token` on, as bf16 or fp32: K as
+     * [width][n], V as [n][width]. */
     void (*unpack)(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                    int32_t width, bool bf16, void *out);
     /* s[i * s_stride + page * tokens + t] = q[i] . the key of token t of a page */
     void (*scores)(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                    int32_t dim, float *s, int64_t s_stride);
-    /* Multiplies p[i][t] of all tokens of the pages by the scale of their codes, unless p[i][t] is
-     * 0. */
+    /* Multiplies p[i][t], for all tokens of the pages, by the scale of the token's codes, unless
+     * p[i][t] is 0. */
     void (*fold)(float *p, int64_t p_stride, int32_t m, const struct page_run *v);
-    /* acc[i][d] += sum over t of p[i][t] * v[t][d], with v as codes without their scales; a token's
-     * width is a multiple of PANEL. A run of codes has at most ATTN_CHUNK + MAX_TREE_NODES tokens,
-     * of which at most ATTN_CHUNK have a p that is not 0. */
+    /* acc[i][d] += sum over t of p[i][t] * v[t][d], where v are codes without their scales. The
+     * width of a token is a multiple of PANEL. A run of codes has at most ATTN_CHUNK +
+     * MAX_TREE_NODES tokens, of which at most ATTN_CHUNK have a p other than 0. */
     void (*weigh)(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
                   float *acc);
     float (*max)(const float *x, int64_t n);
@@ -199,26 +202,27 @@ struct cpu_kernels {
     void (*softcap)(float *x, float cap, int64_t n);
     void (*scale)(float *x, float scale, int64_t n);
 
-    /* The highest x, ties to the lowest id; NaN ranks below everything. n may be 0: id -1. */
+    /* The highest x; among equal values the lowest id; NaN ranks below everything. If n is 0, the
+     * id is -1. */
     struct argmax (*argmax)(const float *x, int32_t n);
     /* The same for x[i] + gumbel(seed, position, i); -infinity is never chosen. */
     struct argmax (*argmax_gumbel)(const float *x, int32_t n, uint64_t seed, int32_t position);
     /* out[i] = exact_exp(x[i] - max) */
     void (*exp_exact)(const float *x, int32_t n, float max, float *out);
-    /* sum of exp(x - max) in double; x is unchanged */
+    /* sum of exp(x - max) in double; x stays unchanged */
     double (*exp_total)(const float *x, int32_t n, float max);
 
-    /* For cpu_peaks: read_all reads n bytes (a multiple of 1,024), the others run n rounds of
-     * multiply-adds in registers. The results are returned only to keep the compiler from removing
-     * the work. */
+    /* For cpu_peaks. read_all reads n bytes (a multiple of 1,024); the others run n rounds of
+     * multiply-adds in registers. They return a result only to keep the compiler from removing the
+     * work. */
     float (*read_all)(const void *p, size_t n_bytes);
     float (*spin_fma)(int64_t n);
     float (*spin_product)(int64_t n);
-    double fma_flops, product_flops; // per round
+    double fma_flops, product_flops; // operations per round
 };
 
 extern const struct cpu_kernels cpu_kernels_scalar;
-/* Each table exists if the compiler targets its machine, and may be called if the processor
+/* Each table exists if the compiler targets its architecture, and may be called if the processor
  * supports its instructions. */
 extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avx512, cpu_kernels_avx512bf16;
 extern const struct cpu_kernels cpu_kernels_neon;

@@ -4,5 +4,5 @@
 #define KERNELS_TABLE cpu_kernels_avx2
 #include "cpu/cpu_kernels_vec.h"
 #else
-typedef int cpu_kernels_avx2_unused; // not this machine's
+typedef int cpu_kernels_avx2_unused; // not for this machine
 #endif

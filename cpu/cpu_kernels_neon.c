@@ -4,5 +4,5 @@
 #define KERNELS_TABLE cpu_kernels_neon
 #include "cpu/cpu_kernels_vec.h"
 #else
-typedef int cpu_kernels_neon_unused; // not this machine's
+typedef int cpu_kernels_neon_unused; // not for this machine
 #endif

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The reference: each kernel as its formula, one element at a time. */
+/* The reference kernels: each computes its formula, one element at a time. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/exact.h"
 
 #include <math.h>
 #include <string.h>
 
-/* One tile with plain loops; k advances by `pair` inputs, whose weights are adjacent. */
+/* Computes one tile with plain loops. k advances by `pair` inputs, whose weights are adjacent. */
 #define DEFINE_GEMM(name, type, pair, widen_element)                                               \
     static void name(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,    \
                      int64_t k, float *c, bool first)                                              \
@@ -60,7 +60,7 @@ static float code_value(const struct code_run *r, uint32_t code)
     }
 }
 
-/* One weight by its place in the panel layout: input, panel, output. */
+/* One weight, given its place in the panel layout: input, panel, output. */
 static float code_weight(const struct code_run *r, int64_t pair, int32_t panel, int32_t input,
                          int32_t output)
 {
@@ -73,7 +73,7 @@ static float code_weight(const struct code_run *r, int64_t pair, int32_t panel, 
     return r->offsets ? value + r->offsets[j] : value;
 }
 
-/* bf16 products read inputs in pairs, so that is how they are stored. */
+/* bf16 products read inputs in pairs, so weights are stored in pairs. */
 static void decode_bf16(const struct code_run *r)
 {
     for (int32_t panel = 0; panel < r->panels; panel++) {
@@ -86,7 +86,7 @@ static void decode_bf16(const struct code_run *r)
     }
 }
 
-/* fp16 products read input by input. */
+/* f16 products read one input at a time. */
 static void decode_f16(const struct code_run *r)
 {
     for (int32_t panel = 0; panel < r->panels; panel++) {
@@ -106,7 +106,7 @@ static void add_scaled(float *x, const float *d, float scale, int64_t n)
     }
 }
 
-/* For an RMS norm the mean stays 0. Weight and bias may be absent. */
+/* For an RMS norm the mean stays 0. Weight and bias may be NULL. */
 static void norm(enum norm_kind kind, const float *x, const float *weight, float offset,
                  const float *bias, float eps, int64_t n, float *out)
 {
@@ -136,12 +136,12 @@ static float dot(const float *a, const float *b, int64_t n)
     return sum;
 }
 
-/* Formulas of engine/device/ops.h, written so that large inputs do not overflow. */
+/* The formulas of engine/device/ops.h, written so that large inputs do not overflow. */
 static float activated(enum activation kind, struct act_shape shape, float g, float u)
 {
     switch (kind) {
     case ACT_SILU: return g / (1.0f + expf(-g)) * u;
-    // 1 + erf(x), without cancellation
+    // 1 + erf(x), computed without cancellation
     case ACT_GELU: return 0.5f * g * erfcf(g * -0.70710678f) * u;
     case ACT_GELU_TANH: // (1 + tanh(z)) / 2 = 1 / (1 + e^-2z)
         return g / (1.0f + expf(-1.59576912f * (g + 0.044715f * g * g * g))) * u;
@@ -164,7 +164,7 @@ static void activate(enum activation kind, struct act_shape shape, const float *
     }
 }
 
-/* A pair is two neighbours, or the same element of both halves of the rotated part. */
+/* A pair is two neighbours, or the same element of the two halves of the rotated part. */
 static void rotate(float *x, const float *cos, const float *sin, int32_t n, bool interleaved)
 {
     int32_t step = interleaved ? 2 : 1, other = interleaved ? 1 : n;
@@ -208,7 +208,7 @@ static void unpack(const struct kv_plane *p, const char *head, int32_t token, in
     }
 }
 
-/* Tokens outside, rows inside, so that each number of K is read once. */
+/* Loops over tokens outside and rows inside, so that each element of K is read once. */
 static void scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                    int32_t dim, float *s, int64_t s_stride)
 {
@@ -226,7 +226,7 @@ static void scores(const float *q, int64_t q_stride, int32_t m, const struct pag
     }
 }
 
-/* Nothing to do: `weigh` reads dequantised values. */
+/* There is nothing to do, because `weigh` reads dequantised values. */
 static void fold(float *p, int64_t p_stride, int32_t m, const struct page_run *v)
 {
     (void)p;
@@ -235,7 +235,7 @@ static void fold(float *p, int64_t p_stride, int32_t m, const struct page_run *v
     (void)v;
 }
 
-/* Only tokens that are seen, [first, end), are read: others may be NaN. */
+/* Reads only the tokens that are seen, [first, end), because others may be NaN. */
 static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v, float *acc)
 {
     int32_t tokens = v->plane->tokens, dim = v->plane->width;
@@ -282,7 +282,7 @@ static void scale_by(float *x, float scale, int64_t n)
     }
 }
 
-/* The lowest id of equal values, so that results do not depend on vector width. */
+/* Of equal values the lowest id is chosen, so that results do not depend on the vector width. */
 static struct argmax argmax(const float *x, int32_t n)
 {
     struct argmax best = {-INFINITY, n > 0 ? 0 : -1};
@@ -294,7 +294,8 @@ static struct argmax argmax(const float *x, int32_t n)
     return best;
 }
 
-/* Sampling as an arg-max: each logit plus Gumbel noise of its own counter. */
+/* Sampling as an arg-max: Gumbel noise, from a separate counter for each id, is added to each
+ * logit. */
 static struct argmax argmax_gumbel(const float *x, int32_t n, uint64_t seed, int32_t position)
 {
     struct argmax best = {-INFINITY, -1};
@@ -317,7 +318,7 @@ static void exp_exact(const float *x, int32_t n, float max, float *out)
     }
 }
 
-/* In double precision, so that the order of additions hardly matters. */
+/* Adds in double precision, so that the order of additions hardly matters. */
 static double exp_total(const float *x, int32_t n, float max)
 {
     double sum = 0.0;
@@ -329,7 +330,7 @@ static double exp_total(const float *x, int32_t n, float max)
     return sum;
 }
 
-/* The speed of memory; the sum keeps the compiler from removing the reads. */
+/* Measures how fast memory can be read. The sum keeps the compiler from removing the reads. */
 static float read_all(const void *p, size_t n_bytes)
 {
     const uint64_t *x = p;
@@ -340,7 +341,7 @@ static float read_all(const void *p, size_t n_bytes)
     return (float)sum;
 }
 
-/* Eight independent chains of multiply-adds: the speed of arithmetic. */
+/* Measures the speed of arithmetic with eight independent chains of multiply-adds. */
 static float spin(int64_t n)
 {
     float x[8] = {0, 1, 2, 3, 4, 5, 6, 7};

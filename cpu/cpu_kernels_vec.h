@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The vector kernels (cpu_vec_*.h, by purpose), compiled once per instruction set: a file defines
- * KERNELS_NAME and KERNELS_TABLE and includes this one. Every sum runs in the order that
+/* The vector kernels (cpu_vec_*.h, one file per purpose), compiled once per instruction set: a file
+ * defines KERNELS_NAME and KERNELS_TABLE and includes this one. Every sum is in the order that
  * cpu_kernels.h promises; blocking over rows and columns only changes which sums advance together.
  * Thread: any. */
 #include "cpu/cpu_vec_attention.h"

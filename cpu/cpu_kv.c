@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* KV pages. A page of a layer holds for each KV head first K, transposed to [head_dim][tokens] so
- * that the scores of many tokens read it sequentially, then V as [token][head_dim], padded to whole
+/* KV pages. For each KV head, a page of a layer has first K, transposed to [head_dim][tokens] so
+ * that scores of many tokens read it sequentially, and then V as [token][head_dim], padded to whole
  * panels. */
 #include "cpu/cpu_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Offsets within a page, and its size. V of MLA is a part of K and takes no memory. */
+/* The offsets within a page, and the page's size. MLA's V is a part of K and takes no memory. */
 static struct kv_pages lay_out(const struct kv_set_desc *desc, int32_t layer, int32_t block_tokens)
 {
     const struct kv_layer *g = &desc->layers[layer];
@@ -44,7 +44,7 @@ static enum status check_desc(const struct kv_set_desc *desc)
     return OK;
 }
 
-/* Bytes of one block in all layers. */
+/* The bytes of one block, summed over all layers. */
 enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
                          size_t *out)
 {
@@ -57,7 +57,7 @@ enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int
     return OK;
 }
 
-/* One allocation for each layer. */
+/* Makes one allocation for each layer. */
 enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                         struct err *err)
 {
@@ -91,7 +91,7 @@ const struct kv_pages *cpu_kv_layer(const struct cpu_backend *cpu, int32_t layer
     return &s->layers[layer];
 }
 
-/* The page and token where a position is stored. */
+/* The page, and the token in it, where a position is stored. */
 struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages *pages,
                            int32_t lane, int32_t pos)
 {
@@ -101,7 +101,7 @@ struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages 
     return (struct kv_slot){pages->base + (size_t)block * pages->block_bytes, pos % tokens};
 }
 
-/* Plain numbers are converted; codes get a scale per token and head. */
+/* Plain values are converted; codes get a scale per token and head. */
 static void store(const struct cpu_backend *cpu, const struct kv_plane *p, struct kv_slot slot,
                   char *head, const float *x, int32_t n)
 {
@@ -129,7 +129,7 @@ void cpu_kv_store_v(const struct cpu_backend *cpu, const struct kv_pages *pages,
           pages->geometry.head_dim_v);
 }
 
-/* In all sets, because draft models use the same block ids. */
+/* Copies in all sets, because draft models use the same block ids. */
 enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -147,7 +147,7 @@ enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_co
     return OK;
 }
 
-/* A token's numbers are scattered in its page, so they are moved one by one. */
+/* The elements of a token are scattered over its page, so they are moved one by one. */
 static void move_slot(const struct cpu_backend *cpu, const struct kv_pages *p,
                       const struct slot_move *m)
 {
@@ -162,8 +162,8 @@ static void move_slot(const struct cpu_backend *cpu, const struct kv_pages *p,
     }
 }
 
-/* In the given order; the engine orders moves so that none overwrites another one's
- * source. */
+/* Moves in the given order; the engine orders moves so that none overwrites the source of a later
+ * one. */
 enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                            int32_t kv_set)
 {
@@ -179,7 +179,8 @@ enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move
     return OK;
 }
 
-/* NaN in every number, for tests: a read that should not happen shows in the result. */
+/* For tests: fills everything with NaN, so that a read that should not happen shows in the
+ * result. */
 enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks)
 {
     struct cpu_backend *cpu = cpu_of(be);

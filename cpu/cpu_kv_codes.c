@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pages of quantised keys and values: where codes and scales lie, and what they mean. The
- * vectorised kernels read the same layout. */
+/* Pages of quantised keys and values: where codes and scales are, and what they mean. The vector
+ * kernels read the same layout. */
 #include "cpu/cpu_kv_codes.h"
 
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_kv_encode.h"
 
-/* Codes of four bits share a byte between neighbouring dimensions or tokens, so counts are
- * rounded up. */
+/* A byte holds the 4-bit codes of two neighbouring dimensions or tokens, so counts are rounded
+ * up. */
 static int64_t code_bytes_of(const struct kv_plane *p)
 {
     int64_t tokens = p->tokens, width = p->width;
@@ -21,7 +21,7 @@ static int64_t code_bytes_of(const struct kv_plane *p)
     }
 }
 
-/* Scales follow the codes, one per token; with bf16 and fp16 a scale and its zero share a
+/* Scales follow the codes, one per token. In bf16 and f16 models, a scale and its zero share a
  * word. */
 struct kv_plane kv_plane_make(enum kv_format format, enum dtype dtype, bool by_dim, int32_t tokens,
                               int32_t width, float stored, size_t at)
@@ -67,7 +67,7 @@ static bool has_words(const struct kv_plane *p)
     return kv_format_has_zero(p->format) && p->dtype != DT_F32;
 }
 
-/* The zero is in the word's low bits, in steps of the format. */
+/* The zero is in the low bits of the word, in units of the format's step. */
 struct kv_scale kv_scale_get(const struct kv_plane *p, const char *head, int32_t token)
 {
     const float *scales = (const float *)(const void *)(head + p->scales_at);
@@ -84,7 +84,7 @@ struct kv_scale kv_scale_get(const struct kv_plane *p, const char *head, int32_t
                              kv_format_has_zero(p->format) ? scales[p->tokens + token] : 0.0f};
 }
 
-/* The scale loses the bits that the zero takes; the encoder has rounded it accordingly. */
+/* The scale loses the low bits that the zero occupies; the encoder has rounded it accordingly. */
 static void put_scale(const struct kv_plane *p, char *head, int32_t token, struct kv_scale s)
 {
     float *scales = (float *)(void *)(head + p->scales_at);
@@ -139,7 +139,7 @@ float kv_get(const struct kv_plane *p, const char *head, int32_t token, int32_t 
     return kv_decode(p, kv_scale_get(p, head, token), code_get(p, head, token, d));
 }
 
-/* Two codes share a byte, but never codes of two tokens, so no byte is read before it is
+/* Two codes share a byte, but codes of two tokens never do, so no byte is read before it is
  * written. */
 static void put_halves(const struct kv_plane *p, char *head, int32_t token, const uint8_t *codes,
                        int32_t n)
@@ -151,7 +151,7 @@ static void put_halves(const struct kv_plane *p, char *head, int32_t token, cons
     }
 }
 
-/* Codes are interleaved in pairs, hence the two distances. */
+/* Codes are interleaved in pairs, so two distances are needed. */
 void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uint8_t *codes,
                   int32_t n, struct kv_scale scale)
 {
@@ -162,7 +162,7 @@ void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uin
         put_halves(p, head, token, codes, n);
         return;
     }
-    /* The distance from one dim to the next, and to the one after it. */
+    /* The distance from one dimension to the next, and to the one after that. */
     int64_t first = kv_code_at(p, token, 0);
     int64_t next = kv_code_at(p, token, 1) - first, pair = kv_code_at(p, token, 2) - first;
     char *to = head + p->at + first;
@@ -171,7 +171,7 @@ void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uin
     }
 }
 
-/* Padding is written, too, because kernels read whole panels. */
+/* Writes the padding, too, because kernels read whole panels. */
 void kv_put_plain(const struct kv_plane *p, char *head, int32_t token, const float *x, int32_t n)
 {
     int64_t at = kv_code_at(p, token, 0), step = p->by_dim ? p->tokens : 1;
@@ -190,7 +190,7 @@ void kv_put_plain(const struct kv_plane *p, char *head, int32_t token, const flo
     }
 }
 
-/* Code by code, since the neighbours in a byte belong to other tokens. */
+/* Moves one code at a time, because the other code in a byte may belong to another token. */
 void kv_move(const struct kv_plane *p, const char *from, int32_t from_token, char *to,
              int32_t to_token)
 {
@@ -208,7 +208,7 @@ void kv_move(const struct kv_plane *p, const char *from, int32_t from_token, cha
     }
 }
 
-/* Codes that decode to NaN where the format has them; otherwise the scales are NaN. */
+/* Fills the codes with NaN if the format has it; otherwise the scales. */
 void kv_poison(const struct kv_plane *p, char *head)
 {
     if (p->format == KV_PLAIN) {

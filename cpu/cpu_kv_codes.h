@@ -7,12 +7,12 @@
  *     KV_INT8, KV_INT4   (code - zero) scale    scale = (max - min) / L, 1 if that is 0,
  *                                               zero = -min / scale; 0 <= code <= L = 255, 15
  *
- * where the code is the nearest to x / scale (+ zero): E4M3 to nearest even, -128 to 127 with
- * halves away from 0, else floor(. + 0.5). In a 16-bit model the scale and zero of the last two
- * share a 32-bit word: the scale's upper 18 bits, rounded, above the zero in steps of 1/16
- * (KV_INT4: 1/64). x is encoded against these rounded values; if a head's values are far from 0,
- * the scale is enlarged until the zero is in range. A head with a NaN or infinity decodes to NaN
- * throughout.
+ * where the code is the one nearest to x / scale (+ zero). E4M3 rounds to nearest even,
+ * KV_INT8_SYMMETRIC rounds halves away from 0, and the others round by floor(. + 0.5). In a 16-bit
+ * model the scale and zero of the last two share a 32-bit word: the scale's upper 18 bits, rounded,
+ * above the zero in steps of 1/16 (KV_INT4: 1/64). x is encoded against these rounded values; if a
+ * head's values are far from 0, the scale is enlarged until the zero is in range. A head with a NaN
+ * or infinity decodes to NaN throughout.
  *
  * Thread: any; the functions touch what they are given. */
 #ifndef SLUICE_CPU_KV_CODES_H
@@ -25,30 +25,33 @@ struct kv_scale {
     float scale, zero;
 };
 
-/* One head's K, or V, in a page. K is [dim][token], V [token][dim]. 8-bit integers are stored in
- * pairs, K's of two dims, V's of two tokens: [dim / 2][token][2], [token / 2][dim][2]. A byte of
- * KV_INT4 holds two successive dims of K, [dim / 2][token], or dims d and d + 16 of V, [token /
- * 2][dim / 2][2]; the first is in the low half. Scales follow: [token] fp32, or words, or for fp32
- * models scales and then zeros. */
+/* One head's K or V in a page. K is [dim][token], V is [token][dim]. 8-bit integers are stored in
+ * pairs: those of K of two dims, [dim / 2][token][2]; those of V of two tokens, [token /
+ * 2][dim][2]. A byte of KV_INT4 holds two successive dims of K, [dim / 2][token], or dims d and d +
+ * 16 of V, [token / 2][dim / 2][2]; the first is in the low half. The scales follow: [token] as
+ * fp32 or as words; in fp32 models, all scales and then all zeros. */
 struct kv_plane {
     enum kv_format format;
-    enum dtype dtype;      // element type of KV_PLAIN; else F32: scales and zeros are two floats
+    // Element type of KV_PLAIN; otherwise F32 means that scales and zeros are two floats.
+    enum dtype dtype;
     bool by_dim;           // true for K
     int32_t tokens, width; // tokens per page; elements per token
-    float scale;           // of all elements, if tokens have no scales of their own
+    float scale;           // scale of all elements, if tokens have no scales of their own
     bool has_scales;
-    size_t at, scales_at, n_bytes; // offsets from the head's start; n_bytes: codes and scales
-                                   // together, from `at`
+    size_t at, scales_at, n_bytes; // at, scales_at: offsets from the head's start; n_bytes: bytes
+                                   // of codes and scales together, from `at` on
 };
 
-/* Chooses the scale (and zero) of a head and encodes it. `stored`: the layer's own scale, or 0. */
+/* Chooses the scale (and zero) of a head and encodes its elements. `stored`: the layer's own scale,
+ * or 0. */
 typedef void kv_encode_fn(const struct kv_plane *p, const float *x, int32_t n, uint8_t *codes,
                           struct kv_scale *scale);
 
 struct kv_plane kv_plane_make(enum kv_format format, enum dtype dtype, bool by_dim, int32_t tokens,
                               int32_t width, float stored, size_t at);
 
-/* Offset of the byte that holds a token's element d and, for KV_INT4, the bit position in it. */
+/* The offset of the byte that holds element d of a token. For KV_INT4, kv_code_shift is the bit
+ * position in that byte. */
 static inline int64_t kv_code_at(const struct kv_plane *p, int32_t token, int32_t d)
 {
     int64_t tokens = p->tokens, width = p->width;
@@ -65,7 +68,7 @@ static inline int64_t kv_code_at(const struct kv_plane *p, int32_t token, int32_
     }
 }
 
-/* Where the code of dim d lies in its byte: a byte holds two codes of 4 bits. */
+/* The position in its byte of the code of dim d: a byte holds two codes of 4 bits. */
 static inline int32_t kv_code_shift(const struct kv_plane *p, int32_t d)
 {
     if (p->format != KV_INT4) {
@@ -74,7 +77,7 @@ static inline int32_t kv_code_shift(const struct kv_plane *p, int32_t d)
     return (p->by_dim ? d % 2 : d / 16 % 2) * 4;
 }
 
-/* Scale and zero in one word. */
+/* A scale and a zero in one word. */
 #define KV_SCALE_BITS 0xFFFFC000u
 enum { KV_ZERO_BITS = 14, KV_ZERO_MOST = 8191 };
 
@@ -83,16 +86,17 @@ static inline float kv_zero_step(enum kv_format format)
     return format == KV_INT4 ? 1.0f / 64.0f : 1.0f / 16.0f;
 }
 
-/* The definition of one head's codes; kernel tables have it compiled for their machines. */
+/* The definition of how a head is encoded. The kernel tables contain it compiled for their
+ * machines. */
 void kv_encode_scalar(const struct kv_plane *p, const float *x, int32_t n, uint8_t *codes,
                       struct kv_scale *scale);
 float kv_decode(const struct kv_plane *p, struct kv_scale s, uint32_t code);
 
-/* `head`: the head's start in a page. */
+/* `head`: the address of the head in a page. */
 struct kv_scale kv_scale_get(const struct kv_plane *p, const char *head, int32_t token);
 float kv_get(const struct kv_plane *p, const char *head, int32_t token, int32_t d);
-/* Stores encoded codes, one byte each, with their scale; or n plain elements. The rest of the width
- * is zeroed. */
+/* Store codes, one per byte, with their scale; or n plain elements. The rest of the width is
+ * zeroed. */
 void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uint8_t *codes,
                   int32_t n, struct kv_scale scale);
 void kv_put_plain(const struct kv_plane *p, char *head, int32_t token, const float *x, int32_t n);

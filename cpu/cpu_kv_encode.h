@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Encodes one head (cpu_kv_codes.h) with plain loops that compilers vectorise. Included by
- * cpu_kv_codes.c and, for each instruction set, by cpu_kernels_vec.h. All give the same result:
- * nothing is summed, and every operation is rounded separately.
+ * cpu_kv_codes.c and, for each instruction set, by cpu_kernels_vec.h. All give the same result,
+ * because nothing is summed and every operation is rounded separately.
  * Thread: any. */
 #ifndef SLUICE_CPU_KV_ENCODE_H
 #define SLUICE_CPU_KV_ENCODE_H
@@ -26,7 +26,7 @@ static inline float kv_float_of(uint32_t u)
 
 struct kv_range {
     float low, high;
-    bool broken; // one is NaN
+    bool broken; // an element is NaN
 };
 
 static inline struct kv_range kv_range_of(const float *x, int32_t n)
@@ -41,7 +41,8 @@ static inline struct kv_range kv_range_of(const float *x, int32_t n)
     return (struct kv_range){low, high, broken != 0};
 }
 
-/* Rounds to E4M3, at most 448: multiples of 2^-9 below 2^-6, else three fraction bits. */
+/* Rounds to E4M3, to at most 448: below 2^-6 to multiples of 2^-9, otherwise to three fraction
+ * bits. */
 static inline uint8_t e4m3_of(float x)
 {
     uint32_t u = kv_float_bits(x), sign = u >> 24 & 0x80u, a = u & 0x7FFFFFFFu;
@@ -65,7 +66,7 @@ static inline float clamped(float x, float low, float high)
     return x < high ? x : high;
 }
 
-/* Scale and zero of `levels` steps, rounded to the shared word where there is one. */
+/* The scale and zero for a number of `levels` steps, rounded to the shared word if there is one. */
 static inline struct kv_scale zeroed_scale(const struct kv_plane *p, struct kv_range r,
                                            float levels)
 {

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products with packed weights. Each item is one tile of outputs for some rows (cpu_gemm.c). */
+/* Products with packed weights. An item is one tile of outputs for some rows (cpu_gemm.c). */
 #include "cpu/cpu_internal.h"
 #include "engine/base/minmax.h"
 
 #include <string.h>
 
-/* Rows that a tile is multiplied with at a time: their sums, 24 KiB, stay in the L1 cache. Also the
- * rows of one item when there are too few tiles to feed the threads. */
+/* The number of rows by which a tile is multiplied at a time: their sums, 24 KiB, stay in the L1
+ * cache. It is also the number of rows of an item if there are too few tiles to keep the threads
+ * busy. */
 enum { ITEM_ROWS = 96 };
 
-/* For rows packed as fp32: the rows of an item stay in the L2 cache while tiles pass. So an item
- * has fewer rows when K is large, but enough that the computation takes as long as loading the
- * weights. */
+/* For rows packed as fp32. The rows of an item should stay in the L2 cache while tiles pass, so an
+ * item has fewer rows if K is large; but it has enough of them that the computation takes as long
+ * as loading the weights. */
 enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
 
-/* As many rows as stay in the cache while a tile of weights is read. */
+/* The number of rows that stay in the cache while a tile of weights is read. */
 static int32_t stay_rows(int64_t row_bytes)
 {
     int64_t n = STAY_BYTES / row_bytes / STAY_LEAST * STAY_LEAST;
@@ -31,10 +32,10 @@ struct linear_job {
     int32_t first_row, n_rows;
     int64_t row_bytes;
     int32_t rows_per_item;
-    const struct input_range *ranges; // of the rows, if ranks share them
+    const struct input_range *ranges; // ranges of the rows' groups, if ranks share them
 };
 
-/* Rounds and converts a row of x to the weights' type. */
+/* Rounds a row of x and converts it to the type of the weights. */
 static void pack_item(void *arg, int32_t item, int32_t thread)
 {
     const struct linear_job *job = arg;
@@ -45,7 +46,7 @@ static void pack_item(void *arg, int32_t item, int32_t thread)
                  job->cpu->packed_rows + item * job->row_bytes);
 }
 
-/* Computes the ranges of the rows' groups, which all ranks that share the rows agree on. */
+/* Computes the ranges of the rows' groups, over all ranks that share the rows. */
 static bool share_ranges(struct cpu_backend *cpu, struct linear_job *job)
 {
     const struct weight *w = job->a->weight;
@@ -57,7 +58,7 @@ static bool share_ranges(struct cpu_backend *cpu, struct linear_job *job)
     return job->ranges != NULL;
 }
 
-/* A tile is read once for several runs of rows. */
+/* Reads a tile once for several runs of rows. */
 static void linear_item(void *arg, int32_t item, int32_t thread)
 {
     const struct linear_job *job = arg;
@@ -65,7 +66,7 @@ static void linear_item(void *arg, int32_t item, int32_t thread)
     int32_t tile = item % (int32_t)a->weight->n_tiles;
     int32_t row = item / (int32_t)a->weight->n_tiles * job->rows_per_item;
     int32_t end = lesser(row + job->rows_per_item, job->n_rows);
-    for (int32_t n; row < end; row += n) { // the tile stays in the cache, with the sums
+    for (int32_t n; row < end; row += n) { // the tile and the sums stay in the cache
         n = lesser(end - row, ITEM_ROWS);
         cpu_gemm_tile(job->cpu, &(struct gemm_tile){
                                     .weight = a->weight,
@@ -82,7 +83,7 @@ static void linear_item(void *arg, int32_t item, int32_t thread)
     }
 }
 
-/* act: only for products in blocks. */
+/* act: only for products in blocks; NULL: none. */
 static enum status linear(struct backend *be, const struct linear_args *a,
                           const struct activation_args *act)
 {
@@ -134,8 +135,8 @@ static bool act_fits(const struct linear_args *a, const struct activation_args *
     return !w->bias && !a->accumulate && (!act->gated || act->width % (w->panels * PANEL) == 0);
 }
 
-/* In blocks the activation is computed while the sums are still in the cache. Rows that do not fill
- * a block, and unsupported shapes, use the separate ops. */
+/* In blocks, the activation is computed while the sums are still in the cache. Rows that do not
+ * fill a block, and unsupported shapes, use the separate ops. */
 enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
                            const struct activation_args *act)
 {
@@ -158,7 +159,7 @@ enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
     return OK;
 }
 
-/* Processes the first rows of an op in blocks, and returns how many. */
+/* Computes the first rows of an op in blocks. Returns their number. */
 static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
 {
     const struct weight *w = a->linear->weight, *last = a->down ? a->down->weight : w;
@@ -175,7 +176,7 @@ static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
     return row;
 }
 
-/* The args of rows from `row` on. */
+/* The args for the rows from `row` on. */
 static struct linear_args linear_from(const struct linear_args *a, int32_t row)
 {
     struct linear_args rest = *a;
@@ -185,8 +186,8 @@ static struct linear_args linear_from(const struct linear_args *a, int32_t row)
     return rest;
 }
 
-/* In blocks the norm's output is packed directly, and the result of one product is written as the
- * packed input of the next. Rows that do not fill blocks go op by op. */
+/* In blocks, the norm's output is packed directly, and the result of one product is written as the
+ * packed input of the next. Rows that do not fill a block use the separate ops. */
 static enum status joined(struct backend *be, const struct blocks_args *a)
 {
     int32_t row = first_rows(cpu_of(be), a);
@@ -233,14 +234,14 @@ enum status cpu_norm_linear(struct backend *be, const struct norm_args *norm,
 
 enum { HEAD_ROWS = 48 };
 
-/* A product per head: MLA's projections. */
+/* A product for each head: MLA's projections. */
 struct heads_job {
     const struct cpu_backend *cpu;
     const struct linear_heads_args *a;
     int64_t row_bytes;
 };
 
-/* Each item packs its own rows, since heads have inputs of their own. */
+/* Each item packs its own rows, because each head has different inputs. */
 static void heads_item(void *arg, int32_t item, int32_t thread)
 {
     const struct heads_job *job = arg;

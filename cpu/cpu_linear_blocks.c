@@ -28,19 +28,20 @@
 
 #include <string.h>
 
-/* PART_K: inputs of one part. STAY_TILES: the most row tiles that stay: 768 KiB of L2, beside 256
- * KiB for a weight tile and part of the next. ITEM_TILES: the most weight tiles of an item: 1 MiB
- * when they stay. PASS_TILES: the most row tiles of an item that stream past; their sums wait for
- * the next part. */
+/* PART_K: number of inputs in a part. STAY_TILES: maximum number of row tiles that stay; they take
+ * 768 KiB of L2, beside 256 KiB for a weight tile and a part of the next. ITEM_TILES: maximum
+ * number of weight tiles in an item; 1 MiB if they stay. PASS_TILES: maximum number of row tiles of
+ * an item that stream past; their sums wait for the next part. */
 enum { PART_K = 2048, STAY_TILES = 12, ITEM_TILES = 4, PASS_TILES = 64 };
 
-/* Items per thread if there are enough rows, so that all threads end at about the same time. */
+/* Number of items per thread if there are enough rows, so that all threads end at about the same
+ * time. */
 enum { THREAD_ITEMS = 8 };
 
-/* Rows of a block that one call of put_rows finishes. */
+/* Number of rows of a block that one call of put_rows finishes. */
 enum { ROWS_ASIDE = 4 };
 
-/* With fewer rows, cpu_gemm_tile was faster on 16 threads. */
+/* Chosen: with fewer rows, cpu_gemm_tile was faster on 16 threads. */
 enum { LEAST_ROWS = 128 };
 
 struct blocks_job {
@@ -48,16 +49,17 @@ struct blocks_job {
     const struct linear_args *a;
     const struct norm_args *norm;      // computes the operand; NULL: a->x is the operand
     const struct activation_args *act; // applied to y before it is stored; NULL: none
-    char *rows;                        // packed, see rows_at
-    const struct blocks_job *next;     // the product that reads this one's result as its packed
-                                       // rows, or NULL
+    char *rows;                        // packed rows; see rows_at
+    // The product that reads this product's result as its packed rows; NULL: none.
+    const struct blocks_job *next;
     bool gated;
-    int64_t n_out; // outputs that are stored
-    int64_t k;     // inputs of all segments, padded
+    int64_t n_out; // number of outputs that are stored
+    int64_t k;     // number of inputs in all segments, with padding
     int32_t first_row, n_rows, row_tiles;
     bool rows_pass;
-    int32_t n_panels, panel_tiles; // of row tiles
-    int32_t units, units_per_item; // weight tiles; with a gated activation, pairs of them
+    int32_t n_panels, panel_tiles; // number of panels; row tiles per panel
+    // Number of weight tiles; with a gated activation, number of pairs of them.
+    int32_t units, units_per_item;
 };
 
 /* A block whose sums are complete but whose results have not been stored yet. */
@@ -71,15 +73,15 @@ struct results {
 struct blocks_item {
     const struct blocks_job *job;
     int32_t first_unit, n_units;
-    int32_t first_tile, n_tiles; // row tiles
+    int32_t first_tile, n_tiles; // range of row tiles
     int64_t level_floats;
     float *c;               // sums: [levels][slots][BLOCK_FLOATS]
     struct results pending; // n_rows 0: nothing is pending
 };
 
-/* Number of buffers for the sums of blocks: row tiles times weight tiles. With a single part of K,
- * sums only live until they are stored, so four suffice: a block's and its up block's, and those of
- * the pending block. */
+/* The number of buffers for the sums of blocks: row tiles times weight tiles. If K has a single
+ * part, sums live only until they are stored, so four buffers suffice: for a block and its up
+ * block, and for the pending block and its up block. */
 static int64_t slots(int64_t k, int32_t row_tiles, int32_t tiles, int32_t pairs)
 {
     return k <= PART_K ? 4 : (row_tiles / BLOCK_TILES + 2) * (int64_t)tiles * pairs;
@@ -110,21 +112,21 @@ static int32_t lower(int32_t a, int32_t b)
 
 /* ---- rows --------------------------------------------------------------------------------- */
 
-/* For the part of K at `base`: its number of inputs, and where inputs k and later of the i-th row
- * tile are. */
+/* The number of inputs in the part of K that starts at `base`. */
 static int64_t part_inputs(const struct blocks_job *job, int64_t base)
 {
     return lesser(job->k - base, PART_K);
 }
 
+/* The address of the inputs from k on, in that part, of row tile number i. */
 static char *rows_at(const struct blocks_job *job, int32_t i, int64_t base, int64_t k)
 {
     int64_t n = part_inputs(job, base);
     return job->rows + (base * job->row_tiles + i * n + k - base) * ROW_TILE * 2;
 }
 
-/* Packs the item-th row tile: [part][tile][k / 32][ROW_TILE][32]. Missing rows of the last tile
- * keep their old contents, and nobody reads their sums. */
+/* Packs row tile number `item`: [part][tile][k / 32][ROW_TILE][32]. Missing rows of the last tile
+ * keep their old contents; nothing reads their sums. */
 static void pack_tile_rows(void *arg, int32_t item, int32_t thread)
 {
     const struct blocks_job *job = arg;
@@ -150,7 +152,7 @@ static void pack_tile_rows(void *arg, int32_t item, int32_t thread)
 
 /* ---- results ------------------------------------------------------------------------------ */
 
-/* Stores PANEL sums of a row to y, with bias or accumulation; n of them are real outputs. */
+/* Stores PANEL sums of a row to y, of which n are real outputs, with bias or accumulation. */
 static void put_some(const struct blocks_job *job, const float *c, int64_t out, float *y, int64_t n)
 {
     const struct linear_args *a = job->a;
@@ -161,12 +163,12 @@ static void put_some(const struct blocks_job *job, const float *c, int64_t out, 
     }
 }
 
-/* Stores the results of the i-th row of a block: PANEL values at a, the other PANEL at b. */
+/* Stores the results of row i of a block: PANEL values at a, and PANEL values at b. */
 static void put_row(const struct results *r, int32_t i, const float *a, const float *b)
 {
     const struct blocks_job *job = r->job;
     const struct block_unit *unit = job->cpu->kernels->blocks;
-    if (job->next) { // packed inputs of the next product
+    if (job->next) { // y is the packed input of the next product
         int32_t row = r->row - job->first_row + i;
         char *to = rows_at(job->next, row / ROW_TILE, r->out / PART_K * PART_K, r->out);
         unit->put_rounded(a, b, to + row % ROW_TILE * K_UNIT * 2);
@@ -182,7 +184,7 @@ static void put_row(const struct results *r, int32_t i, const float *a, const fl
     put_some(job, b, r->out + PANEL, y + PANEL, left - PANEL);
 }
 
-/* The i-th group of ROWS_ASIDE rows of a block. */
+/* Finishes group number i of ROWS_ASIDE rows of a block. */
 static void put_rows(void *arg, int32_t i)
 {
     const struct results *r = arg;
@@ -204,7 +206,7 @@ static void put_rows(void *arg, int32_t i)
     }
 }
 
-/* Number of put_rows calls that cover the rows. */
+/* The number of calls of put_rows that cover all rows. */
 static int32_t n_puts(const struct results *r)
 {
     return (r->n_rows + ROWS_ASIDE - 1) / ROWS_ASIDE;
@@ -220,7 +222,7 @@ static void finish(struct results *r)
 
 /* ---- sums --------------------------------------------------------------------------------- */
 
-/* The weight tile of unit u, or with `up` the up tile that belongs to its gate tile. */
+/* The weight tile of unit u; with `up`, the up tile that belongs to its gate tile. */
 static const char *weights_at(const struct blocks_job *job, int32_t u, bool up, int64_t k)
 {
     const struct weight *w = job->a->weight;
@@ -237,17 +239,18 @@ static int32_t ones(int32_t n)
     return count;
 }
 
-/* One block for one part of K: its operands and sums, and what to prefetch meanwhile. */
+/* One block for one part of K: its operands and sums, and what to prefetch during the
+ * computation. */
 struct block {
     const char *w;
-    int32_t tile, n_tiles; // row tiles
+    int32_t tile, n_tiles; // range of row tiles
     float *c;
     const char *next;
     int64_t next_bytes;
 };
 
-/* Adds the part of K at `base` to a block. The inputs of one segment form one chain of sums. After
- * segment s (counted from 1) is complete, ctz(s) levels of the sum tree are merged. */
+/* Adds the part of K at `base` to a block. The inputs of a segment form one chain of sums. When
+ * segment s (counted from 1) is complete, ctz(s) levels of the tree of sums are merged. */
 static void part_sums(struct blocks_item *item, const struct block *b, int64_t base)
 {
     const struct blocks_job *job = item->job;
@@ -285,7 +288,7 @@ static void part_sums(struct blocks_item *item, const struct block *b, int64_t b
     }
 }
 
-/* Row tiles of the next block: three, but two and two rather than three and one. */
+/* The number of row tiles of the next block: three, but four tiles are divided into two and two. */
 static int32_t next_tiles(int32_t left)
 {
     if (left == 2 || left == 4) {
@@ -294,7 +297,7 @@ static int32_t next_tiles(int32_t left)
     return lower(left, BLOCK_TILES);
 }
 
-/* Memory to prefetch while blocks run, an equal share beside each block. */
+/* Memory to prefetch while blocks are computed; each block prefetches an equal share. */
 struct ahead {
     const char *p;
     int64_t left, share;
@@ -320,8 +323,8 @@ struct place {
     int64_t base;
 };
 
-/* Computes one part of a block, and of its up block if gated; `ahead` has what to prefetch beside
- * each. */
+/* Computes one part of a block, and of its up block if gated. `ahead`: what to prefetch during each
+ * of the two. */
 static void block_part(struct blocks_item *item, const struct place *at, int64_t *slot,
                        struct ahead *ahead[2])
 {
@@ -357,7 +360,8 @@ static void block_part(struct blocks_item *item, const struct place *at, int64_t
     }
 }
 
-/* Rows stay: one unit's part of K for all rows of the item. Prefetches the next unit's weights. */
+/* Rows stay: one unit's part of K, for all rows of the item. Prefetches the weights of the next
+ * unit. */
 static void unit_part(struct blocks_item *item, int32_t u, int64_t base, int64_t *slot)
 {
     const struct blocks_job *job = item->job;
@@ -378,8 +382,8 @@ static void unit_part(struct blocks_item *item, int32_t u, int64_t base, int64_t
     }
 }
 
-/* Prefetch target: the rows after the item's first `done` tiles of a part, which may be in the same
- * part, the next part, or the next item. */
+/* What to prefetch: the rows after the item's first `done` tiles of a part. They may be in the same
+ * part, in the next part, or in the next item. */
 static struct ahead rows_ahead(const struct blocks_item *item, int32_t done, int64_t base,
                                int32_t n_blocks)
 {
@@ -395,7 +399,7 @@ static struct ahead rows_ahead(const struct blocks_item *item, int32_t done, int
     return ahead_of(rows_at(job, tile, base, base), n_bytes, n_blocks);
 }
 
-/* Units stay: one part of K of the item's weights, past which its rows stream. */
+/* Units stay: one part of K of the item's weights, past which the item's rows stream. */
 static void rows_part(struct blocks_item *item, int64_t base, int64_t *slot)
 {
     const struct blocks_job *job = item->job;

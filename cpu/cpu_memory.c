@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank's memory: allocations that live until close, and scratch shared by ops. */
+/* A rank's memory: allocations that live until close, and scratch memory that ops share. */
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_room.h"
 
@@ -32,9 +32,10 @@ static bool is_there(size_t n_bytes)
     return n_bytes < SURELY_THERE || n_bytes <= cpu_free_bytes();
 }
 
-/* Commits the memory now if little would remain, so that later allocations cannot make its first
- * use fail. Otherwise it is committed on use: committing all of it took 1.1 s per GB at startup on
- * a virtual machine (2.2 s with huge pages), which most of a large pool does not justify. */
+/* Commits the memory now if little memory would remain, because later allocations could otherwise
+ * make its first use fail. If much remains, it is committed on first use: committing all of a large
+ * pool took 1.1 s per GB at startup on a virtual machine (2.2 s with huge pages), which would
+ * rarely be worth it. */
 static void commit_if_near(void *p, size_t n_bytes)
 {
     if (n_bytes < SURELY_THERE || n_bytes < cpu_free_bytes() / 2) {
@@ -105,7 +106,7 @@ enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes)
 enum status cpu_need_rows(struct cpu_backend *cpu)
 {
     size_t n_bytes = (size_t)cpu->max_k_bytes * (size_t)cpu_pack_rows(cpu);
-    n_bytes *= cpu->kernels->blocks ? 2 : 1; // mlp's result is stored after its input
+    n_bytes *= cpu->kernels->blocks ? 2 : 1; // the result of cpu_mlp is stored after its input
     if (cpu->packed_rows_bytes >= n_bytes) {
         return OK;
     }

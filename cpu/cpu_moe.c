@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Mixture of experts: the router's choice, and the feed-forward of the chosen experts. Rows are
- * sorted by expert, and each expert's products run over its rows. A row's outputs are summed in
- * order of expert id, separately per segment of K, so that ranks that hold whole segments get the
- * same bits. */
+ * sorted by expert, and each expert's products run over its rows. A row's outputs are summed in the
+ * order of expert ids, separately for each segment of K, so that ranks that hold whole segments get
+ * the same bits. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Picks (rows x k) whose intermediate values are in memory at a time. */
+/* Number of picks (rows x k) whose intermediate values are in memory at a time. */
 enum { CHUNK_PICKS = 2048 };
 
 /* ---- route -------------------------------------------------------------------------------- */
@@ -19,7 +19,8 @@ struct route_job {
     const struct moe_route_args *a;
 };
 
-/* The index of the highest score not yet taken, ties to the lowest index; -1 if none is left. */
+/* The index of the highest score that is not taken yet; of equal scores the lowest index. -1: none
+ * is left. */
 static int32_t best_of(const float *score, const bool *taken, int32_t n)
 {
     int32_t best = -1;
@@ -46,7 +47,7 @@ static void softmax(float *x, int32_t n)
     }
 }
 
-/* A group's score: its best choice, or the sum of its two best. */
+/* A group's score: its best choice, or the sum of its two best choices. */
 static float group_score(const float *choice, int32_t n, bool two)
 {
     float first = -INFINITY, second = -INFINITY;
@@ -123,7 +124,7 @@ static void pick(const struct moe_route_args *a, float *score, int32_t *ids, flo
     float sum = 0.0f;
     for (int32_t i = 0; i < a->k; i++) {
         int32_t e = best_of(choice, taken, a->n_experts);
-        e = e >= 0 ? e : 0; // fewer experts than picks, which is an error at load
+        e = e >= 0 ? e : 0; // there are fewer experts than picks, which loading reports as an error
         taken[e] = true;
         ids[i] = e;
         weights[i] = score[e];
@@ -172,23 +173,24 @@ struct ffn_job {
     const struct cpu_backend *cpu;
     const struct moe_ffn_args *a;
     int32_t first_row, n_rows, n_picks;
-    int32_t n_active;      // experts that have picks
+    int32_t n_active;      // number of experts that have picks
     int32_t *expert;       // [n_active]
-    int32_t *expert_first; // [n_active + 1] first pick of each
+    int32_t *expert_first; // [n_active + 1] first pick of each expert
     int32_t *pick_row;     // [n_picks] row in the chunk
-    int32_t *order;        // [n_rows * k]: a row's picks by expert id, as indices of sorted picks
-    float *order_weight;   // [n_rows * k]: their weights, applied to outputs
-    float *pick_weight;    // [n_picks]: weights applied to the experts' inputs
-    char *rows;            // [n_picks]: packed inputs of the current product
+    // [n_rows * k]: a row's picks in the order of expert ids, as indices of sorted picks
+    int32_t *order;
+    float *order_weight; // [n_rows * k]: the weights of these picks, applied to outputs
+    float *pick_weight;  // [n_picks]: weights applied to the experts' inputs
+    char *rows;          // [n_picks]: packed inputs of the current product
     int64_t row_bytes, row_bytes_2;
     float *hidden;                    // [n_picks, up]: gate and up, then the activation
-    int32_t up;                       // outputs of the first product: 2 ffn, or ffn
+    int32_t up;                       // outputs of the first product: 2 * ffn, or ffn
     float *out;                       // [segments, n_picks, hidden]
-    const struct weight *w;           // of the current product
-    const struct input_range *ranges; // of the hidden rows, if ranks share them
+    const struct weight *w;           // weight of the current product
+    const struct input_range *ranges; // ranges of the hidden rows, if ranks share them
 };
 
-/* Bytes of the arrays above for CHUNK_PICKS picks. */
+/* Bytes of these arrays for CHUNK_PICKS picks. */
 static size_t moe_layout(const struct cpu_backend *cpu, struct ffn_job *job, char *base)
 {
     size_t at = 0;
@@ -318,7 +320,7 @@ static void pack_down(void *arg, int32_t pick_index, int32_t thread)
                  job->rows + pick_index * job->row_bytes_2);
 }
 
-/* Like share_ranges of cpu_linear.c, for the picks' hidden rows. */
+/* Like share_ranges in cpu_linear.c, for the picks' hidden rows. */
 static bool share_ranges(struct cpu_backend *cpu, struct ffn_job *job)
 {
     const struct weight *w = job->a->down;
@@ -330,7 +332,7 @@ static bool share_ranges(struct cpu_backend *cpu, struct ffn_job *job)
     return job->ranges != NULL;
 }
 
-/* Items are the tiles of all active experts, expert after expert. */
+/* The items are the tiles of all active experts, one expert after the other. */
 static void expert_item(void *arg, int32_t item, int32_t thread)
 {
     const struct ffn_job *job = arg;
@@ -357,14 +359,15 @@ static void expert_item(void *arg, int32_t item, int32_t thread)
     }
 }
 
-/* y of one row: for each segment the weighted sum over picks, then the tree over segments. */
+/* Computes one row of y: for each segment the weighted sum over the picks, then the tree over the
+ * segments. */
 static void combine_item(void *arg, int32_t row, int32_t thread)
 {
     const struct ffn_job *job = arg;
     const struct moe_ffn_args *a = job->a;
     const struct cpu_kernels *kernels = job->cpu->kernels;
     int64_t n = a->down->n_out;
-    float *open = (float *)job->cpu->scratch[thread].p; // one sum per level of the tree
+    float *open = (float *)job->cpu->scratch[thread].p; // one sum for each level of the tree
     int32_t level = 0;
     for (int32_t s = 0; s < a->down->k_segments; s++) {
         float *sum = open + level++ * n;

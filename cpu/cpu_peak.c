@@ -10,7 +10,7 @@ struct peak_job {
     int64_t rounds;
     const char *p;
     size_t n_bytes;
-    _Alignas(64) float sink[1024]; // one per item
+    _Alignas(64) float sink[1024]; // one element per item
 };
 
 enum { READ_BYTES = 1 << 20 };
@@ -31,7 +31,8 @@ static void read_item(void *arg, int32_t item, int32_t thread)
     job->sink[thread] = job->cpu->kernels->read_all(job->p + at, n / 1024 * 1024);
 }
 
-/* The best of several runs, because other processes may use the machine. */
+/* Returns the best of several runs, because other processes may use the machine at the same
+ * time. */
 static double best_spin(struct peak_job *job, double flops)
 {
     int32_t n = 16 * pool_n_threads(job->cpu->pool);

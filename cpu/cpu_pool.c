@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Threads that share out the items of a job. Between jobs they spin for a while and then sleep in a
- * futex: a step has many short jobs, and waking a thread takes longer than some jobs. */
+/* Threads that share the items of a job. Between jobs they spin for a while and then sleep in a
+ * futex: a step has many short jobs, and waking a thread takes longer than some of them. */
 #include "cpu/cpu_pool.h"
 
 #include "engine/base/assert.h"
@@ -18,16 +18,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Spins before an idle thread sleeps: about 50 us, longer than the gap between the ops of a decode
- * step. */
+/* SPIN_TURNS: how often an idle thread spins before it sleeps. It takes about 50 us, longer than
+ * the gap between the ops of a decode step. */
 enum { SPIN_TURNS = 1500, CACHE_LINE = 64 };
 
-/* A thread's run of items in one word: the job's number in the high bits, then the end of the run
- * and the next item. The job's number keeps a thread that is late for one job from taking an item
- * of the next. */
+/* A thread's run of items in one word: the number of the job in the high bits, then the end of the
+ * run and the next item. The job's number keeps a thread that is late for one job from taking an
+ * item of the next. */
 enum { ITEM_BITS = 20 };
 #define ITEM_MASK ((1u << ITEM_BITS) - 1)
-enum { MAX_ITEMS = (1 << ITEM_BITS) - 1 }; // per job
+enum { MAX_ITEMS = (1 << ITEM_BITS) - 1 }; // items per job
 
 struct run {
     _Alignas(CACHE_LINE) _Atomic uint64_t word; // job << 40 | end << 20 | next
@@ -43,16 +43,19 @@ struct pool {
     int32_t n_threads, n_started;
     int32_t spin_turns;
     struct run *runs;       // [n_threads]
-    struct worker *workers; // [n_threads]; 0 is the owner
+    struct worker *workers; // [n_threads]; worker 0 is the owner
 
-    _Alignas(CACHE_LINE) _Atomic uint32_t job; // number of the job; changes when a job opens
+    // Number of the current job; changes when a job opens.
+    _Alignas(CACHE_LINE) _Atomic uint32_t job;
     _Atomic uint32_t n_asleep;
     _Atomic bool stop;
-    _Atomic uintptr_t fn, arg; // of the job; atomic because a late thread may read the next job's
-    _Atomic int32_t first;     // number of the job's first item
+    // fn and arg of the job; atomic because a late thread may read those of the next job.
+    _Atomic uintptr_t fn, arg;
+    _Atomic int32_t first; // number of the job's first item
 
     _Alignas(CACHE_LINE) _Atomic uint32_t n_done;
-    _Atomic uint32_t owner_waits_for; // wake the owner at this n_done; 0: it is awake
+    // The owner must be woken when n_done reaches this; 0: it is awake.
+    _Atomic uint32_t owner_waits_for;
 };
 
 typedef void item_fn(void *arg, int32_t item, int32_t thread);
@@ -76,7 +79,8 @@ static void relax(void)
 #endif
 }
 
-/* CPUs that the process may use: its affinity mask, limited by a cgroup quota if there is one. */
+/* The number of CPUs that the process may use: those of its affinity mask, limited by a cgroup
+ * quota if there is one. */
 static int32_t available_cpus(void)
 {
     cpu_set_t set;
@@ -98,7 +102,7 @@ static int32_t available_cpus(void)
     return n > 0 ? n : 1;
 }
 
-/* The next item of a run, or -1. */
+/* Takes the next item of a run; -1: none is left. */
 static int32_t take(struct run *run, uint32_t job)
 {
     uint64_t w = atomic_load_explicit(&run->word, memory_order_acquire);
@@ -115,7 +119,7 @@ static int32_t take(struct run *run, uint32_t job)
     }
 }
 
-/* Works on a job until no item is left, starting with the thread's own run. */
+/* Works on a job until no item is left, beginning with the thread's own run. */
 static void work(struct pool *pool, uint32_t job, int32_t thread)
 {
     item_fn *fn = (item_fn *)atomic_load_explicit(&pool->fn, memory_order_relaxed);
@@ -136,7 +140,7 @@ static void work(struct pool *pool, uint32_t job, int32_t thread)
     }
 }
 
-/* Takes part in each job whose number it has not seen. */
+/* Takes part in each job whose number it has not seen before. */
 static void *worker_main(void *p)
 {
     struct worker *w = p;
@@ -161,8 +165,8 @@ static void *worker_main(void *p)
     return NULL;
 }
 
-/* With fewer processors than threads there is no spinning, because it would take time from
- * those that work. */
+/* If there are fewer processors than threads, threads do not spin, because that would take time
+ * from those that work. */
 struct pool *pool_create(int32_t n_threads)
 {
     int32_t available = available_cpus();
@@ -215,7 +219,7 @@ int32_t pool_n_threads(const struct pool *pool)
     return pool->n_threads;
 }
 
-/* The owner spins, too, before it sleeps. */
+/* The owner also spins before it sleeps. */
 static void wait_done(struct pool *pool, uint32_t n_items)
 {
     for (int32_t i = 0; i < pool->spin_turns; i++) {
@@ -231,7 +235,7 @@ static void wait_done(struct pool *pool, uint32_t n_items)
     atomic_store(&pool->owner_waits_for, 0);
 }
 
-/* Items [first, first + n_items), as one job. */
+/* Runs items [first, first + n_items) as one job. */
 static void run_job(struct pool *pool, int32_t first, int32_t n_items, item_fn *fn, void *arg)
 {
     uint32_t job = atomic_load_explicit(&pool->job, memory_order_relaxed) + 1;
@@ -264,7 +268,7 @@ void pool_run(struct pool *pool, int32_t n_items, item_fn *fn, void *arg)
         }
         return;
     }
-    // almost always a single iteration
+    // There is almost always only one iteration.
     for (int32_t first = 0; first < n_items; first += MAX_ITEMS) {
         int32_t rest = n_items - first;
         run_job(pool, first, lesser(rest, MAX_ITEMS), fn, arg);

@@ -19,8 +19,8 @@ void pool_destroy(struct pool *pool); // accepts NULL
 
 int32_t pool_n_threads(const struct pool *pool);
 
-/* Calls fn(arg, item, thread) for each item in [0, n_items); `thread` is in [0, n_threads) and no
- * two calls with the same one overlap. Returns when all are done. */
+/* Calls fn(arg, item, thread) for each item in [0, n_items). `thread` is in [0, n_threads), and no
+ * two calls with the same `thread` overlap. Returns when all calls are done. */
 void pool_run(struct pool *pool, int32_t n_items,
               void (*fn)(void *arg, int32_t item, int32_t thread), void *arg);
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The recurrence of ops.h in the form in which it is defined: a row reads S at the start of its
- * block and the rows of its block before it; S advances when a block is full.
+/* The recurrence of ops.h, in the form in which it is defined: a row reads S at the start of its
+ * block and the rows of its block before it, and S advances when a block is full.
  *
- * Blocks are processed in order, all sequences side by side: first the rows' queries and keys (an
- * item is a row), then the rest (an item is one head of a sequence). Every sum is one chain in
- * order of positions or of a key's elements, whatever the number of rows: products with S and with
- * the block's keys cover all rows at once, sums over values one row at a time. A row of a tree
- * takes the same steps over a page into which its path has been gathered. */
+ * Blocks are processed in order, and all sequences side by side. First come the rows' queries and
+ * keys (an item is a row), then the rest (an item is one head of a sequence). Every sum is one
+ * chain in the order of positions, or of a key's elements, whatever the number of rows. Products
+ * with S and with the keys of the block cover all rows at once; sums over values are done one row
+ * at a time. A row of a tree takes the same steps, over a page into which its path has been
+ * gathered. */
 #include "cpu/cpu_state.h"
 #include "engine/base/minmax.h"
 
@@ -17,11 +18,11 @@ struct recurrence_job {
     struct cpu_backend *cpu;
     const struct recurrence_args *a;
     const struct state_pages *pages;
-    int32_t round; // index of the block within each sequence
+    int32_t round; // index of the current block within each sequence
 };
 
-/* One head's rows of one block: rows [row, row + n) of the pass at offsets [at, at + n) of the
- * block at `begin`, over pages of raw rows by offset. */
+/* One head's rows in one block: rows [row, row + n) of the pass, which are at offsets [at, at + n)
+ * of the block at `begin`. Raw rows are in pages, by offset. */
 struct run {
     int32_t lane, head, row, n, at, begin;
     const char *k;
@@ -30,13 +31,13 @@ struct run {
 };
 
 struct space {
-    float *rows, *scaled; // [2 block][key_dim]: keys and queries; the same times their decay since
-                          // S
-    float *from_s;        // [2 block][v_stride]: their products with S
+    float *rows, *scaled; // [2 block][key_dim]. rows: keys and queries; scaled: the same,
+                          // multiplied by their decay since S
+    float *from_s;        // [2 block][v_stride]: products of `scaled` with S
     float *scores;        // [2 block][block]
     float *page;          // [key_dim][block]
     float *sum;           // [v_stride]
-    char *k, *u;          // of a tree's path
+    char *k, *u;          // k and u of a tree's path
     float *g;
 };
 
@@ -66,12 +67,12 @@ size_t cpu_recurrence_scratch(const struct state_pages *p)
 
 /* ---- rows --------------------------------------------------------------------------------- */
 
-/* The rows of a sequence in this round's block. False: there are none. */
+/* The rows of a sequence that are in this round's block. False: there are none. */
 static bool rows_of_round(const struct recurrence_job *job, const struct pass_seq *seq,
                           int32_t *first, int32_t *n)
 {
     int32_t block = job->pages->block, last = seq->n_past + seq->n_rows;
-    if (seq->tree) { // a tree's rows are all in one block
+    if (seq->tree) { // all rows of a tree are in one block
         *first = seq->first_row;
         *n = seq->n_rows;
         return job->round == 0;
@@ -127,7 +128,7 @@ static void keys_item(void *arg, int32_t item, int32_t thread)
 
 /* ---- decays ------------------------------------------------------------------------------- */
 
-/* softplus, clamped to its range */
+/* softplus, clamped to the allowed range */
 static float dt_of(const struct recurrence_args *a, float x)
 {
     float dt = x > 20.0f ? x : log1pf(expf(x));
@@ -143,7 +144,7 @@ static float step_of(const struct recurrence_args *a, int32_t row, int64_t i)
     return a->decay_scale * tensor_row(&a->decay, row)[i] + a->dt_bias->vector[i];
 }
 
-/* The sums of the run's log decays, continued from the row before it. */
+/* Sums up the run's log decays, continuing from the row before it. */
 static void sum_decays(const struct recurrence_job *job, const struct run *r)
 {
     const struct recurrence_args *a = job->a;
@@ -163,7 +164,7 @@ static void sum_decays(const struct recurrence_job *job, const struct run *r)
     }
 }
 
-/* out[j] = exp(G_t - G_j) for offsets up to t of one page row, 0 after that. */
+/* out[j] = exp(G_t - G_j) for offsets up to t, and 0 for later ones. */
 static void decays_to(const struct recurrence_job *job, const float *g, int32_t t, float *out)
 {
     for (int32_t j = 0; j < job->pages->block; j++) {
@@ -171,7 +172,7 @@ static void decays_to(const struct recurrence_job *job, const float *g, int32_t 
     }
 }
 
-/* page = the block's keys decayed to offset t. */
+/* page = the block's keys, decayed to offset t. */
 static void decayed_keys(const struct recurrence_job *job, const struct run *r, int32_t t,
                          float *page, float *keys)
 {
@@ -196,19 +197,20 @@ static void decayed_keys(const struct recurrence_job *job, const struct run *r, 
 
 /* ---- one head of one block ---------------------------------------------------------------- */
 
-/* Vectors per row that are multiplied: with the delta rule its key and its query. */
+/* The number of vectors per row that are multiplied: with the delta rule two, its key and its
+ * query. */
 static int32_t per_row(const struct recurrence_job *job)
 {
     return job->pages->geometry.kind == STATE_DELTA ? 2 : 1;
 }
 
-/* Describes a page of plain values for the attention kernels. */
+/* Describes a page of plain values in the form that the attention kernels read. */
 static struct kv_plane plain(enum dtype dtype, bool by_dim, int32_t tokens, int32_t width)
 {
     return kv_plane_make(KV_PLAIN, dtype, by_dim, tokens, width, 0.0f, 0);
 }
 
-/* The rows, the rows decayed since the block's start, and their products with S. */
+/* Computes the rows, the same rows decayed since the block's start, and their products with S. */
 static void products_with_state(const struct recurrence_job *job, const struct run *r,
                                 struct space *s)
 {
@@ -239,7 +241,8 @@ static void products_with_state(const struct recurrence_job *job, const struct r
     }
 }
 
-/* Decayed products of the run's rows with the block's keys; valid up to each row's own offset. */
+/* Products of the run's decayed rows with the keys of the block. They are valid only up to each
+ * row's own offset. */
 static void products_with_keys(const struct recurrence_job *job, const struct run *r,
                                struct space *s)
 {
@@ -269,7 +272,7 @@ static void products_with_keys(const struct recurrence_job *job, const struct ru
     }
 }
 
-/* sum += the values at offsets below `end`, each times its score. */
+/* sum += the values at offsets below `end`, each multiplied by its score. */
 static void add_values(const struct recurrence_job *job, const struct run *r, const float *scores,
                        int32_t end, float *sum)
 {
@@ -280,7 +283,7 @@ static void add_values(const struct recurrence_job *job, const struct run *r, co
     job->cpu->kernels->weigh(scores, p->block, 1, &run, sum);
 }
 
-/* The value that the row leaves for later rows. */
+/* Computes the value that the row leaves for later rows. */
 static void make_value(const struct recurrence_job *job, const struct run *r, int32_t i,
                        struct space *s)
 {
@@ -323,7 +326,7 @@ static void make_output(const struct recurrence_job *job, const struct run *r, i
     }
 }
 
-/* S at the next boundary, once the block is full. */
+/* Computes S at the next boundary, once the block is full. */
 static void move_on(const struct recurrence_job *job, const struct run *r, struct space *s)
 {
     const struct state_pages *p = job->pages;

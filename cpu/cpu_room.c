@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The number after `key` at the start of a line; SIZE_MAX if there is none, as for "max". */
+/* The number after `key` at the start of a line. SIZE_MAX if there is no number, as with "max". */
 static size_t read_number(const char *path, const char *key)
 {
     char line[256];
@@ -47,7 +47,7 @@ static size_t above(size_t a, size_t b)
 /* ---- control groups ---------------------------------------------------------------------------
  */
 
-/* The two cgroup versions have different names for the same things. */
+/* The two versions of cgroups have different names for the same things. */
 struct group_version {
     const char *mount, *limits[2], *used, *cached[2];
 };
@@ -93,9 +93,9 @@ static size_t room_of_group(const struct group_version *v, const char *group)
     return above(limit, above(used, cached));
 }
 
-/* A container that shares the host's cgroup namespace may see only its own group, mounted as if
- * it were the root, while its path is the host's. So leading components that do not exist are
- * dropped. */
+/* A container that shares the host's cgroup namespace may see only its own group, mounted as if it
+ * were the root, while its path is the one on the host. So leading components of the path that do
+ * not exist are dropped. */
 static const char *visible_path(const char *mount, const char *path)
 {
     char group[PATH_MAX];
@@ -111,7 +111,7 @@ static const char *visible_path(const char *mount, const char *path)
     return path;
 }
 
-/* The least free memory of the group and of the groups above it. */
+/* The least free memory of the group and all groups above it. */
 static size_t room_of_path(const char *root, const struct group_version *v, const char *path)
 {
     char mount[PATH_MAX], group[2 * PATH_MAX];
@@ -131,7 +131,8 @@ static size_t room_of_path(const char *root, const struct group_version *v, cons
     return room;
 }
 
-/* Lines of /proc/self/cgroup are "0::/path" in version 2, and "4:cpu,memory:/path" in version 1. */
+/* A line of /proc/self/cgroup is "0::/path" in version 2, and for instance "4:cpu,memory:/path" in
+ * version 1. */
 static size_t room_of_line(const char *root, char *line)
 {
     line[strcspn(line, "\n")] = '\0';
@@ -171,7 +172,7 @@ static size_t room_of_groups(const char *root)
  */
 
 /* The first three numbers of statm, in bytes: the address space, the resident set, and the part of
- * it backed by files. */
+ * the resident set that is backed by files. */
 static bool read_sizes(const char *root, size_t sizes[3])
 {
     char name[PATH_MAX];
@@ -189,7 +190,7 @@ static bool read_sizes(const char *root, size_t sizes[3])
 
 static size_t room_of_address_space(const char *root)
 {
-    enum { FOR_OTHERS = 64 << 20 }; // chosen: stacks and heap of threads created later
+    enum { FOR_OTHERS = 64 << 20 }; // chosen: for stacks and heap of threads that are created later
     struct rlimit r;
     size_t sizes[3];
     if (getrlimit(RLIMIT_AS, &r) != 0 || r.rlim_cur == RLIM_INFINITY || !read_sizes(root, sizes)) {

@@ -28,7 +28,7 @@ static void rope_item(void *arg, int32_t item, int32_t thread)
     }
 }
 
-/* Angles for all positions are computed in advance, as a table of cosines and sines. */
+/* The angles of all positions are computed in advance, as a table of cosines and sines. */
 enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc, struct rope_table **out)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -43,8 +43,8 @@ enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc, stru
     r->max_pos = desc->max_pos;
     r->interleaved = desc->interleaved;
     size_t n = (size_t)desc->n_pairs * (size_t)desc->max_pos;
-    r->cos = cpu_memory(cpu, 2 * n * sizeof(float)); // one allocation, so that all of it is checked
-                                                     // at once
+    // A single allocation, so that all of it is checked at once.
+    r->cos = cpu_memory(cpu, 2 * n * sizeof(float));
     if (!r->cos) {
         return ERR_NOMEM;
     }
@@ -55,7 +55,7 @@ enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc, stru
     return OK;
 }
 
-/* Only the first 2 n_pairs numbers of a head are rotated. */
+/* Rotates only the first 2 n_pairs elements of a head. */
 static void rotate(const struct cpu_backend *cpu, const struct rope_table *r, int32_t pos, float *x)
 {
     if (r && r->n_pairs > 0) {
@@ -72,7 +72,7 @@ static float growth_at(const struct query_growth *g, int32_t pos)
         return 1.0f;
     }
     ASSERT(g->every > 0);
-    int32_t periods = (pos + g->offset) / g->every; // whole ones
+    int32_t periods = (pos + g->offset) / g->every; // number of whole periods
     return 1.0f + g->beta * logf(1.0f + (float)periods);
 }
 
@@ -89,7 +89,7 @@ struct store_job {
     const struct kv_pages *pages;
 };
 
-/* The norm of one head; its weight is shared by all heads or each head's own. */
+/* Norms one head. The norm's weight is shared by all heads, or each head has its own. */
 static void norm_head(const struct store_job *job, const struct weight *w, float *x, int32_t head)
 {
     const struct rope_store_args *a = job->a;
@@ -108,7 +108,7 @@ static void norm_width(const struct store_job *job, const struct weight *w, floa
                             width, x);
 }
 
-/* One row: norms, rotation, growth of queries, then K and V go to their pages. */
+/* One row: norms, rotation and growth of queries; then K and V go to their pages. */
 static void store_item(void *arg, int32_t row, int32_t thread)
 {
     const struct store_job *job = arg;
@@ -148,7 +148,7 @@ static void store_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
-/* Rows write to different slots, so they need no order. */
+/* Rows write to different slots, so their order does not matter. */
 enum status cpu_rope_store(struct backend *be, const struct rope_store_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);

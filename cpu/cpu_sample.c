@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Drawing tokens: the definition that every backend follows (ops.h, sample_args). Arithmetic:
  *  - a score is one float; bias is added, then score > 0 ? score / r : score * r, then
- *    score -= frequency * count, then score -= presence, each rounded on its own;
+ *    score -= frequency * count, then score -= presence; each step is rounded separately;
  *  - the temperature divides: score / temperature;
  *  - probabilities are exact_exp(score - max) as integers in units of 2^-40, so that their sums do
  *    not depend on the order in which they are added;
- *  - scores compare by score_key, an integer, equal scores by the lower id. */
+ *  - scores are compared by score_key, an integer; of equal scores the one with the lower id wins.
+ */
 #include "cpu/cpu_sample.h"
 #include "engine/base/exact.h"
 #include "engine/base/minmax.h"
@@ -24,7 +25,7 @@ enum { SELECT_BITS = 11, SELECT_BINS = 1 << SELECT_BITS };
 
 /* ---- step 3: top-k, top-p, min-p ---------------------------------------------------------- */
 
-/* Orders like the floats; NaN and -infinity have key 0 and are never kept. */
+/* Keys have the same order as the floats. NaN and -infinity have key 0 and are never kept. */
 static uint32_t score_key(float x)
 {
     if (!(x > -INFINITY)) {
@@ -34,14 +35,14 @@ static uint32_t score_key(float x)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Keeps the highest scores (ties by lower id) until their weights reach `target`: weights are 1
- * (top-k) or the probabilities (top-p). A radix search from the top bits of the key finds the score
- * at which the target is reached. The rest becomes -infinity. */
+/* Keeps the highest scores (of equal ones those with lower ids) until their weights reach `target`.
+ * The weights are 1 (top-k) or the probabilities (top-p). A radix search, starting at the top bits
+ * of the key, finds the score at which the target is reached. All other scores become -infinity. */
 static void keep_top(float *s, int32_t n, uint64_t target, bool by_mass,
                      const struct scratchpad *pad)
 {
     static const int shifts[] = {32 - SELECT_BITS, 32 - 2 * SELECT_BITS, 0};
-    uint32_t prefix = 0, known = 0; // threshold bits found so far, and their mask
+    uint32_t prefix = 0, known = 0; // the bits of the threshold that are known, and their mask
     uint64_t left = target;
     for (int step = 0; step < 3; step++) {
         memset(pad->mass, 0, SELECT_BINS * sizeof *pad->mass);
@@ -82,7 +83,7 @@ static void narrow(const struct cpu_backend *cpu, const struct sampling_params *
     if (p->top_p < 1.0f) {
         uint64_t total = 0;
         for (int32_t i = 0; i < n; i++) {
-            if (!(s[i] > -INFINITY)) { // dropped by top-k
+            if (!(s[i] > -INFINITY)) { // top-k has dropped it
                 pad->shares[i] = 0.0f;
             }
             total += mass_of(pad->shares[i]);
@@ -118,8 +119,8 @@ static void draw_more(const struct cpu_backend *cpu, const struct pass_draw *d, 
     }
 }
 
-/* One draw. Leaves the final scores in place, except for a plain greedy draw when nothing more is
- * needed. */
+/* Makes one draw. Leaves the final scores in place, except for a plain greedy draw that needs
+ * nothing more. */
 static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw *d,
                           const float *logits, int32_t n, const struct scratchpad *pad)
 {
@@ -149,8 +150,8 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     float max = best.value / temperature;
     narrow(cpu, p, pad->scores, n, max, pad);
     if (d->law > 0 && d->kind == DRAW_SAMPLE) {
-        int32_t judged = cpu_judge_drafts(cpu, d, n, max, pad);
-        return judged >= 0 ? judged : best.id;
+        int32_t token = cpu_test_drafts(cpu, d, n, max, pad);
+        return token >= 0 ? token : best.id;
     }
     if (d->law > 0) {
         float *law = cpu->laws + (int64_t)(d->law - 1) * cpu->limits.vocab;
@@ -160,7 +161,7 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     return id >= 0 ? id : best.id;
 }
 
-/* The raw log-softmax at `token`, and the most likely ids. */
+/* Computes the log-softmax of the raw logits at `token`, and the most likely ids. */
 static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_draw *d,
                           const float *logits, int32_t n, struct draw_result *r)
 {
@@ -203,7 +204,7 @@ static void keep_logits(const struct draw_job *job, const struct pass_draw *d, c
 /* True if a token can be drawn from these logits. */
 static bool is_sound(const float *logits, int32_t n)
 {
-    enum { PIECE = 16 }; // what the compiler turns into vectors
+    enum { PIECE = 16 }; // chosen: a length that compilers turn into vectors
     int32_t bad = 0, live = 0, i = 0;
     for (; i + PIECE <= n; i += PIECE) {
         for (int32_t k = 0; k < PIECE; k++) {
@@ -218,8 +219,8 @@ static bool is_sound(const float *logits, int32_t n)
     return !bad && live;
 }
 
-/* The result for logits that cannot be drawn from: ids that the next rows can be fed with, and no
- * law. */
+/* The result if no token can be drawn from the logits: ids that the next rows can be fed with, and
+ * no law. */
 static void draw_nothing(const struct cpu_backend *cpu, const struct pass_draw *d,
                          struct draw_result *r)
 {
@@ -289,8 +290,8 @@ enum status cpu_sample(struct backend *be, const struct sample_args *a)
     ASSERT(a->n_vocab_used >= 1 && a->n_vocab_used <= cpu->limits.vocab);
     struct draw_job job = {.cpu = cpu, .a = a, .slot = &cpu->slots[cpu->slot]};
     pool_run(cpu->pool, a->n_draws, draw_item, &job);
-    for (int32_t i = 0; i < a->n_draws; i++) { // after all draws, because a draw may read what
-                                               // another keeps
+    // After all draws, because a draw may read what another one keeps.
+    for (int32_t i = 0; i < a->n_draws; i++) {
         const struct pass_draw *d = &cpu->pass->draws[i];
         if (d->keep && d->kind != DRAW_SCORE) {
             const struct draw_result *r = &job.slot->draws[job.slot->n_draws_used + i];

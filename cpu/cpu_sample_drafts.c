@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The law of a draft, and the test that accepts or rejects the draft. */
+/* The law of a draft (the distribution that it was drawn from), and the test that accepts or
+ * rejects the draft. */
 #include "cpu/cpu_sample.h"
 #include "engine/base/exact.h"
 
@@ -7,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Shares of what is kept, and the sum of their masses. */
+/* Writes the shares of the tokens that are kept, and returns the sum of their masses. */
 uint64_t cpu_make_law(const struct cpu_backend *cpu, const float *s, int32_t n, float max,
                       float *shares)
 {
@@ -20,11 +21,11 @@ uint64_t cpu_make_law(const struct cpu_backend *cpu, const float *s, int32_t n, 
     return total;
 }
 
-/* The acceptance test of drafts: p and q at each stage. Stage s + 1 is the distribution left after
- * draft s was refused. */
+/* The acceptance test of drafts, with p and q at each stage. Stage s + 1 is the distribution that
+ * is left after draft s was refused. */
 struct trial {
-    const float *p, *q; // shares of stage 0
-    int32_t n;          // drafts refused so far, which is the current stage
+    const float *p, *q; // shares at stage 0
+    int32_t n;          // number of drafts refused so far, which is the current stage
     double p_total[MAX_SIBLINGS + 1], q_total[MAX_SIBLINGS + 1];
     int32_t refused[MAX_SIBLINGS];
 };
@@ -39,7 +40,7 @@ static double q_mass(const struct trial *t, int32_t stage, int32_t id)
     return (double)mass_of(t->q[id]);
 }
 
-/* The excess of p over q after stage s, if p has mass `p` there. */
+/* The excess of p over q after stage s, if the mass of p there is `p`. */
 static double above(const struct trial *t, int32_t s, double p, int32_t id)
 {
     return p / t->p_total[s] - q_mass(t, s, id) / t->q_total[s];
@@ -55,7 +56,7 @@ static double p_mass(const struct trial *t, int32_t id)
     return m;
 }
 
-/* Moves to the next stage; false, without a change, if p exceeds q nowhere. */
+/* Moves to the next stage. Returns false, and changes nothing, if p exceeds q nowhere. */
 static bool refuse(struct trial *t, int32_t draft, int32_t n_vocab)
 {
     uint64_t total = 0;
@@ -74,7 +75,7 @@ static bool refuse(struct trial *t, int32_t draft, int32_t n_vocab)
     return true;
 }
 
-/* arg-max of log p + noise, or of log(p - q) + noise; -1 if nothing is left. */
+/* The arg-max of log p + noise, or of log(p - q) + noise; -1 if nothing is left. */
 static int32_t draw_left(const struct trial *t, bool above_q, int32_t n, uint64_t seed,
                          int32_t position)
 {
@@ -96,8 +97,8 @@ static int32_t draw_left(const struct trial *t, bool above_q, int32_t n, uint64_
     return best;
 }
 
-/* The drafts that follow the draw's row: a chain's is in the history, a tree's are the row's
- * children. */
+/* The drafts that follow the draw's row. In a chain there is one, in the history; in a tree they
+ * are the children of the row. */
 static int32_t find_drafts(const struct cpu_backend *cpu, const struct pass_draw *d,
                            int32_t *drafts)
 {
@@ -121,9 +122,10 @@ static int32_t find_drafts(const struct cpu_backend *cpu, const struct pass_draw
     return n;
 }
 
-/* The accepted draft, or another token; scores as left by narrow. */
-int32_t cpu_judge_drafts(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
-                         float max, const struct scratchpad *pad)
+/* Returns the accepted draft, or another token. The scores are those after top-k, top-p and
+ * min-p. */
+int32_t cpu_test_drafts(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
+                        float max, const struct scratchpad *pad)
 {
     const uint64_t seed = cpu->lanes[d->lane].params.seed;
     int32_t drafts[MAX_SIBLINGS], n_drafts = find_drafts(cpu, d, drafts), last = -1;

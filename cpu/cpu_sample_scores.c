@@ -90,8 +90,8 @@ static void ban_words(const struct sampling_params *p, const struct known *k, fl
     }
 }
 
-/* Clears what is not allowed. The allowed scores are saved in `count` meanwhile, because ids may
- * come in any order and more than once. */
+/* Removes tokens that are not allowed. The scores of allowed tokens are saved in `count` for the
+ * time being, because ids may come in any order and more than once. */
 static void keep_allowed(const struct sampling_params *p, int32_t n_vocab,
                          const struct scratchpad *pad)
 {
@@ -137,7 +137,7 @@ void cpu_make_scores(const struct sampling_params *p, const struct pass_draw *d,
         }
     }
     penalise(p, k, d->n_prompt, n_vocab, pad);
-    keep_masked(mask, pad->scores, n_vocab); // not a ban: never dropped
+    keep_masked(mask, pad->scores, n_vocab); // this is not a ban, so it is never dropped
     if (bans == NO_BANS) {
         return;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* State sets: their memory, and what moves in it between passes. */
+/* State sets: their memory, and how data moves in it between passes. */
 #include "cpu/cpu_state.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static bool usable(const struct state_layer *g)
            g->key_dim <= MAX_STATE_DIM && g->value_dim > 0 && g->value_dim <= MAX_STATE_DIM;
 }
 
-/* A block must be a multiple of a panel, since products over it are. */
+/* A block must be a multiple of a panel, because products over it process whole panels. */
 static enum status check_desc(const struct state_set_desc *d)
 {
     bool known = d->dtype == DT_F32 || d->dtype == DT_BF16 || d->dtype == DT_F16;
@@ -37,8 +37,8 @@ static enum status check_desc(const struct state_set_desc *d)
     return ok ? OK : ERR_INVALID;
 }
 
-/* Offsets in a lane's memory: records of state at boundaries, and keys, values, decays and inputs
- * of the rows since then. A snapshot is one record. */
+/* The offsets in a lane's memory: records of the state at boundaries; and the keys, values, decays
+ * and inputs of the rows since then. A snapshot is one record. */
 static struct state_pages lay_out(const struct state_set_desc *d, int32_t layer)
 {
     const struct state_layer *g = &d->layers[layer];
@@ -139,8 +139,8 @@ const struct state_pages *cpu_state_layer(const struct cpu_backend *cpu, int32_t
 
 /* ---- copies ------------------------------------------------------------------------------- */
 
-/* Copies the inputs of the convolution at positions [pos - (kernel - 1), pos) from the record to
- * the ring. */
+/* Copies the convolution's inputs at positions [pos - (kernel - 1), pos) from the record to the
+ * ring. */
 static void inputs_from_record(const struct state_pages *p, int32_t lane, int32_t pos)
 {
     const char *tail = state_record(p, lane, pos) + p->s_bytes;
@@ -150,7 +150,7 @@ static void inputs_from_record(const struct state_pages *p, int32_t lane, int32_
     }
 }
 
-/* Between a lane and a snapshot one record moves; from lane to lane everything. */
+/* Between a lane and a snapshot, one record is copied; from lane to lane, everything. */
 static void copy_state(const struct state_pages *p, int32_t n_lanes, const struct state_copy *c)
 {
     bool from_lane = c->from < n_lanes, to_lane = c->to < n_lanes;
@@ -168,7 +168,7 @@ static void copy_state(const struct state_pages *p, int32_t n_lanes, const struc
     }
 }
 
-/* In the order of the list, which may name a slot twice. */
+/* Copies in the order of the list, in which a slot may occur twice. */
 enum status cpu_copy_states(struct backend *be, int32_t set, int32_t n,
                             const struct state_copy *copies)
 {
@@ -186,7 +186,8 @@ enum status cpu_copy_states(struct backend *be, int32_t set, int32_t n,
     return OK;
 }
 
-/* Copies a column, `step` elements apart, of a transposed page; both may be in the same page. */
+/* Copies a column, whose elements are `step` bytes apart, of a transposed page. Both columns may be
+ * in the same page. */
 static void move_column(char *to, const char *from, size_t size, int32_t n, int32_t block,
                         int32_t to_slot, int32_t from_slot)
 {
@@ -197,7 +198,7 @@ static void move_column(char *to, const char *from, size_t size, int32_t n, int3
     }
 }
 
-/* Rows of accepted drafts move to their final positions: their inputs, keys and values. */
+/* Moves a row of an accepted draft to its final position: its inputs, key and value. */
 static void move_row(const struct state_pages *p, const struct slot_move *m)
 {
     const struct state_layer *g = &p->geometry;
@@ -264,8 +265,8 @@ float cpu_state_rounded(enum dtype dtype, float x)
     return dtype == DT_F16 ? f16_to_f32(f16_of(x)) : x;
 }
 
-/* The row of the pass at this position on the row's path; -1 if it is in the past. In a
- * tree the path is given by the mask. */
+/* The row of the pass that is at this position on the row's path; -1 if the position is in the
+ * past. In a tree, the mask defines the path. */
 int32_t cpu_path_row(const struct pass *pass, const struct pass_seq *seq, int32_t row, int32_t pos)
 {
     if (!seq->tree) {

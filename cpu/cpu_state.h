@@ -22,11 +22,12 @@ struct state_pages {
     enum dtype dtype;
     int32_t block, n_pages, n_records, conv_ring;
     int32_t v_stride; // value_dim rounded up to a multiple of PANEL
-    int32_t decays;   // per head and position: 1, or key_dim
+    int32_t decays;   // number of decays per head and position: 1, or key_dim
     size_t s_bytes, record_bytes;
-    size_t k_bytes, u_bytes, g_bytes, conv_bytes; // of one head in one page; conv_bytes: of one
-                                                  // row's inputs
-    size_t k_at, u_at, g_at, conv_at, lane_bytes; // offsets in a lane's memory, and its size
+    // Bytes of one head in one page; conv_bytes: of the inputs of one row.
+    size_t k_bytes, u_bytes, g_bytes, conv_bytes;
+    // Offsets in a lane's memory, and the size of that memory.
+    size_t k_at, u_at, g_at, conv_at, lane_bytes;
     char *lanes, *snapshots;
 };
 
@@ -36,7 +37,7 @@ struct state_set {
 };
 
 const struct state_pages *cpu_state_layer(const struct cpu_backend *cpu, int32_t layer);
-/* Scratch bytes that an item needs. */
+/* Bytes of scratch that an item needs. */
 size_t cpu_recurrence_scratch(const struct state_pages *p);
 size_t cpu_conv_scratch(const struct state_pages *p);
 
@@ -86,7 +87,7 @@ static inline char *state_inputs(const struct state_pages *p, int32_t lane, int3
     return state_lane(p, lane) + p->conv_at + (size_t)(slot % p->conv_ring) * p->conv_bytes;
 }
 
-/* The snapshot that the lane's record of that boundary is also written to; NULL: none. */
+/* The snapshot to which the lane's record of that boundary is also written; NULL: none. */
 char *cpu_state_kept(const struct cpu_backend *cpu, const struct state_pages *p, int32_t lane,
                      int32_t boundary);
 
@@ -94,7 +95,8 @@ char *cpu_state_kept(const struct cpu_backend *cpu, const struct state_pages *p,
 void cpu_state_put(enum dtype dtype, void *to, int64_t at, int64_t step, const float *x, int32_t n);
 float cpu_state_rounded(enum dtype dtype, float x);
 
-/* The row of this pass at position `pos` on the path of `row`; -1: it is from an earlier pass. */
+/* The row of this pass that is at position `pos` on the path of `row`; -1: the position is from an
+ * earlier pass. */
 int32_t cpu_path_row(const struct pass *pass, const struct pass_seq *seq, int32_t row, int32_t pos);
 
 enum status cpu_state_bytes(struct backend *be, const struct state_set_desc *desc,
@@ -104,7 +106,7 @@ enum status cpu_state_open(struct backend *be, int32_t set, const struct state_s
 void cpu_states_close(struct cpu_backend *cpu);
 enum status cpu_copy_states(struct backend *be, int32_t set, int32_t n,
                             const struct state_copy *copies);
-/* The set's part of move_slots. */
+/* The part of move_slots that concerns the set. */
 void cpu_state_move_slots(struct cpu_backend *cpu, int32_t n, const struct slot_move *moves,
                           int32_t set);
 enum status cpu_short_conv(struct backend *be, const struct short_conv_args *a);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One allocation for all lanes' histories and block tables. */
+/* Makes one allocation for the histories and block tables of all lanes. */
 static enum status carve_lanes(struct cpu_backend *cpu)
 {
     const struct backend_limits *l = &cpu->limits;
@@ -41,7 +41,8 @@ static enum status carve_lanes(struct cpu_backend *cpu)
     return OK;
 }
 
-/* Results of each step slot; the engine may read one while another is computed. */
+/* Allocates the results of each step slot. The engine may read the results of one step while
+ * another is computed. */
 static enum status carve_slots(struct cpu_backend *cpu)
 {
     const struct backend_limits *l = &cpu->limits;
@@ -62,7 +63,7 @@ static enum status carve_slots(struct cpu_backend *cpu)
     return OK;
 }
 
-/* The sizes are multiplied with overflow checks, since they come from options. */
+/* Sizes are multiplied with overflow checks, because they come from options. */
 enum status cpu_setup(struct backend *be, const struct backend_limits *limits, struct err *err)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -85,7 +86,7 @@ enum status cpu_setup(struct backend *be, const struct backend_limits *limits, s
     cpu->max_draws = (int32_t)draws;
     cpu->attn_parts = cpu_memory(cpu, ATTN_PARTS_BYTES);
     enum status st = cpu->attn_parts ? OK : ERR_NOMEM;
-    /* Sampling: the scores, selection keys and counts of one draw. */
+    /* For sampling: the scores, selection keys and counts of one draw. */
     if (st == OK) {
         st = cpu_need_scratch(cpu, (size_t)l->vocab * 12 + 65536);
     }
@@ -127,8 +128,8 @@ static struct lane *lane_of(struct cpu_backend *cpu, int32_t lane)
     return &cpu->lanes[lane];
 }
 
-/* Tokens that the host knows: prompts, earlier answers of a restored sequence, and
- * accepted paths of trees. */
+/* Stores tokens that the host knows: prompts, earlier output of a restored sequence, and accepted
+ * paths of trees. */
 enum status cpu_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
                             const int32_t *tokens)
 {
@@ -191,7 +192,7 @@ static enum status need_logits(const struct cpu_backend *cpu, struct slot_result
     return OK;
 }
 
-/* The CPU has no graphs, so a pass is always issued, and padded to nothing. */
+/* The CPU has no graphs, so a pass is always issued, and nothing is padded. */
 enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -226,7 +227,7 @@ enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct p
     return OK;
 }
 
-/* Advances in the slot's arrays of results, so that the next pass does not overwrite these. */
+/* Advances in the slot's arrays of results, so that the next pass does not overwrite them. */
 enum status cpu_pass_end(struct backend *be)
 {
     struct cpu_backend *cpu = cpu_of(be);

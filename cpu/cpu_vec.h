@@ -23,8 +23,8 @@ enum { VEC = 4 };
 #define VEC_BYTES 16
 #endif
 
-/* Sums that advance together, rows x vectors: as many as the registers hold (32, 16 or 32 of
- * them). */
+/* BLOCK_ROWS x BLOCK_VECS sums advance together, as many as the registers can hold: AVX-512 has 32,
+ * AVX2 16, NEON 32. */
 #if defined(__AVX512F__)
 enum { BLOCK_ROWS = 6, BLOCK_VECS = 4 };
 #elif defined(__AVX2__)
@@ -165,7 +165,7 @@ VEC_INLINE void vec_to_f16(uint16_t *p, vf v)
 
 #endif
 
-/* The 64-bit products of the even lanes (the low halves of the 64-bit lanes). */
+/* The 64-bit products of the even lanes, which are the low halves of the 64-bit lanes. */
 VEC_INLINE vl vec_mul_even(vl a, vl b)
 {
 #if defined(__AVX512F__)
@@ -177,7 +177,7 @@ VEC_INLINE vl vec_mul_even(vl a, vl b)
 #endif
 }
 
-/* Both halves of the products x * m, lane by lane. */
+/* The high and low halves of the products x * m, lane by lane. */
 VEC_INLINE void vec_mul_wide(vu x, uint32_t m, vu *high, vu *low)
 {
     vl mm = (vl){0} + (uint64_t)m;
@@ -186,13 +186,14 @@ VEC_INLINE void vec_mul_wide(vu x, uint32_t m, vu *high, vu *low)
     *low = (vu)((even & 0xFFFFFFFFu) | odd << 32);
 }
 
-/* For each lane: a if the mask has ones, else b. */
+/* For each lane: a if the mask is all ones, otherwise b. */
 VEC_INLINE vf vec_select(vi mask, vf a, vf b)
 {
     return (vf)(((vi)a & mask) | ((vi)b & ~mask));
 }
 
-/* The even or odd elements of the bf16 pairs of a packed weight: vector i of the run at p. */
+/* The even or odd elements of the bf16 pairs of a packed weight: vector number i of the run at
+ * p. */
 VEC_INLINE vf vec_even(const uint16_t *p)
 {
     vi bits;
@@ -216,7 +217,7 @@ VEC_INLINE vf vec_round_bf16(vf x)
     return vec_select(x == x, (vf)rounded, (vf)((bits & (int32_t)0xFFFF0000) | 0x400000));
 }
 
-/* Halves are added to each other, so that the order does not depend on the compiler. */
+/* Adds halves to each other, so that the order does not depend on the compiler. */
 VEC_INLINE float vec_sum(vf v)
 {
     float x[VEC];
@@ -240,7 +241,7 @@ VEC_INLINE float vec_highest(vf v)
     return m;
 }
 
-/* a / b within 2 units in the last place, for b >= 1; may be 0 if 1 / b is not a normal float. */
+/* a / b for b >= 1, within 2 units in the last place. May be 0 if 1 / b is not a normal float. */
 VEC_INLINE vf vec_quotient(vf a, vf b)
 {
 #if defined(__AVX512F__)
@@ -252,7 +253,7 @@ VEC_INLINE vf vec_quotient(vf a, vf b)
 #endif
 }
 
-/* e^x within 2 units in the last place; 0 below -87; x above 88 is treated as 88. NaN stays NaN. */
+/* e^x within 2 units in the last place; 0 below -87; x above 88 is treated as 88; NaN stays NaN. */
 VEC_INLINE vf vec_exp(vf x)
 {
     const vf magic = vec_set(12582912.0f);

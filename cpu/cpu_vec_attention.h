@@ -12,7 +12,7 @@
 
 enum { WEIGH_TOKENS = 32 }; // tokens whose values are added together
 
-/* To fp32; int8 is converted without its scale. */
+/* Converts to fp32; int8 codes are converted without their scale. */
 static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
 {
     const uint16_t *half = from;
@@ -33,19 +33,19 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
-/* The operands of scores: q, pages of K and, for codes, the sum of each q, because their zeros are
- * subtracted from the score of the codes alone. */
+/* The operands of scores: q, pages of K and, for codes, the sum of each q. The sum is needed
+ * because the zeros are subtracted from the score of the codes as a whole. */
 struct score_job {
     const float *q;
     int64_t q_stride;
     const struct page_run *k;
-    int32_t per_page, dim; // vectors of tokens per page
+    int32_t per_page, dim; // number of vectors of tokens per page
     float *s;
     int64_t s_stride;
     const float *q_sums;
 };
 
-/* rows x vecs scores: the vectors are consecutive runs of tokens. */
+/* Computes rows x vecs scores. The vectors are consecutive runs of tokens. */
 VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t first_vec,
                             const int rows, const int vecs, const enum stored kind)
 {
@@ -93,7 +93,7 @@ VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t firs
     }
 }
 
-/* As many rows at once as registers allow; the rest in smaller groups. */
+/* Computes as many rows at once as registers allow, and the remaining rows in smaller groups. */
 VEC_INLINE void score_rows(const struct score_job *j, int32_t m, int32_t vec, const int vecs,
                            const enum stored kind)
 {
@@ -109,12 +109,12 @@ VEC_INLINE void score_rows(const struct score_job *j, int32_t m, int32_t vec, co
     }
 }
 
-/* Pages ahead are prefetched, because their addresses are not sequential. */
+/* Prefetches later pages, because their addresses are not sequential. */
 VEC_INLINE void score_pages(const struct score_job *j, int32_t m, const enum stored kind)
 {
     int32_t n = j->k->n_pages * j->per_page, vec = 0;
     for (; vec + BLOCK_VECS <= n; vec += BLOCK_VECS) {
-        ask_tokens(j->k, vec * VEC + ASK_KEYS, (vec + BLOCK_VECS) * VEC + ASK_KEYS);
+        prefetch_tokens(j->k, vec * VEC + PREFETCH_KEYS, (vec + BLOCK_VECS) * VEC + PREFETCH_KEYS);
         score_rows(j, m, vec, BLOCK_VECS, kind);
     }
     for (; vec < n; vec++) {
@@ -137,7 +137,7 @@ static float sum_of_row(const float *x, int32_t n)
 }
 
 #if WORD_SCORES
-/* Rounds some queries at a time, and multiplies them with all pages. */
+/* Rounds a few queries at a time, and multiplies them by all pages. */
 VEC_INLINE void score_word_pages(const float *q, int64_t q_stride, int32_t m,
                                  struct word_score_job *j, const enum stored kind)
 {
@@ -150,7 +150,8 @@ VEC_INLINE void score_word_pages(const float *q, int64_t q_stride, int32_t m,
         int32_t vec = 0;
         for (; vec + BLOCK_VECS <= n_vecs; vec += BLOCK_VECS) {
             if (row == 0) {
-                ask_tokens(j->k, vec * VEC + ASK_KEYS, (vec + BLOCK_VECS) * VEC + ASK_KEYS);
+                prefetch_tokens(j->k, vec * VEC + PREFETCH_KEYS,
+                                (vec + BLOCK_VECS) * VEC + PREFETCH_KEYS);
             }
             score_word_rows(j, n, vec, BLOCK_VECS, kind);
         }
@@ -160,7 +161,7 @@ VEC_INLINE void score_word_pages(const float *q, int64_t q_stride, int32_t m,
     }
 }
 
-/* The choice depends on the layer alone, so that all rows are computed the same way. */
+/* The choice depends only on the layer, so that all rows are computed in the same way. */
 static bool scores_in_words(const struct kv_plane *p, int32_t dim)
 {
     return in_pairs(stored_of(p)) && p->dtype != DT_F32 && dim <= WORD_DIMS;
@@ -208,8 +209,8 @@ static void scores(const float *q, int64_t q_stride, int32_t m, const struct pag
     WITH_STORED(stored_of(k->plane), score_pages, &j, m);
 }
 
-/* The weights of the values, and where the sums go. zeros: those of the tokens from `zeros_from`
- * on. */
+/* The weights of the values, and where the sums go. zeros: the zeros of the tokens from
+ * `zeros_from` on. */
 struct weigh_job {
     const float *p;
     int64_t p_stride;
@@ -219,14 +220,14 @@ struct weigh_job {
     int32_t zeros_from;
 };
 
-/* The sums of rows x vecs values; p and the tokens' zeros advance with the tokens. */
+/* The sums of rows x vecs values. p and the tokens' zeros advance with the tokens. */
 struct weigh_sums {
     vf sum[BLOCK_ROWS][BLOCK_VECS];
     const float *p, *zeros;
     int64_t p_stride;
 };
 
-/* One token's values for several rows: V is read once. */
+/* Adds one token's values for several rows, so that V is read only once. */
 VEC_INLINE void weigh_token(struct weigh_sums *s, const vf *values, int32_t t, const int rows,
                             const int vecs, const enum stored kind)
 {
@@ -242,7 +243,7 @@ VEC_INLINE void weigh_token(struct weigh_sums *s, const vf *values, int32_t t, c
     }
 }
 
-/* Adds n tokens of a page, from its token `first` on. */
+/* Adds n tokens of a page, from token `first` on. */
 VEC_INLINE void weigh_page(struct weigh_sums *s, const struct kv_plane *plane, const char *head,
                            int32_t first, int32_t n, int32_t column, const int rows, const int vecs,
                            const enum stored kind)
@@ -250,7 +251,8 @@ VEC_INLINE void weigh_page(struct weigh_sums *s, const struct kv_plane *plane, c
     vf even[BLOCK_VECS], odd[BLOCK_VECS];
     const int64_t row_bytes = value_row(plane, kind);
     const char *row = row_of(plane, head, first, kind);
-    const int32_t skip = in_pairs(kind) ? first % 2 : 0; // the first row's first token
+    // Whether the first token is the second of a pair.
+    const int32_t skip = in_pairs(kind) ? first % 2 : 0;
     for (int32_t t = -skip; t < n; t += in_pairs(kind) ? 2 : 1, row += row_bytes) {
         for (int v = 0; v < vecs; v++) {
             load_values(row, column + v * VEC, &even[v], &odd[v], kind);
@@ -264,7 +266,7 @@ VEC_INLINE void weigh_page(struct weigh_sums *s, const struct kv_plane *plane, c
     }
 }
 
-/* Adds tokens [from, to). */
+/* Adds the tokens [from, to). */
 VEC_INLINE void weigh_block(const struct weigh_job *j, int32_t row, int32_t column, int32_t from,
                             int32_t to, const int rows, const int vecs, const enum stored kind)
 {
@@ -326,14 +328,14 @@ VEC_INLINE void load_zeros(struct weigh_job *j, int32_t from, int32_t to, const 
     }
 }
 
-/* A few tokens at a time, which stay in the L1 cache for all columns. */
+/* Processes a few tokens at a time, which stay in the L1 cache for all columns. */
 VEC_INLINE void weigh_pages(struct weigh_job *j, int32_t m, const enum stored kind)
 {
     int32_t dim = j->v->plane->width;
     for (int32_t from = j->v->first, to; from < j->v->end; from = to) {
         int32_t d = 0;
         to = from / WEIGH_TOKENS * WEIGH_TOKENS + WEIGH_TOKENS;
-        ask_tokens(j->v, from + ASK_VALUES, to + ASK_VALUES);
+        prefetch_tokens(j->v, from + PREFETCH_VALUES, to + PREFETCH_VALUES);
         to = to < j->v->end ? to : j->v->end;
         if (has_zeros(kind)) {
             load_zeros(j, from, to, kind);
@@ -348,7 +350,7 @@ VEC_INLINE void weigh_pages(struct weigh_job *j, int32_t m, const enum stored ki
 }
 
 #if WORD_VALUES
-/* Depends on the layer alone; a run is at most a chunk. */
+/* The choice depends only on the layer. A run is not longer than a chunk. */
 static bool values_in_words(const struct kv_plane *p)
 {
     return in_pairs(stored_of(p)) && p->dtype != DT_F32 && p->tokens % 2 == 0;
@@ -367,7 +369,7 @@ static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page
     WITH_STORED(stored_of(v->plane), weigh_pages, &j, m);
 }
 
-/* Keys that no row sees have weight 0, and their scale may be NaN, which must not spread. */
+/* Keys that no row sees have weight 0. Their scale may be NaN, which must not spread. */
 VEC_INLINE void fold_page(float *p, int64_t p_stride, int32_t m, const struct kv_plane *plane,
                           const char *head, const enum stored kind)
 {
@@ -428,8 +430,8 @@ static vf softcap_of(vf x, float cap)
     return vec_set(cap) * (one - two / (e + one));
 }
 
-/* The tail goes through the same vector code, because which elements are in the tail depends on how
- * many rows are computed together, and their bits must not depend on that. */
+/* The tail uses the same vector code. Which elements are in the tail depends on how many rows are
+ * computed together, and their bits must not depend on that. */
 static void softcap(float *x, float cap, int64_t n)
 {
     int64_t i = 0;

@@ -10,8 +10,8 @@
 /* How far ahead of their use codes are prefetched, in bytes. */
 enum { CODES_AHEAD = 2048 };
 
-/* VEC bytes as integers, unsigned and signed. The code that gcc generates from plain C is five
- * times slower. */
+/* VEC bytes as integers, unsigned or signed. For plain C gcc generates code that is five times
+ * slower. */
 VEC_INLINE vi vec_widen_bytes(const char *p)
 {
 #if defined(__AVX512F__)
@@ -42,7 +42,7 @@ VEC_INLINE vf vec_from_i8(const char *p)
 #endif
 }
 
-/* Whole vectors, then the remainder. */
+/* Converts whole vectors, then the remaining bytes. */
 static void widen_bytes(const char *from, float *to, int64_t n)
 {
     int64_t i = 0;
@@ -59,15 +59,15 @@ VEC_INLINE vf vec_from_int(vi x)
     return __builtin_convertvector(x, vf);
 }
 
-/* Converts E4M3 through f16: shifted down by 7, its bits are an f16 worth 2^-8 of the value, and
- * denormals cost nothing. The missing factor goes into the scale, which a power of two does not
- * round. */
+/* Converts E4M3 by way of f16: shifted down by 7, its bits are an f16 with 2^-8 of the value, and
+ * denormals cost nothing. The missing factor goes into the scale, which multiplying by a power of
+ * two does not round. */
 #define E4M3_OF_F16 256.0f
 
 VEC_INLINE void pair_from_e4m3(const char *pair, int j, vf *even, vf *odd)
 {
 #if defined(__AVX512F__)
-    (void)j; // one vector is the whole panel
+    (void)j; // one vector is a whole panel
     __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)pair));
     __m512i sign = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8);
     __m512i rest = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x7F)), 7);
@@ -124,14 +124,14 @@ VEC_INLINE vf vec_look_up(const struct code_table *t, vi at)
 #endif
 }
 
-/* How the codes of a run map to values, before their scales. Five-bit codes use two half tables;
- * six-bit codes subtract `middle`. */
+/* How the codes of a run are mapped to values, before their scales. Five-bit codes use two tables
+ * of half the size; from six-bit codes `middle` is subtracted. */
 struct code_sense {
     struct code_table table, upper;
     vf middle;
 };
 
-/* The low four bits of a, with the bits of b in `mask` above them; other bits are undefined. */
+/* The low four bits of a, with the bits of b in `mask` above them. All other bits are undefined. */
 VEC_INLINE vi join_bits(vi a, vi b, int mask)
 {
 #if defined(__AVX512F__)
@@ -156,15 +156,16 @@ VEC_INLINE vf vec_look_up_5(const struct code_sense *sense, vi at)
 #endif
 }
 
-/* The code of input i of a group: its low bits, and its high bits from the group's extra bytes. */
+/* The code of input i of a group: its low bits, and its high bits, which are in the group's extra
+ * bytes. */
 VEC_INLINE vi join_code(vi low, vi high, const int i, const enum code_kind kind)
 {
     const int at = kind == CODE_5 ? i : 2 * i;
     return join_bits(low, at < 4 ? high << (4 - at) : high >> (at - 4), kind == CODE_5 ? 16 : 48);
 }
 
-/* Vector j of the inputs of a pair, the p-th of its group; `high` has the group's bits above the
- * fourth. */
+/* Vector number j of the inputs of a pair, which is pair p of its group. `high` has the group's
+ * bits above the fourth. */
 VEC_INLINE void code_values(const struct code_sense *sense, const char *pair, vi high, int p, int j,
                             vf *even, vf *odd, const enum code_kind kind)
 {
@@ -210,7 +211,7 @@ VEC_INLINE void store_pairs(uint16_t *to, vf even, vf odd)
 #endif
 }
 
-/* The zero or offset that is applied to values besides their scale. */
+/* Whether a zero or an offset is applied to values in addition to their scale. */
 enum code_shift { SHIFT_NONE, SHIFT_ZERO, SHIFT_OFFSET };
 
 VEC_INLINE vf scaled(vf value, vf scale, vf shift, const enum code_shift how)

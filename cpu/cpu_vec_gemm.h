@@ -10,17 +10,18 @@
 
 enum { PANEL_VECS = PANEL / VEC };
 
-/* How far ahead a product of one row prefetches its weights: more than what is in flight from
- * memory. Two threads of a Zen 5 read 48.1 GB/s with 2 KiB, 48.9 with 4, 49.8 with 8 and 50.1 with
- * 16, of 50.4. */
+/* How many bytes ahead a product of one row prefetches its weights. It is more than what is in
+ * flight from memory: of 50.4 GB/s, two threads of a Zen 5 read 48.1 with 2 KiB, 48.9 with 4, 49.8
+ * with 8 and 50.1 with 16. */
 enum { PREFETCH_BYTES = 8192 };
 
-/* With this many rows a product computes longer than its weights take to arrive. */
+/* From this number of rows on, a product's computation takes longer than its weights take to
+ * arrive. */
 enum { MANY_ROWS = 64 };
 
 /* From WIDE_ROWS rows on, 16-bit weights are first converted to floats, WIDE_K inputs at a time
- * (half as many for up to WIDE_FEW rows). Otherwise each block of rows would convert them again;
- * the converted weights stay in the L1 cache. */
+ * (half as many for up to WIDE_FEW rows), and stay in the L1 cache in this form. Otherwise each
+ * block of rows would convert them again. */
 enum { WIDE_ROWS = 2 * BLOCK_ROWS, WIDE_K = 64, WIDE_FEW = 24 };
 
 enum gemm_kind { GEMM_F32, GEMM_F16, GEMM_BF16, GEMM_BF16_DOT };
@@ -74,21 +75,21 @@ VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w,
 }
 #endif
 
-/* The memory that a block of rows prefetches: n bytes at each step, each time `stride` bytes
- * further. */
+/* The memory that a block of rows prefetches: n bytes at each step, starting `stride` bytes after
+ * those of the previous step. */
 struct gemm_ahead {
     const char *p;
     int64_t stride, n;
 };
 
-/* The memory that all blocks of a product prefetch; p NULL: the memory after its weights, if there
- * are at most MANY_ROWS rows. */
+/* The memory that all blocks of a product prefetch. p NULL: the memory after the product's weights,
+ * if there are at most MANY_ROWS rows. */
 struct gemm_follows {
     const char *p;
     int64_t n_bytes;
 };
 
-/* rows x vecs sums over all of k. w_step: bytes from one k (or pair) to the next. */
+/* Computes rows x vecs sums over all of k. w_step: bytes from one k (or pair) to the next. */
 VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64_t w_step,
                            int64_t k, float *c, bool first, struct gemm_ahead next, const int rows,
                            const int vecs, const enum gemm_kind kind)
@@ -101,7 +102,7 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
     }
     const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
     /* Dot-product instructions consume weights so fast that L1 has too few line-fill buffers; L2
-     * has more. A single row gains nothing from L2. */
+     * has more of them. A single row gains nothing from L2. */
     const bool to_second = kind == GEMM_BF16_DOT && rows > 1;
     for (int64_t x = 0; x < k; x += pair, w += w_step, next.p += next.stride) {
         for (int64_t j = 0; j < next.n; j += 64) {
@@ -130,7 +131,7 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
     }
 }
 
-/* Bytes of one step's weights. */
+/* The bytes of the weights of one step. */
 VEC_INLINE int64_t step_bytes(const int vecs, const enum gemm_kind kind)
 {
     return vecs * VEC_BYTES * (kind == GEMM_F16 ? 1 : 2) / 2;
@@ -153,8 +154,9 @@ VEC_INLINE void gemm_some(const void *a, int64_t a_stride, int32_t rows, const c
     }
 }
 
-/* The part that the i-th of n blocks prefetches. All parts are equal, so that the loads are spread
- * over the whole time of the products. `lines`: this block's outputs in each step's weights. */
+/* The part that block number i of n prefetches. All parts are equal, so that the loads are spread
+ * over the whole time of the products. `lines`: number of this block's outputs in the weights of
+ * each step. */
 VEC_INLINE struct gemm_ahead part_of(const struct gemm_follows *f, const char *w, int64_t w_step,
                                      int64_t steps, int64_t lines, int64_t i, int64_t n, int32_t m)
 {
@@ -167,7 +169,7 @@ VEC_INLINE struct gemm_ahead part_of(const struct gemm_follows *f, const char *w
     return (struct gemm_ahead){w + ahead + from, w_step, m <= MANY_ROWS ? to - from : 0};
 }
 
-/* All rows against `vecs` vectors of outputs. */
+/* Multiplies all rows by `vecs` vectors of outputs. */
 VEC_INLINE void gemm_rows(const void *a, int64_t a_stride, int32_t m, const char *w, int64_t w_step,
                           int64_t k, float *c, bool first, struct gemm_follows f, const int vecs,
                           const enum gemm_kind kind)
@@ -203,7 +205,7 @@ VEC_INLINE void gemm_panels(const void *a, int64_t a_stride, int32_t m, const vo
     }
 }
 
-/* One row against all outputs of a tile. */
+/* Multiplies one row by all outputs of a tile. */
 VEC_INLINE void gemm_one(const void *a, const void *w, int64_t k, float *c, bool first,
                          const int panels, const enum gemm_kind kind)
 {
@@ -213,7 +215,7 @@ VEC_INLINE void gemm_one(const void *a, const void *w, int64_t k, float *c, bool
     gemm_block(a, 0, w, w_step, k, c, first, next, 1, panels * PANEL_VECS, kind);
 }
 
-/* Weights of n inputs as floats: [n][panels * PANEL]. */
+/* Converts the weights of n inputs to floats: [n][panels * PANEL]. */
 VEC_INLINE void widen_weights(const uint16_t *w, int64_t n, int32_t panels, float *out,
                               const enum gemm_kind kind)
 {
@@ -288,7 +290,7 @@ static void round_bf16(const float *x, void *out, int64_t n)
         __m256bh rounded = _mm512_cvtneps_pbh((__m512)vec_load(x + i));
         _mm256_storeu_si256((void *)((uint16_t *)out + i), (__m256i)rounded);
     }
-    if (i < n) { // the same instruction for the tail: it flushes denormals
+    if (i < n) { // the tail uses the same instruction, because it flushes denormals
         float tail[VEC] = {0.0f};
         uint16_t half[VEC];
         memcpy(tail, x + i, (size_t)(n - i) * sizeof *tail);

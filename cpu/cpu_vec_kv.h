@@ -9,11 +9,12 @@
 #include "cpu/cpu_kv_encode.h"
 #include "cpu/cpu_vec.h"
 
-/* The formats for which the loops below are compiled. STORED_I8, STORED_U8 and STORED_U4 are stored
- * in pairs. */
+/* The formats for which the loops below are compiled. STORED_I8, STORED_U8 and STORED_U4 have their
+ * elements in pairs. */
 enum stored { STORED_F32, STORED_BF16, STORED_F16, STORED_E4M3, STORED_I8, STORED_U8, STORED_U4 };
 
-/* A constant within the kernels, so that each format has a loop without branches. */
+/* The format of a plane. Inside kernels it is a constant, so that each format has a loop without
+ * branches. */
 VEC_INLINE enum stored stored_of(const struct kv_plane *p)
 {
     switch (p->format) {
@@ -43,7 +44,7 @@ VEC_INLINE enum stored stored_of(const struct kv_plane *p)
         }                                                                                          \
     } while (0)
 
-/* The same for the kinds that are stored in pairs. */
+/* The same for the kinds whose elements are in pairs. */
 #define WITH_PAIRS(kind, f, ...)                                                                   \
     do {                                                                                           \
         switch (kind) {                                                                            \
@@ -63,7 +64,7 @@ VEC_INLINE bool has_zeros(const enum stored kind)
     return kind == STORED_U8 || kind == STORED_U4;
 }
 
-/* The factor of a loaded value besides its scale. */
+/* The factor that a loaded value needs in addition to its scale. */
 VEC_INLINE float code_unit(const enum stored kind)
 {
     return kind == STORED_E4M3 ? 256.0f : 1.0f;
@@ -94,7 +95,7 @@ VEC_INLINE vi vec_from_bytes(const uint8_t *p)
 #endif
 }
 
-/* 2 VEC bytes as 16-bit words, two per lane, the first in the low half. */
+/* 2 VEC bytes as 16-bit words, two per lane, the first of them in the low half. */
 VEC_INLINE vi vec_words(const uint8_t *p, const bool has_sign)
 {
 #if defined(__AVX512F__)
@@ -109,7 +110,7 @@ VEC_INLINE vi vec_words(const uint8_t *p, const bool has_sign)
 #endif
 }
 
-/* Converts E4M3 through f16: shifted down by 7, its bits are an f16 worth 2^-8 of the value; NaN
+/* Converts E4M3 by way of f16: shifted down by 7, its bits are an f16 with 2^-8 of the value; NaN
  * needs one more bit. */
 VEC_INLINE vf vec_from_e4m3(const uint8_t *p)
 {
@@ -139,7 +140,7 @@ VEC_INLINE vf vec_from_e4m3(const uint8_t *p)
 #endif
 }
 
-/* Elements that are not in pairs. */
+/* Loads elements that are not in pairs. */
 VEC_INLINE vf load_stored(const char *p, const enum stored kind)
 {
     switch (kind) {
@@ -150,14 +151,14 @@ VEC_INLINE vf load_stored(const char *p, const enum stored kind)
     }
 }
 
-/* The halves of words, each with one code. */
+/* Splits words into their halves, each of which has one code. */
 VEC_INLINE void split_words(vi words, vf *even, vf *odd, const enum stored kind)
 {
     *even = vec_of_ints(kind == STORED_I8 ? words << 16 >> 16 : words & 0xFFFF);
     *odd = vec_of_ints(words >> 16);
 }
 
-/* Scales and zeros of VEC tokens from `token` on. */
+/* The scales and zeros of VEC tokens, from `token` on. */
 VEC_INLINE void load_scales(const struct kv_plane *p, const char *head, int32_t token, vf *scale,
                             vf *zero, const enum stored kind)
 {
@@ -180,33 +181,35 @@ VEC_INLINE void load_scales(const struct kv_plane *p, const char *head, int32_t 
 
 /* ---- prefetches ------------------------------------------------------------------------------ */
 
-/* How many tokens ahead keys and values are prefetched, and the most bytes of a page. */
-enum { ASK_KEYS = 64, ASK_VALUES = 64, ASK_BYTES = 4096 };
+/* How many tokens ahead keys and values are prefetched, and the maximum number of bytes prefetched
+ * per page. */
+enum { PREFETCH_KEYS = 64, PREFETCH_VALUES = 64, PREFETCH_PAGE_BYTES = 4096 };
 
-/* Prefetches the plane of a page: pages are scattered, and too small for hardware to notice that
- * they are read in order. Of a large page only the start: then it does. */
-VEC_INLINE void ask_page(const struct kv_plane *p, const char *head)
+/* Prefetches the plane of a page. Pages are scattered, and too small for the hardware to notice
+ * that they are read in order. Of a large page only the start is prefetched, because the hardware
+ * then notices. */
+VEC_INLINE void prefetch_page(const struct kv_plane *p, const char *head)
 {
-    const size_t n_bytes = p->n_bytes < ASK_BYTES ? p->n_bytes : ASK_BYTES;
+    const size_t n_bytes = p->n_bytes < PREFETCH_PAGE_BYTES ? p->n_bytes : PREFETCH_PAGE_BYTES;
     for (size_t i = 0; i < n_bytes; i += 64) {
         __builtin_prefetch(head + p->at + i);
     }
 }
 
-/* Prefetches the pages that start with one of the tokens [from, to) of a run. */
-VEC_INLINE void ask_tokens(const struct page_run *run, int32_t from, int32_t to)
+/* Prefetches those pages of a run that start with one of the tokens [from, to). */
+VEC_INLINE void prefetch_tokens(const struct page_run *run, int32_t from, int32_t to)
 {
     const int32_t tokens = run->plane->tokens;
     int32_t end = (to + tokens - 1) / tokens;
     end = end < run->n_pages ? end : run->n_pages;
     for (int32_t page = (from + tokens - 1) / tokens; page < end; page++) {
-        ask_page(run->plane, run->pages[page]);
+        prefetch_page(run->plane, run->pages[page]);
     }
 }
 
-/* ---- numbers as they read ------------------------------------------------------------------ */
+/* ---- elements ------------------------------------------------------------------------------ */
 
-/* Bytes of a token's next dim of K, or next two if they are stored in pairs. */
+/* The bytes of a token's next dim of K, or of the next two if they are in pairs. */
 VEC_INLINE int64_t key_bytes(const enum stored kind)
 {
     switch (kind) {
@@ -217,14 +220,14 @@ VEC_INLINE int64_t key_bytes(const enum stored kind)
     }
 }
 
-/* Where the keys of a run's `vec`-th vector of tokens start; pages hold whole vectors. */
+/* Where the keys of a run's vector number `vec` of tokens start. Pages hold whole vectors. */
 VEC_INLINE const char *keys_of(const struct page_run *k, int32_t vec, const enum stored kind)
 {
     const int32_t per_page = k->plane->tokens / VEC;
     return k->pages[vec / per_page] + k->plane->at + vec % per_page * VEC * key_bytes(kind);
 }
 
-/* One dim of VEC tokens, or two if they are stored in pairs, at p, without their scales. */
+/* Loads one dim of VEC tokens at p, or two if they are in pairs, without their scales. */
 VEC_INLINE void load_keys(const char *p, vf *even, vf *odd, const enum stored kind)
 {
     const uint8_t *codes = (const uint8_t *)p;
@@ -239,7 +242,7 @@ VEC_INLINE void load_keys(const char *p, vf *even, vf *odd, const enum stored ki
     }
 }
 
-/* bf16 is rounded to nearest, ties to even, on all instruction sets. */
+/* Values are rounded to bf16 to nearest, ties to even, on all instruction sets. */
 VEC_INLINE void put_unpacked(void *out, int64_t at, vf x, bool bf16)
 {
     if (!bf16) {
@@ -259,7 +262,7 @@ VEC_INLINE void put_unpacked(void *out, int64_t at, vf x, bool bf16)
 #endif
 }
 
-/* K is stored by dimension: a vector has VEC tokens of one dimension. */
+/* K is stored by dimension: a vector has one dimension of VEC tokens. */
 VEC_INLINE void unpack_keys(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                             int32_t width, bool bf16, void *out, const enum stored kind)
 {
@@ -279,8 +282,8 @@ VEC_INLINE void unpack_keys(const struct kv_plane *p, const char *head, int32_t 
     }
 }
 
-/* V's rows hold a token, or two if they are stored in pairs: bytes of a row, and where element d
- * lies in it. */
+/* A row of V has one token, or two if they are in pairs. value_row: bytes of a row; value_at: where
+ * element d is in it. */
 VEC_INLINE int64_t value_row(const struct kv_plane *p, const enum stored kind)
 {
     if (kind == STORED_U4) {
@@ -297,7 +300,7 @@ VEC_INLINE int64_t value_at(int32_t d, const enum stored kind)
     return d * key_bytes(kind);
 }
 
-/* A row's elements from `d` on, without their scale. */
+/* Loads a row's elements from `d` on, without their scale. */
 VEC_INLINE void load_values(const char *row, int32_t d, vf *even, vf *odd, const enum stored kind)
 {
     const char *from = row + value_at(d, kind);
@@ -311,7 +314,7 @@ VEC_INLINE void load_values(const char *row, int32_t d, vf *even, vf *odd, const
     }
 }
 
-/* The row of a token. */
+/* The row that contains a token. */
 VEC_INLINE const char *row_of(const struct kv_plane *p, const char *head, int32_t token,
                               const enum stored kind)
 {
@@ -330,8 +333,8 @@ VEC_INLINE struct kv_scale scale_of(const struct kv_plane *p, const char *head, 
     return kind < STORED_E4M3 ? (struct kv_scale){1.0f, 0.0f} : kv_scale_get(p, head, token);
 }
 
-/* V is stored by token; codes of four bits have two tokens in a byte, so odd tokens begin
- * in the middle. */
+/* V is stored by token. A byte of 4-bit codes has codes of two tokens, so odd tokens begin in the
+ * middle of one. */
 VEC_INLINE void unpack_values(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                               int32_t width, bool bf16, void *out, const enum stored kind)
 {
@@ -365,7 +368,7 @@ VEC_INLINE void unpack_kind(const struct kv_plane *p, const char *head, int32_t 
     }
 }
 
-/* Runs that are no multiple of a vector are left to the scalar kernel. */
+/* Runs that are not a multiple of a vector are left to the scalar kernel. */
 static void unpack(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                    int32_t width, bool bf16, void *out)
 {

@@ -8,7 +8,7 @@
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_vec.h"
 
-/* Bytes: the best of 0 to 16 KiB on the machines tried. */
+/* In bytes: the best of 0 to 16 KiB on the machines tried. */
 enum { READ_AHEAD = 8192 };
 
 static float read_all(const void *p, size_t n_bytes)
@@ -25,7 +25,8 @@ static float read_all(const void *p, size_t n_bytes)
     return vec_sum((vf)(s[0] ^ s[1] ^ s[2] ^ s[3]));
 }
 
-enum { SPIN_CHAINS = VEC_BYTES == 64 ? 24 : 12 }; // enough chains to cover latency times issue rate
+/* Enough chains to cover the latency at the full issue rate. */
+enum { SPIN_CHAINS = VEC_BYTES == 64 ? 24 : 12 };
 
 static float spin_fma(int64_t n)
 {

@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-/* The tail uses fmaf, so that every element has the same rounding. */
+/* The tail uses fmaf, so that every element is rounded in the same way. */
 static void add_scaled(float *x, const float *d, float scale, int64_t n)
 {
     vf s = vec_set(scale);
@@ -59,7 +59,7 @@ static float max_of(const float *x, int64_t n)
     return best;
 }
 
-/* The order of additions is fixed by the vector's width. */
+/* The vector width fixes the order of additions. */
 static float mean_of(const float *x, int64_t n)
 {
     vf s = vec_set(0.0f);
@@ -89,7 +89,7 @@ static float square_about(const float *x, float mean, int64_t n)
     return sum;
 }
 
-/* Layer norm needs the mean first, so it reads the row twice. */
+/* A layer norm needs the mean first, so it reads the row twice. */
 static void norm(enum norm_kind kind, const float *x, const float *weight, float offset,
                  const float *bias, float eps, int64_t n, float *out)
 {
@@ -109,8 +109,8 @@ static void norm(enum norm_kind kind, const float *x, const float *weight, float
     }
 }
 
-/* x times the normal distribution's share below x, computed as x / 2 * erfc(-x / sqrt 2). For |x|
- * the complement is e^-z^2 * t * P(t) with t = 1 / (1 + 0.4 z); P is fitted for the least relative
+/* x times the share of the normal distribution below x, computed as x / 2 * erfc(-x / sqrt 2). For
+ * |x|, erfc is e^-z^2 * t * P(t) with t = 1 / (1 + 0.4 z). P is fitted for the smallest relative
  * error (6e-9 before rounding) up to z = 9.4, beyond which the result is 0. The rounding error of
  * z^2 is compensated. */
 VEC_INLINE vf gelu(vf x)
@@ -139,7 +139,7 @@ VEC_INLINE vf swish(vf x, vf z)
     return vec_quotient(x, vec_set(1.0f) + vec_exp(vec_set(0.0f) - z));
 }
 
-/* By way of the sigmoid, so that large inputs do not overflow. */
+/* Computed by way of the sigmoid, so that large inputs do not overflow. */
 VEC_INLINE vf activated(enum activation kind, struct act_shape shape, vf g, vf u)
 {
     switch (kind) {
@@ -159,7 +159,7 @@ VEC_INLINE vf activated(enum activation kind, struct act_shape shape, vf g, vf u
     return g;
 }
 
-/* Vectors and a padded tail. */
+/* Processes whole vectors, and then a padded tail. */
 static void activate(enum activation kind, struct act_shape shape, const float *gate,
                      const float *up, float *out, int64_t n)
 {
@@ -168,7 +168,8 @@ static void activate(enum activation kind, struct act_shape shape, const float *
         vf u = up ? vec_load(up + i) : vec_set(1.0f);
         vec_store(out + i, activated(kind, shape, vec_load(gate + i), u));
     }
-    if (i < n) { // the same arithmetic for the tail, so that the cut does not show
+    // The tail uses the same arithmetic, so that results do not depend on where it begins.
+    if (i < n) {
         size_t bytes = (size_t)(n - i) * sizeof *out;
         float g[VEC] = {0.0f}, u[VEC] = {0.0f}, tail[VEC];
         memcpy(g, gate + i, bytes);
@@ -180,7 +181,7 @@ static void activate(enum activation kind, struct act_shape shape, const float *
     }
 }
 
-/* Interleaved pairs are done one by one; halves by vectors. */
+/* Interleaved pairs are rotated one at a time, halves by vectors. */
 static void rotate(float *x, const float *cos, const float *sin, int32_t n, bool interleaved)
 {
     int32_t i = 0;

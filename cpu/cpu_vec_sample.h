@@ -7,9 +7,9 @@
 #include "cpu/cpu_vec_rows.h"
 #include "engine/base/exact.h"
 
-enum { ARGMAX_RUN = 16 * VEC }; // elements scanned together
+enum { ARGMAX_RUN = 16 * VEC }; // number of elements that are scanned together
 
-/* First the maximum, then the first place where it stands, run by run. */
+/* Finds the maximum first, then the first place where it occurs, one run at a time. */
 static struct argmax argmax(const float *x, int32_t n)
 {
     float best = max_of(x, n);
@@ -22,10 +22,10 @@ static struct argmax argmax(const float *x, int32_t n)
             return (struct argmax){best, i};
         }
     }
-    return (struct argmax){-INFINITY, n > 0 ? 0 : -1}; // all are NaN
+    return (struct argmax){-INFINITY, n > 0 ? 0 : -1}; // all elements are NaN
 }
 
-enum { NOISE_RUN = 4 * VEC }; // ids per VEC blocks of the generator
+enum { NOISE_RUN = 4 * VEC }; // number of ids for VEC blocks of the generator
 
 /* rng_philox for VEC consecutive blocks. */
 VEC_INLINE void philox(uint64_t seed, int32_t position, uint32_t block, vu out[4])
@@ -52,7 +52,7 @@ VEC_INLINE void philox(uint64_t seed, int32_t position, uint32_t block, vu out[4
     out[3] = x3;
 }
 
-/* (float)x, rounded once: both halves are exact. */
+/* (float)x, rounded once, because both halves are exact. */
 VEC_INLINE vf float_of(vu x)
 {
     vf high = __builtin_convertvector((vi)(x >> 16), vf);
@@ -60,7 +60,7 @@ VEC_INLINE vf float_of(vu x)
     return vec_fma(high, vec_set(65536.0f), low);
 }
 
-/* exact_log_parts, exact_log and gumbel_noise of engine/base/exact.h, to the bit. */
+/* exact_log_parts, exact_log and gumbel_noise of engine/base/exact.h, with the same bits. */
 VEC_INLINE vf log_parts(vf f, vf e)
 {
     vf p = vec_set(-0.07634496688842773f);
@@ -100,7 +100,7 @@ VEC_INLINE vf noise_of(vu bits)
     return -log_parts(f, e);
 }
 
-/* The noise of NOISE_RUN ids from `first`, a multiple of 4. */
+/* The noise of NOISE_RUN ids, from `first` on, which is a multiple of 4. */
 static void noise_run(uint64_t seed, int32_t position, int32_t first, float *noise)
 {
     vu bits[4];
@@ -116,8 +116,8 @@ static void noise_run(uint64_t seed, int32_t position, int32_t first, float *noi
     }
 }
 
-/* Runs of banned tokens need no noise, and ids are only looked at in runs that beat the
- * best one. */
+/* Runs that consist of banned tokens need no noise. Ids are looked at only in runs that beat the
+ * best one so far. */
 static struct argmax argmax_gumbel(const float *x, int32_t n, uint64_t seed, int32_t position)
 {
     struct argmax best = {-INFINITY, -1};
@@ -143,8 +143,8 @@ static struct argmax argmax_gumbel(const float *x, int32_t n, uint64_t seed, int
     return best;
 }
 
-/* exact_exp to the bit; the products it leaves to the compiler are exact, so fusing them is
- * harmless. */
+/* exact_exp with the same bits. The products that this code leaves to the compiler are exact, so
+ * fusing them is harmless. */
 static void exp_exact(const float *x, int32_t n, float max, float *out)
 {
     int32_t i = 0;
@@ -158,7 +158,7 @@ static void exp_exact(const float *x, int32_t n, float max, float *out)
     }
 }
 
-/* Short sums in fp32, the total in fp64. */
+/* Short sums are added in fp32, their total in fp64. */
 static double exp_total(const float *x, int32_t n, float max)
 {
     double total = 0.0;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products of int8 and int4 codes of keys and values in integers. Converting a code to fp32 costs
- * more than the product that it is for when only the few heads of a group share it. So the query,
- * or a row's probabilities, are rounded to integers once, and codes are only widened to 16 bits:
+/* Products of int8 and int4 codes of keys and values in integers. If only the few heads of a group
+ * share a code, converting it to fp32 costs more than the products that use it. So the query, or a
+ * row's probabilities, are rounded to integers once, and codes are only widened to 16 bits:
  *
  *     score   = (sum of q code - zero * sum of q) * unit of q * scale
  *     value  += (sum of p code - sum of p zero) * unit of p
  *
  * A query has 16 bits with its sign, relative to its largest element. Probabilities have 28 bits,
- * in two words: the high one alone would lose a chunk's many small ones. Integer sums are exact, so
- * their order, and with it what else is computed, changes no bit. With a model in fp32 the products
- * stay in fp32 (cpu_vec_attention.h). Included by cpu_vec_attention.h.
+ * in two words, because the high word alone would lose the many small probabilities of a chunk.
+ * Integer sums are exact, so their bits depend neither on their order nor on what else is computed.
+ * With a model in fp32 the products stay in fp32 (cpu_vec_attention.h). Included by
+ * cpu_vec_attention.h.
  * Thread: any. */
 #ifndef SLUICE_CPU_VEC_WORDS_H
 #define SLUICE_CPU_VEC_WORDS_H
@@ -24,7 +25,7 @@
 #else
 #define WORD_SCORES 0
 #endif
-/* Two products for each element pay only where one instruction multiplies and adds. */
+/* Each element needs two products, which pays only where one instruction multiplies and adds. */
 #if defined(__AVX512VNNI__)
 #define WORD_VALUES 1
 #else
@@ -37,7 +38,7 @@ enum { WORD_ROWS = 12, WORD_DIMS = 640, MAX_CODE = 255, MAX_WORD = 32767 };
 
 typedef int16_t vw __attribute__((vector_size(VEC_BYTES / 2)));
 
-/* sum += a.low * b.low + a.high * b.high, of 16-bit words. */
+/* sum += a.low * b.low + a.high * b.high, where low and high are 16-bit words. */
 VEC_INLINE vi vec_dot_words(vi sum, vi a, vi b)
 {
 #if defined(__AVX512VNNI__)
@@ -49,7 +50,7 @@ VEC_INLINE vi vec_dot_words(vi sum, vi a, vi b)
 #endif
 }
 
-/* To nearest; what is out of range, and NaN, becomes INT32_MIN. */
+/* Rounds to nearest. NaN, and values out of range, become INT32_MIN. */
 VEC_INLINE vi vec_round_int(vf x)
 {
 #if defined(__AVX512F__)
@@ -70,7 +71,7 @@ VEC_INLINE void put_words(int16_t *to, vi x)
     memcpy(to, &words, sizeof words);
 }
 
-/* Two adjacent words, for all lanes. */
+/* The same two adjacent words in all lanes. */
 VEC_INLINE vi both_words(const int16_t *p)
 {
     int32_t pair;
@@ -87,7 +88,7 @@ VEC_INLINE int64_t vec_sum_int(vi x)
     return sum;
 }
 
-/* Up to VEC elements, the others 0. */
+/* Loads up to VEC elements; the other lanes are 0. */
 VEC_INLINE vf vec_load_some(const float *p, int32_t n)
 {
     float some[VEC] = {0.0f};
@@ -114,7 +115,7 @@ VEC_INLINE float largest_of(const float *x, int32_t n)
     return largest + vec_sum(invalid);
 }
 
-/* Key codes of a pair of dims, or value codes of a pair of tokens, as words. */
+/* Key codes of a pair of dims, or value codes of a pair of tokens, as 16-bit words. */
 VEC_INLINE vi key_words(const char *p, const enum stored kind)
 {
     const uint8_t *codes = (const uint8_t *)p;
@@ -127,7 +128,7 @@ VEC_INLINE vi key_words(const char *p, const enum stored kind)
 
 /* ---- scores -------------------------------------------------------------------------------- */
 
-/* Some queries as words. */
+/* A few queries as words. */
 struct word_queries {
     int16_t words[WORD_ROWS][WORD_DIMS];
     float unit[WORD_ROWS], sum[WORD_ROWS];
@@ -136,7 +137,7 @@ struct word_queries {
 struct word_score_job {
     struct word_queries q;
     const struct page_run *k;
-    int32_t per_page, dim; // vectors of tokens per page
+    int32_t per_page, dim; // number of vectors of tokens per page
     float *s;
     int64_t s_stride;
 };
@@ -157,7 +158,7 @@ static void round_query(const float *q, int32_t dim, struct word_queries *to, in
     to->sum[row] = (float)vec_sum_int(sum);
 }
 
-/* rows x vecs scores, like score_block. */
+/* Computes rows x vecs scores, like score_block. */
 VEC_INLINE void score_words(const struct word_score_job *j, int32_t row, int32_t first_vec,
                             const int rows, const int vecs, const enum stored kind)
 {
@@ -218,21 +219,22 @@ VEC_INLINE void score_word_rows(const struct word_score_job *j, int32_t m, int32
 
 /* ---- values -------------------------------------------------------------------------------- */
 
-/* LOW_BITS: of a probability's 28, those in its low word. The sums of either word over a chunk's
- * ATTN_CHUNK tokens fit 32 bits. A tree's chunk has more slots, of which no more are weighed. */
+/* LOW_BITS: how many of a probability's 28 bits are in its low word. The sums of either word over
+ * the ATTN_CHUNK tokens of a chunk fit into 32 bits. A tree's chunk has more slots, but no more
+ * than ATTN_CHUNK of them are weighed. */
 enum {
     LOW_BITS = 14,
     LOW_ONE = 1 << LOW_BITS,
     WORD_TOKENS = ATTN_CHUNK + MAX_TREE_NODES,
-    WORD_BLOCK = 4, // rows at a time
+    WORD_BLOCK = 4, // number of rows at a time
     WORD_VECS = 2,
-    ZERO_TOKENS = 256, // whose products with zeros fit 32 bits in each lane
+    ZERO_TOKENS = 256, // number of tokens whose products with zeros fit into 32 bits in each lane
 };
 _Static_assert((int64_t)ATTN_CHUNK *LOW_ONE *MAX_CODE <= INT_MAX, "sums of values overflow");
 _Static_assert((int64_t)ZERO_TOKENS / VEC * LOW_ONE * KV_ZERO_MOST <= INT_MAX,
                "sums of zeros overflow");
 
-/* Some rows' probabilities, from the even token `base` on. */
+/* The probabilities of some rows, from the even token `base` on. */
 struct word_weights {
     int16_t high[WORD_BLOCK][WORD_TOKENS + 3 * VEC], low[WORD_BLOCK][WORD_TOKENS + 3 * VEC];
     float unit[WORD_BLOCK], zero[WORD_BLOCK];
@@ -243,10 +245,10 @@ struct word_value_job {
     const struct word_weights *w;
     int32_t base;
     float *acc;
-    int16_t zeros[WORD_TOKENS + 4 * VEC]; // in steps; that of `base` is the VEC-th
+    int16_t zeros[WORD_TOKENS + 4 * VEC]; // in steps; the zero of token `base` is element VEC
 };
 
-/* Tokens outside of [first, end) get 0. */
+/* Tokens outside [first, end) get 0. */
 static void round_weights(const float *p, const struct page_run *v, int32_t base,
                           struct word_weights *to, int32_t row)
 {
@@ -264,7 +266,8 @@ static void round_weights(const float *p, const struct page_run *v, int32_t base
     to->unit[row] = largest / most;
 }
 
-/* Zeros in steps, of a whole vector of tokens at a time if pages are made of those. */
+/* Loads zeros in steps. If pages consist of whole vectors of tokens, it loads one vector at a
+ * time. */
 static void load_zero_words(struct word_value_job *j)
 {
     const struct kv_plane *plane = j->v->plane;
@@ -285,7 +288,7 @@ VEC_INLINE vi load_words(const int16_t *p)
     return x;
 }
 
-/* The sum of p zero of a row, in units of p. */
+/* The sum of p times zero over a row's tokens, in units of p. */
 static float weigh_zeros(const struct word_value_job *j, int32_t row)
 {
     const int32_t n = j->v->end - j->base;
@@ -308,9 +311,10 @@ VEC_INLINE vi value_words(const char *row, int32_t d, const enum stored kind)
     return kind == STORED_U4 ? words >> d / 16 % 2 * 4 & 0x000F000F : words;
 }
 
-/* rows x vecs sums over all tokens of the run. */
+/* Computes rows x vecs sums over all tokens of the run. */
 VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t column,
-                            const int rows, const int vecs, const bool asks, const enum stored kind)
+                            const int rows, const int vecs, const bool prefetches,
+                            const enum stored kind)
 {
     vi high[WORD_BLOCK][WORD_VECS], low[WORD_BLOCK][WORD_VECS], words[WORD_VECS];
     const struct kv_plane *plane = j->v->plane;
@@ -322,8 +326,8 @@ VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t
         const char *from = row_of(plane, j->v->pages[page], t % plane->tokens, kind);
         end = (page + 1) * plane->tokens;
         end = end < j->v->end ? end : j->v->end;
-        if (asks) {
-            ask_tokens(j->v, t + ASK_VALUES, end + ASK_VALUES);
+        if (prefetches) {
+            prefetch_tokens(j->v, t + PREFETCH_VALUES, end + PREFETCH_VALUES);
         }
         for (int32_t k = t - j->base; k < end - j->base; k += 2, from += row_bytes) {
             for (int v = 0; v < vecs; v++) {
@@ -350,7 +354,7 @@ VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t
     }
 }
 
-/* The first columns prefetch whole pages for the others. */
+/* While the first columns are computed, whole pages are prefetched for the others. */
 VEC_INLINE void weigh_word_columns(const struct word_value_job *j, int32_t row, const int rows,
                                    const enum stored kind)
 {

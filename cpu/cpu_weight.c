@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights: checked, then packed once into tiles that are read sequentially (cpu_kernels.h). K is
- * cut into equal segments, each padded to whole steps of the product's kernel. */
+/* Weights are checked, and then packed once into tiles that are read sequentially (cpu_kernels.h).
+ * K is divided into equal segments, each padded to whole steps of the product's kernel. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/minmax.h"
 #include "engine/base/optional.h"
@@ -12,7 +12,7 @@
 
 /* ---- reading the parts -------------------------------------------------------------------- */
 
-/* 64 well-mixed bits of a counter (splitmix64's finaliser). */
+/* 64 well-mixed bits from a counter (splitmix64's finaliser). */
 static uint64_t mix(uint64_t x)
 {
     x += 0x9E3779B97F4A7C15u;
@@ -24,8 +24,8 @@ static uint64_t mix(uint64_t x)
 /* Approximately normal: the sum of four uniform values, scaled to unit variance. */
 static void dummy_row(uint64_t seed, float scale, int64_t row, float *out, int64_t n)
 {
-    const float unit = scale / 147.8f; // four bytes have standard deviation sqrt(4 * (256^2 - 1) /
-                                       // 12)
+    // Four bytes have standard deviation sqrt(4 * (256^2 - 1) / 12)
+    const float unit = scale / 147.8f;
     for (int64_t i = 0; i < n; i += 2) {
         uint64_t bits = mix(seed ^ mix((uint64_t)row << 32 ^ (uint64_t)i));
         for (int64_t j = i; j < i + 2 && j < n; j++, bits >>= 32) {
@@ -36,7 +36,7 @@ static void dummy_row(uint64_t seed, float scale, int64_t row, float *out, int64
     }
 }
 
-/* Row `row` of the part as fp32; `global_row` seeds its dummy values. */
+/* Row `row` of the part, as fp32. `global_row` is the seed of dummy values. */
 static void part_row(const struct weight_part *p, const struct weight_desc *desc, int64_t row,
                      int64_t global_row, float *out)
 {
@@ -49,7 +49,7 @@ static void part_row(const struct weight_part *p, const struct weight_desc *desc
 
 /* ---- checks ------------------------------------------------------------------------------- */
 
-/* Sizes and parts must fit together before anything is allocated. */
+/* Sizes and parts must match before anything is allocated. */
 static enum status check_desc(const struct weight_desc *d, struct err *err)
 {
     int32_t n = d->n_experts > 0 ? d->n_experts : 1;
@@ -82,16 +82,16 @@ static enum status check_desc(const struct weight_desc *d, struct err *err)
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-/* One job of the thread pool; items are tiles. */
+/* One job of the thread pool. Its items are tiles. */
 struct pack_job {
     const struct cpu_backend *cpu;
     const struct weight_desc *desc;
     struct weight *w;
     const int64_t *part_first;                  // [n_parts]: global row at which each part starts
-    _Atomic(const struct weight_part *) broken; // has a value that is NaN or infinite
+    _Atomic(const struct weight_part *) broken; // a part that has a value that is NaN or infinite
 };
 
-/* The parts are sorted by their first row. */
+/* Finds the part by its first row; the parts are sorted by that. */
 static const struct weight_part *find_part(const struct pack_job *job, int64_t row, int64_t *local)
 {
     int32_t low = 0, high = job->desc->n_parts - 1;
@@ -112,7 +112,7 @@ static uint32_t stored_bits(enum dtype dtype, float x)
     return dtype == DT_BF16 ? bf16_of(x) : f16_of(x);
 }
 
-/* Padding between segments stays zero. */
+/* The padding between segments stays zero. */
 static void pack_row(const struct weight *w, int64_t tile_row, const float *row, char *tile)
 {
     for (int32_t s = 0; s < w->k_segments; s++) {
@@ -128,9 +128,9 @@ static void pack_row(const struct weight *w, int64_t tile_row, const float *row,
     }
 }
 
-/* Transposes: elements of `size` bytes of each row go to columns of the tile. A few rows are
- * processed at a time, so that the cache lines being written stay in the L1 cache until they are
- * full. */
+/* Transposes: an element of `size` bytes of each row goes to the columns of the tile. Only a few
+ * rows are processed at a time, so that the cache lines being written stay in the L1 cache until
+ * they are full. */
 static inline void turn(const char *const *rows, int32_t n_rows, int64_t width, int64_t n, char *to,
                         const size_t size)
 {
@@ -145,7 +145,8 @@ static inline void turn(const char *const *rows, int32_t n_rows, int64_t width, 
     }
 }
 
-/* The same for bf16, in pairs of inputs; an odd last input is half a pair. */
+/* The same for bf16, in pairs of inputs. If the number of inputs is odd, the last one is half a
+ * pair. */
 static void turn_pairs(const struct weight *w, const char *const *rows, int32_t n_rows, char *to)
 {
     const int64_t n = w->segment, step = w->tiled ? PAIR_BYTES : w->panels * PAIR_BYTES;
@@ -164,8 +165,8 @@ static void turn_pairs(const struct weight *w, const char *const *rows, int32_t 
     }
 }
 
-/* Packs a tile whose rows are stored in the packed dtype, without converting. False: they are
- * not. */
+/* Packs a tile whose rows are stored in the packed dtype, without converting them. Returns false if
+ * they are not. */
 static bool pack_stored(const struct pack_job *job, int64_t matrix, int64_t tile, char *to)
 {
     const struct weight *w = job->w;
@@ -194,7 +195,7 @@ static bool pack_stored(const struct pack_job *job, int64_t matrix, int64_t tile
     return true;
 }
 
-/* NaN is allowed in plain weights; in quantised ones it means a broken file. */
+/* NaN is allowed in plain weights. In quantised weights it means that the file is broken. */
 static bool has_nan(const float *row, int64_t n)
 {
     bool found = false;
@@ -204,7 +205,7 @@ static bool has_nan(const float *row, int64_t n)
     return found;
 }
 
-/* Tiles whose stored form is the needed one are copied; others are converted through fp32. */
+/* Copies a tile whose stored form is the one that is needed; converts any other by way of fp32. */
 static void pack_tile(void *arg, int32_t item, int32_t thread)
 {
     struct pack_job *job = arg;
@@ -218,7 +219,7 @@ static void pack_tile(void *arg, int32_t item, int32_t thread)
     for (int64_t j = 0; j < w->panels * PANEL; j++) {
         int64_t out = tile * w->panels * PANEL + j, local;
         if (out >= w->n_out) {
-            break; // stays zero
+            break; // the rest stays zero
         }
         int64_t global = matrix * w->n_out + out;
         const struct weight_part *part = find_part(job, global, &local);
@@ -236,7 +237,7 @@ static void pack_tile(void *arg, int32_t item, int32_t thread)
     }
 }
 
-/* Narrow tiles where wide ones would leave threads without work. */
+/* Tiles are narrow where wide tiles would leave threads without work. */
 static int32_t choose_panels(const struct cpu_backend *cpu, int64_t n_out)
 {
     int32_t panels = MAX_PANELS;
@@ -247,7 +248,7 @@ static int32_t choose_panels(const struct cpu_backend *cpu, int64_t n_out)
     return pool_n_threads(cpu->pool) > 1 ? panels : MAX_PANELS;
 }
 
-/* The layout, the memory, then all tiles in parallel. */
+/* Determines the layout, allocates the memory, then packs all tiles in parallel. */
 static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc, struct weight *w,
                         struct err *err)
 {
@@ -284,7 +285,8 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
             cpu->max_moe_segments = w->k_segments;
         }
         TRY(cpu_need_moe(cpu));
-        TRY(cpu_need_scratch(cpu, (size_t)w->n_out * sizeof(float) * 12)); // levels of its sum tree
+        // For the levels of its tree of sums.
+        TRY(cpu_need_scratch(cpu, (size_t)w->n_out * sizeof(float) * 12));
     }
     int64_t *first = xcalloc((size_t)desc->n_parts, sizeof *first);
     for (int32_t i = 1; i < desc->n_parts; i++) {
@@ -302,7 +304,7 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     return OK;
 }
 
-/* Concatenates the parts of the bias, each a row or a column, n_out values in total. */
+/* Concatenates the parts of the bias, each of which is a row or a column; n_out values in total. */
 static enum status read_bias(struct cpu_backend *cpu, const struct weight_desc *desc,
                              struct weight *w, struct err *err)
 {
@@ -379,7 +381,7 @@ void cpu_weights_close(struct cpu_backend *cpu)
     }
 }
 
-/* A row of an embedding: the inverse of packing. */
+/* Reads a row of an embedding, which is the inverse of packing. */
 void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out)
 {
     if (w->coded) {

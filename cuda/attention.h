@@ -3,8 +3,8 @@
  * executes the plan. The plan travels with the rest of the pass's metadata, and only the attention
  * code interprets it. A plan is valid for every layer of the pass's KV set (layers may differ in
  * heads, window and head size). Launches must not depend on host state that changes between passes
- * of one bucket, because a captured graph replays them. Compiles as C11 and C++17. Thread: the
- * rank's owner. */
+ * of one bucket, because a captured graph replays them. Compiles as C11 and C++17.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_ATTENTION_H
 #define SLUICE_CUDA_ATTENTION_H
 
@@ -18,8 +18,8 @@ extern "C" {
 
 enum { ATTENTION_CAPTURED_ROWS = 512 }; // launches of up to this many rows may be captured
 
-/* For passes in which every row is a sequence of its own (attention/few.cu): the most keys a row
- * may have, its new key included, when the pass has n_rows rows. 0 where the general path is as
+/* For passes in which every row is a separate sequence (attention/few.cu): the maximum number of
+ * keys of a row, including its new key, if the pass has n_rows rows. 0 if the general path is as
  * fast. */
 static inline int32_t attention_few_keys(int32_t n_rows)
 {
@@ -38,22 +38,23 @@ static inline int32_t attention_few_keys(int32_t n_rows)
 /* The largest dimensions among a KV set's layers. */
 struct attention_shape {
     int32_t n_heads, n_kv_heads, head_dim_v;
-    int32_t blocks_per_sm; // resident at once, processing items
-    int32_t run_pages;     // pages available for expanded runs; 0: nothing is expanded
+    int32_t blocks_per_sm; // blocks that are resident at once and process items
+    int32_t run_pages;     // number of pages available for expanded runs; 0: nothing is expanded
 };
 
 struct attention_limits {
     int32_t max_rows, max_lanes, max_len, block_tokens;
     int32_t n_sms;
-    int32_t sm;         // compute capability, 80, 90...
+    int32_t sm;         // compute capability: 80, 90...
     bool deterministic; // KV is split at fixed positions counted from 0, whatever else is in the
                         // batch
-    int32_t max_paths;  // paths of trees in KV set 0 that are copied (attention_plan.h); 0:
-                        // none
-    int32_t max_runs;   // runs of prompts' codes that are expanded (attention_plan.h); 0: none
-    size_t run_bytes;   // memory for the expanded runs
-    /* The data that attention_learn has recorded about each KV set's layers. Without it a plan
-     * neither splits nor shares, which is correct but slow. */
+    // Number of tree paths in KV set 0 that are copied (attention_plan.h); 0: none.
+    int32_t max_paths;
+    // Number of runs of prompts' codes that are expanded (attention_plan.h); 0: none.
+    int32_t max_runs;
+    size_t run_bytes; // memory for the expanded runs
+    /* What attention_learn has recorded about the layers of each KV set. Without it a plan neither
+     * splits nor shares, which is correct but slow. */
     struct attention_shape shapes[MAX_KV_SETS];
 };
 
@@ -64,25 +65,25 @@ struct attention_launch {
     enum dtype dtype;             // of q and out
     struct kv_view kv;
     struct pass_view pass;
-    int32_t n_rows, n_heads; // rows of the bucket
-    /* These describe one pass only, so a launch of up to ATTENTION_CAPTURED_ROWS rows, which may be
-     * replayed for another pass, must not use them. */
+    int32_t n_rows, n_heads; // n_rows: rows of the bucket
+    /* The following describe one pass only. A launch of up to ATTENTION_CAPTURED_ROWS rows may be
+     * replayed for another pass, so it must not use them. */
     int32_t n_seqs;    // 0: unknown
-    bool has_no_slots; // attention_plan_facts reported no slots
-    int32_t n_runs;    // as attention_plan_facts reported
+    bool has_no_slots; // attention_plan_facts reported that there are no slots
+    int32_t n_runs;    // as reported by attention_plan_facts
     bool has_others;
-    void *run_memory; // limits->run_bytes of memory
+    void *run_memory; // limits->run_bytes of device memory
     float scale;
     int32_t window, chunk;
     float softcap;
     const float *sinks; // [n_heads] or NULL
-    void *workspace;    // for partial results; attention_workspace_bytes
+    void *workspace;    // for partial results; see attention_workspace_bytes
     size_t workspace_bytes;
-    const struct attention_limits *limits; // host memory
+    const struct attention_limits *limits; // in host memory
 };
 
-/* The most bytes that a plan of up to n_rows rows takes (a multiple of 16); 0 if there is no such
- * plan. */
+/* The maximum number of bytes of a plan of up to n_rows rows (a multiple of 16). 0: such a plan is
+ * impossible. */
 size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_rows);
 
 /* Writes the plan of `pass` to host memory of attention_plan_bytes and sets *used to the bytes
@@ -90,8 +91,9 @@ size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_row
 enum status attention_plan(const struct attention_limits *limits, const struct pass *pass,
                            int32_t n_rows, void *out, size_t *used);
 
-/* Facts about a plan just made, in host memory: the number of partial results that a launch must
- * join, the number of runs that it expands, and whether any item reads keys outside these runs. */
+/* Facts about a plan in host memory that was just made: the number of partial results that a launch
+ * must join, the number of runs that it expands, and whether any item reads keys outside these
+ * runs. */
 struct attention_plan_facts {
     int32_t n_slots, n_runs;
     bool has_others;
@@ -100,12 +102,12 @@ struct attention_plan_facts attention_plan_facts(const void *plan);
 
 size_t attention_workspace_bytes(const struct attention_limits *limits);
 
-/* Call this for each layer of a KV set before the first plan for the set: plans are sized for its
- * layers. run_bytes must be set by then. */
+/* Call this for each layer of a KV set before the first plan for the set, because plans are sized
+ * for its layers. run_bytes must be set by then. */
 void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_heads,
                      const struct kv_view *kv);
 
-/* Lays out the plan's tree paths. Call it before each layer's launch where limits->max_paths is not
+/* Lays out the plan's tree paths. Call it before each layer's launch if limits->max_paths is not
  * 0. */
 cudaError_t attention_paths(cudaStream_t stream, const struct attention_launch *a);
 

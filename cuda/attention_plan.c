@@ -5,22 +5,22 @@
 
 enum { MAX_FRACTION = 64, N_CLASSES = 1024 };
 
-/* The fixed cost of an item in units of one key: loading its queries and storing its result.
- * Empirical, like ATTENTION_SLOT_COST; changing either by a factor of two changes splits only a
- * little.
- */
+/* The fixed cost of an item (loading its queries and storing its result), in units of the cost of
+ * one key. Empirical, like ATTENTION_SLOT_COST; if either is changed by a factor of two, splits
+ * change only a little. */
 enum { ITEM_COST = 48 };
 
 /* ---- splits -------------------------------------------------------------------------------- */
 
-/* Cuts n keys into equal pieces of at most `split` (which is at least a tile). */
+/* The size of equal pieces of n keys, each with at most `split` keys. `split` is at least a
+ * tile. */
 static int32_t piece_of(int32_t n, int32_t split)
 {
     const int32_t piece = ceil_div(n, ceil_div(n, split));
     return ceil_div(piece, ATTENTION_KV_TILE) * ATTENTION_KV_TILE;
 }
 
-/* How one tile is split: the size and number of its pieces, and the slot of the first. */
+/* How a tile is split: the size and the number of its pieces, and the slot of the first piece. */
 struct cut {
     int32_t piece, n, first_slot;
 };
@@ -30,8 +30,8 @@ static struct cut cut_of(const struct planner *p, const struct attention_item *t
     struct cut c = {0};
     const int32_t n_keys = t->kv_end - t->kv_begin;
     if (p->limits->deterministic) {
-        /* Without memory to process a row's fixed runs in parallel, one item processes them in
-         * order. */
+        /* If there is not enough memory to process a row's fixed runs in parallel, one item
+         * processes them in order. */
         if (split > 0 || t->fold) {
             c.piece = ATTENTION_FIXED_SPLIT;
         } else {
@@ -50,15 +50,15 @@ static struct cut cut_of(const struct planner *p, const struct attention_item *t
     return c;
 }
 
-/* Blocks that process items at the same time. */
+/* The number of blocks that process items at the same time. */
 static int64_t blocks_of(const struct planner *p)
 {
     return (int64_t)at_least_1(p->limits->n_sms) * at_least_1(p->shape.blocks_per_sm);
 }
 
 struct estimate {
-    int64_t cost;  // of the busiest block, in keys
-    int64_t level; // the same under a perfect balance
+    int64_t cost;  // cost of the busiest block, in keys
+    int64_t level; // what the cost would be with perfect balance
     int64_t n_items, n_slots;
 };
 
@@ -83,8 +83,8 @@ static struct estimate estimate(const struct planner *p, int32_t split)
             big_work += cost;
         }
         e.n_items += c.n;
-        /* The last tile of a row counts its slots; a prefix's tile leaves that to the rows' own
-         * tiles. */
+        /* The last tile of a row counts the row's slots. A prefix's tile leaves that to the rows'
+         * own tiles. */
         if (slots > 1 && t->mask != ATTENTION_ALL) {
             e.n_slots += (int64_t)slots * t->n_rows;
         }
@@ -102,8 +102,7 @@ static bool fits(const struct planner *p, const struct estimate *e)
     return e->n_items <= p->max_items && e->n_slots <= p->max_slots;
 }
 
-/* The split to use: 0 for no split (deterministic mode only), -1 if even the coarsest plan does not
- * fit. */
+/* Chooses the split. 0: no split (deterministic mode only); -1: not even the coarsest plan fits. */
 static int32_t choose_split(const struct planner *p)
 {
     int32_t longest = ATTENTION_KV_TILE;
@@ -137,9 +136,9 @@ static int32_t choose_split(const struct planner *p)
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
-/* The sort class of an item with n_keys keys; the longest items come first. Short items are classed
- * by quarters of a tile, so that the units of a prompt, whose lengths grow in such steps, pair up
- * to equal sums; very long ones by two tiles. */
+/* The sort class of an item with n_keys keys; items with more keys come first. Short items are
+ * classed by quarters of a tile: the lengths of a prompt's units grow in such steps, so that they
+ * pair up to equal sums. Very long items are classed by two tiles. */
 static int32_t class_of(int32_t n_keys)
 {
     const int32_t fine = ATTENTION_KV_TILE / 4, coarse = 2 * ATTENTION_KV_TILE;
@@ -171,7 +170,8 @@ static void give_slots(struct planner *p, int32_t split)
     p->head->n_slots = n_slots;
 }
 
-/* Splits the tiles and orders the items longest first, so that the short ones even out the end. */
+/* Splits the tiles, and orders the items from longest to shortest, so that the short ones even out
+ * the end. */
 static void place_items(struct planner *p, int32_t split)
 {
     int32_t next[N_CLASSES + 1] = {0};
@@ -233,7 +233,8 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
     p.tiles = p.items + p.max_items;
     attention_make_tiles(&p, true);
     int32_t split = choose_split(&p);
-    if (split < 0) { // not enough slots: nothing is shared, and then nothing needs to be split
+    // There are not enough slots: nothing is shared, and then nothing needs to be split.
+    if (split < 0) {
         attention_make_tiles(&p, false);
         split = choose_split(&p);
     }

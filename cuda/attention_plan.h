@@ -14,16 +14,17 @@
  * table.
  *
  * In deterministic mode a tree row must get the same bits as a plain run over its ancestors, so its
- * keys must lie where they would lie in that run. Rows whose ancestors' keys already lie there (the
- * rows of the first path) become causal items. The other paths are copied before every layer's
- * attention: into pages of their own after the trash page, through block tables of their own after
- * the null lane's, and their rows become causal items of extra lanes with these tables. The kernels
- * that compute attention need no special case.
+ * keys must be where they would be in that run. If the keys of a row's ancestors already are there
+ * (the rows of the first path), the row becomes a causal item. The other paths are copied before
+ * every layer's attention into separate pages, which follow the trash page. Their rows become
+ * causal items of extra lanes, which follow the null lane and whose block tables name these pages.
+ * The kernels that compute attention need no special case.
  *
- * When pages hold codes, outside deterministic mode and in passes that are never captured, keys
- * that many rows read are expanded to floating point in the same way before every layer's attention
- * (attention/expand.cu): their items belong to lanes after the null lane, whose tables name the
- * expanded pages. Compiles as C11 and C++17. Thread: plain data. */
+ * Keys that many rows read are treated in the same way if pages hold codes, the mode is not
+ * deterministic, and the pass is never captured: before every layer's attention they are expanded
+ * to floating point (attention/expand.cu), and their items belong to lanes after the null lane,
+ * whose tables name the expanded pages. Compiles as C11 and C++17.
+ * Thread: plain data. */
 #ifndef SLUICE_CUDA_ATTENTION_PLAN_H
 #define SLUICE_CUDA_ATTENTION_PLAN_H
 
@@ -37,67 +38,70 @@ extern "C" {
 #endif
 
 enum {
-    ATTENTION_KV_TILE = 128,     // splits are multiples of it, and the kernels' key tiles divide it
-    ATTENTION_FIXED_SPLIT = 512, // deterministic mode: keys are summed in runs of this many,
-                                 // counted from 0, and the runs are joined in order
-    ATTENTION_TILE_ROWS = 128,   // the most packed rows (rows times heads of a group) in a tile
-    ATTENTION_MAX_DIM = 512,     // the widest value vector
-    ATTENTION_MAX_RUNS = 64,     // per pass
-    ATTENTION_RUN_ROWS = 64,     // the fewest rows that make expanding a run worthwhile
-    ATTENTION_CODE_BLOCKS = 2,   // resident blocks per multiprocessor of the kernel that reads
-                                 // codes
+    ATTENTION_KV_TILE = 128, // splits are multiples of this, and the kernels' key tiles divide it
+    // Deterministic mode: keys are summed in runs of this length, counted from 0, and the runs are
+    // joined in order.
+    ATTENTION_FIXED_SPLIT = 512,
+    // Maximum number of packed rows (rows times heads of a group) in a tile.
+    ATTENTION_TILE_ROWS = 128,
+    ATTENTION_MAX_DIM = 512, // maximum width of a value vector
+    ATTENTION_MAX_RUNS = 64, // per pass
+    ATTENTION_RUN_ROWS = 64, // number of rows from which expanding a run is worthwhile
+    // Resident blocks per multiprocessor, for the kernel that reads codes.
+    ATTENTION_CODE_BLOCKS = 2,
 };
 
 enum attention_mask {
     ATTENTION_ALL,    // every key of the range is older than every row
     ATTENTION_CAUSAL, // row i of the sequence sees slots up to n_past + i
-    ATTENTION_TREE,   // slots from n_past on are visible where the row's tree mask says so
+    ATTENTION_TREE,   // of the slots from n_past on, a row sees those in its tree mask
 };
 
 struct attention_item {
     int32_t first_row;
     uint16_t n_rows;
     uint8_t mask; // enum attention_mask
-    uint8_t fold; // deterministic: the item covers several fixed splits and joins them in order
+    // Deterministic mode: the item covers several fixed splits and joins them in order.
+    uint8_t fold;
     int32_t lane;
-    int32_t kv_begin, kv_end; // slots; kv_begin is a multiple of the page size
-    int32_t split;            // the row's slot for the result; -1: write the output
-    int32_t n_past, seq_row;  // of the rows' sequence: tokens before the pass, and its first row in
-                              // the pass
+    int32_t kv_begin, kv_end; // range of slots; kv_begin is a multiple of the page size
+    int32_t split;            // the row's slot for the result; -1: the result is the output
+    int32_t n_past, seq_row; // of the rows' sequence: its number of tokens before the pass, and its
+                             // first row in the pass
 };
 
 struct attention_row {
-    int32_t first_slot, n_slots; // n_slots 0: nothing to join
+    int32_t first_slot, n_slots; // n_slots 0: there is nothing to join
 };
 
-/* Path i of the plan uses lane max_lanes + 1 + i. It holds the lane's past from its last page on,
- * then the ancestors of pass row `row` in order, and that row. */
+/* Path i of the plan uses lane max_lanes + 1 + i. It consists of the lane's past from its last page
+ * on, then the ancestors of pass row `row` in order, and then that row. */
 struct attention_path {
     int32_t row, seq_row; // seq_row: the sequence's first row
     int32_t lane, n_past;
 };
 
-/* Keys [begin, end) of a lane, expanded to floating point. Run i of the plan uses lane max_lanes +
- * 1 + i. */
+/* Keys [begin, end) of a lane, which are expanded to floating point. Run i of the plan uses lane
+ * max_lanes + 1 + i. */
 struct attention_run {
     int32_t lane, begin, end;
-    int32_t first_page; // where the page of `begin` goes
-    int32_t low_pos;    // lowest position among the rows that read it
+    int32_t first_page; // where the page that contains `begin` goes
+    int32_t low_pos;    // lowest position among the rows that read the run
 };
 
 struct attention_plan_head {
-    int32_t n_items, tile_rows; // tile_rows: rows in the largest item
-    int32_t n_slots;            // 0: nothing to join
+    int32_t n_items, tile_rows; // tile_rows: number of rows in the largest item
+    int32_t n_slots;            // 0: there is nothing to join
     int32_t items_offset;       // bytes from the head
-    int32_t mean_keys;          // average keys per item
+    int32_t mean_keys;          // average number of keys per item
     int32_t n_paths, paths_offset;
     int32_t n_runs, runs_offset;
-    int32_t n_others; // items of lanes that are not runs
+    int32_t n_others; // number of items whose lanes are not runs
     int32_t reserved[6];
 };
 
-/* Workspace: scratch for folding items, then the slots. For each head a slot holds head_dim_v
- * values, the maximum (as a power of two), the sum, and two words of padding. */
+/* The workspace: scratch memory for folding items, then the slots. For each head, a slot has
+ * head_dim_v values, the maximum (as a power of two), the sum, and two words of padding. */
 size_t attention_scratch_bytes(const struct attention_limits *limits);
 
 static inline size_t attention_slot_floats(int32_t n_heads, int32_t head_dim_v)

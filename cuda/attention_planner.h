@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the files that make an attention plan: attention_sizes.c (how much memory it may take),
  * attention_tiles.c (its tiles, before they are split) and attention_plan.c (splits and items). For
- * these files only. Thread: the rank's owner. */
+ * these files only.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_ATTENTION_PLANNER_H
 #define SLUICE_CUDA_ATTENTION_PLANNER_H
 
@@ -9,7 +10,7 @@
 #include "engine/base/minmax.h"
 
 /* The cost of joining one more slot, in units of the cost of one key. Empirical: with 32 or less, a
- * group of 16 sequences is cut into so many items that it takes 25 % longer. */
+ * group of 16 sequences is divided into so many items that it takes 25 % longer. */
 enum { ATTENTION_SLOT_COST = 48 };
 
 struct planner {
@@ -17,12 +18,12 @@ struct planner {
     struct attention_shape shape;
     const struct pass *pass;
     int32_t n_rows, max_tiles, max_items, max_slots;
-    int32_t tile_rows; // rows in a tile
+    int32_t tile_rows; // number of rows in a tile
     struct attention_plan_head *head;
     struct attention_row *rows;
     struct attention_item *items;
-    /* Tiles before they are split. `fold` marks rows that a shared prefix also serves; such a tile
-     * either starts at the prefix's end or is the prefix itself. */
+    /* The tiles before they are split. `fold` marks rows that are also served by a tile of a shared
+     * prefix. Such a tile either starts where the prefix ends or is the prefix itself. */
     struct attention_item *tiles;
     int32_t n_tiles, most_rows; // most_rows: the largest n_rows of any tile
     struct attention_path *paths;
@@ -41,18 +42,19 @@ static inline int32_t at_least_1(int32_t n)
     return greater(1, n);
 }
 
-/* The most tiles and items of a plan of n_rows rows, and slots of the workspace. */
+/* The maximum numbers of tiles and items in a plan of n_rows rows, and of slots in the
+ * workspace. */
 int32_t attention_max_tiles(int32_t n_rows);
 int32_t attention_max_items(const struct attention_limits *limits, int32_t n_rows);
 int32_t attention_max_slots(const struct attention_limits *limits,
                             const struct attention_shape *shape);
 
-/* Where the parts of a plan begin, in bytes from its head. */
+/* Where the parts of a plan begin, in bytes from the plan's head. */
 size_t attention_paths_offset(int32_t n_rows);
 size_t attention_runs_offset(const struct attention_limits *limits, int32_t n_rows);
 size_t attention_items_offset(const struct attention_limits *limits, int32_t n_rows);
 
-/* Fills p->tiles, paths and runs from the pass; without groups no prefix is shared. */
+/* Fills p->tiles, paths and runs from the pass. Without with_groups, no prefix is shared. */
 void attention_make_tiles(struct planner *p, bool with_groups);
 
 #endif

@@ -2,7 +2,7 @@
 /* The maximum memory of attention plans and of their workspace. */
 #include "cuda/attention_planner.h"
 
-/* Items beyond one per tile: enough to give every multiprocessor eight more. */
+/* Items in addition to one per tile: enough to give every multiprocessor eight more. */
 enum { EXTRA_ITEMS_PER_SM = 8 };
 
 static size_t align16(size_t n)
@@ -12,7 +12,7 @@ static size_t align16(size_t n)
 
 int32_t attention_max_tiles(int32_t n_rows)
 {
-    return 2 * n_rows; // each row is in one tile of its own and one of a shared prefix
+    return 2 * n_rows; // each row is in a tile of its sequence and in one of a shared prefix
 }
 
 int32_t attention_max_items(const struct attention_limits *limits, int32_t n_rows)
@@ -54,7 +54,7 @@ size_t attention_scratch_bytes(const struct attention_limits *limits)
     return 0;
 }
 
-/* Slot memory: two slots for each row of a large model, within bounds. */
+/* The bytes for slots: two slots for each row of a large model, within bounds. */
 static size_t slots_bytes(const struct attention_limits *limits)
 {
     const size_t wanted = (size_t)limits->max_rows * ((size_t)64 << 10);
@@ -80,8 +80,8 @@ int32_t attention_max_slots(const struct attention_limits *limits,
                      (attention_slot_floats(shape->n_heads, shape->head_dim_v) * sizeof(float)));
 }
 
-/* Pages available for expanding this layer's codes; 0 if they cannot be expanded for the kernels
- * that read floating-point pages. */
+/* The number of pages available for expanding this layer's codes. 0: the kernels that read
+ * floating-point pages do not support the layer. */
 static int32_t run_pages(const struct attention_limits *limits, const struct kv_view *kv)
 {
     const int32_t d = kv->head_dim_k, bt = kv->block_tokens;

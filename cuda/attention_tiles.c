@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Divides the rows of a pass into tiles, each against one range of keys: a sequence's own keys, the
- * prefix that a group shares, or a path of a tree. */
+/* Divides the rows of a pass into tiles. Each tile reads one range of keys: a sequence's own keys,
+ * the prefix that a group shares, or a path of a tree. */
 #include "cuda/attention_planner.h"
 
 static void add_tiles(struct planner *p, struct attention_item tile, int32_t first_row,
@@ -18,8 +18,8 @@ static void add_tiles(struct planner *p, struct attention_item tile, int32_t fir
     }
 }
 
-/* The lane through whose table the rows read those keys: an expanded run's lane if enough rows read
- * codes and there is memory for it. */
+/* The lane through whose table the rows read the keys of `run`. It is the lane of an expanded run
+ * if enough rows read codes and there is memory for it. */
 static int32_t lane_of_keys(struct planner *p, struct attention_run run, int32_t n_rows)
 {
     const int32_t bt = p->limits->block_tokens;
@@ -34,7 +34,7 @@ static int32_t lane_of_keys(struct planner *p, struct attention_run run, int32_t
     return p->limits->max_lanes + 1 + p->n_runs++;
 }
 
-/* The number of leading keys that every row of the group reads as its past; 0 if sharing does not
+/* The number of leading keys that are in the past of every row of the group; 0 if sharing does not
  * pay. */
 static int32_t shared_keys(const struct planner *p, const struct pass_group *g)
 {
@@ -71,14 +71,14 @@ static bool has_bit(const uint64_t *mask, int32_t i)
     return mask[i / 64] >> (i % 64) & 1;
 }
 
-/* The rows of one tree: how many ancestors each has, and which path holds it (-1: it is already in
- * place). */
+/* For the rows of one tree: the number of ancestors of each, and the path that contains it (-1: its
+ * keys are already in place). */
 struct tree_rows {
     int32_t n_in_place;
     int32_t depth[MAX_TREE_NODES], path[MAX_TREE_NODES];
 };
 
-/* Assigns paths to the rows that need one; false if there are not enough paths. */
+/* Assigns paths to the rows that need one. False: there are not enough paths. */
 static bool find_paths(struct planner *p, const struct pass_seq *s, struct tree_rows *t)
 {
     const uint64_t *masks = p->pass->tree_mask + (int64_t)s->first_row * TREE_MASK_WORDS;
@@ -91,7 +91,7 @@ static bool find_paths(struct planner *p, const struct pass_seq *s, struct tree_
         }
         t->n_in_place += t->n_in_place == r && t->depth[r] == r;
     }
-    for (int32_t r = s->n_rows - 1; r >= t->n_in_place; r--) { // from the leaves
+    for (int32_t r = s->n_rows - 1; r >= t->n_in_place; r--) { // begins at the leaves
         if (t->path[r] >= 0) {
             continue;
         }
@@ -109,7 +109,7 @@ static bool find_paths(struct planner *p, const struct pass_seq *s, struct tree_
     return true;
 }
 
-/* False: the tree keeps its own layout. */
+/* Returns false if the tree keeps its own layout. */
 static bool tile_tree(struct planner *p, const struct pass_seq *s, int32_t shared)
 {
     struct tree_rows t;
@@ -180,7 +180,7 @@ void attention_make_tiles(struct planner *p, bool with_groups)
         const struct pass_seq *first = &pass->seqs[s];
         const struct pass_seq *last = &pass->seqs[s + group->n_seqs - 1];
         const int32_t n_rows = last->first_row + last->n_rows - first->first_row;
-        /* The prefix lies before every row's position. */
+        /* The prefix is before the position of every row. */
         const struct attention_run run = {.lane = first->lane, .end = shared, .low_pos = shared};
         const struct attention_item prefix = {
             .mask = ATTENTION_ALL,

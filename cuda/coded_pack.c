@@ -11,8 +11,8 @@
 
 /* ---- which weights stay quantised ------------------------------------------------------------ */
 
-/* The number of inputs that share a scale. 0: the whole row does. -1: the part's window cuts
- * through groups, or its groups have an input order of their own. */
+/* The number of inputs that share a scale. 0: all inputs of a row do. -1: the part's window cuts
+ * through groups, or the groups do not consist of consecutive inputs. */
 static int64_t group_of(const struct weight_part *p)
 {
     const struct weight_codec *c = &p->codec;
@@ -28,7 +28,7 @@ static int64_t group_of(const struct weight_part *p)
     return -1;
 }
 
-/* Formats that the kernels read; others are dequantised at load. */
+/* True for formats that the kernels read. Others are dequantised at load. */
 static bool is_code(const struct weight_part *p)
 {
     const struct weight_codec *c = &p->codec;
@@ -54,8 +54,8 @@ static bool is_power(int64_t n)
     return (n & (n - 1)) == 0;
 }
 
-/* True if the kernels support this group size: whole chunks for 8 bits, also fractions of a chunk
- * for int4, and 32 for MX formats. */
+/* True if the kernels support this group size: whole chunks; for int4 also fractions of a chunk; 32
+ * for MX formats. */
 static bool has_kernel(enum dtype code, int64_t group)
 {
     switch (code) {
@@ -77,7 +77,7 @@ static bool has_powers(const struct weight_desc *d)
     return true;
 }
 
-/* Parts of one weight must have the same layout. */
+/* True if all parts of the weight have the same layout. */
 static bool are_alike(const struct weight_desc *d, int64_t group)
 {
     const struct weight_codec *first = &d->parts[0].codec;
@@ -102,7 +102,7 @@ static bool has_zeros(const struct weight_desc *d)
     return false;
 }
 
-/* Where each part begins, to find a row's part by search. */
+/* Computes where each part begins, so that the part of a row can be found by binary search. */
 static void find_rows(struct coded_source *s, const struct weight_desc *d)
 {
     s->parts = d->parts;
@@ -116,10 +116,10 @@ static void find_rows(struct coded_source *s, const struct weight_desc *d)
     }
 }
 
-/* False: this weight is dequantised at load. */
+/* Returns false if this weight must be dequantised at load. */
 bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
 {
-    enum { MAX_IN = 1 << 18 }; // a tile row must fit an upload buffer
+    enum { MAX_IN = 1 << 18 }; // a tile row must fit into an upload buffer
     memset(s, 0, sizeof *s);
     const bool is_matrix =
         d->kind == WEIGHT_LINEAR || (d->kind == WEIGHT_EXPERTS && d->n_out % (2 * CODED_ROWS) == 0);
@@ -170,7 +170,7 @@ void coded_source_deinit(struct coded_source *s)
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-/* One row of the weight, which is all parts stacked. */
+/* One row of the weight, which consists of all parts stacked. */
 struct source_row {
     const struct weight_part *part; // NULL: padding of the last tile
     int64_t row;
@@ -200,8 +200,8 @@ static void put_bytes(const struct weight_part *p, int64_t row, uint8_t *to)
     }
 }
 
-/* The order within a tile is that of the kernel's registers, so that a thread finds its
- * codes with one load. */
+/* The order within a tile is that of the kernel's registers, so that a thread gets its codes with
+ * one load. */
 static void put_nibbles(const struct weight_part *p, int64_t row, int32_t r, uint8_t *to)
 {
     uint8_t *mine = to + r / 8 * 512 + r % 8 * 64;
@@ -212,7 +212,7 @@ static void put_nibbles(const struct weight_part *p, int64_t row, int32_t r, uin
     }
 }
 
-/* Dummy weights: arbitrary codes; 8-bit codes stay below 2 in magnitude. */
+/* Dummy weights: arbitrary codes. 8-bit codes are less than 2 in magnitude. */
 static void put_dummies(uint8_t *to, size_t n, uint64_t seed)
 {
     for (size_t i = 0; i < n; i += sizeof seed) {
@@ -222,7 +222,7 @@ static void put_dummies(uint8_t *to, size_t n, uint64_t seed)
     }
 }
 
-/* A code of NaN in a file would spoil every sum. */
+/* Looks for NaN codes: one in a file would spoil every sum. */
 static bool has_nan(const uint8_t *codes, size_t n)
 {
     bool found = false;
@@ -232,7 +232,7 @@ static bool has_nan(const uint8_t *codes, size_t n)
     return found;
 }
 
-/* One tile of rows, called by several threads for different tiles. */
+/* Packs one tile of rows. Several threads call this for different tiles. */
 void coded_fill_tiles(const void *source, int64_t tile, char *to)
 {
     const struct coded_source *s = source;
@@ -261,7 +261,8 @@ static int64_t group_inputs(const struct coded_matrix *m)
     return ((int64_t)coded_chunk(m->code) << m->record_shift) / m->record_groups;
 }
 
-/* An E8M0 scale is the float's exponent; code 0 is 2^-127, which is subnormal in fp32. */
+/* The code of an E8M0 scale is the exponent of the float. Code 0 is 2^-127, which is subnormal in
+ * fp32. */
 static void put_scale(const struct coded_matrix *m, const struct weight_part *p, float scale,
                       char *to)
 {
@@ -275,7 +276,7 @@ static void put_scale(const struct coded_matrix *m, const struct weight_part *p,
     cuda_store_number(to, m->scale, 0, f);
 }
 
-/* Scales of a tile, in records that are loaded together with its codes. */
+/* Packs the scales of a tile, in records that are loaded together with the tile's codes. */
 void coded_fill_scales(const void *source, int64_t tile, char *to)
 {
     const struct coded_source *s = source;
@@ -319,10 +320,10 @@ static bool has_product_blocks(const struct coded_source *s)
     return true;
 }
 
-/* In the layout that cuBLASLt's scaled product reads; NULL if it cannot. */
+/* The scales in the layout that cuBLASLt's scaled product reads; NULL if it cannot apply them. */
 float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, size_t *n)
 {
-    enum { ALIGN = 4 }; // cuBLASLt requires this alignment for rows of block scales
+    enum { ALIGN = 4 }; // cuBLASLt requires this alignment for the rows of block scales
     const struct coded_matrix *m = &s->matrix;
     if (m->code != DT_E4M3 || m->n_experts != 1 || group_inputs(m) != PRODUCT_BLOCK ||
         !has_product_blocks(s)) {
@@ -349,7 +350,7 @@ float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, siz
     return scales;
 }
 
-/* As coded_fill_scales, for zeros. */
+/* Like coded_fill_scales, for zeros. */
 void coded_fill_zeros(const void *source, int64_t tile, char *to)
 {
     const struct coded_source *s = source;

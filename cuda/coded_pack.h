@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Decides which weights stay quantised on the device, and packs them. Thread: the rank's owner,
- * except coded_fill_*: any. */
+/* Decides which weights stay quantised on the device, and packs them.
+ * Thread: the rank's owner, except coded_fill_*: any. */
 #ifndef SLUICE_CUDA_CODED_PACK_H
 #define SLUICE_CUDA_CODED_PACK_H
 
@@ -11,18 +11,18 @@
 
 /* A weight's parts, stacked into one tall matrix. */
 struct coded_source {
-    struct coded_matrix matrix; // the final matrix, before its memory is allocated
+    struct coded_matrix matrix; // what the matrix will be; its memory is not allocated yet
     const struct weight_part *parts;
-    int64_t *first_rows; // first row of each part; n_parts + 1 entries
+    int64_t *first_rows; // n_parts + 1 entries: the first row of each part
     int32_t n_parts;
     bool has_zeros;
-    uint64_t dummy_seed; // of dummy weights
+    uint64_t dummy_seed; // for dummy weights
     float dummy_scale;
     atomic_bool has_nan; // set by coded_fill_tiles when it meets a NaN code
 };
 
-/* False: the weight must be stored in floating point. Experts stay quantised if both halves of
- * gate_up start on a tile boundary. */
+/* Returns false if the weight must be stored in floating point. Experts stay quantised only if both
+ * halves of gate_up start at the border of a tile. */
 bool coded_source_init(struct coded_source *s, const struct weight_desc *d);
 void coded_source_deinit(struct coded_source *s);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Setup, steps and close: the entries of the backend table that are not maths. Each delegates to
- * the owner of the state. */
+ * the owner of the state concerned. */
 #include "cuda/cuda_backend.h"
 
 #include "cuda/attention_plan.h"
@@ -12,7 +12,7 @@
 
 /* ---- setup ----------------------------------------------------------------------------------- */
 
-/* Limits that indices of the kernels rely on. */
+/* Checks limits that indices in the kernels rely on. */
 static enum status check_limits(const struct backend_limits *l, struct err *err)
 {
     if (l->max_rows <= 0 || l->max_out_rows <= 0 || l->max_lanes <= 0 || l->max_len <= 0 ||
@@ -28,7 +28,8 @@ static enum status check_limits(const struct backend_limits *l, struct err *err)
     return OK;
 }
 
-/* Scratch memory that experts, router, sampler and attention use between their own kernels. */
+/* Allocates the scratch memory that experts, router, sampler and attention use between their own
+ * kernels. */
 static enum status open_scratch(struct cuda_backend *be)
 {
     enum { BYTES = 64 << 20, EXPERT_BYTES = 512 << 20 };
@@ -55,7 +56,7 @@ static enum status open_scratch(struct cuda_backend *be)
     return OK;
 }
 
-/* Each owner allocates for the maximum that the limits allow, so that steps allocate nothing. */
+/* Each owner allocates for the maximum that the limits allow, so that steps never allocate. */
 static enum status open_owners(struct cuda_backend *be)
 {
     const struct backend_limits *l = &be->limits;
@@ -80,7 +81,7 @@ static enum status open_owners(struct cuda_backend *be)
     return OK;
 }
 
-/* Once per backend, before any set is opened. */
+/* Called once per backend, before any set is opened. */
 enum status cuda_setup(struct backend *base, const struct backend_limits *limits, struct err *err)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -105,7 +106,8 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
     };
     const enum status st = open_owners(be);
     if (st != OK) {
-        return err_set(err, st, "the GPU's working memory could not be had (%s)", status_name(st));
+        return err_set(err, st, "the GPU's working memory could not be allocated (%s)",
+                       status_name(st));
     }
     be->is_set_up = true;
     return OK;
@@ -156,7 +158,7 @@ enum status cuda_copy_states(struct backend *base, int32_t set, int32_t n,
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* Waits for the slot's previous step, whose host memory is used again. */
+/* Waits for the previous step in the slot, because its host memory is used again. */
 enum status cuda_step_begin(struct backend *base, int32_t slot)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -198,7 +200,7 @@ enum status cuda_copy_blocks(struct backend *base, int32_t n, const struct block
     return kv_copy_blocks(&be->kv, &be->lanes, n, copies);
 }
 
-/* Keys first, then recurrent state, with the same list. */
+/* Moves keys first, then recurrent state, with the same list. */
 enum status cuda_move_slots(struct backend *base, int32_t n, const struct slot_move *moves,
                             int32_t set)
 {
@@ -241,7 +243,7 @@ enum status cuda_pass_end(struct backend *base)
     return passes_end(&be->passes, &be->steps);
 }
 
-/* The event that marks the step's end is recorded after all of its work. */
+/* The event that marks the end of the step is recorded after all of its work. */
 enum status cuda_step_end(struct backend *base)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -265,13 +267,13 @@ bool cuda_step_done(struct backend *base, int32_t slot)
     return steps_done(&cuda_backend_of(base)->steps, slot);
 }
 
-/* A query does not wait; a sticky error of the device shows here even between steps. */
+/* A query does not wait. It shows a sticky error of the device even between steps. */
 enum status cuda_alive(struct backend *base)
 {
     struct cuda *be = cuda_of(base);
     TRY(cuda_enter(be));
     const cudaError_t e = cudaStreamQuery(be->stream);
-    TRY(cuda_check(be, e == cudaErrorNotReady ? cudaSuccess : e, "asked whether it lives"));
+    TRY(cuda_check(be, e == cudaErrorNotReady ? cudaSuccess : e, "a check of the device"));
     if (be->options.n_ranks > 1 && cuda_comm_alive(be) != OK) {
         be->lost = ERR_DEVICE;
     }
@@ -280,7 +282,8 @@ enum status cuda_alive(struct backend *base)
 
 /* ---- close ----------------------------------------------------------------------------------- */
 
-/* cuda_weights.c allocated the lists; the device memory they point to is freed with the device. */
+/* Frees the lists that cuda_weights.c allocated. The device memory that they point to is freed with
+ * the device. */
 static void close_weights(struct cuda *be)
 {
     for (struct weight *w = be->weights; w;) {
@@ -295,8 +298,8 @@ static void close_weights(struct cuda *be)
     }
 }
 
-/* If collectives were aborted the device may never become idle, so nothing is waited for
- * or freed. */
+/* If collectives were aborted, the device may never become idle, so nothing is waited for or
+ * freed. */
 void cuda_close(struct backend *base)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -305,8 +308,9 @@ void cuda_close(struct backend *base)
     }
     struct cuda *device = &be->device;
     if (device->options.n_ranks > 1 && cuda_comm_is_aborted(device)) {
-        return; // work may hang on the device, and graphs refer to aborted communicators: leave all
-                // of it to the exit of the process
+        // Work may hang on the device, and graphs refer to aborted communicators: all of it is left
+        // to the exit of the process.
+        return;
     }
     if (device->stream) {
         cudaSetDevice(device->options.device);

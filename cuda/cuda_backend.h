@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank of the CUDA backend: its device and the owners of its state. Each owner has a file and a
- * header that lists what others may call. Only the top-level files know all owners: cuda_open.c,
+/* A rank of the CUDA backend: its device and the owners of its state. Each owner has a file, and a
+ * header with what others may call. Only the top-level files know all owners: cuda_open.c,
  * cuda_ops*.c (the maths entries of the backend table) and cuda_backend.c (the other entries).
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_BACKEND_H
@@ -20,7 +20,7 @@
 /* Scratch memory that one op uses between its kernels. */
 struct op_scratch {
     void *memory, *attention;
-    size_t n_bytes; // of memory
+    size_t n_bytes; // bytes of `memory`
     struct sample_scratch sample;
     void *few_experts; // what k_moe_once keeps between launches
     float *shards;     // gathered shards of logits

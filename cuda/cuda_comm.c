@@ -22,7 +22,7 @@ static bool find_symbol(struct nccl *n, const char *name, void *slot)
     return p != NULL;
 }
 
-/* Loaded at run time: a machine with one GPU does not need NCCL. */
+/* Loads NCCL at run time, because a machine with one GPU does not need it. */
 static enum status load_nccl(struct nccl *n, struct err *err)
 {
     // NVLink multicast can hang whole hosts, so it is opt-in.
@@ -48,15 +48,15 @@ static enum status load_nccl(struct nccl *n, struct err *err)
 
 /* ---- opening: a thread per rank, because each waits for all others --------------------------- */
 
-/* Owned by the thread that opens, since the opening may time out while it still runs. */
+/* Owned by the thread that opens, because opening may time out while that thread still runs. */
 struct opener {
     struct comm *comm;
     int32_t local;
     ncclUniqueId id;
 };
 
-/* Each rank opens in a thread of its own, because none returns before all of them have called
- * it. */
+/* Each rank opens in a separate thread, because none of the calls returns before all ranks have
+ * made theirs. */
 static void *open_rank(void *arg)
 {
     struct opener *o = arg;
@@ -76,7 +76,7 @@ static void *open_rank(void *arg)
     return NULL;
 }
 
-/* Another node may never connect. Then these threads stay blocked, and the process exits. */
+/* If another node never connects, these threads stay blocked, and the process exits. */
 static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err *err)
 {
     int64_t end = clock_now_ns() + CUDA_COMM_WAIT_S * 1000000000LL;
@@ -87,7 +87,7 @@ static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err
         pthread_t thread; // the thread owns o, which may already be freed
         if (pthread_create(&thread, NULL, open_rank, o) != 0) {
             free(o);
-            c->stuck = true; // the threads started before are already waiting
+            c->stuck = true; // the threads that were started before are already waiting
             return err_set(err, ERR_NOMEM, "no thread for NCCL");
         }
         pthread_detach(thread);
@@ -110,7 +110,7 @@ static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err
     return OK;
 }
 
-/* Node 0's id reaches the other nodes through the caller's channel. */
+/* The other nodes learn node 0's id through the caller's channel. */
 static enum status open_nccl(struct comm *c, const struct comm_place *place, struct err *err)
 {
     ncclUniqueId id;
@@ -128,7 +128,7 @@ static enum status open_nccl(struct comm *c, const struct comm_place *place, str
     return open_ranks(c, &id, err);
 }
 
-/* Every rank has a device of this process. */
+/* Every rank of this process has a device. */
 enum status cuda_comm_open(const struct comm_place *place, struct comm **out, struct err *err)
 {
     *out = NULL;
@@ -161,7 +161,7 @@ enum status cuda_comm_open(const struct comm_place *place, struct comm **out, st
     return OK;
 }
 
-/* After an abort communicators are gone already; a stuck one is left to the exit of the
+/* After an abort the communicators are gone already. One that is stuck is left to the exit of the
  * process. */
 void cuda_comm_destroy(struct comm *c)
 {
@@ -183,7 +183,7 @@ void cuda_comm_destroy(struct comm *c)
 
 /* ---- abort and failure ----------------------------------------------------------------------- */
 
-/* Once. Kernels that wait for other ranks poll a word, so they end, too. */
+/* Takes effect once. Kernels that wait for other ranks poll a word, so their waits end, too. */
 void cuda_comm_abort(struct comm *c)
 {
     if (atomic_exchange(&c->aborted, true)) {
@@ -257,7 +257,7 @@ static enum status nccl_check(struct cuda *be, ncclResult_t r, const char *what)
     return be->lost;
 }
 
-/* In one call if rows are adjacent, otherwise row by row. */
+/* Uses one call if the rows are adjacent, otherwise one per row. */
 enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_rows, int32_t width)
 {
     const struct comm *c = be->options.comm;

@@ -28,7 +28,7 @@ enum status cuda_enter(struct cuda *be)
     return OK;
 }
 
-/* Without a driver the call fails; the error must not stay for later calls. */
+/* Without a driver the call fails. The error must not remain for later calls. */
 int32_t cuda_device_count(void)
 {
     int n = 0;
@@ -39,7 +39,7 @@ int32_t cuda_device_count(void)
     return n;
 }
 
-/* All allocations live until the backend closes, so only a list is kept. */
+/* All allocations live until the backend closes, so a list of them is enough. */
 enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out)
 {
     *out = NULL;
@@ -50,8 +50,8 @@ enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out)
             xrealloc(be->allocations, (size_t)be->max_allocations * sizeof *be->allocations);
     }
     void *p = NULL;
-    const size_t padded = (n_bytes + 511) / 256 * 256; // vectorised reads may go past the last
-                                                       // element
+    // Vectorised reads may go past the last element.
+    const size_t padded = (n_bytes + 511) / 256 * 256;
     if (padded < n_bytes) {
         return ERR_NOMEM;
     }
@@ -67,7 +67,7 @@ enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out)
     return OK;
 }
 
-/* Free memory as the driver sees it now, with what other processes use. */
+/* The free memory as the driver reports it now; what other processes use is not free. */
 enum status cuda_facts(struct backend *base, struct backend_facts *out)
 {
     struct cuda *be = cuda_of(base);
@@ -83,7 +83,7 @@ enum status cuda_facts(struct backend *base, struct backend_facts *out)
     out->preferred_block_tokens = 64;
     out->async = true;
     out->plain_experts = true;
-    out->rounds_inputs = be->options.dtype != DT_F32; // FP8 inputs, see cuda_weights.c
+    out->rounds_inputs = be->options.dtype != DT_F32; // for FP8 inputs; see cuda_weights.c
     return OK;
 }
 
@@ -111,14 +111,14 @@ enum status cuda_read(struct backend *base, void *to, struct dmem from, size_t n
     return OK;
 }
 
-/* Whether this build has code for this device. The list of architectures is that of the build's
+/* Whether this build has code for this device. The list of architectures comes from the build's
  * options. */
 bool cuda_arch_runs(const char *archs, int32_t sm)
 {
     for (const char *p = archs; *p;) {
         char *end = NULL;
         const int32_t arch = (int32_t)strtol(p, &end, 10);
-        const bool special = *end == 'a'; // "90a": code for exactly this architecture
+        const bool special = *end == 'a'; // "90a" means code for exactly this architecture
         if (end == p) {
             return false;
         }
@@ -131,7 +131,7 @@ bool cuda_arch_runs(const char *archs, int32_t sm)
     return false;
 }
 
-/* Each reason why there is no device has a message of its own. */
+/* Each reason for not having a device gives a different message. */
 enum status cuda_device_open(struct cuda *be, struct err *err)
 {
     const int32_t n = cuda_device_count();
@@ -161,8 +161,7 @@ enum status cuda_device_open(struct cuda *be, struct err *err)
     snprintf(be->device_name, sizeof be->device_name, "%.60s", prop.name);
     if (be->sm < 80) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "GPU %d (%s) has compute capability %d.%d; 8.0 is "
-                       "the least that works",
+                       "GPU %d (%s) has compute capability %d.%d; at least 8.0 is required",
                        be->options.device, prop.name, prop.major, prop.minor);
     }
     if (!cuda_arch_runs(SLUICE_CUARCH, be->sm)) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A rank's device: its stream, its memory, and its sticky error. All other files of this folder
- * build on it. A step is staged in pinned memory and copied in stream order, so the device buffers
- * that a step fills need no double buffering: the previous step has read them by then. Thread: the
- * rank's owner. */
+ * build on it. A step is staged in pinned memory and copied in stream order. When a step's data
+ * arrives, the previous step has read the device buffers, so these need no double buffering.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_DEVICE_H
 #define SLUICE_CUDA_CUDA_DEVICE_H
 
@@ -18,16 +18,16 @@ struct cuda {
     char device_name[64];
     cudaStream_t stream;
 
-    void **allocations; // everything cuda_alloc returned, freed at close
+    void **allocations; // everything that cuda_alloc returned, to be freed at close
     int32_t n_allocations, max_allocations;
 
     /* Used by cuda_weights.c and cuda_upload.c. */
     struct weight *weights;
     struct rope_table *ropes;
     size_t max_expanded_bytes; // the largest quantised matrix that products of many rows dequantise
-    int64_t max_rounded_in;    // most inputs of any weight whose inputs are rounded; 0: there is
-                               // none
-    int64_t max_expert_width;  // ffn + hidden of the widest experts opened; 0: none
+    int64_t max_rounded_in;    // maximum number of inputs of a weight whose inputs are rounded; 0:
+                               // there is none
+    int64_t max_expert_width;  // ffn + hidden of the widest experts opened; 0: there are none
     struct upload *upload;
 };
 
@@ -36,7 +36,7 @@ static inline struct cuda *cuda_of(struct backend *be)
     return (struct cuda *)be;
 }
 
-/* OK, or the sticky ERR_DEVICE after logging the error. */
+/* Returns OK, or the sticky ERR_DEVICE after logging the error. */
 enum status cuda_check(struct cuda *be, cudaError_t e, const char *what);
 #define CUDA_TRY(be, call) TRY(cuda_check((be), (call), #call))
 
@@ -49,7 +49,7 @@ enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out);
 
 /* Opens options.device and creates its stream. */
 enum status cuda_device_open(struct cuda *be, struct err *err);
-void cuda_device_close(struct cuda *be); // last, after everything else is closed
+void cuda_device_close(struct cuda *be); // called last, after everything else is closed
 
 /* An entry of the backend table. */
 enum status cuda_facts(struct backend *base, struct backend_facts *out);

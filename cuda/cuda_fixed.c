@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One order over K for each weight: 1, 2 or 4 equal parts, each summed in one fp32 accumulator in
- * steps of 16 (one wgmma), the parts added to the bias in order. All kernels named here sum that
- * way; they differ in how they divide the work. Parts let several multiprocessors share a narrow
- * product of few rows. */
+/* The order in which K is summed, which is fixed for each weight: 1, 2 or 4 equal parts, each
+ * summed in one fp32 accumulator in steps of 16 (one wgmma), and the parts added to the bias in
+ * order. All kernels named here sum in that way; they differ in how they divide the work. Parts let
+ * several multiprocessors share a narrow product of few rows. */
 #include "cuda/cuda_fixed.h"
 
 /* The number of parts of a weight's K: enough to keep the multiprocessors busy with the widest
- * bands of gemm_wide; one for gated products and for logits, whose outputs are many. */
+ * bands of gemm_wide. Gated products and logits have many outputs, so their K has one part. */
 static int32_t parts_of(const struct gemm_args *a, int32_t n_sms)
 {
     enum { BAND = 192, MOST = 4 };
@@ -30,7 +30,8 @@ static bool is_aligned(const struct gemm_args *a)
 
 bool fixed_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
 {
-    enum { LEAST_IN = 256 }; // the first boxes of an item of gemm_batch and gemm_fixed have tasks
+    // The first boxes of an item in gemm_batch and gemm_fixed have special tasks.
+    enum { LEAST_IN = 256 };
     const bool is_16 = a->w_dtype == DT_BF16 || a->w_dtype == DT_F16;
     return sm == 90 && n_sms >= 2 && is_16 && a->x_dtype == a->w_dtype &&
            (a->y_dtype == a->x_dtype || (a->y_dtype == DT_F32 && !a->gated)) && !a->coded &&
@@ -51,7 +52,7 @@ static cudaError_t on_wide(cudaStream_t stream, const struct gemm_args *a, int32
 cudaError_t fixed_product(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                           size_t sums_bytes, struct sum_parts *sums)
 {
-    enum { FEW = 32, SOME = 64, MANY = 128 }; // rows of gemm_small and of gemm_wide
+    enum { FEW = 32, SOME = 64, MANY = 128 }; // numbers of rows of gemm_small and gemm_wide
     struct gemm_args b = *a;
     const int32_t n = b.n_parts = parts_of(a, n_sms), rows = a->n_rows;
     sums->n = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Products of deterministic mode on Hopper: chooses a kernel by the number of rows, such that a
- * row's bits do not depend on that number. Thread: the rank's owner. */
+ * row's bits do not depend on that number.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_FIXED_H
 #define SLUICE_CUDA_CUDA_FIXED_H
 
@@ -13,8 +14,8 @@ extern "C" {
 /* True if this product is supported for every number of rows. The answer depends on the weight, the
  * device and the kind of call, never on the number of rows. */
 bool fixed_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
-/* The product, left as sums->n partial sums if may_split allows and that is faster; the other
- * fields of *sums are set, for sums_bytes of memory. */
+/* Computes the product. If may_split allows it and it is faster, the product is left as sums->n
+ * partial sums; the caller has set the other fields of *sums, for sums_bytes of memory. */
 cudaError_t fixed_product(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                           size_t sums_bytes, struct sum_parts *sums);
 

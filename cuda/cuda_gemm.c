@@ -6,7 +6,7 @@
 
 enum { WORKSPACE_BYTES = 64 << 20, SUMS_BYTES = 32 << 20 };
 enum { MAX_EXPANDED_BYTES = 256 << 20 };
-enum { CODED_MAX_ROWS = 64 }; // rows that gemm_coded takes, except in deterministic mode
+enum { CODED_MAX_ROWS = 64 }; // maximum number of rows for gemm_coded, except in deterministic mode
 
 enum status gemms_open(struct gemms *g, struct cuda *device)
 {
@@ -17,7 +17,7 @@ enum status gemms_open(struct gemms *g, struct cuda *device)
     return cuda_alloc(device, WORKSPACE_BYTES, &g->workspace);
 }
 
-/* Room for inputs that are rounded before a product. */
+/* Allocates room for inputs that are rounded before a product. */
 static enum status setup_rounded(struct gemms *g, int32_t max_rows)
 {
     const size_t n_in = (size_t)g->device->max_rounded_in, rows = (size_t)max_rows;
@@ -29,7 +29,7 @@ static enum status setup_rounded(struct gemms *g, int32_t max_rows)
                       (void **)&g->rounded.scales);
 }
 
-/* Called when the largest sizes are known. */
+/* Called once the largest sizes are known. */
 enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows)
 {
     TRY(setup_rounded(g, max_rows));
@@ -51,7 +51,7 @@ void gemms_close(struct gemms *g)
 
 /* ---- products left as sums ------------------------------------------------------------------- */
 
-/* Partial sums lie one after another. */
+/* Partial sums are stored one after another. */
 static struct sum_parts sums_of(const struct gemms *g, const struct gemm_args *a, int32_t n)
 {
     return (struct sum_parts){.first = g->sums,
@@ -61,8 +61,8 @@ static struct sum_parts sums_of(const struct gemms *g, const struct gemm_args *a
                               .n = n};
 }
 
-/* Blocks sum different parts of K; the next op, which reads the product anyway, adds these partial
- * sums. */
+/* Blocks sum different parts of K. The next op, which reads the product anyway, adds up these
+ * partial sums. */
 static enum status on_wide(struct gemms *g, const struct gemm_args *a, const struct wide_plan *plan,
                            struct sum_parts *left)
 {
@@ -75,8 +75,8 @@ static enum status on_wide(struct gemms *g, const struct gemm_args *a, const str
     return OK;
 }
 
-/* A product of more rows that is no wider than it is deep runs as a batch of two, each with half of
- * K. cuBLASLt would split K itself and add the partial sums in a kernel of its own. */
+/* A product of more rows that is not wider than it is deep runs as a batch of two, each with half
+ * of K. cuBLASLt itself would split K and add the partial sums in an extra kernel. */
 static bool in_halves(struct gemms *g, const struct gemm_args *a, struct sum_parts *left,
                       cudaError_t *e)
 {
@@ -109,7 +109,7 @@ static bool is_fixed(const struct gemms *g, const struct gemm_args *a)
     return g->device->options.deterministic && fixed_takes(a, g->device->sm, g->device->n_sms);
 }
 
-/* Deterministic mode: the number of parts depends on the weight's shape only. */
+/* In deterministic mode, the number of parts depends only on the weight's shape. */
 static enum status on_fixed(struct gemms *g, const struct gemm_args *a, struct sum_parts *left)
 {
     struct sum_parts sums = sums_of(g, a, 0);
@@ -122,7 +122,7 @@ static enum status on_fixed(struct gemms *g, const struct gemm_args *a, struct s
     return OK;
 }
 
-/* Gate and up in one product, with the activation applied before it is written. */
+/* Computes gate and up in one product, and applies the activation before the result is written. */
 static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     struct wide_plan wide;
@@ -135,7 +135,8 @@ static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum st
         return fixed;
     }
     if (gemm_wide_takes(a, g->device->sm, g->device->n_sms, 0, &wide)) {
-        *st = on_wide(g, a, &wide, NULL); // without memory for partial sums it makes y itself
+        // Without memory for partial sums, the kernel writes y itself.
+        *st = on_wide(g, a, &wide, NULL);
         return true;
     }
     if (gemm_batch_takes(a, g->device->sm, g->device->n_sms)) {
@@ -151,8 +152,8 @@ static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum st
     return false;
 }
 
-/* The output head with the best logit of each band. Only if the draws may take every id that the
- * head computes. */
+/* Computes the output head with the best logit of each band. This is possible only if the draws may
+ * choose among all ids that the head computes. */
 bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
                     const struct pass_view *pass, struct logit_bests *bests, enum status *st)
 {
@@ -173,7 +174,7 @@ bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
     return true;
 }
 
-/* Tries in this order: kernels for few rows, cuBLASLt, and a general kernel that supports
+/* Tries, in this order: kernels for few rows, cuBLASLt, and a general kernel that supports
  * everything. */
 static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a,
                                       struct sum_parts *sums)
@@ -204,9 +205,9 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
 
 /* ---- weights that stay quantised ------------------------------------------------------------- */
 
-/* True if gemm_coded takes all rows itself, reading the weight once per 32 rows. Beyond this many
- * rows dequantising the whole weight is cheaper. Deterministic mode always uses it, because its
- * bits do not depend on the number of rows. */
+/* True if gemm_coded is to compute all rows, reading the weight once per 32 rows. With more rows,
+ * it is cheaper to dequantise the whole weight. Deterministic mode always uses gemm_coded, because
+ * its bits do not depend on the number of rows. */
 static bool is_few(const struct gemms *g, const struct gemm_args *a)
 {
     return a->n_rows <= CODED_MAX_ROWS || g->device->options.deterministic;
@@ -242,7 +243,7 @@ static bool on_coded(struct gemms *g, const struct gemm_args *a, struct sum_part
     return true;
 }
 
-/* Dequantises as many outputs as fit the buffer at a time, and multiplies with them. */
+/* Dequantises as many outputs at a time as fit into the buffer, and multiplies by them. */
 static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
     const struct coded_matrix *m = a->coded;
@@ -304,7 +305,7 @@ static bool is_for_codes(const struct gemms *g, const struct gemm_args *a)
 struct codes_product {
     struct gemm_args args;
     struct product_scales scales;
-    struct round_args round; // how the codes of x are made
+    struct round_args round; // how the codes of x are computed
     bool is_few;             // for gemm_eight
 };
 
@@ -353,7 +354,7 @@ static cudaError_t on_eight(struct gemms *g, const struct gemm_args *a,
     return e;
 }
 
-/* FP8 by FP8: x is rounded first, unless the op before has done it. */
+/* FP8 by FP8: x is rounded first, unless the preceding op has done so. */
 static bool on_codes(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums,
                      cudaError_t *e)
 {
@@ -376,8 +377,7 @@ bool cuda_gemm_takes_gates(struct gemms *g, const struct gemm_args *a)
     return a->n_rows > 0 && codes_product_init(g, a, &p) && rounds_itself(g, a, &p);
 }
 
-/* How the preceding op should round x to codes, if it can; false if it should write floating-point
- * values. */
+/* How the preceding op should round x to codes. False: it should write floating-point values. */
 bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round)
 {
     struct codes_product p;
@@ -388,7 +388,7 @@ bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_ar
     return true;
 }
 
-/* The product with x rounded to E4M3 and dequantised again. */
+/* Computes the product with x rounded to E4M3 and dequantised again. */
 static enum status with_rounded(struct gemms *g, struct gemm_args *a)
 {
     struct round_args r = rounding_of(a);
@@ -399,7 +399,7 @@ static enum status with_rounded(struct gemms *g, struct gemm_args *a)
     return OK;
 }
 
-/* False: the caller computes the activation separately. */
+/* Returns false if the caller must compute the activation separately. */
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     if (!a->coded) {
@@ -423,8 +423,9 @@ bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st
     return true;
 }
 
-/* Quantised weights are multiplied as codes, read as they are, or expanded in bands,
- * whatever is fastest for this number of rows. */
+/* For a quantised weight there are three ways: codes are multiplied by codes, converted by the
+ * kernel that multiplies, or dequantised in bands before the product. The number of rows
+ * decides. */
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
     struct gemm_args b = *a;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Chooses the implementation of each product, and owns the memory that they need: cuBLASLt's plans,
- * its workspace, and the area for partial sums. Thread: the rank's owner. */
+ * its workspace, and the area for partial sums.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_GEMM_H
 #define SLUICE_CUDA_CUDA_GEMM_H
 
@@ -14,9 +15,9 @@ struct gemms {
     struct plans *plans; // by shape
     void *workspace, *sums;
     size_t workspace_bytes;
-    void *expanded; // a dequantised weight, valid for one product
+    void *expanded; // a dequantised weight; valid for one product
     size_t expanded_bytes;
-    struct { // rounded rows, valid for one product
+    struct { // rounded rows; valid for one product
         void *rows;
         float *scales;
     } rounded;
@@ -27,20 +28,21 @@ enum status gemms_open(struct gemms *g, struct cuda *device);
 enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows);
 void gemms_close(struct gemms *g);
 
-/* With may_split, y may be left as *sums instead (unreduced split-K partial sums) in the only
- * area for them. Without it, or if sums->n stays 0, y is complete. sums may be NULL without
- * may_split. */
+/* With may_split, y may be left as *sums instead (split-K partial sums that are not added up), for
+ * which there is only one area. Without it, or if sums->n stays 0, y is complete. sums may be NULL
+ * without may_split. */
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums);
-/* True if x is multiplied as FP8 codes; *round describes how to compute them. The producer of x may
- * then write the codes itself just before the product, pass is_rounded, and leave x unwritten. */
+/* True if x is multiplied as FP8 codes; *round describes how to compute them. In that case the
+ * producer of x may write the codes itself just before the product, pass is_rounded, and leave x
+ * unwritten. */
 bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round);
 /* True if cuda_gemm computes this product with x_is_gated. */
 bool cuda_gemm_takes_gates(struct gemms *g, const struct gemm_args *a);
-/* A product and its activation in one kernel; false if no kernel supports it. */
+/* Computes a product and its activation in one kernel. False: no kernel supports this. */
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st);
-/* The output head when the pass draws only from the first n_drawn ids: it also writes the per-band
- * bests that greedy draws read, and skips rows that only greedy draws read. False if cuda_gemm must
- * compute all logits. */
+/* The output head for a pass that draws only from the first n_drawn ids. It also writes the best
+ * logit of each band, which greedy draws read, and skips rows that only greedy draws read. False:
+ * cuda_gemm must compute all logits. */
 bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
                     const struct pass_view *pass, struct logit_bests *bests, enum status *st);
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Captured passes. The first pass with a key is launched normally (libraries load and choose their
  * kernels then), the second is captured, and later ones are replayed. The ops of a key never
- * change: they are a function of the model, the counts, the hidden states requested, is_few, the
- * work of recurrent layers, and whether the draws belong to it, all of which are in the key. */
+ * change, because the key contains everything that determines them: the model, the counts, the
+ * requested hidden states, is_few, the work of recurrent layers, and whether the draws belong to
+ * the graph. */
 #include "cuda/cuda_graph.h"
 #include "engine/base/mem.h"
 
@@ -21,12 +22,12 @@ struct graphs {
     struct cuda *device;
     struct graph all[MAX_GRAPHS];
     int32_t n;
-    struct graph *current; // the current pass's graph; NULL: none
+    struct graph *current; // graph of the current pass; NULL: it has none
     enum graph_use use;
 };
 
-/* Pads n: few enough values that each can have a graph, close enough together that padding costs
- * little. */
+/* Pads n. The padded values are so few that each can have a graph, and so close together that
+ * padding costs little. */
 int32_t cuda_bucket(int32_t n)
 {
     static const struct {
@@ -57,7 +58,7 @@ void graphs_close(struct graphs *g)
     free(g);
 }
 
-/* The key's entry, a new one if there is space, else NULL. */
+/* The entry of the key. If there is none it is added; NULL if there is no room for it. */
 static struct graph *find(struct graphs *g, const struct graph_key *key)
 {
     for (int32_t i = 0; i < g->n; i++) {
@@ -102,7 +103,7 @@ static enum status end_capture(struct graphs *g, struct graph *entry)
         cudaGraphDestroy(graph);
     }
     if (e != cudaSuccess) {
-        /* The ops of this pass never ran, so there is no result. */
+        /* The ops of this pass never ran, so it has no result. */
         return cuda_check(g->device, e, "capture of a pass");
     }
     return OK;

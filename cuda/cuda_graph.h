@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Captured passes: decides whether a pass is launched, captured or replayed. Thread: the rank's
- * owner. */
+/* Captured passes: decides whether a pass is launched, captured or replayed.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_GRAPH_H
 #define SLUICE_CUDA_CUDA_GRAPH_H
 
@@ -12,16 +12,17 @@ struct graphs;
 enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
 struct graph_key {
     int32_t model, set, n_rows, n_out, n_draws, is_few;
-    int32_t draws_wait; // 1: the graph ends before the draws, which are launched one by one
+    int32_t draws_wait; // 1: the graph ends before the draws, which are launched individually
     struct state_work state;
-    struct hidden_layers hidden; // entries after its n are zero
+    struct hidden_layers hidden; // entries from hidden.n on are zero
 };
 enum { GRAPH_MAX_ROWS = 512 };
-int32_t cuda_bucket(int32_t n); // the count that n is padded to
+int32_t cuda_bucket(int32_t n); // the number to which n is padded
 struct graphs *graphs_open(struct cuda *device);
 void graphs_close(struct graphs *g); // accepts NULL
 enum status graphs_begin(struct graphs *g, const struct graph_key *key, enum graph_use *use);
-enum status graphs_end(struct graphs *g); // launches the graph just captured, or the one to replay
-void graphs_abort(struct graphs *g);      // ends a capture, if there is one; accepts NULL
+/* Launches the graph that was just captured, or the one to replay. */
+enum status graphs_end(struct graphs *g);
+void graphs_abort(struct graphs *g); // ends a capture if one is in progress; accepts NULL
 
 #endif

@@ -19,7 +19,8 @@ static int32_t align16(int32_t n)
     return (n + 15) / 16 * 16;
 }
 
-/* Codes of a group of tokens, then their scale words. Rows are aligned for 16-byte loads. */
+/* The layout of records: codes of a group of tokens, then their scale words. Rows are aligned for
+ * 16-byte loads. */
 static struct kv_codes codes_of(const struct kv_layer *l, const struct kv_set_desc *desc,
                                 int32_t block_tokens)
 {
@@ -40,7 +41,7 @@ static struct kv_codes codes_of(const struct kv_layer *l, const struct kv_set_de
     return c;
 }
 
-/* Plain elements, or records of codes; pages are aligned to 16 bytes. */
+/* The layout of pages with plain elements or records of codes. Pages are aligned to 16 bytes. */
 struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *desc,
                             int32_t block_tokens, int32_t n_pages, void *base)
 {
@@ -67,7 +68,7 @@ struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *
     return v;
 }
 
-/* Of one block in all layers. */
+/* The bytes of one block in all layers. */
 enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
                           int32_t block_tokens, size_t *out)
 {
@@ -84,8 +85,8 @@ enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
     return OK;
 }
 
-/* Memory for expanding prompts' codes to floating point: less than the pool itself. Without it such
- * prompts are slower. */
+/* Allocates memory for expanding prompts' codes to floating point. It is smaller than the pool
+ * itself. If there is none, such prompts are slower. */
 static enum status open_runs(struct kv_sets *kv, size_t pool_bytes,
                              struct attention_limits *attention)
 {
@@ -113,7 +114,7 @@ static enum status send_regions(struct kv_sets *kv, struct kv_set *set,
     return result;
 }
 
-/* Hidden states are a set like the others, with one layer whose key is the state. */
+/* Hidden states are a set like the others, with one layer whose keys are the states. */
 enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, struct err *err)
 {
     struct kv_set *set = &kv->all[HIDDEN_SET];
@@ -144,8 +145,8 @@ enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, 
     return send_regions(kv, set, &region);
 }
 
-/* One page more than blocks: the trash page, where padding rows write. Set 0 also has
- * pages for trees' paths. */
+/* There is one page more than there are blocks: the trash page, to which padding rows write. Set 0
+ * also has pages for the paths of trees. */
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
                     struct attention_limits *attention, struct err *err)
 {
@@ -206,7 +207,7 @@ const struct kv_view *kv_layer(const struct kv_sets *kv, int32_t set, int32_t la
     return NULL;
 }
 
-/* In all sets and hidden states, since block ids serve for all. */
+/* Copies in all sets and in the hidden states, because block ids are common to all. */
 enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                            const struct block_copy *copies)
 {
@@ -231,7 +232,7 @@ enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
     return OK;
 }
 
-/* A block of the kernel does all moves of a lane, in order. */
+/* A block of the kernel makes all moves of a lane, in order. */
 enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct pass_view *view,
                           int32_t index, int32_t n, const struct slot_move *moves)
 {
@@ -258,7 +259,7 @@ enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct 
     return OK;
 }
 
-/* NaN, for tests. */
+/* For tests: fills blocks with NaN. */
 enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                              const int32_t *blocks)
 {

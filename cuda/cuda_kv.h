@@ -23,9 +23,9 @@ struct kv_set {
 struct kv_sets {
     struct cuda *device;
     int32_t n_blocks, block_tokens;
-    struct kv_set all[CUDA_MAX_SETS + 1]; // the last one: hidden states by slot, as one layer with
-                                          // K only
-    void *run_memory; // prompts' codes expanded to floating point (attention_limits.run_bytes),
+    // The last one has the hidden states by slot, as one layer with K only.
+    struct kv_set all[CUDA_MAX_SETS + 1];
+    void *run_memory; // for prompts' codes expanded to floating point (attention_limits.run_bytes);
                       // shared by all sets
 };
 
@@ -34,17 +34,17 @@ struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *
                             int32_t block_tokens, int32_t n_pages, void *base);
 enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
                           int32_t block_tokens, size_t *out);
-/* Also passes the set's layers to attention_learn. */
+/* Also passes the layers of the set to attention_learn. */
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
                     struct attention_limits *attention, struct err *err);
-/* Hidden states by slot, stored as K of one head that is as wide as a row. */
+/* Hidden states by slot, stored as K of a single head as wide as a row. */
 enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, struct err *err);
 void kv_close(struct kv_sets *kv);
 /* The layer's pages; NULL if there is no such layer. */
 const struct kv_view *kv_layer(const struct kv_sets *kv, int32_t set, int32_t layer);
 enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                            const struct block_copy *copies);
-/* `view` has the addresses of the lanes' tables. Hidden states move with set 0. */
+/* `view` has the addresses of the lanes' tables. Hidden states move together with set 0. */
 enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct pass_view *view,
                           int32_t index, int32_t n, const struct slot_move *moves);
 enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Updates of the lanes' state. They are staged in the step's pinned memory, and one small kernel
- * per flush applies them: a step that admits no request sends a few words, or nothing. */
+ * per flush applies them. A step that admits no request sends a few words, or nothing. */
 #include "cuda/cuda_lanes.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
@@ -30,7 +30,7 @@ static enum status open_params(struct lanes *l)
     return cuda_check(l->device, e, "lane parameters");
 }
 
-/* Every entry of every block table is the trash page until it is set. */
+/* Every entry of every block table names the trash page until it is set. */
 static enum status open_tables(struct lanes *l, size_t n_tables)
 {
     struct cuda *be = l->device;
@@ -50,7 +50,7 @@ static enum status open_tables(struct lanes *l, size_t n_tables)
     return cuda_check(be, e, "block tables");
 }
 
-/* One lane more than the engine has: padding rows belong to it. */
+/* There is one lane more than the engine has: padding rows belong to it. */
 enum status lanes_open(struct lanes *l, struct cuda *device, const struct backend_limits *limits,
                        int32_t n_more)
 {
@@ -64,7 +64,7 @@ enum status lanes_open(struct lanes *l, struct cuda *device, const struct backen
     l->blocks_stride = limits->max_blocks_per_lane;
     l->allowed_stride = (limits->vocab + 31) / 32;
     l->patches = xcalloc(CUDA_MAX_PATCHES, sizeof *l->patches);
-    l->told = xcalloc((size_t)limits->max_lanes, sizeof *l->told);
+    l->pending_end = xcalloc((size_t)limits->max_lanes, sizeof *l->pending_end);
     TRY(cuda_alloc(device, n_lanes * (size_t)l->history_stride * 4, (void **)&l->history));
     TRY(cuda_alloc(device, n_tables * (size_t)l->blocks_stride * 4, (void **)&l->blocks));
     TRY(cuda_alloc(device, n_lanes * sizeof(struct lane_params), (void **)&l->params));
@@ -82,7 +82,7 @@ enum status lanes_open_staging(struct lanes *l, size_t n_bytes)
 void lanes_close(struct lanes *l)
 {
     free(l->patches);
-    free(l->told);
+    free(l->pending_end);
 }
 
 /* ---- staging --------------------------------------------------------------------------------- */
@@ -94,7 +94,7 @@ void lanes_begin(struct lanes *l, struct staging *staging)
     l->staging = staging;
 }
 
-/* The staging memory is the step's; it must not be used afterwards. */
+/* The staging memory belongs to the step, so it must not be used after its end. */
 enum status lanes_end(struct lanes *l)
 {
     const enum status st = lanes_flush(l);
@@ -109,8 +109,8 @@ static size_t aligned(size_t n)
     return (n + 15) / 16 * 16;
 }
 
-/* Reserves n bytes of the step's staging memory. When it is full, waits for the stream and reuses
- * the memory, which happens only if one step brings megabytes of new prompts. */
+/* Reserves n bytes of the step's staging memory. If it is full, waits for the stream and reuses the
+ * memory, which happens only if a single step brings megabytes of new prompts. */
 static enum status stage(struct lanes *l, size_t n_bytes, size_t *at)
 {
     struct staging *s = l->staging;
@@ -127,7 +127,7 @@ static enum status stage(struct lanes *l, size_t n_bytes, size_t *at)
     return OK;
 }
 
-/* Sends the data that has been staged since the last copy. */
+/* Sends the data that has been staged since the previous copy. */
 static enum status send_staged(struct lanes *l)
 {
     struct staging *s = l->staging;
@@ -141,7 +141,7 @@ static enum status send_staged(struct lanes *l)
     return OK;
 }
 
-/* Patches are staged in pinned memory; one kernel writes all of them to their places. */
+/* Patches are staged in pinned memory, and one kernel writes all of them to their places. */
 enum status lanes_flush(struct lanes *l)
 {
     TRY(l->device->lost);
@@ -149,7 +149,7 @@ enum status lanes_flush(struct lanes *l)
     if (l->n_patches == 0) {
         return OK;
     }
-    /* The list of patches always fits: reserve() left space for it. */
+    /* The list of patches always fits, because reserve() left room for it. */
     const size_t n_bytes = (size_t)l->n_patches * sizeof *l->patches;
     const size_t at = s->used_bytes;
     memcpy(s->pinned + at, l->patches, n_bytes);
@@ -157,13 +157,13 @@ enum status lanes_flush(struct lanes *l)
     TRY(send_staged(l));
     const int32_t n = l->n_patches;
     l->n_patches = 0;
-    memset(l->told, 0, (size_t)l->max_lanes * sizeof *l->told);
+    memset(l->pending_end, 0, (size_t)l->max_lanes * sizeof *l->pending_end);
     CUDA_TRY(l->device, k_patch(l->device->stream, (const struct patch *)(l->staged + at),
                                 (const uint32_t *)l->staged, n));
     return OK;
 }
 
-/* For lists that a kernel reads, such as moves. Updates before it are applied first. */
+/* For lists that a kernel reads, such as moves. Earlier updates are applied first. */
 enum status lanes_send(struct lanes *l, const void *from, size_t n_bytes, void **device)
 {
     if (!l->staging) {
@@ -178,8 +178,8 @@ enum status lanes_send(struct lanes *l, const void *from, size_t n_bytes, void *
     return OK;
 }
 
-/* Room for a large block, such as masks. Without room it waits for the stream, after which
- * all of it is free. */
+/* Room for a large block, such as masks. If there is not enough, waits for the stream, after which
+ * all of the memory is free. */
 char *lanes_room(struct lanes *l, size_t n_bytes)
 {
     struct staging *s = l->staging;
@@ -200,7 +200,7 @@ void lanes_use_room(struct lanes *l, size_t n_bytes)
     s->flushed_bytes = s->used_bytes;
 }
 
-/* Reserves space for n words to be written, and for the list of writes after them. */
+/* Reserves room for n words to be written, and for the list of writes that follows them. */
 static enum status reserve(struct lanes *l, int32_t n, size_t *at)
 {
     const size_t list_bytes = (CUDA_MAX_PATCHES + 1) * sizeof(struct patch);
@@ -235,7 +235,7 @@ static bool lane_ok(const struct lanes *l, int32_t lane)
     return l->staging && lane >= 0 && lane < l->max_lanes;
 }
 
-/* Tokens may replace those of the lane's last request. */
+/* The tokens may replace those of the lane's previous request. */
 enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32_t n,
                          const int32_t *tokens)
 {
@@ -243,13 +243,14 @@ enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32
     if (!lane_ok(l, lane) || first_pos < 0 || n < 0 || n > l->history_stride - first_pos) {
         return ERR_INVALID;
     }
-    /* Writes of one flush are unordered. Flush what the lane's previous request still wrote before
-     * the next request writes the same places. */
-    if (first_pos < l->told[lane]) {
+    /* Writes of one flush have no order. If the lane's previous request still has writes, they are
+     * flushed before the next request writes to the same places. */
+    if (first_pos < l->pending_end[lane]) {
         TRY(lanes_flush(l));
     }
     TRY(patch(l, l->history + (int64_t)lane * l->history_stride + first_pos, tokens, n));
-    l->told[lane] = first_pos + n; // set after patch(), whose flush would clear it
+    // Set after patch(), because a flush in it would clear this.
+    l->pending_end[lane] = first_pos + n;
     return OK;
 }
 
@@ -269,7 +270,7 @@ enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n
     return patch(l, l->blocks + (int64_t)lane * l->blocks_stride + first, blocks, n);
 }
 
-/* The ids that may be drawn, as a bit set. */
+/* Stages the ids that may be drawn, as a bit set. */
 static enum status patch_allowed(struct lanes *l, int32_t lane, const struct sampling_params *p)
 {
     const int32_t n_words = l->allowed_stride;
@@ -288,7 +289,7 @@ static enum status patch_allowed(struct lanes *l, int32_t lane, const struct sam
     return OK;
 }
 
-/* Lists of a request go to the lane's part of device memory. */
+/* The lists of a request go to the lane's part of device memory. */
 enum status lanes_params(struct lanes *l, int32_t lane, const struct sampling_params *params)
 {
     TRY(l->device->lost);
@@ -321,7 +322,7 @@ enum status lanes_params(struct lanes *l, int32_t lane, const struct sampling_pa
         .n_bad_words = params->n_bad_words,
         .n_allowed = params->n_allowed,
     };
-    struct lane_params *to = l->params + lane; // device memory: only addresses are computed
+    struct lane_params *to = l->params + lane; // in device memory: only addresses are computed
     TRY(patch(l, to, &fixed, (int32_t)(offsetof(struct lane_params, stop_ids) / 4)));
     TRY(patch(l, to->stop_ids, params->stop_ids, params->n_stop_ids));
     TRY(patch(l, to->bias, params->bias, params->n_bias * 2));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The cache of masks: slots in device memory, a copy of their words on the host, and a table by
- * hash. Equal hashes are not trusted, since grammars come from clients: words are compared. Copies
- * to the device are in stream order, so a slot is used again while earlier passes still run. The
- * clock algorithm chooses the slot to replace, never one that the current pass needs. */
+/* The cache of masks: slots in device memory, a host copy of their words, and a table by hash.
+ * Equal hashes are not trusted, because grammars come from clients; words are compared. Copies to
+ * the device are in stream order, so a slot can be reused while earlier passes still run. The clock
+ * algorithm chooses the slot to replace, but never one that the current pass needs. */
 #include "cuda/cuda_masks.h"
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MORE_BYTES = 16 << 20, MORE_SLOTS = 4096 }; // at most, besides a pass's own masks
+enum { MORE_BYTES = 16 << 20, MORE_SLOTS = 4096 }; // maximum in addition to the masks of a pass
 
 static size_t aligned(size_t n)
 {
@@ -102,8 +102,8 @@ static void forget(struct draw_masks *m, int32_t slot)
     m->known[slot].pass = 0;
 }
 
-/* A slot for a new mask, emptied if necessary. There are more slots than masks in a pass, so one is
- * found within two rounds of the clock's hand. */
+/* A slot for a new mask, emptied if necessary. There are more slots than masks in a pass, so the
+ * hand of the clock finds one within two rounds. */
 static int32_t empty_slot(struct draw_masks *m)
 {
     for (;; m->known[m->hand].again = false) {
@@ -129,8 +129,8 @@ static int32_t put(struct draw_masks *m, const uint32_t *words, uint64_t hash)
     return slot;
 }
 
-/* The slot of mask i of the pass. A sequence often has the mask of its last step, so that one is
- * compared first: a comparison takes a quarter of the time of a hash. */
+/* The slot of mask i of the pass. A sequence often has the same mask as in its last step, so that
+ * mask is compared first; a comparison takes a quarter of the time of a hash. */
 static int32_t slot_of(struct draw_masks *m, int32_t i, const uint32_t *words, int32_t *n_fresh)
 {
     int32_t slot = m->last[i];
@@ -151,7 +151,7 @@ static int32_t slot_of(struct draw_masks *m, int32_t i, const uint32_t *words, i
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-/* New words go from the staging memory to their slots, neighbours with one copy. */
+/* Copies new words from the staging memory to their slots. Neighbouring slots share a copy. */
 static enum status send_fresh(struct draw_masks *m, const char *staged, int32_t n_fresh)
 {
     struct cuda *be = m->device;

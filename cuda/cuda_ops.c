@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of ops, and those at both ends of a model: embeddings, hidden states, logits, draws.
+/* The table of ops, and the ops at both ends of a model: embeddings, hidden states, logits, draws.
  * Each op checks what its kernel relies on, and launches it. */
 #include "cuda/cuda_ops.h"
 #include "cuda/cuda_comm.h"
 
-/* Ids are looked up on the device, so drafts need not be known here. */
+/* Ids are looked up on the device, so the host need not know drafts here. */
 static enum status cuda_op_embed(struct backend *base, const struct embed_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -19,7 +19,7 @@ static enum status cuda_op_embed(struct backend *base, const struct embed_args *
     return OK;
 }
 
-/* Only rows that have logits or are pooled go on to the head. */
+/* Only rows that have logits or are pooled are passed on to the head. */
 static enum status cuda_op_gather(struct backend *base, const struct gather_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -68,8 +68,8 @@ static enum status cuda_op_hidden_load(struct backend *base, const struct hidden
     return OK;
 }
 
-/* Shards of ranks are gathered into local memory first, then joined row by row. Scale and
- * cap are applied where they change something. */
+/* The ranks' shards are first gathered into local memory, then joined row by row. Scale and cap are
+ * applied only if they change something. */
 static enum status cuda_op_logits(struct backend *base, const struct logits_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -127,8 +127,8 @@ static enum status copy_logits(struct cuda_backend *be, const struct sample_args
     return OK;
 }
 
-/* If the head has stored the best logit of each band, draws that need no more read only these. They
- * must be of the same rows and vocabulary. */
+/* If the head has stored the best logit of each band, draws that need nothing else read only these.
+ * They must belong to the same rows and vocabulary. */
 static enum status cuda_op_sample(struct backend *base, const struct sample_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -148,7 +148,7 @@ static enum status cuda_op_sample(struct backend *base, const struct sample_args
     return copy_logits(be, a);
 }
 
-/* Sums over several passes stay on the device until the last one. */
+/* Sums over several passes stay on the device until the last of these passes. */
 static enum status cuda_op_pool(struct backend *base, const struct pool_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);

@@ -6,7 +6,7 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_weights.h"
 
-/* True if the tensor exists and its rows have space for `width` elements. */
+/* True if the tensor exists and its rows have room for `width` elements. */
 static inline bool fits(struct tensor t, int32_t width)
 {
     return t.mem.p && t.stride >= width && width > 0;

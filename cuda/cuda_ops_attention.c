@@ -23,8 +23,8 @@ static bool growth_ok(const struct query_growth *g)
     return g->beta == 0.0f || g->every > 0;
 }
 
-/* Checks what the kernel relies on: equal geometry of the op and the cache, and sufficient
- * widths. */
+/* Checks what the kernel relies on: the op and the cache have the same geometry, and widths are
+ * sufficient. */
 static enum status rope_ok(const struct cuda_backend *be, const struct rope_store_args *a,
                            const struct kv_view *kv)
 {
@@ -49,7 +49,7 @@ bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_
     return rope_adds_sums(a, layer_kv(cuda_backend_of(base), a->layer));
 }
 
-/* Partial sums of the product before it are only taken by the fast kernel. */
+/* Only the fast kernel accepts partial sums of the preceding product. */
 enum status cuda_op_rope_store(struct backend *base, const struct rope_store_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -66,8 +66,8 @@ enum status cuda_op_rope_store(struct backend *base, const struct rope_store_arg
     return OK;
 }
 
-/* The latent key and the rotated part go to one head of the cache; queries are rotated on
- * the way. */
+/* The latent key and the rotated part are stored as one head of the cache. Queries are rotated in
+ * the same kernel. */
 enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -142,7 +142,7 @@ enum status cuda_op_attention(struct backend *base, const struct attention_args 
     return OK;
 }
 
-/* True if one kernel can do rope, store and attention: each row is a sequence of its own, and
+/* True if one kernel can do rope, store and attention: each row is a separate sequence, and
  * attention is plain. */
 static bool may_be_few(const struct cuda_backend *be, const struct rope_store_args *r,
                        const struct attention_args *a, const struct kv_view *kv)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Norms, products, activations and sums over ranks: each op checks what its kernel relies on, and
- * launches it. Fused forms let a product's input be rounded to FP8 where it is made. */
+ * launches it. In fused forms, the kernel that computes a product's input rounds it to FP8. */
 #include "cuda/cuda_comm.h"
 #include "cuda/cuda_ops.h"
 
-/* Vectors may be longer than the width, never shorter. */
+/* Vectors may be longer than the width, but not shorter. */
 static enum status norm_ok(const struct norm_args *a)
 {
     const bool short_vector = (a->weight && vector_length(a->weight) < a->width) ||
@@ -16,7 +16,7 @@ static enum status norm_ok(const struct norm_args *a)
     return OK;
 }
 
-/* codes: written instead of `out` unless NULL. */
+/* codes: if not NULL, written instead of `out`. */
 static enum status norm(struct cuda_backend *be, const struct norm_args *a,
                         const struct round_args *codes)
 {
@@ -68,7 +68,7 @@ static bool linear_ok(const struct linear_args *a)
     return w && fits(a->x, (int32_t)w->n_in) && fits(a->y, (int32_t)w->n_out);
 }
 
-/* The product as requested, without an activation. */
+/* The args of the product as requested, without an activation. */
 static struct gemm_args plain_product_of(const struct cuda_backend *be, const struct linear_args *a)
 {
     const struct weight *w = a->weight;
@@ -79,8 +79,8 @@ static struct gemm_args plain_product_of(const struct cuda_backend *be, const st
     g.bias = a->partial ? NULL : w->bias;
     g.bias_act = a->partial ? NULL : w->bias_act;
     g.accumulate = a->accumulate;
-    /* Partial sums may reach the reader only if no other rank's part and no bias remains to be
-     * added. */
+    /* Partial sums may be left for the reader only if no other rank's part and no bias must still
+     * be added. */
     g.may_split = a->sums && (!a->partial || (be->device.options.n_ranks == 1 && !w->bias));
     return g;
 }
@@ -97,7 +97,7 @@ static enum status multiply(struct cuda_backend *be, const struct linear_args *a
     return st;
 }
 
-/* is_rounded: see struct gemm_args. */
+/* is_rounded: as in struct gemm_args. */
 static enum status linear(struct cuda_backend *be, const struct linear_args *a, bool is_rounded)
 {
     if (!linear_ok(a)) {
@@ -164,7 +164,7 @@ enum status cuda_op_linear_heads(struct backend *base, const struct linear_heads
     return cuda_gemm(&be->gemms, &g, NULL);
 }
 
-/* `up` apart from the gate, or as the second half of the row. */
+/* `up` is separate from the gate, or is the second half of the row. */
 static enum status activation_ok(const struct activation_args *a)
 {
     const bool gated = a->gated || a->kind == ACT_GPT_OSS, apart = a->up.mem.p;
@@ -185,7 +185,7 @@ enum status cuda_op_activation(struct backend *base, const struct activation_arg
     return OK;
 }
 
-/* True if the fused kernel supports these args; otherwise two ops are issued. */
+/* True if the fused kernel supports these args. Otherwise two ops are issued. */
 static bool may_be_gated(const struct linear_args *l, const struct activation_args *a)
 {
     const struct weight *w = l->weight;
@@ -195,8 +195,8 @@ static bool may_be_gated(const struct linear_args *l, const struct activation_ar
            a->out.dtype == l->x.dtype && !l->partial && !l->accumulate;
 }
 
-/* The product and its activation in one kernel, which does not write the product's own y. False if
- * no kernel supports the shape. */
+/* Computes the product and its activation in one kernel, which does not write the product's own y.
+ * False: no kernel supports the shape. */
 static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
                          const struct activation_args *a, bool is_rounded, enum status *st)
 {
@@ -322,7 +322,7 @@ static const float *reduce_bias(const struct reduce_args *a)
     return a->linear ? a->linear->bias : NULL;
 }
 
-/* Sums over ranks by the fastest way for the size, with biases added once. */
+/* Sums over the ranks in the fastest way for the size, and adds biases once. */
 enum status cuda_op_reduce(struct backend *base, const struct reduce_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);

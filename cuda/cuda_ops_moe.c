@@ -15,7 +15,7 @@ static enum status route_ok(const struct moe_route_args *a)
                : OK;
 }
 
-/* Scores of all experts by a product, then the picks of each row. */
+/* Computes the scores of all experts by a product, then the picks of each row. */
 enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -37,7 +37,7 @@ enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args 
     return OK;
 }
 
-/* The scratch bytes that a call with this many picks needs, and the addresses of its parts. */
+/* The bytes of scratch that a call with this many picks needs, and the addresses of its parts. */
 static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
                          struct moe_scratch *s)
 {
@@ -61,7 +61,7 @@ static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a
     return at;
 }
 
-/* How many of the pass's padded rows, or output rows, are real. The counts are read on the device,
+/* How many of the pass's padded rows, or of its out rows, are real. The device reads the count,
  * because captured graphs are replayed with other counts. */
 static const int32_t *real_rows(const struct cuda_backend *be, int32_t n_rows)
 {
@@ -81,7 +81,7 @@ static size_t moe_bytes(struct cuda_backend *be, const struct moe_ffn_args *a, b
                 : moe_layout(be->scratch.memory, (int64_t)n_rows * a->k, a, hidden, s);
 }
 
-/* Both products must fit each other and the number of experts. */
+/* Both products must match each other and the number of experts. */
 static enum status experts_ok(const struct moe_ffn_args *a)
 {
     const struct weight *up = a->gate_up, *down = a->down;
@@ -96,7 +96,7 @@ static enum status experts_ok(const struct moe_ffn_args *a)
     return OK;
 }
 
-/* Pointers and types for the kernels. */
+/* The pointers and types for the kernels. */
 static struct moe_weights weights_of(const struct moe_ffn_args *a)
 {
     const struct weight *up = a->gate_up, *down = a->down;
@@ -119,7 +119,7 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
     TRY(be->device.lost);
     TRY(experts_ok(a));
     const struct moe_weights w = weights_of(a);
-    /* Of the two kernels only k_moe_ffn gives a row the same bits whatever the number of rows. */
+    /* Of the two kernels, only k_moe_ffn gives a row the same bits whatever the number of rows. */
     const bool many = !be->device.options.deterministic && !w.gate_up_coded && !w.down_coded &&
                       k_moe_sm90_takes(a, &w, be->device.sm, be->device.n_sms);
     struct moe_scratch s;
@@ -150,8 +150,9 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
 
 /* ---- all of a mixture at once ---------------------------------------------------------------- */
 
-/* Fills in the shared expert. False if it is not one that k_moe_few computes: gated by the experts'
- * own activation, of plain weights without biases, from their x into their y. */
+/* Fills in the shared expert. False if it is not one that k_moe_few can compute: it must have the
+ * experts' activation, a gate, plain weights without biases, and the same x and y as the
+ * experts. */
 static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
 {
     if (!s) {
@@ -181,8 +182,8 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     return true;
 }
 
-/* True if k_moe_few takes these rows. Never if a row's bits must not depend on the number of
- * rows. */
+/* True if k_moe_few is to compute these rows. False if a row's bits must not depend on the number
+ * of rows. */
 static bool on_few(struct cuda_backend *be, const struct norm_args *norm,
                    const struct shared_expert_args *shared, const struct moe_route_args *route,
                    const struct moe_ffn_args *ffn, enum status *st)
@@ -225,7 +226,7 @@ static bool on_few(struct cuda_backend *be, const struct norm_args *norm,
 }
 
 /* Few rows: one kernel for everything. Otherwise norm, shared experts, router and experts in
- * turn. */
+ * experts follow one another. */
 enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
                         const struct shared_expert_args *shared, const struct moe_route_args *route,
                         const struct moe_ffn_args *ffn)

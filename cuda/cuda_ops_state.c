@@ -2,7 +2,7 @@
 /* Recurrent layers: short convolutions, recurrences and their gates. */
 #include "cuda/cuda_ops.h"
 
-/* The kernel's taps and the layer's width. */
+/* Checks the number of taps and the layer's width. */
 static enum status conv_ok(const struct state_view *s, const struct short_conv_args *a)
 {
     const struct state_layer *g = &s->geometry;
@@ -14,7 +14,7 @@ static enum status conv_ok(const struct state_view *s, const struct short_conv_a
                : ERR_INVALID;
 }
 
-/* Places of q, k and v in a row, and vectors of the layer's kind. */
+/* Checks the places of q, k and v in a row, and the vectors that a layer of this kind needs. */
 static enum status recurrence_ok(const struct state_view *s, const struct recurrence_args *a)
 {
     const struct state_layer *g = &s->geometry;
@@ -33,7 +33,7 @@ static enum status recurrence_ok(const struct state_view *s, const struct recurr
     return ok && vectors && places && tensors ? OK : ERR_INVALID;
 }
 
-/* Gates are per element or per group. */
+/* Checks the gates, which are per element or per group. */
 static enum status gate_ok(const struct gate_args *a)
 {
     const bool group = a->group > 0 && a->width > 0 && a->width % a->group == 0;
@@ -52,7 +52,7 @@ static const struct state_view *layer_state(const struct cuda_backend *be, int32
     return pass ? states_layer(&be->states, be->passes.set, layer) : NULL;
 }
 
-/* Args and vectors of both ops in one struct, since fused kernels need both. */
+/* The args and vectors of both ops in one struct, because fused kernels need both. */
 static struct state_rows_launch state_launch(const struct cuda_backend *be,
                                              const struct state_view *s,
                                              const struct short_conv_args *conv,
@@ -72,8 +72,8 @@ static struct state_rows_launch state_launch(const struct cuda_backend *be,
     };
 }
 
-/* A window is a fixed number of rows of each sequence; windows depend on each other, so
- * they are separate launches. */
+/* A window is a fixed number of rows of each sequence. Windows depend on each other, so each is a
+ * separate launch. */
 static enum status run_windows(struct cuda_backend *be, struct state_rows_launch *l, int32_t n)
 {
     for (l->window = 0; l->window < n; l->window++) {
@@ -82,7 +82,7 @@ static enum status run_windows(struct cuda_backend *be, struct state_rows_launch
     return OK;
 }
 
-/* True if sequences of many rows are processed a block of the state at a time. Never if a row's
+/* True if sequences of many rows are processed one block of the state at a time. False if a row's
  * bits must not depend on the number of rows. */
 static bool in_blocks(const struct cuda_backend *be, const struct state_rows_launch *l)
 {
@@ -90,7 +90,7 @@ static bool in_blocks(const struct cuda_backend *be, const struct state_rows_lau
            k_state_blocks_takes(l) && k_state_blocks_bytes(&l->state, 1) <= be->scratch.n_bytes;
 }
 
-/* True if k_state_few takes the pass: all sequences have few rows and none is a tree. */
+/* True if k_state_few is to compute the pass: all sequences have few rows, and none is a tree. */
 static bool are_few(const struct cuda_backend *be, const struct state_rows_launch *l)
 {
     const struct state_work *w = &be->passes.state_work;
@@ -98,8 +98,7 @@ static bool are_few(const struct cuda_backend *be, const struct state_rows_launc
            k_state_few_takes(l);
 }
 
-/* Prompts are computed in blocks, a few rows by windows, and single rows by a kernel of
- * their own. */
+/* Prompts are computed in blocks, a few rows in windows, and single rows by a special kernel. */
 static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l)
 {
     const struct state_work *w = &be->passes.state_work;
@@ -154,7 +153,7 @@ enum status cuda_op_gate(struct backend *base, const struct gate_args *a)
     return OK;
 }
 
-/* All three ops. The convolution's output is the recurrence's input, so that kernels may
+/* All three ops. The output of the convolution is the input of the recurrence, so that kernels may
  * fuse them. */
 enum status cuda_op_recurrent(struct backend *base, const struct short_conv_args *conv,
                               const struct recurrence_args *a, const struct gate_args *gate)

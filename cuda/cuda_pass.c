@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pass's metadata: one pinned image, sent with one copy, at addresses that depend on the bucket
- * alone. */
+/* A pass's metadata: one image in pinned memory, sent with one copy, at addresses that depend only
+ * on the bucket. */
 #include "cuda/cuda_pass.h"
 #include "engine/base/minmax.h"
 
 #include <string.h>
 
-/* Offsets of a pass's arrays in the metadata area: a function of the bucket alone. */
+/* The offsets of a pass's arrays in the metadata area. They depend only on the bucket. */
 struct meta_layout {
     size_t rows, row_seq, seqs, groups, out_rows, draws, pool, keeps, plan, plan_bytes, tree, end;
 };
 
-/* Most state boundaries that a pass of n_rows rows may keep; its sequences can have rows in several
- * blocks. */
+/* The maximum number of state boundaries that a pass of n_rows rows may keep; its sequences can
+ * have rows in several blocks. */
 static int32_t most_keeps(int32_t n_rows)
 {
     return n_rows / 8 + 1;
@@ -25,8 +25,8 @@ static size_t place(size_t *at, size_t n_bytes)
     return here;
 }
 
-/* The offsets of all parts. They depend on the bucket alone, because a captured graph has
- * addresses in it. */
+/* Computes the offsets of all parts. They depend only on the bucket, because a captured graph
+ * contains addresses. */
 static struct meta_layout meta_layout(const struct attention_limits *attention, int32_t n_rows,
                                       int32_t n_out, int32_t n_draws, int32_t n_pool)
 {
@@ -113,7 +113,7 @@ void passes_close(struct passes *p)
     draw_masks_close(&p->masks);
 }
 
-/* Checks every index that the kernels use, so that none can lead out of bounds. */
+/* Checks every index that the kernels use, so that none leads out of bounds. */
 static bool pass_ok(const struct passes *ps, const struct pass *p)
 {
     const struct backend_limits *l = &ps->limits;
@@ -264,9 +264,9 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     return OK;
 }
 
-/* True if attention/few.cu may take the pass. That kernel reads each row's keys separately, so a
- * prefix shared by 17 or more rows goes to the general path. With more than 32 rows it does not
- * split a row's keys, so it does not take passes with a few long rows among short ones either: each
+/* True if attention/few.cu is to compute the pass. That kernel reads each row's keys separately, so
+ * a prefix that 17 or more rows share goes to the general path. With more than 32 rows it does not
+ * split a row's keys. It does not compute passes with a few long rows among short ones then: each
  * long row would keep one block busy after all others have ended. */
 static bool is_few(const struct pass *p, int32_t n_rows)
 {
@@ -290,7 +290,7 @@ static int32_t at_least(int32_t n, int32_t least)
     return greater(n, least);
 }
 
-/* Graphs are made for powers of two of these numbers, so that few are needed. */
+/* Graphs are made only for powers of two of these numbers, so that few are needed. */
 static int32_t power_of_two(int32_t n)
 {
     int32_t p = n > 0;
@@ -300,7 +300,8 @@ static int32_t power_of_two(int32_t n)
     return p;
 }
 
-/* Counts of passes that may be captured are rounded up, because each count has its own graph. */
+/* The counts of passes that may be captured are rounded up, because each count needs a separate
+ * graph. */
 static struct state_work state_work_of(const struct passes *ps, const struct pass *p, bool captured)
 {
     const int32_t block = ps->state_block[p->kv_set];
@@ -325,14 +326,14 @@ static struct state_work state_work_of(const struct passes *ps, const struct pas
     return w;
 }
 
-/* The last bucket ends at the limit, as the engine's buffers do. */
+/* The last bucket ends at the limit, where the engine's buffers end. */
 static int32_t bucket_within(int32_t n, int32_t limit)
 {
     const int32_t padded = cuda_bucket(n);
     return lesser(padded, limit);
 }
 
-/* Checks the pass, chooses a bucket for its graph, and sends metadata in one copy. Padding rows
+/* Checks the pass, chooses a bucket for its graph, and sends the metadata in one copy. Padding rows
  * belong to the null lane. */
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape)
@@ -391,7 +392,7 @@ enum status passes_pause(struct passes *p)
     return p->pass && p->pass->draws_wait ? graphs_end(p->graphs) : ERR_INVALID;
 }
 
-/* Masks arrive after the pass has begun; draws are then issued, never replayed. */
+/* Masks arrive after the pass has begun. The draws are then issued; they are never replayed. */
 enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape)
 {
     struct cuda *be = p->device;
@@ -407,7 +408,8 @@ enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shap
     return OK;
 }
 
-/* A capture ends here and is launched; results are copied to the step's pinned memory. */
+/* If the pass was captured, the capture ends here and is launched. The results are copied to the
+ * step's pinned memory. */
 enum status passes_end(struct passes *p, struct steps *steps)
 {
     struct cuda *be = p->device;

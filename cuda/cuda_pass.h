@@ -20,7 +20,7 @@ struct passes {
     int32_t max_draws;
     const struct attention_limits *attention;
 
-    /* Device memory, as are the following. */
+    /* In device memory, like the following. */
     char *meta;
     int32_t *tokens;
     float *pooled, *pooled_results;
@@ -34,23 +34,24 @@ struct passes {
     struct pass_view view; // view of the current pass; the lanes' tables are always valid
     struct pass_shape shape;
     struct attention_plan_facts plan;
-    bool is_few;                          // attention/few.cu may take the pass
-    struct state_work state_work;         // an upper bound of the pass's work
-    int32_t n_state_slots[CUDA_MAX_SETS]; // slots of each state set, lanes included; 0: no such set
+    bool is_few;                          // attention/few.cu may compute the pass
+    struct state_work state_work;         // an upper bound for the pass's work
+    int32_t n_state_slots[CUDA_MAX_SETS]; // number of slots of each state set, including the lanes;
+                                          // 0: there is no such set
     int32_t state_block[CUDA_MAX_SETS];
 };
 
-/* `attention` is read later, too: it must stay valid. */
+/* `attention` is also read later, so it must stay valid. */
 enum status passes_open(struct passes *p, struct cuda *device, struct graphs *graphs,
                         const struct lanes *lanes, const struct backend_limits *limits,
                         int32_t max_draws, const struct attention_limits *attention);
-void passes_close(struct passes *p); // host memory
-/* Bytes of the largest pass's metadata. */
+void passes_close(struct passes *p); // frees host memory
+/* The bytes of the metadata of the largest pass. */
 size_t passes_meta_bytes(const struct attention_limits *attention,
                          const struct backend_limits *limits, int32_t max_draws);
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape);
-/* For a pass whose draws wait: after the forward pass, and before the draws. */
+/* For a pass whose draws wait: called after the forward pass and before the draws. */
 enum status passes_pause(struct passes *p);
 enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape);
 enum status passes_end(struct passes *p, struct steps *steps);

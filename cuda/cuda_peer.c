@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* All-reduce over ranks through peer memory, if all ranks are GPUs of this process with access to
- * each other's memory. Which algorithm serves which message size is measured at startup, with NCCL
- * among the candidates. */
+/* All-reduce over ranks through peer memory, if all ranks are GPUs of this process that can access
+ * each other's memory. At startup it is measured which algorithm is best for which message size,
+ * with NCCL among the candidates. */
 #include "cuda/cuda_peer.h"
 #include "cuda/cuda_comm.h"
 #include "cuda/kernels/kernels.h"
@@ -14,15 +14,15 @@
 #include <string.h>
 #include <time.h>
 
-/* Limits of the kernels, and the extent of the measurement. */
+/* Limits of the kernels, and parameters of the measurement. */
 enum {
     LARGEST_BYTES = 16 << 20, // larger messages go to NCCL, which is as fast for them
     MAX_ROW_BYTES = 64 << 10, // what the kernel can hold in registers
-    CALLS = 10,               // calls in one captured graph
+    CALLS = 10,               // number of calls in one captured graph
     ROUNDS = 5,
 };
 
-/* Waits until every rank of this process has called it; false after an abort. */
+/* Waits until every rank of this process has called this function. Returns false after an abort. */
 static bool meet(struct comm *c)
 {
     const int64_t end = clock_now_ns() + CUDA_COMM_WAIT_S * 1000000000LL;
@@ -45,7 +45,7 @@ static bool meet(struct comm *c)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Each pair of devices must allow it; enabling it twice is no error. */
+/* Each pair of devices must allow access. Enabling it twice is not an error. */
 static bool reach_others(const struct cuda *be, const struct comm *c)
 {
     const int32_t own = cuda_comm_device(c, be->options.rank);
@@ -66,7 +66,7 @@ static bool reach_others(const struct cuda *be, const struct comm *c)
     return true;
 }
 
-/* A rank's memory, which the others write to and read from. */
+/* Allocates a rank's memory, which the other ranks write to and read from. */
 static enum status open_own(struct peers *p, uint64_t area_bytes)
 {
     struct cuda *be = p->device;
@@ -92,7 +92,7 @@ static enum status open_own(struct peers *p, uint64_t area_bytes)
     return OK;
 }
 
-/* Bytes of a row of the model's hidden states; 0 if the kernel cannot take it. */
+/* The bytes of a row of the model's hidden states; 0 if the kernel does not support it. */
 static int64_t row_bytes_of(const struct peers *p)
 {
     const int64_t n = (int64_t)p->hidden * (int64_t)dtype_bytes(p->device->options.dtype);
@@ -102,7 +102,7 @@ static int64_t row_bytes_of(const struct peers *p)
     return 0;
 }
 
-/* All ranks must agree whether peer memory is used, so they meet before they decide. */
+/* All ranks must agree whether peer memory is used, so they meet before deciding. */
 enum status peers_open(struct peers *p, struct cuda *device, const struct backend_limits *limits)
 {
     struct cuda *be = device;
@@ -130,7 +130,7 @@ enum status peers_open(struct peers *p, struct cuda *device, const struct backen
     p->all = all;
     p->largest = largest;
     if (!all && own == 0) {
-        log_info("the GPUs cannot reach each other's memory: all sums over ranks are NCCL's");
+        log_info("the GPUs cannot reach each other's memory: NCCL does all sums over ranks");
     }
     return be->lost;
 }
@@ -143,7 +143,7 @@ static bool aligned(struct tensor t, int32_t width)
     return ((uintptr_t)t.mem.p | (size_t)t.stride * size | (size_t)width * size) % 16 == 0;
 }
 
-/* Checks alignment, types and size; the norm must read the sum. */
+/* Checks alignment, types and size. The norm must read the sum. */
 static bool can_take(const struct peers *p, enum peer_way way, const struct reduce_args *r,
                      const struct norm_args *n)
 {
@@ -160,7 +160,7 @@ static bool can_take(const struct peers *p, enum peer_way way, const struct redu
                   (!n->out.mem.p || (n->out.dtype == r->y.dtype && aligned(n->out, r->width))));
 }
 
-/* The size class of a message: 0 up to 4 KiB, then doubling. */
+/* The size class of a message: class 0 is up to 4 KiB, and each further class twice as much. */
 static int32_t class_of(int64_t n_bytes)
 {
     int32_t k = 0;
@@ -203,7 +203,7 @@ static void cut_rows(const struct reduce_args *r, const struct norm_args *n, int
     }
 }
 
-/* Large messages are left to NCCL, except in deterministic mode, where they are cut. */
+/* Large messages are left to NCCL. In deterministic mode they are divided instead. */
 bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum_bias,
                   const struct norm_args *n, const float *weight, const float *bias,
                   enum status *st)
@@ -217,8 +217,8 @@ bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum
     if (r->n_rows > most && !be->options.deterministic) {
         return false;
     }
-    // Deterministic mode: never exceed what peer memory takes, since NCCL would add in another
-    // order.
+    // In deterministic mode, divide messages that are too large for peer memory, because NCCL would
+    // add in another order.
     most = lesser(most, r->n_rows);
     enum peer_way way = PEER_NONE;
     if (most > 0) {
@@ -239,7 +239,8 @@ bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum
     return true;
 }
 
-/* The logits of many rows do not fit an area. */
+/* Joins the logits through peer memory. False for many rows, whose logits do not fit into an
+ * area. */
 bool peers_join(struct peers *p, const struct logits_args *a, int32_t width, enum status *st)
 {
     struct cuda *be = p->device;
@@ -270,7 +271,7 @@ struct trial {
     enum peer_way way; // PEER_NONE: NCCL followed by the norm
 };
 
-/* The same work for every candidate: a sum and its norm. */
+/* Every candidate does the same work: a sum and the norm of it. */
 static enum status run_trial(struct peers *p, const struct trial *t)
 {
     struct cuda *be = p->device;
@@ -291,7 +292,7 @@ static enum status capture_trial(struct peers *p, const struct trial *t, cudaGra
     for (int32_t i = 0; i < CALLS && st == OK; i++) {
         st = run_trial(p, t);
     }
-    // end the capture whatever happened to the calls
+    // the capture must end even if a call has failed
     cudaError_t e = cudaStreamEndCapture(be->stream, &graph);
     if (st == OK) {
         if (e == cudaSuccess) {
@@ -314,7 +315,7 @@ static enum status time_rounds(struct cuda *be, cudaGraphExec_t exec, cudaEvent_
         if (!meet(be->options.comm)) {
             return be->lost = ERR_DEVICE;
         }
-        CUDA_TRY(be, cudaGraphLaunch(exec, be->stream)); // so that all ranks have arrived
+        CUDA_TRY(be, cudaGraphLaunch(exec, be->stream)); // makes sure that all ranks have arrived
         CUDA_TRY(be, cudaEventRecord(begin, be->stream));
         CUDA_TRY(be, cudaGraphLaunch(exec, be->stream));
         CUDA_TRY(be, cudaEventRecord(end, be->stream));
@@ -328,14 +329,14 @@ static enum status time_rounds(struct cuda *be, cudaGraphExec_t exec, cudaEvent_
     return OK;
 }
 
-/* Microseconds per call in a captured graph, as the engine will run it: the best of several
- * rounds. */
+/* The microseconds per call in a captured graph, which is how the engine will run it: the best of
+ * several rounds. */
 static enum status time_trial(struct peers *p, const struct trial *t, float *us)
 {
     struct cuda *be = p->device;
     cudaGraphExec_t exec = NULL;
     cudaEvent_t begin = NULL, end = NULL;
-    TRY(run_trial(p, t)); // warm-up: libraries initialise
+    TRY(run_trial(p, t)); // a warm-up, in which libraries initialise
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
     enum status st = cuda_check(be, cudaEventCreate(&begin), "an event");
     if (st == OK) {
@@ -359,7 +360,7 @@ static enum status time_trial(struct peers *p, const struct trial *t, float *us)
     return st;
 }
 
-/* The first rank's times decide for all, because every rank must take the same path. */
+/* The first rank's times decide for all ranks, because every rank must choose the same way. */
 static enum status measure_class(struct peers *p, int32_t k, struct trial *t, char *line,
                                  size_t line_bytes)
 {
@@ -394,7 +395,7 @@ static enum status measure_class(struct peers *p, int32_t k, struct trial *t, ch
     return meet(c) ? OK : ERR_DEVICE;
 }
 
-/* Without measurements: the choice that moves the fewest bytes. */
+/* Without measurements, chooses the way that moves the fewest bytes. */
 static void choose_fixed(struct comm *c)
 {
     for (int32_t k = 0; k < PEER_CLASSES; k++) {
@@ -420,7 +421,7 @@ enum status peers_measure(struct peers *p)
     if (!meet(c)) {
         return ERR_DEVICE;
     }
-    if (be->options.deterministic) { // the same choice in every run
+    if (be->options.deterministic) { // so that the choice is the same in every run
         return OK;
     }
     void *memory[3] = {NULL};

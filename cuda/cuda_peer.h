@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* All-reduce over ranks through peer memory, if all ranks are GPUs of this process with access to
- * each other's memory. Thread: the rank's owner. */
+ * each other's memory.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_PEER_H
 #define SLUICE_CUDA_CUDA_PEER_H
 
@@ -9,14 +10,14 @@
 
 struct peers {
     struct cuda *device;
-    int32_t max_rows, hidden; // most rows of a pass; width of the model
+    int32_t max_rows, hidden; // maximum number of rows of a pass; width of the model
     bool all;                 // every rank can access every other's memory
     struct peer_view view;
-    int64_t largest;   // most bytes of a message
+    int64_t largest;   // maximum number of bytes of a message
     uint32_t *aborted; // pinned host memory
 };
 
-/* Setup with several ranks: allocates the memory, then measures. */
+/* For setup with several ranks: allocates the memory, then measures. */
 enum status peers_open(struct peers *p, struct cuda *device, const struct backend_limits *limits);
 enum status peers_measure(struct peers *p);
 void peers_close(struct peers *p);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* State sets: the layout of slots, and what moves in them between passes. */
+/* State sets: the layout of slots, and how data moves in them between passes. */
 #include "cuda/cuda_state.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
@@ -28,14 +28,14 @@ static int64_t align16(int64_t n)
     return (n + 15) / 16 * 16;
 }
 
-/* Offsets of a lane: records, then keys, values and decays of the rows since, and inputs
- * of the convolution. */
+/* The offsets in a lane's memory: records; then keys, values and decays of the rows since the last
+ * record, and inputs of the convolution. */
 static struct state_view lay_out(const struct state_set_desc *d, int32_t layer)
 {
     const struct state_layer *g = &d->layers[layer];
     const int64_t size = (int64_t)dtype_bytes(d->dtype), heads = g->n_heads;
     struct state_view v = {.geometry = *g, .dtype = d->dtype, .block = d->block};
-    /* One page more than the rows ahead need, because the rows of one window may span two
+    /* There is one page more than the rows ahead need, because the rows of one window may span two
      * blocks. */
     v.slots = (2 + (d->max_ahead + d->block - 1) / d->block) * d->block;
     v.n_records = d->max_ahead > 0 ? 2 : 1;
@@ -59,7 +59,7 @@ static struct state_view lay_out(const struct state_set_desc *d, int32_t layer)
     return v;
 }
 
-/* A block of rows must hold at least one window of the kernels. */
+/* A block of the state must hold at least one window of the kernels. */
 static enum status check(const struct state_set_desc *d)
 {
     bool ok = d->n_layers > 0 && d->block >= STATE_WINDOW && d->block % 16 == 0 &&
@@ -71,7 +71,7 @@ static enum status check(const struct state_set_desc *d)
     return ok ? OK : ERR_INVALID;
 }
 
-/* Bytes per lane and per snapshot, over all layers. */
+/* The bytes per lane and per snapshot, over all layers. */
 enum status cuda_state_bytes(struct backend *base, const struct state_set_desc *desc,
                              struct state_sizes *out)
 {
@@ -86,7 +86,7 @@ enum status cuda_state_bytes(struct backend *base, const struct state_set_desc *
     return OK;
 }
 
-/* Lanes and snapshots of a layer in one allocation, so that a slot's number finds both. */
+/* Allocates the lanes and snapshots of a layer together, so that a slot's number finds either. */
 static enum status take_layer(struct state_sets *s, struct state_view *v, int32_t n_snapshots)
 {
     size_t lanes, snapshots;
@@ -103,7 +103,7 @@ static enum status take_layer(struct state_sets *s, struct state_view *v, int32_
     return OK;
 }
 
-/* The layers' views go to the device, too, since one kernel copies all of them. */
+/* The views of the layers are also sent to the device, because one kernel copies all of them. */
 enum status states_open(struct state_sets *s, int32_t index, const struct state_set_desc *desc,
                         int32_t n_snapshots, struct err *err)
 {
@@ -118,7 +118,7 @@ enum status states_open(struct state_sets *s, int32_t index, const struct state_
         set->layers[i] = lay_out(desc, i);
         if (set->layers[i].geometry.kind != STATE_CONV && !k_state_rows_takes(&set->layers[i])) {
             return err_set(err, ERR_UNSUPPORTED,
-                           "recurrent layers of %d x %d numbers a head do "
+                           "recurrent layers of %d x %d numbers per head do "
                            "not fit this device",
                            desc->layers[i].key_dim, desc->layers[i].value_dim);
         }
@@ -165,7 +165,7 @@ static int kind_of(const struct state_sets *s, const struct state_copy *c)
     return c->from < s->max_lanes ? 1 : 2;
 }
 
-/* One side must be a lane. Copies between a lane and a snapshot must be at a boundary. */
+/* One side of a copy must be a lane. Copies between a lane and a snapshot must be at a boundary. */
 static bool copy_ok(const struct state_sets *s, const struct state_set *set,
                     const struct state_copy *c)
 {
@@ -176,7 +176,7 @@ static bool copy_ok(const struct state_sets *s, const struct state_set *set,
     return slots && a_lane && (boundary || kind_of(s, c) == 1);
 }
 
-/* Copies of one kind share a launch; their order is kept. */
+/* Consecutive copies of the same kind share a launch, so the order is kept. */
 enum status states_copy(struct state_sets *s, struct lanes *lanes, int32_t set, int32_t n,
                         const struct state_copy *copies)
 {
@@ -190,7 +190,7 @@ enum status states_copy(struct state_sets *s, struct lanes *lanes, int32_t set, 
             return ERR_INVALID;
         }
     }
-    for (int32_t first = 0, end; first < n; first = end) { // group copies of the same kind
+    for (int32_t first = 0, end; first < n; first = end) { // groups copies of the same kind
         const int kind = kind_of(s, &copies[first]);
         for (end = first; end < n && kind_of(s, &copies[end]) == kind; end++) {
         }
@@ -201,7 +201,7 @@ enum status states_copy(struct state_sets *s, struct lanes *lanes, int32_t set, 
     return OK;
 }
 
-/* The list is sent to the device with the step's updates. */
+/* The list is sent to the device with the updates of the step. */
 enum status states_move(struct state_sets *s, struct lanes *lanes, int32_t set, int32_t n,
                         const struct slot_move *moves)
 {

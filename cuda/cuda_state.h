@@ -11,7 +11,7 @@
 struct state_set {
     int32_t n_layers, n_slots; // 0: the set is not open
     struct state_view *layers;
-    struct state_view *views; // a copy of the views on the device
+    struct state_view *views; // copy of `layers` on the device
 };
 
 struct state_sets {
@@ -29,7 +29,7 @@ void states_close(struct state_sets *s);
 const struct state_view *states_layer(const struct state_sets *s, int32_t set, int32_t layer);
 enum status states_copy(struct state_sets *s, struct lanes *lanes, int32_t set, int32_t n,
                         const struct state_copy *copies);
-/* The set's part of move_slots; does nothing if there is no such set. */
+/* The part of move_slots that concerns the set; does nothing if there is no such set. */
 enum status states_move(struct state_sets *s, struct lanes *lanes, int32_t set, int32_t n,
                         const struct slot_move *moves);
 

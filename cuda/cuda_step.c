@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-/* Pinned memory per slot, so that copies do not wait for the host. */
+/* Each slot has pinned memory, so that copies do not wait for the host. */
 enum status steps_open(struct steps *s, struct cuda *device, const struct backend_limits *limits,
                        int32_t max_draws, size_t staged_bytes)
 {
@@ -44,8 +44,8 @@ void steps_close(struct steps *s)
     }
 }
 
-/* With several ranks: a rank that is gone must not make the others wait for ever, and results after
- * an abort are invalid. */
+/* With several ranks: if a rank is gone, the others must not wait for ever, and results after an
+ * abort are invalid. */
 static enum status wait_among_ranks(struct cuda *be, struct slot *s)
 {
     const int64_t end = clock_now_ns() + CUDA_STEP_WAIT_S * 1000000000LL;
@@ -62,7 +62,7 @@ static enum status wait_among_ranks(struct cuda *be, struct slot *s)
     return cuda_check(be, e, "a step");
 }
 
-/* With several ranks a wait must also notice that another rank is lost. */
+/* With several ranks, a wait must also notice that another rank was lost. */
 static enum status wait_slot(struct cuda *be, struct slot *s)
 {
     if (!s->pending) {
@@ -77,21 +77,21 @@ static enum status wait_slot(struct cuda *be, struct slot *s)
     return OK;
 }
 
-/* A slot is used again only after its last step has ended. */
+/* A slot is reused only after its previous step has ended. */
 enum status steps_begin(struct steps *s, int32_t index, struct lanes *lanes)
 {
     if (s->slot || index < 0 || index >= s->n_steps) {
         return ERR_INVALID;
     }
     struct slot *slot = &s->slots[index];
-    TRY(wait_slot(s->device, slot)); // the engine has already waited for the first rank's
+    TRY(wait_slot(s->device, slot)); // the engine has already waited for the first rank's step
     slot->n_passes = slot->n_pooled = 0;
     lanes_begin(lanes, &slot->staging);
     s->slot = slot;
     return OK;
 }
 
-/* Results are valid when this event has happened. */
+/* The results are valid once this event has happened. */
 enum status steps_end(struct steps *s, struct lanes *lanes)
 {
     if (!s->slot) {
@@ -104,7 +104,7 @@ enum status steps_end(struct steps *s, struct lanes *lanes)
     return OK;
 }
 
-/* The results point into the slot's memory, until the slot's next step begins. */
+/* The results point into the slot's memory and are valid until the slot's next step begins. */
 enum status steps_wait(struct steps *s, int32_t index, struct pass_results *results,
                        int32_t max_passes)
 {
@@ -122,7 +122,8 @@ enum status steps_wait(struct steps *s, int32_t index, struct pass_results *resu
     return OK;
 }
 
-/* Does not wait. An error counts as done, so that the caller calls steps_wait, which reports it. */
+/* Never waits. An error counts as done, so that the caller calls steps_wait, which reports the
+ * error. */
 bool steps_done(struct steps *s, int32_t index)
 {
     if (s->device->lost != OK || index < 0 || index >= s->n_steps) {
@@ -172,7 +173,7 @@ float *steps_logits(const struct steps *s, int32_t row)
     return s->slot->logits + (size_t)row * (size_t)s->vocab;
 }
 
-/* The memory for the results of the next pass. */
+/* Counts a pass, so that the next pass gets other memory for its results. */
 void steps_add(struct steps *s, int32_t n_draws, int32_t n_pool)
 {
     struct slot *slot = s->slot;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The steps in progress: their staging slots, and where their results are stored. Thread: the
- * rank's owner. */
+/* The steps in progress: their staging slots, and where their results are stored.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_STEP_H
 #define SLUICE_CUDA_CUDA_STEP_H
 
@@ -8,15 +8,15 @@
 #include "cuda/cuda_lanes.h"
 
 enum {
-    CUDA_MAX_STEPS = 4,     // staging slots
-    CUDA_MAX_PASSES = 64,   // per step
-    CUDA_STEP_WAIT_S = 300, // with several ranks: a step that takes longer is treated as hung
+    CUDA_MAX_STEPS = 4,     // maximum number of staging slots
+    CUDA_MAX_PASSES = 64,   // maximum per step
+    CUDA_STEP_WAIT_S = 300, // with several ranks, a step that takes longer is treated as hung
 };
 
 struct slot {
     struct staging staging;
     cudaEvent_t done;
-    bool pending;              // the event is recorded and not yet waited for
+    bool pending;              // the event is recorded, and nobody has waited for it yet
     struct draw_result *draws; // pinned, [max_passes, max_draws]
     float *pooled;             // pinned, [max_pooled, hidden]: shared by all passes of the step
     float *logits;             // pinned, [n_logits, vocab]: of the step's last pass
@@ -31,10 +31,10 @@ struct steps {
     struct cuda *device;
     int32_t n_steps, max_passes, max_pooled, max_draws, hidden, vocab;
     struct slot slots[CUDA_MAX_STEPS];
-    struct slot *slot; // of the current step; NULL between steps
+    struct slot *slot; // slot of the current step; NULL between steps
 };
 
-/* staged_bytes: per slot. */
+/* staged_bytes: bytes per slot. */
 enum status steps_open(struct steps *s, struct cuda *device, const struct backend_limits *limits,
                        int32_t max_draws, size_t staged_bytes);
 void steps_close(struct steps *s);
@@ -45,8 +45,8 @@ enum status steps_wait(struct steps *s, int32_t index, struct pass_results *resu
                        int32_t max_passes);
 bool steps_done(struct steps *s, int32_t index);
 
-/* Where the step's next pass puts its results. steps_add counts the pass once its copies are
- * queued. */
+/* Where the next pass of the step puts its results. Call steps_add, which counts the pass, once the
+ * pass's copies are queued. */
 bool steps_has_room(const struct steps *s, int32_t n_pool);
 struct draw_result *steps_draws(const struct steps *s);
 float *steps_pooled(const struct steps *s);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Copies weights from host memory (usually a mapping of the file, so the page cache) to the device:
- * threads copy and convert into pinned buffers, and one buffer travels while the next is filled. */
+/* Copies weights from host memory (usually a map of the file, and so the page cache) to the device.
+ * Threads copy and convert into pinned buffers; one buffer is sent while the next is filled. */
 #include "cuda/cuda_upload.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
@@ -13,7 +13,7 @@
 
 enum { N_BUFFERS = 4, MAX_THREADS = 12, BUFFER_BYTES = 16 << 20 };
 
-/* One buffer's worth of units, [first, first + n), each produced by `fill`. */
+/* The units for one buffer, [first, first + n), each produced by `fill`. */
 struct job {
     upload_fill *fill;
     const void *source;
@@ -22,8 +22,8 @@ struct job {
     int64_t first, n;
 };
 
-/* A job's rows are shared by the threads and the caller; generation tells workers that
- * there is a new one. */
+/* The threads and the caller share the units of a job. `generation` tells workers that there is a
+ * new one. */
 struct upload {
     void *buffers[N_BUFFERS];
     cudaEvent_t sent[N_BUFFERS];
@@ -34,12 +34,12 @@ struct upload {
     pthread_mutex_t lock;
     pthread_cond_t work, finished;
     struct job job;
-    uint64_t generation; // counts jobs, so that workers see a new one
+    uint64_t generation; // number of jobs so far, from which workers see that there is a new one
     int32_t n_running;
     bool stop;
 };
 
-/* To the nearest, ties to even, with subnormals. */
+/* Rounds to nearest, ties to even, with subnormals. */
 static uint16_t float_to_half(float f)
 {
     uint32_t x;
@@ -48,10 +48,10 @@ static uint16_t float_to_half(float f)
     if (a >= 0x7f800000u) {
         return (uint16_t)(sign | 0x7c00u | (a > 0x7f800000u ? 0x200u : 0));
     }
-    if (a >= 0x477ff000u) { // rounds to infinity
+    if (a >= 0x477ff000u) { // would round to infinity
         return (uint16_t)(sign | 0x7c00u);
     }
-    if (a < 0x38800000u) { // subnormal in fp16: a multiple of 2^-24
+    if (a < 0x38800000u) { // subnormal in fp16, and so a multiple of 2^-24
         float magnitude;
         memcpy(&magnitude, &a, sizeof magnitude);
         // adding 2^23 rounds to nearest even at that unit
@@ -64,7 +64,7 @@ static uint16_t float_to_half(float f)
     return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
 }
 
-/* NaN stays one: its top bit of fraction is set. */
+/* NaN stays NaN, because the top bit of its fraction is set. */
 static uint16_t float_to_bf16(float f)
 {
     uint32_t x;
@@ -84,7 +84,7 @@ void cuda_store_number(void *to, enum dtype dtype, int64_t i, float f)
     }
 }
 
-/* Any stored format, through fp32. */
+/* Converts any stored format, by way of fp32. */
 static void convert_row(const struct weight_part *p, int64_t row, enum dtype dtype, char *to)
 {
     float values[256];
@@ -97,13 +97,13 @@ static void convert_row(const struct weight_part *p, int64_t row, enum dtype dty
     }
 }
 
-/* Rows of a part as upload units. */
+/* The rows of a part, as units of an upload. */
 struct part_rows {
     struct weight_part part;
     enum dtype dtype;
 };
 
-/* Rows that are stored in the wanted type are copied as they are. */
+/* A row that is stored in the wanted type is copied unchanged. */
 static void fill_row(const void *source, int64_t row, char *to)
 {
     const struct part_rows *r = source;
@@ -115,7 +115,7 @@ static void fill_row(const void *source, int64_t row, char *to)
     }
 }
 
-/* Share `index` of `count` of the job's units. */
+/* Fills share number `index` of `count` of the job's units. */
 static void do_share(const struct job *job, int32_t index, int32_t count)
 {
     const int64_t begin = job->n * index / count, end = job->n * (index + 1) / count;
@@ -129,7 +129,7 @@ struct worker {
     int32_t index;
 };
 
-/* Sleeps between jobs. */
+/* The thread sleeps between jobs. */
 static void *worker_main(void *arg)
 {
     struct worker me = *(struct worker *)arg;
@@ -178,7 +178,7 @@ static void do_job(struct upload *u, const struct job *job)
     pthread_mutex_unlock(&u->lock);
 }
 
-/* Processors are divided among the ranks of the machine. */
+/* The processors are divided among the ranks of the machine. */
 enum status cuda_upload_open(struct cuda *be)
 {
     struct upload *u = xcalloc(1, sizeof *u);
@@ -199,7 +199,7 @@ enum status cuda_upload_open(struct cuda *be)
         struct worker *w = xmalloc(sizeof *w);
         *w = (struct worker){u, n_started};
         if (pthread_create(&u->threads[n_started], NULL, worker_main, w) != 0) {
-            free(w); // fewer threads only make it slower
+            free(w); // fewer threads only make uploads slower
             break;
         }
         n_started++;
@@ -235,7 +235,7 @@ void cuda_upload_close(struct cuda *be)
     be->upload = NULL;
 }
 
-/* A buffer is filled again only when its last copy has ended. */
+/* A buffer is filled again only when its previous copy has ended. */
 enum status cuda_upload_units(struct cuda *be, void *to, size_t unit_bytes, int64_t n_units,
                               upload_fill *fill, const void *source)
 {
@@ -257,7 +257,7 @@ enum status cuda_upload_units(struct cuda *be, void *to, size_t unit_bytes, int6
     return OK;
 }
 
-/* Row by row of the part, whatever its layout in the file. */
+/* Uploads the part row by row, whatever its layout in the file. */
 enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
                              const struct weight_part *part)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Opens a weight: checks it, chooses its layout on the device, makes dummy values. */
+/* Opens a weight: checks it, chooses its layout on the device, and makes dummy values. */
 #include "cuda/cuda_weights.h"
 #include "cuda/coded_pack.h"
 #include "cuda/cuda_upload.h"
@@ -32,7 +32,7 @@ static enum status check_parts(const struct weight_desc *d, struct err *err)
     return OK;
 }
 
-/* From the file, or random numbers made on the device. */
+/* Fills the memory from the file, or with random numbers made on the device. */
 static enum status fill(struct cuda *be, void *to, enum dtype dtype, const struct weight_part *part,
                         uint64_t seed, float scale)
 {
@@ -43,7 +43,7 @@ static enum status fill(struct cuda *be, void *to, enum dtype dtype, const struc
     return OK;
 }
 
-/* The bias comes in one or more parts, which must add up to its length. */
+/* The bias is in one or more parts, whose lengths must add up to its own. */
 static enum status open_bias(struct cuda *be, const struct weight_desc *d, struct weight *w,
                              struct err *err)
 {
@@ -67,7 +67,7 @@ static enum status open_bias(struct cuda *be, const struct weight_desc *d, struc
     return OK;
 }
 
-/* The message has the size, since memory is usually what is missing. */
+/* The message contains the size, because memory is usually what is missing. */
 static enum status open_data(struct cuda *be, const struct weight_desc *d, struct weight *w,
                              struct err *err)
 {
@@ -91,10 +91,10 @@ static enum status open_data(struct cuda *be, const struct weight_desc *d, struc
     return OK;
 }
 
-/* ---- quantised ones -------------------------------------------------------------------------- */
+/* ---- quantised weights ----------------------------------------------------------------------- */
 
-/* Codes, scales and zeros in allocations of their own. Scales per row or per block of 128
- * are also given to cuBLASLt. */
+/* Makes separate allocations for codes, scales and zeros. Scales per row or per block of 128 are
+ * also made available to cuBLASLt. */
 static enum status upload_coded(struct cuda *be, const struct coded_source *s,
                                 struct coded_matrix *m)
 {
@@ -114,7 +114,8 @@ static enum status upload_coded(struct cuda *be, const struct coded_source *s,
     m->tiles = memory[0];
     m->scales = memory[1];
     m->zeros = memory[2];
-    if (m->code == DT_E4M3 && m->n_records == 1 && m->record_shift > 0) { // one scale per row
+    // There is one scale per row.
+    if (m->code == DT_E4M3 && m->n_records == 1 && m->record_shift > 0) {
         m->product_scales = memory[1];
     }
     size_t n_blocks = 0;
@@ -131,12 +132,11 @@ static enum status upload_coded(struct cuda *be, const struct coded_source *s,
     return OK;
 }
 
-/* ---- inputs
- * -------------------------------------------------------------------------------------- */
+/* ---- inputs ---------------------------------------------------------------------------------- */
 
-/* How x is rounded before the product: to E4M3 with one scale per row, per 128 inputs, or
- * stored. A fused weight takes the largest stored scale of its parts, since all of them read the
- * same rows. */
+/* How x is rounded to E4M3 before the product: with one scale per row, one per 128 inputs, or a
+ * stored one. A fused weight takes the largest stored scale of its parts, because all of them read
+ * the same rows. */
 static void read_inputs(struct cuda *be, const struct weight_desc *d, struct weight *w)
 {
     struct input_rule rule = d->parts[0].inputs;
@@ -149,7 +149,9 @@ static void read_inputs(struct cuda *be, const struct weight_desc *d, struct wei
         const struct input_rule *other = &d->parts[i].inputs;
         if (other->numbers != rule.numbers || other->group != rule.group ||
             other->from_row != rule.from_row || other->power_of_two != rule.power_of_two) {
-            return; // the fused parts have different rules but share the rows, so do not round
+            // The fused parts have different rules but read the same rows, so the rows are not
+            // rounded.
+            return;
         }
         rule.scale = greater(other->scale, rule.scale);
     }
@@ -160,7 +162,7 @@ static void read_inputs(struct cuda *be, const struct weight_desc *d, struct wei
     be->max_rounded_in = greater(d->n_in, be->max_rounded_in);
 }
 
-/* *taken is false if the weight must be stored in floating point. */
+/* *taken becomes false if the weight must be stored in floating point. */
 static enum status open_coded(struct cuda *be, const struct weight_desc *d, struct weight *w,
                               bool *taken, struct err *err)
 {
@@ -186,8 +188,8 @@ static enum status open_coded(struct cuda *be, const struct weight_desc *d, stru
     return st;
 }
 
-/* Vectors are float32; quantised matrices stay quantised if there is a kernel for them; all others
- * are converted to the model's dtype. */
+/* Vectors are stored in fp32. Quantised matrices stay quantised if there is a kernel for them; all
+ * others are converted to the model's dtype. */
 enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
                              struct weight **out, struct err *err)
 {
@@ -205,7 +207,7 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
     w->n_out = desc->n_out;
     w->n_in = desc->n_in;
     w->n_experts = desc->n_experts;
-    w->next = be->weights; // close frees it, even if half-open
+    w->next = be->weights; // close frees it, even if opening fails half-way
     be->weights = w;
     bool is_coded = false;
     read_inputs(be, desc, w);
@@ -223,7 +225,7 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
     return OK;
 }
 
-/* Angles of all positions, computed on the device. */
+/* Computes the angles of all positions on the device. */
 enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
                            struct rope_table **out)
 {

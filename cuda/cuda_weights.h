@@ -12,12 +12,11 @@ struct weight {
     enum dtype dtype;
     int64_t n_out, n_in;
     int32_t n_experts;
-    void *data;                // [n_experts, n_out, n_in]; NULL: the weight stays quantised, in
-                               // `coded`
+    void *data; // [n_experts, n_out, n_in]; NULL: the weight stays quantised, see `coded`
     struct coded_matrix coded; // valid if coded.tiles is not NULL
-    struct input_rule inputs;  // INPUT_E4M3 (LINEAR only) or INPUT_AS_IT_IS
+    struct input_rule inputs;  // numbers: INPUT_E4M3 (LINEAR only) or INPUT_AS_IT_IS
     float *bias;               // [n_experts, n_out] or NULL
-    void *bias_act;            // LINEAR: a copy in the weight's dtype, if that has 16 bits
+    void *bias_act;            // for LINEAR: a copy in the weight's dtype, if that has 16 bits
     struct weight *next;
 };
 
@@ -27,7 +26,7 @@ static inline const struct coded_matrix *weight_coded(const struct weight *w)
     return w->coded.tiles ? &w->coded : NULL;
 }
 
-/* NULL: inputs are not rounded. */
+/* NULL: the inputs are not rounded. */
 static inline const struct input_rule *weight_inputs(const struct weight *w)
 {
     if (w->inputs.numbers == INPUT_E4M3) {

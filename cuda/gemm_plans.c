@@ -10,11 +10,12 @@
 
 enum { N_PLANS = 4096, PROBES = 8 };
 
-/* Everything a plan depends on. Keys are compared as bytes, so zero one before filling it. */
+/* Everything that a plan depends on. Keys are compared as bytes, so a key must be zeroed before it
+ * is filled in. */
 struct plan_key {
     int32_t n_rows, n_out, n_in, x_stride, y_stride, w_stride, n_batch;
-    int32_t x_dtype, w_dtype, y_dtype, flags; // flags: 1: bias, 2: accumulate
-    int32_t scaled;                           // E4M3 only: 1: scales per row, 2: per block
+    int32_t x_dtype, w_dtype, y_dtype, flags; // flags: 1: bias; 2: accumulate
+    int32_t scaled; // for E4M3 only. 1: scales per row; 2: scales per block
     int64_t x_batch, w_batch, y_batch;
 };
 
@@ -217,7 +218,7 @@ static bool is_aligned(const struct gemm_args *a)
            0;
 }
 
-/* The bias in the dtype of y, as cuBLASLt requires. */
+/* The bias in the dtype of y, which cuBLASLt requires. */
 static const void *bias_for(const struct gemm_args *a)
 {
     return a->y_dtype == DT_F32 ? a->bias : a->bias_act;

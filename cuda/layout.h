@@ -3,9 +3,9 @@
  * code fills these structs; kernels take them by value. All pointers are to device memory and are
  * the same for every pass of a bucket of shapes, so that a captured graph may hold them.
  *
- * KV pages: [layer][page][kv_head][K|V][token][head_dim], each layer in a region of its own. A page
- * is a block of `block_tokens` tokens (16, 32 or 64; other sizes work in the plain kernels). With
- * v_in_k (MLA) there is no V: the value is the first head_dim_v elements of the key. Quantised
+ * KV pages: [layer][page][kv_head][K|V][token][head_dim], where each layer has a separate region. A
+ * page is a block of `block_tokens` tokens (16, 32 or 64; other sizes work in the plain kernels).
+ * With v_in_k (MLA) there is no V: the value is the first head_dim_v elements of the key. Quantised
  * pages consist of records instead (struct kv_codes). Page `n_blocks` is the trash page: padding
  * rows write to it, and unset entries of a block table point to it. Pages after it belong to tree
  * paths (attention_plan.h), as do the lanes after the null lane.
@@ -30,10 +30,11 @@
  * word is a scale, or a scale and zero as in cpu/cpu_kv_codes.h; for fp32 models it is two floats.
  * KV_INT8_SYMMETRIC is stored as KV_INT8 with a zero of 128. */
 struct kv_codes {
-    enum kv_format format;                  // KV_PLAIN: not quantised, and the rest is unused
-    float k_scale, v_scale;                 // for KV_FP8 without words
-    int32_t tokens, k_row, v_row, v_offset; // v_offset: from the start of the record; 0: V is in K
-    int32_t words_offset, word_bytes;       // word_bytes 0: there are none
+    enum kv_format format;  // KV_PLAIN: not quantised, and the rest is unused
+    float k_scale, v_scale; // for KV_FP8 without words
+    // v_offset: from the start of the record; 0: V is a part of K
+    int32_t tokens, k_row, v_row, v_offset;
+    int32_t words_offset, word_bytes; // word_bytes 0: there are no words
     int32_t record_bytes;
 };
 
@@ -43,28 +44,27 @@ struct kv_codes {
  * In quantised pages strides count bytes, and v_offset only says whether there is a V. */
 struct kv_view {
     void *base;
-    enum dtype dtype; // of the elements; quantised pages: the dtype before quantisation
+    enum dtype dtype; // dtype of the elements; for quantised pages, the dtype before quantisation
     int32_t n_kv_heads, head_dim_k, head_dim_v, block_tokens;
-    int32_t n_pages;                               // including the trash page and those of tree
-                                                   // paths
+    int32_t n_pages; // including the trash page and the pages of tree paths
     int32_t head_stride, v_offset, v_token_stride; // in elements
     int64_t page_stride;                           // in elements
     struct kv_codes codes;
 };
 
-/* Bytes of the unit that the strides count. */
+/* The bytes of the unit in which strides are given. */
 static inline size_t kv_element_bytes(const struct kv_view *kv)
 {
     return kv->codes.format == KV_PLAIN ? dtype_bytes(kv->dtype) : 1;
 }
 
-/* The numbers of real entries of the pass; the rest of the bucket is padding. */
+/* The numbers of real entries in the pass; all other entries of the bucket are padding. */
 struct pass_counts {
     int32_t n_rows, n_seqs, n_groups, n_out, n_draws, n_pool;
     int32_t has_trees, n_keeps;
 };
 
-/* A lane's sampling parameters on the device. Each list has a fixed place in it. */
+/* A lane's sampling parameters on the device. Each list has a fixed place in the struct. */
 struct lane_params {
     float temperature, top_p, min_p;
     float repetition_penalty, frequency_penalty, presence_penalty;
@@ -77,11 +77,11 @@ struct lane_params {
     int32_t bad_word_tokens[MAX_BAD_TOKENS];
 };
 
-/* One pass. Arrays have the size of the bucket, not of the pass. */
+/* One pass. The arrays have the size of the bucket, not that of the pass. */
 struct pass_view {
     const struct pass_counts *counts;
     const struct pass_row *rows;
-    const int32_t *row_seq; // the row's sequence; -1: padding
+    const int32_t *row_seq; // sequence of the row; -1: padding
     const struct pass_seq *seqs;
     const struct pass_group *groups;
     const uint64_t *tree_mask; // [rows, TREE_MASK_WORDS]; valid if the sequence is a tree
@@ -89,23 +89,24 @@ struct pass_view {
     const struct pass_draw *draws;
     const struct pass_pool *pool;
     const struct state_keep *keeps;
-    const void *attention_plan; // private to the attention code
+    const void *attention_plan; // used only by the attention code
 
-    int32_t *tokens;                  // [rows]: each row's token, resolved at the start of the pass
-    int32_t *history;                 // [max_lanes + 1, history_stride]
-    int32_t *blocks;                  // [max_lanes + 1 + max_paths, blocks_stride]: block tables
+    int32_t *tokens;  // [rows]: token of each row, determined at the start of the pass
+    int32_t *history; // [max_lanes + 1, history_stride]
+    int32_t *blocks;  // [max_lanes + 1 + max_paths, blocks_stride]: block tables
     const struct lane_params *params; // [max_lanes + 1]
-    const uint32_t *allowed;          // [max_lanes + 1, allowed_stride]: bit i: id i may be drawn
-    const uint32_t *masks;     // [slots, allowed_stride]: masks of draws, also of earlier passes
+    const uint32_t *allowed; // [max_lanes + 1, allowed_stride]: bit i is set if id i may be drawn
+    // [slots, allowed_stride]: masks of draws, including those of earlier passes
+    const uint32_t *masks;
     const int32_t *mask_slots; // [max_masks]: where in `masks` each mask of the pass is
     float *pooled;             // [max_lanes + 1, hidden]
-    float *laws; // [max_laws, vocab]: the distributions drafts were drawn from, exact_exp(score -
-                 // top)
+    float *laws; // [max_laws, vocab]: the distributions from which drafts were drawn, as
+                 // exact_exp(score - top)
     unsigned long long *law_totals; // [max_laws]: sums of their masses
     int32_t vocab;
     int32_t history_stride, blocks_stride, allowed_stride;
-    int32_t max_lanes, n_blocks; // indices of the null lane and the trash page
-    int32_t n_rows;              // rows of the bucket
+    int32_t max_lanes, n_blocks; // index of the null lane; index of the trash page
+    int32_t n_rows;              // number of rows of the bucket
 };
 
 #endif

@@ -34,28 +34,28 @@ struct state_view {
     int32_t max_lanes;
 };
 
-/* Rows of a sequence that one launch takes. Small enough that a launch never overwrites anything it
- * reads, whatever order its blocks run in. */
+/* The number of rows of a sequence that one launch computes. It is small enough that a launch never
+ * overwrites anything that it reads, whatever the order in which its blocks run. */
 enum { STATE_WINDOW = 16 };
 
-/* The work of a pass's recurrent layers: launches of k_state_rows for sequences of few rows and
- * trees only, and for all sequences; chains (sequences of more rows), and the blocks in which those
- * have rows; whether there are trees. */
+/* The work of a pass's recurrent layers. windows: launches of k_state_rows if it computes only
+ * sequences of few rows and trees; all_windows: the same if it computes all sequences; n_chains:
+ * sequences of more rows; n_blocks: blocks of the state in which those have rows. */
 struct state_work {
     int32_t windows, all_windows, n_chains, n_blocks, has_trees;
 };
 
-/* Vectors of the ops, in device memory. */
+/* The vectors of the ops, in device memory. */
 struct state_vectors {
-    const float *kernel, *bias; // of the convolution; kernel NULL: x is already convolved
+    const float *kernel, *bias; // those of the convolution; kernel NULL: x is already convolved
     const float *a_log, *dt_bias, *skip;
     const float *norm;
-    bool norm_is_wide; // its weights cover all heads
+    bool norm_is_wide; // the norm's weights cover all heads
 };
 
 /* The recurrence for rows [window * STATE_WINDOW, + STATE_WINDOW) of each sequence, including the
- * convolution if `conv` is given and the gate if `gate` is. With `conv` but no `a`: the convolution
- * of a STATE_CONV layer. */
+ * convolution if `conv` is given and the gate if `gate` is given. With `conv` but without `a`: the
+ * convolution of a STATE_CONV layer. */
 struct state_rows_launch {
     const struct short_conv_args *conv;
     const struct recurrence_args *a;
@@ -64,33 +64,35 @@ struct state_rows_launch {
     struct state_view state;
     struct pass_view pass;
     int32_t window;
-    int32_t n_seqs; // the most that the bucket has
-    bool few_alone; // skip sequences of more than STATE_WINDOW rows, unless they are trees
+    int32_t n_seqs; // maximum number of sequences in the bucket
+    bool few_alone; // skip sequences of more than STATE_WINDOW rows unless they are trees
 
-    /* k_state_blocks: the most such sequences, and the most blocks of the state in which they have
-     * rows. */
+    /* For k_state_blocks: the maximum number of such sequences, and of blocks of the state in which
+     * they have rows. */
     int32_t n_chains, n_blocks;
 };
-bool k_state_rows_takes(const struct state_view *state); // true if its shape fits a multiprocessor
+/* True if the layer's shape fits into a multiprocessor. */
+bool k_state_rows_takes(const struct state_view *state);
 cudaError_t k_state_rows(cudaStream_t stream, const struct state_rows_launch *l);
 
-/* The same for a few sequences of up to STATE_WINDOW rows without trees: gated delta nets of one
- * shape. A row's bits differ from those of k_state_rows. */
+/* The same for a few sequences of up to STATE_WINDOW rows, none of which is a tree, in gated delta
+ * nets of one shape. A row's bits differ from those of k_state_rows. */
 bool k_state_few_takes(const struct state_rows_launch *l);
 cudaError_t k_state_few(cudaStream_t stream, const struct state_rows_launch *l);
 
-/* The recurrence for sequences of more than STATE_WINDOW rows that are not trees, a whole block of
- * the state at a time, without the gate; 16-bit layers with their convolution only. A row's bits
- * differ from those of k_state_rows, and depend on how a block is cut into passes. */
+/* The recurrence for sequences of more than STATE_WINDOW rows that are not trees, one whole block
+ * of the state at a time, without the gate; only for 16-bit layers and with their convolution. A
+ * row's bits differ from those of k_state_rows, and depend on how a block is divided into
+ * passes. */
 bool k_state_blocks_takes(const struct state_rows_launch *l);
 size_t k_state_blocks_bytes(const struct state_view *state,
-                            int32_t n_blocks); // scratch bytes; with n_blocks 1 the minimum
+                            int32_t n_blocks); // scratch bytes; n_blocks 1 gives the minimum
 cudaError_t k_state_blocks(cudaStream_t stream, const struct state_rows_launch *l, void *scratch,
                            size_t n_bytes);
 cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows_launch *l);
 cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm, bool wide);
 
-/* views: all layers', on the device. All copies of one call are of the same kind. */
+/* views: the views of all layers, in device memory. All copies in one call are of the same kind. */
 cudaError_t k_copy_states(cudaStream_t stream, const struct state_view *views, int32_t n_layers,
                           const struct state_copy *copies, int32_t n);
 cudaError_t k_move_states(cudaStream_t stream, const struct state_view *views, int32_t n_layers,

@@ -10,7 +10,7 @@ void constraint_begin(struct constraint *c)
 
 /* ---- where the grammar begins --------------------------------------------------------------- */
 
-/* Searches for the end of the marker in one more token. False: it ends inside the token. */
+/* Searches for the end of the marker in one more token. False: the marker ends inside the token. */
 static bool search(struct constraint *c, const struct engine_request *r, int32_t token)
 {
     const struct text_marker m = {r->grammar_after, r->grammar_after_id};
@@ -83,12 +83,12 @@ bool constraint_is_free(struct constraint *c, const struct sequence *seq, int32_
 
 /* ---- where the text is ---------------------------------------------------------------------- */
 
-/* Advances the state to the known tokens. */
+/* Advances the state to the end of the known tokens. */
 static enum status reach(struct constraint *c, const struct sequence *seq)
 {
     struct grammar *g = seq->request->grammar;
     if (is_ahead(c, seq)) {
-        return ERR_INVALID; // the grammar's state at its text is unknown
+        return ERR_INVALID; // the state at the beginning of the grammar's text is unknown
     }
     const int32_t *tokens = seq->output->tokens + c->first, n = sequence_generated(seq) - c->first;
     enum status st = c->n_tokens >= 0 && c->n_tokens <= n ? OK : ERR_BUSY;
@@ -103,8 +103,8 @@ static enum status reach(struct constraint *c, const struct sequence *seq)
     return st;
 }
 
-/* Looks for the end of the marker in tokens that are not known yet. Returns how many of them
- * precede the grammar's text: all if it does not start among them. ERR_INVALID: the marker ends
+/* Looks for the end of the marker in tokens that are not known yet. *n_before: how many of them
+ * precede the grammar's text; all of them if it does not start there. ERR_INVALID: the marker ends
  * inside a token. */
 static enum status look_ahead(const struct constraint *c, const struct sequence *seq,
                               const int32_t *more, int32_t n_more, int32_t *n_before, bool *ahead)
@@ -120,12 +120,12 @@ static enum status look_ahead(const struct constraint *c, const struct sequence 
     return OK;
 }
 
-/* The state after the known tokens and some more. *ahead: even with these the grammar has not
- * started, so there is no state. Each call may clear the tables that hold states, including the
- * state just computed; it is then computed again with empty tables. */
-static enum status state_behind(struct constraint *c, const struct sequence *seq,
-                                const int32_t *more, int32_t n_more, struct grammar_state *out,
-                                bool *ahead)
+/* The state after the known tokens and some more. *ahead: the grammar has not started even after
+ * these, so there is no state. Each call may clear the tables that hold states, including the one
+ * just computed; it is then computed again with empty tables. */
+static enum status state_after(struct constraint *c, const struct sequence *seq,
+                               const int32_t *more, int32_t n_more, struct grammar_state *out,
+                               bool *ahead)
 {
     struct grammar *g = seq->request->grammar;
     bool begins = is_ahead(c, seq);
@@ -160,7 +160,7 @@ static enum status grammar_part(struct constraint *c, const struct sequence *seq
     for (int tries = 0; tries < 2 && st == ERR_BUSY; tries++) {
         struct grammar_state s;
         bool ahead;
-        st = state_behind(c, seq, drafts, n_drafts, &s, &ahead);
+        st = state_after(c, seq, drafts, n_drafts, &s, &ahead);
         if (st == OK && ahead) {
             memset(words, 0xff, n_words * sizeof *words);
             return OK;
@@ -180,7 +180,7 @@ static enum status grammar_part(struct constraint *c, const struct sequence *seq
         any |= words[i];
     }
     if (st == OK && any == 0) {
-        st = ERR_INVALID; // these tokens cannot spell what must follow
+        st = ERR_INVALID; // the grammar does not allow these tokens
     }
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
@@ -225,7 +225,7 @@ enum status constraint_take(struct constraint *c, const struct sequence *seq, in
         return OK;
     }
     bool end = grammar_is_end(g, token);
-    enum status st = state_behind(c, seq, &token, end ? 0 : 1, &s, &ahead);
+    enum status st = state_after(c, seq, &token, end ? 0 : 1, &s, &ahead);
     if (st == OK && end) {
         return grammar_may_end(g, s) ? OK : ERR_INVALID;
     }
@@ -285,7 +285,8 @@ static int32_t forced_end(struct constraint *c, const struct sequence *seq, int3
 int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
                           int32_t max)
 {
-    enum { LEAST_BYTES = 4 }; // chosen: less is a token or two, which drafting predicts anyway
+    // Chosen: a shorter text is only a token or two, which ordinary drafts predict anyway.
+    enum { LEAST_BYTES = 4 };
     int32_t n = forced_end(c, seq, ids, max);
     if (n > 0 || !seq->request->grammar) {
         return n;
@@ -300,7 +301,7 @@ int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int3
 const char *constraint_failure(const struct constraint *c)
 {
     if (c->failure == ERR_LIMIT) {
-        return "what the constraint allows next is too much work to find out";
+        return "computing what the constraint allows next exceeds the limit of work";
     }
     return "the constraint allows no token here that this model could draw";
 }

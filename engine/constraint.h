@@ -39,18 +39,18 @@ bool constraint_is_free(struct constraint *c, const struct sequence *seq, int32_
 enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
                             int32_t n_drafts, uint32_t *words);
 
-/* Advances by a token that was just drawn and is not yet among the known ones. A token that the
- * grammar does not allow is refused. */
+/* Advances by a token that was just drawn and is not among the known tokens yet. Fails if the
+ * grammar does not allow the token. */
 enum status constraint_take(struct constraint *c, const struct sequence *seq, int32_t token);
 
 /* True if the token just taken completes the text. */
 bool constraint_ends(const struct constraint *c, const struct sequence *seq, int32_t token);
 
-/* Cuts the drafts before the first one that is not allowed. */
+/* Removes the first draft that is not allowed and all drafts after it. */
 void constraint_cut(struct constraint *c, const struct sequence *seq, struct proposal *p);
 
-/* If only one text can follow, its first tokens, at most `max`, to be used as drafts. Returns their
- * number, or 0 if the text is too short to be worth it. */
+/* If only one text can follow, writes its first tokens, at most `max`, to be used as drafts.
+ * Returns their number; 0 if the text is too short to be worth it. */
 int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
                           int32_t max);
 

@@ -30,12 +30,12 @@ static enum status execute_draws_on_rank(struct rank *r, void *arg)
 
 static void fail_closed(struct engine *e, const struct planned_step *ps)
 {
-    for (int32_t i = 0; i < ps->n_closed; i++) { // the step has read their parameters by now
+    for (int32_t i = 0; i < ps->n_closed; i++) { // by now the step has read their parameters
         engine_fail_constrained(e, ps->closed[i]);
     }
 }
 
-/* Sends masks and draws of a step whose forward pass is running, once the preceding tokens are
+/* For a step whose forward pass is running: sends its masks and draws once the preceding tokens are
  * known. */
 static void submit_draws(struct engine *e)
 {
@@ -55,7 +55,7 @@ static void submit_draws(struct engine *e)
     fail_closed(e, ps);
 }
 
-/* Plans and submits one step; true if there was one. */
+/* Plans and submits one step; false if there is nothing to run. */
 static bool submit_step(struct engine *e)
 {
     struct planned_step *ps = &e->steps[e->next_slot];
@@ -112,8 +112,7 @@ static void publish_stats(struct engine *e)
     const struct spec_learnt *l = &e->spec.learnt;
     pthread_mutex_lock(&e->stats_lock);
     struct engine_stats *o = &e->stats;
-    o->n_submitted -= e->n_accepted; // n_submitted no longer includes these; the fields below count
-                                     // them
+    o->n_submitted -= e->n_accepted; // n_submitted no longer includes these; the counts below do
     o->submitted_tokens -= e->accepted_tokens;
     e->n_accepted = 0;
     e->accepted_tokens = 0;
@@ -147,12 +146,12 @@ static void publish_stats(struct engine *e)
 }
 
 enum {
-    NAP_NS = 1000000,     // poll interval when nothing can run until something changes: short
-                          // compared with a step
-    IDLE_NS = 1000000000, // chosen: the time in which a lost node or device is noticed
+    // Poll interval while nothing can run until something changes; short compared with a step.
+    NAP_NS = 1000000,
+    IDLE_NS = 1000000000, // chosen: the time within which a lost node or device is noticed
 };
 
-/* How long the thread may wait for messages: at most until the next deadline. */
+/* How long the thread may wait for messages: until the next deadline at most. */
 static int64_t idle_timeout(const struct engine *e)
 {
     int64_t left = IDLE_NS;
@@ -174,7 +173,7 @@ void engine_turn(struct engine *e)
     int64_t now = clock_now_ns();
     requests_expire(e, now);
     retention_tick(&e->scheduler.holdings.retention, now);
-    if (!busy) { // no step would report a lost node
+    if (!busy) { // while idle there is no step that would report a lost node
         ranks_check(&e->ranks);
     }
     if (e->failed == OK && (engine_set_lost(e, NULL) || atomic_load(&e->ranks.aborted))) {
@@ -185,7 +184,7 @@ void engine_turn(struct engine *e)
     if (e->n_inflight == N_STEPS || (e->n_inflight > 0 && !submitted)) {
         engine_commit_step(e);
     } else if (!submitted && busy) {
-        // Nothing fits until some sequence ends, so do not spin.
+        // Nothing fits until some sequence ends, so wait briefly instead of spinning.
         requests_take(e, lesser(patience, NAP_NS));
     }
     submit_draws(e);
@@ -249,7 +248,7 @@ void engine_stop_all(struct engine *e)
         e->thread_runs = false;
     }
     if (!e->live) {
-        return; // half-open
+        return; // opening failed half-way
     }
     drain_steps(e);
     requests_take(e, 0);

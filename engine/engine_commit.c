@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The results of a step, in the order of its draws: tokens to requests, scores, pooled rows,
- * counts. */
+/* Distributes the results of a step, in the order of its draws: tokens to requests, then scores,
+ * pooled vectors and counts. */
 #include "engine/engine_state.h"
 
 #include "engine/base/clock.h"
@@ -67,7 +67,7 @@ static bool append(struct engine *e, const struct planned_step *ps, int32_t draw
     return true;
 }
 
-/* The row whose draft equals the token drawn at `row`; -1: no draft does. */
+/* The row whose draft equals the token drawn at `row`; -1: no draft equals it. */
 static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32_t row,
                         int32_t n_drafts, struct draw_result *d)
 {
@@ -93,8 +93,8 @@ static bool is_refused(struct engine *e, const struct sequence *seq, int32_t tok
     return c->failure != OK;
 }
 
-/* Draws first .. first + n belong to one sequence, in row order. A row's token counts only if the
- * drafts before it were all correct. */
+/* Draws first .. first + n belong to one sequence, in row order. The token drawn at a row counts
+ * only if all drafts before it were right. */
 static void commit_draws(struct engine *e, const struct planned_step *ps, int32_t first, int32_t n)
 {
     struct sequence *seq = ps->owners[first].seq;
@@ -122,7 +122,7 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         row = next_row(&e->spec, seq, row, n_drafts, &d);
         path[accepted] = row;
         accepted += row >= 0;
-        r->n_accepted += row >= 0; // before append, which may end the request
+        r->n_accepted += row >= 0; // counted before append, which may end the request
         if (is_refused(e, seq, d.token)) {
             engine_fail_constrained(e, seq);
             goes_on = false;
@@ -130,7 +130,7 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         }
         goes_on = append(e, ps, draw, &d);
     }
-    if (n_drafts > 0) { // drafts after the end were not tested
+    if (n_drafts > 0) { // drafts after the end of the text were not tested
         bool cut = row >= 0 && !goes_on;
         const struct spec_trial trial = {.trust = &seq->trust,
                                          .seq = seq,
@@ -186,8 +186,8 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
     }
 }
 
-/* Reports how much of the prompt is computed. Ignored by the caller after the first token. */
-static void tell_prompt(struct engine *e, const struct plan_entry *entry)
+/* Reports how much of the prompt is computed. Callers ignore this after the first token. */
+static void report_prompt(struct engine *e, const struct plan_entry *entry)
 {
     struct engine_request *r = entry->seq->request;
     int32_t n = entry->first + entry->n_rows - entry->n_drafts;
@@ -197,7 +197,7 @@ static void tell_prompt(struct engine *e, const struct plan_entry *entry)
     }
 }
 
-/* A request that only wants its prompt's log-probabilities ends with its last row. */
+/* A request that only needs its prompt's log-probabilities ends with the last row of the prompt. */
 static void commit_entry(struct engine *e, const struct plan_entry *entry)
 {
     struct sequence *seq = entry->seq;
@@ -205,7 +205,7 @@ static void commit_entry(struct engine *e, const struct plan_entry *entry)
         return;
     }
     scheduler_commit(&e->scheduler, seq);
-    tell_prompt(e, entry);
+    report_prompt(e, entry);
     if (seq->state == SEQ_RUNNING && seq->max_tokens == 0 &&
         entry->first + entry->n_rows == seq->n_known) {
         requests_finish(e, seq, FINISH_LENGTH);
@@ -219,11 +219,11 @@ static void step_over(struct engine *e, struct sequence *seq)
     }
 }
 
-/* Measures how fast prompts are computed, from steps that are at least half full. It determines how
- * much work may overtake a waiting request. */
+/* Measures how fast prompts are computed, from steps that are at least half full. The speed
+ * determines how much work may overtake a waiting request. */
 static void learn_speed(struct engine *e, int32_t n_rows)
 {
-    enum { PATIENCE_S = 10, KEEP = 7 }; // weight, in eighths, of the old estimate
+    enum { PATIENCE_S = 10, KEEP = 7 }; // KEEP: weight, in eighths, of the old estimate
     int64_t now = clock_now_ns(), since = e->last_commit_ns;
     e->last_commit_ns = e->n_inflight > 0 ? now : 0;
     if (since > 0 && now > since && 2 * n_rows >= e->scheduler.limits.max_rows) {
@@ -239,7 +239,7 @@ static void learn_speed(struct engine *e, int32_t n_rows)
     }
 }
 
-/* Prompt tokens among the rows of an entry. */
+/* The number of prompt tokens among the rows of an entry. */
 static int32_t prompt_rows(const struct plan_entry *entry)
 {
     int32_t left = entry->seq->n_prompt - entry->first;

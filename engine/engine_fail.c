@@ -23,8 +23,8 @@ static void fail_all(struct engine *e, enum status st, const char *text)
     }
 }
 
-/* Waits a moment for the cause of a device failure: when a node is lost, the connections for
- * tensors can break just before the node set notices. */
+/* Waits a moment for the cause of a device failure. When a node is lost, the connections that carry
+ * tensors can break just before the set of nodes notices. */
 static bool await_cause(struct engine *e, struct err *why)
 {
     bool lost = engine_set_lost(e, why);
@@ -51,7 +51,7 @@ void engine_fail_constrained(struct engine *e, struct sequence *seq)
 
 void engine_fail_broken(struct engine *e, struct engine_request *r)
 {
-    if (e->n_corrupted++ == 0) { // log once: it may repeat in every step
+    if (e->n_corrupted++ == 0) { // logged once, since every step may repeat it
         log_error("%s: the model's logits hold NaN or infinities, or nothing but -infinity: its "
                   "weights are broken, or its activations too large for the dtype. Such requests "
                   "fail; --check-weights full looks for the former",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chooses how each model's keys and values are stored: by --kv-cache-dtype, then the speculative
- * config, then the checkpoints. Also describes the KV sets to the backend. */
+/* Chooses how each model's keys and values are stored: by --kv-cache-dtype, then by the speculative
+ * config, then by the checkpoints. Also describes the KV sets to the backend. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -42,9 +42,8 @@ static enum status choose(const struct engine *e, const char *where, const char 
     }
     if (dtype != e->info.dtype) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "%s: keys and values of %s beside a model of %s are "
-                       "not supported",
-                       where, word, (*out)->name);
+                       "%s: keys and values of %s with a model of %s are not supported", where,
+                       word, (*out)->name);
     }
     return OK;
 }
@@ -63,7 +62,7 @@ void engine_kv_set(const struct engine *e, const struct model *m, struct kv_laye
                                 .format = choice->format};
 }
 
-/* Tries the set on the backend, so that an error names the unsupported format. */
+/* Asks the backend about the set, so that an error names the unsupported format. */
 static enum status try_set(const struct engine *e, const struct model *m, const char *where,
                            struct err *err)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Measures the cost of a pass of n rows at startup, on the loaded models. Speculation chooses its
- * depth by this curve. */
+/* Measures at startup, on the loaded models, how the cost of a pass depends on its number of rows.
+ * Speculation chooses its depth by this curve. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/minmax.h"
@@ -14,12 +14,12 @@ struct measure {
     const struct spec_options *options;
     int32_t n_vocab_used;
     bool draft;
-    bool tells; // its draws report the most likely ids
+    bool with_top_ids; // its draws return the most likely ids
     int32_t n_rows, n_passes;
-    float seconds; // measured on rank 0
+    float seconds; // the result, measured on rank 0
 };
 
-/* n rows over as many lanes as there are; false if they do not fit. */
+/* Fills the pass with n rows, spread over all lanes. False if they do not fit. */
 static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *rows,
                       struct pass_seq *seqs, struct pass_draw *draws, int32_t *out_rows)
 {
@@ -54,8 +54,8 @@ static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *
                                       .pos = i % each,
                                       .kind = DRAW_SAMPLE,
                                       .tree_row = -1,
-                                      .logprobs = m->tells,
-                                      .top_n = m->tells ? m->options->width : 0};
+                                      .logprobs = m->with_top_ids,
+                                      .top_n = m->with_top_ids ? m->options->width : 0};
     }
     for (int32_t i = 0; i < lanes; i++) {
         seqs[i] = (struct pass_seq){i, i * each, each, 0, false};
@@ -100,21 +100,22 @@ static enum status measure_rank(struct rank *r, void *arg)
     return OK;
 }
 
-/* A measurement: the passes to time, and the ranks to run them on. */
+/* What to time the passes on. */
 struct site {
     struct ranks *ranks;
     struct measure common;
 };
 
-/* Every rank runs the same number of passes; otherwise their collectives would not match. */
+/* Every rank runs the same number of passes, because their collectives would not match
+ * otherwise. */
 static enum status measure_once(const struct site *site, bool draft, int32_t n_rows,
-                                int32_t n_passes, bool tells, float *least)
+                                int32_t n_passes, bool with_top_ids, float *least)
 {
     struct measure m = site->common;
     m.draft = draft;
     m.n_rows = n_rows;
     m.n_passes = n_passes;
-    m.tells = tells;
+    m.with_top_ids = with_top_ids;
     TRY(ranks_run(site->ranks, measure_rank, &m));
     if (m.seconds > 0.0f && (*least <= 0.0f || m.seconds < *least)) {
         *least = m.seconds;
@@ -122,8 +123,8 @@ static enum status measure_once(const struct site *site, bool draft, int32_t n_r
     return OK;
 }
 
-/* Measures every row count once. The first rounds may capture graphs. The minimum over rounds
- * filters out disturbances by other programs, and a longer disturbance affects all points alike. */
+/* Measures every number of rows once. The first rounds may capture graphs. The minimum over rounds
+ * filters out short disturbances by other programs; a longer one affects all points alike. */
 static enum status measure_round(const struct site *site, bool draft, float *cost)
 {
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
@@ -132,11 +133,11 @@ static enum status measure_round(const struct site *site, bool draft, float *cos
     return OK;
 }
 
-/* Several draft passes in one step, and one that reports more ids. */
+/* Times several draft passes in one step, and one that also returns the most likely ids. */
 static enum status measure_looks(const struct site *site, struct spec_timed_steps *t)
 {
     TRY(measure_once(site, true, 1, t->n_passes, false, &t->chain));
-    return measure_once(site, true, 1, 1, true, &t->telling);
+    return measure_once(site, true, 1, 1, true, &t->with_top_ids);
 }
 
 static void show(const char *what, const float *cost)
@@ -151,9 +152,9 @@ static void show_all(const struct spec_costs *c, bool drafts)
     show("a pass of the model", c->target);
     if (drafts) {
         show("a pass of the draft model", c->draft);
-        log_info("speculation: the host's look at a pass's draws: %.0f us; the likeliest ids told: "
-                 "%.0f us",
-                 (double)c->look * 1e6, (double)c->tell * 1e6);
+        log_info("speculation: a round trip to the host between passes takes %.0f us; "
+                 "returning the most likely ids takes %.0f us",
+                 (double)c->round_trip * 1e6, (double)c->top_ids * 1e6);
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads the models' folders and the options about them, before anything is loaded. */
+/* Reads the models' folders, and the options that concern them, before anything is loaded. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -24,7 +24,7 @@ static enum status read_config(struct engine *e, struct err *err)
     info->n_eos = c->n_eos;
     memcpy(info->eos, c->eos, sizeof info->eos);
     info->defaults = c->defaults;
-    info->max_model_len = engine_asked(e->options.max_model_len, c->max_pos);
+    info->max_model_len = engine_option(e->options.max_model_len, c->max_pos);
     if (info->max_model_len > c->max_pos) {
         log_warn("max-model-len %d is more than the %d positions that this model was made for: "
                  "longer texts may turn into nonsense",
@@ -34,7 +34,7 @@ static enum status read_config(struct engine *e, struct err *err)
     return OK;
 }
 
-/* Drafts are never longer than the text, nor than their model's own limit. */
+/* Drafts are never longer than the text served, nor than their model's own limit. */
 bool engine_fit_draft(struct engine *e, int32_t draft)
 {
     struct model_config *c = e->draft_config[draft];
@@ -42,13 +42,13 @@ bool engine_fit_draft(struct engine *e, int32_t draft)
     return model_config_fit(c, lesser(c->max_pos, served));
 }
 
-/* Random weights: config.json is the only file. */
+/* With random weights, config.json is the only file that is read. */
 static bool is_dummy(const struct engine_options *o)
 {
     return o->load_format && strcmp(o->load_format, "dummy") == 0;
 }
 
-/* The operator's choice, else config.json's, else the dtype of the weights. */
+/* The operator's choice, otherwise config.json's, otherwise the dtype of the weights. */
 static enum status choose_dtype(const struct engine *e, enum dtype *out, struct err *err)
 {
     const struct model_config *c = &e->config;
@@ -108,8 +108,7 @@ static enum status read_draft_config(struct engine *e, int32_t i, struct model_c
     return OK;
 }
 
-/* The number of modules that draft: no more than there are drafts. Trees use only the first
- * module. */
+/* The number of modules that draft, at most one per draft. Trees use only the first module. */
 static int32_t count_modules(const struct engine *e)
 {
     const struct spec_options *o = &e->spec.options;
@@ -134,7 +133,7 @@ static enum status read_drafts(struct engine *e, struct err *err)
             e->spec.options.draft_max_len = c->max_pos;
         }
         if (c->head.kind == HEAD_MTP) {
-            continue; // stored in the model's own files
+            continue; // the module is stored in the model's own files
         }
         TRY(same_vocabulary(e, i, err));
         if (!is_dummy(&e->options)) {
@@ -149,7 +148,7 @@ static enum status read_drafts(struct engine *e, struct err *err)
 /* The number of ranks and nodes, which must divide the models. */
 static enum status read_ranks(struct engine *e, struct err *err)
 {
-    int32_t n_ranks = engine_asked(e->options.tensor_parallel_size, 1);
+    int32_t n_ranks = engine_option(e->options.tensor_parallel_size, 1);
     if (n_ranks > MAX_RANKS) {
         return err_set(err, ERR_INVALID, "tensor-parallel-size: at most %d", MAX_RANKS);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine on several nodes: node 0 sends its steps, and the code here executes them on the
- * others. Any failure that ends one node ends all of them. */
+/* The engine on several nodes: node 0 sends its steps, and the code here executes them on the other
+ * nodes. Any failure that ends one node ends all of them. */
 #include "engine/cluster/step_run.h"
 #include "engine/cluster/step_wire.h"
 #include "engine/engine_state.h"
@@ -32,8 +32,8 @@ void engine_note_failure(struct engine *e, const char *why)
     atomic_compare_exchange_strong(&e->state, &ready, ENGINE_FAILED);
 }
 
-/* Runs on a thread of the nodes module: the engine thread may be blocked in a collective that never
- * ends by itself. */
+/* Runs on a thread of the nodes module, because the engine thread may be blocked in a collective
+ * that never ends by itself. */
 static void on_lost(void *arg)
 {
     struct engine *e = arg;
@@ -53,7 +53,7 @@ void engine_watch_nodes(struct engine *e)
     }
 }
 
-/* Also releases the other nodes: no more steps will come. */
+/* Also tells the other nodes that no more steps will come. */
 void engine_unwatch_nodes(struct engine *e)
 {
     if (e->options.nodes) {
@@ -134,8 +134,8 @@ static enum status follow_draws(struct rank *r, void *arg)
     return step_execute_draws(r, f->e->n_vocab_used);
 }
 
-/* One frame: a pass of the draft models, a step, or the draws missing from it. *number counts
- * steps. */
+/* Executes one frame: a pass of the draft models, a step, or the draws that were missing from a
+ * step. *number counts steps. */
 static enum status follow_frame(struct engine *e, int64_t *number, const void *bytes,
                                 size_t n_bytes, struct err *err)
 {
@@ -161,8 +161,8 @@ static enum status follow_frame(struct engine *e, int64_t *number, const void *b
     return OK;
 }
 
-/* No step arrived that would reveal a failed device, so check. If the failure is due to a lost set,
- * the next request for a step reports it. */
+/* Called when no step has arrived that would reveal a failed device, so checks for one. If the
+ * failure is due to a lost set, the next request for a step reports it. */
 static enum status follow_silence(struct engine *e, struct err *err)
 {
     ranks_check(&e->ranks);
@@ -199,7 +199,7 @@ enum status engine_follow(struct engine *e, struct err *err)
     return st;
 }
 
-/* Returns the first failing rank's error; a lost node takes precedence over the ranks. */
+/* Returns the error of the first rank that failed. If a node was lost, that is reported instead. */
 enum status engine_on_ranks(struct engine *e, enum status (*work)(struct rank *r, void *arg),
                             struct err *err)
 {

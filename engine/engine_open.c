@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Opening: devices and weights on every rank, memory for a step, in the right order. */
+/* Opens, in the right order, devices and weights on every rank, and the memory for a step. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -45,7 +45,7 @@ static bool inputs_as_they_are(const struct engine *e)
     return asked && strcmp(asked, "none") == 0;
 }
 
-/* If the checkpoint is quantised, its own config applies and this option does not. */
+/* If the checkpoint is already quantised, the option does not apply. */
 static enum requantise_kind requantise_of(const struct engine *e)
 {
     const char *asked = e->options.quantization;
@@ -55,8 +55,7 @@ static enum requantise_kind requantise_of(const struct engine *e)
     return REQUANTISE_NOT;
 }
 
-/* Ranks read their shards at the same time; the first one of a process reports the
- * progress. */
+/* Ranks read their shards at the same time; the first rank of a process reports the progress. */
 static enum status load_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;
@@ -74,13 +73,13 @@ static enum status load_rank(struct rank *r, void *arg)
     return model_load(&options, r->be, &r->target, &r->err);
 }
 
-/* Every rank holds the whole draft model unless the options shard it: a draft model is small, and
- * without shards it needs no collectives. */
+/* Unless the options shard it, every rank holds the whole draft model: it is small, and without
+ * shards it needs no collectives. */
 static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
-        // stored in the model's own files
+        // an MTP module is stored in the model's own files
         const bool module = e->draft_config[i]->head.kind == HEAD_MTP;
         struct model_load_options options = {
             .config = e->draft_config[i],
@@ -98,7 +97,7 @@ static enum status load_drafts(struct rank *r, void *arg)
         }
     }
     if (r->local == 0 && e->spec.options.head == HEAD_MTP && e->config.n_draft_layers > 1) {
-        log_info("of %d multi-token prediction modules %d draft, one after the other",
+        log_info("%d multi-token prediction modules, of which %d draft, one after the other",
                  e->config.n_draft_layers, e->spec.options.n_models);
     }
     return OK;
@@ -178,7 +177,7 @@ static void size_live_table(struct engine *e)
     e->live_mask = n - 1;
 }
 
-/* Embedding models are published without a head; drafts need one. */
+/* Embedding models are published without an output head, but drafts need one. */
 static enum status check_heads(struct engine *e, struct err *err)
 {
     const struct rank *r = &e->ranks.rank[0];
@@ -217,7 +216,7 @@ enum status engine_load(struct engine *e, struct err *err)
     engine_limits(e, &limits);
     scheduler_init(&e->scheduler, &limits);
     int64_t overtake = e->options.prefix_overtake_tokens;
-    /* Until a full step has been measured, assume that it takes a second. */
+    /* Until a full step has been measured, it is assumed to take a second. */
     if (overtake >= 0) {
         e->scheduler.overtake_tokens = overtake;
     } else {

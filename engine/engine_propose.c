@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine's side of speculation: the sequences to propose drafts for, and the tokens missing
- * from the draft models' KV. */
+/* The engine's part in speculation: which sequences to propose drafts for, and which tokens the
+ * draft models' KV lacks. */
 #include "engine/base/minmax.h"
 #include "engine/engine_state.h"
 
@@ -11,8 +11,8 @@ static bool decodes(const struct sequence *seq)
     return seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1;
 }
 
-/* With recurrent state all nodes of a tree must lie in the root's block, and none at the last
- * position of that block (backend.h). */
+/* With recurrent state, all nodes of a tree must lie in the root's block, and none except the root
+ * at the block's last position (backend.h). */
 static int32_t tree_depth(const struct scheduler_limits *l, const struct sequence *seq)
 {
     if (l->state_block == 0) {
@@ -44,7 +44,7 @@ static struct spec_view view_of(struct engine *e)
     return v;
 }
 
-/* Claims the blocks that no other sequence is filling, so that this one may fill them. */
+/* Claims the blocks that no other sequence is filling, so that this sequence may fill them. */
 static int32_t claim_draft_rows(struct holdings *h, struct sequence *seq)
 {
     int32_t can = holdings_draft_rows(h, seq, seq->n_known);
@@ -52,8 +52,8 @@ static int32_t claim_draft_rows(struct holdings *h, struct sequence *seq)
     return can < lag ? -1 : lag;
 }
 
-/* Drafts that the grammar forbids are not proposed, and forced text precedes guesses. While a token
- * of forced text is in flight, the rest waits for it. */
+/* Drafts that the grammar forbids are not proposed, and text that the grammar forces comes before
+ * guesses. While a token of forced text is in flight, the rest of that text waits for it. */
 static void propose_constrained(struct engine *e, struct spec_candidate *c)
 {
     struct constraint *of = &e->constraints[c->seq->index];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The request side of the engine: callers' functions (any thread), the inbox, live requests by
- * order number, how they end, and the outbox. */
+/* The request side of the engine: the functions that callers use (any thread), the inbox, live
+ * requests by order number, how requests end, and the outbox. */
 #include "engine/engine_state.h"
 
 #include "engine/base/assert.h"
@@ -30,7 +30,7 @@ static void live_remove(struct engine *e, uint64_t order)
     for (uint32_t i = (hole + 1) & e->live_mask; e->live[i]; i = (i + 1) & e->live_mask) {
         uint32_t home = (uint32_t)e->live[i]->order & e->live_mask;
         if (((i - home) & e->live_mask) >= ((i - hole) & e->live_mask)) {
-            e->live[hole] = e->live[i]; // the probe sequence of this entry crosses the hole
+            e->live[hole] = e->live[i]; // the probe sequence of this entry passes over the hole
             e->live[i] = NULL;
             hole = i;
         }
@@ -49,8 +49,8 @@ struct engine_request *requests_any(const struct engine *e)
 
 /* ---- the outbox --------------------------------------------------------------------------- */
 
-/* Adds the request to the list of those with news. With `ended`, it must not be touched
- * afterwards. */
+/* Adds the request to the list of requests with news. After `ended` has been announced, the engine
+ * must not access the request. */
 void requests_announce(struct engine *e, struct engine_request *r, bool ended)
 {
     pthread_mutex_lock(&e->outbox.lock);
@@ -74,7 +74,7 @@ void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, v
     struct engine_request *first = NULL, **end = &first;
     pthread_mutex_lock(&e->outbox.lock);
     /* Once `listed` is false, the engine may add the request to the outbox again, so the drained
-     * list needs links of its own. */
+     * list needs separate links. */
     for (struct queue_link *l = e->outbox.head; l; l = l->next) {
         struct engine_request *r = (struct engine_request *)l; // link is the first member
         r->listed = false;
@@ -150,7 +150,8 @@ static void accept_request(struct engine *e, struct engine_request *r)
     e->live[live_slot(e, r->order)] = r;
     r->n_live = r->n;
     e->n_accepted += r->n;
-    e->accepted_tokens += (int64_t)r->n * r->n_prompt; // same count as scheduler.waiting_tokens
+    // Counted in the same way as scheduler.waiting_tokens.
+    e->accepted_tokens += (int64_t)r->n * r->n_prompt;
     e->prompt_tokens += r->n_prompt;
     for (int32_t i = 0; i < r->n; i++) {
         struct sequence *seq = scheduler_add(&e->scheduler, r, i);
@@ -174,7 +175,7 @@ static void accept_all(struct engine *e, struct queue_link *list)
     }
 }
 
-/* Moves the pending messages to e->taking. */
+/* Moves the pending messages from e->messages to e->taking. */
 static size_t take_messages(struct engine *e)
 {
     pthread_mutex_lock(&e->message_lock);
@@ -196,7 +197,7 @@ static void obey(struct engine *e, const struct message *m)
         return;
     }
     struct engine_request *r = e->live[live_slot(e, m->order)];
-    if (r) { // otherwise it has ended meanwhile
+    if (r) { // if NULL, it has ended in the meantime
         requests_end(e, r, m->sample, m->kind == MESSAGE_STOP ? FINISH_STOP : FINISH_CANCELLED);
     }
 }
@@ -206,7 +207,7 @@ void requests_take(struct engine *e, int64_t timeout_ns)
     accept_all(e,
                timeout_ns == 0 ? queue_take_all(&e->inbox) : queue_wait_all(&e->inbox, timeout_ns));
     size_t n = take_messages(e);
-    if (n > 0) { // one may concern a request that arrived since
+    if (n > 0) { // a message may concern a request that has arrived since
         accept_all(e, queue_take_all(&e->inbox));
     }
     for (size_t i = 0; i < n; i++) {
@@ -296,7 +297,7 @@ static enum status check_request(const struct engine *e, const struct engine_req
         v = grammar_vocabulary(r->grammar);
     }
     if (r->grammar && (!v || grammar_mask_words(v) != (size_t)mask_words(info->vocab))) {
-        return err_set(err, ERR_INVALID, "the grammar is of another vocabulary");
+        return err_set(err, ERR_INVALID, "the grammar was compiled for another vocabulary");
     }
     size_t n_after = 1;
     if (r->grammar && r->grammar_after) {
@@ -338,7 +339,8 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
         atomic_store(&r->outputs[i].finish, FINISH_NONE);
         r->outputs[i].stop_id = -1;
     }
-    pthread_mutex_lock(&e->stats_lock); // before the push, because the engine subtracts it again
+    // Before the push, because the engine subtracts it again afterwards.
+    pthread_mutex_lock(&e->stats_lock);
     e->stats.n_submitted += r->n;
     e->stats.submitted_tokens += (int64_t)r->n * r->n_prompt;
     pthread_mutex_unlock(&e->stats_lock);
@@ -376,8 +378,8 @@ void engine_reset_prefix_cache(struct engine *e)
 void engine_stats(struct engine *e, struct engine_stats *out)
 {
     enum engine_state state = (enum engine_state)atomic_load(&e->state);
-    pthread_mutex_lock(&e->stats_lock); // after the state: a failed engine has stored its cause by
-                                        // then
+    // Taken after the state was read: by then a failed engine has stored the cause.
+    pthread_mutex_lock(&e->stats_lock);
     *out = e->stats;
     pthread_mutex_unlock(&e->stats_lock);
     out->state = state;

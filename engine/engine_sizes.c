@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sizes: memory left after weights and activations is divided into KV blocks, which determine rows,
- * lanes and lengths. */
+/* Sizes: the memory left after weights and activations is divided into KV blocks, and their number
+ * determines rows, lanes and lengths. */
 #include "engine/engine_state.h"
 
 #include "engine/base/hash.h"
@@ -13,7 +13,7 @@
 #include <string.h>
 
 enum {
-    MAX_EXACT_NODES = 64, // chosen: with pages of 32 tokens 512 MiB of an 8B model's KV
+    MAX_EXACT_NODES = 64, // chosen: 512 MiB of an 8B model's KV with pages of 32 tokens
     LEAST_BLOCKS = 2,
 };
 
@@ -46,8 +46,8 @@ static enum status block_bytes(struct engine *e, size_t *out)
     return OK;
 }
 
-/* Backends that copy the paths of trees, for equal bits, need blocks for the copies. This limits
- * the number of nodes. */
+/* To give equal bits, some backends copy the paths of trees and need blocks for the copies. This
+ * limits the number of nodes. */
 static int32_t path_blocks(struct engine *e, const struct backend_facts *facts)
 {
     if (!spec_has_trees(&e->spec) || !e->options.backend.deterministic || on_cpu(facts)) {
@@ -66,7 +66,7 @@ static double share_of_memory(const struct engine *e, const struct backend_facts
     return on_cpu(facts) ? 0.4 : 0.9;
 }
 
-/* How much device memory the KV blocks may take. */
+/* How much device memory the KV blocks may use. */
 static size_t kv_budget(const struct engine *e, const struct backend_facts *facts,
                         size_t activations)
 {
@@ -86,7 +86,7 @@ static enum status ask_free(struct rank *r, void *arg)
     return OK;
 }
 
-/* The most rows with logits in a pass: one per sequence, and one after each draft. */
+/* The most rows with logits in a pass: one per sequence, and one per draft. */
 static int32_t max_out_of(const struct engine *e)
 {
     const struct engine_info *info = &e->info;
@@ -95,13 +95,13 @@ static int32_t max_out_of(const struct engine *e)
     return lesser(n, info->max_rows);
 }
 
-/* Rank 0's facts, with the free memory of the rank that has the least. */
+/* Rank 0's facts, but with the free memory of the rank that has the least. */
 static enum status common_facts(struct engine *e, struct backend_facts *out, struct err *err)
 {
     struct rank *r = &e->ranks.rank[0];
     enum status st = r->be->ops->facts(r->be, out);
     if (st != OK) {
-        return err_set(err, st, "the device does not tell how much memory is free (%s)",
+        return err_set(err, st, "the device does not report how much memory is free (%s)",
                        status_name(st));
     }
     TRY(engine_on_ranks(e, ask_free, err));
@@ -140,7 +140,7 @@ static enum status activation_bytes(struct engine *e, const struct backend_facts
     return OK;
 }
 
-/* All ranks on all nodes have the same blocks, so the least free memory decides. */
+/* All ranks on all nodes have the same blocks, so the rank with the least free memory decides. */
 static enum status count_blocks(struct engine *e, const struct backend_facts *facts,
                                 struct err *err)
 {
@@ -175,14 +175,12 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     }
     if (asked > 0) {
         return err_set(err, ERR_INVALID,
-                       "num-gpu-blocks-override is %d: two KV blocks are the "
-                       "least",
-                       asked);
+                       "num-gpu-blocks-override is %d: at least two KV blocks are needed", asked);
     }
     if (e->options.kv_cache_memory_bytes > 0) {
         return err_set(err, ERR_NOMEM,
                        "kv-cache-memory-bytes is %" PRId64 ": give %zu or more, "
-                       "which is two KV blocks, the least",
+                       "the minimum of two KV blocks",
                        e->options.kv_cache_memory_bytes, 2 * per_block);
     }
     return err_set(
@@ -205,7 +203,7 @@ static enum status reopen_ropes(struct rank *r, void *arg)
     return OK;
 }
 
-/* The rope tables are rebuilt for the length that is served. */
+/* The rope tables are rebuilt for the length that is actually served. */
 static enum status shorten(struct engine *e, int32_t max_model_len, struct err *err)
 {
     log_info("max-model-len is %d: that is what the KV blocks hold", max_model_len);
@@ -238,8 +236,8 @@ static enum status say_too_long(const struct engine *e, const struct backend_fac
                    e->info.max_model_len, fits, fits, memory);
 }
 
-/* The default of max_num_seqs. It is higher offline, where more sequences then share each read of
- * the weights, as long as their logits take a small part of the memory. */
+/* The default of max_num_seqs. It is higher offline, where a read of the weights then serves more
+ * sequences, as long as their logits take only a small part of the memory. */
 static int32_t default_lanes(const struct engine *e, const struct backend_facts *facts)
 {
     enum { CPU = 64, ONLINE = 256, OFFLINE = 1024, LOGITS_PART = 32 }; // chosen
@@ -260,18 +258,19 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
     struct backend_facts facts;
     TRY(common_facts(e, &facts, err));
     memcpy(info->device, facts.device, sizeof info->device);
-    info->block_tokens = engine_asked(e->options.block_size, facts.preferred_block_tokens);
+    info->block_tokens = engine_option(e->options.block_size, facts.preferred_block_tokens);
     if (info->block_tokens > MAX_BLOCK_TOKENS) {
         return err_set(err, ERR_INVALID, "block-size: at most %d tokens", MAX_BLOCK_TOKENS);
     }
     TRY(engine_states_begin(e, err));
     bool cpu = on_cpu(&facts);
-    info->max_num_seqs = engine_asked(e->options.max_num_seqs, default_lanes(e, &facts));
+    info->max_num_seqs = engine_option(e->options.max_num_seqs, default_lanes(e, &facts));
     engine_states_fit_lanes(e, (size_t)((double)facts.free_bytes * share_of_memory(e, &facts)));
-    info->max_sequences = engine_asked(e->options.max_waiting, 4096) + info->max_num_seqs;
-    info->max_rows = engine_asked(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);
+    info->max_sequences = engine_option(e->options.max_waiting, 4096) + info->max_num_seqs;
+    info->max_rows = engine_option(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);
     if (info->max_rows <= info->max_num_seqs) {
-        info->max_rows = info->max_num_seqs + 1; // the first sequence in order always gets a row
+        // The first sequence in the order always gets a row.
+        info->max_rows = info->max_num_seqs + 1;
     }
     TRY(count_blocks(e, &facts, err));
     int32_t fits = info->n_blocks * info->block_tokens;
@@ -287,7 +286,8 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
 void engine_limits(const struct engine *e, struct scheduler_limits *out)
 {
     const struct engine_info *info = &e->info;
-    int32_t nodes = spec_has_trees(&e->spec) ? MAX_TREE_NODES : 0; // slots after the last token
+    // Slots after a sequence's last token.
+    int32_t nodes = spec_has_trees(&e->spec) ? MAX_TREE_NODES : 0;
     int32_t max_out = max_out_of(e);
     *out = (struct scheduler_limits){
         .max_rows = info->max_rows,

@@ -19,7 +19,8 @@ enum { N_STEPS = 2 };
 
 enum message_kind { MESSAGE_CANCEL, MESSAGE_STOP, MESSAGE_RESET_CACHE };
 
-/* Holds values, not pointers: the request may have ended before the message is read. */
+/* Holds values instead of pointers, because the request may have ended before the message is
+ * read. */
 struct message {
     enum message_kind kind;
     uint64_t order;
@@ -29,7 +30,7 @@ struct message {
 /* For models with recurrent state: engine_states.c. */
 struct engine_states {
     int32_t block, interval, n_snapshots; // block 0: the model has no state
-    struct state_sizes sizes;             // per rank
+    struct state_sizes sizes;             // bytes per rank
 };
 
 struct engine {
@@ -37,7 +38,7 @@ struct engine {
     struct engine_info info;
     struct model_config config;
     struct checkpoint *checkpoint, *draft_checkpoint[MAX_DRAFT_MODELS];
-    struct model_config *draft_config[MAX_DRAFT_MODELS]; // spec.options.n_models
+    struct model_config *draft_config[MAX_DRAFT_MODELS]; // [spec.options.n_models]
     char model_dir[4096];
 
     /* Used by the engine thread only. */
@@ -47,37 +48,38 @@ struct engine {
     struct spec_candidate *candidates; // [max_lanes]
     struct constraint *constraints;    // [max_sequences], by sequence.index
     struct planned_step steps[N_STEPS];
-    struct step_sizes sizes; // the largest step
+    struct step_sizes sizes; // sizes of the largest step
     struct tree_moves moves;
-    int32_t n_inflight;              // steps submitted but not committed
-    int32_t next_slot;               // for the next step to plan
-    struct planned_step *draws_wait; // submitted except for its draws; NULL: none
+    int32_t n_inflight; // steps submitted but not committed
+    int32_t next_slot;  // slot of the next step to plan
+    // The step that has been submitted except for its draws; NULL: none.
+    struct planned_step *draws_wait;
     int32_t n_vocab_used;
     struct engine_states states;  // constant after open
-    struct engine_request **live; // open addressing by order
+    struct engine_request **live; // hash table with open addressing, keyed by order
     uint32_t live_mask;
-    const struct kv_choice *kv[MAX_KV_SETS]; // format of each set
+    const struct kv_choice *kv[MAX_KV_SETS]; // storage format of each KV set
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows, step_tokens, step_seqs;
     int64_t step_sizes[N_STEP_SIZES];
-    int32_t n_accepted; // sequences taken from the inbox since stats were last published
+    int32_t n_accepted; // sequences taken from the inbox since the stats were last published
     int64_t accepted_tokens;
-    int64_t last_commit_ns; // time of the previous step's commit if the device has been busy since
-                            // then; otherwise 0
-    double rows_per_s;      // over steps full of prompt rows; 0: none yet
+    int64_t last_commit_ns; // when the previous step was committed, if the device has been busy
+                            // since then; otherwise 0
+    double rows_per_s;      // measured on steps full of prompt rows; 0: none yet
     int64_t n_finished[N_FINISH_REASONS], n_corrupted;
     enum status failed; // sticky
-    struct buf wire;    // the step as sent to the other nodes
+    struct buf wire;    // the step in the form in which it is sent to the other nodes
     pthread_t thread;
     bool thread_runs;
 
     /* Used by any thread. */
     struct queue inbox, outbox;
-    _Atomic int64_t n_reserved; // sequences submitted and not freed
+    _Atomic int64_t n_reserved; // sequences submitted and not yet freed
     _Atomic uint64_t next_order;
     _Atomic int32_t state; // enum engine_state
     pthread_mutex_t message_lock;
-    struct message *messages, *taking; // filled by senders, swapped out by the engine thread
+    struct message *messages, *taking; // filled by senders; the engine thread swaps the two
     size_t n_messages, message_cap, taking_cap;
     pthread_mutex_t stats_lock;
     struct engine_stats stats; // written by the engine thread; submitters also write n_submitted
@@ -98,27 +100,27 @@ enum status engine_choose_sizes(struct engine *e, struct err *err);
 void engine_limits(const struct engine *e, struct scheduler_limits *out);
 struct step_sizes engine_step_sizes(const struct engine *e);
 
-/* An option, or its default. */
-static inline int32_t engine_asked(int32_t asked, int32_t otherwise)
+/* The value of an option, or its default if it is 0. */
+static inline int32_t engine_option(int32_t value, int32_t otherwise)
 {
-    return asked > 0 ? asked : otherwise;
+    return value > 0 ? value : otherwise;
 }
 
-/* engine_states.c; does nothing for models without recurrent state. Called in this order: once
- * weights and block size are known; to choose the numbers of sequences and snapshots; to set their
- * limits; to allocate a rank's memory. */
+/* engine_states.c; does nothing for models without recurrent state. In the order of the calls:
+ * _begin, once weights and block size are known; _fit_lanes, _of_lanes and _choose, to choose the
+ * numbers of sequences and snapshots; _limits; and _open, which allocates a rank's memory. */
 enum status engine_states_begin(struct engine *e, struct err *err);
 void engine_states_fit_lanes(struct engine *e, size_t memory);
 size_t engine_states_of_lanes(const struct engine *e);
-/* Chooses the number of snapshots, and subtracts their memory from the budget for KV blocks of
- * per_block bytes each. */
+/* Chooses the number of snapshots, and subtracts their memory from *budget, the memory for KV
+ * blocks of per_block bytes each. */
 enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_block,
                                  struct err *err);
 void engine_states_limits(const struct engine *e, struct scheduler_limits *out);
 enum status engine_states_open(const struct engine *e, const struct model *m, struct err *err);
 
-/* engine_kv.c, after the models are loaded: the format of each set; then the description of a
- * model's set, whose layer array the caller provides. */
+/* engine_kv.c, after the models are loaded. engine_kv_choose: the format of each set.
+ * engine_kv_set: the description of a model's set; the caller provides the array of layers. */
 enum status engine_kv_choose(struct engine *e, struct err *err);
 void engine_kv_set(const struct engine *e, const struct model *m, struct kv_layer *layers,
                    struct kv_set_desc *out);
@@ -128,15 +130,15 @@ struct engine_request *requests_any(const struct engine *e); // some live reques
 // takes new requests, and messages about earlier ones
 void requests_take(struct engine *e, int64_t timeout_ns);
 void requests_expire(struct engine *e, int64_t now_ns);
-/* Adds the request to the outbox, the list of requests with news. With `ended`, it must not be
- * touched afterwards. */
+/* Adds the request to the outbox, the list of requests with news. After `ended`, the request must
+ * not be accessed. */
 void requests_announce(struct engine *e, struct engine_request *r, bool ended);
 void requests_finish(struct engine *e, struct sequence *seq, enum finish_reason reason);
 /* Ends the live sequences of a request; `sample` -1: all of them. */
 void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
                   enum finish_reason reason);
 void requests_fail(struct engine *e, struct engine_request *r, enum status st, const char *text);
-void requests_freed(struct engine *e); // a sequence's slot can be reused
+void requests_freed(struct engine *e); // the slot of a sequence is free again
 
 /* engine_propose.c: chooses, before each plan, the drafts of each sequence. */
 void engine_propose(struct engine *e);
@@ -147,29 +149,29 @@ enum status spec_measure(struct ranks *ranks, const struct scheduler_limits *lim
                          const struct spec_options *options, int32_t n_vocab_used,
                          struct spec_costs *out);
 
-/* engine_nodes.c. engine_on_ranks: runs work on all ranks of this node, with the cause of a failure
- * in err. engine_send_step: sends a whole step, or, if its trees still grow, the draft models' pass
- * `level`; OK at once with a single node. */
+/* engine_nodes.c. engine_on_ranks: runs work on all ranks of this node; err names the cause of a
+ * failure. engine_send_step: sends a whole step or, while its trees are still growing, the draft
+ * models' pass `level`; returns OK at once with a single node. */
 enum status engine_on_ranks(struct engine *e, enum status (*work)(struct rank *r, void *arg),
                             struct err *err);
 enum status engine_agree(struct engine *e, int64_t *least, struct err *err);
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level);
-// of a step whose draws waited
+// sends the masks of a step whose draws waited for them
 enum status engine_send_draws(struct engine *e, const struct step *st);
 /* engine_send_step for a level, as a callback of step_grow_trees; arg: the engine. */
 enum status engine_send_level(const struct step *st, const struct pass *level, void *arg);
 bool engine_set_lost(struct engine *e, struct err *why);
-/* Records the cause of ENGINE_FAILED; the first one is kept. Any thread. */
+/* Any thread. Records the cause of ENGINE_FAILED; the first one is kept. */
 void engine_note_failure(struct engine *e, const char *why);
-int32_t engine_nodes_alive(const struct engine *e); // including this one; any thread
+int32_t engine_nodes_alive(const struct engine *e); // the number includes this node; any thread
 void engine_watch_nodes(struct engine *e);
 void engine_unwatch_nodes(struct engine *e);
 
 /* engine_fail.c, for the engine thread. engine_fail ends everything. If a node is lost, the devices
  * fail as well; the lost node is then reported, since it is the cause. engine_fail_constrained: the
- * grammar allows no token, or cannot decide within its limits; a token that it does not allow must
- * not be drawn instead. engine_fail_broken: the logits contain NaN or infinity, so no drawn token
- * is a valid answer. */
+ * grammar allows no token, or cannot decide within its limits; drawing a token that it does not
+ * allow is no way out. engine_fail_broken: the logits contain NaN or infinity, so no drawn token is
+ * a valid answer. */
 void engine_fail(struct engine *e, enum status st, const char *text);
 void engine_fail_constrained(struct engine *e, struct sequence *seq);
 void engine_fail_broken(struct engine *e, struct engine_request *r);
@@ -177,8 +179,8 @@ void engine_fail_broken(struct engine *e, struct engine_request *r);
 /* engine_commit.c: waits for the oldest step in flight and hands its results to the requests. */
 void engine_commit_step(struct engine *e);
 
-/* engine.c. One turn: take messages, submit a step, and commit the oldest step if two are in
- * flight. With options.no_thread the test calls it. */
+/* engine.c. One turn takes messages, submits a step, and commits the oldest step if two are in
+ * flight. With options.no_thread the test calls engine_turn itself. */
 void *engine_main(void *arg);
 void engine_turn(struct engine *e);
 

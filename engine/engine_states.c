@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory for recurrent state besides the KV blocks: first what running sequences need, then
- * snapshots, which share the rest with the blocks. */
+/* Memory for recurrent state: running sequences come first; snapshots then share the remaining
+ * memory with the KV blocks. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -8,12 +8,10 @@
 
 #include <string.h>
 
-enum {
-    TOKENS_A_SNAPSHOT = 512
-}; // chosen: the most tokens recomputed after a hit, if memory
-   // suffices
+/* Chosen: the most tokens recomputed after a hit, if memory suffices. */
+enum { TOKENS_A_SNAPSHOT = 512 };
 
-/* Slots after a sequence's last known token. */
+/* The number of slots after a sequence's last known token. */
 static int32_t most_ahead(const struct spec *sp)
 {
     const struct spec_options *o = &sp->options;
@@ -31,7 +29,7 @@ static void describe(const struct engine *e, const struct model *m,
                                    e->states.block, most_ahead(&e->spec)};
 }
 
-/* Checks that the requested block size, or the backend's, fits the state's blocks. */
+/* Checks that the requested block size, or the backend's, divides the state's block. */
 static enum status fit_blocks(struct engine *e, struct err *err)
 {
     struct engine_info *info = &e->info;
@@ -77,7 +75,8 @@ enum status engine_states_begin(struct engine *e, struct err *err)
     int32_t asked = e->options.mamba_block_size;
     s->interval = ((asked > 0 ? asked : TOKENS_A_SNAPSHOT) + s->block - 1) / s->block * s->block;
     if (spec_has_trees(&e->spec) && e->spec.options.budget >= s->block) {
-        e->spec.options.budget = s->block - 1; // fewer rows than a block may be taken back
+        // Rows that may be rejected must not fill a block.
+        e->spec.options.budget = s->block - 1;
     }
     struct state_layer layers[MAX_LAYERS];
     struct state_set_desc d;
@@ -111,7 +110,7 @@ size_t engine_states_of_lanes(const struct engine *e)
     return (size_t)e->info.max_num_seqs * e->states.sizes.lane;
 }
 
-/* One snapshot per TOKENS_A_SNAPSHOT tokens that fit in the remaining memory, but at most half of
+/* One snapshot per TOKENS_A_SNAPSHOT tokens that fit into the remaining memory; at most half of
  * that memory. */
 static int64_t affordable(const struct engine *e, size_t budget, size_t per_block)
 {
@@ -122,8 +121,8 @@ static int64_t affordable(const struct engine *e, size_t budget, size_t per_bloc
     return (int64_t)lesser(n, half);
 }
 
-/* The most snapshots that all sequences together could use: where texts start, end and branch, and
- * OTHERS more. */
+/* The most snapshots that all sequences together could use: one where a text starts, ends and
+ * branches, and OTHERS more. */
 static int64_t useful(const struct engine *e)
 {
     enum { OTHERS = 4 }; // chosen
@@ -149,7 +148,7 @@ enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_bl
         return OK;
     }
     int64_t n = affordable(e, *budget, per_block), most = useful(e);
-    if (blocks > 0) { // snapshots of the sequences come first
+    if (blocks > 0) { // snapshots for the running sequences come first
         size_t taken = (size_t)blocks * per_block;
         if (taken < *budget) {
             n = (int64_t)((*budget - taken) / s->sizes.snapshot);

@@ -15,20 +15,20 @@ struct engine_info {
     char model_type[32];
     enum dtype dtype;
     int32_t vocab, hidden, max_model_len, block_tokens, n_blocks, max_num_seqs, max_rows;
-    int32_t max_sequences; // most samples that wait or run at a time, over all requests
+    // Maximum number of samples that wait or run at a time, over all requests.
+    int32_t max_sequences;
     int32_t n_eos;
     int32_t eos[MAX_EOS];            // from generation_config.json, config.json and the tokenizer
     struct sampling_params defaults; // from generation_config.json
     char device[96];
     int64_t n_parameters;
     size_t weight_bytes, kv_bytes;
-    int32_t n_snapshots; // of recurrent state; state_bytes includes all lanes, 0: the model has no
-                         // such state
+    int32_t n_snapshots; // number of snapshots of recurrent state
     size_t state_bytes;
-    const char *kv_cache_dtype; // the KV format by its name on the command line
+    const char *kv_cache_dtype; // the KV format, by its name on the command line
     int32_t n_ranks, n_nodes;
-    bool headless;         // the checkpoint has no output head: only requests with pooling
-    int32_t n_spec_tokens; // most drafts per sequence and step; 0: no speculation
+    bool headless; // the checkpoint has no output head, so only pooling requests are possible
+    int32_t n_spec_tokens; // maximum number of drafts per sequence and step; 0: no speculation
 };
 
 #endif

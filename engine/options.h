@@ -12,19 +12,19 @@
 struct backend;
 struct nodes; // engine/cluster/nodes.h
 
-#define ENGINE_QUANTIZATIONS "fp8|int4" // quantisation at load, see enum requantise_kind
+#define ENGINE_QUANTIZATIONS "fp8|int4" // quantisation while loading; see enum requantise_kind
 
 /* The operator's options, with the names and meanings of the command line. The option table
- * (server/cli/config_table.c) defines the accepted values. 0 or NULL lets the engine choose at
- * startup, as described for each. */
+ * (server/cli/config_table.c) defines the accepted values. With 0 or NULL the engine chooses at
+ * startup, as described for each option. */
 struct engine_options {
     const char *model;         // folder with config.json
     const char *hf_overrides;  // JSON object merged over config.json, or NULL
     const char *load_format;   // "dummy": reads only config.json and generates random weights
     const char *check_weights; // "off", "sampled", "full": how much of the checkpoint is checked
-    const char *dtype; // of weights and KV, as config.json writes it; "auto": the checkpoint's
+    const char *dtype; // of weights and KV, spelled as in config.json; "auto": the checkpoint's
     const char *quantization;   // NULL: none; "fp8" or "int4": quantise plain weights
-    const char *kv_cache_dtype; // of the KV cache: kv_choice_find; "auto": as the checkpoint says
+    const char *kv_cache_dtype; // a name of kv_choice_find, or "auto": as the checkpoint says
     const char *activation_quantization; // "none": do not round inputs of quantised weights
     int32_t max_model_len;               // 0: the model's own limit, as far as memory allows
     int32_t max_num_seqs;                // lanes; 0: 256 (CPU: 64; offline on a GPU: up to 1,024)
@@ -34,40 +34,42 @@ struct engine_options {
     int64_t kv_cache_memory_bytes;       // 0: from gpu_memory_utilization
     double gpu_memory_utilization;       // share of free device memory for everything; 0: 0.9 (CPU:
                                          // 0.4)
-    /* For models with recurrent state. state_snapshots: snapshots in the prefix cache; 0: from
-     * memory, below 0: none. mamba_cache_mode: the same in vLLM's words ("none", or another).
-     * mamba_block_size: tokens between snapshots; 0: 512. */
+    /* For models with recurrent state. state_snapshots: number of snapshots in the prefix cache; 0:
+     * as memory allows, below 0: none. mamba_cache_mode: the same in vLLM's terms ("none" or
+     * another mode). mamba_block_size: tokens between snapshots; 0: 512. */
     int32_t state_snapshots;
     const char *mamba_cache_mode;
     int32_t mamba_block_size;
     bool enable_prefix_caching, enable_chunked_prefill;
     bool disable_cascade_attn; // read a shared prefix once per sequence
-    /* A request whose prefix is cached may overtake earlier ones, each by at most this many
-     * computed prompt tokens. 0: never; below 0: what 10 s of prompt processing compute. */
+    /* A request whose prefix is cached may overtake earlier ones. Each of those is overtaken by at
+     * most this many computed prompt tokens. 0: never; below 0: as many as 10 s of prompt
+     * processing compute. */
     int64_t prefix_overtake_tokens;
     const char *speculative_config; // JSON in vLLM's format; NULL: none
     int32_t tensor_parallel_size;   // ranks over all nodes; 0: 1
-    struct backend_options backend; // device and operator options; the engine sets dtype and ranks
+    // Device and operator's options; the engine sets dtype and ranks.
+    struct backend_options backend;
 
     /* Set by the caller of engine_open. */
     int32_t max_waiting; // sequences in the queue; 0: 4096
     bool offline;        // throughput matters and the latency of single answers does not
-    bool synthetic;      // the caller knows that synthetic acceptance generates made-up text
+    bool synthetic;      // the caller knows that synthetic acceptance generates meaningless text
     /* Opens the backend of rank `rank`; called once per rank. */
     enum status (*open_backend)(const struct backend_options *options, struct backend **out,
                                 struct err *err, void *arg);
     void *open_arg;
-    struct nodes *nodes; // the processes that share the ranks; NULL: only this one
-    /* Makes the ranks' collectives (those of backend.comm) fail, from any thread. NULL: the ranks
-     * have none. */
+    struct nodes *nodes; // the processes that share the ranks; NULL: this process only
+    /* Makes the ranks' collectives (those of backend.comm) fail; called from any thread. NULL: the
+     * ranks have none. */
     void (*abort_ranks)(struct comm *comm);
-    void (*on_lost)(void *arg); // another node is lost; called with callback_arg on any thread; may
-                                // be NULL
+    void (*on_lost)(void *arg); // called with callback_arg, on any thread, when another node is
+                                // lost; may be NULL
     void (*on_progress)(double share, const char *what, void *arg); // while loading; may be NULL
     void (*wake)(void *arg); // called by the engine thread when the outbox becomes non-empty
     void *callback_arg;
-    bool no_thread;      // tests: the caller runs the turns (engine_state.h)
-    int32_t state_block; // tests: positions between state boundaries; 0: STATE_BLOCK
+    bool no_thread;      // for tests: the caller runs the turns (engine_state.h)
+    int32_t state_block; // for tests: positions between state boundaries; 0: STATE_BLOCK
 };
 
 #endif

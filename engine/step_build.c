@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Turns a plan into a step: the lanes that change, the rows of the pass in an order in which
- * neighbours share keys, the draws, and the owner of each result. Only node 0 does this; the step
+/* Turns a plan into a step: the changed lanes, the rows of the pass in an order in which neighbours
+ * share keys, the draws, and the owner of each result. Only node 0 does this, because the step
  * itself has no pointers to sequences. */
 #include "engine/step_build.h"
 
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Allocates for the largest step, so that building a step allocates nothing. */
+/* Allocates for the largest step, so that building a step never allocates. */
 void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_sizes *sizes)
 {
     const struct scheduler_limits *l = sizes->limits;
@@ -68,8 +68,8 @@ void planned_step_deinit(struct planned_step *ps)
 
 /* ---- lanes -------------------------------------------------------------------------------- */
 
-/* Fresh lanes get the whole sequence, others only their new blocks. Each sample of a
- * request has a seed of its own. */
+/* Fresh lanes get the whole sequence, other lanes only their new blocks. Each sample of a request
+ * has its own seed. */
 void step_build_lanes(struct planned_step *ps, const struct holdings *h)
 {
     struct step *st = &ps->step;
@@ -113,7 +113,7 @@ static int compare_blocks(const struct plan_entry *a, const struct plan_entry *b
     return x < y ? -1 : x > y;
 }
 
-/* Stable merge sort by first block: equal sequences keep their order. */
+/* Stable merge sort by first block, so that equal sequences keep their order. */
 static void sort_entries(struct plan_entry *v, struct plan_entry *room, int32_t n,
                          const struct holdings *h)
 {
@@ -136,7 +136,7 @@ static void sort_entries(struct plan_entry *v, struct plan_entry *room, int32_t 
     }
 }
 
-/* Number of leading blocks that two entries share and that lie wholly in the past. */
+/* The number of leading blocks that two entries share and that contain only past positions. */
 static int32_t common_blocks(const struct plan_entry *a, const struct plan_entry *b, int32_t limit,
                              const struct holdings *h)
 {
@@ -178,7 +178,7 @@ static void build_groups(struct planned_step *ps, const struct holdings *h)
 
 /* ---- rows and draws ----------------------------------------------------------------------- */
 
-/* The draw goes to the backend; its owner stays here, at the same index. */
+/* The draw goes to the backend; the owner of its result is stored here, at the same index. */
 static void add_draw(struct planned_step *ps, int32_t out_row, const struct sequence *seq,
                      struct pass_draw draw, struct draw_owner owner)
 {
@@ -202,7 +202,7 @@ static void ask_logprobs(struct planned_step *ps, struct pass_draw *d, int32_t n
     }
 }
 
-/* A draw that is verified against a draft is not kept by the device: the host decides
+/* The device does not keep a token that is to be compared with a draft, because the host decides
  * first. */
 static void add_sample(struct planned_step *ps, int32_t out_row, struct sequence *seq, int32_t pos,
                        bool verify, int32_t tree_row)
@@ -264,14 +264,14 @@ static void build_pool(struct planned_step *ps, const struct plan_entry *e, int3
     st->want.pooled = true;
 }
 
-/* One draw for the newest token's row and each draft after it, and scores of the prompt if
- * they were asked for. Rows of a tree have positions of their own. */
+/* One draw for the row of the newest token and one for each draft after it, and scores of the
+ * prompt if they were requested. Rows of a tree have positions of their own. */
 static void build_draws(struct planned_step *ps, const struct plan_entry *e, int32_t first_row)
 {
     struct step *st = &ps->step;
     struct sequence *seq = e->seq;
     bool scores = seq->request->params.prompt_logprobs && e->first < seq->n_prompt;
-    int32_t n_plain = e->n_rows - e->n_drafts; // the last of these is the newest token's row
+    int32_t n_plain = e->n_rows - e->n_drafts; // the last of these is the row of the newest token
     for (int32_t i = 0; i < e->n_rows; i++) {
         int32_t pos = e->first + i;
         bool sample = e->draws && i >= n_plain - 1;
@@ -285,8 +285,8 @@ static void build_draws(struct planned_step *ps, const struct plan_entry *e, int
             st->draws[st->pass.n_draws - 1].law = step_tree_law(seq->tree, i);
         } else if (sample) {
             add_sample(ps, out, seq, pos, e->n_drafts > 0, -1);
-            bool judged = seq->proposal.on_device && i >= n_plain - 1 && i < e->n_rows - 1;
-            if (judged && seq->proposal.law > 0) {
+            bool tests_draft = seq->proposal.on_device && i >= n_plain - 1 && i < e->n_rows - 1;
+            if (tests_draft && seq->proposal.law > 0) {
                 st->draws[st->pass.n_draws - 1].law = seq->proposal.law + i - (n_plain - 1);
             } else {
                 st->draws[st->pass.n_draws - 1].law = 0;
@@ -297,7 +297,7 @@ static void build_draws(struct planned_step *ps, const struct plan_entry *e, int
     }
 }
 
-/* A token that the host does not know yet is -1: the device takes it from the lane's
+/* A token that the host does not know yet is sent as -1, and the device takes it from the lane's
  * history. */
 static void build_rows(struct planned_step *ps, const struct plan_entry *e, int32_t first_row)
 {
@@ -305,7 +305,7 @@ static void build_rows(struct planned_step *ps, const struct plan_entry *e, int3
     int32_t n_plain = e->n_rows - e->n_drafts, n = seq->tree ? n_plain : e->n_rows;
     for (int32_t i = 0; i < n; i++) {
         int32_t pos = e->first + i;
-        int32_t token = -1; // drawn by a step in flight, or a draft of this step
+        int32_t token = -1; // it is drawn by a step in flight, or it is a draft of this step
         if (i < n_plain && pos < seq->n_known) {
             token = sequence_token(seq, pos);
         } else if (i >= n_plain && !seq->proposal.on_device) {
@@ -334,8 +334,8 @@ static void build_forks(struct planned_step *ps)
     }
 }
 
-/* Entries are sorted so that sequences with common blocks are adjacent, and can share the
- * reading of their keys. */
+/* Entries are sorted so that sequences with common blocks are adjacent, and attention can read the
+ * shared keys once. */
 void step_build(struct planned_step *ps, const struct holdings *h)
 {
     struct step *st = &ps->step;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The draft model's passes of a step. Its KV uses the same block ids as the target's. One rule
+/* The draft models' passes of a step. Their KV uses the same block ids as the target's. One rule
  * keeps it valid: pass 0 feeds known[draft_computed:], whatever the reason for the lag (a bonus
  * token, a pause, a cache hit, a preemption). */
 #include "engine/step_tree.h"
@@ -17,8 +17,8 @@ static void begin_pass(struct draft_pass *d, int32_t model)
                             .draws = d->draws};
 }
 
-/* The ids beside a spine: in a comb they become drafts immediately, in other trees the host picks
- * among them. */
+/* Requests the ids beside a spine. In a comb they become drafts immediately; in other trees the
+ * host picks among them. */
 static void add_beside(struct pass_draw *draw, const struct spec_tree *t, int32_t depth)
 {
     if (t->planned) {
@@ -32,8 +32,8 @@ static void add_beside(struct pass_draw *draw, const struct spec_tree *t, int32_
     }
 }
 
-/* Rows first .. first + n of the sequence in the pass of draft number `depth`; the last row draws
- * it if `draws`. */
+/* Adds rows first .. first + n of the sequence to the pass of draft number `depth`. If `draws`, the
+ * last row draws that draft. */
 static void add_rows(struct planned_step *ps, int32_t depth, struct sequence *seq, int32_t first,
                      int32_t n, bool draws)
 {
@@ -63,8 +63,8 @@ static void add_rows(struct planned_step *ps, int32_t depth, struct sequence *se
     }
 }
 
-/* True if the draft models can catch up with the sequence in this step. While speculation is off or
- * paused, they are not fed; when it resumes, pass 0 feeds the rows that they lack. */
+/* True if the draft models can catch up with the sequence in this step. They are not fed while
+ * speculation is off or paused; when it resumes, pass 0 feeds the rows that they lack. */
 static bool follows(const struct plan_entry *e)
 {
     const struct sequence *seq = e->seq;
@@ -73,8 +73,8 @@ static bool follows(const struct plan_entry *e)
            (seq->trust.pause == 0 || !decodes || e->n_drafts > 0);
 }
 
-/* The number of drafts that the device draws one after the other: all of a chain, or the spine of a
- * tree. */
+/* The number of drafts that the device draws one after the other: all drafts of a chain, or the
+ * spine of a tree. */
 static int32_t chain_of(const struct plan_entry *e)
 {
     int32_t depth = e->seq->proposal.depth;
@@ -84,7 +84,7 @@ static int32_t chain_of(const struct plan_entry *e)
     return e->n_drafts;
 }
 
-/* An entry's known rows, as far as the draft model's context, the budget and shared blocks
+/* Adds an entry's known rows, as far as the draft models' context, the budget and shared blocks
  * allow. */
 static void feed(struct planned_step *ps, struct holdings *h, const struct plan_entry *e,
                  int32_t max_len, int32_t n_feeding)
@@ -97,12 +97,12 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
         end = e->first + e->n_rows - e->n_drafts;
     }
     end = lesser(end, max_len);
-    const struct pass *p = &ps->step.draft[0].pass; // later passes may also have rows of drafts
+    const struct pass *p = &ps->step.draft[0].pass; // later passes may also contain rows of drafts
     int32_t room = h->limits->max_rows - p->n_rows - (n_feeding - 1) * p->n_draws;
     int32_t n = holdings_draft_rows(h, seq, end);
     n = lesser(n, room);
     bool draws = e->n_drafts > 0 && seq->proposal.on_device;
-    ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer guarantees it
+    ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer guarantees this
     if (n > 0) {
         add_rows(ps, 0, seq, seq->draft_computed, n, draws);
         ps->feeds[ps->n_feeds++] =
@@ -111,7 +111,7 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
     }
 }
 
-/* Feeding pass j: module j reads the rows that the previous module read, and the drafts made by the
+/* Feeding pass j: module j reads the rows that the previous module read, and the drafts of the
  * modules before it. */
 static void feed_again(struct planned_step *ps, int32_t j)
 {
@@ -122,14 +122,14 @@ static void feed_again(struct planned_step *ps, int32_t j)
     }
 }
 
-/* Pass j after the feeding passes: the row of the last draft. */
+/* Pass j after the feeding passes: it feeds the row of the last draft. */
 static void draft_on(struct planned_step *ps, int32_t j)
 {
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {
         const struct plan_entry *e = &ps->plan.entries[i];
         if (chain_of(e) > j && e->seq->proposal.on_device) {
             add_rows(ps, j, e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1, true);
-            // for a tree the accepted path decides
+            // for a tree it depends on the accepted path
             e->seq->draft_computed += !e->seq->tree && !ps->reads_target;
         }
     }
@@ -146,7 +146,8 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
     }
     step_plant_trees(ps, sp);
     begin_pass(&ps->step.draft[0], 0);
-    for (int32_t pass = 0; pass < 2; pass++) { // speculating sequences first: they must fit
+    // Speculating sequences come first, because their rows must fit.
+    for (int32_t pass = 0; pass < 2; pass++) {
         for (int32_t i = 0; i < ps->plan.n_entries; i++) {
             const struct plan_entry *e = &ps->plan.entries[i];
             bool speculates = e->n_drafts > 0 && e->seq->proposal.on_device;
@@ -172,7 +173,7 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
     }
 }
 
-/* The draws of pass j, as in `results`, are draft number j of their sequences. */
+/* The draws of pass j, in `results`, are draft number j of their sequences. */
 static void name_drafts(struct planned_step *ps, int32_t j, const struct pass_results *results)
 {
     const struct draft_pass *d = &ps->step.draft[j];
@@ -207,7 +208,7 @@ enum status step_run_drafts(struct planned_step *ps, const struct draft_pass *pa
     bool begun = ps->step.begun;
     for (int32_t i = 0; i < n_passes; i++) {
         TRY(site->send_level(&ps->step, &passes[i].pass, site->send_arg));
-        ps->step.begun = true; // lane updates go with the first pass only
+        ps->step.begun = true; // only the first pass is sent with the lane updates
     }
     ps->step.begun = begun;
     return step_run_ahead(&ps->step, passes, n_passes, site->ranks, site->n_vocab_used,
@@ -220,7 +221,7 @@ enum status step_draft_masked(struct planned_step *ps, const struct step_site *s
     if (n_passes == 0 || !step_drafts_masked(ps)) {
         return OK;
     }
-    ps->step.n_draft_passes = 0; // they have run here
+    ps->step.n_draft_passes = 0; // they have already run
     for (int32_t j = 0; j < n_passes; j++) {
         step_mask_pass(ps, j);
         TRY(step_run_drafts(ps, &ps->step.draft[j], 1, site));
@@ -236,9 +237,9 @@ void step_commit_draft_kv(struct planned_step *ps, struct holdings *h)
         if (seq->state != SEQ_RUNNING) {
             continue;
         }
-        // Rejected drafts were fed, too; the next feed overwrites their rows.
+        // Rejected drafts were fed as well; the next feed overwrites their rows.
         int32_t right = lesser(seq->draft_computed, seq->n_known - 1);
-        if (seq->n_inflight <= 1) { // no later step has fed more
+        if (seq->n_inflight <= 1) { // no later step has fed more rows
             seq->draft_computed = right;
         }
         int32_t sure = ps->feeds[i].first + ps->feeds[i].n;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The passes that grow token trees, before the target's pass of the same step. First comes the
- * spine, drafted like a chain: the device feeds each draft to the next pass, and the host reads all
- * of them at the end, with the most likely alternatives to each. Then, where it pays, one draft
- * pass per level for nodes off the spine, which the host chooses. Slots after the root hold the fed
- * nodes in the order in which they were fed. Each level's pass feeds everything after the trunk
- * again, because new rows see only the past and each other. */
+ * spine, which is drafted like a chain: the device feeds each draft to the next pass, and at the
+ * end the host reads all of them, with the most likely alternatives to each. Then, if it pays, one
+ * draft pass per level feeds nodes off the spine that the host chooses. Slots after the root hold
+ * the fed nodes in the order in which they were fed. New rows see only the past and each other, so
+ * each level's pass feeds everything after the trunk again. */
 #include "engine/step_tree.h"
 
 #include "engine/base/minmax.h"
@@ -24,7 +24,8 @@ static void begin_level(struct planned_step *ps)
                             .tree_mask = ps->level_mask};
 }
 
-/* A tree's rows from its trunk on, and a draw for each node that is fed for the first time. */
+/* Adds a tree's rows from the end of its trunk on, and a draw for each node that is fed for the
+ * first time. */
 static void add_tree(struct planned_step *ps, struct spec_tree *t)
 {
     struct draft_pass *d = &ps->step.level;
@@ -42,19 +43,19 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
         if (f >= t->n_seen) {
             ps->drawn[p->n_draws] = (struct tree_pick){t, t->by_fed[f]};
             d->out_rows[p->n_out] = row;
-            bool judged = t->seq->proposal.law > 0;
+            bool with_law = t->seq->proposal.law > 0;
             struct pass_draw *draw = &d->draws[p->n_draws++];
             *draw = (struct pass_draw){.out_row = p->n_out++,
                                        .lane = t->seq->lane,
                                        .pos = pos,
                                        .n_prompt = t->seq->n_prompt,
                                        .kind = DRAW_DRAFT,
-                                       .logprobs = !judged,
+                                       .logprobs = !with_law,
                                        .noise = params->temperature > 0.0f,
-                                       .top_n = judged ? 0 : t->top_n,
+                                       .top_n = with_law ? 0 : t->top_n,
                                        .tree_row = row,
-                                       .law = judged ? t->seq->proposal.law + f : 0,
-                                       .more = judged ? t->children[n->depth] - 1 : 0};
+                                       .law = with_law ? t->seq->proposal.law + f : 0,
+                                       .more = with_law ? t->children[n->depth] - 1 : 0};
             int32_t n_path = tree_path_tokens(t, t->by_fed[f], path);
             step_mask_draft(ps, p, draw, t->seq, path, n_path);
         }
@@ -62,7 +63,7 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
     t->n_seen = t->n_fed;
 }
 
-/* The draft pass of a level. A tree that does not fit it stops growing. */
+/* Builds the draft pass of a level. A tree that does not fit into it stops growing. */
 static void build_level(struct planned_step *ps, const struct scheduler_limits *l)
 {
     begin_level(ps);
@@ -102,36 +103,38 @@ static void look_up(const struct planned_step *ps, struct spec *sp, struct spec_
     }
 }
 
-/* Adds children to a node from draw number `draw` of the pass; `results` has one entry per
- * model. */
+/* Adds the children that draw number `draw` of the pass returned to a node; `results` has one entry
+ * per model. */
 static void expand(const struct planned_step *ps, const struct spec *sp, struct spec_tree *t,
                    int32_t node, const struct pass *pass, const struct pass_results *results,
                    int32_t draw)
 {
-    struct draw_result told[MAX_DRAFT_MODELS];
+    struct draw_result filtered[MAX_DRAFT_MODELS];
     const struct draw_result *drawn[MAX_DRAFT_MODELS];
     if (t->seq->proposal.law > 0) {
-        tree_expand_drawn(t, node, &results[0].draws[draw]); // there is one model
+        tree_expand_drawn(t, node, &results[0].draws[draw]); // there is only one model here
         return;
     }
     for (int32_t m = 0; m < ps->step.n_draft_models; m++) {
-        told[m] = results[m].draws[draw];
-        step_filter_drafts(ps, pass, draw, &told[m]);
-        drawn[m] = &told[m];
+        filtered[m] = results[m].draws[draw];
+        step_filter_drafts(ps, pass, draw, &filtered[m]);
+        drawn[m] = &filtered[m];
     }
     tree_expand(t, node, drawn, ps->step.n_draft_models,
                 spec_tree_children(sp, t->nodes[node].depth));
 }
 
-/* Spine passes of a tree: as many as it may have levels, limited by the passes of the step. */
+/* The number of spine passes of a tree: one per level that it may have, limited by the passes of
+ * the step. */
 static int32_t spine_length(const struct spec_tree *t, int32_t n_passes)
 {
     int32_t n = lesser(t->depth, t->most);
     return lesser(n, n_passes);
 }
 
-/* Adds to every tree what pass j of the chain drew: the next spine node, which is fed, and the ids
- * beside it. If several models draft, the next pass reads the last one's draws. */
+/* Adds to every tree what pass j of the chain drew: the next node of the spine, which is fed, and
+ * the ids beside it. If there are several draft models, the next pass reads the draws of the last
+ * one. */
 static void grow_spine(struct planned_step *ps, struct spec *sp, int32_t j, int32_t n_passes,
                        const struct pass_results *results)
 {
@@ -140,7 +143,7 @@ static void grow_spine(struct planned_step *ps, struct spec *sp, int32_t j, int3
     for (int32_t i = 0; i < d->pass.n_draws; i++) {
         struct sequence *seq = ps->draft_owners[j][i];
         struct spec_tree *t = seq->tree;
-        int32_t node = t->by_fed[t->n_fed - 1]; // the end of the spine
+        int32_t node = t->by_fed[t->n_fed - 1]; // the last node of the spine
         expand(ps, sp, t, node, &d->pass, results, i);
         seq->proposal.drafts[j] = results[last].draws[i].token;
         int32_t next = tree_add(t, node, seq->proposal.drafts[j], -INFINITY);
@@ -153,11 +156,11 @@ static void grow_spine(struct planned_step *ps, struct spec *sp, int32_t j, int3
             t->n_seen = t->n_fed;
         }
     }
-    ps->grove.spent += spec_cost(sp->costs.draft, d->pass.n_draws) + sp->costs.tell;
+    ps->grove.spent += spec_cost(sp->costs.draft, d->pass.n_draws) + sp->costs.top_ids;
 }
 
-/* The device feeds each draft to the next pass, and the host reads all of them at the end; or one
- * by one if a grammar restricts each. */
+/* The device feeds each draft to the next pass, and the host reads all of them at the end. If a
+ * grammar restricts the drafts, the host reads them one by one. */
 static enum status grow_spines(struct planned_step *ps, struct spec *sp, int32_t n_passes,
                                const struct step_site *site)
 {
@@ -187,7 +190,7 @@ static void settle(struct planned_step *ps, struct spec *sp)
         plan_trim(&ps->plan, &ps->plan.entries[t->entry], t->n_rows - 1);
         rows += t->n_rows - 1;
         if (t->n_rows == 1) {
-            ps->plan.entries[t->entry].seq->tree = NULL; // becomes an ordinary decode row
+            ps->plan.entries[t->entry].seq->tree = NULL; // the entry becomes an ordinary decode row
         }
     }
     spec_learn_seconds(&sp->learnt, ps->grove.spent + spec_cost(sp->costs.target, rows),
@@ -202,7 +205,7 @@ enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limi
     if (n_passes == 0 || ps->step.draft[0].pass.n_draws == 0 || g->n_trees == 0 || !g->grows) {
         return OK;
     }
-    ps->step.n_draft_passes = 0; // they have run here
+    ps->step.n_draft_passes = 0; // they have already run
     enum status status = grow_spines(ps, sp, n_passes, site);
     for (int32_t level = 1; level < n_passes && status == OK; level++) {
         if (grove_frontier(sp, g, level) == 0) {

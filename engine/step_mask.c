@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Grammar masks of draws. A mask belongs to a draw, not to a lane: it is a function of the tokens
- * before its row, including drafts. */
+/* Grammar masks of draws. A mask belongs to a draw, not to a lane, because it is a function of the
+ * tokens before the draw's row, including drafts. */
 #include "engine/step_tree.h"
 
 #include <math.h>
@@ -8,8 +8,8 @@
 
 /* ---- the target's draws ------------------------------------------------------------------- */
 
-/* The drafts before the draw of row `row`, where a sequence's rows under verification are
- * consecutive: in a chain the first drafts, in a tree the path to its node. */
+/* The drafts before the draw of row `row`, where the rows of a sequence under verification count
+ * from 0. In a chain these are the first drafts, in a tree the path to the row's node. */
 static int32_t path_to(const struct sequence *seq, int32_t row, int32_t drafts[MAX_DRAFTS])
 {
     if (seq->tree) {
@@ -21,7 +21,7 @@ static int32_t path_to(const struct sequence *seq, int32_t row, int32_t drafts[M
     return row;
 }
 
-/* Calls `take` for each draw of a sequence with a grammar; row: as above. */
+/* Calls `take` for each draw of a token. row: counted as above. */
 static void for_each_draw(struct planned_step *ps,
                           void (*take)(struct planned_step *ps, int32_t draw, int32_t row))
 {
@@ -46,7 +46,7 @@ static void reserve(struct planned_step *ps, int32_t draw, int32_t row)
     if (!constraint_exists(seq->request)) {
         return;
     }
-    bool in_flight = seq->n_flight > 1; // tokens before this draw
+    bool in_flight = seq->n_flight > 1; // a token before this draw is still in flight
     int32_t n_unknown = seq->n_flight - 1 + row;
     if (!constraint_is_free(&ps->constraints[seq->index], seq, n_unknown)) {
         ps->step.draws[draw].mask = ++p->n_masks;
@@ -71,7 +71,8 @@ static void fill(struct planned_step *ps, int32_t draw, int32_t row)
         return;
     }
     uint32_t *mask = st->masks + (int64_t)(d->mask - 1) * mask_words(st->vocab);
-    if (seq->state == SEQ_RETIRING) { // the sequence has ended, and its request must not be touched
+    // The sequence has ended, and its request must not be accessed.
+    if (seq->state == SEQ_RETIRING) {
         memset(mask, 0, (size_t)mask_words(st->vocab) * sizeof *mask);
         *d = (struct pass_draw){.out_row = d->out_row,
                                 .lane = d->lane,
@@ -107,7 +108,7 @@ void step_mask_draft(struct planned_step *ps, struct pass *p, struct pass_draw *
     }
     uint32_t *mask = st->masks + (int64_t)p->n_masks * mask_words(st->vocab);
     struct constraint *c = &ps->constraints[seq->index];
-    // otherwise the draft is an ordinary guess
+    // if this fails, the draft is an ordinary guess
     if (constraint_mask(c, seq, drafts, n_drafts, mask) == OK) {
         p->masks = st->masks;
         draw->mask = ++p->n_masks;
@@ -150,7 +151,7 @@ void step_filter_drafts(const struct planned_step *ps, const struct pass *p, int
         }
     }
     sum += known ? 0.0f : expf(r->logprob);
-    if (n < r->n_top && sum > 0.0f) { // renormalise what is left
+    if (n < r->n_top && sum > 0.0f) { // the remaining ids are renormalised
         r->logprob -= logf(sum);
         for (int32_t i = 0; i < n; i++) {
             r->top_logprobs[i] -= logf(sum);

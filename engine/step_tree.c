@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trees in a step: which entries of the plan have one, their rows and masks in the target's pass,
- * and the moves after a path is accepted. */
+/* Trees in a step: which entries of the plan have one, the rows and masks of trees in the target's
+ * pass, and the moves after a path is accepted. */
 #include "engine/step_tree.h"
 
 #include "engine/speculate/shape.h"
@@ -53,7 +53,7 @@ void step_tree_rows(struct planned_step *ps, const struct spec_tree *t, int32_t 
 
 /* ---- planting ----------------------------------------------------------------------------- */
 
-/* The shape of a comb, reduced to the rows of the plan; siblings are dropped first. */
+/* Lays out a comb reduced to the rows that the plan leaves; siblings are dropped first. */
 static void plan_comb(struct spec_tree *t, const struct spec *sp)
 {
     int32_t depth = lesser(t->depth, t->most);
@@ -66,7 +66,7 @@ void step_plant_trees(struct planned_step *ps, const struct spec *sp)
 {
     struct spec_grove *g = &ps->grove;
     g->n_trees = 0;
-    g->spent = sp->costs.look;
+    g->spent = sp->costs.round_trip;
     g->base_rows = ps->plan.n_rows;
     g->grows = spec_passes(sp) == SPEC_LEVEL_PASSES;
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {

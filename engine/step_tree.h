@@ -8,13 +8,13 @@
 /* Makes a tree for every entry of the plan that should have one. */
 void step_plant_trees(struct planned_step *ps, const struct spec *sp);
 
-/* step_tree_rows: a tree's rows after its root, with their masks. step_tree_pos, step_tree_law:
- * position and law of the draw at row `row`. */
+/* step_tree_rows: adds the rows of a tree after its root, with their masks. step_tree_pos,
+ * step_tree_law: the position and the law of the draw at row `row`. */
 void step_tree_rows(struct planned_step *ps, const struct spec_tree *t, int32_t first_row);
 int32_t step_tree_pos(const struct spec_tree *t, int32_t row);
 int32_t step_tree_law(const struct spec_tree *t, int32_t row);
 
-/* Runs draft passes [passes, + n_passes) on all ranks and nodes now; their results are in
+/* Runs draft passes passes[0 .. n_passes) on all ranks and nodes now. Their results are in
  * ps->results until the next call. */
 enum status step_run_drafts(struct planned_step *ps, const struct draft_pass *passes,
                             int32_t n_passes, const struct step_site *site);
@@ -30,7 +30,8 @@ void step_mask_draft(struct planned_step *ps, struct pass *p, struct pass_draw *
 void step_filter_drafts(const struct planned_step *ps, const struct pass *p, int32_t draw,
                         struct draw_result *r);
 
-/* A row's mask: its parent's plus the row itself; parent_row -1: only the past. */
+/* A row's mask is its parent's mask plus the row itself. parent_row -1: the row sees only the
+ * past. */
 void step_mask(uint64_t *masks, int32_t first_row, int32_t row, int32_t parent_row);
 
 #endif

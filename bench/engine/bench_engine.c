@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tokens per second of the engine without a server, at given batch sizes and context lengths.
- * Sequences with distinct random prompts decode together; a figure is the time between two points
- * at which every sequence had generated a given number of tokens. */
+ * Sequences with distinct random prompts decode together. Each figure covers the time between two
+ * moments: at each of them every sequence has generated a given number of tokens. */
 #include "bench/engine/bench_engine.h"
 
 #include "engine/base/clock.h"
@@ -23,18 +23,18 @@ struct list {
     int32_t n, v[MAX_LIST];
 };
 
-/* Prompts of n tokens, the first n_shared of which other prompts have as well. */
+/* A prompt has n tokens; other prompts begin with the same n_shared tokens. */
 struct prompt_shape {
     int32_t n_shared, n;
 };
 
-/* The measurement's settings, and what wakes it: the engine's callback sets `awake` from
- * the engine's thread, under `lock`. */
+/* The settings of the measurement, and what wakes it up: the engine's callback sets `awake` under
+ * `lock`, on the engine's thread. */
 struct bench {
     struct engine *engine;
     const struct engine_info *info;
     struct list batches, contexts, prompts; // prompts: lengths for prefill
-    struct prompt_shape cached;             // n 0: not measured
+    struct prompt_shape cached;             // measures the prefix cache; n 0: not measured
     int32_t n_steps;
     float temperature;
     pthread_mutex_t lock;
@@ -85,8 +85,8 @@ static int32_t prompt_token(const struct bench *b, int32_t i, int32_t k, uint64_
     return (int32_t)(rng_bits(seed, i, RNG_TEST, (uint32_t)k) % (uint32_t)b->info->vocab);
 }
 
-/* Prompt i has the same beginning at every length, so a shorter one is in the prefix cache after a
- * longer one. */
+/* Prompt i begins with the same tokens at every length. So after a long prompt, the shorter ones
+ * are in the prefix cache. */
 static int32_t *make_prompt(const struct bench *b, int32_t i, int32_t n, uint64_t seed)
 {
     int32_t *ids = xcalloc((size_t)n, sizeof *ids);
@@ -151,8 +151,8 @@ static int64_t context_of(const struct load *l)
     return n;
 }
 
-/* A step is counted when every sequence has its token; the counts are written by the
- * engine's thread, hence the acquire. */
+/* A step counts once every sequence has its token. The engine's thread writes the counts, so they
+ * are read with acquire. */
 static int32_t fewest_tokens(const struct load *l)
 {
     int32_t least = INT32_MAX;
@@ -209,7 +209,7 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The first sequences already decode while the last are in prefill, and must not end before those
+/* The first sequences decode while the last are still in prefill; they must not end before the last
  * have been measured. The printed context is the mean over sequences and steps. */
 static enum status measure_decode(struct bench *b, int32_t batch, int32_t context, struct err *err)
 {
@@ -251,7 +251,7 @@ static enum status measure_prefill(struct bench *b, int32_t length, struct err *
     const int32_t per_step = greater(1, b->info->max_rows / length);
     const int32_t n = per_step * 6;
     double seconds[2];
-    for (int32_t run = 0; run < 2; run++) { // the second run counts
+    for (int32_t run = 0; run < 2; run++) { // the first run warms up; the second counts
         struct load l = {0};
         const int64_t start = clock_now_ns();
         enum status st =
@@ -270,7 +270,8 @@ static enum status measure_prefill(struct bench *b, int32_t length, struct err *
     return OK;
 }
 
-/* The milliseconds to the first token of prompt number i among those with the same beginning. */
+/* Milliseconds to the first token of prompt i; all prompts of one seed begin with the same
+ * tokens. */
 static enum status first_token_of(struct bench *b, int32_t i, uint64_t seed, double *ms,
                                   int32_t *n_cached, struct err *err)
 {
@@ -294,9 +295,9 @@ static enum status first_token_of(struct bench *b, int32_t i, uint64_t seed, dou
     return st;
 }
 
-/* The time to the first token of a prompt that is not in the prefix cache, and of a later one with
- * the same beginning, one request at a time; medians over beginnings. The first beginning does not
- * count. */
+/* Measures the time to the first token of a prompt that is not in the prefix cache, and of a later
+ * prompt with the same beginning. Requests run one at a time. The figures are medians over several
+ * beginnings; the first one is a warm-up and does not count. */
 static enum status measure_cached(struct bench *b, struct err *err)
 {
     double miss[REPEATS + 1], hit[REPEATS + 1];
@@ -360,7 +361,7 @@ static bool read_list(const char *text, struct list *out)
     return *text == '\0' && out->n > 0;
 }
 
-/* Parses "8192/9216": of prompts of 9,216 tokens the first 8,192 are shared. */
+/* Parses "8192/9216": prompts of 9,216 tokens that share their first 8,192. */
 static bool read_shape(const char *text, struct prompt_shape *out)
 {
     char *end;
@@ -441,8 +442,7 @@ static enum status run(struct bench *b, int n_rest, char **rest, const struct en
     return measure_all(b, err);
 }
 
-/* Options of this benchmark are taken out; the others configure the engine as they would
- * the server. */
+/* Removes this benchmark's own options; the others configure the engine, as for the server. */
 int bench_engine(int argc, char **argv, const struct engine_opener *opener)
 {
     struct bench b = {.batches = {1, {64}}, .contexts = {1, {256}}, .n_steps = 32};

@@ -9,8 +9,8 @@
 
 struct engine_opener {
     /* Fills in the options for engine_open from the arguments that the benchmark does not know
-     * (argv[0] is the command's name). What they point to lives until `release`, which is always
-     * called, also after an error here. */
+     * (argv[0] is the command's name). Memory that the options point to stays valid until
+     * `release`, which is always called, even after an error here. */
     enum status (*configure)(int argc, char **argv, struct engine_options *out, void *arg,
                              struct err *err);
     void (*release)(struct engine_options *options, void *arg);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Measures the grammar library for scripts/bench_structured, which compares it with other libraries
  * in the same run. Without arguments it only refers to that script. With "TOKENIZER N_IDS", each
- * line of standard input is {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}, and each
- * line of output has times in us of thread CPU time: of one compilation, of the masks and advances
- * along the answers, and of chains and trees of drafts. */
+ * line of standard input is {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}. Each line of
+ * output has times in us of thread CPU time: of one compilation, of the masks and advances along
+ * the answers, and of the masks of drafts in chains and trees. */
 #include "engine/base/buf.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
@@ -29,8 +29,7 @@ struct times {
     size_t n;
 };
 
-/* Times beyond MAX_TIMES are dropped rather than averaged, so that storing the times of long
- * answers does not move the measured memory. */
+/* Drops times beyond MAX_TIMES: if the array grew, the measured memory would include it. */
 static void put(struct times *t, double us)
 {
     if (!t->v) {
@@ -52,8 +51,8 @@ static void print(const char *name, struct times *t)
     *t = (struct times){0};
 }
 
-/* A grammar on its way through all measurements. In `again` the grammar's tables are already
- * filled, as a second request finds them. */
+/* A grammar and its measured times. `again` is measured with the grammar's tables already filled,
+ * as a second request finds them. */
 struct subject {
     const struct grammar_source *source;
     const struct grammar_vocab *vocab;
@@ -85,8 +84,8 @@ static int32_t *ids_of(const struct json *list, size_t *n)
     return ids;
 }
 
-/* Computes the mask and advances for each token; in the first pass, times of new masks are
- * separate. */
+/* Computes the mask and advances, for each token. In the first pass, the times of newly built masks
+ * are recorded separately. */
 static const char *follow(struct subject *s, const int32_t *ids, size_t n, bool first)
 {
     struct grammar_state state = grammar_start(s->g);
@@ -121,7 +120,8 @@ static const char *follow(struct subject *s, const int32_t *ids, size_t n, bool 
     return NULL;
 }
 
-/* After each token: the masks for the next CHAIN drafts' rows, and for the row after them. */
+/* After each token, measures the masks of a chain: of the rows of the next CHAIN drafts and of the
+ * row after them. */
 static void chains(struct subject *s, const int32_t *ids, size_t n)
 {
     struct grammar_state state = grammar_start(s->g);
@@ -139,8 +139,8 @@ static void chains(struct subject *s, const int32_t *ids, size_t n)
     }
 }
 
-/* The same for a tree: at each of TREE_DEPTH levels the correct token, and the first other allowed
- * ones beside it. */
+/* The same for a tree of drafts. Each of its TREE_DEPTH levels has the answer's token and the first
+ * other allowed tokens. */
 static void trees(struct subject *s, const int32_t *ids, size_t n)
 {
     struct grammar_state state = grammar_start(s->g);
@@ -183,7 +183,8 @@ static enum status compile(struct subject *s, double *took, struct err *err)
     return st;
 }
 
-/* Drafts are measured with the tables in the same state as for the first answer. */
+/* The tables are reset before the drafts, so that they are in the same state as for the first
+ * answer. */
 static const char *measure(struct subject *s, const struct json *answers)
 {
     const char *failed = NULL;
@@ -216,8 +217,8 @@ static const char *measure(struct subject *s, const struct json *answers)
     return failed;
 }
 
-/* A line with a grammar that does not compile gives an error line, so that libraries can
- * be compared by what they support. */
+/* If a grammar does not compile, prints an error line, since libraries are also compared by what
+ * they support. */
 static void run_line(const char *line, size_t n_bytes, const struct grammar_vocab *vocab)
 {
     struct json_limits limits = {200, 10000000};

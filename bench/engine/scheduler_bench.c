@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Host time of a step with 256 decoding sequences: plan, flat arrays and commit, without the
- * backend's own work (the fake's hashing is timed and subtracted). */
+/* Host time of a step with 256 decoding sequences: planning, flat arrays and commit. The backend's
+ * own work does not count: the fake backend's hashing is timed and subtracted. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/engine_state.h"
@@ -18,8 +18,7 @@ static void ignore(struct engine_request *r, void *arg)
     (void)arg;
 }
 
-/* All sequences decode from step to step, so every step plans 256 rows; the prefill before
- * is not counted. */
+/* All sequences decode in every step, so every step plans 256 rows. The prefill is not timed. */
 int main(void)
 {
     struct fake_control control = {.timed = true};

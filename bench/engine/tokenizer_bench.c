@@ -38,7 +38,7 @@ static double pass(const struct tokenizer *tok, const char *data, size_t n, stru
     return now() - start;
 }
 
-/* Token by token, as a stream is decoded. */
+/* Decodes one token at a time, as for a stream. */
 static double decode_pass(const struct tokenizer *tok, const struct ids *ids)
 {
     struct buf out;

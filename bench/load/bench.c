@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* sluice bench: options, the model's name, the run, the report. */
+/* sluice bench: parses the options, finds the model's name, runs the load and reports. */
 #include "bench/load/bench.h"
 
 #include "bench/load/report.h"
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The model that the server lists first, as SDK examples do. */
+/* Uses the model that the server lists first, as the examples of SDKs do. */
 static enum status find_model(const struct bench_options *o, char **model, struct err *err)
 {
     if (o->model != NULL) {
@@ -36,7 +36,7 @@ static enum status find_model(const struct bench_options *o, char **model, struc
     return st;
 }
 
-/* The exit status is that of the requests: if any failed, the run is not a valid measurement. */
+/* The exit status depends on the requests: if any failed, the run is not a valid measurement. */
 static enum status run(const struct bench_options *o, const char *model, bool *all_good,
                        struct err *err)
 {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Finds what matters in events of streamed answers by searching for keys. A JSON parser
- * would cost the client more than some servers need to write the event. */
+/* Finds the relevant members of streamed events by searching for their keys. A JSON parser would
+ * cost the client more than some servers need to write the event. */
 #include "bench/load/events.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The start of the value of the first `key` (quoted); NULL if there is none. Quotes inside JSON
- * strings are escaped, so generated text cannot look like a key. */
+/* Start of the value of the first `key` (given with its quotes); NULL if there is none. Quotes
+ * inside JSON strings are escaped, so generated text cannot look like a key. */
 static const char *value_of(const char *p, size_t n_bytes, const char *key, size_t n_key)
 {
     const char *end = p + n_bytes;
@@ -37,7 +37,7 @@ static int64_t number_at(const char *v, int64_t otherwise)
     return otherwise;
 }
 
-/* True if the string at v is not empty; its contents are appended to `answer`. */
+/* Returns true if the string at v is not empty, and appends its contents to `answer`. */
 static bool take_string(const char *v, const char *end, struct buf *answer)
 {
     if (v == NULL || *v != '"' || v + 1 >= end || v[1] == '"') {
@@ -66,7 +66,7 @@ static bool has_text(const struct events *s, const char *p, size_t n)
            take_string(VALUE_OF(p, n, "arguments"), end, NULL);
 }
 
-/* Handles the data of one event. A line end follows it, so numbers stop there. */
+/* Handles the data of one event. The data ends with a line end, so parsing a number stops there. */
 static void take_event(void *arg, const char *p, size_t n)
 {
     struct events *s = arg;
@@ -78,7 +78,7 @@ static void take_event(void *arg, const char *p, size_t n)
     if (has_text(s, p, n)) {
         s->n_text_events++;
         s->on_text(s->arg);
-        // An event with text may include running usage; the last one counts.
+        // An event with text may also have the usage so far; the last one counts.
     }
     const char *usage = VALUE_OF(p, n, "usage");
     if (usage != NULL && *usage == '{') {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Requests of each workload. All randomness is counter-based (Philox) with the seed and
- * the request's number, so a body does not depend on the order in which requests are sent. */
+/* The requests of each workload. All randomness is counter-based (Philox), from the seed and the
+ * request's number, so a body does not depend on the order in which requests are sent. */
 #include "bench/load/load.h"
 
 #include "engine/base/file.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Random streams; a shared prefix must not repeat a suffix. */
+/* Random streams. A shared prefix and a suffix use different ones, so their tokens differ. */
 enum {
     STREAM_OWN = 10,
     STREAM_PREFIX,
@@ -26,9 +26,9 @@ enum {
     STREAM_THINK,
     STREAM_RESULT_LEN
 };
-enum { MAX_TURNS = 1000 }; // per unit
-enum { MAX_SPREAD = 4 };   // limit, relative to the mean
-enum { FIRST_ID = 100 };   // lower ids are special and byte tokens in most vocabularies
+enum { MAX_TURNS = 1000 }; // turns that a unit may have
+enum { MAX_SPREAD = 4 };   // upper limit of a length, as a multiple of the mean
+enum { FIRST_ID = 100 };   // most vocabularies have special and byte tokens below
 enum { MAX_LINE_BYTES = 64 << 20 };
 enum { MAX_DATASET_BYTES = 1 << 30, MAX_DATASET_VALUES = 1 << 26 };
 
@@ -57,8 +57,7 @@ static int64_t varied(const struct bench_load *load, uint32_t stream, int64_t un
     return (int64_t)lesser(n, most);
 }
 
-/* n random tokens of a stream: as ids, or as text with about one token for each pair of
- * letters. */
+/* n random tokens of a stream: as ids, or as text of two-letter words, each about one token. */
 static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t which, int64_t n,
                        struct buf *out)
 {
@@ -81,8 +80,8 @@ static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t w
     }
 }
 
-/* The position of request `unit` in an order that cycles through the groups: its group is the
- * position modulo the number of groups. */
+/* The place of request `unit` in the round-robin order of the groups; its group is the place modulo
+ * the number of groups. */
 static int64_t place_of(const struct bench_load *load, int64_t unit)
 {
     const struct bench_options *o = load->o;
@@ -96,7 +95,7 @@ static int64_t place_of(const struct bench_load *load, int64_t unit)
     return unit;
 }
 
-/* An agent has between a third and all of the turns, uniformly distributed. */
+/* Agents have different numbers of turns, uniform between a third and all of them. */
 int64_t bench_load_turns(const struct bench_load *load, int64_t unit)
 {
     const struct bench_options *o = load->o;
@@ -108,7 +107,7 @@ int64_t bench_load_turns(const struct bench_load *load, int64_t unit)
     return least + (int64_t)(u * (double)(o->turns - least + 1));
 }
 
-/* Exponential: most tools are fast, and a few are not. */
+/* Exponentially distributed: most tools are fast, a few are slow. */
 int64_t bench_load_think_ns(const struct bench_load *load, int64_t unit, int64_t turn)
 {
     if (load->o->workload != WORKLOAD_AGENT) {
@@ -126,7 +125,7 @@ static int64_t result_len(const struct bench_load *load, int64_t which)
     return (int64_t)(least * pow(most / least, u));
 }
 
-/* The contents of the prompt: words, or ids followed by commas. */
+/* The contents of the prompt: words, or ids separated by commas. */
 static void put_prompt(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *out)
 {
     const struct bench_options *o = load->o;
@@ -173,8 +172,7 @@ void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes)
     buf_puts(history, "\"}");
 }
 
-/* With --chat the history holds the conversation so far, including the server's own
- * answers. */
+/* With --chat the history holds the conversation so far, with the server's own answers. */
 void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *history,
                      struct buf *body)
 {
@@ -252,7 +250,8 @@ enum status bench_load_write_batch(const struct bench_load *load, const char *pa
 
 /* ---- ShareGPT ---- */
 
-/* A turn of ShareGPT's conversations; the roles have two spellings there. */
+/* The text of a turn in a ShareGPT conversation, if it has this role; roles are spelt in two
+ * ways. */
 static const char *turn_text(const struct json *turn, const char *role, const char *other)
 {
     const char *from = json_get_string(turn, "from");
@@ -266,7 +265,7 @@ static const char *turn_text(const struct json *turn, const char *role, const ch
     return NULL;
 }
 
-/* The first question and its answer form one request, as in other generators. */
+/* The first question and its answer form one request, as in other load generators. */
 static void take_items(struct bench_load *load, const struct json *root)
 {
     for (const struct json *c = json_first(root); c != NULL; c = json_next(c)) {
@@ -318,7 +317,7 @@ static enum status read_dataset(struct bench_load *load, const char *path, struc
     return OK;
 }
 
-/* Fisher-Yates with the run's seed: all requests of shared prefixes in a random order. */
+/* Fisher-Yates with the run's seed: a random order of the requests of all groups. */
 static void shuffle_units(struct bench_load *load)
 {
     const int64_t n = load->o->groups * load->o->members;
@@ -331,7 +330,7 @@ static void shuffle_units(struct bench_load *load)
     }
 }
 
-/* A dataset gives prompts; without one they are made up from the seed. */
+/* Prompts come from the dataset, if there is one; otherwise they are generated from the seed. */
 enum status bench_load_init(struct bench_load *load, const struct bench_options *o,
                             const char *model, struct err *err)
 {

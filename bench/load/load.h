@@ -20,8 +20,8 @@ struct bench_load {
     const char *model;
     struct sharegpt_item *items;
     size_t n_items;
-    int64_t *shuffled; // [groups * members], the shuffled order of shared-prefix; NULL: another
-                       // order
+    int64_t *shuffled; // [groups * members]: a random order of the requests of shared-prefix; NULL:
+                       // another order
 };
 
 /* Reads the dataset if there is one. `o` and `model` are borrowed. */
@@ -29,7 +29,8 @@ enum status bench_load_init(struct bench_load *load, const struct bench_options 
                             const char *model, struct err *err);
 void bench_load_deinit(struct bench_load *load);
 
-/* Number of turns in a unit; and how long its client waits before a turn other than the first. */
+/* The number of turns of a unit, and how long its client waits before a turn (other than the
+ * first). */
 int64_t bench_load_turns(const struct bench_load *load, int64_t unit);
 int64_t bench_load_think_ns(const struct bench_load *load, int64_t unit, int64_t turn);
 
@@ -43,10 +44,10 @@ void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, 
 enum status bench_load_write_batch(const struct bench_load *load, const char *path,
                                    struct err *err);
 
-/* Adds the answer to the history; `raw` is the still-escaped text from the events. */
+/* Adds the answer to the history. `raw` is text as it stands in the events, still escaped. */
 void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes);
 
-/* Uniform in (0, 1), for draw number `n` of `stream`. */
+/* Draw number `n` of `stream`, uniform in (0, 1). */
 double bench_load_uniform(int64_t seed, uint32_t stream, int64_t n);
 
 #endif

@@ -21,7 +21,7 @@ static const struct option {
     const char *name;
     enum kind kind;
     size_t offset;
-    double min, max; // of a number
+    double min, max; // valid range of a number
     const char *help;
 } options[] = {
 #define AT(field) offsetof(struct bench_options, field)
@@ -72,7 +72,8 @@ static const struct option {
 
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
 
-/* The help is made from the table; two spaces in a text divide value and explanation. */
+/* Prints the help from the table; in its texts two spaces separate the value from the
+ * explanation. */
 void bench_options_help(void)
 {
     printf("usage: sluice bench [OPTIONS]\n\n"
@@ -90,7 +91,7 @@ void bench_options_help(void)
            "answer.\n");
 }
 
-/* A whole number must be written as one; the message has the range. */
+/* An integer option rejects fractions; the error message gives the valid range. */
 static enum status set_number(const struct option *opt, const char *value, void *at,
                               struct err *err)
 {
@@ -115,7 +116,7 @@ static enum status set_number(const struct option *opt, const char *value, void 
     return OK;
 }
 
-/* The message lists the valid values. */
+/* The error message lists the valid values. */
 static enum status set_choice(const struct option *opt, const char *const *names, const char *value,
                               void *at, struct err *err)
 {
@@ -131,7 +132,7 @@ static enum status set_choice(const struct option *opt, const char *const *names
     return err_set(err, ERR_INVALID, "--%s: '%s' is not one of %s", opt->name, value, all);
 }
 
-/* Stores a value in the struct, at the row's offset. */
+/* Stores a value in the struct, at the offset that the option's row gives. */
 static enum status set(const struct option *opt, const char *value, struct bench_options *o,
                        struct err *err)
 {
@@ -146,7 +147,7 @@ static enum status set(const struct option *opt, const char *value, struct bench
     return set_choice(opt, opt->kind == ORDER ? order_names : workload_names, value, at, err);
 }
 
-/* Fills in defaults. */
+/* Fills in defaults that do not depend on other options. */
 static void settle_defaults(struct bench_options *o)
 {
     const bool agent = o->workload == WORKLOAD_AGENT;
@@ -159,7 +160,7 @@ static void settle_defaults(struct bench_options *o)
     }
 }
 
-/* Fills in defaults that depend on other options; options that would have no effect are errors. */
+/* Fills in defaults that depend on other options. Rejects options that would have no effect. */
 static enum status settle(struct bench_options *o, struct err *err)
 {
     if ((o->workload == WORKLOAD_SHAREGPT) != (o->dataset != NULL)) {
@@ -208,7 +209,7 @@ static enum status settle(struct bench_options *o, struct err *err)
     return OK;
 }
 
-/* Every option takes one value, except for the switches. */
+/* Every option takes one value, except for switches. */
 enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err)
 {
     *o = (struct bench_options){

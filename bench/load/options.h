@@ -19,35 +19,35 @@ enum workload {
     WORKLOAD_SHAREGPT
 };
 
-/* The order of members of different groups: round-robin, group by group, or shuffled. */
+/* The order of requests from different groups: round-robin, group by group, or shuffled. */
 enum group_turns { ORDER_ROUND, ORDER_GROUPED, ORDER_SHUFFLED };
 
 struct bench_options {
     const char *url, *model, *api_key, *json_path, *dataset;
-    const char *batch_path;  // write the requests there as a batch, and send none
-    struct client_peer peer; // of the URL
+    const char *batch_path;  // if set, writes the requests to this batch file and sends none
+    struct client_peer peer; // host and port from the URL
     enum workload workload;
     enum group_turns order;
-    bool text; // prompts as text instead of token ids
-    bool chat; // /v1/chat/completions
+    bool text; // prompts are text instead of token ids
+    bool chat; // use /v1/chat/completions
     bool no_ignore_eos;
     bool help;
     int64_t n_requests, input_len, output_len, groups, members, prefix_len, suffix_len, turns;
-    int64_t result_min, result_max; // agent: tokens in a tool's result
+    int64_t result_min, result_max; // agent: tokens of a tool's result
     int64_t concurrency;            // 0: unlimited
     int64_t vocab, seed;
     double rate;        // requests (or conversations) per second; 0: as fast as concurrency allows
     double duration;    // seconds after which no request starts; 0: no limit
     double timeout;     // seconds per request
-    double think;       // agent: mean seconds per tool call
-    double spread;      // random: sigma of log(length); 0: all lengths equal
-    double temperature; // below 0: the server's default
-    double ttft_limit_ms, tpot_limit_ms; // 0: none
+    double think;       // agent: mean seconds of a tool call
+    double spread;      // random: sigma of the log-normal lengths; 0: all lengths are equal
+    double temperature; // negative: the server's default
+    double ttft_limit_ms, tpot_limit_ms; // targets of goodput; 0: none
 };
 
 extern const char *const workload_names[]; // by enum workload
 
-/* True if a unit is a conversation, whose requests contain earlier answers. */
+/* True if a unit is a conversation: later requests contain earlier answers. */
 static inline bool bench_has_turns(const struct bench_options *o)
 {
     return o->workload == WORKLOAD_MULTI_TURN || o->workload == WORKLOAD_AGENT;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Summaries of a run: percentiles of times to the first token, between tokens and to the
- * end, per turn for conversations; as a table and as JSON. */
+/* Summarises a run, as a table and as JSON: percentiles of the time to the first token, of the time
+ * between tokens and of the whole request; for conversations also by turn. */
 #include "bench/load/report.h"
 
 #include "engine/base/mem.h"
@@ -51,8 +51,9 @@ static double ms(int64_t ns)
     return (double)ns / 1e6;
 }
 
-/* Time per output token; -1 if undefined. Measured to the end of the answer rather than to the last
- * event with text: an event may hold several tokens, and the last tokens may have no text. */
+/* Time per output token; -1 if undefined. It is measured to the end of the answer rather than to
+ * the last event with text: an event may hold several tokens, and the last tokens may have no
+ * text. */
 static double tpot_of(const struct bench_record *rec)
 {
     if (rec->output_tokens > 1 && rec->first > 0) {
@@ -68,7 +69,7 @@ static bool is_good(const struct bench_options *o, const struct bench_record *re
            (o->tpot_limit_ms <= 0 || tpot_of(rec) <= o->tpot_limit_ms);
 }
 
-/* Times of the answers in a range of turns. room: space for a number per record. */
+/* Summarises the answers in a range of turns. `room` has space for one number per record. */
 static void make_range(const struct bench_results *r, struct turn_range *range, float *room)
 {
     size_t n = 0;
@@ -87,7 +88,7 @@ static void make_range(const struct bench_results *r, struct turn_range *range, 
     range->ttft = summarise(room, n);
 }
 
-/* Turns 1, 2, 3 to 4, 5 to 8 and so on, as far as there are answers. */
+/* Makes the ranges 1, 2, 3 to 4, 5 to 8 and so on, as far as there are answers. */
 static void make_ranges(const struct bench_results *r, struct bench_report *rep)
 {
     float *room = xcalloc((size_t)r->n_records + 1, sizeof *room);
@@ -105,7 +106,7 @@ static void make_ranges(const struct bench_results *r, struct bench_report *rep)
 void bench_report_make(const struct bench_options *o, struct bench_results *r,
                        struct bench_report *rep)
 {
-    *rep = (struct bench_report){.tokens_told = true};
+    *rep = (struct bench_report){.tokens_reported = true};
     float *v = xcalloc((size_t)r->n_records * 3 + 1, sizeof *v);
     float *ttft = v, *tpot = v + r->n_records, *e2e = v + 2 * r->n_records;
     size_t n_ttft = 0, n_tpot = 0, n_e2e = 0;
@@ -123,7 +124,7 @@ void bench_report_make(const struct bench_options *o, struct bench_results *r,
         if (tpot_of(rec) >= 0) {
             tpot[n_tpot++] = (float)tpot_of(rec);
         }
-        rep->tokens_told = rep->tokens_told && rec->prompt_tokens >= 0;
+        rep->tokens_reported = rep->tokens_reported && rec->prompt_tokens >= 0;
         rep->prompt_tokens += greater(rec->prompt_tokens, 0);
         rep->cached_tokens += greater(rec->cached_tokens, 0);
         rep->output_tokens += rec->output_tokens;
@@ -150,7 +151,7 @@ static void print_row(const char *name, const struct summary *s)
     }
 }
 
-/* How much longer the first token takes in later turns shows how well the server reuses
+/* Comparing the first token's time in early and late turns shows how well the server reuses
  * prefixes. */
 static void print_ranges(const struct bench_report *rep)
 {
@@ -171,7 +172,7 @@ static void print_ranges(const struct bench_report *rep)
     }
 }
 
-/* The table for people, with the reason of the first failure. */
+/* Prints the table, with the reason of the first failure. */
 void bench_report_print(const struct bench_options *o, const struct bench_results *r,
                         const struct bench_report *rep)
 {
@@ -199,7 +200,7 @@ void bench_report_print(const struct bench_options *o, const struct bench_result
         printf("goodput      %10.2f requests/s  (%lld of %lld within the limits)\n",
                per_second(rep->n_good, r), (long long)rep->n_good, (long long)rep->n_sent);
     }
-    if (!rep->tokens_told && ok > 0) {
+    if (!rep->tokens_reported && ok > 0) {
         printf("The server gave no usage for some answers; their events count as tokens.\n");
     }
     for (int k = OUTCOME_CONNECT; k < N_OUTCOMES; k++) {
@@ -219,7 +220,7 @@ static void put_number(struct buf *b, const char *key, double v)
     buf_putc(b, ',');
 }
 
-/* The comma after the last number becomes the bracket. */
+/* The comma after the last number is overwritten by the bracket. */
 static void put_summary(struct buf *b, const char *key, const struct summary *s)
 {
     buf_printf(b, "\"%s\":{\"count\":%zu,", key, s->n);
@@ -232,7 +233,7 @@ static void put_summary(struct buf *b, const char *key, const struct summary *s)
     buf_putc(b, ',');
 }
 
-/* Outcomes with a count only. */
+/* The outcomes that have only a count. */
 static void put_outcomes(struct buf *b, const struct bench_results *r,
                          const struct bench_report *rep)
 {
@@ -258,7 +259,7 @@ static void put_outcomes(struct buf *b, const struct bench_results *r,
     buf_put_json(b, r->example, strlen(r->example));
 }
 
-/* Ranges of turns, because later turns have longer prompts. */
+/* Later turns have longer prompts, so turns are reported in ranges. */
 static void put_ranges(struct buf *b, const struct bench_report *rep)
 {
     buf_puts(b, "\"turns\":[");
@@ -303,7 +304,7 @@ static void put_requests(struct buf *b, const struct bench_results *r)
     buf_puts(b, "\n]}\n");
 }
 
-/* The options are part of the output, so that a result describes itself. */
+/* The output contains the options, so that a result describes itself. */
 enum status bench_report_json(const struct bench_options *o, const char *model,
                               const struct bench_results *r, const struct bench_report *rep,
                               struct err *err)

@@ -11,8 +11,8 @@ struct summary {
     double mean, p50, p90, p99, max;
 };
 
-/* A range of conversation turns, counted from 1: later turns have longer prompts, and more of them
- * cached. */
+/* A range of conversation turns, counted from 1. Later turns have longer prompts, of which more
+ * tokens are cached. */
 struct turn_range {
     int64_t first, last, prompt_tokens, cached_tokens;
     struct summary ttft;
@@ -22,10 +22,10 @@ enum { MAX_TURN_RANGES = 12 };
 struct bench_report {
     struct turn_range ranges[MAX_TURN_RANGES];
     int n_ranges;                        // 0: units have a single request
-    struct summary ttft, itl, tpot, e2e; // ms, over successful requests; itl over all
+    struct summary ttft, itl, tpot, e2e; // ms, over successful requests; itl over all requests
     int64_t outcomes[N_OUTCOMES];
     int64_t n_sent, prompt_tokens, cached_tokens, output_tokens, n_good;
-    bool tokens_told; // every successful answer had a usage block
+    bool tokens_reported; // every successful answer had a usage block
 };
 
 /* Sorts r->itl_ms. */

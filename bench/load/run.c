@@ -34,7 +34,7 @@ enum {
     STREAM_ARRIVALS = 20,
     READ_BYTES = 65536,
     MAX_BODY_BYTES = 256 << 20,
-    MAX_ITL = 1 << 26, // gaps that are stored; chosen, 256 MiB
+    MAX_ITL = 1 << 26, // gaps that are stored, at most 256 MiB (chosen)
     MAX_EVENTS = 256,  // per epoll_wait
 };
 
@@ -45,9 +45,9 @@ struct conn {
     int fd;
     int index;
     int64_t unit, turn;
-    int64_t thinks_until;     // when to send the next turn; 0: not waiting
+    int64_t thinks_until;     // time to send the next turn; 0: no turn is waiting
     struct bench_record *rec; // NULL: idle
-    struct buf out;           // the request; n_sent bytes are sent
+    struct buf out;           // the request; n_sent bytes of it are sent
     size_t n_sent;
     bool reused;    // the connection has served an earlier request
     bool got_bytes; // part of this answer has arrived
@@ -57,7 +57,7 @@ struct conn {
     struct buf history, answer;
 };
 
-/* The state of the run; times in ns since its start. */
+/* The state of the run. Times are in ns since its start. */
 struct run {
     const struct bench_options *o;
     const struct bench_load *load;
@@ -84,8 +84,7 @@ static void start_turn(struct conn *c, int64_t due);
 
 /* ---- receiving ---- */
 
-/* The clock was read when the bytes arrived, so all events of one packet have the same
- * time. */
+/* The clock is read when bytes arrive, so all events of one packet have the same time. */
 static void on_text(void *arg)
 {
     struct conn *c = arg;
@@ -130,7 +129,7 @@ static void give_back(struct conn *c)
     c->run->idle = c;
 }
 
-/* Starts the next turn, now or after its client's think time. */
+/* Starts the next turn, at once or after its client's think time. */
 static void think(struct conn *c)
 {
     struct run *run = c->run;
@@ -155,8 +154,8 @@ static enum outcome outcome_of_answer(const struct conn *c)
     return c->events.done ? OUTCOME_OK : OUTCOME_INCOMPLETE;
 }
 
-/* The request's result. In a conversation the next turn follows after the time to think;
- * otherwise the connection becomes idle, or is closed if it may be out of step. */
+/* Records the request's result. In a conversation the next turn follows after the think time.
+ * Otherwise the connection becomes idle; if its position in the stream is unknown, it is closed. */
 static void finish(struct conn *c, enum outcome outcome)
 {
     struct run *run = c->run;
@@ -198,7 +197,8 @@ static void finish(struct conn *c, enum outcome outcome)
 
 /* ---- connections ---- */
 
-/* EPOLLOUT only while there is something to send, or epoll_wait would return at once. */
+/* Watches EPOLLOUT only while there is something to send; otherwise epoll_wait would always return
+ * at once. */
 static void watch(struct conn *c, bool wants_write)
 {
     if (c->wants_write == wants_write) {
@@ -236,7 +236,7 @@ static void send_some(struct conn *c)
         const ssize_t n =
             send(c->fd, c->out.data + c->n_sent, c->out.n_bytes - c->n_sent, MSG_NOSIGNAL);
         if (n <= 0) {
-            // A broken connection is detected when reading, which also sees an early answer.
+            // Broken connections are detected when reading, which also finds an early answer.
             watch(c, n < 0 && (errno == EAGAIN || errno == ENOTCONN));
             return;
         }
@@ -245,8 +245,8 @@ static void send_some(struct conn *c)
     watch(c, false);
 }
 
-/* The connection ended. A kept-alive connection may have been closed by the server just as we
- * wrote; the request is then resent, once, on a new one. */
+/* The connection has ended. The server may have closed a kept-alive connection just as we sent the
+ * request; such a request is sent once more, on a new connection. */
 static void on_closed(struct conn *c)
 {
     if (c->rec == NULL) {
@@ -272,11 +272,12 @@ static void on_closed(struct conn *c)
     finish(c, connected ? OUTCOME_CLOSED : OUTCOME_CONNECT);
 }
 
-/* Reads what has arrived. Bytes without a request mean that the two sides are out of step.
- */
+/* Reads what has arrived. If bytes arrive without a request, client and server disagree about the
+ * state of the connection. */
 static void receive(struct conn *c)
 {
-    static char bytes[READ_BYTES]; // one thread, and its contents are not needed after this call
+    static char bytes[READ_BYTES]; // static, since only one thread calls this and the contents are
+                                   // not needed afterwards
     const ssize_t n = recv(c->fd, bytes, sizeof bytes, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return;
@@ -295,7 +296,7 @@ static void receive(struct conn *c)
     }
 }
 
-/* An idle connection if there is one, as an SDK's pool does. */
+/* Takes an idle connection if there is one, as the connection pool of an SDK does. */
 static struct conn *take_conn(struct run *run)
 {
     struct conn *c = run->idle;
@@ -319,7 +320,7 @@ static struct conn *take_conn(struct run *run)
     return c;
 }
 
-/* The request's head and body in one buffer, so that a small request is one packet. */
+/* Head and body are in one buffer, so that a small request is one packet. */
 static void put_request(struct conn *c)
 {
     const struct bench_options *o = c->run->o;
@@ -338,8 +339,8 @@ static void put_request(struct conn *c)
     buf_deinit(&body);
 }
 
-/* `due` is when the request should have been sent; latency counts from there, so that a
- * slow client cannot hide a slow server. */
+/* `due` is when the request should have been sent. Latency counts from there, so that a slow client
+ * cannot hide a slow server. */
 static void start_turn(struct conn *c, int64_t due)
 {
     struct run *run = c->run;
@@ -363,13 +364,13 @@ static void start_turn(struct conn *c, int64_t due)
 
 /* ---- the loop ---- */
 
-/* A conversation keeps its slot while its client thinks. */
+/* A conversation occupies its slot also while its client thinks. */
 static bool has_place(const struct run *run)
 {
     return run->o->concurrency == 0 || run->n_in_flight + run->n_thinking < run->o->concurrency;
 }
 
-/* With a rate, arrivals are a Poisson process independent of the answers; without a rate, the next
+/* With a rate, arrivals are a Poisson process, independent of the answers. Without one, the next
  * request starts as soon as a slot is free. */
 static void start_due(struct run *run)
 {
@@ -389,7 +390,7 @@ static void start_due(struct run *run)
     }
 }
 
-/* Continues conversations whose think time is over; once the run's time is up they end. */
+/* Continues the conversations whose think time is over. After the run's time they end instead. */
 static void wake_thinkers(struct run *run)
 {
     for (int i = 0; run->n_thinking > 0 && i < run->n_conns; i++) {
@@ -408,7 +409,7 @@ static void wake_thinkers(struct run *run)
     }
 }
 
-/* A timeout ends the connection as well, since its answer could still come. */
+/* A timeout also closes the connection, since the answer could still arrive. */
 static void check_timeouts(struct run *run)
 {
     for (int i = 0; i < run->n_conns; i++) {
@@ -439,7 +440,7 @@ static void print_progress(struct run *run, bool last)
     run->last_events = events;
 }
 
-/* Until the next arrival or the end of a pause; at most 200 ms, for the display. */
+/* Milliseconds until the next arrival or the end of a think time; at most 200, for the display. */
 static int wait_ms(const struct run *run)
 {
     const bool can_start =
@@ -458,7 +459,7 @@ static int wait_ms(const struct run *run)
     return ms > 200 ? 200 : (int)ms;
 }
 
-/* After an interrupt no request starts, and running ones are counted as interrupted. */
+/* After an interrupt no request is started, and running ones are counted as interrupted. */
 static void loop(struct run *run)
 {
     const bool tty = isatty(2);
@@ -515,7 +516,7 @@ static enum status resolve(const struct bench_options *o, struct addrinfo **a, s
     return OK;
 }
 
-/* The limit on open files is raised to what the connections need. */
+/* Raises the limit on open files to what the connections need. */
 enum status bench_run(const struct bench_options *o, const struct bench_load *load,
                       struct bench_results *r, struct err *err)
 {
@@ -571,7 +572,7 @@ static void append(void *arg, const char *bytes, size_t n_bytes)
     buf_put(arg, bytes, n_bytes);
 }
 
-/* A single request, with its own connection. */
+/* Sends a single request on its own connection. */
 enum status bench_get(const struct bench_options *o, const char *path, struct buf *body,
                       struct err *err)
 {

@@ -8,11 +8,11 @@
 #include "bench/load/load.h"
 
 enum outcome {
-    OUTCOME_NONE, // not sent before the run ended
+    OUTCOME_NONE, // not sent when the run ended
     OUTCOME_OK,
     OUTCOME_CONNECT,    // no connection
     OUTCOME_HTTP,       // a status other than 200
-    OUTCOME_CLOSED,     // the connection ended within the answer
+    OUTCOME_CLOSED,     // the connection ended before the answer did
     OUTCOME_PROTOCOL,   // not valid HTTP/1.1
     OUTCOME_STREAM,     // an error event in the stream
     OUTCOME_INCOMPLETE, // the answer ended without [DONE]
@@ -23,11 +23,11 @@ enum outcome {
 
 extern const char *const outcome_names[N_OUTCOMES];
 
-/* Times are nanoseconds since the start of the run; 0: did not happen. */
+/* Times are nanoseconds since the start of the run; 0: has not happened. */
 struct bench_record {
     int64_t due, first, last, end;
     int32_t prompt_tokens, cached_tokens; // -1: not reported
-    int32_t output_tokens;                // as reported, otherwise the number of events with text
+    int32_t output_tokens; // as reported; if not reported, the number of events with text
     int32_t n_events;
     int16_t http_status;
     uint8_t outcome;
@@ -35,9 +35,9 @@ struct bench_record {
 
 struct bench_results {
     struct bench_record *records; // [n_records]
-    int64_t n_records, n_turns;   // a unit's turns are adjacent; n_turns is the most that a unit
-                                  // has
-    float *itl_ms; // every gap between events with text, for successful and failed requests
+    // The turns of a unit are adjacent; n_turns is the most turns of any unit.
+    int64_t n_records, n_turns;
+    float *itl_ms; // the gaps between events with text, of successful and failed requests
     size_t n_itl, cap_itl;
     int64_t n_events, n_reconnects, max_in_flight;
     double wall_s;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The throughput of AMX with operands in the caches near a core: products of 512 rows with bf16
- * weights by blocks of 32 rows and 32 outputs, in the forms that cpu/ could use. The forms
- * alternate, many times, because other programs may use the machine; the best run of each counts,
- * next to the same instructions on registers only.
+/* The throughput of AMX with operands in the caches near a core. It multiplies 512 rows with bf16
+ * weights in blocks of 32 rows and 32 outputs, in several forms that cpu/ could use. Other programs
+ * may use the machine, so the forms alternate many times, and the best run of each counts. The same
+ * instructions on registers alone serve as the limit.
  *
- *     amx_bench [THREADS [INPUTS [OUTPUTS]]]     outputs per thread: a multiple of 64
+ *     amx_bench [THREADS [INPUTS [OUTPUTS]]]   outputs per thread: a multiple of 64
  *
- * Thread: each has its own weights, sums and results; they read the same rows. */
+ * Thread: each has its own weights, sums and results; all read the same rows. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
@@ -29,26 +29,26 @@
 
 enum { ROWS = 512, BLOCK = 32, STEP = 32, TURNS = 100, MAX_THREADS = 64, GROUP = 8 };
 enum { TILE_FLOATS = 256, BLOCK_FLOATS = 4 * TILE_FLOATS };
-enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; // arch_prctl's
+enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; // of arch_prctl
 
-/* Rows are contiguous, an odd number of cache lines apart; or tiles of 16 rows by 32 inputs, read
- * as stored. */
+/* A matrix of rows in one of two layouts. Plain: each row is contiguous, and rows are an odd number
+ * of cache lines apart. Tiled: tiles of 16 rows by 32 inputs, each stored as it is loaded. */
 struct rows {
     const char *p;
-    int64_t line, step, tile; // bytes between rows of a tile, between inputs, between groups of 16
-                              // rows
+    int64_t line, step, tile; // bytes from row to row of a tile, from tile to tile along the
+                              // inputs, and from one group of 16 rows to the next
 };
 
 /* One way to run the product. */
 struct form {
     const char *name;
     enum { REGISTERS, NEAREST, PRODUCT } kind;
-    int32_t stretch;  // inputs that all rows and a group of tiles process before the next; 0: all
-    bool tiled, asks; // asks: the form prefetches the next weights into the L2 cache
+    int32_t stretch; // all rows are processed for this many inputs before the next inputs; 0: all
+    bool tiled, prefetches; // prefetches: the next weights, into the L2 cache
 };
 
-/* The first two show the limits of the instruction and of the nearest cache; the others
- * are complete products. */
+/* The first two forms show the limits of the instruction and of the L1 cache; the others are
+ * complete products. */
 static const struct form forms[] = {
     {"registers alone", REGISTERS, 0, false, false},
     {"operands in the nearest cache", NEAREST, 0, false, false},
@@ -57,12 +57,12 @@ static const struct form forms[] = {
     {"stretches of 1024", PRODUCT, 1024, false, false},
     {"all inputs at once", PRODUCT, 0, false, false},
     {"512, rows packed as tiles", PRODUCT, 512, true, false},
-    {"512, weights asked for ahead", PRODUCT, 512, false, true},
+    {"512, weights prefetched", PRODUCT, 512, false, true},
 };
 
 enum { N_FORMS = sizeof forms / sizeof forms[0] };
 
-/* Shared by the threads; each has its own weights and sums, and a range of the results. */
+/* Shared by the threads. Each has its own weights and sums, and its own columns of the results. */
 static struct bench {
     int32_t n_threads, n_inputs, n_outputs;
     struct rows plain, tiled;
@@ -75,7 +75,7 @@ static struct bench {
 
 /* ---- one block ---------------------------------------------------------------------------- */
 
-/* Eight tiles of 16 rows of 64 bytes, the largest that there are. */
+/* Configures eight tiles of 16 rows of 64 bytes, the largest possible size. */
 static void configure(void)
 {
     uint8_t c[64] = {1}; // the palette; row sizes from byte 16, row counts from byte 48
@@ -83,12 +83,12 @@ static void configure(void)
         c[16 + 2 * i] = 64;
         c[48 + i] = 16;
     }
-    __asm__ volatile("" : : "m"(c)); // GCC's intrinsic declares that it reads 8 bytes
+    __asm__ volatile("" : : "m"(c)); // GCC's intrinsic declares only 8 bytes of it as read
     _tile_loadconfig(c);
 }
 
-/* A step of 32 inputs for 32 rows and 32 outputs: four tiles of sums, two of rows and two
- * of weights, which is all that eight registers hold. */
+/* A step of 32 inputs for 32 rows and 32 outputs. It uses all eight tile registers: four for sums,
+ * two for rows and two for weights. */
 static inline void four_products(const char *a, const char *a2, int64_t line, const char *w)
 {
     _tile_loadd(4, a, line);
@@ -101,8 +101,8 @@ static inline void four_products(const char *a, const char *a2, int64_t line, co
     _tile_dpbf16ps(3, 5, 7);
 }
 
-/* 32 rows times 32 outputs over n inputs. Sums of earlier stretches are loaded first and
- * stored at the end. */
+/* 32 rows times 32 outputs over n inputs. Unless k is 0, the sums so far are loaded first; the sums
+ * are stored at the end. */
 static void block(const struct rows *rows, int32_t row, int32_t k, int32_t n, const char *w,
                   const char *next, float *c)
 {
@@ -137,7 +137,7 @@ static const char *weights_of(int32_t thread, int32_t tile, int32_t k)
     return (const char *)(b.weights[thread] + ((int64_t)tile * b.n_inputs + k) * BLOCK);
 }
 
-/* From the tiles' layout to rows. */
+/* Copies sums from the layout of tiles to that of rows. */
 static void store(const float *c, int32_t row, float *y)
 {
     int64_t width = (int64_t)b.n_threads * b.n_outputs;
@@ -148,8 +148,8 @@ static void store(const float *c, int32_t row, float *y)
     }
 }
 
-/* A group of tiles of weights stays in the L2 cache while all rows pass over it, stretch
- * by stretch. */
+/* The weights of a group of tiles stay in the L2 cache while all rows are processed, one stretch of
+ * inputs after the other. */
 static void product(const struct form *f, int32_t thread)
 {
     const struct rows *rows = f->tiled ? &b.tiled : &b.plain;
@@ -161,7 +161,7 @@ static void product(const struct form *f, int32_t thread)
                 for (int32_t row = 0; row < ROWS; row += BLOCK) {
                     float *c = b.sums[thread] + ((tile - first) * ROWS + row) * (int64_t)BLOCK;
                     const char *next = NULL;
-                    if (f->asks && tile + 1 < n_tiles) {
+                    if (f->prefetches && tile + 1 < n_tiles) {
                         next = weights_of(thread, tile + 1, k) + row / BLOCK * (n / STEP) * 256;
                     }
                     block(rows, row, k, n, weights_of(thread, tile, k), next, c);
@@ -174,8 +174,7 @@ static void product(const struct form *f, int32_t thread)
     }
 }
 
-/* `REGISTERS` runs the multiplications alone, `NEAREST` with operands that stay in the L1
- * cache. */
+/* `REGISTERS` runs only the multiplications, `NEAREST` uses operands that stay in the L1 cache. */
 static void run_form(const struct form *f, int32_t thread)
 {
     int64_t n = (int64_t)ROWS / BLOCK * (b.n_outputs / BLOCK) * (b.n_inputs / STEP);
@@ -213,7 +212,7 @@ static float value(uint16_t x)
     return f;
 }
 
-/* 40 elements against a naive sum: enough to notice a wrong layout. */
+/* Compares 40 elements with a naive sum, which is enough to notice a wrong layout. */
 static void check_results(void)
 {
     int64_t width = (int64_t)b.n_threads * b.n_outputs;
@@ -234,7 +233,7 @@ static void check_results(void)
     memset(b.results, 0, (size_t)(ROWS * width) * sizeof *b.results);
 }
 
-/* Aligned to 2 MB, so that pages of that size can back it. */
+/* Aligned to 2 MB, so that the system can use pages of that size. */
 static void *take(size_t n_bytes)
 {
     void *p = aligned_alloc(1 << 21, (n_bytes + (1 << 21) - 1) >> 21 << 21);
@@ -246,8 +245,8 @@ static void *take(size_t n_bytes)
     return p;
 }
 
-/* The same numbers in both layouts of rows; lines of the plain one are 64 bytes longer, to
- * avoid conflicts in the cache. */
+/* Fills both layouts of the rows with the same numbers. Lines of the plain one are padded by 64
+ * bytes, to avoid conflicts in the cache. */
 static void make_numbers(void)
 {
     uint32_t seed = 1;
@@ -279,7 +278,7 @@ static void make_numbers(void)
 
 /* ---- turns -------------------------------------------------------------------------------- */
 
-/* Forms take turns, so that a disturbance does not hit one of them alone. */
+/* Forms alternate, so that a disturbance does not affect only one of them. */
 static void *run_thread(void *arg)
 {
     int32_t thread = (int32_t)(intptr_t)arg;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention against a naive fp32 version, over random passes. */
+/* Checks attention against a naive fp32 version, over random passes. */
 #include "bench/ops/attention_scene.cuh"
 
 /* An element of any dtype as fp32. */
@@ -37,7 +37,7 @@ __device__ float stored_number(const struct kv_view &kv, const int32_t *table, i
             (is_v ? kv.v_offset + (int64_t)t * kv.v_token_stride : (int64_t)t * kv.head_dim_k));
 }
 
-/* Args of the naive kernel, which reads pages as the real ones do. */
+/* Arguments of the naive kernel, which reads the same pages as the real kernels. */
 struct naive_args {
     const void *q;
     float *out;
@@ -53,8 +53,8 @@ struct naive_args {
     bool is_rounded;
 };
 
-/* One block per row and head. Scores of all keys lie in shared memory; no online softmax,
- * no sharing of keys, so that an error of the fast kernels is not repeated here. */
+/* One block per row and head. It keeps the scores of all keys in shared memory, without online
+ * softmax or sharing of keys, so that an error of the fast kernels is not repeated here. */
 __global__ void naive_attention(struct naive_args a)
 {
     extern __shared__ float score[];
@@ -117,8 +117,7 @@ __global__ void naive_attention(struct naive_args a)
     }
 }
 
-/* Runs the scene's sequences from first_row on, as they are grouped, with `padding` rows
- * more. */
+/* Runs the scene's sequences from first_row on, in their groups, with `padding` additional rows. */
 static std::vector<float> run(const struct scene &s, int first_row,
                               const std::vector<struct pass_seq> &seqs,
                               const std::vector<struct pass_group> &groups, int padding,
@@ -196,7 +195,8 @@ static std::vector<float> nearer(const std::vector<float> &got, const std::vecto
     return out;
 }
 
-/* Codes are exact in one kernel, and rounded on their way to others. */
+/* Some kernels use codes exactly, others round them first; the expectation is the nearer of the
+ * two. */
 static std::vector<float> expected_of(const struct scene &s, const std::vector<float> &got)
 {
     const std::vector<float> exact = run_naive(s, false);
@@ -206,7 +206,8 @@ static std::vector<float> expected_of(const struct scene &s, const std::vector<f
     return nearer(got, exact, run_naive(s, true), s.dim_v);
 }
 
-/* Deterministic mode: every sequence alone, its chain in two pieces, must give the same bits. */
+/* In deterministic mode, every sequence alone, with its chain in two pieces, must give the same
+ * bits. */
 static bool same_alone(const struct scene &s, const std::vector<float> &all, struct rng &r)
 {
     for (const struct pass_seq &q : s.seqs) {
@@ -229,7 +230,7 @@ static bool same_alone(const struct scene &s, const std::vector<float> &all, str
     return true;
 }
 
-/* Shapes, pasts, trees, windows and groups are random, so that unexpected combinations occur. */
+/* Shapes, pasts, trees, windows and groups are random, so that rare combinations occur as well. */
 static struct scene random_scene(struct rng &r)
 {
     static const int dims[] = {16, 32, 64, 80, 96, 128, 128, 192, 256, 40, 112, 72};
@@ -265,7 +266,8 @@ static struct scene random_scene(struct rng &r)
     }
     s.stored = s.format == KV_FP8 && r.below(2) ? 0.02f : 0.0f;
     s.run_bytes = r.below(4) ? (size_t)64 << 20 : (size_t)2 << 20;
-    if (r.below(5) == 0) { // decoding: enough units for the narrow and the thin ways
+    // decoding: enough work units that the narrow and the thin kernels are chosen
+    if (r.below(5) == 0) {
         for (int n = r.between(40, 160); n > 0; n--) {
             add_seq(s, r.below(900), r.below(8) ? 1 : 2, false);
         }
@@ -292,7 +294,7 @@ static struct scene random_scene(struct rng &r)
             }
         }
     }
-    if (r.below(4) == 0) { // a prompt of more rows than a captured pass may have
+    if (r.below(4) == 0) { // a prompt with more rows than a captured pass may have
         add_seq(s, r.below(longest), r.between(520, 1100), false);
     }
     return s;
@@ -300,7 +302,8 @@ static struct scene random_scene(struct rng &r)
 
 /* ---- decoding rows of few sequences -------------------------------------------------------- */
 
-/* Rope, store and attention in one kernel against the three: the output, and every slot. */
+/* Compares the kernel that does rope, store and attention with the three separate ops: the output,
+ * and every slot of the cache. */
 struct few_case {
     struct scene s;
     struct prepared p;
@@ -308,7 +311,7 @@ struct few_case {
     struct rope_view rope;
     void *qkv, *old_qkv, *old_kv;
     float *cos_sin, *inv_freq, *norms, *runs;
-    struct sum_parts sums; // n 0: qkv is whole
+    struct sum_parts sums; // n 0: qkv needs no summing
     size_t qkv_bytes;
 
     void open(struct rng &r)
@@ -322,7 +325,7 @@ struct few_case {
         s.dim_k = s.dim_v = r.below(3) ? 128 : 64;
         s.dtype = r.below(3) == 0 ? DT_F16 : DT_BF16;
         s.block_tokens = sizes[r.below(3)];
-        int longest = 700; // in one of three cases longer
+        int longest = 700; // longer in one of three cases
         if (r.below(3) == 0) {
             longest = r.below(2) ? 2000 : 9000;
         }
@@ -367,12 +370,13 @@ struct few_case {
         p.launch.q_stride = width;
     }
 
-    /* The output, then all pages. */
+    /* Returns the output, followed by all pages. */
     std::vector<float> run(bool few)
     {
         CHECK(cudaMemcpy(qkv, old_qkv, qkv_bytes, cudaMemcpyDeviceToDevice));
         CHECK(cudaMemcpy(s.kv, old_kv, s.layer_bytes, cudaMemcpyDeviceToDevice));
-        for (size_t i = 0; i < s.seqs.size(); i++) { // the slots to be stored are still empty
+        // The slots that the pass stores are still empty.
+        for (size_t i = 0; i < s.seqs.size(); i++) {
             const int slot = s.seqs[i].n_past, bt = s.block_tokens;
             const int32_t page = s.tables[i * s.table_stride + slot / bt];
             for (int h = 0; h < 2 * s.n_kv_heads; h++) {
@@ -396,7 +400,8 @@ struct few_case {
         CHECK(cudaDeviceSynchronize());
         std::vector<float> out = to_host(p.launch.out, s.dtype, n);
         const std::vector<float> pages =
-            to_host(s.kv, s.dtype, (size_t)s.n_blocks * s.view.page_stride); // without the trash
+            // Without the trash block.
+            to_host(s.kv, s.dtype, (size_t)s.n_blocks * s.view.page_stride);
         out.insert(out.end(), pages.begin(), pages.end());
         return out;
     }
@@ -412,8 +417,8 @@ struct few_case {
     }
 };
 
-/* The fused kernel for few rows against separate ops. The number of cases that it takes is counted,
- * so that a kernel which supports none of them is noticed. */
+/* Compares the fused kernel for few rows with separate ops. Counts the cases that it accepts: a
+ * kernel that accepts none would otherwise pass. */
 static bool few_is_right(int seed, double *worst, int *n_taken)
 {
     struct rng r = {(uint64_t)seed + 5000};
@@ -443,7 +448,7 @@ static bool few_is_right(int seed, double *worst, int *n_taken)
     return good;
 }
 
-/* At least three of four cases must be taken. */
+/* The fused kernel must accept at least three of four cases. */
 static void check_few(int n_cases)
 {
     double worst = 0;
@@ -451,7 +456,7 @@ static void check_few(int n_cases)
     for (int i = 0; i < n_cases; i++) {
         n_failed += !few_is_right(i, &worst, &n_taken);
     }
-    /* Not many rows of few heads. */
+    /* It declines some cases, such as many rows of few heads. */
     bench_failures += n_failed + (4 * n_taken < 3 * n_cases);
     printf("few: %d of %d passes checked, %d failed, worst relative difference %.2g\n", n_taken,
            n_cases, n_failed, worst);
@@ -466,8 +471,8 @@ static const char *name_of(enum dtype t)
     }
 }
 
-/* A third of the passes run in deterministic mode, where rows computed alone must have the
- * same bits. */
+/* A third of the passes run in deterministic mode: there, rows computed alone must have the same
+ * bits. */
 void bench_attention_check(int n_cases)
 {
     int n_bits = 0, n_failed = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention's benches: a pass over one layer or several, made in device memory, and one made ready
- * to launch. Every slot that nobody owns holds NaN. Thread: one. */
+/* A scene for the attention benches: a pass over one or several layers in device memory, and the
+ * same pass prepared for launching. Slots without an owner hold NaN.
+ * Thread: one. */
 #ifndef SLUICE_TEST_ATTENTION_SCENE_CUH
 #define SLUICE_TEST_ATTENTION_SCENE_CUH
 
@@ -24,9 +25,9 @@ struct scene {
     int block_tokens, window;
     float softcap;
     bool sinks;
-    enum kv_format format; // codes instead of numbers
-    float stored;          // their scale, where tokens have none
-    size_t run_bytes;      // of room for codes as numbers
+    enum kv_format format; // quantised if it has codes
+    float stored;          // their scale, if tokens have no scales of their own
+    size_t run_bytes;      // size of the buffer that holds decoded runs
 
     std::vector<struct pass_seq> seqs;
     std::vector<struct pass_group> groups;
@@ -48,7 +49,7 @@ struct scene {
     }
 };
 
-/* Number i of a token's K or V as it is before it is stored. */
+/* Number i of a token's K or V before it is quantised. */
 __device__ inline float fresh_number(const struct kv_view &v, uint64_t seed, int64_t token, int h,
                                      bool is_v, int i)
 {
@@ -56,12 +57,12 @@ __device__ inline float fresh_number(const struct kv_view &v, uint64_t seed, int
     if (v.codes.format == KV_PLAIN) {
         return random_normal(seed, at);
     }
-    // Not centred, so that codes with a zero point need it.
+    // The mean is not 0, so that codes need their zero points.
     return random_normal(seed, at) + (is_v ? 1.5f : 0.5f);
 }
 
-/* Tokens [0, n) of K and V, a block for each and each head: those of `table`, or of all pages in
- * order. */
+/* Writes tokens [0, n) of K and V with one block per token and head. They are the tokens of
+ * `table`, or of all pages in order. */
 static __global__ void own_kernel(struct kv_view v, const int32_t *table, uint64_t seed)
 {
     __shared__ float x[1024];
@@ -111,7 +112,7 @@ static __global__ void own_kernel(struct kv_view v, const int32_t *table, uint64
 
 /* ---- building a scene ---------------------------------------------------------------------- */
 
-/* Masks of rows that are no tree are filled with garbage: kernels must not read them. */
+/* Masks are filled with garbage for rows that are not in a tree: kernels must not read them. */
 static inline void add_seq(struct scene &s, int n_past, int n_rows, bool tree)
 {
     const struct pass_seq seq = {(int)s.seqs.size(), s.n_rows(), n_rows, n_past, tree};
@@ -122,7 +123,7 @@ static inline void add_seq(struct scene &s, int n_past, int n_rows, bool tree)
     }
 }
 
-/* Random parents; the position is by depth. */
+/* Gives each row a random parent; its position follows from its depth. */
 static inline void plant_tree(struct scene &s, const struct pass_seq &seq, struct rng &r)
 {
     for (int i = 0; i < seq.n_rows; i++) {
@@ -140,7 +141,7 @@ static inline void plant_tree(struct scene &s, const struct pass_seq &seq, struc
     }
 }
 
-/* Pages, tables and memory. Groups share their first blocks. */
+/* Allocates and fills the pages and tables. Sequences of a group share their first blocks. */
 static inline void build(struct scene &s, int n_layers, uint64_t seed)
 {
     const int bt = s.block_tokens, n_seqs = (int)s.seqs.size();
@@ -183,7 +184,7 @@ static inline void build(struct scene &s, int n_layers, uint64_t seed)
     s.kv = device_new<char>(s.layer_bytes * n_layers);
     CHECK(cudaMemset(s.kv, 0xff, s.layer_bytes * n_layers));
     s.d_tables = device_copy(s.tables);
-    for (int i = 0; n_layers > 1 && i < n_layers; i++) { // timing: everything is there
+    for (int i = 0; n_layers > 1 && i < n_layers; i++) { // timing: all tokens are stored already
         struct kv_view v = s.view;
         v.base = s.kv + (size_t)i * s.layer_bytes;
         own_kernel<<<dim3((s.n_blocks + 1) * bt, s.n_kv_heads), 128>>>(v, nullptr, seed + i);
@@ -212,7 +213,7 @@ static inline void destroy(struct scene &s)
     }
 }
 
-/* Limits as the engine would set them for this device. */
+/* The limits that the engine would set for this device. */
 static inline struct attention_limits limits_of(const struct scene &s, bool deterministic)
 {
     struct attention_limits l = {};
@@ -235,7 +236,8 @@ static inline struct attention_limits limits_of(const struct scene &s, bool dete
     return l;
 }
 
-/* A pass ready to launch: rows [first_row, ...) of the scene, as `seqs` (rows counted from 0). */
+/* A pass ready to launch: the scene's rows from first_row on, as the sequences `seqs` (whose rows
+ * count from 0). */
 struct prepared {
     struct attention_limits limits;
     struct attention_launch launch;
@@ -251,7 +253,7 @@ template <typename T> static T *keep(struct prepared &p, const std::vector<T> &v
     return d;
 }
 
-/* Everything on the device, ready to be launched many times. */
+/* Copies everything to the device, so that the pass can be launched many times. */
 static inline void prepare(struct prepared &p, const struct scene &s, int first_row,
                            const std::vector<struct pass_seq> &seqs,
                            const std::vector<struct pass_group> &groups, int padding,
@@ -281,7 +283,7 @@ static inline void prepare(struct prepared &p, const struct scene &s, int first_
     pass.tree_mask = masks.data();
     std::vector<char> plan(attention_plan_bytes(&p.limits, n_rows + padding));
     size_t used = 0;
-    for (int i = 0; i < 2; i++) { // the second time its memory is warm
+    for (int i = 0; i < 2; i++) { // the second launch finds its memory warm
         struct timespec a, b;
         clock_gettime(CLOCK_MONOTONIC, &a);
         if (attention_plan(&p.limits, &pass, n_rows + padding, plan.data(), &used) != OK) {

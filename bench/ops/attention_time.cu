@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention timed: passes alone, shared prefixes, and in a step between a layer's products. */
+/* Times attention: passes alone, shared prefixes, and steps in which attention runs between a
+ * layer's products. */
 #include "bench/ops/attention_scene.cuh"
 
 /* The shape of Llama 3 8B, for comparison with published numbers. */
@@ -18,7 +19,7 @@ struct timing {
     double us, tb_s, tflop_s;
 };
 
-/* Of one layer. */
+/* Bytes of a token's K and V in one layer. */
 static double token_bytes(const struct scene &s)
 {
     const struct kv_layer layer = {s.n_heads, s.n_kv_heads, s.dim_k, s.dim_v,
@@ -33,8 +34,8 @@ static double token_bytes(const struct scene &s)
     return (double)n_bytes / s.block_tokens;
 }
 
-/* Prints the time, the bandwidth of keys and values that must be read at least once, and
- * the rate of arithmetic. */
+/* Prints the time, the bandwidth and the arithmetic rate. The bandwidth counts every key and value
+ * once. */
 static struct timing time_scene(struct scene &s, const char *name, bool grouped = true,
                                 bool deterministic = false)
 {
@@ -75,7 +76,7 @@ struct format_time {
     float stored;
 };
 
-/* Long texts, and prompts, with each KV format: the lines that have `what` in them. */
+/* Times long contexts and prompts with each KV format; only lines that contain `what` are run. */
 static void time_formats(const char *what)
 {
     static const struct format_time formats[] = {{"bf16", KV_PLAIN, 0.0f},
@@ -137,8 +138,8 @@ static struct scene shared_scene(int n_groups, int n_each, int n_shared, int n_o
     return s;
 }
 
-/* The same keys, once with the prefix known as shared and once as if each sequence had its
- * own. */
+/* Times the same keys twice: once with the prefix known as shared, once as if it were each
+ * sequence's own. */
 static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
 {
     char name[128];
@@ -148,8 +149,8 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
     const struct timing with = time_scene(a, name);
     struct scene b = shared_scene(n_groups, n_each, n_shared, n_own);
     const struct timing without = time_scene(b, "  the same, not told of it", false);
-    /* Even if attention does not know of the prefix, siblings' reads of it hit the L2 cache; so the
-     * fair comparison is with the same number of unrelated sequences. */
+    /* Even if attention does not know the common prefix, reads of it hit the L2 cache after the
+     * first sequence's. So the fair comparison is with the same number of unrelated sequences. */
     const struct timing own =
         time_equal("  as many without a common prefix", n_groups * n_each, n_shared + n_own, 1);
     printf("  -> %.2f of the time without sharing (%.2f of the same pages unshared)\n",
@@ -182,8 +183,8 @@ struct layer_chain {
         CHECK(cudaDeviceSynchronize());
     }
 
-    /* The kernel for small products represents every product; if there are more than 64 rows, it
-     * computes 64. */
+    /* The kernel for small products stands for all products; of more than 64 rows it computes only
+     * 64. */
     void product(cudaStream_t stream, const void *from, const bf16_t *weight, bf16_t *to, int n_out,
                  int n_rows)
     {
@@ -233,8 +234,8 @@ struct layer_chain {
     }
 };
 
-/* Decoding between products, whose weights evict everything else from the L2 cache, and after rope.
- * Attention's time is that of the chain with it minus that of the chain without it. */
+/* Times decoding after rope and between products, whose weights evict everything else from the L2
+ * cache. Attention's time is that of the chain with it minus that of the chain without it. */
 static void time_in_step(int n_seqs, int n_past)
 {
     struct scene s = llama_8b(64);
@@ -267,8 +268,7 @@ static void time_in_step(int n_seqs, int n_past)
     destroy(s);
 }
 
-/* In a chain, launches overlap with their neighbours, which a kernel timed alone does not
- * show. */
+/* In a chain, a launch overlaps with its neighbours; timing a single kernel does not show this. */
 void bench_attention_step()
 {
     printf("attention in a step: what a chain of qkv, rope, attention, o takes longer with it\n");
@@ -284,7 +284,7 @@ void bench_attention_step()
     time_in_step(1, 8191);
 }
 
-/* The environment picks a part: FORMATS, SHORT. */
+/* The environment variables FORMATS and SHORT select a part. */
 void bench_attention_time()
 {
     if (getenv("FORMATS")) {

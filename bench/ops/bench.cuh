@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by the kernel benches: checked calls, random device data, timing by graph replay.
+/* Shared by the kernel benches: checked calls, random device data, and timing by replaying graphs.
  * Thread: one. */
 #ifndef SLUICE_TEST_BENCH_CUH
 #define SLUICE_TEST_BENCH_CUH
@@ -22,7 +22,7 @@
         }                                                                                          \
     } while (0)
 
-/* A small generator with a state of its own, so that a failing case can be run alone. */
+/* A small generator with its own state, so that a failing case can be run alone. */
 struct rng {
     uint64_t state;
     uint32_t next()
@@ -43,14 +43,14 @@ struct rng {
     }
 };
 
-/* A hash of (seed, i), so that any thread can make any element. */
+/* A number from a hash of (seed, i), so that any thread can compute any element. */
 __device__ inline float random_normal(uint64_t seed, uint64_t i)
 {
     uint64_t z = seed * 0x9e3779b97f4a7c15ull + i * 0xd1342543de82ef95ull + 1;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     z ^= z >> 31;
-    float sum = -6.0f; // of twelve uniform numbers
+    float sum = -6.0f; // sum of twelve uniform numbers
     for (int k = 0; k < 4; k++) {
         sum += (float)(z & 0x1fffff) * (3.0f / 2097152.0f);
         z >>= 16;
@@ -66,7 +66,7 @@ template <typename T> __global__ void fill_kernel(T *to, int64_t n, uint64_t see
     }
 }
 
-/* Normal numbers in any dtype. */
+/* Fills an array of any dtype with normally distributed numbers. */
 static inline void fill(void *to, enum dtype dt, int64_t n, uint64_t seed, float scale)
 {
     if (dt == DT_F32) {
@@ -93,7 +93,7 @@ template <typename T> static T *device_copy(const std::vector<T> &v)
     return p;
 }
 
-/* Any dtype as fp32 on the host. */
+/* Copies an array of any dtype to the host as fp32. */
 static inline std::vector<float> to_host(const void *p, enum dtype dt, size_t n)
 {
     std::vector<float> v(n);
@@ -120,7 +120,7 @@ static inline double distance(const std::vector<float> &a, const std::vector<flo
     return sqrt(diff) / (sqrt(norm) + 1e-30);
 }
 
-/* Microseconds of one of n launches: they are captured into a graph, which is replayed. */
+/* Microseconds per launch: n launches are captured into a graph, which is replayed. */
 static inline double time_us(int n, const std::function<void(cudaStream_t, int)> &issue)
 {
     cudaStream_t stream;
@@ -163,7 +163,8 @@ std::vector<float> bench_silu_gated(const std::vector<float> &v, int n_rows, int
                                     enum dtype dt);
 void bench_four_check(struct rng &r);
 void bench_four_time();
-bool bench_gemm_check(const char *only); // NULL: all kinds of products; false: none of that name
+/* only: the products to check; NULL: all. Returns false if none has that name. */
+bool bench_gemm_check(const char *only);
 void bench_check_codes(struct rng &r);
 void bench_gemm_time();
 void bench_attention_check(int n_cases);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `sluice bench-ops`: times each op and whole forward passes over dummy weights of a known shape,
- * using only the backend's table. Shares are relative to rates measured in the same run: reading
- * the same weights, and the peak of the multiplying instruction. */
+ * using only the backend's table. Results are also given as shares of two rates measured in the
+ * same run: the rate of reading the same weights, and the peak of the multiplying instruction. */
 #include "bench/ops/bench_ops.h"
 #include "bench/ops/command.h"
 
@@ -18,11 +18,12 @@
 
 /* ---- timing ------------------------------------------------------------------------------- */
 
-/* bytes and flops are those that the op needs in any implementation. */
+/* Bytes and flops are the least that any implementation of the op needs. */
 struct figure {
     const char *name;
-    enum status (*run)(struct bench *b, int32_t i); // i: index of the run, to vary the layer
-    double bytes, flops;                            // per run
+    // i: number of the run; successive runs use different layers
+    enum status (*run)(struct bench *b, int32_t i);
+    double bytes, flops; // per run
 };
 
 static enum status run_qkv(struct bench *b, int32_t i)
@@ -96,8 +97,9 @@ static enum status flush(struct bench *b)
     return b->ops->read(b->be, &byte, b->logits.mem, 1);
 }
 
-/* Seconds of the best run, out of at least three runs and `seconds` of time: like the peaks, what
- * the machine reaches undisturbed. Short ops run several times per measurement. */
+/* Seconds of the best run. There are at least three runs, and they take at least `seconds`. The
+ * best run counts, as for the peaks: it shows what the machine reaches undisturbed. Short ops run
+ * several times per measurement. */
 static enum status time_of(struct bench *b, const struct figure *f, double *out)
 {
     int64_t start = clock_now_ns(), now, before = start;
@@ -122,7 +124,8 @@ static enum status time_of(struct bench *b, const struct figure *f, double *out)
     return OK;
 }
 
-/* Shares of the peaks measured in the same run; without peaks (GPU) only rates. */
+/* Prints rates and their shares of the peaks measured in the same run; there are no peaks on a GPU,
+ * so only rates. */
 static void print_figure(const struct bench *b, const struct figure *f, double t, int32_t rows)
 {
     double gbs = f->bytes / t * 1e-9, gflops = f->flops / t * 1e-9;
@@ -147,14 +150,14 @@ static double layer_params(const struct shape *s)
     return (q + 2 * kv + q + 3.0 * s->ffn) * s->hidden;
 }
 
-/* All measurements for n_seqs sequences of `rows` new rows after `past` tokens. */
+/* Runs all measurements for n_seqs sequences, each with `rows` new rows after `past` tokens. */
 static enum status measure(struct bench *b, int32_t n_seqs, int32_t rows, int32_t past)
 {
     const struct shape *s = &b->shape;
     double n = (double)n_seqs * rows, w = (double)dtype_bytes(b->dtype), hidden = s->hidden;
     double q = (double)s->n_heads * s->head_dim, kv = (double)s->n_kv_heads * s->head_dim;
-    double keys = n_seqs * (double)(past + rows); // read at least once
-    double pairs = n * (past + (rows + 1) / 2.0); // of a query and a visible key
+    double keys = n_seqs * (double)(past + rows); // each is read at least once
+    double pairs = n * (past + (rows + 1) / 2.0); // pairs of a query and a visible key
     double attn = 4.0 * pairs * q, all = layer_params(s) * s->n_layers;
     double head = (double)s->vocab * s->hidden;
     const struct figure figures[] = {
@@ -187,7 +190,7 @@ static enum status measure(struct bench *b, int32_t n_seqs, int32_t rows, int32_
 
 /* ---- ratios with a goal ------------------------------------------------------------------- */
 
-/* Bytes of weights that every pass reads. */
+/* Bytes of the weights; every pass reads all of them. */
 static double weight_bytes(const struct bench *b)
 {
     const struct shape *s = &b->shape;
@@ -195,8 +198,8 @@ static double weight_bytes(const struct bench *b)
            (layer_params(s) * s->n_layers + (double)s->vocab * s->hidden);
 }
 
-/* The target is for wall-clock time; on a busy machine the CPU-time ratio tells what to expect of
- * an idle one. */
+/* The target applies to wall-clock time. On a busy machine, the ratio of CPU times shows what to
+ * expect of an idle one. */
 static void print_ratio(const char *what, double have, double by_processor, double target)
 {
     printf("%-46s %6.2f (by processor time %6.2f)   target %.2f: %s\n", what, have, by_processor,
@@ -204,8 +207,8 @@ static void print_ratio(const char *what, double have, double by_processor, doub
     fflush(stdout);
 }
 
-/* The time of a pass: the best run, the sum of the best times of its ops, and the CPU time of all
- * threads, which other programs affect least. */
+/* The time of a pass: of the best run, as the sum of the best times of its ops, and as the CPU time
+ * of all threads, which other programs affect least. */
 struct pass_time {
     double whole, processor;
     double *laps;
@@ -218,7 +221,7 @@ static double processor_now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* One pass, of which the best time counts; `laps` are the times of its parts. */
+/* Runs one pass and keeps the lower times in `best`; `laps` are the times of its ops. */
 static enum status time_forward(struct bench *b, int32_t n_seqs, int32_t rows, int32_t past,
                                 struct pass_time *best)
 {
@@ -250,8 +253,8 @@ static void print_pass(const char *what, double t, const struct pass_time *p, do
            p->whole * 1e3, p->processor * 1e3, rate, unit);
 }
 
-/* Decoding compared with plainly reading the same weights with the same threads. The two alternate,
- * so that both see the same disturbances. A pass counts as the sum of the best times of its ops,
+/* Compares decoding with only reading the same weights, with the same threads. The two alternate,
+ * so that both suffer the same disturbances. A pass counts as the sum of the best times of its ops,
  * and the read as the sum of the best times of the weights: on a busy machine a whole pass is never
  * undisturbed, but a millisecond may be. */
 static enum status decode_ratios(struct bench *b)
@@ -259,7 +262,7 @@ static enum status decode_ratios(struct bench *b)
     int32_t n = bench_n_laps(b), n_weights = 0;
     double *laps = xcalloc(3 * (size_t)n, sizeof *laps), *reads = laps + 2 * n;
     struct pass_time one = {1e30, 1e30, laps}, sixteen = {1e30, 1e30, laps + n};
-    struct pass_time all = {1e30, 1e30, reads}; // reading the weights
+    struct pass_time all = {1e30, 1e30, reads}; // times of reading the weights
     for (int32_t i = 0; i < 3 * n; i++) {
         laps[i] = 1e30;
     }
@@ -291,10 +294,11 @@ static enum status decode_ratios(struct bench *b)
     return OK;
 }
 
-/* The fewest passes: with one or two, some part may never have run undisturbed. */
+/* The least number of passes: with one or two, some op may never have run undisturbed. */
 enum { LEAST_PREFILLS = 3 };
 
-/* Prefill as a share of the peak of products, with the times of the other parts of the pass. */
+/* Measures prefill as a share of the peak of products, and the times of the other parts of the
+ * pass. */
 static enum status prefill_ratio(struct bench *b)
 {
     const struct shape *s = &b->shape;
@@ -307,7 +311,7 @@ static enum status prefill_ratio(struct bench *b)
     }
     double flops = 2.0 * (layer_params(s) * s->n_layers * n + (double)s->vocab * s->hidden) +
                    2.0 * n * (n + 1.0) * q * s->n_layers;
-    /* The work that the last layer omits, since only one row needs logits. */
+    /* Only the last row needs logits, so the last layer skips part of its work. */
     double left_out = 2.0 * (n - 1.0) * (q + 3.0 * s->ffn) * s->hidden;
     enum status st = OK;
     int64_t start = clock_now_ns();
@@ -319,7 +323,7 @@ static enum status prefill_ratio(struct bench *b)
     double t = sum_of(laps, n_laps);
     free(laps);
     TRY(st);
-    struct cpu_peaks p; // again: the machine may have been busy the first time
+    struct cpu_peaks p; // measured again, since the machine may have been busy the first time
     TRY(cpu_peaks(b->be, &p));
     b->product_rate = fmax(b->product_rate, p.product_flops_per_s);
     b->fma_rate = fmax(b->fma_rate, p.fma_flops_per_s);
@@ -370,7 +374,7 @@ static enum status run(struct bench *b, struct err *err)
     return OK;
 }
 
-/* GPU ops are timed by the hundred in a captured pass: see cuda_table.c. */
+/* On a GPU, a captured pass runs an op hundreds of times: see cuda_table.c. */
 static enum status run_cuda(struct bench *b, struct err *err)
 {
 #ifdef SLUICE_CUDA
@@ -404,7 +408,7 @@ static int usage(int code)
     return code;
 }
 
-/* Every option has a value; unknown ones are errors. */
+/* Every option takes a value; unknown options are errors. */
 static bool set_option(struct bench *b, const char *key, const char *value)
 {
     char *rest;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A plain Llama with dummy weights, driven only through a backend's table: what `sluice bench-ops`
- * times. The weights and memory live until bench_close.
+/* A plain Llama with dummy weights, driven only through a backend's table; `sluice bench-ops` times
+ * it. The weights and memory live until bench_close.
  * Thread: main. */
 #ifndef SLUICE_BENCH_OPS_BENCH_OPS_H
 #define SLUICE_BENCH_OPS_BENCH_OPS_H
@@ -18,7 +18,7 @@ const struct shape *bench_shape(const char *name);
 enum {
     BENCH_LANES = 64,
     BENCH_KV_SETS = 4, // of kv_lines.c: unquantised, and three formats
-    COPIES = 4,        // of each weight in the GPU's table, so that no cache holds them
+    COPIES = 4,        // of each weight in the GPU's table: together they exceed every cache
     MOE_SHAPES = 2,
     BENCH_FORMATS = 4, // of cuda_quant.c
     BENCH_QUANT_PRODUCTS = 4,
@@ -28,9 +28,9 @@ struct layer {
     struct weight *norm_1, *qkv, *o, *norm_2, *gate_up, *down;
 };
 
-/* A mixture's layer. */
+/* A layer with a mixture of experts. */
 struct bench_moe {
-    const char *route, *experts; // names of its lines
+    const char *route, *experts; // names of its two lines
     int32_t hidden, ffn, n_experts, k;
     const struct weight *w_router, *w_up, *w_down;
 };
@@ -66,12 +66,14 @@ struct bench {
     struct layer *layers;
     struct weight *embed, *norm;
     double read_rate, fma_rate, product_rate; // per second; 0: unknown
-    double *laps; // NULL, or [bench_n_laps]: lowered to the time of each op in bench_forward
+    double *laps; // [bench_n_laps] or NULL: each is lowered to the time of its op in bench_forward,
+                  // if that is less
     int32_t lap;
     int64_t lap_start;
 
     /* the GPU's table */
-    int32_t next_model;             // part of the key of a pass's graph: each line has its own
+    int32_t next_model; // part of the key of a pass's graph; each line uses another, so that it
+                        // gets its own graph
     double copy_peak, product_peak; // bytes and operations per second
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
     const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;
@@ -83,7 +85,7 @@ struct bench {
 enum status bench_open(struct bench *b, struct err *err);
 void bench_close(struct bench *b);
 
-/* Opens and closes a pass: n_seqs sequences of `rows` new rows each after `past` ones. */
+/* Opens and closes a pass: n_seqs sequences with `rows` new rows each after `past` tokens. */
 enum status bench_begin(struct bench *b, int32_t n_seqs, int32_t rows, int32_t past);
 enum status bench_end(struct bench *b);
 
@@ -95,7 +97,7 @@ enum status bench_norm(struct bench *b, struct weight *w, struct tensor delta, s
 enum status bench_store(struct bench *b, int32_t layer, int32_t n);
 enum status bench_attention(struct bench *b, int32_t layer, int32_t n);
 enum status bench_activate(struct bench *b, int32_t n);
-/* gate+up, activation and down, as the engine calls them. norm: computes their input first; or
+/* gate+up, activation and down, as the engine calls them. norm: computes their input first; may be
  * NULL. */
 enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_args *norm,
                       int32_t n);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The cost of block-quantised weights (GGUF's formats) on the CPU backend: rows times a matrix
- * larger than any cache, for each format and for bf16, alternating many times because other
- * programs may use the machine; the best run of each counts. GB/s count the format's own bytes,
- * so a format that is as efficient as bf16 shows bf16's figure.
+/* The cost of block-quantised weights (GGUF's formats) on the CPU backend: rows times a matrix that
+ * is larger than any cache, for each format and for bf16. Other programs may use the machine, so
+ * formats alternate many times, and the best run of each counts. GB/s count the format's own bytes,
+ * so a format that is as efficient as bf16 reaches bf16's figure.
  *
  *     blocks_bench [THREADS (1) [ROWS (1)]] */
 #include "cpu/cpu.h"
@@ -28,8 +28,8 @@ struct scene {
     struct tensor x, y;
 };
 
-/* Any bytes will do, as long as scales are small. Zeros would do as well, but the system need not
- * allocate pages for them. */
+/* Any values will do if the scales are small, except zeros: the system need not allocate pages for
+ * them. */
 static struct weight_part make_part(const char *name, unsigned char **data, double *bytes)
 {
     const struct block_format *f = block_format_find(name);
@@ -46,8 +46,7 @@ static struct weight_part make_part(const char *name, unsigned char **data, doub
     return weight_part_plain(*data, DT_BF16, N_OUT, N_IN, N_IN);
 }
 
-/* Made-up bytes as blocks; the values do not matter to the time.
- */
+/* Opens a weight whose blocks are made-up bytes, since the values do not affect the time. */
 static enum status open_weight(struct scene *s, int32_t i, struct err *err)
 {
     unsigned char *data;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The command in this folder. Thread: main. */
+/* The command of this folder.
+ * Thread: main. */
 #ifndef SLUICE_BENCH_OPS_COMMAND_H
 #define SLUICE_BENCH_OPS_COMMAND_H
 

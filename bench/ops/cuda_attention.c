@@ -2,7 +2,7 @@
 /* Measurements of attention. */
 #include "bench/ops/cuda_timing.h"
 
-/* A layer of Llama 3 8B, in turn with others. */
+/* Issues attention of a layer of Llama 3 8B; successive launches use different layers. */
 static enum status issue_attention(struct bench *b, const struct line *l, int32_t i)
 {
     const struct attention_args a = {.q = b->qkv,
@@ -20,8 +20,8 @@ static enum status issue_attention(struct bench *b, const struct line *l, int32_
     return b->ops->attention(b->be, &a);
 }
 
-/* Decoding, shared prefixes and prefill in the proportions that matter; bytes are those of
- * the keys and values that must be read. */
+/* Decoding, shared prefixes and prefill. Bytes are those of the keys and values that must be
+ * read. */
 static enum status plain_lines(struct bench *b, double element)
 {
     static const struct {
@@ -57,7 +57,7 @@ static enum status plain_lines(struct bench *b, double element)
     return OK;
 }
 
-/* Attention variants of other families, and additional softmax terms. */
+/* The variants that other model families use: a window, a softcap, or sinks. */
 static enum status other_lines(struct bench *b, double element)
 {
     const struct line kinds[] = {{.name = "attention, window of 1024, of", .window = 1024},

@@ -10,7 +10,7 @@ static enum status issue_sample(struct bench *b, const struct line *l, int32_t i
     return b->ops->sample(b->be, &a);
 }
 
-/* The cost of choosing a token: arg max, temperature alone, and top-k with top-p. */
+/* Times the choice of a token: arg max, temperature alone, and top-k with top-p. */
 enum status bench_draw_lines(struct bench *b)
 {
     static const int32_t rows[] = {1, 8, 64, 256};
@@ -33,7 +33,7 @@ enum status bench_draw_lines(struct bench *b)
     return OK;
 }
 
-/* As in a greedy pass, followed by the draws. */
+/* Issues the head as in a greedy pass, followed by the draws. */
 static enum status issue_drawn_head(struct bench *b, const struct line *l, int32_t i)
 {
     struct logit_bests bests = {.n_bands = 0};
@@ -54,7 +54,7 @@ static enum status issue_drawn_head(struct bench *b, const struct line *l, int32
     return b->ops->sample(b->be, &draw);
 }
 
-/* The head and the draw after it, as a decoding step ends. */
+/* Times the head with the draw after it, which end a decoding step. */
 enum status bench_head_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256};

@@ -45,7 +45,7 @@ static enum status issue_moe(struct bench *b, const struct line *l, int32_t i)
     return b->ops->moe_ffn(b->be, &a);
 }
 
-/* Computes the picks that the experts' lines use, whichever lines are selected. */
+/* Computes the experts' picks, which their lines need even if the router's line is not selected. */
 static enum status route_all(struct bench *b, const struct bench_moe *m)
 {
     const struct line l = {.n_rows = ROWS, .shape = PREFILL, .moe = m};
@@ -60,7 +60,7 @@ static enum status route_all(struct bench *b, const struct bench_moe *m)
     return b->ops->step_wait(b->be, 0, results, 4);
 }
 
-/* Bytes are those of the experts that are expected to be picked, operations those of all
+/* Bytes are those of the experts that are expected to be picked; operations are those of all
  * picks. */
 static enum status moe_lines(struct bench *b, const struct bench_moe *m, double element)
 {
@@ -68,7 +68,7 @@ static enum status moe_lines(struct bench *b, const struct bench_moe *m, double 
     TRY(route_all(b, m));
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         const double n = rows[r];
-        /* Expected number of experts with at least one pick, if picks are uniform. */
+        /* The expected number of experts with at least one pick, if picks are uniform. */
         const double active = m->n_experts * (1 - pow(1 - (double)m->k / m->n_experts, n));
         struct line l = {.name = m->route,
                          .issue = issue_route,

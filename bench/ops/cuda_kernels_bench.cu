@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks and times the attention and small-product kernels without the engine.
  * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm] [four] [attention] [step]
- * N: passes of attention, besides all products; PRODUCT: gemm_head, gemm_batch, ... alone */
+ * check N checks N passes of attention and all products, check PRODUCT only that product
+ * (gemm_head, gemm_batch, ...). */
 #include "bench/ops/bench.cuh"
 
 #include <cstring>
 
-/* Four loads in flight per thread; the sum keeps the compiler from removing them. */
+/* Each thread has four loads in flight; the sum keeps the compiler from removing them. */
 __global__ void read_kernel(const uint4 *p, int64_t n, uint4 *out)
 {
     uint4 sum = {0, 0, 0, 0};
@@ -22,7 +23,7 @@ __global__ void read_kernel(const uint4 *p, int64_t n, uint4 *out)
     }
 }
 
-/* The ceiling: how fast plain loads read. */
+/* Measures how fast plain loads read: the ceiling of the other figures. */
 static void time_read()
 {
     const int64_t n = (int64_t)4 << 30;

@@ -8,7 +8,7 @@ static struct tensor of_width(struct tensor t, int32_t width)
     return t;
 }
 
-/* Stores the latent and rotates the queries' part with positions. */
+/* Stores the latent and applies rope to the queries' rotated part. */
 static enum status issue_mla_store(struct bench *b, const struct line *l, int32_t i)
 {
     const struct mla_store_args a = {.q = of_width(b->mid, MLA_HEADS * MLA_Q),
@@ -29,7 +29,7 @@ static enum status issue_mla_store(struct bench *b, const struct line *l, int32_
     return b->ops->mla_store(b->be, &a);
 }
 
-/* Queries times W_UK: afterwards attention runs on the latents alone. */
+/* Multiplies queries with W_UK; after this, attention runs on the latents alone. */
 static enum status issue_absorb(struct bench *b, const struct line *l, int32_t i)
 {
     const struct linear_heads_args a = {.weight = b->w_uk,
@@ -42,7 +42,7 @@ static enum status issue_absorb(struct bench *b, const struct line *l, int32_t i
     return b->ops->linear_heads(b->be, &a);
 }
 
-/* The result of attention times W_UV, back to heads. */
+/* Multiplies the result of attention with W_UV, which gives the values of each head. */
 static enum status issue_expand(struct bench *b, const struct line *l, int32_t i)
 {
     const struct linear_heads_args a = {.weight = b->w_uv,
@@ -69,8 +69,7 @@ static enum status issue_mla_attention(struct bench *b, const struct line *l, in
     return b->ops->attention(b->be, &a);
 }
 
-/* All query heads share one KV head, so each byte of the cache is used for MLA_HEADS products.
- */
+/* All query heads share one KV head, so each element of the cache is used in MLA_HEADS products. */
 enum status bench_mla_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256, 2048};

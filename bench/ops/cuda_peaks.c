@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The reference rates: a large copy, and a large product. */
+/* The reference rates: those of a large copy and of a large product. */
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/clock.h"
 #include "engine/base/minmax.h"
 
 #include <stdio.h>
 
-/* Copies half of the pool to the other half: its bytes are read and written. */
+/* Copies one half of the pool to the other. Both the bytes read and the bytes written count. */
 static enum status issue_copy(struct bench *b, const struct line *l, int32_t i)
 {
     static struct block_copy copies[N_BLOCKS / 2];
@@ -17,7 +17,7 @@ static enum status issue_copy(struct bench *b, const struct line *l, int32_t i)
     return b->ops->copy_blocks(b->be, l->n_out, copies);
 }
 
-/* Copies cannot be captured, so they are timed between passes, many blocks at a time. */
+/* Copies cannot be captured, so they are timed outside of passes, many blocks at a time. */
 static enum status measure_copy(struct bench *b)
 {
     const struct line l = {.n_out = N_BLOCKS / 2};
@@ -40,7 +40,7 @@ static enum status measure_copy(struct bench *b)
     return OK;
 }
 
-/* cuBLASLt's best case: square, large, and in the pass's own type. */
+/* Times cuBLASLt's best case: a large square product in the pass's own type. */
 static enum status measure_product(struct bench *b)
 {
     const struct weight *w = b->w_square;

@@ -2,7 +2,7 @@
 /* Measurements of products with a single weight. */
 #include "bench/ops/cuda_timing.h"
 
-/* Weights alternate between copies, so that no run finds its weight in the L2 cache. */
+/* Runs alternate between copies of a weight, so that no run finds its weight in the L2 cache. */
 enum status bench_issue_linear(struct bench *b, const struct line *l, int32_t i)
 {
     const struct linear_args a = {
@@ -13,8 +13,8 @@ enum status bench_issue_linear(struct bench *b, const struct line *l, int32_t i)
     return b->ops->linear(b->be, &a);
 }
 
-/* Each product of a layer at all batch sizes; from some size on, operations limit instead
- * of bytes. */
+/* Times each product of a layer at all batch sizes. Small batches are limited by bytes, large ones
+ * by operations. */
 enum status bench_product_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 4, 8, 16, 32, 64, 128, 256, 1024, 8192};
@@ -81,7 +81,7 @@ static enum status issue_linear_act(struct bench *b, const struct line *l, int32
     return b->ops->linear_act(b->be, &a, &act);
 }
 
-/* As the engine calls it. */
+/* Times products fused with the ops around them, as the engine calls them. */
 enum status bench_fused_product_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256};

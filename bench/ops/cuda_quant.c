@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-/* Formats as in checkpoints of this size. */
+/* Formats that checkpoints of this size use. */
 static const struct {
     const char *name;
     enum dtype values, scales;
@@ -17,7 +17,7 @@ static const struct {
     {"mxfp4", DT_E2M1, DT_E8M0, 0, 1, 32, 0.5 + 1.0 / 32},
 };
 
-/* The products of an 8B's layer. */
+/* The products of a layer of an 8B model. */
 static const struct {
     const char *name;
     int32_t n_out, n_in;
@@ -29,7 +29,7 @@ static const struct {
     {"down", HIDDEN, FFN, false},
 };
 
-/* Made of dummy numbers, with the scales and zero points that each format has. */
+/* Makes weights of dummy numbers, with the scales and zero points of each format. */
 enum status bench_make_quantised(struct bench *b, struct err *err)
 {
     for (int32_t f = 0; f < BENCH_FORMATS; f++) {
@@ -63,10 +63,10 @@ enum status bench_make_quantised(struct bench *b, struct err *err)
     return OK;
 }
 
-/* As in the engine: gated products are fused with the activation. */
+/* As in the engine, gated products are fused with the activation. */
 static enum status issue(struct bench *b, const struct line *l, int32_t i)
 {
-    struct product_sums sums = {.n = 0}; // as in the engine, products may be left as partial sums
+    struct product_sums sums = {.n = 0}; // as in the engine, products may leave partial sums
     const struct linear_args a = {.weight = l->weight[i % COPIES],
                                   .x = l->from,
                                   .y = l->to,
@@ -84,8 +84,7 @@ static enum status issue(struct bench *b, const struct line *l, int32_t i)
     return b->ops->linear(b->be, &a);
 }
 
-/* The bytes are the format's own, so a share of the bandwidth can be compared between
- * formats. */
+/* Bytes are the format's own, so formats can be compared by their share of the bandwidth. */
 enum status bench_quantised_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 8, 16, 32, 64, 128, 256, 1024, 8192};

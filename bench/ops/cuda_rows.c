@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Measurements of row-wise ops, and the random contents of all rows. */
+/* Measurements of row-wise ops; also fills all rows with random contents. */
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/minmax.h"
 
@@ -25,7 +25,7 @@ static enum status issue_embed(struct bench *b, const struct line *l, int32_t i)
     return b->ops->embed(b->be, &a);
 }
 
-/* Uses the layers in turn, so that pages are not in the cache. */
+/* Successive launches use different layers, so that pages are not in the cache. */
 static enum status issue_rope(struct bench *b, const struct line *l, int32_t i)
 {
     const struct rope_store_args a = {.qkv = b->qkv,
@@ -50,7 +50,7 @@ static enum status issue_activation(struct bench *b, const struct line *l, int32
     return b->ops->activation(b->be, &a);
 }
 
-/* Row-wise ops are limited by the bytes of their rows. */
+/* Times row-wise ops, which are limited by the bytes of their rows. */
 enum status bench_row_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256, 8192};
@@ -111,7 +111,8 @@ static enum status issue_pool(struct bench *b, const struct line *l, int32_t i)
     return b->ops->pool(b->be, &a);
 }
 
-/* Ops that run once per pass, on out rows, and ops of few families. */
+/* Times ops that run once per pass on the output rows, and ops that only few model families
+ * have. */
 enum status bench_out_row_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256};

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Dummy values are made on the device; `make_weight` never reads its data. */
+/* The device generates the dummy values; `make_weight` never reads its data. */
 static enum status make_weight(struct bench *b, enum weight_kind kind, enum dtype dtype,
                                int32_t n_experts, int64_t n_out, int64_t n_in,
                                const struct weight **out, struct err *err)
@@ -34,7 +34,7 @@ static enum status make_weight(struct bench *b, enum weight_kind kind, enum dtyp
     return OK;
 }
 
-/* An 8B's layer in several copies, and the weights of the other measurements. */
+/* Makes a layer of an 8B model in several copies, and the weights of the other measurements. */
 static enum status make_weights(struct bench *b, struct err *err)
 {
     const enum dtype t = b->dtype;
@@ -143,7 +143,7 @@ static enum status set_up(struct bench *b, struct err *err)
     return OK;
 }
 
-/* Peaks first, since the other lines are printed as shares of them. */
+/* Measures the peaks first, since the other lines are printed as shares of them. */
 static enum status print_lines(struct bench *b)
 {
     const double element = (double)dtype_bytes(b->dtype);

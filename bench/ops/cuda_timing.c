@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Times an op through the backend's table: a pass that runs the op many times is captured and
- * replayed, and the time of an empty pass is subtracted. */
+ * replayed. The time of an empty pass is subtracted. */
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/clock.h"
 #include "engine/base/minmax.h"
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks of each lane, scattered over the pool as in a server; shared: groups of 16 lanes
- * have all but the last block in common. */
+/* Gives each lane blocks that are scattered over the pool, as in a server. With `shared`, groups of
+ * 16 lanes have all but the last block in common. */
 enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks, bool shared)
 {
     int32_t ids[LANE_BLOCKS];
@@ -28,7 +28,7 @@ enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks
     return OK;
 }
 
-/* The same parameters for all lanes. */
+/* Sets the same parameters for all lanes. */
 enum status bench_draw_by(struct bench *b, const struct sampling_params *params)
 {
     struct pass_results results[4];
@@ -40,7 +40,7 @@ enum status bench_draw_by(struct bench *b, const struct sampling_params *params)
     return b->ops->step_wait(b->be, 0, results, 4);
 }
 
-/* A pass with the line's rows: one sequence each, or all in one (PREFILL). */
+/* Makes a pass with the line's rows: one per sequence, or all in one sequence (PREFILL). */
 void bench_make_pass(struct bench *b, const struct line *l)
 {
     struct pass *p = &b->pass;
@@ -92,7 +92,8 @@ static int compare_doubles(const void *a, const void *b)
 static enum status time_pass(struct bench *b, const struct line *l, int32_t n, double *us)
 {
     double all[REPEATS];
-    for (int32_t r = -3; r < REPEATS; r++) { // the first passes are launched and captured
+    // The first passes are not captured yet, so they do not count.
+    for (int32_t r = -3; r < REPEATS; r++) {
         struct pass_shape shape;
         struct pass_results results[4];
         const int64_t start = clock_now_ns();
@@ -114,7 +115,7 @@ static enum status time_pass(struct bench *b, const struct line *l, int32_t n, d
 }
 
 /* Runs the line's op many times in one captured pass. The time of an empty pass is subtracted, so
- * launches of the pass itself do not count. */
+ * that launching the pass itself does not count. */
 enum status bench_run_line(struct bench *b, const struct line *l, double *us)
 {
     struct pass_results results[4];

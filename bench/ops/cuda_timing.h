@@ -22,7 +22,7 @@ enum {
     MLA_ROPE = 64,
     MLA_NOPE = 128,
     MLA_KEY = MLA_LORA + MLA_ROPE,
-    MLA_Q = MLA_NOPE + MLA_ROPE, // per head, before its key product is absorbed
+    MLA_Q = MLA_NOPE + MLA_ROPE, // width per query head, before W_UK is absorbed
     MOE_MOST_K = 8,
     ROWS = 8192,
     OUT_ROWS = 256,
@@ -38,7 +38,7 @@ enum {
 struct line {
     const char *name;
     enum status (*issue)(struct bench *b, const struct line *l, int32_t i);
-    int32_t n_rows, context; // context: earlier tokens
+    int32_t n_rows, context; // context: number of earlier tokens
     double bytes, operations;
     const struct weight *const *weight;
     struct tensor from, to;
@@ -62,7 +62,7 @@ enum status bench_run_line(struct bench *b, const struct line *l, double *us);
 /* Times the op and prints its line, if `only` selects it. */
 enum status bench_print_line(struct bench *b, const struct line *l);
 
-/* The lines by what they measure; element: bytes per element. */
+/* The lines, by what they measure. element: bytes per element. */
 enum status bench_peak_lines(struct bench *b);                    // cuda_peaks.c
 enum status bench_row_lines(struct bench *b, double element);     // cuda_rows.c
 enum status bench_out_row_lines(struct bench *b, double element); // ops that run once per pass

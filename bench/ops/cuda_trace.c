@@ -2,9 +2,9 @@
 /* Shows where a GPU's time goes, for any program. This is a library that the CUDA driver loads:
  *     CUDA_INJECTION64_PATH=build/.../cuda_trace.so program
  * At the end of the program it prints the time of each kernel and the gaps between kernels. Only
- * the last SLUICE_TRACE_MS milliseconds of work (default 300) are counted, to leave out loading.
- * Tracing prevents the overlap of kernels (programmatic dependent launch), so times add up to a
- * little more than without.
+ * the last SLUICE_TRACE_MS milliseconds of work (default 300) count, which leaves out loading.
+ * Tracing prevents kernels from overlapping (programmatic dependent launch), so the times add up to
+ * a little more than without it.
  * Thread: CUPTI's and the program's; records are joined at exit. */
 #include <cupti.h>
 
@@ -18,7 +18,7 @@ enum { BUFFER_BYTES = 8 << 20, MAX_NAMES = 512, GAPS = 6 };
 
 struct record {
     uint64_t start, end;
-    const char *name; // CUPTI keeps kernels' names
+    const char *name; // owned by CUPTI, which keeps it
 };
 
 /* All records of the program; buffers arrive on CUPTI's thread. */
@@ -44,7 +44,7 @@ static const char *copy_name(uint8_t kind)
     }
 }
 
-/* If memory runs out, later records are lost, and the summary covers the earlier ones. */
+/* If memory runs out, later records are dropped, and the summary covers the earlier ones. */
 static void add(uint64_t start, uint64_t end, const char *name)
 {
     if (trace.n == trace.cap) {
@@ -85,7 +85,7 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
 
 struct total {
     const char *name;
-    uint64_t n, ns, gap_ns; // gap: time before the kernel in which nothing runs
+    uint64_t n, ns, gap_ns; // gap_ns: time before these kernels during which no kernel ran
 };
 
 static int by_start(const void *a, const void *b)
@@ -114,7 +114,7 @@ static struct total *total_of(struct total *totals, size_t *n, const char *name)
     return &totals[(*n)++];
 }
 
-/* SLUICE_TRACE_FILE: every kernel in order, with times in us. */
+/* With SLUICE_TRACE_FILE, writes every kernel in order, with times in us. */
 static void print_order(const struct record *r, size_t n)
 {
     const char *path = getenv("SLUICE_TRACE_FILE");
@@ -129,8 +129,8 @@ static void print_order(const struct record *r, size_t n)
     fclose(f);
 }
 
-/* Sums by kernel name, and a histogram of the gaps between kernels, over the last
- * milliseconds only. */
+/* Prints sums by kernel name, and a histogram of the gaps between kernels; only the last
+ * milliseconds count. */
 static void print_summary(void)
 {
     static struct total totals[MAX_NAMES];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Checks products against a naive one over odd shapes, and in deterministic mode against the same
- * product of other numbers of rows. */
+/* Checks products of odd shapes against a naive product. In deterministic mode, also checks that a
+ * row has the same bits whatever the number of rows. */
 #include "bench/ops/bench.cuh"
 #include "cuda/cuda_fixed.h"
 #include "cuda/gemm.h"
@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstring>
 
-/* One thread per output, additions in order of inputs. */
+/* One thread per output; it adds the products in the order of the inputs. */
 template <typename T, typename Y> __global__ void naive_kernel(struct gemm_args a, float *out)
 {
     const int f = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y;
@@ -27,7 +27,7 @@ template <typename T, typename Y> __global__ void naive_kernel(struct gemm_args 
     }
 }
 
-/* The types that products may have. */
+/* Calls the naive kernel for the types of x and y. */
 void bench_naive(const struct gemm_args &a, float *out)
 {
     const dim3 grid((a.n_out + 127) / 128, a.n_rows);
@@ -41,7 +41,7 @@ void bench_naive(const struct gemm_args &a, float *out)
     CHECK(cudaGetLastError());
 }
 
-/* Computes a gated product from the plain one, on the host, as the reference. */
+/* The reference of a gated product: gates the plain product on the host. */
 std::vector<float> bench_silu_gated(const std::vector<float> &v, int n_rows, int width,
                                     enum dtype dt)
 {
@@ -62,7 +62,7 @@ std::vector<float> bench_silu_gated(const std::vector<float> &v, int n_rows, int
     return out;
 }
 
-/* The tolerance for results of a dtype. */
+/* The tolerance for results of this dtype. */
 static double rounding_of(enum dtype dt, double f16, double bf16)
 {
     if (dt == DT_F32) {
@@ -71,7 +71,7 @@ static double rounding_of(enum dtype dt, double f16, double bf16)
     return dt == DT_F16 ? f16 : bf16;
 }
 
-/* Random shapes around the limits of gemm_small; padding of rows must be kept. */
+/* Random shapes around the limits of gemm_small. The padding of rows must stay unchanged. */
 static void check_one(struct rng &r)
 {
     struct gemm_args a = {};
@@ -149,7 +149,7 @@ static void check_one(struct rng &r)
     }
 }
 
-/* The same for gemm_wide, with partial sums added up on the host. */
+/* The same for gemm_wide; the host adds up the partial sums. */
 static void check_wide(struct rng &r)
 {
     struct gemm_args a = {};
@@ -240,15 +240,15 @@ static void check_wide(struct rng &r)
     }
 }
 
-/* Gated products of many rows: one or several items a cluster, tiles in one or several groups, the
- * last tile and band short. */
+/* Gated products of many rows: a cluster has one or several items, tiles are in one or several
+ * groups, and the last tile and band are short. */
 static void check_batch(struct rng &r)
 {
     struct gemm_args a = {};
     a.x_dtype = a.w_dtype = a.y_dtype = r.below(2) ? DT_BF16 : DT_F16;
     const bool is_long = r.below(4) == 0;
     a.n_rows =
-        is_long ? r.between(257, 4500) : r.between(129, 256); // by any kernel that takes them
+        is_long ? r.between(257, 4500) : r.between(129, 256); // by any kernel that supports them
     a.n_in = 8 * r.between(16, r.below(4) ? 150 : 520);
     int widest = 120;
     if (!is_long) {
@@ -299,8 +299,8 @@ static void check_batch(struct rng &r)
     }
 }
 
-/* Weights of features whose logits are to be equal, infinite or NaN: rows of another feature, or
- * one element that overflows or is none. */
+/* Spoils the weights of some features, so that their logits are equal, infinite or NaN: copies the
+ * row of another feature, or sets one element to infinity or NaN. */
 static void spoil_features(struct rng &r, void *w, const struct gemm_args &a)
 {
     const size_t bytes = (size_t)a.n_in * 2;
@@ -308,19 +308,20 @@ static void spoil_features(struct rng &r, void *w, const struct gemm_args &a)
     for (int i = 0; i < a.n_out / 16; i++) {
         char *to = (char *)w + bytes * r.below(a.n_out);
         const int kind = r.below(40);
-        if (kind < 30) { // equal rows, so that logits tie, even in different bands
+        if (kind < 30) { // equal rows: their logits tie, even in different bands
             CHECK(cudaMemcpy(to, (char *)w + bytes * r.below(a.n_out), bytes,
                              cudaMemcpyDeviceToDevice));
         } else if (kind == 30) {
             CHECK(cudaMemcpy(to, &nan, 2, cudaMemcpyHostToDevice));
-        } else if (kind == 31 && r.below(8) == 0) { // with the sign of x's element
+            // Its logits are infinite, with the sign of x's element.
+        } else if (kind == 31 && r.below(8) == 0) {
             CHECK(cudaMemcpy(to, &infinity, 2, cudaMemcpyHostToDevice));
         }
     }
 }
 
-/* The bests of each band must be those of the logits that the same kernel wrote; of equal
- * values the lowest id. */
+/* The best pairs of each band must match the logits that the same kernel wrote; among equal logits
+ * the lowest id wins. */
 static bool same_bests(const struct gemm_args &a, const std::vector<float> &logits, int bands,
                        int stride, const std::vector<struct best_pair> &pairs)
 {
@@ -347,7 +348,7 @@ static bool same_bests(const struct gemm_args &a, const std::vector<float> &logi
     return true;
 }
 
-/* The head: logits, and of each row and band the first of the greatest. */
+/* The head: its logits, and for each row and band the first of the greatest logits. */
 static void check_head(struct rng &r)
 {
     struct gemm_args a = {};
@@ -394,7 +395,7 @@ static void check_head(struct rng &r)
     CHECK(cudaMemcpy(got_pairs.data(), pairs, got_pairs.size() * sizeof *pairs,
                      cudaMemcpyDeviceToHost));
     std::vector<float> got, want;
-    bool kept = true; // padding rows, and rows with infinite or NaN logits
+    bool kept = true; // holds for padding, and for infinite and NaN logits
     for (int i = 0; i < a.n_rows; i++) {
         for (int c = 0; c < a.y_stride; c++) {
             const float v = all[(size_t)i * a.y_stride + c];
@@ -420,7 +421,7 @@ static void check_head(struct rng &r)
 
 enum { FIXED_MOST = 2048, FIXED_SUMS = 32 << 20 };
 
-/* The bits of a product in deterministic mode, with its parts added up. */
+/* The bits of a product in deterministic mode; partial sums are added up. */
 static std::vector<uint16_t> fixed_bits(struct gemm_args a, int rows, struct sum_parts sums)
 {
     const int width = a.gated ? a.n_out / 2 : a.n_out;
@@ -436,8 +437,8 @@ static std::vector<uint16_t> fixed_bits(struct gemm_args a, int rows, struct sum
     return y;
 }
 
-/* The products of Llama-3.1-8B: a row's bits for any number of rows, and 256 rows against the naive
- * product. */
+/* The products of Llama-3.1-8B: a row has the same bits for any number of rows, and the results of
+ * 256 rows match the naive product. */
 static void check_fixed(struct rng &r)
 {
     static const struct {
@@ -504,7 +505,7 @@ static void check_fixed(struct rng &r)
     }
 }
 
-/* `only` names one kernel; without it all are checked. */
+/* `only` names the kernel to check; NULL: all. */
 bool bench_gemm_check(const char *only)
 {
     static const struct {

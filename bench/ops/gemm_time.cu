@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Times products against cuBLASLt, in graphs of dependent launches that use several weights in
- * turn. */
+/* Times products against cuBLASLt. Each timing replays a graph of dependent launches that use
+ * several weights in turn. */
 #include "bench/ops/bench.cuh"
 #include "cuda/cuda_fixed.h"
 #include "cuda/gemm.h"
@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cublasLt.h>
 
-/* A plan of cuBLASLt for one shape. */
+/* A product planned by cuBLASLt for one shape. */
 struct lt_product {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w, x, y;
@@ -28,7 +28,7 @@ enum { LT_WORKSPACE = 32 << 20 };
         }                                                                                          \
     } while (0)
 
-/* The first algorithm that cuBLASLt suggests, which a program without tuning would use. */
+/* Takes the first algorithm that cuBLASLt suggests, as a program without tuning would. */
 static struct lt_product lt_open(int m, int n, int k)
 {
     struct lt_product p;
@@ -51,7 +51,7 @@ static struct lt_product lt_open(int m, int n, int k)
     return p;
 }
 
-/* Issues the product of cuBLASLt that all timings here are compared with. */
+/* Issues cuBLASLt's product, with which all timings here are compared. */
 static void lt_issue(const struct lt_product &p, const void *w, const void *x, void *y,
                      void *workspace, cudaStream_t stream)
 {
@@ -60,7 +60,8 @@ static void lt_issue(const struct lt_product &p, const void *w, const void *x, v
                       workspace, LT_WORKSPACE, stream));
 }
 
-/* gate_up with its activation: in one kernel, or cuBLASLt's product and the op. */
+/* Times gate_up with its activation: our fused kernel, and cuBLASLt's product followed by the
+ * activation op. */
 static void time_gated(const char *weights, size_t pool, char *x, char *y, char *act,
                        void *workspace)
 {
@@ -108,11 +109,10 @@ static void time_gated(const char *weights, size_t pool, char *x, char *y, char 
     }
 }
 
-/* Products of deterministic mode. The times do not include reading the partial sums.
- */
+/* Memory for partial sums in deterministic mode. The times do not include reading the sums. */
 enum { FIXED_SUMS = 32 << 20 };
 
-/* The cost of a fixed order of additions. */
+/* Times deterministic products, to show what a fixed order of additions costs. */
 static void time_fixed(const char *weights, size_t pool, char *x, char *y, void *workspace)
 {
     static const struct {
@@ -152,8 +152,8 @@ static void time_fixed(const char *weights, size_t pool, char *x, char *y, void 
     CHECK(cudaFree(sums));
 }
 
-/* Weights are taken in turn from a pool larger than the L2 cache, because a model's next
- * layer has other weights. */
+/* Successive launches take their weights from a pool larger than the L2 cache, because a model's
+ * next layer has other weights. */
 void bench_gemm_time()
 {
     static const struct {
@@ -195,8 +195,8 @@ void bench_gemm_time()
             a.n_out = a.y_stride = s.n;
             a.n_in = a.x_stride = s.k;
             a.n_batch = 1;
-            a.may_split = true; // the op that reads the product adds the sums, which is not in
-                                // these times
+            // The op that reads the product would add the sums; these times do not include it.
+            a.may_split = true;
             struct wide_plan plan = {};
             const size_t sums_bytes = (size_t)8 * 128 * 28672 * 4;
             const bool wide = gemm_wide_takes(&a, 90, 132, sums_bytes, &plan);

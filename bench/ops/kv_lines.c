@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice bench-ops --only kv`: the cost of decoding long texts with each KV format. Attention and
- * whole passes of one dummy model alternate over the sets, whose pages hold the same values. */
+/* `sluice bench-ops --only kv`: the cost of decoding long contexts with each KV format. Each format
+ * has its own set of pages, and all sets hold the same values. Attention and whole passes of one
+ * dummy model alternate over the sets. */
 #include "bench/ops/bench_ops.h"
 
 #include "engine/base/clock.h"
@@ -12,8 +13,8 @@
 
 enum { SETS = BENCH_KV_SETS };
 
-/* Block 0 of each set is written, and all others are copies of it: untouched memory would be read
- * from a cache. */
+/* Writes block 0 of each set and copies it to all others. Untouched memory would be read from a
+ * cache, since the system maps it to one page of zeros. */
 static enum status fill(struct bench *b, int32_t n_blocks)
 {
     struct block_copy *copies = xcalloc((size_t)n_blocks, sizeof *copies);
@@ -47,10 +48,10 @@ static enum status fill(struct bench *b, int32_t n_blocks)
 }
 
 struct set_times {
-    double attention, whole; // seconds of one layer's attention, and of a pass
+    double attention, whole; // seconds: of attention in one layer, and of a whole pass
 };
 
-/* One measurement of a set: attention of all layers, then whole passes. */
+/* Measures one set: attention of all layers, then whole passes. */
 static enum status time_set(struct bench *b, int32_t n_seqs, struct set_times *best)
 {
     TRY(bench_begin(b, n_seqs, 1, b->context - 1));
@@ -82,7 +83,7 @@ static double token_bytes(struct bench *b, enum kv_format format)
     return (double)n_bytes / 16.0 * s->n_layers;
 }
 
-/* Sets alternate until the time is over; the best of each counts. */
+/* The sets alternate until the time is over; the best time of each counts. */
 static enum status measure(struct bench *b, int32_t n_seqs)
 {
     struct set_times best[SETS];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The dummy model of `sluice bench-ops` (bench_ops.c). Like main.c it may name the backends. */
+/* The dummy model of `sluice bench-ops` (bench_ops.c). Like main.c, this file may name the
+ * backends. */
 #include "bench/ops/bench_ops.h"
 
 #include "cpu/cpu.h"
@@ -35,7 +36,7 @@ const struct shape *bench_shape(const char *name)
 
 /* ---- set-up ------------------------------------------------------------------------------- */
 
-/* The backend generates the values from a seed, which differs for each weight. */
+/* The backend generates the values from a seed; each weight has its own. */
 static enum status open_weight(struct bench *b, enum weight_kind kind, int64_t n_out, int64_t n_in,
                                struct weight **out, struct err *err)
 {
@@ -57,8 +58,8 @@ static enum status open_weight(struct bench *b, enum weight_kind kind, int64_t n
     return b->ops->weight_open(b->be, &d, out, err);
 }
 
-/* A layer's weights in the engine's own fused form: q, k and v together, gate and up
- * together. */
+/* A layer's weights in the fused form that the engine uses: q, k and v are one weight, and so are
+ * gate and up. */
 static enum status open_weights(struct bench *b, struct err *err)
 {
     const struct shape *s = &b->shape;
@@ -100,7 +101,7 @@ const struct kv_choice *bench_kv_format(int32_t set)
     return kv_choice_find(names[set - 1]);
 }
 
-/* The unquantised set, and those of --only kv. */
+/* Opens the unquantised set, and for `--only kv` the others. */
 static enum status open_sets(struct bench *b, struct kv_set_desc desc, int32_t n, struct err *err)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -110,7 +111,7 @@ static enum status open_sets(struct bench *b, struct kv_set_desc desc, int32_t n
     return OK;
 }
 
-/* Enough blocks for all lanes at the longest context, and activations for the most rows. */
+/* Allocates blocks for all lanes at the longest context, and activations for the most rows. */
 static enum status open_memory(struct bench *b, struct err *err)
 {
     const struct shape *s = &b->shape;
@@ -181,7 +182,7 @@ static enum status open_backend(struct bench *b, struct err *err)
     return err_set(err, ERR_INVALID, "no such device: %s (cpu, scalar, cuda, cuda:N)", b->device);
 }
 
-/* Arrays of a pass, the backend and the model's memory. */
+/* Opens the backend, the model, its memory and the arrays of a pass. */
 enum status bench_open(struct bench *b, struct err *err)
 {
     b->rows = xcalloc((size_t)b->max_rows, sizeof *b->rows);
@@ -210,7 +211,7 @@ void bench_close(struct bench *b)
 
 /* ---- passes ------------------------------------------------------------------------------- */
 
-/* A step with one pass: blocks of each lane, sampling parameters, and rows at the end of
+/* Begins a step with one pass: sets each lane's blocks and sampling parameters, and adds rows after
  * `past` tokens. */
 enum status bench_begin(struct bench *b, int32_t n_seqs, int32_t rows, int32_t past)
 {
@@ -358,7 +359,7 @@ enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_
     return ops_mlp(b->be, &up, &act, &down);
 }
 
-/* Ends one op's time and starts the next. */
+/* Ends the time of one op and starts that of the next. */
 static void lap(struct bench *b)
 {
     if (b->laps) {
@@ -383,7 +384,7 @@ int32_t bench_n_laps(const struct bench *b)
         lap(b);                                                                                    \
     } while (0)
 
-/* Keeps only the out rows, as the decoder does. */
+/* Keeps only the output rows, as the decoder does. */
 static enum status narrow(struct bench *b, struct tensor *x, struct tensor *attn, int32_t *n)
 {
     const struct shape *s = &b->shape;
@@ -399,8 +400,8 @@ static enum status narrow(struct bench *b, struct tensor *x, struct tensor *attn
     return b->ops->gather(b->be, &heads);
 }
 
-/* Issues the same ops in the same order as a model of this shape. With laps the time of each op is
- * recorded. */
+/* Issues the same ops in the same order as a model of this shape. If laps are wanted, the time of
+ * each op is recorded. */
 enum status bench_forward(struct bench *b)
 {
     int32_t n = b->pass.n_rows;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The capacity of `sluice bench` itself: a responder that only sends events answers its requests,
- * and the generator's CPU time is read at the end.
+/* The capacity of `sluice bench` itself. A responder that only sends prepared events answers its
+ * requests, and the generator's CPU time is read at the end.
  *
- *   bursts  an answer is written in large pieces, as events of a fast server reach a busy client
- *   single  every event is a packet of its own, which the responder must also send one by one
+ *   bursts  an answer is sent in large pieces, as events of a fast server reach a busy client
+ *   single  every event is its own packet, so that the responder, too, sends them one by one
  *
  * Fails below 300,000 events per second of the generator's CPU time in bursts. */
 #include "engine/base/clock.h"
@@ -37,7 +37,7 @@ enum { N_EVENTS = 512, N_STREAMS = 64, MAX_FDS = 1024, WANTED = 300000 };
 /* The whole answer, built once; the responder only sends parts of it. */
 static struct answer {
     char *bytes;
-    size_t ends[N_EVENTS + 3]; // ends of the pieces: the head, each event, the end
+    size_t ends[N_EVENTS + 3]; // end offsets of the pieces: the head, each event, the end
     int n_ends;
 } answer;
 
@@ -73,7 +73,7 @@ static void make_answer(void)
     }
 }
 
-/* True if a whole request has arrived, which is then discarded. */
+/* Returns true if a whole request has arrived, and discards it. */
 static bool take_request(int fd, struct stream *s)
 {
     char buf[65536];
@@ -102,8 +102,8 @@ static bool take_request(int fd, struct stream *s)
     return true;
 }
 
-/* Sends one piece, or everything that is left. EAGAIN is normal: the generator is the bottleneck
- * that is measured. */
+/* Sends one piece, or everything that is left. EAGAIN is normal: the generator is to be the
+ * bottleneck. */
 static void send_some(int fd, struct stream *s, bool single)
 {
     const size_t all = answer.ends[answer.n_ends - 1], to = single ? answer.ends[s->piece] : all;
@@ -117,7 +117,7 @@ static void send_some(int fd, struct stream *s, bool single)
     s->answering = s->sent < all;
 }
 
-/* An epoll loop that never looks at more than the end of a request. */
+/* An epoll loop that answers each request as soon as it is complete. */
 static void respond(int listener, bool single)
 {
     static struct stream streams[MAX_FDS];
@@ -181,7 +181,7 @@ static double seconds_of(const struct timeval *t)
     return (double)t->tv_sec + (double)t->tv_usec / 1e6;
 }
 
-/* Events per second of the generator's processor time; 0 if it failed. */
+/* Events per second of the generator's CPU time; 0 if it failed. */
 static double run(const char *program, bool single, int n_requests)
 {
     int port;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Measures the HTTP front end next to a bare epoll loop that sends the same bytes in the same run:
- * events per second in lock-step with an engine that produces tokens on demand, the age of paced
- * tokens at the client, memory per stream, small requests per second, and the effect of a long
- * prompt on another stream. Servers and clients are separate processes. The two servers alternate,
- * and ratios are medians over the turns, because the machine is shared.
- *     http_bench [quick] [asleep] [PART...]     parts: see main; all without one.
+/* Compares the HTTP front end with a bare epoll loop that sends the same bytes in the same run. It
+ * measures the events per second in lock-step with an engine that produces tokens on demand, the
+ * age of paced tokens at the client, memory per stream, small requests per second, and the effect
+ * of a long prompt on another stream. Servers and clients are separate processes. The machine is
+ * shared with other programs, so the two servers alternate, and ratios are medians over the turns.
+ *     http_bench [quick] [asleep] [PART...]   parts: see main; without one, all.
  * asleep: the clients wait in epoll_wait, so that sends pay for waking them (http_load.h). 10,000
  * streams need about 10,300 descriptors per process. */
 #include "bench/server/http_load.h"
@@ -21,7 +21,7 @@ static struct {
     struct side bare, sluice;
 } *shared;
 
-/* Starts a process of its own, whose results are in shared memory. */
+/* Runs a function in a child process; its results are in shared memory. */
 static void become(void (*run)(struct side *side, int max), struct side *side)
 {
     fflush(stdout);
@@ -32,7 +32,7 @@ static void become(void (*run)(struct side *side, int max), struct side *side)
     }
 }
 
-/* Waits until the streams are open on both sides. */
+/* Waits until the streams are open at both the server and the client. */
 static void set_streams(struct side *side, int n)
 {
     side->want_streams = n;
@@ -76,10 +76,10 @@ static double median(double *v, int n)
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-static double sluice_rate; // of the last throughput run
+static double sluice_rate; // of the last run of throughput()
 
-/* The two servers take turns, so that a change of the machine's speed affects both; the
- * medians are compared. */
+/* The two servers take turns, so that a change of the machine's speed affects both; their medians
+ * are compared. */
 static void throughput(int n_streams, int n_turns, double target)
 {
     long long ns = n_streams >= 1000 ? 1500000000 : 400000000;
@@ -138,7 +138,8 @@ static struct ages ages_of(const struct side *side, double seconds)
     return a;
 }
 
-/* Counters at the beginning and at the end of a measurement; their difference is the result. */
+/* Reads the counters at the beginning and at the end of a measurement; the result is their
+ * difference. */
 static struct ages measure(struct side *side, double seconds)
 {
     long long cpu = side->cpu_ns, n = side->n_events;
@@ -155,7 +156,7 @@ static struct ages measure(struct side *side, double seconds)
     return a;
 }
 
-/* Every stream gets one token in each period, as from an engine. */
+/* Every stream gets one token in each period, as an engine would send them. */
 static struct ages paced(struct side *side, int n_streams, long long period_ns, double seconds)
 {
     set_streams(side, n_streams);
@@ -168,8 +169,8 @@ static struct ages paced(struct side *side, int n_streams, long long period_ns, 
     return a;
 }
 
-/* The best of a few turns: other work on the machine can only increase an age. The bare loop's
- * figure shows what the machine allows; the ratio is taken between adjacent turns. */
+/* Takes the best of a few turns, since other work on the machine can only increase an age. The
+ * figure of the bare loop shows what the machine allows; the ratio compares adjacent turns. */
 static void latency(int n_streams, double seconds, double target_ms)
 {
     enum { N_TURNS = 5 };
@@ -204,7 +205,7 @@ static void latency(int n_streams, double seconds, double target_ms)
     fflush(stdout);
 }
 
-/* Twice the lock-step rate: the age must not grow over time. */
+/* Offers twice the rate of lock-step. The age must not grow over time. */
 static void overload(int n_streams, double carried)
 {
     struct side *side = &shared->sluice;
@@ -232,7 +233,7 @@ static void overload(int n_streams, double carried)
     fflush(stdout);
 }
 
-/* Resident memory per stream, in a server that has had no others. */
+/* Resident memory per stream, of a server that has had no other streams. */
 static void memory(void)
 {
     struct side *side = &shared->sluice;
@@ -254,7 +255,7 @@ static void memory(void)
 
 /* --- Small requests --- */
 
-/* Pipelines nothing: each connection waits for its reply. */
+/* Without pipelining: each connection waits for its reply. */
 static double requests_per_s(int port, const char *path, double seconds)
 {
     pin(1);
@@ -298,7 +299,7 @@ static double requests_per_s(int port, const char *path, double seconds)
     return rate;
 }
 
-/* The difference of both numbers is the cost of handing a request to another thread. */
+/* The difference between the two rates is the cost of handing a request to another thread. */
 static void small_requests(double seconds)
 {
     double sync = requests_per_s(shared->sluice.port, "/sync", seconds);
@@ -312,7 +313,7 @@ static void small_requests(double seconds)
 
 /* --- A long prompt beside other streams --- */
 
-/* Sends a body of one megabyte repeatedly, like long prompts. */
+/* Repeatedly sends a body of one megabyte, like a long prompt. */
 static void post_megabytes(int port, double seconds)
 {
     size_t n_body = 1 << 20;
@@ -346,7 +347,7 @@ static void long_prompts(double seconds)
     struct side *side = &shared->sluice;
     struct ages quiet = {0}, busy = {0};
     double cpu_ms = 0;
-    for (int i = 0; i < N_TURNS; i++) { // the best of each, as for the ages of tokens
+    for (int i = 0; i < N_TURNS; i++) { // the best turn of each counts, as for the ages of tokens
         long long cpu = side->cpu_ns, n = side->n_prompts;
         struct ages q = paced(side, 20, 10000000, seconds);
         double alone = (double)(side->cpu_ns - cpu);
@@ -410,14 +411,14 @@ static bool named(int argc, char **argv, const char *word)
     return false;
 }
 
-/* True if the part is named on the command line, or none is. */
+/* True if the part is named on the command line, or if no part is named. */
 static bool wanted(int argc, char **argv, const char *part)
 {
     int n_modes = named(argc, argv, "quick") + named(argc, argv, "asleep");
     return argc - 1 == n_modes || named(argc, argv, part);
 }
 
-/* `quick` for a short run; `asleep` lets the servers sleep between events. */
+/* `quick`: a short run. `asleep`: clients sleep in epoll_wait between events. */
 int main(int argc, char **argv)
 {
     bool quick = named(argc, argv, "quick"), asleep = named(argc, argv, "asleep");

@@ -32,14 +32,14 @@ enum { N_STAMPS = 4096, N_BUCKETS = 40000, BUCKET_NS = 50000, MAX_EVENT = 512, N
 
 enum pace { PACE_STOP, PACE_LOCKSTEP, PACE_TIMED };
 
-/* One server's and its client's part of the shared memory. */
+/* The part of the shared memory that belongs to one server and its client. */
 struct side {
     _Atomic int port;
     _Atomic int n_streams; // open on the server
     _Atomic int pace;
     _Atomic long long period_ns;
-    _Atomic long long n_events, cpu_ns; // sent; of the loop's thread
-    _Atomic long long n_prompts;        // answered prompts of 1 MB
+    _Atomic long long n_events, cpu_ns; // events sent; CPU time of the loop's thread
+    _Atomic long long n_prompts;        // prompts of 1 MB that were answered
     _Atomic long rss_bytes;
     /* Commands to the client, and its results. */
     _Atomic int want_streams, have_streams;
@@ -50,7 +50,8 @@ struct side {
     _Atomic int quit;
 };
 
-/* Steps of the simulated engine: a time stamp each, so that late ones can still be assigned. */
+/* The steps of the simulated engine. Each has a time stamp, so that an event sent late still
+ * carries the time of its token. */
 struct steps {
     struct side *side;
     _Atomic long long n; // steps made
@@ -70,7 +71,7 @@ static inline void steps_done(struct steps *s, long long n)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Loops run on one core, and engines and clients on another if there are two. */
+/* The server's loop runs on one core; engines and clients run on another if there is one. */
 static inline void pin(int core)
 {
     cpu_set_t set;
@@ -85,8 +86,8 @@ static inline void nap(long long ns)
     nanosleep(&t, NULL);
 }
 
-/* Thread: engine. In lock-step it makes the next token once all have been sent; timed mode does not
- * wait. */
+/* Thread: engine. In lock-step it makes the next token once all events of the last have been sent;
+ * in timed mode it does not wait. */
 static inline void *steps_main(void *arg)
 {
     struct steps *s = arg;
@@ -186,7 +187,7 @@ static inline void bare_close(struct bare_stream *st, struct side *side)
     *st = (struct bare_stream){.fd = -1};
 }
 
-/* Bytes that the socket does not accept are kept until epoll reports that there is room. */
+/* Bytes that the socket does not accept are kept until epoll reports room for them. */
 static inline void bare_send(struct bare_stream *st, int ep, const char *bytes, size_t n,
                              struct side *side)
 {
@@ -209,13 +210,13 @@ static inline void bare_send(struct bare_stream *st, int ep, const char *bytes, 
     epoll_ctl(ep, EPOLL_CTL_MOD, st->fd, &e);
 }
 
-/* Sends all events that a stream has not received yet as one chunk. */
+/* Sends all events that the stream has not received yet, as one chunk. */
 static inline int bare_advance(struct bare_stream *st, struct steps *steps, int ep, long long n)
 {
     char out[64 << 10];
     size_t n_out = 6;
     int n_events = 0;
-    if (n - st->sent_step > 200) { // older ones are lost in both servers
+    if (n - st->sent_step > 200) { // both servers skip older ones
         st->sent_step = n - 200;
     }
     for (; st->sent_step < n; n_events++) {
@@ -255,7 +256,7 @@ static inline void bare_readable(struct bare_stream *st, struct steps *steps)
     }
 }
 
-/* Port 0: the kernel chooses, and the number goes to shared memory. */
+/* The kernel chooses the port; its number goes to shared memory. */
 static inline int bare_listen(struct side *side)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
@@ -308,7 +309,7 @@ static inline void bare_event(struct epoll_event *e, struct steps *steps, int ep
     }
 }
 
-/* The loop: wakes per token step, sends to all streams. */
+/* The loop: wakes up for each step, and sends its token to all streams. */
 static inline void bare_main(struct side *side, int max)
 {
     int wake = eventfd(0, EFD_NONBLOCK), ep = epoll_create1(0), lfd = bare_listen(side);
@@ -359,14 +360,14 @@ static inline void bare_main(struct side *side, int max)
 
 /* --- The client: opens streams, reads all, and records the age of each event --- */
 
-/* A send must wake a client that sleeps in epoll_wait, and the sender pays for it (on a virtual
- * machine more than half of the cost of a send); a server with remote clients never does. So after
- * a round that emptied its set, this client polls again only after LOOK_NS, like a network card
- * that coalesces interrupts. Ages are taken at each read: they are too long by up to LOOK_NS, never
- * too short. `sleeps` turns this off. */
+/* To send to a client that sleeps in epoll_wait, the sender must also wake it up. On a virtual
+ * machine this is more than half of the cost of a send; a server with remote clients never pays it.
+ * So after a round that has read all ready sockets, this client polls again only after LOOK_NS,
+ * like a network card that coalesces interrupts. Ages are taken at each read, so they are too long
+ * by up to LOOK_NS, never too short. `sleeps` turns this off. */
 enum { LOOK_NS = 100000 };
 
-/* Blocking, since the client has nothing else to do. */
+/* Connects with a blocking socket, since the client has nothing else to do. */
 static inline int client_connect(int port)
 {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -382,8 +383,8 @@ static inline int client_connect(int port)
     return fd;
 }
 
-/* Events contain the time of their making, 15 digits of nanoseconds, so that their age is
- * known without matching them. */
+/* Each event contains the time at which it was made, 15 digits of nanoseconds, so that its age is
+ * known without matching events. */
 static inline void client_note(struct side *side, const char *bytes, size_t n)
 {
     static const char mark[] = "\"t\":";
@@ -406,7 +407,7 @@ static inline void client_note(struct side *side, const char *bytes, size_t n)
     side->n_seen += n_seen;
 }
 
-/* Opens or closes streams until their number is the requested one. */
+/* Opens or closes streams until there are as many as requested. */
 static inline void client_set_streams(struct side *side, int ep, int *fds)
 {
     static const char request[] = "GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -426,8 +427,8 @@ static inline void client_set_streams(struct side *side, int ep, int *fds)
     side->have_streams = have;
 }
 
-/* The client's thread has a processor of its own; a timer slack of 1 ns keeps epoll from waiting
- * longer than its timeout. */
+/* The client's thread has its own processor. A timer slack of 1 ns keeps epoll from waiting longer
+ * than its timeout. */
 static inline void client_main(struct side *side, int max)
 {
     static char in[256 << 10];

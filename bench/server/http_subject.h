@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Part of http_bench: the server under test, which is the whole front end (server/http/http.h) with
- * handlers that simulate an engine: streams of stamped tokens, small requests answered at once or
- * by another thread, and prompts that occupy the pool. Included once.
- * Thread: subject_main is a process of its own; its loop's thread, unless stated otherwise. */
+/* Part of http_bench: the server under test. It is the whole front end (server/http/http.h) with
+ * handlers that simulate an engine: streams of time-stamped tokens, small requests answered at once
+ * or by another thread, and prompts that occupy the pool. Included once.
+ * Thread: subject_main is a process of its own; functions run on its loop's thread, unless stated
+ * otherwise. */
 #ifndef SLUICE_BENCH_SERVER_HTTP_SUBJECT_H
 #define SLUICE_BENCH_SERVER_HTTP_SUBJECT_H
 
@@ -68,7 +69,7 @@ static void get_stream(struct http_request *req, void *arg)
     bs.steps.side->n_streams++;
 }
 
-/* A stream that is more than 200 steps late skips some of them. */
+/* A stream that is more than 200 steps late skips the oldest. */
 static int advance(struct slot *slot, long long n)
 {
     int n_events = 0;
@@ -84,7 +85,7 @@ static int advance(struct slot *slot, long long n)
     return n_events;
 }
 
-/* Sends the replies of the engine's thread; runs on the loop's thread. */
+/* Sends the replies that the engine's thread has made; runs on the loop's thread. */
 static void send_replies(void)
 {
     pthread_mutex_lock(&bs.lock);
@@ -126,7 +127,7 @@ static void post_sync(struct http_request *req, void *arg)
     reply_text(req, 200, "{\"object\":\"text_completion\",\"choices\":[{\"text\":\"x\"}]}");
 }
 
-/* The request may be answered by the engine at the same time, hence the lock. */
+/* The engine may answer the request at the same time, so a lock is needed. */
 static void on_pending_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     (void)why;
@@ -155,7 +156,7 @@ static void post_engine(struct http_request *req, void *arg)
     pthread_mutex_unlock(&bs.lock);
 }
 
-/* The engine for small requests: answers all that are pending, with one wake-up. */
+/* The engine for small requests: answers all pending ones, then wakes the loop once. */
 static void *answer_main(void *arg)
 {
     (void)arg;
@@ -183,8 +184,8 @@ static void *answer_main(void *arg)
     return NULL;
 }
 
-/* A prompt's work on the pool: one pass over its bytes, as long as a parser and tokenizer would
- * take. */
+/* A prompt's work in the pool: one pass over its bytes that takes as long as a parser and
+ * tokenizer. */
 static void chew(void *arg)
 {
     struct http_request *req = arg;
@@ -270,7 +271,7 @@ static void subject_main(struct side *side, int max)
     pthread_create(&threads[2], NULL, watch_main, side);
     http_pool_run(bs.http, no_work, no_work, NULL);
     nap(20000000);
-    pin(0); // after the other threads were created, which choose for themselves
+    pin(0); // called last, so that the threads created above do not inherit it
     http_server_run(bs.http);
     for (int i = 0; i < 3; i++) {
         pthread_join(threads[i], NULL);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The time to render a conversation of 100 messages, without compiling: our own templates and, if
- * the optional folder ../shared is present, every template in it that accepts the conversation.
+/* The time to render a conversation of 100 messages, without compiling: with our own templates and,
+ * if the optional folder ../shared is present, with every template in it that accepts the
+ * conversation.
  *     render_bench [messages (100)] */
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
@@ -40,7 +41,8 @@ static int by_median(const void *a, const void *b)
     return by_value(&((const struct result *)a)->median_ms, &((const struct result *)b)->median_ms);
 }
 
-/* User and assistant messages in turn, about 200 bytes each, with characters that JSON escapes. */
+/* Alternating user and assistant messages of about 200 bytes each, with characters that JSON
+ * escapes. */
 static void make_messages(struct buf *b, int n)
 {
     static const char text[] =
@@ -58,7 +60,7 @@ static void make_messages(struct buf *b, int n)
     buf_puts(b, "]");
 }
 
-/* The median and worst of TURNS renderings; compiling is timed apart. */
+/* Prints the median and the worst of TURNS renderings; the time of compiling is separate. */
 static void measure(const char *path, const char *name, const struct buf *messages)
 {
     char *source;
@@ -100,7 +102,7 @@ static void measure(const char *path, const char *name, const struct buf *messag
     chat_template_free(t);
 }
 
-/* Templates that refuse the conversation are left out. */
+/* Templates that reject the conversation are skipped. */
 static int measure_folder(const char *folder, const struct buf *messages)
 {
     DIR *dir = opendir(folder);
@@ -125,7 +127,7 @@ static void print(const struct result *r)
            r->worst_ms, r->compile_ms, r->n_bytes);
 }
 
-/* Slow templates are counted; only finding none at all is a failure. */
+/* Slow templates are only counted; it is a failure only if there are no templates at all. */
 int main(int argc, char **argv)
 {
     int n = argc > 1 ? atoi(argv[1]) : 100, slow = 0;

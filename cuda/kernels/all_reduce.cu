@@ -18,7 +18,7 @@ struct reduce_params {
     int32_t n_rows, width, y_stride, x_stride, out_stride;
     float eps, weight_offset, delta_scale, x_scale;
     bool layer; // subtract the mean
-    bool early; // trigger the next kernel before the wait: see device/launch.cuh
+    bool early; // start the next kernel before the wait; see device/launch.cuh
 };
 
 template <typename T> __device__ __forceinline__ vec<T> as_vec(uint4 v)
@@ -33,10 +33,10 @@ template <typename T> __device__ __forceinline__ uint4 load16(const T *p)
     return *reinterpret_cast<const uint4 *>(p);
 }
 
-/* Where a source rank's row lies in a receiver's area. */
+/* Where the row of a source rank is in a receiver's area. */
 struct area_map {
     int32_t n_ranks, rank, n_vecs;
-    int64_t n_rows, owned; // owned: the most rows that one rank sums
+    int64_t n_rows, owned; // owned: maximum number of rows that one rank sums
 
     __device__ __forceinline__ int64_t slot(int source, int receiver) const
     {
@@ -82,8 +82,8 @@ __device__ __forceinline__ void send_rows(const struct peer_view &peers, const s
     }
 }
 
-/* The sum of vector i of a row, rounded to T. Every rank adds in rank order, so all get the same
- * bits. */
+/* The sum of vector i of a row, rounded to T. Every rank adds in the order of ranks, so all get the
+ * same bits. */
 template <typename T, bool TWO_SHOT>
 __device__ __forceinline__ vec<T> sum_of(const struct peer_view &peers, const struct area_map &map,
                                          int64_t area, uint4 own, int row, int i)
@@ -122,12 +122,13 @@ __device__ __forceinline__ vec<T> sum_of(const struct peer_view &peers, const st
                 send(peers.areas[r] + area + map.sum(row, i), whole);
             }
         }
-        out = as_vec<T>(whole); // normalise the sign of zeros as the other ranks receive it
+        out = as_vec<T>(whole); // make the sign of zeros the same as the other ranks receive it
     }
     return out;
 }
 
-/* The norm's weights for this thread's vectors, loaded into registers up front if they fit. */
+/* The norm's weights for this thread's vectors. They are loaded into registers in advance if they
+ * fit. */
 template <typename T, int NV> struct norm_weights {
     static constexpr int N = vec<T>::N;
     static constexpr bool EARLY = NV < 4;
@@ -180,7 +181,7 @@ norm_row(const vec<T> *v, T *out, const struct norm_weights<T, NV> &weights, con
     }
 }
 
-/* Adds the ranks' rows and the bias to the residual in v, leaves the result in v and stores it to
+/* Adds the ranks' rows and the bias to the residual in v. The result stays in v and is stored to
  * `to`. Returns this thread's share of the norm's first sum. */
 template <typename T, int NV, bool TWO_SHOT>
 __device__ __forceinline__ float add_row(const struct peer_view &peers, const struct area_map &map,
@@ -213,9 +214,9 @@ __device__ __forceinline__ float add_row(const struct peer_view &peers, const st
     return sum;
 }
 
-/* x NULL: the sums go back to y. Otherwise x = (x + delta_scale * (sum + sum_bias)) * x_scale, and
- * if `out` is given out = norm(x). Values are rounded wherever the separate ops would have stored
- * them. */
+/* x NULL: the sums are stored to y. Otherwise x = (x + delta_scale * (sum + sum_bias)) * x_scale
+ * and, if `out` is given, out = norm(x). Values are rounded wherever the separate ops would have
+ * stored them. */
 template <typename T, int NV, bool TWO_SHOT>
 __global__ void __launch_bounds__(1024)
     reduce_norm_kernel(const __grid_constant__ struct peer_view peers, T *y, const float *sum_bias,
@@ -241,7 +242,8 @@ __global__ void __launch_bounds__(1024)
         uint4 own[NV];
         T *x_row = x + (int64_t)row * p.x_stride, *y_row = y + (int64_t)row * p.y_stride;
 #pragma unroll
-        for (int j = 0; j < NV; j++) { // load everything that no other rank sends, while waiting
+        // While waiting, load everything that other ranks do not send.
+        for (int j = 0; j < NV; j++) {
             const int i = j * blockDim.x + threadIdx.x;
             if (i < map.n_vecs) {
                 own[j] = sendable(load16(y_row + i * N));
@@ -258,8 +260,9 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-/* The one-shot version with one block per row. It issues all loads of a row at once, one round trip
- * to memory before the wait for the other ranks, and advances the shared state after that wait. */
+/* The one-shot version with one block per row. It issues all loads of a row at once, which is one
+ * round trip to memory before the wait for the other ranks, and advances the shared state after
+ * that wait. */
 template <typename T, int NV>
 __global__ void __launch_bounds__(1024)
     reduce_norm_row_kernel(const __grid_constant__ struct peer_view peers, T *y,
@@ -309,8 +312,8 @@ __global__ void __launch_bounds__(1024)
     __syncthreads(); // all threads have read the state
     uint32_t n_ended = 0;
     if (threadIdx.x == 0 && gridDim.x > 1) {
-        n_ended = atomicAdd(&peers.state->ended, 1u); // overlaps with the wait for the other ranks'
-                                                      // rows
+        // Overlaps with the wait for the other ranks' rows.
+        n_ended = atomicAdd(&peers.state->ended, 1u);
     }
     const float sum = add_row<T, NV, false>(peers, map, area, own, v, row, sum_bias, x != nullptr,
                                             x ? x_row : y_row, p);
@@ -360,7 +363,7 @@ extern "C" cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way,
                                      int32_t width, int32_t max_blocks)
 {
     struct reduce_params p = {};
-    p.early = n_rows <= 32; // no gain with more rows
+    p.early = n_rows <= 32; // with more rows this gains nothing
     p.n_rows = n_rows;
     p.width = width;
     p.y_stride = y->stride;
@@ -396,9 +399,9 @@ extern "C" cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way,
     return cudaErrorInvalidValue;
 }
 
-/* Gathers the ranks' columns of the logits, [n_out, width] each, side by side. A call like a
- * one-shot sum. Each rank also stores its own columns as it sends them, so that all ranks have the
- * same bits. */
+/* Gathers the ranks' columns of the logits, [n_out, width] each, side by side. The protocol is that
+ * of a one-shot sum. Each rank also stores its own columns in the form in which it sends them, so
+ * that all ranks have the same bits. */
 __global__ void join_peers_kernel(const __grid_constant__ struct peer_view peers,
                                   const float *local, float *out, int64_t out_stride, int32_t n_out,
                                   int32_t width)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Element-wise ops: activations, gates, biases, the logits' soft cap, pooling. A thread handles one
- * element or one 16-byte vector. Bound by memory bandwidth, or for few rows by launch latency. */
+/* Element-wise ops: activations, gates, biases, the soft cap of logits, pooling. A thread computes
+ * one element or one 16-byte vector. Bound by memory bandwidth or, with few rows, by launch
+ * latency. */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/pairs.cuh"
@@ -36,7 +37,7 @@ __global__ void activation_vec_kernel(const T *x, int64_t x_stride, const T *up,
     y.store(out + blockIdx.x * out_stride + i);
 }
 
-/* The same for rows that are not aligned for vectors, one element per thread. */
+/* The same, with one element per thread, for rows that are not aligned for vectors. */
 template <typename T, int KIND, bool GATED>
 __global__ void activation_plain_kernel(const T *x, int64_t x_stride, const T *up,
                                         int64_t up_stride, T *out, int64_t out_stride,
@@ -54,7 +55,7 @@ __global__ void activation_plain_kernel(const T *x, int64_t x_stride, const T *u
                             : act_plain<KIND>(f));
 }
 
-/* Vectors if all pointers and strides allow it. */
+/* Uses vectors if all pointers and strides allow it. */
 template <typename T, int KIND, bool GATED>
 static cudaError_t activation(cudaStream_t stream, const struct activation_args *a)
 {
@@ -75,7 +76,7 @@ static cudaError_t activation(cudaStream_t stream, const struct activation_args 
                   a->shape);
 }
 
-/* Instantiated for each kind, so that the formula has no branch. */
+/* Each kind is a separate instance, so that the formula has no branch. */
 template <typename T>
 static cudaError_t activation_kind(cudaStream_t stream, const struct activation_args *a)
 {
@@ -93,7 +94,7 @@ extern "C" cudaError_t k_activation(cudaStream_t stream, const struct activation
     return cudaErrorInvalidValue;
 }
 
-/* Kinds other than SiLU share one kernel here, to keep the number of instances small. */
+/* Here all kinds other than SiLU share one kernel, to keep the number of instances small. */
 __device__ __forceinline__ float act_by_kind(enum activation kind, float gate, float up,
                                              const struct act_shape &shape)
 {
@@ -184,7 +185,8 @@ extern "C" cudaError_t k_activation_codes(cudaStream_t stream, const struct acti
                    : activation_codes<f16_t, false>(stream, a, codes);
 }
 
-/* One block per row: the dot product of x and weight, then the row of y times its sigmoid. */
+/* One block per row: computes the dot product of x and weight, then multiplies the row of y by its
+ * sigmoid. */
 template <typename T>
 __global__ void row_gate_kernel(const T *x, int64_t x_stride, T *y, int64_t y_stride,
                                 const float *weight, int32_t x_width, int32_t y_width)
@@ -323,7 +325,7 @@ extern "C" cudaError_t k_spread_logits(cudaStream_t stream, const struct logits_
                   (int64_t)a->logits.stride, a->vocab, (const int32_t *)a->ids.p, a->n_ids);
 }
 
-/* Shards [rank][row][width] to rows [row][rank, width]; one thread per number. */
+/* Rearranges shards [rank][row][width] to rows [row][rank, width]; one thread per element. */
 __global__ void join_shards_kernel(const float *shards, float *out, int64_t out_stride,
                                    int32_t n_out, int32_t width)
 {
@@ -344,8 +346,8 @@ extern "C" cudaError_t k_join_shards(cudaStream_t stream, const float *shards, f
                   stream, shards, out, (int64_t)out_stride, n_out, width);
 }
 
-/* A pass may list a lane several times. The block of its first entry processes all of them in
- * order. */
+/* A pass may list a lane several times. The block of the lane's first entry processes all of them,
+ * in order. */
 template <typename T>
 __global__ void pool_kernel(const T *hidden, int64_t stride, int32_t width, struct pass_view pass,
                             float *results)

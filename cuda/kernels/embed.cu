@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Gathers rows into and out of the residual stream: the embedding, and the rows that go to the
- * output head. One thread copies one vector. Bound by latency for few rows, by memory bandwidth
- * otherwise. */
+ * output head. A thread copies one vector. Bound by latency with few rows, otherwise by memory
+ * bandwidth. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 
-/* One block per row. Ids out of range read row 0 instead of foreign memory. */
+/* One block per row. Ids out of range read row 0 instead of memory outside the table. */
 template <typename W, typename T>
 __global__ void embed_kernel(const W *table, T *x, int32_t stride, int32_t hidden, float scale,
                              int64_t n_vocab, const int32_t *tokens)
@@ -35,7 +35,7 @@ extern "C" cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, 
     return cudaErrorInvalidValue;
 }
 
-/* One block per row; words are as wide as alignment allows. */
+/* One block per row. Words are as wide as the alignment allows. */
 template <typename W>
 __global__ void gather_kernel(const W *x, int64_t x_stride, W *out, int64_t out_stride, int32_t n,
                               const int32_t *out_rows)

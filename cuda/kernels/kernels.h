@@ -20,15 +20,15 @@ extern "C" {
 
 /* ---- step.cu: a lane's state, and what a pass needs before its first op */
 
-/* Words to write at an offset of a lane's state: one update from the host. */
+/* One update from the host: words to write at an address in a lane's state. */
 struct patch {
-    void *to;     // device
+    void *to;     // in device memory
     int32_t from; // index of its first word in the data sent along
     int32_t n_words;
 };
 cudaError_t k_patch(cudaStream_t stream, const struct patch *patches, const uint32_t *data,
                     int32_t n);
-/* Resolves pass->tokens, writes given tokens to the history. */
+/* Determines pass->tokens, and writes given tokens to the history. */
 cudaError_t k_pass_begin(cudaStream_t stream, const struct pass_view *pass);
 
 struct kv_region { // one layer of one set
@@ -47,15 +47,16 @@ cudaError_t k_poison_blocks(cudaStream_t stream, const struct kv_region *regions
 cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void *table,
                     enum dtype dtype, int64_t n_vocab, int32_t hidden,
                     const struct pass_view *pass);
-/* sums: the delta's partial sums, read instead of its memory, or NULL. codes: written instead of
- * `out`, or NULL. */
+/* sums: partial sums of delta, read instead of its memory; NULL: none. codes: written instead of
+ * `out`; NULL: none. */
 bool k_norm_takes_sums(const struct norm_args *a);
 bool k_norm_makes_codes(const struct norm_args *a);
 cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
                    const float *bias, const struct sum_parts *sums, const struct round_args *codes);
 
-/* ---- all_reduce.cu: rows of at most 64 KiB, all memory in 16-byte vectors. `a` NULL: y becomes
- * the sum (+ sum_bias). Otherwise the norm op with the sum as its delta, and y is unchanged. */
+/* ---- all_reduce.cu: rows of at most 64 KiB; all memory in 16-byte vectors. `a` NULL: y becomes
+ * the sum (+ sum_bias). Otherwise the norm op is computed with the sum as its delta, and y stays
+ * unchanged. */
 cudaError_t k_peer_clear(cudaStream_t stream, void *areas, uint64_t n_bytes);
 cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way, const struct peer_view *peers,
                           const struct tensor *y, const float *sum_bias, const struct norm_args *a,
@@ -74,16 +75,16 @@ struct rope_view {
 };
 cudaError_t k_rope_table(cudaStream_t stream, float *cos_sin, const float *inv_freq,
                          const struct rope_view *rope, float attention_factor);
-/* sums: the partial sums of qkv, read instead of its memory, or NULL. */
+/* sums: partial sums of qkv, read instead of its memory; NULL: none. */
 bool k_rope_takes_sums(const struct rope_store_args *a, const struct rope_view *rope,
                        int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv);
 cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,
                          const struct rope_view *rope, const float *q_norm, int32_t q_norm_n,
                          const float *k_norm, int32_t k_norm_n, const struct kv_view *kv,
                          const struct pass_view *pass, const struct sum_parts *sums);
-/* attention/few.cu: rope_store and attention in one, for passes whose rows are sequences of their
- * own, without window, soft cap or sinks. sums: the partial sums of qkv, read instead of its
- * memory; n 0 or NULL: none. */
+/* attention/few.cu: rope_store and attention in one kernel, for passes in which each row is a
+ * separate sequence, without window, soft cap and sinks. sums: partial sums of qkv, read instead of
+ * its memory; n 0 or NULL: none. */
 bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
                            int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
                            const struct attention_limits *limits);
@@ -98,7 +99,8 @@ cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
                         const struct rope_view *rope, const float *kv_norm,
                         const struct kv_view *kv, const struct pass_view *pass);
 cudaError_t k_activation(cudaStream_t stream, const struct activation_args *a);
-/* Gated activations written as codes instead of to `out`; true if there is a kernel for it. */
+/* Gated activations, written as codes instead of to `out`. k_activation_makes_codes: true if there
+ * is a kernel for it. */
 bool k_activation_makes_codes(const struct activation_args *a);
 cudaError_t k_activation_codes(cudaStream_t stream, const struct activation_args *a,
                                const struct round_args *codes);
@@ -115,15 +117,15 @@ cudaError_t k_join_shards(cudaStream_t stream, const float *shards, float *out, 
 cudaError_t k_pool(cudaStream_t stream, const struct pool_args *a, const struct pass_view *pass,
                    int32_t n_pool, float *results);
 
-/* ---- state/hidden.cu; rows: [slot][width], as K of one head */
+/* ---- state/hidden.cu. rows: [slot][width], as K of one head */
 cudaError_t k_hidden_store(cudaStream_t stream, const struct hidden_args *a,
                            const struct kv_view *rows, const struct pass_view *pass);
 cudaError_t k_hidden_load(cudaStream_t stream, const struct hidden_args *a,
                           const struct kv_view *rows, const struct pass_view *pass);
 
 /* ---- weights.cu */
-/* n normally distributed values with standard deviation `scale`; element i depends on (seed, i)
- * only. */
+/* Fills in n normally distributed values with standard deviation `scale`. Element i depends only on
+ * (seed, i). */
 cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype dtype, int64_t n, uint64_t seed,
                           float scale);
 cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype, const void *from,
@@ -132,18 +134,18 @@ cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype, const 
 /* ---- moe/route.cu, moe.cu, sm90.cu */
 enum { MOE_MAX_K = MAX_PICKS, MOE_MAX_EXPERTS = MAX_EXPERTS };
 
-/* Sized for n_rows * k picks per call. */
+/* Scratch memory for n_rows * k picks per call. */
 struct moe_scratch {
     int32_t *sorted;                   // [picks]: picks (row * k + j), sorted by (expert, pick)
     int32_t *first;                    // [n_experts + 1]: index of an expert's first pick in sorted
     int32_t *tile_expert, *tile_first; // [picks]: the work list of the grouped products
     int32_t *n_tiles;
-    void *act;  // [picks, ffn] in the activation dtype, by place (plain kernels: by pick)
+    void *act;  // [picks, ffn] in the activation dtype, by place (in the plain kernels by pick)
     float *out; // [picks, hidden], by pick
 };
 struct moe_weights {
     const void *gate_up, *down;
-    // experts that stay quantised; NULL: use the pointers above
+    // set if the experts stay quantised; if NULL, gate_up and down hold them
     const struct coded_matrix *gate_up_coded, *down_coded;
     const float *gate_up_bias, *down_bias; // [n_experts, n_out] or NULL
     enum dtype dtype;
@@ -153,26 +155,26 @@ struct moe_weights {
 bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype, int32_t hidden);
 cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
                          const float *bias, int32_t hidden, float *logits);
-/* logits: scratch for [n_rows, n_experts]. has_scores: k_moe_scores has filled it. */
+/* logits: scratch for [n_rows, n_experts]. has_scores: k_moe_scores has filled it in. */
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
                         const float *expert_scale, int32_t hidden, float *logits, bool has_scores);
-/* `real` (on the device; NULL: all) is the number of real rows, of which this call's are those from
- * row_offset on: padding rows are not routed. */
+/* `real` (in device memory; NULL: all are real) is the number of real rows, of which this call
+ * computes those from row_offset on. Padding rows are not routed. */
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const int32_t *real, int32_t row_offset);
-/* moe/sm90.cu: the same on Hopper for experts that are not quantised and have many rows each; `sm`
- * and `n_sms` describe the device. A row's bits differ from those of k_moe_ffn. The scratch is
- * sized for n_rows of the call's rows. */
+/* moe/sm90.cu: the same on Hopper, for experts that are not quantised and have many rows each. `sm`
+ * and `n_sms` describe the device. A row's bits differ from those of k_moe_ffn. The scratch memory
+ * is for n_rows of the call's rows at a time. */
 bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm,
                       int32_t n_sms);
 size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows);
 cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, void *scratch, const int32_t *real,
                            int32_t row_offset, int32_t n_sms);
-/* moe/few.cu: the router, the experts and the shared expert beside them, for few rows; y is
- * overwritten, and the shared expert is what the experts' sum is to be added to. */
+/* moe/few.cu: the router, the experts and the shared expert beside them, for few rows. y is
+ * overwritten with the sum of the experts and the shared expert. */
 struct moe_few {
     const struct norm_args *norm; // NULL: none; only for k_moe_once
     const float *norm_weight;     // NULL: ones
@@ -181,9 +183,9 @@ struct moe_few {
     struct moe_weights weights;
     const float *router, *router_bias, *correction, *expert_scale;
     const void *shared_gate_up, *shared_down;
-    const float *shared_gate; // NULL: open
+    const float *shared_gate; // NULL: the shared expert has no gate
     int32_t shared_ffn;       // 0: no shared expert
-    const int32_t *real;      // as above
+    const int32_t *real;      // as for k_moe_ffn
 };
 bool k_moe_few_takes(const struct moe_few *m);
 size_t k_moe_few_scratch(const struct moe_few *m);
@@ -200,7 +202,7 @@ cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int
 
 /* ---- sample/sample.cu */
 struct sample_scratch {
-    void *memory; // zeroed at start; sample_scratch_bytes
+    void *memory; // zeroed at startup; sample_scratch_bytes bytes
     int32_t max_draws, vocab;
 };
 size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab);

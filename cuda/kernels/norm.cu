@@ -10,13 +10,13 @@
 #include "cuda/kernels/device/sums.cuh"
 #include "cuda/kernels/kernels.h"
 
-/* Strides in elements; a row of x is written back if a delta is added. */
+/* Strides are in elements. A row of x is written back if a delta is added. */
 struct norm_params {
     int32_t x_stride, delta_stride, out_stride, n_rows, width;
     float eps, weight_offset, delta_scale, x_scale;
     bool layer;              // subtract the mean
-    struct sum_parts sums;   // partial sums of delta; n 0: delta is read
-    struct round_args codes; // written instead of out if codes.codes is not NULL
+    struct sum_parts sums;   // partial sums of delta; n 0: delta itself is read
+    struct round_args codes; // if codes.codes is not NULL, written instead of out
 };
 
 /* A thread's vectors of a row. */
@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(1024)
         }
     }
     pdl_trigger(); // before the wait: see device/launch.cuh
-    /* A product that leaves partial sums triggers this kernel only after the kernels before it have
-     * ended. The residual is not that product's output, so it can be read before the wait. */
+    /* A product that leaves partial sums triggers this kernel only after all kernels before it have
+     * ended. The residual is not the output of that product, so it can be read before the wait. */
     const bool has_sums = !MANY && NV <= 2 && p.sums.n > 0;
     vec<T> v[NV], d[NV];
     if (has_sums) {
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-/* Any width, alignment and dtype of x. */
+/* For any width, alignment and dtype of x. */
 template <typename X, typename T>
 __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *weight,
                                   const float *bias, struct norm_params p)
@@ -192,7 +192,7 @@ static int n_blocks_of(int n_rows, int n_vecs, int threads)
     return n_vecs <= threads && n_rows > MANY * n_sms ? fit : n_rows;
 }
 
-/* FP8 codes instead of numbers only from 16-bit types. */
+/* FP8 codes can be written only for 16-bit types. */
 template <typename T, int NV, bool MANY>
 static cudaError_t norm_vecs(cudaStream_t stream, const dim3 &grid, const dim3 &block, T *x,
                              const T *delta, T *out, const float *weight, const float *bias,
@@ -208,7 +208,7 @@ static cudaError_t norm_vecs(cudaStream_t stream, const dim3 &grid, const dim3 &
                   weight, bias, p);
 }
 
-/* As few vectors per thread as cover the row. */
+/* Chooses the fewest vectors per thread that cover the row. */
 template <typename T>
 static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, const float *weight,
                             const float *bias, const struct norm_params &p)
@@ -231,7 +231,7 @@ static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, cons
     }
 }
 
-/* True if rows can be read in vectors and fit a block's registers. */
+/* True if rows can be read in vectors and fit into a block's registers. */
 static bool has_vectors(const struct norm_args *a, enum dtype act)
 {
     const size_t size = dtype_bytes(act);

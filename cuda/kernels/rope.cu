@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rotary position embedding, the norms of queries and keys before or after it, the norm of values,
  * and the store into KV pages. A group of threads, at most a warp, holds one head in registers.
- * Bound by memory bandwidth, or by latency for few rows. */
+ * Bound by memory bandwidth or, with few rows, by latency. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/sums.cuh"
@@ -43,7 +43,7 @@ struct rope_params {
     struct query_growth growth;
 };
 
-/* Mean and scale of a norm over `n` elements; x(i) returns element i. */
+/* The mean and the scale of a norm over `n` elements; x(i) returns element i. */
 template <typename X>
 __device__ void warp_stats(const X &x, int n, bool layer, float eps, float *mean, float *scale)
 {
@@ -64,7 +64,7 @@ __device__ void warp_stats(const X &x, int n, bool layer, float eps, float *mean
     *scale = 1.0f / sqrtf(warp_sum(sum) / (float)n + eps);
 }
 
-/* The general kernel: one warp per head and row, any width, with the head in shared memory
+/* The general kernel: one warp per head and row, for any width. The head is in shared memory
  * between norm and rotation. */
 template <typename T, typename C>
 __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view rope,
@@ -93,7 +93,7 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     if (normed && !is_v) {
         const int32_t n_weight = is_q ? p.q_norm_n : p.k_norm_n;
         weight = is_q ? q_norm : k_norm;
-        if (weight && n_weight > p.head_dim) { // one row of weights per head
+        if (weight && n_weight > p.head_dim) { // there is one row of weights per head
             weight += (is_q ? h : h - p.n_heads) * p.head_dim;
         }
     }
@@ -151,10 +151,10 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     }
 }
 
-enum norm_when { NO_NORM, NORM_FIRST, NORM_LAST }; // no norm, before the rope, after it
+enum norm_when { NO_NORM, NORM_FIRST, NORM_LAST }; // no norm; before the rope; after the rope
 
-/* Stores a head as codes, by `group` consecutive threads: each has N elements of its first half
- * from d on, and the matching N of its second half. */
+/* Stores a head as codes. `group` consecutive threads take part: each has N elements of the head's
+ * first half, from d on, and the corresponding N elements of its second half. */
 template <int N>
 __device__ __forceinline__ void store_codes(const struct kv_view &kv, const struct kv_place &at,
                                             bool is_v, int group, int half, int d, const float *a,
@@ -194,17 +194,19 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
                                       struct sum_parts sums)
 {
     constexpr int N = vec<T>::N;
-    const int32_t group = 1 << group_shift; // threads per head
+    const int32_t group = 1 << group_shift; // number of threads per head
     const int32_t n_all = p.n_heads + 2 * p.n_kv_heads, per_row = n_all << group_shift;
     const int32_t item = blockIdx.x * blockDim.x + threadIdx.x;
     const int32_t r = item / per_row, h = (item - r * per_row) >> group_shift;
-    /* A product that leaves partial sums triggers this kernel only after the kernels before it have
-     * ended. What is not that product's output can be read before the wait. */
+    /* A product that leaves partial sums triggers this kernel only after all kernels before it have
+     * ended. What that product does not write can be read before the wait. */
     if (sums.n == 0 || r >= n_rows) {
         pdl_wait();
     }
     if (r >= n_rows) {
-        return; // groups return together: the row count is a multiple of the group
+        // All threads of a group return together, because the number of threads in a row is a
+        // multiple of the group.
+        return;
     }
     const int32_t half = p.head_dim / 2, d = (item & (group - 1)) * N;
     const bool turns = d < rope.n_pairs;
@@ -307,8 +309,8 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
     high.store(to + second);
 }
 
-/* A norm over the whole width must read the row before other warps rotate their heads, so a first
- * kernel normalises in place. */
+/* A norm over the whole width must read the row before other warps rotate their heads, so a
+ * separate first kernel normalises the row in place. */
 template <typename T>
 __global__ void qk_width_norm_kernel(T *qkv, struct rope_params p, const float *q_norm,
                                      const float *k_norm)
@@ -338,7 +340,7 @@ __global__ void qk_width_norm_kernel(T *qkv, struct rope_params p, const float *
     }
 }
 
-/* log2 of the threads per head in the vector kernel; -1 if that kernel does not apply. */
+/* log2 of the number of threads per head in the vector kernel; -1: that kernel cannot be used. */
 template <typename T>
 static int32_t vec_group_shift(const struct rope_params &p, const struct rope_view *rope,
                                const struct kv_view *kv, const T *qkv)
@@ -362,7 +364,7 @@ static int32_t vec_group_shift(const struct rope_params &p, const struct rope_vi
     return serves ? shift : -1;
 }
 
-/* NORM_FIRST, NORM_LAST and NO_NORM are instances of their own. */
+/* NORM_FIRST, NORM_LAST and NO_NORM are separate instances. */
 template <typename T, bool CODES> static auto vec_kernel(norm_when norm)
 {
     switch (norm) {
@@ -372,7 +374,7 @@ template <typename T, bool CODES> static auto vec_kernel(norm_when norm)
     }
 }
 
-/* A thread has one vector of a head; 2^shift threads share a head. */
+/* A thread has one vector of a head; 2^shift threads share the head. */
 template <typename T>
 static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_args *a,
                                   const struct rope_params &p, const struct rope_view *rope,
@@ -393,8 +395,8 @@ static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_a
                   a->n_rows, shift, sums);
 }
 
-/* The fast kernel if widths and layout allow it. A norm over the whole width is a launch
- * of its own before it. */
+/* Uses the fast kernel if widths and layout allow it. A norm over the whole width is a separate
+ * launch before it. */
 template <typename T>
 static cudaError_t rope_store(cudaStream_t stream, const struct rope_store_args *a,
                               struct rope_params p, const struct rope_view *rope,
@@ -440,7 +442,7 @@ static bool takes_sums(const struct rope_store_args *a, const struct rope_params
            vec_group_shift<T>(p, rope, kv, (const T *)a->qkv.mem.p) >= 0;
 }
 
-/* Whether the fast kernel will run, which is the only one that adds partial sums. */
+/* Whether the fast kernel will run; it is the only one that adds partial sums. */
 extern "C" bool k_rope_takes_sums(const struct rope_store_args *a, const struct rope_view *rope,
                                   int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv)
 {

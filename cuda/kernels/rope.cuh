@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by the kernels that rotate heads and store them: rope.cu and rope_mla.cu. Thread: device
- * code. */
+/* Shared by the kernels that rotate heads and store them: rope.cu and rope_mla.cu.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_KERNELS_ROPE_CUH
 #define SLUICE_CUDA_KERNELS_ROPE_CUH
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rotary position embedding for multi-head latent attention (MLA): the norm of the latent, its
- * rotated part and the store of both as one key per token; and the rotation of the queries' last
- * elements. A block stores a row's key or rotates four of its query heads, a warp each. Bound by
- * memory bandwidth, or by latency for few rows. */
+/* Rotary position embedding for multi-head latent attention (MLA): the norm of the latent, the
+ * rotation of the key's part with positions, and the store of both as one key per token; and the
+ * rotation of the queries' last elements. A block stores a row's key, or rotates four of the row's
+ * query heads, one per warp. Bound by memory bandwidth or, with few rows, by latency. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/rope.cuh"
 
-/* MLA's row: the latent, which is normed, and the part with positions, which is rotated. */
+/* A row of MLA has the latent, which is normed, and the part with positions, which is rotated. */
 struct mla_params {
     int32_t q_stride, q_head, q_rope_offset;
     int32_t out_stride, out_head, out_offset;
@@ -17,7 +17,7 @@ struct mla_params {
     struct query_growth growth;
 };
 
-/* Block (row, y): y == 0 stores the row's key, the others rotate four query heads each. */
+/* Block (row, y): with y == 0 it stores the row's key; otherwise it rotates four query heads. */
 template <typename T, typename C>
 __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_params p,
                                  struct rope_view rope, const float *kv_norm, struct kv_view kv,

@@ -25,7 +25,7 @@ extern "C" cudaError_t k_patch(cudaStream_t stream, const struct patch *patches,
     return launch(patch_kernel, dim3(n), dim3(128), 0, stream, patches, data);
 }
 
-/* One thread per row: the row's token, from the pass or from the lane's history, to where
+/* One thread per row: copies the row's token, from the pass or from the lane's history, to where
  * the embedding reads it. */
 __global__ void pass_begin_kernel(struct pass_view pass)
 {
@@ -50,7 +50,7 @@ extern "C" cudaError_t k_pass_begin(cudaStream_t stream, const struct pass_view 
     return launch(pass_begin_kernel, dim3((pass->n_rows + 127) / 128), dim3(128), 0, stream, *pass);
 }
 
-/* One block per (copy, region). Pages are multiples of 16 bytes (checked at open) or are copied
+/* One block per (copy, region). Pages are multiples of 16 bytes (checked at open), or are copied
  * word by word. */
 __global__ void copy_blocks_kernel(const struct kv_region *regions, const struct block_copy *copies)
 {
@@ -76,9 +76,9 @@ extern "C" cudaError_t k_copy_blocks(cudaStream_t stream, const struct kv_region
     return launch(copy_blocks_kernel, dim3(n, n_regions), dim3(512), 0, stream, regions, copies);
 }
 
-/* Elements e of a token's K and V heads are independent, and moves of one lane must stay in order,
- * so one thread does all moves of a lane for its elements. The block of a run's first move does the
- * whole run. */
+/* Elements e of a token's K and V heads are independent of each other, but moves of one lane must
+ * stay in order. So one thread makes all moves of a lane for its elements. The block of a run's
+ * first move does the whole run. */
 template <typename W>
 __device__ void move_run(const struct kv_view &kv, const struct slot_move *moves, int32_t first,
                          int32_t n, const struct pass_view &pass)
@@ -126,8 +126,8 @@ __device__ void move_codes(const struct kv_view &kv, const struct slot_move *mov
     }
 }
 
-/* One block per layer and run of moves of a lane; the first move of a run does them in
- * order, others return. */
+/* One block per layer and move. The block of the first move in a run (the moves of one lane) makes
+ * all moves of the run in order; the other blocks return. */
 __global__ void move_slots_kernel(const struct kv_region *regions, const struct slot_move *moves,
                                   int32_t n, struct pass_view pass)
 {
@@ -154,13 +154,13 @@ extern "C" cudaError_t k_move_slots(cudaStream_t stream, const struct kv_region 
                   *pass);
 }
 
-/* One block per block and layer. */
+/* One block of threads per KV block and layer. */
 __global__ void poison_kernel(const struct kv_region *regions, const int32_t *blocks)
 {
     pdl_wait();
     const struct kv_region region = regions[blockIdx.y];
     char *page = (char *)region.base + blocks[blockIdx.x] * region.page_bytes;
-    if (region.view.codes.format != KV_PLAIN) { // scale words, and E4M3 codes, then read as NaN
+    if (region.view.codes.format != KV_PLAIN) { // scale words, and E4M3 codes, are then read as NaN
         for (int64_t i = threadIdx.x; i < region.page_bytes; i += blockDim.x) {
             page[i] = (char)0xff;
         }

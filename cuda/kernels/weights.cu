@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Fills or converts weights on the device, one thread per few elements. Bound by the bandwidth of
- * writing them. */
+/* Fills or converts weights on the device; a thread computes a few elements. Bound by the bandwidth
+ * of writing them. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 #include "engine/base/rng.h"
 
-/* At most 4096 blocks, which then take several elements each. */
+/* At most 4096 blocks, each of which may process several elements. */
 static unsigned grid_of(int64_t blocks)
 {
     if (blocks < 1) {
@@ -15,7 +15,7 @@ static unsigned grid_of(int64_t blocks)
     return blocks > 4096 ? 4096 : (unsigned)blocks;
 }
 
-/* Box-Muller on a block of four random words: four normally distributed values. */
+/* Box-Muller on a block of four random words, which gives four normally distributed values. */
 template <typename T>
 __global__ void fill_normal_kernel(T *to, int64_t n, uint64_t seed, float scale)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chunks in a list; a new one is twice as large as the last, up to a limit. */
+/* A list of chunks; each new chunk is twice as large as the last, up to a limit. */
 #include "engine/base/arena.h"
 
 #include "engine/base/mem.h"
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Each chunk is twice as large as the previous one: small requests, of which there may be thousands
- * at a time, need one small chunk, and large ones few allocations. */
+/* Each chunk is twice as large as the previous one: a small request (there may be thousands at a
+ * time) needs only one small chunk, and a large one needs few allocations. */
 enum { MIN_CHUNK_BYTES = 1024, MAX_CHUNK_BYTES = 16384, ALIGN = 16 };
 
 struct arena_chunk {
@@ -34,8 +34,8 @@ void arena_deinit(struct arena *a)
     a->used_bytes = 0;
 }
 
-/* Counted against max_bytes as handed out, so that the cap does not depend on how chunks
- * happen to fill. */
+/* The cap counts the bytes handed out, so it does not depend on how well chunks happen to be
+ * filled. */
 void *arena_alloc(struct arena *a, size_t n, size_t size)
 {
     size_t bytes;

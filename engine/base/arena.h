@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A bump allocator with a hard cap, freed in one call. It holds what lives as long as one request
- * or one load. Memory is zeroed and 16-byte aligned.
+/* A bump allocator with a hard cap; one call frees everything. It holds data that lives as long as
+ * one request or one load. Memory is zeroed and 16-byte aligned.
  * Thread: one owner at a time. */
 #ifndef SLUICE_BASE_ARENA_H
 #define SLUICE_BASE_ARENA_H
@@ -14,7 +14,7 @@ struct arena {
     struct arena_chunk *head;
     size_t used_bytes; // handed out, including alignment padding
     size_t max_bytes;  // an allocation that would exceed this returns NULL
-    bool no_memory;    // an allocation returned NULL though it would not have exceeded it
+    bool no_memory;    // an allocation within the cap returned NULL
 };
 
 void arena_init(struct arena *a, size_t max_bytes);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* See buf.h. `failed` is the only error, and n_lost counts failed allocations of the
- * thread. */
+/* See buf.h. A failed append sets `failed`; n_lost counts the thread's failed allocations. */
 #include "engine/base/buf.h"
 
 #include "engine/base/minmax.h"
@@ -40,7 +39,8 @@ uint64_t buf_n_lost(void)
     return n_lost;
 }
 
-/* One byte more is always there for the NUL. Growth by half keeps appends amortised. */
+/* Always leaves room for one more byte, the NUL. Growing by half makes an append cost O(1) on
+ * average. */
 bool buf_reserve(struct buf *b, size_t more_bytes)
 {
     if (b->failed || more_bytes > b->max_bytes - b->n_bytes) {
@@ -104,8 +104,8 @@ void buf_printf(struct buf *b, const char *fmt, ...)
     va_end(again);
 }
 
-/* Digits from the last to the first; INT64_MIN has no positive counterpart, hence the
- * unsigned number. */
+/* Writes the digits from last to first. The number is negated as unsigned because INT64_MIN has no
+ * positive counterpart. */
 void buf_put_int(struct buf *b, int64_t v)
 {
     char digits[24];
@@ -121,7 +121,7 @@ void buf_put_int(struct buf *b, int64_t v)
     buf_put(b, p, (size_t)(digits + sizeof digits - p));
 }
 
-/* Characters that JSON needs escaped, with short forms where there are any. */
+/* Escapes a character that JSON does not allow as it is, by its short form if it has one. */
 static void put_escaped(struct buf *b, unsigned char c)
 {
     switch (c) {
@@ -135,8 +135,8 @@ static void put_escaped(struct buf *b, unsigned char c)
 }
 
 /* Non-ASCII characters that some readers treat as line ends (Python's splitlines, and HTTP clients
- * built on it), which would split a one-line answer or an event. Returns the length of one at s; 0:
- * none. */
+ * built on it), which would split a one-line answer or an event. Returns the length of such a
+ * character at s, or 0. */
 static int other_line_end(const char *s, size_t n_bytes)
 {
     if (n_bytes == 2) {

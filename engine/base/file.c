@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Whole files, maps, and what happens if a mapped file gets shorter while it is read. */
+/* Whole files, maps, and what happens if a mapped file is truncated while it is read. */
 #include "engine/base/file.h"
 #include "engine/base/minmax.h"
 #include "engine/base/write.h"
@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Only regular files have a size that can be trusted. */
+/* Accepts only regular files, because only their size can be trusted. */
 static enum status open_regular(const char *path, int *fd, size_t *n_bytes, struct err *err)
 {
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // O_NONBLOCK: opening a pipe must not wait
@@ -80,22 +80,20 @@ bool file_is_absent(const char *path)
 
 /* ---- maps --------------------------------------------------------------------------------- */
 
-/* The current maps, for the handler of SIGBUS, which arrives when a mapped file has been truncated.
- * A handler must not take locks, so names never move. A slot with data 0 is free. A slot with
- * length 0 must not be read: the length is written after the name, and cleared before the slot is
- * freed. */
+/* The current maps, read by the handler of SIGBUS, which arrives when a mapped file has been
+ * truncated. A handler must not take locks, so a name stays where it was written. */
 enum { MAX_NAMED_MAPS = 1024, MAX_MAP_NAME = 256 };
 
-/* Maps by address, for the signal handler; it may take no lock, hence the atomics. A size
- * of 0 hides an entry that is being written or removed. */
+/* `data` 0 marks a free entry. `n_bytes` 0 hides an entry that is being written or removed: it is
+ * set after the name, and cleared before the entry is freed. */
 static struct named_map {
     _Atomic uintptr_t data;
     _Atomic size_t n_bytes;
     char path[MAX_MAP_NAME];
 } named_maps[MAX_NAMED_MAPS];
 
-/* The end of a long path is kept, since it names the file. If all entries are taken, the
- * map has no name. */
+/* Keeps the end of a long path, since that names the file. If all entries are taken, the map has no
+ * name. */
 static void name_map(const char *path, const struct file_map *map)
 {
     for (int i = 0; i < MAX_NAMED_MAPS; i++) {
@@ -110,7 +108,7 @@ static void name_map(const char *path, const struct file_map *map)
     }
 }
 
-/* The size goes first, so that the handler never sees an address with another map's size. */
+/* Clears the size first, so that the handler never sees an address with another map's size. */
 static void forget_map(const struct file_map *map)
 {
     for (int i = 0; i < MAX_NAMED_MAPS; i++) {
@@ -133,11 +131,12 @@ static void on_bus_error(int signal_number, siginfo_t *info, void *context)
         if (at - atomic_load(&m->data) < atomic_load(&m->n_bytes)) {
             write_last("sluice: ");
             write_last(m->path);
-            write_last(": cannot be read any more: it was cut, or its disk fails\n");
+            write_last(": can no longer be read: it was truncated, or its disk fails\n");
             _exit(1); // the thread can neither continue nor be unwound
         }
     }
-    signal(signal_number, SIG_DFL); // not a map of ours: the fault repeats with the default action
+    // Not one of our maps: the fault repeats with the default action.
+    signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
 
@@ -147,7 +146,7 @@ void file_maps_explain(void)
     sigaction(SIGBUS, &action, NULL);
 }
 
-/* The descriptor is closed at once; the map keeps the file. */
+/* The descriptor can be closed at once, because the map keeps the file open. */
 enum status file_map_open(const char *path, struct file_map *map, struct err *err)
 {
     int fd;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* JSON trees: cJSON after a scan that checks what cJSON does not. */
+/* JSON trees: cJSON, after a scan for what cJSON does not check. */
 #include "engine/base/json.h"
 
 #include "engine/base/file.h"
@@ -17,8 +17,8 @@ static const cJSON *item(const struct json *node)
     return (const cJSON *)node;
 }
 
-/* cJSON does not say why it has no tree, so its allocations are watched: whether one has failed
- * since the flag was cleared, on this thread. */
+/* cJSON does not say why it returned no tree, so its allocations are watched. True if one has
+ * failed on this thread since the flag was cleared. */
 static _Thread_local bool no_memory;
 
 static void *watched_malloc(size_t n_bytes)
@@ -163,7 +163,7 @@ bool json_is(const struct json *node, enum json_type type)
     return node && json_type(node) == type;
 }
 
-/* Of repeated keys the last one counts, as in most parsers. */
+/* If a key is repeated, its last member wins, as in most parsers. */
 const struct json *json_get(const struct json *object, const char *key)
 {
     const struct json *found = NULL;
@@ -187,7 +187,7 @@ static bool add(struct json *object, const char *key, cJSON *copy)
     return false;
 }
 
-/* Members that are missing are copied; those that exist stay. */
+/* Copies the members that are missing; leaves those that exist unchanged. */
 bool json_add_missing(struct json *object, const struct json *from)
 {
     bool good = true;
@@ -278,7 +278,7 @@ bool json_bool(const struct json *node, bool otherwise)
     return otherwise;
 }
 
-/* Only whole numbers that a double holds exactly: up to 2^53. */
+/* Accepts only whole numbers that a double holds exactly, up to 2^53. */
 bool json_int64(const struct json *node, int64_t *v)
 {
     if (!json_is(node, JSON_NUMBER)) {

@@ -38,16 +38,16 @@ bool json_is(const struct json *node, enum json_type type);
  * wins. */
 const struct json *json_get(const struct json *object, const char *key);
 
-/* Copies each member of `from` whose key `object` lacks (a null counts as present). Call it before
- * the document is shared. False: there was no memory, and members are missing. */
+/* Copies each member of `from` whose key `object` lacks; a member that is null counts as present.
+ * Call it before the document is shared. False: memory ran out, and members are missing. */
 bool json_add_missing(struct json *object, const struct json *from);
 
-/* json_put replaces the members of `object` that have the key of `member` by a copy of it;
- * json_remove removes the members with a key. Call them before the document is shared. False: as
- * above. */
+/* json_put replaces the members of `object` that have the key of `member` by a copy of `member`;
+ * json_remove removes all members with that key. Call them before the document is shared. False:
+ * memory ran out. */
 bool json_put(struct json *object, const struct json *member);
 void json_remove(struct json *object, const char *key);
-/* Gives the member `from` another key, unless `object` has one of that key already. */
+/* Gives the member `from` a new key, unless `object` already has a member with that key. */
 bool json_rename(struct json *object, const char *from, const char *to);
 
 size_t json_count(const struct json *array_or_object); // O(n)

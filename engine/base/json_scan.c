@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A state machine: `state` says what may come next, and one bit per level whether it is an
- * object. */
+/* A state machine: `state` says what may come next, and one bit per level says whether that level
+ * is an object. */
 #include "engine/base/json_scan.h"
 
 #include "engine/base/assert.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The kinds of text that may come next. */
+/* What may come next. */
 enum state { WANT_VALUE, WANT_FIRST_VALUE, WANT_FIRST_KEY, WANT_KEY, AFTER_VALUE, DONE, FAILED };
 
 void json_scan_init(struct json_scan *sc, const char *s, size_t n_bytes, int max_depth)
@@ -75,7 +75,8 @@ static bool is_hex(char c)
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
 }
 
-/* Bytes of a string that need no look: printable ASCII without quotes and backslashes. */
+/* The number of leading bytes that need no check: printable ASCII without quotes and
+ * backslashes. */
 static size_t plain_run(const char *p, size_t n)
 {
     size_t i = 0;
@@ -86,7 +87,7 @@ static size_t plain_run(const char *p, size_t n)
     return i;
 }
 
-/* At an opening quote. Sets text; false after fail(). */
+/* Called at an opening quote. Sets `text`; returns false after fail(). */
 static bool scan_string(struct json_scan *sc)
 {
     size_t i = sc->at + 1;
@@ -142,7 +143,7 @@ static size_t digits(const struct json_scan *sc, size_t i)
     return i - start;
 }
 
-/* RFC 8259: no leading zeros, digits on both sides of the point, and in the exponent. */
+/* RFC 8259: no leading zeros; at least one digit on each side of the point and in the exponent. */
 static bool scan_number(struct json_scan *sc)
 {
     size_t i = sc->at;
@@ -258,7 +259,7 @@ enum json_token json_scan_next(struct json_scan *sc)
     }
     char c = sc->s[sc->at];
     if (sc->state == DONE) {
-        return fail(sc, "something follows the value");
+        return fail(sc, "there is text after the value");
     }
     if (sc->state == AFTER_VALUE) {
         bool object = in_object(sc);
@@ -327,7 +328,7 @@ static char unescaped(char c)
     }
 }
 
-/* At "\u"; returns the bytes consumed. */
+/* Called at "\u"; returns the number of bytes consumed. */
 static size_t unescape_unicode(const char *p, size_t n_bytes, struct buf *out)
 {
     uint32_t cp = hex4(p + 2);
@@ -370,8 +371,8 @@ void json_scan_unescape(const struct json_scan *sc, struct buf *out)
     }
 }
 
-/* Exact for the whole range, unlike a conversion by double; a point or an exponent is no
- * integer. */
+/* Exact for the whole range, unlike a conversion by way of double. A number with a point or an
+ * exponent is not an integer. */
 bool json_scan_int64(const struct json_scan *sc, int64_t *v)
 {
     size_t i = 0;

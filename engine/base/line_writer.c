@@ -19,8 +19,8 @@ struct line_writer {
     int fd;
     size_t max_bytes, n_filling;
     char *filling, *writing;
-    uint64_t n_lost, n_told;
-    size_t (*told)(uint64_t n_lost, char *line, size_t n_bytes);
+    uint64_t n_lost, n_reported;
+    size_t (*format_lost)(uint64_t n_lost, char *line, size_t n_bytes);
 };
 
 static uint64_t count_lines(const char *text, size_t n_bytes)
@@ -38,9 +38,9 @@ static uint64_t count_lines(const char *text, size_t n_bytes)
 static void tell_lost(struct line_writer *w, uint64_t n_lost)
 {
     char line[256];
-    size_t n = w->told ? w->told(n_lost - w->n_told, line, sizeof line) : 0;
+    size_t n = w->format_lost ? w->format_lost(n_lost - w->n_reported, line, sizeof line) : 0;
     if (n == 0 || write_all(w->fd, line, n) == 0) {
-        w->n_told = n_lost;
+        w->n_reported = n_lost;
     }
 }
 
@@ -58,14 +58,14 @@ static void write_batch(struct line_writer *w)
     pthread_mutex_lock(&w->lock);
     w->n_lost += n_failed;
     uint64_t n_lost = w->n_lost;
-    if (n_failed == 0 && n_lost > w->n_told) {
+    if (n_failed == 0 && n_lost > w->n_reported) {
         pthread_mutex_unlock(&w->lock);
         tell_lost(w, n_lost);
         pthread_mutex_lock(&w->lock);
     }
 }
 
-/* Ends when it was told to and all lines are written. */
+/* The thread ends once line_writer_close has asked it to and all lines are written. */
 static void *writer_main(void *arg)
 {
     struct line_writer *w = arg;
@@ -94,14 +94,15 @@ static void release(struct line_writer *w)
     free(w);
 }
 
-/* `told` writes the line that reports lost lines; it is called by the writing thread. */
+/* `format_lost` formats the line that reports lost lines; the writer thread calls it. */
 struct line_writer *line_writer_open(int fd, const char *name, size_t max_waiting_bytes,
-                                     size_t (*told)(uint64_t n_lost, char *line, size_t n_bytes))
+                                     size_t (*format_lost)(uint64_t n_lost, char *line,
+                                                           size_t n_bytes))
 {
     struct line_writer *w = xcalloc(1, sizeof *w);
     w->fd = fd;
     w->max_bytes = max_waiting_bytes;
-    w->told = told;
+    w->format_lost = format_lost;
     w->filling = xmalloc(max_waiting_bytes);
     w->writing = xmalloc(max_waiting_bytes);
     pthread_mutex_init(&w->lock, NULL);
@@ -149,7 +150,7 @@ uint64_t line_writer_lost(struct line_writer *w)
     return n;
 }
 
-/* False if the thread could not finish in time; it then keeps its memory, because it may
+/* Returns false if the thread could not finish in time. It then keeps its memory, because it may
  * still write. */
 bool line_writer_close(struct line_writer *w, int timeout_ms)
 {

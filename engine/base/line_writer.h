@@ -12,11 +12,12 @@
 
 struct line_writer;
 
-/* name: of the thread, at most 15 bytes. told: formats the line that reports how many lines were
- * lost since the last report; it is written as soon as writing works again. NULL: losses are not
- * reported. Returns NULL if no thread can be created. */
+/* name: the thread's name, at most 15 bytes. format_lost: formats the line that reports how many
+ * lines were lost since the last report; that line is written as soon as writing works again. If
+ * format_lost is NULL, losses are not reported. Returns NULL if no thread can be created. */
 struct line_writer *line_writer_open(int fd, const char *name, size_t max_waiting_bytes,
-                                     size_t (*told)(uint64_t n_lost, char *line, size_t n_bytes));
+                                     size_t (*format_lost)(uint64_t n_lost, char *line,
+                                                           size_t n_bytes));
 
 /* Queues whole lines. Never waits. */
 void line_writer_put(struct line_writer *w, const char *lines, size_t n_bytes);

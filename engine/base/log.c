@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Log lines: who writes them changes when the log's thread starts and ends (`owner`),
+/* Log lines. Who writes them changes when the log's thread starts and ends; `owner` says who does,
  * under owner_lock. */
 #include "engine/base/log.h"
 #include "engine/base/line_writer.h"
@@ -24,7 +24,7 @@ enum line_owner { CALLERS, CALLERS_BRIEFLY, WRITERS };
 static pthread_mutex_t owner_lock = PTHREAD_MUTEX_INITIALIZER;
 static enum line_owner owner;
 static struct line_writer *writer;
-static uint64_t lost_before; // by writers that have been closed
+static uint64_t lost_before; // lines lost by writers that have been closed
 
 void log_set_level(enum log_level level)
 {

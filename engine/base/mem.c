@@ -24,7 +24,7 @@ bool mem_reserve_fill(void)
 {
     pthread_mutex_lock(&reserve_lock);
     while (n_reserved < N_CHUNKS && (reserve[n_reserved] = malloc(CHUNK_BYTES)) != NULL) {
-        memset(reserve[n_reserved], 1, CHUNK_BYTES); // so that the pages are committed
+        memset(reserve[n_reserved], 1, CHUNK_BYTES); // writing to the pages commits them
         n_reserved++;
     }
     bool whole = n_reserved == N_CHUNKS;
@@ -49,7 +49,7 @@ bool mem_is_short(void)
     return atomic_load(&is_short);
 }
 
-/* True: another try may succeed. */
+/* Frees chunks of the reserve. True if the allocation is worth another try. */
 static bool release(size_t n_bytes)
 {
     if (n_bytes == 0 || n_bytes > SMALL_BYTES) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Allocation of small objects: never returns NULL, but aborts with a message. Sizes that come from
- * outside go through mem_try_*, whose failure becomes a status.
+ * outside go through mem_try_*, and their caller turns a failure into a status.
  * Thread: any. */
 #ifndef SLUICE_BASE_MEM_H
 #define SLUICE_BASE_MEM_H
@@ -14,9 +14,9 @@ void *xrealloc(void *p, size_t n_bytes);
 char *xstrdup(const char *s);
 char *xstrndup(const char *s, size_t n_bytes);
 
-/* Memory that the small allocations above take before they abort. A server fills it when it begins
- * and then from time to time; until that succeeds again it is short of memory, and should take on
- * nothing new. mem_reserve_fill: true if the reserve is whole. */
+/* The reserve: memory that the small allocations above use before they abort. A server fills it at
+ * the start and then from time to time. While it is not full, the server is short of memory and
+ * should accept no new work. mem_reserve_fill returns true if the reserve is full. */
 bool mem_reserve_fill(void);
 void mem_reserve_free(void);
 bool mem_is_short(void);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // lesser(a, b) and greater(a, b) for all arithmetic types. Each argument is evaluated once. The
-// result has the common type of both, as `a < b ? a : b` has. They are no constant expressions.
+// result has the common type of both, like `a < b ? a : b`. They are not constant expressions.
 #ifndef SLUICE_BASE_MINMAX_H
 #define SLUICE_BASE_MINMAX_H
 
@@ -23,7 +23,7 @@ MINMAX_FUNCTIONS(unsigned_long_long, unsigned long long)
 MINMAX_FUNCTIONS(float, float)
 MINMAX_FUNCTIONS(double, double)
 
-// The sum has the common type; it is not evaluated.
+// (a) + (b) only selects the type, which is the common type of both; it is not evaluated.
 #define MINMAX_OF(kind, a, b)                                                                      \
     _Generic((a) + (b),                                                                            \
         int: kind##_int,                                                                           \

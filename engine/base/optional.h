@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Texts that may be absent (NULL), and the words of JSON's booleans. Thread: any. */
+/* Helpers for strings that may be absent (NULL), and JSON's words for booleans. Thread: any. */
 #ifndef SLUICE_BASE_OPTIONAL_H
 #define SLUICE_BASE_OPTIONAL_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* For printf and copies, which must not get NULL. */
+/* For printf and copies, which do not accept NULL. */
 static inline const char *or_empty(const char *s)
 {
     return s ? s : "";

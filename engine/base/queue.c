@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* See queue.h. The condition uses the monotonic clock, so that a changed wall clock does
- * not prolong a wait. */
+/* See queue.h. The condition uses the monotonic clock, so a change of the wall clock does not
+ * prolong a wait. */
 #include "engine/base/queue.h"
 
 #include <stddef.h>
@@ -25,7 +25,7 @@ void queue_deinit(struct queue *q)
     pthread_mutex_destroy(&q->lock);
 }
 
-/* True if the queue was empty: only then may the taker be asleep. */
+/* Returns true if the queue was empty: only then may the taker be asleep. */
 bool queue_push(struct queue *q, struct queue_link *item)
 {
     item->next = NULL;
@@ -54,8 +54,8 @@ struct queue_link *queue_take_all(struct queue *q)
     return list;
 }
 
-/* Everything at once, so that one lock serves many items. Returns NULL after the timeout
- * or a wake. */
+/* Takes everything at once, so that one lock serves many items. Returns NULL after the timeout or a
+ * wake. */
 struct queue_link *queue_wait_all(struct queue *q, int64_t timeout_ns)
 {
     struct timespec until;
@@ -83,7 +83,8 @@ struct queue_link *queue_wait_all(struct queue *q, int64_t timeout_ns)
     return list;
 }
 
-/* For a taker that waits without a timeout and has to look at something else. */
+/* Wakes a taker that waits without a timeout when it has something other than an item to look
+ * at. */
 void queue_wake(struct queue *q)
 {
     pthread_mutex_lock(&q->lock);

@@ -111,7 +111,7 @@ void sha256_end(struct sha256 *s, unsigned char out[SHA256_BYTES])
     }
 }
 
-/* The key's two pads are hashed once, so a message costs no extra blocks for them. */
+/* Hashes the key's two pads once, so that a message costs no extra blocks for them. */
 void hmac_sha256_key(struct hmac_sha256 *m, const void *key, size_t n_bytes)
 {
     unsigned char block[SHA256_BLOCK_BYTES] = {0};
@@ -147,8 +147,8 @@ void hmac_sha256_end(struct hmac_sha256 *m, unsigned char out[SHA256_BYTES])
     sha256_end(&m->outer, out);
 }
 
-/* The time does not depend on where the difference is, since one of the two may be an
- * attacker's guess. */
+/* The time does not depend on where the two differ, since one of them may be an attacker's
+ * guess. */
 bool sha256_equal(const unsigned char a[SHA256_BYTES], const unsigned char b[SHA256_BYTES])
 {
     unsigned char differ = 0;

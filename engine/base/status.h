@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Status codes, and error text for where a person will read it. Functions return the enum; a
- * `struct err` adds a sentence at load, configuration and parsing, never on the per-token path.
+/* Status codes, and error text for people. Functions return the enum. A `struct err` adds a
+ * sentence during load, configuration and parsing, but never on the per-token path.
  * Compiles as C11 and C++17.
  * Thread: any. */
 #ifndef SLUICE_BASE_STATUS_H

@@ -28,8 +28,8 @@ static size_t lead(unsigned char c, unsigned char *low, unsigned char *high)
     return 0;
 }
 
-/* Number of bytes at s that could start a valid character; *want is its full length (0: bad first
- * byte). */
+/* The number of bytes at s that may begin a valid character. *want becomes the full length of that
+ * character, or 0 if the first byte is bad. */
 static size_t good_prefix(const char *s, size_t n_bytes, size_t *want)
 {
     if (n_bytes == 0) {
@@ -114,7 +114,7 @@ size_t utf8_encode(uint32_t cp, char out[4])
     return 4;
 }
 
-/* Eight ASCII bytes at a time; returns where the first invalid byte is. */
+/* Skips eight ASCII bytes at a time; returns the offset of the first invalid byte. */
 size_t utf8_check(const char *s, size_t n_bytes)
 {
     size_t i = 0;

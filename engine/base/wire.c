@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* True if the fd is ready, or broken, in which case the next call on it reports the error. */
+/* True if the fd is ready or broken; if it is broken, the next call on it reports the error. */
 static bool wait_for(int fd, short events, int64_t deadline_ns)
 {
     for (;;) {
@@ -62,8 +62,8 @@ static int bind_to(const struct addrinfo *a)
     return fd;
 }
 
-/* Without a host all addresses of IPv6 and, through it, IPv4. Port 0 takes a free one,
- * which is returned. */
+/* Without a host, listens on all IPv6 addresses and, through them, on IPv4. Port 0 picks a free
+ * port, which is returned. */
 enum status wire_listen(const char *host, int32_t port, int *out, int32_t *bound_port,
                         struct err *err)
 {
@@ -122,7 +122,7 @@ enum status wire_accept(int listener, int64_t deadline_ns, int *fd, char *from, 
     }
 }
 
-/* Connecting takes as long as the deadline allows; the result is read from the socket. */
+/* Connecting may take until the deadline; the result is then read from the socket. */
 static int connect_to(const struct addrinfo *a, int64_t deadline_ns)
 {
     int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -149,7 +149,7 @@ static int connect_to(const struct addrinfo *a, int64_t deadline_ns)
     return fd;
 }
 
-/* All addresses of the name are tried in turn. */
+/* Tries all addresses of the name in turn. */
 enum status wire_connect(const char *host, int32_t port, int64_t deadline_ns, int *fd,
                          struct err *err)
 {
@@ -176,7 +176,7 @@ enum status wire_connect(const char *host, int32_t port, int64_t deadline_ns, in
     return err_set(err, ERR_IO, "%s port %d: %s", host, port, strerror(why));
 }
 
-/* SIGPIPE is off for this call, so a broken stream is an error and not a signal. */
+/* SIGPIPE is off for this call, so a broken stream is reported as an error, not as a signal. */
 enum status wire_send(int fd, const void *bytes, size_t n_bytes, int64_t deadline_ns)
 {
     const char *p = bytes;
@@ -222,8 +222,8 @@ enum status wire_recv(int fd, void *bytes, size_t n_bytes, int64_t deadline_ns)
     return OK;
 }
 
-/* Sends what is pending, then reads until the other side closes, so that data in flight is
- * not lost by a reset. */
+/* Sends what is pending, then reads until the peer closes, so that a reset does not discard data in
+ * flight. */
 void wire_finish(int fd, int64_t deadline_ns)
 {
     char unread[4096];

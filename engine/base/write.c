@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Writing with and without patience. */
+/* Writing without and with a limit on each wait. */
 #include "engine/base/write.h"
 #include "engine/base/minmax.h"
 
@@ -34,7 +34,7 @@ size_t write_all(int fd, const char *text, size_t n_bytes)
     return n_bytes;
 }
 
-/* Gives up when the descriptor takes nothing for patience_ms. */
+/* Gives up when the descriptor accepts nothing for patience_ms. */
 void write_bounded(int fd, const char *text, size_t n_bytes, int patience_ms)
 {
     while (n_bytes > 0) {

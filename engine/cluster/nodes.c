@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The set of nodes: opening, the watcher thread, and what is exchanged between them.
- * call_lock is taken before lock. */
+/* The set of nodes: opening it, the watcher thread, and what the nodes exchange. Lock order:
+ * call_lock before lock. */
 #include "engine/cluster/nodes_private.h"
 
 #include "engine/base/assert.h"
@@ -24,14 +24,14 @@ static int64_t seconds_from_now(int64_t s)
 
 /* ---- the watcher -------------------------------------------------------------------------- */
 
-/* The callback runs with call_lock held, so that nodes_watch returns only when no earlier
- * callback is running. */
+/* The callback runs with call_lock held, so nodes_watch can wait until no earlier callback is
+ * running. */
 static void tell_owner(struct nodes *n)
 {
     pthread_mutex_lock(&n->call_lock);
     pthread_mutex_lock(&n->lock);
-    bool call = n->lost && !n->told && n->on_lost;
-    n->told = n->told || call;
+    bool call = n->lost && !n->on_lost_called && n->on_lost;
+    n->on_lost_called = n->on_lost_called || call;
     void (*on_lost)(void *arg) = n->on_lost;
     void *arg = n->arg;
     pthread_mutex_unlock(&n->lock);
@@ -99,7 +99,7 @@ static bool wait_changed(struct nodes *n, int64_t deadline_ns)
     return pthread_cond_timedwait(&n->changed, &n->lock, &t) == 0 || clock_now_ns() < deadline_ns;
 }
 
-/* The message names one node that is missing; on failure the caller closes the set. */
+/* On failure the message names one node that is missing, and the caller closes the set. */
 static enum status wait_for_all(struct nodes *n, struct err *err)
 {
     int64_t end = seconds_from_now(n->place.join_timeout_s);
@@ -117,7 +117,7 @@ static enum status wait_for_all(struct nodes *n, struct err *err)
     }
     pthread_mutex_unlock(&n->lock);
     if (!complete) {
-        return err_set(err, ERR_TIMEOUT, "node %d of %d did not come within %d s", missing,
+        return err_set(err, ERR_TIMEOUT, "node %d of %d did not join within %d s", missing,
                        n->place.n_nodes, n->place.join_timeout_s);
     }
     return OK;
@@ -145,7 +145,7 @@ static void init(struct nodes *n, const struct node_place *place, const char *id
     }
 }
 
-/* Returns when all nodes have joined, or with the reason why they have not. */
+/* Returns when all nodes have joined, or with the reason why they did not. */
 enum status nodes_open(const struct node_place *place, const char *identity, struct nodes **out,
                        struct err *err)
 {
@@ -165,7 +165,7 @@ enum status nodes_open(const struct node_place *place, const char *identity, str
                          ? wire_listen(place->bind, place->port, &n->listener, &port, err)
                          : nodes_join(n, err);
     if (st == OK && place->node == 0) {
-        log_info("node 0 waits on port %d for %d more", port, place->n_nodes - 1);
+        log_info("node 0 waits on port %d for %d more nodes", port, place->n_nodes - 1);
     }
     if (st == OK) {
         n->watcher_runs = pthread_create(&n->watcher, NULL, watcher_main, n) == 0;
@@ -182,7 +182,7 @@ enum status nodes_open(const struct node_place *place, const char *identity, str
         nodes_close(n);
         return st;
     }
-    log_info("node %d of %d: all nodes are there", place->node, place->n_nodes);
+    log_info("node %d of %d: all nodes have joined", place->node, place->n_nodes);
     *out = n;
     return OK;
 }
@@ -200,7 +200,8 @@ void nodes_goodbye(struct nodes *n)
     }
 }
 
-/* The watcher ends before its streams are closed. Node 0 lets what it has sent arrive. */
+/* The watcher ends before its streams are closed. Node 0 waits until what it has sent has
+ * arrived. */
 void nodes_close(struct nodes *n)
 {
     if (!n) {
@@ -296,13 +297,13 @@ static enum status expect(struct nodes *n, struct peer *p, enum frame_kind kind,
     }
     free(f);
     if (!good) {
-        nodes_fail(n, "the nodes do not take the same course");
+        nodes_fail(n, "the nodes do not make the same calls");
         return lost_status(n, err);
     }
     return OK;
 }
 
-/* Sends a step to every other node. If a stream cannot take it in time, the whole set is lost. */
+/* Sends a step to every other node. If a stream cannot accept it in time, the whole set is lost. */
 static enum status send_all(struct nodes *n, enum frame_kind kind, const void *bytes,
                             size_t n_bytes)
 {
@@ -374,7 +375,8 @@ enum status nodes_next_step(struct nodes *n, const void **bytes, size_t *n_bytes
 
 /* ---- any thread ----------------------------------------------------------------------------- */
 
-/* Called by whoever fails first: other nodes learn the reason instead of a broken stream. */
+/* Called by the node that fails first, so that other nodes learn the reason and do not just see a
+ * broken stream. */
 void nodes_fail(struct nodes *n, const char *why)
 {
     bool was_lost = nodes_lost(n, NULL);
@@ -406,7 +408,7 @@ int32_t nodes_alive(struct nodes *n)
     return alive;
 }
 
-/* If the set is already lost, the watcher calls soon. */
+/* If the set is already lost, the watcher calls on_lost soon. */
 void nodes_watch(struct nodes *n, void (*on_lost)(void *arg), void *arg)
 {
     pthread_mutex_lock(&n->call_lock);

@@ -37,7 +37,7 @@ struct node_place {
     const char *leader; // address of node 0
     const char *bind;   // the one address on which node 0 listens; NULL: all interfaces
     int32_t port;
-    const char *token; // may be empty: then only the protocol itself rejects strangers
+    const char *token; // may be empty; then only the protocol itself rejects unknown peers
     int32_t join_timeout_s;
 };
 
@@ -45,8 +45,8 @@ struct nodes;
 
 /* Node 0 waits for all others, and any other node until it is admitted, both for at most
  * join_timeout_s. `identity`: lines that must be the same on every node, at most
- * NODE_IDENTITY_BYTES. A node whose identity differs is rejected and told the differing line; node
- * 0 keeps waiting. */
+ * NODE_IDENTITY_BYTES. A node whose identity differs is rejected with a message that quotes the
+ * differing line; node 0 keeps waiting. */
 enum { NODE_IDENTITY_BYTES = 16384 };
 enum status nodes_open(const struct node_place *place, const char *identity, struct nodes **out,
                        struct err *err);
@@ -69,8 +69,8 @@ enum status nodes_least(struct nodes *n, int64_t *value, struct err *err);
 /* Node 0's engine thread: sends a step to every other node. */
 enum status nodes_send_step(struct nodes *n, const void *bytes, size_t n_bytes);
 
-/* The other nodes' engine threads: wait for the next step. *bytes is valid until the next call, and
- * NULL if no step came within a second. ERR_CANCELLED: node 0 said goodbye. ERR_IO: the set is
+/* The other nodes' engine threads: wait for the next step. *bytes is valid until the next call; it
+ * is NULL if no step came within a second. ERR_CANCELLED: node 0 said goodbye. ERR_IO: the set is
  * lost. ERR_FORMAT: a step is missing. */
 enum status nodes_next_step(struct nodes *n, const void **bytes, size_t *n_bytes);
 

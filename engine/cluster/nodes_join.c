@@ -151,9 +151,9 @@ static void say_difference(const char *theirs, const char *ours, int32_t node, c
     snprintf(out, n_bytes, "node %d and node 0 do not have the same options", node);
 }
 
-/* Decides about a hello; an empty refusal admits the node. */
-static void judge(struct nodes *n, const struct hello *h, const char *identity, char *refusal,
-                  size_t n_bytes)
+/* Decides whether to admit the sender of a hello; an empty refusal admits it. */
+static void check_hello(struct nodes *n, const struct hello *h, const char *identity, char *refusal,
+                        size_t n_bytes)
 {
     refusal[0] = '\0';
     if (h->n_nodes != (uint32_t)n->place.n_nodes) {
@@ -162,7 +162,7 @@ static void judge(struct nodes *n, const struct hello *h, const char *identity, 
     } else if (h->node == 0 || h->node >= h->n_nodes) {
         snprintf(refusal, n_bytes, "there is no place for a node %u of %u", h->node, h->n_nodes);
     } else if (n->peers[h->node].fd >= 0) {
-        snprintf(refusal, n_bytes, "node %u is there already", h->node);
+        snprintf(refusal, n_bytes, "node %u has joined already", h->node);
     } else if (strcmp(identity, n->identity) != 0) {
         say_difference(identity, n->identity, (int32_t)h->node, refusal, n_bytes);
     }
@@ -182,7 +182,7 @@ static void answer(struct nodes *n, struct pending *p)
         return;
     }
     char text[MAX_REFUSAL_BYTES];
-    judge(n, &h, identity, text, sizeof text);
+    check_hello(n, &h, identity, text, sizeof text);
     struct welcome w = {.refused = text[0] != '\0', .text_bytes = (uint32_t)strlen(text)};
     memcpy(w.magic, magic, sizeof magic);
     prove_welcome(n, &h, w.refused, w.proof);
@@ -202,7 +202,7 @@ static void answer(struct nodes *n, struct pending *p)
     free(identity);
 }
 
-/* False when the connection has been dealt with, admitted or not. */
+/* Returns false once the connection has been admitted or rejected. */
 static bool listen_to(struct nodes *n, struct pending *p, int64_t now_ns)
 {
     size_t want = sizeof(struct hello), got = 0;
@@ -217,11 +217,11 @@ static bool listen_to(struct nodes *n, struct pending *p, int64_t now_ns)
         }
         size_t known = lesser(p->have, sizeof magic);
         if (memcmp(p->bytes, magic, known) != 0) {
-            log_warn("refused a connection from %s: it is no sluice node", p->from);
+            log_warn("refused a connection from %s: it is not a sluice node", p->from);
             return false;
         }
         if (p->have >= sizeof h && h.protocol != NODE_PROTOCOL) {
-            log_error("refused %s: a node of another version of sluice", p->from);
+            log_error("refused %s: it runs another version of sluice", p->from);
             return false;
         }
         if (p->have == want) {
@@ -254,8 +254,8 @@ static int32_t make_room(struct nodes *n)
     return oldest;
 }
 
-/* Without waiting: at most as many new connections per call as there may be pending ones.
- * A newcomer may take the place of the oldest one. */
+/* Never waits. Accepts at most MAX_PENDING new connections per call; a new one may replace the
+ * pending one that has been silent for longest. */
 void nodes_admit(struct nodes *n)
 {
     int fd;
@@ -283,17 +283,16 @@ void nodes_admit(struct nodes *n)
 
 /* ---- another node ------------------------------------------------------------------------- */
 
-/* The node's half of the greeting. Both sides prove that they know the token; neither
+/* The joining node's half of the handshake. Both sides prove that they know the token; neither
  * sends it. */
-static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, struct err *err)
+static enum status handshake(struct nodes *n, int fd, struct stream_nonces *nonces, struct err *err)
 {
     int64_t deadline = clock_now_ns() + NODE_TALK_S * 1000000000LL;
     struct greeting g;
     TRY(wire_recv(fd, &g, sizeof g, deadline));
     if (memcmp(g.magic, magic, sizeof magic) != 0 || g.protocol != NODE_PROTOCOL) {
         return err_set(err, ERR_INVALID,
-                       "what listens at %s port %d is no node 0 of this version "
-                       "of sluice",
+                       "the process at %s port %d is not node 0 of this version of sluice",
                        n->leader, n->place.port);
     }
     struct hello h = {.protocol = NODE_PROTOCOL,
@@ -308,14 +307,14 @@ static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, s
     TRY(wire_send(fd, n->identity, h.identity_bytes, deadline));
     struct welcome w;
     if (wire_recv(fd, &w, sizeof w, deadline) != OK) {
-        // Node 0 answers everyone who knows the token, but this also happens if node 0 shuts down
-        // while the node connects.
+        // Node 0 answers every node that knows the token, but a node also gets no answer if node 0
+        // shuts down while it connects.
         return err_set(err, ERR_IO, "node 0 did not let this node in: is the token the same?");
     }
     uint64_t proof[2];
     prove_welcome(n, &h, w.refused, proof);
     if (memcmp(w.magic, magic, sizeof magic) != 0 || memcmp(w.proof, proof, sizeof proof) != 0) {
-        return err_set(err, ERR_INVALID, "what listens at %s port %d does not know the token",
+        return err_set(err, ERR_INVALID, "the process at %s port %d does not know the token",
                        n->leader, n->place.port);
     }
     char text[MAX_REFUSAL_BYTES + 1] = "";
@@ -339,7 +338,7 @@ enum status nodes_join(struct nodes *n, struct err *err)
         enum status st = wire_connect(n->leader, n->place.port, lesser(deadline, end), &fd, err);
         if (st == OK) {
             struct stream_nonces nonces;
-            st = talk(n, fd, &nonces, err);
+            st = handshake(n, fd, &nonces, err);
             if (st == OK) {
                 nodes_set_peer(n, 0, 0, fd, &nonces);
                 return OK;

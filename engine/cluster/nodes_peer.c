@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The first reason is kept, since later ones are usually its consequences. */
+/* Keeps the first reason, since later ones are usually consequences of it. */
 void nodes_lose(struct nodes *n, const char *what, const char *text, int32_t node)
 {
     pthread_mutex_lock(&n->lock);
@@ -33,7 +33,7 @@ void nodes_lose(struct nodes *n, const char *what, const char *text, int32_t nod
     }
 }
 
-/* Each direction of each stream has its own key, so that a frame is valid nowhere else. */
+/* Each direction of each stream has its own key, so a frame is valid in no other place. */
 static void make_key(const struct nodes *n, const struct stream_nonces *nonces, char from_zero,
                      struct hmac_sha256 *key)
 {
@@ -58,7 +58,7 @@ static void prove(const struct hmac_sha256 *key, uint64_t n_before, const struct
     hmac_sha256_end(&m, proof);
 }
 
-/* Each direction has a key of its own, so that no frame can be sent back to its sender. */
+/* Each direction has its own key, so a frame cannot be sent back to its sender. */
 void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd,
                     const struct stream_nonces *nonces)
 {
@@ -90,7 +90,7 @@ static enum status send_frame(struct peer *p, enum frame_kind kind, const void *
     return st;
 }
 
-/* Frames of several threads must not mix in the stream. */
+/* The lock keeps frames of different threads from mixing in the stream. */
 enum status nodes_send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
                              size_t n_bytes, int64_t deadline_ns)
 {
@@ -116,9 +116,9 @@ static bool take_frame(struct nodes *n, struct peer *p)
     prove(&p->receives, p->n_all_received++, &f->head, f->bytes, proof);
     bool known = sha256_equal(proof, f->head.proof);
     if (!known) {
-        log_error(
-            "node %d: a frame came from who does not know the token, or was changed on its way",
-            p->node);
+        log_error("node %d: the sender of a frame does not know the token, or the frame was "
+                  "changed on its way",
+                  p->node);
     }
     bool good =
         known && kind >= FRAME_BEAT && kind <= FRAME_BYE && f->head.number == p->n_received[kind];
@@ -135,7 +135,7 @@ static bool take_frame(struct nodes *n, struct peer *p)
     pthread_mutex_lock(&n->lock);
     bool keep = good && (kind == FRAME_SHARE || kind == FRAME_VALUE || kind == FRAME_STEP);
     if (keep && p->n_waiting == MAX_FRAMES_WAITING) {
-        good = keep = false; // no node runs that far ahead
+        good = keep = false; // too far ahead for any node that works correctly
     }
     if (keep) {
         f->next = NULL;
@@ -195,7 +195,7 @@ static bool read_peer(struct nodes *n, struct peer *p)
     }
 }
 
-/* A node that disconnects before all have joined may join again; later the set is lost. */
+/* A node that disconnects before all have joined may join again; after that the set is lost. */
 static void peer_gone(struct nodes *n, struct peer *p, const char *how)
 {
     if (n->ending) {
@@ -203,7 +203,7 @@ static void peer_gone(struct nodes *n, struct peer *p, const char *how)
         return;
     }
     if (!n->complete) {
-        log_warn("node %d %s before all nodes had come", p->node, how);
+        log_warn("node %d %s before all nodes had joined", p->node, how);
         pthread_mutex_lock(&n->lock);
         wire_close(&p->fd);
         free(p->partial);
@@ -218,8 +218,7 @@ static void peer_gone(struct nodes *n, struct peer *p, const char *how)
     nodes_lose(n, how, "", p->node);
 }
 
-/* One look at a peer: what arrived, whether it is silent, and whether it is time for a
- * heartbeat. */
+/* Checks a peer once: what has arrived, whether it is silent, and whether a heartbeat is due. */
 void nodes_watch_peer(struct nodes *n, struct peer *p, bool readable)
 {
     int64_t now = clock_now_ns();

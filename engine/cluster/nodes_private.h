@@ -20,18 +20,18 @@ enum frame_kind {
 };
 
 enum {
-    NODE_PROTOCOL = 2,         // incremented with any change below, or of the step format
-    MAX_FRAME_BYTES = 1 << 30, // chosen: the most memory that one frame can demand of the other
-                               // side
-    MAX_FRAMES_WAITING = 64,   // chosen: steps come two at a time; more means that nobody reads
-                               // them
-    NODE_TALK_S = 5,           // time for a stranger to identify itself
-    MAX_PENDING = 32,          // strangers at a time
+    NODE_PROTOCOL = 2, // incremented when anything below, or the step format, changes
+    // Chosen: the most memory that a frame can make its receiver allocate.
+    MAX_FRAME_BYTES = 1 << 30,
+    // Chosen: steps come two at a time, so more waiting frames mean that nobody reads them.
+    MAX_FRAMES_WAITING = 64,
+    NODE_TALK_S = 5,  // time for an unauthenticated peer to identify itself
+    MAX_PENDING = 32, // unauthenticated connections at a time
 };
 
 struct frame_head {
     uint32_t kind, n_bytes;
-    uint64_t number; // index among the frames of this kind on this stream, from 0
+    uint64_t number; // index among the frames of this kind in this direction of the stream, from 0
     /* HMAC over the fields above, the body, and the number of earlier frames in this direction. The
      * key is derived from the token and both sides' random bytes. */
     unsigned char proof[SHA256_BYTES];
@@ -84,7 +84,7 @@ struct peer {
     /* Frames waiting to be read; protected by nodes.lock. */
     struct frame *first, **end;
     int32_t n_waiting;
-    _Atomic bool said_bye; // said goodbye, or left when it was allowed to
+    _Atomic bool said_bye; // it said goodbye, or disconnected when it was allowed to
 };
 
 /* A connection that has not authenticated yet; used by the watcher only. */
@@ -112,7 +112,7 @@ struct nodes {
     struct err why;
     void (*on_lost)(void *arg);
     void *arg;
-    bool told; // on_lost was called
+    bool on_lost_called;
 
     pthread_mutex_t call_lock; // held while on_lost runs
     pthread_t watcher;
@@ -120,17 +120,17 @@ struct nodes {
     struct frame *current; // the frame that nodes_next_step returned
 };
 
-/* nodes_peer.c: the streams themselves. It depends neither on admission nor on the watcher. */
+/* nodes_peer.c: the streams themselves. They depend neither on admission nor on the watcher. */
 
 /* From now on, `fd` is the stream of peer `index`, an admitted node. */
 void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd,
                     const struct stream_nonces *nonces);
 
 /* Any thread, without the lock. Marks the set as lost; the first reason given is kept. node: the
- * one at fault; -1: none. */
+ * node at fault; -1: none. */
 void nodes_lose(struct nodes *n, const char *what, const char *text, int32_t node);
 
-/* Any thread. ERR_LIMIT: the bytes exceed a frame. */
+/* Any thread. ERR_LIMIT: the bytes do not fit into a frame. */
 enum status nodes_send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
                              size_t n_bytes, int64_t deadline_ns);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs the same work on all ranks of this process: threads that wait for the next round. */
+/* Runs the same work on all ranks of this process, on threads that wait for the next round. */
 #include "engine/cluster/ranks.h"
 
 #include "engine/base/assert.h"
@@ -27,8 +27,8 @@ void ranks_abort(struct ranks *rs)
     }
 }
 
-/* A device can fail between steps, while another rank waits for it, so the thread that owns the
- * device must check it. */
+/* A device can fail between steps, while another rank waits for it. So the thread that owns the
+ * device checks it from time to time. */
 static void check_device(struct ranks *rs, struct rank *r)
 {
     if (r->be && r->be->ops->alive && !atomic_load(&rs->aborted) &&
@@ -58,7 +58,7 @@ static enum status run_work(struct ranks *rs, struct rank *r,
 static void *worker(void *p)
 {
     struct rank *r = p;
-    // The struct contains its ranks by value, so its address follows from a rank's.
+    // The struct contains its ranks by value, so its address can be computed from that of a rank.
     struct ranks *rs =
         (struct ranks *)(void *)((char *)(r - r->local) - offsetof(struct ranks, rank));
     uint64_t seen = 0;
@@ -88,7 +88,7 @@ static void *worker(void *p)
     return NULL;
 }
 
-/* The caller's thread is the first rank, so one rank needs no thread. */
+/* The first rank runs on the caller's thread, so a single rank needs no thread. */
 enum status ranks_start(struct ranks *rs, int32_t first, int32_t n, struct err *err)
 {
     ASSERT(n >= 1 && n <= MAX_RANKS);
@@ -119,7 +119,7 @@ void ranks_on_abort(struct ranks *rs, void (*abort)(void *arg), void *arg)
     rs->abort = abort;
 }
 
-/* Called with the lock held. False if a thread has not come back in time after an abort. */
+/* Called with the lock held. False if a thread does not return in time after an abort. */
 static bool wait_for_workers(struct ranks *rs)
 {
     int64_t end = INT64_MAX;
@@ -135,8 +135,8 @@ static bool wait_for_workers(struct ranks *rs)
     return true;
 }
 
-/* Rounds: all ranks get the work, and the call returns when all have done it. A rank that
- * never returns makes the whole object unusable (stuck). */
+/* A round: all ranks get the work, and the call returns when all have done it. A rank that never
+ * returns makes the whole object unusable (stuck). */
 enum status ranks_run(struct ranks *rs, enum status (*work)(struct rank *r, void *arg), void *arg)
 {
     if (rs->stuck) {
@@ -158,7 +158,7 @@ enum status ranks_run(struct ranks *rs, enum status (*work)(struct rank *r, void
         pthread_mutex_unlock(&rs->lock);
     }
     if (rs->stuck) {
-        log_error("a rank does not come back from its device");
+        log_error("the thread of a rank hangs in its device");
         return ERR_DEVICE;
     }
     for (int32_t i = 0; i < rs->n; i++) {

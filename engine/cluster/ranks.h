@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ranks of one process: one thread each (the first rank uses the caller's), all given the same
- * work. Ranks wait for each other in collectives, so if one fails or the set is lost, the others
- * must not wait for ever: the thread that notices calls `abort` at once, which has to end those
- * waits.
+/* The ranks of one process, one thread each (the first rank uses the caller's). All of them are
+ * given the same work. Ranks wait for each other in collectives, so if one fails or the set is
+ * lost, the others must not wait for ever: the thread that notices calls `abort` at once, which has
+ * to end those waits.
  * Thread: one caller, which owns the first rank; ranks_abort any. */
 #ifndef SLUICE_ENGINE_CLUSTER_RANKS_H
 #define SLUICE_ENGINE_CLUSTER_RANKS_H
@@ -19,14 +19,14 @@ enum {
 
 /* One rank; while it works, only its own thread touches it. */
 struct rank {
-    int32_t index; // among all ranks of the set
-    int32_t local; // among those of this process
+    int32_t index; // among all ranks of the set of nodes
+    int32_t local; // among the ranks of this process
     struct backend *be;
-    struct model target, draft[MAX_DRAFT_MODELS]; // as many as there are draft models
-    struct pass_shape shape;                      // of the target's pass while its draws wait
-    enum status st;                               // result of its last work
+    struct model target, draft[MAX_DRAFT_MODELS]; // one draft model each, up to the number in use
+    struct pass_shape shape; // shape of the target's pass while its draws wait for their masks
+    enum status st;          // result of its last work
     struct err err;
-    size_t free_bytes; // of its device, see size_blocks
+    size_t free_bytes; // free memory of its device; see size_blocks
 };
 
 struct ranks {
@@ -36,8 +36,8 @@ struct ranks {
     int32_t n_threads;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t round; // counts work items handed out
-    int32_t n_done; // workers that finished the current one
+    uint64_t round; // number of work items handed out
+    int32_t n_done; // number of workers that have finished the current item
     enum status (*work)(struct rank *r, void *arg);
     void *arg;
     bool stopping;
@@ -50,11 +50,11 @@ struct ranks {
 /* Starts n - 1 threads for ranks first .. first + n - 1 of the set. */
 enum status ranks_start(struct ranks *rs, int32_t first, int32_t n, struct err *err);
 
-/* Called when any rank fails and by ranks_abort, possibly more than once. Set it before running
- * work. */
+/* Sets the function that is called when a rank fails, and by ranks_abort; it may be called more
+ * than once. Call this before running work. */
 void ranks_on_abort(struct ranks *rs, void (*abort)(void *arg), void *arg);
 
-/* Sticky. Work in progress has RANK_PATIENCE_S to end. */
+/* Sticky. Work in progress has RANK_PATIENCE_S to return. */
 void ranks_abort(struct ranks *rs);
 
 /* Runs work(rank, arg) on every rank, and returns the first bad status once all are done. A rank

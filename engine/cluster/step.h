@@ -29,7 +29,8 @@ struct draft_pass {
 };
 
 /* Accepted tree paths that the next step moves to their final slots before anything else, while the
- * lanes' tables are unchanged: the lane's history, and the slots in each KV set. */
+ * lanes' tables are unchanged. The tokens in the lane's history and the slots in each KV set are
+ * moved. */
 struct tree_moves {
     int32_t n_paths;
     struct tree_path {
@@ -47,29 +48,28 @@ struct step_sizes {
     const struct scheduler_limits *limits;
     int32_t vocab;
     int32_t n_draft_models, n_draft_passes; // n_draft_passes: per model
-    int32_t n_feeding_passes;               // the passes among them that feed known tokens, at
-                                            // least one
-    int32_t max_masks;                      // for the target's draws
-    bool trees;                             // some steps grow draft trees level by level
+    int32_t n_feeding_passes; // how many of n_draft_passes feed known tokens; at least one
+    int32_t max_masks;        // number of masks for the target's draws
+    bool trees;               // some steps grow draft trees level by level
 };
 
 struct step {
     int32_t slot;
-    bool begun; // lane updates, copies and moves have already been applied, before a tree's draft
-                // passes
-    const struct tree_moves *moves; // of earlier steps
+    bool begun; // the lane updates, copies and moves have already been applied, before a tree's
+                // draft passes
+    const struct tree_moves *moves; // paths accepted in earlier steps
     int32_t n_lanes, n_copies, n_state_copies;
     struct lane_update *lanes;       // [2 max_lanes]
     struct block_copy *copies;       // [max_lanes]
-    struct state_copy *state_copies; // [max_state_copies], of the target's set
+    struct state_copy *state_copies; // [max_state_copies], within the target's state set
 
-    int32_t n_draft_models; // each runs the draft passes
+    int32_t n_draft_models; // each of them runs the draft passes
     int32_t n_draft_passes;
-    struct draft_pass draft[MAX_DRAFTS]; // the feeding passes feed tokens not seen yet, later ones
-                                         // a draft each; pass.model counts from the first draft
-                                         // model
-    struct draft_pass level;             // runs before the rest of the step: a level of trees, or
-                                         // masked drafts
+    struct draft_pass draft[MAX_DRAFTS]; // feeding passes feed known tokens that a draft model has
+                                         // not seen yet; each later pass feeds a draft. pass.model
+                                         // counts from the first draft model
+    struct draft_pass level; // a pass that runs before the rest of the step, for one level of trees
+                             // or for masked drafts
 
     struct pass pass; // the target's
     struct model_outputs want;

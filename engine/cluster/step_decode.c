@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The wire format of a step: int32s in memory layout and in a fixed order; a list is a count and
- * its items. A whole step is: slot, kind, begun, unless begun the updates (lanes, copies, state
- * copies, moves), the wanted outputs, draft passes, the target's pass. A level has one pass
- * instead; a frame of draws has only masks. Words of a tree's mask have 8 bytes and may need
- * padding before them; everything else is aligned to 4. */
+/* Reads a step from the wire: int32s in memory layout and in a fixed order; a list is a count and
+ * its items. A whole step consists of: slot, kind, begun, the updates unless begun (lanes, copies,
+ * state copies, moves), the wanted outputs, the draft passes, and the target's pass. A level has
+ * one pass instead of all passes; a frame of draws has only masks. Words of a tree's mask have 8
+ * bytes and may need padding before them; everything else is aligned to 4. */
 #include "engine/cluster/step_wire.h"
 
 #include <string.h>
@@ -23,7 +23,7 @@ static void refuse(struct reader *r, const char *what)
     }
 }
 
-/* NULL after the first error; callers need no check of their own until the end. */
+/* NULL after the first error, so that callers need only one check at the end. */
 static const void *take(struct reader *r, size_t n_bytes)
 {
     if (r->bad || n_bytes > r->left) {
@@ -58,7 +58,7 @@ static void check(struct reader *r, int32_t v, int64_t least, int64_t most, cons
     }
 }
 
-/* n ids in place, each in [0, end). */
+/* A list of n ids, used where it lies in the message; each is in [0, end). */
 static const int32_t *get_ids(struct reader *r, int32_t n, int64_t end, const char *what)
 {
     const int32_t *ids = take(r, (size_t)n * sizeof *ids);
@@ -114,8 +114,7 @@ static void get_params(struct reader *r, struct sampling_params *p)
     }
 }
 
-/* Blocks must fit into the lane's table, and prompt and answer into its length.
- */
+/* Blocks must fit into the lane's table, and prompt and output into its length. */
 static void get_lane(struct reader *r, struct lane_update *u)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -140,7 +139,7 @@ static int64_t last_pos(const struct reader *r)
     return (int64_t)r->sizes->limits->max_len + MAX_TREE_NODES - 1;
 }
 
-/* A token of -1 is taken from the lane's history on the device. */
+/* Token -1 stands for the token in the lane's history on the device. */
 static void get_rows(struct reader *r, struct pass *p, struct pass_row *rows)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -168,7 +167,7 @@ static void get_seqs(struct reader *r, struct pass *p, struct pass_seq *seqs)
     check(r, next, p->n_rows, p->n_rows, "a sequence's rows");
 }
 
-/* Flags that no writer sets are an error, too. */
+/* Flag bits that no writer sets are an error, too. */
 static void get_draws(struct reader *r, struct pass *p, struct pass_draw *draws)
 {
     for (int32_t i = 0; i < p->n_draws && !r->bad; i++) {
@@ -213,7 +212,8 @@ static int32_t get_boundary(struct reader *r)
     return pos;
 }
 
-/* States are kept at block boundaries, in slots after those of lanes. */
+/* Kept states must lie at block boundaries and go to snapshot slots, which come after those of the
+ * lanes. */
 static void get_keeps(struct reader *r, struct pass *p, struct state_keep *keeps, int32_t most)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -225,7 +225,8 @@ static void get_keeps(struct reader *r, struct pass *p, struct state_keep *keeps
     }
 }
 
-/* Destination of a pass's arrays: the step's own. NULL: this pass has none of that kind. */
+/* Where the arrays of a received pass are stored: in the step's own arrays. NULL: this pass has no
+ * such array. */
 struct pass_room {
     struct pass_row *rows;
     struct pass_seq *seqs;
@@ -243,7 +244,7 @@ static void get_masks(struct reader *r, struct pass *p)
     p->masks = take(r, (size_t)p->n_masks * (size_t)mask_words(r->sizes->vocab) * sizeof *p->masks);
 }
 
-/* p->tree_mask is not NULL if there is a tree. */
+/* A tree_mask that is not NULL means that there is a tree. */
 static void get_tree(struct reader *r, struct pass *p)
 {
     if (p->tree_mask) {
@@ -254,8 +255,8 @@ static void get_tree(struct reader *r, struct pass *p)
     }
 }
 
-/* Every count is checked against the room of the pass, so a forged message cannot write
- * outside. */
+/* Every count is checked against the size of its array, so a forged message cannot write out of
+ * bounds. */
 static void get_pass(struct reader *r, struct pass *p, const struct pass_room *room)
 {
     static const uint64_t present;
@@ -332,7 +333,7 @@ static void get_moves(struct reader *r, struct tree_moves *m)
     }
 }
 
-/* Lane to lane may be at any position, other copies at a boundary. */
+/* A copy from lane to lane may be at any position, other copies only at a boundary. */
 static void get_state_copy(struct reader *r, struct state_copy *c)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -415,7 +416,7 @@ static void get_passes(struct reader *r, struct step *st)
                                  max_keeps(l), 0});
 }
 
-/* The remaining part of the step received before. */
+/* The parts of a step that were not sent with its levels. */
 static void get_rest(struct reader *r, struct step *st)
 {
     check(r, st->pass.draws_wait, true, true, "draws");
@@ -426,7 +427,7 @@ static void get_rest(struct reader *r, struct step *st)
     }
 }
 
-/* A message is used only if it was read to its end without an error. */
+/* A message is used only if it was read to the end without an error. */
 enum status step_decode(struct step *st, struct tree_moves *moves, enum step_frame *frame,
                         const struct step_sizes *sizes, const void *bytes, size_t n_bytes,
                         struct err *err)

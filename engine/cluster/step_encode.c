@@ -6,7 +6,7 @@ static void put_i32(struct buf *b, int32_t v)
     buf_put(b, &v, sizeof v);
 }
 
-/* Lists of ids are used in place on arrival, so everything is a multiple of 4 bytes. */
+/* The receiver uses lists of ids where they lie, so everything is a multiple of 4 bytes. */
 static void put_ids(struct buf *b, const int32_t *ids, int32_t n)
 {
     put_i32(b, n);
@@ -79,7 +79,7 @@ static void put_tree(struct buf *b, const struct pass *p)
 {
     if (p->tree_mask) {
         if (b->n_bytes % 8 != 0) {
-            put_i32(b, 0); // padding: the words are used in place
+            put_i32(b, 0); // padding: the receiver uses the words where they lie
         }
         buf_put(b, p->tree_mask, (size_t)p->n_rows * TREE_MASK_WORDS * sizeof *p->tree_mask);
     }

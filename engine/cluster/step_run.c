@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Executes a step's parts in their fixed order. Node 0 and the others run the same code,
- * so their backends get the same calls. */
+/* Executes the parts of a step in their fixed order. All nodes run this same code, so their
+ * backends get the same calls. */
 #include "engine/cluster/step_run.h"
 
-/* A lane with a new sequence gets its parameters and tokens before its blocks. */
+/* A lane with a new sequence gets its parameters and tokens, then its blocks. */
 static enum status update_lane(struct backend *be, const struct lane_update *u)
 {
     if (u->fresh) {
@@ -19,8 +19,7 @@ static enum status update_lane(struct backend *be, const struct lane_update *u)
     return OK;
 }
 
-/* With a graph that is replayed, the pass is complete without issuing its ops
- * (shape->issue). */
+/* If a graph is replayed, the pass needs no ops from here (shape->issue). */
 static enum status run_forward(const struct pass *pass, struct model *m, struct model_outputs want,
                                struct pass_shape *shape)
 {
@@ -32,8 +31,8 @@ static enum status run_forward(const struct pass *pass, struct model *m, struct 
     return OK;
 }
 
-/* Masks, noise and the rest of the sampler come with the pass; here only the logits are
- * named. */
+/* Masks, noise and the sampler's other inputs are part of the pass; the call only passes the
+ * logits. */
 static enum status run_draws(struct model *m, const struct pass_shape *shape, int32_t n_vocab_used)
 {
     struct sample_args sample = {.logits = m->logits,
@@ -47,7 +46,7 @@ static enum status run_draws(struct model *m, const struct pass_shape *shape, in
     return OK;
 }
 
-/* The target's pass with its draws at once: nothing on the host is needed in between. */
+/* The target's pass with its draws issued immediately, because they need nothing from the host. */
 enum status step_run_pass(const struct pass *pass, struct model *m, struct model_outputs want,
                           int32_t n_vocab_used)
 {
@@ -59,7 +58,7 @@ enum status step_run_pass(const struct pass *pass, struct model *m, struct model
     return m->be->ops->pass_end(m->be);
 }
 
-/* Moves accepted paths while the tables are still those of the step that computed them. */
+/* Moves accepted paths while the block tables are still those of the step that computed them. */
 static enum status move_paths(const struct tree_moves *m, struct backend *be)
 {
     for (int32_t set = 0; set <= MAX_DRAFT_MODELS; set++) {
@@ -74,8 +73,7 @@ static enum status move_paths(const struct tree_moves *m, struct backend *be)
     return OK;
 }
 
-/* Paths of accepted drafts move first; blocks are copied when the tables are new.
- */
+/* Paths of accepted drafts move first. Blocks are copied after the tables have been updated. */
 static enum status begin_lanes(const struct step *st, struct backend *be)
 {
     const struct backend_ops *ops = be->ops;
@@ -102,9 +100,9 @@ static enum status run_draft(const struct pass *pass, struct rank *r, int32_t mo
                          n_vocab_used);
 }
 
-/* A backend may replay the forward pass instead of issuing it. Values besides the logits that the
- * head stores in the model's struct would then be those of an earlier pass when the draws are
- * issued. */
+/* Asks for all logits and no best logits. The best logits are described by the model's struct,
+ * which a replayed pass would not fill in again, so the draws would find those of an earlier
+ * pass. */
 static enum status run_without_draws(const struct step *st, struct rank *r)
 {
     const struct backend_ops *ops = r->be->ops;
@@ -115,7 +113,7 @@ static enum status run_without_draws(const struct step *st, struct rank *r)
     return ops->pass_pause ? ops->pass_pause(r->be) : OK;
 }
 
-/* Draft passes, then the target's. If the draws wait for masks, the host computes them
+/* The draft passes, then the target's pass. If the draws wait for masks, the host computes them
  * while the pass runs. */
 enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_used)
 {
@@ -136,7 +134,7 @@ enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_
     return be->ops->step_end(be);
 }
 
-/* The second half of a step whose draws waited; masks have arrived by now. */
+/* The second half of a step whose draws waited. The masks have arrived by now. */
 enum status step_execute_draws(struct rank *r, int32_t n_vocab_used)
 {
     struct backend *be = r->be;
@@ -150,8 +148,8 @@ enum status step_execute_draws(struct rank *r, int32_t n_vocab_used)
 
 /* ---- ahead of the step -------------------------------------------------------------------- */
 
-/* Draft passes that run before the step is sent as a whole, because the tree's shape
- * depends on their results. */
+/* Draft passes that run before the step is complete, because the tree's shape depends on their
+ * results. */
 struct ahead {
     const struct step *st;
     const struct draft_pass *passes;
@@ -174,8 +172,8 @@ static enum status run_ahead(struct rank *r, void *arg)
                       job->n_vocab_used));
     }
     TRY(r->be->ops->step_end(r->be));
-    bool told = r->local == 0 && job->results;
-    return r->be->ops->step_wait(r->be, st->slot, told ? job->results : own, n);
+    bool returned = r->local == 0 && job->results;
+    return r->be->ops->step_wait(r->be, st->slot, returned ? job->results : own, n);
 }
 
 enum status step_run_ahead(struct step *st, const struct draft_pass *passes, int32_t n_passes,

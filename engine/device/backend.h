@@ -57,10 +57,10 @@ struct weight_desc {
     int32_t n_parts;                 // in total
     const struct weight_part *parts; // each with its own codec (codec.h)
     const struct weight_part
-        *bias; // [n_out] (EXPERTS: [n_experts, n_out] as n_experts parts); NULL
-    /* K is summed in this many equal segments (a power of two), which are joined as a balanced
-     * tree. Tensor-parallel ranks hold whole subtrees, so several ranks give the same bits as
-     * one. */
+        *bias; // [n_out] (EXPERTS: [n_experts, n_out] as n_experts parts); NULL: none
+    /* K is divided into this many equal segments (a power of two), whose sums are added up as a
+     * balanced tree. Tensor-parallel ranks hold whole subtrees, so several ranks give the same bits
+     * as one. */
     int32_t k_segments;
     uint64_t dummy_seed;
     float dummy_scale;
@@ -70,8 +70,8 @@ struct weight; // defined by the backend
 
 /* ---- the KV cache ------------------------------------------------------------------------- */
 
-/* One layer's geometry; n_heads query heads read it. With v_in_k (MLA) the value is the first
- * head_dim_v elements of the key, and no V is stored. */
+/* One layer's geometry: n_heads query heads read n_kv_heads heads of K and V. With v_in_k (MLA) the
+ * value is the first head_dim_v elements of the key, and no V is stored. */
 struct kv_layer {
     int32_t n_heads, n_kv_heads, head_dim_k, head_dim_v;
     bool v_in_k;
@@ -162,11 +162,12 @@ struct state_keep {
 /* ---- hidden states by slot ----------------------------------------------------------------
  *
  * The input of draft heads: one row of values per slot of the pages, addressed by the blocks of the
- * lanes' tables. A pass of the target stores one for each of its rows; a pass of the head stores
- * one for each of its out rows, and each row of the head reads that of the row before it on its
- * path. So what was computed for a shared prefix serves every sequence that shares it, copies and
- * moves of set 0 take the rows along, and a head may be fed at any later time. Where several
- * heads follow one another, a slot's row holds the input of each, side by side. */
+ * lanes' tables. A pass of the target stores a row of values for each of its rows, and a pass of a
+ * head stores one for each of its out rows. Each row of a head reads the values of the row before
+ * it on its path. What was computed for a shared prefix therefore serves every sequence that shares
+ * it, and a head may be fed at any later time. Copies and moves of set 0 also copy and move these
+ * rows. If several heads follow one another, a slot's row holds the inputs of all of them side by
+ * side. */
 
 /* Bytes of one block. */
 static inline size_t hidden_block_bytes(int32_t width, enum dtype dtype, int32_t block_tokens)
@@ -184,9 +185,10 @@ struct backend_facts {
     size_t free_bytes;   // device memory free now
     int32_t preferred_block_tokens;
     bool async;         // step_end returns before the work is done
-    bool rounds_inputs; // if a quantised weight requires it (codec.h)
-    bool plain_experts; // supports experts whose first product is one matrix, without a gate
-    bool exact_ranks;   // several ranks give the bits of one: every sum over ranks is reduced
+    bool rounds_inputs; // rounds the inputs of a product if the quantised weight requires that
+                        // (codec.h)
+    bool plain_experts; // supports experts without a gate, whose first product is one matrix
+    bool exact_ranks;   // several ranks give the same bits as one: every sum over ranks is reduced
                         // before it is combined with another
 };
 
@@ -199,11 +201,12 @@ struct backend_limits {
     int32_t n_blocks, block_tokens;
     int32_t vocab; // rows of the output head
     int32_t hidden;
-    int32_t n_steps;        // staging slots (2)
-    int32_t max_passes;     // per step
-    int32_t max_laws;       // draft distributions that a step keeps (struct pass_draw); 0: none
-    int32_t max_masks;      // masks of one pass's draws; 0: none
-    int32_t max_tree_nodes; // nodes of a pass's trees in KV set 0, without the roots; 0: no trees
+    int32_t n_steps;    // staging slots (2)
+    int32_t max_passes; // per step
+    int32_t max_laws; // number of draft distributions that a step keeps (struct pass_draw); 0: none
+    int32_t max_masks;      // number of masks for the draws of one pass; 0: none
+    int32_t max_tree_nodes; // number of tree nodes of a pass in KV set 0, not counting the roots;
+                            // 0: no trees
 };
 
 /* ---- one pass ----------------------------------------------------------------------------- */
@@ -254,8 +257,8 @@ static inline int32_t mask_words(int32_t vocab)
 }
 
 /* One draw from the logits of out row `out_row`, with the parameters of `lane`. That is not always
- * the row's own lane: n > 1 draws several lanes' first tokens from one row. The result is at the
- * draw's own index. */
+ * the row's own lane: n > 1 draws several lanes' first tokens from one row. Results are in the
+ * order of the draws. */
 struct pass_draw {
     int32_t out_row, lane;
     int32_t pos;      // of the row; the drawn token's position is pos + 1
@@ -265,18 +268,19 @@ struct pass_draw {
     bool noise;       // DRAW_DRAFT: with Gumbel noise at the lane's temperature
     bool logprobs;    // fill in logprob and the top_n most likely tokens
     int32_t top_n;    // 0 to MAX_TOP_LOGPROBS
-    int32_t tree_row; // the row (index in the pass) whose ancestors follow the history; -1: a chain
+    int32_t tree_row; // the row (index in the pass) whose tree ancestors follow the history; -1:
+                      // not a tree
     /* DRAW_DRAFT: `more` further ids, each drawn as if the earlier ones did not exist. They are
      * top_ids[0 .. more) of the result, padded with the first draw if nothing is left. With `keep`
      * and a nonzero more_slot they also go to history[lane][more_slot ..]. Not together with
      * logprobs. */
     int32_t more, more_slot;
     /* 1 + the index of a draft distribution ("law"); 0: none. DRAW_DRAFT: the distribution that the
-     * draft was drawn from is kept there. DRAW_SAMPLE: the row's children in the tree, or in a
-     * chain history[lane][pos + 1], are drafts drawn from it without replacement. They are tested
-     * in row order: each is accepted with probability min(1, p / q); otherwise p becomes the excess
-     * of p over q, and q loses the draft. If none is accepted, the token is drawn from the
-     * remaining p. */
+     * draft was drawn from is kept there. DRAW_SAMPLE: the drafts to test, which were drawn from it
+     * without replacement. In a tree they are the children of the row, in a chain there is one,
+     * history[lane][pos + 1]. They are tested in row order: each is accepted with probability
+     * min(1, p / q); otherwise p becomes the excess of p over q, and q loses the draft. If none is
+     * accepted, the token is drawn from the remaining p. */
     int32_t law;
     /* 1 + the index of its mask in pass.masks; 0: none. Ids outside the mask are never drawn. If
      * the mask excludes every id, the token is arbitrary and its reader must reject it. */
@@ -320,8 +324,8 @@ struct pass {
     int32_t n_pool;
     const struct pass_pool *pool;
     struct hidden_layers hidden; // requested hidden states: see model_forward
-    /* For state set kv_set: only of sequences with rows in several blocks; those of a lane in
-     * position order. No two have the same slot. */
+    /* The states to keep from state set kv_set. Only sequences with rows in several blocks have
+     * any. Those of one lane are in position order, and no two have the same slot. */
     int32_t n_keeps;
     const struct state_keep *keeps;
 };
@@ -356,7 +360,7 @@ struct draw_result {
 struct pass_results {
     int32_t n_draws;
     const struct draw_result *draws; // [n_draws]
-    const float *pooled;             // [n_pool, hidden], of entries with `finish`
+    const float *pooled;             // [n_pool, hidden]; only entries with `finish` are valid
     const float *logits;             // [n_logits, vocab], of the draws with `logits`
 };
 

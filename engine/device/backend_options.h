@@ -18,7 +18,7 @@ struct backend_options {
     enum dtype dtype;   // of weights and KV: DT_BF16, DT_F16, or DT_F32 for exact work, where
                         // activations are fp32 and nothing is rounded between ops
     bool deterministic; // a row's bits do not depend on its batch, on drafts, on chunks or on the
-                        // cache; always so on the CPU
+                        // cache; always true on the CPU
     bool enforce_eager; // launch each op and capture no graphs; the CPU never captures
     int32_t threads;    // CPU: 0 means all cores
 };

@@ -77,7 +77,7 @@ static void codes_mxfp4(const unsigned char *block, uint8_t *out)
     put_nibbles(block + 1, 16, out);
 }
 
-/* ---- 256 numbers whose parts' scales are steps of one ------------------------------------- */
+/* ---- 256 numbers with two levels of scales ------------------------------------------------ */
 
 /* Eight pairs of six bits: the scale, and the minimum to subtract. The first four pairs are in the
  * low bits of bytes 0 to 7; of the others, the low four bits are in bytes 8 to 11, and the high two
@@ -104,7 +104,8 @@ static void codes_q4_k(const unsigned char *block, uint8_t *out)
     }
 }
 
-/* The same; the fifth bits of each 32 elements are one bit plane of 32 bytes. */
+/* The same, with a fifth bit per code; the fifth bits of each 32 elements are one bit plane of 32
+ * bytes. */
 static void codes_q5_k(const unsigned char *block, uint8_t *out)
 {
     const unsigned char *high = block + 16;
@@ -137,7 +138,7 @@ static struct block_scale scale_q6_k(const unsigned char *block, int32_t part)
 /* ---- the table ---------------------------------------------------------------------------- */
 
 /* Columns: name, type of a code, elements and bytes per block, elements per scale, zero,
- * whether there is an offset, and the type of units. */
+ * has_offset, has_steps, and the type of units. */
 static const struct block_format formats[] = {
     {"Q4_0", DT_U4, 32, 18, 32, 8, false, false, DT_F16, codes_q4_0, scale_alone},
     {"Q4_1", DT_U4, 32, 20, 32, 0, true, false, DT_F16, codes_q4_1, scale_and_least},

@@ -20,7 +20,7 @@ extern "C" {
 
 enum { MAX_BLOCK_NUMBERS = 256 };
 
-/* A part's scale: in blocks with two levels of scales a unit times steps; otherwise steps are 1. */
+/* The scale of a part is unit * steps. In blocks with one level of scales, steps is 1. */
 struct block_scale {
     float unit, offset_unit; // offset_unit is 0 if there is no offset
     int32_t steps, offset_steps;
@@ -28,12 +28,12 @@ struct block_scale {
 
 struct block_format {
     const char *name; // GGUF's name
-    enum dtype code;  // of the elements
+    enum dtype code;  // type of a code
     int32_t n, n_bytes;
     int32_t shared; // elements that share a scale
     int32_t zero;
     bool has_offset, has_steps;
-    enum dtype unit; // F16 or E8M0: holds a unit exactly
+    enum dtype unit; // F16 or E8M0: a type that holds every unit exactly
     /* Unpacks the codes of a whole block at any address, one byte each. */
     void (*codes)(const unsigned char *block, uint8_t *out);
     struct block_scale (*scale)(const unsigned char *block, int32_t part);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads any element of any stored format, one by one. It is the definition that faster
- * readers are compared with; see codec.h. */
+/* Reads any element of any stored format, one at a time. Faster readers are compared with this
+ * definition; see codec.h. */
 #include "engine/device/codec.h"
 
 #include "engine/base/assert.h"
@@ -110,10 +110,10 @@ float dtype_value(enum dtype t, uint32_t bits)
 /* Field of each of AWQ's eight successive outputs: its kernels unpack the even ones first. */
 static const uint8_t awq_fields[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
-/* How codes are packed into units, and in which order fields of a unit are counted. */
+/* How codes are packed into units, and the order of the fields in a unit. */
 static const struct {
-    int32_t unit_bytes;    // 0: each element by itself
-    bool down;             // successive rows share a unit, rather than columns
+    int32_t unit_bytes; // 0: each element is a unit
+    bool down; // a unit holds successive rows of a column instead of successive columns of a row
     const uint8_t *fields; // NULL: in order
 } packings[] = {
     [PACK_NONE] = {0, false, NULL},           [PACK_BYTES] = {1, false, NULL},
@@ -178,7 +178,7 @@ static float zero_of(const struct weight_codec *c, int64_t block_row, int64_t bl
     return zero;
 }
 
-/* GPTQ's g_idx gives each input a group; other formats count blocks. */
+/* GPTQ's g_idx assigns each input to a group; in other formats a block is a range of inputs. */
 static int64_t block_col_of(const struct weight_codec *c, int64_t col)
 {
     if (!c->groups) {
@@ -234,7 +234,7 @@ static float codec_get(const struct weight_codec *c, int64_t row, int64_t col)
 
 /* ---- parts -------------------------------------------------------------------------------- */
 
-/* A plain matrix in memory, as tests and dummies have it. */
+/* A plain matrix in memory, as used by tests and dummy weights. */
 struct weight_part weight_part_plain(const void *data, enum dtype dtype, int64_t n_rows,
                                      int64_t n_cols, int64_t row_stride)
 {
@@ -353,7 +353,7 @@ bool weight_part_is_plain(const struct weight_part *p)
     return is_float && p->codec.values.packing == PACK_NONE && !p->codec.scales.data;
 }
 
-/* Distance, in elements, between neighbours in a row of a plain tensor. */
+/* Distance, in elements, between adjacent columns of a part that lies in a plain tensor. */
 static int64_t plain_step(const struct weight_part *p)
 {
     const struct number_grid *g = &p->codec.values;
@@ -370,7 +370,7 @@ static int64_t plain_at(const struct weight_part *p, int64_t row, int64_t col)
     return at.row * p->codec.values.row_stride + at.col * p->codec.values.col_stride;
 }
 
-/* A row that can be copied as it is, or NULL. */
+/* The address of a row that can be copied unchanged, or NULL. */
 const void *weight_part_stored(const struct weight_part *p, enum dtype dtype, int64_t row)
 {
     const struct number_grid *g = &p->codec.values;
@@ -380,7 +380,7 @@ const void *weight_part_stored(const struct weight_part *p, enum dtype dtype, in
     return (const char *)g->data + (size_t)plain_at(p, row, 0) * dtype_bytes(dtype);
 }
 
-/* Rows of plain numbers, also with a step between elements. */
+/* Reads rows of plain numbers, whose elements may be more than one apart. */
 static void read_plain(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                        float *out)
 {
@@ -391,7 +391,7 @@ static void read_plain(const struct weight_part *p, int64_t row, int64_t first, 
     }
 }
 
-/* Columns from `col` on, at most n, that share a block. */
+/* The number of columns from `col` on, at most n, that lie in the same block. */
 static int64_t same_block(const struct weight_codec *c, int64_t col, int64_t n)
 {
     if (!c->scales.data) {
@@ -479,7 +479,7 @@ static void read_in_blocks(const struct weight_part *p, int64_t row, int64_t fir
     }
 }
 
-/* Block formats unpack several codes at once. */
+/* Block formats unpack all codes of a block at once. */
 void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                        uint8_t *out)
 {
@@ -493,7 +493,7 @@ void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, 
     }
 }
 
-/* The fastest reader that fits the part's layout; all give the same numbers. */
+/* Chooses the fastest reader that fits the part's layout; all give the same numbers. */
 void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                       float *out)
 {

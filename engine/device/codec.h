@@ -27,7 +27,8 @@ enum packing {
 
 /* A matrix of stored elements: (row, col) is element row * row_stride + col * col_stride. For
  * packed elements, indices along the packed dimension count units (bytes or words), and this
- * locates the unit that holds the element. A stride of 0: all elements along it are the same. */
+ * locates the unit that holds the element. With a stride of 0 all elements along that dimension are
+ * the same. */
 struct number_grid {
     const void *data; // NULL: none; need not be aligned
     enum dtype dtype;
@@ -48,10 +49,10 @@ enum tensor_scale { TENSOR_SCALE_NONE, TENSOR_SCALE_TIMES, TENSOR_SCALE_DIVIDES 
  * are the weights: a plain tensor.
  *
  * With `blocks`, elements, scales and offsets are stored together instead (blocks.h): values.data
- * is the first block, values.row_stride counts the blocks of a row, and of the other fields only
- * the number of elements that share a scale and the zero are set. */
+ * is the first block and values.row_stride the number of blocks per row. Of the other fields only
+ * block_cols (the number of elements that share a scale) and zero are set. */
 struct weight_codec {
-    const char *format, *name;         // for messages; name: of the tensor that has the values
+    const char *format, *name;         // for messages; `name` is the tensor that holds the values
     const struct block_format *blocks; // NULL: the layout described first
     struct number_grid values;
     struct number_grid scales, zeros;
@@ -63,11 +64,11 @@ struct weight_codec {
     float tensor_scale;
 };
 
-/* | How a format rounds a product's inputs, if it does: each x becomes (clamp(round(x / scale) +
+/* How a format rounds the inputs of a product, if it does: each x becomes (clamp(round(x / scale) +
  * zero) - zero) * scale in fp32. With from_row the scale is computed from each row, or from each
  * `group` of its inputs, counted from the tensor's first input:
  *
- *     E4M3  max|x| / 448, in groups at least 1e-10; with power_of_two rounded up to one
+ *     E4M3  max|x| / 448, in groups at least 1e-10; with power_of_two rounded up to a power of two
  *     I8    max|x| / 127; asymmetric: (max - min) / 255, and the zero is -128 - min / scale
  *     E2M1  `scale` times the E4M3 value nearest to max|x| / 6 / scale; with power_of_two the scale
  *           of MX formats, 2^(e - 2), where e is the exponent of max|x| rounded to one fraction bit
@@ -90,7 +91,7 @@ struct weight_part {
     int64_t n_rows, n_cols;
     int64_t first_row, first_col, row_step, col_step;
     bool transposed;
-    struct input_rule inputs; // of products with this weight
+    struct input_rule inputs; // rule for the inputs of products with this weight
 };
 
 float number_get(const struct number_grid *g, int64_t row, int64_t col);
@@ -99,7 +100,7 @@ float number_get(const struct number_grid *g, int64_t row, int64_t col);
 struct weight_part weight_part_plain(const void *data, enum dtype dtype, int64_t n_rows,
                                      int64_t n_cols, int64_t row_stride);
 
-/* A tensor whose rows are n_cols / format->n blocks. */
+/* A tensor stored in blocks; a row has n_cols / format->n of them. */
 struct weight_part weight_part_blocks(const void *data, const struct block_format *format,
                                       int64_t n_rows, int64_t n_cols);
 

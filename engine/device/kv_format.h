@@ -35,7 +35,7 @@ const struct kv_choice *kv_choice_find(const char *name);
 /* The unquantised format of this dtype. */
 const struct kv_choice *kv_choice_plain(enum dtype dtype);
 
-/* Bits per element; 0: those of the set's dtype. */
+/* Bits per element; 0: as many as the set's dtype has. */
 int32_t kv_format_bits(enum kv_format format);
 /* True if the format has a zero besides the scale. */
 bool kv_format_has_zero(enum kv_format format);

@@ -14,24 +14,24 @@
 extern "C" {
 #endif
 
-/* ---- values that one op leaves for another. They belong to the backend; the caller passes them
- * from the op that fills them to the op that takes them without looking inside. A zeroed struct is
+/* ---- values that one op leaves for another. They belong to the backend; the caller passes them,
+ * without looking inside, from the op that fills them to the op that reads them. A zeroed struct is
  * empty. A value is valid until the next op that fills one of its kind. */
 
-/* A product left as partial sums over ranges of K (split-K), to be added by the one op that reads
- * it: from linear_args to norm_args or rope_store_args. */
+/* A product left as partial sums over ranges of K (split-K), to be added up by the one op that
+ * reads it. linear_args leaves it for norm_args or rope_store_args. */
 struct product_sums {
     struct dmem first, bias; // bias: to be added to the sums, or NULL
     int64_t stride;          // elements from one partial sum to the next
     int32_t width, n;        // of a row; number of partial sums
 };
 
-/* The best logit of each row in each band of ids, for greedy draws: from the head's linear_args to
- * sample_args. The logits of rows that only greedy draws read need not exist. */
+/* The best logit of each row in each band of ids, for greedy draws. The head's linear_args leaves
+ * it for sample_args. Rows that are read only by greedy draws then need no logits. */
 struct logit_bests {
     struct dmem pairs;
-    int32_t stride, n_bands; // pairs from one row to the next; pairs per row
-    int32_t n_rows, n_drawn; // rows; leading ids covered
+    int32_t stride, n_bands; // distance in pairs from one row to the next; pairs per row
+    int32_t n_rows, n_drawn; // number of rows; number of leading ids that the bands cover
 };
 
 /* ---- the ops' args */
@@ -180,11 +180,8 @@ struct activation_args {
     struct act_shape shape;
 };
 
-enum {
-    MAX_EXPERTS = 1024,
-    MAX_PICKS = 32
-}; // experts per layer; picks per row: the limits of
-   // every backend
+/* Limits of every backend: experts per layer, and experts picked per row. */
+enum { MAX_EXPERTS = 1024, MAX_PICKS = 32 };
 
 enum moe_scoring {
     MOE_SOFTMAX_TOPK, // softmax over all experts, then top-k; `renormalise` divides by their sum
@@ -234,10 +231,10 @@ struct row_gate_args {
 };
 
 /* Copies between rows of a pass and the hidden states by slot (backend.h), which are stored in the
- * dtype given to hidden_open. Copied are the values [first, first + width) of each slot's row,
- * where first is a multiple of width. hidden_store: x has one row for each of the pass's rows, or
- * of its out rows. hidden_load: x of each row becomes the state of the row before it on its path,
- * or 0 at position 0. */
+ * dtype given to hidden_open. The values [first, first + width) of each slot's row are copied;
+ * first is a multiple of width. hidden_store: x has one row for each of the pass's rows, or of its
+ * out rows. hidden_load: x of each row becomes the state of the row before it on its path, or 0 at
+ * position 0. */
 struct hidden_args {
     struct tensor x; // [n_rows, width]; act or residual dtype
     int32_t n_rows, width, first;
@@ -329,7 +326,7 @@ struct gather_args {
 
 /* logits = cap(logits * scale); softcap 0 means none. Ranks hold column shards of the head: `local`
  * [n_out, vocab / n_ranks] is gathered into `logits` [n_out, vocab]; if both are the same memory,
- * nothing is gathered. With `ids` the head knows only n_ids ids, and every rank has all of it:
+ * nothing is gathered. With `ids` the head has only n_ids ids, and every rank has the whole head:
  * `local` is [n_out, n_ids], and every other id's logit is -infinity. */
 struct logits_args {
     struct tensor local, logits; // fp32
@@ -344,23 +341,22 @@ struct logits_args {
  *  1. scores = logits; bias added; repetition penalty over history[0 .. pos], then frequency and
  *     presence over history[n_prompt .. pos]; bans (not allowed, bad words, stop ids before
  *     min_tokens) are -infinity. If everything is banned, the bans of stop ids are dropped, and if
- *     everything still is, all bans. What the draw's mask lacks is -infinity besides, whatever is
- *     dropped.
- *  2. temperature 0: arg-max, ties to the lowest id (of less than MIN_TEMPERATURE engine_submit
- *     makes 0).
+ *     everything still is, all bans. Ids outside the draw's mask are -infinity in any case.
+ *  2. temperature 0: arg-max, ties to the lowest id (engine_submit turns temperatures below
+ *     MIN_TEMPERATURE into 0).
  *  3. else scores / temperature; top-k keeps the k highest (ties at the threshold: lowest ids
  *     first); top-p keeps the smallest set of highest probability whose sum reaches top_p (same
- *     order); min-p keeps p >= min_p * p_max. The three are taken in that order, each on what is
- *     left, renormalised.
+ *     order); min-p keeps p >= min_p * p_max. The three are applied in that order, each to the
+ *     renormalised rest.
  *  4. token = arg-max over kept ids of score - log(-log(u(seed, pos + 1, RNG_SAMPLE, id))), in
  *     float; ties to the lowest id.
- * With a law (struct pass_draw) and a temperature above 0, drafts are judged: p and q are the
- * masses of step 3 over their totals; token = draft d number i if p(d) > u(seed, pos + 1,
- * RNG_ACCEPT, i) q(d). Else p becomes p - q where that is above 0, in units of 2^-52, over its
- * total, q(d) becomes 0, and the next draft is tried; after the last the token is the arg-max of
- * log(p - q) + noise of stream RNG_RESIDUAL where p > q (of log p where that is nowhere so). A
- * draft without mass is passed over. logprob: of the raw log-softmax of the logits (before 1).
- * DRAW_SCORE: of history[pos + 1]. */
+ * With a law (struct pass_draw) and a temperature above 0, drafts are tested in turn. p and q are
+ * the masses of step 3 divided by their totals. Draft number i, token d, is accepted if p(d) >
+ * u(seed, pos + 1, RNG_ACCEPT, i) q(d). Otherwise p becomes max(p - q, 0), in units of 2^-52,
+ * divided by its total; q(d) becomes 0; and the next draft is tested. If no draft is accepted, the
+ * token is the arg-max of log(p - q) + noise of stream RNG_RESIDUAL over the ids with p > q, or of
+ * log p + noise if there are none. Drafts with q(d) = 0 are skipped. logprob is the log-softmax of
+ * the raw logits (before step 1) at the token, for DRAW_SCORE at history[pos + 1]. */
 struct sample_args {
     struct tensor logits;
     int32_t n_out, n_draws, n_vocab_used;
@@ -485,7 +481,7 @@ struct backend_ops {
     /* Optional: NULL if models with gated attention or state are unsupported. */
     enum status (*gate)(struct backend *be, const struct gate_args *a);
     /* Optional: short_conv, then the recurrence of its out, then the gate of that result (NULL:
-     * none); nothing in between need be stored. */
+     * none); the intermediate results need not be stored. */
     enum status (*recurrent)(struct backend *be, const struct short_conv_args *conv,
                              const struct recurrence_args *a, const struct gate_args *gate);
 

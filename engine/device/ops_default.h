@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Optional fused ops: each function calls the backend's own if it has one, otherwise composes basic
- * ops.
+/* Optional fused ops: each function calls the backend's own op if it has one, and otherwise the
+ * basic ops.
  * Thread: the rank's owner. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_DEFAULT_H
 #define SLUICE_ENGINE_DEVICE_OPS_DEFAULT_H
@@ -27,7 +27,7 @@ static inline enum status ops_mlp(struct backend *be, const struct linear_args *
     return be->ops->linear(be, down);
 }
 
-/* act and down: both or neither. */
+/* act and down are both given or both NULL. */
 static inline enum status ops_norm_linear(struct backend *be, const struct norm_args *norm,
                                           const struct linear_args *linear,
                                           const struct activation_args *act,

@@ -15,7 +15,7 @@ struct sampling_params sampling_params_default(void)
     };
 }
 
-/* Ids are checked here once, so that samplers may use them as indices. */
+/* Ids are checked once, here, so that samplers may use them as indices. */
 static enum status check_ids(const char *name, const int32_t *ids, int32_t n, int32_t max_n,
                              int32_t vocab, struct err *err)
 {
@@ -31,7 +31,7 @@ static enum status check_ids(const char *name, const int32_t *ids, int32_t n, in
     return OK;
 }
 
-/* Written so that NaN is out of range, too. */
+/* The condition is written so that NaN counts as out of range, too. */
 static enum status check_range(const char *name, double v, double low, double high, struct err *err)
 {
     if (!(v >= low && v <= high)) {

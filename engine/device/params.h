@@ -17,16 +17,16 @@ extern "C" {
 enum {
     MAX_TOP_LOGPROBS = 20, // OpenAI's limit; more are taken from a whole row of logits
     MAX_SAMPLES = 128,     // OpenAI's limit of n
-    MAX_STOP_IDS = 64,     // chosen: the model's and the request's together
-    MAX_EOS = 16,          // chosen: end-of-text ids; further ones of a config are ignored
+    MAX_STOP_IDS = 64,     // chosen; for the model's and the request's ids together
+    MAX_EOS = 16,          // chosen; further end-of-text ids in a model's config are ignored
     MAX_BIAS = 1024,       // entries of logit_bias
-    MAX_BAD_TOKENS = 1024, // ids of all bad words together
+    MAX_BAD_TOKENS = 1024, // number of ids of all bad words together
     MAX_BAD_WORDS = 256,   // chosen
 };
 
-/* Chosen as in other servers: scores divided by a much smaller number overflow a float. */
+/* Chosen as in other servers; a score divided by a much smaller number would overflow a float. */
 #define MIN_TEMPERATURE 1e-5f
-/* Chosen: far beyond the point where all tokens are equally likely, and quotients still fit a
+/* Chosen: far beyond the point where all tokens are equally likely, yet quotients still fit a
  * float. */
 #define MAX_TEMPERATURE 1e30f
 
@@ -44,9 +44,9 @@ struct sampling_params {
     int32_t top_k;            // 0: off
     float top_p;              // (0, 1]; 1: off
     float min_p;              // [0, 1]; 0: off
-    float repetition_penalty; // > 0; 1: off; over prompt and output
-    float frequency_penalty;  // [-2, 2]; over output
-    float presence_penalty;   // [-2, 2]; over output
+    float repetition_penalty; // > 0; 1: off; counts prompt and output
+    float frequency_penalty;  // [-2, 2]; counts output only
+    float presence_penalty;   // [-2, 2]; counts output only
     uint64_t seed;
     int32_t max_tokens; // tokens to generate; 0: only score the prompt
     int32_t min_tokens; // no stop id is drawn before this many
@@ -54,9 +54,9 @@ struct sampling_params {
     bool logprobs;      // for each generated token, with top_logprobs alternatives
     bool prompt_logprobs;
     int32_t top_logprobs;        // 0 to the vocabulary's size
-    int32_t prompt_top_logprobs; // the same for prompt tokens
+    int32_t prompt_top_logprobs; // as top_logprobs, for prompt tokens
 
-    /* Lists are borrowed from the request's arena and live as long as the request. */
+    /* The lists belong to the request's arena and live as long as the request. */
     int32_t n_stop_ids;
     const int32_t *stop_ids; // the request's own and, unless ignore_eos, the model's eos ids
     int32_t n_bias;

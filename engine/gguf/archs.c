@@ -49,8 +49,8 @@ static const struct rename deepseek2[] = {
     {NULL, NULL, INTEGER},
 };
 
-/* In one model size (recognised by its number of layers) queries are scaled by hidden / heads
- * instead of the head size. */
+/* One model size, recognised by its number of layers, scales queries by hidden / heads instead of
+ * the head size. */
 static enum status more_gemma(const struct maker *m, double widest_layers)
 {
     double layers, heads, width, key;
@@ -79,7 +79,7 @@ static enum status more_gemma3(const struct maker *m)
     return more_gemma(m, 62);
 }
 
-/* Per-head norms are one tensor in GGUF, and one tensor per head here. */
+/* Per-head norms are one tensor in GGUF, but one tensor per head in Hugging Face's files. */
 static enum status more_stablelm(const struct maker *m)
 {
     if (maker_has_tensor(m, "blk.0.attn_q_norm.weight")) {
@@ -163,7 +163,7 @@ static const struct arch archs[] = {
 
 enum { N_ARCHS = sizeof archs / sizeof archs[0] };
 
-/* One name for two families. */
+/* GGUF uses the name "llama" for two families. */
 static const struct arch mixtral_arch = {
     .name = "llama", .model_type = "mixtral", .pairs_together = true, .renames = mixtral};
 static const struct arch deepseek3_arch = {

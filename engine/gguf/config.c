@@ -25,7 +25,8 @@ static const struct rename common[] = {
     {NULL, NULL, INTEGER},
 };
 
-/* Keys that change the model's results but are not supported: only neutral values are accepted. */
+/* Keys that change the model's results but are not supported. Only values without an effect are
+ * accepted. */
 static enum status check_unread(const struct maker *m)
 {
     static const struct {
@@ -63,7 +64,7 @@ static enum status check_unread(const struct maker *m)
     return OK;
 }
 
-/* The dtype of most of the matrix bytes; NULL: they are block-quantised, and bf16 is used for
+/* The dtype of most of the matrix bytes. NULL: most are block-quantised, and bf16 is used for
  * computing. */
 static const char *dtype_of(const struct gguf *g)
 {
@@ -112,7 +113,7 @@ static enum status put_sizes(const struct maker *m)
     }
     if (!mla && has_value && value != key) {
         return err_set(m->err, ERR_UNSUPPORTED,
-                       "values of %g dimensions beside keys of %g are not "
+                       "values of %g dimensions with keys of %g are not "
                        "supported",
                        value, key);
     }
@@ -139,7 +140,7 @@ static void put_facts(const struct maker *m)
     maker_put_flag(m, "mlp_bias", maker_has_tensor(m, "blk.0.ffn_down.bias"));
     const char *dtype = dtype_of(m->g);
     buf_printf(m->out, "\"dtype\":\"%s\",", dtype ? dtype : "bfloat16");
-    if (!dtype) { // most of it is block-quantised
+    if (!dtype) { // most of the bytes are block-quantised
         buf_puts(m->out, "\"quantization_config\":{\"quant_method\":\"gguf\"},");
     }
     if (m->arch->pairs_together) {
@@ -173,12 +174,12 @@ static enum status put_ends(const struct maker *m)
 
 /* ---- positions ---------------------------------------------------------------------------- */
 
-/* A tensor of frequency divisors, as a list. */
+/* Writes a tensor of frequency divisors as a list. */
 static enum status put_factors(const struct maker *m, const char *name, const char *as)
 {
     const struct gguf_tensor *t = gguf_find_tensor(m->g, name);
     if (!t || t->n_dims != 1 || strcmp(t->type_name, "F32") != 0) {
-        return err_set(m->err, ERR_FORMAT, "the tensor %s is missing, or no row of F32", name);
+        return err_set(m->err, ERR_FORMAT, "the tensor %s is missing, or not a row of F32", name);
     }
     buf_printf(m->out, "\"%s\":[", as);
     for (int64_t i = 0; i < t->dims[0]; i++) {
@@ -193,7 +194,8 @@ static enum status put_factors(const struct maker *m, const char *name, const ch
     return OK;
 }
 
-/* Llama 3's rope scaling is stored as the resulting divisors, the same for every length. */
+/* For Llama 3's rope scaling, GGUF stores the resulting divisors, which are the same for every
+ * length. */
 static enum status put_divisors(const struct maker *m, const char *shorter, const char *longer)
 {
     buf_puts(m->out, "\"rope_type\":\"longrope\",");

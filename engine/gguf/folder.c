@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads a model's files by name, from a folder or generated from a GGUF file's keys, so that
- * readers need not know the difference. */
+/* Reads a model's files by name, from a folder or generated from the metadata of a GGUF file, so
+ * that readers need not know the difference. */
 #include "engine/gguf/folder.h"
 
 #include "engine/base/file.h"
@@ -36,7 +36,7 @@ bool folder_is_file(const char *model)
     return gguf_is(model);
 }
 
-/* Generates the text of one file; empty if the GGUF file has nothing for it. */
+/* Generates the text of one file. *out stays empty if the GGUF file has nothing for it. */
 static enum status make(const char *model, const struct row *row, size_t max_bytes, struct buf *out,
                         struct err *err)
 {
@@ -58,7 +58,7 @@ static enum status make(const char *model, const struct row *row, size_t max_byt
     return OK;
 }
 
-/* A generation config exists only if the file has something to put into it. */
+/* A generation config exists only if the GGUF file has something to put into it. */
 bool folder_has(const char *model, const char *name)
 {
     char path[PATH_MAX];

@@ -15,10 +15,10 @@
 /* True if the model is a single file rather than a folder. */
 bool folder_is_file(const char *model);
 
-/* Also true of a file that cannot be read, so that reading it gives the reason. */
+/* Also true for a file that cannot be read, so that reading it reports the reason. */
 bool folder_has(const char *model, const char *name);
 
-/* As file_read and json_parse_file. */
+/* Like file_read and json_parse_file. */
 enum status folder_read(const char *model, const char *name, size_t max_bytes, char **data,
                         size_t *n_bytes, struct err *err);
 enum status folder_json(const char *model, const char *name, size_t max_bytes, struct json **root,

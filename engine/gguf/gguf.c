@@ -15,7 +15,7 @@
 enum {
     MAX_KEYS = 4096,         // chosen: 40 times what real files have
     MAX_TENSORS = 1 << 20,   // chosen: 40 times what real files have
-    MAX_NAME_BYTES = 240,    // of a tensor: ggml's own limit is 64
+    MAX_NAME_BYTES = 240,    // a tensor's name; ggml's own limit is 64
     MAX_KEY_BYTES = 65535,   // the format's limit
     MAX_ALIGNMENT = 1 << 20, // chosen
     DEFAULT_ALIGNMENT = 32,  // the format's default
@@ -23,7 +23,7 @@ enum {
 };
 
 struct key {
-    const char *name; // not terminated
+    const char *name; // not NUL-terminated
     size_t n_bytes;
     struct gguf_value value;
 };
@@ -32,7 +32,7 @@ struct gguf {
     char *path;
     struct split_file *files;
     size_t n_files, n_keys, n_tensors, cap_tensors;
-    struct key *keys; // of the first file
+    struct key *keys; // keys of the first file
     struct gguf_tensor *tensors;
 };
 
@@ -40,9 +40,9 @@ struct gguf {
 
 /* All types that exist, so that error messages can name unsupported ones. */
 static const struct tensor_type {
-    const char *name; // NULL: no such type
+    const char *name; // NULL: there is no such type
     uint8_t n;        // elements of a block, minus one
-    uint16_t n_bytes; // of a block
+    uint16_t n_bytes; // bytes of a block
 } tensor_types[] = {
     [0] = {"F32", 0, 4},         [1] = {"F16", 0, 2},         [2] = {"Q4_0", 31, 18},
     [3] = {"Q4_1", 31, 20},      [6] = {"Q5_0", 31, 22},      [7] = {"Q5_1", 31, 24},
@@ -62,7 +62,7 @@ enum { N_TENSOR_TYPES = sizeof tensor_types / sizeof tensor_types[0] };
 
 /* ---- reading bytes ------------------------------------------------------------------------ */
 
-/* A position in one file. Reading past the end sets `cut`, and all later reads return nothing. */
+/* A position in one file. A read past the end sets `cut`, and all later reads return nothing. */
 struct reader {
     const char *file;
     const unsigned char *data;
@@ -109,8 +109,7 @@ static enum status bad(const struct reader *r, const char *why, struct err *err)
 {
     if (r->cut) {
         return err_set(err, ERR_FORMAT,
-                       "%s: cut short, or no GGUF file: its header goes on after "
-                       "its end",
+                       "%s: cut short, or not a GGUF file: its header continues past its end",
                        r->file);
     }
     return err_set(err, ERR_FORMAT, "%s: %s", r->file, why);
@@ -147,7 +146,7 @@ static enum status take_value(struct reader *r, struct gguf_value *v, struct err
         v->is_list = true;
         v->type = (enum gguf_type)take_u32(r);
         uint64_t n = take_u64(r);
-        r->cut = r->cut || n > r->n_bytes; // each item takes at least a byte
+        r->cut = r->cut || n > r->n_bytes; // each item takes at least one byte
         v->n = r->cut ? 0 : (size_t)n;
     }
     if (r->cut) {
@@ -265,7 +264,7 @@ static enum status take_shape(struct reader *r, struct gguf_tensor *t, struct er
     }
     const struct tensor_type *row = &tensor_types[type];
     if (dims[0] % (row->n + 1u) != 0) {
-        return bad_tensor(r, t->name, "its rows are no whole blocks", err);
+        return bad_tensor(r, t->name, "its rows are not whole blocks", err);
     }
     t->n_dims = (int32_t)n;
     t->type_name = row->name;
@@ -281,7 +280,7 @@ static enum status take_tensor(struct reader *r, struct gguf_tensor *t, uint64_t
     size_t n_name;
     const char *name = take_string(r, &n_name);
     if (r->cut || n_name < 1 || n_name > MAX_NAME_BYTES || memchr(name, 0, n_name)) {
-        return bad(r, "a tensor's name is empty, too long or no text", err);
+        return bad(r, "a tensor's name is empty, too long or not text", err);
     }
     t->name = xstrndup(name, n_name);
     t->file = r->file;
@@ -374,7 +373,8 @@ static enum status alignment_of(const struct reader *r, const struct key *keys, 
     return OK;
 }
 
-/* Reads from its keys which file of a split this is; 1 of 1 without them. */
+/* Reads from the keys which part of a split model this file is; a file without these keys is 1 of
+ * 1. */
 static enum status check_split(const struct reader *r, const struct key *keys, size_t n, size_t i,
                                size_t n_files, struct err *err)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A GGUF file (version 2 or 3), or all files of a split one: keys with values, and tensors. Every
+/* A GGUF file (version 2 or 3), or all files of a split model: keys with values, and tensors. Every
  * count, length and offset is checked at open. Names, values and tensors point into the maps and
  * live until gguf_close.
  * Thread: open and close one owner; lookups any. */
@@ -32,9 +32,9 @@ enum gguf_type {
 /* One value, or a list of `n` values of a type other than ARRAY. */
 struct gguf_value {
     bool is_list;
-    enum gguf_type type; // of the value, or of each item
+    enum gguf_type type; // type of the value, or of each item
     size_t n, n_bytes;
-    const unsigned char *data; // unaligned; strings are preceded by their length
+    const unsigned char *data; // unaligned; each string is preceded by its length
 };
 
 enum { GGUF_MAX_DIMS = 4 };
@@ -54,14 +54,14 @@ struct gguf;
 /* True if the path is a file that starts with GGUF's magic. */
 bool gguf_is(const char *path);
 
-/* For a split model (...-00001-of-00005.gguf) pass the first file; all are opened. */
+/* For a split model (...-00001-of-00005.gguf) pass the first file; all of its files are opened. */
 enum status gguf_open(const char *path, struct gguf **out, struct err *err);
-/* The same for one file's bytes in memory, which must outlive it; `name` is for messages. */
+/* Reads the bytes of a single file in memory, which must outlive *out; `name` is for messages. */
 enum status gguf_open_memory(const void *data, size_t n_bytes, const char *name, struct gguf **out,
                              struct err *err);
 void gguf_close(struct gguf *g); // accepts NULL
 
-const char *gguf_path(const struct gguf *g); // as it was opened
+const char *gguf_path(const struct gguf *g); // the path as it was passed to gguf_open
 
 /* NULL if there is none. */
 const struct gguf_value *gguf_get(const struct gguf *g, const char *key);
@@ -73,8 +73,8 @@ bool gguf_get_number(const struct gguf *g, const char *key, double *out);
 bool gguf_get_bool(const struct gguf *g, const char *key, bool *out);
 bool gguf_get_string(const struct gguf *g, const char *key, const char **text, size_t *n_bytes);
 
-/* Iterates over the items of a list. The iteration ends at once for a NULL value, and at an item of
- * another type than requested. */
+/* Iterates over the items of a list. The iteration ends at once if the value is NULL, and at an
+ * item that is not of the requested type. */
 struct gguf_walk {
     const struct gguf_value *v;
     const unsigned char *at;
@@ -84,7 +84,7 @@ struct gguf_walk gguf_walk(const struct gguf_value *list);
 bool gguf_next_string(struct gguf_walk *w, const char **text, size_t *n_bytes);
 bool gguf_next_number(struct gguf_walk *w, double *out);
 
-/* The architecture ("llama"), or an error. */
+/* The architecture, such as "llama", or an error. */
 enum { GGUF_ARCH_BYTES = 32 };
 enum status gguf_architecture(const struct gguf *g, char out[GGUF_ARCH_BYTES], struct err *err);
 
@@ -93,6 +93,6 @@ const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
 const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name); // linear search
 
 size_t gguf_n_files(const struct gguf *g);
-const char *gguf_file(const struct gguf *g, size_t i, struct file_map *map); // its path
+const char *gguf_file(const struct gguf *g, size_t i, struct file_map *map); // returns its path
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Generates the small files of a model folder, as JSON text, from the metadata of a GGUF file, so
- * that one set of readers, with all its checks, serves both.
+/* Generates the small files of a model folder, as JSON text, from the metadata of a GGUF file. One
+ * set of readers, with all its checks, then serves both.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GGUF_MAKE_H
 #define SLUICE_ENGINE_GGUF_MAKE_H
@@ -20,15 +20,15 @@ enum status gguf_model_type(const struct gguf *g, const char **out, struct err *
 
 /* ---- private to engine/gguf ---- */
 
-/* How text is split before merging, by the name in the file (pre.c). */
+/* How text is split before merging, looked up by the splitter's name in the file (pre.c). */
 struct gguf_pre;
 /* ERR_UNSUPPORTED names the unknown splitter; NULL means the default of files without a name. */
 enum status gguf_find_pre(const char *name, size_t n_bytes, const struct gguf_pre **out,
                           struct err *err);
-/* "normalizer": ..., "pre_tokenizer": ...; */
+/* Writes "normalizer": ..., "pre_tokenizer": ...; */
 void gguf_put_pre(const struct gguf_pre *p, struct buf *out);
 bool gguf_pre_ignores_merges(const struct gguf_pre *p);
-bool gguf_pre_adds_bos(const struct gguf_pre *p); // if the file does not say
+bool gguf_pre_adds_bos(const struct gguf_pre *p); // the default of files that do not say it
 
 /* The vocabulary: texts and kinds of tokens. */
 enum gguf_token_kind {

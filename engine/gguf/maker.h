@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keys of a GGUF file as members of config.json. Shared by config.c, archs.c and maker.c. Private
- * to this folder. Thread: any. */
+/* Turns keys of a GGUF file into members of config.json. Shared by config.c, archs.c and maker.c.
+ * Private to this folder.
+ * Thread: any. */
 #ifndef SLUICE_ENGINE_GGUF_MAKER_H
 #define SLUICE_ENGINE_GGUF_MAKER_H
 
@@ -16,7 +17,7 @@ struct maker {
 
 enum rename_kind { INTEGER, NUMBER, FLAG };
 
-/* A key after the architecture's prefix, and the config member that it becomes. */
+/* The part of a key after the architecture's prefix, and the config member that it becomes. */
 struct rename {
     const char *key, *as;
     enum rename_kind kind;
@@ -27,22 +28,21 @@ struct arch {
     const struct rename *renames; // in addition to the common ones; NULL-terminated
     /* Rotated pairs are adjacent: the converter has permuted the rows of q and k. */
     bool pairs_together;
-    bool norms_plus_one;   // stored norm weights include the 1 that the family adds
-    const char *constants; // members that no key provides, each followed by a comma
+    bool norms_plus_one;   // stored norm weights already include the 1 that the family adds
+    const char *constants; // members that no key provides; each ends with a comma
     enum status (*more)(const struct maker *m);
 };
 
-/* The key with the architecture's prefix. */
+/* Puts the architecture's prefix in front of the key. */
 void maker_full_key(const struct maker *m, const char *key, char out[96]);
-/* A number, or a list that repeats one number. */
+/* Reads a number, or a list that repeats one number. */
 enum status maker_get_number(const struct maker *m, const char *key, double *out, bool *found);
 double maker_number_or(const struct maker *m, const char *key, double otherwise);
 enum status maker_need_number(const struct maker *m, const char *key, double *out);
-/* A member and its comma. */
+/* Writes a member and a comma. */
 void maker_put_number(const struct maker *m, const char *name, double v);
 void maker_put_flag(const struct maker *m, const char *name, bool v);
-/* Appends the members of those rows whose keys the file has. The list of rows ends with NULL, and
- * may be NULL. */
+/* Writes the members whose keys the file has. The list of rows ends with NULL, and may be NULL. */
 enum status maker_put_all(const struct maker *m, const struct rename *rows);
 bool maker_has_tensor(const struct maker *m, const char *name);
 

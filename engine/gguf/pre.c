@@ -38,8 +38,8 @@
 
 enum { MAX_SPLITS = 5 };
 
-/* Split by each pattern in turn; then into single digits; then, with `words`, by GPT-2's
- * pattern. */
+/* Text is split by each pattern in turn; then into single digits; then, if `words` is set, by
+ * GPT-2's pattern. */
 struct gguf_pre {
     const char *names; // space-separated
     const char *splits[MAX_SPLITS];
@@ -67,7 +67,7 @@ static const struct gguf_pre rows[] = {
      .digits = true},
     {" seed-coder ", .splits = {SEED}},
     {" bailingmoe bailingmoe2 llada-moe ", .splits = {BAILING}},
-    /* llama.cpp's default for files without a name. */
+    /* llama.cpp's default for files that do not name a splitter. */
     {" default ", .splits = {"[\\p{P}\\$\\+<=>\\^~\\|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}},
 };
 
@@ -83,8 +83,8 @@ static bool has_name(const struct gguf_pre *p, const char *name, size_t n)
     return false;
 }
 
-/* Without a name the file's writer used the default splitter. An unknown name is an error, because
- * text might be split differently from training. */
+/* A file that names no splitter was written for the default one. An unknown name is an error,
+ * because the text might be split differently from the training text. */
 enum status gguf_find_pre(const char *name, size_t n_bytes, const struct gguf_pre **out,
                           struct err *err)
 {

@@ -24,7 +24,7 @@ static int number_at(const char *s)
     return n;
 }
 
-/* The length of the path before that suffix; 0: there is none. */
+/* The length of the path before that suffix; 0: the path has no such suffix. */
 static size_t parse_name(const char *path, int *no, int *count)
 {
     size_t n = strlen(path), m = sizeof ending - 1;
@@ -51,14 +51,14 @@ static size_t parse_name(const char *path, int *no, int *count)
     return 0;
 }
 
-/* All files are mapped at once, since tensors lie in any of them. */
+/* Maps all files at once, because each of them may contain tensors. */
 static enum status map_all(struct split_file *files, size_t n_files, struct err *err)
 {
     for (size_t i = 0; i < n_files; i++) {
         if (n_files > 1 && !file_exists(files[i].path)) {
             return err_set(err, ERR_IO,
-                           "%.300s is not there, one of %zu files that this model was "
-                           "split into; was a download cut short?",
+                           "%.300s is missing; it is one of %zu files that this model was split "
+                           "into; was a download cut short?",
                            files[i].path, n_files);
         }
         TRY(file_map_open(files[i].path, &files[i].map, err));
@@ -66,7 +66,7 @@ static enum status map_all(struct split_file *files, size_t n_files, struct err 
     return OK;
 }
 
-/* Any of the files may be named; the others are derived from its name. */
+/* `path` must be the first file; the names of the others are derived from it. */
 enum status split_open(const char *path, struct split_file **files, size_t *n_files,
                        struct err *err)
 {

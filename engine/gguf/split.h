@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The files of one model: a single one, or NAME-00001-of-00005.gguf and its successors.
+/* The files of one model: a single file, or NAME-00001-of-00005.gguf and its successors.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GGUF_SPLIT_H
 #define SLUICE_ENGINE_GGUF_SPLIT_H

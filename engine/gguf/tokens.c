@@ -16,20 +16,20 @@
 
 /* ---- the vocabulary ----------------------------------------------------------------------- */
 
-/* Lists parallel to the tokens may be absent, but must have the same length. */
+/* A list parallel to the tokens may be absent. If it is present, it must have the same length. */
 static enum status beside(const struct gguf *g, const char *key, size_t n, const char *what,
                           struct gguf_walk *out, struct err *err)
 {
     const struct gguf_value *v = gguf_get(g, key);
     if (v && (!v->is_list || v->n != n || v->type == GGUF_STRING)) {
-        return err_set(err, ERR_FORMAT, "%s is no list of a %s for each of the %zu tokens", key,
-                       what, n);
+        return err_set(err, ERR_FORMAT, "%s is not a list with a %s for each of the %zu tokens",
+                       key, what, n);
     }
     *out = gguf_walk(v);
     return OK;
 }
 
-/* Three parallel lists of the file: texts, kinds and scores. */
+/* Fills in the texts, kinds and scores, which are three parallel lists in the file. */
 static enum status fill(struct gguf_vocab *v, struct gguf_walk texts, struct gguf_walk kinds,
                         struct gguf_walk scores, struct err *err)
 {
@@ -44,13 +44,13 @@ static enum status fill(struct gguf_vocab *v, struct gguf_walk texts, struct ggu
         }
         t->kind = (enum gguf_token_kind)kind;
         if (gguf_ends_turn(t)) {
-            t->kind = TOKEN_CONTROL; // some files mark it wrongly
+            t->kind = TOKEN_CONTROL; // some files mark it with another kind
         }
     }
     return OK;
 }
 
-/* The kinds and scores are optional, but as long as the texts if they are there. */
+/* Kinds and scores are optional; if present, they must be as long as the texts. */
 enum status gguf_vocab_open(const struct gguf *g, struct gguf_vocab *out, struct err *err)
 {
     enum { MAX_TOKENS = 1 << 24 };
@@ -88,8 +88,8 @@ static bool is_text(const struct gguf_token *t, const char *text)
     return t->n_bytes == strlen(text) && memcmp(t->text, text, t->n_bytes) == 0;
 }
 
-/* Markers of chat templates that end a turn. Files name one or two of them by keys, but models
- * generate the others, too. */
+/* Markers that end a turn in chat templates. A file's keys name only one or two of them, but models
+ * generate the others as well. */
 bool gguf_ends_turn(const struct gguf_token *t)
 {
     static const char *const texts[] = {"<|eot_id|>",
@@ -127,7 +127,7 @@ static size_t add_id(int64_t *ids, size_t n, size_t max, int64_t id)
     return n;
 }
 
-/* GPT-OSS's <|end|> separates the parts of one answer. */
+/* True for GPT-OSS, whose <|end|> only separates the parts of an answer. */
 static bool ends_parts_alone(const struct gguf_vocab *v)
 {
     bool found = false;
@@ -137,7 +137,7 @@ static bool ends_parts_alone(const struct gguf_vocab *v)
     return found;
 }
 
-/* Ids that end an answer: those of the keys, and tokens that are known by their names. */
+/* The ids that end an answer: those named by keys, and tokens recognised by their text. */
 size_t gguf_end_ids(const struct gguf *g, const struct gguf_vocab *v, int64_t *out, size_t max)
 {
     static const char *const keys[] = {KEY("eos_token_id"), KEY("eot_token_id"),
@@ -161,8 +161,9 @@ size_t gguf_end_ids(const struct gguf *g, const struct gguf_vocab *v, int64_t *o
 
 /* ---- tokenizer.json ----------------------------------------------------------------------- */
 
-/* Added tokens, which are found in the text before it is split. Control tokens are recognised in
- * templates only, never in user text. Phi-3's also swallow the white space after them. */
+/* Writes the added tokens, which are found in the text before it is split. Control tokens are
+ * recognised only in templates, never in user text. Those of Phi-3 also swallow the white space
+ * after them. */
 static void put_added(const struct gguf *g, const struct gguf_vocab *v, struct buf *out)
 {
     char arch[GGUF_ARCH_BYTES];
@@ -192,7 +193,7 @@ static void put_added(const struct gguf *g, const struct gguf_vocab *v, struct b
 static void put_token(struct buf *out, const struct gguf_token *t, size_t id)
 {
     char none[32];
-    if (t->n_bytes == 0) { // an unused id
+    if (t->n_bytes == 0) { // the id is unused
         snprintf(none, sizeof none, "[EMPTY_%zu]", id);
         buf_put_json(out, none, strlen(none));
         return;
@@ -236,7 +237,7 @@ static enum status put_gpt2(const struct gguf *g, const struct gguf_vocab *v, st
     return OK;
 }
 
-/* SentencePiece BPE: scores determine which pieces are merged. */
+/* SentencePiece BPE, in which scores determine which pieces are merged. */
 static enum status put_llama(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
                              struct err *err)
 {
@@ -304,8 +305,7 @@ static enum status find_model(const struct gguf *g, const struct model_row **out
                    (int)lesser(n, 40), name);
 }
 
-/* The tokenizer.json of this vocabulary, as Hugging Face's converter would have written
- * it. */
+/* Writes the tokenizer.json of this vocabulary as Hugging Face's converter would. */
 enum status gguf_make_tokenizer(const struct gguf *g, struct buf *out, struct err *err)
 {
     const struct model_row *model = NULL;
@@ -322,7 +322,7 @@ enum status gguf_make_tokenizer(const struct gguf *g, struct buf *out, struct er
 
 /* ---- tokenizer_config.json ---------------------------------------------------------------- */
 
-/* False if there is no such token. */
+/* Returns false if there is no such token. */
 static bool put_named(const struct gguf *g, const struct gguf_vocab *v, const char *name,
                       const char *key, int64_t otherwise, struct buf *out)
 {
@@ -337,7 +337,8 @@ static bool put_named(const struct gguf *g, const struct gguf_vocab *v, const ch
     return found;
 }
 
-/* The file's own key takes precedence; otherwise the pre-tokenizer's model decides. */
+/* The file's key takes precedence; without it, the model that the pre-tokenizer belongs to
+ * decides. */
 static bool adds_bos(const struct gguf *g, bool is_llama)
 {
     const char *name = NULL;
@@ -349,7 +350,7 @@ static bool adds_bos(const struct gguf *g, bool is_llama)
     return adds;
 }
 
-/* A single template, or a list if there is a separate one for requests with tools. */
+/* Writes a single template, or a list if the file has another one for requests with tools. */
 static void put_templates(const struct gguf *g, struct buf *out)
 {
     const char *text, *tools;

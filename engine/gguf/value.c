@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Values of keys as C numbers, and the items of lists. Sizes were checked when the file was read.
- */
+/* Values of keys as C numbers, and the items of lists. All sizes were checked when the file was
+ * read. */
 #include "engine/gguf/value.h"
 
 #include <string.h>

@@ -5,11 +5,12 @@
 
 #include "engine/gguf/gguf.h"
 
-/* Size of one value of an enum gguf_type; 0: strings and lists, which store their own length, and
- * unknown types. */
+/* The size of one value of an enum gguf_type. 0 for strings and lists, which store their own
+ * length, and for unknown types. */
 size_t gguf_value_bytes(uint32_t type);
 
-/* gguf_get_int and gguf_get_number of a value that has been looked up; false if v is NULL. */
+/* gguf_get_int and gguf_get_number for a value that has already been looked up; false if v is
+ * NULL. */
 bool gguf_value_int(const struct gguf_value *v, int64_t *out);
 bool gguf_value_number(const struct gguf_value *v, double *out);
 

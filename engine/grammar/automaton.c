@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* States of a grammar: sets of items, made on demand and interned, with a row of successors for
- * each. Stacks share their tails, since most states differ only in the top of the stack. */
+/* States of a grammar: sets of items, which are interned when they first occur and have a row of
+ * successors each. Stacks share their tails, because most states differ only in the top of the
+ * stack. */
 #include "engine/grammar/automaton.h"
 
 #include "engine/base/hash.h"
@@ -20,7 +21,8 @@ static int by_stack(const void *p, const void *q)
     return a->e < b->e ? -1 : a->e > b->e;
 }
 
-/* The list's id; the items are sorted. `*fresh` says whether it is new. */
+/* Interns a list, whose items are sorted, and returns its id. *fresh says whether the list is
+ * new. */
 static uint32_t intern(struct item_lists *l, const struct item *items, uint32_t n, bool *fresh)
 {
     uint64_t h = n;
@@ -96,7 +98,7 @@ static void items_deinit(struct items *s)
     }
 }
 
-/* Small sets live in the struct; larger ones move to the heap. */
+/* Small sets are stored in the struct; larger ones move to the heap. */
 static void items_put(struct items *s, uint32_t e, uint32_t stack)
 {
     if (s->n == s->cap) {
@@ -109,8 +111,7 @@ static void items_put(struct items *s, uint32_t e, uint32_t stack)
     s->v[s->n++] = (struct item){e, stack};
 }
 
-/* Keeps one item for each stack: the alternatives that share a stack are merged into one
- * expression. */
+/* Keeps only one item per stack: alternatives that share a stack are merged into one expression. */
 static bool items_merge(struct automaton *a, struct items *s, uint32_t e, uint32_t stack)
 {
     exprs_spend(a->x, 1 + s->n / 8);
@@ -151,7 +152,7 @@ void automaton_deinit(struct automaton *a)
     *a = (struct automaton){0};
 }
 
-/* The interned kernel's number is the state's. */
+/* A state has the number of its interned kernel. */
 static uint32_t state_new(struct automaton *a)
 {
     if (a->kernels.n > a->cap_v) {
@@ -163,8 +164,8 @@ static uint32_t state_new(struct automaton *a)
     return a->kernels.n - 1;
 }
 
-/* Forgets everything except the compiled rules. The empty stack and the dead state have
- * fixed numbers. */
+/* Forgets everything except the compiled rules. The empty stack and the dead state are added first,
+ * because their numbers are fixed. */
 void automaton_reset(struct automaton *a)
 {
     struct automaton fresh = {
@@ -184,11 +185,11 @@ size_t automaton_bytes(const struct automaton *a)
 }
 
 /* Pops: an item whose rule has ended continues with the items on its stack. The kernel keeps the
- * items that have not ended and, on the root's stack, an empty rest, which means that the text may
- * end. */
+ * items that have not ended. If the root's stack is reached, it also keeps an empty rest, which
+ * means that the text may end. */
 static void complete(struct automaton *a, struct items *s)
 {
-    struct items seen; // stacks popped
+    struct items seen; // stacks that have been popped
     items_init(&seen);
     for (size_t i = 0; i < s->n && !a->x->failed; i++) {
         uint32_t stack = s->v[i].stack;
@@ -207,7 +208,7 @@ static void complete(struct automaton *a, struct items *s)
             again |= items_merge(a, s, to.e, to.stack);
         }
         if (again) {
-            i = SIZE_MAX; // an item before this one may now be able to end
+            i = SIZE_MAX; // start again, because an item before this one may now be able to end
         }
     }
     items_deinit(&seen);
@@ -220,8 +221,8 @@ static void complete(struct automaton *a, struct items *s)
     s->n = n;
 }
 
-/* The state of these items. Equal sets of items are one state, which is what keeps the automaton
- * finite. Without items, or when a limit is passed, the state is STATE_DEAD. */
+/* The state that consists of these items. Equal sets of items are one state, which keeps the
+ * automaton finite. If there are no items, or a limit is exceeded, the state is STATE_DEAD. */
 static uint32_t intern_state(struct automaton *a, struct items *s)
 {
     complete(a, s);
@@ -241,7 +242,7 @@ static uint32_t intern_state(struct automaton *a, struct items *s)
     return id;
 }
 
-/* The state of these items; equal items are merged. */
+/* The state that consists of these items, with equal items merged. */
 uint32_t automaton_state(struct automaton *a, const struct item *items, size_t n)
 {
     struct items s;
@@ -254,9 +255,9 @@ uint32_t automaton_state(struct automaton *a, const struct item *items, size_t n
     return id;
 }
 
-/* ---- rules that are called ---- */
+/* ---- calls of rules ---- */
 
-/* Calls that wait to be expanded into items of the called rule. */
+/* Calls that have not been expanded into items of the called rule yet. */
 struct pending {
     struct waiting {
         uint32_t rule, rest, stack;
@@ -264,7 +265,7 @@ struct pending {
     size_t n, cap;
 };
 
-/* Calls that an item may begin with; the item then waits on the stack. */
+/* Adds the calls that an item may begin with; the item itself then waits on the stack. */
 static void add_calls(struct automaton *a, struct item it, struct pending *p)
 {
     if (!expr_is(a->x, it.e, XF_CALL_FIRST)) {
@@ -279,14 +280,14 @@ static void add_calls(struct automaton *a, struct item it, struct pending *p)
     free(calls.v);
 }
 
-/* The stack of what follows a call: for a call that nothing follows, the stack that is there
+/* The stack with what follows a call. If nothing follows it, this is the stack that is there
  * already. */
-static uint32_t push(struct automaton *a, const struct items *behind)
+static uint32_t push(struct automaton *a, const struct items *after)
 {
     struct items s;
     items_init(&s);
-    for (size_t i = 0; i < behind->n; i++) {
-        struct item it = behind->v[i];
+    for (size_t i = 0; i < after->n; i++) {
+        struct item it = after->v[i];
         if (it.e != EXPR_EMPTY || it.stack == STACK_ROOT) {
             items_merge(a, &s, it.e, it.stack);
             continue;
@@ -307,8 +308,8 @@ static uint32_t push(struct automaton *a, const struct items *behind)
     return id;
 }
 
-/* The first waiting rule in the order. All its callers are known, since no later rule begins with a
- * call of it. */
+/* Takes the waiting rule that comes first in the order. All calls of it are known by then, because
+ * no later rule begins with a call of it. */
 static struct item take_first(struct automaton *a, struct pending *p)
 {
     uint32_t rule = p->v[0].rule;
@@ -317,25 +318,25 @@ static struct item take_first(struct automaton *a, struct pending *p)
             rule = p->v[i].rule;
         }
     }
-    struct items behind;
-    items_init(&behind);
+    struct items after;
+    items_init(&after);
     size_t n = 0;
     for (size_t i = 0; i < p->n; i++) {
         if (p->v[i].rule == rule) {
-            items_put(&behind, p->v[i].rest, p->v[i].stack);
+            items_put(&after, p->v[i].rest, p->v[i].stack);
         } else {
             p->v[n++] = p->v[i];
         }
     }
     exprs_spend(a->x, p->n);
     p->n = n;
-    struct item it = {a->rules->v[rule].body, push(a, &behind)};
-    items_deinit(&behind);
+    struct item it = {a->rules->v[rule].body, push(a, &after)};
+    items_deinit(&after);
     return it;
 }
 
-/* A state's items with those of all rules that it may begin with. Computed when the state
- * is first left, not when it is made: most states that masks touch are never left. */
+/* The items of a state, and those of all rules that they may begin with. They are computed when the
+ * state is first left, not when it is made, because most states that masks touch are never left. */
 const struct item *automaton_items(struct automaton *a, uint32_t state, size_t *n)
 {
     if (!a->v[state].is_closed) {
@@ -370,7 +371,7 @@ const struct item *automaton_items(struct automaton *a, uint32_t state, size_t *
     return a->closed + a->v[state].closed;
 }
 
-/* Makes a state's row; bytes that none of its items begins with lead to STATE_DEAD. */
+/* Makes the row of a state. Bytes that no item begins with lead to STATE_DEAD. */
 static void start_row(struct automaton *a, uint32_t state)
 {
     size_t n, n_classes = (size_t)a->x->n_classes;
@@ -394,8 +395,8 @@ static void start_row(struct automaton *a, uint32_t state)
     a->row_bytes += n_classes * sizeof *row;
 }
 
-/* The successor by a byte; bytes of one class share it. Row entries are the state plus 1,
- * 0 for unknown. */
+/* The successor of a state by a byte. All bytes of a class have the same successor. A row entry is
+ * a state plus 1, or 0 if the successor is not known yet. */
 uint32_t automaton_step(struct automaton *a, uint32_t state, uint8_t byte)
 {
     uint8_t c = a->x->class_of[byte];

@@ -39,12 +39,13 @@ struct automaton {
     struct rules *rules;
     struct item_lists stacks, kernels;
     struct astate {
-        uint32_t *row; // by class of bytes: next state + 1; 0: not known yet. NULL: none is known
-        uint32_t closed, n_closed; // range of `closed`: the kernel's items, and those of the rules
-                                   // that they call
-        uint32_t mask;             // slot of masks.c + 1; 0: none
+        // By class of bytes: next state + 1, 0 if it is not known yet; NULL: none is known.
+        uint32_t *row;
+        uint32_t closed, n_closed; // range in automaton.closed: the kernel's items, and those of
+                                   // the rules that they call
+        uint32_t mask;             // slot in masks.c, + 1; 0: none
         bool may_end, is_closed;
-    } *v; // by kernel id
+    } *v; // by id of the kernel
     uint32_t cap_v;
     struct item *closed;
     uint32_t n_closed, cap_closed;
@@ -58,11 +59,11 @@ void automaton_deinit(struct automaton *a);
 void automaton_reset(struct automaton *a); // forgets all states
 size_t automaton_bytes(const struct automaton *a);
 
-/* The state whose items are these: the rest of the text may follow any of them. */
+/* The state with these items: the rest of the text may follow any of them. */
 uint32_t automaton_state(struct automaton *a, const struct item *items, size_t n);
 uint32_t automaton_step(struct automaton *a, uint32_t state, uint8_t byte);
 
-/* All items of a state. If an item begins with the call of a rule, that rule's items are
+/* All items of a state. If an item begins with a call of a rule, the items of that rule are
  * included. */
 const struct item *automaton_items(struct automaton *a, uint32_t state, size_t *n);
 

@@ -38,7 +38,7 @@ static int by_lo(const void *p, const void *q)
     return a->lo < b->lo ? -1 : a->lo > b->lo;
 }
 
-/* Sorts ranges, and merges those that overlap or touch, which the other functions require. */
+/* Sorts the ranges, and merges those that overlap or touch. All other functions require this. */
 void charset_sort(struct charset *s)
 {
     if (s->n > 1) {
@@ -76,8 +76,9 @@ void charset_invert(struct charset *s)
 
 /* ---- letter case ---- */
 
-/* Characters that differ only in case, as in Unicode's simple case folding: each with its class,
- * which is named by one of its members. Sorted by character, and by class. */
+/* Characters that differ only in case, by Unicode's simple case folding. Each has the class that it
+ * belongs to, which is named by one of its members. One list is sorted by character, the other by
+ * class. */
 static struct {
     struct cased {
         uint32_t c, class;
@@ -95,7 +96,8 @@ static int by_class(const void *p, const void *q)
     return a->c < b->c ? -1 : a->c > b->c;
 }
 
-/* The Turkish i without its dot and the capital with it are not folded; only some languages do. */
+/* The Turkish dotless i and the capital I with a dot are not folded, because only some languages do
+ * that. */
 static uint32_t class_of(uint32_t c)
 {
     if (c == 0x130 || c == 0x131) {
@@ -106,7 +108,7 @@ static uint32_t class_of(uint32_t c)
 
 static void make_cases(void)
 {
-    enum { LAST_CASED = 0x1ffff }; // no letters with case lie above
+    enum { LAST_CASED = 0x1ffff }; // no letter above this has a case
     for (uint32_t c = 0; c <= LAST_CASED; c++) {
         uint32_t class = class_of(c), upper = (uint32_t)utf8proc_toupper((int32_t)c);
         if (class != c || (upper != c && class_of(upper) == c)) {
@@ -119,7 +121,7 @@ static void make_cases(void)
     qsort(cases.by_class, cases.n, sizeof *cases.by_class, by_class);
 }
 
-/* The first entry that is not below (c, class). */
+/* The first entry that is not less than (c, class). */
 static size_t first_case(const struct cased *v, uint32_t c, uint32_t class, bool classes)
 {
     size_t lo = 0, hi = cases.n;
@@ -156,7 +158,7 @@ struct pieces {
     size_t n, cap;
 };
 
-/* Characters with n bytes whose bytes each lie between those of lo and hi. */
+/* Characters of n bytes, each of which lies between the corresponding bytes of lo and hi. */
 static uint32_t product(struct exprs *x, const uint8_t *lo, const uint8_t *hi, size_t n)
 {
     uint32_t e = EXPR_EMPTY;
@@ -166,12 +168,12 @@ static uint32_t product(struct exprs *x, const uint8_t *lo, const uint8_t *hi, s
     return e;
 }
 
-/* Splits a range of encodings of one length into products of byte ranges. */
+/* Splits a range of characters whose encodings have equal length into products of byte ranges. */
 static void add_products(struct exprs *x, uint32_t lo, uint32_t hi, struct pieces *out)
 {
     uint8_t a[4], b[4];
     for (unsigned level = 1; level < 4; level++) {
-        uint32_t mask = (1u << (6 * level)) - 1; // bits of the last `level` bytes
+        uint32_t mask = (1u << (6 * level)) - 1; // the bits in the last `level` bytes
         if ((lo & ~mask) == (hi & ~mask) || lo > hi) {
             break;
         }
@@ -192,7 +194,8 @@ static void add_products(struct exprs *x, uint32_t lo, uint32_t hi, struct piece
     out->v[out->n++] = product(x, a, b, n);
 }
 
-/* Cuts a range at the lengths of UTF-8 and at surrogates, which no valid text contains. */
+/* Divides a range where the length of UTF-8 changes, and leaves out surrogates, which no valid text
+ * contains. */
 static void add_range(struct exprs *x, uint32_t lo, uint32_t hi, struct pieces *out)
 {
     static const uint32_t last_of[] = {0x7f, 0x7ff, SURROGATE_LO - 1, SURROGATE_HI, 0xffff, LAST};
@@ -224,7 +227,7 @@ uint32_t charset_expr(struct exprs *x, struct charset *s)
 
 /* ---- named sets ---- */
 
-/* Runs of code points of one general category, computed once. */
+/* Runs of code points that have the same general category; computed once. */
 static struct {
     struct category_run {
         uint32_t lo, hi;
@@ -234,7 +237,7 @@ static struct {
     pthread_once_t once;
 } categories = {.once = PTHREAD_ONCE_INIT};
 
-/* Runs of equal categories over all code points; made once per process, from utf8proc. */
+/* Computes the runs of equal categories over all code points, once per process, from utf8proc. */
 static void make_categories(void)
 {
     for (uint32_t c = 0; c <= LAST; c++) {
@@ -252,7 +255,7 @@ static void make_categories(void)
     }
 }
 
-/* All categories that start with the n letters. */
+/* Adds all categories whose name starts with these n letters. */
 static void add_runs(struct charset *s, const char *name, size_t n)
 {
     pthread_once(&categories.once, make_categories);
@@ -288,7 +291,7 @@ static void add_unicode_word(struct charset *s)
     }
 }
 
-/* White space of the expression languages; Unicode counts one more. */
+/* White space as expression languages define it; Unicode has one character more. */
 static void add_space(struct charset *s, bool unicode)
 {
     static const struct char_range both[] = {
@@ -303,8 +306,8 @@ static void add_space(struct charset *s, bool unicode)
     }
 }
 
-/* \d, \w, \s and their complements. ASCII meanings differ from Unicode's; where languages
- * disagree, the smaller set is taken. */
+/* \d, \w, \s and their complements. Their ASCII and Unicode meanings differ; where languages
+ * disagree, the smaller set is used. */
 bool charset_add_escape(struct charset *s, char letter, bool unicode)
 {
     struct charset of = {0};
@@ -355,7 +358,7 @@ static const struct {
     {"punct", "P"},
 };
 
-/* \p{...}: a category's short or long name, or its first letter. */
+/* \p{...}: the short or the long name of a category, or its first letter. */
 bool charset_add_category(struct charset *s, const char *name, size_t n)
 {
     static const char *const known = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc "

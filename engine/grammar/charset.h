@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | Sets of characters, and their UTF-8 encodings.
+/* Sets of characters, and their UTF-8 encodings.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_CHARSET_H
@@ -24,12 +24,13 @@ void charset_add_cases(struct charset *s); // adds the other cases of letters
 /* An expression for any single character of the set, without surrogates. */
 uint32_t charset_expr(struct exprs *x, struct charset *s);
 
-/* Adds \d, \w, \s or a complement: with `unicode` as in Unicode, otherwise the common subset of
- * Unicode and ECMA-262, where \d and \w are ASCII, and their complements exclude the digits and
- * letters of every script. False: there is no such class. */
+/* Adds \d, \w, \s or a complement of these. With `unicode` they are as in Unicode. Otherwise they
+ * are the common subset of Unicode and ECMA-262: \d and \w are ASCII, and their complements exclude
+ * the digits and letters of every script. False: there is no such class. */
 bool charset_add_escape(struct charset *s, char letter, bool unicode);
 
-/* Adds a general category, or a group of these, by name: "L", "Lu", "Nd"...; false: unknown. */
+/* Adds a general category, or a group of categories, by its name: "L", "Lu", "Nd" etc. False: the
+ * name is unknown. */
 bool charset_add_category(struct charset *s, const char *name, size_t n);
 
 #endif

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Decimal numbers exactly, as digits before and after the point, for bounds of numbers in
+/* Exact decimal numbers, as digits before and after the point, for the bounds of numbers in
  * schemas. */
 #include "engine/grammar/decimal.h"
 
 #include <string.h>
 
-/* All digits of the literal in sequence, and the position of its point. */
+/* Splits a literal into its digits, in sequence, and the position of the point. */
 static bool split(const char *s, size_t n, char *digits, long *n_digits, long *point,
                   bool *negative)
 {
@@ -41,8 +41,8 @@ static bool split(const char *s, size_t n, char *digits, long *n_digits, long *p
     return true;
 }
 
-/* False if the number has more digits than DECIMAL_MAX on either side. Exponents move the
- * point. */
+/* Returns false if the number has more than DECIMAL_MAX digits before or after the point. An
+ * exponent moves the point. */
 bool decimal_read(struct decimal *d, const char *s, size_t n)
 {
     char digits[2 * DECIMAL_MAX + 1];
@@ -77,7 +77,7 @@ bool decimal_read(struct decimal *d, const char *s, size_t n)
     return true;
 }
 
-/* By sign, length and digits; whole parts have no leading zeros. */
+/* Compares by sign, then by length, then by digits; whole parts have no leading zeros. */
 int decimal_compare(const struct decimal *a, const struct decimal *b)
 {
     if (a->negative != b->negative) {
@@ -104,7 +104,7 @@ bool decimal_is_whole(const struct decimal *d)
 /* Adds 1 to the whole part of the magnitude. */
 void decimal_add_one(struct decimal *d)
 {
-    int i = d->n_whole - 1; // below 0 if there are no digits, which means 0
+    int i = d->n_whole - 1; // below 0 if there are no digits, which stands for 0
     while (i >= 0 && d->whole[i] == '9') {
         d->whole[i--] = '0';
     }
@@ -117,7 +117,7 @@ void decimal_add_one(struct decimal *d)
     d->n_whole++;
 }
 
-/* Takes 1 from the whole part of the magnitude, which is not 0. */
+/* Subtracts 1 from the whole part of the magnitude, which must not be 0. */
 void decimal_take_one(struct decimal *d)
 {
     int i = d->n_whole - 1;

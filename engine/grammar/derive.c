@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DERIVE_DEPTH = 4000 }; // of recursion; far more than parsers accept
+enum { DERIVE_DEPTH = 4000 }; // limit of recursion; far more than parsers accept
 
 /* ---- the memo ---- */
 
@@ -47,14 +47,14 @@ static void memo_put(struct exprs *x, uint64_t key, uint32_t to)
 
 static uint32_t derive(struct exprs *x, uint32_t e, uint8_t byte);
 
-/* A growing list for branches. */
+/* A growing list of branches. */
 struct branches {
     uint32_t some[16], *v;
     size_t n, cap;
 };
 
-/* EXPR_NONE is dropped, because it adds nothing to an alternative. The first entries are on the
- * caller's stack. */
+/* EXPR_NONE is dropped, because it adds nothing to an alternative. The first entries are stored on
+ * the caller's stack. */
 static void branches_put(struct branches *b, uint32_t e)
 {
     if (e == EXPR_NONE) {
@@ -72,7 +72,7 @@ static void branches_put(struct branches *b, uint32_t e)
     b->v[b->n++] = e;
 }
 
-/* Most lists have few branches, and these need no allocation. */
+/* Most lists have only a few branches, and need no allocation. */
 static uint32_t branches_end(struct exprs *x, struct branches *b)
 {
     uint32_t e = b->n == 0 ? (uint32_t)EXPR_NONE : b->v[0];
@@ -92,7 +92,7 @@ static void branches_init(struct branches *b)
     b->cap = sizeof b->some / sizeof *b->some;
 }
 
-/* (ab)' = a'b, and b' as well where a may be empty; a loop over the chain instead of
+/* (ab)' = a'b, plus b' if a may be empty. Sequences are walked in a loop instead of by
  * recursion. */
 static uint32_t derive_seq(struct exprs *x, uint32_t e, uint8_t byte)
 {
@@ -120,8 +120,8 @@ static uint32_t derive_alt(struct exprs *x, struct expr e, uint8_t byte)
     return branches_end(x, &out);
 }
 
-/* The derivative of an intersection is the intersection of the derivatives. The list is in x->list,
- * which derive() may move: it is read by index in every round. */
+/* The derivative of an intersection is the intersection of the derivatives. The children are in
+ * x->list, which derive() may move, so they are read by index in every round. */
 static uint32_t derive_and(struct exprs *x, struct expr e, uint8_t byte)
 {
     struct branches out;
@@ -148,8 +148,8 @@ static uint32_t derive_rep(struct exprs *x, struct expr e, uint8_t byte)
     return expr_seq(x, first, expr_rep(x, e.a, expr_less(e.b, 1), expr_less(e.c, 1)));
 }
 
-/* The state is the remainder of the digits so far; from any remainder more digits can reach 0.
- * Where a point is allowed, a separate expression limits the digits after it. */
+/* The state is the remainder of the digits so far; from any remainder, further digits can reach 0.
+ * If a point is allowed, a separate expression limits the digits after it. */
 static uint32_t derive_multiple(struct exprs *x, uint32_t id, struct expr e, uint8_t byte)
 {
     if (byte == '.' && e.c) {
@@ -164,8 +164,8 @@ static uint32_t derive_multiple(struct exprs *x, uint32_t id, struct expr e, uin
         x, (struct expr){.kind = X_MULTIPLE, .flags = flags, .a = e.a, .b = rest, .c = e.c});
 }
 
-/* One step without the memo table. Rule calls have no derivative: the automaton expands them into
- * items before it steps. */
+/* One derivative, without the memo table. A rule call has no derivative, because the automaton
+ * expands calls into items before it steps. */
 static uint32_t derive_fresh(struct exprs *x, uint32_t id, uint8_t byte)
 {
     struct expr e = x->v[id];
@@ -187,8 +187,8 @@ static uint32_t derive_fresh(struct exprs *x, uint32_t id, uint8_t byte)
     return EXPR_NONE;
 }
 
-/* Memoised; each call spends work, and the depth of recursion is limited, because grammars come
- * from clients. */
+/* Derivatives are memoised. Each call spends work, and the depth of recursion is limited, because
+ * grammars come from clients. */
 static uint32_t derive(struct exprs *x, uint32_t e, uint8_t byte)
 {
     uint8_t kind = x->v[e].kind;
@@ -231,19 +231,19 @@ uint32_t expr_derive(struct exprs *x, uint32_t e, uint8_t byte)
 
 /* ---- dead branches ---- */
 
-/* A depth-first search with its path, in a table of seen expressions. */
+/* A depth-first search with its path; a table contains the expressions that have been seen. */
 struct search {
     struct visit {
         uint32_t e, parent;
     } *v;
     uint32_t n, cap;
-    uint32_t *stack; // indices of v
+    uint32_t *stack; // indices in v
     uint32_t n_stack, cap_stack;
-    uint32_t *seen, seen_size; // open addressing: index + 1
+    uint32_t *seen, seen_size; // hash table with open addressing: index + 1
 };
 
-/* Returns false if the expression was found before. `parent` leads back to the start, so that the
- * path to a match can be marked. */
+/* Returns false if the expression has been found before. `parent` leads back to the start, so that
+ * the path to a match can be marked. */
 static bool search_add(struct search *s, uint32_t e, uint32_t parent)
 {
     if (s->n * 2 >= s->seen_size) {
@@ -272,7 +272,7 @@ static bool search_add(struct search *s, uint32_t e, uint32_t parent)
     return true;
 }
 
-/* 1: known to match something, 0: known to match nothing, else unknown. */
+/* 1: it is known to match something; 0: it is known to match nothing; otherwise unknown. */
 static int known(const struct exprs *x, uint32_t e)
 {
     const struct expr *p = &x->v[e];
@@ -285,8 +285,8 @@ static int known(const struct exprs *x, uint32_t e)
     return -1;
 }
 
-/* Whether an X_AND or X_NOT matches anything: searches its derivatives for one that accepts, and
- * records the result for all derivatives on the path to it. */
+/* Whether an X_AND or X_NOT matches anything. Searches its derivatives for one that accepts the
+ * empty text, and records the result for all derivatives on the path to it. */
 static bool search_match(struct exprs *x, uint32_t e)
 {
     if (known(x, e) >= 0) {
@@ -326,7 +326,7 @@ static bool search_match(struct exprs *x, uint32_t e)
     return found != UINT32_MAX;
 }
 
-/* An alternative without its dead branches. */
+/* An alternative without branches that match nothing. */
 static uint32_t clean_alt(struct exprs *x, struct expr e)
 {
     struct branches out;
@@ -337,11 +337,12 @@ static uint32_t clean_alt(struct exprs *x, struct expr e)
     return branches_end(x, &out);
 }
 
-/* The remainder is cleaned first: if it matches nothing, neither does the sequence, and its other
- * parts need not be cleaned. Long sequences are walked in a loop, not by recursion. */
+/* Cleans a sequence, its last part first: if that matches nothing, neither does the sequence, and
+ * the other parts need not be cleaned. Sequences can be long, so they are walked in a loop instead
+ * of by recursion. */
 static uint32_t clean_seq(struct exprs *x, uint32_t e)
 {
-    struct branches part; // the parts, the remainder last
+    struct branches part; // the parts of the sequence, in order
     branches_init(&part);
     uint32_t rest = e;
     for (; x->v[rest].kind == X_SEQ && expr_is(x, rest, XF_DOUBT) && !x->v[rest].clean;
@@ -398,7 +399,7 @@ static void calls_put(struct expr_calls *out, uint32_t rule, uint32_t rest)
     out->v[out->n++] = (struct expr_first){rule, rest};
 }
 
-/* Calls at the beginning of an expression, each with what follows it in that expression. */
+/* The calls that an expression may begin with, each with what follows it in that expression. */
 void expr_first_calls(struct exprs *x, uint32_t id, struct expr_calls *out)
 {
     struct expr e = x->v[id];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A grammar's text as the content of a JSON string: every rule and expression gets an
+/* Turns a grammar's text into the content of a JSON string: every rule and expression gets an
  * escaped copy. */
 #include "engine/grammar/escape.h"
 
@@ -11,20 +11,20 @@
 
 enum { DEPTH_MAX = 2000 };
 
-/* Copies are made once for each rule and expression; `todo` holds rules whose copy is not
+/* Each rule and each expression is copied only once. `todo` holds the rules whose copies are not
  * made yet. */
 struct escape {
     struct exprs *x;
     struct rules *rules;
-    uint32_t *second; // by rule existing at the start: its escaped copy, plus 1
+    uint32_t *second; // by rule that existed at the start: its escaped copy, plus 1
     uint32_t n_rules, *todo, n_todo;
-    uint32_t *done; // by expression existing at the start: its escaped form, plus 1
+    uint32_t *done; // by expression that existed at the start: its escaped form, plus 1
     uint32_t n_done;
     int depth;
     bool bad;
 };
 
-/* The bytes that a JSON string contains unescaped, and the escapes of the others. */
+/* The bytes of the set that a JSON string contains as they are, and the escapes of the others. */
 static uint32_t bytes(struct escape *s, uint32_t set)
 {
     struct exprs *x = s->x;
@@ -56,7 +56,7 @@ static uint32_t call(struct escape *s, uint32_t rule)
 
 static uint32_t expression(struct escape *s, uint32_t e);
 
-/* Alternatives and intersections, child by child. */
+/* Alternatives and intersections, one child at a time. */
 static uint32_t list(struct escape *s, struct expr p)
 {
     uint32_t *part = xcalloc(p.b + 1, sizeof *part);
@@ -73,8 +73,8 @@ static uint32_t list(struct escape *s, struct expr p)
     return e;
 }
 
-/* Sequences are nested to the right and can be as long as the text, hence a loop instead of
- * recursion. */
+/* Sequences are nested to the right and can be as long as the text, so they are walked in a loop
+ * instead of by recursion. */
 static uint32_t sequence(struct escape *s, uint32_t e)
 {
     uint32_t n = 0, at = e;
@@ -93,8 +93,8 @@ static uint32_t sequence(struct escape *s, uint32_t e)
     return to;
 }
 
-/* Each node is translated once, since nodes are shared: without `done` the time could be
- * exponential in the depth. */
+/* Nodes are shared, so each is translated only once; without `done` the time could be exponential
+ * in the depth. */
 static uint32_t expression(struct escape *s, uint32_t e)
 {
     struct expr p = s->x->v[e];
@@ -125,7 +125,7 @@ static uint32_t expression(struct escape *s, uint32_t e)
     return to;
 }
 
-/* A language without calls becomes one X_TEXT, whose derivatives do the escaping; only rules need
+/* A language without calls becomes one X_TEXT, whose derivatives do the escaping. Only rules need
  * copies. */
 bool escape_json(struct exprs *x, struct rules *rules, uint32_t e, uint32_t *out)
 {

@@ -7,8 +7,8 @@
 
 #include "engine/grammar/rules.h"
 
-/* *out is the texts of `e` in quotes, with the escapes that a JSON writer uses. The rules that `e`
- * calls get escaped copies. False: a part of `e` is a JSON string already. */
+/* *out becomes the texts of `e` in quotes, with the escapes that a JSON writer uses. The rules that
+ * `e` calls get escaped copies. False: a part of `e` is a JSON string already. */
 bool escape_json(struct exprs *x, struct rules *rules, uint32_t e, uint32_t *out);
 
 #endif

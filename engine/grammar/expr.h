@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | Expressions over bytes and rules: what every kind of grammar compiles to, and what its states
- * are made of. Equal expressions have equal ids (they are interned), so that a state of the
- * automaton is an id, and what may follow after a byte is another expression: its derivative.
- * Constructors keep a normal form: no branch that is obviously dead, sequences nested to the right,
- * alternatives sorted, merged and factored by their first part.
+/* Expressions over bytes and rules. Every kind of grammar compiles to them, and states are made of
+ * them. Equal expressions have equal ids (they are interned), so that a state of the automaton is
+ * an id. What may follow after a byte is another expression, the derivative. Constructors keep a
+ * normal form: no branch that is obviously dead, sequences nested to the right, alternatives
+ * sorted, merged and factored by their first part.
  *
  * Three kinds are not operators of regular expressions but compact forms of large expressions:
  *   TEXT      a language over UTF-8 text, written as the inside of a JSON string, with its closing
@@ -28,28 +28,28 @@ enum expr_kind {
     X_BYTES,    // a: a set of bytes
     X_SEQ,      // a, then b; a is not an X_SEQ
     X_ALT,      // b children at list[a]
-    X_AND,      // likewise
+    X_AND,      // as X_ALT
     X_NOT,      // a: every byte string that a does not match; under X_AND only
     X_REP,      // a, at least b and at most c times
     X_CALL,     // a: a rule
-    X_TEXT,     // a: the text's language; b: position in an escape (text.h)
-    X_MULTIPLE, // a: modulus, b: remainder so far, c: a decimal point is skipped
-    X_OBJECT,   // a: object, b: next property, c: pairs so far; see object.h
-    X_KEY,      // a, b, c likewise; d: node of the trie of names
+    X_TEXT,     // a: the language of the text; b: position within an escape (text.h)
+    X_MULTIPLE, // a: modulus; b: remainder so far; c: a decimal point among the digits is skipped
+    X_OBJECT,   // a: object; b: next property; c: number of pairs so far; see object.h
+    X_KEY,      // a, b, c as X_OBJECT; d: node in the trie of names
 };
 
 enum expr_flag {
-    XF_NULLABLE = 1, // matches the empty text
-    XF_CALLS = 2,    // contains an X_CALL
-    XF_CALL_FIRST = 4,
-    XF_DOUBT = 8, // has an X_AND or X_NOT: it may match nothing without being X_NONE
-    XF_TEXT = 16, // contains an X_TEXT
+    XF_NULLABLE = 1,   // matches the empty text
+    XF_CALLS = 2,      // contains an X_CALL
+    XF_CALL_FIRST = 4, // may begin with an X_CALL
+    XF_DOUBT = 8,      // contains an X_AND or X_NOT, so it may match nothing without being X_NONE
+    XF_TEXT = 16,      // contains an X_TEXT
 };
 
 enum { EXPR_NONE = 0, EXPR_EMPTY = 1 };
 #define EXPR_INF UINT32_MAX
 
-/* A count of a repetition reduced by `by`, to 0 at least; EXPR_INF, which is no bound, stays. */
+/* The count of a repetition less `by`, but at least 0. EXPR_INF, which means no bound, stays. */
 static inline uint32_t expr_less(uint32_t count, uint32_t by)
 {
     if (count == EXPR_INF) {
@@ -60,9 +60,9 @@ static inline uint32_t expr_less(uint32_t count, uint32_t by)
 
 struct expr {
     uint8_t kind, flags;
-    uint32_t hash, next; // chain of the table
+    uint32_t hash, next; // next: in the same chain of the table
     uint32_t a, b, c, d;
-    uint32_t clean; // id of the expression without dead branches, plus 1; 0: not known yet
+    uint32_t clean; // id of the expression without dead branches, plus 1; 0: not computed yet
 };
 
 struct byte_set {
@@ -89,25 +89,25 @@ struct exprs {
     struct expr_object **objects; // not owned
     uint32_t n_objects, cap_objects;
 
-    uint64_t work, max_work; // units so far in this call, and their limit
+    uint64_t work, max_work; // units of work in this call so far, and their limit
     size_t max_bytes;
     bool failed;
-    int depth; // of recursive constructors
+    int depth; // of recursive constructors, now
 
-    uint32_t byte[256]; // expressions of one byte; 0: not made
-    uint32_t any_char;  // one character of UTF-8
+    uint32_t byte[256]; // by byte: the expression of this one byte; 0: not made yet
+    uint32_t any_char;  // exactly one character of UTF-8
     uint32_t any_text;  // any number of characters
 
     // Bytes that no expression distinguishes are in one class.
     uint8_t class_of[256];
-    uint8_t class_byte[256]; // a member of each
+    uint8_t class_byte[256]; // one member of each class
     int n_classes;
-    uint64_t classed;          // number of sets, has_text and has_digits when the classes were
-                               // computed
-    bool has_text, has_digits; // there is an X_TEXT, an X_MULTIPLE
+    uint64_t classed; // number of sets, has_text and has_digits at the time when the classes were
+                      // computed
+    bool has_text, has_digits; // there is an X_TEXT; there is an X_MULTIPLE
     bool classes_final;
-    struct byte_set own_class; // bytes distinguished by something other than a set: escapes, names
-                               // of properties
+    struct byte_set own_class; // bytes that are distinguished by something other than a set:
+                               // escapes, names of properties
 };
 
 enum { EXPRS_FIRST_TABLE = 256 }; // initial number of chains of the table
@@ -142,24 +142,22 @@ uint32_t expr_not(struct exprs *x, uint32_t a);
 uint32_t expr_rep(struct exprs *x, uint32_t a, uint32_t lo, uint32_t hi);
 uint32_t expr_optional(struct exprs *x, uint32_t a);
 uint32_t expr_call(struct exprs *x, uint32_t rule);
-uint32_t expr_literal(struct exprs *x, const char *s, size_t n); // these bytes
-uint32_t expr_make(struct exprs *x, struct expr e);              // interned unchanged, with its
-                                                                 // flags
+uint32_t expr_literal(struct exprs *x, const char *s, size_t n); // exactly these bytes
+uint32_t expr_make(struct exprs *x, struct expr e); // interns e unchanged, including its flags
 
-/* The derivative: what may follow `byte` in a text of `e`. Without dead branches if `e` has
- * none. */
+/* The derivative: what may follow `byte` in a text of `e`. If `e` has no dead branches, neither has
+ * the derivative. */
 uint32_t expr_derive(struct exprs *x, uint32_t e, uint8_t byte);
 
-/* Adds the bytes that a text of `e` may begin with, and perhaps others, but never leaves one
- * out. */
+/* Adds all bytes that a text of `e` may begin with, and possibly some others. */
 void expr_first_bytes(struct exprs *x, uint32_t e, struct byte_set *out);
 
-/* `id` without branches that match nothing; EXPR_NONE if no branch is left. Explores derivatives to
- * decide whether an X_AND matches anything. */
+/* `id` without branches that match nothing; EXPR_NONE if no branch is left. To decide whether an
+ * X_AND matches anything, it explores derivatives. */
 uint32_t expr_clean(struct exprs *x, uint32_t id);
 
-/* Appends the calls that an expression may begin with: the rule called, and the expression after
- * the call. */
+/* Appends the calls that an expression may begin with: the rule called, and the expression that
+ * follows the call. */
 struct expr_calls {
     struct expr_first {
         uint32_t rule, rest;
@@ -180,7 +178,8 @@ static inline bool byte_set_has(const struct byte_set *s, unsigned byte)
     return s->w[byte >> 6] >> (byte & 63) & 1;
 }
 
-/* Grows an array of elements to hold one more; aborts as xrealloc does. */
+/* Grows an array so that it can hold one more element; aborts like xrealloc if there is no
+ * memory. */
 #define GROW(v, n, cap)                                                                            \
     do {                                                                                           \
         if ((n) == (cap)) {                                                                        \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Makes expressions, each simplified as it is made: sequences to the right, alternatives merged and
- * factored, repetitions folded. */
+/* Constructs expressions and simplifies each while it is constructed: sequences are nested to the
+ * right, alternatives merged and factored, repetitions folded. */
 #include "engine/grammar/expr.h"
 
 #include "engine/base/mem.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FACTOR_DEPTH = 100 }; // how deep alternatives are factored by their first parts
+enum { FACTOR_DEPTH = 100 }; // alternatives are factored by their first parts to this depth
 
 uint32_t expr_bytes(struct exprs *x, const struct byte_set *set)
 {
@@ -112,7 +112,7 @@ uint32_t expr_literal(struct exprs *x, const char *s, size_t n)
     return e;
 }
 
-/* A growing list of expressions that begins on the stack. */
+/* A growing list of expressions, which starts out on the stack. */
 struct many {
     uint32_t some[24], *v;
     size_t n, cap;
@@ -165,7 +165,7 @@ static int by_id(const void *p, const void *q)
     return a < b ? -1 : a > b;
 }
 
-/* Sorts branches, removes duplicates, and merges those with the same first part. */
+/* Sorts branches, removes duplicates, and merges branches with the same first part. */
 static void factor(struct exprs *x, struct many *m)
 {
     struct headed some[24], *h = m->n <= 24 ? some : xmalloc(m->n * sizeof *h);
@@ -213,9 +213,9 @@ static void factor(struct exprs *x, struct many *m)
     }
 }
 
-/* Collects the branches of all, including those of nested alternatives, and joins sets of bytes to
- * one. True if one branch is "any text", which then includes all others: alternatives have read the
- * same text before, up to the end of a character. */
+/* Collects the branches of all expressions, including those of nested alternatives, and joins sets
+ * of bytes to one set. Returns true if one branch is "any text". It includes all others, because
+ * all alternatives begin at the same place, at the border of a character. */
 static bool gather(struct exprs *x, const uint32_t *e, size_t n, struct many *out)
 {
     struct byte_set set = {0};
@@ -249,7 +249,8 @@ static bool gather(struct exprs *x, const uint32_t *e, size_t n, struct many *ou
 static uint32_t make_list(struct exprs *x, enum expr_kind kind, const struct many *m,
                           unsigned flags)
 {
-    for (size_t i = 0; i < m->n; i++) { // found again, the list is not needed twice
+    // If the node exists, its list is there already, and this copy is not needed.
+    for (size_t i = 0; i < m->n; i++) {
         GROW(x->list, x->n_list, x->cap_list);
         x->list[x->n_list++] = m->v[i];
     }
@@ -278,7 +279,7 @@ uint32_t expr_alt(struct exprs *x, const uint32_t *e, size_t n)
             nullable |= m.v[i] != EXPR_EMPTY && expr_is(x, m.v[i], XF_NULLABLE);
             flags |= x->v[m.v[i]].flags;
         }
-        if (empty && nullable) { // sorted: the empty text is the first
+        if (empty && nullable) { // the list is sorted, so the empty text is the first
             memmove(m.v, m.v + 1, --m.n * sizeof *m.v);
         }
         id = m.n == 0 ? (uint32_t)EXPR_NONE : m.v[0];
@@ -328,7 +329,7 @@ uint32_t expr_and(struct exprs *x, const uint32_t *e, size_t n)
             const struct expr *q = &x->v[list[j]];
             dead |= list[j] == EXPR_NONE;
             if (list[j] == x->any_text) {
-                any = true; // a subset of each of the others, unless that is an X_NOT
+                any = true; // neutral if another member is not an X_NOT
             } else if (q->kind != X_NOT || q->a != EXPR_NONE) {
                 positive |= q->kind != X_NOT;
                 many_put(&m, list[j]);
@@ -411,11 +412,12 @@ uint32_t expr_call(struct exprs *x, uint32_t rule)
                      (struct expr){.kind = X_CALL, .flags = XF_CALLS | XF_CALL_FIRST, .a = rule});
 }
 
-/* One character of UTF-8: no longer than it has to be, no surrogate, nothing above U+10FFFF. */
+/* One character of UTF-8: in its shortest form, not a surrogate, not above U+10FFFF. */
 static uint32_t any_char(struct exprs *x)
 {
     static const uint8_t rows[][4] = {
-        // first byte, second byte; as many more as the first one says
+        // range of the first byte, and of the second; the first byte determines how many more
+        // follow
         {0xc2, 0xdf, 0x80, 0xbf}, {0xe0, 0xe0, 0xa0, 0xbf}, {0xe1, 0xec, 0x80, 0xbf},
         {0xed, 0xed, 0x80, 0x9f}, {0xee, 0xef, 0x80, 0xbf}, {0xf0, 0xf0, 0x90, 0xbf},
         {0xf1, 0xf3, 0x80, 0xbf}, {0xf4, 0xf4, 0x80, 0x8f},
@@ -442,7 +444,7 @@ void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work)
     expr_make(x, (struct expr){.kind = X_EMPTY, .flags = XF_NULLABLE});
     x->any_char = any_char(x);
     x->any_text = expr_rep(x, x->any_char, 0, EXPR_INF);
-    x->max_bytes = max_bytes; // the common expressions above are made under any limits
+    x->max_bytes = max_bytes; // the common expressions above are made whatever the limits
     x->max_work = max_work;
     x->work = 0;
 }

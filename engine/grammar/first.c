@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Bytes that a text of an expression may begin with. Most bytes are not among them, and are known
- * to be dead without computing a derivative. */
+/* The bytes that a text of an expression may begin with. Most bytes are not among them, and are
+ * known to lead nowhere without a derivative being computed. */
 #include "engine/grammar/expr.h"
 #include "engine/grammar/object.h"
 #include "engine/grammar/text.h"
 
-enum { FIRST_DEPTH = 200 }; // depth of recursion; below it any byte is allowed
+enum { FIRST_DEPTH = 200 }; // limit of recursion; at that depth any byte is allowed
 
 static void add_set(struct byte_set *to, const struct byte_set *from)
 {
@@ -23,7 +23,7 @@ static void add_all(struct byte_set *to)
 
 static void first(struct exprs *x, uint32_t id, struct byte_set *out, int depth);
 
-/* The intersection of what the children may begin with. */
+/* The intersection of the bytes that the children may begin with. */
 static void first_and(struct exprs *x, struct expr e, struct byte_set *out, int depth)
 {
     struct byte_set all;
@@ -50,8 +50,8 @@ static void first_seq(struct exprs *x, uint32_t e, struct byte_set *out, int dep
     first(x, e, out, depth + 1);
 }
 
-/* A superset of the bytes that a text can begin with. It is exact except for X_AND and X_NOT and
- * below FIRST_DEPTH, where it allows all. */
+/* A superset of the bytes that a text can begin with. It is exact except for X_AND and X_NOT, and
+ * below FIRST_DEPTH, where it contains all bytes. */
 static void first(struct exprs *x, uint32_t id, struct byte_set *out, int depth)
 {
     struct expr e = x->v[id];

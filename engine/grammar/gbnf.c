@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GBNF as in llama.cpp: rules of characters, with classes, groups and repetition. The text matches
- * the rule `root`. A rule ends where the next rule's name and "::=" follow. */
+/* GBNF as in llama.cpp: rules over characters, with classes, groups and repetition. The text must
+ * match the rule `root`. A rule ends where the name of the next rule and "::=" follow. */
 #include "engine/grammar/parsers.h"
 
 #include "engine/base/mem.h"
@@ -20,7 +20,7 @@ struct gbnf {
     const char *s;
     size_t n, at;
     int depth;
-    struct names names; // by number; also the rule's number
+    struct names names; // the number of a name is also the number of its rule
     bool *defined;
     uint32_t cap_defined;
 };
@@ -85,7 +85,7 @@ static size_t name_length(const struct gbnf *g)
     return n;
 }
 
-/* The number of the name at this position; adds a rule for a new one. */
+/* The number of the name at this position. A new name gets a rule. */
 static uint32_t take_name(struct gbnf *g, size_t n)
 {
     uint32_t id = names_get(&g->names, g->s + g->at, n);
@@ -101,7 +101,7 @@ static uint32_t take_name(struct gbnf *g, size_t n)
     return id;
 }
 
-/* Whether the name at this position starts the next rule. */
+/* Whether the next rule begins at this position: a name and "::=". */
 static bool at_rule(struct gbnf *g)
 {
     size_t from = g->at, n = name_length(g);
@@ -114,7 +114,7 @@ static bool at_rule(struct gbnf *g)
 
 /* ---- characters ---- */
 
-/* Surrogates and numbers above 0x10ffff are errors, since UTF-8 text cannot contain them. */
+/* Surrogates and numbers above 0x10ffff are errors, because UTF-8 text cannot contain them. */
 static enum status parse_hex(struct gbnf *g, int digits, uint32_t *v)
 {
     *v = 0;
@@ -135,8 +135,8 @@ static enum status parse_hex(struct gbnf *g, int digits, uint32_t *v)
     return OK;
 }
 
-/* One character of a literal or a class. llama.cpp's escapes, and any escaped punctuation; an
- * unknown escaped letter is an error rather than that letter. */
+/* One character of a literal or a class. Accepts llama.cpp's escapes, and a backslash before any
+ * punctuation. An unknown escaped letter is an error; it does not stand for itself. */
 static enum status parse_char(struct gbnf *g, uint32_t *v)
 {
     static const char escapes[][2] = {{'t', '\t'}, {'r', '\r'}, {'n', '\n'},
@@ -172,8 +172,8 @@ static enum status parse_char(struct gbnf *g, uint32_t *v)
     return OK;
 }
 
-/* An error about a missing end is reported at the opening quote. The buffer is large enough: no
- * escape is shorter than the UTF-8 that it stands for. */
+/* If the end is missing, the error is reported at the opening quote. The buffer is large enough,
+ * because no escape is shorter than the UTF-8 that it stands for. */
 static enum status parse_literal(struct gbnf *g, uint32_t *e)
 {
     size_t from = g->at++, n = 0;
@@ -196,7 +196,7 @@ static enum status parse_literal(struct gbnf *g, uint32_t *e)
     return st;
 }
 
-/* The members of a class up to "]". A "-" before "]" is a member, not a range. */
+/* The members of a class, up to "]". A "-" directly before "]" is a member, not a range. */
 static enum status parse_members(struct gbnf *g, struct charset *set)
 {
     size_t from = g->at++;
@@ -239,7 +239,7 @@ static enum status parse_class(struct gbnf *g, uint32_t *e)
 static enum status parse_alternatives(struct gbnf *g, uint32_t *e, bool *empty);
 
 /* A name, literal, class, "." or group. Lookahead and token references are valid GBNF but cannot be
- * expressed here, so they are refused by name. */
+ * expressed here; the error names them. */
 static enum status parse_atom(struct gbnf *g, uint32_t *e)
 {
     size_t n = name_length(g);
@@ -257,7 +257,7 @@ static enum status parse_atom(struct gbnf *g, uint32_t *e)
         return OK;
     case '(': break;
     case '<': return fail(g, "references to tokens (<...>) are not supported");
-    default: return fail(g, "a rule cannot go on with '%c'", peek(g));
+    default: return fail(g, "a rule cannot continue with '%c'", peek(g));
     }
     if (++g->depth > g->c->limits->max_depth) {
         fail(g, "groups nest deeper than %d", g->c->limits->max_depth);
@@ -276,7 +276,7 @@ static enum status parse_atom(struct gbnf *g, uint32_t *e)
     return OK;
 }
 
-/* Counts stop growing at UINT32_MAX, so that a long number cannot wrap to a small one. */
+/* Counts saturate at UINT32_MAX, so that a long number cannot wrap to a small one. */
 static enum status parse_count(struct gbnf *g, uint32_t *count)
 {
     uint64_t v = 0;
@@ -323,7 +323,7 @@ static enum status parse_bounds(struct gbnf *g, uint32_t *lo, uint32_t *hi)
         return fail(g, "a repetition has no end");
     }
     if (*lo > *hi) {
-        return fail(g, "a repetition's least count is above its greatest");
+        return fail(g, "a repetition's minimum is above its maximum");
     }
     return OK;
 }
@@ -334,7 +334,7 @@ static bool at_repeat(const struct gbnf *g)
     return c == '*' || c == '+' || c == '?' || c == '{';
 }
 
-/* Up to the end of an alternative, group or rule. *empty: there was nothing. */
+/* Parses up to the end of an alternative, group or rule. *empty: there was nothing to parse. */
 static enum status parse_sequence(struct gbnf *g, uint32_t *e, bool *empty)
 {
     uint32_t *part = NULL, n = 0, cap = 0;
@@ -385,15 +385,15 @@ static enum status parse_alternatives(struct gbnf *g, uint32_t *e, bool *empty)
     return st;
 }
 
-/* A rule may be used before it is defined: take_name() gives it an id at its first use, and
- * parse_rules() checks at the end that each was defined. */
+/* A rule may be used before it is defined. take_name() gives it an id at its first use, and
+ * parse_rules() checks at the end that every rule was defined. */
 static enum status parse_rule(struct gbnf *g)
 {
     size_t n = name_length(g);
     bool empty;
     uint32_t body;
     if (n == 0) {
-        return fail(g, "a rule's name should stand here");
+        return fail(g, "a rule's name is expected here");
     }
     uint32_t id = take_name(g, n);
     skip_space(g);

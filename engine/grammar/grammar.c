@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The interface of grammars: compile, states, masks, and what happens when tables are
- * full. */
+/* The interface of grammars: compiling, states, masks, and what happens when tables are full. */
 #include "engine/grammar/grammar.h"
 
 #include "engine/base/mem.h"
@@ -16,8 +15,8 @@
 
 const char *const grammar_kind_names[GRAMMAR_N_KINDS] = {"schema", "regex", "gbnf", "lark", "tags"};
 
-/* A compiled grammar. Expressions up to `mark` are the result of compiling; expressions after it,
- * and all states, are made while the grammar is used and may be dropped. */
+/* A compiled grammar. Expressions up to `mark` are the result of compiling. Later expressions, and
+ * all states, are made while the grammar is used, and may be dropped. */
 struct grammar {
     struct exprs x;
     struct rules rules;
@@ -25,7 +24,8 @@ struct grammar {
     struct masks m;
     bool has_masks;
     struct grammar_limits limits;
-    struct exprs_mark mark; // the result of compiling, which is kept when the tables are cleared
+    // End of the result of compiling, which is kept when the tables are cleared.
+    struct exprs_mark mark;
     uint32_t start;
     uint32_t epoch;
     uint64_t compile_work, most_step_work;
@@ -33,8 +33,8 @@ struct grammar {
 
 /* ---- compiling ---- */
 
-/* Limits of 0 take the default. Schemas are mostly names and punctuation, so they may be larger
- * than other texts; nesting costs them more stack. */
+/* A limit of 0 means the default. Schemas consist mostly of names and punctuation, so they may be
+ * larger than other sources. But nesting costs them more stack. */
 static struct grammar_limits with_defaults(const struct grammar_limits *given,
                                            enum grammar_kind kind)
 {
@@ -84,8 +84,8 @@ static enum status parse_regex(struct compile *c, uint32_t *start)
                           regex_limits_of(c->limits), start, c->err);
 }
 
-/* The checks that do not depend on the kind of grammar come first: size and UTF-8, which the
- * parsers rely on. */
+/* Checks that do not depend on the kind of grammar come first: size and UTF-8, which the parsers
+ * rely on. */
 static enum status parse(struct compile *c, uint32_t *start)
 {
     static enum status (*const parsers[])(struct compile *, uint32_t *) = {
@@ -109,7 +109,7 @@ static enum status parse(struct compile *c, uint32_t *start)
     return rules_finish(c->x, c->rules, start, c->err);
 }
 
-/* Compiles within limits of memory and work, since sources come from requests. */
+/* Memory and work are limited, because sources come from requests. */
 enum status grammar_compile(const struct grammar_source *source,
                             const struct grammar_limits *limits, const struct grammar_vocab *vocab,
                             struct grammar **out, struct err *err)
@@ -134,7 +134,7 @@ enum status grammar_compile(const struct grammar_source *source,
         return st;
     }
     g->compile_work = g->x.work;
-    g->x.n_classes = 0; // recompute: objects have added bytes of names
+    g->x.n_classes = 0; // recompute the classes, because objects have added bytes of names
     exprs_classify(&g->x);
     g->x.classes_final = true;
     g->mark = exprs_mark(&g->x);
@@ -171,8 +171,7 @@ void grammar_free(struct grammar *g)
 
 /* ---- states ---- */
 
-/* Everything that was made during use is dropped, and states of the old epoch become
- * invalid. */
+/* Drops everything that was made during use. States of the old epoch become invalid. */
 static void empty_tables(struct grammar *g)
 {
     if (g->has_masks) {
@@ -193,8 +192,8 @@ static void begin(struct grammar *g)
     g->x.failed = false;
 }
 
-/* The status after exceeding a limit: full tables are cleared, and the caller retries with a fold;
- * too much work is an error of the text. */
+/* The status after a limit was exceeded. If the tables are full, they are cleared, and the caller
+ * retries with a fold; too much work is an error of the text. */
 static enum status over(struct grammar *g)
 {
     bool work = g->x.work > g->x.max_work;
@@ -215,12 +214,12 @@ static uint32_t start_state(struct grammar *g)
     return automaton_state(&g->a, &it, 1);
 }
 
-/* May empty the tables, so callers that hold states must compare epochs. */
+/* May clear the tables, so a caller that holds states must compare epochs. */
 struct grammar_state grammar_start(struct grammar *g)
 {
     begin(g);
     uint32_t id = start_state(g);
-    if (g->x.failed) { // the tables were full; they have space now
+    if (g->x.failed) { // the tables were full, and have room now
         over(g);
         begin(g);
         id = start_state(g);
@@ -255,7 +254,7 @@ enum status grammar_advance(struct grammar *g, struct grammar_state *state, cons
     return advance(g, &state->id, bytes, n_bytes);
 }
 
-/* Two tries: if the tables fill up on the way, the second begins with empty ones. If they
+/* Tries twice: if the tables fill up on the way, the second try begins with empty tables. If those
  * do not suffice either, the text is too complex. */
 enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes,
                          struct grammar_state *state)
@@ -264,7 +263,7 @@ enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes,
     for (int tries = 0; tries < 2; tries++) {
         struct grammar_state s = grammar_start(g);
         size_t at = 0;
-        do { // in pieces, each with its own work limit
+        do { // in pieces, each with a separate limit of work
             size_t n = lesser(n_bytes - at, 64);
             begin(g);
             st = advance(g, &s.id, bytes + at, n);
@@ -302,7 +301,7 @@ enum status grammar_advance_token(struct grammar *g, struct grammar_state *state
     return ERR_INVALID;
 }
 
-/* As grammar_fold, by tokens: special ones have marks as their bytes. */
+/* Like grammar_fold, but for tokens. The bytes of special tokens are their marks. */
 enum status grammar_fold_tokens(struct grammar *g, const int32_t *ids, size_t n_ids,
                                 struct grammar_state *state)
 {
@@ -335,7 +334,7 @@ const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_
     return known ? v->text + v->text_at[id] : NULL;
 }
 
-/* End ids are not text: they are allowed where the text may end. */
+/* End ids are not text. They are allowed where the text may end. */
 bool grammar_is_end(const struct grammar *g, int32_t id)
 {
     const struct grammar_vocab *v = grammar_vocabulary(g);
@@ -352,7 +351,7 @@ bool grammar_may_end(struct grammar *g, struct grammar_state state)
     return state.epoch == g->epoch && automaton_may_end(&g->a, state.id);
 }
 
-/* One bit for each id; all zeros on any error, so that nothing is allowed by mistake. */
+/* One bit for each id. On any error all bits are 0, so that nothing is allowed by mistake. */
 enum status grammar_mask(struct grammar *g, struct grammar_state state, uint32_t *words)
 {
     if (!g->has_masks) {
@@ -375,7 +374,8 @@ enum status grammar_mask(struct grammar *g, struct grammar_state state, uint32_t
     return OK;
 }
 
-/* One token, without computing the mask: through the automaton byte by byte. */
+/* Checks a single token without computing the mask, by stepping through the automaton byte by
+ * byte. */
 enum status grammar_allows(struct grammar *g, struct grammar_state state, int32_t id, bool *allowed)
 {
     *allowed = false;
@@ -394,7 +394,7 @@ enum status grammar_allows(struct grammar *g, struct grammar_state state, int32_
     return st == ERR_INVALID ? OK : st;
 }
 
-/* The only byte of a class, or -1. */
+/* The byte of a class that has only one; otherwise -1. */
 static int only_member(const struct exprs *x, int c)
 {
     int first = x->class_byte[c];
@@ -406,7 +406,7 @@ static int only_member(const struct exprs *x, int c)
     return first;
 }
 
-/* The only byte that may follow, or -1. */
+/* The byte that must follow if there is only one; otherwise -1. */
 static int only_byte(struct grammar *g, uint32_t id)
 {
     int only = -1;
@@ -424,7 +424,7 @@ static int only_byte(struct grammar *g, uint32_t id)
     return -1;
 }
 
-/* Bytes that are the only possibility, up to a choice or a possible end. */
+/* The bytes that must follow, up to a choice or a possible end. */
 size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes, size_t max)
 {
     size_t n = 0;
@@ -447,7 +447,7 @@ size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes
     return n;
 }
 
-/* Forced text as tokens, if there is enough of it to be worth a draft. */
+/* Forced text as tokens, if there is enough of it for drafts to be worth it. */
 size_t grammar_forced_tokens(struct grammar *g, struct grammar_state state, size_t min_bytes,
                              int32_t *ids, size_t max)
 {

@@ -20,10 +20,10 @@
 enum { TERMINAL_DEPTH = 100 };
 
 struct definition {
-    size_t at; // position of its body in the text; 0: not defined
+    size_t at; // where its body is in the text; 0: it is not defined
     bool terminal, parameter;
-    uint32_t e; // of a terminal, plus 1
-    bool busy;  // a terminal that is being parsed
+    uint32_t e; // for a terminal: its expression, plus 1
+    bool busy;  // for a terminal: it is being parsed
 };
 
 struct lark {
@@ -34,11 +34,11 @@ struct lark {
     struct definition *v; // by name
     uint32_t cap;
     struct lark_calls calls;
-    uint32_t ignored; // any number of ignored terminals
-    size_t *ignores;  // positions of their expressions
+    uint32_t ignored; // expression for any number of ignored terminals
+    size_t *ignores;  // where their expressions are in the text
     uint32_t n_ignores, cap_ignores;
     int depth;
-    // The current context.
+    // The rule or terminal that is being parsed.
     bool in_terminal, has_value;
     uint64_t value;
 };
@@ -54,7 +54,7 @@ static enum status parse_body(struct lark *g, size_t at, uint32_t *e)
     TRY(parse_alternatives(g, e));
     bool ends = g->lex.word.kind == LARK_LINE || g->lex.word.kind == LARK_END;
     if (!ends) {
-        return lark_fail(&g->lex, "a rule cannot go on so");
+        return lark_fail(&g->lex, "a rule cannot continue like this");
     }
     return OK;
 }
@@ -81,8 +81,8 @@ static enum status expect(struct lark *g, const char *mark)
 
 /* ---- names ---- */
 
-/* A terminal is compiled where it is first used, and only once. Terminals cannot be recursive,
- * which `busy` detects; the lexer is moved to the definition and back. */
+/* A terminal is compiled once, where it is first used. Terminals cannot be recursive, which `busy`
+ * detects. The lexer is moved to the definition and back. */
 static enum status terminal_expr(struct lark *g, uint32_t id, uint32_t *e)
 {
     struct definition d = g->v[id];
@@ -111,20 +111,21 @@ static enum status terminal_expr(struct lark *g, uint32_t id, uint32_t *e)
     return OK;
 }
 
-/* The rule for a name and a value; its body is parsed later. */
+/* The rule for a name and a value of its parameter. Its body is parsed later. */
 static enum status rule_call(struct lark *g, uint32_t name, uint64_t value, uint32_t *e)
 {
     uint32_t rule, before = g->calls.n;
     bool fits = lark_calls_add(&g->calls, g->c->rules, name, value, &rule);
     if (!fits || (g->calls.n > before && !exprs_spend(g->x, 10))) {
-        lark_fail(&g->lex, "rules with parameters come to too many rules");
+        lark_fail(&g->lex, "rules with parameters expand to too many rules");
         return ERR_LIMIT;
     }
     *e = expr_call(g->x, rule);
     return OK;
 }
 
-/* A terminal becomes its expression; a rule becomes a call, which may pass a parameter. */
+/* The name of a terminal becomes its expression, that of a rule a call, which may pass a
+ * parameter. */
 static enum status name_expr(struct lark *g, uint32_t *e)
 {
     struct lark_word w = g->lex.word;
@@ -191,8 +192,8 @@ static enum status literal_expr(struct lark *g, uint32_t *e)
     return lark_range(&g->lex, g->x, w, to, e);
 }
 
-/* Ignored text is allowed after every lexeme, but not inside a terminal, whose parts belong
- * together. */
+/* Ignored text is allowed after every lexeme, but not inside a terminal, because the parts of a
+ * terminal belong together. */
 static enum status atom_expr(struct lark *g, uint32_t *e)
 {
     enum lark_kind kind = g->lex.word.kind;
@@ -212,7 +213,7 @@ static enum status atom_expr(struct lark *g, uint32_t *e)
         lark_fail(&g->lex, "references to tokens (<...>) are not supported");
         return ERR_UNSUPPORTED;
     } else {
-        return lark_fail(&g->lex, "a rule cannot go on so");
+        return lark_fail(&g->lex, "a rule cannot continue like this");
     }
     if (lexeme && !g->in_terminal) {
         *e = expr_seq(g->x, *e, g->ignored);
@@ -220,7 +221,7 @@ static enum status atom_expr(struct lark *g, uint32_t *e)
     return OK;
 }
 
-/* Counts stop growing at UINT32_MAX, so that a long number cannot wrap to a small one. */
+/* Counts saturate at UINT32_MAX, so that a long number cannot wrap to a small one. */
 static enum status parse_count(struct lark *g, uint32_t *count)
 {
     uint64_t v = 0;
@@ -267,13 +268,13 @@ static enum status parse_bounds(struct lark *g, uint32_t *lo, uint32_t *hi)
         TRY(expect(g, "}"));
     }
     if (*lo > *hi) {
-        return lark_fail(&g->lex, "a repetition's least count is above its greatest");
+        return lark_fail(&g->lex, "a repetition's minimum is above its maximum");
     }
     return OK;
 }
 
-/* Repetitions may follow each other ("a*?" is (a*)?). Their number is limited, because each nests
- * the expression deeper. */
+/* A repetition may follow another ("a*?" is (a*)?). Their number is limited, because each nests the
+ * expression one level deeper. */
 static enum status item_expr(struct lark *g, uint32_t *e)
 {
     TRY(atom_expr(g, e));
@@ -303,8 +304,8 @@ static bool at_end(const struct lark *g)
            (kind == LARK_DIRECTIVE && g->lex.word.n == 3 && memcmp(g->lex.word.s, "%if", 3) == 0);
 }
 
-/* Parses what may follow a sequence: a condition, an alias. */
-static enum status parse_behind(struct lark *g, bool *holds)
+/* Parses what may follow a sequence: a condition and an alias. */
+static enum status parse_suffix(struct lark *g, bool *holds)
 {
     *holds = true;
     if (g->lex.word.kind == LARK_DIRECTIVE) {
@@ -319,14 +320,14 @@ static enum status parse_behind(struct lark *g, bool *holds)
         TRY(lark_next(&g->lex));
     }
     if (!at_end(g)) {
-        return lark_fail(&g->lex, "a rule cannot go on so");
+        return lark_fail(&g->lex, "a rule cannot continue like this");
     }
     return OK;
 }
 
-/* The parts are joined from the last to the first, so that the sequence nests to the right. A
- * condition at the end that does not hold removes the branch with its calls. Otherwise recursion
- * with a counter that the condition limits would never end. */
+/* The parts are joined from last to first, so that the sequence nests to the right. If there is a
+ * condition at the end and it does not hold, the branch is removed together with its calls.
+ * Otherwise recursion with a counter that the condition limits would never end. */
 static enum status sequence_expr(struct lark *g, uint32_t *e)
 {
     uint32_t *part = NULL, n = 0, cap = 0, n_calls = g->calls.n;
@@ -347,7 +348,7 @@ static enum status sequence_expr(struct lark *g, uint32_t *e)
     }
     free(part);
     if (st == OK) {
-        st = parse_behind(g, &holds);
+        st = parse_suffix(g, &holds);
     }
     if (!holds) {
         lark_calls_forget(&g->calls, n_calls);
@@ -389,8 +390,8 @@ static enum status define(struct lark *g, struct lark_word w, bool parameter, si
     return OK;
 }
 
-/* Terminals of Lark's "common" are known as regular expressions. They may be renamed by "->"; a
- * rule name for a terminal is refused. */
+/* The terminals of Lark's "common" are known as regular expressions. "->" may rename them; a rule's
+ * name for a terminal is refused. */
 static enum status import_one(struct lark *g)
 {
     struct lark_word w = g->lex.word, as = w;
@@ -415,7 +416,7 @@ static enum status import(struct lark *g)
 {
     struct lark_word from = g->lex.word;
     if (from.kind != LARK_RULE || from.n != 6 || memcmp(from.s, "common", 6) != 0) {
-        lark_fail(&g->lex, "%%import is supported from \"common\" alone");
+        lark_fail(&g->lex, "%%import is supported only from \"common\"");
         return ERR_UNSUPPORTED;
     }
     TRY(lark_next(&g->lex));
@@ -468,7 +469,7 @@ static enum status statement(struct lark *g)
     struct lark_word w = g->lex.word;
     bool parameter = false;
     if (w.kind != LARK_RULE && w.kind != LARK_TERMINAL) {
-        return lark_fail(&g->lex, "a rule's name should stand here");
+        return lark_fail(&g->lex, "a rule's name is expected here");
     }
     TRY(lark_next(&g->lex));
     if (lark_is(&g->lex, ".")) {
@@ -489,7 +490,7 @@ static enum status statement(struct lark *g)
     return skip_statement(g);
 }
 
-/* Each is an unnamed terminal. */
+/* Each ignored expression is an unnamed terminal. */
 static enum status parse_ignored(struct lark *g)
 {
     g->in_terminal = true;
@@ -503,7 +504,7 @@ static enum status parse_ignored(struct lark *g)
     return OK;
 }
 
-/* Unused terminals and rules must be valid, too. */
+/* Terminals and rules must be valid even if they are not used. */
 static enum status check_unused(struct lark *g)
 {
     for (uint32_t id = 0; id < g->names.n; id++) {
@@ -519,8 +520,9 @@ static enum status check_unused(struct lark *g)
     return OK;
 }
 
-/* First all definitions are located, then bodies are parsed from "start" on: a body needs to know
- * whether a name is a rule, a terminal or has a parameter, whatever the order in the text. */
+/* First all definitions are located, then bodies are parsed, beginning with "start". To parse a
+ * body one must know whether a name is a rule, is a terminal or has a parameter, whatever the order
+ * in the text. */
 static enum status parse(struct lark *g, uint32_t *start)
 {
     uint32_t id;
@@ -534,7 +536,7 @@ static enum status parse(struct lark *g, uint32_t *start)
             if (g->lex.word.kind == LARK_LINE) {
                 TRY(lark_next(&g->lex));
             } else {
-                TRY(lark_fail(&g->lex, "a statement cannot go on so"));
+                TRY(lark_fail(&g->lex, "a statement cannot continue like this"));
             }
         }
     }
@@ -546,7 +548,7 @@ static enum status parse(struct lark *g, uint32_t *start)
     TRY(parse_ignored(g));
     TRY(rule_call(g, id, 0, start));
     TRY(check_unused(g));
-    for (uint32_t i = 0; i < g->calls.n; i++) { // grows while bodies call others
+    for (uint32_t i = 0; i < g->calls.n; i++) { // the list grows while bodies call other rules
         struct lark_call it = g->calls.v[i];
         uint32_t body;
         g->has_value = g->v[it.name].parameter;

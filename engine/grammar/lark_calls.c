@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pairs of a rule and a value in a hash table, in the order in which they were added. */
+/* Pairs of a rule and a value of its parameter, in a hash table, in the order in which they were
+ * added. */
 #include "engine/grammar/lark_calls.h"
 
 #include "engine/base/mem.h"
@@ -52,8 +53,8 @@ bool lark_calls_add(struct lark_calls *c, struct rules *rules, uint32_t name, ui
     return true;
 }
 
-/* In the reverse of the order in which they were added, so that the search for another one never
- * stops at a gap. */
+/* Entries are removed in the reverse of the order in which they were added, so that the search for
+ * another entry never stops at a gap. */
 void lark_calls_forget(struct lark_calls *c, uint32_t n)
 {
     while (c->n > n) {

@@ -22,11 +22,11 @@ struct lark_calls {
 
 void lark_calls_deinit(struct lark_calls *c);
 
-/* The rule for a name and a value; a new one has no body yet. False: there are too many. */
+/* The rule for a name and a value. If it is new, it has no body yet. False: there are too many. */
 bool lark_calls_add(struct lark_calls *c, struct rules *rules, uint32_t name, uint64_t value,
                     uint32_t *rule);
 
-/* Forgets the calls that came after the first n. */
+/* Removes the calls that were added after the first n. */
 void lark_calls_forget(struct lark_calls *c, uint32_t n);
 
 #endif

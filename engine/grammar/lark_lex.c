@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Words of a Lark grammar. A line ends a rule, unless brackets are open or the next line
- * begins with '|'. */
+/* Splits a Lark grammar into words. The end of a line ends a rule, unless brackets are open or the
+ * next line begins with '|'. */
 #include "engine/grammar/lark_lex.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* The message names the line of the current word. */
+/* The message contains the line number of the current word. */
 enum status lark_fail(const struct lark_lex *l, const char *fmt, ...)
 {
     char text[256];
@@ -43,7 +43,7 @@ static bool is_upper(char c)
     return c >= 'A' && c <= 'Z';
 }
 
-/* Skips blanks and comments; returns whether a line has ended. */
+/* Skips blanks and comments. Returns whether a line has ended. */
 static bool skip(struct lark_lex *l)
 {
     bool line = false;
@@ -63,8 +63,8 @@ static bool skip(struct lark_lex *l)
     return line;
 }
 
-/* A string or a regular expression with the flags after it. A "/" inside a class of a regular
- * expression does not end it. */
+/* Reads a string or a regular expression, with the flags after it. A "/" inside a class of a
+ * regular expression does not end it. */
 static enum status quoted(struct lark_lex *l, char quote)
 {
     size_t from = l->at++;
@@ -85,7 +85,7 @@ static enum status quoted(struct lark_lex *l, char quote)
     return OK;
 }
 
-/* Names in upper case are terminals, others rules. */
+/* A name in upper case is a terminal, any other a rule. */
 static void name(struct lark_lex *l)
 {
     size_t from = l->at;
@@ -122,7 +122,7 @@ static void mark(struct lark_lex *l)
     l->at += n;
 }
 
-/* The next word; LARK_LINE for a line end that matters. */
+/* Reads the next word; LARK_LINE for a line end that matters. */
 enum status lark_next(struct lark_lex *l)
 {
     bool line = skip(l);

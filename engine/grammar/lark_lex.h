@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | Lexer for Lark grammars.
+/* Lexer for Lark grammars.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_LARK_LEX_H
@@ -19,14 +19,14 @@ enum lark_kind {
     LARK_REGEX,    // with slashes and flags
     LARK_NUMBER,
     LARK_DIRECTIVE, // "%ignore"
-    LARK_MARK,      // "::", "..", "->", or one character
+    LARK_MARK,      // "::", "..", "->", or a single character
 };
 
 struct lark_word {
     enum lark_kind kind;
     const char *s;
     size_t n;
-    size_t n_flags; // at the end of s
+    size_t n_flags; // number of flag characters at the end of s
 };
 
 struct lark_lex {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Surrogates and numbers above 0x10ffff are errors, since UTF-8 text cannot contain them. */
+/* Surrogates and numbers above 0x10ffff are errors, because UTF-8 text cannot contain them. */
 static enum status parse_hex(struct lark_lex *lex, const char *s, size_t n, size_t digits,
                              uint32_t *v)
 {
@@ -31,8 +31,8 @@ static enum status parse_hex(struct lark_lex *lex, const char *s, size_t n, size
     return OK;
 }
 
-/* *used is the number of bytes read. An unknown escaped letter is an error rather than that
- * letter. */
+/* *used becomes the number of bytes read. An unknown escaped letter is an error; it does not stand
+ * for itself. */
 static enum status parse_char(struct lark_lex *lex, const char *s, size_t n, size_t *used,
                               uint32_t *v)
 {
@@ -43,7 +43,7 @@ static enum status parse_char(struct lark_lex *lex, const char *s, size_t n, siz
         return OK;
     }
     char c = n > 1 ? s[1] : ' ';
-    static const char *const coded = "xuU"; // with 2, 4 and 8 digits
+    static const char *const coded = "xuU"; // followed by 2, 4 and 8 digits
     const char *code = memchr(coded, c, 3);
     if (code) {
         size_t digits = (size_t)2 << (code - coded);
@@ -65,13 +65,13 @@ static enum status parse_char(struct lark_lex *lex, const char *s, size_t n, siz
     return OK;
 }
 
-/* The characters of a string; *ignore_case from its flags. */
+/* Reads the characters of a string; *ignore_case comes from its flags. */
 static enum status parse_string(struct lark_lex *lex, struct lark_word w, uint32_t *chars,
                                 size_t *n, bool *ignore_case)
 {
     *ignore_case = w.n_flags == 1 && w.s[w.n - 1] == 'i';
     if (w.n_flags > 0 && !*ignore_case) {
-        return lark_fail(lex, "a string has no flag but i");
+        return lark_fail(lex, "the only flag of a string is i");
     }
     size_t at = 1, end = w.n - w.n_flags - 1, used = 0;
     for (*n = 0; at < end; at += used) {
@@ -80,8 +80,8 @@ static enum status parse_string(struct lark_lex *lex, struct lark_word w, uint32
     return OK;
 }
 
-/* Built from the last character to the first, so that the sequence nests to the right without
- * copying. */
+/* The sequence is built from the last character to the first, so that it nests to the right without
+ * copies. */
 enum status lark_string(struct lark_lex *lex, struct exprs *x, struct lark_word w, uint32_t *e)
 {
     uint32_t *chars = xcalloc(w.n + 1, sizeof *chars);
@@ -126,7 +126,7 @@ enum status lark_range(struct lark_lex *lex, struct exprs *x, struct lark_word f
     return OK;
 }
 
-/* Only flags that change the set of matched texts in a way we implement are allowed: i, s and u. */
+/* Of the flags that change which texts match, only the supported ones are allowed: i, s and u. */
 enum status lark_regex(struct lark_lex *lex, struct exprs *x, struct regex_limits limits,
                        struct lark_word w, uint32_t *e)
 {
@@ -134,7 +134,7 @@ enum status lark_regex(struct lark_lex *lex, struct exprs *x, struct regex_limit
     struct err why = {{0}};
     for (size_t i = w.n - w.n_flags; i < w.n; i++) {
         if (w.s[i] != 'i' && w.s[i] != 's' && w.s[i] != 'u') {
-            return lark_fail(lex, "a regular expression has no flag but i, s and u");
+            return lark_fail(lex, "the only flags of a regular expression are i, s and u");
         }
         flags |= w.s[i] == 'i' ? REGEX_IGNORE_CASE : 0u;
         flags |= w.s[i] == 's' ? REGEX_DOT_ALL : 0u;

@@ -19,7 +19,7 @@ static enum status number(struct lark_lex *l, uint64_t *v)
 {
     char text[32] = {0}, *end;
     if (l->word.kind != LARK_NUMBER || l->word.n >= sizeof text) {
-        return lark_fail(l, "a number should stand here");
+        return lark_fail(l, "a number is expected here");
     }
     memcpy(text, l->word.s, l->word.n);
     *v = strtoull(text, &end, 0);
@@ -34,7 +34,7 @@ static bool word_is(struct lark_word w, const char *name)
     return w.kind == LARK_RULE && w.n == strlen(name) && memcmp(w.s, name, w.n) == 0;
 }
 
-/* [from:to]: bits from `from` up to, but not including, `to`; `_`: all 64. */
+/* [from:to] means bits from `from` up to, but not including, `to`; `_` means all 64 bits. */
 static enum status bit_range(struct lark_lex *l, uint64_t *mask, unsigned *shift)
 {
     uint64_t from, to;
@@ -59,7 +59,7 @@ static enum status bit_range(struct lark_lex *l, uint64_t *mask, unsigned *shift
     return expect(l, "]");
 }
 
-/* The mask of bit k. */
+/* The mask that has only bit k. */
 static enum status bit(struct lark_lex *l, uint64_t *mask)
 {
     uint64_t k = 0;
@@ -72,7 +72,7 @@ static enum status bit(struct lark_lex *l, uint64_t *mask)
     return OK;
 }
 
-/* incr and decr stop at the ends of the bit field instead of carrying into its neighbours. */
+/* incr and decr stop at the limits of the bit field instead of carrying into its neighbours. */
 static enum status change(struct lark_lex *l, struct lark_word what, uint64_t value, uint64_t *to)
 {
     uint64_t mask;
@@ -103,7 +103,7 @@ static enum status change(struct lark_lex *l, struct lark_word what, uint64_t va
     return OK;
 }
 
-/* The value that a call hands on: a number, the rule's own, or a changed one. */
+/* The value that a call passes on: a number, the rule's own value, or a changed one. */
 enum status lark_parameter(struct lark_lex *l, bool has_value, uint64_t value, uint64_t *to)
 {
     struct lark_word what = l->word;
@@ -111,7 +111,7 @@ enum status lark_parameter(struct lark_lex *l, bool has_value, uint64_t value, u
         return number(l, to);
     }
     if (!has_value) {
-        return lark_fail(l, "a rule without a parameter has none to hand on");
+        return lark_fail(l, "a rule without a parameter has none to pass on");
     }
     TRY(lark_next(l));
     if (word_is(what, "_")) {
@@ -123,7 +123,7 @@ enum status lark_parameter(struct lark_lex *l, bool has_value, uint64_t value, u
     return expect(l, ")");
 }
 
-/* eq([0:2], 1) and similar; of bit_count_eq, the number of bits that are set is compared. */
+/* eq([0:2], 1) and similar. bit_count_eq compares the number of bits that are set. */
 static enum status comparison(struct lark_lex *l, const char *name, bool counts, uint64_t value,
                               bool *holds)
 {
@@ -163,8 +163,8 @@ static enum status joined(struct lark_lex *l, const char *name, uint64_t value, 
     return OK;
 }
 
-/* A condition is decided while compiling, for each value that a rule is called with.
- * `depth` limits the recursion of and, or, not. */
+/* Conditions are decided while compiling, for each value with which a rule is called. `depth`
+ * limits the recursion of and, or, not. */
 enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, bool *holds,
                            int depth)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rules with a parameter, as in llguidance: 64 bits that a rule passes to those it calls
- * ("name::set_bit(2)"), and conditions on them ("%if bit_clear(2)"). Each reachable pair of rule
- * and value becomes a separate rule.
+/* Rules with a parameter, as in llguidance: 64 bits that a rule passes to the rules it calls
+ * ("name::set_bit(2)"), and conditions on these bits ("%if bit_clear(2)"). Each reachable pair of a
+ * rule and a value becomes a separate rule.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_LARK_PARAM_H
 #define SLUICE_ENGINE_GRAMMAR_LARK_PARAM_H

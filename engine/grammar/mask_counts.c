@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Few tokens are a list. Many are bits of a mask, and the bits of their numbers are planes of such
- * masks: all numbers are compared with a limit a word at a time, so every limit costs the same. */
+/* A few tokens are stored as a list. Many tokens are bits of a mask, and the bits of their numbers
+ * are planes, which are such masks too. All numbers are compared with a limit one word at a time,
+ * so every limit costs the same. */
 #include "engine/grammar/mask_counts.h"
 
 #include "engine/base/minmax.h"
 
-enum { BLOCK = 64 }; // words that are compared at once
+enum { BLOCK = 64 }; // number of words that are compared at once
 
 void counts_begin(struct counts *t, const struct grammar_vocab *v)
 {
@@ -21,7 +22,7 @@ static void put_bits(struct counts *t, const struct grammar_vocab *v, struct cou
     }
 }
 
-/* Planes for any number, since the largest is not known yet. */
+/* Makes planes for any number, because the largest number is not known yet. */
 static void make_planes(struct counts *t, const struct grammar_vocab *v)
 {
     t->n_planes = 32;
@@ -46,7 +47,7 @@ void counts_put(struct counts *t, const struct grammar_vocab *v, uint32_t n, int
     put_bits(t, v, c);
 }
 
-/* Gives back what was not needed. */
+/* Frees the planes that were not needed. */
 void counts_end(struct counts *t, const struct grammar_vocab *v)
 {
     if (!t->words) {
@@ -75,7 +76,8 @@ size_t counts_bytes(const struct counts *t, const struct grammar_vocab *v)
     return t->n_list * sizeof *t->list + planes * v->n_words * sizeof *t->words;
 }
 
-/* Words at .. at + n of the tokens of at most `limit`: compared from the highest bit. */
+/* Finds, in words at .. at + n, the tokens whose number is at most `limit`. Numbers are compared
+ * from the highest bit down. */
 static void allow_block(const struct counts *t, size_t at, size_t n, size_t n_words, uint32_t limit,
                         uint32_t *out)
 {

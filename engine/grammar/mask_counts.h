@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tokens with one number each, to build masks of the tokens whose number is at most a limit.
+/* Tokens that have one number each, and masks of the tokens whose number is at most a given limit.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_MASK_COUNTS_H
 #define SLUICE_ENGINE_GRAMMAR_MASK_COUNTS_H
@@ -7,14 +7,14 @@
 #include "engine/grammar/mask_walk.h"
 
 struct counts {
-    uint32_t most; // of the numbers
+    uint32_t most; // the largest of the numbers
     struct count {
         uint32_t n;
         int32_t id;
-    } *list; // if there are few; otherwise words and planes
+    } *list; // used if there are few tokens; otherwise words and planes are
     uint32_t n_list;
-    uint32_t *words;  // all tokens
-    uint32_t *planes; // plane k: tokens whose number has bit k
+    uint32_t *words;  // mask of all tokens
+    uint32_t *planes; // plane k: mask of the tokens whose number has bit k set
     uint32_t n_planes;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tokens that the head of an item allows, computed once for all items that begin with it:
- * strings, repetitions and the like. */
+/* The tokens that the head of an item allows, computed once for all items that begin with this
+ * head: strings, repetitions and the like. */
 #include "engine/grammar/mask_heads.h"
 
 #include "engine/grammar/mask_inside.h"
@@ -8,13 +8,13 @@
 #include "engine/grammar/text.h"
 
 enum {
-    ENDS_MAX = 6000,  // of a head
-    HEADS_MAX = 4096, // of a grammar; then all are forgotten
+    ENDS_MAX = 6000,  // chosen: per head
+    HEADS_MAX = 4096, // chosen: per grammar; beyond that all heads are dropped
 };
 
 /* ---- any head ---- */
 
-/* The same walk, which notes where the head may end with more of a token after it. */
+/* The usual walk. It also records where the head may end while more of the token follows. */
 static void fill_head(struct masks *m, struct head *h)
 {
     const struct grammar_vocab *v = m->vocab;
@@ -49,16 +49,16 @@ static void fill_head(struct masks *m, struct head *h)
 
 /* ---- heads that are soon plain text ---- */
 
-/* A text that must differ from some names, or that must begin in a certain way, soon becomes
- * unconstrained: from there on its tokens are those of the inside of a string, which the vocabulary
- * has. The trie is walked with both texts at once, and where both reach the same state the tokens
+/* A text that must differ from some names, or must begin in a certain way, soon becomes
+ * unconstrained. From then on its tokens are those of the inside of a string, which the vocabulary
+ * has. The trie is walked with both texts at once; where both reach the same state, the tokens
  * below are the same. */
 struct beside {
     struct masks *m;
     struct head *h;
     const struct inside *in;
-    uint32_t *path;   // of the plain text, by depth
-    uint32_t at, cap; // of the plain text's ends; of h->ends
+    uint32_t *path;   // states of the plain text, by depth
+    uint32_t at, cap; // at: position in the plain text's ends; cap: capacity of h->ends
 };
 
 static void put_end(struct beside *b, uint32_t at)
@@ -67,7 +67,8 @@ static void put_end(struct beside *b, uint32_t at)
     b->h->ends[b->h->n_ends++] = at;
 }
 
-/* Adds the plain text's ends before a node, from `from` on: these are ends of the head, too. */
+/* Adds those ends of the plain text, starting with index `from`, that lie before a node. They are
+ * ends of the head, too. */
 static void take_ends(struct beside *b, uint32_t from, uint32_t before)
 {
     const struct text_tails *t = b->in->tails;
@@ -79,7 +80,7 @@ static void take_ends(struct beside *b, uint32_t from, uint32_t before)
     }
 }
 
-/* Forbids the tokens of a subtree of the trie. */
+/* Forbids the tokens in a subtree of the trie. */
 static void forbid_below(struct beside *b, uint32_t at)
 {
     const struct grammar_vocab *v = b->m->vocab;
@@ -91,7 +92,7 @@ static void forbid_below(struct beside *b, uint32_t at)
 }
 
 /* Walks the vocabulary in two states at once. Where both lead to the same state, the tokens below
- * need no second look; only the difference is recorded. */
+ * are the same; only differences are recorded. */
 static void walk_beside(struct beside *b, uint32_t state, uint32_t plain)
 {
     struct masks *m = b->m;
@@ -123,9 +124,9 @@ static void walk_beside(struct beside *b, uint32_t state, uint32_t plain)
     exprs_spend(m->a->x, seen / 8);
 }
 
-/* The plain text that a text may soon become. Derives the text by a letter; if the result is plain,
- * returns the plain text with the same derivative. Several letters are tried, because one may be
- * the start of a name. */
+/* The plain text that a text soon becomes. The text is derived by a letter; if the result is plain,
+ * returns the plain text that has this derivative. Several letters are tried, because one of them
+ * may be the beginning of a name. */
 static uint32_t soon(struct masks *m, uint32_t e)
 {
     struct exprs *x = m->a->x;
@@ -144,7 +145,7 @@ static uint32_t soon(struct masks *m, uint32_t e)
     return text_make(x, expr_rep(x, x->any_char, in.lo > 0 ? in.lo + 1 : 0, hi));
 }
 
-/* Whether most bytes lead from both states to the same one. */
+/* Whether most bytes lead to the same state from both states. */
 static bool are_alike(struct automaton *a, uint32_t state, uint32_t other)
 {
     int same = 0, others = 0;
@@ -157,7 +158,7 @@ static bool are_alike(struct automaton *a, uint32_t state, uint32_t other)
     return same > others;
 }
 
-/* False: not a text, or not one that soon becomes plain. */
+/* Returns false if `e` is not a text, or not one that soon becomes plain. */
 static bool fill_beside(struct masks *m, struct head *h)
 {
     struct item it = {h->e, STACK_ROOT}, other = {soon(m, h->e), STACK_ROOT};
@@ -181,8 +182,8 @@ static bool fill_beside(struct masks *m, struct head *h)
     return true;
 }
 
-/* The head's tokens, from the cache if it is there. When the cache is full all heads are
- * dropped: few grammars have many. */
+/* The tokens of a head, from the cache if they are there. When the cache is full all heads are
+ * dropped, because few grammars have many. */
 const struct head *heads_get(struct masks *m, uint32_t e)
 {
     for (uint32_t i = 0; i < m->n_heads; i++) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tokens inside of JSON strings that are free or only limited in length: the vocabulary
- * has them ready. */
+/* Tokens inside JSON strings whose text is free, or limited only in its length. The vocabulary has
+ * them ready. */
 #include "engine/grammar/mask_inside.h"
 
-/* Whether an expression is such a string, and its limits in characters. */
+/* Whether an expression is such a string, and between which limits its number of characters must
+ * be. */
 bool inside_is(const struct masks *m, uint32_t e, struct inside *in)
 {
     const struct exprs *x = m->a->x;
@@ -29,7 +30,7 @@ static void allow_counted(const struct text_token *v, uint32_t n, const struct i
     }
 }
 
-/* There is a mask for each short limit; for longer limits, long tokens are checked one by one. */
+/* Each small limit has a mask. For larger limits, long tokens are checked one by one. */
 void inside_allow(struct masks *m, const struct inside *in, struct found *f)
 {
     const struct vocab_text *t = m->vocab->in_string;
@@ -59,7 +60,8 @@ void inside_allow(struct masks *m, const struct inside *in, struct found *f)
     }
 }
 
-/* Tokens that close the string and continue: their tails are checked from a state. */
+/* Allows tokens that close the string and continue: the bytes after the quote are checked, starting
+ * from a state. */
 static void walk_tails(struct masks *m, const struct text_tails *t, const struct inside *in,
                        uint32_t state, struct found *f)
 {
@@ -78,8 +80,8 @@ static void walk_tails(struct masks *m, const struct text_tails *t, const struct
     exprs_spend(m->a->x, t->n / 64);
 }
 
-/* Allows the tokens inside, and those that close the string and continue with what follows
- * it. */
+/* Allows the tokens inside the string, and those that close it and continue with what follows the
+ * string. */
 bool inside_add(struct masks *m, uint32_t e, uint32_t rest, uint32_t stack, struct found *f)
 {
     struct inside in;

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A counted item is [before] a{lo,hi} [after], alone or as the text of a JSON string, and then the
- * rest. Its run is the same without a count and without what follows: [before] a*. Where `before`
- * is not nullable and the run's own derivatives keep this form, each byte leads to one place, and
- * the rounds begun so far are a function of the bytes. A token that stays in the run and begins n
- * rounds is allowed if n <= hi, since what follows can always be completed. Between rounds, at
- * lo <= n, the item may also go on with what follows: these nodes of the trie are its exits. */
+/* A counted item is [before] a{lo,hi} [after], alone or as the text of a JSON string, followed by
+ * the rest. Its run is [before] a*: the same without the count and without what follows. This
+ * method requires that `before` is not nullable and that all derivatives of the run keep this form.
+ * Then each byte leads to one place, and the number of rounds that have begun is a function of the
+ * bytes. A token that stays in the run and begins n rounds is allowed if n <= hi, because what
+ * follows can always be completed. Between rounds, if lo <= n, the item may also continue with what
+ * follows; the nodes of the trie where it can do so are the exits. */
 #include "engine/grammar/mask_runs.h"
 
 #include "engine/grammar/mask_shared.h"
 #include "engine/grammar/text.h"
 
 enum {
-    COUNT_MIN = 8,    // shorter repetitions use an existing run of a longer one, and make none
-    PARTS_MAX = 8,    // before the repetition
-    EXITS_MAX = 6000, // of a run, for what follows
-    N_PLACES = 64,    // of a run, that are remembered
+    // Chosen: a shorter repetition may use the run of a longer one, but no run is made for it.
+    COUNT_MIN = 8,
+    PARTS_MAX = 8,    // chosen: parts before the repetition
+    EXITS_MAX = 6000, // chosen: exits of a run, per set of bytes that may follow
+    N_PLACES = 64,    // number of places of a run that are remembered
 };
 
 /* ---- the form of an item ---- */
@@ -22,8 +24,8 @@ enum {
 struct counted {
     bool in_text;
     uint32_t lo, hi;
-    uint32_t run, loop; // the item's run, and its a*
-    uint32_t n;         // rounds that have begun
+    uint32_t run, loop; // the item's run, and the a* in it
+    uint32_t n;         // number of rounds that have begun
     uint32_t rest;      // what follows the run
 };
 
@@ -37,8 +39,8 @@ static uint32_t after_first(const struct exprs *x, uint32_t e)
     return x->v[e].kind == X_SEQ ? x->v[e].b : (uint32_t)EXPR_EMPTY;
 }
 
-/* The repetition without a count; EXPR_NONE: it is no counted repetition, or not of regular
- * parts. */
+/* The repetition without its count. EXPR_NONE: `e` is not a counted repetition, or contains
+ * calls. */
 static uint32_t loop_of(struct exprs *x, uint32_t e)
 {
     struct expr p = x->v[e];
@@ -50,13 +52,14 @@ static uint32_t loop_of(struct exprs *x, uint32_t e)
     return x->v[loop].kind == X_REP && x->v[loop].a == p.a ? loop : (uint32_t)EXPR_NONE;
 }
 
-/* A sequence cut at a counted repetition. */
+/* A sequence divided at a counted repetition. */
 struct found_rep {
     uint32_t before[PARTS_MAX], n_before;
     uint32_t rep, after;
 };
 
-/* The first with at least `from` parts before it, which must not be nullable together. */
+/* Finds the first counted repetition that has at least `from` parts before it. Those parts must not
+ * all be nullable. */
 static bool find_rep(struct exprs *x, uint32_t e, uint32_t from, struct found_rep *r)
 {
     bool nullable = true;
@@ -94,7 +97,8 @@ static void set_counts(struct exprs *x, const struct found_rep *r, struct counte
     c->run = joined(x, r->before, r->n_before, c->loop);
 }
 
-/* The item as the text of a string, which something may precede, such as its quote. */
+/* Matches an item that is the text of a string; something, such as the quote, may precede the
+ * string. */
 static bool as_text(struct exprs *x, uint32_t e, uint32_t from, struct counted *c, uint32_t *next)
 {
     uint32_t lead[PARTS_MAX], n_lead = 0;
@@ -116,7 +120,7 @@ static bool as_text(struct exprs *x, uint32_t e, uint32_t from, struct counted *
     set_counts(x, &r, c);
     bool plain = text_is_plain(x, text), between = r.n_before == 0;
     if (c->loop == x->any_text || (!plain && between && r.after != EXPR_EMPTY)) {
-        return false; // other escapes; the escape may be of what follows
+        return false; // the escapes differ, or the escape may belong to what follows
     }
     c->in_text = true;
     c->n = !plain && between;
@@ -125,7 +129,7 @@ static bool as_text(struct exprs *x, uint32_t e, uint32_t from, struct counted *
     return true;
 }
 
-/* The first repetition of an item that has at least `from` parts before it. */
+/* Finds the first repetition of an item that has at least `from` parts before it. */
 static bool as_counted(struct exprs *x, uint32_t e, uint32_t from, struct counted *c,
                        uint32_t *next)
 {
@@ -142,7 +146,7 @@ static bool as_counted(struct exprs *x, uint32_t e, uint32_t from, struct counte
 
 /* ---- the walk ---- */
 
-/* The position of a state in the run. */
+/* Where a state is in relation to the run. */
 enum place { UNFIT, OUTSIDE, INSIDE, BETWEEN /* rounds */ };
 
 static enum place place_of_parts(const struct exprs *x, uint32_t e, uint32_t last)
@@ -188,10 +192,10 @@ struct walk {
     const struct counted *c;
     struct mask_run *run;
     struct run_exits *exits;
-    uint32_t *n;       // rounds begun, by depth
+    uint32_t *n;       // number of rounds that have begun, by depth
     enum place *place; // by depth
     struct known_place {
-        uint32_t state; // plus 1
+        uint32_t state; // state + 1
         enum place place;
     } known[N_PLACES];
 };
@@ -220,7 +224,7 @@ static void put_exit(struct walk *w, uint32_t node, uint32_t n)
     }
 }
 
-/* Collects the run's tokens and its exits. Returns false if it turns out not to be fit. */
+/* Collects the tokens of the run, and its exits. Returns false if the run turns out to be unfit. */
 static bool walk_run(struct walk *w, uint32_t state)
 {
     struct masks *m = w->m;
@@ -236,7 +240,7 @@ static bool walk_run(struct walk *w, uint32_t state)
             put_exit(w, i, w->n[d - 1]);
         }
         uint32_t to = step(m->a, from, node->byte);
-        enum place place = w->place[d - 1]; // most often it is the same state
+        enum place place = w->place[d - 1]; // most often the state is the same as before
         if (to != from) {
             place = to == STATE_DEAD ? OUTSIDE : place_of_state(w, to);
         }
@@ -282,8 +286,8 @@ static struct run_exits *find_exits(struct mask_run *r, const struct byte_set *f
     return NULL;
 }
 
-/* Walks the vocabulary for a new run, or for new exits of one that is there. False: it is unfit, or
- * a limit was exceeded. */
+/* Walks the vocabulary for a new run, or for new exits of an existing one. False: the run is unfit,
+ * or a limit was exceeded. */
 static bool fill_run(struct masks *m, const struct counted *c, struct mask_run *r,
                      struct run_exits *exits)
 {
@@ -315,9 +319,9 @@ static struct mask_run *new_run(struct masks *m, uint32_t e)
     return &m->runs[m->n_runs++];
 }
 
-/* The exits of an item's run if what follows begins with a byte in `first`; made if they are new.
- * When the cache is full, all runs and heads are dropped. NULL: the run is unfit, or a limit was
- * exceeded. */
+/* The exits of an item's run for the case that what follows begins with a byte in `first`. They are
+ * computed if they are new. When the cache is full, all runs and heads are dropped. NULL: the run
+ * is unfit, or a limit was exceeded. */
 static const struct run_exits *get_exits(struct masks *m, const struct counted *c,
                                          const struct byte_set *first, struct mask_run **run)
 {
@@ -345,7 +349,7 @@ static const struct run_exits *get_exits(struct masks *m, const struct counted *
     return known;
 }
 
-/* Whether an item's run exists, or should be made. */
+/* Whether an item's run exists or should be made. */
 static bool has_run(struct masks *m, const struct counted *c)
 {
     const struct mask_run *r = find_run(m, c->run);
@@ -357,7 +361,7 @@ static bool has_run(struct masks *m, const struct counted *c)
 
 /* ---- an item's tokens ---- */
 
-/* The classes of bytes that do not lead to STATE_DEAD. */
+/* The classes of bytes that lead from the state to a state other than STATE_DEAD. */
 static struct byte_set first_classes(struct automaton *a, uint32_t state)
 {
     struct byte_set first = {{0}};

@@ -8,8 +8,8 @@ size_t head_bytes(const struct masks *m, const struct head *h)
            h->n_ends * sizeof *h->ends;
 }
 
-/* Heads refer to the vocabulary's trie, not to states, so they outlive masks but not the
- * tables. */
+/* Heads refer to nodes of the vocabulary's trie, not to states. So they outlive masks, but not the
+ * tables of expressions. */
 void heads_free(struct masks *m)
 {
     for (uint32_t i = 0; i < m->n_heads; i++) {
@@ -49,7 +49,7 @@ void mask_shared_drop(struct masks *m)
     m->shared_dropped = true;
     heads_free(m);
     runs_free(m);
-    if (m->now.bases.n > 0) { // masks may refer to heads
+    if (m->now.bases.n > 0) { // the mask being built may refer to heads
         m->now.bases.n += MASK_BASES;
     }
 }

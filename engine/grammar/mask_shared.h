@@ -8,22 +8,23 @@
 #include "engine/grammar/mask_counts.h"
 #include "engine/grammar/mask_walk.h"
 
-/* The nodes of the trie whose byte makes an item leave its run, for one set of bytes that may
+/* The nodes of the trie at whose byte an item leaves its run, for one set of bytes that may
  * follow. */
 struct run_exits {
-    struct byte_set first; // classes of bytes that what follows may begin with
+    struct byte_set first; // the classes of bytes that what follows may begin with
     struct run_exit {
-        uint32_t node, n; // n: rounds that have begun before the node
+        uint32_t node, n; // n: number of rounds that have begun before the node
     } *v;
     uint32_t n, cap;
     bool too_many;
 };
 
 struct mask_run {
-    uint32_t e; // the run
-    bool unfit; // rounds cannot be counted
+    uint32_t e; // the expression of the run
+    bool unfit; // the method of mask_runs.c does not suit it
     bool has_tokens;
-    struct counts tokens; // tokens that stay in the run, with the number of rounds that they begin
+    // The tokens that stay in the run, each with the number of rounds that it begins.
+    struct counts tokens;
     struct run_exits *exits;
     uint32_t n_exits, cap_exits;
 };
@@ -33,7 +34,7 @@ size_t run_bytes(const struct masks *m, const struct mask_run *r);
 void heads_free(struct masks *m); // frees all heads
 void runs_free(struct masks *m);
 
-/* Frees all heads and runs while a mask is being made. */
+/* Frees all heads and runs, also while a mask is being built. */
 void mask_shared_drop(struct masks *m);
 
 #endif

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/mask_walk.h"
 
-/* Walks the trie and the automaton together. `path` holds the state at each depth, so
- * siblings start from their parent's; a dead state skips the whole subtree. */
+/* Walks the trie and the automaton together. `path` holds the state at each depth, so that siblings
+ * start from their parent's state. A dead state skips the whole subtree. */
 void mask_walk(struct masks *m, uint32_t from, uint32_t state, struct found *f)
 {
     const struct grammar_vocab *v = m->vocab;

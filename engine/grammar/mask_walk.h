@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Building masks: the tokens found by walking the vocabulary's trie with the states of the
- * automaton. All files behind masks.h work on `struct masks`.
+/* How masks are built: finds tokens by walking the vocabulary's trie with the states of the
+ * automaton. All files that implement masks.h work on `struct masks`.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_MASK_WALK_H
 #define SLUICE_ENGINE_GRAMMAR_MASK_WALK_H
@@ -14,28 +14,29 @@
 
 enum { MASK_BASES = 2 };
 
-/* Masks that are part of other masks as a whole: words of the vocabulary, or of heads. */
+/* Masks that are contained in another mask as a whole; their words belong to the vocabulary or to
+ * heads. */
 struct mask_bases {
     const uint32_t *words[MASK_BASES];
-    uint32_t n; // above MASK_BASES: not all are in `words`
+    uint32_t n; // if above MASK_BASES, not all of them are in `words`
 };
 
-/* A mask that is being built: its words, and the allowed ids that do not come from a base. */
+/* A mask that is being built: its words, and the ids that it allows in addition to its bases. */
 struct found {
     uint32_t *words;
     struct mask_bases bases;
     int32_t *ids;
-    uint32_t n_ids, max_ids; // more than max_ids: not all are in `ids`
+    uint32_t n_ids, max_ids; // if n_ids is above max_ids, not all are in `ids`
 };
 
 struct masks {
     const struct grammar_vocab *vocab;
     struct automaton *a;
     struct mask_slot {
-        uint32_t state, newer, older; // the list of use
-        uint32_t *words;              // the whole mask; or
-        struct mask_bases bases;      // all ids of these, and
-        int32_t *ids;                 // these ids
+        uint32_t state, newer, older; // newer, older: neighbours in order of use
+        uint32_t *words;              // the whole mask; NULL: it consists of `bases` and `ids`
+        struct mask_bases bases;      // masks whose ids it includes
+        int32_t *ids;                 // further ids that it includes
         uint32_t n_ids;
     } *v;
     uint32_t n, cap, newest, oldest; // slot + 1; 0: none
@@ -44,19 +45,21 @@ struct masks {
 
     struct head {
         uint32_t e;
-        bool whole;      // too many ends to be worth it
-        uint32_t *words; // tokens that stay in it, or end with it; or
-        int32_t *ids;    // the same where they are few
+        bool whole;      // it has too many ends to be worth it
+        uint32_t *words; // mask of the tokens that stay in the head or end with it; NULL: they are
+                         // in `ids`
+        int32_t *ids;    // the same tokens as a list, if they are few
         uint32_t n_ids;
-        uint32_t *ends; // nodes of the trie where the head ends and tokens continue
+        uint32_t *ends; // nodes of the trie at which the head ends while tokens continue
         uint32_t n_ends;
     } *heads;
     uint32_t n_heads, cap_heads;
     struct mask_run *runs; // mask_shared.h
     uint32_t n_runs, cap_runs;
-    bool shared_dropped;    // heads and runs: masks may have been made of them
-    uint32_t *path;         // states by depth, for the walk
-    struct found now, head; // the mask and the head that are being made
+    // Heads and runs were dropped, so masks made from them must be dropped, too.
+    bool shared_dropped;
+    uint32_t *path;         // states by depth during a walk
+    struct found now, head; // the mask and the head that are being built
 };
 
 static inline void allow_id(struct found *f, int32_t id)
@@ -121,7 +124,7 @@ static inline uint32_t step(struct automaton *a, uint32_t state, uint8_t byte)
     return automaton_step(a, state, byte);
 }
 
-/* Allows the tokens below the node `from`, which is reached in `state`. */
+/* Allows the tokens below the node `from`, at which the automaton is in `state`. */
 void mask_walk(struct masks *m, uint32_t from, uint32_t state, struct found *f);
 
 #endif

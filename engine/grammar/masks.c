@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Masks of states, cached with the least recently used dropped first. */
+/* Masks of states, in a cache from which the least recently used are dropped. */
 #include "engine/grammar/masks.h"
 
 #include "engine/grammar/mask_heads.h"
@@ -10,8 +10,8 @@
 #include "engine/grammar/rules.h"
 
 enum {
-    LEAD_MAX = 4,   // parts before the long one in a head
-    REPEAT_MIN = 8, // a shorter repetition is not worth a head
+    LEAD_MAX = 4,   // chosen: number of parts before the long one in a head
+    REPEAT_MIN = 8, // chosen: a head does not pay for a shorter repetition
 };
 
 void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a,
@@ -56,8 +56,9 @@ size_t masks_bytes(const struct masks *m)
 
 /* ---- a state's mask ---- */
 
-/* Cuts an expression into a head, if it has one, and the rest. A single byte after a repetition
- * belongs to the head: few tokens contain a closing quote, so the head then has few ends. */
+/* Divides an expression into its head, if it has one, and the rest. A single byte after a
+ * repetition belongs to the head: few tokens contain a closing quote, so the head then has few
+ * ends. */
 static bool split_head(struct exprs *x, uint32_t e, uint32_t *head, uint32_t *rest)
 {
     uint32_t part[LEAD_MAX + 2], n = 0;
@@ -91,11 +92,11 @@ static bool split_head(struct exprs *x, uint32_t e, uint32_t *head, uint32_t *re
 }
 
 struct plain {
-    struct item *v; // what is walked as it is
+    struct item *v; // items without a head
     size_t n, cap;
 };
 
-/* Replaces objects by their expansion, so that white space at their beginning is found. */
+/* Replaces an object by its expansion, so that white space at its beginning is seen. */
 static uint32_t expand(struct exprs *x, uint32_t e)
 {
     uint32_t first = x->v[e].kind == X_SEQ ? x->v[e].a : e;
@@ -106,8 +107,8 @@ static uint32_t expand(struct exprs *x, uint32_t e)
     return expr_seq(x, object_expand(x, first), rest);
 }
 
-/* Adds the tokens that one item allows from the mask of its first part, which many states share.
- * Returns false if the item must be walked through the whole vocabulary. */
+/* Adds the tokens that an item allows by means of the mask of its first part, which many states
+ * share. Returns false if the whole vocabulary must be walked for this item. */
 static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, struct found *f)
 {
     uint32_t head, rest;
@@ -146,7 +147,7 @@ static void put_plain(struct plain *plain, uint32_t e, uint32_t stack)
     }
 }
 
-/* For items that begin with alternatives: each alternative may have its own head, even where the
+/* For items that begin with alternatives. Each alternative may have a different head, although the
  * same expression follows all of them. */
 static void add_branches(struct masks *m, uint32_t e, uint32_t stack, struct found *f,
                          struct plain *plain)
@@ -168,13 +169,13 @@ static void add_branches(struct masks *m, uint32_t e, uint32_t stack, struct fou
     free(left);
 }
 
-/* One item's tokens. Heads and strings have short cuts; the remaining items need a walk
+/* Adds the tokens of one item. Heads and strings have shortcuts; the other items need a walk
  * (`plain`). */
 static void add_item(struct masks *m, struct item it, struct found *f, struct plain *plain)
 {
     struct exprs *x = m->a->x;
     uint32_t e = it.e;
-    if (expr_is(x, e, XF_CALL_FIRST)) { // the rules that it calls have items of their own
+    if (expr_is(x, e, XF_CALL_FIRST)) { // the rules that it calls have separate items
         e = rules_without_calls(x, e);
     }
     e = expand(x, e);
@@ -186,8 +187,8 @@ static void add_item(struct masks *m, struct item it, struct found *f, struct pl
     }
 }
 
-/* The items are copied, since automaton_items' array moves when the automaton grows. Items without
- * a known head are walked together, in one pass. */
+/* The items are copied, because the array of automaton_items moves when the automaton grows. Items
+ * without a known head are walked together, in one pass. */
 static void compute(struct masks *m, uint32_t state, struct found *f)
 {
     size_t n;
@@ -205,7 +206,7 @@ static void compute(struct masks *m, uint32_t state, struct found *f)
     free(copy);
 }
 
-/* ---- kept masks ---- */
+/* ---- the cache of masks ---- */
 
 static void unlink_slot(struct masks *m, uint32_t s)
 {
@@ -231,7 +232,7 @@ static size_t slot_bytes(const struct masks *m, const struct mask_slot *p)
     return p->n_ids * sizeof *p->ids;
 }
 
-/* The state forgets its mask, and the slot is free. */
+/* Drops the least recently used mask; its state forgets the slot, which becomes free. */
 static void drop_oldest(struct masks *m)
 {
     uint32_t s = m->oldest - 1;
@@ -245,8 +246,8 @@ static void drop_oldest(struct masks *m)
     m->free = s + 1;
 }
 
-/* Masks with few or nearly all tokens are kept as lists. The least recently used masks are dropped
- * until the bytes fit. */
+/* Masks with few tokens, and masks that differ little from their bases, are stored as lists. The
+ * least recently used masks are dropped until the memory suffices. */
 static void keep(struct masks *m, uint32_t state, const struct found *f)
 {
     size_t n_words = m->vocab->n_words;
@@ -275,7 +276,7 @@ static void keep(struct masks *m, uint32_t state, const struct found *f)
     m->a->v[state].mask = s;
 }
 
-/* A slot is a whole mask, or up to two shared ones and a list of ids. */
+/* A slot holds a whole mask, or up to two shared masks and a list of ids. */
 static void write_slot(const struct mask_slot *p, uint32_t *words, size_t n_words)
 {
     const uint32_t *first = p->words ? p->words : p->bases.words[0];
@@ -292,7 +293,7 @@ static void write_slot(const struct mask_slot *p, uint32_t *words, size_t n_word
     }
 }
 
-/* Computed into the caller's words, then kept in the shorter of the two forms. */
+/* The mask is computed into the caller's words, and then stored in the shorter of the two forms. */
 void masks_get(struct masks *m, uint32_t state, uint32_t *words)
 {
     size_t n_words = m->vocab->n_words;
@@ -308,7 +309,8 @@ void masks_get(struct masks *m, uint32_t state, uint32_t *words)
     m->now.n_ids = 0;
     m->now.bases = (struct mask_bases){0};
     compute(m, state, &m->now);
-    while (m->shared_dropped && m->oldest) { // masks may have been made of these
+    // These masks may have been made from heads and runs that were dropped.
+    while (m->shared_dropped && m->oldest) {
         drop_oldest(m);
     }
     m->shared_dropped = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Names and their numbers, in order of first use; the strings belong to the source. */
+/* Names, numbered in order of their first use. The strings belong to the source. */
 #include "engine/grammar/names.h"
 
 #include "engine/base/hash.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Open addressing; the table is at most half full. */
+/* Open addressing. The table is at most half full. */
 static uint32_t *slot_of(struct names *l, const char *s, size_t n)
 {
     size_t i = hash_bytes(s, n, hash_process_key()) & (l->table_size - 1);
@@ -22,7 +22,7 @@ static uint32_t *slot_of(struct names *l, const char *s, size_t n)
     return &l->table[i];
 }
 
-/* The number of a name, a new one if it is unknown. */
+/* The number of a name. An unknown name gets a new number. */
 uint32_t names_get(struct names *l, const char *s, size_t n)
 {
     if (l->n * 2 >= l->table_size) {

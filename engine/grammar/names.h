@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | Names of a grammar's rules, numbered in order of first occurrence.
+/* Names of a grammar's rules, numbered in order of first occurrence.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_NAMES_H
@@ -10,7 +10,7 @@
 
 struct names {
     struct name {
-        const char *s; // in the source
+        const char *s; // points into the source
         size_t n;
     } *v;
     uint32_t n, cap;

@@ -6,7 +6,7 @@
 
 enum { MODULUS_MAX = 2000000000, BOUNDED_MODULUS_MAX = 10000, SCALE_MAX = 18 };
 
-/* Keeps the tighter lower bound; an excluded one is tighter than the same number included. */
+/* Keeps the tighter lower bound. An exclusive bound is tighter than the same number inclusive. */
 void number_above(struct number_bounds *b, const struct decimal *v, bool excluded)
 {
     int c = b->has_min ? decimal_compare(v, &b->min) : 1;
@@ -42,7 +42,7 @@ static uint32_t any_digits(struct exprs *x, uint32_t lo, uint32_t hi)
 
 /* ---- whole numbers, by their digits ---- */
 
-/* Numbers of n digits that are at least, or at most, s. */
+/* Numbers of n digits that are at least s or, if not `least`, at most s. */
 static uint32_t compared(struct exprs *x, const char *s, int n, bool least)
 {
     uint32_t e = EXPR_EMPTY;
@@ -80,7 +80,8 @@ static uint32_t between(struct exprs *x, const char *a, const char *b, int n)
     return expr_seq(x, expr_literal(x, a, (size_t)i), e);
 }
 
-/* Numbers with more than n and at most m digits (EXPR_INF: unlimited), without leading zeros. */
+/* Numbers that have more than n and at most m digits (EXPR_INF: any number), without leading
+ * zeros. */
 static uint32_t longer(struct exprs *x, uint32_t n, uint32_t m)
 {
     if (n >= m) {
@@ -89,7 +90,7 @@ static uint32_t longer(struct exprs *x, uint32_t n, uint32_t m)
     return expr_seq(x, digits(x, '1', '9'), any_digits(x, n, m == EXPR_INF ? EXPR_INF : m - 1));
 }
 
-/* Whole numbers from lo to hi, both not negative; hi NULL: no upper bound. */
+/* Whole numbers from lo to hi, neither of which is negative. hi NULL: no upper bound. */
 static uint32_t whole_range(struct exprs *x, const struct decimal *lo, const struct decimal *hi)
 {
     int n = lo->n_whole;
@@ -121,7 +122,7 @@ static struct decimal negated(struct decimal d)
     return d;
 }
 
-/* The smallest whole number greater than `v`, or equal to it unless that is excluded. */
+/* The smallest whole number above `v`; or `v` itself, unless it is excluded or not whole. */
 static struct decimal least_whole(struct decimal v, bool excluded)
 {
     bool itself = decimal_is_whole(&v);
@@ -137,8 +138,8 @@ static struct decimal least_whole(struct decimal v, bool excluded)
     return v;
 }
 
-/* Integers. Positive and negative ranges are built separately, since the order of negative numbers
- * is reversed. */
+/* Integers. The positive and the negative range are built separately, because negative numbers are
+ * in reverse order. */
 uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
 {
     struct decimal lo = least_whole(b->min, b->min_excluded);
@@ -157,8 +158,8 @@ uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
 
 /* ---- numbers with a point ---- */
 
-/* The fraction after a whole part that equals the bound's, such that the number is at least (or at
- * most) the bound. */
+/* The fraction after a whole part that equals that of the bound, such that the number is at least
+ * (or at most) the bound. */
 static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool least,
                               bool excluded)
 {
@@ -189,7 +190,7 @@ static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool
         uint32_t beyond = least ? digits(x, c + 1, '9') : digits(x, '0', c - 1);
         end = expr_alt2(x, expr_seq(x, digits(x, c, c), end), expr_seq(x, beyond, any));
         if (!least && i > 0) {
-            end = expr_optional(x, end); // a prefix of the bound's digits is below the bound
+            end = expr_optional(x, end); // a prefix of the bound's digits is less than the bound
         }
     }
     end = expr_seq(x, point, end);
@@ -199,7 +200,7 @@ static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool
     return expr_optional(x, end);
 }
 
-/* Non-negative numbers that are at least (at most) a non-negative bound. */
+/* Non-negative numbers that are at least, or at most, a non-negative bound. */
 static uint32_t magnitude(struct exprs *x, const struct decimal *bound, bool least, bool excluded)
 {
     struct decimal whole = *bound, next;
@@ -221,7 +222,7 @@ static uint32_t magnitude(struct exprs *x, const struct decimal *bound, bool lea
     return expr_alt2(x, same, expr_seq(x, whole_range(x, &zero, &last), part));
 }
 
-/* Magnitudes between two bounds; NULL: no bound. */
+/* Magnitudes between two bounds; NULL: no bound on that side. */
 static uint32_t magnitudes(struct exprs *x, const struct decimal *lo, bool lo_excluded,
                            const struct decimal *hi, bool hi_excluded)
 {
@@ -232,8 +233,8 @@ static uint32_t magnitudes(struct exprs *x, const struct decimal *lo, bool lo_ex
     return expr_clean(x, expr_and2(x, least, magnitude(x, hi, false, hi_excluded)));
 }
 
-/* Without bounds any spelling of JSON, with exponent; with bounds plain decimals only,
- * since exponents would make ranges infinite unions. */
+/* Without bounds any spelling that JSON allows, including exponents. With bounds only plain
+ * decimals, because exponents would make a range an infinite union. */
 uint32_t number_any(struct exprs *x, const struct number_bounds *b)
 {
     uint32_t minus = expr_byte(x, '-');
@@ -274,7 +275,7 @@ static uint32_t multiple_from(struct exprs *x, uint32_t modulus, uint32_t rest, 
         x, (struct expr){.kind = X_MULTIPLE, .flags = flags, .a = modulus, .b = rest, .c = point});
 }
 
-/* Whole multiples without bounds: after the first digit any remainder can reach 0. */
+/* Whole multiples without bounds. After the first digit, any remainder can reach 0. */
 static uint32_t whole_multiples(struct exprs *x, uint32_t modulus)
 {
     uint32_t branch[10], n = 0;
@@ -287,7 +288,7 @@ static uint32_t whole_multiples(struct exprs *x, uint32_t modulus)
     return expr_alt2(x, e, expr_byte(x, '0'));
 }
 
-/* The digits of `of` as a whole number, without its point. */
+/* The digits of `of` as a whole number, as if there were no point. */
 static bool modulus_of(const struct decimal *of, uint64_t *modulus)
 {
     *modulus = 0;
@@ -303,7 +304,7 @@ static bool modulus_of(const struct decimal *of, uint64_t *modulus)
     return *modulus > 0 && *modulus <= MODULUS_MAX;
 }
 
-/* modulus without the factors that `power` has in common with it. */
+/* `modulus` without the factors that it has in common with `power`. */
 static uint64_t without_factor(uint64_t modulus, uint64_t power)
 {
     uint64_t a = modulus, b = power;
@@ -315,7 +316,8 @@ static uint64_t without_factor(uint64_t modulus, uint64_t power)
     return modulus / a;
 }
 
-/* Digits modulo `of`: an automaton over the remainder so far. False: the modulus is too large. */
+/* Numbers whose digits are divisible by `of`, by an automaton over the remainder so far. False: the
+ * modulus is too large. */
 bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of,
                      bool whole, uint32_t *e)
 {
@@ -329,7 +331,7 @@ bool number_multiple(struct exprs *x, const struct number_bounds *b, const struc
     uint32_t number = expr_seq(x, expr_optional(x, expr_byte(x, '-')), any_digits(x, 1, EXPR_INF));
     uint32_t in_bounds = whole ? number_integer(x, b) : number_any(x, b);
     uint32_t sign = expr_optional(x, expr_byte(x, '-'));
-    for (int j = of->n_part; j >= 0; j--, power *= 10) { // j digits after the point
+    for (int j = of->n_part; j >= 0; j--, power *= 10) { // for j digits after the point
         uint32_t m = (uint32_t)without_factor(modulus, power);
         if (j == 0 && !bounded) {
             *e = expr_alt2(x, *e, whole_multiples(x, m));

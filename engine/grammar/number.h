@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | Numbers of JSON within bounds, as expressions.
+/* Numbers of JSON within bounds, as expressions.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_NUMBER_H
@@ -17,14 +17,14 @@ struct number_bounds {
 void number_above(struct number_bounds *b, const struct decimal *v, bool excluded);
 void number_below(struct number_bounds *b, const struct decimal *v, bool excluded);
 
-/* Whole numbers within the bounds, written without point or exponent; "-0" is excluded. */
+/* Whole numbers within the bounds, written without point and exponent. "-0" is excluded. */
 uint32_t number_integer(struct exprs *x, const struct number_bounds *b);
 
-/* Any numbers within the bounds; if there are bounds, written without exponent. */
+/* Any numbers within the bounds. If there are bounds, they are written without exponent. */
 uint32_t number_any(struct exprs *x, const struct number_bounds *b);
 
-/* Multiples of `of` (above 0) within the bounds, written without exponent and with at most as many
- * digits after the point as `of`. False: the modulus is too large. */
+/* Multiples of `of` (above 0) within the bounds, written without exponent, and with at most as many
+ * digits after the point as `of` has. False: the modulus is too large. */
 bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of,
                      bool whole, uint32_t *e);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Objects as one compact node: a position in the list of properties, the number of pairs
- * so far, and a place in a trie of all names. */
+/* Objects as one compact node: a position in the list of properties, the number of pairs so far,
+ * and a place in a trie of all names. */
 #include "engine/grammar/object.h"
 
 #include "engine/base/mem.h"
@@ -40,7 +40,8 @@ static bool counts(const struct expr_object *o)
     return o->min > 0 || o->max != EXPR_INF;
 }
 
-/* Whether all required properties and the minimum number of pairs are present. */
+/* Whether all required properties and the minimum number of pairs are present, so that the object
+ * may end. */
 static bool is_over(const struct exprs *x, const struct expr_object *o, uint32_t next,
                     uint32_t pairs)
 {
@@ -54,7 +55,8 @@ static bool is_over(const struct exprs *x, const struct expr_object *o, uint32_t
     return next == o->n;
 }
 
-/* `pairs` is the number of pairs so far, up to the largest that matters. */
+/* `pairs` is the number of pairs so far, but not more than the largest number that makes a
+ * difference. */
 static uint32_t node(struct exprs *x, enum expr_kind kind, uint32_t object, uint32_t next,
                      uint32_t pairs, uint32_t at)
 {
@@ -90,8 +92,8 @@ static uint32_t trie_child(const struct expr_object *o, uint32_t at, uint8_t byt
     return c;
 }
 
-/* The child by this byte, made if it is not there. Bytes of names must be distinguished, so they
- * get classes of their own. */
+/* The child of a trie node for this byte, which is added if missing. The bytes of names must be
+ * distinguished, so each gets a class of its own. */
 static uint32_t trie_step(struct exprs *x, struct expr_object *o, uint32_t at, uint8_t byte)
 {
     uint32_t c = trie_child(o, at, byte);
@@ -107,7 +109,7 @@ static uint32_t trie_step(struct exprs *x, struct expr_object *o, uint32_t at, u
     return c;
 }
 
-/* The bytes of a name as written, followed by its end byte. */
+/* Writes the bytes of a name as they appear in the text, followed by its end byte. */
 static size_t name_bytes(struct exprs *x, const struct expr_object *o,
                          const struct expr_property *p, uint8_t *out)
 {
@@ -132,7 +134,7 @@ static size_t name_bytes(struct exprs *x, const struct expr_object *o,
     return n;
 }
 
-/* Walks the trie along a name: adds nodes, or with `fill` records the property in each. */
+/* Walks the trie along a name. Adds nodes, or with `fill` records the property in each node. */
 static void add_name(struct exprs *x, struct expr_object *o, uint32_t property, bool fill)
 {
     uint8_t *text = xmalloc(o->v[property].n_name * 6 + 1);
@@ -157,8 +159,8 @@ static void add_name(struct exprs *x, struct expr_object *o, uint32_t property, 
     free(text);
 }
 
-/* For each position the next required property and the number of required ones from there,
- * so that steps take constant time. */
+/* Computes, for each position, the next required property and the number of required ones from
+ * there on, so that steps take constant time. */
 void object_finish(struct exprs *x, struct expr_object *o)
 {
     o->next_required = xcalloc(o->n + 1, sizeof *o->next_required);
@@ -195,7 +197,7 @@ void object_finish(struct exprs *x, struct expr_object *o)
 
 /* ---- what may follow ---- */
 
-/* The maximum number of pairs that can still follow, from property `next` on. */
+/* The maximum number of pairs that can still follow, with properties from `next` on. */
 static uint64_t room(const struct expr_object *o, uint32_t next)
 {
     if (o->other != EXPR_NONE) {
@@ -208,8 +210,8 @@ static uint64_t room(const struct expr_object *o, uint32_t next)
     return n;
 }
 
-/* Whether the number of pairs can still become valid after `pairs` pairs, with property `next` the
- * earliest possible. */
+/* Whether the number of pairs can still become valid, given `pairs` pairs so far, if the next
+ * property is `next` or a later one. */
 static bool counts_fit(const struct expr_object *o, uint32_t next, uint32_t pairs)
 {
     if (!counts(o)) {
@@ -218,7 +220,7 @@ static bool counts_fit(const struct expr_object *o, uint32_t next, uint32_t pair
     return (uint64_t)pairs + o->n_required[next] <= o->max && pairs + room(o, next) >= o->min;
 }
 
-/* Whether any object satisfies the limits at all. */
+/* Whether any object satisfies the limits. */
 bool object_has_room(const struct expr_object *o)
 {
     uint64_t required = 0;
@@ -231,7 +233,7 @@ bool object_has_room(const struct expr_object *o)
     return required <= o->max && room(o, 0) >= o->min && o->min <= o->max;
 }
 
-/* Whether any property below this node may come next. */
+/* Whether any of the properties below this node may come next. */
 static bool any_below(struct exprs *x, const struct expr_object *o, uint32_t at, uint32_t next,
                       uint32_t pairs)
 {
@@ -255,7 +257,7 @@ static bool any_below(struct exprs *x, const struct expr_object *o, uint32_t at,
     return false;
 }
 
-/* One pair with an undeclared name, then possibly more, then the end. */
+/* A pair with an undeclared name, then possibly more of them, then the end. */
 static uint32_t others(struct exprs *x, const struct expr_object *o, uint32_t pairs)
 {
     if (o->other == EXPR_NONE || pairs >= o->max) {
@@ -268,8 +270,8 @@ static uint32_t others(struct exprs *x, const struct expr_object *o, uint32_t pa
     return expr_seq3(x, o->other, expr_rep(x, again, lo, hi), end);
 }
 
-/* The expression after a pair: a pair with a later property, a pair with an undeclared name, or the
- * end if nothing required is left. */
+/* The expression after a pair: a pair with a later property, a pair with an undeclared name, or, if
+ * nothing required is left, the end. */
 uint32_t object_expand(struct exprs *x, uint32_t e)
 {
     uint32_t id = x->v[e].a, next = x->v[e].b, pairs = x->v[e].c;
@@ -297,8 +299,8 @@ void object_first_of_key(struct exprs *x, uint32_t e, struct byte_set *out)
     }
 }
 
-/* The derivative within a name: the next node of the trie, or the property's value at the end of
- * the name. */
+/* The derivative within a name: the next node of the trie or, at the end of the name, the
+ * property's value. */
 uint32_t object_derive_key(struct exprs *x, uint32_t e, uint8_t byte)
 {
     uint32_t id = x->v[e].a, next = x->v[e].b, pairs = x->v[e].c;

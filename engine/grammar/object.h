@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The remainder of a JSON object whose named properties come in a fixed order, followed by any
- * others. Each position in the object is one expression, expanded when it is reached. All names are
- * in one trie, so that hundreds of optional properties cost no more at a position than the bytes of
- * the names that may follow.
+/* The rest of a JSON object whose named properties come in a fixed order, followed by any others.
+ * Each position in the object is one expression, which is expanded when it is reached. All names
+ * are in one trie, so hundreds of optional properties cost no more at a position than the bytes
+ * that their names may begin with.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_OBJECT_H
 #define SLUICE_ENGINE_GRAMMAR_OBJECT_H
@@ -12,30 +12,31 @@
 struct expr_property {
     char *name; // owned
     size_t n_name;
-    uint32_t value; // EXPR_NONE: not allowed
+    uint32_t value; // EXPR_NONE: the property is not allowed
     bool required;
 };
 
 struct expr_object {
     struct expr_property *v;
     uint32_t n, cap;
-    uint32_t other;    // a complete pair with an undeclared name; EXPR_NONE: not allowed
-    uint32_t min, max; // number of pairs; max may be EXPR_INF
+    uint32_t other;    // a complete pair with an undeclared name; EXPR_NONE: none are allowed
+    uint32_t min, max; // minimum and maximum number of pairs; max may be EXPR_INF
     uint32_t space, colon,
         comma; // separators; colon and comma include the white space after them
-    /* A name follows `open` and ends with the byte name_end, with JSON's escapes unless it is bare;
-     * `close` ends the object and may be empty. */
+    /* A name follows `open` and ends with the byte name_end. JSON's escapes are used in it unless
+     * it is bare. `close` ends the object, and may be empty. */
     uint32_t open, close;
     uint8_t name_end;
     bool bare;
 
     // Computed by object_finish.
-    uint32_t *next_required; // index of the first required property from v[i] on; n: none
-    uint32_t *n_required;    // number of required properties from v[i] on
+    // By i: index of the first required property from v[i] on; n: there is none.
+    uint32_t *next_required;
+    uint32_t *n_required; // by i: number of required properties from v[i] on
     struct key_node {
         uint32_t child, sibling; // 0: none
-        uint32_t first, count;   // range of `below`: the properties whose names continue from here,
-                                 // ascending
+        uint32_t first, count;   // range of `below`: the properties whose names continue from this
+                                 // node, ascending
         uint32_t leaf;           // index of the property whose name ends here, plus 1
         uint8_t byte;
     } *trie; // [0] is the root
@@ -52,14 +53,15 @@ void object_free(struct expr_object *o); // accepts NULL
  * brace. */
 uint32_t object_start(struct exprs *x, struct expr_object *o);
 
-/* Builds the trie, after all values are final, and before any derivative of the object. */
+/* Builds the trie. Call it when all values are final, and before any derivative of the object. */
 void object_finish(struct exprs *x, struct expr_object *o);
 
-/* Whether any text can complete the object: all required properties are possible. */
+/* Whether any text can complete the object, which means that all required properties are
+ * possible. */
 bool object_has_room(const struct expr_object *o);
 
-uint32_t object_expand(struct exprs *x, uint32_t e);                         // an X_OBJECT
-void object_first_of_key(struct exprs *x, uint32_t e, struct byte_set *out); // an X_KEY
+uint32_t object_expand(struct exprs *x, uint32_t e);                         // e: an X_OBJECT
+void object_first_of_key(struct exprs *x, uint32_t e, struct byte_set *out); // e: an X_KEY
 uint32_t object_derive_key(struct exprs *x, uint32_t e, uint8_t byte);
 
 #endif

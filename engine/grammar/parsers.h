@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | The parsers of the kinds of grammars: each builds an expression over rules.
+/* The parsers of all kinds of grammars. Each builds an expression over rules.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_PARSERS_H
@@ -10,20 +10,20 @@
 #include "engine/grammar/rules.h"
 #include "engine/grammar/style.h"
 
-/* The current compilation; limits have no zeros. */
+/* The current compilation. No limit in `limits` is 0. */
 struct compile {
     struct exprs *x;
     struct rules *rules;
     const struct grammar_source *source;
     const struct grammar_limits *limits;
-    const struct grammar_vocab *vocab; // its special tokens may be named; may be NULL
-    const struct style *style;         // of a schema; NULL: JSON's
+    const struct grammar_vocab *vocab; // grammars may name its special tokens; may be NULL
+    const struct style *style;         // for a schema; NULL: JSON's style
     bool only_object;                  // for a schema: only objects are allowed
     struct err *err;
 };
 
 enum status schema_parse(struct compile *c, uint32_t *start);
-/* For a schema that is part of a larger tree. */
+/* Parses a schema that is part of a larger tree. */
 struct tree;
 struct tree_value;
 enum status schema_parse_at(struct compile *c, struct tree *tree, const struct tree_value *root,

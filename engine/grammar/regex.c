@@ -9,21 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Parts without anchors become expressions immediately; others stay a tree until everything is
- * parsed. */
+/* Parts without anchors become expressions immediately. Parts with anchors stay a tree until
+ * everything is parsed. */
 enum node_kind { R_EXPR, R_START, R_END, R_SEQ, R_ALT, R_REP };
 
-/* A node of the parsed expression. Anchors are resolved later, since what they mean
- * depends on the place. */
+/* A node of the parsed expression. Anchors are resolved later, because their meaning depends on
+ * their place. */
 struct node {
     enum node_kind kind;
-    uint32_t e;        // R_EXPR
-    uint32_t first, n; // children in parser.list; R_REP: list[first]
-    uint32_t lo, hi;   // R_REP
+    uint32_t e;        // for R_EXPR
+    uint32_t first, n; // children in parser.list; for R_REP the child is list[first]
+    uint32_t lo, hi;   // for R_REP
 };
 
-/* `of_node` and `of_rest` cache results for the four combinations of being at the text's
- * start and end. */
+/* `of_node` and `of_rest` cache the results for the four combinations of being at the start and at
+ * the end of the text. */
 struct parser {
     struct exprs *x;
     struct regex_source in;
@@ -34,8 +34,10 @@ struct parser {
     uint32_t n, cap;
     uint32_t *list;
     uint32_t n_list, cap_list;
-    uint32_t (*of_node)[4]; // cache of match, plus 1, for each combination of start and end
-    uint32_t (*of_rest)[4]; // for a sequence from a child on, by its position in the list
+    uint32_t (*of_node)[4]; // by node: cached result of match, plus 1, for each combination of
+                            // start and end
+    uint32_t (*of_rest)[4]; // by position in the list: the same for the rest of a sequence, from
+                            // that child on
 };
 
 static uint32_t add(struct parser *p, struct node node)
@@ -50,13 +52,13 @@ static uint32_t add_expr(struct parser *p, uint32_t e)
     return add(p, (struct node){.kind = R_EXPR, .e = e});
 }
 
-/* Children of a node, or one expression if all children are expressions. */
+/* The children of a node; if none of them has an anchor, they become one expression. */
 struct children {
     uint32_t *v;
     size_t n, cap;
 };
 
-/* Merges adjacent children without anchors. */
+/* Joins adjacent children that have no anchors. */
 static void join(struct parser *p, struct children *c)
 {
     size_t n = 0;
@@ -70,7 +72,7 @@ static void join(struct parser *p, struct children *c)
     c->n = n;
 }
 
-/* Parts without anchors are joined to one expression at once. Only a list with an anchor inside
+/* Parts without anchors are joined to one expression at once. Only a list that contains an anchor
  * needs nodes, which match() resolves later. */
 static uint32_t add_children(struct parser *p, enum node_kind kind, struct children *c)
 {
@@ -131,7 +133,7 @@ static bool take(struct parser *p, const char *word)
     return is;
 }
 
-/* Names of groups have no meaning here, but must be well formed. */
+/* Names of groups have no effect here, but they must be well formed. */
 static enum status parse_name(struct parser *p, struct err *err)
 {
     size_t from = p->in.at;
@@ -145,13 +147,13 @@ static enum status parse_name(struct parser *p, struct err *err)
     return OK;
 }
 
-/* "i", "s", "i-s:" etc. after "(?". *group: a group follows, otherwise the flags apply from here
- * on. */
+/* Reads "i", "s", "i-s:" etc. after "(?". *group: a group follows; otherwise the flags apply from
+ * here on. */
 static enum status parse_flags(struct parser *p, bool *group, struct err *err)
 {
     static const struct {
         char letter;
-        unsigned flag; // 0: no effect on supported syntax
+        unsigned flag; // 0: the flag has no effect on the supported syntax
     } known[] = {{'i', REGEX_IGNORE_CASE}, {'s', REGEX_DOT_ALL}, {'u', 0}};
     bool off = false;
     for (; p->in.at < p->in.n; p->in.at++) {
@@ -168,7 +170,7 @@ static enum status parse_flags(struct parser *p, bool *group, struct err *err)
         if (c == '-' && !off) {
             off = true;
         } else if (i == 3) {
-            return regex_wrong(&p->in, err, "the flag is not known (i and s are)");
+            return regex_wrong(&p->in, err, "the flag is not known (only i and s are)");
         } else {
             if (off) {
                 p->flags = p->flags & ~known[i].flag;
@@ -180,8 +182,8 @@ static enum status parse_flags(struct parser *p, bool *group, struct err *err)
     return regex_wrong(&p->in, err, "a group has no end");
 }
 
-/* Constructs that are not regular are errors that name them. Flags set inside the group end with
- * it. */
+/* For constructs that are not regular, the error names the construct. Flags that are set inside a
+ * group end with it. */
 static enum status parse_group(struct parser *p, uint32_t *node, struct err *err)
 {
     static const struct {
@@ -210,7 +212,7 @@ static enum status parse_group(struct parser *p, uint32_t *node, struct err *err
     } else if (!take(p, "?:") && take(p, "?")) {
         TRY(parse_flags(p, &group, err));
     }
-    if (!group) { // (?i): up to the end of the enclosing group
+    if (!group) { // (?i) applies up to the end of the enclosing group
         p->depth--;
         *node = add_expr(p, EXPR_EMPTY);
         return OK;
@@ -255,7 +257,7 @@ static enum status parse_atom(struct parser *p, uint32_t *node, struct err *err)
     return st;
 }
 
-/* Counts stop growing at UINT32_MAX, so that a long number cannot wrap to a small one. */
+/* Counts saturate at UINT32_MAX, so that a long number cannot wrap to a small one. */
 static enum status parse_count(struct parser *p, uint32_t *count, struct err *err)
 {
     uint64_t v = 0;
@@ -277,7 +279,7 @@ static enum status parse_count(struct parser *p, uint32_t *count, struct err *er
     return OK;
 }
 
-/* A brace after an atom starts a count if a digit, a sign or a comma follows; otherwise it is
+/* A brace after an atom begins a count if a digit, a sign or a comma follows. Otherwise it is
  * literal. */
 static bool at_count(const struct parser *p)
 {
@@ -314,13 +316,13 @@ static enum status parse_bounds(struct parser *p, uint32_t *lo, uint32_t *hi, st
         return regex_wrong(&p->in, err, "a repetition has no end");
     }
     if (*lo > *hi) {
-        return regex_wrong(&p->in, err, "a repetition's least count is above its greatest");
+        return regex_wrong(&p->in, err, "a repetition's minimum is above its maximum");
     }
     return OK;
 }
 
-/* Laziness is ignored: it changes which text is found first, but not which texts match. Possessive
- * repetition does change that, so it is refused. */
+/* Laziness is ignored, because it changes which text is found first, but not which texts match.
+ * Possessive repetition does change that, so it is refused. */
 static enum status parse_repeated(struct parser *p, uint32_t *node, struct err *err)
 {
     TRY(parse_atom(p, node, err));
@@ -333,7 +335,7 @@ static enum status parse_repeated(struct parser *p, uint32_t *node, struct err *
         }
         TRY(parse_bounds(p, &lo, &hi, err));
         if (take(p, "?")) {
-            // lazy: matches the same language
+            // a lazy repetition matches the same language
         } else if (at(p, "+")) {
             regex_wrong(&p->in, err, "possessive repetition is not supported");
             return ERR_UNSUPPORTED;
@@ -351,7 +353,7 @@ static enum status parse_repeated(struct parser *p, uint32_t *node, struct err *
     return OK;
 }
 
-/* Up to "|", ")" or the end. */
+/* Parses up to "|", ")" or the end. */
 static enum status parse_sequence(struct parser *p, uint32_t *node, struct err *err)
 {
     struct children c = {0};
@@ -373,7 +375,7 @@ static enum status parse_sequence(struct parser *p, uint32_t *node, struct err *
     return OK;
 }
 
-/* Alternatives of a group or of the whole. */
+/* Parses the alternatives of a group or of the whole expression. */
 static enum status parse_alternatives(struct parser *p, uint32_t *node, struct err *err)
 {
     struct children c = {0};
@@ -394,11 +396,11 @@ static enum status parse_alternatives(struct parser *p, uint32_t *node, struct e
 
 /* ---- anchors ---- */
 
-/* The matches of a node that does, or does not, begin at the text's start and end at the text's
- * end. */
+/* The texts that a node matches, given whether it begins at the start of the text (start) and ends
+ * at the end of the text (end). */
 static uint32_t match(struct parser *p, uint32_t node, bool start, bool end, struct err *err);
 
-static uint32_t some(struct parser *p, uint32_t e) // without the empty text
+static uint32_t some(struct parser *p, uint32_t e) // `e` without the empty text
 {
     if (expr_is(p->x, e, XF_NULLABLE)) {
         return expr_and2(p->x, e, expr_rep(p->x, p->x->any_char, 1, EXPR_INF));
@@ -406,8 +408,8 @@ static uint32_t some(struct parser *p, uint32_t e) // without the empty text
     return e;
 }
 
-/* A sequence, from child i on: if one child is at the start, the next one is only if that matched
- * nothing; correspondingly at the end. */
+/* A sequence, from child i on. If a child is at the start of the text, the next child is at the
+ * start only if this one matched nothing; the same holds, in reverse, at the end. */
 static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool start, bool end,
                           struct err *err)
 {
@@ -426,8 +428,8 @@ static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool star
         all = expr_alt2(x, all, some(p, match_seq(p, n, i + 1, start, end, err)));
     }
     uint32_t last_first = end ? match(p, child, start, true, err) : mid_first;
-    uint32_t behind = match_seq(p, n, i + 1, false, end, err);
-    if (expr_is(x, behind, XF_NULLABLE)) {
+    uint32_t after = match_seq(p, n, i + 1, false, end, err);
+    if (expr_is(x, after, XF_NULLABLE)) {
         all = expr_alt2(x, all, some(p, last_first));
     }
     if (expr_is(x, last_first, XF_NULLABLE) &&
@@ -438,8 +440,8 @@ static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool star
     return all;
 }
 
-/* A repetition next to an anchor is split into its first, middle and last round, since only the
- * outer rounds can touch the ends of the text. */
+/* A repetition with an anchor inside is split into its first, middle and last round, because only
+ * the outer rounds can touch the ends of the text. */
 static uint32_t match_rep(struct parser *p, struct node n, bool start, bool end, struct err *err)
 {
     struct exprs *x = p->x;
@@ -464,8 +466,8 @@ static uint32_t match_rep(struct parser *p, struct node n, bool start, bool end,
     return all;
 }
 
-/* The language of a node where the text begins before it (start) and ends after it (end). An anchor
- * away from its end of the text matches nothing. */
+/* The language of a node that is at the start (start) or the end (end) of the text, or neither. An
+ * anchor at another place matches nothing. */
 static uint32_t match_fresh(struct parser *p, struct node n, bool start, bool end, struct err *err)
 {
     switch (n.kind) {
@@ -492,8 +494,8 @@ static uint32_t match(struct parser *p, uint32_t node, bool start, bool end, str
     return *memo ? *memo - 1 : (uint32_t)EXPR_NONE;
 }
 
-/* A search: the match may be anywhere, so anchors are tried for each combination of text
- * before and after it. */
+/* For a search, the match may be anywhere, so all four combinations of text before and after it are
+ * tried. */
 static uint32_t match_anywhere(struct parser *p, uint32_t node, struct err *err)
 {
     struct exprs *x = p->x;
@@ -510,7 +512,7 @@ static uint32_t match_anywhere(struct parser *p, uint32_t node, struct err *err)
     return expr_alt(x, e, 4);
 }
 
-/* Parses, then resolves anchors; the result is an expression over UTF-8 bytes. */
+/* Parses, then resolves anchors. The result is an expression over UTF-8 bytes. */
 enum status regex_language(struct exprs *x, const char *s, size_t n, unsigned flags,
                            struct regex_limits limits, uint32_t *out, struct err *err)
 {

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Errors name the byte at the parser's position. */
+/* Errors contain the position of the parser in bytes. */
 enum status regex_wrong(const struct regex_source *in, struct err *err, const char *fmt, ...)
 {
     char text[256];
@@ -32,7 +32,7 @@ static int hex_value(char c)
     return -1;
 }
 
-/* min to max hexadecimal digits. */
+/* Reads between min and max hexadecimal digits. */
 static enum status parse_hex(struct regex_source *in, int min, int max, uint32_t *v,
                              struct err *err)
 {
@@ -48,7 +48,7 @@ static enum status parse_hex(struct regex_source *in, int min, int max, uint32_t
     return OK;
 }
 
-/* After \x, \u or \U: digits, or digits in braces. */
+/* Called after \x, \u or \U: reads digits, or digits in braces. */
 static enum status parse_code(struct regex_source *in, int digits, uint32_t *v, struct err *err)
 {
     if (in->at < in->n && in->s[in->at] == '{') {
@@ -77,7 +77,8 @@ static enum status parse_code(struct regex_source *in, int digits, uint32_t *v, 
     return OK;
 }
 
-/* \pL, \p{L}, \p{^L} and \p{gc=L}. The category may have its short or its long name. */
+/* Reads \pL, \p{L}, \p{^L} and \p{gc=L}. The category may be given by its short or its long
+ * name. */
 static enum status parse_category(struct regex_source *in, bool invert, struct charset *out,
                                   struct err *err)
 {
@@ -123,8 +124,8 @@ static enum status parse_category(struct regex_source *in, bool invert, struct c
     return OK;
 }
 
-/* After a backslash. *one: the character; UINT32_MAX if it is a set, which is then in `out`.
- */
+/* Called after a backslash. *one: the character; UINT32_MAX if it is a set, which is then in
+ * `out`. */
 static enum status parse_escape(struct regex_source *in, bool in_class, uint32_t *one,
                                 struct charset *out, struct err *err)
 {
@@ -187,12 +188,12 @@ static enum status parse_escape(struct regex_source *in, bool in_class, uint32_t
     return OK;
 }
 
-/* "[:alpha:]" within a class. */
+/* Reads "[:alpha:]" within a class. */
 static enum status parse_posix(struct regex_source *in, struct charset *out, bool *found,
                                struct err *err)
 {
     static const struct {
-        const char *name, *ranges; // pairs of first and last
+        const char *name, *ranges; // ranges: pairs of first and last character
     } known[] = {
         {"alpha", "azAZ"},
         {"digit", "09"},
@@ -243,7 +244,7 @@ static enum status parse_posix(struct regex_source *in, struct charset *out, boo
     return OK;
 }
 
-/* One end of a range, or a set. */
+/* Reads one end of a range, or a set. */
 static enum status parse_member(struct regex_source *in, uint32_t *one, struct charset *out,
                                 struct err *err)
 {
@@ -261,8 +262,8 @@ static enum status parse_member(struct regex_source *in, uint32_t *one, struct c
     return OK;
 }
 
-/* Whether a "]" at the start of a class is a member of it: it is, if another "]" follows that can
- * end the class. Otherwise "[]" matches nothing and "[^]" everything, as in ECMA-262. */
+/* Whether a "]" at the start of a class is a member of the class. It is if another "]" follows that
+ * can end the class. Otherwise "[]" matches nothing and "[^]" everything, as in ECMA-262. */
 static bool starts_with_bracket(const struct regex_source *in)
 {
     size_t at = in->at + 1;
@@ -275,8 +276,8 @@ static bool starts_with_bracket(const struct regex_source *in)
     return at < in->n;
 }
 
-/* The members of a class up to "]". Case is added before inversion: [^a] without case excludes "A"
- * as well. */
+/* Reads the members of a class up to "]". Other cases are added before the inversion, so that [^a]
+ * without case excludes "A" as well. */
 static enum status parse_class(struct regex_source *in, struct charset *out, struct err *err)
 {
     size_t from = in->at;
@@ -296,7 +297,7 @@ static enum status parse_class(struct regex_source *in, struct charset *out, str
         }
         in->at++;
         TRY(parse_member(in, &hi, out, err));
-        if (hi == UINT32_MAX) { // "a-\d": a dash
+        if (hi == UINT32_MAX) { // in "a-\d" the dash is a character
             charset_add(out, lo, lo);
             charset_add(out, '-', '-');
             continue;
@@ -320,7 +321,7 @@ static enum status parse_class(struct regex_source *in, struct charset *out, str
     return OK;
 }
 
-/* One character, an escape, a class in brackets, or '.'. */
+/* Reads one character, an escape, a class in brackets, or '.'. */
 enum status regex_parse_set(struct regex_source *in, bool dot_all, struct charset *out,
                             struct err *err)
 {

@@ -8,8 +8,8 @@
 #include <string.h>
 
 enum {
-    CYCLE_MAX = 100,       // mutually left-recursive rules
-    RECURSION_MAX = 10000, // depth of the functions below
+    CYCLE_MAX = 100,       // chosen: number of mutually left-recursive rules
+    RECURSION_MAX = 10000, // chosen: depth of recursion of the functions below
 };
 
 uint32_t rules_add(struct rules *r)
@@ -35,7 +35,7 @@ static bool enter(struct exprs *x)
 
 /* ---- rewriting calls ---- */
 
-/* The replacements of calls and objects, and the results so far. */
+/* A rewrite: the replacements of calls and objects, and the results so far. */
 struct rewrite {
     struct exprs *x;
     const uint32_t *call;    // by rule
@@ -70,7 +70,7 @@ static uint32_t rewrite_list(struct rewrite *w, struct expr p)
     return e;
 }
 
-/* Rewrites a sequence iteratively, because it may be long. */
+/* Sequences may be long, so they are rewritten in a loop. */
 static uint32_t rewrite_seq(struct rewrite *w, uint32_t e)
 {
     uint32_t *part = NULL, n = 0, cap = 0;
@@ -86,8 +86,7 @@ static uint32_t rewrite_seq(struct rewrite *w, uint32_t e)
     return e;
 }
 
-/* Replaces rule calls by w->call. Shared nodes are rewritten once; subexpressions without calls are
- * returned as they are. */
+/* Replaces calls of rules by w->call. Shared nodes are rewritten only once. */
 static uint32_t rewrite(struct rewrite *w, uint32_t e)
 {
     struct exprs *x = w->x;
@@ -146,13 +145,13 @@ struct facts {
     struct exprs *x;
     enum fact fact;
     bool *rule, *object;
-    uint8_t *memo; // by expression, valid for one iteration: 1 no, 2 yes
+    uint8_t *memo; // by expression, valid for one iteration: 1 means no, 2 means yes
 };
 
 static bool holds(struct facts *f, uint32_t e);
 
 /* Whether the fact (can match the empty text, or can match any text at all) holds for an
- * expression, given what is known of the rules so far. */
+ * expression, given what is known about the rules so far. */
 static bool holds_fresh(struct facts *f, uint32_t e)
 {
     struct exprs *x = f->x;
@@ -214,7 +213,7 @@ static bool object_holds(struct facts *f, const struct expr_object *o)
     return yes;
 }
 
-/* Computes the least fixpoint: the rules and objects for which the fact holds. */
+/* Computes the least fixed point: the rules and objects for which the fact holds. */
 static void find_facts(struct facts *f, const struct rules *r)
 {
     bool more = true, down = true;
@@ -280,8 +279,8 @@ static uint32_t not_empty(struct exprs *x, uint32_t e)
     return to;
 }
 
-/* After this no rule matches the empty text: a call of one that did becomes optional. The automaton
- * relies on it, because otherwise a step could expand calls without end. */
+/* After this, no rule matches the empty text; calls of a rule that did become optional. The
+ * automaton relies on this, because otherwise a step could expand calls for ever. */
 static void remove_empty(struct exprs *x, struct rules *r, uint32_t *start)
 {
     struct facts f = {.x = x, .fact = NULLABLE};
@@ -316,8 +315,8 @@ struct graph {
     uint32_t n_groups;
 };
 
-/* Tarjan's algorithm: finds groups of mutually left-recursive rules. If a rule begins with a call
- * of another group, its own group has the higher number. */
+/* Tarjan's algorithm. Finds groups of mutually left-recursive rules. If a rule begins with a call
+ * into another group, the rule's own group has the higher number. */
 static void visit(struct graph *g, uint32_t v)
 {
     g->number[v] = g->low[v] = ++g->count;
@@ -373,7 +372,6 @@ static void graph_free(struct graph *g)
     free(g->waits);
 }
 
-/* The part of a non-empty expression that begins with a byte. */
 uint32_t rules_without_calls(struct exprs *x, uint32_t e)
 {
     struct expr p = x->v[e];
@@ -415,8 +413,8 @@ struct group {
 };
 
 /* Splits each body of the group into what does not begin with a call inside the group (first) and
- * what follows such a call (after). `unit` becomes the transitive closure of calls with nothing
- * after them. */
+ * what follows such a call (after). `unit` becomes the transitive closure of the calls that nothing
+ * follows. */
 static void group_read(struct group *s, struct exprs *x, struct rules *r, const uint32_t *member)
 {
     uint32_t n = s->n;
@@ -459,17 +457,17 @@ static void group_solve(const struct group *s, struct exprs *x, struct rules *r)
     for (uint32_t i = 0; i < n && !x->failed; i++) {
         uint32_t whole = EXPR_NONE;
         for (uint32_t j = 0; j < n && !x->failed; j++) {
-            uint32_t behind = EXPR_NONE;
+            uint32_t body = EXPR_NONE;
             for (uint32_t m = 0; m < n; m++) {
                 for (uint32_t k = 0; s->unit[j * n + m] && k < n && exprs_spend(x, 1); k++) {
                     uint32_t more = expr_call(x, base + k * n + i);
                     if (s->unit[k * n + i]) {
                         more = expr_optional(x, more);
                     }
-                    behind = expr_alt2(x, behind, expr_seq(x, s->after[m * n + k], more));
+                    body = expr_alt2(x, body, expr_seq(x, s->after[m * n + k], more));
                 }
             }
-            r->v[base + j * n + i].body = behind;
+            r->v[base + j * n + i].body = body;
             uint32_t tail = expr_call(x, base + j * n + i);
             if (s->unit[j * n + i]) {
                 tail = expr_optional(x, tail);
@@ -480,7 +478,7 @@ static void group_solve(const struct group *s, struct exprs *x, struct rules *r)
     }
 }
 
-/* The matrices are n * n, so the size of a group is limited. */
+/* The matrices have n * n elements, so the size of a group is limited. */
 static void solve_group(struct exprs *x, struct rules *r, const uint32_t *rule, uint32_t n)
 {
     struct group s = {.n = n};
@@ -518,8 +516,8 @@ static bool calls_itself_first(struct exprs *x, const struct rules *r, uint32_t 
     return yes;
 }
 
-/* Rules that call each other first form groups. Within a group left recursion is replaced by
- * repetition, so that expanding calls before a byte always ends. */
+/* Rules that begin with calls of each other form groups. Within a group, left recursion is replaced
+ * by repetition, so that expanding the calls before a byte always ends. */
 static void remove_left_recursion(struct exprs *x, struct rules *r)
 {
     struct graph g;
@@ -530,8 +528,8 @@ static void remove_left_recursion(struct exprs *x, struct rules *r)
     for (uint32_t v = 0; v < n_rules; v++) {
         size[g.group[v]]++;
     }
-    for (uint32_t at = 1, from = 0; at <= g.n_groups;
-         at++) { // start of each group's rules in the list
+    // Where each group's rules start in the list.
+    for (uint32_t at = 1, from = 0; at <= g.n_groups; at++) {
         uint32_t n = size[at];
         size[at] = from;
         from += n;
@@ -550,8 +548,6 @@ static void remove_left_recursion(struct exprs *x, struct rules *r)
     free(list);
     graph_free(&g);
 }
-
-/* ---- */
 
 /* Rules that can match no text at all are replaced by EXPR_NONE, so that no mask allows a token
  * after which the text cannot be completed. */
@@ -580,7 +576,7 @@ static void set_order(struct exprs *x, struct rules *r)
     for (uint32_t v = 0; v < r->n; v++) {
         r->v[v].order = UINT32_MAX - g.group[v];
     }
-    x->failed |= g.n_groups != r->n; // else some left recursion remains
+    x->failed |= g.n_groups != r->n; // otherwise some left recursion remains
     graph_free(&g);
 }
 

@@ -14,18 +14,19 @@
 struct rules {
     struct rule {
         uint32_t body;  // an expression
-        uint32_t order; // a rule that begins with a call has a lower number than the rule it calls
+        uint32_t order; // if a rule begins with a call, its number is lower than that of the rule
+                        // it calls
     } *v;
     uint32_t n, cap;
 };
 
-uint32_t rules_add(struct rules *r); // body EXPR_NONE until set
+uint32_t rules_add(struct rules *r); // the body is EXPR_NONE until it is set
 void rules_deinit(struct rules *r);
 
-/* *start is an expression over the rules. ERR_INVALID: it matches nothing; ERR_LIMIT. */
+/* *start is an expression over the rules. ERR_INVALID: it matches nothing; or ERR_LIMIT. */
 enum status rules_finish(struct exprs *x, struct rules *r, uint32_t *start, struct err *err);
 
-/* The texts of an expression that begin with a byte: without those that begin with a call, and
+/* The texts of an expression that begin with a byte, without those that begin with a call and
  * without the empty text. */
 uint32_t rules_without_calls(struct exprs *x, uint32_t e);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* JSON schemas to expressions. The unit of compilation is a set: all schemas that apply to
+/* Compiles JSON schemas to expressions. The unit of compilation is a set: all schemas that apply to
  * the same value, whose keywords are combined. */
 #include "engine/grammar/schema.h"
 
@@ -11,13 +11,13 @@
 #include <string.h>
 
 enum {
-    BLANKS = 24, // maximum run of white space, by default
+    BLANKS = 24, // longest run of white space, by default
     SET_WORK = 150,
 };
 
 /* ---- sets ---- */
 
-/* A schema is in a set once for each combination of flags. */
+/* A schema is in a set at most once for each combination of flags. */
 void set_add(struct set *set, const struct tree_value *schema, uint32_t flags, uint32_t at)
 {
     for (uint32_t i = 0; i < set->n; i++) {
@@ -43,9 +43,9 @@ void set_deinit(struct set *set)
     *set = (struct set){0};
 }
 
-/* Adds a schema referenced by another; false if it is already present. A schema from which a branch
- * has been chosen counts as a different one: a branch that leads back to its own schema needs a new
- * choice. */
+/* Adds a schema that another one refers to; false if it is in the set already. A schema from which
+ * a branch has been chosen counts as a different schema, because a branch that leads back to its
+ * own schema needs a new choice. */
 static bool add_once(struct set *set, const struct tree_value *schema, uint32_t keep, uint32_t at)
 {
     uint32_t n = set->n;
@@ -53,8 +53,8 @@ static bool add_once(struct set *set, const struct tree_value *schema, uint32_t 
     return set->n > n;
 }
 
-/* Adds the schemas that a member refers to or implies: $ref, allOf and the expansion of its
- * keywords. *dead: one of them is `false`. */
+/* Adds the schemas that a member refers to or implies: its $ref, its allOf, and the expansion of
+ * its keywords. *dead: one of them is `false`. */
 static enum status gather(struct schema *s, struct member m, struct set *to, bool *dead, int depth)
 {
     const struct tree_value *schema = m.schema, *v, *implied;
@@ -86,7 +86,7 @@ static enum status gather(struct schema *s, struct member m, struct set *to, boo
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
             return schema_fail(s, ERR_INVALID, schema,
-                               "\"allOf\" holds something that is no schema");
+                               "\"allOf\" contains something that is not a schema");
         }
         if (add_once(to, v, keep, m.at)) {
             TRY(gather(s, (struct member){v, keep, m.at}, to, dead, depth + 1));
@@ -95,8 +95,8 @@ static enum status gather(struct schema *s, struct member m, struct set *to, boo
     return OK;
 }
 
-/* Drops members without further effect: `true`, and, in drafts where $ref hides its neighbours,
- * references that have been followed. */
+/* Drops members without further effect: `true`, and references that have been followed, in drafts
+ * in which $ref hides the keywords beside it. */
 static void drop_references(const struct schema *s, struct set *set)
 {
     uint32_t n = 0;
@@ -110,7 +110,7 @@ static void drop_references(const struct schema *s, struct set *set)
     set->n = n;
 }
 
-/* A cycle of references alone, which never reaches a schema. */
+/* Detects a cycle of references that never reaches a schema. */
 static enum status check_circle(struct schema *s, const struct set *from)
 {
     for (uint32_t i = 0; i < from->n; i++) {
@@ -148,7 +148,7 @@ static bool equal_sets(const struct set *a, const struct set *b)
     return equal;
 }
 
-/* Equal sets compile to the same rule; this also ends recursion. */
+/* Equal sets compile to the same rule, which also ends recursion. */
 static uint32_t *slot_of(struct schema *s, const struct set *key, uint64_t hash)
 {
     size_t i = hash & (s->table_size - 1);
@@ -161,8 +161,8 @@ static uint32_t *slot_of(struct schema *s, const struct set *key, uint64_t hash)
     return &s->table[i];
 }
 
-/* The index of the set's entry, which is added if missing. Takes ownership of `set` as its key, in
- * the document's order. */
+/* The index of the set's entry, which is added if it is missing. The entry takes ownership of `set`
+ * as its key, in the document's order. */
 static uint32_t entry_of(struct schema *s, const struct set *set)
 {
     struct set key = {0};
@@ -195,7 +195,7 @@ static uint32_t entry_of(struct schema *s, const struct set *set)
 
 /* ---- one set ---- */
 
-/* null, true or false, unless the set excludes the value. */
+/* null, true or false, unless the set excludes that value. */
 static uint32_t literal(struct schema *s, const struct set *set, enum json_type type, bool truth)
 {
     const struct tree_value value = {.type = type, .truth = truth};
@@ -207,7 +207,7 @@ static uint32_t literal(struct schema *s, const struct set *set, enum json_type 
     return schema_style_value(s, set, kind, expr_literal(s->x, text, strlen(text)));
 }
 
-/* One branch per type that the schemas of the set allow, each in the notation of the style. */
+/* One branch for each type that all schemas of the set allow, in the notation of the style. */
 static enum status each_type(struct schema *s, const struct set *set, uint32_t types, uint32_t *e)
 {
     uint32_t branch[N_TYPES + 1] = {EXPR_NONE}, n = 0, one;
@@ -239,7 +239,7 @@ static enum status each_type(struct schema *s, const struct set *set, uint32_t t
     return OK;
 }
 
-/* anyOf and oneOf first, then values that are listed, then each possible type. */
+/* First anyOf and oneOf, then listed values, then each possible type. */
 static enum status compile_set(struct schema *s, const struct set *set, uint32_t *e)
 {
     bool found;
@@ -256,7 +256,8 @@ static enum status compile_set(struct schema *s, const struct set *set, uint32_t
     return OK;
 }
 
-/* Each set of schemas is compiled once. A set that contains itself becomes a rule with calls. */
+/* Each set of schemas is compiled once. A set that contains itself becomes a rule that is
+ * called. */
 static enum status gathered_set(struct schema *s, const struct set *set, uint32_t *e)
 {
     uint32_t at = entry_of(s, set);
@@ -264,7 +265,7 @@ static enum status gathered_set(struct schema *s, const struct set *set, uint32_
         *e = s->v[at].e;
         return OK;
     }
-    if (s->v[at].e) { // recursion: the set contains itself
+    if (s->v[at].e) { // the set contains itself: recursion
         if (!s->v[at].rule) {
             s->v[at].rule = rules_add(s->c->rules) + 1;
         }
@@ -286,8 +287,8 @@ static enum status gathered_set(struct schema *s, const struct set *set, uint32_
     return OK;
 }
 
-/* The set with more members; references are replaced by what they refer to, and `dead`
- * means that a member is false. */
+/* Compiles the set with more members added. References are replaced by what they refer to. `dead`
+ * means that a member is `false`. */
 enum status schema_set_with(struct schema *s, const struct set *set, const struct set *more,
                             uint32_t *e)
 {
@@ -316,7 +317,7 @@ enum status schema_set(struct schema *s, const struct set *set, uint32_t *e)
 
 /* ---- entry point ---- */
 
-/* The draft decides what some keywords mean; the latest one if none is named. */
+/* The draft decides what some keywords mean. If none is named, it is the latest. */
 static int draft_of(const struct tree_value *root)
 {
     static const struct {
@@ -333,8 +334,8 @@ static int draft_of(const struct tree_value *root)
     return 2020;
 }
 
-/* The blanks between JSON's tokens. A pattern of the client's own must match blanks only; otherwise
- * answers would not be JSON. */
+/* The blanks between JSON's tokens. A client's own pattern must match only blanks, because answers
+ * would not be JSON otherwise. */
 static enum status read_space(struct schema *s)
 {
     const struct grammar_source *source = s->c->source;
@@ -355,7 +356,7 @@ static enum status read_space(struct schema *s)
         bool other = expr_clean(s->x, expr_and2(s->x, s->space, expr_not(s->x, any))) != EXPR_NONE;
         if (s->space == EXPR_NONE || other) {
             return err_set(s->c->err, ERR_INVALID,
-                           "whitespace_pattern: it must match white space of JSON alone");
+                           "whitespace_pattern: it must match only white space of JSON");
         }
     } else {
         s->space = expr_rep(s->x, expr_bytes(s->x, &blanks), 0, BLANKS);
@@ -363,7 +364,8 @@ static enum status read_space(struct schema *s)
     return OK;
 }
 
-/* The root's place depends on the style: an outermost object may have its own notation. */
+/* The place of the root depends on the style, because an outermost object may have a special
+ * notation. */
 static enum status compile_root(struct schema *s, uint32_t *start)
 {
     if (!schema_is(s->root)) {
@@ -380,7 +382,7 @@ static enum status compile_root(struct schema *s, uint32_t *start)
     return st;
 }
 
-/* For schemas that stand inside of other documents (tags). */
+/* For a schema that is part of another document (tags). */
 enum status schema_parse_at(struct compile *c, struct tree *tree, const struct tree_value *root,
                             uint32_t *start)
 {
@@ -403,7 +405,7 @@ enum status schema_parse(struct compile *c, uint32_t *start)
     enum status st =
         tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth, l->max_nodes, c->err);
     if (st == OK) {
-        tree.max_values *= 2; // space for the expansions of keywords
+        tree.max_values *= 2; // room for the expansions of keywords
         st = schema_parse_at(c, &tree, tree.root, start);
     }
     tree_deinit(&tree);

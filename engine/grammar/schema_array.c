@@ -7,21 +7,22 @@
 
 #include <stdlib.h>
 
-enum { UNIQUE_MAX = 8 }; // values of an enum with unique items: every subset of them needs a state
+/* Chosen: values of an enum with unique items, because every subset of them needs a state. */
+enum { UNIQUE_MAX = 8 };
 
-/* An array's items: leading ones by position, and all later ones. */
+/* The items of an array: leading items by position, and all later ones. */
 struct array {
     struct schema *s;
     const struct set *set;
     uint32_t *item, n_items; // expressions of the leading items
-    uint32_t rest;           // of all later items
+    uint32_t rest;           // expression of each later item
     uint32_t lo, hi;
     const struct tree_value *contains;
     uint32_t contains_flags;
     bool unique;
 };
 
-/* The list of schemas for leading items, and the schema for later ones. */
+/* Reads the list of schemas for leading items, and the schema for later items. */
 static enum status parts(struct schema *s, const struct tree_value *schema,
                          const struct tree_value **list, const struct tree_value **rest)
 {
@@ -34,7 +35,8 @@ static enum status parts(struct schema *s, const struct tree_value *schema,
     }
     for (const struct tree_value *v = *list ? (*list)->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
-            return schema_fail(s, ERR_INVALID, schema, "an item of a list of schemas is no schema");
+            return schema_fail(s, ERR_INVALID, schema,
+                               "an item of a list of schemas is not a schema");
         }
     }
     if (*rest && !schema_is(*rest)) {
@@ -43,8 +45,8 @@ static enum status parts(struct schema *s, const struct tree_value *schema,
     return OK;
 }
 
-/* The expression for items[i], or for all later items if i is beyond the lists; `also` applies in
- * addition. */
+/* The expression for items[i], or, if i is beyond the lists, for each later item. The schema `also`
+ * applies in addition. */
 static enum status item_at(struct array *a, uint32_t i, const struct tree_value *also, uint32_t *e)
 {
     struct set set = {0};
@@ -84,7 +86,7 @@ static enum status item_at(struct array *a, uint32_t i, const struct tree_value 
     return st;
 }
 
-/* The separator of items, without white space. */
+/* What separates items, without white space. */
 static uint32_t separator(const struct array *a)
 {
     if (a->s->style->elements) {
@@ -93,8 +95,8 @@ static uint32_t separator(const struct array *a)
     return expr_byte(a->s->x, ',');
 }
 
-/* "minContains": 0 makes "contains" always true, so it is ignored rather than rejected in
- * combinations that are unsupported. */
+/* "minContains": 0 makes "contains" always true. "contains" is then ignored, and not rejected where
+ * it is unsupported. */
 static enum status read_contains(struct array *a, const struct tree_value *schema, uint32_t flags)
 {
     bool found;
@@ -122,7 +124,7 @@ static enum status read_contains(struct array *a, const struct tree_value *schem
     return OK;
 }
 
-/* Several schemas may apply to one array: the tightest bounds apply. */
+/* Several schemas may apply to one array; the tightest bounds count. */
 static enum status read_member(struct array *a, struct member m)
 {
     bool found;
@@ -157,7 +159,7 @@ static uint32_t comma(struct array *a, uint32_t e)
     return expr_seq3(a->s->x, a->s->space, separator(a), expr_seq(a->s->x, a->s->space, e));
 }
 
-/* The items from i on, each preceded by a comma. */
+/* The items from i on, each preceded by the separator. */
 static uint32_t tail(struct array *a)
 {
     struct exprs *x = a->s->x;
@@ -175,21 +177,21 @@ static uint32_t tail(struct array *a)
     return e;
 }
 
-/* Without contains and uniqueItems: a list with limits on its length. */
+/* A list with limits on its length, for arrays without contains and uniqueItems. */
 static uint32_t plain(struct array *a)
 {
     struct exprs *x = a->s->x;
-    uint32_t first = a->n_items > 0 ? a->item[0] : a->rest, behind;
-    if (a->n_items == 0) { // the first item is already one of the later ones
-        behind = expr_rep(x, comma(a, a->rest), expr_less(a->lo, 1), expr_less(a->hi, 1));
+    uint32_t first = a->n_items > 0 ? a->item[0] : a->rest, after;
+    if (a->n_items == 0) { // the first item is one of the later items already
+        after = expr_rep(x, comma(a, a->rest), expr_less(a->lo, 1), expr_less(a->hi, 1));
     } else {
-        behind = tail(a);
+        after = tail(a);
     }
     uint32_t some;
     if (a->hi == 0) {
         some = (uint32_t)EXPR_NONE;
     } else {
-        some = expr_seq3(x, first, behind, a->s->space);
+        some = expr_seq3(x, first, after, a->s->space);
     }
     if (a->lo == 0) {
         return expr_optional(x, some);
@@ -197,7 +199,7 @@ static uint32_t plain(struct array *a)
     return some;
 }
 
-/* Any items, one that matches `contains`, any items. */
+/* Any items, then one that matches `contains`, then any items. */
 static enum status containing(struct array *a, uint32_t *e)
 {
     struct exprs *x = a->s->x;
@@ -208,20 +210,20 @@ static enum status containing(struct array *a, uint32_t *e)
     }
     TRY(item_at(a, 0, a->contains, &one));
     uint32_t before = expr_seq3(x, a->rest, a->s->space, expr_seq(x, separator(a), a->s->space));
-    uint32_t behind = expr_rep(x, comma(a, a->rest), 0, EXPR_INF);
-    *e = expr_seq3(x, expr_rep(x, before, 0, EXPR_INF), one, expr_seq(x, behind, a->s->space));
+    uint32_t after = expr_rep(x, comma(a, a->rest), 0, EXPR_INF);
+    *e = expr_seq3(x, expr_rep(x, before, 0, EXPR_INF), one, expr_seq(x, after, a->s->space));
     return OK;
 }
 
-/* For unique items of an enum: what may follow depends on the values left. */
+/* For unique items of an enum. What may follow depends on the values that are left. */
 struct unique {
     struct array *a;
     uint32_t value[UNIQUE_MAX], n;
     uint32_t memo[1 << UNIQUE_MAX];
 };
 
-/* The rest of an array in which the values of the bit set `used` have appeared. 2^n sets at most,
- * each compiled once. */
+/* The rest of an array in which the values of the bit set `used` have occurred. There are at most
+ * 2^n sets; each is compiled once. */
 static uint32_t unique_from(struct unique *u, uint32_t used)
 {
     struct exprs *x = u->a->s->x;
@@ -242,7 +244,8 @@ static uint32_t unique_from(struct unique *u, uint32_t used)
     return e;
 }
 
-/* Unique items need a state per set of values used, so they are limited to short enums. */
+/* Unique items need a state per set of values that have occurred, so they are limited to short
+ * enums. */
 static enum status unique(struct array *a, uint32_t *e)
 {
     struct exprs *x = a->s->x;
@@ -284,7 +287,7 @@ static enum status unique(struct array *a, uint32_t *e)
     return OK;
 }
 
-/* Combines the keywords of all members, then chooses the construction. */
+/* Combines the keywords of all members, then chooses how to build the expression. */
 static enum status array_items(struct array *a, uint32_t *e)
 {
     for (uint32_t i = 0; i < a->set->n; i++) {
@@ -305,7 +308,7 @@ static enum status array_items(struct array *a, uint32_t *e)
     return OK;
 }
 
-/* Styles that write elements have no brackets. */
+/* Styles with elements write arrays without brackets. */
 enum status schema_array(struct schema *s, const struct set *set, uint32_t *e)
 {
     struct array a = {.s = s, .set = set, .hi = EXPR_INF};

@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-/* The set with member i's flag set, plus the branch. */
+/* Compiles the set with the flag of member i set, and with the branch added. */
 static enum status chosen_set(struct schema *s, const struct set *set, uint32_t i,
                               enum member_flag done, const struct tree_value *branch, uint32_t *e)
 {
@@ -22,12 +22,12 @@ static enum status chosen_set(struct schema *s, const struct set *set, uint32_t 
     return st;
 }
 
-/* Whether no text that we accept for branch a is valid for b: a as we interpret it (unmentioned
- * names are not allowed), b as specified. */
+/* Whether no text that is accepted for branch a is valid for b. For this, a is interpreted as in
+ * this project (unmentioned names are not allowed), and b as in the specification. */
 static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
                             const struct tree_value *a, const struct tree_value *b, bool *is)
 {
-    struct set rest = {0}, both = {0}; // as JSON, whatever their place in the style
+    struct set rest = {0}, both = {0}; // compiled as JSON, whatever their place in the style
     uint32_t e;
     for (uint32_t j = 0; j < set->n; j++) {
         uint32_t flags = set->v[j].flags | (j == i ? M_ONE_DONE : 0u);
@@ -42,8 +42,8 @@ static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
     return st;
 }
 
-/* oneOf equals anyOf if the schemas exclude each other, which is proven for each pair. Otherwise it
- * is an error, because accepting a text that matches two would be wrong. */
+/* oneOf equals anyOf if the schemas exclude each other, which is proven for each pair. If that
+ * fails, oneOf is an error, because a text that matches two schemas must not be accepted. */
 static enum status check_one_of(struct schema *s, const struct set *set, uint32_t i,
                                 const struct tree_value *list)
 {
@@ -63,7 +63,7 @@ static enum status check_one_of(struct schema *s, const struct set *set, uint32_
     return OK;
 }
 
-/* Each branch is compiled together with the rest of the set. */
+/* Compiles each branch together with the rest of the set. */
 static enum status choose(struct schema *s, const struct set *set, uint32_t i,
                           enum member_flag done, const struct tree_value *list, uint32_t *e)
 {
@@ -77,8 +77,8 @@ static enum status choose(struct schema *s, const struct set *set, uint32_t i,
     return st;
 }
 
-/* While two sets are compared, a oneOf in them may be treated as an anyOf: this can only add common
- * texts, so the result is still safe. */
+/* While two sets are compared, a oneOf in them may be treated as an anyOf. This can only add texts
+ * that both accept, so the result is still safe. */
 static bool is_compared(const struct set *set)
 {
     for (uint32_t i = 0; i < set->n; i++) {
@@ -89,8 +89,8 @@ static bool is_compared(const struct set *set)
     return false;
 }
 
-/* The first choice of the set; its flag marks it as done, so that the recursion goes on to
- * the others. */
+/* Makes the first open choice of the set. A flag marks it as done, so that the recursion goes on to
+ * the other choices. */
 enum status schema_branch(struct schema *s, const struct set *set, bool *chosen, uint32_t *e)
 {
     static const struct {

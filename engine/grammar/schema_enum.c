@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* enum and const: the values that all other keywords of the set allow. */
+/* enum and const: the listed values that all other keywords of the set allow. */
 #include "engine/grammar/schema.h"
 
 #include "engine/base/mem.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether the only text of one expression is also a text of `of`. */
+/* Whether the only text of the expression `text` is also a text of `of`. */
 static bool is_in(struct exprs *x, uint32_t text, uint32_t of)
 {
     while (text != EXPR_EMPTY && of != EXPR_NONE && !x->failed) {
@@ -29,7 +29,7 @@ static bool is_in(struct exprs *x, uint32_t text, uint32_t of)
     return !x->failed && expr_is(x, of, XF_NULLABLE);
 }
 
-/* Numbers without a fraction are integers in any spelling, such as 1.0 or 1e2. */
+/* A number without a fraction is an integer in any spelling, such as 1.0 or 1e2. */
 static uint32_t type_of(const struct tree_value *v)
 {
     struct decimal d;
@@ -45,8 +45,8 @@ static uint32_t type_of(const struct tree_value *v)
     return 0;
 }
 
-/* The spelling of a number in the output: whole numbers without point or exponent, others as in the
- * schema. */
+/* How a number is spelled in the output: whole numbers without point and exponent, other numbers as
+ * in the schema. */
 static uint32_t number_text(struct exprs *x, const struct tree_value *v)
 {
     struct decimal d;
@@ -65,7 +65,7 @@ static uint32_t number_text(struct exprs *x, const struct tree_value *v)
     return e;
 }
 
-/* As JSON, or bare where the style writes strings without quotes. */
+/* A string as JSON, or bare where the style writes strings without quotes. */
 static uint32_t string_text(struct schema *s, const struct set *set, const struct tree_value *v)
 {
     struct exprs *x = s->x;
@@ -124,17 +124,18 @@ static const struct tree_value *as_schema(struct schema *s, const struct tree_va
     return ok ? o : NULL;
 }
 
-/* Values are checked against the rest of the set, which is compiled at most once per type. */
+/* Listed values are checked against the rest of the set, which is compiled at most once per
+ * type. */
 struct candidates {
     struct schema *s;
     const struct set *set;
-    const struct tree_value *list; // the list with the candidates; NULL: a const
-    struct set rest;               // the set without its enums
+    const struct tree_value *list; // the list that has the candidates; NULL: they come from a const
+    struct set rest;               // the set without its enums and consts
     uint32_t types;
-    uint32_t number[2], string; // the scalars that the rest allows, plus 1; 0: not compiled yet
+    uint32_t number[2], string; // scalars that the rest allows, plus 1; 0: not compiled yet
 };
 
-/* Whether another member's enum or const does not have the value of `of`. */
+/* Whether another member has an enum or const that does not contain the value. */
 static bool is_missing(const struct set *set, const struct tree_value *of,
                        const struct tree_value *value)
 {
@@ -148,7 +149,7 @@ static bool is_missing(const struct set *set, const struct tree_value *of,
             return true;
         }
         if (list == of) {
-            continue; // the candidate is from this list
+            continue; // the candidate comes from this list
         }
         const struct tree_value *v = list ? list->first : NULL;
         while (v && !tree_equal(v, value)) {
@@ -161,8 +162,8 @@ static bool is_missing(const struct set *set, const struct tree_value *of,
     return false;
 }
 
-/* The value as written, if the other members of the schemas allow it. The language of all numbers
- * (or strings) that they allow is compiled once per enum. */
+/* The value as written, if the other schemas allow it. The language of all numbers (or strings)
+ * that they allow is compiled once per enum. */
 static enum status scalar(struct candidates *c, const struct tree_value *v, uint32_t *e)
 {
     struct exprs *x = c->s->x;
@@ -184,8 +185,8 @@ static enum status scalar(struct candidates *c, const struct tree_value *v, uint
         *known = all + 1;
     }
     *e = number ? number_text(x, v) : string_text(c->s, c->set, v);
-    bool exponent = number && memchr(v->text, 'e', v->n_text); // expressions of bounds lack
-                                                               // exponents
+    // Expressions of bounds do not include exponents.
+    bool exponent = number && memchr(v->text, 'e', v->n_text);
     bool good = is_in(x, *e, *known - 1) || (exponent && !whole);
     if (good) {
         *e = schema_style_value(c->s, c->set, number ? STYLE_NUMBER : STYLE_STRING, *e);
@@ -195,8 +196,8 @@ static enum status scalar(struct candidates *c, const struct tree_value *v, uint
     return OK;
 }
 
-/* A value that the types, other enums or "not" exclude is dropped. Arrays and objects become
- * schemas of constants, so that "properties" and the like apply to them too. */
+/* Drops a value that the types, other enums or "not" exclude. An array or object becomes a schema
+ * that only it satisfies, so that "properties" and the like apply to it, too. */
 static enum status candidate(struct candidates *c, const struct tree_value *v, uint32_t *e)
 {
     *e = EXPR_NONE;
@@ -217,7 +218,7 @@ static enum status candidate(struct candidates *c, const struct tree_value *v, u
     return st;
 }
 
-/* The first list of values in the set; other lists are compared with it. */
+/* The first list of values in the set. Other lists are compared with it. */
 static enum status first_list(struct schema *s, const struct set *set,
                               const struct tree_value **list, const struct tree_value **one)
 {
@@ -235,7 +236,7 @@ static enum status first_list(struct schema *s, const struct set *set,
     return OK;
 }
 
-/* Listed values that all other members of the set accept. */
+/* The listed values that all other members of the set accept. */
 enum status schema_enum(struct schema *s, const struct set *set, uint32_t types, bool *found,
                         uint32_t *e)
 {

@@ -47,15 +47,15 @@ static const struct {
     {"duration", "P(" DURATION_DATE "(" DURATION_TIME ")?|" DURATION_TIME "|[0-9]+W)"},
     {"email", ATOM "(\\." ATOM ")*@" HOST},
     {"hostname", HOST},
-    {"hostname", ".{1,253}"}, // in all, with the dots
+    {"hostname", ".{1,253}"}, // the whole name, including the dots
     {"ipv4", IPV4},
     {"ipv6", IPV6},
     {"uuid", "[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"},
     {"uri", URI},
 };
 
-/* A text of a format matches the patterns of all its rows: the nth of them. NULL: no more, or none,
- * as of unknown formats, which are annotations. */
+/* The nth pattern of a format; a text of the format must match all of them. NULL: there are no
+ * more. Unknown formats have no patterns, because they are only annotations. */
 const char *schema_format(const char *name, size_t n, uint32_t nth)
 {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {

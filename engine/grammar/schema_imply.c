@@ -19,7 +19,7 @@ static struct tree_value *put(struct schema *s, struct tree_value *to, const cha
     return tree_put(s->tree, to, key, length_or_0(key), v);
 }
 
-/* {keyword: value} */
+/* Makes {keyword: value}. */
 static struct tree_value *with(struct schema *s, const char *keyword, const struct tree_value *v,
                                const struct tree_value *where)
 {
@@ -27,7 +27,7 @@ static struct tree_value *with(struct schema *s, const char *keyword, const stru
     return put(s, o, keyword, v) ? o : NULL;
 }
 
-/* A new string node that refers to the schema's own text. */
+/* Makes a string node that refers to the schema's own text. */
 static struct tree_value *text(struct schema *s, const char *value, size_t n,
                                const struct tree_value *where)
 {
@@ -48,7 +48,7 @@ static struct tree_value *truth(struct schema *s, bool value, const struct tree_
     return v;
 }
 
-/* {"required": [name]} */
+/* Makes {"required": [name]}. */
 static struct tree_value *requires(struct schema *s, const char *name, size_t n,
                                    const struct tree_value *where)
 {
@@ -94,8 +94,7 @@ static const struct tree_value *negate_each(struct schema *s, const struct tree_
     return NULL;
 }
 
-/* An object that lacks one of the names, or has one of the properties with a value that does not
- * match. */
+/* An object that lacks one of these names. */
 static const struct tree_value *negate_required(struct schema *s, const struct tree_value *list)
 {
     struct tree_value *any = made(s, JSON_ARRAY, list);
@@ -112,7 +111,7 @@ static const struct tree_value *negate_required(struct schema *s, const struct t
     return truth(s, false, list);
 }
 
-/* Not all properties match: some property is present and does not match its schema. */
+/* Not all properties match, so some property is present and does not match its schema. */
 static const struct tree_value *negate_properties(struct schema *s,
                                                   const struct tree_value *properties, int depth)
 {
@@ -134,7 +133,7 @@ static const struct tree_value *negate_properties(struct schema *s,
     return truth(s, false, properties);
 }
 
-/* The negation of one keyword of a schema; NULL: not expressible. */
+/* The negation of one keyword of a schema. NULL: it cannot be expressed. */
 static const struct tree_value *negate_keyword(struct schema *s, const struct tree_value *v,
                                                int depth)
 {
@@ -185,7 +184,7 @@ static const struct tree_value *negate_keyword(struct schema *s, const struct tr
     return NULL;
 }
 
-/* Keywords without effect on validity; they do not matter for a negation. */
+/* Keywords without effect on validity, which a negation may ignore. */
 static bool is_annotation(const struct tree_value *v)
 {
     static const char *const names[] = {"title",    "description", "default", "examples",
@@ -200,7 +199,7 @@ static bool is_annotation(const struct tree_value *v)
     return false;
 }
 
-/* A schema that holds exactly if `v` does not; NULL: not expressible with the supported
+/* A schema that holds exactly if `v` does not. NULL: this cannot be expressed with the supported
  * keywords. */
 static const struct tree_value *negate(struct schema *s, const struct tree_value *v, int depth)
 {
@@ -236,8 +235,8 @@ static const struct tree_value *negate(struct schema *s, const struct tree_value
     return with(s, "anyOf", any, v);
 }
 
-/* `not` of a type, of scalar values, or of one required name needs no expansion: schema_types,
- * schema_excluded and the object's compiler handle it. */
+/* `not` of a type, of scalar values or of one required name needs no expansion, because
+ * schema_types, schema_excluded and the compiler of objects handle it. */
 static bool is_simple_not(const struct tree_value *v)
 {
     const struct tree_value *k = NULL;
@@ -253,7 +252,7 @@ static bool is_simple_not(const struct tree_value *v)
            (tree_is_string(&key, "enum") && all_scalars(k));
 }
 
-/* Values that a simple `not` excludes are removed one by one, which is exact and cheap. */
+/* The values that a simple `not` excludes are removed one by one, which is exact and cheap. */
 bool schema_excluded(const struct set *set, const struct tree_value *value)
 {
     for (uint32_t i = 0; i < set->n; i++) {
@@ -273,7 +272,7 @@ bool schema_excluded(const struct set *set, const struct tree_value *value)
 
 /* ---- what a schema implies ---- */
 
-/* Other negations are expanded if every keyword inside can be negated. */
+/* All other negations are expanded, which requires that every keyword inside can be negated. */
 static enum status imply_not(struct schema *s, const struct tree_value *schema,
                              struct tree_value *all)
 {
@@ -287,7 +286,7 @@ static enum status imply_not(struct schema *s, const struct tree_value *schema,
     return OK;
 }
 
-/* Expands to: (if and then) or (not if and else). */
+/* Expands to (if and then) or (not if and else). */
 static enum status imply_if(struct schema *s, const struct tree_value *schema,
                             struct tree_value *all)
 {
@@ -309,7 +308,8 @@ static enum status imply_if(struct schema *s, const struct tree_value *schema,
     return OK;
 }
 
-/* An object either lacks the name, or has it and satisfies what it requires: names, or a schema. */
+/* An object either lacks the name, or has it and satisfies what the name requires: other names, or
+ * a schema. */
 static struct tree_value *dependent(struct schema *s, const struct tree_value *v)
 {
     struct tree_value *any = made(s, JSON_ARRAY, v), *both = made(s, JSON_ARRAY, v);
@@ -327,8 +327,8 @@ static struct tree_value *dependent(struct schema *s, const struct tree_value *v
     return NULL;
 }
 
-/* Dependencies do not restrict values that are not objects; for those, "not": {"required"}
- * holds. */
+/* Dependencies do not restrict values that are not objects; such values satisfy "not":
+ * {"required"}. */
 static enum status imply_dependents(struct schema *s, const struct tree_value *schema,
                                     struct tree_value *all)
 {
@@ -339,7 +339,7 @@ static enum status imply_dependents(struct schema *s, const struct tree_value *s
         for (v = v ? v->first : NULL; v; v = v->next) {
             if (v->type != JSON_ARRAY && !schema_is(v)) {
                 return schema_fail(s, ERR_INVALID, schema,
-                                   "\"%s\" holds neither names nor a schema", keywords[i]);
+                                   "\"%s\" contains neither names nor a schema", keywords[i]);
             }
             if (!put(s, all, NULL, dependent(s, v))) {
                 return schema_fail(s, ERR_LIMIT, schema, "the schema is too large");
@@ -349,7 +349,7 @@ static enum status imply_dependents(struct schema *s, const struct tree_value *s
     return OK;
 }
 
-/* The expansion of a schema is a tree of its own, kept for the next time. */
+/* The expansion of a schema is a separate tree, which is kept for the next time. */
 enum status schema_implied(struct schema *s, const struct tree_value *schema,
                            const struct tree_value **implied)
 {

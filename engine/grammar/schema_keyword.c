@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The lists of keywords, and functions that read their values. */
+/* The lists of keywords, and the functions that read their values. */
 #include "engine/grammar/schema.h"
 
 #include "engine/grammar/decimal.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Errors name the place in the schema as a JSON pointer. */
+/* Errors contain the place in the schema as a JSON pointer. */
 enum status schema_fail(struct schema *s, enum status st, const struct tree_value *at,
                         const char *fmt, ...)
 {
@@ -22,7 +22,7 @@ enum status schema_fail(struct schema *s, enum status st, const struct tree_valu
     return err_set(s->c->err, st, "%s: %s", path, text);
 }
 
-/* A keyword's value, which must be of this type. */
+/* Reads the value of a keyword, which must have this type. */
 enum status schema_typed(struct schema *s, const struct tree_value *schema, const char *keyword,
                          enum json_type type, const struct tree_value **value)
 {
@@ -34,7 +34,7 @@ enum status schema_typed(struct schema *s, const struct tree_value *schema, cons
     return OK;
 }
 
-/* A whole number that is not negative. A very large maximum means no limit. */
+/* Reads a whole number that is not negative. A very large maximum counts as no limit. */
 enum status schema_count(struct schema *s, const struct tree_value *schema, const char *keyword,
                          bool *found, uint32_t *count)
 {
@@ -48,7 +48,7 @@ enum status schema_count(struct schema *s, const struct tree_value *schema, cons
     *found = true;
     if (!decimal_read(&d, v->text, v->n_text) || d.n_whole > 9) {
         if (v->text[0] != '-' && strncmp(keyword, "max", 3) == 0) {
-            *count = EXPR_INF - 1; // equivalent to any larger one
+            *count = EXPR_INF - 1; // has the same effect as any larger number
             return OK;
         }
         return schema_fail(s, ERR_LIMIT, schema, "\"%s\" is too large", keyword);
@@ -61,24 +61,24 @@ enum status schema_count(struct schema *s, const struct tree_value *schema, cons
     return OK;
 }
 
-/* Unsupported validation keywords; those supported for some values only are checked where they are
- * read. Keywords in none of the lists do not affect validation. */
+/* Validation keywords that are not supported. Keywords that are supported only for some values are
+ * checked where they are read. Keywords in none of these lists do not affect validation. */
 static const char *const refused[] = {
     "$dynamicRef", "$recursiveRef", "contentSchema", "disallow", "extends", "divisibleBy",
 };
 
-/* Keywords that other drafts have: if a document names its draft and uses one of another, the
- * keyword would have no effect, which is probably not intended. */
+/* Keywords that not all drafts have. If a document names its draft and uses a keyword of another
+ * draft, the keyword would have no effect, which is probably not intended. */
 static const struct {
     const char *name;
-    int first, last; // drafts
+    int first, last; // first and last draft that has the keyword
 } of_drafts[] = {
     {"dependencies", 0, 7},
     {"dependentRequired", 2019, 2020},
     {"dependentSchemas", 2019, 2020},
 };
 
-/* Unsupported keywords are errors unless they have no effect. If the document names a draft, the
+/* Unsupported keywords are errors unless they have no effect. If the document names a draft, that
  * draft must have the keywords that are used. */
 enum status schema_check_keywords(struct schema *s, const struct tree_value *schema)
 {
@@ -119,7 +119,7 @@ static enum status one_type(struct schema *s, const struct tree_value *schema,
         }
     }
     bool is_text = name->type == JSON_STRING;
-    return schema_fail(s, ERR_INVALID, schema, "\"type\": \"%.40s\" is no type of JSON",
+    return schema_fail(s, ERR_INVALID, schema, "\"type\": \"%.40s\" is not a type of JSON",
                        is_text ? name->text : json_type_name(name->type));
 }
 

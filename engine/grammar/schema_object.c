@@ -12,84 +12,85 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATTERN_SETS_MAX = 64 }; // combinations of patterns that a name can match
+enum { PATTERN_SETS_MAX = 64 }; // chosen: number of combinations of patterns that a name can match
 
-/* The keywords about an object from all members of a set, collected before the expression is
- * built. */
+/* The keywords about an object from all members of a set. They are collected before the expression
+ * is built. */
 struct builder {
     struct schema *s;
     const struct set *set;
     struct expr_object *o;
-    bool outer;                // the outermost object of a style, with its own notation
-    uint32_t value_end;        // follows each value
-    struct names names;        // declared or required ones
-    struct said {              // the members' schemas for a name, chained
-        uint32_t member, next; // next: plus 1
+    bool outer;          // this is the outermost object of a style with a special notation for it
+    uint32_t value_end;  // what follows each value
+    struct names names;  // the declared and the required names
+    struct name_schema { // a member's schema for a name; those for one name are chained
+        uint32_t member, next; // next: index + 1
         const struct tree_value *schema;
-    } *said;
-    uint32_t n_said, cap_said;
-    uint32_t *first_said; // by name, plus 1
+    } *name_schemas;
+    uint32_t n_name_schemas, cap_name_schemas;
+    uint32_t *first_schema; // by name: index of its first schema, plus 1
     uint32_t cap_first;
     bool *required, *banned;
     uint32_t n_declared;
     uint32_t min, max;
     bool closed;           // undeclared names are not allowed
-    uint32_t name_content; // names that propertyNames allow
+    uint32_t name_content; // the names that propertyNames allow
     struct pattern {
         const struct tree_value *schema;
         uint32_t member;
-        uint32_t content; // names that match
+        uint32_t content; // the names that match the pattern
     } *patterns;
     uint32_t n_patterns, cap_patterns;
 };
 
 /* ---- reading ---- */
 
-/* As everywhere, the last of equal names in a schema counts. */
-static void say(struct builder *b, uint32_t name, uint32_t member, const struct tree_value *schema)
+/* If a schema contains a name twice, the last one counts, as everywhere. */
+static void add_schema(struct builder *b, uint32_t name, uint32_t member,
+                       const struct tree_value *schema)
 {
     if (name >= b->cap_first) {
         uint32_t cap = (name + 1) * 2;
-        b->first_said = xrealloc(b->first_said, cap * sizeof *b->first_said);
-        memset(b->first_said + b->cap_first, 0, (cap - b->cap_first) * sizeof *b->first_said);
+        b->first_schema = xrealloc(b->first_schema, cap * sizeof *b->first_schema);
+        memset(b->first_schema + b->cap_first, 0, (cap - b->cap_first) * sizeof *b->first_schema);
         b->cap_first = cap;
     }
-    uint32_t first = b->first_said[name];
-    if (first && b->said[first - 1].member == member) {
-        b->said[first - 1].schema = schema;
+    uint32_t first = b->first_schema[name];
+    if (first && b->name_schemas[first - 1].member == member) {
+        b->name_schemas[first - 1].schema = schema;
         return;
     }
-    GROW(b->said, b->n_said, b->cap_said);
-    b->said[b->n_said++] = (struct said){member, first, schema};
-    b->first_said[name] = b->n_said;
+    GROW(b->name_schemas, b->n_name_schemas, b->cap_name_schemas);
+    b->name_schemas[b->n_name_schemas++] = (struct name_schema){member, first, schema};
+    b->first_schema[name] = b->n_name_schemas;
 }
 
-/* A name may have schemas from several members; all apply. */
+/* If several members have schemas for a name, all of them apply. */
 static enum status add_names(struct builder *b, uint32_t member)
 {
     const struct tree_value *v;
     TRY(schema_typed(b->s, b->set->v[member].schema, "properties", JSON_OBJECT, &v));
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
-            return schema_fail(b->s, ERR_INVALID, v, "a property's schema is no schema");
+            return schema_fail(b->s, ERR_INVALID, v, "a property's schema is not a schema");
         }
-        say(b, names_get(&b->names, v->key, v->n_key), member, v);
+        add_schema(b, names_get(&b->names, v->key, v->n_key), member, v);
     }
     return OK;
 }
 
-/* collect: adds the names; otherwise only marks which are required. */
+/* With `collect` adds the names; otherwise marks which of them are required. */
 static enum status add_required(struct builder *b, const struct tree_value *schema, bool collect)
 {
     const struct tree_value *v = tree_get(schema, "required"), *no = tree_get(schema, "not");
     if (v && v->type == JSON_BOOL && b->s->draft <= 4) {
-        return OK; // in draft 3 `required` was a flag of the property
+        return OK; // in draft 3, `required` was a flag of the property
     }
     TRY(schema_typed(b->s, schema, "required", JSON_ARRAY, &v));
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (v->type != JSON_STRING) {
             return schema_fail(b->s, ERR_INVALID, schema,
-                               "\"required\" holds something that is no name");
+                               "\"required\" contains something that is not a name");
         }
         uint32_t i = names_get(&b->names, v->text, v->n_text);
         if (!collect) {
@@ -106,7 +107,7 @@ static enum status add_required(struct builder *b, const struct tree_value *sche
     return OK;
 }
 
-/* patternProperties apply to declared names as well, if these match. */
+/* A pattern of patternProperties also applies to declared names that it matches. */
 static enum status add_patterns(struct builder *b, const struct tree_value *schema, uint32_t member)
 {
     const struct tree_value *v;
@@ -119,7 +120,7 @@ static enum status add_patterns(struct builder *b, const struct tree_value *sche
         if (st != OK || !schema_is(v)) {
             return schema_fail(b->s, st == OK ? ERR_INVALID : st, schema,
                                "\"patternProperties\": %s",
-                               st == OK ? "a property's schema is no schema" : why.text);
+                               st == OK ? "a property's schema is not a schema" : why.text);
         }
         GROW(b->patterns, b->n_patterns, b->cap_patterns);
         b->patterns[b->n_patterns++] = (struct pattern){v, member, e};
@@ -127,7 +128,7 @@ static enum status add_patterns(struct builder *b, const struct tree_value *sche
     return OK;
 }
 
-/* propertyNames limits the names themselves. */
+/* propertyNames restricts the names themselves. */
 static enum status add_name_schema(struct builder *b, struct member m)
 {
     const struct tree_value *v = tree_get(m.schema, "propertyNames");
@@ -172,8 +173,8 @@ static enum status add_name_schema(struct builder *b, struct member m)
     return OK;
 }
 
-/* Treated like additionalProperties, provided that no other keyword of the schema could have
- * evaluated names. */
+/* unevaluatedProperties is treated like additionalProperties, provided that no other keyword of the
+ * schema could have evaluated names. */
 static enum status check_unevaluated(struct builder *b, const struct tree_value *schema)
 {
     const struct tree_value *v = tree_get(schema, "unevaluatedProperties");
@@ -183,14 +184,13 @@ static enum status check_unevaluated(struct builder *b, const struct tree_value 
     if (b->set->n > 1 || v->type != JSON_BOOL || tree_get(schema, "anyOf") ||
         tree_get(schema, "oneOf")) {
         return schema_fail(b->s, ERR_UNSUPPORTED, schema,
-                           "\"unevaluatedProperties\" is supported as false, in a schema without "
-                           "others beside it");
+                           "\"unevaluatedProperties\" is supported only as false, in a schema that "
+                           "is not combined with others");
     }
     return OK;
 }
 
-/* Whether a schema mentions any properties: if so, names that it does not mention are not
- * allowed. */
+/* Whether a schema mentions any properties. If so, other names are not allowed. */
 static bool names_any(const struct tree_value *schema)
 {
     const struct tree_value *properties = tree_get(schema, "properties");
@@ -207,7 +207,7 @@ static uint32_t place_of(struct member m)
     return properties->number;
 }
 
-/* Adds the names of all members, in the document's order. */
+/* Adds the names of all members, in the order of the document. */
 static enum status add_all_names(struct builder *b)
 {
     bool *done = xcalloc(b->set->n + 1, 1);
@@ -230,7 +230,7 @@ static enum status add_all_names(struct builder *b)
 /* An object is closed unless a keyword or open_objects allows other names. */
 static enum status read_members(struct builder *b)
 {
-    bool named = false, said = b->s->c->source->open_objects;
+    bool named = false, decided = b->s->c->source->open_objects;
     TRY(add_all_names(b));
     for (uint32_t i = 0; i < b->set->n; i++) {
         const struct tree_value *schema = b->set->v[i].schema;
@@ -248,11 +248,11 @@ static enum status read_members(struct builder *b)
             b->max = count;
         }
         named |= names_any(schema);
-        said |=
+        decided |=
             tree_get(schema, "additionalProperties") || tree_get(schema, "unevaluatedProperties");
-        said |= (b->set->v[i].flags & M_KEEP) != 0;
+        decided |= (b->set->v[i].flags & M_KEEP) != 0;
     }
-    b->closed = named && !said;
+    b->closed = named && !decided;
     b->n_declared = b->names.n;
     for (uint32_t i = 0; i < b->set->n; i++) {
         TRY(add_required(b, b->set->v[i].schema, true));
@@ -275,7 +275,7 @@ static bool matches(struct exprs *x, uint32_t e, const char *s, size_t n)
     return expr_is(x, e, XF_NULLABLE);
 }
 
-/* A member's schema for names that it does not list; NULL: none. */
+/* A member's schema for names that it does not list; NULL: it has none. */
 static enum status others_of(struct builder *b, uint32_t member, const struct tree_value **v)
 {
     const struct tree_value *schema = b->set->v[member].schema;
@@ -297,15 +297,15 @@ enum { OTHER_NAME = UINT32_MAX }; // a name that no schema lists
 
 static const struct tree_value *said_by(const struct builder *b, uint32_t name, uint32_t member)
 {
-    uint32_t at = name < b->cap_first ? b->first_said[name] : 0;
-    while (at && b->said[at - 1].member != member) {
-        at = b->said[at - 1].next;
+    uint32_t at = name < b->cap_first ? b->first_schema[name] : 0;
+    while (at && b->name_schemas[at - 1].member != member) {
+        at = b->name_schemas[at - 1].next;
     }
-    return at ? b->said[at - 1].schema : NULL;
+    return at ? b->name_schemas[at - 1].schema : NULL;
 }
 
-/* The schemas for a name's value: by name, by the patterns that it matches, or those for other
- * names. */
+/* Collects the schemas for the value of a name: those given for the name and those of the patterns
+ * that it matches, or else those for other names. */
 static enum status value_set(struct builder *b, uint32_t name, const bool *matched, struct set *out)
 {
     for (uint32_t i = 0; i < b->set->n; i++) {
@@ -331,8 +331,7 @@ static enum status value_set(struct builder *b, uint32_t name, const bool *match
     return OK;
 }
 
-/* The expression of a property's value: all schemas for its name apply, those given for the name
- * and those of matching patterns. */
+/* The expression for the value of a property. All schemas that apply to the name are combined. */
 static enum status value_of(struct builder *b, uint32_t name, const bool *matched, uint32_t *e)
 {
     struct set set = {0};
@@ -357,7 +356,7 @@ static enum status value_of(struct builder *b, uint32_t name, const bool *matche
     return st;
 }
 
-/* Properties in the order in which they were first mentioned. */
+/* Adds the properties in the order in which they were first mentioned. */
 static enum status add_properties(struct builder *b)
 {
     bool *matched = xcalloc(b->n_patterns + 1, 1);
@@ -404,7 +403,8 @@ static uint32_t other_name(struct builder *b, uint32_t names)
     return expr_seq(x, expr_clean(x, expr_and2(x, names, words)), expr_byte(x, b->o->name_end));
 }
 
-/* Adds pairs with a name in `names`, split by which of the patterns from p on it matches. */
+/* Adds pairs whose name is in `names`, divided by which of the patterns from p on the name
+ * matches. */
 static enum status add_others(struct builder *b, uint32_t names, uint32_t p, bool *matched,
                               uint32_t *left)
 {
@@ -438,7 +438,7 @@ static enum status add_others(struct builder *b, uint32_t names, uint32_t p, boo
     return OK;
 }
 
-/* Names that are not declared: the rest of each combination of patterns. */
+/* Adds pairs with undeclared names, for each combination of patterns that such a name can match. */
 static enum status add_other_names(struct builder *b)
 {
     struct exprs *x = b->s->x;
@@ -525,7 +525,7 @@ static enum status build(struct builder *b, uint32_t *e)
         return OK;
     }
     *e = expr_seq(x, open, object_start(x, b->o));
-    b->o = NULL; // owned by the expressions now
+    b->o = NULL; // the expressions own it from now on
     return OK;
 }
 
@@ -538,8 +538,8 @@ enum status schema_object(struct schema *s, const struct set *set, uint32_t *e)
     names_deinit(&b.names);
     free(b.required);
     free(b.banned);
-    free(b.said);
-    free(b.first_said);
+    free(b.name_schemas);
+    free(b.first_schema);
     free(b.patterns);
     object_free(b.o);
     return st;

@@ -39,7 +39,7 @@ static size_t unescape(char *s, size_t n)
     return out;
 }
 
-/* An object's member or an array's item. */
+/* The child of an object or array that a part of a pointer names. */
 static const struct tree_value *child(const struct tree_value *v, const char *part, size_t n)
 {
     if (v->type == JSON_OBJECT) {
@@ -62,12 +62,12 @@ static const struct tree_value *child(const struct tree_value *v, const char *pa
     return c;
 }
 
-/* A JSON pointer; ~0, ~1 and percent escapes are decoded in place. */
+/* Follows a JSON pointer. ~0, ~1 and percent escapes are decoded in place. */
 static const struct tree_value *follow_pointer(const struct tree_value *v, char *pointer, size_t n)
 {
     size_t at = 0;
     while (v && at < n) {
-        size_t end = ++at; // after the slash
+        size_t end = ++at; // skips the slash
         while (end < n && pointer[end] != '/') {
             end++;
         }
@@ -92,7 +92,8 @@ static const struct tree_value *id_of(const struct tree_value *v)
     return tree_get(v, "id");
 }
 
-/* A name after '#': $anchor, or "$id": "#name" as in older drafts. */
+/* Whether the value is the anchor that a name after '#' refers to: $anchor, or "$id": "#name" as in
+ * older drafts. */
 static bool is_anchor(const struct tree_value *v, const char *s, size_t n)
 {
     const struct tree_value *id = id_of(v);
@@ -101,7 +102,7 @@ static bool is_anchor(const struct tree_value *v, const char *s, size_t n)
     return old || text_is(tree_get(v, "$anchor"), s, n);
 }
 
-/* An identifier in full. */
+/* Whether the value's identifier is exactly this one. */
 static bool is_id(const struct tree_value *v, const char *s, size_t n)
 {
     const struct tree_value *id = id_of(v);
@@ -112,7 +113,8 @@ static bool is_id(const struct tree_value *v, const char *s, size_t n)
     return len == n && memcmp(id->text, s, n) == 0;
 }
 
-/* Compares the last part of an identifier, which is what a relative reference names. */
+/* Whether the last part of the value's identifier is this one, which is what a relative reference
+ * names. */
 static bool ends_id(const struct tree_value *v, const char *s, size_t n)
 {
     const struct tree_value *id = id_of(v);
@@ -124,7 +126,7 @@ static bool ends_id(const struct tree_value *v, const char *s, size_t n)
            (len == n || id->text[len - n - 1] == '/');
 }
 
-/* Whether a value has an identifier of its own, which its anchors belong to. */
+/* Whether a value has an identifier, to which the anchors inside it then belong. */
 static bool is_resource(const struct tree_value *v)
 {
     const struct tree_value *id = v->type == JSON_OBJECT ? id_of(v) : NULL;
@@ -135,7 +137,7 @@ struct search {
     const char *name;
     size_t n;
     bool (*is)(const struct tree_value *, const char *, size_t);
-    bool inside; // not in schemas that have an identifier of their own
+    bool inside; // do not search schemas that have an identifier of their own
     const struct tree_value *found;
     uint32_t count;
 };
@@ -151,8 +153,8 @@ static bool key_is_one_of(const struct tree_value *v, const char *const *keys)
 }
 
 /* Finds and counts the schemas below `v` that satisfy the search. Data in a schema are not schemas:
- * an "$id" in an enum identifies nothing. `named`: the members of v are names of properties or
- * definitions, so that none of them is a keyword. */
+ * for instance, an "$id" in an enum identifies nothing. `named`: the members of v are names of
+ * properties or definitions, so none of them is a keyword. */
 static void find(struct schema *s, const struct tree_value *v, bool named, struct search *to)
 {
     static const char *const data[] = {"enum", "const", "default", "examples", NULL};
@@ -172,8 +174,9 @@ static void find(struct schema *s, const struct tree_value *v, bool named, struc
     }
 }
 
-/* The schema that a reference without its fragment names, by the identifier in full or by its last
- * part; NULL: none, or several, in which case only the full rules of URIs would decide. */
+/* The schema that a reference without its fragment names, by its whole identifier or by the last
+ * part of that. NULL: there is none, or there are several, so that only the full rules of URIs
+ * could decide. */
 static const struct tree_value *find_id(struct schema *s, const char *name, size_t n)
 {
     struct search full = {.name = name, .n = n, .is = is_id};
@@ -186,7 +189,7 @@ static const struct tree_value *find_id(struct schema *s, const char *name, size
     return memchr(name, ':', n) && full.count == 1 ? full.found : NULL;
 }
 
-/* An anchor of the schema with the identifier that applies, or else of the document. */
+/* Finds an anchor in the schema with the applicable identifier, and otherwise in the document. */
 static const struct tree_value *find_anchor(struct schema *s, const struct tree_value *base,
                                             const char *name, size_t n)
 {
@@ -199,7 +202,7 @@ static const struct tree_value *find_anchor(struct schema *s, const struct tree_
     return own.found ? own.found : any.found;
 }
 
-/* The innermost enclosing value with an identifier, possibly v itself. */
+/* The innermost enclosing value that has an identifier, possibly v itself. */
 static const struct tree_value *base_of(const struct schema *s, const struct tree_value *v)
 {
     for (; v && v != s->root; v = v->parent) {
@@ -210,7 +213,7 @@ static const struct tree_value *base_of(const struct schema *s, const struct tre
     return s->root;
 }
 
-/* Resolves by pointer, anchor or $id within the document. */
+/* Resolves a reference within the document, by pointer, anchor or $id. */
 enum status schema_resolve(struct schema *s, const struct tree_value *ref,
                            const struct tree_value **to)
 {
@@ -238,8 +241,9 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
     }
     if (n > 0 && fragment[0] == '/') {
         v = follow_pointer(v, fragment, n);
-        if (!v && base != s->root) { // many schemas use pointers relative to the document's root
-                                     // although the standard says otherwise
+        // Many schemas use pointers relative to the document's root, although the standard says
+        // otherwise.
+        if (!v && base != s->root) {
             memcpy(fragment, hash + 1, n);
             v = follow_pointer(s->root, fragment, n);
         }

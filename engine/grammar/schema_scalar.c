@@ -22,7 +22,8 @@ static void put(struct contents *c, uint32_t e)
     c->v[c->n++] = e;
 }
 
-/* A pattern may match anywhere in the text, a format must match all of it. */
+/* Adds a regular expression. A pattern may match anywhere in the text, but a format must match all
+ * of it. */
 static enum status add_regex(struct schema *s, const struct tree_value *schema, const char *text,
                              size_t n, bool search, struct contents *out)
 {
@@ -59,7 +60,7 @@ static enum status add_lengths(struct schema *s, const struct set *set, struct c
     return OK;
 }
 
-/* Collects texts that "not" excludes. */
+/* Collects the texts that "not" excludes. */
 static void add_excluded(struct schema *s, const struct set *set, struct contents *out)
 {
     struct contents texts = {0};
@@ -79,7 +80,8 @@ static void add_excluded(struct schema *s, const struct set *set, struct content
     free(texts.v);
 }
 
-/* Collects the languages that the keywords require of a string's content, to be intersected. */
+/* Collects the languages that the keywords require of a string's content. The content must be in
+ * all of them. */
 static enum status gather_contents(struct schema *s, const struct set *set, struct contents *out)
 {
     for (uint32_t i = 0; i < set->n; i++) {
@@ -101,7 +103,7 @@ static enum status gather_contents(struct schema *s, const struct set *set, stru
     return OK;
 }
 
-/* The language of a string's content, over characters; escaping comes later. */
+/* The language of a string's content, in characters; it is escaped later. */
 enum status schema_content(struct schema *s, const struct set *set, uint32_t *e)
 {
     struct contents all = {0};
@@ -137,7 +139,7 @@ static enum status read_decimal(struct schema *s, const struct tree_value *schem
     return OK;
 }
 
-/* In draft 4 a flag next to the bound, later a bound itself. */
+/* Reads an exclusive bound: in draft 4 a flag beside the bound, later a bound itself. */
 static enum status read_excluded(struct schema *s, const struct tree_value *schema,
                                  const char *bound, const char *excluded, struct number_bounds *b,
                                  void (*narrow)(struct number_bounds *, const struct decimal *,
@@ -191,7 +193,7 @@ static enum status multiples(struct schema *s, const struct set *set, const stru
     return OK;
 }
 
-/* Integers can be excluded, because they have only one spelling; other numbers have many. */
+/* Only integers can be excluded, because they have a single spelling; other numbers have many. */
 static enum status exclude_numbers(struct schema *s, const struct set *set, bool whole, uint32_t *e)
 {
     for (uint32_t i = 0; i < set->n; i++) {
@@ -205,7 +207,7 @@ static enum status exclude_numbers(struct schema *s, const struct set *set, bool
             }
             if (!whole) {
                 return schema_fail(s, ERR_UNSUPPORTED, set->v[i].schema,
-                                   "\"not\" of a number is supported for the type integer alone");
+                                   "\"not\" of a number is supported only for the type integer");
             }
             if (!decimal_read(&d, v->text, v->n_text) || !decimal_is_whole(&d)) {
                 continue;
@@ -220,7 +222,7 @@ static enum status exclude_numbers(struct schema *s, const struct set *set, bool
     return OK;
 }
 
-/* Bounds of all members, then multipleOf, then values that are excluded. */
+/* Combines the bounds of all members, then multipleOf, then excluded values. */
 enum status schema_number(struct schema *s, const struct set *set, bool whole, uint32_t *e)
 {
     struct number_bounds b = {0};

@@ -12,8 +12,8 @@ const char *schema_word(const struct schema *s, const struct tree_value *v)
     return s->style->words[v->type == JSON_NULL ? 0 : 1 + !v->truth];
 }
 
-/* Styles must not use end ids: if the vocabulary has one with this name, it cannot be written, and
- * the expression matches nothing. */
+/* Styles must not use end ids: if an end id of the vocabulary has this name, it cannot be written,
+ * and the expression matches nothing. */
 uint32_t schema_style_text(struct schema *s, const char *text)
 {
     struct compile c = *s->c;
@@ -26,7 +26,7 @@ uint32_t schema_style_text(struct schema *s, const char *text)
     return (uint32_t)EXPR_NONE;
 }
 
-/* Texts that do not contain `bar`. */
+/* The texts that do not contain `bar`. */
 static uint32_t without(struct schema *s, uint32_t content, const char *bar)
 {
     struct exprs *x = s->x;
@@ -42,8 +42,8 @@ uint32_t schema_style_content(struct schema *s, uint32_t content)
     return content;
 }
 
-/* Bare, in the style's quotes, or as JSON. With quotes of its own, a string may not
- * contain them. */
+/* A string as written in a place: bare, in the style's quotes, or as JSON. If the style has its own
+ * quotes, the string must not contain them. */
 uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t content)
 {
     struct exprs *x = s->x;
@@ -85,10 +85,10 @@ uint32_t schema_style_types(const struct set *set, uint32_t types)
     }
 }
 
-/* ---- interpretation of unquoted text ---- */
+/* ---- how unquoted text is interpreted ---- */
 
-/* A schema's statement about a type: none, that values may have it, or that they must have others.
- * Must agree with server/chat/tools/value.c, which parses the output. */
+/* What a schema says about a type: nothing, that values may have it, or that they must have
+ * another. This must agree with server/chat/tools/value.c, which parses the output. */
 struct reading {
     const char *type;
     bool known, allowed;
@@ -135,7 +135,7 @@ static enum status read_schema(struct schema *s, const struct tree_value *schema
     return OK;
 }
 
-/* Whether a parameter's value is written bare, in quotes or as JSON. */
+/* Decides whether a parameter's value is written bare, in quotes or as JSON. */
 enum status schema_style_place(struct schema *s, const struct tree_value *first, enum place *place)
 {
     struct reading text = {.type = "string"};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A schema as a tree that keeps the text of numbers and the order of members, with a limit
- * on its size. */
+/* A schema as a tree that keeps the text of numbers and the order of members, and is limited in
+ * size. */
 #include "engine/grammar/schema_tree.h"
 
 #include "engine/base/json_scan.h"
@@ -13,7 +13,7 @@
 
 enum { ARENA_BYTES = 64 << 20 };
 
-/* Nodes are numbered; NULL beyond the limit. */
+/* Nodes are numbered. NULL: the limit is reached. */
 struct tree_value *tree_new(struct tree *t, enum json_type type, const struct tree_value *where)
 {
     struct tree_value *v =
@@ -53,7 +53,7 @@ struct tree_value *tree_put(struct tree *t, struct tree_value *to, const char *k
 
 /* ---- reading ---- */
 
-/* A \u escape of an unpaired surrogate has no UTF-8 encoding. */
+/* Whether the string has a \u escape of an unpaired surrogate, which has no UTF-8 encoding. */
 static bool has_lone_surrogate(const char *s, size_t n)
 {
     for (size_t i = 0; i + 5 < n; i++) {
@@ -75,7 +75,7 @@ static bool has_lone_surrogate(const char *s, size_t n)
     return false;
 }
 
-/* U+0000 is allowed; half of a surrogate pair is not, since no text could match it. */
+/* U+0000 is allowed. An unpaired surrogate is not, because no text could match it. */
 static enum status read_string(struct tree *t, const struct json_scan *sc, const char **text,
                                size_t *n, struct err *err)
 {
@@ -88,7 +88,7 @@ static enum status read_string(struct tree *t, const struct json_scan *sc, const
         return err_set(err, ERR_LIMIT, "the schema is too large");
     }
     if (has_lone_surrogate(sc->text, sc->text_bytes)) {
-        return err_set(err, ERR_INVALID, "a string of the schema holds half of a surrogate pair");
+        return err_set(err, ERR_INVALID, "a string of the schema contains an unpaired surrogate");
     }
     struct buf b;
     buf_init(&b, sc->text_bytes + 1);
@@ -130,7 +130,7 @@ static enum status read_value(struct tree *t, struct json_scan *sc, enum json_to
     return OK;
 }
 
-/* Iterative, so the depth is limited by the scanner alone. */
+/* Reads the tree in a loop, so only the scanner limits the depth. */
 enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
                       uint32_t max_values, struct err *err)
 {
@@ -144,7 +144,7 @@ enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
     for (enum json_token token; (token = json_scan_next(&sc)) != JSON_TOKEN_END;) {
         if (token == JSON_TOKEN_ERROR) {
             enum status st = json_scan_error(&sc, err);
-            return err_prefix(err, st == ERR_LIMIT ? st : ERR_INVALID, "the schema is no JSON");
+            return err_prefix(err, st == ERR_LIMIT ? st : ERR_INVALID, "the schema is not JSON");
         }
         if (token == JSON_TOKEN_KEY) {
             TRY(read_string(t, &sc, &key, &n_key, err));
@@ -182,7 +182,7 @@ void tree_deinit(struct tree *t)
 
 /* ---- access ---- */
 
-/* The last of equal keys, as in Python. */
+/* If keys are equal, the last one counts, as in Python. */
 const struct tree_value *tree_get_n(const struct tree_value *object, const char *key, size_t n)
 {
     const struct tree_value *found = NULL;
@@ -244,7 +244,7 @@ bool tree_equal(const struct tree_value *a, const struct tree_value *b)
     return true;
 }
 
-/* The path from the root, cut on the left if it is too long. */
+/* Writes the path from the root. If it is too long, it is cut on the left. */
 void tree_path(const struct tree_value *v, char *out, size_t n_bytes)
 {
     char text[256];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A JSON text as a tree for the schema compiler: members in order, numbers as text, strings with
- * their length (they may contain any character). Every value knows its path, for messages.
+/* A JSON text as a tree for the schema compiler. Members keep their order, numbers their text, and
+ * strings their length (they may contain any character). Every value knows its path, for messages.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_SCHEMA_TREE_H
 #define SLUICE_ENGINE_GRAMMAR_SCHEMA_TREE_H
@@ -14,13 +14,13 @@
 struct tree_value {
     enum json_type type;
     uint32_t number;  // index of the value in its tree, from 0
-    const char *text; // of a string (unescaped), or a number's literal
+    const char *text; // the string (unescaped), or the literal of a number
     size_t n_text;
-    bool truth;      // of a boolean
-    const char *key; // of a member
+    bool truth;      // value of a boolean
+    const char *key; // key of a member
     size_t n_key;
     struct tree_value *parent, *first, *last, *next;
-    uint32_t n;                 // children
+    uint32_t n;                 // number of children
     struct tree_value *implied; // for the schema compiler: the expansion of its keywords
 };
 
@@ -34,21 +34,21 @@ enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
                       uint32_t max_values, struct err *err);
 void tree_deinit(struct tree *t);
 
-/* The member with this key, the last if there are several; NULL if there is none. */
+/* The member with this key; the last one if there are several, NULL if there is none. */
 const struct tree_value *tree_get(const struct tree_value *object, const char *key);
 const struct tree_value *tree_get_n(const struct tree_value *object, const char *key, size_t n);
 
-/* Equality as JSON values: numbers by value, members in any order. */
+/* Whether two JSON values are equal: numbers are compared by value, members in any order. */
 bool tree_equal(const struct tree_value *a, const struct tree_value *b);
 bool tree_is_string(const struct tree_value *v, const char *s);
 
 /* "#/properties/a", truncated on the left if it is long. */
 void tree_path(const struct tree_value *v, char *out, size_t n_bytes);
 
-/* Creates values that are not in the text: for expansions of keywords. NULL: the tree is too
+/* Creates a value that is not in the text, for the expansion of keywords. NULL: the tree is too
  * large. */
 struct tree_value *tree_new(struct tree *t, enum json_type type, const struct tree_value *where);
-/* Adds a copy of `v` (its children are shared) to an object or array. */
+/* Adds a copy of `v`, whose children are shared, to an object or array. */
 struct tree_value *tree_put(struct tree *t, struct tree_value *to, const char *key, size_t n_key,
                             const struct tree_value *v);
 

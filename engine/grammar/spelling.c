@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Text of a grammar as bytes, in which names of special tokens become those tokens' marks. */
+/* Converts a text of a grammar to bytes. Names of special tokens in it become the marks of those
+ * tokens. */
 #include "engine/grammar/spelling.h"
 
 #include "engine/base/optional.h"
@@ -7,7 +8,8 @@
 
 enum { SPELL_MAX_BYTES = 1 << 20 };
 
-/* A token that ends the text may not be named: it is allowed where the text may end. */
+/* A token that ends the text must not be named, because it is allowed exactly where the text may
+ * end. */
 enum status spell(const struct compile *c, const char *s, size_t n, struct buf *out)
 {
     for (size_t i = 0; i < n;) {
@@ -19,7 +21,7 @@ enum status spell(const struct compile *c, const char *s, size_t n, struct buf *
         }
         if (id >= 0 && ends) {
             return err_set(c->err, ERR_INVALID,
-                           "\"%.*s\" is a token that ends the text: it comes by itself",
+                           "\"%.*s\" is a token that ends the text: it must not be named",
                            (int)n_name, s + i);
         }
         if (id >= 0) {

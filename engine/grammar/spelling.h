@@ -8,10 +8,10 @@
 #include "engine/base/buf.h"
 #include "engine/grammar/parsers.h"
 
-/* Appends the bytes. The name of an end id is an error that names it, because end ids have no
- * bytes. */
+/* Appends the bytes of the text. The name of an end id is an error, because end ids have no bytes;
+ * the message names it. */
 enum status spell(const struct compile *c, const char *s, size_t n, struct buf *out);
-/* The same as an expression. */
+/* The same, as an expression. */
 enum status spell_expr(const struct compile *c, const char *s, size_t n, uint32_t *e);
 
 #endif

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ways in which model families write the arguments of a call. */
+/* The styles in which model families write the arguments of a call. */
 #include "engine/grammar/style.h"
 
 #include <string.h>
 
 #define JSON_WORDS .words = {"null", "true", "false"}
 
-/* Tags around each parameter, and unquoted strings. */
+/* Styles with tags around each parameter, and unquoted strings. */
 #define TAGS(its_key, its_colon, its_end, its_bar)                                                 \
     JSON_WORDS, .has_outer = true, .open = "", .close = "", .key = its_key, .colon = its_colon,    \
         .comma = "", .value_end = its_end, .bar = its_bar, .is_bare = true
@@ -17,7 +17,7 @@
     "DSML"                                                                                         \
     "\xEF\xBD\x9C"
 
-/* The first names are ours; "..._xml" are those of xgrammar's structural tags. */
+/* The first names are this project's; "..._xml" are those of xgrammar's structural tags. */
 static const struct style styles[] = {
     {.name = "json", JSON_WORDS},
     {.name = "qwen_xml", TAGS("<parameter=", ">\n", "\n</parameter>\n", "</parameter>")},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Notations for the values of a schema. One row is JSON; the others are those that models use for
+/* Notations for the values of a schema. One row is JSON. The others are those that models use for
  * the arguments of a call: the parameters of the outermost object between tags, with unquoted
- * strings, or literals similar to JSON. The parsers are in server/chat/tools.
+ * strings; or literals similar to JSON. The parsers are in server/chat/tools.
  * Thread: any; the table is constant. */
 #ifndef SLUICE_ENGINE_GRAMMAR_STYLE_H
 #define SLUICE_ENGINE_GRAMMAR_STYLE_H
@@ -23,20 +23,22 @@ enum style_type {
 struct style {
     const char *name;
     const char *words[3]; // null, true, false
-    const char *quote;    // on both sides of a string without escapes; NULL: JSON's strings
+    const char *quote;    // what is on both sides of a string, which then has no escapes; NULL:
+                          // strings are as in JSON
     bool bare_names;      // names in objects have no quotes
     bool compact;         // no white space between tokens
 
     /* The outermost object: `open` KEY `colon` VALUE `comma` KEY... `close`. */
-    bool has_outer; // false: it is written like all other objects
+    bool has_outer; // false: it is written like any other object
     const char *open, *close, *key, *colon, *comma;
     const char *value_end;
-    const char *bar;                  // text that strings in it must not contain; NULL: none
-    bool is_bare;                     // strings in it are unquoted; the schema decides which values
-                                      // are strings
-    const char *types[N_STYLE_TYPES]; // before a value; NULL: nothing
-    /* All objects and arrays are written this way: member names are also part of value_end, and
-     * items have a name of their own. Members with other names cannot be written. */
+    const char *bar; // text that strings in the outermost object must not contain; NULL: none
+    bool is_bare; // strings in the outermost object are unquoted; the schema decides which values
+                  // are strings
+    const char *types[N_STYLE_TYPES]; // what precedes a value, by its type; NULL: nothing
+    /* All objects and arrays are written like the outermost object: the names of members are also
+     * part of value_end, and items have a fixed name. Members with other names cannot be
+     * written. */
     bool elements;
 };
 

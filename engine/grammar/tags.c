@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Structural tags: JSON that combines free text, tags, schemas, expressions and grammars, in
- * xgrammar's format. Formats of tool calls, and of text before an answer, are written this way,
- * too. */
+ * xgrammar's format. Formats of tool calls, and of text before an answer, use it as well. */
 #include "engine/grammar/tags.h"
 
 #include "engine/base/optional.h"
@@ -23,7 +22,7 @@ enum status tags_text(struct tags *t, const struct tree_value *v, uint32_t *e)
     return tags_placed(t, spell_expr(t->c, v->text, v->n_text, e), v);
 }
 
-/* A token, by id or name. */
+/* A special token, given by its id or its name. */
 static enum status token(struct tags *t, const struct tree_value *v, uint32_t *e)
 {
     if (v->type == JSON_STRING) {
@@ -63,24 +62,24 @@ static enum status text_or_token(struct tags *t, const struct tree_value *v, uin
 
 /* ---- free text ---- */
 
-/* Words that free text must not contain: nested lists. */
+/* The words that free text must not contain. The lists of nested formats are chained. */
 struct bars {
     const struct tree_value *list; // a list of strings, a string, or NULL
     const struct bars *more;
 };
 
-/* Special tokens never occur in free text. */
+/* Adds a word that free text must not contain. It never contains special tokens. */
 static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
 {
     if (v && v->type == JSON_STRING && v->n_text > 0) {
         *words = expr_alt2(t->x, *words, expr_literal(t->x, v->text, v->n_text));
     }
-    if (v && v->type == JSON_OBJECT) { // a token
+    if (v && v->type == JSON_OBJECT) { // it is a token
         bar(t, tree_get(v, "token"), words);
     }
 }
 
-/* Text without the words that this format and the enclosing ones exclude. */
+/* Free text without the words that this format and the enclosing ones exclude. */
 static uint32_t free_text(struct tags *t, const struct bars *bars)
 {
     struct exprs *x = t->x;
@@ -99,7 +98,7 @@ static uint32_t free_text(struct tags *t, const struct bars *bars)
     return expr_clean(x, expr_and2(x, x->any_text, expr_not(x, has)));
 }
 
-/* Free text with limits on its words, its length and its beginning. */
+/* Free text, with limits on its words, its length and its beginning. */
 static enum status any_text(struct tags *t, const struct tree_value *node, const struct bars *bars,
                             uint32_t *e)
 {
@@ -126,7 +125,7 @@ static enum status any_text(struct tags *t, const struct tree_value *node, const
     return OK;
 }
 
-/* Text and special tokens, except for some. */
+/* Text and special tokens, except for some of them. */
 static enum status any_tokens(struct tags *t, const struct tree_value *node,
                               const struct bars *bars, uint32_t *e)
 {
@@ -153,13 +152,13 @@ static enum status any_tokens(struct tags *t, const struct tree_value *node,
 /* Free text with embedded formats, each of which begins with one of the triggers. */
 struct dispatch {
     const struct tree_value *triggers, *excludes;
-    uint32_t one;  // of the formats
-    bool once;     // nothing after the first
-    bool at_least; // at least one, and immediately
+    uint32_t one;  // any one of the formats
+    bool once;     // nothing may follow the first format
+    bool at_least; // there must be at least one format, at the very beginning
 };
 
-/* Free text with any number of tags in it. The text may not contain a trigger, since a
- * trigger begins a tag. */
+/* Free text with any number of tags in it. The text must not contain a trigger, because a trigger
+ * begins a tag. */
 static uint32_t dispatched(struct tags *t, const struct dispatch *d, const struct bars *bars)
 {
     struct exprs *x = t->x;
@@ -192,7 +191,7 @@ static bool begins_with(const struct tree_value *begin, const struct tree_value 
            memcmp(trigger->text, name->text, trigger->n_text) == 0;
 }
 
-/* One of the tags; with triggers, each must begin with one. */
+/* Any one of the tags. If there are triggers, each tag must begin with one of them. */
 static enum status tag_list(struct tags *t, const struct tree_value *node,
                             const struct tree_value *triggers, uint32_t *e)
 {
@@ -205,7 +204,7 @@ static enum status tag_list(struct tags *t, const struct tree_value *node,
             trigger = trigger->next;
         }
         if (triggers && !trigger) {
-            return tags_fail(t, ERR_INVALID, v, "no trigger is the beginning of the tag's");
+            return tags_fail(t, ERR_INVALID, v, "the tag begins with none of the triggers");
         }
         uint32_t one;
         TRY(tags_format(t, v, NULL, &one));
@@ -217,7 +216,7 @@ static enum status tag_list(struct tags *t, const struct tree_value *node,
     return tags_fail(t, ERR_INVALID, tags, "there must be a tag");
 }
 
-/* xgrammar's triggered_tags, by words or by tokens. */
+/* xgrammar's triggered_tags; triggers may be words or tokens. */
 static enum status triggered(struct tags *t, const struct tree_value *node, const struct bars *bars,
                              uint32_t *e)
 {
@@ -300,7 +299,7 @@ static enum status separated(struct tags *t, const struct tree_value *node, cons
 
 /* ---- containers ---- */
 
-/* The content may not contain the end, or the tag would end early. */
+/* The content must not contain the end, because the tag would end early. */
 static enum status tag(struct tags *t, const struct tree_value *node, const struct bars *bars,
                        uint32_t *e)
 {
@@ -351,7 +350,7 @@ static enum status elements(struct tags *t, const struct tree_value *node, const
     return st;
 }
 
-/* optional, star, plus, repeat; max -1: no limit. */
+/* optional, star, plus and repeat; max -1 means no limit. */
 static enum status repeated(struct tags *t, const struct tree_value *node, const struct bars *bars,
                             uint32_t *e)
 {
@@ -403,13 +402,13 @@ static enum status one_token(struct tags *t, const struct tree_value *node, cons
     return tags_fail(t, ERR_INVALID, node, "\"token\" is missing");
 }
 
-/* An object in a style with one parameter, whose string is a text of any format. */
+/* An object of a style with exactly one parameter, a string whose text is of any format. */
 static enum status text_argument(struct tags *t, const struct tree_value *node,
                                  const struct bars *bars, uint32_t *e)
 {
     const struct tree_value *name, *in;
     const struct style *s;
-    uint32_t text, before, behind;
+    uint32_t text, before, after;
     struct buf head;
     (void)bars;
     TRY(tags_check_keys(t, node, "type name style content"));
@@ -438,20 +437,20 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
         buf_puts(&head, "}");
     }
     if (st == OK) {
-        st = spell_expr(t->c, head.data, head.n_bytes, &behind);
+        st = spell_expr(t->c, head.data, head.n_bytes, &after);
     }
     buf_deinit(&head);
     TRY(tags_placed(t, st, node));
     if (escapes && !escape_json(t->x, t->c->rules, text, &text)) {
         return tags_fail(t, ERR_UNSUPPORTED, in, "JSON within a text is not supported");
     }
-    *e = expr_seq3(t->x, before, text, behind);
+    *e = expr_seq3(t->x, before, text, after);
     return OK;
 }
 
 /* ---- formats by name ---- */
 
-/* {"type": "defined", "name": NAME}: one of the root's "definitions", which become rules. */
+/* {"type": "defined", "name": NAME} is one of the root's "definitions", which become rules. */
 static enum status defined(struct tags *t, const struct tree_value *node, const struct bars *bars,
                            uint32_t *e)
 {
@@ -468,7 +467,8 @@ static enum status defined(struct tags *t, const struct tree_value *node, const 
     if (!v || i >= TAGS_DEFINITIONS) {
         return tags_fail(t, ERR_INVALID, node, "no definition of this name");
     }
-    if (!t->rule[i]) { // set before the body is parsed, which may refer to this definition
+    // Set before the body is parsed, because the body may refer to this definition.
+    if (!t->rule[i]) {
         t->rule[i] = rules_add(t->c->rules) + 1;
         uint32_t body;
         TRY(tags_format(t, v, NULL, &body));
@@ -480,7 +480,7 @@ static enum status defined(struct tags *t, const struct tree_value *node, const 
 
 static enum status structures(struct tags *t, const struct tree_value *root, uint32_t *e);
 
-/* A structural tag within another. */
+/* A structural tag inside another. */
 static enum status nested(struct tags *t, const struct tree_value *node, const struct bars *bars,
                           uint32_t *e)
 {
@@ -496,7 +496,7 @@ static enum status nested(struct tags *t, const struct tree_value *node, const s
 
 /* ---- dispatch by type ---- */
 
-/* Formats by name; an unknown type is an error that names it. */
+/* Compiles a format, by the name of its type. For an unknown type, the error names it. */
 enum status tags_format(struct tags *t, const struct tree_value *node, const struct bars *bars,
                         uint32_t *e)
 {
@@ -571,7 +571,7 @@ static enum status structures(struct tags *t, const struct tree_value *root, uin
     return OK;
 }
 
-/* The older form has "structures" and triggers at the root. */
+/* In the older form, "structures" and triggers are at the root. */
 static enum status parse(struct tags *t, uint32_t *start)
 {
     const struct tree_value *root = t->tree->root;
@@ -590,7 +590,7 @@ enum status tags_parse(struct compile *c, uint32_t *start)
         tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth, l->max_nodes, c->err);
     if (st == OK) {
         struct tags t = {.c = c, .x = c->x, .tree = &tree};
-        tree.max_values *= 2; // as for a schema
+        tree.max_values *= 2; // as for schemas
         st = parse(&t, start);
     }
     tree_deinit(&tree);

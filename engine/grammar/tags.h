@@ -13,7 +13,7 @@ struct tags {
     struct compile *c;
     struct exprs *x;
     struct tree *tree;
-    uint32_t rule[TAGS_DEFINITIONS]; // of each definition of the root, plus 1
+    uint32_t rule[TAGS_DEFINITIONS]; // by definition of the root: its rule, plus 1
 };
 struct bars;
 
@@ -21,24 +21,23 @@ struct bars;
 enum status tags_fail(struct tags *t, enum status st, const struct tree_value *at, const char *fmt,
                       ...) PRINTF_LIKE(4, 5);
 
-/* Adds the path to an error message without one. */
+/* Adds the path to an error message that has none. */
 enum status tags_placed(struct tags *t, enum status st, const struct tree_value *at);
 
-/* A member that must be there, and of this type. */
+/* Reads a required member, which must have this type. */
 enum status tags_member(struct tags *t, const struct tree_value *node, const char *key,
                         enum json_type type, const struct tree_value **v);
 
-/* True if the member is there and true. */
+/* True if the member exists and is true. */
 bool tags_flag(const struct tree_value *node, const char *key);
 
-/* Members that are not among the words of `known` are errors, because they may request something.
- */
+/* Members whose keys are not in `known` are errors, because they may request something. */
 enum status tags_check_keys(struct tags *t, const struct tree_value *node, const char *known);
 
-/* A string of the tree, in which names of special tokens mean those tokens. */
+/* A string of the tree, in which the names of special tokens mean those tokens. */
 enum status tags_text(struct tags *t, const struct tree_value *v, uint32_t *e);
 
-/* The texts of a format; free text in it contains none of the words in `bars`. */
+/* The texts of a format. Free text in them contains none of the words in `bars`. */
 enum status tags_format(struct tags *t, const struct tree_value *node, const struct bars *bars,
                         uint32_t *e);
 
@@ -50,7 +49,7 @@ enum status tags_grammar(struct tags *t, const struct tree_value *node, const st
 enum status tags_schema(struct tags *t, const struct tree_value *node, const struct bars *bars,
                         uint32_t *e);
 
-/* The style that a node names; JSON's if it names none. */
+/* The style that a node names; JSON's if the node names none. */
 enum status tags_style(struct tags *t, const struct tree_value *node, const struct style **style);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Formats of structural tags that are grammars of another kind: expressions, GBNF, Lark, schemas.
- */
+/* Formats of structural tags that are grammars of another kind: expressions, GBNF, Lark,
+ * schemas. */
 #include "engine/grammar/tags.h"
 
 #include <string.h>

@@ -3,19 +3,19 @@
 
 #include <stdio.h>
 
-/* Position within an escape: b of an X_TEXT. */
+/* Positions within an escape, which are the b of an X_TEXT. */
 enum {
     T_PLAIN,
     T_ESCAPE,     // after a backslash
-    T_U0,         // after \u, then after each digit
+    T_U0,         // after \u, and then after each of its digits
     T_U1_00,      // "0"
     T_U2_00,      // "00"
     T_U3_0,       // "000"
     T_U3_1,       // "001"
-    T_ANY_1,      // from here on only for unconstrained text: one digit, and what it was
-    T_ANY_1_D,    // d
-    T_ANY_2,      //
-    T_ANY_2_HIGH, // d8 to db
+    T_ANY_1,      // from here on only in unconstrained text: after one digit
+    T_ANY_1_D,    // after the digit d
+    T_ANY_2,      // after two digits
+    T_ANY_2_HIGH, // after d8 to db
     T_ANY_3,
     T_ANY_3_HIGH,
     T_LOW_ESCAPE, // after a high surrogate
@@ -33,7 +33,7 @@ static const char short_escapes[][2] = {
 enum { N_SHORT = sizeof short_escapes / sizeof *short_escapes };
 
 /* Adds the bytes that escapes distinguish. */
-static void tell_apart(struct byte_set *set)
+static void add_distinguished(struct byte_set *set)
 {
     static const char all[] = "\"\\/bfnrtu0123456789abcdefABCDEF";
     for (size_t i = 0; i < sizeof all - 1; i++) {
@@ -44,8 +44,8 @@ static void tell_apart(struct byte_set *set)
     }
 }
 
-/* Marks bytes that have a meaning inside a string as different from others, once per
- * grammar. */
+/* Once per grammar, marks the bytes that have a meaning inside a string as different from
+ * others. */
 static uint32_t make(struct exprs *x, uint32_t a, uint32_t where)
 {
     if (a == EXPR_NONE) {
@@ -53,7 +53,7 @@ static uint32_t make(struct exprs *x, uint32_t a, uint32_t where)
     }
     if (!x->has_text) {
         x->has_text = true;
-        tell_apart(&x->own_class);
+        add_distinguished(&x->own_class);
     }
     uint8_t flags = (uint8_t)(XF_TEXT | (x->v[a].flags & XF_DOUBT));
     return expr_make(x, (struct expr){.kind = X_TEXT, .flags = flags, .a = a, .b = where});
@@ -80,7 +80,7 @@ static int hex_digit(uint8_t c)
     return -1;
 }
 
-/* After a backslash. */
+/* The derivative after a backslash. */
 static uint32_t derive_escape(struct exprs *x, uint32_t a, uint8_t byte)
 {
     if (byte == 'u') {
@@ -94,7 +94,7 @@ static uint32_t derive_escape(struct exprs *x, uint32_t a, uint8_t byte)
     return EXPR_NONE;
 }
 
-/* \u in unconstrained text: -1 if the digit is not allowed. */
+/* The next position in \u in unconstrained text; -1 if the digit is not allowed. */
 static int next_any(uint32_t where, int digit)
 {
     switch (where) {
@@ -117,7 +117,7 @@ static int next_any(uint32_t where, int digit)
     }
 }
 
-/* \uXXXX in a free string: only surrogates must be followed in detail. */
+/* \uXXXX in a free string, where only surrogates must be followed digit by digit. */
 static uint32_t derive_any(struct exprs *x, uint32_t a, uint32_t where, uint8_t byte)
 {
     if (where == T_LOW_ESCAPE || where == T_LOW_U) {
@@ -134,7 +134,7 @@ static uint32_t derive_any(struct exprs *x, uint32_t a, uint32_t where, uint8_t 
     return make(x, a, (uint32_t)next);
 }
 
-/* \u00XX of a control character. */
+/* \u00XX, which stands for a control character. */
 static uint32_t derive_control(struct exprs *x, uint32_t a, uint32_t where, uint8_t byte)
 {
     int digit = hex_digit(byte);
@@ -171,8 +171,8 @@ static bool can_end(struct exprs *x, uint32_t a, uint32_t where)
             expr_derive(x, a, '/') != EXPR_NONE);
 }
 
-/* One byte of the string's inside: a quote ends it if the content may end, a backslash
- * begins an escape, control characters are not allowed. */
+/* Consumes one byte inside the string. A quote ends the string if the content may end, a backslash
+ * begins an escape, and control characters are not allowed. */
 uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte)
 {
     uint32_t a = x->v[e].a, where = x->v[e].b, to;
@@ -204,14 +204,14 @@ uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte)
     return to;
 }
 
-/* First bytes of a text: those of its content, and quote and backslash. */
+/* The bytes that a text may begin with: those of its content, the quote and the backslash. */
 void text_first(struct exprs *x, uint32_t e, const struct byte_set *inside, struct byte_set *out)
 {
     if (x->v[e].b != T_PLAIN) {
-        tell_apart(out);
+        add_distinguished(out);
         return;
     }
-    out->w[0] |= inside->w[0] & ~(uint64_t)UINT32_MAX; // control characters are escaped
+    out->w[0] |= inside->w[0] & ~(uint64_t)UINT32_MAX; // control characters must be escaped
     for (int i = 1; i < 4; i++) {
         out->w[i] |= inside->w[i];
     }
@@ -225,7 +225,7 @@ uint32_t text_clean(struct exprs *x, uint32_t e)
     return make(x, expr_clean(x, x->v[e].a), where);
 }
 
-/* The text with this library's choice of escapes: short ones where JSON has them. */
+/* The text with this project's choice of escapes, which are short where JSON has a short form. */
 uint32_t text_literal(struct exprs *x, const char *s, size_t n)
 {
     uint32_t e = EXPR_EMPTY;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Vocabularies for masks: a trie over the bytes of all tokens, in pre-order, so that a
+/* Vocabularies for masks: a trie over the bytes of all tokens, stored in pre-order, so that a
  * subtree is a range. */
 #include "engine/grammar/vocab.h"
 
@@ -20,7 +20,8 @@ struct sorted {
     int32_t id;
 };
 
-/* Orders tokens as in the trie, and equal tokens by id, so that a node's ids are neighbours. */
+/* Orders tokens as in the trie, and equal tokens by id, so that the ids of a node are
+ * neighbours. */
 static int by_bytes(const void *p, const void *q)
 {
     const struct sorted *a = p, *b = q;
@@ -31,8 +32,8 @@ static int by_bytes(const void *p, const void *q)
     return c != 0 ? c : (a->id > b->id) - (a->id < b->id);
 }
 
-/* Adds nodes for the bytes of a token that it does not share with the previous token. `open` is the
- * path to the last node. */
+/* Adds nodes for those bytes of a token that it does not share with the previous token. `open` is
+ * the path to the last node. */
 static void add_nodes(struct grammar_vocab *v, const struct sorted *list, uint32_t n)
 {
     uint32_t *open = xcalloc(v->max_depth + 1, sizeof *open), depth = 0, cap = 0;
@@ -96,7 +97,7 @@ static void keep_name(struct grammar_vocab *v, int32_t id, const struct grammar_
     v->names[v->n_special++] = name;
 }
 
-/* The longest name of a special token at this place; -1 if there is none. */
+/* The special token with the longest name at this place; -1 if there is none. */
 int32_t vocab_special(const struct grammar_vocab *v, const char *s, size_t n, size_t *n_name,
                       bool *is_end)
 {
@@ -115,7 +116,7 @@ int32_t vocab_special(const struct grammar_vocab *v, const char *s, size_t n, si
 
 /* ---- all of them ---- */
 
-/* Limits that later code relies on: lengths fit their types. */
+/* Checks the limits that later code relies on, such as lengths that fit their types. */
 static enum status check_sizes(struct grammar_vocab *v, const struct grammar_token *tokens,
                                const int32_t *end_ids, size_t *total, struct err *err)
 {
@@ -143,7 +144,7 @@ static enum status check_sizes(struct grammar_vocab *v, const struct grammar_tok
     return OK;
 }
 
-/* Collects tokens with text, and marks for special ones. */
+/* Collects the tokens that have text, and marks for the special ones. */
 static enum status fill(struct grammar_vocab *v, const struct grammar_token *tokens,
                         const int32_t *end_ids, struct err *err)
 {
@@ -182,7 +183,7 @@ static enum status fill(struct grammar_vocab *v, const struct grammar_token *tok
     return OK;
 }
 
-/* Everything is immutable afterwards and may be shared by threads. */
+/* Everything is immutable afterwards, so threads may share it. */
 enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids,
                                const int32_t *end_ids, size_t n_end_ids, struct grammar_vocab **out,
                                struct err *err)
@@ -215,7 +216,7 @@ enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids
     return OK;
 }
 
-/* The bytes of each token come from the tokenizer; ids beyond its vocabulary have none. */
+/* The tokenizer gives the bytes of each token. Ids beyond its vocabulary have none. */
 enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const int32_t *end_ids,
                                size_t n_end_ids, struct grammar_vocab **out, struct err *err)
 {

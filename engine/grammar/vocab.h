@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tokens of a vocabulary as a trie, in one array in the order of a walk.
+/* The tokens of a vocabulary as a trie, stored in one array in the order of a walk.
  *
  * Thread: any; it does not change. */
 #ifndef SLUICE_ENGINE_GRAMMAR_VOCAB_H
@@ -7,38 +7,38 @@
 
 #include "engine/grammar/grammar.h"
 
-/* A special token is not text. In the trie its bytes are VOCAB_MARK, which no text contains, and
+/* A special token is not text. Its bytes in the trie are VOCAB_MARK, which no text contains, and
  * its id. */
 enum { VOCAB_MARK = 0xff, VOCAB_MARK_BYTES = 5 };
 
 struct vocab_node {
-    uint32_t end;   // the first node that is not below this one
-    int32_t id;     // a token that ends here; -1: none
-    uint16_t depth; // bytes to here
+    uint32_t end;   // index of the first node that is not below this one
+    int32_t id;     // a token that ends at this node; -1: none
+    uint16_t depth; // number of bytes up to and including this node's
     uint8_t byte;
-    bool more; // other tokens have the same bytes: vocab.same
+    bool more; // other tokens have the same bytes; see vocab.same
 };
 
 struct grammar_vocab {
-    const struct tokenizer *tok; // NULL: made from a list
+    const struct tokenizer *tok; // NULL: the vocabulary was made from a list
     int32_t n_ids;
-    size_t n_words;       // of a mask
+    size_t n_words;       // words in a mask
     struct vocab_node *v; // v[0] is the root
     uint32_t n;
     uint32_t max_depth;
-    int32_t *same;              // by id: the next token with the same bytes; -1
-    uint32_t *text_at, *text_n; // of each id's bytes, 0 bytes: never allowed
+    int32_t *same;              // by id: the next token with the same bytes; -1: none
+    uint32_t *text_at, *text_n; // by id: its bytes in `text`; a token with 0 bytes is never allowed
     char *text;
-    int32_t *special; // ids of special tokens, by their names
+    int32_t *special; // ids of the special tokens that have names
     uint32_t n_special;
-    char **names;                 // by special token
+    char **names;                 // names of the special tokens
     struct vocab_text *in_string; // vocab_text.h
     int32_t *end_ids;
     size_t n_end_ids;
 };
 
-/* The special token with the longest name that the text begins with, and its bytes in the trie;
- * -1: none. *is_end: it is an end id, which no text has. */
+/* The special token with the longest name that the text begins with; -1: none. *is_end: it is an
+ * end id, which no text contains. vocab_mark: the bytes of a special token in the trie. */
 int32_t vocab_special(const struct grammar_vocab *v, const char *s, size_t n, size_t *n_name,
                       bool *is_end);
 void vocab_mark(int32_t id, char bytes[VOCAB_MARK_BYTES]);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Splits forced text into tokens as the tokenizer would, so that drafts equal what the
+/* Splits forced text into tokens as the tokenizer would, so that the drafts are those that the
  * model would write. */
 #include "engine/grammar/vocab_split.h"
 #include "engine/base/minmax.h"
 
 #include <string.h>
 
-enum { TEXT_MAX = 512 }; // bytes split per call
+enum { TEXT_MAX = 512 }; // number of bytes that are split per call
 
-/* The longest token that is a prefix of the bytes; -1: none. */
+/* The longest token that is a prefix of the bytes; -1: none is. */
 static int32_t longest(const struct grammar_vocab *v, const char *bytes, size_t n)
 {
     int32_t found = -1;
@@ -30,7 +30,7 @@ static int32_t longest(const struct grammar_vocab *v, const char *bytes, size_t 
     return found;
 }
 
-/* Takes the longest token at each place. Used for marks, without a tokenizer, and where the
+/* Takes the longest token at each place. Used for marks, without a tokenizer, and if the
  * tokenizer's split does not reproduce the text. */
 static size_t split_longest(const struct grammar_vocab *v, const char *bytes, size_t n,
                             int32_t *ids, size_t max)
@@ -46,8 +46,8 @@ static size_t split_longest(const struct grammar_vocab *v, const char *bytes, si
     return count;
 }
 
-/* The ids from the first one that starts exactly at the text: earlier ones are the anchor, and what
- * a tokenizer adds. */
+/* Takes the ids from the first one that starts exactly at the text. Earlier ones belong to the
+ * anchor, or were added by the tokenizer. */
 static size_t take(const struct grammar_vocab *v, const struct ids *all, const char *bytes,
                    size_t n, int32_t *ids, size_t max)
 {
@@ -69,8 +69,8 @@ static size_t take(const struct grammar_vocab *v, const struct ids *all, const c
     return count;
 }
 
-/* Splits the text as if in the middle of another: it is put after a newline, which hardly any token
- * combines with the text after it. */
+/* Splits the text as if it were in the middle of another text: a newline is put before it, because
+ * hardly any token combines a newline with the text after it. */
 static size_t split_text(const struct grammar_vocab *v, const char *bytes, size_t n, int32_t *ids,
                          size_t max)
 {
@@ -88,7 +88,7 @@ static size_t split_text(const struct grammar_vocab *v, const char *bytes, size_
     return count;
 }
 
-/* Marks of special tokens separate texts, which are split on their own. */
+/* The marks of special tokens separate texts, each of which is split separately. */
 size_t vocab_split(const struct grammar_vocab *v, const char *bytes, size_t n, int32_t *ids,
                    size_t max)
 {

@@ -14,19 +14,19 @@
 
 enum { MANY = 1 << 30 };
 
-/* Walks the trie with one language, and passes on the tokens that it finds. */
+/* Walks the trie with one language and reports the tokens that it finds. */
 struct walk {
     const struct grammar_vocab *v;
     struct automaton a;
-    uint32_t *state;   // by depth
-    uint32_t *chars;   // characters begun, by depth
+    uint32_t *state;   // by depth: the automaton's state
+    uint32_t *chars;   // by depth: number of characters that have begun
     bool *escape;      // by depth: within an escape
-    uint32_t *escaped; // by depth: bytes of it so far
-    uint32_t *other;   // states of a second language, by depth
-    uint32_t *before;  // characters before the second one's end, by depth
+    uint32_t *escaped; // by depth: number of bytes of the escape so far
+    uint32_t *other;   // by depth: states of a second language
+    uint32_t *before;  // by depth: characters before the end of the second language's text
 };
 
-/* The walk's values at each depth of the trie. */
+/* Allocates the walk's values for each depth of the trie. */
 static void walk_init(struct walk *w, const struct grammar_vocab *v, struct exprs *x,
                       struct rules *rules)
 {
@@ -52,8 +52,8 @@ static void walk_deinit(struct walk *w)
     automaton_deinit(&w->a);
 }
 
-/* The number of characters that a byte begins: an escape counts as one character, bytes that
- * continue a character as none. */
+/* The number of characters that a byte begins. An escape counts as one character; bytes that
+ * continue a character count as none. */
 static void count(struct walk *w, const struct vocab_node *node)
 {
     uint32_t d = node->depth;
@@ -90,7 +90,7 @@ struct closings {
     uint32_t n, cap;
 };
 
-/* All tokens at and below a node at which a string has just been closed. */
+/* Adds all tokens at and below a node at which a string has just been closed. */
 static void put_closing(const struct grammar_vocab *v, uint32_t at, uint32_t chars,
                         struct closings *out)
 {
@@ -103,7 +103,7 @@ static void put_closing(const struct grammar_vocab *v, uint32_t at, uint32_t cha
     }
 }
 
-/* Tokens with equal tails become neighbours. */
+/* Sorts tokens with equal tails next to each other. */
 static int by_tail(const void *p, const void *q)
 {
     const struct closing *a = p, *b = q;
@@ -114,7 +114,7 @@ static int by_tail(const void *p, const void *q)
     return c != 0 ? c : (a->id > b->id) - (a->id < b->id);
 }
 
-/* Tails as a trie in pre-order, with the tokens of each. */
+/* Stores tails as a trie in pre-order, with the tokens of each tail. */
 static void make_tails(struct text_tails *t, uint32_t max_depth, struct closings *c)
 {
     uint32_t *open = xcalloc(max_depth + 1, sizeof *open), depth = 0, cap = 0;
@@ -155,11 +155,12 @@ static void make_tails(struct text_tails *t, uint32_t max_depth, struct closings
 enum language {
     FREE,
     COUNTED,
-    LATE, // free, but not counted: with a \uXXXX that only free text has
+    LATE, // free text whose characters cannot be counted, because it has a \uXXXX that only free
+          // text allows
 };
 
-/* The number of characters that begin in a token up to a node; for LATE, only those before the
- * escape that counted text lacks. */
+/* The number of characters that begin in a token up to a node. For LATE, only those before the
+ * escape that counted text does not allow. */
 static uint32_t chars_at(struct walk *w, enum language which, const struct vocab_node *node)
 {
     uint32_t d = node->depth;
@@ -175,7 +176,7 @@ static uint32_t chars_at(struct walk *w, enum language which, const struct vocab
     return w->before[d];
 }
 
-/* *inside: tokens that leave the string open; *tails: those that close it. */
+/* *inside: the tokens that leave the string open; *tails: those that close it. */
 static void collect(const struct grammar_vocab *v, enum language which, struct text_token **inside,
                     uint32_t *n_inside, struct text_tails *tails)
 {
@@ -212,7 +213,7 @@ static void collect(const struct grammar_vocab *v, enum language which, struct t
                 GROW(tails->ends, tails->n_ends, cap_ends);
                 tails->ends[tails->n_ends++] = (struct text_end){chars, i};
             }
-            i = node->end; // what follows is another's
+            i = node->end; // what follows belongs to another token
             continue;
         }
         for (int32_t id = wanted ? node->id : -1; id >= 0; id = v->same[id]) {
@@ -246,7 +247,7 @@ static uint32_t *words_of(const struct grammar_vocab *v, const struct text_token
     return words;
 }
 
-/* Masks for each small limit are made from the sorted lists. */
+/* Makes the masks of each small limit from the sorted lists. */
 struct vocab_text *vocab_text_make(const struct grammar_vocab *v)
 {
     struct vocab_text *t = xcalloc(1, sizeof *t);

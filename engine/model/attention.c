@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Loads the weights of a layer's attention: plain, fused, with norms of heads, sinks, or MLA. */
+/* Loads the weights of a layer's attention: stored apart or fused, with norms of heads, with sinks,
+ * or MLA. */
 #include "engine/model/part.h"
 
 #include "engine/base/mem.h"
@@ -8,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With a gate, q's tensor holds each head's queries and then its gates; the gates are moved after
- * the values. */
+/* With a gate, q's tensor holds the queries of a head, then its gates, then those of the next head.
+ * The gates are moved after the values. */
 static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -37,7 +38,7 @@ static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_
     return status;
 }
 
-/* The inputs of q, k and v; an EAGLE-3 head also has the embedding beside the hidden state. */
+/* The input width of q, k and v. In an EAGLE-3 head the embedding lies beside the hidden state. */
 static int64_t input_width(const struct model_config *c)
 {
     if (c->head.kind == HEAD_EAGLE3) {
@@ -46,8 +47,8 @@ static int64_t input_width(const struct model_config *c)
     return c->hidden;
 }
 
-/* Queries, keys and values are stacked into one product: this rank's heads of each. A file has them
- * apart or fused; a layer that reads another layer's keys has queries only. */
+/* Queries, keys and values are stacked into one product, with this rank's heads of each. A file has
+ * them apart or fused. A layer that reads another layer's keys has only queries. */
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -75,7 +76,7 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
         st.pieces[1] = (struct piece){k, kv_all, kv_first, kv_n};
         st.pieces[2] = (struct piece){v, kv_all, kv_first, kv_n};
     }
-    if (lc->kv_of != layer) { // some files contain a k and a v that nothing reads
+    if (lc->kv_of != layer) { // some files contain a k and a v that no layer reads
         st.n = 1;
         part_pass_over(l, k);
         part_pass_over(l, v);
@@ -108,8 +109,8 @@ static enum status per_head_norms(struct loader *l, const char *pattern, int64_t
     return st;
 }
 
-/* A norm over whole rows has one weight per element of all heads; a norm per head has head_dim
- * weights, which heads share; a LayerNorm has separate weights for each head. */
+/* A norm over whole rows has one weight per element of all heads. A norm per head has head_dim
+ * weights, shared by all heads; a LayerNorm has separate weights for each head. */
 static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -137,8 +138,8 @@ static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_w
     return part_vector(l, k, ".weight", each ? hd : lc->n_kv_heads * hd, &w->k_norm);
 }
 
-/* The output projection is cut by columns: each rank has the inputs that its heads
- * produce, and ranks add up their results. */
+/* The output projection is cut by columns: each rank takes the inputs that its heads produce, and
+ * the ranks add up their results. */
 static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
                           struct layer_weights *w)
 {
@@ -250,8 +251,8 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     return load_o(l, layer, c->v_dim, w);
 }
 
-/* Scales of a quantised cache, under the names that different writers use; 0: none, or one per
- * head. */
+/* Reads the scales of a quantised cache, under the names that different programs write. 0: there is
+ * none, or one per head. */
 static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     static const struct {
@@ -282,7 +283,7 @@ static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_
     }
     if (!(w->k_scale > 0.0f)) {
         w->k_scale = w->v_scale;
-    } // a single scale serves both
+    } // a single scale serves both K and V
     if (!(w->v_scale > 0.0f)) {
         w->v_scale = w->k_scale;
     }

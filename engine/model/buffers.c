@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Memory of a model's forward pass: its activations, sized for the largest pass, and the
- * description of what its layers keep in the KV cache. */
+ * description of what each layer stores in the KV cache. */
 #include "engine/base/assert.h"
 #include "engine/base/minmax.h"
 #include "engine/model/model.h"
@@ -22,7 +22,7 @@ static int64_t larger(int64_t a, int64_t b)
     return greater(a, b);
 }
 
-/* The largest sizes that any layer needs of the shared buffers. */
+/* The largest width of each shared buffer that any layer needs. */
 static struct widths widest_of(const struct model *m)
 {
     const struct model_config *c = m->config;
@@ -47,8 +47,8 @@ static struct widths widest_of(const struct model *m)
     return w;
 }
 
-/* All activations that a pass needs, sized once for the largest pass. Members that a model does not
- * use have no row here, and their tensors stay empty. */
+/* All activations that a pass needs, sized once for the largest pass. Buffers that this model does
+ * not use get no row, and their tensors stay empty. */
 static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
                             struct buffer_plan *p)
 {
@@ -119,10 +119,11 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-enum { MAX_BUFFERS = 31 }; // upper bound of the rows that plan_buffers fills, which are at most 30
+/* Upper bound of the number of rows that plan_buffers fills; today at most 30. */
+enum { MAX_BUFFERS = 31 };
 
-/* An upper bound for planning memory before anything is allocated; 256 bytes of alignment
- * for each buffer. */
+/* An upper bound, for planning memory before anything is allocated. It includes 256 bytes of
+ * alignment per buffer. */
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {
     struct model copy = *m;
@@ -136,7 +137,7 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
     return total;
 }
 
-/* Allocates the activations once, for the largest pass; a pass then allocates nothing. */
+/* Allocates the activations once, for the largest pass, so that a pass never allocates. */
 enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
                         struct tensor logits_local)
 {
@@ -167,8 +168,8 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
     return OK;
 }
 
-/* The values that each layer stores in the cache: the heads of this rank, or MLA's latent, which
- * all heads share. Layers that read the keys of another layer store none. */
+/* The values that each layer stores in the cache: those of this rank's heads, or MLA's latent,
+ * which all heads share. A layer that reads the keys of another layer stores none. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers)
 {
     const struct model_config *c = m->config;

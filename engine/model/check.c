@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Checks a checkpoint's weights while it is opened: values that are NaN or infinite, and
- * checksums if the folder has them. */
+/* Checks a checkpoint's weights while it is opened: that no value is NaN or infinite, and that
+ * checksums match if the folder has them. */
 #include "engine/model/check.h"
 
 #include "engine/base/file.h"
@@ -20,9 +20,10 @@
 #include <unistd.h>
 
 enum {
-    PIECE = 64,           // consecutive elements of a sample: within two pages
-    MAX_PIECES = 16,      // per tensor
-    ALL_PIECES = 1 << 14, // chosen: per checkpoint, about a second of reading from a disk
+    PIECE = 64,      // consecutive elements of a sample; they lie within two pages
+    MAX_PIECES = 16, // per tensor
+    // Chosen: samples per checkpoint; reading them from a disk takes about a second.
+    ALL_PIECES = 1 << 14,
     MAX_SUMS_BYTES = 4 << 20,
     MAX_THREADS = 8,
 };
@@ -66,11 +67,11 @@ static const struct form *form_of(const struct checkpoint_tensor *t)
 }
 
 struct findings {
-    int64_t bad_at; // the first NaN or infinity; -1: none
+    int64_t bad_at; // index of the first NaN or infinity; -1: none
     bool has_value; // some value is not zero
 };
 
-/* A constant n_bytes lets the compiler generate a loop for each width. Data may be unaligned. */
+/* The compiler generates a loop for each width if n_bytes is constant. Data may be unaligned. */
 static inline void scan_width(const unsigned char *data, int64_t first, int64_t n, size_t n_bytes,
                               const struct form *f, struct findings *out)
 {
@@ -97,8 +98,8 @@ static void scan(const struct checkpoint_tensor *t, const struct form *f, int64_
     }
 }
 
-/* A sample includes the first and the last elements, because files are truncated and overwritten at
- * their ends. */
+/* The samples include the first and the last elements, because files are usually truncated or
+ * overwritten at their ends. */
 static void scan_pieces(const struct checkpoint_tensor *t, const struct form *f, int64_t n,
                         int32_t n_pieces, struct findings *out)
 {
@@ -108,7 +109,7 @@ static void scan_pieces(const struct checkpoint_tensor *t, const struct form *f,
     }
 }
 
-/* True if a tensor whose sample is zero is entirely zero. */
+/* For a tensor whose sample is all zero: true if the whole tensor is zero. */
 static bool is_zero(const struct checkpoint_tensor *t, const struct form *f, int64_t n)
 {
     enum { STRIDE = 1 << 16 };
@@ -130,7 +131,8 @@ static bool is_finite(const struct block_format *f, const unsigned char *block)
     return good;
 }
 
-/* A block's scale decides whether its values are finite, so only scales are looked at. */
+/* Whether a block's values are finite depends only on its scale and offset, so only those are
+ * checked. */
 static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
                                 struct err *err)
 {
@@ -149,8 +151,9 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
     return OK;
 }
 
-/* Large tensors are sampled unless `full`: a broken download usually spoils long runs. A tensor of
- * zeros only causes a warning, since some published files have them. */
+/* Large tensors are sampled unless `full`, because a broken download usually damages long runs of
+ * bytes. A tensor of zeros only causes a warning, since some published files contain such
+ * tensors. */
 static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
                                 struct err *err)
 {
@@ -206,7 +209,7 @@ static void *hash_files(void *arg)
     return NULL;
 }
 
-/* As many threads as processors, the caller among them. */
+/* Uses as many threads as there are processors, the caller's included. */
 static void hash_all(struct sums *s)
 {
     pthread_t threads[MAX_THREADS];
@@ -249,7 +252,7 @@ static bool says(const char *hex, const unsigned char digest[SHA256_BYTES])
     return strncasecmp(hex, text, 2 * SHA256_BYTES) == 0;
 }
 
-/* The names are checked before the first byte is hashed, because hashing takes minutes. Extra lines
+/* All names are checked before the first byte is hashed, because hashing takes minutes. Extra lines
  * in the file of sums are ignored. */
 static enum status check_sums(const struct checkpoint *ck, const char *path, const char *text,
                               struct err *err)
@@ -267,9 +270,7 @@ static enum status check_sums(const struct checkpoint *ck, const char *path, con
     for (size_t i = 0; i < s.n_files && st == OK; i++) {
         checkpoint_file(ck, i, &file);
         if (!says(find_sum(text, file.name), s.digest[i])) {
-            st = err_set(err, ERR_FORMAT,
-                         "%s is not the file that %s was made of: its SHA-256 is "
-                         "another",
+            st = err_set(err, ERR_FORMAT, "%s is not the file that %s lists: its SHA-256 differs",
                          file.name, path);
         }
     }
@@ -277,8 +278,8 @@ static enum status check_sums(const struct checkpoint *ck, const char *path, con
     return st;
 }
 
-/* The number of samples per tensor shrinks with the number of tensors, so that opening
- * takes about the same time for all models. */
+/* The more tensors there are, the fewer samples each gets, so that opening takes about the same
+ * time for all models. */
 enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir,
                                      enum check_depth depth, struct err *err)
 {

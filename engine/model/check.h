@@ -17,7 +17,7 @@ enum check_depth {
 enum check_depth check_depth_of(const char *name);
 
 /* ERR_FORMAT names the first broken tensor or file. A matrix of zeros is only logged, because some
- * are zero on purpose. `dir` is the path that was given to checkpoint_open. */
+ * models have one on purpose. `dir` is the path that was given to checkpoint_open. */
 enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir,
                                      enum check_depth depth, struct err *err);
 

@@ -19,7 +19,7 @@
 enum {
     MAX_HEADER_BYTES = 100 << 20, // safetensors' own limit
     MAX_INDEX_BYTES = 64 << 20,   // chosen: far above the largest index seen
-    MAX_SHARDS = 10000,           // chosen: likewise
+    MAX_SHARDS = 10000,           // chosen: far above the largest number seen
 };
 
 struct shard {
@@ -27,8 +27,8 @@ struct shard {
     struct file_map map;
 };
 
-/* The files stay mapped; tensors point into them. Names are found by a hash table of
- * indices. */
+/* The files stay mapped, and tensors point into them. A hash table of indices finds a tensor by its
+ * name. */
 struct checkpoint {
     char *dir;
     char *where;       // see checkpoint_where
@@ -44,7 +44,7 @@ struct checkpoint {
 /* ---- the folder's files ------------------------------------------------------------------- */
 
 /* Adds each file once, although the index names a file for each tensor. A name with a slash is
- * refused: a downloaded index must not open files outside its folder. */
+ * refused, so that a downloaded index cannot open files outside its folder. */
 static enum status add_shard(struct checkpoint *ck, const char *dir, const char *name,
                              struct err *err)
 {
@@ -68,7 +68,7 @@ static enum status add_shard(struct checkpoint *ck, const char *dir, const char 
     return OK;
 }
 
-/* Only the names of files are taken from the index; the files' own headers list their tensors. */
+/* Only file names are taken from the index; each file's header lists its tensors. */
 static enum status shards_of_index(struct checkpoint *ck, const char *dir, const char *index,
                                    struct err *err)
 {
@@ -102,17 +102,17 @@ static bool ends_with(const char *name, const char *end)
     return n > m && strcmp(name + n - m, end) == 0;
 }
 
-/* If the folder has weights in another format, the error names it. */
+/* If the folder has weights in another format, the error names that format. */
 static enum status say_no_weights(const char *dir, const char *other, struct err *err)
 {
     if (*other) {
         return err_set(err, ERR_IO,
-                       "%.200s: no weights, that is no *.safetensors file; %.100s is of a "
+                       "%.200s: no weights: there is no *.safetensors file; %.100s is of a "
                        "format that is not read: convert it, or get the model's safetensors files",
                        dir, other);
     }
     return err_set(err, ERR_IO,
-                   "%.200s: no weights, that is no *.safetensors file; was a download cut "
+                   "%.200s: no weights: there is no *.safetensors file; was a download cut "
                    "short? (--load-format dummy makes weights up, to measure speed)",
                    dir);
 }
@@ -123,7 +123,8 @@ static bool is_other_format(const char *name)
            (ends_with(name, ".bin") && strstr(name, "model"));
 }
 
-/* Sorted by name, so that messages and the order of loading do not depend on the file system. */
+/* Files are sorted by name, so that messages and the order of loading do not depend on the file
+ * system. */
 static enum status shards_of_folder(struct checkpoint *ck, const char *dir, struct err *err)
 {
     DIR *d = opendir(dir);
@@ -170,7 +171,7 @@ static enum status bad(const struct shard *s, const char *tensor, const char *wh
     return err_set(err, ERR_FORMAT, "%s: tensor %s: %s", s->path, tensor, why);
 }
 
-/* A tensor's entry in a file's header, while it is read. */
+/* A tensor's entry in the header of a file, while it is being read. */
 struct entry {
     char dtype[16];
     int32_t n_dims;
@@ -198,8 +199,8 @@ static int32_t read_int_array(struct json_scan *sc, int64_t *v, int32_t max)
     }
 }
 
-/* Unknown members are skipped, as the reference implementation does. *e is checked against the file
- * by check_entry. */
+/* Unknown members are skipped, as in the reference implementation. check_entry checks *e against
+ * the file afterwards. */
 static enum status read_entry(struct json_scan *sc, const struct shard *s, const char *name,
                               struct entry *e, struct err *err)
 {
@@ -239,7 +240,7 @@ static enum status read_entry(struct json_scan *sc, const struct shard *s, const
     return OK;
 }
 
-/* Checks bounds, and the shape against the number of bytes. */
+/* Checks the bounds, and that the shape matches the number of bytes. */
 static enum status check_entry(const struct shard *s, const char *name, const struct entry *e,
                                size_t data_bytes, struct checkpoint_tensor *t, struct err *err)
 {
@@ -293,8 +294,8 @@ static enum status check_overlap(const struct checkpoint *ck, size_t first, cons
     return OK;
 }
 
-/* The header is scanned token by token without a tree: large checkpoints have headers of several
- * MB. Overlapping tensors are refused at the end. */
+/* The header is scanned token by token instead of being parsed into a tree, because large
+ * checkpoints have headers of several MB. Overlapping tensors are refused at the end. */
 static enum status read_tensors(struct checkpoint *ck, const struct shard *s, const char *header,
                                 size_t header_bytes, struct err *err)
 {
@@ -333,7 +334,7 @@ static enum status read_tensors(struct checkpoint *ck, const struct shard *s, co
             buf_deinit(&name);
             return st;
         }
-        tensor.name = name.data; // the tensor takes over the buffer's memory
+        tensor.name = name.data; // the tensor owns the name's memory from now on
         tensor.n_dims = e.n_dims;
         memcpy(tensor.dims, e.dims, sizeof tensor.dims);
         memcpy(tensor.dtype_name, e.dtype, sizeof tensor.dtype_name);
@@ -347,8 +348,8 @@ static enum status read_tensors(struct checkpoint *ck, const struct shard *s, co
     return check_overlap(ck, first, s, err);
 }
 
-/* Every size is compared with the file before the header is read: truncated downloads are the most
- * common error. */
+/* Every size is compared with the file's before the header is read, because truncated downloads are
+ * the most common error. */
 static enum status open_shard(struct checkpoint *ck, struct shard *s, struct err *err)
 {
     TRY(file_map_open(s->path, &s->map, err));
@@ -383,8 +384,8 @@ static size_t slot_of(const struct checkpoint *ck, const char *name)
     return i;
 }
 
-/* An open-addressing table from name to index, at most half full. Equal names in two files are an
- * error, because it would be unclear which is meant. */
+/* An open-addressing table from name to index, at most half full. The same name in two files is an
+ * error, because it would be unclear which tensor is meant. */
 static enum status index_names(struct checkpoint *ck, struct err *err)
 {
     ck->table_size = 64;
@@ -404,7 +405,7 @@ static enum status index_names(struct checkpoint *ck, struct err *err)
     return OK;
 }
 
-/* Finds the files. `index` gets the path of the index, or "" if it is not used. */
+/* Finds the files. `index` becomes the path of the index, or "" if it is not used. */
 static enum status find_shards(struct checkpoint *ck, const char *dir, char index[PATH_MAX],
                                struct err *err)
 {
@@ -429,7 +430,7 @@ static enum status check_gguf(const char *path, struct err *err)
     return OK;
 }
 
-/* For a quick check before the engine loads: all files of the index exist. */
+/* A quick check before the engine loads: all files of the index must exist. */
 enum status checkpoint_check(const char *dir, struct err *err)
 {
     if (gguf_is(dir)) {
@@ -441,7 +442,7 @@ enum status checkpoint_check(const char *dir, struct err *err)
     for (size_t i = 0; i < ck->n_shards && st == OK; i++) {
         if (!file_exists(ck->shards[i].path)) {
             st = err_set(err, ERR_IO,
-                         "%.200s: %.100s is not there, which the index names; was a "
+                         "%.200s: %.100s is missing, although the index names it; was a "
                          "download cut short?",
                          dir, ck->shards[i].name);
         }
@@ -469,7 +470,7 @@ static enum status open_gguf(struct checkpoint *ck, const char *path, struct err
     return checkpoint_gguf_read(ck->gguf, &ck->tensors, &ck->n_tensors, err);
 }
 
-/* A folder or a GGUF file; both give the same list of tensors. */
+/* Opens a folder or a GGUF file; both give the same kind of list of tensors. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
 {
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
@@ -530,7 +531,7 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, con
     return i >= 0 ? &ck->tensors[i] : NULL;
 }
 
-/* Towers of other modalities are not loaded, so their tensors are not reported as unused. */
+/* The encoders of other modalities are not loaded, so their tensors are not reported as unused. */
 bool checkpoint_is_tower(const char *name)
 {
     static const char *const towers[] = {"visual",

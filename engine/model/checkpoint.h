@@ -14,9 +14,10 @@ struct checkpoint_tensor {
     const char *name;
     const char *file;    // for messages
     char dtype_name[16]; // as written in the file
-    bool dtype_known;    // false: an unsupported dtype
+    bool dtype_known;    // false: the dtype is unsupported
     enum dtype dtype;
-    const struct block_format *blocks; // NULL: not block-quantised; otherwise dtype is meaningless
+    // NULL: not quantised in blocks; otherwise dtype has no meaning.
+    const struct block_format *blocks;
     int32_t n_dims;
     int64_t dims[CHECKPOINT_MAX_DIMS];
     const unsigned char *data;
@@ -33,12 +34,14 @@ enum status checkpoint_check(const char *dir, struct err *err);
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err);
 void checkpoint_close(struct checkpoint *ck); // accepts NULL
 
-/* The index, the only file, or the folder: where a tensor should be, for messages. */
+/* Where a tensor should be, for messages: the path of the index, of the only file, or of the
+ * folder. */
 const char *checkpoint_where(const struct checkpoint *ck);
 
 const char *checkpoint_dir(const struct checkpoint *ck);
 
-const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n); // all
+/* All tensors. */
+const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n);
 
 /* Iterates over the checkpoint's files, each mapped as a whole; false after the last one. */
 struct checkpoint_file {

@@ -14,14 +14,14 @@ enum { MAX_NAME = 256 };
 
 /* ---- names -------------------------------------------------------------------------------- */
 
-/* How a tensor is converted: renamed, with its suffix (".weight"); renamed without the suffix; as a
- * single row; or split into one tensor per expert. */
+/* How a tensor is converted: renamed, keeping its suffix (".weight"); renamed without the suffix;
+ * as a single row; or split into one tensor per expert. */
 enum taken_as { AS_IT_IS, BARE, ONE_ROW, EXPERTS };
 
 #define NAME(member) offsetof(struct tensor_names, member)
 
-/* Maps each GGUF tensor to its role in struct tensor_names; the first role that the family has is
- * used. */
+/* Maps each GGUF tensor to its role in struct tensor_names. If a name has several roles, the first
+ * one that the family has is used. */
 static const struct role {
     const char *name;
     size_t member;
@@ -64,7 +64,8 @@ static const struct role {
     {"blk.ffn_gate_inp_shexp", NAME(shared_router), ONE_ROW},
 };
 
-/* Frequency divisors, which the generated config contains, and related tensors of older files. */
+/* Frequency divisors, which are already in the generated config, and similar tensors of older
+ * files. */
 static bool is_about_positions(const char *name)
 {
     return strncmp(name, "rope_", 5) == 0 || strstr(name, ".attn_rot_embd") != NULL;
@@ -77,8 +78,8 @@ struct parsed {
     const char *suffix;
 };
 
-/* "blk.N.BASE.SUFFIX" or "BASE.SUFFIX", where the suffix is weight or bias. Other names are not
- * tensors of a model. */
+/* "blk.N.BASE.SUFFIX" or "BASE.SUFFIX", where the suffix is weight or bias. False for other names,
+ * which are not tensors of a model. */
 static bool parse(const char *name, struct parsed *out)
 {
     const char *rest = name, *dot;
@@ -102,7 +103,7 @@ static bool parse(const char *name, struct parsed *out)
     return true;
 }
 
-/* The member of tensor_names that this GGUF name stands for, if the family has it. */
+/* The member of tensor_names that this GGUF name stands for, if the family has that member. */
 static const struct role *find_role(const struct parsed *p, const struct tensor_names *names,
                                     const char **theirs)
 {
@@ -134,7 +135,7 @@ static void put(struct list *list, const struct checkpoint_tensor *t, const char
     list->v[list->n++].name = xstrdup(name);
 }
 
-/* Block formats have the dtype U8 and a codec; the plain types are known by their names. */
+/* Block formats have the dtype U8 and a codec. The plain types are recognised by their names. */
 static struct checkpoint_tensor describe(const struct gguf_tensor *g)
 {
     static const struct {
@@ -187,8 +188,8 @@ static void put_experts(struct list *list, struct checkpoint_tensor t, const str
     }
 }
 
-/* Translates one tensor to the names of the safetensors checkpoint, so that the loader does not
- * distinguish the formats. A tensor without a role is an error, since dropping it would change
+/* Translates one tensor to the names of a safetensors checkpoint, so that the loader need not
+ * distinguish the formats. A tensor without a role is an error, because dropping it would change
  * answers. */
 static enum status take(struct list *list, const struct gguf_tensor *g,
                         const struct tensor_names *names, const char *arch, struct err *err)
@@ -204,9 +205,8 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
     }
     if (!role || (role->as == EXPERTS && (g->n_dims < 2 || g->dims[0] > MAX_EXPERTS))) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "%.200s: tensor %.100s is no part of %s as it is known "
-                       "here",
-                       g->file, g->name, arch);
+                       "%.200s: tensor %.100s does not belong to the architecture %s", g->file,
+                       g->name, arch);
     }
     struct checkpoint_tensor t = describe(g);
     char name[MAX_NAME];
@@ -224,8 +224,8 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
     return OK;
 }
 
-/* GGUF's names become those of a Hugging Face checkpoint, so that the loader needs no
- * second set. */
+/* GGUF's names are replaced by those of a Hugging Face checkpoint, so that the loader needs only
+ * one set of names. */
 enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor **out, size_t *n,
                                  struct err *err)
 {

@@ -15,7 +15,7 @@
 
 enum { MAX_CONFIG_BYTES = 16 << 20 };
 
-/* A required positive integer of at most `max`. */
+/* Reads a required positive integer of at most `max`. */
 static enum status need_int(const struct json *j, const char *key, int64_t max, int32_t *out,
                             struct err *err)
 {
@@ -42,11 +42,12 @@ static enum status option_int(const struct json *j, const char *key, int64_t max
     return need_int(j, key, max, out, err);
 }
 
-/* The sizes that all families share, each within bounds that keep later products inside int64_t. */
+/* The sizes that all families have. Their bounds keep later products inside int64_t. */
 static enum status read_dims(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(need_int(j, "hidden_size", 1 << 20, &c->hidden, err));
-    const struct json *kinds = json_get(j, "layers_block_type"); // for Nemotron's class enough
+    // For Nemotron's class this list is enough: its length is the number of layers.
+    const struct json *kinds = json_get(j, "layers_block_type");
     const int32_t n_kinds = (int32_t)json_count(kinds);
     if (n_kinds > 0 && n_kinds <= MAX_LAYERS) {
         TRY(option_int(j, "num_hidden_layers", MAX_LAYERS, n_kinds, &c->n_layers, err));
@@ -80,7 +81,7 @@ static const char *dtype_name(const struct json *j)
     return json_get_string(j, "torch_dtype");
 }
 
-/* The dtype may stand in the outer config, with or without "torch.". */
+/* The dtype may be in the outer config, with or without "torch.". */
 static enum status read_dtype(const struct json *root, const struct json *j, struct model_config *c,
                               struct err *err)
 {
@@ -99,7 +100,7 @@ static enum status read_dtype(const struct json *root, const struct json *j, str
     return OK;
 }
 
-/* Several keys are in use for one setting; the first that is present counts. */
+/* Several keys are in use for this setting; the first one that is present counts. */
 static enum status read_activation(const struct json *j, struct model_config *c, struct err *err)
 {
     const char *name = json_get_string(j, "hidden_activation");
@@ -134,7 +135,7 @@ static bool is_state(const char *type)
            strcmp(type, "conv") == 0;
 }
 
-/* layer_types is authoritative where it is present. */
+/* If layer_types is present, it decides. */
 static enum status read_layer_types(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *types = json_get(j, "layer_types");
@@ -192,8 +193,8 @@ static void size_layers(struct model_config *c)
     }
 }
 
-/* Numbers the layers with keys and values, which is their index in the KV set, and the layers with
- * a state. */
+/* Numbers the layers with keys and values, and separately those with a state. The numbers are their
+ * indices in the KV set and the state set. */
 static void number_layers(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -208,7 +209,7 @@ static void number_layers(struct model_config *c)
     }
 }
 
-/* The longest text that the model was made for, before the operator's options. */
+/* The longest text that the model was made for, before the operator's options are applied. */
 static int32_t natural_length(const struct json *j, int32_t max_pos)
 {
     const struct json *rope = rope_params(j);
@@ -219,8 +220,8 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     }
     if (strcmp(type, "dynamic") == 0 && !(rope_alpha(j) > 0.0)) {
         longest = (double)max_pos * factor;
-    } else if (strcmp(type, "yarn") ==
-               0) { // users who add it leave the old max_position_embeddings
+    } else if (strcmp(type, "yarn") == 0) {
+        // Users who add YaRN leave the old max_position_embeddings.
         longest = json_get_number(rope, "original_max_position_embeddings", 0.0) * factor;
     }
     if (longest < max_pos) {
@@ -232,7 +233,7 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     return MAX_POSITIONS;
 }
 
-/* Assigns each layer its rope. */
+/* Assigns a rope to each layer. */
 static void choose_ropes(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -245,7 +246,7 @@ static void choose_ropes(struct model_config *c)
     }
 }
 
-/* Reads a rope for the head size of the layers that use it. */
+/* Reads a rope, for the head size of the layers that use it. */
 static enum status read_rope(const struct json *params, double theta, const struct json *j,
                              int32_t rope, struct model_config *c, struct err *err)
 {
@@ -264,8 +265,8 @@ static enum status read_rope(const struct json *params, double theta, const stru
     return OK;
 }
 
-/* Both forms: transformers 5's rope_parameters (also one per layer type), and rope_theta with
- * rope_scaling. */
+/* Reads both forms: transformers 5's rope_parameters, which may be given per layer type, and the
+ * older rope_theta with rope_scaling. */
 static enum status read_ropes(const struct json *j, struct model_config *c, struct err *err)
 {
     double theta = json_get_number(j, "rope_theta", 10000.0);
@@ -276,7 +277,7 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
         c->n_ropes = 2;
     }
     choose_ropes(c);
-    if (c->n_ropes == 2) { // the sliding layers' rope; in the older form never scaled
+    if (c->n_ropes == 2) { // the rope of the sliding layers; the older form never scales it
         double local = json_get_number(j, "rope_local_base_freq", 10000.0);
         TRY(read_rope(sliding, local, j, 1, c, err));
     }
@@ -287,9 +288,9 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-/* A wrapper's own key takes precedence over that of its text part; the family has the default. A
- * separate head is required only if the file says so, because some published folders have neither
- * key nor head. */
+/* A wrapper's own key takes precedence over that of its text part, and the family has the default.
+ * A separate head is required only if the file says so, because some published folders have neither
+ * the key nor the head. */
 static void read_tied(const struct json *root, struct model_config *c)
 {
     static const char key[] = "tie_word_embeddings";
@@ -297,7 +298,7 @@ static void read_tied(const struct json *root, struct model_config *c)
     c->untied = !json_get_bool(root, key, true);
 }
 
-/* A number or a list of them; ids outside of the vocabulary and repeated ones are dropped. */
+/* Adds one id or a list of ids. Repeated ids, and ids outside the vocabulary, are dropped. */
 static void add_eos(struct model_config *c, const struct json *node)
 {
     int64_t v;
@@ -315,8 +316,8 @@ static void add_eos(struct model_config *c, const struct json *node)
     }
 }
 
-/* Published files have values that no sampler accepts, such as a top_p of 0. A change that is
- * invalid by itself is ignored. */
+/* Applies a default if it is valid by itself, and ignores it otherwise: published files contain
+ * values that no sampler accepts, such as a top_p of 0. */
 static void take_default(struct model_config *c, struct sampling_params with, const char *path)
 {
     struct err why = {0};
@@ -327,13 +328,13 @@ static void take_default(struct model_config *c, struct sampling_params with, co
     }
 }
 
-/* Each default is applied on its own, so that one that is out of range is dropped with a warning
- * and does not take the others with it. */
+/* Each default is applied separately. One that is out of range is dropped with a warning, and the
+ * others still apply. */
 static void read_defaults(const struct json *j, const char *path, struct model_config *c)
 {
     const struct sampling_params *p = &c->defaults;
     struct sampling_params with = *p;
-    bool greedy = !json_get_bool(j, "do_sample", true); // an explicit false means greedy
+    bool greedy = !json_get_bool(j, "do_sample", true); // only an explicit false means greedy
     if (greedy) {
         with.temperature = 0.0f;
     } else {
@@ -362,8 +363,8 @@ static void read_defaults(const struct json *j, const char *path, struct model_c
     take_default(c, with, path);
 }
 
-/* The ids of the text part and its wrapper; else the family's, which the defaults have added to j.
- */
+/* Takes the ids of the text part and its wrapper; if there are none, the family's, which the
+ * defaults have added to j. */
 static void read_eos(const struct json *own, const struct json *wrapper, const struct json *j,
                      struct model_config *c)
 {
@@ -372,8 +373,8 @@ static void read_eos(const struct json *own, const struct json *wrapper, const s
     add_eos(c, wrapper);
 }
 
-/* generation_config.json is optional. Its end-of-text ids are added to those of config.json, or
- * replace ids that are only the family's usual ones. */
+/* generation_config.json is optional. Its end-of-text ids are added to those of config.json. If the
+ * latter are only the family's usual ids, they are replaced. */
 static enum status read_generation(const char *dir, struct model_config *c, struct err *err)
 {
     c->defaults = sampling_params_default();
@@ -399,7 +400,8 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     return OK;
 }
 
-/* Multimodal wrappers nest the language part, "speculators" a draft head's layer. */
+/* Multimodal wrappers nest the config of the language part; "speculators" nests that of a draft
+ * head's layer. */
 static struct json *text_part(struct json *root)
 {
     const bool head = json_get(root, "speculators_model_type") != NULL;
@@ -408,7 +410,7 @@ static struct json *text_part(struct json *root)
     return nested ? (struct json *)text : root;
 }
 
-/* Missing keys get transformers' defaults for the family. */
+/* Missing keys get the defaults that transformers has for the family. */
 static enum status add_defaults(const struct family *family, struct json *config, struct err *err)
 {
     struct json *defaults;
@@ -423,8 +425,8 @@ static enum status add_defaults(const struct family *family, struct json *config
     return good ? OK : err_set(err, ERR_NOMEM, "no memory for the family's defaults");
 }
 
-/* Keys are checked before the family reads them: an unsupported key that would change answers is an
- * error here that names it. */
+/* Keys are checked before the family reads them. An unsupported key that would change answers is
+ * reported here by name. */
 static enum status open_family(const struct json *root, struct json *config,
                                const struct family **out, struct err *err)
 {
@@ -434,7 +436,7 @@ static enum status open_family(const struct json *root, struct json *config,
     }
     const struct family *family = type ? family_find(type) : NULL;
     if (!family) {
-        char known[320]; // leaves space for the rest of the message
+        char known[320]; // leaves room for the rest of the message
         family_list(known, sizeof known);
         return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%.64s' is not one of %s",
                        type ? type : "(missing)", known);
@@ -452,12 +454,13 @@ static enum status open_family(const struct json *root, struct json *config,
     return add_defaults(family, config, err);
 }
 
-/* The order matters: defaults first, then the family's reader, then what is derived from both
+/* The order matters: first the defaults, then the family's reader, then what is derived from both
  * (layer types, sizes, ropes, end-of-text ids). */
 static enum status read_config(struct json *root, struct model_config *c, struct err *err)
 {
     struct json *j = text_part(root);
-    const struct json *eos = json_get(j, "eos_token_id"); // before the family's default is added
+    // Read before the family's default is added.
+    const struct json *eos = json_get(j, "eos_token_id");
     const struct json *wrapper_eos = json_get(root, "eos_token_id");
     const struct family *family = NULL;
     TRY(open_family(root, j, &family, err));
@@ -507,7 +510,7 @@ bool model_config_fit(struct model_config *c, int32_t max_len)
     return changed;
 }
 
-/* Some writers put Infinity where JSON has no number: it becomes null. */
+/* Some programs write Infinity, which JSON does not have, for a number; it becomes null. */
 static void drop_infinity(char *text, size_t n)
 {
     static const char *const words[] = {"-Infinity", "Infinity"};
@@ -528,7 +531,7 @@ static void drop_infinity(char *text, size_t n)
     }
 }
 
-/* Python writes infinite numbers as Infinity, which is no JSON; they are removed first. */
+/* Python writes infinite numbers as Infinity, which is not JSON, so those are removed first. */
 enum status model_config_parse(const char *path, struct json **root, struct err *err)
 {
     char *text;
@@ -548,8 +551,8 @@ enum status model_config_load(const char *dir, struct model_config *c, struct er
     return model_config_load_over(dir, NULL, c, err);
 }
 
-/* Overrides are applied before anything is read, so they are checked like the file's own
- * values. */
+/* Overrides are applied before anything is read, so their values are checked like those of the
+ * file. */
 enum status model_config_load_over(const char *dir, const char *overrides, struct model_config *c,
                                    struct err *err)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The description of a model, read from its config.json and generation_config.json and checked:
- * plain data, the same for every family. Names of dimensions abbreviate Hugging Face's.
+/* The description of a model, read from its config.json and generation_config.json and checked. It
+ * is plain data, and the same for every family. Names of dimensions abbreviate Hugging Face's.
  * Thread: plain data, constant after model_config_load. */
 #ifndef SLUICE_ENGINE_MODEL_CONFIG_H
 #define SLUICE_ENGINE_MODEL_CONFIG_H
@@ -9,8 +9,8 @@
 
 enum {
     MAX_LAYERS = 512,        // chosen: four times the deepest checkpoint known
-    MAX_ROPE_PAIRS = 256,    // chosen: heads of 512
-    MAX_POSITIONS = 1 << 30, // chosen: so that sums of a few lengths are an int32_t
+    MAX_ROPE_PAIRS = 256,    // chosen: for heads of up to 512
+    MAX_POSITIONS = 1 << 30, // chosen: the sum of a few lengths still fits an int32_t
 };
 
 struct json;
@@ -19,46 +19,47 @@ struct tensor_names;
 enum rope_growth { ROPE_FIXED, ROPE_DYNAMIC, ROPE_LONG };
 
 struct rope_config {
-    struct rope_desc desc; // inv_freq points at the array below; max_pos is rope_fit's
+    struct rope_desc desc; // inv_freq points to the array below; rope_fit sets max_pos
     float inv_freq[MAX_ROPE_PAIRS];
     /* How rope_fit computes frequencies that depend on the served length. */
     enum rope_growth growth;
-    double theta, factor;                                        // dynamic
-    double trained_len;                                          // frequencies change beyond it
-    float short_freq[MAX_ROPE_PAIRS], long_freq[MAX_ROPE_PAIRS]; // longrope
+    double theta, factor; // for ROPE_DYNAMIC
+    double trained_len;   // frequencies change for texts longer than this
+    float short_freq[MAX_ROPE_PAIRS], long_freq[MAX_ROPE_PAIRS]; // for ROPE_LONG
 };
 
 struct layer_config {
-    int32_t n_kv_heads, head_dim, ffn; // the model's sizes unless the layer has its own
+    int32_t n_kv_heads, head_dim, ffn; // equal to the model's sizes unless the layer has its own
     int32_t window;                    // 0: full attention
     int32_t chunk;                     // 0: none
-    bool plain_qk;                     // no norms of q and k, whatever other layers have
+    bool plain_qk;                     // q and k are not normed, whatever other layers do
     int32_t rope;                      // index in model_config.rope; -1: none
-    int32_t kv;    // index among the layers with keys and values; -1: no attention
+    int32_t kv;    // index among the layers with keys and values; -1: the layer has no attention
     int32_t kv_of; // the layer whose keys and values it reads: itself, or an earlier one
     bool v_is_k;   // the layer's values are its keys before norm and rotation
-    int32_t state; // index among the layers with a recurrent state; -1: none
+    int32_t state; // index among the layers with a recurrent state; -1: the layer has none
     struct query_growth growth;
     bool moe;
-    bool no_ffn; // the layer has only attention or a state; one that has neither is only a
-                 // feed-forward
+    bool no_ffn; // the layer has only attention or a state; a layer with neither has only a
+                 // feed-forward part
 };
 
-/* The places of norms around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
+/* Where the norms around a sub-layer f are: f(norm(x)), norm(f(norm(x))), or norm(f(x)). */
 enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 
 /* Sigmoid gates of the heads' outputs. WIDE: a gate for each element, stored in q's tensor after
- * each head's queries. HEADS: a gate for each head, in a tensor of its own (MLA without q_lora). */
+ * the queries of each head. HEADS: a gate for each head, in a separate tensor (MLA without
+ * q_lora). */
 enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 
 /* A head drafts from the hidden states of another model, the target (head.h). */
 enum head_kind { HEAD_NONE, HEAD_MTP, HEAD_EAGLE3 };
 struct head_config {
-    enum head_kind kind;      // HEAD_NONE: this is a model of its own
-    int32_t index;            // MTP: number of the module, if several draft one after another
-    int32_t module;           // MTP: its layer number in the checkpoint
-    struct hidden_layers fed; // EAGLE-3: the target's layers after which states are taken
-    int32_t target_hidden;    // width of those
+    enum head_kind kind; // HEAD_NONE: this is not a draft head
+    int32_t index;       // MTP: index of the module, if several modules draft one after another
+    int32_t module;      // MTP: its layer number in the checkpoint
+    struct hidden_layers fed; // EAGLE-3: the target's layers after which hidden states are taken
+    int32_t target_hidden;    // width of those hidden states
     int32_t n_ids;            // EAGLE-3: size of its own vocabulary
     bool norm_before_residual;
 };
@@ -66,17 +67,19 @@ struct head_config {
 struct model_config {
     char model_type[32];
     const struct tensor_names *names;
-    enum dtype dtype;  // the checkpoint's
-    bool dtype_is_set; // false: config.json has none; model_stored_dtype finds the checkpoint's
+    enum dtype dtype;  // the checkpoint's dtype
+    bool dtype_is_set; // false: config.json does not name one; model_stored_dtype then takes the
+                       // checkpoint's
 
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
-    int32_t n_draft_layers; // draft modules after the last layer; not part of this model
+    int32_t n_draft_layers; // number of draft modules after the last layer; they are not part of
+                            // this model
     struct layer_config layers[MAX_LAYERS];
-    /* Set by the family while the config is read, or NULL: called once layer_types is known, to set
-     * what depends on it. */
+    /* NULL, or set by the family while it reads the config. Called once layer_types is known, to
+     * set what depends on it. */
     enum status (*read_layers)(const struct json *j, struct model_config *c, struct err *err);
     int32_t n_kv_layers, n_state_layers;
-    int32_t last_store; // the last layer that stores keys and values, or a state
+    int32_t last_store; // index of the last layer that stores keys and values, or a state
     bool tied, untied;  // untied: config.json says that the head is a separate matrix
 
     enum norm_kind norm_kind;
@@ -92,19 +95,20 @@ struct model_config {
     float attn_scale, attn_softcap;
 
     float embed_scale, residual_scale, logit_scale, final_softcap;
-    float attn_out_scale, state_out_scale, ffn_out_scale; // override residual_scale; 0: do not
+    // Each overrides residual_scale; 0: does not.
+    float attn_out_scale, state_out_scale, ffn_out_scale;
     float ffn_gate_scale;     // multiplies an MLP's gates before the activation; 0: none
-    bool embed_scale_rounded; // rounded to the dtype that the model runs in
+    bool embed_scale_rounded; // embed_scale is rounded to the dtype that the model runs in
 
     enum activation act;
     struct act_shape act_shape;
     bool gated;
-    bool v_norm, scaled_layers; // each layer's result has a factor
+    bool v_norm, scaled_layers; // scaled_layers: each layer's result is multiplied by a factor
     int32_t layer_input;        // width of the per-layer inputs; 0: none
 
     bool full_without_rope; // layers with full attention have no rope
     int32_t n_ropes;
-    float partial_rotary;       // rotated share of each head; the config takes precedence
+    float partial_rotary; // rotated share of each head; a value in the config takes precedence
     struct rope_config rope[2]; // 0: global, 1: for sliding layers
 
     /* Mixture of experts; n_experts 0: none. */
@@ -113,63 +117,66 @@ struct model_config {
     enum moe_scoring scoring;
     bool renormalise, shared_gate, correction, experts_biased;
     bool weigh_inputs;   // routing weights multiply the experts' inputs, not their outputs
-    bool experts_beside; // a layer with experts also has an MLP, and norms for both
+    bool experts_beside; // a layer with experts also has an MLP, with norms for both
     float routed_scale;
     int32_t n_group, topk_group;
 
-    struct state_config state; // of layers with a recurrent state, if there are any
+    struct state_config state; // describes the layers with a recurrent state, if there are any
     struct head_config head;
 
     /* Multi-head latent attention; kv_lora 0: none. */
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
-    float mla_norm_eps; // of the norms inside
+    float mla_norm_eps; // epsilon of the norms inside MLA
 
     int32_t n_eos;
     int32_t eos[MAX_EOS];
-    bool eos_is_usual;               // from the family's defaults, since config.json has none
-    struct sampling_params defaults; // from generation_config.json, except values out of range
+    bool eos_is_usual; // the ids are the family's defaults, because config.json has none
+    // From generation_config.json, without values that are out of range.
+    struct sampling_params defaults;
 };
 
-/* Parses a config.json without interpreting it; the caller frees *root. */
+/* Parses a config.json without interpreting it. The caller frees *root. */
 enum status model_config_parse(const char *path, struct json **root, struct err *err);
-/* Call model_config_fit afterwards, before the model is loaded. */
+/* Reads and checks the config. Call model_config_fit afterwards, before the model is loaded. */
 enum status model_config_load(const char *dir, struct model_config *c, struct err *err);
 /* The same, but members of the JSON object `overrides` replace those of the file; NULL: none. */
 enum status model_config_load_over(const char *dir, const char *overrides, struct model_config *c,
                                    struct err *err);
 /* Fixes the ropes for texts of at most max_len: scalings that depend on the served length (dynamic,
- * longrope) have different frequencies for each. True if any changed. */
+ * longrope) have different frequencies for each length. True if any frequency changed. */
 bool model_config_fit(struct model_config *c, int32_t max_len);
 
 /* One row per family: see families_*.c. */
 struct family {
     const char *model_type;
     const struct tensor_names *names;
-    /* A JSON object with values for missing keys, where transformers' default for this family is
-     * not the one that config.c uses; and "other_keys", alternative names of keys. */
+    /* A JSON object with values for missing keys, for those whose default in transformers' class
+     * for this family differs from the one in config.c; and "other_keys", alternative names of
+     * keys. */
     const char *defaults;
     /* Sets what differs from plain Llama. `j` is the (text) config. When it is called, the
      * dimensions (hidden to max_pos), dtype, rms_norm_eps and the activation have been read,
      * Llama's scales and one rope are set, all else is 0, and no layer has a state. Afterwards
-     * these are read: layer_types (which replaces layers[]; then read_layers is called),
-     * tie_word_embeddings (which replaces tied), and the ropes, from n_ropes, partial_rotary,
-     * rope_dim and rope[0].desc.interleaved. */
+     * these are read: layer_types, which replaces layers[] (read_layers is called then);
+     * tie_word_embeddings, which replaces tied; and the ropes, for which n_ropes, partial_rotary,
+     * rope_dim and rope[0].desc.interleaved must be set. */
     enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
 };
 const struct family *family_find(const char *model_type);
 /* The model_types of all families, for messages; cut off where `out` is full. */
 void family_list(char *out, size_t n_bytes);
 
-/* The layout of a tensor of all experts; quantised ones are always [E, out, in]. E experts, D
- * hidden, F the experts' width. */
+/* The layout of a tensor that holds all experts, unless it is quantised: then it is [E, out, in].
+ * E: number of experts; D: hidden; F: the experts' width. */
 enum experts_form {
     EXPERTS_ROWS,      // [E, 2F, D], gate rows first; down [E, D, F]
     EXPERTS_COLUMNS,   // [E, D, 2F], gate columns first; down [E, F, D]
     EXPERTS_ALTERNATE, // [E, D, 2F], gate and up columns alternating; down [E, F, D]
 };
 
-/* Names, without ".weight"; NULL: the family has no such tensor. "%d" is the expert, or in q_norm
- * and k_norm the head; layer names follow "model.layers.N.". */
+/* Names of tensors, without ".weight". NULL: the family has no such tensor. "%d" stands for the
+ * expert, or in q_norm and k_norm for the head. Names of a layer's tensors follow
+ * "model.layers.N.". */
 struct tensor_names {
     const char *embed, *final_norm, *head;
     const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
@@ -177,26 +184,26 @@ struct tensor_names {
     const char *gate, *up, *gate_up, *down;
     const char *router, *correction;
     const char *expert_gate, *expert_up, *expert_down;
-    /* Tensors of all experts, by their complete names: for files without a tensor per expert. */
+    /* Complete names of tensors that hold all experts, for files without a tensor per expert. */
     const char *experts_gate_up, *experts_down;
     enum experts_form experts_form;
     const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_router;
     const char *latent_in, *latent_out;
-    /* For layers with experts and an MLP: the norms of the inputs of the router and the experts,
-     * and of the outputs of the experts and the MLP. router_norm and expert_scale are complete
-     * names, to which no suffix is added. */
+    /* For layers with both experts and an MLP: the norms of the inputs of the router and of the
+     * experts, and of the outputs of the experts and of the MLP. router_norm and expert_scale are
+     * complete names, to which no suffix is added. */
     const char *router_norm, *expert_scale, *experts_norm, *experts_post_norm, *mlp_post_norm;
     const char *layer_scale; // a complete name, to which no suffix is added
-    /* Per-layer inputs: their table, the projection of the embedding that is added to it, and the
-     * tensors of each layer. */
+    /* Per-layer inputs: their table, the projection of the embedding that is added to the table's
+     * row, and the tensors of each layer. */
     const char *inputs_embed, *inputs_proj, *inputs_norm;
     const char *input_gate, *input_up, *input_post_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
     const struct state_names *state;
 };
 
-/* keys.c: checks the value of every key that is read; the error names the key. Logs keys of a RoPE
- * scaling that are not read. */
+/* keys.c. Check the value of every key that is read; the error names the key. model_keys_check also
+ * logs keys of a RoPE scaling that are not read. */
 enum status model_keys_check(const struct json *config, struct err *err);
 enum status model_keys_check_generation(const struct json *generation, struct err *err);
 
@@ -204,13 +211,13 @@ enum status model_keys_check_generation(const struct json *generation, struct er
  * unless it is empty, else rope_parameters, else those of the family ("rope_of_class" of the
  * defaults). rope_read: the rope that these parameters describe. rope_fit: model_config_fit for one
  * rope. */
-struct rope_share { // the rotated part of heads of head_dim
+struct rope_share { // how much of a head of head_dim elements is rotated
     int32_t head_dim;
     double partial;
 };
 const struct json *rope_params(const struct json *config);
 const char *rope_type(const struct json *params);
-double rope_alpha(const struct json *config); // of a dynamic scaling; 0: none
+double rope_alpha(const struct json *config); // alpha of a dynamic scaling; 0: none
 enum status rope_read(const struct json *params, double theta, struct rope_share share,
                       const struct json *config, struct rope_config *out, struct err *err);
 bool rope_fit(struct rope_config *rope, int32_t max_len);

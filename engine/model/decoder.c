@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The forward pass of every family: a straight list of ops over one batch of rows. This file has
- * the order of a pass and of a layer; decoder.h has what the layers share. */
+/* The forward pass of every family: a straight list of ops over one batch of rows. This file
+ * determines the order within a pass and within a layer; decoder.h has what the layers share. */
 #include "engine/model/decoder.h"
 #include "engine/base/assert.h"
 #include "engine/model/head.h"
@@ -25,7 +25,7 @@ static enum status gather(struct flow *f, struct tensor *x, struct tensor out, i
     return f->ops->gather(f->be, &a);
 }
 
-/* True if the hidden states after `layer` are requested; *out is where they go. */
+/* True if the hidden states after `layer` are requested; *out is then the place for them. */
 static bool wants_hidden(const struct flow *f, int32_t layer, struct tensor *out)
 {
     const struct model *m = f->m;
@@ -41,7 +41,7 @@ static bool wants_hidden(const struct flow *f, int32_t layer, struct tensor *out
 }
 
 /* Stores the hidden states after the previous layer, whose output has been added to x by now. Those
- * of the last layer need no copy: from `narrow` on, x is the output buffer itself. */
+ * after the last layer need no copy, because from `narrow` on x is the output buffer itself. */
 static enum status take_hidden(struct flow *f, int32_t layer)
 {
     struct tensor x = f->x, out;
@@ -57,9 +57,10 @@ static enum status take_hidden(struct flow *f, int32_t layer)
     return OK;
 }
 
-/* Once the last layer's attention has stored all keys and values, only the out rows are needed:
- * drops the others. `in`: the layer's input, NULL if it is not read again. x must come first: the
- * next norm may read it before everything queued in front of it has ended (cuda/README.md). */
+/* Drops all rows except the out rows. Called once the last layer's attention has stored all keys
+ * and values, because only the out rows are needed then. `in`: the layer's input; NULL if it is not
+ * read again. x must be gathered first: the next norm may read it before everything queued in front
+ * of that norm has ended (cuda/README.md). */
 static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
 {
     struct model *m = f->m;
@@ -82,8 +83,8 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     return gather(f, &f->attn, m->out_attn, m->attn.stride);
 }
 
-/* Multiplies the heads' outputs by this rank's part of the output weight, into delta. `skipped`:
- * the width of the heads before this rank's. */
+/* Multiplies the outputs of the heads by this rank's part of the output weight, into delta.
+ * `skipped`: the width of the heads that precede this rank's. */
 static enum status heads_output(struct flow *f, const struct weight *weight, int32_t skipped,
                                 const struct weight *post_norm)
 {
@@ -137,7 +138,7 @@ static enum status state_output(struct flow *f, int32_t layer)
     return OK;
 }
 
-/* A further sub-layer with the per-layer input: delta = up(act(gate(x)) * input). */
+/* The sub-layer that adds the per-layer input: delta = up(act(gate(x)) * input). */
 static enum status layer_input(struct flow *f, int32_t layer)
 {
     struct model *m = f->m;
@@ -157,9 +158,9 @@ static enum status layer_input(struct flow *f, int32_t layer)
     return flow_finish_delta(f, NULL, w->input_post_norm);
 }
 
-/* Token mixing: from a layer's rows and those before them into f->attn, and from there into delta.
- * If the layer has both attention and a state, both read the same input. False in *more: the pass
- * ends here. */
+/* Token mixing: computes f->attn from a layer's rows and those before them, and delta from f->attn.
+ * If the layer has both attention and a state, both read the same input. *more becomes false if the
+ * pass ends here. */
 static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *more)
 {
     const struct model_config *c = f->m->config;
@@ -199,7 +200,7 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
 }
 
 /* One layer: a mixer (attention or recurrence), then the feed-forward part; either may be missing.
- * The sum with the residual stream is delayed until the next norm, so that both are one op. */
+ * A result is added to the residual stream only by the next norm, so that both are one op. */
 static enum status layer_forward(struct flow *f, int32_t layer)
 {
     const struct model_config *c = f->m->config;
@@ -220,7 +221,8 @@ static enum status layer_forward(struct flow *f, int32_t layer)
         TRY(take_hidden(f, layer));
         TRY(narrow(f, layer, NULL));
     }
-    if (parallel) { // keeps the input while attention's output is added to x
+    // attention's output is added to x, while `in` stays the input of both sub-layers
+    if (parallel) {
         TRY(flow_join_norm(f, NULL, NULL, false, &unused));
     } else {
         const bool once = decoder_ffn_includes_norm(f, layer);
@@ -235,7 +237,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
     return OK;
 }
 
-/* Stores what the drafter reads after the last layer, for all rows. */
+/* Stores what the draft head reads after the last layer, for all rows. */
 static enum status feed_last(struct flow *f)
 {
     struct model *m = f->m;
@@ -253,7 +255,7 @@ static enum status feed_last(struct flow *f)
     return head_feed_normed(m, m->h, f->n_rows);
 }
 
-/* Spreads the logits of the ids that the head knows over the whole vocabulary. */
+/* If the head knows only some ids, spreads their logits over the whole vocabulary. */
 static enum status logits_of(struct flow *f, bool all)
 {
     struct model *m = f->m;
@@ -282,7 +284,7 @@ static enum status logits_of(struct flow *f, bool all)
     return f->ops->logits(f->be, &logits);
 }
 
-/* The final norm of the out rows, and the output head. */
+/* The final norm of the out rows, then the output head. */
 static enum status ends(struct flow *f, struct model_outputs want)
 {
     struct model *m = f->m;
@@ -290,7 +292,7 @@ static enum status ends(struct flow *f, struct model_outputs want)
     const int32_t n_out = f->n_out;
     struct tensor unused;
     TRY(flow_join_norm(f, NULL, NULL, false, &unused));
-    if (f->x.mem.p != f->out_x.mem.p) { // all rows are out rows, in another order
+    if (f->x.mem.p != f->out_x.mem.p) { // then all rows are out rows, but in another order
         TRY(gather(f, &f->x, f->out_x, c->hidden));
     }
     struct norm_args norm = {.x = f->out_x,
@@ -326,8 +328,8 @@ static bool hidden_ok(const struct model *m, const struct hidden_layers *h)
     return ok;
 }
 
-/* Computes the per-layer inputs side by side: (table + norm(proj x / sqrt(D))) / sqrt(2). The
- * division is folded into the norm's eps. */
+/* Computes the per-layer inputs of all layers side by side: (table + norm(proj x / sqrt(D))) /
+ * sqrt(2). The division by sqrt(D) is folded into the norm's eps. */
 static enum status make_inputs(struct flow *f)
 {
     struct model *m = f->m;
@@ -339,7 +341,7 @@ static enum status make_inputs(struct flow *f)
         .table = m->inputs_embed, .x = m->inputs, .n_rows = f->n_rows, .scale = m->inputs_scale};
     TRY(f->ops->embed(f->be, &embed));
     TRY(flow_linear(f, m->inputs_proj, f->x, m->inputs_proj_out, NULL));
-    struct tensor x = m->inputs, proj = m->inputs_proj_out; // one row per token and layer
+    struct tensor x = m->inputs, proj = m->inputs_proj_out; // a row per token and layer
     x.stride = proj.stride = c->layer_input;
     struct norm_args norm = {.x = proj,
                              .delta = no_tensor,
@@ -362,8 +364,8 @@ static enum status make_inputs(struct flow *f)
     return f->ops->norm(f->be, &join);
 }
 
-/* One pass. The flow carries what is pending between sub-layers, so that a norm, an
- * addition and a reduction can be one op. */
+/* One pass. The flow holds what is pending between sub-layers, so that a norm, an addition and a
+ * reduction can be one op. */
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want)
 {

@@ -10,28 +10,30 @@
 #include "engine/device/ops_default.h"
 #include "engine/model/model.h"
 
-/* The values passed between layers: the residual stream, and an output that is not yet added to
- * it. */
+/* The values passed between layers: the residual stream, and an output that has not been added to
+ * it yet. */
 struct flow {
     struct model *m;
     const struct backend_ops *ops;
     struct backend *be;
     int32_t n_rows, n_out;
-    struct tensor x, h, attn;    // all rows; from `narrow` on the out rows
-    struct tensor out_x;         // the x that `narrow` switches to
-    struct hidden_layers hidden; // requested layers
-    struct tensor first_input;   // draft head: the input of layer 0, used instead of its norm of x
-    int32_t n_unfed;     // layers that still feed the drafter; all rows are needed until it is 0
-    struct tensor input; // per-layer inputs; from `narrow` on only the last layer's
-    bool pending;        // delta must still be added to x
-    float delta_scale;   // factor of delta
-    float x_scale;       // factor of x after that; 0: none
-    bool partial;        // delta must be reduced over ranks first
-    struct product_sums delta_sums; // delta as partial sums, if its product left it so
+    struct tensor x, h, attn;    // all rows; from `narrow` on, only the out rows
+    struct tensor out_x;         // the buffer that becomes x in `narrow`
+    struct hidden_layers hidden; // the layers whose hidden states are requested
+    struct tensor first_input;   // for a draft head: the input of layer 0, used instead of the
+                                 // layer's norm of x
+    int32_t n_unfed; // number of layers that still have to feed the draft head; all rows are needed
+                     // until it is 0
+    // per-layer inputs of all layers; from `narrow` on, only those of the last layer
+    struct tensor input;
+    bool pending;                   // delta must still be added to x
+    float delta_scale;              // factor of delta
+    float x_scale;                  // factor of x after delta is added; 0: none
+    bool partial;                   // delta must first be reduced over the ranks
+    struct product_sums delta_sums; // delta as partial sums, if its product left it in that form
     struct reduce_args reduce;
-    struct moe_ffn_args moe; // target of reduce.moe
-    bool norm_waits;         // the norm has not been issued: the next op, its only reader, includes
-                             // it
+    struct moe_ffn_args moe; // the struct that reduce.moe points to
+    bool norm_waits; // the norm has not been issued; the next op, its only reader, will include it
     struct norm_args norm;
     bool attention_waits; // attention has not been issued: the product of its out, which is read by
                           // nothing else, includes it
@@ -41,8 +43,8 @@ struct flow {
 
 static const struct tensor no_tensor = {{NULL}, DT_F32, 0};
 
-/* x += pending delta; out = norm(x). With `weight` NULL it only adds, and the input is x. `once`: a
- * single product reads the input, so that norm and product may be one op. */
+/* x += pending delta; out = norm(x). If `weight` is NULL, it only adds, and *input is x. `once`:
+ * only one product reads the input, so norm and product may be one op. */
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
                            bool once, struct tensor *input);
 
@@ -56,23 +58,24 @@ enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight 
 enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
                               const struct weight *post_norm);
 
-/* Where the product that computes delta may leave it as partial sums for the next flow_join_norm.
- * NULL: delta must be complete, for instance because a norm of the sub-layer reads it first. */
+/* The place where the product that computes delta may leave it as partial sums, to be added up by
+ * the next flow_join_norm. NULL: delta must be complete, for instance because a norm of the
+ * sub-layer reads it first. */
 struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *post_norm);
 
 /* Issues attention that waits for a product, because something else comes first. */
 enum status flow_attend(struct flow *f);
 
-/* sums: where y may be left as partial sums; NULL: it may not. */
+/* sums: the place where y may be left as partial sums; NULL: y must be complete. */
 enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,
                         struct product_sums *sums);
 
-/* True if the pass is over once this layer's keys and values are stored, because no row needs
- * logits and no later layer stores anything. */
+/* True if the pass ends once this layer's keys and values are stored, because no row needs logits
+ * and no later layer stores anything. */
 bool flow_stores_only(const struct flow *f, int32_t layer);
 
-/* decoder_attention.c: attention from `in` into f->attn, with per-head keys or one key head shared
- * by all (MLA). */
+/* decoder_attention.c: attention from `in` into f->attn. decoder_attention has keys per head;
+ * decoder_mla has one key head shared by all. */
 enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in);
 enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in);
 

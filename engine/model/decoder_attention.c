@@ -2,7 +2,7 @@
 /* Attention of a layer, from its normed input to the heads' outputs. */
 #include "engine/model/decoder.h"
 
-/* Multiplies the heads' outputs, `width` elements each, by the gates, which are in qkv after
+/* Multiplies the outputs of the heads, `width` elements each, by the gates, which are in qkv after
  * `n_heads` heads of `head` elements. */
 static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t head, int32_t width)
 {
@@ -37,7 +37,7 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
                                     .n_rows = f->n_rows,
                                     .layer = lc->kv,
                                     .n_heads = m->shard.n_heads,
-                                    // otherwise the layer reads another one's
+                                    // if not, the layer reads another layer's keys and values
                                     .n_kv_heads = lc->kv_of == layer ? n_kv_heads : 0,
                                     .head_dim = lc->head_dim,
                                     .qk_norm = lc->plain_qk ? QK_NORM_NONE : c->qk_norm,
@@ -78,8 +78,8 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
     return gate_heads(f, m->shard.n_heads + 2 * n_kv_heads, lc->head_dim, lc->head_dim);
 }
 
-/* MLA with the key and value products absorbed into q and the output: one shared key head of
- * kv_lora + rope_dim, whose first kv_lora elements are also the value. */
+/* MLA, with the key and value products absorbed into q and into the output. There is one shared key
+ * head of kv_lora + rope_dim elements, and its first kv_lora elements are also the value. */
 enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;

@@ -32,7 +32,8 @@ static struct row_gate_args shared_gate_of(const struct flow *f, const struct la
                                   .y_width = hidden};
 }
 
-/* down(act(gate_up(in))) into delta, as this rank's partial sum. sums: as for flow_linear. */
+/* Computes down(act(gate_up(in))) into delta, as this rank's partial sum. sums: as for
+ * flow_linear. */
 struct mlp_args {
     struct linear_args up, down;
     struct activation_args act;
@@ -61,7 +62,7 @@ static struct mlp_args mlp_of(const struct flow *f, const struct weight *gate_up
     };
 }
 
-/* A pending norm is fused with the first product. */
+/* Fuses a pending norm with the first product. */
 static enum status mlp(struct flow *f, const struct mlp_args *a)
 {
     if (f->m->config->ffn_gate_scale != 0.0f) {
@@ -74,7 +75,7 @@ static enum status mlp(struct flow *f, const struct mlp_args *a)
     return ops_mlp(f->be, &a->up, &a->act, &a->down);
 }
 
-/* The shared experts into delta, reduced. */
+/* Computes the shared experts into delta, reduced over the ranks. */
 static enum status shared_experts(struct flow *f, const struct layer_weights *w, struct tensor in)
 {
     struct model *m = f->m;
@@ -94,7 +95,7 @@ static enum status shared_experts(struct flow *f, const struct layer_weights *w,
     return f->ops->row_gate(f->be, &gate);
 }
 
-/* delta += routed, both reduced. */
+/* delta += routed; both are reduced already. */
 static enum status join_routed(struct flow *f)
 {
     struct model *m = f->m;
@@ -156,7 +157,7 @@ static struct moe_ffn_args experts_of(const struct flow *f, const struct layer_w
                                  .shape = c->act_shape};
 }
 
-/* Experts at a latent width: their reduced sum, projected back to the hidden width, into y. */
+/* Experts at a latent width: projects their reduced sum back to the hidden width, into y. */
 static enum status latent_experts(struct flow *f, const struct layer_weights *w, struct tensor in,
                                   struct tensor y)
 {
@@ -173,7 +174,7 @@ static enum status latent_experts(struct flow *f, const struct layer_weights *w,
     return flow_linear(f, w->latent_out, m->latent_y, y, NULL);
 }
 
-/* The shared experts and the routed ones, each reduced on its own before they are added. */
+/* The shared and the routed experts, each reduced separately before they are added. */
 static enum status apart(struct flow *f, const struct layer_weights *w, struct tensor in)
 {
     struct model *m = f->m;
@@ -197,7 +198,7 @@ static enum status apart(struct flow *f, const struct layer_weights *w, struct t
     return flow_finish_delta(f, NULL, w->ffn_post_norm);
 }
 
-/* The routed experts, added to the shared ones if there are any; reduced together. */
+/* The routed experts, added to the shared ones if there are any, and reduced together with them. */
 static enum status together(struct flow *f, const struct layer_weights *w, struct tensor in)
 {
     struct model *m = f->m;
@@ -217,7 +218,8 @@ static enum status together(struct flow *f, const struct layer_weights *w, struc
                                  .n_rows = f->n_rows,
                                  .width = m->config->hidden,
                                  .whole = m->shard.n_ranks == 1,
-                                 .linear = w->shared_down, // a gated shared expert has no bias
+                                 // Shared experts with a gate have no bias.
+                                 .linear = w->shared_down,
                                  .moe = &ffn};
     return flow_finish_delta(f, &reduce, w->ffn_post_norm);
 }
@@ -238,8 +240,8 @@ bool decoder_ffn_includes_norm(const struct flow *f, int32_t layer)
     return !f->m->config->layers[layer].moe || (!w->experts_norm && !are_apart(f, w));
 }
 
-/* An MLP on `in`, plus experts with norms of their own before and after; router and experts read
- * x. */
+/* An MLP that reads `in`, plus experts with separate norms before and after them. Router and
+ * experts read x. */
 static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;
@@ -266,7 +268,7 @@ static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor 
     return flow_finish_delta(f, NULL, w->ffn_post_norm);
 }
 
-/* An MLP, experts, or both; the result stays pending in delta. */
+/* An MLP, experts, or both. The result stays pending in delta. */
 enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;

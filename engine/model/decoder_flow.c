@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The values that a pass carries from one sub-layer to the next: x, and a delta that is not yet
- * added to it. */
+/* What a pass carries from one sub-layer to the next: x, and a delta that has not been added to it
+ * yet. */
 #include "engine/model/decoder.h"
 
 /* Adds the pending delta to x and norms the sum, in one op. Without a norm the input is x
@@ -27,8 +27,8 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
                           .delta_scale = f->delta_scale,
                           .x_scale = f->x_scale,
                           .delta_sums = f->delta_sums};
-    bool partial = f->partial && f->delta_sums.n == 0; // nothing left as partial sums needs
-                                                       // reducing
+    // A product left as partial sums needs no reduction over ranks.
+    bool partial = f->partial && f->delta_sums.n == 0;
     bool waits = once && weight && f->ops->norm_linear;
     bool joins = partial && f->ops->reduce_norm && !(waits && f->reduce.whole);
     f->pending = f->partial = false;
@@ -64,8 +64,8 @@ enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight 
     return f->ops->norm(f->be, &a);
 }
 
-/* Leaves a sub-layer's result pending. Ranks' partial results are reduced here only if a
- * norm of their own needs the sum at once. */
+/* Leaves a sub-layer's result pending. Partial results of the ranks are reduced here only if the
+ * sub-layer has its own norm, which needs the sum at once. */
 enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
                               const struct weight *post_norm)
 {
@@ -90,7 +90,8 @@ enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
     return flow_own_norm(f, m->delta, post_norm, m->delta);
 }
 
-/* The place for partial sums if the next norm can add them up; NULL if the product must do so. */
+/* The place for partial sums if the next norm can add them up. NULL: the product must add them up
+ * itself. */
 struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *post_norm)
 {
     struct model *m = f->m;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One row per model family: the names of its tensors, and its differences from plain Llama
+/* The model families. Each is a row: the names of its tensors, and its differences from plain Llama
  * (pre-norm RMSNorm, SwiGLU, no biases, rope on whole heads). A new family is a row in the file of
  * its kind. */
 #include "engine/model/family_parts.h"
@@ -24,7 +24,7 @@ const struct family *family_find(const char *model_type)
     return NULL;
 }
 
-/* Names for error messages, cut where the buffer ends. */
+/* Names for error messages; the list is cut where the buffer ends. */
 void family_list(char *out, size_t n_bytes)
 {
     static const char rest[] = ", ...";

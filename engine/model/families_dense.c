@@ -44,7 +44,7 @@ static const struct tensor_names hunyuan_names = {BASE_NAMES, QKV_NAMES, FFN_NAM
                                                   .q_norm = "self_attn.query_layernorm",
                                                   .k_norm = "self_attn.key_layernorm"};
 
-/* GLM before the sandwich norms (model_type "glm"). */
+/* GLM as it was before it got sandwich norms (model_type "glm"). */
 static const struct tensor_names glm_names = {BASE_NAMES, QKV_NAMES, .gate_up = "mlp.gate_up_proj",
                                               .down = "mlp.down_proj"};
 
@@ -145,7 +145,7 @@ static enum status read_olmo3(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-/* One norm feeds both sub-layers; only the sliding layers have positions. */
+/* Both sub-layers read the same norm, and only sliding layers have positions. */
 static enum status read_cohere2(const struct json *j, struct model_config *c, struct err *err)
 {
     (void)err;
@@ -161,7 +161,8 @@ static enum status read_cohere2(const struct json *j, struct model_config *c, st
     return OK;
 }
 
-/* Granite scales embeddings, residuals, attention and logits by constants of the config. */
+/* Granite multiplies embeddings, residuals, attention scores and logits by constants from the
+ * config. */
 enum status family_granite(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_llama(j, c, err));

@@ -41,7 +41,7 @@ static const struct tensor_names gemma4_names = {GEMMA_BASE,
                                                  .experts_gate_up = "experts.gate_up_proj",
                                                  .experts_down = "experts.down_proj"};
 
-/* "vision" concerns images, which are unsupported anyway. */
+/* "vision" concerns only images, which are unsupported anyway. */
 static enum status refuse_two_ways(const struct json *j, struct err *err)
 {
     const char *which = json_string(json_get(j, "use_bidirectional_attention"));
@@ -53,8 +53,9 @@ static enum status refuse_two_ways(const struct json *j, struct err *err)
     return OK;
 }
 
-/* Settings that all Gemmas share: weights of norms are stored minus 1, and embeddings are scaled by
- * the root of the width, rounded to the model's type. Later ones change some of it. */
+/* Settings that all Gemmas share: weights of norms are stored minus 1, and embeddings are
+ * multiplied by the root of the width, rounded to the model's dtype. Later Gemmas change some of
+ * this. */
 static enum status read_gemma(const struct json *j, struct model_config *c, struct err *err)
 {
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
@@ -79,7 +80,7 @@ static enum status read_gemma1(const struct json *j, struct model_config *c, str
     c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
     c->attn_softcap = c->final_softcap = 0.0f;
     if (c->act == ACT_GELU) {
-        c->act = ACT_GELU_TANH; // the meaning of "gelu" in the first files
+        c->act = ACT_GELU_TANH; // the first files call it "gelu"
     }
     return OK;
 }
@@ -91,7 +92,7 @@ static enum status read_gemma2(const struct json *j, struct model_config *c, str
     return OK;
 }
 
-/* Windows in all but every sixth layer, with a rope of their own. */
+/* All layers except every sixth have a window and a separate rope. */
 static enum status read_gemma3(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_gemma(j, c, err));
@@ -104,7 +105,7 @@ static enum status read_gemma3(const struct json *j, struct model_config *c, str
     return OK;
 }
 
-/* Sizes of individual layers by number, as transformers 5 saves them. */
+/* Sizes of individual layers, by layer number, as transformers 5 saves them. */
 static enum status layers_own_sizes(const struct json *own, struct model_config *c, struct err *err)
 {
     for (const struct json *o = json_first(own); o; o = json_next(o)) {
@@ -209,7 +210,8 @@ static enum status gemma4_experts(const struct json *j, struct model_config *c, 
 static enum status read_gemma4_layers(const struct json *j, struct model_config *c, struct err *err)
 {
     const int64_t input = json_get_int(j, "hidden_size_per_layer_input", 0);
-    c->layers[c->n_layers - 1].window = 0; // whatever layer_types says
+    // The last layer has no window, whatever layer_types says.
+    c->layers[c->n_layers - 1].window = 0;
     TRY(gemma4_sizes(j, c, err));
     TRY(gemma4_sharing(j, c, err));
     TRY(gemma4_experts(j, c, err));
@@ -237,7 +239,7 @@ static enum status read_gemma4(const struct json *j, struct model_config *c, str
     return OK;
 }
 
-/* Gemma 3's wrappers omit nearly everything. */
+/* The configs of Gemma 3's wrappers omit nearly everything. */
 #define GEMMA_DEFAULTS "\"head_dim\":256,\"hidden_activation\":\"gelu_pytorch_tanh\""
 #define GEMMA3_DEFAULTS                                                                            \
     "{\"eos_token_id\":1,"                                                                         \
@@ -245,7 +247,8 @@ static enum status read_gemma4(const struct json *j, struct model_config *c, str
     "\"max_position_embeddings\":131072,\"rope_theta\":1000000,\"query_pre_attn_scalar\":256,"     \
     "\"sliding_window\":4096," GEMMA_DEFAULTS "}"
 
-/* The ropes of both kinds of layers, and the per-layer inputs of the E series. */
+/* The ropes of both kinds of layers, and the per-layer inputs of the E series, come from these
+ * defaults. */
 #define GEMMA4_DEFAULTS                                                                            \
     "\"eos_token_id\":1,\"num_key_value_heads\":4,\"max_position_embeddings\":131072,"             \
     "\"rope_of_class\":{\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000},"   \

@@ -81,7 +81,7 @@ static const struct tensor_names lfm2_names = {QKV_NAMES,
 
 /* ---- Mamba-2 ------------------------------------------------------------------------------ */
 
-/* The names of config keys, which differ between the programs that write configs. */
+/* Config keys, whose names differ between the programs that write configs. */
 struct mamba_keys {
     const char *heads, *head_dim, *state, *groups, *kernel, *conv_bias, *proj_bias;
 };
@@ -92,7 +92,7 @@ static const struct mamba_keys nemotron_keys = {
     "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups",
     "conv_kernel",     "use_conv_bias",  "use_bias"};
 
-/* The range to which time steps are clamped; an infinite end is not a number in JSON. */
+/* The range to which time steps are clamped. An infinite end of it is not a number in JSON. */
 static enum status read_steps(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *limit = json_get(j, "time_step_limit");
@@ -105,7 +105,7 @@ static enum status read_steps(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-/* The sizes of a Mamba-2 layer, under the family's own names of the keys. */
+/* Reads the sizes of a Mamba-2 layer, under the family's names of the keys. */
 static enum status read_mamba(const struct json *j, const struct mamba_keys *k, int64_t inner,
                               struct model_config *c, struct err *err)
 {
@@ -143,7 +143,7 @@ static void make_state(struct model_config *c, int32_t layer)
     c->layers[layer].state = 0;
 }
 
-/* Layers in the list have attention, the others a state. */
+/* The listed layers have attention, the others a state. */
 static enum status attention_at(const struct json *j, const char *key, struct model_config *c,
                                 struct err *err)
 {
@@ -168,7 +168,7 @@ static int64_t expanded(const struct json *j, const struct model_config *c)
     return (int64_t)(json_get_number(j, "mamba_expand", 2.0) * c->hidden);
 }
 
-/* Layers without an entry in layer_types are Mamba-2; attention has positions only if the config
+/* Layers without an entry in layer_types are Mamba-2. Attention has positions only if the config
  * says "rope". */
 static enum status read_granite_hybrid(const struct json *j, struct model_config *c,
                                        struct err *err)
@@ -210,7 +210,7 @@ static enum status read_bamba(const struct json *j, struct model_config *c, stru
     return attention_at(j, "attn_layer_indices", c, err);
 }
 
-/* Factors from a list; 1 if there is none. */
+/* Reads a list of n factors; all are 1 if there is no list. */
 static enum status factors(const struct json *j, const char *key, int32_t n, float *out,
                            struct err *err)
 {
@@ -230,10 +230,10 @@ static float factor(const struct json *j, const char *key)
     return (float)json_get_number(j, key, 1.0);
 }
 
-/* Factors of inputs are moved to the weights that are linear in them. */
+/* Factors of inputs are moved into the weights, which are linear in them. */
 static enum status read_falcon_h1(const struct json *j, struct model_config *c, struct err *err)
 {
-    float ssm[5] = {0}, mlp[2] = {0}; // for z, x, B, C, dt; for gates and outputs
+    float ssm[5] = {0}, mlp[2] = {0}; // factors for z, x, B, C, dt; for gates and outputs
     TRY(read_mamba(j, &usual_keys, json_get_int(j, "mamba_d_ssm", expanded(j, c)), c, err));
     TRY(factors(j, "ssm_multipliers", 5, ssm, err));
     TRY(factors(j, "mlp_multipliers", 2, mlp, err));
@@ -258,14 +258,14 @@ static enum status read_falcon_h1(const struct json *j, struct model_config *c, 
     c->embed_scale = factor(j, "embedding_multiplier");
     c->logit_scale = factor(j, "lm_head_multiplier");
     for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].state = 0; // in addition to its attention
+        c->layers[i].state = 0; // the layer has a state in addition to its attention
     }
     return OK;
 }
 
 /* ---- Nemotron-H --------------------------------------------------------------------------- */
 
-/* One sub-layer per entry: a letter, or a word in transformers 5's form. */
+/* Each entry is one sub-layer: a letter, or in transformers 5's form a word. */
 static bool set_kind(struct layer_config *l, char letter)
 {
     l->rope = -1;
@@ -276,7 +276,7 @@ static bool set_kind(struct layer_config *l, char letter)
     return l->no_ffn || letter == 'E' || letter == '-';
 }
 
-/* Kinds of layers as letters, as in Nemotron's pattern. */
+/* Translates the words to the letters of Nemotron's pattern. */
 static char letter_of(const char *word)
 {
     static const struct {
@@ -327,7 +327,7 @@ static enum status read_nemotron_experts(const struct json *j, struct model_conf
                                          struct err *err)
 {
     TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
-    TRY(read_pattern(j, c, err)); // so far every layer has experts
+    TRY(read_pattern(j, c, err)); // until now every layer has experts
     int64_t n_shared = json_get_int(j, "n_shared_experts", 0);
     if (n_shared > 0) {
         TRY(family_size(j, "moe_shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
@@ -337,8 +337,8 @@ static enum status read_nemotron_experts(const struct json *j, struct model_conf
     return family_routing_v3(j, c, err);
 }
 
-/* Implementations disagree on these: transformers clamps to time_step_min instead of
- * time_step_limit, the published code does not. */
+/* Implementations disagree about these values: transformers clamps to time_step_min instead of
+ * time_step_limit, unlike the published code. */
 static enum status refuse_steps(const struct json *j, const struct model_config *c, struct err *err)
 {
     const bool bounded = c->state.dt_min > 0.0f || c->state.dt_max > 0.0f;
@@ -358,7 +358,7 @@ static enum status read_nemotron_h(const struct json *j, struct model_config *c,
     c->gated = false;
     TRY(read_mamba(j, &nemotron_keys, 0, c, err));
     TRY(refuse_steps(j, c, err));
-    if (!json_get(j, "time_step_limit")) { // transformers' clamping of prompts in that case
+    if (!json_get(j, "time_step_limit")) { // in that case, clamp as transformers does for prompts
         c->state.dt_min = (float)json_get_number(j, "time_step_min", 0.0);
     }
     TRY(read_pattern(j, c, err));
@@ -384,8 +384,8 @@ static enum status read_lfm2_layers(const struct json *j, struct model_config *c
     return attention_at(j, "full_attn_idxs", c, err);
 }
 
-/* The MLP may have two thirds of the width that the config gives, times a factor, rounded
- * up to a multiple. */
+/* The width of the MLP is the config's; or, depending on a key, two thirds of it times a factor,
+ * rounded up to a multiple. */
 static enum status read_lfm2(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_lfm2_layers(j, c, err));

@@ -19,8 +19,8 @@ static const struct tensor_names deepseek_names = {BASE_NAMES,
                                                    .kv_a_norm = "self_attn.kv_a_layernorm",
                                                    .kv_b = "self_attn.kv_b_proj"};
 
-/* Latent attention: ranks of the projections, and the parts of a head with and without
- * positions. YaRN's temperature goes into attn_scale, squared, as it applies to q and k. */
+/* Latent attention: the ranks of the projections, and the parts of a head with and without
+ * positions. YaRN's temperature applies to both q and k, so its square goes into attn_scale. */
 enum status family_mla(const struct json *j, struct model_config *c, struct err *err)
 {
     int64_t kv_lora = json_get_int(j, "kv_lora_rank", 0);
@@ -40,7 +40,7 @@ enum status family_mla(const struct json *j, struct model_config *c, struct err 
     c->nope_dim = (int32_t)nope;
     c->rope_dim = (int32_t)rope;
     c->v_dim = (int32_t)v;
-    c->mla_norm_eps = 1e-6f; // whatever rms_norm_eps is
+    c->mla_norm_eps = 1e-6f; // does not depend on rms_norm_eps
     c->o_bias = json_get_bool(j, "attention_bias", false);
     c->rope[0].desc.interleaved = json_get_bool(j, "rope_interleave", true);
     c->attn_scale = (float)(1.0 / sqrt((double)(nope + rope)));
@@ -95,7 +95,7 @@ static enum status read_glm4_moe_lite(const struct json *j, struct model_config 
     return family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err);
 }
 
-/* DeepSeek's attention with queries scaled by position, and another router. */
+/* DeepSeek's attention with queries scaled by position, and with a different router. */
 static enum status read_mistral4(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_deepseek(j, c, err));

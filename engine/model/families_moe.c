@@ -108,7 +108,8 @@ static enum status read_mixtral(const struct json *j, struct model_config *c, st
     return OK;
 }
 
-/* As in transformers: with sliding windows, every second layer below max_window_layers has one. */
+/* As in transformers: if sliding windows are on, every second layer below max_window_layers has
+ * one. */
 static enum status read_qwen2_moe(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
@@ -121,7 +122,7 @@ static enum status read_qwen2_moe(const struct json *j, struct model_config *c, 
     family_sparse_steps(j, c);
     family_window_on_all(j, c);
     family_windows_if_used(j, c);
-    // in this family every second layer before it
+    // In this family, every second layer below max_window_layers has a window.
     int64_t windows = json_get_int(j, "max_window_layers", 28);
     for (int32_t i = 0; i < c->n_layers; i++) {
         if (!(i % 2 == 0 && i < windows)) {
@@ -143,7 +144,7 @@ static enum status read_qwen3_moe(const struct json *j, struct model_config *c, 
     return OK;
 }
 
-/* Softmax over the picked experts, a clamped SwiGLU, biases everywhere, and attention
+/* GPT-OSS: softmax over the picked experts, a clamped SwiGLU, biases everywhere, and attention
  * sinks. */
 static enum status read_gpt_oss(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -159,8 +160,8 @@ static enum status read_gpt_oss(const struct json *j, struct model_config *c, st
     return OK;
 }
 
-/* Sigmoid scores with a correction that only decides the picks; norms over the whole width
- * of q and k. */
+/* Sigmoid scores, with a correction that affects only which experts are picked; norms over the
+ * whole width of q and k. */
 static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
@@ -173,7 +174,7 @@ static enum status read_minimax_m2(const struct json *j, struct model_config *c,
     return OK;
 }
 
-/* Every n-th layer of a range has experts. The correction only affects the choice. */
+/* Every n-th layer of a range has experts. The correction affects only which experts are picked. */
 static enum status read_ernie_moe(const struct json *j, struct model_config *c, struct err *err)
 {
     struct experts_numbers s = {.count_key = "moe_num_experts",
@@ -190,11 +191,12 @@ static enum status read_ernie_moe(const struct json *j, struct model_config *c, 
     for (int32_t i = 0; i < c->n_layers; i++) {
         c->layers[i].moe = (i + 1) % every == 0 && i >= first && (last == -1 || i <= last);
     }
-    if (json_get_number(j, "moe_norm_min", 0.0) > 1e-6) { // far below any real sum of weights
+    if (json_get_number(j, "moe_norm_min", 0.0) > 1e-6) { // any real sum of weights is far larger
         return err_set(err, ERR_UNSUPPORTED,
                        "config.json: moe_norm_min above 1e-6 is not supported");
     }
-    TRY(family_must_be(j, "use_bias", false, err)); // its head would have a bias, too
+    // If it were set, the head would have a bias, too.
+    TRY(family_must_be(j, "use_bias", false, err));
     c->rope[0].desc.interleaved = true;
     c->tied = true;
     c->scoring = MOE_SOFTMAX_TOPK;
@@ -269,11 +271,11 @@ static enum status read_glm4_moe(const struct json *j, struct model_config *c, s
     return family_routing_v3(j, c, err);
 }
 
-/* Layers with positions see a chunk and norm q and k after the rotation. Layers without positions
- * see everything and scale their queries by position. */
+/* Layers with positions see only a chunk, and norm q and k after the rotation. Layers without
+ * positions see everything, and scale their queries by position. */
 static enum status llama4_layers(const struct json *j, struct model_config *c, struct err *err)
 {
-    // may be a number: true if not 0
+    // it may be a number, where any value but 0 means true
     const struct json *tuning = json_get(j, "attn_temperature_tuning");
     const bool grows = json_get_bool(j, "attn_temperature_tuning", json_number(tuning, 1.0) > 0.0);
     const int64_t every = json_get_int(j, "floor_scale", 8192);

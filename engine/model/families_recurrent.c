@@ -82,7 +82,7 @@ static const struct tensor_names ling_names = {FFN_NAMES,
                                                .correction = "mlp.gate.expert_bias",
                                                .state = &ling_state_names};
 
-/* Gated DeltaNet. Every full_attention_interval-th layer has attention, the others have a recurrent
+/* Gated DeltaNet. Every full_attention_interval-th layer has attention; the others have a recurrent
  * state. */
 static enum status read_delta_net(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -165,8 +165,8 @@ static void set_kda(struct model_config *c)
     c->state.norm_eps = c->norm_eps;
 }
 
-/* The lists number layers from 1. Without a list, the class gives full attention to every fourth
- * layer after the first. */
+/* The lists number layers from 1. If there is no list, transformers' class gives full attention to
+ * every fourth layer after the first. */
 static enum status read_kimi_layers(const struct json *linear, struct model_config *c,
                                     struct err *err)
 {
@@ -191,7 +191,8 @@ static enum status read_kimi_layers(const struct json *linear, struct model_conf
     return OK;
 }
 
-/* Experts after the first layers; LATE_KEYS maps the key names of both families to these. */
+/* All layers but the first ones have experts. LATE_KEYS maps the key names of both families to the
+ * names read here. */
 static enum status read_late_experts(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
@@ -203,15 +204,16 @@ static enum status read_late_experts(const struct json *j, struct model_config *
     return family_routing_v3(j, c, err);
 }
 
-/* Kimi Delta Attention beside MLA without positions. Both the released config and the one that
- * transformers saves are read. */
+/* Kimi Delta Attention beside MLA without positions. Reads both the released form of the config and
+ * the form that transformers saves. */
 static enum status read_kimi_linear(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_mla(j, c, err));
     TRY(family_must_be(j, "mla_use_nope", true, err));
     const struct json *linear = json_get(j, "linear_attn_config");
     struct state_layer *g = &c->state.layer;
-    const bool nested = json_is(linear, JSON_OBJECT); // as released, not as transformers 5 saves it
+    // The released form; transformers 5 saves another.
+    const bool nested = json_is(linear, JSON_OBJECT);
     const struct json *from = nested ? linear : j;
     const char *kernel;
     if (nested) {
@@ -228,7 +230,7 @@ static enum status read_kimi_linear(const struct json *j, struct model_config *c
     return read_late_experts(j, c, err);
 }
 
-/* Kimi Delta Attention beside MLA with a gate per head; the last layer of each group has
+/* Kimi Delta Attention beside MLA with a gate per head. The last layer of each group has
  * attention. */
 static enum status read_ling(const struct json *j, struct model_config *c, struct err *err)
 {

@@ -54,7 +54,8 @@ enum status family_hunyuan_attention(const struct json *j, struct model_config *
     return OK;
 }
 
-/* "LLLG": local and global layers in turn. The last layer is global whatever its letter. */
+/* A text such as "LLLG" gives the kinds of the layers, local or global, and repeats. The last layer
+ * is global whatever its letter. */
 static enum status windows_by_letters(const char *letters, struct model_config *c, struct err *err)
 {
     size_t n = strlen(letters);
@@ -85,7 +86,7 @@ enum status family_exaone_attention(const struct json *j, struct model_config *c
     return OK;
 }
 
-/* The list has 1 for layers with rope; without it every n-th layer has none. */
+/* In the list, 1 marks a layer with rope. If there is no list, every n-th layer has no rope. */
 enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *list = json_get(j, "no_rope_layers"), *item = json_first(list);
@@ -105,7 +106,7 @@ enum status family_no_rope_layers(const struct json *j, struct model_config *c, 
     return OK;
 }
 
-/* Sizes from a config are limited before anything is computed from them. */
+/* Sizes from a config are checked against a limit before anything is computed from them. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err)
 {
     if (v < 1 || v > max) {
@@ -157,7 +158,7 @@ enum status family_experts(const struct json *j, const char *count_key, const ch
                                 .n = json_get_int(j, count_key, 0),
                                 .k = json_get_int(j, "num_experts_per_tok", 0),
                                 .ffn = json_get_int(j, ffn_key, 0)};
-    if (s.n == 0) { // transformers 5 uses one name for all
+    if (s.n == 0) { // transformers 5 uses one name for all families
         s.n = json_get_int(j, "num_local_experts", 0);
     }
     return family_set_experts(&s, c, err);
@@ -188,8 +189,8 @@ enum status family_routing(const struct json *j, struct model_config *c, struct 
     return OK;
 }
 
-/* DeepSeek V3's routing: sigmoid scores, a correction for the picks, and weights that are
- * normalised. */
+/* DeepSeek V3's routing: sigmoid scores, a correction that affects only the picks, and normalised
+ * weights. */
 enum status family_routing_v3(const struct json *j, struct model_config *c, struct err *err)
 {
     c->scoring = MOE_SIGMOID;
@@ -205,7 +206,7 @@ enum status family_routing_v3(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-/* The first layers are dense, then every freq-th has experts. */
+/* The first layers are dense; after them every freq-th layer has experts. */
 enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err)
 {
     int64_t dense = json_get_int(j, "first_k_dense_replace", 0);

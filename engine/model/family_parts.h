@@ -32,20 +32,20 @@ struct family_table {
 extern const struct family_table families_dense, families_gemma, families_moe, families_mla,
     families_recurrent, families_mamba;
 
-/* Apply sliding_window to all layers, or to the even ones; the third removes it again unless
- * use_sliding_window is set. */
+/* The first two apply sliding_window to all layers, or to the even ones. The third removes it again
+ * unless use_sliding_window is set. */
 void family_window_on_all(const struct json *j, struct model_config *c);
 void family_window_on_even(const struct json *j, struct model_config *c);
 void family_windows_if_used(const struct json *j, struct model_config *c);
 /* sliding_window on all layers except every n-th. */
 void family_window_but_every(const struct json *j, int64_t n, struct model_config *c);
 
-/* Hunyuan's attention: per-head norms after the rope. */
+/* Hunyuan's attention: a norm per head, after the rope. */
 enum status family_hunyuan_attention(const struct json *j, struct model_config *c, struct err *err);
-/* EXAONE's attention: per-head norms, and positions only in the sliding layers, if there are any.
- * sliding_window_pattern selects them: all but every n-th, or by letters. */
+/* EXAONE's attention: a norm per head. If there are sliding layers, only they have positions.
+ * sliding_window_pattern selects them: all but every n-th layer, or by letters. */
 enum status family_exaone_attention(const struct json *j, struct model_config *c, struct err *err);
-/* no_rope_layers, where 1 means that a layer has positions. If it is empty or absent, every
+/* Reads no_rope_layers, where 1 means that a layer has positions. If it is empty or absent, every
  * no_rope_layer_interval-th (4) layer has none. */
 enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err);
 
@@ -58,36 +58,37 @@ enum status family_size(const struct json *j, const char *key, int64_t max, int3
 /* Sets the MLP width of all layers. */
 void family_ffn(struct model_config *c, int32_t ffn);
 
-/* Gives every layer experts: count_key has their number (or num_local_experts, which transformers 5
- * writes for all families), ffn_key their width. Callers then remove the experts of some layers. */
+/* Gives every layer experts. count_key is the key of their number (or num_local_experts, which
+ * transformers 5 writes for all families), ffn_key the key of their width. Callers then remove the
+ * experts of some layers. */
 enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
                            struct model_config *c, struct err *err);
-/* The same with numbers already read; the keys are for messages. */
+/* The same, with the numbers already read; the keys are used in messages. */
 struct experts_numbers {
     const char *count_key, *pick_key, *ffn_key;
     int64_t n, k, ffn;
 };
 enum status family_set_experts(const struct experts_numbers *s, struct model_config *c,
                                struct err *err);
-/* Shared experts, whose number is at `key`: treated as one expert of their total width. */
+/* Shared experts, whose number is at `key`. They are treated as one expert of their total width. */
 enum status family_shared_experts(const struct json *j, const char *key, struct model_config *c,
                                   struct err *err);
-/* DeepSeek's router keys: n_group, topk_group, routed_scaling_factor. */
+/* The keys of DeepSeek's router: n_group, topk_group, routed_scaling_factor. */
 enum status family_routing(const struct json *j, struct model_config *c, struct err *err);
-/* DeepSeek V3's router: sigmoid scores, and a correction for the choice. */
+/* DeepSeek V3's router: sigmoid scores, and a correction that affects only the picks. */
 enum status family_routing_v3(const struct json *j, struct model_config *c, struct err *err);
 /* Removes experts from the first first_k_dense_replace layers, and from all but every
  * moe_layer_freq-th. */
 enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err);
-/* Removes experts from the layers that mlp_layer_types calls dense, or without that key from the
- * first n_dense. */
+/* Removes experts from the layers that mlp_layer_types calls dense; without that key, from the
+ * first n_dense layers. */
 enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
                                 struct err *err);
 
-/* An integer, or a list with the same integer for each layer; 0 if it is neither. */
+/* Reads an integer, or a list with the same integer for each layer. *out is 0 if it is neither. */
 enum status family_same_of_layers(const struct json *j, const char *key, int32_t n_layers,
                                   int64_t *out, struct err *err);
-/* Checks a switch of which only `value` is supported. */
+/* Checks that a switch has `value`, the only supported one. */
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
 /* Granite's factors of embeddings, branches, scores and logits. */
 enum status family_granite(const struct json *j, struct model_config *c, struct err *err);
@@ -96,7 +97,7 @@ enum status family_mla(const struct json *j, struct model_config *c, struct err 
 /* llama_4_scaling_beta of the rope parameters: the queries of all layers are scaled by position. */
 enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err);
 
-/* Qwen's rule: only every decoder_sparse_step-th layer has experts, and none in mlp_only_layers. */
+/* Qwen's rule: every decoder_sparse_step-th layer has experts, except those in mlp_only_layers. */
 void family_sparse_steps(const struct json *j, struct model_config *c);
 
 #endif

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Gate and up are stacked into one product. Each rank has its rows of them and its columns of down,
- * so that only the result of down has to be summed over ranks. */
+/* Gate and up are stacked into one product. Each rank has some of their rows and the same columns
+ * of down, so only the result of down has to be summed over ranks. */
 static enum status load_mlp(struct loader *l, const char *gate, const char *up, const char *fused,
                             const char *down, int32_t layer, int32_t ffn, int32_t ffn_shard,
                             bool bias, const struct weight **gate_up_out,
@@ -46,13 +46,14 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
     return part_linear(l, &d, l->options->dtype, down_out);
 }
 
-/* Input and output width of experts. */
+/* The width of an expert's input and output. */
 static int64_t width_of_experts(const struct model_config *c)
 {
     return c->moe_latent > 0 ? c->moe_latent : c->hidden;
 }
 
-/* This rank's parts of expert e: its gate rows (if any) and up rows, and its down matrix. */
+/* This rank's parts of expert e: its gate rows, if there are any, its up rows, and its part of the
+ * down matrix. */
 static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
                                 struct weight_part *gate_up, struct weight_part *down)
 {
@@ -77,15 +78,15 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
     return OK;
 }
 
-/* All experts in one tensor, each [n_out][n_in] or transposed. */
+/* All experts in one tensor: each is [n_out][n_in], or transposed. */
 struct experts {
     struct weight_part all;
     bool turned;
     int64_t n_out, n_in;
 };
 
-/* Experts as one quantised tensor, or one tensor of all; some checkpoints store it
- * transposed. */
+/* Opens experts that are stored as one quantised tensor or as one plain tensor, which some
+ * checkpoints store transposed. */
 static enum status open_experts(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
                                 struct experts *out)
 {
@@ -108,7 +109,7 @@ static struct weight_part expert_of(const struct experts *s, int64_t e)
     return weight_part_slice(s->all, e * s->n_out, s->n_out, 0, s->n_in);
 }
 
-/* Like expert_parts, from tensors that stack all experts. */
+/* Like expert_parts, but from tensors that hold all experts. */
 static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_part *gate_up,
                                  struct weight_part *down)
 {
@@ -141,7 +142,7 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
     return OK;
 }
 
-/* Elements [first, first + n) of one expert's bias, whose matrix has n_all rows. */
+/* Reads elements [first, first + n) of an expert's bias; the expert's matrix has n_all rows. */
 static enum status expert_bias(struct loader *l, int32_t layer, const char *pattern, int32_t e,
                                int64_t n_all, int64_t first, int64_t n, float *out)
 {
@@ -155,7 +156,7 @@ static enum status expert_bias(struct loader *l, int32_t layer, const char *patt
     return OK;
 }
 
-/* Biases stored per expert: this rank's gate rows, then up rows. */
+/* Biases that are stored per expert: this rank's gate rows, then its up rows. */
 static enum status single_biases(struct loader *l, int32_t layer, float *gate_up, float *down)
 {
     const struct model_config *c = l->c;
@@ -171,7 +172,7 @@ static enum status single_biases(struct loader *l, int32_t layer, float *gate_up
     return OK;
 }
 
-/* The same from stacked biases, in which gate and up alternate. */
+/* The same, from biases of all experts in one tensor, in which gate and up alternate. */
 static enum status stacked_biases(struct loader *l, int32_t layer, float *gate_up, float *down)
 {
     const struct model_config *c = l->c;
@@ -211,7 +212,7 @@ static enum status expert_biases(struct loader *l, int32_t layer, bool stacked, 
     return OK;
 }
 
-/* Some families exist in both forms; single experts are preferred if present. */
+/* Some families exist in both forms; experts in separate tensors are preferred if present. */
 static bool experts_are_stacked(const struct loader *l, int32_t layer)
 {
     const struct tensor_names *names = l->c->names;
@@ -225,13 +226,13 @@ static bool experts_are_stacked(const struct loader *l, int32_t layer)
     return !part_exists(l, first) && (part_has(l, name) || part_exists(l, name));
 }
 
-/* All experts of a layer are one weight. `parts` refers to the mapped files; only biases are
- * copied, since they must be contiguous floats. */
+/* All experts of a layer form one weight. Its parts point into the mapped files; only biases are
+ * copied, because they must be contiguous floats. */
 static enum status load_experts(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
     size_t n = (size_t)c->n_experts;
-    const size_t per = c->gated ? 2 : 1; // matrices in an expert's first product
+    const size_t per = c->gated ? 2 : 1; // number of matrices in an expert's first product
     int64_t ffn = l->m->shard.moe_ffn;
     struct weight_part *gate_up = xcalloc(per * n, sizeof *gate_up);
     struct weight_part *down = xcalloc(n, sizeof *down), *gu_bias = NULL, *dn_bias = NULL;
@@ -287,7 +288,7 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
     return st;
 }
 
-/* Loads what experts beside an MLP have in addition. */
+/* Loads the additional weights of layers that have experts beside an MLP. */
 static enum status load_beside(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct tensor_names *names = l->c->names;
@@ -309,7 +310,7 @@ static enum status load_beside(struct loader *l, int32_t layer, struct layer_wei
     part_layer_name(names->router_norm, layer, name);
     TRY(part_of(l, name, &hidden, 1, &scale));
     part_dummy_vector(l, &scale, true);
-    float *root = xmalloc((size_t)hidden * sizeof *root); // a further factor of its input
+    float *root = xmalloc((size_t)hidden * sizeof *root); // a further factor of the router's input
     for (int64_t i = 0; i < hidden; i++) {
         root[i] = weight_part_get(&scale, 0, i) / sqrtf((float)hidden);
     }
@@ -319,7 +320,7 @@ static enum status load_beside(struct loader *l, int32_t layer, struct layer_wei
     return st;
 }
 
-/* Projections before and after the experts. */
+/* Loads the projections before and after the experts. */
 static enum status load_latent(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -344,7 +345,7 @@ static enum status load_latent(struct loader *l, int32_t layer, struct layer_wei
     return part_linear(l, &up, l->options->dtype, &w->latent_out);
 }
 
-/* The router stays in fp32: rounding it would change which experts are chosen. */
+/* The router stays in fp32, because rounding it would change which experts are picked. */
 static enum status load_moe(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Quantised weight formats of checkpoints: which tensors a module has, their shapes, and how they
- * become a weight_codec. Nothing is converted; a codec only describes where each number is
+/* Quantised weight formats of checkpoints: which tensors a module has, their shapes, and the
+ * weight_codec that describes them. Nothing is converted; a codec only says where each number is
  * stored. */
 #include "engine/model/formats.h"
 
@@ -12,7 +12,7 @@ enum { MAX_NAME = 320 };
 
 /* ---- looking for tensors ------------------------------------------------------------------ */
 
-/* A tensor that was looked up counts as used. */
+/* A tensor counts as used once it has been looked up. */
 const struct checkpoint_tensor *module_tensor(const struct module *m, const char *suffix)
 {
     char name[MAX_NAME];
@@ -37,11 +37,11 @@ static enum status need_tensor(const struct module *m, const char *suffix,
     if (*out) {
         return OK;
     }
-    return err_set(m->err, ERR_FORMAT, "%s: there is no tensor %s%s, which the format %s asks for",
+    return err_set(m->err, ERR_FORMAT, "%s: there is no tensor %s%s, which the format %s requires",
                    checkpoint_where(m->checkpoint), m->name, suffix, format_name(m));
 }
 
-/* One of two names must exist. */
+/* Looks for a tensor under two names; one of them must exist. */
 static enum status need_either(const struct module *m, const char *suffix, const char *other,
                                const struct checkpoint_tensor **out)
 {
@@ -73,7 +73,7 @@ static void print_dims(char *out, size_t n_bytes, int32_t n, const int64_t *dims
     }
 }
 
-/* The message has both shapes and the format that needs one of them. */
+/* The message names both shapes, and the format that needs one of them. */
 static enum status need_dims(const struct module *m, const struct checkpoint_tensor *t, int32_t n,
                              const int64_t *dims)
 {
@@ -131,7 +131,7 @@ static struct number_grid rows_of(const struct checkpoint_tensor *t, enum dtype 
     return (struct number_grid){t->data, dtype, packing, row_stride, 1};
 }
 
-/* The same for one whose rows are inputs, or groups of inputs. */
+/* The same for a tensor whose rows are inputs, or groups of inputs. */
 static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dtype dtype,
                                      enum packing packing, int64_t row_stride)
 {
@@ -140,7 +140,7 @@ static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dty
 
 /* ---- scales ------------------------------------------------------------------------------- */
 
-/* Rejects scales that are zero, NaN or infinite, which mean a broken file. */
+/* Rejects scales that are zero, NaN or infinite, because they mean that the file is broken. */
 static enum status check_scales(const struct module *m, const struct checkpoint_tensor *t,
                                 enum dtype dtype)
 {
@@ -164,7 +164,7 @@ static enum status need_float(const struct module *m, const struct checkpoint_te
     return OK;
 }
 
-/* Scales per output and block of inputs, one per output, or a single one. */
+/* Accepts a scale per output and block of inputs, one per output, or a single one. */
 static enum status read_scales(const struct module *m, const struct checkpoint_tensor *t,
                                struct weight_codec *out)
 {
@@ -186,13 +186,14 @@ static enum status read_scales(const struct module *m, const struct checkpoint_t
     if (!cut && has_dims(t, 1, &m->n_out)) {
         return OK;
     }
-    if (has_dims(t, 4, (int64_t[]){grid[0], 1, grid[1], 1})) { // modelopt's blocks
+    // The shape that modelopt uses for blocks.
+    if (has_dims(t, 4, (int64_t[]){grid[0], 1, grid[1], 1})) {
         return OK;
     }
     return need_dims(m, t, 2, grid);
 }
 
-/* The scale of a whole tensor. */
+/* Reads the scale of a whole tensor. */
 static enum status read_tensor_scale(const struct module *m, const char *suffix,
                                      enum tensor_scale use, struct weight_codec *out)
 {
@@ -208,7 +209,7 @@ static enum status read_tensor_scale(const struct module *m, const char *suffix,
     return OK;
 }
 
-/* The group of each input. An identity mapping is dropped. */
+/* Reads the group of each input. If the groups are in the usual order, the map is dropped. */
 static enum status read_groups(const struct module *m, const char *suffix, int64_t n_groups,
                                struct weight_codec *out)
 {
@@ -239,8 +240,8 @@ static enum status read_groups(const struct module *m, const char *suffix, int64
 
 /* ---- one integer or small float per element ----------------------------------------------- */
 
-/* One value per byte; read_scales finds out from their shape how many values share a
- * scale. */
+/* One value per byte. read_scales derives from the shape of the scales how many values share
+ * one. */
 static enum status read_whole(const struct module *m, enum dtype dtype, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values, *scales;
@@ -258,8 +259,7 @@ static enum status read_fp8(const struct module *m, struct weight_codec *out)
     return read_whole(m, DT_E4M3, out);
 }
 
-/* Zero points are optional in the file unless the scheme is asymmetric. They have the shape of the
- * scales. */
+/* Zero points have the shape of the scales. Only asymmetric schemes require them in the file. */
 static enum status read_int8(const struct module *m, struct weight_codec *out)
 {
     TRY(read_whole(m, DT_I8, out));
@@ -293,7 +293,7 @@ static enum status packed_dtype(const struct module *m, enum dtype *out)
     }
 }
 
-/* compressed-tensors: words run along the inputs; zeros are packed along the outputs. */
+/* compressed-tensors: words run along the inputs, but zeros are packed along the outputs. */
 static enum status read_packed(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values, *scales, *shape, *zeros;
@@ -333,7 +333,8 @@ static enum status read_packed(const struct module *m, struct weight_codec *out)
     return OK;
 }
 
-/* Common to AWQ and GPTQ: scales and zeros by group of inputs, then output. */
+/* The part common to AWQ and GPTQ: scales and zeros are stored by group of inputs, then by
+ * output. */
 static enum status read_groupwise(const struct module *m, enum dtype dtype,
                                   enum packing zero_packing, struct weight_codec *out)
 {
@@ -356,7 +357,7 @@ static enum status read_groupwise(const struct module *m, enum dtype dtype,
     return OK;
 }
 
-/* AWQ packs eight outputs into a word, in an order of its own. */
+/* AWQ packs eight outputs into a word, in an order that differs from theirs. */
 static enum status read_awq(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values;
@@ -368,7 +369,7 @@ static enum status read_awq(const struct module *m, struct weight_codec *out)
     return read_groupwise(m, DT_U4, PACK_WORDS_AWQ, out);
 }
 
-/* GPTQ packs inputs into words, so its matrices are stored transposed; g_idx may assign inputs to
+/* GPTQ packs inputs into words, so its matrices are stored transposed. g_idx may assign inputs to
  * groups in another order. */
 static enum status read_gptq(const struct module *m, struct weight_codec *out)
 {
@@ -395,7 +396,7 @@ static enum status read_e2m1(const struct module *m, const char *suffix, int64_t
     TRY(need_dtype(m, values, DT_U8));
     TRY(need_dims(m, values, 2, (int64_t[]){m->n_out, cut_up(m->n_in, 2)}));
     TRY(need_tensor(m, ".weight_scale", &scales));
-    if (scale_dtype != DT_E8M0 || !is_dtype(scales, DT_U8)) { // either name of e8m0
+    if (scale_dtype != DT_E8M0 || !is_dtype(scales, DT_U8)) { // both names of e8m0 are accepted
         TRY(need_dtype(m, scales, scale_dtype));
     }
     int64_t n_groups = cut_up(m->n_in, group);
@@ -419,14 +420,14 @@ static enum status read_nvfp4(const struct module *m, struct weight_codec *out)
     return read_tensor_scale(m, ".weight_global_scale", TENSOR_SCALE_DIVIDES, out);
 }
 
-/* modelopt's form keeps the name `weight` and stores the reciprocal of the tensor's scale. */
+/* modelopt calls the tensor `weight` and stores the reciprocal of its scale. */
 static enum status read_nvfp4_modelopt(const struct module *m, struct weight_codec *out)
 {
     TRY(read_e2m1(m, ".weight", 16, DT_E4M3, out));
     return read_tensor_scale(m, ".weight_scale_2", TENSOR_SCALE_TIMES, out);
 }
 
-/* GPT-OSS: all experts in one tensor, with a dimension for the blocks of 32 inputs. */
+/* GPT-OSS: all experts in one tensor, with an extra dimension for the blocks of 32 inputs. */
 static enum status read_mxfp4_experts(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values, *scales;
@@ -451,7 +452,7 @@ static enum status read_mxfp4_experts(const struct module *m, struct weight_code
 
 /* ---- inputs ------------------------------------------------------------------------------- */
 
-/* Input scales from calibration. An expert that calibration never reached may have none. */
+/* Input scales come from calibration. An expert that no calibration token reached may have none. */
 static enum status read_input_scale(const struct module *m, struct input_rule *rule)
 {
     const struct checkpoint_tensor *t = module_tensor(m, ".input_global_scale");
@@ -544,7 +545,8 @@ enum status module_read(const struct module *m, struct weight_part *out)
     return m->scheme->format->read(m, &out->codec);
 }
 
-/* Dummy int4 is symmetric. 8-bit values, which no backend keeps packed in words, are plain. */
+/* Dummy int4 is symmetric. Formats with 8-bit values packed into words become plain, because no
+ * backend keeps those. */
 bool module_dummy(const struct module *m, struct weight_part *out)
 {
     const struct quant_scheme *s = m->scheme;
@@ -567,6 +569,6 @@ bool module_dummy(const struct module *m, struct weight_part *out)
     }
     out->inputs = s->inputs;
     out->inputs.n_inputs = m->n_in;
-    out->inputs.scale = 1.0f / 64.0f; // if scales are stored
+    out->inputs.scale = 1.0f / 64.0f; // for formats that store input scales
     return true;
 }

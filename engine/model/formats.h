@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Storage formats of quantised modules: each is a table row that builds a codec from the module's
- * tensors. The config decides which module has which format (quant.h).
+/* Storage formats of quantised modules. Each is a table row that builds a codec from the tensors of
+ * a module. The config decides which module has which format (quant.h).
  * Thread: any. */
 #ifndef SLUICE_ENGINE_MODEL_FORMATS_H
 #define SLUICE_ENGINE_MODEL_FORMATS_H
@@ -9,26 +9,27 @@
 
 struct module_format;
 
-/* How a module is quantised, as far as the config says. */
+/* How a module is quantised, according to the config. */
 struct quant_scheme {
     const struct module_format *format; // NULL: the module is not quantised
-    int32_t bits;                       // of a packed value
-    int32_t group;                      // inputs that share a scale; 0: a whole row
-    int32_t block_rows, block_cols;     // of a two-dimensional grid of scales; 0: none
+    int32_t bits;                       // bits of a packed value
+    int32_t group;                      // number of inputs that share a scale; 0: a whole row
+    // Rows and columns that share a scale in a two-dimensional grid; 0: no grid.
+    int32_t block_rows, block_cols;
     bool asymmetric;
-    bool act_order;           // a tensor gives the group of each input
-    int32_t zero_offset;      // added to stored zeros
-    struct input_rule inputs; // defaults; the module's tensors may override them
+    bool act_order;           // a tensor says which group each input belongs to
+    int32_t zero_offset;      // added to each stored zero
+    struct input_rule inputs; // defaults, which the module's tensors may override
 };
 
-/* A module, for finding its tensors. */
+/* A module, and what is needed to find its tensors. */
 struct module {
     const struct checkpoint *checkpoint;
     const char *name; // full name in the checkpoint
-    /* Shape of its matrix. More than 1 expert: one tensor holds all of them. */
+    /* Shape of its matrix. If n_experts is more than 1, one tensor holds all experts. */
     int64_t n_experts, n_out, n_in;
     const struct quant_scheme *scheme;
-    bool *taken; // indexed like checkpoint_tensors; set for each tensor that is used; may be NULL
+    bool *taken; // indexed like checkpoint_tensors; true for each tensor that is used; may be NULL
     struct err *err;
 };
 
@@ -36,7 +37,7 @@ struct module_format {
     const char *name;   // name in configs and messages
     const char *values; // suffix of the tensor with the quantised values
     enum status (*read)(const struct module *m, struct weight_codec *out);
-    enum dtype number, scale; // for dummy weights; `number` I64: plain
+    enum dtype number, scale; // types for dummy weights; `number` I64: plain weights
 };
 
 const struct module_format *format_find(const char *name); // NULL if there is none
@@ -52,8 +53,8 @@ bool module_is_quantised(const struct module *m, const struct checkpoint_tensor 
 
 /* Reads the module's matrix in its scheme's format. */
 enum status module_read(const struct module *m, struct weight_part *out);
-/* Without a checkpoint: dummy weights with the codec that the format implies. False: the weights
- * are plain. */
+/* Without a checkpoint: dummy weights with the codec that the format implies. False: the format's
+ * weights are plain. */
 bool module_dummy(const struct module *m, struct weight_part *out);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Loads a draft head: norms, fc, its own vocabulary, and the embedding and output head that it may
- * share with its target. */
+/* Loads a draft head: its norms, fc, its vocabulary, and the embedding and output head, which it
+ * may share with its target. */
 #include "engine/model/head.h"
 
 #include "engine/base/log.h"
@@ -20,7 +20,7 @@ static enum status load_norm(struct loader *l, const char *base, const struct we
 
 /* ---- ends --------------------------------------------------------------------------------- */
 
-/* True if a module's own copy of one of the target's matrices is identical to it. */
+/* True if the module's own copy of one of the target's matrices is identical to it. */
 static bool is_copy(const struct loader *l, const char *own, const char *targets)
 {
     char a[NAME_BYTES], b[NAME_BYTES];
@@ -30,7 +30,7 @@ static bool is_copy(const struct loader *l, const char *own, const char *targets
     return !x || (y && x->n_bytes == y->n_bytes && memcmp(x->data, y->data, x->n_bytes) == 0);
 }
 
-/* A draft head's output projection over its own vocabulary is not sharded. */
+/* The output projection of a head with its own vocabulary is not sharded. */
 static enum status own_head(struct loader *l, const char *base, int64_t n_rows)
 {
     struct stack head = {.pieces = {{base, n_rows, 0, n_rows}},
@@ -42,7 +42,7 @@ static enum status own_head(struct loader *l, const char *base, int64_t n_rows)
     return part_linear(l, &head, l->options->dtype, &l->m->head);
 }
 
-/* Uses the target's head, as this rank holds it. */
+/* Uses the target's output head, in the form in which this rank holds it. */
 static enum status share_head(struct loader *l)
 {
     const struct model *target = l->options->target;
@@ -52,8 +52,8 @@ static enum status share_head(struct loader *l)
     return OK;
 }
 
-/* Checkpoints often repeat the target's embedding and head in the module. Copies are recognised and
- * not loaded twice. */
+/* Many checkpoints repeat the target's embedding and output head in the module. Such copies are
+ * recognised and not loaded a second time. */
 static enum status load_module_ends(struct loader *l, const char *embed, const char *head)
 {
     const struct tensor_names *names = l->c->names;
@@ -77,17 +77,17 @@ static enum status load_module_ends(struct loader *l, const char *embed, const c
 
 /* ---- MTP ---------------------------------------------------------------------------------- */
 
-/* A module's names in checkpoints: Qwen's modules are outside the layers; others are one more layer
- * after the last. */
+/* The names of a module's tensors. Qwen's modules are outside the layers; in other checkpoints a
+ * module is one more layer after the last. */
 struct module_names {
     const char *fc, *embed_norm, *hidden_norm, *norm, *embed, *head;
 };
 
-/* Two layouts are in use: the module under "mtp.", or as one more layer after the model's. */
+/* Two layouts are in use: the module is under "mtp.", or is one more layer after the model's. */
 static enum status load_mtp(struct loader *l)
 {
     static const struct module_names outside = {
-        // all modules share what is not in their layer
+        // all modules share the tensors that are not in their layers
         "mtp.fc",   "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden",
         "mtp.norm", "mtp.embed_tokens",          "mtp.shared_head.head"};
     static const struct module_names after_last = {
@@ -170,7 +170,7 @@ static enum status check_t2d(struct loader *l, const int32_t *ids)
     return bad_map(l, "t2d", "knows other ids than d2t leads to");
 }
 
-/* The map from the head's ids to the model's. Without a checkpoint (dummy weights) it is the
+/* The map from the head's ids to the model's. For dummy weights (no checkpoint) it is the
  * identity. */
 static enum status load_ids(struct loader *l)
 {
@@ -196,7 +196,8 @@ static enum status load_ids(struct loader *l)
     return check_t2d(l, ids);
 }
 
-/* Splits fc by target layer: each part is applied in the target's pass, right after its layer. */
+/* Splits fc by target layer: each part is applied during the target's pass, right after its
+ * layer. */
 static enum status load_fed(struct loader *l)
 {
     const struct head_config *h = &l->c->head;
@@ -220,8 +221,8 @@ static enum status load_fed(struct loader *l)
     return OK;
 }
 
-/* Without an embedding or head of its own the EAGLE-3 head uses the target's, which requires the
- * same hidden size. */
+/* An EAGLE-3 head without an embedding or output head uses the target's, which requires the same
+ * hidden size. */
 static enum status load_eagle3_ends(struct loader *l)
 {
     const struct model_config *c = l->c;
@@ -245,7 +246,7 @@ static enum status load_eagle3_ends(struct loader *l)
     return share_head(l);
 }
 
-/* EAGLE-3 checkpoints name their only layer in two ways. */
+/* EAGLE-3 checkpoints use one of two names for their only layer. */
 static enum status load_eagle3(struct loader *l)
 {
     snprintf(l->layer_name, sizeof l->layer_name, "midlayer.");

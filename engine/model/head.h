@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | Draft heads: one layer that drafts from the tokens and from the hidden states of the model it
+/* Draft heads: one layer that drafts from the tokens and from the hidden states of the model it
  * belongs to, the target. The head's row for the token at position p reads the state at p - 1,
  * which the target has stored or, while drafting, the head itself (backend.h, "hidden states by
  * slot").
@@ -26,19 +26,20 @@ enum status head_config_mtp(const struct model_config *target, int32_t index,
 enum status head_config_eagle3(const char *dir, const struct model_config *target,
                                struct model_config *c, struct err *err);
 
-/* Start of a head's pass, once the tokens' embeddings are in x: replaces x by the head's own input,
- * and sets `input` to what its layer reads instead of its norm of x (without memory: the layer uses
- * that norm). */
+/* Start of a head's pass, once the embeddings of the tokens are in x. Replaces x by the head's own
+ * input, and sets `input` to what its layer reads instead of its norm of x. (If input has no
+ * memory, the layer uses that norm.) */
 enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input);
 /* Stores the hidden states of a head's out rows, given x after the layer and its norm. */
 enum status head_leave(struct model *m, struct tensor x, struct tensor normed, int32_t n_out);
 
-/* In a target's pass, for all of its rows. head_feeds: the number of times that it stores states
- * for its drafter. head_feed: stores x after a layer, if the drafter reads that layer; *fed says
- * whether it does. head_feed_normed: stores the normed x after the last layer, if the drafter reads
- * that. */
+/* For the target's pass, and all of its rows. head_feeds: how many times a pass stores states for
+ * the draft head. head_feed: stores x after a layer if the draft head reads that layer; *fed says
+ * whether it does. head_feed_normed: stores the normed x after the last layer if the draft head
+ * reads that. */
 int32_t head_feeds(const struct model *target);
-/* The width of a slot's row of hidden states, over all heads of the target; 0: it has none. */
+/* The width of a slot's row of hidden states, over all heads of the target; 0: the target has no
+ * head. */
 int32_t head_row_width(const struct model *target);
 enum status head_feed(struct model *target, int32_t layer, struct tensor x, int32_t n_rows,
                       bool *fed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The config of a draft head: derived for a module of the target's checkpoint, or read from
- * EAGLE-3's config.json. */
+/* The config of a draft head: derived from the target's for a module of its checkpoint, or read
+ * from EAGLE-3's config.json. */
 #include "engine/base/json.h"
 #include "engine/model/head.h"
 
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Blocks that a head can be: x += attention(norm x), x += ffn(norm x). */
+/* True for the only kind of layer that a head can be: x += attention(norm x), x += ffn(norm x). */
 static bool is_plain_block(const struct model_config *c)
 {
     return c->norm_place == NORM_PRE && !c->parallel_residual && !c->norm_bias &&
@@ -16,7 +16,7 @@ static bool is_plain_block(const struct model_config *c)
            !c->names->attn_post_norm && !c->names->ffn_post_norm;
 }
 
-/* The target's last layer with attention only, whose shape a module's layer has. */
+/* The target's last layer with attention and no state. A module's layer has the same shape. */
 static const struct layer_config *pattern(const struct model_config *target)
 {
     for (int32_t i = target->n_layers - 1; i >= 0; i--) {
@@ -28,7 +28,7 @@ static const struct layer_config *pattern(const struct model_config *target)
     return NULL;
 }
 
-/* A module has the shape of one of the target's layers. */
+/* The layer of a module has the shape of one of the target's layers. */
 enum status head_config_mtp(const struct model_config *target, int32_t index,
                             struct model_config *out, struct err *err)
 {
@@ -55,7 +55,7 @@ enum status head_config_mtp(const struct model_config *target, int32_t index,
 
 /* ---- EAGLE-3 ------------------------------------------------------------------------------ */
 
-/* Variants of EAGLE-3 that compute something else are errors. */
+/* Variants of EAGLE-3 that compute something else are refused. */
 static enum status refuse_variant(const struct json *j, struct err *err)
 {
     static const char *const keys[] = {"norm_before_fc", "fc_norm", "norm_output"};
@@ -73,7 +73,8 @@ static enum status refuse_variant(const struct json *j, struct err *err)
     return OK;
 }
 
-/* A published id is the number of the layer whose input is the state. */
+/* A published id is the number of the layer that reads the state, which is one more than that of
+ * the layer that computes it. */
 static enum status add_fed(struct hidden_layers *fed, int64_t id, const struct model_config *target,
                            struct err *err)
 {
@@ -89,8 +90,8 @@ static enum status add_fed(struct hidden_layers *fed, int64_t id, const struct m
     return OK;
 }
 
-/* The layers whose hidden states the head reads; by default those that EAGLE-3's authors chose: one
- * near the start, the middle, and one near the end. */
+/* The layers whose hidden states the head reads. The default is the choice of EAGLE-3's authors:
+ * one near the start, one in the middle, and one near the end. */
 static enum status read_fed(const struct json *j, const struct model_config *target,
                             struct hidden_layers *fed, struct err *err)
 {
@@ -116,8 +117,8 @@ static enum status read_fed(const struct json *j, const struct model_config *tar
     return add_fed(fed, -1, target, err);
 }
 
-/* Only the published form is accepted: one plain layer. Others would be computed wrongly without
- * any error. */
+/* Accepts only the published form, which is one plain layer. Other forms would be computed wrongly
+ * without any error. */
 static enum status read_eagle3(const struct json *j, const struct model_config *target,
                                struct model_config *c, struct err *err)
 {

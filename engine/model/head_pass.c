@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The steps of a draft head's pass besides its layer, embedding and output head; and the steps that
- * feed a head in its target's pass. */
+/* The steps of a draft head's pass other than its layer, embedding and output head; and the steps
+ * of a target's pass that feed its head. */
 #include "engine/base/assert.h"
 #include "engine/device/ops.h"
 #include "engine/model/head.h"
@@ -39,8 +39,8 @@ static enum status store(const struct model *head, struct tensor x, int32_t n_ro
     return head->be->ops->hidden_store(head->be, &a);
 }
 
-/* The head's input: its token's embedding and the target's state, each normed, side by
- * side. */
+/* Puts the head's input together: the token's embedding and the target's state, each normed, side
+ * by side. */
 enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input)
 {
     const struct model_config *c = m->config;
@@ -64,13 +64,13 @@ enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input)
 
 enum status head_leave(struct model *m, struct tensor x, struct tensor normed, int32_t n_out)
 {
-    if (m->drafter) { // the drafter reads the states of all rows, which are stored already
+    if (m->drafter) { // the next head reads the states of all rows, which are stored already
         return OK;
     }
     return store(m, m->config->head.kind == HEAD_EAGLE3 ? x : normed, n_out, true);
 }
 
-/* The number of the target's layers that feed its head; a pass counts down from it. */
+/* The number of the target's layers that feed its head. A pass counts down from it. */
 int32_t head_feeds(const struct model *target)
 {
     const struct model *head = target->drafter;
@@ -92,8 +92,8 @@ int32_t head_row_width(const struct model *target)
     return width;
 }
 
-/* Called after each layer of the target. EAGLE-3 projects several states and adds them up;
- * the last one completes them. */
+/* Called after each layer of the target. EAGLE-3 projects several states and adds up the
+ * projections; the sum is complete after the last of these layers. */
 enum status head_feed(struct model *target, int32_t layer, struct tensor x, int32_t n_rows,
                       bool *fed)
 {

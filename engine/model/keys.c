@@ -23,7 +23,7 @@ enum kind {
     OBJECT
 };
 
-/* Null counts as absent. min and max apply to numbers, also inside lists. */
+/* Null counts as absent. min and max apply to numbers, including those inside lists. */
 struct key {
     const char *name;
     enum kind kind;
@@ -209,7 +209,7 @@ static const struct key config_keys[] = {
     SWITCH("use_mixed_mlp_moe"),
     SWITCH("norm_topk_prob"),
     SWITCH("rope_interleave"),
-    SWITCH("rope_pairs_together"), // written by GGUF conversion only, like the next one
+    SWITCH("rope_pairs_together"), // written only by the GGUF conversion, like the next one
     SWITCH("norms_plus_one"),
 };
 
@@ -229,10 +229,10 @@ static const struct key rope_keys[] = {
     FACTOR("mscale_all_dim", 0),
     FACTOR("alpha", 0),
     FACTOR("llama_4_scaling_beta", 0),
-    {"max_position_embeddings", NUMBER, 1, INT32_MAX}, // repeats the model's own; ignored
+    {"max_position_embeddings", NUMBER, 1, INT32_MAX}, // repeats the model's own value; ignored
     SWITCH("truncate"),
-    {"mrope_section", INTEGERS, 0, INT32_MAX}, // irrelevant for text, where all of its positions
-                                               // are equal
+    // Irrelevant for text, where all three positions are equal.
+    {"mrope_section", INTEGERS, 0, INT32_MAX},
     SWITCH("mrope_interleaved"),
     {"short_factor", NUMBERS, LEAST, MOST},
     {"long_factor", NUMBERS, LEAST, MOST},
@@ -240,7 +240,7 @@ static const struct key rope_keys[] = {
     {"sliding_attention", OBJECT, 0, 0},
 };
 
-/* The ranges are those of requests; values outside them are logged and ignored (config.c). */
+/* The ranges are those of requests. Values outside them are logged and ignored (config.c). */
 static const struct key generation_keys[] = {
     {"eos_token_id", INTEGER_OR_LIST, INT32_MIN, INT32_MAX},
     SWITCH("do_sample"),
@@ -292,7 +292,7 @@ static bool holds(const struct key *k, const struct json *v)
     return false;
 }
 
-/* Names the key, the kind that is expected and its range. */
+/* Names the key, the expected kind of value, and its range. */
 static enum status refuse(const char *where, const struct key *k, struct err *err)
 {
     static const char *const kinds[] = {"an integer",
@@ -315,7 +315,7 @@ static enum status refuse(const char *where, const struct key *k, struct err *er
     return err_set(err, ERR_FORMAT, "%s%s must be %s%s", where, k->name, kinds[k->kind], range);
 }
 
-/* Absent and null values are fine; the readers have defaults for them. */
+/* Accepts absent and null values, for which the readers have defaults. */
 static enum status check(const struct json *object, const char *where, const struct key *keys,
                          size_t n, struct err *err)
 {
@@ -332,7 +332,7 @@ static enum status check(const struct json *object, const char *where, const str
     check(object, where, keys, sizeof keys / sizeof keys[0], err)
 
 /* Some configs contain scaling keys that transformers never reads, such as attn_factor. They are
- * ignored here, too, but with a warning. */
+ * ignored here as well, but with a warning. */
 static void warn_of_others(const struct json *rope, const char *where)
 {
     for (const struct json *v = json_first(rope); v; v = json_next(v)) {
@@ -355,7 +355,7 @@ static enum status check_scaling(const struct json *rope, const char *where, str
     return OK;
 }
 
-/* Some configs have one rope for each kind of layer. */
+/* In some configs each kind of layer has its own rope. */
 static enum status check_rope(const struct json *rope, const char *name, struct err *err)
 {
     char where[64];
@@ -367,7 +367,7 @@ static enum status check_rope(const struct json *rope, const char *name, struct 
     return check_scaling(json_get(rope, "sliding_attention"), where, err);
 }
 
-/* Both names of the rope's parameters are checked, although only one is read. */
+/* The rope's parameters are checked under both of their names, although only one is read. */
 enum status model_keys_check(const struct json *config, struct err *err)
 {
     TRY(CHECK(config, "config.json: ", config_keys, err));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads a checkpoint by the tensor names of its family and passes each weight to the backend, whole
- * or this rank's slice: norms, the two halves of each layer, embedding and output head. */
+/* Reads a checkpoint, by the tensor names of its family, and passes each weight to the backend,
+ * whole or this rank's slice: norms, the two halves of each layer, the embedding and the output
+ * head. */
 #include "engine/model/part.h"
 
 #include "engine/base/mem.h"
@@ -26,7 +27,7 @@ static enum status layer_norm(struct loader *l, const char *base, int32_t layer,
     return OK;
 }
 
-/* Weights with which one layer processes its per-layer input. */
+/* Loads the weights with which a layer processes its per-layer input. */
 static enum status load_layer_input(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -46,7 +47,7 @@ static enum status load_layer_input(struct loader *l, int32_t layer, struct laye
     return layer_norm(l, c->names->input_post_norm, layer, false, &w->input_post_norm, NULL);
 }
 
-/* A factor of the layer's output; dummy weights have 1. */
+/* Loads the factor of the layer's output; dummy weights have 1. */
 static enum status load_layer_scale(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     struct weight_part scale;
@@ -61,14 +62,14 @@ static enum status load_layer_scale(struct loader *l, int32_t layer, struct laye
     } else {
         w->x_scale = weight_part_get(&scale, 0, 0);
     }
-    if (!isfinite(w->x_scale) || fabsf(w->x_scale) <= 0.0f) { // 0 means "none" in the ops
+    if (!isfinite(w->x_scale) || fabsf(w->x_scale) <= 0.0f) { // 0 means "none" to the ops
         return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g",
                        checkpoint_where(l->options->checkpoint), name, (double)w->x_scale);
     }
     return OK;
 }
 
-/* Members that the layer does not have are skipped by their loaders. */
+/* Each loader skips weights that the layer does not have. */
 static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -90,7 +91,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     return load_ffn(l, layer, w);
 }
 
-/* Weights of the per-layer inputs of all layers. */
+/* Loads the weights from which the per-layer inputs of all layers are computed. */
 static enum status load_inputs(struct loader *l)
 {
     const struct model_config *c = l->c;
@@ -107,8 +108,8 @@ static enum status load_inputs(struct loader *l)
     return part_vector(l, c->names->inputs_norm, ".weight", c->layer_input, &l->m->inputs_norm);
 }
 
-/* The embedding, the last norm and the head. A tied head is the embedding itself, unless ranks
- * share its rows. */
+/* Loads the embedding, the final norm and the output head. A tied head is the embedding itself,
+ * unless the ranks share its rows. */
 static enum status load_ends(struct loader *l)
 {
     const struct model_config *c = l->c;
@@ -140,7 +141,7 @@ static enum status load_ends(struct loader *l)
     return part_linear(l, &head, l->options->dtype, &m->head);
 }
 
-/* Tables of angles are made on the device from these frequencies. */
+/* The device computes tables of angles from these frequencies. */
 enum status model_open_ropes(struct model *m, struct err *err)
 {
     const struct model_config *c = m->config;
@@ -164,7 +165,8 @@ static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n
             (replicated ? n_ranks % l->n_kv_heads == 0 : l->n_kv_heads % n_ranks == 0));
 }
 
-/* Whether this many ranks can share the model: every sharded size must be divisible. */
+/* Whether this many ranks can share the model. Every sharded size must be divisible by their
+ * number. */
 enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
                            struct model_shard *out, struct err *err)
 {
@@ -173,7 +175,7 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
     for (int32_t i = 0; i < c->n_layers && fits; i++) {
         fits = layer_divides(c, i, n_ranks);
     }
-    bool whole = c->qk_norm == QK_NORM_WIDTH; // every rank has all heads
+    bool whole = c->qk_norm == QK_NORM_WIDTH; // if true, every rank has all heads
     if (!fits) {
         return err_set(err, ERR_UNSUPPORTED,
                        "tensor parallel over %d ranks does not divide this "
@@ -209,7 +211,7 @@ enum dtype model_stored_dtype(const struct model_config *c, const struct checkpo
     return part_embed_dtype(&l, c->dtype);
 }
 
-/* Some families round the factor of their embeddings to the model's dtype. */
+/* Some families round the factor of the embeddings to the model's dtype. */
 static float embed_scale(const struct model_config *c, enum dtype dtype, float scale)
 {
     int bits = 0;
@@ -238,8 +240,8 @@ static size_t widest_vector(const struct model_config *c)
            (size_t)c->n_heads * head_dim * 3;
 }
 
-/* True if all matrices consist of whole blocks of 128 x 128. Then FP8 uses a scale per block,
- * otherwise one per row, so that all parts of a fused weight have the same kind. */
+/* True if all matrices consist of whole blocks of 128 x 128. FP8 then uses a scale per block, and
+ * otherwise one per row; so all parts of a fused weight have the same kind of scale. */
 static bool has_blocks(const struct model_config *c)
 {
     enum { BLOCK = 128 };
@@ -253,7 +255,7 @@ static bool has_blocks(const struct model_config *c)
     return fits;
 }
 
-/* A model that this device cannot run is an error that names the reason. */
+/* If this device cannot run the model, the error names the reason. */
 static enum status check_device(const struct model_config *c, const struct backend *be,
                                 const struct backend_facts *facts, struct err *err)
 {
@@ -288,14 +290,14 @@ static enum status load_weights(struct loader *l)
         }
     }
     TRY(model_open_ropes(l->m, l->err));
-    if (l->taken && c->head.kind != HEAD_MTP) { // an MTP module shares the target's files
+    if (l->taken && c->head.kind != HEAD_MTP) { // the files of an MTP module are the target's
         part_report_unused(l);
     }
     return OK;
 }
 
-/* Loads everything in a fixed order; at the end tensors that were not used are reported,
- * since an unused one may be a wrong name. */
+/* Loads everything in a fixed order. At the end, unused tensors are reported, because an unused
+ * tensor may mean that a name is wrong. */
 enum status model_load(const struct model_load_options *options, struct backend *be,
                        struct model *out, struct err *err)
 {

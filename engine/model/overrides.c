@@ -10,8 +10,8 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Positions have an older and a newer form of keys. An override in the older form also replaces the
- * newer form in the file. */
+/* Settings of positions have an older and a newer form of keys. An override in the older form also
+ * replaces the newer form in the file. */
 static bool override_rope(struct json *config, const struct json *overrides)
 {
     const struct json *scaling = json_get(overrides, "rope_scaling");
@@ -30,8 +30,8 @@ static bool override_rope(struct json *config, const struct json *overrides)
     return good;
 }
 
-/* Objects named *_config are merged member by member; all other members are replaced. The format of
- * the weights cannot be overridden: it is a fact of the files. */
+/* Objects named *_config are merged member by member; other members are replaced as a whole. The
+ * format of the weights cannot be overridden, because it is a fact about the files. */
 static enum status override(struct json *config, const struct json *overrides, struct err *err)
 {
     for (const struct json *m = json_first(overrides); m; m = json_next(m)) {
@@ -39,9 +39,7 @@ static enum status override(struct json *config, const struct json *overrides, s
         struct json *inner = (struct json *)json_get(config, key);
         if (strcmp(key, "quantization_config") == 0 || strcmp(key, "compression_config") == 0) {
             return err_set(err, ERR_UNSUPPORTED,
-                           "'%s' is not supported: the checkpoint says its "
-                           "format",
-                           key);
+                           "'%s' is not supported: the checkpoint determines the format", key);
         }
         if (ends_with(key, "_config") && json_is(inner, JSON_OBJECT) && json_is(m, JSON_OBJECT)) {
             TRY(override(inner, m, err));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Finds tensors by name, checks and slices them, and passes them on. */
+/* Finds tensors by name, checks and slices them, and passes them to the backend. */
 #include "engine/model/part.h"
 
 #include "engine/base/assert.h"
@@ -13,12 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Segments into which the sums of a row-sharded product are cut, over all ranks together. */
+/* Number of segments into which the sums of a row-sharded product are divided, over all ranks
+ * together. */
 enum { TP_SEGMENTS = 4 };
 
 /* ---- names -------------------------------------------------------------------------------- */
 
-/* Multimodal wrappers put the language part under a prefix, and models saved without a head
+/* Multimodal wrappers put the language part under a prefix. Models that were saved without a head
  * (transformers' AutoModel) lack "model.". */
 enum { BARE = 4 };
 static const struct name_form forms[] = {
@@ -27,7 +28,7 @@ static const struct name_form forms[] = {
     [BARE] = {"", ""},
 };
 
-/* The name of a head's layer in this checkpoint. */
+/* The name that a tensor of a head's layer has in this checkpoint. */
 static const char *named(const struct loader *l, const char *name, char room[NAME_BYTES])
 {
     static const char first[] = "model.layers.0.";
@@ -38,8 +39,8 @@ static const char *named(const struct loader *l, const char *name, char room[NAM
     return room;
 }
 
-/* Checkpoints differ in the prefixes of their names; the form found at the start applies
- * to all. */
+/* Checkpoints differ in the prefixes of their names. The form found at the start applies to all
+ * names. */
 static void full_name(const struct loader *l, const char *base, char out[NAME_BYTES])
 {
     char room[NAME_BYTES];
@@ -88,8 +89,8 @@ enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise)
     return otherwise;
 }
 
-/* The config decides unless the files contradict it: a stored head that differs from the embedding
- * is used, and without a stored head the embedding is. */
+/* The config decides, unless the files contradict it: a stored head that differs from the embedding
+ * is used, and if no head is stored, the embedding is used. */
 bool part_head_is_tied(struct loader *l)
 {
     char name[NAME_BYTES];
@@ -98,7 +99,7 @@ bool part_head_is_tied(struct loader *l)
     snprintf(name, sizeof name, "%s.weight", l->c->names->head);
     const struct checkpoint_tensor *head = part_find(l, name);
     if (!head && part_exists(l, l->c->names->head)) {
-        return false; // a quantised module
+        return false; // the head is a quantised module
     }
     if (!embed || !head || !l->c->tied) {
         return l->c->tied || (embed && !head && !l->c->untied);
@@ -122,11 +123,11 @@ bool part_is_headless(const struct loader *l)
 
 enum purpose { OF_THE_MODEL, OF_IMAGE_OR_SOUND, OF_DRAFTS, DERIVED, N_PURPOSES };
 
-/* The purpose of an unused tensor, judging by part of its name. */
+/* The purpose of an unused tensor, guessed from part of its name. */
 static enum purpose purpose_of(const struct loader *l, const char *name)
 {
     if (strstr(name, "rotary_emb.inv_freq")) {
-        return DERIVED; // stored in old files
+        return DERIVED; // old files store it, although it can be computed
     }
     if (checkpoint_is_tower(name)) {
         return OF_IMAGE_OR_SOUND;
@@ -145,8 +146,8 @@ static enum purpose purpose_of(const struct loader *l, const char *name)
     return OF_THE_MODEL;
 }
 
-/* Unused tensors by purpose. Those of the model itself cause a warning: something may be missing.
- */
+/* Reports unused tensors by purpose. Those of the model itself cause a warning, because something
+ * may be missing. */
 void part_report_unused(const struct loader *l)
 {
     size_t n, unused[N_PURPOSES] = {0};
@@ -163,15 +164,15 @@ void part_report_unused(const struct loader *l)
         unused[purpose]++;
     }
     if (unused[OF_IMAGE_OR_SOUND] > 0) {
-        log_info("%zu tensors of images and sound are passed over: the server takes text only",
+        log_info("%zu tensors of images and sound are ignored: the server processes only text",
                  unused[OF_IMAGE_OR_SOUND]);
     }
     if (unused[OF_DRAFTS] > 0) {
-        log_info("%zu tensors of layers that draft are passed over", unused[OF_DRAFTS]);
+        log_info("%zu tensors of layers that draft are ignored", unused[OF_DRAFTS]);
     }
     if (first) {
-        log_warn("%zu tensors of the checkpoint are no part of the model that config.json tells "
-                 "of, such as %s in %s",
+        log_warn("%zu tensors of the checkpoint do not belong to the model that config.json "
+                 "describes, such as %s in %s",
                  unused[OF_THE_MODEL], first->name, first->file);
     }
 }
@@ -198,7 +199,7 @@ bool part_exists(const struct loader *l, const char *base)
     return l->quant && l->options->checkpoint && module_is_quantised(&m, &values);
 }
 
-/* Marks tensors as used that are deliberately not loaded. */
+/* Marks tensors as used that are not loaded on purpose. */
 void part_pass_over(struct loader *l, const char *base)
 {
     char full[NAME_BYTES];
@@ -219,7 +220,7 @@ bool part_has(const struct loader *l, const char *name)
     return part_find(l, name) != NULL;
 }
 
-/* Finds the form of names, by a tensor that every model has. */
+/* Finds the form of names with a tensor that every model has. */
 void part_find_form(struct loader *l)
 {
     const struct tensor_names *names = l->c->names;
@@ -235,7 +236,7 @@ void part_find_form(struct loader *l)
             return;
         }
     }
-    l->form = &forms[0]; // for messages
+    l->form = &forms[0]; // only used in messages from now on
 }
 
 void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES])
@@ -283,7 +284,8 @@ static bool has_dims(const struct checkpoint_tensor *t, const int64_t *dims, int
     return t->n_dims == n && memcmp(t->dims, dims, sizeof *dims * (size_t)n) == 0;
 }
 
-/* The tensor `name`, checked against dims; *out describes all of it as rows of `cols`. */
+/* Finds the tensor `name` and checks it against dims; *out describes all of it as rows of
+ * `cols`. */
 enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
                     struct weight_part *out)
 {
@@ -318,7 +320,7 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
     return OK;
 }
 
-/* A scale of one element; 0 if there is none. */
+/* Reads a scale of one element; 0 if there is none. */
 enum status part_number(struct loader *l, const char *name, float *out)
 {
     *out = 0.0f;
@@ -328,13 +330,13 @@ enum status part_number(struct loader *l, const char *name, float *out)
     }
     *out = dtype_load(t->data, t->dtype, 0);
     if (!isfinite(*out) || *out <= 0.0f) {
-        return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g, which is no scale", t->file,
-                       t->name, (double)*out);
+        return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g, which is not a valid scale",
+                       t->file, t->name, (double)*out);
     }
     return OK;
 }
 
-/* The matrices of a quantised module, n_experts of them stacked. */
+/* Reads the matrices of a quantised module, n_experts of them stacked. */
 static enum status read_quantised(struct loader *l, const char *base, int64_t n_experts,
                                   int64_t n_out, int64_t n_in, struct weight_part *out, bool *found)
 {
@@ -345,7 +347,8 @@ static enum status read_quantised(struct loader *l, const char *base, int64_t n_
     m.n_experts = n_experts;
     m.n_out = n_out;
     m.n_in = n_in;
-    if (!l->options->checkpoint) { // heads are hardly ever quantised, though few configs say so
+    // Heads are hardly ever quantised, although few configs say that they are not.
+    if (!l->options->checkpoint) {
         *found = false;
         if (strcmp(base, l->c->names->head) != 0) {
             quant_dummy(l->quant, &m, base, out, found);
@@ -394,7 +397,7 @@ void part_requantise(struct loader *l, struct weight_part *p)
     }
 }
 
-/* Adds advice to the error about a model that does not fit. */
+/* Adds advice to the error that a model does not fit. */
 static enum status say_too_large(struct err *err)
 {
     const struct err first = *err;
@@ -406,8 +409,8 @@ static enum status say_too_large(struct err *err)
         first.text);
 }
 
-/* Opens a weight in the backend; every weight is opened here. The seed differs for each dummy
- * weight. */
+/* Opens a weight in the backend. All weights are opened here. Each dummy weight has a different
+ * seed. */
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out)
 {
     struct weight *w;
@@ -426,7 +429,7 @@ enum status part_open(struct loader *l, struct weight_desc *d, const struct weig
     return OK;
 }
 
-/* A constant vector, in place of one that a dummy model does not have. */
+/* A constant vector, used where a dummy model has no data. */
 void part_dummy_vector(struct loader *l, struct weight_part *p, bool one)
 {
     size_t n = (size_t)(p->n_rows * p->n_cols);
@@ -453,7 +456,7 @@ enum status part_open_vector(struct loader *l, const char *name, const struct we
     return part_open(l, &d, out);
 }
 
-/* The whole vector `base` + suffix of n elements. */
+/* Opens the vector `base` + suffix of n elements, whole. */
 enum status part_vector(struct loader *l, const char *base, const char *suffix, int64_t n,
                         const struct weight **out)
 {
@@ -505,8 +508,8 @@ static enum status join_biases(struct loader *l, const struct piece *pieces, int
     return OK;
 }
 
-/* Pieces of one weight, such as q, k and v, are cut by rows; a tensor that several pieces
- * come from is read once. */
+/* The pieces of one weight, such as q, k and v, are cut by rows. If several pieces come from one
+ * tensor, it is read once. */
 static enum status join_pieces(struct loader *l, const struct stack *s, const struct piece *pieces,
                                struct weight_part *parts)
 {
@@ -559,8 +562,8 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
     return st;
 }
 
-/* K is cut into the largest number of equal segments, up to TP_SEGMENTS, that divides all units of
- * all ranks. So the cuts, and hence the sums, are the same for any number of ranks. */
+/* K is divided into equal segments: the largest number, up to TP_SEGMENTS, that divides the units
+ * of all ranks. The cuts, and hence the sums, are then the same for any number of ranks. */
 int32_t part_segments(const struct loader *l, int64_t units_of_rank)
 {
     int32_t n_ranks = l->m->shard.n_ranks, n = TP_SEGMENTS;

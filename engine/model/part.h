@@ -11,8 +11,8 @@
 
 enum { NAME_BYTES = 256 };
 
-/* What a checkpoint's names have in place of the leading "model." of a family's names, and the
- * prefix of its other names. */
+/* The prefixes of names in a checkpoint: `model` replaces the leading "model." of a family's names,
+ * and `top` precedes its other names. */
 struct name_form {
     const char *model, *top;
 };
@@ -23,14 +23,14 @@ struct loader {
     struct model *m;
     struct backend *be;
     struct err *err;
-    const struct name_form *form; // form of this checkpoint's names
-    char layer_name[32];          // of a head: what replaces "model.layers.0."; otherwise ""
-    const struct quant *quant;    // NULL: weights are not quantised
-    struct requantise requantise; // quantises plain matrices at load
+    const struct name_form *form; // the form that this checkpoint's names have
+    char layer_name[32];          // for a head: what replaces "model.layers.0."; otherwise ""
+    const struct quant *quant;    // NULL: the weights are not quantised
+    struct requantise requantise; // quantises plain matrices while they are loaded
     float *ones, *zeros;
     size_t n_const;
-    bool round_inputs; // if quantised weights require it
-    bool *taken;       // indexed like checkpoint_tensors: what the model has requested
+    bool round_inputs; // round the inputs of products with weights that require it
+    bool *taken; // indexed like checkpoint_tensors; true for tensors that the model has requested
     uint64_t seed;
 };
 
@@ -44,17 +44,18 @@ struct piece {
 
 struct stack {
     struct piece pieces[MAX_STACK];
-    const struct piece *list; // several pieces instead of the fields above; pieces of one tensor
-                              // are adjacent
+    // Several pieces, instead of the single ones above; pieces of one tensor are adjacent.
+    const struct piece *list;
     int32_t n;
-    int64_t n_in, first_col, n_cols; // columns taken; n_in is the tensor's width
+    int64_t n_in, first_col, n_cols; // the columns that are taken; n_in is the tensor's width
     bool bias;
-    bool stays_plain; // not quantised by --quantization: routers, heads
+    bool stays_plain; // --quantization does not apply: routers, heads
     int32_t k_segments;
 };
 
-/* In all of these functions names are the family's, in any form of checkpoint, and without
- * ".weight" except for part_of. part_exists: true if the module exists, quantised or not. */
+/* All these functions take the family's names, whatever the form of the checkpoint's names, and
+ * without ".weight" except for part_of. part_exists: true if the module exists, quantised or
+ * not. */
 bool part_exists(const struct loader *l, const char *base);
 /* Marks tensors under this name as used, so that part_report_unused ignores them. */
 void part_pass_over(struct loader *l, const char *base);
@@ -64,28 +65,31 @@ void part_find_form(struct loader *l);
 enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
 /* True if one matrix serves as embedding and head. */
 bool part_head_is_tied(struct loader *l);
-/* True for a model saved without its head, whose head is not the embedding. */
+/* True if the model was saved without its output head and that head is not the embedding. */
 bool part_is_headless(const struct loader *l);
-/* Reports tensors that nobody requested. Those of other modalities and of drafts are ignored;
- * others cause a warning, because config.json may describe another model than the files. */
+/* Reports tensors that nobody requested. Those of other modalities and of draft modules are
+ * ignored; others cause a warning, because config.json may describe another model than the files
+ * contain. */
 void part_report_unused(const struct loader *l);
 void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES]);
 void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES]);
-/* A whole tensor with its shape checked; for dummy weights a part without data. */
+/* Finds a tensor and checks its shape; *out is all of it. For dummy weights, *out is a part without
+ * data. */
 enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
                     struct weight_part *out);
-/* Reads a tensor that is a single positive number; 0 if there is none, or it has more than one. */
+/* Reads a tensor that is a single positive number. *out is 0 if there is no such tensor, or if it
+ * has more elements. */
 enum status part_number(struct loader *l, const char *name, float *out);
 /* The matrix of a module, [n_out][n_in], quantised or not. */
 enum status part_matrix(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
                         struct weight_part *out);
-/* The matrices of all experts, stacked, if one quantised tensor holds them. */
+/* The matrices of all experts, stacked, if a single quantised tensor holds them. */
 enum status part_quantised_experts(struct loader *l, const char *base, int64_t n_experts,
                                    int64_t n_out, int64_t n_in, struct weight_part *out,
                                    bool *found);
 
-/* Quantises a plain matrix if the options say so. Pass it to the backend before requantise_clear
- * frees it. */
+/* Quantises a plain matrix if the options require it. Pass the result to the backend before
+ * requantise_clear frees it. */
 void part_requantise(struct loader *l, struct weight_part *p);
 
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out);
@@ -97,7 +101,7 @@ enum status part_vector(struct loader *l, const char *base, const char *suffix, 
 enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtype,
                         const struct weight **out);
 
-/* Number of segments into which this rank cuts K (struct weight_desc). */
+/* The number of segments into which this rank divides K (struct weight_desc). */
 int32_t part_segments(const struct loader *l, int64_t units_of_rank);
 
 /* A table with one row per id. */

@@ -18,8 +18,8 @@ struct quant {
     char kv_cache[64]; // "": none is requested
 };
 
-/* Where a quantisation config may be, in order of preference, and the method of files that do not
- * name one. */
+/* The places where a quantisation config may be, in order of preference, and the method of files
+ * that do not name one. */
 static const struct source {
     const char *file, *keys[2]; // members within members
     const char *method;
@@ -32,8 +32,8 @@ static const struct source {
     {"quant_config.json", {NULL, NULL}, "awq"},
 };
 
-/* kv_cache_scheme is "static" in older FP8 files, otherwise an object; modelopt also has its own
- * key. The tensors show whether there are scales. */
+/* In older FP8 files kv_cache_scheme is "static", otherwise it is an object; modelopt also has its
+ * own key. Whether there are scales is decided by the tensors. */
 static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
 {
     const struct json *scheme = json_get(j, "kv_cache_scheme");
@@ -56,7 +56,7 @@ static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
     }
 }
 
-/* The method named by the config, or else implied by the file it is in. */
+/* Uses the method that the config names, or the one implied by the file that the config is in. */
 static enum status read_rules(const struct json *j, const char *method, struct quant **out,
                               struct err *err)
 {
@@ -65,7 +65,7 @@ static enum status read_rules(const struct json *j, const char *method, struct q
         name = method;
     }
     if (!name) {
-        return err_set(err, ERR_FORMAT, "quantization_config says no quant_method");
+        return err_set(err, ERR_FORMAT, "quantization_config has no quant_method");
     }
     const struct quant_method *row = quant_method_find(name);
     if (!row) {
@@ -86,8 +86,8 @@ static enum status read_rules(const struct json *j, const char *method, struct q
     return OK;
 }
 
-/* Checkpoints describe their format in one of several files and keys. A missing file is not an
- * error. */
+/* Checkpoints describe their format in one of several files and keys. It is not an error if a file
+ * is missing. */
 static enum status open_source(const char *dir, const struct source *s, struct quant **out,
                                struct err *err)
 {
@@ -117,7 +117,7 @@ enum status quant_open(const char *dir, struct quant **out, struct err *err)
 {
     *out = NULL;
     if (folder_is_file(dir)) {
-        return OK; // a GGUF file's tensors describe themselves
+        return OK; // the tensors of a GGUF file describe themselves
     }
     for (size_t i = 0; i < sizeof sources / sizeof sources[0] && !*out; i++) {
         TRY(open_source(dir, &sources[i], out, err));
@@ -141,7 +141,7 @@ const char *quant_kv_cache(const struct quant *q)
     return NULL;
 }
 
-/* A module that is stored quantised must have a rule; guessing its format could give wrong
+/* A module that is stored quantised must have a rule, because guessing its format could give wrong
  * numbers. */
 enum status quant_read(const struct quant *q, struct module *m, const char *other,
                        struct weight_part *out, bool *found)
@@ -154,7 +154,7 @@ enum status quant_read(const struct quant *q, struct module *m, const char *othe
     m->scheme = quant_rules_find(q->rules, m->name, other);
     if (!m->scheme->format) {
         return err_set(m->err, ERR_FORMAT,
-                       "%s: tensor %s is quantised, but the config leaves its module alone",
+                       "%s: tensor %s is quantised, but the config excludes its module",
                        values->file, values->name);
     }
     return module_read(m, out);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The quant_methods: each one's config is translated to rules. */
+/* The quant_methods. Each translates its config to rules. */
 #include "engine/model/quant_rules.h"
 
 #include "engine/base/log.h"
@@ -47,7 +47,7 @@ static enum status read_bits(const struct json *j, const char *key, int32_t *out
     return OK;
 }
 
-/* A string that must equal `want` if present. */
+/* Checks that a string, if present, equals `want`. */
 static enum status check_string(const struct json *j, const char *key, const char *want,
                                 struct err *err)
 {
@@ -58,7 +58,7 @@ static enum status check_string(const struct json *j, const char *key, const cha
     return err_set(err, ERR_UNSUPPORTED, "%s '%.80s' is not supported; '%s' is", key, have, want);
 }
 
-/* [rows, columns], or "rowsxcolumns" in older files. */
+/* Reads [rows, columns], or in older files "rowsxcolumns". */
 static enum status read_block(const struct json *node, const char *key, struct quant_scheme *s,
                               struct err *err)
 {
@@ -85,14 +85,14 @@ static enum status read_block(const struct json *node, const char *key, struct q
     return OK;
 }
 
-/* ---- lists of modules that are left alone ------------------------------------------------- */
+/* ---- lists of modules that stay unquantised ----------------------------------------------- */
 
 static enum rule_kind kind_of(const char *text, enum rule_kind otherwise)
 {
     return strchr(text, '*') ? RULE_GLOB : otherwise;
 }
 
-/* Modules that stay unquantised, by name or by pattern ("re:..."). */
+/* Adds rules for modules that stay unquantised, given by name or by pattern ("re:..."). */
 static enum status leave_alone(const struct json *j, const char *key, enum rule_kind otherwise,
                                struct quant_rules *rules, struct err *err)
 {
@@ -119,7 +119,7 @@ static enum status leave_alone(const struct json *j, const char *key, enum rule_
 
 /* ---- fp8 ---------------------------------------------------------------------------------- */
 
-/* Scales per row, or per block of the weights' width. */
+/* Inputs have a scale per row, or one per block as wide as the weights' blocks. */
 static enum status read_fp8_inputs(const struct json *j, struct quant_scheme *s, struct err *err)
 {
     const char *scheme = json_get_string(j, "activation_scheme");
@@ -149,7 +149,7 @@ static enum status read_fp8(const struct json *j, struct quant_rules *rules, str
 /* ---- awq ---------------------------------------------------------------------------------- */
 
 /* There are two generations of key names. Libraries interpret the list of modules differently
- * (AutoAWQ matches an entry anywhere in a name); whole components are the common ground. */
+ * (AutoAWQ matches an entry anywhere in a name); all agree on entries that are whole components. */
 static enum status read_awq(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     struct quant_scheme s = {.format = format_find("awq"), .bits = 4};
@@ -173,8 +173,8 @@ static enum status read_awq(const struct json *j, struct quant_rules *rules, str
 
 /* ---- gptq --------------------------------------------------------------------------------- */
 
-/* Patterns, the first match decides: "-:PATTERN" excludes modules; "+:PATTERN" or "PATTERN" gives
- * them other parameters. */
+/* Patterns, of which the first match decides. "-:PATTERN" excludes modules; "+:PATTERN" or
+ * "PATTERN" gives them other parameters. */
 static enum status read_dynamic(const struct json *list, const struct quant_scheme *base,
                                 struct quant_rules *rules, struct err *err)
 {
@@ -222,7 +222,7 @@ static enum status read_gptq(const struct json *j, struct quant_rules *rules, st
 
 /* ---- compressed-tensors ------------------------------------------------------------------- */
 
-/* Reads how a group rounds inputs; null: it does not. */
+/* Reads how a group rounds inputs. If the node is null, it does not round them. */
 static enum status read_ct_inputs(const struct json *j, struct input_rule *out, struct err *err)
 {
     *out = (struct input_rule){.numbers = INPUT_AS_IT_IS};
@@ -253,7 +253,7 @@ static enum status read_ct_inputs(const struct json *j, struct input_rule *out, 
     return OK;
 }
 
-/* A group's scheme; format NULL: it does not quantise weights. */
+/* Reads a group's scheme. Its format is NULL if the group does not quantise weights. */
 static enum status read_ct_scheme(const struct json *group, const char *otherwise,
                                   struct quant_scheme *s, struct err *err)
 {
@@ -285,7 +285,8 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
         s->group = 0;
     }
     s->asymmetric = !json_get_bool(weights, "symmetric", true);
-    const char *order = json_get_string(weights, "actorder"); // "weight" changes nothing
+    // an actorder of "weight" does not change how weights are stored
+    const char *order = json_get_string(weights, "actorder");
     s->act_order = order ? strcmp(order, "group") == 0 : json_get_bool(weights, "actorder", false);
     TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));
     return read_block(json_get(weights, "block_structure"), "block_structure", s, err);
@@ -301,8 +302,8 @@ static enum ct_pass pass_of(const char *target)
     return strncmp(target, "re:", 3) == 0 ? CT_PATTERNS : CT_NAMES;
 }
 
-/* Names precede patterns, and those precede classes. "Linear" is the only class with weights that a
- * decoder has. */
+/* Names precede patterns, and patterns precede classes. "Linear" is the only class in a decoder
+ * that has weights. */
 static enum status read_ct_targets(const struct json *group, enum ct_pass pass,
                                    const struct quant_scheme *s, struct quant_rules *rules,
                                    struct err *err)
@@ -325,7 +326,7 @@ static enum status read_ct_targets(const struct json *group, enum ct_pass pass,
     return OK;
 }
 
-/* Transformed and sparse weights are unsupported. */
+/* Transformed and sparse weights are not supported. */
 static enum status check_ct_empty(const struct json *j, const char *key, struct err *err)
 {
     const struct json *node = json_get(j, key);
@@ -336,8 +337,8 @@ static enum status check_ct_empty(const struct json *j, const char *key, struct 
     return err_set(err, ERR_UNSUPPORTED, "a %s is not supported", key);
 }
 
-/* compressed-tensors. Groups are read in passes, because a target that names a module wins over a
- * pattern, and a pattern over a class, whatever their order. */
+/* compressed-tensors. Groups are read in several passes: whatever their order, a target that names
+ * a module takes precedence over a pattern, and a pattern over a class. */
 static enum status read_ct(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     TRY(check_ct_empty(j, "sparsity_config", err));
@@ -400,13 +401,13 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
                    algo ? algo : "(none)");
 }
 
-/* With mixed schemes, modules are listed by name, or by that of all experts together. */
+/* With mixed schemes, modules are listed by name, or by a common name for all experts. */
 static enum status read_modelopt_layers(const struct json *j, struct quant_rules *rules,
                                         struct err *err)
 {
     const struct json *layers = json_get(j, "quantized_layers");
     if (!json_is(layers, JSON_OBJECT)) {
-        return err_set(err, ERR_FORMAT, "MIXED_PRECISION asks for quantized_layers");
+        return err_set(err, ERR_FORMAT, "MIXED_PRECISION requires quantized_layers");
     }
     static const enum rule_kind kinds[] = {RULE_NAME, RULE_PART};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
@@ -419,7 +420,7 @@ static enum status read_modelopt_layers(const struct json *j, struct quant_rules
     return OK;
 }
 
-/* Mixed precision has an algorithm for each layer. */
+/* In mixed precision each layer has its own algorithm. */
 static enum status read_modelopt(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     const char *algo = json_get_string(j, "quant_algo");

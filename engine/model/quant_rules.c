@@ -58,7 +58,7 @@ enum status quant_rules_add(struct quant_rules *r, enum rule_kind kind, const ch
     return OK;
 }
 
-/* Dots at the ends of the text are ignored: some lists have "mlp.gate.". */
+/* Dots at the ends of the text are ignored, because some lists contain "mlp.gate.". */
 static bool has_part(const char *name, const char *text)
 {
     text += text[0] == '.';
@@ -73,7 +73,7 @@ static bool has_part(const char *name, const char *text)
     return false;
 }
 
-/* A glob that fits a parent fits the module, too. */
+/* A glob that matches a parent matches the module, too. */
 static bool fits_glob(const char *name, const char *glob)
 {
     char begin[512];
@@ -103,7 +103,7 @@ static bool fits(const struct rule *rule, const char *name)
     return false;
 }
 
-/* `other` is a second name of the same module. Without a rule a module stays plain. */
+/* `other` is a second name of the same module. A module without a rule is not quantised. */
 const struct quant_scheme *quant_rules_find(const struct quant_rules *r, const char *name,
                                             const char *other)
 {

@@ -22,7 +22,7 @@ struct quant_rules;
 
 struct quant_rules *quant_rules_new(void);
 void quant_rules_free(struct quant_rules *r); // accepts NULL
-/* Appends a rule. scheme NULL: such modules are not quantised. */
+/* Appends a rule. scheme NULL: the modules are not quantised. */
 enum status quant_rules_add(struct quant_rules *r, enum rule_kind kind, const char *text,
                             const struct quant_scheme *scheme, struct err *err);
 const struct quant_scheme *quant_rules_find(const struct quant_rules *r, const char *name,

@@ -33,7 +33,7 @@ static const struct quantise_form forms[] = {
      BY_ROW("int", "token", "null")},
 };
 
-/* A tensor to write: a copy of `from`, or one of the tensors that it is quantised to. */
+/* A tensor to write: a copy of `from`, or one of the tensors that `from` is quantised to. */
 struct output {
     const struct checkpoint_tensor *from;
     const char *suffix; // after the module's name; NULL: a copy
@@ -43,7 +43,7 @@ struct output {
     size_t width, n_bytes, offset; // width: bytes per element
 };
 
-/* The whole job. Which shard a tensor goes to is decided before any is written. */
+/* The whole job. The shard of each tensor is decided before any shard is written. */
 struct job {
     const struct checkpoint_tensor *tensors;
     size_t n_tensors;
@@ -61,7 +61,7 @@ struct job {
 
 static const char weight_end[] = ".weight";
 
-/* Length of the module's name without ".weight"; 0: not such a tensor. */
+/* The length of the module's name without ".weight"; 0: the name has another form. */
 static int32_t base_bytes(const char *name)
 {
     const size_t n = strlen(name), m = sizeof weight_end - 1;
@@ -83,9 +83,9 @@ static bool is_gpt2(const char *name)
     return strncmp(name, "h.", 2) == 0 || strncmp(name, "transformer.h.", 14) == 0;
 }
 
-/* The projections of attention, feed-forwards and experts are quantised. Heads, embeddings, routers
- * and the weights of recurrent layers are small or sensitive, and stay; so do unknown tensors, and
- * GPT-2's matrices, which are transposed. */
+/* The projections of attention, feed-forward parts and experts are quantised. Heads, embeddings,
+ * routers and the weights of recurrent layers are small or sensitive, so they are copied; so are
+ * unknown tensors, and GPT-2's matrices, which are transposed. */
 static bool is_quantised(const struct checkpoint_tensor *t)
 {
     static const char *const names[] = {"q_proj",
@@ -128,14 +128,15 @@ static bool is_quantised(const struct checkpoint_tensor *t)
     return false;
 }
 
-/* Experts stacked in one tensor, which would have to be split. */
+/* True for experts stacked in one tensor, which would have to be split. */
 static bool is_stack(const struct checkpoint_tensor *t)
 {
     return t->n_dims == 3 && t->dims[0] > 1 && t->dims[1] > 1 && t->dims[2] > 1 &&
            !checkpoint_is_tower(t->name);
 }
 
-/* Checked before anything is written, so that a failure leaves no partial folder behind. */
+/* Everything is checked before anything is written, so that a failure leaves no partial folder
+ * behind. */
 static enum status check_tensors(const struct job *j)
 {
     size_t n_quantised = 0;
@@ -165,7 +166,7 @@ static struct weight_part part_of(const struct checkpoint_tensor *t)
     return weight_part_plain(t->data, t->dtype, t->dims[0], t->dims[1], t->dims[1]);
 }
 
-/* As written to config.json. */
+/* The group size as written to config.json. */
 static int64_t group_of(const struct job *j, int64_t n_in)
 {
     const int64_t group = requantise_group(&j->q, n_in);
@@ -194,7 +195,7 @@ static size_t width_of(const struct checkpoint_tensor *t)
     return n > 0 ? t->n_bytes / n : 1;
 }
 
-/* The tensors that one tensor becomes. Tensors that are not quantised are copied as they are. */
+/* The tensors that one tensor becomes. Tensors that are not quantised are copied unchanged. */
 static int32_t outputs_of(const struct job *j, const struct checkpoint_tensor *t,
                           struct output out[MAX_OUTPUTS])
 {
@@ -261,7 +262,7 @@ static bool put_at(FILE *f, size_t at, const void *data, size_t n_bytes)
     return fseeko(f, (off_t)at, SEEK_SET) == 0 && fwrite(data, 1, n_bytes, f) == n_bytes;
 }
 
-/* Rows of packed numbers end at the width of a storage word, so they are padded. */
+/* A row of packed numbers ends at a whole storage word, so it is padded. */
 static bool put_packed(FILE *f, size_t at, const struct weight_part *p, const struct output *o)
 {
     const size_t from = (size_t)(p->n_cols + 1) / 2, to = (size_t)o->dims[1] * o->width;
@@ -275,7 +276,7 @@ static bool put_packed(FILE *f, size_t at, const struct weight_part *p, const st
     return good;
 }
 
-/* The values that requantise.c makes fit bf16 exactly. */
+/* The values that requantise.c makes fit into bf16 exactly. */
 static bool put_bf16(FILE *f, size_t at, const float *v, size_t n)
 {
     uint16_t *halves = xmalloc(n * sizeof *halves);
@@ -289,7 +290,7 @@ static bool put_bf16(FILE *f, size_t at, const float *v, size_t n)
     return good;
 }
 
-/* Infinity and NaN would make the scale of a whole group useless, so they are an error. */
+/* Infinity or NaN would make the scale of a whole group useless, so they are errors. */
 static enum status check_numbers(const struct job *j, const struct checkpoint_tensor *t)
 {
     const struct weight_part p = part_of(t);
@@ -337,7 +338,8 @@ static enum status put_tensor(struct job *j, FILE *f, size_t start, const struct
     return OK;
 }
 
-/* Wider elements come first, so that all are aligned to their width. */
+/* Assigns offsets. Wider elements come first, so that all tensors are aligned to their element's
+ * width. */
 static size_t place(struct output *outputs, size_t n)
 {
     size_t at = 0;
@@ -352,8 +354,7 @@ static size_t place(struct output *outputs, size_t n)
     return at;
 }
 
-/* Wider elements come first, so that every tensor is aligned without gaps; the header is padded to
- * 8 bytes for the same reason. */
+/* Writes the header in the order of the offsets, padded to 8 bytes so that the data is aligned. */
 static size_t put_header(struct buf *b, const struct output *outputs, size_t n)
 {
     buf_init(b, MAX_HEADER_BYTES);
@@ -373,8 +374,8 @@ static size_t put_header(struct buf *b, const struct output *outputs, size_t n)
     return sizeof(uint64_t) + b->n_bytes;
 }
 
-/* Outputs of one tensor are adjacent and written together, because they come from one pass over its
- * numbers. */
+/* The outputs of one tensor are adjacent and written together, because they come from one pass over
+ * its numbers. */
 static enum status write_outputs(struct job *j, const char *path, struct output *outputs, size_t n)
 {
     struct buf header;
@@ -431,8 +432,8 @@ static enum status write_shard(struct job *j, size_t shard)
 
 /* ---- the folder -------------------------------------------------------------------------- */
 
-/* Assigns tensors to shards, greedily in their order. A tensor larger than a shard has one of its
- * own. */
+/* Assigns tensors to shards, greedily and in order. A tensor larger than a shard gets a shard of
+ * its own. */
 static void cut_into_shards(struct job *j)
 {
     int64_t filled = 0;
@@ -454,7 +455,8 @@ static void cut_into_shards(struct job *j)
     }
 }
 
-/* The format of Hugging Face's index; bytes_after is known only now that all shards are written. */
+/* Writes the index in Hugging Face's format. This happens last because bytes_after is not known
+ * earlier. */
 static enum status write_index(const struct job *j)
 {
     struct buf b;
@@ -504,7 +506,7 @@ static enum status write_config(const struct job *j, const char *dir)
     return st;
 }
 
-/* Everything is checked before the folder is made. */
+/* Everything is checked before the folder is created. */
 static enum status write_all_files(struct job *j, const char *dir)
 {
     TRY(check_tensors(j));
@@ -521,7 +523,8 @@ static enum status write_all_files(struct job *j, const char *dir)
     return write_config(j, dir);
 }
 
-/* Quantising a quantised model would lose accuracy twice. */
+/* Refuses a model that is already quantised, because quantising it again would lose more
+ * accuracy. */
 static enum status check_source(const char *dir, struct err *err)
 {
     struct quant *quant;
@@ -551,7 +554,7 @@ enum status quantise_folder(const char *dir, const char *out, const char *format
         }
     }
     if (!j.form) {
-        return err_set(err, ERR_INVALID, "'%.80s' is no format: one of %s", format,
+        return err_set(err, ERR_INVALID, "'%.80s' is not a format; use one of %s", format,
                        QUANTISE_FORMATS);
     }
     TRY(check_source(dir, err));

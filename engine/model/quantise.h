@@ -23,9 +23,9 @@ struct quantise_report {
     int64_t bytes_before, bytes_after; // of all tensors
 };
 
-/* Processes one tensor at a time. `out` must not exist, or be empty. The new config.json is written
- * last, so that an incomplete folder is not mistaken for a model. A file has at most shard_bytes of
- * tensors, unless a single module is larger. */
+/* Processes one tensor at a time. `out` must be empty or not exist. The new config.json is written
+ * last, so that an incomplete folder is not mistaken for a model. A file holds at most shard_bytes
+ * of tensors, unless a single module is larger. */
 enum status quantise_folder(const char *dir, const char *out, const char *format,
                             int64_t shard_bytes, struct quantise_report *report, struct err *err);
 

@@ -61,7 +61,7 @@ enum status quantise_make_folder(const char *out, struct err *err)
     }
     closedir(d);
     if (!is_empty) {
-        return err_set(err, ERR_INVALID, "%.300s: is there and not empty", out);
+        return err_set(err, ERR_INVALID, "%.300s: exists and is not empty", out);
     }
     return OK;
 }
@@ -74,7 +74,7 @@ static bool ends_with(const char *name, const char *end)
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-/* Weights are rewritten and the config is changed; everything else is copied. */
+/* Weights are written anew and the config is changed; all other files are copied. */
 static bool is_copied(const char *name)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json",
@@ -178,8 +178,8 @@ static bool has_group(const struct quantise_module *modules, size_t n, int64_t g
     return false;
 }
 
-/* One group per group size: the first is for all linear modules; the others name their modules,
- * which readers check before classes. */
+/* One group per group size. The first group is for all linear modules; the others name their
+ * modules, and readers check names before classes. */
 static void put_groups(struct buf *b, const struct quantise_form *f,
                        const struct quantise_module *modules, size_t n)
 {
@@ -204,7 +204,7 @@ static void put_groups(struct buf *b, const struct quantise_form *f,
     }
 }
 
-/* The text is unchanged, except for a member appended after the last one. */
+/* The text is unchanged except for one member, appended after the last one. */
 enum status quantise_write_config(const char *dir, const char *out, const struct quantise_form *f,
                                   const struct quantise_module *modules, size_t n, struct err *err)
 {
@@ -216,7 +216,7 @@ enum status quantise_write_config(const char *dir, const char *out, const struct
     const bool is_object = json_is(root, JSON_OBJECT) && json_first(root);
     json_free(root);
     if (!is_object) {
-        return err_set(err, ERR_FORMAT, "%.300s: is no object with members", path);
+        return err_set(err, ERR_FORMAT, "%.300s: is not an object with members", path);
     }
     TRY(file_read(path, MAX_CONFIG_BYTES, &text, &n_bytes, err));
     while (n_bytes > 0 && text[n_bytes - 1] != '}') {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The files of a quantised folder besides tensors: config.json, the index, and copies of the rest.
- * Private to quantise.c.
+/* The files of a quantised folder other than tensors: config.json, the index, and copies of the
+ * rest. Private to quantise.c.
  * Thread: one. */
 #ifndef SLUICE_ENGINE_MODEL_QUANTISE_FILES_H
 #define SLUICE_ENGINE_MODEL_QUANTISE_FILES_H
@@ -13,17 +13,18 @@ struct quantise_module {
     const char *name;
     int32_t n_name;
     bool stays;    // the module is not quantised
-    int64_t group; // inputs that share a scale; 0: a whole output
+    int64_t group; // number of inputs that share a scale; 0: all inputs of an output
 };
 
 /* One of the formats of QUANTISE_FORMATS. */
 struct quantise_form {
-    const char *name, *format; // name here, and in compressed-tensors
+    // The name in this program, and the format's name in compressed-tensors.
+    const char *name, *format;
     enum requantise_kind kind;
     bool blocks;
     const char *type; // element type
     int32_t bits;
-    const char *dtype;  // dtype of the tensor weight or weight_packed
+    const char *dtype;  // dtype of the tensor "weight" or "weight_packed"
     const char *inputs; // JSON of input_activations
 };
 

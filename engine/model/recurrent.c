@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The convolution's channels come first, then gates, decays and strengths. Per-head values come
+/* The convolution's channels come first, then gates, decays and strengths. Values per head come
  * last, because the others must be aligned. */
 static void place_parts(const struct model_config *c, struct state_shard *s)
 {
@@ -53,7 +53,7 @@ bool state_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
         out->width = 3 * g->conv_width;
         return all->conv_width % n_ranks == 0;
     }
-    bool cut = all->n_key_heads % n_ranks == 0; // otherwise every rank has all heads
+    bool cut = all->n_key_heads % n_ranks == 0; // if not, every rank has all heads
     int32_t parts = cut ? n_ranks : 1, part = cut ? rank : 0;
     g->n_key_heads = all->n_key_heads / parts;
     g->n_heads = all->n_heads / parts;
@@ -91,7 +91,8 @@ static void add(struct pieces *p, const char *name, int64_t total, int64_t first
     p->list[p->n++] = (struct piece){name, total, first, n};
 }
 
-/* Grouped by key head: its queries, keys, values and gates, then those of the next. */
+/* Rows grouped by key head: its queries, keys, values and gates, then those of the next key
+ * head. */
 static void grouped_pieces(struct loader *l, int32_t layer, struct pieces *p)
 {
     const struct state_layer *all = &l->c->state.layer;
@@ -113,7 +114,7 @@ static void grouped_pieces(struct loader *l, int32_t layer, struct pieces *p)
     }
 }
 
-/* Rows of this rank's heads, in a tensor with `size` rows per head from `at` on. */
+/* Adds the rows of this rank's heads. The tensor has `size` rows per head, starting at row `at`. */
 static void add_heads(struct loader *l, struct pieces *p, const char *name, int64_t total,
                       int64_t at, int64_t size)
 {
@@ -144,7 +145,7 @@ static void separate_pieces(struct loader *l, int32_t layer, struct pieces *p)
     add_heads(l, p, name_of(p, names->b, layer), all->n_heads, 0, 1);
 }
 
-/* Gates and decays are separate products, full or low-rank. */
+/* Gates and decays have separate products, of full or low rank. */
 static void projected_pieces(struct loader *l, int32_t layer, struct pieces *p)
 {
     const struct state_layer *all = &l->c->state.layer;
@@ -165,7 +166,7 @@ static void projected_pieces(struct loader *l, int32_t layer, struct pieces *p)
     add_heads(l, p, name_of(p, names->b, layer), all->n_heads, 0, 1);
 }
 
-/* Mamba-2's z, x, B, C, dt: gates, values, keys, queries, decays. */
+/* Mamba-2 stores z, x, B, C, dt: in this program's terms gates, values, keys, queries, decays. */
 static void mamba_pieces(struct loader *l, int32_t layer, struct pieces *p)
 {
     const struct state_layer *all = &l->c->state.layer;
@@ -180,7 +181,7 @@ static void mamba_pieces(struct loader *l, int32_t layer, struct pieces *p)
     add_heads(l, p, in, total, 2 * values + 2 * keys, 1);
 }
 
-/* The gate before the convolution, the gate after it, and its values. */
+/* For a layer that is only a convolution: the gate before it, the gate after it, and its values. */
 static void conv_pieces(struct loader *l, int32_t layer, struct pieces *p)
 {
     const struct state_shard *s = &l->m->shard.state;
@@ -206,7 +207,7 @@ static enum status load_low(struct loader *l, int32_t layer, const char *base, i
     return part_linear(l, &st, l->options->dtype, out);
 }
 
-/* All projections of the layer's input as one product. Families store them in five different
+/* Loads all projections of the layer's input as one product. Families store them in five
  * layouts. */
 static enum status load_in(struct loader *l, int32_t layer, struct state_weights *w)
 {
@@ -240,15 +241,15 @@ static enum status load_in(struct loader *l, int32_t layer, struct state_weights
 
 /* ---- vectors ------------------------------------------------------------------------------ */
 
-/* A range of this rank's channels in a convolution's tensor of `total` channels. */
+/* A range of this rank's channels in a convolution's tensor that has `total` channels. */
 struct conv_run {
     const char *base;
     int64_t total, first, n;
     float scale; // factor of the inputs, folded into the weights
 };
 
-/* The ranges of the checkpoint's channels that this rank has, in the order of this program
- * (queries, keys, values). Mamba-2 stores values first. */
+/* The ranges of the checkpoint's channels that this rank has, in this program's order (queries,
+ * keys, values). Mamba-2 stores values first. */
 static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
 {
     const struct state_config *c = &l->c->state;
@@ -270,7 +271,7 @@ static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
         out[2] = (struct conv_run){names->conv_v, values, value, s->out_width, 1.0f};
         return 3;
     }
-    const bool values_first = all->kind == STATE_DECAY; // order values, keys, queries
+    const bool values_first = all->kind == STATE_DECAY; // the stored order is values, keys, queries
     int64_t q = values_first ? values + keys : 0, k = values_first ? values : keys;
     out[0] = (struct conv_run){names->conv, total, q + key, s->k_at, c->q_scale};
     out[1] = (struct conv_run){names->conv, total, k + key, s->k_at, c->k_scale};
@@ -279,7 +280,8 @@ static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
     return 3;
 }
 
-/* [kernel, channels] from a tensor [channels, 1, kernel], from channel `at` on; and the biases. */
+/* Reads [kernel, channels] from a tensor [channels, 1, kernel], starting at channel `at`, and the
+ * biases. */
 static enum status read_conv(struct loader *l, int32_t layer, const struct conv_run *r,
                              int64_t width, float *weights, float *biases)
 {
@@ -307,7 +309,7 @@ static enum status read_conv(struct loader *l, int32_t layer, const struct conv_
     return OK;
 }
 
-/* The kernel is stored by tap, then channel, which is the order in which the op reads it. */
+/* The kernel is stored by tap, then by channel, the order in which the op reads it. */
 static enum status load_conv(struct loader *l, int32_t layer, struct state_weights *w)
 {
     const struct state_layer *g = &l->m->shard.state.layer;
@@ -333,7 +335,7 @@ static enum status load_conv(struct loader *l, int32_t layer, struct state_weigh
     return st;
 }
 
-/* This rank's part of a vector with `size` elements per head. */
+/* Loads this rank's part of a vector with `size` elements per head. */
 static enum status head_vector(struct loader *l, int32_t layer, const char *base, int64_t size,
                                bool deep, const struct weight **out)
 {

@@ -12,18 +12,18 @@ struct state_config {
     bool conv_bias, conv_silu, in_bias, out_bias;
     float q_scale, k_scale, v_scale;   // factors of the convolution's input channels; 0: none
     float decay_scale, gate_scale;     // factors of the inputs of decays and gates; 0: none
-    float decay_bound, dt_min, dt_max; // see recurrence_args
-    int32_t low_rank;                  // rank of the products that make decays and gates; 0: full
-    enum gate_act gate;                // activation of the output gates
-    bool normed, gate_first;           // an RMS norm, after the gate or before it
-    int32_t norm_group;                // values that are normed together
-    bool norm_is_wide; // the norm has weights for every group, instead of one set that all groups
-                       // share
+    float decay_bound, dt_min, dt_max; // see struct recurrence_args
+    int32_t low_rank;        // rank of the products that compute decays and gates; 0: full rank
+    enum gate_act gate;      // activation of the output gates
+    bool normed, gate_first; // an RMS norm, after the gate or before it
+    int32_t norm_group;      // number of values that are normed together
+    bool norm_is_wide; // the norm has separate weights for every group, instead of one set shared
+                       // by all groups
     float norm_eps;
 };
 
-/* Names after "model.layers.N.", without ".weight" where that follows. The layer's first product
- * has one of these forms:
+/* Names that follow "model.layers.N.", without ".weight" if the tensor's name ends in it. The
+ * layer's first product has one of these forms:
  *   in (STATE_DECAY)   z, values, keys, queries, strengths
  *   in (STATE_CONV)    gate before, gate after, values
  *   qkvz, ba           by key head: q, k, its v, its z; its b, its a
@@ -42,12 +42,12 @@ struct state_weights {
 };
 
 /* A rank's heads, and the offsets of their values in a row of the layer's first product. The
- * convolution's channels are queries, keys, values; for STATE_CONV only values. */
+ * convolution's channels are queries, keys and values; for STATE_CONV there are only values. */
 struct state_shard {
     struct state_layer layer;
     int32_t first_head, first_key_head, first_channel;
-    int32_t first_o, n_o, o_width; // the heads that the rank's output product takes, and their
-                                   // width
+    // The heads whose outputs this rank's output product reads, and their total width.
+    int32_t first_o, n_o, o_width;
     int32_t q_at, k_at, v_at;
     int32_t gate_at, in_gate_at, beta_at, decay_at, low_at; // -1: absent
     int32_t width, out_width;

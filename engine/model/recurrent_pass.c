@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A recurrent layer's part of the forward pass: T rows, this rank's heads. */
+/* A recurrent layer's part of the forward pass, for T rows and this rank's heads. */
 #include "engine/device/ops_default.h"
 #include "engine/model/model.h"
 
@@ -30,7 +30,7 @@ static struct short_conv_args conv_of(struct model *m, int32_t layer, struct ten
                                     .silu = m->config->state.conv_silu};
 }
 
-/* A convolution between two gates, [T, C] each. */
+/* A convolution between two gates, each [T, C]. */
 static enum status gated_conv(struct model *m, int32_t layer, int32_t n_rows, bool stores)
 {
     const struct state_shard *s = &m->shard.state;

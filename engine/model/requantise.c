@@ -13,19 +13,19 @@
 enum { BLOCK = 128, SMALL_GROUP = 32, MAX_THREADS = 16 };
 enum { E4M3_MOST = 448, E4M3_MOST_CODE = 0x7E, I8_MOST = 127 };
 
-/* A matrix being quantised. Bands of BLOCK rows are independent. */
+/* A matrix that is being quantised. Bands of BLOCK rows are independent of each other. */
 struct work {
     const struct weight_part *from;
     struct requantise *q;
-    int64_t group; // inputs that share a scale
+    int64_t group; // number of inputs that share a scale
     int64_t n_groups, row_bytes;
     uint8_t *codes; // [n_rows, row_bytes]
-    float *scales;  // [n_rows, n_groups]; with blocks one row per band
+    float *scales;  // [n_rows, n_groups]; with blocks there is one row per band
 };
 
 /* ---- numbers ------------------------------------------------------------------------------ */
 
-/* Rounds to nearest even, like cpu_inputs.c. */
+/* Rounds to nearest even, as cpu_inputs.c does. */
 static uint8_t e4m3_code(float x)
 {
     union {
@@ -61,7 +61,7 @@ static float largest_of(const float *w, int64_t n, float largest)
     return largest;
 }
 
-/* 1 if all values are zero: a scale of 0 would be invalid. */
+/* If all values are zero, the scale is 1, because a scale of 0 would be invalid. */
 static float scale_for(enum requantise_kind kind, float largest)
 {
     if (!(largest > 0.0f)) {
@@ -100,14 +100,14 @@ static void put_codes(enum requantise_kind kind, const float *w, int64_t first, 
 
 /* ---- a matrix ----------------------------------------------------------------------------- */
 
-/* BLOCK rows at a time: with square blocks they share scales, and a band of floats fits in the
- * cache. */
+/* Works on BLOCK rows at a time: with square blocks they share scales, and a band of floats fits
+ * into the cache. */
 static void quantise_band(const struct work *w, int64_t band, float *values)
 {
     const struct weight_part *p = w->from;
     const int64_t first = band * BLOCK, n_in = p->n_cols;
     const int64_t n = lesser(p->n_rows - first, BLOCK);
-    const int64_t in_common = w->q->blocks ? n : 1; // rows that share a scale
+    const int64_t in_common = w->q->blocks ? n : 1; // number of rows that share a scale
     for (int64_t r = 0; r < n; r++) {
         weight_part_read(p, first + r, 0, n_in, values + r * n_in);
     }
@@ -148,7 +148,7 @@ static void *run_worker(void *arg)
     return NULL;
 }
 
-/* If a thread cannot be created, the caller's thread takes over its bands. */
+/* If a thread cannot be created, the caller's thread works on its bands. */
 static void quantise(const struct work *w)
 {
     struct worker workers[MAX_THREADS];

@@ -21,12 +21,12 @@ enum requantise_kind { REQUANTISE_NOT, REQUANTISE_FP8, REQUANTISE_INT4, REQUANTI
 struct requantise {
     enum requantise_kind kind;
     bool blocks; // for FP8
-    void **made; // memory to free
+    void **made; // memory to free in requantise_clear
     int32_t n_made, room;
 };
 
-/* Replaces a part with plain weights by a quantised one; other parts are unchanged. Works on
- * windows of a tensor, too: the scales are then the window's. */
+/* Replaces a part that has plain weights by a quantised one; other parts are unchanged. The part
+ * may be a window of a tensor; the scales are then those of the window. */
 void requantise_part(struct requantise *q, struct weight_part *part);
 /* The number of inputs that share a scale, for a matrix of n_in inputs. */
 int64_t requantise_group(const struct requantise *q, int64_t n_in);

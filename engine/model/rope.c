@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Frequencies of rotary positions, as transformers computes them for each rope_type: default,
- * linear, dynamic, yarn, longrope, llama3, proportional. Where they depend on the input's length,
- * the served length is used (rope_fit), because keys in the cache are already rotated. */
+/* Frequencies of rotary positions, computed as in transformers for each rope_type: default, linear,
+ * dynamic, yarn, longrope, llama3, proportional. If they depend on the length of the input, the
+ * served length is used instead (rope_fit), because keys in the cache are already rotated. */
 #include "engine/base/json.h"
 #include "engine/model/config.h"
 
@@ -18,7 +18,7 @@ struct rope_input {
     int32_t dim, max_pos; // dim: rotated dimensions
 };
 
-/* The length that the model was trained at before it was extended: the top-level key takes
+/* The length at which the model was trained before it was extended. The top-level key takes
  * precedence. */
 static double original_length(const struct rope_input *in)
 {
@@ -68,7 +68,7 @@ double rope_alpha(const struct json *config)
     return 0.0;
 }
 
-/* With alpha (Hunyuan) the base is fixed at load; otherwise frequencies depend on the length of the
+/* With alpha (Hunyuan) the base is fixed at load. Otherwise frequencies depend on the length of the
  * text (NTK-aware growth). */
 static enum status read_dynamic(const struct rope_input *in, struct rope_config *out,
                                 struct err *err)
@@ -127,7 +127,7 @@ static double yarn_mscale(double scale, double factor)
     return 0.1 * scale * log(factor) + 1.0;
 }
 
-/* YaRN: a ramp between extrapolated and interpolated frequencies over the dimensions, and a factor
+/* YaRN: over the dimensions, a ramp between extrapolated and interpolated frequencies, and a factor
  * for the attention scale. */
 static enum status read_yarn(const struct rope_input *in, struct rope_config *out, struct err *err)
 {
@@ -170,7 +170,7 @@ static enum status read_yarn(const struct rope_input *in, struct rope_config *ou
     return OK;
 }
 
-/* longrope has a factor for each pair, in two lists: for short and for long contexts. */
+/* longrope has a factor for each pair, in two lists: one for short and one for long contexts. */
 static enum status read_factors(const struct rope_input *in, const char *key, float *inv_freq,
                                 struct err *err)
 {
@@ -186,7 +186,7 @@ static enum status read_factors(const struct rope_input *in, const char *key, fl
     return OK;
 }
 
-/* Two tables of factors: the long one applies to texts beyond the original length. */
+/* The list for long contexts applies to texts longer than the original length. */
 static enum status read_longrope(const struct rope_input *in, struct rope_config *out,
                                  struct err *err)
 {
@@ -211,7 +211,8 @@ static enum status read_longrope(const struct rope_input *in, struct rope_config
     return OK;
 }
 
-/* Pairs are half a head apart, and those beyond the share are not rotated. */
+/* The elements of a pair are half a head apart, and pairs beyond the rotated share are left
+ * alone. */
 static enum status read_proportional(const struct rope_input *in, struct rope_config *out,
                                      struct err *err)
 {
@@ -228,7 +229,7 @@ static enum status read_proportional(const struct rope_input *in, struct rope_co
     return OK;
 }
 
-/* By the name in "rope_type". */
+/* One row per name in "rope_type". */
 static const struct rope_row {
     const char *name;
     enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
@@ -240,7 +241,8 @@ static const struct rope_row {
     {"su", read_longrope, false, false},     {"proportional", read_proportional, false, true},
 };
 
-/* The older key wins if it has any members, since files with both are converted ones. */
+/* The older key is used if it has any members, because files with both were converted from the
+ * older form. */
 const struct json *rope_params(const struct json *config)
 {
     const struct json *older = json_get(config, "rope_scaling");
@@ -267,7 +269,7 @@ static const struct rope_row *find_row(const struct json *params)
 {
     const char *type = rope_type(params);
     if (strcmp(type, "yarn") == 0 && json_is(json_get(params, "long_factor"), JSON_ARRAY)) {
-        type = "longrope"; // its name in the first Phi models
+        type = "longrope"; // the name that the first Phi models use
     }
     for (size_t i = 0; i < sizeof rope_rows / sizeof rope_rows[0]; i++) {
         if (strcmp(rope_rows[i].name, type) == 0) {

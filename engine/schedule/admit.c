@@ -5,7 +5,7 @@
 
 /* ---- preemption --------------------------------------------------------------------------- */
 
-/* Whether a sequence can be preempted: not if the current plan already contains it. */
+/* A sequence that is already in the current plan cannot be preempted. */
 static bool can_preempt(const struct scheduler *s, const struct sequence *seq)
 {
     return seq->state == SEQ_RUNNING && seq->planned_in != s->n_plans;
@@ -27,8 +27,9 @@ static void preempt(struct scheduler *s, struct plan *p, struct sequence *other)
     s->n_preemptions++;
 }
 
-/* The next sequence to preempt for seq after `v`, from the end of the order upwards; v is &s->order
- * for the first one, which is the last in the order. NULL: none. */
+/* The next candidate for preemption in favour of seq, after candidate `v`. Candidates are visited
+ * from the end of the order upwards; with v = &s->order the search starts at the end. NULL: there
+ * is none. */
 static struct sequence *next_victim(const struct scheduler *s, const struct sequence *seq,
                                     const struct sequence *v)
 {
@@ -39,8 +40,8 @@ static struct sequence *next_victim(const struct scheduler *s, const struct sequ
     return before != seq ? before : NULL;
 }
 
-/* Makes n blocks available to seq, preempting later sequences if necessary. Does nothing if that
- * would not suffice. */
+/* Makes n blocks available to seq, preempting later sequences if necessary. Preempts nothing if
+ * even that would not suffice. */
 static bool make_room(struct scheduler *s, struct plan *p, const struct sequence *seq, int32_t n)
 {
     struct holdings *h = &s->holdings;
@@ -65,7 +66,8 @@ static bool has_lane(const struct scheduler *s, const struct sequence *seq)
     return s->holdings.n_free_lanes > 0 || next_victim(s, seq, &s->order) != NULL;
 }
 
-/* Takes a free lane, or preempts a sequence for one. One of these must be possible. */
+/* Takes a free lane, or preempts a sequence for its lane. The caller has made sure that one of the
+ * two is possible. */
 static void make_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
 {
     struct sequence *last;
@@ -103,7 +105,7 @@ static void count_running(struct scheduler *s, struct sequence *seq)
     s->waiting_tokens -= seq->n_prompt;
 }
 
-/* Cache hits are counted at the first admission only. */
+/* Counts cache hits at the first admission only. */
 static void count_hits(struct scheduler *s, struct sequence *seq, int32_t n_again)
 {
     if (seq->was_admitted) {
@@ -127,7 +129,7 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
 {
     struct holdings *h = &s->holdings;
     if (seq->n_inflight > 0) {
-        return DEFERRED; // a token of it is still in flight
+        return DEFERRED; // one of its tokens is still in flight
     }
     if (!has_lane(s, seq)) {
         return NO_ROOM;
@@ -143,8 +145,9 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
         return NO_ROOM;
     }
     if (producer && producer->state == SEQ_RUNNING) {
-        preempt(s, p, producer); // the producer may not run for a long time, so it waits and this
-                                 // sequence computes the block
+        // The producer may not run for a long time: it is made to wait, and this sequence computes
+        // the block.
+        preempt(s, p, producer);
     }
     make_lane(s, p, seq);
     holdings_begin(h, p, seq, &front);
@@ -171,8 +174,9 @@ void scheduler_fork(struct scheduler *s, struct plan *p, int32_t entry)
             continue;
         }
         if (!holdings_can_fork(&s->holdings, leader) || p->n_draws >= s->limits.max_draws) {
-            return; // the other siblings are admitted later as separate sequences, and find the
-                    // prompt cached
+            // The remaining siblings are admitted later as separate sequences, and find the prompt
+            // in the cache.
+            return;
         }
         holdings_fork(&s->holdings, p, c, leader);
         c->n_computed = c->n_prompt;

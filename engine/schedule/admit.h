@@ -17,8 +17,8 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
  * necessary. Returns false and changes nothing if even preemption would not free enough. */
 bool scheduler_grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens);
 
-/* Called when this entry of the plan has the last row of a prompt. Other samples of the request
- * that still wait share the prompt's full blocks, and their first token is sampled from that row; a
+/* Called when this plan entry contains the last row of a prompt. Waiting samples of the same
+ * request then share the prompt's full blocks, and their first tokens are sampled from that row. A
  * partial last block is copied for them before the next step. */
 void scheduler_fork(struct scheduler *s, struct plan *p, int32_t entry);
 

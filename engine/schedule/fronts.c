@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Waiting sequences by their front: the longest cached prefix of each. A hash table finds
- * those that a new block extends, and a heap the one that should be next. */
+/* Waiting sequences and their fronts: the longest cached prefix of each. A hash table finds the
+ * sequences that a new block extends, and a heap the sequence that should be admitted next. */
 #include "engine/schedule/fronts.h"
 
 #include "engine/base/assert.h"
@@ -11,7 +11,7 @@
 
 /* ---- the heap ----------------------------------------------------------------------------- */
 
-/* Priority first, then the longer cached prefix, then the order of arrival. */
+/* Order of the heap: priority, then the longer cached prefix, then arrival. */
 static bool is_better(const struct sequence *a, const struct sequence *b)
 {
     if (a->priority != b->priority) {
@@ -60,7 +60,7 @@ static void heap_fix(struct fronts *f, int32_t at)
     heap_down(f, f->heap[at]->front.heap_at);
 }
 
-/* The last entry fills the gap, and may have to move up or down. */
+/* The last entry fills the gap; it may then have to move up or down. */
 static void heap_remove(struct fronts *f, int32_t at)
 {
     struct sequence *last = f->heap[--f->n_heap];
@@ -94,7 +94,7 @@ static void file(struct fronts *f, struct sequence *seq)
     f->buckets[front->bucket] = seq;
 }
 
-/* The list is doubly linked, so this needs no search. */
+/* Removal needs no search because the list is doubly linked. */
 static void unfile(struct fronts *f, struct sequence *seq)
 {
     struct sequence_front *front = &seq->front;
@@ -112,7 +112,7 @@ static void unfile(struct fronts *f, struct sequence *seq)
     front->bucket = -1;
 }
 
-/* When the front grows, the sequence waits for another block and may move up in the heap. */
+/* When the front grows, the sequence waits for another block, and may move up in the heap. */
 static void set_front(struct fronts *f, struct sequence *seq, int32_t n_blocks, uint64_t chain)
 {
     unfile(f, seq);
@@ -122,7 +122,7 @@ static void set_front(struct fronts *f, struct sequence *seq, int32_t n_blocks, 
     heap_fix(f, seq->front.heap_at);
 }
 
-/* Whether this block is the one that the sequence's front lacks. */
+/* Whether this is the block that is missing after the sequence's front. */
 static bool lacks(const struct fronts *f, const struct sequence *seq, int32_t block)
 {
     int32_t room[MAX_BLOCK_TOKENS];
@@ -135,8 +135,8 @@ static bool lacks(const struct fronts *f, const struct sequence *seq, int32_t bl
     return memcmp(tokens, c->tokens + (size_t)block * size, size * sizeof *tokens) == 0;
 }
 
-/* Sequences that lacked this block are filed under the next one they lack: blocks after it may
- * already be cached, from earlier use. */
+/* Sequences that lacked this block are filed under the next block that they lack. That may be
+ * several blocks further, since blocks after this one may already be cached from earlier use. */
 static void on_valid(void *arg, int32_t block)
 {
     struct fronts *f = arg;
@@ -151,7 +151,7 @@ static void on_valid(void *arg, int32_t block)
     }
 }
 
-/* The cache calls back when a block becomes valid. */
+/* Registers on_valid, which the cache calls when a block becomes valid. */
 void fronts_init(struct fronts *f, struct holdings *h, int32_t max_sequences)
 {
     *f = (struct fronts){.holdings = h, .n_buckets = 64};
@@ -171,7 +171,7 @@ void fronts_deinit(struct fronts *f)
     *f = (struct fronts){0};
 }
 
-/* A new sequence's front may already be long. */
+/* The front of a new sequence need not be empty. */
 void fronts_add(struct fronts *f, struct sequence *seq)
 {
     struct cached_front found = holdings_match(f->holdings, seq);

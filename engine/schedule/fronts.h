@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | Tracks how many leading blocks of each waiting sequence are in the prefix cache (its cached
+/* Tracks how many leading blocks of each waiting sequence are in the prefix cache (its cached
  * front), without repeated lookups: a sequence is filed under the hash of the first missing block,
  * and moves on to the next when that block becomes valid. Used to find the waiting sequence with
  * the longest cached front.
@@ -31,7 +31,7 @@ void fronts_remove(struct fronts *f, struct sequence *seq);
  * equals the first in the order. NULL: none is filed. */
 struct sequence *fronts_best(const struct fronts *f);
 
-/* Called when a lookup found a front of another length. */
+/* Called when a lookup has found that the front has another length. */
 void fronts_correct(struct fronts *f, struct sequence *seq, const struct cached_front *front);
 
 /* Called when the sequence's position in the order has changed. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Recurrent states of sequences: which boundaries get a snapshot, and when it is copied
- * into or out of a lane. Nothing happens here for models without such layers. */
+/* Recurrent states of sequences: which boundaries get a snapshot, and when a state is copied out of
+ * or into a lane. Nothing here does anything for models without recurrent layers. */
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -16,8 +16,8 @@ void held_states_gone(struct holdings *h, int32_t block)
     }
 }
 
-/* A state's block is a multiple of the cache's, so that a snapshot belongs to exactly one
- * block. */
+/* The distance between state boundaries is a multiple of the cache's block size, so that a snapshot
+ * belongs to exactly one block. */
 void held_states_init(struct holdings *h)
 {
     struct held_states *hs = &h->states;
@@ -56,7 +56,7 @@ static struct state_mark *mark_of(const struct holdings *h, int32_t lane, int32_
     return hs->marks + (int64_t)lane * hs->per_lane + boundary / hs->block - 1;
 }
 
-/* Whether the cache still has the block before the boundary; *block: its id. */
+/* Whether the block before the boundary is still in the cache; *block becomes its id. */
 static bool is_known(const struct holdings *h, const struct sequence *seq, int32_t boundary,
                      int32_t *block)
 {
@@ -87,8 +87,8 @@ static int32_t snapshot_above(const struct holdings *h, const struct sequence *s
     return -1;
 }
 
-/* A slot, held, for the state at that boundary; -1: there is a snapshot already, or no slot is
- * available. */
+/* A slot, with a hold, for the state at that boundary. -1: there is a snapshot already, or no slot
+ * is available. */
 static int32_t take(struct holdings *h, const struct sequence *seq, int32_t boundary,
                     enum state_reason reason)
 {
@@ -100,14 +100,14 @@ static int32_t take(struct holdings *h, const struct sequence *seq, int32_t boun
     return states_take(s, block, boundary, snapshot_above(h, seq, boundary), reason);
 }
 
-/* Whether the sequence should take a snapshot at this boundary while it is computed. */
+/* Whether the sequence should take a snapshot when it reaches this boundary. */
 static bool is_wanted(const struct holdings *h, const struct sequence *seq, int32_t boundary,
                       enum state_reason *reason)
 {
     if (boundary == seq->branch) {
         *reason = STATE_BRANCH;
     } else if (boundary == last_boundary(&h->states, seq->n_prompt - 1)) {
-        *reason = STATE_END; // the last one at which the same prompt can resume
+        *reason = STATE_END; // the last boundary from which the same prompt can resume
     } else {
         *reason = STATE_STEP;
         return boundary % h->limits->state_interval == 0;
@@ -117,8 +117,8 @@ static bool is_wanted(const struct holdings *h, const struct sequence *seq, int3
 
 /* ---- begin -------------------------------------------------------------------------------- */
 
-/* The longest matched front that has a snapshot at its end; rows after it are computed
- * again. */
+/* Shortens the matched front to the longest part that ends at a snapshot; the rows after that are
+ * computed again. */
 void held_states_find(const struct holdings *h, struct cached_front *front)
 {
     const struct held_states *hs = &h->states;
@@ -136,8 +136,8 @@ void held_states_find(const struct holdings *h, struct cached_front *front)
     front->n_blocks = 0;
 }
 
-/* The node that ends at a boundary, so that a snapshot taken there later is filed under
- * it. */
+/* Remembers the node that ends at a boundary, so that a snapshot taken there later is filed under
+ * that node. */
 void held_states_mark(struct holdings *h, const struct sequence *seq, int32_t i, int32_t node)
 {
     struct held_states *hs = &h->states;
@@ -147,7 +147,7 @@ void held_states_mark(struct holdings *h, const struct sequence *seq, int32_t i,
     }
 }
 
-/* Records that the snapshots of a front lie on one path. */
+/* Records that the snapshots along a front lie on one path. */
 static void learn_way(struct holdings *h, const struct cached_front *front)
 {
     struct states *s = &h->states.snapshots;
@@ -155,14 +155,15 @@ static void learn_way(struct holdings *h, const struct cached_front *front)
     for (int32_t n = per; n <= front->n_blocks; n += per) {
         int32_t slot = states_at(s, h->hits[n - 1]);
         if (slot >= 0) {
-            states_lies_behind(s, slot, above);
+            states_set_above(s, slot, above);
             above = slot;
         }
     }
 }
 
-/* A restored sequence begins at a snapshot, which is copied into its lane. Where the cache has more
- * blocks than the snapshot covers, another snapshot is wanted (seq->branch). */
+/* A restored sequence begins at a snapshot, which is copied into its lane. If the cache has more
+ * blocks than the snapshot covers, the sequence should take another snapshot where they end
+ * (seq->branch). */
 void held_states_begin(struct holdings *h, struct sequence *seq, const struct cached_front *front)
 {
     struct held_states *hs = &h->states;
@@ -217,8 +218,8 @@ static bool has_record(const struct holdings *h, const struct sequence *seq, int
     return seq->n_computed < last_boundary(&h->states, n_sure) + kept * h->states.block;
 }
 
-/* The pass itself stores the states at boundaries that this plan's rows cross; the lane still has
- * the state at the last one. */
+/* The pass itself stores the states at the boundaries that this plan's rows cross, except at the
+ * last one, whose state the lane still has after the pass. */
 void held_states_publish(struct holdings *h, struct plan *p, const struct plan_entry *entry)
 {
     struct held_states *hs = &h->states;
@@ -247,8 +248,8 @@ void held_states_publish(struct holdings *h, struct plan *p, const struct plan_e
     }
 }
 
-/* Called when the tokens up to n_sure are final, so that the state at a boundary before them may be
- * stored. */
+/* Called when the tokens up to n_sure are final, so the state at the last boundary before them can
+ * be stored. */
 void held_states_reached(struct holdings *h, const struct sequence *seq, int32_t n_sure,
                          int32_t before)
 {
@@ -270,10 +271,11 @@ void held_states_leave(struct holdings *h, const struct sequence *seq, int32_t n
     }
 }
 
-/* ---- report to the plan ------------------------------------------------------------------- */
+/* ---- copies for the plan ------------------------------------------------------------------- */
 
-/* The hold ends once the copy is in the plan: copies that are added later execute after it. */
-static void tell(struct holdings *h, struct plan *p, const struct pending_state *x, bool out)
+/* Adds a copy to the plan and ends its hold on the slot, because copies that are added later also
+ * execute later. */
+static void plan_copy(struct holdings *h, struct plan *p, const struct pending_state *x, bool out)
 {
     int32_t slot = h->limits->max_lanes + x->slot;
     ASSERT(p->n_state_copies < max_state_copies(h->limits));
@@ -282,20 +284,20 @@ static void tell(struct holdings *h, struct plan *p, const struct pending_state 
     states_release(&h->states.snapshots, x->slot);
 }
 
-void held_states_tell_outs(struct holdings *h, struct plan *p)
+void held_states_plan_outs(struct holdings *h, struct plan *p)
 {
     struct held_states *hs = &h->states;
     for (int32_t i = 0; i < hs->n_outs; i++) {
-        tell(h, p, &hs->outs[i], true);
+        plan_copy(h, p, &hs->outs[i], true);
     }
     hs->n_outs = 0;
 }
 
-void held_states_tell_ins(struct holdings *h, struct plan *p)
+void held_states_plan_ins(struct holdings *h, struct plan *p)
 {
     struct held_states *hs = &h->states;
     for (int32_t i = 0; i < hs->n_ins; i++) {
-        tell(h, p, &hs->ins[i], false);
+        plan_copy(h, p, &hs->ins[i], false);
     }
     hs->n_ins = 0;
 }
@@ -321,7 +323,8 @@ void held_states_drop(struct holdings *h, const struct sequence *seq)
     }
 }
 
-/* For tests: every slot is held as often as something refers to it. */
+/* For tests: verifies that the number of holds of every slot equals the number of references to
+ * it. */
 void held_states_check(const struct holdings *h)
 {
     const struct held_states *hs = &h->states;

@@ -3,10 +3,11 @@
 
 #include "engine/schedule/holdings.h"
 
-/* The hint for tokens [first, end). Everything before a kept token is kept as well, because it
- * could not be found otherwise. Only blocks that are released as a whole count as released. -1: no
- * hint. */
-static int32_t asked(const struct sequence *seq, int32_t first, int32_t end, int64_t *duration_ns)
+/* The hinted priority for tokens [first, end); -1: no hint. Everything before a kept token is kept
+ * as well, because the token could not be found otherwise. A block is released only if a hint
+ * releases all of it. */
+static int32_t hinted_priority(const struct sequence *seq, int32_t first, int32_t end,
+                               int64_t *duration_ns)
 {
     const struct engine_request *q = seq->request;
     int32_t priority = -1;
@@ -35,17 +36,18 @@ void hints_apply(struct holdings *h, const struct sequence *seq, int n_sure)
     }
     int32_t owner = retention_owner(&h->retention, seq->request);
     uint64_t chain = seq->root;
-    bool may_keep = true; // blocks after one that is not kept could not be found
+    // False after a block that is not kept: later blocks could not be found without it.
+    bool may_keep = true;
     for (int32_t i = 0; i < n; i++) {
         int64_t duration_ns = 0;
-        int32_t priority = asked(seq, i * size, (i + 1) * size, &duration_ns);
+        int32_t priority = hinted_priority(seq, i * size, (i + 1) * size, &duration_ns);
         int32_t block = prefix_cache_find(&h->cache, chain, holdings_block_tokens(h, seq, i, room));
         if (block < 0) {
             return;
         }
         chain = h->cache.nodes[block].uid;
         if (priority == 0 || (priority > 0 && may_keep)) {
-            may_keep &= retention_ask(&h->retention, block, owner, priority, duration_ns);
+            may_keep &= retention_apply(&h->retention, block, owner, priority, duration_ns);
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Resources that sequences hold: a lane, blocks of the cache, and with recurrent layers the states
- * in them. The only file that changes blocks of a sequence; it tells the plan what the backend has
- * to do for it. */
+/* The resources that sequences hold: a lane, blocks of the cache, and for recurrent layers the
+ * states in them. Only this file changes a sequence's blocks. It adds to the plan what the backend
+ * has to do for such a change. */
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -18,7 +18,7 @@ static void on_gone(void *arg, int32_t block)
     held_states_gone(h, block);
 }
 
-/* Allocates for the maximum number of sequences, so that planning allocates nothing. */
+/* Allocates for the maximum number of sequences, so that planning never allocates. */
 void holdings_init(struct holdings *h, const struct scheduler_limits *limits)
 {
     *h = (struct holdings){.limits = limits};
@@ -70,8 +70,8 @@ int32_t holdings_available(const struct holdings *h)
     return kv_pool_available(&h->pool);
 }
 
-/* A block is reclaimed if all of its holders are among these sequences, so their references to it
- * are counted and compared with the pool's count. */
+/* A block can be reclaimed if all of its holders are among these sequences, so their references to
+ * it are counted and compared with the pool's count. */
 int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n)
 {
     int32_t n_blocks = 0;
@@ -92,7 +92,7 @@ int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, i
 
 /* ---- the cache ---------------------------------------------------------------------------- */
 
-/* A block may have both prompt and output tokens; these are then copied to `room`. */
+/* A block may contain both prompt and output tokens; these are then copied to `room`. */
 const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
                                      int32_t i, int32_t room[MAX_BLOCK_TOKENS])
 {
@@ -109,7 +109,7 @@ const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequ
     return room;
 }
 
-/* Whether the sequence may use cached blocks: not if the result of every row is needed. */
+/* Whether the sequence may use cached blocks. It may not if the result of every row is needed. */
 static bool reads_cache(const struct holdings *h, const struct sequence *seq)
 {
     return h->limits->prefix_cache && !seq->request->params.prompt_logprobs &&
@@ -124,7 +124,7 @@ int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq
     return 0;
 }
 
-/* hits: receives the blocks; may be NULL. */
+/* hits: receives the ids of the blocks; may be NULL. */
 static struct cached_front match(const struct holdings *h, const struct sequence *seq,
                                  int32_t *hits)
 {
@@ -163,7 +163,8 @@ struct cached_front holdings_find(struct holdings *h, const struct sequence *seq
     return front;
 }
 
-/* Enters blocks [seq->n_entered, end) with the given state, unless an equal node exists. */
+/* Enters blocks [seq->n_entered, end) with the given state into the cache, unless it has an equal
+ * node. */
 static void enter(struct holdings *h, struct sequence *seq, int32_t end, enum node_state state)
 {
     int32_t room[MAX_BLOCK_TOKENS];
@@ -198,8 +199,8 @@ static bool produces(const struct holdings *h, const struct sequence *seq, int32
     return (n->state == NODE_PENDING || n->state == NODE_AGAIN) && n->producer == seq->index;
 }
 
-/* Called when a plan is complete: blocks that its rows fill may be found from now on,
- * because later steps run after it. */
+/* Called when a plan is complete. Blocks that its rows fill can be found from now on, because later
+ * steps run after it. */
 void holdings_publish(struct holdings *h, struct plan *p)
 {
     int32_t size = h->limits->block_tokens;
@@ -233,7 +234,7 @@ static int32_t take_block(struct holdings *h)
     return block;
 }
 
-/* Adds blocks that the backend's table lacks to the plan; fresh: the whole table. */
+/* Adds the blocks that the backend's table lacks to the plan; with `fresh` the whole table. */
 static void grant(struct holdings *h, struct plan *p, struct sequence *seq, bool fresh)
 {
     if (seq->n_granted < seq->n_blocks || fresh) {
@@ -244,17 +245,18 @@ static void grant(struct holdings *h, struct plan *p, struct sequence *seq, bool
     }
 }
 
-/* Takes a free lane, with nothing in the backend's table or the draft models' KV yet. */
+/* Takes a free lane. The backend's table and the draft models' KV have nothing for it yet. */
 static void take_lane(struct holdings *h, struct sequence *seq)
 {
     ASSERT(h->n_free_lanes > 0);
     seq->lane = h->free_lanes[--h->n_free_lanes];
     seq->n_blocks = seq->n_granted = 0;
-    seq->draft_computed = seq->draft_marked = 0; // holdings_draft_rows skips over what the blocks
-                                                 // already have
+    // holdings_draft_rows skips what the blocks already have
+    seq->draft_computed = seq->draft_marked = 0;
 }
 
-/* Idle blocks of a front are not free any more once it is taken, so they count as needed. */
+/* Idle blocks of a front are no longer available once the front is taken, so they count as
+ * needed. */
 int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front)
 {
     int32_t n = 0;
@@ -264,7 +266,7 @@ int32_t holdings_idle_among(const struct holdings *h, const struct cached_front 
     return n;
 }
 
-/* Holds the front while other blocks are freed, so that its blocks are not reused themselves. */
+/* Holds the front's blocks while others are freed, so that they are not reused themselves. */
 void holdings_keep_front(struct holdings *h, const struct cached_front *front)
 {
     for (int32_t i = 0; i < front->n_blocks; i++) {
@@ -287,8 +289,8 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front)
 }
 
 /* Reports that the sequence uses these cached blocks, which may belong to another owner. */
-static void tell_use(struct holdings *h, const struct sequence *seq,
-                     const struct cached_front *front)
+static void report_use(struct holdings *h, const struct sequence *seq,
+                       const struct cached_front *front)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
     int32_t owner = retention_owner(&h->retention, seq->request);
@@ -300,8 +302,8 @@ static void tell_use(struct holdings *h, const struct sequence *seq,
 }
 
 /* Fills the table for all known tokens. Matched blocks after the front that nobody holds are
- * recomputed in place, since later cached blocks depend on them; where others hold them, the
- * sequence gets separate blocks. */
+ * recomputed in place, since later cached blocks depend on them. If others hold them, the sequence
+ * gets separate blocks. */
 static void fill_table(struct holdings *h, struct sequence *seq, const struct cached_front *front)
 {
     int32_t *blocks = holdings_blocks(h, seq), need = holdings_blocks_for(h, seq->n_known);
@@ -313,7 +315,7 @@ static void fill_table(struct holdings *h, struct sequence *seq, const struct ca
             prefix_cache_renew(&h->cache, blocks[i], seq->index);
         }
     }
-    tell_use(h, seq, front);
+    report_use(h, seq, front);
     for (seq->n_blocks = front->n_blocks; seq->n_blocks < need; seq->n_blocks++) {
         if (seq->n_blocks >= front->n_matched || blocks[seq->n_blocks] < 0) {
             blocks[seq->n_blocks] = take_block(h);
@@ -321,8 +323,8 @@ static void fill_table(struct holdings *h, struct sequence *seq, const struct ca
     }
 }
 
-/* The sequence gets a lane and its table: cached blocks, then new ones. Its chain goes on
- * from the last cached block. */
+/* Gives the sequence a lane and its table: cached blocks, then new ones. Its chain continues from
+ * the last cached block. */
 void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
                     const struct cached_front *front)
 {
@@ -351,7 +353,8 @@ bool holdings_can_fork(const struct holdings *h, const struct sequence *leader)
     return h->n_free_lanes > 0 && holdings_available(h) >= ends_inside_block(h, leader);
 }
 
-/* Full blocks are shared. The last one is copied, because both sequences will write to it. */
+/* Full blocks are shared. The last, partial one is copied, because both sequences will write to
+ * it. */
 void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
                    const struct sequence *leader)
 {
@@ -395,15 +398,17 @@ void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int
 
 /* ---- leave -------------------------------------------------------------------------------- */
 
-/* Blocks that nobody will finish are forgotten, so that nobody waits for them. */
+/* Pending blocks that nobody will complete are removed from the cache, so that no sequence waits
+ * for them. */
 static void drop_blocks(struct holdings *h, struct sequence *seq)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
-    for (int32_t i = seq->n_blocks - 1; i >= 0; i--) { // from the end: reused first
+    // From the end, so that the last blocks are reused first.
+    for (int32_t i = seq->n_blocks - 1; i >= 0; i--) {
         if (produces(h, seq, blocks[i])) {
             bool whole = h->cache.nodes[blocks[i]].state == NODE_AGAIN &&
                          seq->n_computed <= i * h->limits->block_tokens;
-            if (whole) { // restores its previous state
+            if (whole) { // the node returns to its previous state
                 prefix_cache_validate(&h->cache, blocks[i]);
             } else {
                 prefix_cache_remove(&h->cache, blocks[i]);
@@ -426,7 +431,8 @@ static void cut_forks(struct holdings *h, int32_t first, int32_t n)
     h->n_pending_forks -= n;
 }
 
-/* The pending copy with which the sequence was forked; -1: none. A sequence is forked once. */
+/* The index of the pending copy with which the sequence was forked; -1: none. A sequence is forked
+ * at most once. */
 static int32_t pending_fork_of(const struct holdings *h, const struct sequence *seq)
 {
     for (int32_t i = 0; i < h->n_pending_forks; i++) {
@@ -437,7 +443,7 @@ static int32_t pending_fork_of(const struct holdings *h, const struct sequence *
     return -1;
 }
 
-/* Cancels copies that are not in a plan yet. */
+/* Cancels the copies for this sequence that are not in a plan yet. */
 static void drop_pending(struct holdings *h, const struct sequence *seq)
 {
     int32_t fork = pending_fork_of(h, seq);
@@ -447,8 +453,8 @@ static void drop_pending(struct holdings *h, const struct sequence *seq)
     held_states_drop(h, seq);
 }
 
-/* A fork with recurrent layers copies the whole state of the lane, too. */
-static void tell_fork(const struct holdings *h, struct plan *p, const struct pending_fork *f)
+/* With recurrent layers, a fork also copies the whole state of the lane. */
+static void plan_fork_copies(const struct holdings *h, struct plan *p, const struct pending_fork *f)
 {
     if (f->has_copy) {
         p->copies[p->n_copies++] = f->copy;
@@ -459,17 +465,17 @@ static void tell_fork(const struct holdings *h, struct plan *p, const struct pen
     }
 }
 
-/* Copies are added to the plan after the one that forks, when the rows to copy have been stored.
- * The order is: states out of lanes, forks, states into lanes. */
-void holdings_tell_copies(struct holdings *h, struct plan *p)
+/* The copies are added to the plan after the one that forks, because the rows to copy have been
+ * stored by then. Their order is: states out of lanes, forks, states into lanes. */
+void holdings_plan_copies(struct holdings *h, struct plan *p)
 {
     int32_t n = 0;
-    held_states_tell_outs(h, p);
+    held_states_plan_outs(h, p);
     while (n < h->n_pending_forks && !plan_forks(p, h->pending_forks[n].seq)) {
-        tell_fork(h, p, &h->pending_forks[n++]);
+        plan_fork_copies(h, p, &h->pending_forks[n++]);
     }
     cut_forks(h, 0, n);
-    held_states_tell_ins(h, p);
+    held_states_plan_ins(h, p);
 }
 
 void holdings_settle(struct holdings *h, struct sequence *seq, int32_t n_sure,
@@ -491,8 +497,8 @@ void holdings_leave(struct holdings *h, struct sequence *seq)
 
 /* ---- the draft models' KV ----------------------------------------------------------------- */
 
-/* Rows of the draft models' caches that this sequence has to compute: those in shared
- * blocks may be computed by another one. */
+/* The number of rows that this sequence has to compute for the draft models' caches. Another
+ * sequence may be computing those in shared blocks. */
 int32_t holdings_draft_rows(struct holdings *h, struct sequence *seq, int32_t end)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
@@ -516,7 +522,7 @@ int32_t holdings_draft_rows(struct holdings *h, struct sequence *seq, int32_t en
     return end - seq->draft_computed;
 }
 
-/* Blocks whose draft KV is complete are marked, for all that share them. */
+/* Marks blocks whose draft KV is complete, for all sequences that share them. */
 void holdings_draft_fed(struct holdings *h, struct sequence *seq, int32_t end)
 {
     if (seq->lane < 0) {
@@ -535,7 +541,8 @@ void holdings_draft_fed(struct holdings *h, struct sequence *seq, int32_t end)
 
 /* ---- checks ------------------------------------------------------------------------------- */
 
-/* For tests: counts of references, lanes and marks agree with the sequences. */
+/* For tests: verifies that the counts of references, the lanes and the marks agree with the
+ * sequences. */
 void holdings_check(const struct holdings *h, const struct sequence *order)
 {
     const struct scheduler_limits *l = h->limits;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | What sequences hold: lanes; blocks, shared or exclusive; which of those have draft KV; and
- * snapshots of recurrent state. The scheduler, which knows the order, decides who gets what; the
- * holdings know what is available, what is cached, and who holds how much. Updates for the backend
- * go into the plan.
+/* What sequences hold: lanes; blocks, shared or exclusive, with and without draft KV; and snapshots
+ * of recurrent state. The scheduler, which knows the order, decides who gets what; the holdings
+ * know what is available, what is cached, and who holds how much. Updates for the backend go into
+ * the plan.
  *
  * The holdings write these members of a sequence: lane, n_blocks, n_granted, chain, n_entered,
  * branch, draft_computed and draft_marked (the draft passes that a step builds also advance
@@ -22,7 +22,7 @@
  * the leader's last prompt rows are stored. */
 struct pending_fork {
     const struct sequence *seq;
-    int32_t from_lane, to_lane, pos; // with recurrent state
+    int32_t from_lane, to_lane, pos; // for recurrent state: lanes and position
     bool has_copy;
     struct block_copy copy;
 };
@@ -35,12 +35,13 @@ struct holdings {
     int32_t *free_lanes, n_free_lanes;
     int32_t *lane_blocks; // [max_lanes, max_blocks_per_lane]
 
-    /* The draft models' KV under the same block ids: whether it is complete for a block, and the
-     * index of the sequence that is filling a shared block (-1: none). */
+    /* The draft models' KV uses the same block ids. draft_valid: whether it is complete for a
+     * block. draft_producer: the index of the sequence that is filling a shared block (-1:
+     * none). */
     bool *draft_valid;       // [n_blocks]
     int32_t *draft_producer; // [n_blocks]
 
-    struct pending_fork *pending_forks; // [max_lanes], for the next plan
+    struct pending_fork *pending_forks; // [max_lanes], copies for the next plan
     int32_t n_pending_forks;
     struct held_states states;
     int32_t *hits;    // [max_blocks_per_lane], the result of the last holdings_find
@@ -70,17 +71,17 @@ static inline int32_t *holdings_blocks(const struct holdings *h, const struct se
 /* The cached front of a sequence's tokens. It always leaves out at least the last token, whose row
  * must be computed to sample from it. */
 struct cached_front {
-    int32_t n_blocks;  // blocks after which the sequence may begin
-    int32_t n_matched; // blocks with cached keys and values: more than n_blocks if the state after
-                       // them is missing
-    uint64_t chain;    // uid of the last of these
-    int32_t producer;  // index of the sequence that is computing the next one; -1: none
-    int32_t snapshot;  // of the state after the first n_blocks; -1: none needed
+    int32_t n_blocks;  // the sequence may begin after this many blocks
+    int32_t n_matched; // number of blocks with cached keys and values; more than n_blocks if the
+                       // state after them is missing
+    uint64_t chain;    // uid of the last matched block
+    int32_t producer;  // index of the sequence that is computing the next block; -1: none
+    int32_t snapshot;  // slot of the state after the first n_blocks; -1: none is needed
 };
 struct cached_front holdings_find(struct holdings *h, const struct sequence *seq);
 
-/* The same for keys and values only, whatever states are cached; does not replace the result of the
- * last holdings_find. */
+/* Finds the front of keys and values only, whether or not states are cached. The result of the last
+ * holdings_find stays valid. */
 struct cached_front holdings_match(const struct holdings *h, const struct sequence *seq);
 
 /* holdings_most_front: the maximum number of blocks of such a front; 0 if the result of every row
@@ -90,8 +91,8 @@ int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq
 const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
                                      int32_t i, int32_t room[MAX_BLOCK_TOKENS]);
 
-/* The number of blocks just found that no sequence holds: keeping these reduces
- * holdings_available. */
+/* The number of blocks just found that no sequence holds. Holding them reduces holdings_available
+ * by that number. */
 int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front);
 
 /* holdings_keep_front holds the blocks just found, and their state, so that they are not
@@ -141,7 +142,7 @@ void holdings_forget_idle(struct holdings *h);
 /* Adds to the plan the copies for sequences that earlier plans forked: its step executes after the
  * one that stored the prompt's last rows, and before the siblings' first rows. Also adds the copies
  * of states, which the previous steps have left in the lanes. */
-void holdings_tell_copies(struct holdings *h, struct plan *p);
+void holdings_plan_copies(struct holdings *h, struct plan *p);
 
 /* ---- the draft models' KV */
 

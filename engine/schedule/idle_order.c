@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The order in which idle blocks are reused: by level, then by age. Rings by level and by
- * user, with one head each; block ids are the links. */
+/* The order in which idle blocks are reused: by level, then by age. Blocks are linked by id into
+ * one ring per level and one per user; each ring has a head. */
 #include "engine/schedule/idle_order.h"
 
 #include "engine/base/assert.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rings of blocks; the heads are at indices from n_blocks on. */
+/* Creates empty rings; their heads are at the indices from n_blocks on. */
 static struct idle_link *rings(int32_t n_blocks, int32_t n_heads)
 {
     struct idle_link *l = xcalloc((size_t)n_blocks + (size_t)n_heads, sizeof *l);
@@ -62,8 +62,8 @@ void idle_order_deinit(struct idle_order *o)
 
 /* ---- list membership ------------------------------------------------------------------------ */
 
-/* A user's ring has its ordinary blocks, which are the ones that a smaller share releases. Kept
- * blocks count, too. */
+/* A user's ring contains its ordinary blocks, which are released first when its share shrinks. Kept
+ * blocks also count towards the share, but are not in the ring. */
 static void unlist(struct idle_order *o, int32_t block)
 {
     int level = o->listed[block], user = o->user[block];
@@ -88,7 +88,7 @@ static void list(struct idle_order *o, int32_t block, int level, bool first)
     o->lowest = lesser(level, o->lowest);
 }
 
-/* Blocks beyond a user's limit count as released. */
+/* A user's blocks beyond its limit count as released, the oldest first. */
 static void trim(struct idle_order *o, int32_t user)
 {
     int32_t head = o->n_blocks + user;
@@ -99,8 +99,8 @@ static void trim(struct idle_order *o, int32_t user)
     }
 }
 
-/* At the young end of its level. If its user has more than its share, the oldest of that
- * user become released. */
+/* Appends the block to its level as the newest. If its user now has more than its share, the user's
+ * oldest blocks become released. */
 void idle_order_add(struct idle_order *o, int32_t block)
 {
     ASSERT(!idle_order_has(o, block));
@@ -109,7 +109,7 @@ void idle_order_add(struct idle_order *o, int32_t block)
     trim(o, o->user[block]);
 }
 
-/* Released blocks that are used again become ordinary. */
+/* A released block that is used again becomes ordinary. */
 void idle_order_remove(struct idle_order *o, int32_t block)
 {
     ASSERT(idle_order_has(o, block));
@@ -127,7 +127,7 @@ void idle_order_forget(struct idle_order *o, int32_t block)
     o->user[block] = 0;
 }
 
-/* No level below `lowest` has blocks, so the search only goes up. */
+/* No level below `lowest` has blocks, so the search starts there and goes up. */
 int32_t idle_order_first(struct idle_order *o)
 {
     ASSERT(o->n > 0);
@@ -139,7 +139,7 @@ int32_t idle_order_first(struct idle_order *o)
 
 /* ---- levels of blocks ----------------------------------------------------------------------- */
 
-/* An idle block moves to the ring of the new level; a held block only records it. */
+/* An idle block moves to the ring of its new level. For a held block the level is only recorded. */
 static void set_level(struct idle_order *o, int32_t block, int level, bool first)
 {
     o->level[block] = (uint8_t)level;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | The order in which idle blocks are reused: released ones first, then ordinary ones, the longest
- * idle first, then kept ones, the lowest level first.
+/* The order in which idle blocks are reused: released blocks first, then ordinary ones, the longest
+ * idle first, then kept ones, from the lowest level up.
  *
- * A block has a user or none. If a user has more idle blocks than allowed, its ordinary blocks that
- * have been idle the longest count as released. This only affects the order: an allocation succeeds
- * as long as any block is idle.
+ * A block has a user or none. If a user has more idle blocks than allowed, its excess ordinary
+ * blocks count as released, those idle for longest first. This only affects the order: an
+ * allocation succeeds as long as any block is idle.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_IDLE_ORDER_H
 #define SLUICE_ENGINE_SCHEDULE_IDLE_ORDER_H
@@ -17,7 +17,7 @@ enum {
     IDLE_ORDINARY,
     IDLE_KEPT, // and higher levels
     IDLE_LEVELS = IDLE_KEPT + 100,
-    IDLE_USERS = 256, // chosen; number 0 means no user
+    IDLE_USERS = 256, // chosen; user 0 means no user
 };
 
 struct idle_link {
@@ -26,15 +26,16 @@ struct idle_link {
 
 struct idle_order {
     int32_t n_blocks, n; // n: number of idle ones
-    int32_t lowest;      // lists of lower levels are empty
-    uint8_t *level;      // [n_blocks], the level that the block has when idle
+    int32_t lowest;      // the lists of all lower levels are empty
+    uint8_t *level;      // [n_blocks], the level that the block has when it is idle
     uint8_t *listed;     // [n_blocks], the level whose list contains it; IDLE_LEVELS: none
     uint8_t *user;       // [n_blocks]
-    /* Rings, the oldest first after their heads: [n_blocks + level] and [n_blocks + user]. Users'
-     * rings contain only ordinary blocks. */
+    /* Rings with the oldest block first after the head. Heads are at [n_blocks + level] and
+     * [n_blocks + user]. The users' rings contain only ordinary blocks. */
     struct idle_link *by_level, *by_user;
     struct {
-        int32_t n, most; // n: its idle blocks, not counting those that count as released
+        // n: its idle blocks, except those that count as released; most: the limit for n
+        int32_t n, most;
     } users[IDLE_USERS];
 };
 
@@ -57,8 +58,8 @@ int32_t idle_order_first(struct idle_order *o);
 
 /* Sets the level of a block; an idle block moves to the end of that level's list. */
 void idle_order_set_level(struct idle_order *o, int32_t block, int level);
-/* A kept block becomes ordinary. If it is idle, it is the first of those to be reused, since nobody
- * has used it while it was kept. */
+/* Makes a kept block ordinary. If it is idle, it becomes the first ordinary block to be reused,
+ * since nobody has used it while it was kept. */
 void idle_order_end_keep(struct idle_order *o, int32_t block);
 
 /* Sets the user of a block that is not idle. 0: none. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks: free, held (with a count), or idle, which means cached and held by nobody. Idle
- * blocks are reused when no free ones are left. */
+/* A block is free, held (with a count of holders), or idle, which means cached and held by nobody.
+ * Idle blocks are reused when no free ones are left. */
 #include "engine/schedule/kv_pool.h"
 
 #include "engine/base/assert.h"
@@ -33,8 +33,8 @@ void kv_pool_deinit(struct kv_pool *p)
     *p = (struct kv_pool){0};
 }
 
-/* Free blocks first, then the idle one that is least worth keeping, whose cache entry is
- * forgotten. */
+/* Takes a free block if there is one, otherwise the idle block that is least worth keeping, which
+ * leaves the cache. */
 int32_t kv_pool_alloc(struct kv_pool *p)
 {
     int32_t block;
@@ -62,7 +62,7 @@ void kv_pool_retain(struct kv_pool *p, int32_t block)
     p->refs[block]++;
 }
 
-/* The last release makes a cached block idle and another one free. */
+/* After the last release, a cached block becomes idle and any other block free. */
 void kv_pool_release(struct kv_pool *p, int32_t block)
 {
     ASSERT(p->refs[block] > 0);
@@ -76,7 +76,7 @@ void kv_pool_release(struct kv_pool *p, int32_t block)
     }
 }
 
-/* An idle block that leaves the cache is free. */
+/* An idle block that leaves the cache becomes free. */
 void kv_pool_set_cached(struct kv_pool *p, int32_t block, bool cached)
 {
     if (p->cached[block] && !cached && p->refs[block] == 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tracks which KV blocks are held, idle or free, as ids and counts; knows neither their tokens nor
- * their memory. A cached block without a holder is "idle": it can still be found until its id is
- * reused, in the order of idle_order.h. The cache is then told to forget it.
+/* Tracks which KV blocks are held, idle or free, by id and count; it knows neither their tokens nor
+ * their memory. A cached block without a holder is "idle": it can still be found in the cache until
+ * its id is reused, in the order of idle_order.h. `forget` then tells the cache.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_KV_POOL_H
 #define SLUICE_ENGINE_SCHEDULE_KV_POOL_H

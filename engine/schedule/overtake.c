@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/overtake.h"
 
-enum {
-    MAX_TRIES = 8
-}; // chosen: bounds the work of a step if many cached fronts turn out to be
-   // shorter
+/* Chosen: bounds the work of a step if many cached fronts turn out to be shorter than estimated. */
+enum { MAX_TRIES = 8 };
 
-/* Prompt tokens that admitting this sequence would compute, including siblings of its request,
- * which share all but the last block. */
+/* The number of prompt tokens that admitting this sequence would compute, including those of its
+ * siblings, which share all blocks but the last. */
 static int64_t cost_of(const struct scheduler *s, const struct sequence *seq,
                        const struct cached_front *front)
 {
@@ -20,8 +18,8 @@ static int64_t cost_of(const struct scheduler *s, const struct sequence *seq,
     return cost;
 }
 
-/* Every sequence that was waiting before the overtaker arrived may be overtaken by at most
- * overtake_tokens computed since its own arrival. The first in the order arrived first. */
+/* A waiting sequence may be overtaken by at most overtake_tokens computed since its arrival. It is
+ * enough to check the first in the order, because it arrived first. */
 static bool may_overtake(const struct scheduler *s, const struct sequence *head, int64_t cost)
 {
     return s->overtakers - head->overtakers + cost <= s->overtake_tokens;
@@ -34,8 +32,9 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
         struct sequence *next = seq->next;
         seq->prev->next = seq->next;
         seq->next->prev = seq->prev;
-        seq->turn_ns = head->turn_ns; // of the same priority, so that it does not come after one
-                                      // that it passed
+        // With the turn of `head` and a lower slip it sorts just before `head`, and so before every
+        // sequence that it passed.
+        seq->turn_ns = head->turn_ns;
         seq->order = head->order;
         seq->slip = s->next_slip++;
         seq->prev = head->prev;
@@ -47,8 +46,8 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
     }
 }
 
-/* The best waiting sequence, provided that its front is as long as estimated, and that no other
- * sequence is computing the next block: that would be worth waiting for. */
+/* The best waiting sequence, provided that its front is as long as estimated and that no other
+ * sequence is computing the next block. If one is, waiting for it is better. */
 static struct sequence *find_best(struct scheduler *s, struct cached_front *front)
 {
     for (int k = 0; k < MAX_TRIES; k++) {
@@ -69,8 +68,8 @@ struct sequence *scheduler_let_pass(struct scheduler *s, struct sequence *head, 
 {
     struct holdings *h = &s->holdings;
     struct cached_front front;
-    bool settled = head->was_admitted || head->slip != 0; // head has run before, or has itself
-                                                          // overtaken
+    // `head` has run before, or has itself overtaken others.
+    bool settled = head->was_admitted || head->slip != 0;
     if (s->overtake_tokens <= 0 || settled || h->n_free_lanes == 0) {
         return head;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A plan: what the next step does, as the scheduler decides it. Arrays have room for the
- * largest step, so that planning allocates nothing. */
+/* A plan: what the next step does, as decided by the scheduler. Its arrays have room for the
+ * largest step, so that planning never allocates. */
 #include "engine/schedule/plan.h"
 
 #include "engine/base/assert.h"
@@ -41,8 +41,8 @@ void plan_clear(struct plan *p)
     p->n_state_copies = p->n_keeps = 0;
 }
 
-/* Drafts may be dropped after planning, for instance by a grammar; all sums that include
- * them are corrected. */
+/* Drafts may be dropped after planning, for instance by a grammar. All sums that include them are
+ * corrected. */
 void plan_trim(struct plan *p, struct plan_entry *entry, int32_t n_drafts)
 {
     int32_t n = entry->n_drafts - n_drafts;
@@ -56,7 +56,7 @@ void plan_trim(struct plan *p, struct plan_entry *entry, int32_t n_drafts)
     p->n_draws -= n;
 }
 
-/* For a sequence that is preempted after it got blocks in this plan. */
+/* Called when a sequence that got blocks in this plan is preempted. */
 void plan_drop_grants(struct plan *p, const struct sequence *seq)
 {
     int32_t n = 0;

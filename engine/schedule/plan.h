@@ -9,7 +9,8 @@
 #include "engine/device/backend.h"
 #include "engine/schedule/sequence.h"
 
-/* Chosen: four times the largest that a backend prefers. Sizes an array on the stack. */
+/* Chosen: four times the largest block size that a backend prefers. It is the size of an array on
+ * the stack. */
 enum { MAX_BLOCK_TOKENS = 256 };
 
 struct scheduler_limits {
@@ -18,9 +19,9 @@ struct scheduler_limits {
     bool prefix_cache, chunked;
     uint64_t hash_key;
 
-    /* For models with recurrent state (backend.h): positions between boundaries (0: no state); the
-     * set's max_ahead; number of snapshots; and the tokens between periodic snapshots, a multiple
-     * of state_block. */
+    /* For models with recurrent state (backend.h). state_block: positions between boundaries (0: no
+     * state); state_ahead: the state set's max_ahead; state_interval: tokens between periodic
+     * snapshots, a multiple of state_block. */
     int32_t state_block, state_ahead, n_snapshots, state_interval;
 };
 
@@ -35,7 +36,8 @@ static inline size_t max_pools(const struct scheduler_limits *l)
 struct plan_entry {
     struct sequence *seq;
     int32_t first, n_rows, n_drafts;
-    bool draws; // the rows reach the end: a token is sampled (or a vector pooled)
+    bool draws; // the rows reach the end of the known tokens, so a token is sampled (or a vector
+                // pooled)
 };
 
 /* A sibling whose first token is sampled from the last row of an entry. */
@@ -44,7 +46,7 @@ struct plan_fork {
     int32_t entry;
 };
 
-/* New blocks of a lane for the backend's table; `fresh`: the lane starts anew. */
+/* New blocks of a lane for the backend's table. fresh: a new sequence starts in the lane. */
 struct plan_grant {
     struct sequence *seq;
     int32_t first, n;
@@ -54,7 +56,7 @@ struct plan_grant {
 struct plan {
     int32_t n_rows, n_out, n_draws;
     int32_t n_background, n_foreground; // prompt rows of background requests, and of the others
-    int64_t n_hits;                     // prompt tokens of its new sequences that the cache had
+    int64_t n_hits; // prompt tokens of newly admitted sequences that were in the cache
     int32_t n_entries, n_forks, n_grants, n_copies, n_failed;
     int32_t n_state_copies, n_keeps;
     struct plan_entry *entries;      // [max_lanes]
@@ -62,12 +64,13 @@ struct plan {
     struct plan_grant *grants;       // [2 max_lanes]
     struct block_copy *copies;       // [max_lanes]
     struct state_copy *state_copies; // [max_state_copies]
-    struct state_keep *keeps;        // [max_keeps], of the entries' rows
-    struct sequence **failed;        // [max_lanes]: cannot ever run
+    struct state_keep *keeps; // [max_keeps], states at boundaries that the entries' rows cross
+    struct sequence **failed; // [max_lanes], sequences that can never run
 };
 
-/* The most copies of states in a step. For each lane: two out of it, for the sequence that leaves
- * and the one that begins, and one into it, from a snapshot or another lane. */
+/* The most copies of states in a step. For each lane there are at most two out of it, for the
+ * sequence that leaves and the one that begins, and one into it, from a snapshot or another
+ * lane. */
 static inline int32_t max_state_copies(const struct scheduler_limits *l)
 {
     return l->state_block > 0 ? 4 * l->max_lanes : 0;
@@ -83,10 +86,10 @@ void plan_init(struct plan *p, const struct scheduler_limits *limits);
 void plan_deinit(struct plan *p);
 void plan_clear(struct plan *p);
 
-/* Reduces the drafts of an entry of the plan just made, before it is submitted. */
+/* Reduces the number of drafts of an entry after planning, before the plan is submitted. */
 void plan_trim(struct plan *p, struct plan_entry *entry, int32_t n_drafts);
 
-/* Drops the grants of a sequence that is preempted during planning. */
+/* Drops the blocks granted in this plan to a sequence that is then preempted. */
 void plan_drop_grants(struct plan *p, const struct sequence *seq);
 
 /* Whether the plan forks this sequence from its leader. */

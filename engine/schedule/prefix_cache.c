@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The prefix cache: a hash table from (parent block, tokens) to block. A block's identity
- * is its parent's uid and its own tokens, so a chain of them identifies a prefix without
- * storing it. */
+/* The prefix cache: a hash table from (parent block, tokens) to block. A block is identified by its
+ * parent's uid and its own tokens, so a chain of blocks identifies a prefix without storing it as a
+ * whole. */
 #include "engine/schedule/prefix_cache.h"
 
 #include "engine/base/assert.h"
@@ -27,7 +27,7 @@ static void unlink_node(struct prefix_cache *c, int32_t block)
     }
 }
 
-/* The pool reuses an idle block's id. */
+/* Called when the pool reuses an idle block's id. */
 static void forget(void *arg, int32_t block)
 {
     unlink_node(arg, block);
@@ -59,8 +59,8 @@ void prefix_cache_deinit(struct prefix_cache *c)
     *c = (struct prefix_cache){0};
 }
 
-/* A salt's chains begin at a root of its own. Only the last few salts are remembered; a
- * root that was replaced gets a new uid, so its blocks are never found again. */
+/* The chains of each salt begin at a separate root. Only the roots of the most recent salts are
+ * remembered; a root that was replaced gets a new uid, so its blocks are never found again. */
 uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
 {
     if (!salt || salt[0] == '\0') {
@@ -80,14 +80,14 @@ uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
             oldest = i;
         }
     }
-    // Replacing the longest unused entry makes its blocks unreachable; they age out of the pool.
+    // This makes the blocks of the longest unused root unreachable; they age out of the pool.
     memcpy(c->roots[oldest].salt, salt, n + 1);
     c->roots[oldest].uid = ++c->next_uid;
     c->roots[oldest].last_use = ++c->clock;
     return c->roots[oldest].uid;
 }
 
-/* A key of 0 makes all hashes equal, for tests of what happens then. */
+/* A key of 0 makes all hashes equal, so that tests can provoke collisions. */
 uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens)
 {
     if (c->key == 0) {
@@ -140,7 +140,7 @@ uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t par
     return n->uid;
 }
 
-/* Called when the block's KV is computed, so that others may use it. */
+/* Called when the block's KV is computed; other sequences may use it from now on. */
 void prefix_cache_validate(struct prefix_cache *c, int32_t block)
 {
     ASSERT(c->nodes[block].state != NODE_NONE);

@@ -17,20 +17,20 @@
 enum node_state {
     NODE_NONE,
     NODE_PENDING,
-    NODE_AGAIN, // valid, and being recomputed by a sequence that needs the recurrent state after
-                // these rows
+    NODE_AGAIN, // valid, and being recomputed for a sequence that needs the recurrent state after
+                // its rows
     NODE_VALID,
 };
 
 struct prefix_node {
-    uint64_t uid, parent; // parent: a node's uid or a root
+    uint64_t uid, parent; // parent: the uid of a node or a root
     uint64_t hash;
-    int32_t next;     // in its bucket
+    int32_t next;     // the next node in the bucket
     int32_t producer; // index of the sequence, while pending or being recomputed
     uint8_t state;    // enum node_state
 };
 
-enum { PREFIX_MAX_SALTS = 256 }; // chosen; beyond: prefix_cache_root
+enum { PREFIX_MAX_SALTS = 256 }; // chosen; prefix_cache_root says what happens beyond that
 
 struct prefix_cache {
     struct kv_pool *pool;
@@ -46,9 +46,10 @@ struct prefix_cache {
     } roots[PREFIX_MAX_SALTS];
     uint64_t clock;
     void (*on_valid)(void *arg,
-                     int32_t block); // a block's rows have become readable; may be NULL
+                     int32_t block); // called when a block's rows have become readable; may be NULL
     void *on_valid_arg;
-    void (*on_gone)(void *arg, int32_t block); // a block has left the cache; may be NULL
+    // Called when a block has left the cache; may be NULL.
+    void (*on_gone)(void *arg, int32_t block);
     void *on_gone_arg;
 };
 
@@ -58,21 +59,22 @@ void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t blo
 void prefix_cache_deinit(struct prefix_cache *c);
 
 /* The root for a salt (NULL: the common one). A salt longer than MAX_SALT_BYTES gets a new root
- * each time, so its blocks are never shared. If there are too many roots the longest unused one is
- * replaced. */
+ * each time, so its blocks are never shared. If there are too many roots, the one unused for
+ * longest is replaced. */
 uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt);
 
-/* The hash by which a node with these tokens under this parent is found. */
+/* The hash of a node with these tokens under this parent. */
 uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);
 
-/* The block with these tokens under this parent, or -1. Does not change anything. */
+/* The block with these tokens under this parent, or -1. Changes nothing. */
 int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);
 
-/* Enters a held block; returns its uid. There must be no equal node. */
+/* Enters a held block and returns its uid. The cache must not have an equal node. */
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
                              const int32_t *tokens, enum node_state state, int32_t producer);
 void prefix_cache_validate(struct prefix_cache *c, int32_t block);
-void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer); // must be valid
+/* The node changes from NODE_VALID to NODE_AGAIN. */
+void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer);
 void prefix_cache_remove(struct prefix_cache *c, int32_t block); // also tells the pool
 
 /* Forgets every idle block. */

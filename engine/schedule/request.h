@@ -25,16 +25,16 @@ enum finish_reason {
     FINISH_ERROR, // see engine_request.error
 };
 enum {
-    GRAMMAR_AFTER_MAX = 64, // chosen: bytes of a marker
+    GRAMMAR_AFTER_MAX = 64, // chosen: maximum bytes of grammar_after
     N_FINISH_REASONS = FINISH_ERROR + 1,
-    MAX_DRAFTS = 16,       // chosen: per sequence and step; for a tree, its depth
+    MAX_DRAFTS = 16,       // chosen: drafts per sequence and step; for a tree, its depth
     MAX_SALT_BYTES = 1024, // chosen: longer cache_salts are never shared
 };
 
 struct token_logprobs {
     float logprob; // of the token itself
     int32_t n_top;
-    int32_t *top_ids;    // [n_top], most likely first; size as requested by the params
+    int32_t *top_ids;    // [n_top], most likely first; allocated for the requested number
     float *top_logprobs; // [n_top]
 };
 
@@ -44,15 +44,15 @@ struct engine_output {
     struct token_logprobs *logprobs; // [max_tokens], or NULL if not requested
     _Atomic int32_t n_tokens;
     _Atomic int32_t finish; // enum finish_reason; once set, n_tokens is final
-    int32_t stop_id;        // the stop id that ended it (also the last of tokens), or -1
+    int32_t stop_id;        // the stop id that ended it (also its last token), or -1
 };
 
 /* How much the client values keeping the tokens [start, end) in the cache after the request has
  * ended, and for how long. A hint: it never changes an answer. */
 enum { HINT_OUTPUT = -1, MAX_HINT_PRIORITY = 100 };
 struct cache_hint {
-    int32_t start, end; // start HINT_OUTPUT: the end of the prompt
-    int32_t priority;   // up to MAX_HINT_PRIORITY; 0: they will not be used again
+    int32_t start, end; // end is exclusive; start HINT_OUTPUT: the first token after the prompt
+    int32_t priority;   // 1 to MAX_HINT_PRIORITY; 0: the tokens will not be used again
     int64_t duration_ns;
 };
 
@@ -84,54 +84,57 @@ struct engine_request {
     struct sampling_params params;
     int32_t n;                     // samples, at most MAX_SAMPLES; seeds are params.seed + index
     struct engine_output *outputs; // [n]; may be NULL if nothing is sampled (pool)
-    int32_t priority;              // lower comes first, within limits: see priority_worth_ns
-    /* Nobody waits for the result: while other requests arrive, steps with prompts of background
-     * requests are kept short, so that those others wait less for the step in flight. */
+    int32_t priority; // a lower value comes first, within limits: see priority_worth_ns
+    /* Set if nobody waits for the result. While other requests arrive, steps with prompts of
+     * background requests are kept short, so that those others wait less for the step in flight. */
     bool background;
-    const char *cache_salt; // cached blocks are shared only between equal salts; NULL: none
-    /* The sender, and the share of the blocks that may stay cached for all of the sender's requests
-     * while others need space; 0: no particular sender. */
+    const char *cache_salt; // cached blocks are shared only between requests with the same salt;
+                            // NULL: no salt
+    /* The sender, and the share of all blocks that may stay cached for the sender's requests while
+     * others need space. owner 0: no particular sender. */
     uint64_t owner;
     double cache_share;
     const struct cache_hint *hints; // [n_hints]
     int32_t n_hints;
-    /* Every sample matches it, or is a prefix of a match if max_tokens or a stop truncates it.
-     * Compiled with a vocabulary of this model's ids and end ids; until the request is done only
-     * the engine thread uses it, so that requests may share one. NULL: any text. */
+    /* Every sample matches the grammar, or is a prefix of a match if max_tokens or a stop truncates
+     * it. It must be compiled with this model's vocabulary and end ids. Until the request is done,
+     * only the engine thread uses it, so requests may share one. NULL: any text. */
     struct grammar *grammar;
-    /* The constraint begins after the first occurrence of this text, or of the token
-     * grammar_after_id, which spells it; before that everything is allowed. NULL: it begins
-     * immediately. */
+    /* The grammar applies after the first occurrence of this text, or of the token
+     * grammar_after_id, which spells it. Everything is allowed before that. NULL: the grammar
+     * applies from the beginning. */
     const char *grammar_after;
     int32_t grammar_after_id;
     const struct thinking_limit *thinking; // NULL: reasoning may have any length
-    enum pool_kind pool; // unless POOL_NONE no tokens are sampled; `pooled` is filled
-    bool tells_prompt;   // also signals progress after each chunk of the prompt
+    enum pool_kind pool; // unless POOL_NONE, no tokens are sampled and `pooled` is filled in
+    bool tells_prompt;   // signals progress after each chunk of the prompt, too
     int64_t deadline_ns; // on the monotonic clock; 0: none
-    void *user;          // the caller's
+    void *user;          // for the caller's use
 
-    /* Written by the engine into the caller's memory, readable when done (prompt_logprobs: when
-     * n_tokens > 0 or done). */
+    /* Written by the engine into the caller's memory; readable once the request is done
+     * (prompt_logprobs: once n_tokens > 0, too). */
     struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL if not requested
     float *pooled;                          // [hidden], with pool; POOL_TOKENS: [n_prompt, hidden]
     int32_t n_preemptions;
-    /* May be read at any time. Accepted drafts are counted after drafts: a reader that loads
-     * n_accepted first never sees more accepted than drafted. */
-    _Atomic int32_t n_cached;     // prompt tokens found in the prefix cache
-    _Atomic int32_t n_prefilled;  // with tells_prompt: cached or computed so far; 0: none yet
-    _Atomic int32_t n_recomputed; // of the cached ones, those recomputed because the recurrent
-                                  // state was missing; -1: no state
-    _Atomic int32_t n_drafts, n_accepted; // speculation, all samples together
+    /* May be read at any time. The engine increases n_accepted after n_drafts, so a reader that
+     * loads n_accepted first never sees more accepted drafts than drafts. */
+    _Atomic int32_t n_cached; // prompt tokens found in the prefix cache
+    // With tells_prompt: prompt tokens cached or computed so far; 0: none yet.
+    _Atomic int32_t n_prefilled;
+    _Atomic int32_t n_recomputed; // cached tokens that were recomputed because the recurrent state
+                                  // was missing; -1: the model has no state
+    _Atomic int32_t n_drafts, n_accepted; // speculation, over all samples
     int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;
     enum status error;
     char error_text[160];
     bool done; // set by engine_drain: from then on the request belongs to the caller again
 
     /* Private to the engine. */
-    uint64_t order;                    // unique; also the request's name in messages
-    int32_t n_live;                    // samples that have not ended
-    bool listed, ended;                // under the outbox's lock
-    struct engine_request *next_event; // of one drain; the draining thread's
+    uint64_t order;     // unique; also the request's name in messages
+    int32_t n_live;     // samples that have not ended
+    bool listed, ended; // protected by the outbox's lock
+    // The next request with news in one engine_drain; used by the draining thread.
+    struct engine_request *next_event;
 };
 
 #endif

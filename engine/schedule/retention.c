@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOK_NS = 1000000000 }; // chosen: keeps expire with a precision of a second
+enum { LOOK_NS = 1000000000 }; // chosen: keeps expire with a precision of one second
 
-/* keeper: -1, or the owner whose hint keeps the block, until until_ns. */
+/* A keeper is the owner whose hint keeps the block, until until_ns; -1: none. */
 void retention_init(struct retention *r, struct idle_order *idle)
 {
     size_t n = (size_t)idle->n_blocks;
@@ -32,13 +32,13 @@ void retention_deinit(struct retention *r)
 
 /* ---- owners --------------------------------------------------------------------------------- */
 
-/* A number whose owner has nothing cached may be reassigned. */
+/* An index may be reassigned if its owner has nothing cached. */
 static bool is_vacant(const struct retention *r, int32_t i)
 {
     return r->owners[i].n_blocks == 0 && r->owners[i].n_kept == 0;
 }
 
-/* 0 if there is no free place: such an owner has no share of its own. */
+/* Returns 0 if no index is free: such an owner has no share of its own. */
 static int32_t place_of(const struct retention *r, uint64_t id)
 {
     int32_t vacant = 0;
@@ -53,7 +53,7 @@ static int32_t place_of(const struct retention *r, uint64_t id)
     return vacant;
 }
 
-/* An owner's share is that of its latest request. */
+/* An owner's share is the one stated by its latest request. */
 int32_t retention_owner(struct retention *r, const struct engine_request *q)
 {
     int32_t i = q->owner > 0 ? place_of(r, q->owner) : 0;
@@ -96,7 +96,7 @@ static void end_keep(struct retention *r, int32_t block)
     idle_order_end_keep(r->idle, block);
 }
 
-/* The block's content is gone, and with it the hint and its owner's count. */
+/* The block's content is gone, so its hint ends and its owner's count decreases. */
 void retention_gone(struct retention *r, int32_t block)
 {
     if (r->keeper[block] >= 0) {
@@ -121,9 +121,9 @@ static void release(struct retention *r, int32_t block, int32_t owner)
     }
 }
 
-/* False if the owner may keep no more. An existing keep of another owner stays. */
-bool retention_ask(struct retention *r, int32_t block, int32_t owner, int32_t priority,
-                   int64_t duration_ns)
+/* Returns false if the owner may keep no more blocks. A keep by another owner stays in force. */
+bool retention_apply(struct retention *r, int32_t block, int32_t owner, int32_t priority,
+                     int64_t duration_ns)
 {
     if (priority == 0) {
         release(r, block, owner);
@@ -151,7 +151,7 @@ static bool is_over(const struct retention *r, int32_t block)
     return r->keeper[block] >= 0 && r->until_ns[block] <= r->now_ns;
 }
 
-/* Ends them in an order in which the ends of prompts are reused before their beginnings. */
+/* Ends the keeps in such an order that the ends of prompts are reused before their beginnings. */
 static void end_idle_keeps(struct retention *r)
 {
     for (int level = IDLE_LEVELS - 1; level >= IDLE_KEPT; level--) {
@@ -164,7 +164,7 @@ static void end_idle_keeps(struct retention *r)
     }
 }
 
-/* Ends expired keeps, at most every LOOK_NS, because it looks at all blocks. */
+/* Ends expired keeps. Runs at most once every LOOK_NS, because it looks at all blocks. */
 void retention_tick(struct retention *r, int64_t now_ns)
 {
     r->now_ns = now_ns;
@@ -174,7 +174,7 @@ void retention_tick(struct retention *r, int64_t now_ns)
     int64_t next = INT64_MAX;
     end_idle_keeps(r);
     for (int32_t b = 0; b < r->idle->n_blocks; b++) {
-        if (is_over(r, b)) { // and it is held
+        if (is_over(r, b)) { // its keep has expired, but the block is held
             end_keep(r, b);
         }
         if (r->keeper[b] >= 0 && r->until_ns[b] < next) {

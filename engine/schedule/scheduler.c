@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Plans steps: which sequences run, with how many rows. One total order over all sequences
- * decides who gets rows, blocks and lanes, and who is preempted, so that some sequence
- * always makes progress. */
+/* Plans steps: which sequences run, with how many rows each. One total order over all sequences
+ * decides who gets rows, blocks and lanes, and who is preempted, so that some sequence always makes
+ * progress. */
 #include "engine/schedule/scheduler.h"
 
 #include "engine/schedule/admit.h"
@@ -47,11 +47,11 @@ void scheduler_deinit(struct scheduler *s)
 
 /* ---- arrival ------------------------------------------------------------------------------ */
 
-/* A list in the total order. A new sequence usually comes last, so the search begins
- * there. */
+/* Inserts into the list, which is in the total order. The search starts at the end, because a new
+ * sequence usually comes last. */
 static void order_insert(struct scheduler *s, struct sequence *seq)
 {
-    struct sequence *at = s->order.prev; // new ones usually belong at the end
+    struct sequence *at = s->order.prev;
     while (at != &s->order && sequence_comes_before(seq, at)) {
         at = at->prev;
     }
@@ -111,7 +111,7 @@ static int32_t out_rows(const struct sequence *seq, int32_t n_rows, int32_t n_dr
     return draws ? 1 + n_drafts : 0;
 }
 
-/* Rows, drafts and draws of a sequence in this plan, with their sums. */
+/* Adds a sequence with its rows, drafts and draws to this plan, and updates the plan's sums. */
 static void add_entry(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_rows,
                       int32_t n_drafts)
 {
@@ -140,15 +140,16 @@ static void add_entry(struct scheduler *s, struct plan *p, struct sequence *seq,
     }
 }
 
-/* Only the row of its last known token is missing, and that token comes after the prompt. */
+/* True if only the row of the last known token is missing, and that token comes after the
+ * prompt. */
 static bool is_decoding(const struct sequence *seq)
 {
     return seq->state == SEQ_RUNNING && seq->n_verifying == 0 && seq->n_computed >= seq->n_prompt &&
            sequence_future(seq) - seq->n_computed == 1 && !sequence_waits(seq);
 }
 
-/* Rows to compute in one step for a prompt, or after preemption; without chunked prefill all of
- * them, unless no step is large enough. */
+/* The rows that a prompt, or a preempted sequence, still needs. Without chunked prefill they must
+ * be computed in one step, unless no step is large enough. */
 static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
 {
     int32_t need = sequence_future(seq) - seq->n_computed, most = s->limits.max_rows;
@@ -165,13 +166,14 @@ static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
     return s->limits.chunked ? most : s->limits.max_rows;
 }
 
-/* Plans the decode rows of all running sequences. Drafts take no row that a later sequence's decode
- * or an earlier prompt needs; without chunks, decodes leave enough rows for a prompt, too. */
+/* Plans the decode rows of all running sequences. Drafts do not use rows that a later sequence
+ * needs to decode or an earlier prompt needs. Without chunked prefill, enough rows for a prompt are
+ * left, too. */
 static void plan_decodes(struct scheduler *s, struct plan *p)
 {
-    int32_t n_owed = 0, n_behind = 0;
+    int32_t n_owed = 0, n_later = 0;
     for (const struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
-        n_behind += is_decoding(seq);
+        n_later += is_decoding(seq);
     }
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (!is_decoding(seq)) {
@@ -182,14 +184,14 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
             n_owed += owed;
             continue;
         }
-        n_behind--;
+        n_later--;
         bool yields = !s->limits.chunked && p->n_rows + n_owed >= s->limits.max_rows;
         if (!sequence_wants_token(seq) || yields || p->n_rows >= s->limits.max_rows ||
             p->n_out >= s->limits.max_out || p->n_draws >= s->limits.max_draws) {
             continue;
         }
-        int32_t room = s->limits.max_rows - p->n_rows - 1 - n_owed - n_behind;
-        int32_t out_room = s->limits.max_out - p->n_out - 1 - n_behind;
+        int32_t room = s->limits.max_rows - p->n_rows - 1 - n_owed - n_later;
+        int32_t out_room = s->limits.max_out - p->n_out - 1 - n_later;
         int32_t drafts = seq->proposal.n_drafts;
         room = lesser(room, out_room);
         room = greater(room, 0);
@@ -197,7 +199,7 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
         int32_t end = sequence_future(seq);
         if (drafts > 0 &&
             holdings_available(&s->holdings) < holdings_missing(&s->holdings, seq, end + drafts)) {
-            drafts = 0; // if blocks are short, drafts are dropped first
+            drafts = 0; // if blocks are short, drafts are given up first
         }
         if (scheduler_grow(s, p, seq, end + drafts)) {
             add_entry(s, p, seq, 1 + drafts, drafts);
@@ -213,9 +215,9 @@ static bool is_recent(const struct scheduler *s, int64_t plan)
     return plan >= 0 && s->n_plans - plan <= RECENT_PLANS;
 }
 
-/* Rows of a step available to prompts of background requests. A foreground request waits for the
- * step in flight, so steps are kept short for some time after one has arrived, and shorter while
- * its own prompt is in the step. */
+/* The number of rows in a step available to prompts of background requests. A foreground request
+ * waits for the step in flight. So after one has arrived, steps are kept short for some time, and
+ * shorter still while its own prompt is in the step. */
 static int32_t background_rows(const struct scheduler *s, const struct plan *p)
 {
     enum { ROWS = 512, ROWS_BESIDE_PROMPT = 256 }; // chosen: fewer leave a GPU's units idle
@@ -265,7 +267,7 @@ static void count_prompt_rows(struct plan *p, const struct sequence *seq, int32_
     }
 }
 
-/* Prompt chunks, restores, and admission, in the total order. */
+/* Plans prompt chunks, restores preempted sequences and admits new ones, in the total order. */
 static void plan_chunks(struct scheduler *s, struct plan *p)
 {
     enum { MAX_REFUSED = 16 }; // chosen: bounds the work of a step if nothing fits
@@ -283,7 +285,9 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
             enum admission a = fits ? scheduler_admit(s, p, seq) : NO_ROOM;
             n_refused += a == NO_ROOM;
             if (!fits && !s->limits.chunked) {
-                return; // otherwise later ones would fill every step, and it would wait for ever
+                // Otherwise later sequences would fill every step, and this one would wait for
+                // ever.
+                return;
             }
             if (a != ADMITTED) {
                 continue;
@@ -307,16 +311,16 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
     }
 }
 
-/* Admits sequences that wait while later ones run. Decoding sequences are planned first, and
- * planned ones are not preempted; so these must get their blocks before that, or a stream of small
- * requests would starve a large one. */
+/* Admits waiting sequences that come before running ones in the order. Decode rows are planned
+ * first, and planned sequences are not preempted. So these sequences must get their blocks before
+ * that, or a stream of small requests would starve a large one. */
 static void admit_overtaken(struct scheduler *s, struct plan *p)
 {
-    int32_t n_behind = s->n_running, rows = s->limits.max_rows - s->n_running;
-    for (struct sequence *seq = s->order.next; seq != &s->order && n_behind > 0 && rows > 0;
+    int32_t n_later = s->n_running, rows = s->limits.max_rows - s->n_running;
+    for (struct sequence *seq = s->order.next; seq != &s->order && n_later > 0 && rows > 0;
          seq = seq->next) {
         if (seq->lane >= 0) {
-            n_behind--;
+            n_later--;
         }
         if (seq->state != SEQ_WAITING) {
             continue;
@@ -327,14 +331,14 @@ static void admit_overtaken(struct scheduler *s, struct plan *p)
             return;
         }
         if (a == ADMITTED) {
-            n_behind -= n_running + 1 - s->n_running; // running sequences preempted for this one
+            n_later -= n_running + 1 - s->n_running; // running sequences preempted for this one
             rows -= sequence_future(seq) - seq->n_computed;
         }
     }
 }
 
-/* Nothing could be planned and nothing is in flight: the first in the order can never run, so it
- * fails. */
+/* If nothing could be planned and nothing is in flight, the first sequence in the order can never
+ * run, so it fails. */
 static void fail_head(struct scheduler *s, struct plan *p)
 {
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
@@ -348,8 +352,8 @@ static void fail_head(struct scheduler *s, struct plan *p)
     }
 }
 
-/* Decoding rows first, because someone is reading their text; what is left of the budget
- * goes to prompts. False: nothing can run. */
+/* Decode rows are planned first, because users are reading their text; the rest of the budget goes
+ * to prompts. False: nothing can run. */
 bool scheduler_plan(struct scheduler *s, struct plan *p)
 {
     const int64_t hits_before = s->prefix_hits;
@@ -362,7 +366,7 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
         fail_head(s, p);
         return false;
     }
-    holdings_tell_copies(&s->holdings, p);
+    holdings_plan_copies(&s->holdings, p);
     holdings_publish(&s->holdings, p);
     p->n_hits = s->prefix_hits - hits_before;
     return true;
@@ -370,7 +374,7 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
 
 /* ---- results ------------------------------------------------------------------------------ */
 
-/* The results of a step are known. Rows of rejected drafts count as not computed. */
+/* Called when the results of a step are known. Rows of rejected drafts count as not computed. */
 void scheduler_commit(struct scheduler *s, struct sequence *seq)
 {
     bool verified = seq->n_verifying > 0;
@@ -399,7 +403,8 @@ static void free_sequence(struct scheduler *s, struct sequence *seq)
     s->free_sequences[s->n_free_sequences++] = seq;
 }
 
-/* A sequence in a step that runs is freed when that step is over. True: freed at once. */
+/* A sequence that is in a running step is freed when that step ends. True: it was freed
+ * immediately. */
 bool scheduler_retire(struct scheduler *s, struct sequence *seq)
 {
     ASSERT(seq->state == SEQ_WAITING || seq->state == SEQ_RUNNING);
@@ -407,7 +412,7 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
         fronts_remove(&s->fronts, seq);
         s->n_waiting--;
         s->waiting_tokens -= seq->n_prompt;
-    } else { // its tokens soon belong to the caller again
+    } else { // these arrays will soon belong to the caller again
         holdings_settle(&s->holdings, seq, sequence_sure(seq), STATE_END);
         hints_apply(&s->holdings, seq, sequence_sure(seq));
     }
@@ -419,7 +424,7 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
     return true;
 }
 
-/* True when the last step with rows of the sequence has ended, which frees it. */
+/* Returns true if this was the last step with rows of the sequence, which is then freed. */
 bool scheduler_step_over(struct scheduler *s, struct sequence *seq)
 {
     ASSERT(seq->n_inflight > 0);
@@ -433,7 +438,7 @@ bool scheduler_step_over(struct scheduler *s, struct sequence *seq)
 
 /* ---- checks ------------------------------------------------------------------------------- */
 
-/* For tests and the simulation: lists, counts and states agree. */
+/* For tests and the simulation: verifies that lists, counts and states agree. */
 void scheduler_check(const struct scheduler *s)
 {
     int32_t n_running = 0, n_waiting = 0, n_live = 0, n_new = 0;

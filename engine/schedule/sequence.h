@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | One sequence: a sample of a request on its way through the engine. Its known tokens (prompt and
+/* One sequence: a sample of a request on its way through the engine. Its known tokens (prompt and
  * generated) are only appended; everything else can be rebuilt from them.
  *
  *     0 ......... n_prompt ........ n_known .... n_known + n_flight
@@ -21,20 +21,19 @@ enum sequence_state { SEQ_FREE, SEQ_WAITING, SEQ_RUNNING, SEQ_RETIRING };
 struct proposal {
     int32_t n_drafts;
     int32_t drafts[MAX_DRAFTS];
-    bool on_device;       // only n_drafts is set: draft models will sample the drafts in the same
-                          // step
-    bool forced;          // the drafts are not guesses: the grammar allows nothing else
-    int32_t law;          // 1 + index on the device of the first of its drafts' distributions; 0:
-                          // none are kept
-    int32_t depth;        // of a tree: its maximum depth
-    int32_t n_beside;     // of a comb: siblings among n_drafts
-    bool waits_for_token; // the token in flight is needed before the next step
+    bool on_device;   // only n_drafts is set; draft models will sample the drafts in the same step
+    bool forced;      // the grammar allows no other tokens, so these drafts need not be guessed
+    int32_t law;      // 1 + index on the device of the distribution of the first draft; 0: no
+                      // distributions are kept
+    int32_t depth;    // for a tree: its maximum depth
+    int32_t n_beside; // for a comb: the number of siblings among n_drafts
+    bool waits_for_token; // the next step cannot be planned before the token in flight is known
 };
 
 /* State of speculation for a sequence. */
 struct spec_trust {
-    int32_t pause; // turns without proposals
-    float doubt;   // running share of rejected drafts; negative: none were verified yet
+    int32_t pause; // number of proposal turns to skip
+    float doubt; // moving average of the share of rejected drafts; negative: none were verified yet
 };
 
 /* The cached front of a waiting sequence: see fronts.h. */
@@ -42,7 +41,7 @@ struct sequence_front {
     bool filed;
     int32_t n_blocks;             // blocks with cached keys and values
     uint64_t chain;               // uid of the last of them
-    struct sequence *prev, *next; // list of sequences whose missing block has the same hash
+    struct sequence *prev, *next; // list of the sequences whose missing blocks have the same hash
     int32_t bucket;               // -1: no block is missing
     int32_t heap_at;
 };
@@ -54,8 +53,9 @@ struct sequence {
     int32_t sample, index;        // index: in the scheduler's array
     int32_t priority;
     int64_t turn_ns; // arrival time, shifted by its priority (priority_worth_ns)
-    uint64_t order;  // of arrival, or of the sequence that it overtook
-    int64_t slip;    // 0, or below 0: its position before the one that it overtook
+    uint64_t order;  // rank in arrival, or that of the sequence that it overtook
+    // 0, or for an overtaker below 0: its position before the sequence that it overtook
+    int64_t slip;
     int32_t n_prompt;
     int32_t max_tokens; // limited to what fits in max_len
 
@@ -64,25 +64,26 @@ struct sequence {
     struct sequence *prev, *next; // the total order
     enum sequence_state state;
     int32_t n_known, n_flight, n_computed;
-    int64_t planned_in;  // number of the last plan that contained it
-    int32_t n_inflight;  // steps submitted and not yet committed that contain its rows
-    int32_t n_verifying; // drafts in flight: not planned again before they are verified
-    bool was_admitted;   // hit statistics count the first admission only
-    int64_t overtakers;  // scheduler.overtakers at its arrival
+    int64_t planned_in; // number of the last plan that contains it
+    int32_t n_inflight; // number of submitted, uncommitted steps that contain its rows
+    // Drafts in flight; the sequence is not planned again before they are verified.
+    int32_t n_verifying;
+    bool was_admitted;  // makes hit statistics count the first admission only
+    int64_t overtakers; // value of scheduler.overtakers when it arrived
 
     struct sequence_front front; // owned by fronts.c
 
     /* Resources: owned by the holdings. */
-    int32_t lane;           // -1: none
-    int32_t n_blocks;       // of holdings.lane_blocks[lane]
-    int32_t n_granted;      // blocks in the backend's table
-    uint64_t root;          // of the prefix cache
-    uint64_t chain;         // uid of the last entered block, the parent of the next
-    int32_t n_entered;      // full blocks entered into the cache (or skipped, if an equal node
-                            // existed)
-    int32_t branch;         // a state boundary up to which others had the same tokens; 0: none
-    int32_t draft_computed; // rows of the draft models: below this their KV is that of known tokens
-    int32_t draft_marked;   // blocks below it are marked as having draft KV
+    int32_t lane;      // -1: none
+    int32_t n_blocks;  // number of entries in holdings.lane_blocks[lane]
+    int32_t n_granted; // number of its blocks that are in the backend's table
+    uint64_t root;     // its root in the prefix cache
+    uint64_t chain;    // uid of the last block entered, the parent of the next one
+    // Full blocks that were entered into the cache, or skipped because it had an equal node.
+    int32_t n_entered;
+    int32_t branch; // a state boundary up to which other sequences had the same tokens; 0: none
+    int32_t draft_computed; // the draft models' KV below this row is that of known tokens
+    int32_t draft_marked;   // blocks below this one are marked as having draft KV
 
     /* Drafts: the proposer writes the proposal; the tree belongs to the step in flight. */
     struct proposal proposal;
@@ -103,11 +104,11 @@ static inline int32_t sequence_generated(const struct sequence *s)
     return s->n_known - s->n_prompt;
 }
 
-/* The worth of a priority: a sequence is ordered by its arrival time plus this, which is
- * negative for priorities below 0. A difference of one counts as up to 27 s, the largest as 5
- * minutes. A sequence that arrives MAX_ADVANTAGE_S after another therefore never comes before
- * it, whatever their priorities: a stream of better ones cannot delay a waiting or running
- * sequence for longer. */
+/* The effect of a priority in time: a sequence is ordered by its arrival time plus this value,
+ * which is negative for priorities below 0. A difference of one counts for up to 27 s, the largest
+ * difference for MAX_ADVANTAGE_S. A sequence that arrives more than MAX_ADVANTAGE_S after another
+ * therefore never comes before it, whatever their priorities: a stream of urgent requests cannot
+ * delay a waiting or running sequence for longer than that. */
 enum { MAX_ADVANTAGE_S = 600 };
 
 static inline int64_t priority_worth_ns(int32_t priority)
@@ -117,8 +118,7 @@ static inline int64_t priority_worth_ns(int32_t priority)
     return (int64_t)(MAX_ADVANTAGE_S * 0.5e9 * p / (size + HALF_AT));
 }
 
-/* The total order. It does not change while the sequences wait, since turn_ns is fixed at
- * arrival. */
+/* The total order. It does not change while sequences wait, because turn_ns is fixed at arrival. */
 static inline bool sequence_comes_before(const struct sequence *a, const struct sequence *b)
 {
     if (a->turn_ns != b->turn_ns) {
@@ -133,13 +133,13 @@ static inline bool sequence_comes_before(const struct sequence *a, const struct 
     return a->slip < b->slip;
 }
 
-/* The number of known tokens once all steps in flight are done. */
+/* The number of known tokens once all steps in flight have finished. */
 static inline int32_t sequence_future(const struct sequence *s)
 {
     return s->n_known + s->n_flight;
 }
 
-/* The number of leading known tokens whose rows are submitted, not counting drafts. */
+/* The number of leading known tokens whose rows have been submitted, not counting drafts. */
 static inline int32_t sequence_sure(const struct sequence *s)
 {
     int32_t n = s->n_computed - s->n_verifying;

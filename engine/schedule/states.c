@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-/* Low slots first. */
+/* Low slots are taken first. */
 void states_init(struct states *s, int32_t n, int32_t n_blocks)
 {
     *s = (struct states){.n = n, .n_free = n};
@@ -36,12 +36,14 @@ void states_deinit(struct states *s)
 /* ---- value -------------------------------------------------------------------------------- */
 
 enum {
-    TRUST = 16,     // chosen: the prior weighs as much as this number of snapshots
-    MEMORY = 1024,  // chosen: after this number of snapshots the statistics are halved
-    LEAST_AGE = 64, // chosen: snapshots taken and used before idleness counts
+    TRUST = 16,    // chosen: the prior weighs as much as this number of snapshots
+    MEMORY = 1024, // chosen: after this number of snapshots the statistics are halved
+    // Chosen: idleness lowers a snapshot's value only after this many other snapshots were taken or
+    // used.
+    LEAST_AGE = 64,
 };
 
-/* The share of snapshots taken for a reason that were used. */
+/* The share of the snapshots taken for this reason that were used. */
 static double chance_of(const struct states *s, int32_t reason)
 {
     static const double before[N_STATE_REASONS] = {1.0 / 16, 1.0 / 4, 1, 4};
@@ -49,7 +51,7 @@ static double chance_of(const struct states *s, int32_t reason)
            ((double)s->n_taken[reason] + TRUST);
 }
 
-/* Halving both counts lets old experience fade. */
+/* Old experience fades, because both counts are halved from time to time. */
 static void count(struct states *s, int32_t reason, bool used)
 {
     if (used) {
@@ -60,7 +62,7 @@ static void count(struct states *s, int32_t reason, bool used)
     }
 }
 
-/* Tokens saved, times the probability of use in the time between two snapshots. */
+/* Tokens saved, times the probability that the snapshot is used before another one is taken. */
 static double worth(const struct states *s, const struct snapshot *x)
 {
     int32_t from = x->above >= 0 ? s->slots[x->above].pos : 0;
@@ -83,14 +85,15 @@ static int32_t least(const struct states *s, double than)
 
 /* ---- slots -------------------------------------------------------------------------------- */
 
-/* Frees a slot. From now on the snapshots after it on the same prefix also save the tokens that it
+/* Frees a slot. Snapshots after it on the same prefix now save, in addition, the tokens that it
  * saved. */
 static void detach(struct states *s, int32_t slot)
 {
     struct snapshot *x = &s->slots[slot];
     s->of_block[x->block] = -1;
     x->block = -1;
-    for (int32_t i = 0; i < s->n; i++) { // snapshots after this one now follow the one before it
+    // Snapshots after this one are now preceded by the one before it.
+    for (int32_t i = 0; i < s->n; i++) {
         if (s->slots[i].block >= 0 && s->slots[i].above == slot) {
             s->slots[i].above = x->above;
         }
@@ -133,7 +136,7 @@ void states_hold(struct states *s, int32_t slot)
     s->slots[slot].holds++;
 }
 
-/* A slot whose block has left the cache is freed once no copy reads or writes it. */
+/* A slot whose block has left the cache is freed when no copy reads or writes it any more. */
 void states_release(struct states *s, int32_t slot)
 {
     struct snapshot *x = &s->slots[slot];
@@ -158,7 +161,7 @@ void states_use(struct states *s, int32_t slot)
     }
 }
 
-void states_lies_behind(struct states *s, int32_t slot, int32_t above)
+void states_set_above(struct states *s, int32_t slot, int32_t above)
 {
     ASSERT(above < 0 || s->slots[above].pos < s->slots[slot].pos);
     s->slots[slot].above = above;

@@ -15,7 +15,8 @@ float spec_cost(const float *cost, int32_t n)
     return cost[i] + (cost[i + 1] - cost[i]) * (float)(n - low) / (float)low;
 }
 
-/* Fills points that were not measured, and removes noise: more rows never cost less. */
+/* Fills in the points that were not measured, and removes noise: a pass with more rows never costs
+ * less. */
 static void mend(float *cost)
 {
     for (int32_t i = SPEC_COST_POINTS - 2; i >= 0; i--) {
@@ -30,18 +31,18 @@ static void mend(float *cost)
     }
 }
 
-/* The cost of a step beyond its passes is the time in which the host reads the results of a pass
- * before it submits the next one; passes of a chain need no such round trip. */
-static void set_looks(struct spec_costs *c, const struct spec_timed_steps *t)
+/* A step with a single pass takes longer than a further pass of a chain. The difference is a round
+ * trip: the host reads the results of a pass before it submits the next one. */
+static void set_round_trip(struct spec_costs *c, const struct spec_timed_steps *t)
 {
     float one = c->draft[0], each = (t->chain - one) / (float)(t->n_passes - 1);
     if (!(each > 0.0f && each < one)) {
         each = one;
     }
-    c->look = one - each;
-    c->tell = t->telling > one ? t->telling - one : 0.0f;
+    c->round_trip = one - each;
+    c->top_ids = t->with_top_ids > one ? t->with_top_ids - one : 0.0f;
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
-        c->draft[i] -= c->look;
+        c->draft[i] -= c->round_trip;
     }
 }
 
@@ -50,9 +51,10 @@ void spec_costs_settle(struct spec_costs *c, const struct spec_timed_steps *t, i
     mend(c->target);
     mend(c->draft);
     if (n_models > 0) {
-        set_looks(c, t);
+        set_round_trip(c, t);
     }
-    for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // taken to be equal: they feed the same rows
+    // The draft models are assumed to cost the same, since they feed the same rows.
+    for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
         c->draft[i] *= (float)n_models;
     }
 }

@@ -12,8 +12,8 @@ static const struct tree_node *node_of(const struct tree_pick *p)
 }
 
 /* Orders nodes by falling probability. A child is never more likely than its parent and has a
- * higher index, so wherever the list is cut, the parents of all nodes before the cut are before it,
- * too. */
+ * higher index. So wherever the list is cut, the parent of each node before the cut is before the
+ * cut as well. */
 static bool goes_before(const struct tree_pick *a, const struct tree_pick *b)
 {
     float x = node_of(a)->logp, y = node_of(b)->logp;
@@ -26,7 +26,7 @@ static bool goes_before(const struct tree_pick *a, const struct tree_pick *b)
     return a->node < b->node;
 }
 
-/* Shell sort: needs no extra memory. */
+/* Shell sort, because it needs no extra memory. */
 static void sort_picks(struct tree_pick *v, int32_t n)
 {
     for (int32_t gap = n / 2; gap > 0; gap /= 2) {
@@ -64,7 +64,7 @@ static int32_t rank_nodes(const struct spec *sp, struct spec_grove *g, int32_t *
     *n_all = n;
     *tokens = (float)g->n_trees;
     if (sp->options.n_expansion > 0) {
-        return n; // already in order of levels
+        return n; // already in the order of levels
     }
     sort_picks(g->picks, n);
     if (!counts_cost(sp)) {
@@ -102,8 +102,8 @@ static int32_t add_level(struct spec_grove *g, int32_t n, struct spec_tree *t, i
     return n - from < most ? n : from + most;
 }
 
-/* The number of the level's nodes to feed: each costs a row in a draft pass, and one in the
- * target's pass for its likely child. */
+/* The number of the level's nodes that are worth feeding. Each costs a row in a draft pass, and one
+ * in the target's pass for its most likely child. */
 static int32_t worth_feeding(const struct spec *sp, const struct spec_grove *g, int32_t n,
                              int32_t refed, float tokens, float seconds)
 {
@@ -114,8 +114,8 @@ static int32_t worth_feeding(const struct spec *sp, const struct spec_grove *g, 
         sum += gain_of(sp, p) * (1.0f - p->tree->seq->trust.doubt);
         float row = spec_cost(sp->costs.target, g->base_rows + i + 1) -
                     spec_cost(sp->costs.target, g->base_rows);
-        float time = seconds + row + spec_cost(sp->costs.draft, refed + i + 1) + sp->costs.tell +
-                     sp->costs.look;
+        float time = seconds + row + spec_cost(sp->costs.draft, refed + i + 1) + sp->costs.top_ids +
+                     sp->costs.round_trip;
         if (sum / time > rate) {
             rate = sum / time;
             best = i + 1;
@@ -141,7 +141,8 @@ int32_t grove_frontier(const struct spec *sp, struct spec_grove *g, int32_t leve
     if (counts_cost(sp)) {
         sort_picks(g->picks, n);
         n = worth_feeding(sp, g, n, refed, tokens, seconds);
-        float pass = spec_cost(sp->costs.draft, refed + n) + sp->costs.tell + sp->costs.look;
+        float pass =
+            spec_cost(sp->costs.draft, refed + n) + sp->costs.top_ids + sp->costs.round_trip;
         g->spent += n > 0 ? pass : 0.0f;
     }
     for (int32_t i = 0; i < n; i++) {
@@ -161,8 +162,8 @@ static void give_row(struct spec_tree *t, int32_t node)
     t->levels = greater(t->nodes[node].depth, t->levels);
 }
 
-/* Assigns rows along the path, each node followed by its most likely child. Chosen nodes have row 0
- * until a row is assigned. */
+/* Assigns rows along the path on which each node is followed by its most likely child. A chosen
+ * node has row 0 until a row is assigned to it. */
 static void number_path(struct spec_tree *t)
 {
     for (int32_t at = 0, next; at >= 0; at = next) {
@@ -179,7 +180,7 @@ static void number_path(struct spec_tree *t)
     }
 }
 
-/* The rows of the target's pass: the best nodes of all trees, within the budget. */
+/* Chooses the rows of the target's pass: the best nodes of all trees, within the budget. */
 void grove_choose(const struct spec *sp, struct spec_grove *g)
 {
     float tokens, seconds = 0.0f;
@@ -195,7 +196,8 @@ void grove_choose(const struct spec *sp, struct spec_grove *g)
     for (int32_t i = 0; i < g->n_trees; i++) {
         number_path(&g->trees[i]);
     }
-    for (int32_t i = 0; i < worth; i++) { // parents first, in the order in which they were taken
+    // Parents come first, because picks are in the order in which nodes were chosen.
+    for (int32_t i = 0; i < worth; i++) {
         struct spec_tree *t = g->picks[i].tree;
         if (t->nodes[g->picks[i].node].row == 0) {
             give_row(t, g->picks[i].node);

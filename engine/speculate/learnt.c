@@ -4,13 +4,13 @@
 
 #include <math.h>
 
-/* Rate of learning: about the last 30 trials count. While no trees are grown by the host, their
- * estimated gain drifts back up until they are tried again. */
+/* Rate of learning: about the last 30 trials count. While the host grows no trees, the estimated
+ * gain of growing them drifts back up until it is tried again. */
 #define LEARN 0.03f
 #define FORGET 0.0005f
-#define FIRST_GAIN 0.7f    // chosen: tokens that a grown tree adds where a spine ends
+#define FIRST_GAIN 0.7f    // chosen: tokens that a grown tree adds where the spine ends
 #define START_DOUBT 0.3f   // chosen: low enough that drafts are tried at first
-#define START_NODES 5.0f   // weighs as much as a few dozen steps
+#define START_NODES 5.0f   // chosen: weighs as much as a few dozen steps
 #define START_LOOKUP -0.7f // log of one half
 
 static void drift(float *x, float to, float share)
@@ -20,7 +20,8 @@ static void drift(float *x, float to, float share)
 
 void spec_learnt_init(struct spec_learnt *l)
 {
-    static const float first[] = {0.3f, 0.12f, 0.06f}; // chosen: typical of well-matched pairs
+    // Chosen: typical of a draft model that matches its target well.
+    static const float first[] = {0.3f, 0.12f, 0.06f};
     *l = (struct spec_learnt){
         .doubt = START_DOUBT, .lookup_logp = START_LOOKUP, .grow_gain = FIRST_GAIN};
     for (int32_t i = 0; i < MAX_SIBLINGS; i++) {
@@ -33,7 +34,7 @@ void spec_learnt_init(struct spec_learnt *l)
 
 void spec_learnt_expect(struct spec_learnt *l, const struct spec_costs *costs, int32_t k)
 {
-    l->grow_seconds = costs->look + (float)k * costs->tell + costs->draft[2];
+    l->grow_seconds = costs->round_trip + (float)k * costs->top_ids + costs->draft[2];
 }
 
 float spec_doubt_of(const struct spec_learnt *l, const struct spec_trust *trust)
@@ -60,7 +61,7 @@ void spec_count(struct spec_learnt *l, int32_t n_drafts, int32_t n_accepted)
 
 void spec_learn(struct spec_learnt *l, struct spec_trust *trust, int32_t n, int32_t right)
 {
-    // Each right draft, and the first wrong one, is one trial of the acceptance rate.
+    // Each right draft is one trial of the acceptance rate, and so is the first wrong one.
     for (int32_t i = 0; i < n && i <= right; i++) {
         float wrong = i < right ? 0.0f : 1.0f;
         trust->doubt += 0.1f * (wrong - trust->doubt);
@@ -71,7 +72,7 @@ void spec_learn(struct spec_learnt *l, struct spec_trust *trust, int32_t n, int3
 void spec_learn_depth(struct spec_learnt *l, int32_t depth, float expected, bool right)
 {
     l->expected[depth] =
-        0.99f * l->expected[depth] + expected; // weighs about the last hundred steps
+        0.99f * l->expected[depth] + expected; // averages over about the last hundred steps
     l->right[depth] = 0.99f * l->right[depth] + (right ? 1.0f : 0.0f);
 }
 

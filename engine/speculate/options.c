@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WHOLE = 100, TEXT_OR_LIST }; // in addition to the types of JSON
+enum { WHOLE = 100, TEXT_OR_LIST }; // value types of this table, in addition to those of JSON
 
 static const struct {
     const char *name;
@@ -35,7 +35,7 @@ static const struct {
 
 enum { N_KEYS = sizeof keys / sizeof keys[0] };
 
-/* The type of an option's value: a type of JSON, or one of two further types of this table. */
+/* Whether the value has the type of the table: a JSON type, or one of the two above. */
 static bool has_type(const struct json *j, int type)
 {
     int64_t v;
@@ -58,7 +58,7 @@ static const char *type_name(int type)
     }
 }
 
-/* Unknown keys are errors, because a user would believe that an ignored option has an effect. */
+/* Unknown keys are errors, because users would believe that an ignored option has an effect. */
 enum status spec_options_check(const struct json *j, struct err *err)
 {
     if (!json_is(j, JSON_OBJECT)) {
@@ -81,8 +81,8 @@ enum status spec_options_check(const struct json *j, struct err *err)
     return OK;
 }
 
-/* Values are checked against each other, too: for instance the n-gram's shortest and
- * longest length. */
+/* Values are also checked against each other, for instance the shortest and the longest length of
+ * n-grams. */
 enum status spec_options_read(struct spec_options *o, const struct json *j, struct err *err)
 {
     int64_t k = json_get_int(j, "num_speculative_tokens", 4);
@@ -194,7 +194,7 @@ static bool is(const char *s, const char *word)
     return s && strcmp(s, word) == 0;
 }
 
-/* vLLM's names; "standard" with probabilistic drafts is what older versions call
+/* vLLM's names. "standard" with probabilistic drafts is the method that older versions call
  * "probabilistic". */
 enum status spec_options_read_rejection(struct spec_options *o, const struct json *j, bool trees,
                                         struct err *err)
@@ -241,8 +241,8 @@ enum status spec_options_read_rejection(struct spec_options *o, const struct jso
         bool one_law = o->n_models == 1 && !o->lookup;
         if (!one_law) {
             return err_set(err, ERR_UNSUPPORTED,
-                           "speculative-config: only what one draft "
-                           "model draws has a law: probabilistic rejection needs the method "
+                           "speculative-config: probabilistic rejection needs the distribution of "
+                           "one draft model: the method "
                            "draft_model or tree, with one model and no lookup");
         }
         return OK;

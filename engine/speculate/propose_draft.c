@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Draft models: a smaller model with the same vocabulary samples a chain of drafts in passes of the
- * step that verifies them. The host only chooses their number. */
+/* Draft models: a smaller model with the same vocabulary samples a chain of drafts, in passes of
+ * the same step that verifies them. The host chooses only their number. */
 #include "engine/base/minmax.h"
 #include "engine/speculate/proposer.h"
 
@@ -8,7 +8,7 @@ enum { LONG_LAG = 64 }; // tokens; chosen: feeding them takes no longer than a f
 
 int32_t draft_laws(const struct spec_options *o, int32_t depth)
 {
-    int32_t nodes = 1, level = 1; // nodes with children, and their level
+    int32_t nodes = 1, level = 1; // number of nodes that get children; nodes of the current level
     for (int32_t d = 0; o->n_expansion > 0 && d + 1 < depth; d++) {
         level *= o->expansion[d];
         level = lesser(level, MAX_TREE_NODES);
@@ -20,25 +20,25 @@ int32_t draft_laws(const struct spec_options *o, int32_t depth)
     return lesser(nodes, MAX_TREE_NODES);
 }
 
-/* A draft model can only draft in a step whose first draft pass feeds all rows that it lacks, so it
- * must nearly have caught up. */
+/* A draft model can draft only in a step whose first draft pass feeds all the rows that it lacks,
+ * so it must have nearly caught up. */
 void draft_propose(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c,
                    int32_t n, struct draft_load *load)
 {
-    int32_t n_rows = c->lag + spec_feeding_passes(&sp->options) - 1; // of the largest pass
+    int32_t n_rows = c->lag + spec_feeding_passes(&sp->options) - 1; // rows of the largest pass
     if (c->lag < 0 || c->lag > LONG_LAG || load->n_rows + n_rows > v->max_rows) {
         return;
     }
     bool noise = c->seq->request->params.temperature > 0.0f;
-    bool judged = sp->options.rejection == REJECT_PROBABILISTIC && noise;
-    int32_t n_laws = judged ? draft_laws(&sp->options, c->depth) : 0;
+    bool with_laws = sp->options.rejection == REJECT_PROBABILISTIC && noise;
+    int32_t n_laws = with_laws ? draft_laws(&sp->options, c->depth) : 0;
     if (load->n_laws + n_laws > sp->max_laws) {
         return;
     }
     c->proposal->n_drafts = n;
     c->proposal->depth = c->depth;
     c->proposal->on_device = true;
-    c->proposal->law = judged ? 1 + load->n_laws : 0;
+    c->proposal->law = with_laws ? 1 + load->n_laws : 0;
     load->n_laws += n_laws;
     load->n_rows += n_rows;
 }

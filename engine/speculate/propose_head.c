@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Draft heads: a module of the model's checkpoint (MTP), or an EAGLE-3 head in its own folder.
- * Proposers treat a head as a draft model, whose drafts may be chains or trees. */
+/* Draft heads: a module of the model's own checkpoint (MTP), or an EAGLE-3 head in its own folder.
+ * Proposers treat a head like a draft model; its drafts may be chains or trees. */
 #include "engine/speculate/proposer.h"
 
 #include "engine/base/json.h"
@@ -10,7 +10,7 @@ static enum status read_mtp(struct spec_options *o, const struct json *j, struct
     if (json_get(j, "model")) {
         return err_set(err, ERR_INVALID,
                        "speculative-config: the module of method 'mtp' is in the model's own "
-                       "checkpoint: 'model' is not for it");
+                       "checkpoint: 'model' must not be given");
     }
     o->head = HEAD_MTP;
     o->n_models = 1;
@@ -46,7 +46,7 @@ static enum status read_eagle3_tree(struct spec_options *o, const struct json *j
 static const struct proposer mtp_tree = {.name = "mtp", .read = read_mtp_tree, TREES};
 static const struct proposer eagle3_tree = {.name = "eagle3", .read = read_eagle3_tree, TREES};
 
-/* vLLM's names, one per family, of the families supported here. */
+/* vLLM's names for the families supported here, one per family. */
 static const char *const mtp_names[] = {"deepseek_mtp",   "glm4_moe_mtp", "glm4_moe_lite_mtp",
                                         "qwen3_next_mtp", "qwen3_5_mtp",  NULL};
 

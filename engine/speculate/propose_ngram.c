@@ -45,7 +45,7 @@ void ngram_close(struct spec *sp)
     sp->known = NULL;
 }
 
-/* Prompt and output are separate arrays: they are joined for the search. */
+/* Joins prompt and output, which are separate arrays, for the search. */
 int32_t ngram_look_up(struct spec *sp, const struct sequence *seq, int32_t k, int32_t *drafts)
 {
     memcpy(sp->known, seq->request->prompt, (size_t)seq->n_prompt * sizeof *sp->known);
@@ -59,13 +59,14 @@ static void propose_for(struct spec *sp, struct spec_candidate *c)
     struct proposal *p = c->proposal;
     p->n_drafts = ngram_look_up(sp, c->seq, c->depth, p->drafts);
     p->on_device = false;
-    if (sp->options.rejection == REJECT_SYNTHETIC && p->n_drafts == 0) { // any token will do
+    // Synthetic acceptance does not look at the token.
+    if (sp->options.rejection == REJECT_SYNTHETIC && p->n_drafts == 0) {
         for (; p->n_drafts < c->depth; p->n_drafts++) {
             p->drafts[p->n_drafts] = sequence_token(c->seq, c->seq->n_known - 1);
         }
     }
     if (p->n_drafts == 0) {
-        c->trust->pause = 2; // no match here: try again after a short pause
+        c->trust->pause = 2; // no match here; the next attempt is after a short pause
     }
 }
 
@@ -78,7 +79,8 @@ static void propose(struct spec *sp, const struct spec_view *v)
     }
 }
 
-/* prompt_lookup_min and _max are read with the common options, because trees use lookup, too. */
+/* prompt_lookup_min and _max are read with the common options, because trees use n-gram lookup as
+ * well. */
 const struct proposer proposer_ngram = {.name = "ngram",
                                         .open = ngram_open,
                                         .close = ngram_close,

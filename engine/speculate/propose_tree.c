@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trees of drafts: combs, which are laid out before they are drafted and need only a chain's
- * passes, or trees that the host grows level by level. Measurements decide which is better. */
+/* Trees of drafts. A comb is laid out before it is drafted and needs only a chain's passes; other
+ * trees are grown by the host, level by level. Measurements decide which is better. */
 #include "engine/base/minmax.h"
 #include "engine/speculate/shape.h"
 #include "engine/speculate/tree.h"
@@ -9,8 +9,8 @@
 
 /* ---- proposals ---------------------------------------------------------------------------- */
 
-/* The user's choice: 1: the host grows trees, 0: it does not, -1: decided by measurement. */
-static int32_t told_to_grow(const struct spec *sp)
+/* The user's choice. 1: the host grows trees; 0: it does not; -1: measurements decide. */
+static int32_t grow_option(const struct spec *sp)
 {
     const struct spec_options *o = &sp->options;
     bool chain = o->n_expansion > 0 && o->n_models == 1 && !o->lookup;
@@ -24,8 +24,9 @@ static int32_t told_to_grow(const struct spec *sp)
         return 1;
     }
     if (o->rejection == REJECT_PROBABILISTIC) {
-        return 0; // with p / q verification the shape must not depend on the draws: lay trees out
-                  // in advance
+        // With p / q verification the shape must not depend on the draws, so trees are laid out in
+        // advance.
+        return 0;
     }
     if (o->fixed || !spec_costs_known(&sp->costs)) {
         return 1;
@@ -33,12 +34,12 @@ static int32_t told_to_grow(const struct spec *sp)
     return -1;
 }
 
-/* Plans a comb for every decoding sequence, within the budget, and decides whether grown trees are
- * better. */
+/* Plans a comb for every decoding sequence, within the budget, and decides whether grown trees
+ * would be better. */
 static void plan_combs(struct spec *sp, const struct spec_view *v)
 {
     struct spec_plan all = {0};
-    int32_t nodes = 0, rows = 0, deepest = 0, told = told_to_grow(sp), budget = sp->options.budget;
+    int32_t nodes = 0, rows = 0, deepest = 0, option = grow_option(sp), budget = sp->options.budget;
     int32_t share = budget / (v->n_running > 0 ? v->n_running : 1);
     for (int32_t i = 0; i < v->n; i++) {
         const struct spec_candidate *c = &v->seqs[i];
@@ -64,12 +65,12 @@ static void plan_combs(struct spec *sp, const struct spec_view *v)
     }
     sp->comb_seconds = all.seconds = (float)deepest * spec_cost(sp->costs.draft, v->n_running) +
                                      spec_cost(sp->costs.target, rows > 0 ? rows : 1);
-    if (told >= 0) {
-        sp->grows = told;
+    if (option >= 0) {
+        sp->grows = option;
     } else {
         sp->grows = deepest > 0 && spec_worth_growing(sp, &all);
     }
-    if (told < 0 && deepest > 0 && !sp->grows) {
+    if (option < 0 && deepest > 0 && !sp->grows) {
         spec_forget(&sp->learnt);
     }
 }
@@ -102,8 +103,8 @@ enum spec_passes tree_passes(const struct spec *sp)
 
 /* ---- learning ----------------------------------------------------------------------------- */
 
-/* The number of siblings of the spine's node at `depth` with rows, and which of them `row` is; -1:
- * none of them. */
+/* The number of siblings with rows beside the spine's node at `depth`. *which: the index among them
+ * of the sibling in `row`; -1: it is none of them. */
 static int32_t find_beside(const struct spec_tree *t, int32_t depth, int32_t row, int32_t *which)
 {
     int32_t n = 0, parent = -1;
@@ -128,7 +129,7 @@ static int32_t find_beside(const struct spec_tree *t, int32_t depth, int32_t row
     return n;
 }
 
-/* Learns the acceptance of the spine, and of the siblings where it ended. */
+/* Learns the acceptance rate of the spine, and which siblings are right where it ends. */
 static void learn_shape(struct spec *sp, const struct spec_trial *trial)
 {
     const struct spec_tree *t = trial->tree;
@@ -147,7 +148,8 @@ static void learn_shape(struct spec *sp, const struct spec_trial *trial)
     }
     int32_t n = find_beside(t, right + 1, n_path > right ? path[right] : -1, &which);
     spec_learn_beside(&sp->learnt, n, which);
-    if (!t->planned && !trial->cut) { // compared with a comb with the planned number of siblings
+    // The tree is compared with a comb that has the planned number of siblings.
+    if (!t->planned && !trial->cut) {
         int32_t beside =
             (trial->seq->proposal.n_beside + t->depth - 1) / (t->depth > 0 ? t->depth : 1);
         bool rescued = which >= 0 && which < beside;
@@ -155,18 +157,18 @@ static void learn_shape(struct spec *sp, const struct spec_trial *trial)
     }
 }
 
-/* Compares the drafts' probabilities of the nodes at each depth with the outcome. */
+/* Compares the probabilities that the drafts gave to the nodes at each depth with the outcome. */
 static void learn_depths(struct spec *sp, const struct spec_trial *trial)
 {
     const struct spec_tree *t = trial->tree;
-    float said[MAX_DRAFTS] = {0};
+    float expected[MAX_DRAFTS] = {0};
     for (int32_t r = 1; r < t->n_rows; r++) {
         const struct tree_node *n = &t->nodes[t->by_row[r]];
-        said[n->depth] += expf(n->logp);
+        expected[n->depth] += expf(n->logp);
     }
-    int32_t judged = trial->cut ? trial->n_right : t->levels;
-    for (int32_t d = 1; d <= judged; d++) {
-        spec_learn_depth(&sp->learnt, d, said[d], d <= trial->n_right);
+    int32_t n_verified = trial->cut ? trial->n_right : t->levels;
+    for (int32_t d = 1; d <= n_verified; d++) {
+        spec_learn_depth(&sp->learnt, d, expected[d], d <= trial->n_right);
     }
 }
 

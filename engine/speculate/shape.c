@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trees that are laid out before they are drafted: a spine, with leaf siblings beside its nodes. A
- * chain of draft passes produces all of it, since each draw returns the siblings too, so no round
- * trip to the host is needed; without siblings it is a chain. How many siblings pay, and whether a
- * deeper tree grown level by level is better, is decided by measurements. */
+/* Trees that are laid out before they are drafted: combs, which consist of a spine and leaf
+ * siblings beside its nodes. A chain of draft passes produces a whole comb without a round trip to
+ * the host, because each draw also returns the siblings. A comb without siblings is a chain.
+ * Measurements decide how many siblings pay, and whether a deeper tree grown level by level is
+ * better. */
 #include "engine/speculate/shape.h"
 #include "engine/base/minmax.h"
 
@@ -56,8 +57,9 @@ int32_t spec_tree_most(const struct spec *sp, int32_t depth, int32_t n_sequences
 
 /* ---- combs -------------------------------------------------------------------------------- */
 
-/* The next sibling to lay out: at the depth where the spine ends most often, the best one left. -1:
- * no rows left. value: the share of steps that it saves. */
+/* The depth at which the next sibling is worth most. *value: its worth, which is the chance that
+ * the spine ends at that depth times the chance that the sibling is then right. -1: all depths are
+ * full. */
 static int32_t next_beside(const struct spec *sp, float acceptance, int32_t depth,
                            const uint8_t *beside, float *value)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Speculation as the engine sees it: options, the proposer, and how many tokens each
- * sequence should draft now, from what was measured and learnt. */
+/* Speculation as the engine sees it: the options, the proposer, and how many tokens to draft for
+ * each sequence now, given what was measured and learnt. */
 #include "engine/speculate/spec.h"
 
 #include "engine/base/json.h"
@@ -30,7 +30,7 @@ static bool shapes_trees(const struct json *j)
     return json_get(j, "expansion") || json_get(j, "tree_width") || json_get(j, "tree_nodes");
 }
 
-/* Options that only trees have choose the proposer with trees. */
+/* If an option is given that only trees have, the proposer with trees is chosen. */
 static const struct proposer *find_proposer(const char *name, const struct json *j)
 {
     for (size_t i = 0; name && i < sizeof proposers / sizeof proposers[0]; i++) {
@@ -77,7 +77,7 @@ static enum status read_config(struct spec *sp, const struct json *j, struct err
     return spec_options_read_rejection(&sp->options, j, sp->proposer->trees, err);
 }
 
-/* Without a config there is no proposer and nothing costs anything. */
+/* Without a config there is no proposer, and speculation costs nothing. */
 enum status spec_init(struct spec *sp, const char *config, struct err *err)
 {
     *sp = (struct spec){0};
@@ -133,7 +133,8 @@ int32_t spec_max_passes(const struct spec *sp)
     return sp->options.n_models > 0 ? sp->options.k : 0;
 }
 
-/* Laws of drafts take a row of the vocabulary each, so their number is limited. */
+/* The number of distributions (laws) is limited, because each takes a row as long as the
+ * vocabulary. */
 int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
 {
     const int32_t most = 256; // of trees; chosen: 130 MB with a large vocabulary
@@ -152,7 +153,7 @@ int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
 /* ---- depth -------------------------------------------------------------------------------- */
 
 /* The number of drafts with the most tokens per second for one of n sequences whose drafts are each
- * accepted with this probability; 0: drafts do not pay. */
+ * accepted with this probability. 0: drafts do not pay. */
 static int32_t best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most)
 {
     const struct spec_costs *costs = &sp->costs;
@@ -192,9 +193,9 @@ static int32_t allowed(const struct spec *sp, const struct spec_view *v, const s
     return greater(k, 0);
 }
 
-enum { PAUSE = 32 }; // tokens; chosen: a probe costs 3 % at worst
+enum { PAUSE = 32 }; // tokens; chosen: trying again costs 3 % at worst
 
-/* Where drafts did not pay, they are tried again after a while. */
+/* After drafts did not pay, they are tried again after a while. */
 static void pause(struct spec_trust *trust, bool busy)
 {
     if (trust->pause > 0) {
@@ -205,7 +206,7 @@ static void pause(struct spec_trust *trust, bool busy)
     trust->doubt *= trust->pause == 1 ? 0.7f : 1.0f;
 }
 
-/* The depth whose expected gain pays for its rows. */
+/* Chooses the depth of drafts whose expected gain pays for its rows. */
 static void consider(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c)
 {
     c->most = sp->busy ? 0 : allowed(sp, v, c->seq);
@@ -250,7 +251,7 @@ enum spec_passes spec_passes(const struct spec *sp)
     return SPEC_NO_PASSES;
 }
 
-/* A draft stands if the target drew the same token; with synthetic acceptance a random number
+/* A draft is accepted if the target drew the same token; with synthetic acceptance a random number
  * decides. */
 bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn)
 {

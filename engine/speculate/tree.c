@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Token trees: candidates by likelihood, the nodes that are fed to the draft model, and the rows of
- * the target's pass. A node has an index of each kind, since not every candidate is fed or gets a
- * row. */
+/* Token trees: candidates by likelihood, the nodes that are fed to the draft models, and the rows
+ * of the target's pass. A node has a separate index for each of these, because not every candidate
+ * is fed or gets a row. */
 #include "engine/speculate/tree.h"
 
 #include "engine/base/assert.h"
@@ -13,7 +13,7 @@
 
 /* ---- nodes --------------------------------------------------------------------------------- */
 
-/* The root is the newest token, which is a row in any case. */
+/* The root is the newest token, which has a row with or without drafts. */
 void tree_begin(struct spec_tree *t, const struct sequence *seq, int32_t token)
 {
     t->seq = seq;
@@ -25,7 +25,8 @@ void tree_begin(struct spec_tree *t, const struct sequence *seq, int32_t token)
     t->by_fed[0] = t->by_row[0] = 0;
 }
 
-/* A token occurs only once below a parent, with the highest probability proposed for it. */
+/* A token occurs only once below a parent, with the highest probability that was proposed for
+ * it. */
 int32_t tree_add(struct spec_tree *t, int32_t parent, int32_t token, float logp)
 {
     for (int32_t i = parent + 1; i < t->n_nodes; i++) {
@@ -51,14 +52,14 @@ int32_t tree_add(struct spec_tree *t, int32_t parent, int32_t token, float logp)
 
 enum { MAX_IDS = 1 + MAX_TOP_LOGPROBS };
 
-/* Candidate ids for a node's children, with their probabilities. */
+/* Candidate ids for the children of a node, with their probabilities. */
 struct guesses {
     int32_t n;
     int32_t token[MAX_IDS * MAX_DRAFT_MODELS];
     float p[MAX_IDS * MAX_DRAFT_MODELS];
 };
 
-/* Several draft models may name the same token; their probabilities add up. */
+/* If several draft models propose the same token, their probabilities add up. */
 static void guess(struct guesses *g, int32_t token, float p)
 {
     for (int32_t i = 0; i < g->n; i++) {
@@ -95,21 +96,21 @@ static void guess_from(struct guesses *g, const struct draw_result *r, const str
         }
         best = greater(score[i], best);
     }
-    if (!(best > -INFINITY)) { // also for NaN: a draft model may return anything
+    if (!(best > -INFINITY)) { // true for NaN as well, since a draft model may return anything
         return;
     }
     score[0] = best;
     for (int32_t i = 0; i < n; i++) {
         sum += expf(score[i] - best);
     }
-    // Without noise, the rest of the vocabulary keeps its share of the probability.
+    // Without noise, the ids that were not returned keep their share of the probability.
     float scale = t > 0.0f || sum * expf(best) > 1.0f ? 1.0f / sum : expf(best);
     for (int32_t i = 0; i < n; i++) {
         guess(g, ids[i], share * scale * expf(score[i] - best));
     }
 }
 
-/* The k likeliest children, from the average of the draft models' distributions. */
+/* Adds the k likeliest children, by the average of the draft models' distributions. */
 void tree_expand(struct spec_tree *t, int32_t node, const struct draw_result *const *drawn,
                  int32_t n_drawn, int32_t k)
 {
@@ -134,12 +135,13 @@ void tree_expand(struct spec_tree *t, int32_t node, const struct draw_result *co
     }
 }
 
-/* If drafts are sampled, which nodes are tried must not depend on the sampled tokens, or the
- * answer's distribution would change. */
+/* Adds the drawn children. If drafts are sampled, the choice of nodes to try must not depend on the
+ * sampled tokens, or the distribution of the answer would change. */
 void tree_expand_drawn(struct spec_tree *t, int32_t node, const struct draw_result *drawn)
 {
-    float logp = t->nodes[node].logp; // not the draw's probability: the drawn token must not decide
-                                      // which nodes are tried
+    // A constant instead of the draw's probability, because the drawn token must not decide which
+    // nodes are tried.
+    float logp = t->nodes[node].logp;
     tree_add(t, node, drawn->token, logp - 0.5f);
     for (int32_t i = 0; i < drawn->n_top; i++) {
         tree_add(t, node, drawn->top_ids[i], logp - 1.5f - (float)i);
@@ -162,8 +164,7 @@ static int32_t lay_node(struct spec_tree *t, int32_t parent, bool spine)
     return k;
 }
 
-/* A spine of the likeliest tokens with siblings beside it, laid out before anything is
- * drawn. */
+/* Lays out a spine of the likeliest tokens, with siblings beside it, before anything is drawn. */
 void tree_lay_comb(struct spec_tree *t, int32_t depth)
 {
     t->planned = true;
@@ -210,7 +211,7 @@ int32_t tree_trunk(const struct spec_tree *t)
     return trunk;
 }
 
-/* From the node up to the root. */
+/* Walks from the node up to the root. */
 int32_t tree_path_tokens(const struct spec_tree *t, int32_t node, int32_t tokens[MAX_DRAFTS])
 {
     int32_t depth = t->nodes[node].depth;
@@ -220,7 +221,7 @@ int32_t tree_path_tokens(const struct spec_tree *t, int32_t node, int32_t tokens
     return depth;
 }
 
-/* The child of a row that has this token; -1: the tree ends here. */
+/* The row of the child with this token; -1: the tree ends here. */
 int32_t tree_next(const struct spec_tree *t, int32_t row, int32_t token)
 {
     for (int32_t r = row + 1; r < t->n_rows; r++) {

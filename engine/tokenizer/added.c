@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tags that occur in harmless text. Gemma has them among its added tokens. */
+/* HTML tags, which occur in harmless text. Gemma lists some as added tokens. */
 static bool is_html_name(const char *s, size_t n)
 {
     static const char *const names[] = {
@@ -27,7 +27,8 @@ static bool is_html_name(const char *s, size_t n)
     return false;
 }
 
-/* Such strings are treated as control tokens although the file does not call them special. */
+/* True for strings that are treated as control tokens although the file does not call them
+ * special. */
 static bool looks_like_markup(const char *s, size_t n)
 {
     bool angle = n > 2 && s[0] == '<' && s[n - 1] == '>';
@@ -39,8 +40,9 @@ static bool looks_like_markup(const char *s, size_t n)
     return !(angle && is_html_name(s + 1 + slash, n - 2 - slash));
 }
 
-/* The id that the library assigns to a new token: the model's id for that text; otherwise the next
- * id after the model's entries (counted without gaps) and after ids assigned earlier. */
+/* The id that the library assigns to a new token. It is the model's id for that text, if there is
+ * one; otherwise the next id after the model's entries (counted without gaps) and after the ids
+ * assigned so far. */
 static int32_t new_id(struct tokenizer *tok, const char *text, size_t n)
 {
     int32_t id = string_table_find(&tok->by_text, text, n);
@@ -51,7 +53,7 @@ static int32_t new_id(struct tokenizer *tok, const char *text, size_t n)
     return id;
 }
 
-/* An id that the model has for this text, or a new one. */
+/* Appends the token, under the model's id for this text or under a new one. */
 static int32_t append(struct tokenizer *tok, const struct added *token)
 {
     if (tok->n_added == tok->cap_added) {
@@ -98,8 +100,8 @@ static void note_first(uint64_t bits[4], const char *s)
     bits[c / 64] |= 1ULL << (c % 64);
 }
 
-/* Tokens marked as normalized are searched for in normalised text, so their own text is normalised
- * once, here. */
+/* Tokens marked as normalized are searched for in normalised text. So their own text is normalised
+ * here, once. */
 static enum status normalize_text(struct tokenizer *tok, struct added *a, struct err *err)
 {
     struct scratch *sc = scratch_take(tok);
@@ -118,10 +120,10 @@ static enum status normalize_text(struct tokenizer *tok, struct added *a, struct
     return OK;
 }
 
-/* Called once all added tokens are known: computes their normalised forms, and builds the two
- * tries. If the model's ids have gaps, an assigned id may also belong to a later token, which then
- * owns it; the earlier one is no longer recognised in text, so that user text cannot become a
- * special token this way. */
+/* Called once all added tokens are known: computes their normalised forms and builds the two tries.
+ * If the model's ids have gaps, an assigned id may also belong to a later token, which then owns
+ * the id. The earlier token is no longer recognised in text, so that user text cannot become a
+ * special token in this way. */
 enum status added_finish(struct tokenizer *tok, struct err *err)
 {
     if (!trie_init(&tok->raw_trie) || !trie_init(&tok->normalized_trie)) {
@@ -143,7 +145,7 @@ enum status added_finish(struct tokenizer *tok, struct err *err)
                 n = a->normalized_bytes;
             }
         }
-        if (n == 0) { // the library would cut between all bytes, or fail
+        if (n == 0) { // with an empty text the library would cut between all bytes, or fail
             return err_set(err, ERR_UNSUPPORTED, "the added token %d normalises to nothing",
                            (int)a->id);
         }
@@ -162,7 +164,7 @@ static bool is_word(uint32_t cp)
     return (unicode_flags(cp) & U_RUST_WORD) != 0;
 }
 
-/* single_word tokens must not touch a word character on either side. */
+/* A single_word token must not touch a word character on either side. */
 static bool stands_alone(const struct added_search *a, size_t start, size_t end)
 {
     uint32_t cp;
@@ -181,7 +183,7 @@ static bool stands_alone(const struct added_search *a, size_t start, size_t end)
     return true;
 }
 
-/* Position of the next input byte at or after `at`. */
+/* The position of the next byte of user input at or after `at`. */
 static size_t next_input(struct added_search *a, size_t at)
 {
     while (a->next_input < a->n_input && a->input[a->next_input].end <= at) {
@@ -200,8 +202,8 @@ static bool is_allowed(const struct added_search *a, int32_t index, bool has_inp
     return (a->parse_special || !token->special) && !(has_input && token->control);
 }
 
-/* The longest token at `at` among those allowed there. Tokens that are not allowed do not hide
- * shorter ones. */
+/* The longest of the tokens at `at` that are allowed there. A longer token that is not allowed does
+ * not hide a shorter one that is. */
 static int32_t longest(struct added_search *a, size_t at, size_t *end)
 {
     uint32_t node = 0;
@@ -234,8 +236,8 @@ static size_t skip_to_candidate(const struct added_search *a, size_t at)
     return at;
 }
 
-/* The next added token from the left, the longest at its place. White space next to a token belongs
- * to it if its flags (lstrip, rstrip) say so. */
+/* Finds the next added token from the left, and the longest one at its place. White space next to
+ * the token belongs to the match if the token's flags (lstrip, rstrip) say so. */
 bool added_search_next(struct added_search *a, struct range *match, int32_t *index)
 {
     for (;;) {
@@ -252,7 +254,7 @@ bool added_search_next(struct added_search *a, struct range *match, int32_t *ind
         const struct added *token = &a->tok->added[v];
         a->from = end;
         if (token->single_word && !stands_alone(a, start, end)) {
-            continue; // as in the library, the text it covers is not searched again
+            continue; // as in the library, the text that it covers is not searched again
         }
         if (token->lstrip) {
             size_t low = a->covered;
@@ -263,7 +265,8 @@ bool added_search_next(struct added_search *a, struct range *match, int32_t *ind
             }
         }
         if (token->rstrip) {
-            // The space ends where the previous match, which swallowed part of it, ended.
+            // If the previous match swallowed part of the white space, the space ends where that
+            // match ended.
             if (end < a->covered) {
                 end = a->covered;
             } else {
@@ -271,7 +274,7 @@ bool added_search_next(struct added_search *a, struct range *match, int32_t *ind
             }
         }
         if (start >= end) {
-            continue; // lies entirely in text that the previous match swallowed
+            continue; // the match lies entirely in text that the previous match swallowed
         }
         a->covered = end;
         *match = (struct range){start, end};

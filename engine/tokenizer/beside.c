@@ -48,7 +48,7 @@ static int compare_keyed(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The flags of added_tokens_decoder override those of tokenizer.json. */
+/* The flags in added_tokens_decoder override those in tokenizer.json. */
 static enum status read_added_decoder(const struct json *node, struct tokenizer *tok,
                                       struct err *err)
 {
@@ -109,7 +109,7 @@ static enum status put_named(struct tokenizer *tok, const char *name, const char
     return name_is_special(tok, text, err);
 }
 
-/* The special tokens that the config names, in addition to those marked in tokenizer.json. */
+/* Reads the special tokens that the config names, in addition to those marked in tokenizer.json. */
 static enum status read_named(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
@@ -176,8 +176,8 @@ static enum status put_end(int32_t *ids, size_t *n, int64_t id, struct err *err)
     return OK;
 }
 
-/* Only templates of the form tokens, text, tokens are supported: they are a prefix and a suffix of
- * ids. */
+/* Supports only templates of the form tokens, text, tokens, which amount to a prefix and a suffix
+ * of ids. */
 static enum status read_template(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const struct json *specials = json_get(node, "special_tokens");
@@ -222,7 +222,7 @@ static int64_t pair_id(const struct json *pair)
     return id;
 }
 
-/* Only processors that add tokens around the text have an effect here; unknown ones are errors. */
+/* Only processors that add tokens around the text have an effect here. Unknown ones are errors. */
 enum status post_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
@@ -237,7 +237,7 @@ enum status post_load(const struct json *node, struct tokenizer *tok, struct err
         return OK;
     }
     if (strcmp(type, "ByteLevel") == 0) {
-        return OK; // affects offsets only
+        return OK; // this processor affects offsets only
     }
     if (tok->n_prefix + tok->n_suffix > 0) {
         return err_set(err, ERR_UNSUPPORTED, "two post-processors that add tokens");

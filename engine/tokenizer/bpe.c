@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Byte-pair encoding: preparation at load, and the path of a piece through the cache and the cuts
- * to the merges (bpe_merge.c). */
+/* Byte-pair encoding: what is prepared at load, and how a piece goes through the cache and is cut
+ * into parts before the merges (bpe_merge.c). */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/hash.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CUT_BYTES = 12 }; // longer pieces are worth cutting; anything from 6 to 24 works
+enum { CUT_BYTES = 12 }; // chosen: cutting pays for longer pieces; anything from 6 to 24 works
 
 static int32_t find_byte_token(const struct tokenizer *tok, int byte)
 {
@@ -21,7 +21,7 @@ static int32_t find_byte_token(const struct tokenizer *tok, int byte)
     return string_table_find(&tok->by_text, name, 6);
 }
 
-/* Symbols of single bytes, so that the common case needs no search. */
+/* Looks up the symbols of single bytes once, so that the common case needs no search. */
 enum status bpe_load(struct tokenizer *tok)
 {
     struct bpe *bpe = &tok->bpe;
@@ -45,7 +45,8 @@ enum status bpe_load(struct tokenizer *tok)
     return OK;
 }
 
-/* Merges of two bytes in a table of their own: the first step of nearly every piece. */
+/* Merges of two bytes have a separate table, because they are the first step of nearly every
+ * piece. */
 static enum status make_byte_pairs(const struct bpe *bpe, struct merge_rules *rules,
                                    struct err *err)
 {
@@ -62,7 +63,8 @@ static enum status make_byte_pairs(const struct bpe *bpe, struct merge_rules *ru
     return OK;
 }
 
-/* A second set of rules, in case a merge produces a special token, which user text must not. */
+/* A second set of rules, for user input, which must not yield special tokens; needed only if a
+ * merge produces one. */
 static enum status make_guarded(struct tokenizer *tok, struct err *err)
 {
     struct bpe *bpe = &tok->bpe;
@@ -114,21 +116,21 @@ void bpe_deinit(struct bpe *bpe)
 
 enum { CACHE_BITS = 14, KEY_BYTES = 31, VALUE_IDS = 7 };
 
-/* A piece and its ids; both have fixed sizes, so a slot is one read. */
+/* A piece and its ids. Both have fixed sizes, so reading a slot is one memory access. */
 struct cache_slot {
     uint64_t key[4]; // the bytes, zero-padded; the last byte holds the length and a tag
     int32_t n;       // 0: empty
     int32_t id[VALUE_IDS];
 };
-/* The same text can encode in several ways: whole, or (with ignore_merges) as a part of a piece;
- * and as user input, which yields no special token. */
+/* One text can encode in several ways: as a whole piece; as a part of a piece, if ignore_merges
+ * makes a difference; and as user input, which yields no special token. */
 enum { TAG_PART = 0x80, TAG_INPUT = 0x40 };
 struct piece_cache {
     struct cache_slot *slots; // 64-byte aligned
     uint64_t secret[2];
 };
 
-/* Each scratch has a cache, so threads do not share it. The secrets keep clients from
+/* Each scratch has its own cache, so threads do not share it. Secret keys keep clients from
  * choosing texts that collide. */
 static struct piece_cache *cache_new(void)
 {
@@ -176,7 +178,7 @@ static inline uint64_t load_tail(const char *s, size_t n)
            (uint64_t)(unsigned char)s[n - 1] << (8 * (n - 1));
 }
 
-/* The tag separates text of users from text of templates, whose merges may differ. */
+/* The tag separates users' text from the text of templates, whose merges may differ. */
 static inline void make_key(const char *s, size_t n, unsigned tag, uint64_t key[4])
 {
     size_t i = 0, left = n;
@@ -218,7 +220,7 @@ static inline enum status emit_slot(struct scratch *sc, const struct cache_slot 
     return emit_many(sc, slot->id, (size_t)slot->n);
 }
 
-/* Caches the ids appended since `before`. */
+/* Stores the ids appended since `before` in the cache. */
 static void slot_fill(struct cache_slot *slot, const uint64_t key[4], const struct ids *out,
                       size_t before)
 {
@@ -309,7 +311,8 @@ enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const ch
     }
     size_t before = sc->out->n;
     TRY(encode_new(tok, sc, s, n));
-    // A part of the piece may have taken the slot; the whole piece is more useful in it.
+    // A part of the piece may have taken the slot in the meantime; the whole piece is more useful
+    // there.
     slot_fill(slot, key, sc->out, before);
     return OK;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Merges one piece: lowest rank first, leftmost among equals, the order of the library's queue. A
- * piece becomes a list of symbols; few symbols are scanned for the minimum, many are kept in a
- * heap. Both give the same ids. */
+/* Merges one piece in the order of the library's queue: lowest rank first, and the leftmost among
+ * equals. A piece becomes a list of symbols. A few symbols are scanned for the minimum, many are
+ * kept in a heap; both ways give the same ids. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/minmax.h"
@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SMALL = 48 }; // most symbols for which scanning beats a heap; 32 to 64 perform alike
+/* Chosen: up to this many symbols, scanning beats a heap; 32 to 64 perform alike. */
+enum { SMALL = 48 };
 
 static const struct merge_rules *rules_for(const struct tokenizer *tok, const struct scratch *sc)
 {
@@ -23,10 +24,11 @@ static const struct merge_rules *rules_for(const struct tokenizer *tok, const st
 
 /* ---- symbols ---- */
 
-/* A list in an array, linked by indices; a merged symbol's right neighbour is unlinked. */
+/* A list in an array, linked by indices. A merge unlinks the right one of its two symbols. */
 struct symbol {
-    int32_t id, merged; // merged: the id that this and the next symbol merge to
-    uint32_t rank;      // rank of that merge; UINT32_MAX: they do not merge
+    // id: of this symbol; merged: the id that this symbol and the next one merge to
+    int32_t id, merged;
+    uint32_t rank; // rank of that merge; UINT32_MAX: they do not merge
     uint32_t prev, next;
 };
 
@@ -34,8 +36,8 @@ struct word {
     const struct tokenizer *tok;
     struct scratch *sc;
     size_t n;
-    bool has_unk; // an unknown token is pending: the library adds it before the next known symbol
-    bool fails;   // there is an unknown character, and unk_token is not in the vocabulary
+    bool has_unk; // an unknown token is pending; the library adds it before the next known symbol
+    bool fails;   // there was an unknown character, and unk_token is not in the vocabulary
 };
 
 static bool symbols_reserve(struct scratch *sc, size_t n)
@@ -65,7 +67,7 @@ static void word_flush_unk(struct word *w)
     }
 }
 
-/* A character that is not in the vocabulary: its fallback bytes, or the unknown token, or
+/* For a character that is not in the vocabulary: adds its fallback bytes, the unknown token, or
  * nothing. */
 static void word_put_unknown(struct word *w, const char *s, size_t n)
 {
@@ -88,7 +90,7 @@ static void word_put_unknown(struct word *w, const char *s, size_t n)
     }
 }
 
-/* One character, spelled s in the vocabulary. */
+/* Adds one character, whose spelling in the vocabulary is s. */
 static void word_put_char(struct word *w, const char *s, size_t n)
 {
     int32_t id = string_table_find(&w->tok->by_text, s, n);
@@ -100,7 +102,7 @@ static void word_put_char(struct word *w, const char *s, size_t n)
     }
 }
 
-/* With continuing_subword_prefix or end_of_word_suffix. */
+/* For models with a continuing_subword_prefix or an end_of_word_suffix. */
 static enum status word_put_affixed(struct word *w, const char *s, size_t n)
 {
     const struct bpe *bpe = &w->tok->bpe;
@@ -134,11 +136,12 @@ static enum status word_put_affixed(struct word *w, const char *s, size_t n)
     return failed ? ERR_LIMIT : OK;
 }
 
-/* The initial symbols of a word: bytes, or characters with byte fallback or the unknown token. */
+/* Fills in the initial symbols of a word: its bytes, or its characters, with byte fallback or the
+ * unknown token. */
 static enum status word_fill(struct word *w, const char *s, size_t n)
 {
     const struct bpe *bpe = &w->tok->bpe;
-    // A byte becomes at most two fallback tokens (its symbol has two bytes), and one may be
+    // A byte becomes at most two fallback tokens (its symbol has two bytes), and one token may be
     // pending.
     if (!symbols_reserve(w->sc, 2 * n + 2)) {
         return err_set(w->sc->err, ERR_NOMEM, "out of memory");
@@ -178,10 +181,10 @@ static void look_up(const struct merge_rules *rules, struct symbol *a, const str
 
 /* ---- few symbols: scan for the minimum ---- */
 
-/* For pieces of a few symbols: searching whole arrays is faster than a heap. */
+/* A piece of a few symbols, in arrays that are scanned as a whole. */
 struct small {
     int32_t id[SMALL], merged[SMALL];
-    uint32_t rank[SMALL]; // of merging symbols i and i + 1
+    uint32_t rank[SMALL]; // rank of the merge of symbols i and i + 1
     size_t n;
 };
 
@@ -192,8 +195,8 @@ static inline void small_look_up(const struct merge_rules *rules, struct small *
     w->merged[i] = m ? m->id : -1;
 }
 
-/* For short words a scan for the best pair is faster than a heap. The rank and result of each pair
- * are cached; a merge updates two of them. */
+/* For short words, scanning for the best pair is faster than a heap. The rank and the result of
+ * each pair are cached; a merge changes only two of them. */
 static void small_merge(const struct merge_rules *rules, struct small *w)
 {
     while (w->n > 1) {
@@ -224,7 +227,7 @@ static void small_merge(const struct merge_rules *rules, struct small *w)
     }
 }
 
-/* A short piece whose bytes are all in the vocabulary. */
+/* Fills in a short piece whose bytes are all in the vocabulary. */
 static void small_fill_bytes(const struct bpe *bpe, const struct merge_rules *rules,
                              struct small *w, const char *s, size_t n)
 {
@@ -253,8 +256,8 @@ static void small_fill(const struct merge_rules *rules, struct small *w,
 
 /* ---- many symbols: a heap of (rank, position) ---- */
 
-/* A heap with four children per node: fewer cache misses than with two. Keys are rank, then
- * position, so that equal ranks merge from the left. */
+/* A heap with four children per node has fewer cache misses than one with two. Keys are ordered by
+ * rank, then by position, so that equal ranks merge from the left. */
 static bool heap_push(struct scratch *sc, uint64_t key)
 {
     if (sc->n_heap == sc->cap_heap) {
@@ -301,8 +304,7 @@ static uint64_t heap_pop(struct scratch *sc)
     return top;
 }
 
-/* The symbol's merge with its right neighbour, if there is one, goes to the heap. The key
- * orders merges by rank, then from left to right. */
+/* Puts the merge of this symbol with its right neighbour, if there is one, into the heap. */
 static bool offer(const struct merge_rules *rules, struct scratch *sc, uint32_t at)
 {
     struct symbol *a = &sc->symbols[at];
@@ -314,7 +316,7 @@ static bool offer(const struct merge_rules *rules, struct scratch *sc, uint32_t 
     return a->rank == UINT32_MAX || heap_push(sc, (uint64_t)a->rank << 32 | at);
 }
 
-/* O(n log n) for long words. Stale entries stay in the heap and are skipped when they come up. */
+/* O(n log n), for long words. A stale entry stays in the heap and is skipped when it comes up. */
 static bool merge_many(const struct merge_rules *rules, struct scratch *sc, size_t n)
 {
     struct symbol *sym = sc->symbols;
@@ -332,8 +334,8 @@ static bool merge_many(const struct merge_rules *rules, struct scratch *sc, size
         uint64_t key = heap_pop(sc);
         uint32_t at = (uint32_t)key;
         struct symbol *a = &sym[at];
-        // An entry is stale if the pair at its place now has another rank. (A pair at one place
-        // only grows, so an equal rank means the same pair.)
+        // An entry is stale if the pair at its place has another rank now. (The text covered by the
+        // pair at one place only grows, so an equal rank means the same pair.)
         if (a->id < 0 || a->rank != key >> 32) {
             continue;
         }
@@ -353,7 +355,7 @@ static bool merge_many(const struct merge_rules *rules, struct scratch *sc, size
 
 /* ---- one piece ---- */
 
-/* Three ways to the same ids: small pieces of bytes, small pieces, and a heap. */
+/* Three ways to the same ids: short pieces of bytes, other short pieces, and a heap. */
 enum status bpe_merge_piece(const struct tokenizer *tok, struct scratch *sc, const char *s,
                             size_t n)
 {

@@ -25,7 +25,7 @@ static int base64_value(char c)
     return p ? (int)(p - digits) : -1;
 }
 
-/* `out` has space for 3 / 4 of n. Stops at the first "=". */
+/* `out` has room for 3 / 4 of n bytes. Stops at the first "=". */
 static bool base64_decode(const char *s, size_t n, unsigned char *out, size_t *n_out)
 {
     uint32_t acc = 0;
@@ -52,7 +52,7 @@ static uint32_t read_u32(const unsigned char *p)
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-/* NULL if the data is malformed; offsets are checked again whenever they are used. */
+/* Returns NULL if the data is malformed. Offsets are checked again whenever they are used. */
 struct charsmap *charsmap_load(const char *base64, size_t n_bytes)
 {
     unsigned char *raw = xmalloc(n_bytes + 4);
@@ -96,8 +96,8 @@ static size_t children_of(uint32_t unit)
     return (size_t)(unit >> 10) << ((unit & 512u) >> 6);
 }
 
-/* The replacement for the shortest rule that is a prefix of s (the library's choice); NULL if
- * none. */
+/* The replacement of the shortest rule that is a prefix of s, as the library chooses; NULL: no rule
+ * matches. */
 static const char *lookup(const struct charsmap *map, const char *s, size_t n)
 {
     size_t at = children_of(map->units[0]);
@@ -128,7 +128,7 @@ static const char *lookup(const struct charsmap *map, const char *s, size_t n)
     return NULL;
 }
 
-/* Bytes of the grapheme cluster at s. */
+/* The length in bytes of the grapheme cluster at s. */
 static size_t grapheme(const char *s, size_t n)
 {
     uint32_t a, b;
@@ -145,8 +145,8 @@ static size_t grapheme(const char *s, size_t n)
     return i;
 }
 
-/* A whole grapheme may have a replacement, otherwise each of its characters may, as in
- * SentencePiece. */
+/* As in SentencePiece, a whole grapheme is replaced if there is a rule for it, and otherwise each
+ * of its characters for which there is one. */
 void charsmap_apply(const struct charsmap *map, const char *s, size_t n, struct buf *out)
 {
     for (size_t i = 0; i < n;) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The members of character classes as PCRE2 writes them in brackets: the meaning that Oniguruma
- * gives to \w, \p{Lu} or [:punct:]. */
+/* The members of character classes, as PCRE2 writes them in brackets. They follow the meaning that
+ * Oniguruma gives to \w, \p{Lu} or [:punct:]. */
 #include "engine/tokenizer/regex.h"
 
 #include <stdio.h>
@@ -21,15 +21,15 @@ static bool block_is_uniform(uint32_t block)
     return memcmp(kinds, kinds + 1, 127) == 0;
 }
 
-/* Inside brackets, Oniguruma's \w lacks the superscripts and fractions of Latin-1 that it includes
- * outside. */
+/* Outside brackets, Oniguruma's \w includes the superscripts and fractions of Latin-1; inside
+ * brackets it does not. */
 static bool word_lacks(uint32_t cp)
 {
     return cp == 0xB2 || cp == 0xB3 || cp == 0xB9 || (cp >= 0xBC && cp <= 0xBE);
 }
 
-/* The ranges of a class in the notation of PCRE2. Blocks of 128 equal characters are skipped as a
- * whole, which makes building a class fast enough for loading. */
+/* Writes the ranges of a class in PCRE2's notation. Blocks of 128 equal characters are skipped as a
+ * whole, so that a class is built fast enough for loading. */
 static void put_members(struct buf *b, uint32_t any, uint32_t all, bool in_brackets)
 {
     uint32_t start = 0;
@@ -61,7 +61,8 @@ void class_put_word(struct buf *b, bool in_class)
     put_members(b, U_WORD, 0, in_class);
 }
 
-/* PCRE2's own property (fast), plus characters that its Unicode version may not know. */
+/* PCRE2's own property, which is fast, plus the characters that its Unicode version may not
+ * know. */
 void class_put_property(struct buf *b, const char *name, uint32_t bit)
 {
     buf_printf(b, "\\p{%s}", name);
@@ -122,10 +123,11 @@ static const struct {
     {"alnum", NULL, U_ALPHA | U_DIGIT},
 };
 
-/* Names where [:name:] differs from \p{name}, and classes short enough to spell out. */
+/* Names for which [:name:] differs from \p{name}, and classes that are short enough to spell
+ * out. */
 static const struct {
     const char *name, *items;
-    uint32_t bits; // if items is NULL
+    uint32_t bits; // used if items is NULL
 } posix[] = {
     {"punct", NULL, U_PUNCT},    {"cntrl", "\\p{Cc}", 0},    {"xdigit", "0-9A-Fa-f", 0},
     {"ascii", "\\x00-\\x7F", 0}, {"blank", "\\t\\p{Zs}", 0},
@@ -168,7 +170,7 @@ bool class_put_posix(struct buf *b, const char *name)
 /* \p{name}; false if the name is unknown. */
 bool class_put_named(struct buf *b, const char *name)
 {
-    // "word" is handled by the first
+    // the first call handles "word"
     return put_property_named(b, name) || class_put_posix(b, name);
 }
 

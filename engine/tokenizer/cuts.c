@@ -3,9 +3,10 @@
  *
  * A merge of l and r can join neighbouring characters A and B only if l ends with A (or its last
  * bytes) and r begins with B (or its first bytes). So each merge forbids some cuts, and a cut
- * between characters that no merge joins changes nothing. SentencePiece text splits at its ▁,
- * Chinese at most characters, and so the parts are short, and frequent enough for the cache. The
- * forbidden pairs are stored in a filter with false positives, which only lose cuts. */
+ * between characters that no merge joins changes nothing. SentencePiece text can be cut at its ▁,
+ * and Chinese between most characters, so the parts are short, and frequent enough for the cache.
+ * The forbidden pairs are stored in a filter that may have false positives; these only cost
+ * cuts. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/mem.h"
@@ -16,17 +17,18 @@
 #include <string.h>
 
 struct cuts {
-    uint64_t ascii[128][2]; // [A]: bit set of B
+    uint64_t ascii[128][2]; // [A]: set of the B that may not be cut from A
     uint64_t filter[1 << 13];
-    // Few merges name a character by part of its bytes; these bit sets tell where to look for them.
+    // Few merges spell a character by part of its bytes. These bit sets say where to look for such
+    // merges.
     uint64_t before_part[64]; // whole characters A before a partial B
-    uint64_t behind_part[64]; // whole characters B after a partial A
+    uint64_t after_part[64];  // whole characters B after a partial A
     uint64_t two_parts[4];    // first bytes of B where both are partial
     bool forms[4][4];         // which forms occur: 0 whole, k: the last or first k bytes
 };
 
-/* Key of a character: whole ones use their code point, partial ones their bytes, above all code
- * points. */
+/* The key of a character. A whole character's key is its code point; that of a part contains its
+ * bytes and is larger than all code points. */
 static uint64_t part(const char *s, size_t n)
 {
     uint64_t v = 0;
@@ -68,8 +70,8 @@ static bool is_tail(char c)
     return ((unsigned char)c & 0xC0) == 0x80;
 }
 
-/* How l spells its last character: the bytes to compare, and 0 (whole) or their number. False if l
- * does not end on a character border. */
+/* How l spells its last character. *at, *bytes: what to compare; *form: 0 for a whole character,
+ * otherwise the number of its bytes. False if l does not end at a character border. */
 static bool last_of(const char *s, size_t n, const char **at, size_t *bytes, size_t *form)
 {
     size_t i = n;
@@ -77,7 +79,7 @@ static bool last_of(const char *s, size_t n, const char **at, size_t *bytes, siz
         i--;
     }
     size_t tails = n - i;
-    if (i == 0 || tails == 4) { // only continuation bytes
+    if (i == 0 || tails == 4) { // there are only continuation bytes
         *at = s + i;
         *bytes = *form = tails;
         return tails > 0 && tails < 4;
@@ -99,7 +101,7 @@ static bool first_of(const char *s, size_t n, size_t *bytes, size_t *form)
     return true;
 }
 
-/* Records which characters a merge may join. Between all other neighbours a text can be cut without
+/* Records which characters a merge may join. Between any other neighbours a text can be cut without
  * changing its tokens. */
 static void note_merge(struct cuts *c, const char *l, size_t n_l, const char *r, size_t n_r)
 {
@@ -120,14 +122,14 @@ static void note_merge(struct cuts *c, const char *l, size_t n_l, const char *r,
     if (a_form == 0 && b_form > 0) {
         set_bit(c->before_part, small_bit(a_name));
     } else if (a_form > 0 && b_form == 0) {
-        set_bit(c->behind_part, small_bit(b_name));
+        set_bit(c->after_part, small_bit(b_name));
     } else if (a_form > 0) {
         set_bit(c->two_parts, (unsigned char)r[0]);
     }
 }
 
-/* Cuts are sound only if every character has symbols: an unknown token may be fused with its
- * neighbour, and dropping a character makes its neighbours adjacent. */
+/* Cuts are safe only if every character has symbols: an unknown token may be fused with its
+ * neighbour, and a dropped character makes its neighbours adjacent. */
 static bool may_cut(const struct tokenizer *tok)
 {
     const struct bpe *bpe = &tok->bpe;
@@ -150,7 +152,7 @@ static bool is_byte_token(const struct tokenizer *tok, int32_t id)
     return !tok->byte_level && s && n == 6 && memcmp(s, "<0x", 3) == 0;
 }
 
-/* NULL if this tokenizer's pieces cannot be cut safely. */
+/* Returns NULL if this tokenizer's pieces cannot be cut safely. */
 struct cuts *cuts_make(const struct tokenizer *tok)
 {
     const struct merge_table *merges = &tok->bpe.merges.table;
@@ -168,8 +170,8 @@ struct cuts *cuts_make(const struct tokenizer *tok)
         size_t n_l, n_r;
         const char *l = strings_get(keys, left, &n_l), *r = strings_get(keys, right, &n_r);
         if (is_byte_token(tok, left) || is_byte_token(tok, right)) {
-            cuts_free(c); // fallback bytes take part in merges: their spelling differs from their
-                          // text
+            // Fallback bytes take part in merges, although they are not spelled like the text.
+            cuts_free(c);
             return NULL;
         }
         if (l && r) {
@@ -199,7 +201,7 @@ static bool joined_by_parts(const struct cuts *c, const char *a, size_t n_a, con
     return false;
 }
 
-/* The next place after `from` where cutting changes nothing; n if there is none. */
+/* The next place after `from` at which cutting changes nothing; n if there is none. */
 size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from)
 {
     uint32_t a, b;
@@ -213,7 +215,7 @@ size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from)
         } else if (!has_bit(cuts->filter, bit_of(a, b))) {
             bool parts = has_bit(cuts->two_parts, (unsigned char)s[at]) ||
                          has_bit(cuts->before_part, small_bit(a)) ||
-                         has_bit(cuts->behind_part, small_bit(b));
+                         has_bit(cuts->after_part, small_bit(b));
             if (!parts || !joined_by_parts(cuts, s + at - n_a, n_a, s + at, n_b)) {
                 return at;
             }

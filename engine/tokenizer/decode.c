@@ -63,7 +63,7 @@ static enum status load_details(struct decoder *d, const struct json *node, cons
     return err_set(err, ERR_UNSUPPORTED, "the decoder \"%s\" is not supported", type);
 }
 
-/* A sequence of decoders is flattened into the tokenizer's list. */
+/* Flattens a sequence of decoders into the tokenizer's list. */
 enum status decoders_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
@@ -103,7 +103,7 @@ void decoder_deinit(struct decoder *d)
 
 /* ---- a list of strings ---- */
 
-/* Strings one after another in one buffer, so that steps need few allocations. */
+/* Strings one after another in one buffer, so that decoding steps need few allocations. */
 struct list {
     struct buf bytes;
     size_t *end; // end offset of each string
@@ -140,7 +140,7 @@ static void list_clear(struct list *l)
 
 /* ---- the decoders ---- */
 
-/* One U+FFFD for each maximal invalid part, as Rust's from_utf8_lossy makes them. */
+/* Writes one U+FFFD for each maximal invalid part, like Rust's from_utf8_lossy. */
 static void put_lossy(struct buf *out, const char *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -154,7 +154,7 @@ static void put_lossy(struct buf *out, const char *s, size_t n)
     }
 }
 
-/* False if a character stands for no byte. */
+/* Returns false if a character stands for no byte. */
 bool spelled_as_bytes(const char *s, size_t n, struct buf *out)
 {
     buf_clear(out);
@@ -170,7 +170,7 @@ bool spelled_as_bytes(const char *s, size_t n, struct buf *out)
     return true;
 }
 
-/* The bytes that a token's symbols stand for; the token itself if it contains any other
+/* Writes the bytes that the token's symbols stand for, or the token itself if it contains any other
  * character. */
 static void put_bytes(struct buf *out, const char *s, size_t n)
 {
@@ -210,11 +210,11 @@ static void put_replaced(const struct decoder *d, struct scratch *sc, const char
     struct pattern_walk w;
     pattern_walk_init(&w, &d->pattern, s, n);
     size_t start, end, copied = 0;
-    if (d->pattern.regex && utf8_check(s, n) != n) { // part of a character in a stream
+    if (d->pattern.regex && utf8_check(s, n) != n) { // in a stream this may be part of a character
         buf_put(out, s, n);
         return;
     }
-    // The library leaves an empty string unchanged whatever the pattern.
+    // The library leaves an empty string unchanged, whatever the pattern.
     while (n > 0 && pattern_walk_next(&w, sc, &start, &end) > 0) {
         buf_put(out, s + copied, start - copied);
         buf_put(out, d->text, d->text_bytes);
@@ -223,7 +223,7 @@ static void put_replaced(const struct decoder *d, struct scratch *sc, const char
     buf_put(out, s + copied, n - copied);
 }
 
-/* "<0xE2>" -> 0xE2, else -1. */
+/* "<0xE2>" gives 0xE2; other tokens give -1. */
 static int byte_of_token(const char *s, size_t n)
 {
     if (n != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>') {
@@ -240,8 +240,8 @@ static int byte_of_token(const char *s, size_t n)
     return (int)strtol(two, NULL, 16);
 }
 
-/* A run of byte tokens is text if it is valid as a whole; otherwise each byte becomes
- * U+FFFD, as in the library. */
+/* A run of byte tokens is text if it is valid UTF-8 as a whole. Otherwise each byte becomes U+FFFD,
+ * as in the library. */
 static void flush_bytes(struct buf *run, struct list *out)
 {
     if (run->n_bytes == 0) {
@@ -333,7 +333,7 @@ static void replace_all(struct buf *b, const char *what, const char *by)
     buf_deinit(&out);
 }
 
-/* The library's clean-up works on each word before it is joined, which this reproduces. */
+/* The library cleans up each word before it joins the words; this does the same. */
 static void put_wordpiece(const struct decoder *d, const char *s, size_t n, bool first,
                           struct buf *out)
 {
@@ -404,7 +404,8 @@ static void decode_one(const struct decoder *d, struct scratch *sc, const struct
     }
 }
 
-/* The string that decoding starts from: an added token's normalised form, if it has one. */
+/* The string that decoding starts from: the normalised form of an added token if it has one,
+ * otherwise the token's text. */
 static const char *decode_text(const struct tokenizer *tok, int32_t id, size_t *n)
 {
     int32_t at = id >= 0 && id < tok->texts.n_ids ? tok->added_of[id] : -1;
@@ -415,8 +416,9 @@ static const char *decode_text(const struct tokenizer *tok, int32_t id, size_t *
     return strings_get(&tok->texts, id, n);
 }
 
-/* Special by the string that decoding starts from. A normalised form may be spelled differently; it
- * is special only if another token has that spelling and is special. */
+/* Whether decoding skips the token. The library decides by the string that decoding starts from. A
+ * normalised form may be spelled differently, and then counts as special only if another token has
+ * that spelling and is special. */
 static bool is_skipped(const struct tokenizer *tok, int32_t id)
 {
     int32_t at = tok->added_of[id];
@@ -427,7 +429,7 @@ static bool is_skipped(const struct tokenizer *tok, int32_t id)
     return at >= 0 && tok->added[at].special;
 }
 
-/* Two lists take turns as input and output of the decoders. */
+/* Two lists alternate as input and output of the decoders. */
 void tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n_ids,
                       bool skip_special, struct buf *out)
 {
@@ -473,7 +475,7 @@ static void put_piece(const struct tokenizer *tok, struct scratch *sc, const cha
                       struct buf *out)
 {
     if (tok->n_decoders == 1 && tok->decoders[0].kind == DECODE_BYTE_LEVEL) {
-        put_bytes(out, s, n); // the common case, which runs a hundred thousand times at load
+        put_bytes(out, s, n); // the common case, which happens a hundred thousand times at load
         return;
     }
     struct buf a, b;
@@ -498,11 +500,12 @@ static void put_piece(const struct tokenizer *tok, struct scratch *sc, const cha
             byte = byte_of_token(text, a.n_bytes);
             if (byte >= 0) {
                 buf_putc(&b, (char)byte);
-                i = tok->n_decoders; // bytes of a character: no further decoder applies
+                // The bytes are part of a character, to which no further decoder applies.
+                i = tok->n_decoders;
                 break;
             }
             continue;
-        default: continue; // Fuse only joins; Strip only affects the ends of a whole text
+        default: continue; // Fuse only joins strings; Strip affects only the ends of a whole text
         }
         struct buf swap = a;
         a = b;
@@ -520,14 +523,14 @@ enum status decoders_make_pieces(struct tokenizer *tok, struct err *err)
     struct buf piece;
     buf_init(&piece, 1 << 24);
     bool good = true, by_bytes = false;
-    const uint64_t n_lost = buf_n_lost(); // decoders have buffers of their own
+    const uint64_t n_lost = buf_n_lost(); // decoders allocate their own buffers
     for (size_t i = 0; i < tok->n_normalizers; i++) {
         by_bytes = by_bytes || tok->normalizers[i].kind == NORMALIZE_BYTE_LEVEL;
     }
     tok->longest_piece = 1;
     for (int32_t id = 0; good && id < tok->texts.n_ids; id++) {
         size_t n;
-        // An added token's text is literal; only byte symbols must be decoded.
+        // The text of an added token is literal; only byte symbols must be decoded.
         const char *s;
         if (by_bytes) {
             s = decode_text(tok, id, &n);

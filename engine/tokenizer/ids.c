@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lists of ids, and the function with which all models append: an error once the list is full. */
+/* Lists of ids, and the function with which all models append to them. A full list is an error. */
 #include "engine/base/minmax.h"
 #include "engine/tokenizer/impl.h"
 
@@ -41,7 +41,7 @@ bool ids_put(struct ids *ids, int32_t id)
     return true;
 }
 
-/* A full list is an error of the request, a failed allocation one of the server. */
+/* A full list is an error of the request; a failed allocation is one of the server. */
 enum status emit(struct scratch *sc, int32_t id)
 {
     if (!ids_put(sc->out, id)) {

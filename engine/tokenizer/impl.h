@@ -5,8 +5,8 @@
  * normalised text -> pre-tokenizer stages -> model. A stretch is the text between two added tokens;
  * a piece is what the last stage passes to the model.
  *
- * Byte-level models spell tokens in an alphabet of 256 printable characters. Their vocabulary is
- * stored here as raw bytes, and the mapping is skipped wherever it has no visible effect.
+ * Byte-level models spell tokens in an alphabet of 256 printable characters. Here their vocabulary
+ * is stored as raw bytes, and the mapping is skipped wherever that has no visible effect.
  * Thread: as in tokenizer.h; a struct scratch belongs to one call at a time. */
 #ifndef SLUICE_ENGINE_TOKENIZER_IMPL_H
 #define SLUICE_ENGINE_TOKENIZER_IMPL_H
@@ -21,16 +21,15 @@
 enum {
     MAX_TOKEN_ID = (1 << 24) - 1, // chosen: 60 times the largest vocabulary seen
     MAX_STAGES = 32,              // chosen: real files have at most 7
-    UNK_MISSING = -2,             // unk_token is named but not in the vocabulary: an error when
-                                  // used
-    TEXT_MAX = 1 << 30,           // chosen: offsets fit 32 bits even if normalising doubles a text
-    MAX_FILE_BYTES = 512 << 20,   // chosen: 20 times the largest tokenizer.json seen
+    UNK_MISSING = -2, // unk_token is named but is not in the vocabulary: an error once it is needed
+    TEXT_MAX = 1 << 30,         // chosen: offsets fit 32 bits even if normalising doubles a text
+    MAX_FILE_BYTES = 512 << 20, // chosen: 20 times the largest tokenizer.json seen
 };
 
 /* Strings by id, in one block of memory. */
 struct strings {
     struct buf bytes;
-    uint32_t *at, *n; // n is UINT32_MAX if the id has no string
+    uint32_t *at, *n; // n[id] is UINT32_MAX if the id has no string
     int32_t n_ids, cap;
 };
 
@@ -42,7 +41,7 @@ void strings_deinit(struct strings *s);
 struct string_slot {
     uint32_t tag;
     int32_t id;     // -1: empty
-    uint32_t at, n; // copied from strings to save an access
+    uint32_t at, n; // copied from `strings` to save a memory access
 };
 struct string_table {
     const struct strings *strings;
@@ -53,11 +52,12 @@ struct string_table {
 
 bool string_table_init(struct string_table *t, const struct strings *strings, size_t expected);
 void string_table_deinit(struct string_table *t);
-bool string_table_put(struct string_table *t, int32_t id); // of equal strings the later one wins
+/* If strings are equal, the later one wins. */
+bool string_table_put(struct string_table *t, int32_t id);
 int32_t string_table_find(const struct string_table *t, const char *text, size_t n_bytes);
 
-/* The lookup in separate steps, for many strings at a time: each step prefetches what the next one
- * reads. */
+/* A lookup in separate steps, for many strings at a time: each step prefetches the memory that the
+ * next step reads. */
 uint64_t string_table_hash(const struct string_table *t, const char *text, size_t n_bytes);
 void string_table_prefetch(const struct string_table *t, uint64_t hash);
 void string_table_prefetch_text(const struct string_table *t, uint64_t hash);
@@ -72,7 +72,7 @@ struct trie_edge {
 struct trie {
     struct trie_edge *edges;
     size_t n_edges, mask;
-    int32_t *value; // by node; -1: no string ends here
+    int32_t *value; // by node; -1: no string ends at this node
     uint32_t n_nodes, cap_nodes;
     uint32_t first[256]; // children of the root
 };
@@ -101,12 +101,12 @@ struct scratch;
 struct regex;
 struct piece_cache;
 
-/* Oniguruma (Ruby) patterns through PCRE2, or a splitter written by hand for the well-known ones.
- */
+/* Oniguruma (Ruby) patterns, run by PCRE2, or by a hand-written splitter for the well-known
+ * ones. */
 enum status regex_compile(const char *pattern, struct regex **out, struct err *err);
 void regex_free(struct regex *re);
-/* The first match at or after `from`, like Oniguruma's find_iter (see regex_walk). 1: found, 0:
- * none, -1: a limit of the matcher was exceeded. */
+/* Finds the first match at or after `from`, like Oniguruma's find_iter (see regex_walk). 1: found;
+ * 0: no match; -1: a limit of the matcher was exceeded. */
 int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
                size_t *start, size_t *end);
 
@@ -163,8 +163,8 @@ struct normalizer {
 };
 enum status normalizer_load(const struct json *node, struct tokenizer *tok, struct err *err);
 void normalizer_deinit(struct normalizer *op);
-/* The normalised text, valid until the next call with this scratch; may be s itself.
- * `dropped_head` is set if characters at the very start were removed. False: a limit of the
+/* Returns in *s the normalised text, valid until the next call with this scratch; it may be s
+ * itself. *dropped_head is set if characters at the very start were removed. False: a limit of the
  * matcher was exceeded. */
 bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
                       bool *dropped_head);
@@ -178,10 +178,10 @@ enum stage_kind {
     STAGE_SPLIT,        // at the matches of a pattern
     STAGE_CLASS,        // at the characters of a class
     STAGE_WORDS,        // keeps runs of word characters and runs of other visible ones
-    STAGE_FIXED,        // fixed number of characters each
-    STAGE_PREFIX_SPACE, // rewrites: adds a space in front
-    STAGE_BYTE_MAP,     // rewrites: bytes as printable characters
-    STAGE_METASPACE,    // rewrites: spaces to another character, and adds one in front
+    STAGE_FIXED,        // pieces of a fixed number of characters
+    STAGE_PREFIX_SPACE, // rewrites: adds a space at the front
+    STAGE_BYTE_MAP,     // rewrites: replaces bytes by printable characters
+    STAGE_METASPACE,    // rewrites: replaces spaces by another character, and adds one at the front
 };
 enum behavior { ISOLATED, REMOVED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTIGUOUS };
 enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
@@ -189,7 +189,7 @@ struct stage {
     enum stage_kind kind;
     struct pattern pattern;     // SPLIT
     enum behavior behavior;     // SPLIT, CLASS
-    bool invert;                // SPLIT: the matches are the text in between
+    bool invert;                // SPLIT: what counts as a match is the text between matches
     uint32_t flags;             // CLASS: characters with one of these unicode bits,
     uint32_t code_point;        // or this character
     enum prepend_scheme scheme; // METASPACE
@@ -217,9 +217,10 @@ struct merge_table {
     unsigned shift; // 64 - log2(slots)
 };
 struct json_scan;
-/* Reads the list that follows in the scan, once the vocabulary and the prefix are known. */
+/* Reads the list that follows in the scan. The vocabulary and the prefix must be known by then. */
 enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct err *err);
-/* Derives the merges of SentencePiece's BPE from the scores of its pieces by id. */
+/* Derives the merges of SentencePiece's BPE from the scores of its pieces; `scores` is indexed by
+ * id. */
 enum status merges_of_scores(struct tokenizer *tok, const double *scores, struct err *err);
 
 /* The slot at which the search for a pair starts. */
@@ -254,15 +255,16 @@ struct merge_rules {
 };
 struct bpe {
     struct merge_rules merges;
-    struct merge_rules guarded; // for user input: without merges to special tokens
-    bool has_guarded;           // false: no merge produces one
+    struct merge_rules guarded; // used for user input: without merges to special tokens
+    bool has_guarded;           // false: no merge produces a special token
     bool ignore_merges, fuse_unk, byte_fallback, has_affixes;
     char *prefix, *suffix;    // continuing_subword_prefix, end_of_word_suffix
     int32_t unk;              // -1: none
     bool all_bytes;           // byte level, every byte is in the vocabulary, no affixes
-    int32_t byte_symbol[256]; // by byte (byte level) or ASCII character; -1: not in the vocabulary
-    int32_t byte_token[256];  // "<0x..>"; -1: absent
-    struct cuts *cuts;        // NULL: pieces may not be cut
+    int32_t byte_symbol[256]; // by byte (if byte level) or by ASCII character; -1: not in the
+                              // vocabulary
+    int32_t byte_token[256];  // id of "<0x..>"; -1: absent
+    struct cuts *cuts;        // NULL: pieces must not be cut
 };
 struct unigram {
     struct trie trie;
@@ -273,23 +275,23 @@ struct unigram {
     int32_t byte_token[256];
 };
 struct wordpiece {
-    char *prefix; // of pieces that continue a word
+    char *prefix; // precedes pieces that continue a word
     int32_t unk;
     size_t max_chars;
 };
 
-enum status bpe_load(struct tokenizer *tok);                    // before added tokens
-enum status bpe_finish(struct tokenizer *tok, struct err *err); // after keys exist
+enum status bpe_load(struct tokenizer *tok); // called before added tokens are read
+enum status bpe_finish(struct tokenizer *tok, struct err *err); // called once tok->keys exist
 void bpe_deinit(struct bpe *bpe);
 
-/* Where a long piece may be cut: between two characters that no merge can join. The text between
- * two cuts can be encoded independently. */
+/* Places where a long piece may be cut: between two characters that no merge can join. The texts
+ * between cuts can be encoded independently. */
 struct cuts *cuts_make(const struct tokenizer *tok);
 void cuts_free(struct cuts *cuts);
 /* The next cut after `from`, or n. */
 size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from);
 enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
-/* Encodes one piece, or a part of one, by its merges only; bypasses the cache. */
+/* Encodes a piece, or a part of one, by its merges only, without the cache. */
 enum status bpe_merge_piece(const struct tokenizer *tok, struct scratch *sc, const char *s,
                             size_t n);
 void piece_cache_free(struct piece_cache *cache);
@@ -319,7 +321,7 @@ struct decoder {
 };
 enum status decoders_load(const struct json *node, struct tokenizer *tok, struct err *err);
 void decoder_deinit(struct decoder *d);
-/* Decodes byte symbols into a cleared buffer; false if a character is not a symbol. */
+/* Decodes byte symbols into an empty buffer; false if a character is not a symbol. */
 bool spelled_as_bytes(const char *s, size_t n, struct buf *out);
 /* Fills tok->pieces, once all tokens are known. */
 enum status decoders_make_pieces(struct tokenizer *tok, struct err *err);
@@ -329,11 +331,11 @@ struct added {
     int32_t id;
     char *text;
     size_t n_bytes;
-    char *normalized_text; // searched for and decoded instead of the text, if the normalizer
-                           // changes it
+    char *normalized_text; // what is searched for and decoded instead of `text`, if the normalizer
+                           // changes `text`
     size_t normalized_bytes;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool control; // never recognised in user input: special, or looks like markup
+    bool control; // never recognised in user input, because it is special or looks like markup
 };
 struct range {
     size_t start, end;
@@ -343,15 +345,16 @@ enum status added_load(const struct json *node, struct tokenizer *tok, struct er
 enum status added_put(struct tokenizer *tok, const struct added *token, struct err *err);
 enum status added_finish(struct tokenizer *tok, struct err *err);
 
-/* The state of one search over a text; added_next returns the next match, with the white space that
- * it strips. */
+/* The state of one search over a text. added_search_next returns the next match, with the white
+ * space that the token strips. */
 struct added_search {
     const struct tokenizer *tok;
     const struct trie *trie;
     const uint64_t *first_bytes; // 256 bits
     const char *s;
-    size_t n, from, covered;   // covered: end of the previous match, including stripping
-    const struct range *input; // sorted; no control token is recognised inside
+    size_t n, from, covered; // covered: end of the previous match, including stripped white space
+    // Ranges of user input, sorted; no control token is recognised inside them.
+    const struct range *input;
     size_t n_input, next_input;
     bool parse_special;
 };
@@ -360,18 +363,18 @@ bool added_search_next(struct added_search *a, struct range *match, int32_t *ind
 /* "bos_token", "pad_token", ... of tokenizer_config.json and special_tokens_map.json. */
 struct named_token {
     const char *name, *text;
-    int32_t id; // -1 if the vocabulary lacks it
+    int32_t id; // -1 if it is not in the vocabulary
 };
 
 /* ---- the whole ---- */
 struct tokenizer {
-    struct strings texts;        // spellings of the model's and added tokens
-    struct strings keys;         // what the model looks up: raw bytes if byte level
-    struct strings pieces;       // text that a token adds to a stream
+    struct strings texts;        // spellings of the model's tokens and of added tokens
+    struct strings keys;         // what the model looks up; raw bytes if byte level
+    struct strings pieces;       // the text that each token adds to a stream
     struct string_table by_text; // the model's vocabulary
-    struct string_table by_key;  // points into keys if byte level, else unused
+    struct string_table by_key;  // over `keys` if byte level; otherwise unused
     bool byte_level;             // the model works on bytes, and keys are bytes
-    int32_t n_model;             // entries of the model's vocabulary
+    int32_t n_model;             // number of entries of the model's vocabulary
 
     struct normalizer normalizers[MAX_STAGES];
     size_t n_normalizers;
@@ -388,10 +391,10 @@ struct tokenizer {
 
     struct added *added;
     size_t n_added, cap_added;
-    struct strings added_texts; // by index into added
+    struct strings added_texts; // indexed like `added`
     struct string_table added_table;
     int32_t next_added_id;
-    int32_t *added_of; // by id: index into added, or -1
+    int32_t *added_of; // by id: index in `added`, or -1
     struct trie raw_trie, normalized_trie;
     bool has_normalized;
     uint64_t raw_first[4], normalized_first[4];
@@ -404,20 +407,20 @@ struct tokenizer {
     struct arena arena; // names and other small strings
     size_t longest_piece;
 
-    _Atomic(struct scratch *) scratches[16]; // idle ones, kept between calls
+    _Atomic(struct scratch *) scratches[16]; // scratches that are idle and kept between calls
 };
 
-/* Memory for one call, borrowed from the tokenizer and returned, so that buffers and the cache of
- * pieces are reused. */
+/* Memory for one call. It is borrowed from the tokenizer and given back, so that buffers and the
+ * cache of pieces are reused. */
 struct symbol;
 struct scratch {
-    struct buf joined; // spans joined, or text repaired
+    struct buf joined; // joined spans, or repaired text
     struct buf norm[2];
     struct buf stage[MAX_STAGES];
-    struct buf word; // WordPiece: what is looked up
+    struct buf word; // WordPiece: the word that is looked up
     struct ids *out;
     struct err *err;
-    bool has_input; // the stretch contains user input, so the model may yield no special token
+    bool has_input; // the stretch contains user input, so the model must not yield special tokens
     void (*on_piece)(void *arg, const char *s, size_t n); // called instead of the model, if set
     void *on_piece_arg;
     void *match_data, *match_context, *jit_stack; // PCRE2's
@@ -441,16 +444,16 @@ static inline enum status emit_many(struct scratch *sc, const int32_t *id, size_
     return OK;
 }
 
-/* True if user text must not yield this token: it is special, although the model itself can spell
- * it. */
+/* True if user text must not yield this token because it is special, although the model itself can
+ * spell it. */
 static inline bool is_barred(const struct tokenizer *tok, const struct scratch *sc, int32_t id)
 {
     return sc->has_input && tokenizer_is_special(tok, id);
 }
 
 enum status post_load(const struct json *node, struct tokenizer *tok, struct err *err);
-/* Reads tokenizer_config.json and special_tokens_map.json; either may be NULL. Call the second
- * function once the post-processor and the ids are known. */
+/* Reads tokenizer_config.json and special_tokens_map.json; either may be NULL. beside_override_ends
+ * must be called once the post-processor and the ids are known. */
 enum status beside_load(struct tokenizer *tok, const struct json *config, const struct json *map,
                         struct err *err);
 void beside_override_ends(struct tokenizer *tok, const struct json *config);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Loads tokenizer.json. The vocabulary and the merges (load_vocab.c, merges.c) are parsed as a
- * token stream; the small sections become trees. */
+/* Loads tokenizer.json. The vocabulary and the merges (load_vocab.c, merges.c) are parsed token by
+ * token; the small sections become trees. */
 #include "engine/tokenizer/load.h"
 
 #include "engine/base/file.h"
@@ -94,14 +94,14 @@ static enum status read_scalar(struct loader *l)
     return OK;
 }
 
-/* True for SentencePiece's BPE, whose merges follow from its pieces' scores. */
+/* True for SentencePiece's BPE, whose merges follow from the scores of its pieces. */
 static bool has_scores(const struct loader *l)
 {
     return strcmp(l->type, "BPE") == 0 && l->vocab_is_list && !l->has_merges;
 }
 
 /* A field that changes the meaning of merges may come after them, so merges that are not last are
- * read at the end. The usual order (merges last) costs nothing. */
+ * read only at the end. If merges are last, which is usual, this costs nothing. */
 static enum status read_model(struct loader *l)
 {
     enum json_token t = json_scan_next(&l->scan);
@@ -139,8 +139,8 @@ static enum status read_model(struct loader *l)
     return OK;
 }
 
-/* Sections may come in any order, so they are only located here. The model is read at once, because
- * it is the bulk of the file. */
+/* Sections may come in any order, so they are only located here. The model, however, is read at
+ * once, because it is most of the file. */
 static enum status read_top(struct loader *l)
 {
     static const struct {
@@ -188,7 +188,7 @@ static enum status read_top(struct loader *l)
 
 /* ---- putting it together ---- */
 
-/* Files from before the member "type" are recognised by their members. */
+/* Files from before the member "type" was introduced are recognised by their members. */
 static enum status model_kind(struct loader *l)
 {
     static const char *const names[] = {"BPE", "Unigram", "WordPiece", "WordLevel"};
@@ -213,7 +213,7 @@ static enum status model_kind(struct loader *l)
     return err_set(l->err, ERR_UNSUPPORTED, "the model \"%s\" is not supported", l->type);
 }
 
-/* The unknown token gets the library's penalty below the least score. */
+/* The unknown token's score is the lowest score less the library's penalty. */
 static enum status finish_unigram(struct loader *l)
 {
     struct unigram *u = &l->tok->unigram;
@@ -234,7 +234,7 @@ static enum status finish_unigram(struct loader *l)
     return OK;
 }
 
-/* Called after all members are read, since a file may have them in any order. */
+/* Called after all members are read, because they may come in any order. */
 static enum status finish_model(struct loader *l)
 {
     struct tokenizer *tok = l->tok;
@@ -293,8 +293,8 @@ static enum status read_section(struct loader *l, const struct section *s, const
     return OK;
 }
 
-/* A byte mapping in the last stage is skipped, because the model takes bytes. If a later stage sees
- * the symbols, they are ordinary characters. */
+/* A byte mapping in the last stage is skipped, because the model works on bytes. If later stages
+ * see the symbols, they treat them as ordinary characters. */
 static void settle_byte_level(struct tokenizer *tok)
 {
     tok->byte_level = tok->model == MODEL_BPE && tok->n_stages > 0 &&
@@ -313,7 +313,8 @@ static enum status make_keys(struct tokenizer *tok, struct err *err)
     for (int32_t id = 0; id < tok->texts.n_ids; id++) {
         n_ids += strings_get(&tok->texts, id, NULL) != NULL;
     }
-    bool unique = n_ids == tok->by_text.n; // otherwise the last of equal spellings is looked up
+    // If not, the last of several equal spellings is looked up.
+    bool unique = n_ids == tok->by_text.n;
     buf_init(&bytes, 1 << 24);
     bool good = string_table_init(&tok->by_key, &tok->keys, (size_t)tok->n_model);
     for (int32_t id = 0; good && id < tok->texts.n_ids; id++) {
@@ -332,7 +333,7 @@ static enum status make_keys(struct tokenizer *tok, struct err *err)
     return OK;
 }
 
-/* Also stores the spellings of added tokens that the model lacks. */
+/* Also stores the spellings of added tokens that the model's vocabulary lacks. */
 static enum status place_added(struct tokenizer *tok, struct err *err)
 {
     for (size_t i = 0; i < tok->n_added; i++) {

@@ -19,7 +19,7 @@ struct loader {
     struct json_scan scan;
     struct buf a; // an unescaped string
     struct section added_tokens, normalizer, pre_tokenizer, post_processor, decoder;
-    struct json_scan merges; // position of the merges, if the vocabulary comes later
+    struct json_scan merges; // where the merges are, if the vocabulary comes after them
     bool has_merges, merges_wait, has_vocab, vocab_is_list;
     char type[32];
     char *unk_token;
@@ -30,11 +30,12 @@ struct loader {
 /* Sets the error for an invalid file: the reason why the scan stopped, or `what` and the
  * position. */
 enum status loader_error(struct loader *l, const char *what);
-/* The last key or string: in place if possible, otherwise unescaped into b. */
+/* The last key or string: where it lies if possible, otherwise unescaped into b. */
 const char *loader_text(const struct json_scan *sc, struct buf *b, size_t *n);
 
-/* The model's vocabulary, an object of ids or a list of pieces with scores; and its merges, once
- * the vocabulary is known. The scan must be just before the value. */
+/* load_vocab reads the model's vocabulary, an object of ids or a list of pieces with scores.
+ * load_merges reads the merges, once the vocabulary is known. The scan must be just before the
+ * value. */
 enum status load_vocab(struct loader *l);
 enum status load_merges(struct loader *l);
 

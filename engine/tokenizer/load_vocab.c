@@ -83,13 +83,13 @@ static double power_of_ten(long exponent)
  * ties between paths with otherwise equal sums. */
 static double read_score(const char *s, size_t n)
 {
-    bool negative = n > 0 && s[0] == '-', behind_point = false, full = false;
+    bool negative = n > 0 && s[0] == '-', after_point = false, full = false;
     uint64_t digits = 0;
     long exponent = 0;
     size_t i = negative;
     for (; i < n && s[i] != 'e' && s[i] != 'E'; i++) {
         if (s[i] == '.') {
-            behind_point = true;
+            after_point = true;
             continue;
         }
         unsigned digit = (unsigned)(s[i] - '0');
@@ -97,7 +97,7 @@ static double read_score(const char *s, size_t n)
         if (!full) {
             digits = digits * 10 + digit;
         }
-        exponent += full ? !behind_point : -(long)behind_point;
+        exponent += full ? !after_point : -(long)after_point;
     }
     bool down = i + 1 < n && s[i + 1] == '-';
     long e = 0;
@@ -119,8 +119,8 @@ static double read_score(const char *s, size_t n)
     return negative ? -v : v;
 }
 
-/* [["piece", log probability], ...]: Unigram's, or that of SentencePiece's BPE, which needs no
- * trie. */
+/* Reads [["piece", log probability], ...], the vocabulary of Unigram, or of SentencePiece's BPE,
+ * which needs no trie. */
 static enum status read_vocab_list(struct loader *l)
 {
     struct unigram *u = &l->tok->unigram;
@@ -162,7 +162,7 @@ static enum status read_vocab_list(struct loader *l)
     return OK;
 }
 
-/* The table is sized before it is filled, from the bytes that remain in the file, so that large
+/* The size of the table is estimated from the bytes that remain in the file, so that large
  * vocabularies are not rehashed. */
 enum status load_vocab(struct loader *l)
 {

@@ -65,7 +65,7 @@ static bool table_put(struct merge_table *t, int32_t left, int32_t right, uint32
         i = (i + 1) & (n_slots - 1);
     }
     t->n += t->slots[i].pair == UINT64_MAX;
-    t->slots[i] = (struct merge_slot){pair, rank, id}; // of equal pairs the later one wins
+    t->slots[i] = (struct merge_slot){pair, rank, id}; // of several equal pairs the last one wins
     return true;
 }
 
@@ -73,8 +73,7 @@ static bool table_put(struct merge_table *t, int32_t left, int32_t right, uint32
 
 enum { BATCH = 64, LEFT = 0, RIGHT = 1, JOINED = 2 };
 
-/* A merge on its way through the batch: first its strings, then their hashes, then their
- * ids. */
+/* A merge while it is in the batch: first its strings, then their hashes, then their ids. */
 struct merge_text {
     size_t at[3], n[3]; // left, right, and the result: offsets in the reader's bytes
     uint64_t hash[3];
@@ -85,10 +84,10 @@ struct reader {
     struct tokenizer *tok;
     struct json_scan *scan;
     struct err *err;
-    struct buf bytes, one; // bytes: of the batch; one: a string being unescaped
+    struct buf bytes, one; // bytes: all strings of the batch; one: a string that is being unescaped
     struct merge_text batch[BATCH];
     size_t n;
-    uint32_t rank; // of the batch's first merge
+    uint32_t rank; // rank of the batch's first merge
     size_t prefix_bytes;
 };
 
@@ -97,7 +96,8 @@ static enum status broken(struct reader *r, const char *what)
     return err_set(r->err, ERR_FORMAT, "%s (near byte %zu)", what, r->scan->at);
 }
 
-/* Parts and results must be in the vocabulary; the error names the merge by its rank. */
+/* The parts and the result of a merge must be in the vocabulary. The error names the merge by its
+ * rank. */
 static enum status check_parts(struct reader *r, size_t k)
 {
     const struct merge_text *m = &r->batch[k];
@@ -112,7 +112,7 @@ static enum status check_parts(struct reader *r, size_t k)
     return OK;
 }
 
-/* Looks the batch up and inserts it. */
+/* Looks up the merges of the batch and inserts them. */
 static enum status flush(struct reader *r)
 {
     const struct string_table *t = &r->tok->by_text;
@@ -149,7 +149,7 @@ static enum status flush(struct reader *r)
     return OK;
 }
 
-/* Appends the last string. */
+/* Appends the string that was read last. */
 static void put_string(struct reader *r)
 {
     if (r->scan->escaped) {
@@ -159,7 +159,7 @@ static void put_string(struct reader *r)
     }
 }
 
-/* The two parts are adjacent, starting at `at`. */
+/* Adds a merge whose two parts are adjacent, starting at `at`. */
 static enum status put_merge(struct reader *r, size_t at, size_t n_left)
 {
     size_t n_right = r->bytes.n_bytes - at - n_left, skip = r->prefix_bytes;
@@ -168,8 +168,8 @@ static enum status put_merge(struct reader *r, size_t at, size_t n_left)
     if (skip > 0 && n_right >= skip) { // a part that continues a word loses its prefix
         m->at[JOINED] = r->bytes.n_bytes;
         m->n[JOINED] -= skip;
-        if (!buf_reserve(&r->bytes, n_left + n_right)) { // source and destination are the same
-                                                         // buffer
+        // Source and destination are in the same buffer.
+        if (!buf_reserve(&r->bytes, n_left + n_right)) {
             return err_set(r->err, ERR_LIMIT, "the merges are too long");
         }
         buf_put(&r->bytes, r->bytes.data + at, n_left);
@@ -181,7 +181,7 @@ static enum status put_merge(struct reader *r, size_t at, size_t n_left)
     return OK;
 }
 
-/* "left right" */
+/* Reads "left right". */
 static enum status read_string(struct reader *r)
 {
     const char *s = r->scan->text;
@@ -206,7 +206,7 @@ static enum status read_string(struct reader *r)
     return put_merge(r, at, n_left);
 }
 
-/* ["left", "right"] */
+/* Reads ["left", "right"]. */
 static enum status read_pair(struct reader *r)
 {
     size_t at = r->bytes.n_bytes;
@@ -248,7 +248,7 @@ enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct er
     if (json_scan_next(scan) != JSON_TOKEN_ARRAY) {
         return err_set(err, ERR_FORMAT, "merges are not a list");
     }
-    free(tok->bpe.merges.table.slots); // left by an earlier, duplicate key
+    free(tok->bpe.merges.table.slots); // a duplicate key may have left a table
     if (!table_init(&tok->bpe.merges.table, (size_t)tok->n_model)) {
         return err_set(err, ERR_NOMEM, "out of memory for the merges");
     }
@@ -282,10 +282,10 @@ static int by_score(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* All pairs of pieces that concatenate to this one, split at any of its characters. */
+/* Adds all pairs of pieces that concatenate to this piece, split at any of its characters. */
 static bool put_splits(struct tokenizer *tok, int32_t id, uint32_t rank)
 {
-    enum { LONGEST = 1024 }; // chosen: longer ones are markers, which take part in no merge
+    enum { LONGEST = 1024 }; // chosen: longer pieces are markers, which take part in no merge
     struct merge_table *table = &tok->bpe.merges.table;
     size_t n;
     const char *text = strings_get(&tok->texts, id, &n);
@@ -309,8 +309,8 @@ static bool put_splits(struct tokenizer *tok, int32_t id, uint32_t rank)
     return good;
 }
 
-/* The pair whose result has the better score merges first, and among equals the left one. So pairs
- * with the same result, or with results of equal score, have the same rank. */
+/* The pair whose result has the better score merges first; among equals, the left one. So pairs
+ * whose results are the same, or have equal scores, have the same rank. */
 enum status merges_of_scores(struct tokenizer *tok, const double *scores, struct err *err)
 {
     size_t n = (size_t)tok->texts.n_ids;

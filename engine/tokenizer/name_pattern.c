@@ -40,7 +40,7 @@ void name_pattern_free(struct name_pattern *p)
     }
 }
 
-/* Limited, since the pattern comes from a file. */
+/* Backtracking is limited, because the pattern comes from a file. */
 bool name_pattern_matches(const struct name_pattern *p, const char *name)
 {
     pcre2_match_data *data = pcre2_match_data_create(1, NULL);

@@ -27,7 +27,7 @@ static const struct {
     {"ByteLevel", NORMALIZE_BYTE_LEVEL},
 };
 
-/* Members of the kinds that have any. */
+/* Reads the members of those kinds that have any. */
 static enum status load_details(struct normalizer *op, const char *type, const struct json *node,
                                 struct err *err)
 {
@@ -78,7 +78,7 @@ static enum status load_details(struct normalizer *op, const char *type, const s
     return err_set(err, ERR_UNSUPPORTED, "the normalizer \"%s\" is not supported", type);
 }
 
-/* A sequence is flattened into the tokenizer's list. */
+/* Flattens a sequence into the tokenizer's list. */
 enum status normalizer_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
@@ -129,8 +129,8 @@ static int combining_class(int32_t cp)
     return 0;
 }
 
-/* Stable sort of marks by combining class: one counting pass per class that occurs, so that text
- * made of marks only costs at most 255 passes. */
+/* Sorts marks by combining class, stably. It makes one counting pass per class that occurs, so text
+ * that consists only of marks costs at most 255 passes. */
 static void order_marks(int32_t *cp, size_t n, int32_t *tmp)
 {
     bool present[256] = {false};
@@ -153,8 +153,7 @@ static void order_marks(int32_t *cp, size_t n, int32_t *tmp)
     memcpy(cp, tmp, n * sizeof *cp);
 }
 
-/* Marks that follow one base are sorted by their class, as Unicode's canonical ordering
- * says. */
+/* Sorts the marks that follow one base by their class, as Unicode's canonical ordering requires. */
 static void order_all(int32_t *cp, size_t n, int32_t *tmp)
 {
     for (size_t i = 0; i < n;) {
@@ -169,7 +168,7 @@ static void order_all(int32_t *cp, size_t n, int32_t *tmp)
     }
 }
 
-/* Decomposes one character into at most `room` code points, which always suffices. */
+/* Decomposes one character into at most `room` code points, which is always enough. */
 static size_t decompose(uint32_t c, int options, int32_t *out, size_t room)
 {
     utf8proc_ssize_t k = 0;
@@ -183,7 +182,8 @@ static size_t decompose(uint32_t c, int options, int32_t *out, size_t room)
     return (size_t)k;
 }
 
-/* Composes in place and returns the new length. Characters without forms combine with nothing. */
+/* Composes in place and returns the new length. Characters that the normalisation forms do not know
+ * combine with nothing. */
 static size_t compose_all(int32_t *cp, size_t n)
 {
     size_t kept = 0;
@@ -210,7 +210,7 @@ static bool put_form(enum normalizer_kind form, const char *s, size_t n, struct 
     bool compat = form == NORMALIZE_NFKC || form == NORMALIZE_NFKD;
     bool compose = form == NORMALIZE_NFC || form == NORMALIZE_NFKC;
     int options = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (compat ? UTF8PROC_COMPAT : 0);
-    // A code point decomposes to at most 18 (U+FDFA).
+    // A code point decomposes into at most 18 (U+FDFA).
     size_t cap = 18 * n + 1;
     int32_t small[2 * 256];
     int32_t *cp = 2 * cap <= 512 ? small : malloc(2 * cap * sizeof *cp);
@@ -236,7 +236,7 @@ static bool put_form(enum normalizer_kind form, const char *s, size_t n, struct 
     return !out->failed;
 }
 
-/* Length of the ASCII run at `from`. */
+/* The length of the ASCII run that starts at `from`. */
 static size_t ascii_run(const char *s, size_t n, size_t from)
 {
     size_t i = from;
@@ -276,7 +276,7 @@ static size_t next_unsafe(const char *s, size_t n, size_t from, size_t *safe)
     return n;
 }
 
-/* NFC leaves most text unchanged: only stretches around unsafe characters use the tables. */
+/* NFC leaves most text unchanged, so only stretches around unsafe characters use the tables. */
 static bool apply_nfc(const char *s, size_t n, struct buf *out, bool *changed)
 {
     size_t safe, at = next_unsafe(s, n, 0, &safe), copied = 0;
@@ -317,8 +317,8 @@ static bool begins_afresh(const char *s)
     return k > 0 && k <= 18 && !(unicode_flags((uint32_t)first[0]) & U_NFC_UNSAFE);
 }
 
-/* NFD, NFKC and NFKD; ASCII is copied, and a piece includes the character before it, which
- * marks may combine with. */
+/* NFD, NFKC and NFKD. ASCII is copied. A piece includes the character before it, with which marks
+ * may combine. */
 static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struct buf *out,
                        bool *changed)
 {
@@ -349,7 +349,7 @@ static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struc
 
 /* ---- the other steps ---- */
 
-/* A character may become two. */
+/* One character may become two. */
 static void apply_lowercase(const char *s, size_t n, struct buf *out)
 {
     for (size_t i = 0; i < n;) {
@@ -390,8 +390,8 @@ static bool nmt_is_space(uint32_t c)
            c == 0xFEFF || c == 0xFFFD;
 }
 
-/* NMT's rules: control characters are removed, and all kinds of white space become a space. `head`:
- * set if the first character was removed. */
+/* NMT's rules: removes control characters, and replaces all kinds of white space by a space. *head
+ * is set if the first character was removed. */
 static void apply_nmt(const char *s, size_t n, struct buf *out, bool *head)
 {
     for (size_t i = 0; i < n;) {
@@ -439,7 +439,7 @@ static void bert_clean(const struct normalizer *op, const char *s, size_t n, str
     }
 }
 
-/* BERT's normaliser: clean, strip accents, lower-case, in this order. */
+/* BERT's normaliser: cleans, strips accents and lower-cases, in this order. */
 static bool apply_bert(const struct normalizer *op, const char *s, size_t n, struct buf *out,
                        bool *head)
 {
@@ -467,7 +467,7 @@ static bool apply_bert(const struct normalizer *op, const char *s, size_t n, str
     return good;
 }
 
-/* The common case, replacing a space by three bytes, without a search per space. */
+/* Replaces each space by `by`, the common case, without a search per space. */
 static void replace_spaces(const char *s, size_t n, const char *by, size_t by_bytes,
                            struct buf *out)
 {
@@ -492,7 +492,7 @@ static void replace_spaces(const char *s, size_t n, const char *by, size_t by_by
     *p = '\0';
 }
 
-/* Replacing single spaces is so common that it has a path of its own. */
+/* Replacing single spaces is so common that it has a separate path. */
 static bool apply_replace(const struct normalizer *op, struct scratch *sc, const char *s, size_t n,
                           struct buf *out, bool *head)
 {
@@ -523,7 +523,7 @@ static void byte_level(const char *s, size_t n, struct buf *out)
     }
 }
 
-/* Strip only narrows the range. */
+/* Strip only narrows the range of the text. */
 static void apply_strip(const struct normalizer *op, const char **s, size_t *n, bool *head)
 {
     if (op->left) {
@@ -537,7 +537,7 @@ static void apply_strip(const struct normalizer *op, const char **s, size_t *n, 
     }
 }
 
-/* Runs one step into out; *changed false: out was not used. */
+/* Runs one step. *changed becomes false if the text is unchanged and `out` was not used. */
 static bool apply_one(const struct normalizer *op, struct scratch *sc, const char *s, size_t n,
                       struct buf *out, bool *changed, bool *head)
 {
@@ -564,8 +564,8 @@ static bool apply_one(const struct normalizer *op, struct scratch *sc, const cha
     return true;
 }
 
-/* Steps alternate between two buffers: each reads the previous step's output and writes to the
- * other. */
+/* Steps alternate between two buffers: each reads the output of the previous step and writes to the
+ * other buffer. */
 bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
                       bool *dropped_head)
 {

@@ -17,7 +17,7 @@ static void begin_atom(struct translator *t)
     t->has_atom = true;
 }
 
-/* Oniguruma folds some pairs of letters to one character when ignoring case; PCRE2 does not. */
+/* When Oniguruma ignores case, it folds some pairs of letters to one character; PCRE2 does not. */
 static bool folds_together(uint32_t a, uint32_t b)
 {
     static const char pairs[][3] = {"ss", "ff", "fi", "fl", "st"};
@@ -29,7 +29,7 @@ static bool folds_together(uint32_t a, uint32_t b)
     return false;
 }
 
-/* \b and \B by Oniguruma's \w, which includes marks. */
+/* Writes \b and \B in terms of Oniguruma's \w, which includes marks. */
 static void put_boundary(struct translator *t, bool is_boundary)
 {
     struct buf word;
@@ -74,7 +74,7 @@ static enum status read_backslash(struct translator *t)
     return OK;
 }
 
-/* "(?imx-imx)" and "(?imx-imx:": Ruby's m is PCRE2's s. */
+/* Reads "(?imx-imx)" and "(?imx-imx:". Ruby's m is PCRE2's s. */
 static enum status read_flags(struct translator *t)
 {
     bool off = false;
@@ -100,7 +100,7 @@ static enum status read_flags(struct translator *t)
     return OK;
 }
 
-/* Options in a group hold until its end, so the state is kept per group. */
+/* Options in a group hold until the group ends, so the state is kept per group. */
 static enum status open_group(struct translator *t)
 {
     if (t->n_groups == MAX_GROUPS) {
@@ -126,7 +126,7 @@ static enum status open_group(struct translator *t)
         t->i++;
         return OK;
     }
-    // The same in both syntaxes.
+    // These are the same in both syntaxes.
     char next = pattern_peek(t, 1);
     bool named =
         c == '<' && (next == '=' || next == '!' || next == '_' || isalpha((unsigned char)next));
@@ -151,7 +151,7 @@ static enum status close_group(struct translator *t)
     return OK;
 }
 
-/* Wraps the last atom: "X{3}" -> "(?:X{3})". */
+/* Wraps the last atom in a group: "X{3}" becomes "(?:X{3})". */
 static void wrap_atom(struct translator *t)
 {
     struct buf copy;
@@ -162,7 +162,7 @@ static void wrap_atom(struct translator *t)
     buf_deinit(&copy);
 }
 
-/* At '{', which is literal unless it starts a quantifier. */
+/* Called at '{', which is literal unless it starts a quantifier. */
 static void read_braces(struct translator *t)
 {
     size_t k = 1;
@@ -194,8 +194,8 @@ static void read_braces(struct translator *t)
     }
 }
 
-/* Two letters that fold to one character, such as "ss" for a sharp s, match differently in
- * both libraries. */
+/* Two letters that fold to one character, such as "ss" for a sharp s, match differently in the two
+ * libraries. */
 static enum status read_literal(struct translator *t)
 {
     uint32_t cp;

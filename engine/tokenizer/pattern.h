@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The translation of one pattern: what pattern.c and pattern_class.c share. Private to this folder.
+/* The state of the translation of one pattern, shared by pattern.c and pattern_class.c. Private to
+ * this folder.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_TOKENIZER_PATTERN_H
 #define SLUICE_ENGINE_TOKENIZER_PATTERN_H
@@ -18,7 +19,7 @@ struct translator {
     struct buf *out;
     size_t atom; // where the last atom starts in out
     bool has_atom, caseless;
-    uint32_t last_literal; // for two letters that fold to one
+    uint32_t last_literal; // to detect two letters that fold to one
     int class_depth, n_groups;
     struct {
         size_t start;
@@ -27,23 +28,24 @@ struct translator {
     struct err *err;
 };
 
-/* ERR_UNSUPPORTED: the pattern has `what` at the current byte. */
+/* ERR_UNSUPPORTED: at the current byte the pattern has `what`, which is not supported. */
 enum status pattern_refuse(struct translator *t, const char *what);
 
-/* The byte `ahead` of the current one; NUL after the end. */
+/* The byte `ahead` bytes after the current one; NUL after the end. */
 static inline char pattern_peek(const struct translator *t, size_t ahead)
 {
     return t->i + ahead < t->n ? t->p[t->i + ahead] : '\0';
 }
 
-/* At a backslash: if it starts a shorthand class (\s \W \h \p{..}), appends an expression for one
- * of its characters and advances. */
+/* Called at a backslash. If it starts a shorthand class (\s \W \h \p{..}), appends an expression
+ * for one of its characters and advances. */
 enum status pattern_read_shorthand(struct translator *t, struct buf *out, bool *is);
 
-/* At a backslash: if it starts a character given as a number or a letter, reads it and advances. */
+/* Called at a backslash. If it starts a character given as a number or a letter, reads the
+ * character and advances. */
 enum status pattern_read_escape(struct translator *t, uint32_t *cp, bool *is);
 
-/* At '[': appends an expression for one character of the class. */
+/* Called at '['. Appends an expression for one character of the class. */
 enum status pattern_read_class(struct translator *t, struct buf *out);
 
 #endif

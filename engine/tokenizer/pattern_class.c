@@ -20,7 +20,7 @@ enum status pattern_refuse(struct translator *t, const char *what)
                    t->i);
 }
 
-/* At "\p{" or "\P{": appends items, and returns whether they are negated. */
+/* Called at "\p{" or "\P{". Appends items, and returns in *negated whether they are negated. */
 static enum status read_property(struct translator *t, struct buf *items, bool *negated)
 {
     *negated = pattern_peek(t, 1) == 'P';
@@ -52,7 +52,7 @@ static enum status read_property(struct translator *t, struct buf *items, bool *
     return OK;
 }
 
-/* At a backslash: if it starts a shorthand class (\s \W \h \p{..}), appends its items and
+/* Called at a backslash. If it starts a shorthand class (\s \W \h \p{..}), appends its items and
  * advances. */
 static enum status read_shorthand(struct translator *t, struct buf *items, bool *negated, bool *is)
 {
@@ -78,7 +78,7 @@ static enum status read_shorthand(struct translator *t, struct buf *items, bool 
 
 /* ---- single characters ---- */
 
-/* Hexadecimal digits of an escape; surrogates are no characters. */
+/* Reads the hexadecimal digits of an escape. Surrogates are not characters. */
 static bool read_hex(struct translator *t, size_t from, size_t max_digits, uint32_t *cp,
                      size_t *digits)
 {
@@ -135,10 +135,10 @@ enum status pattern_read_escape(struct translator *t, uint32_t *cp, bool *is)
 
 struct class_text {
     struct buf items; // inside one pair of brackets
-    struct buf more;  // "|X|Y": further expressions for one character
+    struct buf more;  // "|X|Y": other expressions for one character
 };
 
-/* A class that is being translated: members that PCRE2 allows between brackets go to `items`; the
+/* A class that is being translated. Members that PCRE2 allows between brackets go to `items`. The
  * others are alternatives in `more`, each after a "|". */
 static void put_class(struct buf *out, const struct class_text *c, bool negated)
 {
@@ -178,7 +178,7 @@ enum status pattern_read_shorthand(struct translator *t, struct buf *out, bool *
     return st;
 }
 
-/* "[:name:]" inside a class. */
+/* Reads "[:name:]" inside a class. */
 static enum status read_posix(struct translator *t, struct class_text *c, bool *is)
 {
     const char *close = strstr(t->p + t->i, ":]");
@@ -233,7 +233,7 @@ static enum status read_class_shorthand(struct translator *t, struct class_text 
     return st;
 }
 
-/* One character of a class, in any notation. */
+/* Reads one character of a class, in any notation. */
 static enum status read_class_char(struct translator *t, uint32_t *cp)
 {
     if (pattern_peek(t, 0) != '\\') {
@@ -294,7 +294,7 @@ static enum status read_class_item(struct translator *t, struct class_text *c)
     return OK;
 }
 
-/* Items up to ']' or "&&". */
+/* Reads items up to ']' or "&&". */
 static enum status read_class_items(struct translator *t, struct class_text *c, bool *any)
 {
     while (t->i < t->n && !(pattern_peek(t, 0) == ']' && *any)) {
@@ -310,12 +310,12 @@ static enum status read_class_items(struct translator *t, struct class_text *c, 
     return pattern_refuse(t, "a class that does not end");
 }
 
-/* a&&b: a character must be in both classes, which becomes lookaheads in front of the last
- * class. */
+/* a&&b: a character must be in both classes. All classes but the last become lookaheads before the
+ * last one. */
 static enum status read_operands(struct translator *t, struct buf *out, bool negated)
 {
     struct class_text c = {0};
-    struct buf all; // "(?=A)(?=B)C" of A&&B&&C
+    struct buf all; // "(?=A)(?=B)C" for A&&B&&C
     buf_init(&c.items, 1 << 20);
     buf_init(&c.more, 1 << 20);
     buf_init(&all, 2 << 20);

@@ -73,10 +73,10 @@ int32_t tokenizer_eos(const struct tokenizer *tok)
     return named_id(tok, "eos_token");
 }
 
-void tokenizer_n_around(const struct tokenizer *tok, size_t *n_before, size_t *n_behind)
+void tokenizer_n_around(const struct tokenizer *tok, size_t *n_before, size_t *n_after)
 {
     *n_before = tok->n_prefix;
-    *n_behind = tok->n_suffix;
+    *n_after = tok->n_suffix;
 }
 
 size_t tokenizer_longest_piece(const struct tokenizer *tok)

@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    MATCH_LIMIT = 50 * 1000 * 1000, // chosen: far above what real patterns need per match
+    MATCH_LIMIT = 50 * 1000 * 1000, // chosen: far more than real patterns need per match
     JIT_STACK_START = 64 << 10,
     JIT_STACK_MAX = 64 << 20, // chosen: enough for a backtracking pattern over a megabyte of text
 };
@@ -40,7 +40,7 @@ static enum status compile_pcre(struct regex *re, const char *translated, struct
     return OK;
 }
 
-/* Known patterns have a splitter of ours (split.c). */
+/* Well-known patterns have a hand-written splitter (split.c). */
 enum status regex_compile(const char *pattern, struct regex **out, struct err *err)
 {
     splitter_fn *splitter = splitter_of(pattern);
@@ -78,7 +78,7 @@ void regex_free(struct regex *re)
     }
 }
 
-/* Created at the scratch's first match, and kept. */
+/* The matcher's state is created for the scratch's first match, and then kept. */
 static bool prepare_match(struct scratch *sc)
 {
     if (sc->match_data) {
@@ -105,7 +105,8 @@ void regex_scratch_free(struct scratch *sc)
     pcre2_jit_stack_free(sc->jit_stack);
 }
 
-/* Texts that need more than the JIT's stack are matched without it, which uses the heap. */
+/* A text that needs more than the JIT's stack is matched by the interpreter, which uses the
+ * heap. */
 int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, size_t n,
                     size_t from, size_t *start, size_t *end)
 {
@@ -147,8 +148,8 @@ int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t
     return regex_find_pcre(re, sc, s, n, from, start, end);
 }
 
-/* Searches the text in limited stretches: a memmem that scans all the memory it is given, like that
- * of a thread sanitizer, would make many matches quadratic. */
+/* Searches the text in stretches of limited length. Some memmem, such as a thread sanitizer's, scan
+ * all the memory that they are given, which would make many matches quadratic. */
 static const char *find_literal(const struct pattern *p, const char *s, size_t n)
 {
     enum { STRETCH = 4096 };
@@ -162,7 +163,7 @@ static const char *find_literal(const struct pattern *p, const char *s, size_t n
     return NULL;
 }
 
-/* An empty match directly after the last match is skipped. */
+/* Skips an empty match directly after the last match. */
 static int walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, size_t *end)
 {
     while (w->from <= w->n) {
@@ -186,7 +187,7 @@ static int walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, si
     return 0;
 }
 
-/* {"Regex": ...} or {"String": ...}, as in tokenizer.json. */
+/* Reads {"Regex": ...} or {"String": ...}, as in tokenizer.json. */
 enum status pattern_load(const struct json *object, struct pattern *p, struct err *err)
 {
     const char *regex = json_get_string(object, "Regex");

@@ -28,16 +28,16 @@ const char *splitter_pattern(size_t i); // the i-th well-known pattern; NULL pas
  * expressed. */
 enum status pattern_translate(const char *pattern, struct buf *out, struct err *err);
 
-/* These append members of a class, as written inside brackets. The two that take a name return
- * false if it is unknown: that of \p{..} (lower case, without spaces, '_' and '-'), and that of
- * [:..:]. */
+/* These append members of a class, as written inside brackets. class_put_named takes the name in
+ * \p{..} (lower case, without spaces, '_' and '-'), class_put_posix the name in [:..:]; both return
+ * false if the name is unknown. */
 void class_put_range(struct buf *b, uint32_t from, uint32_t to);
 void class_put_flags(struct buf *b, uint32_t any, uint32_t all); // any of, all of unicode_bit
 void class_put_word(struct buf *b, bool in_class);               // \w
 void class_put_property(struct buf *b, const char *name, uint32_t bit);
 bool class_put_named(struct buf *b, const char *name);
 bool class_put_posix(struct buf *b, const char *name);
-bool class_is_script(const char *name); // known to PCRE2
+bool class_is_script(const char *name); // for names of scripts that PCRE2 knows
 
 /* The PCRE2 versions of regex_compile and regex_find, for tests that compare them with the
  * splitters. */

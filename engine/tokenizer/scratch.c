@@ -65,7 +65,7 @@ static void trim(struct buf *b)
     }
 }
 
-/* The memory for one huge text must not stay allocated for ever. */
+/* Frees large buffers, so that the memory for one huge text does not stay allocated for ever. */
 static void scratch_trim(struct scratch *sc)
 {
     trim(&sc->joined);
@@ -88,7 +88,7 @@ static void scratch_trim(struct scratch *sc)
     }
 }
 
-/* Large buffers are released first. If all slots are taken the scratch is freed. */
+/* Large buffers are freed first. If all slots are taken, the scratch itself is freed. */
 void scratch_give(const struct tokenizer *tok, struct scratch *sc)
 {
     struct tokenizer *shared = (struct tokenizer *)tok;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Hand-written splitters for the patterns that nearly all models use. Each gives exactly the
- * matches of its pattern (a test compares them with PCRE2 on random text), without backtracking:
- * white space, for instance, is read once, however the alternatives at the end of the patterns
- * divide it.
+ * matches of its pattern (a test compares them with PCRE2 on random text), but without
+ * backtracking. For instance, white space is read only once, however the alternatives at the end of
+ * a pattern divide it.
  *
  * A splitter returns the first match at or after `from`. */
 #include "engine/tokenizer/regex.h"
 
 #include <string.h>
 
-/* The kinds of character that these patterns distinguish. */
+/* The kinds of characters that these patterns distinguish. */
 enum kind {
     OTHER,  // anything else: punctuation, symbols, marks, controls
     LETTER, // \p{L}
@@ -34,7 +34,8 @@ static const uint8_t ascii_kind[128] = {
 #undef S
 #undef R
 
-/* The kind of the character at s[i], and its width. `letters`: the bits that make a letter. */
+/* The kind of the character at s[i], and its width. `letters`: the property bits that count as a
+ * letter. */
 static inline enum kind kind_at(const char *s, size_t i, uint32_t letters, size_t *width)
 {
     unsigned char c = (unsigned char)s[i];
@@ -54,7 +55,7 @@ static inline enum kind kind_at(const char *s, size_t i, uint32_t letters, size_
     return flags & U_SPACE ? SPACE : OTHER;
 }
 
-/* A run of one kind, as `+` matches it. */
+/* The end of a run of one kind, as `+` matches it. */
 static inline size_t run_of(enum kind kind, uint32_t letters, const char *s, size_t n, size_t i)
 {
     while (i < n) {
@@ -67,7 +68,7 @@ static inline size_t run_of(enum kind kind, uint32_t letters, const char *s, siz
     return i;
 }
 
-/* Bytes of (?i:'s|'t|'re|'ve|'m|'ll|'d) at s[i], 0 if there is none. */
+/* The length of (?i:'s|'t|'re|'ve|'m|'ll|'d) at s[i]; 0: no match. */
 static size_t contraction(const char *s, size_t n, size_t i)
 {
     if (n - i < 2 || s[i] != '\'') {
@@ -88,7 +89,8 @@ static size_t contraction(const char *s, size_t n, size_t i)
     return two ? 3 : 0;
 }
 
-/* At white space. \s*[\r\n]+ | \s+(?!\S) | \s+, or without the first. */
+/* Called at white space. Matches \s*[\r\n]+ | \s+(?!\S) | \s+; without `newlines` only the last
+ * two. */
 static size_t space_end(const char *s, size_t n, size_t i, bool newlines)
 {
     size_t last = i, after_newline = 0, end = i;
@@ -121,7 +123,7 @@ static inline size_t newlines_end(const char *s, size_t n, size_t i)
     return i;
 }
 
-/* \p{N}{1,most} */
+/* The end of \p{N}{1,most}. */
 static inline size_t numbers_end(const char *s, size_t n, size_t i, size_t most)
 {
     for (size_t k = 0; k < most && i < n; k++) {
@@ -134,8 +136,8 @@ static inline size_t numbers_end(const char *s, size_t n, size_t i, size_t most)
     return i;
 }
 
-/* Llama 3, cl100k, Qwen and similar: contractions first, then a run of letters with any one
- * character before it, up to `most` digits, punctuation with the newlines after it. */
+/* Llama 3, cl100k, Qwen and similar: contractions first; then a run of letters, with any one
+ * character before it; then up to `most` digits; then punctuation with the newlines after it. */
 static inline size_t cl100k_end(const char *s, size_t n, size_t i, uint32_t letters, size_t most)
 {
     size_t width, width2;
@@ -178,7 +180,7 @@ COVERING(split_qwen2, cl100k_end(s, n, from, U_L, 1))
 COVERING(split_cl100k_numbers, cl100k_end(s, n, from, U_L, SIZE_MAX))
 COVERING(split_qwen35, cl100k_end(s, n, from, U_L | U_M, 1))
 
-/* GPT-2: lower-case contractions, and runs of one kind with an optional space before them. */
+/* GPT-2: lower-case contractions, then runs of one kind with an optional space before them. */
 static inline size_t gpt2_end(const char *s, size_t n, size_t i)
 {
     size_t width, width2;
@@ -206,7 +208,8 @@ COVERING(split_gpt2, gpt2_end(s, n, from))
 
 /* ---- o200k and tekken: words by case ---- */
 
-enum { UPPER = 1, LOWER = 2 }; // may be in the first part of a word, in the second part
+/* UPPER: may be in the first part of a word; LOWER: in the second part. */
+enum { UPPER = 1, LOWER = 2 };
 
 static inline unsigned case_at(const char *s, size_t i, size_t *width)
 {
@@ -228,8 +231,8 @@ static inline unsigned case_at(const char *s, size_t i, size_t *width)
            (flags & (U_LL | U_LM | U_LO | U_M) ? LOWER : 0);
 }
 
-/* [upper]*[lower]+ at i: its end, or 0. *upper_end: the end of the run of upper, for the other
- * alternative, [upper]+[lower]*. */
+/* Matches [upper]*[lower]+ at i and returns its end, or 0. *upper_end: the end of the run of upper,
+ * for the other alternative, [upper]+[lower]*. */
 static inline size_t word_end(const char *s, size_t n, size_t i, size_t *upper_end)
 {
     size_t width, both_end = 0;
@@ -242,7 +245,7 @@ static inline size_t word_end(const char *s, size_t n, size_t i, size_t *upper_e
     }
     *upper_end = i;
     if (i == n || !(k & LOWER)) {
-        return both_end; // the first part must give back what the second part needs
+        return both_end; // the first part must give back the characters that the second part needs
     }
     while (i < n && (case_at(s, i, &width) & LOWER)) {
         i += width;
@@ -362,7 +365,7 @@ static size_t flags_run(uint32_t bits, const char *s, size_t n, size_t i)
     return i;
 }
 
-/* The end of a match at i, or 0. */
+/* The end of the match at i, or 0. */
 static size_t deepseek3_end(const char *s, size_t n, size_t i)
 {
     size_t width, width2 = 0;
@@ -435,7 +438,7 @@ static const struct {
      split_deepseek3},
 };
 
-/* Files write newlines in a pattern either as escapes or literally. */
+/* In files, newlines in a pattern are written either as escapes or literally. */
 static bool same_pattern(const char *a, const char *known_pattern)
 {
     for (; *a; a++) {

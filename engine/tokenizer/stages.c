@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pre-tokenizers: each stage splits or rewrites what it gets from the previous stage and passes
- * each piece on immediately, so no list of pieces is ever built. The depth of the recursion is the
- * number of stages. */
+/* Pre-tokenizers. Each stage splits or rewrites what it gets from the previous stage and passes
+ * each piece on immediately, so no list of pieces is ever built. The recursion is as deep as there
+ * are stages. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -240,11 +240,11 @@ static enum status model_encode(const struct tokenizer *tok, struct scratch *sc,
 static enum status run(const struct tokenizer *tok, struct scratch *sc, size_t k, const char *s,
                        size_t n, bool first);
 
-/* Handles the matches of a split. It holds one piece back while its end is uncertain. */
+/* Handles the matches of a split. It holds a piece back while its end is uncertain. */
 struct cutter {
     const struct tokenizer *tok;
     struct scratch *sc;
-    size_t k; // the next stage
+    size_t k; // index of the next stage
     const char *s;
     bool first;
     enum behavior behavior;
@@ -300,7 +300,8 @@ static enum status cutter_put(struct cutter *c, size_t start, size_t end, bool m
     return OK;
 }
 
-/* The usual last stage as a fast path: a hand-written splitter feeding the model. */
+/* A fast path for the usual last stage: a hand-written splitter whose pieces go to the model
+ * directly. */
 static enum status run_fast(struct cutter *c, splitter_fn *next, size_t n)
 {
     size_t start, end, covered = 0;
@@ -317,8 +318,8 @@ static enum status run_fast(struct cutter *c, splitter_fn *next, size_t n)
     return OK;
 }
 
-/* Pieces are the matches, and the text between them. If this is the last stage before BPE, and the
- * pattern has a hand-written splitter, the pieces go to BPE directly. */
+/* The pieces are the matches and the text between them. If this is the last stage before BPE, and
+ * the pattern has a hand-written splitter, the pieces go to BPE directly. */
 static enum status run_split(struct cutter *c, const struct stage *st, size_t n)
 {
     const struct tokenizer *tok = c->tok;
@@ -346,7 +347,7 @@ static enum status run_split(struct cutter *c, const struct stage *st, size_t n)
     return cutter_flush(c);
 }
 
-/* Splits at single characters of some kinds, such as digits or punctuation. */
+/* Splits at single characters of given kinds, such as digits or punctuation. */
 static enum status run_class(struct cutter *c, const struct stage *st, size_t n)
 {
     size_t covered = 0;
@@ -373,7 +374,7 @@ static uint32_t word_kind(uint32_t cp)
     return unicode_flags(cp) & (U_RUST_WORD | U_SPACE);
 }
 
-/* Words and runs of punctuation, without the white space between them. */
+/* Keeps words and runs of punctuation, and drops the white space between them. */
 static enum status run_words(struct cutter *c, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -395,7 +396,7 @@ static enum status run_words(struct cutter *c, size_t n)
     return OK;
 }
 
-/* Pieces of a fixed number of characters. */
+/* Splits into pieces of a fixed number of characters. */
 static enum status run_fixed(struct cutter *c, const struct stage *st, size_t n)
 {
     size_t start = 0, count = 0;
@@ -418,8 +419,8 @@ static void map_bytes(const char *s, size_t n, struct buf *out)
     }
 }
 
-/* Metaspace: spaces become the replacement, and one may be prepended, except where the
- * text already begins with it. */
+/* Metaspace: replaces spaces, and prepends a replacement unless the text begins with one
+ * already. */
 static void map_spaces(const struct stage *st, const char *s, size_t n, bool first, struct buf *out)
 {
     bool begins =
@@ -440,7 +441,7 @@ static void map_spaces(const struct stage *st, const char *s, size_t n, bool fir
     }
 }
 
-/* Rewriting stages pass on their whole text. */
+/* Rewriting stages pass their whole text on. */
 static enum status run_rewrite(const struct tokenizer *tok, struct scratch *sc, size_t k,
                                const char *s, size_t n, bool first)
 {
@@ -463,7 +464,7 @@ static enum status run_rewrite(const struct tokenizer *tok, struct scratch *sc, 
     return run(tok, sc, k + 1, out->data, out->n_bytes, first);
 }
 
-/* Stage k; each stage passes its pieces on to the next one, and the last to the model. */
+/* Runs stage k. Each stage passes its pieces to the next one, and the last stage to the model. */
 static enum status run(const struct tokenizer *tok, struct scratch *sc, size_t k, const char *s,
                        size_t n, bool first)
 {

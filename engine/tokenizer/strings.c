@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ids may be given in any order and with gaps; UINT32_MAX marks those that are not there. */
+/* Ids may be added in any order and with gaps; UINT32_MAX marks ids that have no string. */
 static bool strings_grow(struct strings *s, int32_t id)
 {
     int32_t cap = s->cap ? s->cap : 1024;
@@ -31,8 +31,8 @@ static bool strings_grow(struct strings *s, int32_t id)
     return true;
 }
 
-/* Texts are stored one after another in one buffer, and found by offsets, since pointers would
- * become invalid when it grows. */
+/* Texts are stored one after another in one buffer. They are found by offset, because pointers
+ * would become invalid when the buffer grows. */
 bool strings_set(struct strings *s, int32_t id, const char *text, size_t n_bytes)
 {
     if (id < 0 || id > MAX_TOKEN_ID || (id >= s->cap && !strings_grow(s, id))) {
@@ -117,7 +117,7 @@ static struct string_slot *slot_of(const struct string_table *t, const char *tex
     }
 }
 
-/* At most half full, so that probes are short. */
+/* The table is at most half full, so that probes are short. */
 static bool table_grow(struct string_table *t)
 {
     struct string_table bigger = *t;
@@ -135,7 +135,7 @@ static bool table_grow(struct string_table *t)
     return true;
 }
 
-/* A text that is already there gets the new id. Part of the hash is kept in the slot, so
+/* A text that is already in the table gets the new id. Part of the hash is stored in the slot, so
  * that most probes need no comparison. */
 bool string_table_put(struct string_table *t, int32_t id)
 {
@@ -183,7 +183,7 @@ int32_t string_table_find_hashed(const struct string_table *t, const char *text,
     return slot_of(t, text, n_bytes, hash)->id;
 }
 
-/* Edges of all nodes are in one hash table, keyed by node and byte; node 0 is the root. */
+/* The edges of all nodes are in one hash table, keyed by node and byte. Node 0 is the root. */
 bool trie_init(struct trie *t)
 {
     *t = (struct trie){.mask = 255, .cap_nodes = 64, .n_nodes = 1};
@@ -240,7 +240,7 @@ static uint32_t node_add(struct trie *t, uint32_t parent, unsigned char byte)
         t->value = value;
         t->cap_nodes *= 2;
     }
-    // Keys are 24 bits of node and 8 bits of byte.
+    // A key has 24 bits for the node and 8 bits for the byte.
     if (t->n_nodes >= 1u << 24 || (t->n_edges * 2 >= t->mask && !edges_grow(t))) {
         return 0;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Encodes text: spans are joined, added tokens cut out, and each stretch between them passed to the
- * stages. The top of engine/tokenizer/: nothing below calls back. */
+/* Encodes text: joins the spans, cuts out added tokens, and passes each stretch between them to the
+ * stages. This is the top of engine/tokenizer/; nothing below calls back. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -20,11 +20,11 @@ struct job {
     struct tokenizer_flags flags;
     const char *s;
     size_t n;
-    struct range *input; // ranges of user input
+    struct range *input; // the ranges of user input
     size_t n_input, cap_input, next_input;
 };
 
-/* Adjacent ranges become one, since pieces may cross them. */
+/* Joins adjacent ranges, because pieces may cross their border. */
 static void add_input(struct job *job, size_t start, size_t end)
 {
     if (start == end) {
@@ -41,8 +41,8 @@ static void add_input(struct job *job, size_t start, size_t end)
     job->input[job->n_input++] = (struct range){start, end};
 }
 
-/* Replaces malformed bytes by U+FFFD. A character split by the border of two spans belongs to both,
- * so that no byte of user input goes unnoticed. */
+/* Replaces malformed bytes by U+FFFD. If the border of two spans splits a character, the character
+ * belongs to both, so that no byte of user input goes unnoticed. */
 static bool repair(struct job *job)
 {
     struct buf fixed;
@@ -75,7 +75,7 @@ static bool repair(struct job *job)
     return !fixed.failed;
 }
 
-/* A single span is used in place. Ranges of user input are kept, because added tokens are
+/* A single span is used where it lies. Ranges of user input are recorded, because added tokens are
  * not recognised in them. */
 static enum status join(struct job *job, const struct text_span *spans, size_t n_spans)
 {
@@ -114,8 +114,8 @@ static enum status join(struct job *job, const struct text_span *spans, size_t n
 /* ---- stretches ---- */
 
 /* Maps the ranges of user input to the normalised text of a stretch. Each part is normalised
- * separately and its length counted; if the lengths do not add up, the whole stretch counts as user
- * input. */
+ * separately to learn its length. If the lengths do not add up to that of the whole, the whole
+ * stretch counts as user input. */
 static void map_input(struct job *job, struct range stretch, size_t n_normalized,
                       struct job *mapped)
 {
@@ -156,7 +156,7 @@ static void map_input(struct job *job, struct range stretch, size_t n_normalized
     }
 }
 
-/* Stretches come in order, so a single walk over the ranges serves all of them. */
+/* Stretches come in order, so one pass over the ranges serves all of them. */
 static bool touches_input(struct job *job, struct range r)
 {
     while (job->next_input < job->n_input && job->input[job->next_input].end <= r.start) {
@@ -201,7 +201,8 @@ static enum status encode_normalized(struct job *job, struct range stretch, cons
     return st;
 }
 
-/* The text between added tokens. `first` is true only for the text's own beginning. */
+/* Encodes the text between two added tokens. `first` is true only at the beginning of the whole
+ * text. */
 static enum status encode_stretch(struct job *job, struct range stretch)
 {
     const char *s = job->s + stretch.start;
@@ -218,8 +219,7 @@ static enum status encode_stretch(struct job *job, struct range stretch)
     return stages_run(job->tok, job->sc, s, n, first);
 }
 
-/* Added tokens are cut out first, in the text as it is; those that are marked as
- * normalized come later. */
+/* Added tokens that match raw text are cut out first; those marked as normalized come later. */
 static enum status encode_text(struct job *job)
 {
     struct added_search search = {.tok = job->tok,

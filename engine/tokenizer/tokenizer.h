@@ -34,15 +34,16 @@ void ids_deinit(struct ids *ids);          // accepts a zeroed struct
 bool ids_put(struct ids *ids, int32_t id); // false: over the maximum, or out of memory
 
 struct tokenizer_flags {
-    bool add_special;   // add what the model expects around a prompt (BOS and the like)
+    bool add_special;   // add what the model expects around a prompt (such as BOS)
     bool parse_special; // recognise special tokens in text that is not user input
 };
 
-/* Reads a model folder (tokenizer.json, and tokenizer_config.json and special_tokens_map.json if
- * they exist) or a single tokenizer.json. The caller frees *out with tokenizer_free. */
+/* Reads a model folder (tokenizer.json, and if they exist tokenizer_config.json and
+ * special_tokens_map.json) or a single tokenizer.json. The caller frees *out with
+ * tokenizer_free. */
 enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, struct err *err);
 
-/* The same from memory; `config` and `map` (the two other files) may be NULL. */
+/* Reads the files from memory; `config` and `map` (the two other files) may be NULL. */
 struct tokenizer_files {
     const char *json, *config, *map;
     size_t json_bytes, config_bytes, map_bytes;
@@ -79,7 +80,8 @@ const char *tokenizer_token_text(const struct tokenizer *tok, int32_t id, size_t
 /* The id with this spelling in tokenizer.json; -1 if there is none. */
 int32_t tokenizer_find(const struct tokenizer *tok, const char *text, size_t n_bytes);
 
-bool tokenizer_is_special(const struct tokenizer *tok, int32_t id); // decode may skip it
+/* If special, decoding may skip it. */
+bool tokenizer_is_special(const struct tokenizer *tok, int32_t id);
 
 /* Added tokens in file order, which a client may want to list, ban or search for. */
 struct tokenizer_added {
@@ -91,15 +93,15 @@ struct tokenizer_added {
 size_t tokenizer_n_added(const struct tokenizer *tok);
 struct tokenizer_added tokenizer_added_at(const struct tokenizer *tok, size_t i);
 
-/* -1 if the folder names none. */
+/* -1 if the folder names no such token. */
 int32_t tokenizer_bos(const struct tokenizer *tok);
 int32_t tokenizer_eos(const struct tokenizer *tok);
 
-/* Number of ids that add_special puts before and after a text. */
-void tokenizer_n_around(const struct tokenizer *tok, size_t *n_before, size_t *n_behind);
+/* The numbers of ids that add_special puts before and after a text. */
+void tokenizer_n_around(const struct tokenizer *tok, size_t *n_before, size_t *n_after);
 
-/* The length of the longest token's piece: a text of n bytes has at least n / this many tokens, so
- * that prompts that cannot fit are rejected before any work. At least 1. */
+/* The length of the longest token's piece, at least 1. A text of n bytes has at least n / this many
+ * tokens, so prompts that cannot fit are rejected before any work is done. */
 size_t tokenizer_longest_piece(const struct tokenizer *tok);
 
 #endif

@@ -30,7 +30,7 @@ size_t unicode_space_suffix(const char *s, size_t n_bytes)
     return n_bytes - end;
 }
 
-/* Full mapping, without the rules that depend on the language or on neighbours. */
+/* The full mapping, without rules that depend on the language or on neighbouring characters. */
 size_t unicode_to_lower(uint32_t cp, uint32_t out[2])
 {
     if (cp < 0x80) {
@@ -59,14 +59,13 @@ size_t unicode_to_lower(uint32_t cp, uint32_t out[2])
     return 1;
 }
 
-/* Printable bytes keep their value; the others are numbered from U+0100 in order. */
+/* Bytes that print keep their value; the others are numbered in order from U+0100 on. */
 static bool prints(unsigned b)
 {
     return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
 }
 
-/* GPT-2's alphabet: bytes that do not print become characters from U+0100 on, in their
- * order. */
+/* GPT-2's alphabet: bytes that do not print become the characters from U+0100 on, in order. */
 uint32_t unicode_byte_symbol(unsigned char byte)
 {
     unsigned b = byte;

@@ -30,13 +30,13 @@ enum unicode_bit {
     U_RUST_WORD = 1 << 17,    // \w of single_word tokens and of the Whitespace pre-tokenizer
     U_MARK = 1 << 18,         // StripAccents drops it
     U_BERT_ACCENT = 1 << 19,  // BertNormalizer drops it
-    U_BERT_CONTROL = 1 << 20, // likewise
+    U_BERT_CONTROL = 1 << 20, // BertNormalizer drops it, too
     U_NFC_UNSAFE = 1 << 21,   // NFC may change it or combine it with the character to its left
     U_NEW = 1 << 22,          // newer than Unicode 14
     U_ALPHA = 1 << 23,        // [[:alpha:]] and the like
     U_UPPER = 1 << 24,
     U_LOWER = 1 << 25,
-    U_MN = 1 << 26, // more general categories
+    U_MN = 1 << 26, // further general categories
     U_MC = 1 << 27,
     U_NO = 1 << 28,
     U_SO = 1 << 29,
@@ -99,12 +99,12 @@ static inline size_t unicode_lead_length(unsigned char lead)
     return lead < 0xF0 ? 3 : 4;
 }
 
-/* Bytes of white space (\s) at the start and at the end of a valid text. */
+/* The length in bytes of the white space (\s) at the start, and at the end, of a valid text. */
 size_t unicode_space_prefix(const char *s, size_t n_bytes);
 size_t unicode_space_suffix(const char *s, size_t n_bytes);
 
-/* False if the library's normalisation forms do not know the character: it is unchanged, combines
- * with nothing, and does not take part in reordering. */
+/* False if the library's normalisation forms do not know the character. Such a character is
+ * unchanged, combines with nothing, and is not reordered. */
 bool unicode_has_forms(uint32_t cp);
 
 /* Appends the lower case of cp (one or two code points) and returns how many. */

@@ -9,8 +9,8 @@
 
 /* A place between two bytes of the text. */
 struct unigram_node {
-    double score;   // of the best path ending here
-    uint32_t start; // start of its last piece; UINT32_MAX: no path ends here
+    double score;   // score of the best path that ends here
+    uint32_t start; // where the path's last piece starts; UINT32_MAX: no path ends here
     int32_t id;
 };
 
@@ -21,7 +21,7 @@ static void relax(struct unigram_node *node, double score, size_t start, int32_t
     }
 }
 
-/* False: a character is unknown and the model has no unknown token. */
+/* Returns false if a character is unknown and the model has no unknown token. */
 static bool forward(const struct tokenizer *tok, const struct scratch *sc, const char *s, size_t n)
 {
     const struct unigram *u = &tok->unigram;
@@ -53,7 +53,7 @@ static bool forward(const struct tokenizer *tok, const struct scratch *sc, const
     return true;
 }
 
-/* A run of unknown characters is one unknown token, unless its bytes are tokens. */
+/* A run of unknown characters becomes one unknown token, or its bytes if byte tokens exist. */
 static enum status emit_unknown(const struct tokenizer *tok, struct scratch *sc, const char *s,
                                 size_t n)
 {
@@ -72,7 +72,8 @@ static enum status emit_unknown(const struct tokenizer *tok, struct scratch *sc,
     return OK;
 }
 
-/* Reverses the chain of starts, so that nodes[start].start is the end of its piece. */
+/* Reverses the chain of starts. Afterwards nodes[start].start is the end of the piece that begins
+ * at start. */
 static void turn_round(struct unigram_node *nodes, size_t n)
 {
     size_t end = n;
@@ -92,7 +93,7 @@ static void turn_round(struct unigram_node *nodes, size_t n)
     }
 }
 
-/* Viterbi: for each place the best path that ends there, from left to right; then back
+/* Viterbi: from left to right, finds for each place the best path that ends there; then goes back
  * from the end. */
 enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
 {
@@ -131,7 +132,7 @@ enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, cons
     return OK;
 }
 
-/* Repeatedly takes the longest known prefix; a word with an unknown part is unknown as a whole. */
+/* Repeatedly takes the longest known prefix. A word with an unknown part is unknown as a whole. */
 static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, const char *s,
                              size_t n)
 {
@@ -176,7 +177,7 @@ static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, co
     return emit(sc, wp->unk);
 }
 
-/* WordPiece and WordLevel differ only in whether words may be cut. */
+/* WordPiece and WordLevel differ only in whether words may be cut into pieces. */
 enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,
                              size_t n)
 {

@@ -142,7 +142,7 @@ def test_split_files_are_one_model(tmp_path):
     assert scores(files[0]) == scores(path)
     assert "is file 2 of 3: give the first one" in run(files[1]).stderr
     os.rename(files[2], str(tmp_path / "away"))
-    assert "is not there, one of 3 files" in run(files[0]).stderr
+    assert "is missing; it is one of 3 files" in run(files[0]).stderr
     os.rename(files[1], files[2])
     os.rename(str(tmp_path / "away"), files[1])
     assert "its keys say that it is file 3 of 3, its name that it is 2 of 3" in run(files[0]).stderr
@@ -193,7 +193,7 @@ def test_tensors_that_are_not_supported_are_named(tmp_path):
     change_tensor(w, name, (name, *q2))
     refused(w.write(path), "q_proj.weight is Q2_K, which is not supported")
     change_tensor(w, name, ("blk.0.attn_gate.weight", *q2))
-    refused(w.write(path), "tensor blk.0.attn_gate.weight is no part of qwen3")
+    refused(w.write(path), "tensor blk.0.attn_gate.weight does not belong to the architecture qwen3")
     change_tensor(w, "blk.0.attn_gate.weight", (name, "F32", (128, 256), bytes(128 * 1024)))
     refused(w.write(path), "has shape [128, 256], but config.json asks for [256, 256]")
     w.tensors = [t for t in w.tensors if t[0] != name]

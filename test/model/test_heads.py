@@ -237,7 +237,7 @@ def test_a_missing_module_is_named(tmp_path):
     folder = heads.with_tensors("llama-2", tmp_path / "wide", wide)
     assert "tensor mtp.fc.weight has shape [64, 130], but config.json asks for [64, 128]" in refusal(
         folder, *speculative(method="mtp"))
-    assert "'model' is not for it" in refusal("llama-2", *speculative(method="mtp", model="x"))
+    assert "'model' must not be given" in refusal("llama-2", *speculative(method="mtp", model="x"))
     assert "modules of gemma2 are not supported" in refusal("gemma-2", *speculative(method="mtp"))
 
 

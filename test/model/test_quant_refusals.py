@@ -69,7 +69,7 @@ def cases():
     yield "a block of nothing", FP8, lambda c: c.say(weight_block_size=[0, 128]), "weight_block_size", "fp8"
     yield "no block", FP8, lambda c: c.say(weight_block_size=None), "weight_scale_inv", "fp8"
     yield "another fp8", FP8, lambda c: c.say(fmt="e5m2"), "fmt", "e5m2"
-    yield "weights that the list leaves alone", FP8, lambda c: c.say(ignored_layers=["lm_head", MODULE]), MODULE, "alone"
+    yield "weights that the list leaves alone", FP8, lambda c: c.say(ignored_layers=["lm_head", MODULE]), MODULE, "excludes its module"
     yield "weights of another shape", FP8, lambda c: c.reshape(".weight", [328, 288]), MODULE, "[288, 328]"
     yield "a weight that is no number", FP8, lambda c: c.put(".weight", 100, b"\x7f"), "down_proj", "fp8"
     yield "a value among fused ones that is no number", FP8, break_value, f"{VALUE}.weight", "fp8"

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Launches attention: the kernel variant that supports the layer, then the kernel that joins
- * partial results. The variant depends on the layer and the device only, never on the pass. */
+ * partial results. The variant depends only on the layer and the device, never on the pass. */
 #include "cuda/kernels/attention/common.cuh"
 
 enum { JOIN_WARPS = 8, JOIN_BLOCKS_PER_SM = 2, JOIN_AHEAD = 8 };
 
 /* Joins the slots of one row and head into the output; each lane has four columns. JOIN_AHEAD slots
  * are loaded at a time, because loading them one by one would cost a full memory latency each. The
- * code is kept small: every launch fetches it again, and that takes longer than running it. */
+ * code is short, because every launch fetches it again, and that takes longer than running it. */
 template <typename T>
 __device__ __forceinline__ void join_row(const struct attention_params &p, struct attention_row row,
                                          int r, int h, int column)
@@ -24,7 +24,7 @@ __device__ __forceinline__ void join_row(const struct attention_params &p, struc
         for (int k = 0; k < JOIN_AHEAD; k++) {
             ml[k] = *reinterpret_cast<const float2 *>(slot + dim);
             add[k] = *reinterpret_cast<const float4 *>(slot + column);
-            slot += k + 1 < left ? stride : 0; // past the end: reload the last slot
+            slot += k + 1 < left ? stride : 0; // past the end, reload the last slot
         }
 #pragma unroll
         for (int k = 0; k < JOIN_AHEAD; k++) {
@@ -51,16 +51,16 @@ template <typename T>
 __global__ void __launch_bounds__(JOIN_WARPS * 32)
     attention_join_kernel(const __grid_constant__ struct attention_params p)
 {
-    /* The plan was written before the preceding kernel started; the slots are that kernel's
-     * output. */
+    /* The plan was written before the preceding kernel started. The slots are the output of that
+     * kernel. */
     const struct attention_plan_head *head = plan_head(p.plan);
     const struct attention_row *rows = (const struct attention_row *)(head + 1);
     const bool is_any = head->n_slots > 0;
     struct attention_row row = rows[blockIdx.x];
     const int h = blockIdx.y * JOIN_WARPS + (int)(threadIdx.x >> 5);
-    /* With this many rows the next product is gemm/wide.cu's, whose blocks start loading weights as
-     * soon as a multiprocessor is free of attention. Blocks of the products of fewer rows would
-     * crowd onto some multiprocessors (device/launch.cuh). */
+    /* With this many rows the next product is gemm/wide.cu's, whose blocks begin to load weights as
+     * soon as attention leaves a multiprocessor. The blocks of products with fewer rows would crowd
+     * onto some multiprocessors (device/launch.cuh). */
     if (p.n_rows > 32) {
         pdl_trigger();
     }
@@ -123,7 +123,8 @@ static struct attention_params params_of(const struct attention_launch *a)
     return p;
 }
 
-/* Dequantises the keys that many rows read, then runs attention; the other items read the codes. */
+/* Dequantises the keys that many rows read, then runs attention. The remaining items read the
+ * codes. */
 static cudaError_t launch_expanded(cudaStream_t stream, const struct attention_launch *a,
                                    const struct attention_params *params)
 {

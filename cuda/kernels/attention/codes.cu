@@ -2,22 +2,22 @@
 /* Attention over pages of codes (a quantised KV cache) on Hopper: heads of up to 256 elements, any
  * mask, split or not.
  *
- * A block processes one unit: an item of the plan and a KV head, cut to 8, 16 or 32 query vectors.
- * Its four warps take the keys in turn, in chunks of 32 (16 where heads are larger than 128). A
- * chunk is two page records with keys, values and scales; one bulk copy per record brings it into
- * the warp's own ring. So there is no barrier until the end of the unit, where the warps' results
- * are joined in warp order. The two records are independent, which hides most of the instruction
- * latency.
+ * A block processes one unit: an item of the plan for one KV head, limited to 8, 16 or 32 query
+ * vectors. Its four warps take the keys in turn, in chunks of 32 (16 where heads are larger than
+ * 128). A chunk is two page records with keys, values and scales; one bulk copy per record brings
+ * it into the warp's own ring. So no barrier is needed until the end of the unit, where the warps'
+ * results are joined in the order of warps. The two records are independent, which hides most of
+ * the instruction latency.
  *
  * Scores are K Q^T and outputs V^T P^T (mma.sync with fp16 operands): keys, and elements of a
  * value, are the 16 rows of a product, query vectors its 8 columns. Codes become operands in
- * registers: K by ldmatrix unchanged, V transposed two elements at a time, so that no code is moved
- * on its own. A key's scale and zero are applied to its score; a value's scale is a term of the
- * exponent, and its zero is a separate sum.
+ * registers: ldmatrix loads K unchanged and V transposed, two elements at a time, so that no code
+ * is moved individually. A key's scale and zero are applied to its score. A value's scale is a term
+ * of the exponent, and values' zeros are summed separately.
  *
- * Decoding is bound by reading codes. With more rows per unit the tensor cores are the bound, and
- * the codes are read again for every 32 query vectors; prompts of many rows are therefore expanded
- * instead (expand.cu).
+ * With few rows (decoding) it is bound by reading codes. With more rows per unit it is bound by the
+ * tensor cores, and the codes are read again for every 32 query vectors; so prompts with many rows
+ * are expanded instead (expand.cu).
  *
  * A row's result depends only on its own keys and their slots: chunks are assigned to warps by
  * position, sums run in key order, and masked keys change nothing. */
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(CODE_THREADS, ATTENTION_CODE_BLOCKS)
         barrier_init_done();
     }
     __syncwarp();
-    /* The plan, the tables and older keys were written before the preceding kernel started. The
-     * exception: where tree paths are laid out, that kernel writes their tables. */
+    /* The plan, the tables and older keys were written before the preceding kernel started. There
+     * is one exception: if tree paths are laid out, that kernel writes their tables. */
     const struct attention_plan_head head = *plan_head(p.a.plan);
     const bool is_few = head.tile_rows * p.a.group <= 8;
     const int tile_rows = is_few ? 8 : 8 * S::MANY;
@@ -98,7 +98,8 @@ bool attention_codes_takes(const struct attention_launch *a)
            ((uintptr_t)kv->base | (uintptr_t)a->q | (uintptr_t)a->out) % 16 == 0;
 }
 
-/* Resident blocks share the multiprocessor's memory; each needs 1,024 bytes besides its own. */
+/* Resident blocks share the memory of the multiprocessor; each needs 1,024 bytes in addition to its
+ * own. */
 enum { BLOCK_BYTES = (228 * 1024) / ATTENTION_CODE_BLOCKS - 1024 };
 
 template <enum kv_format F, int D, bool FULL>
@@ -114,7 +115,8 @@ static cudaError_t launch_codes(cudaStream_t stream, const struct attention_laun
     p.n_k = (a->kv.head_dim_k + numbers - 1) / numbers;
     p.n_v = (a->kv.head_dim_v + numbers - 1) / numbers;
     const int fixed = S::fixed_bytes(a->limits->deterministic);
-    const int slot_bytes = CODE_WARPS * S::RECORDS * p.record_room; // of all warps
+    // Bytes of one slot of all warps.
+    const int slot_bytes = CODE_WARPS * S::RECORDS * p.record_room;
     p.n_slots = (BLOCK_BYTES - fixed) / slot_bytes;
     p.n_slots = p.n_slots < CODE_MAX_SLOTS ? p.n_slots : CODE_MAX_SLOTS;
     if (p.n_slots < 1) {

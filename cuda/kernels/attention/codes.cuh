@@ -9,8 +9,8 @@
 
 #if HAVE_SM90A
 
-/* NT: number of columns of 8 query vectors. FULL: rows of K and V have exactly D elements, not
- * fewer. */
+/* NT: number of columns of 8 query vectors. FULL: rows of K and V have exactly D elements;
+ * otherwise they may have fewer. */
 template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     using S = codes_shape<D>;
     using K = code_kind<F>;
@@ -27,7 +27,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     uint2 own[NT == 1 ? TILES : 1]; // NT == 1: this lane's queries
     float q_sum[NT][2];             // for columns 2 t and 2 t + 1
     float values[NT][TILES][4];
-    float top[NT][2], sum[NT][2], zeros[NT][2]; // sum and zeros cover this lane's keys only
+    float top[NT][2], sum[NT][2], zeros[NT][2]; // sum and zeros include only the keys of this lane
 
     __device__ __forceinline__ int g() const
     {
@@ -45,8 +45,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return p.is_bf16 ? to_float(((const bf16_t *)from)[i]) : to_float(((const f16_t *)from)[i]);
     }
 
-    /* Writes the operands of vector g of column j, and returns the sum of this lane's elements as
-     * rounded. */
+    /* Writes the operands of vector g of column j, and returns the sum of this lane's rounded
+     * elements. */
     template <typename Put>
     __device__ __forceinline__ float load_column(const struct attention_unit &u, int j, Put put)
     {
@@ -78,7 +78,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return total;
     }
 
-    /* Called by all warps, after they have finished with the previous unit. */
+    /* Called by all warps, after they have finished the previous unit. */
     __device__ __forceinline__ void load_queries(const struct attention_unit &u)
     {
         if constexpr (NT == 1) {
@@ -120,8 +120,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return loader.slots + (slot * RECORDS + r) * p.record_room;
     }
 
-    /* The address this lane passes to ldmatrix for four matrices: keys 0 to 7 and 8 to 15 of record
-     * r, pieces c and c + 1. */
+    /* The address that this lane passes to ldmatrix for four matrices: keys 0 to 7 and 8 to 15 of
+     * record r, pieces c and c + 1. */
     __device__ __forceinline__ const char *matrices_at(int r, bool is_v, int c) const
     {
         const struct kv_codes &codes = p.a.kv.codes;
@@ -134,11 +134,12 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return FULL ? c >= PIECES : c >= n || c >= PIECES;
     }
 
-    /* Scores of keys g and g + 8 of each record: [0], [1] and [2], [3], for columns 2 t and 2 t +
-     * 1. Even and odd steps have separate accumulators, so that they overlap. */
+    /* Computes the scores of keys g ([0] and [1]) and g + 8 ([2] and [3]) of each record, for
+     * columns 2 t and 2 t + 1. Even and odd steps have separate accumulators, so that they
+     * overlap. */
     __device__ __forceinline__ void score(float (&scores)[RECORDS][NT][4], int n_columns)
     {
-        constexpr int ABREAST = NT == 1 ? RECORDS : 1; // records processed side by side
+        constexpr int ABREAST = NT == 1 ? RECORDS : 1; // number of records processed side by side
         float odd[ABREAST][NT][4];
 #pragma unroll
         for (int r0 = 0; r0 < RECORDS; r0 += ABREAST) {
@@ -163,7 +164,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Adds pieces c and c + 1 of a record's keys. */
+    /* Adds the products with pieces c and c + 1 of a record's keys. */
     __device__ __forceinline__ void score_pieces(float (&even)[NT][4], float (&odd)[NT][4], int r,
                                                  int c, int n_columns)
     {
@@ -207,8 +208,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return tree_sees(p.a, u, v, w, key - u.item.n_past);
     }
 
-    /* Visibility mask of a record that starts with key `first`: bit 4 j + i is score i of column
-     * j. */
+    /* Which keys of the record that starts with key `first` are visible: bit 4 j + i is for score i
+     * of column j. */
     __device__ __forceinline__ uint32_t seen_of(const struct attention_unit &u, int first) const
     {
         uint32_t seen = 0;
@@ -220,13 +221,13 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return seen;
     }
 
-    /* Factors of one key: its score is k (sum - k_zero times the query's sum). Of its value's
-     * scale, the logarithm and the inverse. */
+    /* The factors of one key. Its score is k * (sum - k_zero * the query's sum). v_log and
+     * v_inverse: the logarithm and the inverse of its value's scale. */
     struct key_scales {
         float k, k_zero, v_log, v_inverse, v_zero;
     };
 
-    /* Loads the factors of the key with this lane's number, which may not exist (is_there). */
+    /* Loads the factors of the key that has this lane's number. is_there: such a key exists. */
     __device__ __forceinline__ struct key_scales own_scales(bool is_there) const
     {
         const struct kv_codes &c = p.a.kv.codes;
@@ -255,9 +256,9 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
                 of(lanes.v_inverse), HAS_ZERO ? of(lanes.v_zero) : 0.0f};
     }
 
-    /* Turns scores into weights for the value codes, scaled so that the largest so far is 1: a
-     * weight is the probability times the value's scale. The sum of probabilities is kept relative
-     * to the same maximum. */
+    /* Turns scores into weights for the value codes, scaled so that the largest weight so far is 1.
+     * A weight is the probability times the value's scale. The sum of probabilities is kept
+     * relative to the same maximum. */
     __device__ __forceinline__ void softmax(const struct attention_unit &u, int first,
                                             float (&scores)[RECORDS][NT][4],
                                             uint32_t (&weights)[RECORDS][NT][2], int n_columns)
@@ -349,7 +350,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Word masks of the lane's keys that exist. The memory of other keys may hold anything,
+    /* Masks for those of the lane's keys that exist. The memory of other keys may contain anything,
      * including E4M3's NaN. */
     __device__ __forceinline__ uint32_t word_mask(const struct attention_unit &u, int key) const
     {
@@ -384,7 +385,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Adds pieces c and c + 1 of a record's values. */
+    /* Adds the products with pieces c and c + 1 of a record's values. */
     __device__ __forceinline__ void
     add_pieces(const uint32_t (&words)[4], const uint32_t (&weights)[NT][2], int c, int n_columns)
     {
@@ -451,7 +452,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return x + __shfl_xor_sync(0xffffffffu, x, 16);
     }
 
-    /* Stores this warp's results for column j: each vector's values, its maximum and its sum. */
+    /* Stores this warp's results for column j: the values of each vector, its maximum and its
+     * sum. */
     __device__ __forceinline__ void put_column(int j)
     {
         const float stored = p.a.kv.codes.word_bytes == 0 ? p.a.kv.codes.v_scale : 1.0f;
@@ -476,7 +478,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         float value, top, sum;
     };
 
-    /* Joins element d of the warps' results for a vector, in warp order. */
+    /* Joins element d of the warps' results for a vector, in the order of warps. */
     __device__ __forceinline__ struct result joined(int vector, int d) const
     {
         struct result r = {0.0f, -INFINITY, 0.0f};
@@ -514,8 +516,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Joins element d of a run's result with the earlier runs in `folded`. A vector's new maximum
-     * and sum are written next to the old ones, which other threads may still read. */
+    /* Joins element d of a run's result to the earlier runs in `folded`. A vector's new maximum and
+     * sum are written next to the old ones, because other threads may still read those. */
     __device__ __forceinline__ struct result fold_run(int packed, int d, const struct result &r,
                                                       bool is_first) const
     {

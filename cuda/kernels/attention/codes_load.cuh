@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Records of codes on their way into a warp: the shapes that all of codes.cu shares, how codes
+/* Records of codes on their way into a warp: the shapes that all parts of codes.cu share, how codes
  * become fp16 operands, and the loader, which keeps a ring of chunks ahead of the arithmetic.
  * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_LOAD_CUH
@@ -12,37 +12,37 @@
 
 enum { CODE_WARPS = 4, CODE_THREADS = CODE_WARPS * 32, RECORD_KEYS = 16, CODE_MAX_SLOTS = 12 };
 
-/* Queries are multiplied by this before they are rounded to fp16, so that large ones do not
+/* Queries are multiplied by this factor before they are rounded to fp16, so that large ones do not
  * overflow. */
 static constexpr float QUERY_FACTOR = 0.03125f;
 
 struct codes_params {
     struct attention_params a;
     bool is_bf16;                 // type of queries and outputs; otherwise fp16
-    int32_t n_slots, record_room; // slots in a warp's ring; bytes per record in it
-    int32_t n_k, n_v;             // 16-byte pieces in a row of K and of V
+    int32_t n_slots, record_room; // number of slots in a warp's ring; bytes per record in it
+    int32_t n_k, n_v;             // number of 16-byte pieces in a row of K, and in a row of V
 };
 
 /* The properties of a format: how codes become fp16 operands, and the factors to apply afterwards.
  * An integer code is used as the mantissa of a subnormal fp16 number, which the tensor cores handle
  * at full speed, so a single mask makes an operand. */
 template <enum kv_format F> struct code_kind {
-    static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // of 16 elements, per chunk
+    static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // steps of 16 elements per chunk
     static constexpr int NUMBERS = 16 * STEPS;
     static constexpr float UNIT = F == KV_FP8 ? 1.0f : 16777216.0f;
-    // extra factor of every second operand
+    // additional factor of every second operand
     static constexpr float ODD = F == KV_INT4 ? 0.0625f : 1.0f;
 };
 
 template <int D> struct codes_shape {
-    static constexpr int RECORDS = D <= 128 ? 2 : 1;    // per chunk, processed side by side
-    static constexpr int KEYS = RECORDS * RECORD_KEYS;  // per chunk
-    static constexpr int TILES = D / 16;                // per value
-    static constexpr int MANY = D <= 128 ? 4 : 2;       // the most columns of 8 query vectors
-    static constexpr int PITCH = D + 4;                 // of a row waiting to be joined
-    static constexpr int ROOM = CODE_WARPS * 8 * PITCH; // floats
+    static constexpr int RECORDS = D <= 128 ? 2 : 1;   // records per chunk, processed side by side
+    static constexpr int KEYS = RECORDS * RECORD_KEYS; // keys per chunk
+    static constexpr int TILES = D / 16;               // tiles per value
+    static constexpr int MANY = D <= 128 ? 4 : 2; // maximum number of columns of 8 query vectors
+    static constexpr int PITCH = D + 4; // floats from one row that waits to be joined to the next
+    static constexpr int ROOM = CODE_WARPS * 8 * PITCH;                  // floats
     static constexpr int QUERIES = MANY * TILES * 32 * 8 + MANY * 8 * 4; // bytes
-    static constexpr int FOLD = MANY * 8 * PITCH; // floats, for runs of deterministic mode
+    static constexpr int FOLD = MANY * 8 * PITCH; // floats, for the runs of deterministic mode
 
     static __host__ __device__ int fixed_bytes(bool folds)
     {
@@ -52,7 +52,7 @@ template <int D> struct codes_shape {
 
 #if HAVE_SM90A
 
-/* Transposes an 8 x 8 matrix of 16-bit elements; each lane holds two elements of a row. */
+/* Transposes an 8 x 8 matrix of 16-bit elements, of which each lane holds two elements of a row. */
 __device__ __forceinline__ uint32_t matrix_transposed(uint32_t x)
 {
     uint32_t y;
@@ -85,7 +85,7 @@ __device__ __forceinline__ float2 half_values(uint32_t v)
     return __half22float2(*reinterpret_cast<const __half2 *>(&v));
 }
 
-/* Converts two E4M3 codes; the first is in the low byte. */
+/* Converts two E4M3 codes, the first of which is in the low byte. */
 __device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
 {
     uint32_t pair;
@@ -93,8 +93,8 @@ __device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
     return pair;
 }
 
-/* The operands in one word of a row of K: four consecutive codes, or eight of four bits. q_dim
- * defines which codes form a pair. */
+/* The operands in one word of a row of K, which has four consecutive codes, or eight of 4 bits.
+ * q_dim defines which codes form a pair. */
 template <enum kv_format F>
 __device__ __forceinline__ void key_operands(uint32_t word,
                                              uint32_t (&out)[2 * code_kind<F>::STEPS])
@@ -114,8 +114,8 @@ __device__ __forceinline__ void key_operands(uint32_t word,
     }
 }
 
-/* The operands in a word that ldmatrix transposed: two codes (four of four bits) of one key in the
- * low half, those of the next key in the upper half. Pairs combine the two keys. */
+/* The operands in a word that ldmatrix transposed: two codes (four of 4 bits) of one key in the low
+ * half, and those of the next key in the high half. A pair has a code of each key. */
 template <enum kv_format F>
 __device__ __forceinline__ void value_operands(uint32_t word,
                                                uint32_t (&out)[2 * code_kind<F>::STEPS])
@@ -123,8 +123,8 @@ __device__ __forceinline__ void value_operands(uint32_t word,
     key_operands<F>(F == KV_FP8 ? __byte_perm(word, 0, 0x3120) : word, out);
 }
 
-/* Which element of its word (of 4, or 8) a lane's operand `reg` of step `step` starts with, and the
- * distance to the pair's second element. */
+/* The element of its word (of 4, or 8) with which a lane's operand `reg` of step `step` starts, and
+ * the distance to the pair's second element. */
 template <enum kv_format F> __device__ __forceinline__ constexpr int q_dim(int step, int reg)
 {
     if constexpr (F == KV_FP8) {
@@ -146,7 +146,7 @@ template <enum kv_format F> __device__ __forceinline__ constexpr int q_pair()
     }
 }
 
-/* Iterates over the units of one block in order. */
+/* Iterates over the units of a block, in order. */
 template <int KEYS> struct unit_walk {
     const struct attention_params &p;
     int items_offset, n_sub, n_units, tile_rows, k = 0;
@@ -168,10 +168,10 @@ template <int KEYS> struct unit_walk {
 };
 
 /* Loads one warp's chunks: chunk c of a unit, counted from the item's first key, belongs to warp c
- * % CODE_WARPS. The loader runs ahead across unit borders. */
+ * % CODE_WARPS. The loader runs ahead across the borders of units. */
 template <int D> struct codes_loader {
     using S = codes_shape<D>;
-    static constexpr int LOOKED_UP = 32 / S::RECORDS; // chunks per table lookup
+    static constexpr int LOOKED_UP = 32 / S::RECORDS; // number of chunks per table lookup
     const struct codes_params &p;
     char *slots;
     uint64_t *full;
@@ -179,8 +179,9 @@ template <int D> struct codes_loader {
     struct unit_walk<S::KEYS> walk;
     uint64_t once, again; // cache policies: read once, read again
     struct attention_unit u = {};
-    int chunk = 0, end = 0, i = 0; // the next chunk, and its index among those looked up
-    int32_t record = 0, next = 0;  // lane l: record l % RECORDS of chunk l / RECORDS
+    // The next chunk, the end of the chunks, and the next chunk's index among those looked up.
+    int chunk = 0, end = 0, i = 0;
+    int32_t record = 0, next = 0; // lane l has record l % RECORDS of chunk l / RECORDS
     bool has_unit = false, has_waited = false;
 
     /* Looks up the records of the chunks from `first` on. */
@@ -226,7 +227,7 @@ template <int D> struct codes_loader {
             next = look_up(chunk + LOOKED_UP * CODE_WARPS);
         }
         const int first = u.item.kv_begin + chunk * S::KEYS;
-        /* The preceding kernel stores this pass's keys; older keys are already there. */
+        /* The preceding kernel stores the keys of this pass. Older keys are already there. */
         if (!has_waited && u.item.mask != ATTENTION_ALL && first + S::KEYS > u.item.n_past) {
             pdl_wait();
             has_waited = true;

@@ -22,18 +22,18 @@ struct attention_params {
     const int32_t *blocks;
     int32_t blocks_stride;
     int32_t n_rows, n_heads, group; // group: query heads per KV head
-    float softcap, cap_scale;       // cap_scale: 2 log2(e) scale / softcap
-    float scale_log2; // converts a score to a power-of-two exponent; applied after a soft cap
+    float softcap, cap_scale;       // group: number of query heads per KV head
+    float scale_log2; // converts a score to an exponent of 2; applied after the soft cap
     int32_t window, chunk;
     const float *sinks;
     float *slots;                         // see attention_plan.h
-    float *scratch;                       // per block: accumulates fixed splits
-    int32_t page_rows, head_rows, v_rows; // sm_90: strides, in rows of head_dim
-    int32_t q_rows;               // sm_90: rows that make GROUP_ROWS packed rows; 0: not a whole
-                                  // number
-    int32_t first_lane, end_lane; // this launch skips items of other lanes
+    float *scratch;                       // for each block, where fixed splits are accumulated
+    int32_t page_rows, head_rows, v_rows; // for sm_90: strides, in rows of head_dim elements
+    // For sm_90: number of rows that make GROUP_ROWS packed rows; 0: not a whole number.
+    int32_t q_rows;
+    int32_t first_lane, end_lane; // this launch skips items of lanes outside this range
     bool is_expanded;             // the preceding kernel writes the items' tables and older keys
-    bool may_be_thin; // sm_90: a row's bits may depend on which other rows are in the pass
+    bool may_be_thin; // for sm_90: a row's bits may depend on which other rows are in the pass
 };
 
 __device__ __forceinline__ float *slot_at(const struct attention_params &p, int slot, int head)
@@ -41,8 +41,8 @@ __device__ __forceinline__ float *slot_at(const struct attention_params &p, int 
     return p.slots + ((int64_t)slot * p.n_heads + head) * (p.kv.head_dim_v + 4);
 }
 
-/* True if rows do not see all older keys. The first position that a row at `pos` then sees: a later
- * row never sees an older key that an earlier row does not. */
+/* is_local: true if rows do not see all older keys. first_seen: the first position that a row at
+ * `pos` sees. A later row never sees an older key that an earlier row does not see. */
 __device__ __forceinline__ bool is_local(const struct attention_params &p)
 {
     return p.window > 0 || p.chunk > 0;
@@ -54,14 +54,15 @@ __device__ __forceinline__ int first_seen(int window, int chunk, int pos)
     return chunk > 0 ? max(low, pos / chunk * chunk) : low;
 }
 
-/* One item for one KV head, cut to ATTENTION_TILE_ROWS packed rows: packed row p is pass row
- * first_row + p / group, head kv_head * group + p % group. */
+/* One item for one KV head, limited to ATTENTION_TILE_ROWS packed rows. Packed row p is pass row
+ * first_row + p / group and head kv_head * group + p % group. */
 struct attention_unit {
     struct attention_item item;
-    int32_t kv_head, first_packed, n_packed; // n_packed <= 0: nothing to do
-    int32_t lo, hi;         // keys that any row sees lie in [lo, hi); lo is aligned to a tile
+    int32_t kv_head, first_packed, n_packed; // n_packed <= 0: there is nothing to do
+    // All keys that a row sees are in [lo, hi); lo is aligned to a tile.
+    int32_t lo, hi;
     int32_t first;          // in [lo, hi]: no row sees an earlier key
-    int32_t all_lo, all_hi; // keys in [all_lo, all_hi) are visible to every row
+    int32_t all_lo, all_hi; // every row sees the keys in [all_lo, all_hi)
 };
 
 __device__ __forceinline__ const struct attention_plan_head *plan_head(const void *plan)
@@ -115,14 +116,14 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
     return u;
 }
 
-/* Index of the k-th unit of one of n workers. Units are dealt out longest first in alternating
- * direction, which balances the sums. */
+/* The index of the k-th unit of one of n workers. Units are dealt out from longest to shortest in
+ * alternating direction, which balances the sums. */
 __device__ __forceinline__ int unit_index(int k, int n, int worker)
 {
     return k * n + (k & 1 ? n - 1 - worker : worker);
 }
 
-/* The end of the key range that starts at lo and is summed in one go. */
+/* The end of the range of keys that starts at lo and is summed without interruption. */
 __device__ __forceinline__ int run_end(const struct attention_unit &u, int lo)
 {
     return u.item.fold ? min(u.hi, (lo / ATTENTION_FIXED_SPLIT + 1) * ATTENTION_FIXED_SPLIT) : u.hi;
@@ -132,7 +133,8 @@ __device__ __forceinline__ int run_end(const struct attention_unit &u, int lo)
 struct attention_row_view {
     int32_t row, head; // pass row, query head
     int32_t first_pos; // the first position that it sees
-    int32_t lo, hi;    // sees slots in [lo, hi); of a tree's new slots only those in its mask
+    // Range of slots that it sees; of a tree's new slots it sees only those in its mask.
+    int32_t lo, hi;
 };
 
 __device__ __forceinline__ struct attention_row_view
@@ -145,13 +147,13 @@ row_view(const struct attention_params &p, const struct attention_unit &u, int p
     v.hi = u.item.mask == ATTENTION_CAUSAL ? min(u.hi, u.item.n_past + v.row - u.item.seq_row + 1)
                                            : u.hi;
     v.first_pos = is_local(p) ? first_seen(p.window, p.chunk, p.rows[v.row].pos) : 0;
-    /* The slots of a tree's new rows are not positions; tree_sees handles them. */
+    /* The slots of a tree's new rows differ from their positions; tree_sees handles them. */
     v.lo = u.item.mask == ATTENTION_TREE ? min(v.first_pos, u.item.n_past) : v.first_pos;
     return v;
 }
 
-/* True if a row of a tree sees new slot `node`; w: the row's mask. For a sliding window the node's
- * position counts, which is its depth. */
+/* True if a row of a tree sees new slot `node`; w: the row's mask. With a sliding window, the
+ * position of the node counts, which is its depth. */
 __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
                                           const struct attention_unit &u,
                                           const struct attention_row_view &v,
@@ -162,8 +164,8 @@ __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
            (!is_local(p) || p.rows[u.item.seq_row + node].pos >= v.first_pos);
 }
 
-/* tree_sees for 128 slots from `first` on, which may start up to 128 slots before the new rows: bit
- * i is slot first + i. */
+/* tree_sees for the 128 slots from `first` on: bit i is slot first + i. `first` may be up to 128
+ * slots before the new rows. */
 __device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_params &p,
                                                        const struct attention_unit &u,
                                                        const struct attention_row_view &v,
@@ -186,7 +188,7 @@ __device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_pa
     if (node >= 0) {
         return seen >> node;
     }
-    if (node > -128) { // the slots before the new rows are all visible
+    if (node > -128) { // all slots before the new rows are visible
         return seen << -node | (((unsigned __int128)1 << -node) - 1);
     }
     return ~(unsigned __int128)0;
@@ -206,7 +208,7 @@ __device__ __forceinline__ float soft_cap(const struct attention_params &p, floa
     return p.softcap * (1.0f - __fdividef(2.0f, e + 1.0f));
 }
 
-/* Joins (m, l) to (M, L): the factors for the values of both sides. */
+/* Joins (m, l) to (M, L): the factors for the values of the two sides. */
 struct join_weights {
     float old_weight, new_weight;
 };

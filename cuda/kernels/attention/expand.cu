@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Expands pages of codes to floating-point pages for prompts. The tensor cores then work on them as
  * on any other pages, whereas the kernel that reads codes would decode each code again for every 32
- * query vectors. The plan names the lanes and keys (attention_plan.h); every layer expands its own
- * right before its attention.
+ * query vectors. The plan names the lanes and keys (attention_plan.h). Each layer expands its own
+ * codes right before its attention.
  *
- * A warp takes one record at a time: 16 tokens of a head, 16 bytes per lane. Bound by the bandwidth
- * of writing the expanded pages. */
+ * A warp processes one record at a time: 16 tokens of a head, 16 bytes per lane. Bound by the
+ * bandwidth of writing the expanded pages. */
 #include "cuda/kernels/attention/common.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 
-enum { EXPAND_WARPS = 8, EXPAND_BLOCKS = 4 }; // resident blocks per multiprocessor
+enum { EXPAND_WARPS = 8, EXPAND_BLOCKS = 4 }; // EXPAND_BLOCKS: resident blocks per multiprocessor
 
-/* Expands one token's 16 bytes of K or V: elements d to d + 15, or to d + 31. */
+/* Expands 16 bytes of one token's K or V: elements d to d + 15 or, with 4-bit codes, to d + 31. */
 template <typename T>
 __device__ __forceinline__ void expand_piece(T *to, const struct kv_codes &c,
                                              const struct kv_place &at, bool is_v, int piece,
@@ -46,7 +46,7 @@ __device__ __forceinline__ void expand_piece(T *to, const struct kv_codes &c,
     }
 }
 
-/* Grid: (blocks that share a run's records, runs). */
+/* Grid: (blocks that share the records of a run, runs). */
 template <typename T>
 __global__ void __launch_bounds__(EXPAND_WARPS * 32)
     attention_expand_kernel(struct kv_view kv, struct kv_view to, struct pass_view pass, int window,
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(EXPAND_WARPS * 32)
     const int per_head = bt / c.tokens, per_page = per_head * kv.n_kv_heads;
     const int lane = threadIdx.x & 31, warp = blockIdx.x * EXPAND_WARPS + (threadIdx.x >> 5);
     const int n_k = c.k_row / 16, n_pieces = n_k + c.v_row / 16;
-    /* Pages are skipped if no row sees any key of the tiles they belong to. */
+    /* A page is skipped if no row sees any key of the tiles that the page belongs to. */
     const int low = first_seen(window, chunk, run.low_pos) - ATTENTION_KV_TILE;
     const int from = max(low, run.begin) / bt;
     for (int r = (from - first) * per_page + warp; r < (end - first) * per_page;

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Decoding rows, each a sequence of its own: rope, the store of the new key and value, and
+/* Decode rows, each of which is a separate sequence: rope, the store of the new key and value, and
  * attention in one launch, for Hopper. The general path needs three launches (rope, attention,
- * join), and each takes longer than reading the keys of a few rows.
+ * join), each of which takes longer than reading the keys of a few rows.
  *
- * A unit is a row and KV head (or part of the KV head's group of query heads). The warps that share
- * its keys take chunks of 16 in turn, each with its own maximum and sums; at the end the warps'
- * results are joined in shared memory. When units are few, a cluster of blocks processes each one,
- * and every block joins its part of the head's elements. When they are many (33 to 256 sequences),
- * the launch just fills the device and each block takes every gridDim-th unit: its warps fetch the
- * next unit's keys while they finish the current one, so memory is always busy.
+ * A unit is a row and a KV head (or a part of the KV head's group of query heads). The warps that
+ * share its keys take chunks of 16 keys in turn, each warp with its own maximum and sums; at the
+ * end the results of the warps are joined in shared memory. If there are few units, a cluster of
+ * blocks processes each of them, and every block joins its part of the head's elements. If there
+ * are many (33 to 256 sequences), the launch just fills the device, and each block takes every
+ * gridDim-th unit: its warps fetch the next unit's keys while they finish the current one, so that
+ * memory is always busy.
  *
- * The copy engine brings chunks into the warp's own ring. Older keys and values do not depend on
+ * The copy engine brings chunks into the ring of each warp. Older keys and values do not depend on
  * the preceding kernel (the product that makes qkv), so the first chunks, the block tables and the
  * rope angles are fetched before the wait for it. If that product was left as split-K partial sums,
- * they are added here.
+ * they are added up here.
  *
  * Scores are K Q^T and outputs V^T P^T (mma.sync): keys, and elements of a value, are the 16 rows
- * of a product, heads its 8 columns. K's operand is loaded as stored, 16 bytes per lane. Which
- * elements a lane gets (dim_at) only permutes the summed dimension; the permutation is chosen so
- * that loads have no bank conflicts and so that an element and its rotation partner are in the same
- * lane. The new key is an extra row of Q.
+ * of a product, and heads its 8 columns. K's operand is loaded as stored, 16 bytes per lane. Which
+ * elements a lane gets (dim_at) only permutes the dimension that is summed. The permutation is
+ * chosen such that loads have no bank conflicts, and an element is in the same lane as the element
+ * with which it is rotated. The new key is an extra row of Q.
  *
- * Bound by reading the keys and values once the contexts are long, by launch and memory latency
- * otherwise. */
+ * Bound by reading the keys and values if contexts are long, otherwise by launch and memory
+ * latency. */
 #include "cuda/kernels/attention/few.cuh"
 #include "cuda/kernels/kernels.h"
 
@@ -30,7 +31,7 @@
 
 #if HAVE_SM90A
 
-/* Joins a block's only unit, as one block of a cluster. */
+/* Joins the only unit of a block, which is one block of a cluster. */
 template <typename F> __device__ __forceinline__ void join_cluster(F &f, float *room, uint64_t *bar)
 {
     const int n = min(f.n_workers, f.n_chunks);
@@ -43,8 +44,8 @@ template <typename F> __device__ __forceinline__ void join_cluster(F &f, float *
     f.join_all(room, n, f.place());
 }
 
-/* Processes units that a block handles alone. The start of the next unit is fetched while one is
- * joined. */
+/* Processes units that a block handles alone. The beginning of the next unit is fetched while the
+ * current one is joined. */
 template <bool SUMS, typename F>
 __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
 {
@@ -66,8 +67,8 @@ __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
             }
         }
         if (SUMS || k > 0) {
-            __syncthreads(); // the previous unit has been joined, and this one's rows have been
-                             // read
+            // The previous unit has been joined, and this unit's rows have been read.
+            __syncthreads();
         }
         f.send(room, nullptr, n);
         if (SUMS) {
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
 #if HAVE_SM90A
     using S = few_shape<DIM, WAY>;
     constexpr bool ALONE = WAY != BY_CLUSTER, SUMS = WAY == IN_TURN_OF_SUMS;
-    extern __shared__ __align__(1024) char smem[]; // the alignment that the swizzle needs
+    extern __shared__ __align__(1024) char smem[]; // aligned as the swizzle requires
     const int warp = threadIdx.x >> 5, n_blocks = ALONE ? 1 : 1 << p.log_cluster;
     uint64_t *bar = (uint64_t *)(smem + S::WARPS * S::SLOTS * S::SLOT);
     float *room = (float *)((char *)bar + BARRIER_BYTES);
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
     f.begin();
     f.enter_unit(0);
     if (!ALONE) {
-        if (f.past < 0) { // padding; the same for all blocks of the cluster
+        if (f.past < 0) { // padding; all blocks of the cluster come to the same result
             pdl_wait();
             return;
         }
@@ -146,23 +147,23 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-enum { SM_BYTES = 228 * 1024 }; // a block needs 1,024 bytes besides its own
+enum { SM_BYTES = 228 * 1024 }; // a block needs 1,024 bytes in addition to its own
 
-/* With fewer rows gemm/small.cu follows. A block of either kind then fills a multiprocessor: if two
- * fitted, they would double up on some and leave others empty. */
+/* With fewer rows gemm/small.cu follows. A block of either kernel then fills a multiprocessor: if
+ * two fitted, some multiprocessors would get two and others none. */
 static bool is_many(int n_rows)
 {
     return n_rows > 32;
 }
 
-/* True if n_each units per row keep the device busy. For few rows clusters share the units. */
+/* True if n_each units per row keep the device busy. With few rows, clusters share the units. */
 static bool fills(int n_rows, int n_each, int n_sms)
 {
     return !is_many(n_rows) || 2 * n_rows * n_each > n_sms;
 }
 
-/* log2 of the blocks in a cluster: covering half of the device is enough, and more blocks are no
- * faster. 0: not even two blocks per unit fit, so blocks work alone. */
+/* log2 of the number of blocks in a cluster. Covering half of the device is enough; more blocks are
+ * not faster. 0: not even two blocks per unit fit, so each block works alone. */
 static int log_cluster_of(const struct few_params &p, int head_dim, int n_sms)
 {
     const int n = p.n_units;
@@ -176,8 +177,8 @@ static int log_cluster_of(const struct few_params &p, int head_dim, int n_sms)
     return log;
 }
 
-/* log2 of the parts into which a group's heads are cut: the eighth column is for the new key. -1:
- * unsupported. */
+/* log2 of the number of parts into which a group's heads are divided, at most seven heads each,
+ * because the eighth column is for the new key. -1: the group is not supported. */
 static int log_parts_of(int group)
 {
     for (int n = 0; n <= 2; n++) {
@@ -232,7 +233,7 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p, i
     const auto kernel = attention_few_kernel<T, DIM, NORM, WAY>;
     const int smem = S::bytes(p), cluster = 1 << p.log_cluster;
     CUtensorMap map;
-    cudaError_t e = // the attribute is per device, and ranks have one device each
+    cudaError_t e = // the attribute is per device, and each rank has one device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     if (e == cudaSuccess) {
         e = tensor_map_2d(&map, p.kv.base, p.kv.dtype == DT_BF16, (uint64_t)DIM,

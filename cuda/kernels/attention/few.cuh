@@ -10,15 +10,15 @@
 #include "cuda/kernels/device/rounding.cuh"
 #include "cuda/kernels/device/sums.cuh"
 
-/* How units are processed: each by a cluster or by a block of its own; or, with many rows, by
- * blocks that fill the device and take units in turn, with or without adding partial sums. */
+/* How units are processed: by a cluster each; by a block each; or, with many rows, by blocks that
+ * fill the device and take units in turn, with or without adding partial sums. */
 enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS };
 
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
 
 struct few_params {
     const void *qkv;
-    struct sum_parts sums; // the partial sums of qkv; n 0: qkv is complete
+    struct sum_parts sums; // partial sums of qkv; n 0: qkv is complete
     void *out;
     struct round_args codes;    // written instead of out, unless codes.codes is NULL
     int32_t stride, out_stride; // in elements
@@ -29,10 +29,11 @@ struct few_params {
     int32_t blocks_stride;
     const float *cos_sin, *q_norm, *k_norm;
     int32_t n_rows, max_pos, n_heads, group;
-    int32_t n_units;                      // rows x KV heads (or parts of their groups)
-    int32_t page_rows, head_rows, v_rows; // pages as rows of one token's elements of one head
-    /* log2 values: parts of a KV head's query heads (each has `group` heads, with space for
-     * 2^log_heads), tokens of a page, blocks of a cluster. */
+    int32_t n_units; // rows x KV heads (or parts of their groups)
+    // Strides of pages, in rows of one token's elements of one head.
+    int32_t page_rows, head_rows, v_rows;
+    /* Logarithms to base 2: the number of parts of a KV head's query heads (each part has `group`
+     * heads, and room for 2^log_heads); the tokens of a page; the blocks of a cluster. */
     int32_t log_parts, log_heads, log_bt, log_cluster;
     float eps, norm_offset, scale_log2;
     struct query_growth growth;
@@ -40,23 +41,26 @@ struct few_params {
 
 template <int DIM, few_way WAY> struct few_shape {
     static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
-    /* SLOTS: chunks of keys in flight per warp. BLOCKS: resident per multiprocessor. Four blocks of
-     * three warps divide 128 or 256 rows of 8 KV heads more evenly than three of four. */
+    /* SLOTS: number of chunks of keys in flight per warp. BLOCKS: resident blocks per
+     * multiprocessor. Four blocks of three warps divide 128 or 256 rows of 8 KV heads more evenly
+     * than three blocks of four. */
     static constexpr int WARPS = MANY ? 3 : 4, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
-    static constexpr int J = DIM / 32;     // vectors per lane of a key
-    static constexpr int TILES = DIM / 16; // per value
+    static constexpr int J = DIM / 32;     // vectors of a key per lane
+    static constexpr int TILES = DIM / 16; // tiles per value
     static constexpr int LOG_TILES = DIM == 128 ? 3 : 2;
-    static constexpr int BOX = CHUNK * 128; // 64 elements of a chunk's keys or values, swizzled
+    // Bytes of 64 elements of a chunk's keys or values, swizzled.
+    static constexpr int BOX = CHUNK * 128;
     static constexpr int BOXES = DIM / 64;
     static constexpr int SLOT = 2 * BOXES * BOX;
 
-    /* Bytes for the warps' results: values, and per head the maximum and sum. */
+    /* The bytes of the warps' results: values and, per head, the maximum and the sum. */
     __host__ __device__ static int room_bytes(const struct few_params &p)
     {
         const int n_workers = WARPS << p.log_cluster, dims = DIM >> p.log_cluster;
         return (n_workers * (dims + 2) << p.log_heads) * (int)sizeof(float);
     }
-    /* Shared memory: the slots, the barriers, the results, and a unit's rows of partial sums. */
+    /* Shared memory: the slots, the barriers, the results, and the rows of partial sums of one
+     * unit. */
     static int bytes(const struct few_params &p)
     {
         return WARPS * SLOTS * SLOT + BARRIER_BYTES + room_bytes(p) +
@@ -83,8 +87,8 @@ template <> __device__ __forceinline__ float2 unpack<f16_t>(uint32_t v)
     return __half22float2(*reinterpret_cast<const __half2 *>(&v));
 }
 
-/* A warp's part of its block's units: a single unit, or every step-th one from `first` on. It
- * fetches ahead across unit borders. */
+/* A warp's part of the units of its block, which are a single unit or every step-th one from
+ * `first` on. It fetches ahead across the borders of units. */
 template <typename T, int DIM, bool NORM, few_way WAY> struct few {
     using S = few_shape<DIM, WAY>;
     static constexpr bool ALONE = WAY != BY_CLUSTER;
@@ -93,20 +97,21 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
     uint64_t *full;         // this warp's barriers, one per slot
     char *slots;            // this warp's ring
     int rank, warp, lane, worker, n_workers;
-    int first, step, n_units; // of this block; at most MAX_UNITS units
+    int first, step, n_units; // units of this block, at most MAX_UNITS
 
-    struct pass_row info; // lane l: the row of unit l; slot_pos -1: padding
+    struct pass_row info; // lane l has the row of unit l; slot_pos -1: padding
 
     /* The next chunk to fetch. */
     struct {
         int unit, i, n_chunks, kv_head;
-        uint32_t pages, next_pages; // lane l: the page of this warp's chunk i with i % 32 == l
+        uint32_t pages, next_pages; // lane l has the page of this warp's chunk i, where i % 32 == l
     } ahead;
     int slot = 0; // the slot to process next
     uint32_t parity = 0;
 
     int row, kv_head, part;
-    int past, n_chunks; // older keys; chunks including the new key
+    // past: number of older keys; n_chunks: number of chunks, including the new key
+    int past, n_chunks;
     uint32_t new_page;
     uint32_t q[S::J][4];
     uint4 value;
@@ -120,7 +125,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         return DIM == 128 ? (lane & 3) * 16 + (j >> 1) * 64 + (j & 1) * 8 : (lane & 3) * 8 + j * 32;
     }
 
-    /* Where element `dim` of a chunk's row lies in a slot. */
+    /* Where element `dim` of a chunk's row is in a slot. */
     __device__ __forceinline__ static int place_of(int row, int dim)
     {
         return (dim >> 6) * S::BOX + (int)swizzled(row, dim >> 3 & 7);
@@ -168,7 +173,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
-    /* The pages of the 32 chunks of unit k from i on. */
+    /* The pages of 32 chunks of unit k, from chunk i on. */
     __device__ __forceinline__ uint32_t look_up(int k, int i) const
     {
         const int end = __shfl_sync(0xffffffffu, info.slot_pos, k) / CHUNK;
@@ -238,7 +243,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         for (int j = 0; j < S::J * 2; j++) {
             cos_sin[j] = *reinterpret_cast<const float4 *>(table + dim_at(j / 4) * 2 + j % 4 * 4);
         }
-        // some models scale a query by its position as it is rotated
+        // some models scale a query by its position when they rotate it
         if (p.growth.beta != 0.0f && lane >> 2 < p.group) {
             const float by = growth_at(p.growth, pos);
 #pragma unroll
@@ -253,9 +258,8 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         return ((kv_head << p.log_parts) + part) * p.group;
     }
 
-    /* Where vector j of the qkv rows starts for this lane. Row g is head g of the group, and the
-     * row after the last head is the key; vector J is the value, of which a lane has eight
-     * elements. */
+    /* Where vector j of the qkv rows starts for this lane. Row g is head g of the group; the row
+     * after the last head is the key. Vector J is the value, of which a lane has eight elements. */
     __device__ __forceinline__ int column_of(int j) const
     {
         const int g = lane >> 2, head = g < p.group ? first_head() + g : p.n_heads + kv_head;
@@ -274,8 +278,8 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         value = *reinterpret_cast<const uint4 *>(qkv + column_of(S::J));
     }
 
-    /* Partial sums: the block's warps share the additions, each for some of the vectors, and all
-     * read the totals in shared memory. */
+    /* Partial sums: the warps of the block share the additions, each for some of the vectors, and
+     * all warps read the totals from shared memory. */
     static constexpr int SHARE = (S::J + S::WARPS) / S::WARPS;
     uint4 share[SHARE];
 
@@ -317,12 +321,13 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         value = *reinterpret_cast<const uint4 *>(shared_at(rows, S::J));
     }
 
-    /* Rotates the rows; element e of vector j is the partner of element e of vector j + J / 2. */
+    /* Rotates the rows. Element e of vector j is rotated together with element e of vector j + J /
+     * 2. */
     __device__ __forceinline__ void rotate()
     {
         float scale = 1.0f;
         if (S::MANY) {
-            load_weights(); // too few registers to keep them loaded
+            load_weights(); // there are too few registers to keep them loaded
         }
         if (NORM) {
             float sum = 0.0f;
@@ -378,7 +383,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         if (lane < DIM / 8) {
             char *v = chunk + S::BOXES * S::BOX;
             *reinterpret_cast<uint4 *>(v + place_of(at, lane * 8)) = value;
-            for (int r = at + 1; r < CHUNK; r++) { // rows past the new key hold garbage
+            for (int r = at + 1; r < CHUNK; r++) { // the rows after the new key contain garbage
                 *reinterpret_cast<uint4 *>(v + place_of(r, lane * 8)) = make_uint4(0, 0, 0, 0);
             }
             if (part == 0) {
@@ -389,7 +394,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         __syncwarp();
     }
 
-    /* Adds the chunk in the slot, from its key `first` on. */
+    /* Adds the chunk in the slot, from key `first` of the chunk on. */
     __device__ __forceinline__ void add_chunk(const char *slot, int first)
     {
         float s[2][4] = {};
@@ -442,7 +447,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
-    /* Processes this warp's chunks; the first ones are in flight. */
+    /* Processes this warp's chunks, the first of which are in flight. */
     __device__ __forceinline__ void add_chunks()
     {
         top[0] = top[1] = -INFINITY;
@@ -476,7 +481,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         return ALONE ? 0 : p.log_cluster;
     }
 
-    /* Elements of a head that this block joins. */
+    /* The number of a head's elements that this block joins. */
     __device__ __forceinline__ int dims_mine() const
     {
         return DIM >> log_blocks();
@@ -506,7 +511,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
             return;
         }
         float *mine = room + ((worker * dims + g) << p.log_heads) + h;
-        const int log_tiles = S::LOG_TILES - log_blocks(); // per block
+        const int log_tiles = S::LOG_TILES - log_blocks(); // tiles per block
 #pragma unroll
         for (int f = 0; f < S::TILES; f++) {
             const int block = f >> log_tiles;
@@ -521,7 +526,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
-    /* Bytes that all warps of the cluster send to this block. */
+    /* The bytes that all warps of the cluster send to this block. */
     __device__ __forceinline__ uint32_t bytes_sent() const
     {
         return (uint32_t)(min(n_workers, n_chunks) * heads_sent() * (dims_mine() * 4 + 8));
@@ -573,7 +578,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
 #pragma unroll 1
             for (int first = 0; first < n; first += 4) {
 #pragma unroll
-                for (int k = 0; k < 4; k++) { // past the end: repeat the last one
+                for (int k = 0; k < 4; k++) { // past the end, repeat the last one
                     high = fmaxf(high, rest[min(first + k, n - 1) << p.log_heads].x);
                 }
             }

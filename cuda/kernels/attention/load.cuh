@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Loads K, V and Q into shared memory. One warp loads K and V and runs ahead across unit borders.
- * For attention/prompt.cu, one warp per computing warpgroup loads Q: the next unit's as soon as the
- * current unit's last scores are done.
+/* Loads K, V and Q into shared memory. One warp loads K and V, running ahead across the borders of
+ * units. For attention/prompt.cu, one warp per computing warpgroup loads Q, beginning with the next
+ * unit's Q as soon as the current unit's last scores are done.
  * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_LOAD_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_LOAD_CUH
@@ -10,8 +10,8 @@
 
 #if HAVE_SM90A
 
-/* Called by one thread before any other waits. Each ring slot is filled by one thread and released
- * by the computing warps. */
+/* Called by one thread before any other thread waits. One thread fills each slot of the ring, and
+ * the computing warps release it. */
 template <typename S> __device__ __forceinline__ void ring_init(uint64_t *full, uint64_t *empty)
 {
     for (int i = 0; i < S::SLOTS; i++) {
@@ -34,9 +34,9 @@ template <int NB> struct kv_loader {
     uint64_t *full, *empty;
     struct ring at;
     uint64_t once, again; // cache policies: read once, read again
-    int first_page = 0;   // lane i holds entry first_page + i of the unit's block table
+    int first_page = 0;   // lane i has entry first_page + i of the unit's block table
     int32_t block = 0;
-    bool has_waited = false; // for the preceding kernel
+    bool has_waited = false; // it has waited for the preceding kernel
 
     /* Loads a tile of K (v_rows 0) or V: one box per page and 64 columns. */
     __device__ __forceinline__ void tile(const struct attention_unit &u, const int32_t *table,
@@ -45,15 +45,15 @@ template <int NB> struct kv_loader {
         using S = shape<NB>;
         const int log_bt = 31 - __clz(p.kv.block_tokens), bt = 1 << log_bt;
         const int n_keys = min(S::KEYS, end - start), n_pages = (n_keys + bt - 1) >> log_bt;
-        // pages of which enough is used to load them whole
+        // pages that are loaded whole, because enough of their keys is needed
         const int n_whole = (n_keys + PART_ROWS - 1) >> log_bt;
         const int n_parts = (max(n_keys - (n_whole << log_bt), 0) + PART_ROWS - 1) / PART_ROWS;
         const int lane = threadIdx.x & 31, page0 = start >> log_bt;
         if (page0 < first_page || page0 + n_pages > first_page + 32) {
-            look_up(u, table, max(page0 - S::KEYS / bt, 0)); // values lag one tile behind the keys
+            look_up(u, table, max(page0 - S::KEYS / bt, 0)); // values are one tile behind the keys
         }
         barrier_wait(&empty[at.slot], at.parity ^ 1);
-        /* The preceding kernel stores this pass's keys; older keys are already there. */
+        /* The preceding kernel stores the keys of this pass. Older keys are already there. */
         if (!has_waited && u.item.mask != ATTENTION_ALL && start + S::KEYS > u.item.n_past) {
             pdl_wait();
             has_waited = true;
@@ -106,9 +106,9 @@ template <int NB> struct kv_loader {
     }
 };
 
-/* Loads a unit's description and its GROUP_ROWS packed rows from `first` on for the warpgroup that
- * computes them. `full` signals that both are loaded; `empty` that the warpgroup has read the
- * description and finished with the rows. */
+/* Loads, for the warpgroup that computes them, a unit's description and its GROUP_ROWS packed rows
+ * from `first` on. `full` signals that both are loaded; `empty` signals that the warpgroup has read
+ * the description and finished with the rows. */
 template <typename T, int NB> struct q_loader {
     const struct attention_params &p;
     const struct attention_maps *maps;
@@ -135,7 +135,7 @@ template <typename T, int NB> struct q_loader {
         }
     }
 
-    /* Rows and columns beyond the unit's are zeroed. */
+    /* Copies the unit's rows; all other rows and columns are zeroed. */
     __device__ __forceinline__ void copy_rows(const struct attention_unit &u)
     {
         const int lane = threadIdx.x & 31, d = p.kv.head_dim_k;

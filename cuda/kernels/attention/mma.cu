@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention with mma.sync, for sm_80 and for what attention/sm90.cu does not support: MLA, where
- * the value is a part of the key, and unequal or odd head sizes up to 576 and 512.
+ * the value is a part of the key, and unequal or odd head sizes, up to 576 for keys and 512 for
+ * values.
  *
- * Grid: fixed; units are dealt out as in attention/sm90.cu. Block: 8 warps, 64 packed rows. Per
- * tile of KEYS keys, warp (m, n) of 4 x 2 scores 16 rows against half of the keys; the row maximum
- * is joined through shared memory; the rounded probabilities are stored there too; then each warp
- * sums 16, 32 or 64 columns of the value for all rows. cp.async brings K and V tiles in two stages;
- * rows of keys that no row sees are zeroed. The order of summation is the same for every number of
- * rows. Bound by the tensor cores for many packed rows, by reading K and V for few. */
+ * Grid: fixed; units are dealt out as in attention/sm90.cu. Block: 8 warps, 64 packed rows. For
+ * each tile of KEYS keys, warp (m, n) of 4 x 2 scores 16 rows against half of the keys. The row
+ * maximum is joined through shared memory, and the rounded probabilities are stored there, too.
+ * Then each warp sums 16, 32 or 64 columns of the value for all rows. cp.async brings K and V tiles
+ * in two stages; keys that no row sees are replaced by zeros. The order of summation is the same
+ * for every number of rows. Bound by the tensor cores for many packed rows, and by reading K and V
+ * for few. */
 #include "cuda/kernels/attention/mma.cuh"
 
-/* One block per multiprocessor or two, each taking units in turn. Bound by tensor cores
- * for prompts, by reading keys for decoding rows. */
+/* One or two blocks per multiprocessor, each of which takes units in turn. Bound by the tensor
+ * cores for prompts, and by reading keys for decode rows. */
 template <typename T, int KEYS, int NP, bool CODES>
 __global__ void __launch_bounds__(N_WARPS * 32, NP == 1 ? 2 : 1)
     attention_mma_kernel(const __grid_constant__ struct attention_params p)
@@ -40,7 +42,7 @@ static bool is_small(const struct kv_view &kv)
     return kv.head_dim_k <= 128 && kv.head_dim_v <= 128;
 }
 
-/* The most shared memory a block may have: heads of 512 need more than small devices have. */
+/* The maximum shared memory of a block. Heads of 512 need more than small devices have. */
 static int most_shared(int sm)
 {
     if (sm == 80 || sm == 87) {
@@ -49,8 +51,8 @@ static int most_shared(int sm)
     return (sm >= 90 && sm < 120 ? 227 : 99) << 10;
 }
 
-/* Supports every layer, from sm_80 on, whose tile fits into shared memory and whose rows are whole
- * vectors. */
+/* Supports every layer, on sm_80 and later, whose tile fits into shared memory and whose rows are
+ * whole vectors. */
 bool attention_mma_takes(const struct attention_launch *a)
 {
     const struct kv_view *kv = &a->kv;
@@ -65,7 +67,7 @@ bool attention_mma_takes(const struct attention_launch *a)
            a->scale > 0.0f;
 }
 
-/* A kernel needs permission for more than 48 KiB of shared memory. */
+/* A kernel must ask for permission to use more than 48 KiB of shared memory. */
 template <typename T, int KEYS, int NP>
 static cudaError_t launch_mma(cudaStream_t stream, const struct attention_params &p, int n_sms)
 {
@@ -79,7 +81,7 @@ static cudaError_t launch_mma(cudaStream_t stream, const struct attention_params
                                      smem, stream, p);
 }
 
-/* Small heads take tiles of 64 keys; wide values are cut into 2 or 4 parts. */
+/* Small heads use tiles of 64 keys. Wide values are divided into 2 or 4 parts. */
 template <typename T>
 static cudaError_t launch_by_dims(cudaStream_t stream, const struct attention_params &p, int n_sms)
 {

@@ -9,15 +9,15 @@
 
 enum { N_WARPS = 8, BLOCK_ROWS = 64, N_STAGES = 2, MAX_DIM_K = 576 };
 
-/* Shared memory: queries, then keys and values of one tile, probabilities, and row
- * statistics. */
+/* The layout of shared memory: queries; keys and values of one tile; probabilities; and statistics
+ * of the rows. */
 struct mma_layout {
-    int32_t k_pitch, v_pitch, p_pitch; // elements; odd multiples of 16 bytes, to avoid bank
-                                       // conflicts
+    // In elements; odd multiples of 16 bytes, to avoid bank conflicts.
+    int32_t k_pitch, v_pitch, p_pitch;
     int32_t q, k, v, p, floats, total; // byte offsets
 };
 
-/* Offsets in shared memory; with v_in_k the K tile also serves as V. */
+/* Computes the offsets in shared memory. With v_in_k the tile of K also serves as V. */
 static __host__ __device__ inline struct mma_layout layout_of(const struct kv_view &kv, int keys)
 {
     struct mma_layout l;
@@ -97,7 +97,8 @@ __device__ __forceinline__ void mma<f16_t>(float (&d)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Eight elements of a token's row from d on, rounded to T; zeros if there is no such token. */
+/* Writes eight elements of a token's row, from d on, rounded to T; or zeros if there is no such
+ * token. */
 template <typename T>
 __device__ __forceinline__ void put_decoded(T *to, const struct kv_codes &c,
                                             const struct kv_place &at, bool is_v, struct kv_scale s,
@@ -118,16 +119,16 @@ __device__ __forceinline__ void put_decoded(T *to, const struct kv_codes &c,
     out.store(to);
 }
 
-/* NP: columns of the value per warp, in pairs of 8. CODES: pages hold codes, which are dequantised
- * on their way to shared memory. */
+/* NP: number of pairs of 8 columns of the value per warp. CODES: pages contain codes, which are
+ * dequantised on their way to shared memory. */
 template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
-    static constexpr int NF = KEYS / 16; // score fragments (8 keys each) per warp
+    static constexpr int NF = KEYS / 16; // score fragments (of 8 keys each) per warp
     const struct attention_params &p;
     const struct mma_layout l;
     char *smem;
     int tid, warp, lane, m, n; // m, n: the warp's position in the score tile
-    /* Per row in shared memory: maxima and sums of the two halves; decay; final maximum and sum;
-     * the same for folding. */
+    /* Per row, in shared memory: the maxima and sums of the two halves; the decay; the final
+     * maximum and sum; and the same for folding. */
     float *high, *part, *decay, *top_of, *sum_of, *fold_old, *fold_new;
 
     float scores[NF][4];
@@ -194,7 +195,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         }
     }
 
-    /* The same for codes. */
+    /* The same for pages of codes. */
     __device__ __forceinline__ void decode_tile(const struct attention_unit &u, int stage,
                                                 int start, int end)
     {
@@ -230,7 +231,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         }
     }
 
-    /* Scores this warp's 16 rows against its half of the tile's keys. */
+    /* Computes the scores of this warp's 16 rows with its half of the tile's keys. */
     __device__ __forceinline__ void score(const struct attention_unit &u, int stage, int start)
     {
 #pragma unroll
@@ -331,7 +332,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         __syncthreads();
     }
 
-    /* values = values * decay + P V for this warp's columns. */
+    /* values = values * decay + P V, for this warp's columns. */
     __device__ __forceinline__ void add_values(int stage, int n_packed)
     {
 #pragma unroll
@@ -389,7 +390,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         }
     }
 
-    /* Processes keys [lo, end); leaves each row's maximum and sum in top_of and sum_of. */
+    /* Processes keys [lo, end). Leaves each row's maximum and sum in top_of and sum_of. */
     __device__ __forceinline__ void run(const struct attention_unit &u, int lo, int end)
     {
         clear();
@@ -407,7 +408,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
             score(u, stage, start);
             softmax();
             add_values(stage, u.n_packed);
-            __syncthreads(); // before the stage, probabilities and maxima are overwritten
+            __syncthreads(); // before the stage, the probabilities and the maxima are overwritten
         }
         copy_wait<0>();
 #pragma unroll
@@ -428,7 +429,8 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         __syncthreads();
     }
 
-    /* Joins the runs of a folding item; thread `row` keeps that row's running maximum and sum. */
+    /* Joins the runs of a folding item. Thread `row` keeps the running maximum and sum of that
+     * row. */
     __device__ __forceinline__ void fold(float &all_top, float &all_sum, bool first, bool last)
     {
         float *keep = p.scratch + (int64_t)blockIdx.x * (NP * 32 * N_WARPS * 32) + tid;

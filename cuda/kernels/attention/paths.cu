@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Deterministic token trees: copies the keys and values of paths that are not in place
+/* For token trees in deterministic mode: copies the keys and values of paths that are not in place
  * (attention_plan.h), for one layer. Bound by the latency of the copies, which are short. */
 #include "cuda/kernels/attention/common.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 
 enum { PATH_THREADS = 256, PATH_SPLITS = 8 };
 
-/* Copies the keys and values of one slot to another: element e of a token's heads, or part e of its
- * codes. */
+/* Copies the keys and values of one slot to another: element e of each of the token's heads, or
+ * part e of its codes. */
 template <typename W>
 __device__ __forceinline__ void copy_token(const struct kv_view &kv, int64_t from_page, int from,
                                            int64_t to_page, int to)
@@ -32,8 +32,8 @@ __device__ __forceinline__ void copy_token(const struct kv_view &kv, int64_t fro
     }
 }
 
-/* Grid: (most paths, PATH_SPLITS). The blocks of a path share its slots; the first one also writes
- * its block table. */
+/* Grid: (maximum number of paths, PATH_SPLITS). The blocks of a path share its slots; the first
+ * block also writes its block table. */
 template <typename W>
 __global__ void __launch_bounds__(PATH_THREADS)
     attention_paths_kernel(struct kv_view kv, struct pass_view pass, int n_pages)

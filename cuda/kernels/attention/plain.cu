@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reference attention: one block per (row, head), every key in turn. It supports every shape, but
- * is slow, bound by latency. A tree's row takes its ancestors in position order, so its bits are
- * those of a plain run over them. */
+/* Reference attention: one block per (row, head), which processes one key after another. It
+ * supports every shape, but it is slow, bound by latency. A row of a tree reads its ancestors in
+ * the order of positions, so its bits are those of a plain run over them. */
 #include "cuda/kernels/attention/common.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/reduce.cuh"
@@ -14,12 +14,13 @@ struct plain_params {
 
 enum { PLAIN_TILE = 128, PLAIN_MAX_DIM = 576 };
 
-/* The new rows that a tree's row sees, as indices in order. Called by all threads of the block. */
+/* Writes the new rows that a tree's row sees, as indices in order, and returns their number. Called
+ * by all threads of the block. */
 __device__ __forceinline__ int path_of(const struct pass_view &pass, int row, int n_rows, int *path)
 {
     const uint64_t *words = pass.tree_mask + (int64_t)row * TREE_MASK_WORDS;
     const uint64_t w[2] = {words[0], words[1]};
-    const int i = threadIdx.x; // there are as many threads as nodes at most
+    const int i = threadIdx.x; // there are at least as many threads as nodes
     if (i < n_rows && (w[i >> 6] >> (i & 63) & 1)) {
         const uint64_t below = w[i >> 6] & ((1ull << (i & 63)) - 1);
         path[__popcll(below) + (i >> 6 ? __popcll(w[0]) : 0)] = i;
@@ -27,7 +28,7 @@ __device__ __forceinline__ int path_of(const struct pass_view &pass, int row, in
     return __popcll(w[0]) + __popcll(w[1]);
 }
 
-/* Keys and values have type C; CODES means that they are quantised. */
+/* The type of the keys and values is C. CODES stands for quantised ones. */
 struct CODES {
 };
 
@@ -78,7 +79,7 @@ template <> struct reader<CODES> {
     }
 };
 
-/* One thread scores each key of a tile; then one thread sums each element of the value. */
+/* For each tile, one thread scores each key; then one thread sums each element of the value. */
 template <typename T, typename C>
 __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p, struct kv_view kv,
                                        struct pass_view pass, const float *sinks)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention on Hopper for passes with prompts: attention/sm90.cu with three differences. The
+/* Attention on Hopper for passes with prompts. It differs from attention/sm90.cu in three ways. The
  * arithmetic is that of prompt.cuh. One warp per computing warpgroup loads Q and the unit's
- * description while the previous unit is still being finished. And there is no narrow mode: it
- * takes passes in which some tile has more than GROUP_ROWS packed rows, and none in deterministic
- * mode.
+ * description while the previous unit is still being finished. And there is no narrow mode: the
+ * kernel is for passes in which some tile has more than GROUP_ROWS packed rows, and not for
+ * deterministic mode.
  *
  * Grid, block, shared memory and ring are those of attention/sm90.cu. Bound by the tensor cores and
  * by the exponentials of the softmax, which overlap. */
@@ -58,12 +58,13 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     }
     __syncthreads();
     /* The plan, the tables and older keys were written before the preceding kernel started, so they
-     * are read before the wait for it. That kernel writes the queries and the pass's new keys. */
+     * are read before the wait for it. That kernel writes the queries and the new keys of the
+     * pass. */
     const struct attention_plan_head head = *plan_head(p.plan);
-    /* Warp 0 loads K and V; warps 2 and 3 each load the Q of one computing warpgroup. */
+    /* Warp 0 loads K and V. Warps 2 and 3 each load Q for one computing warpgroup. */
     const int group = (int)threadIdx.x / WARPGROUP - 1, warp = (int)threadIdx.x / 32;
-    const int side = group >= 0 ? group : warp & 1; // the computing warpgroup that this thread
-                                                    // belongs to or serves
+    // The computing warpgroup that this thread belongs to or serves.
+    const int side = group >= 0 ? group : warp & 1;
     const struct ring ring = {S::SLOTS};
     char *q_tile = smem + side * S::Q_BYTES;
     q_full += side;

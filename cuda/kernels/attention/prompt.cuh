@@ -7,9 +7,9 @@
  * warpgroups take turns at issuing, so that one's softmax overlaps the other's products. No wgmma
  * may be in flight across a branch, because ptxas would serialise it.
  *
- * Exponentials are taken relative to a per-row reference. The reference moves to the row's maximum
- * only if a score exceeds it by more than 2^KEEP: sums cannot overflow before that, and while no
- * reference moves nothing needs rescaling.
+ * Exponentials are taken relative to a reference, one per row. The reference moves to the row's
+ * maximum only if a score exceeds it by more than KEEP powers of two: sums cannot overflow before
+ * that, and as long as no reference moves, nothing has to be rescaled.
  *
  * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_PROMPT_CUH
@@ -56,7 +56,8 @@ template <typename T, int NB> struct prompt_computer {
         named_barrier(1 + group, WARPGROUP);
     }
 
-    /* Barriers 3 and 4 pass the turn. Group 1 calls this once, so that group 0 goes first. */
+    /* Barriers 3 and 4 pass the turn from one group to the other. Group 1 calls this once, so that
+     * group 0 goes first. */
     __device__ __forceinline__ void pass_turn_first()
     {
         named_barrier_arrive(3, 2 * WARPGROUP);
@@ -149,7 +150,8 @@ template <typename T, int NB> struct prompt_computer {
         }
     }
 
-    /* scores -> probabilities in place (not yet divided), top, sum, decay. */
+    /* Turns scores into probabilities in place (not yet divided by the sum), and updates top, sum
+     * and decay. */
     __device__ __forceinline__ void softmax()
     {
         float high[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
@@ -168,9 +170,10 @@ template <typename T, int NB> struct prompt_computer {
             h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 1));
             h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 2));
             h = fmaxf(h, top[r]);
-            h = (h - top[r]) * p.scale_log2 <= KEEP ? top[r] : h; // false if both are -inf
+            // The comparison is false if both are -inf.
+            h = (h - top[r]) * p.scale_log2 <= KEEP ? top[r] : h;
             safe[r] = h == -INFINITY ? 0.0f : __fmul_rn(h, p.scale_log2);
-            /* Not fused: a reference that does not move must give exactly 1. */
+            /* Not fused: if the reference does not move, the result must be exactly 1. */
             decay[r] = exp2_fast(__fsub_rn(__fmul_rn(top[r], p.scale_log2), safe[r]));
             top[r] = h;
         }
@@ -207,7 +210,7 @@ template <typename T, int NB> struct prompt_computer {
         }
     }
 
-    /* The scores of the unit's first tile. */
+    /* Computes the scores of the unit's first tile. */
     __device__ __forceinline__ void first_step(const struct attention_unit &u, bool hidden)
     {
         barrier_wait(&full[at.slot], at.parity);
@@ -252,8 +255,8 @@ template <typename T, int NB> struct prompt_computer {
         scale_values();
     }
 
-    /* values += P V for the last tile, which has n real keys. The other rows of V hold garbage and
-     * are zeroed. */
+    /* values += P V for the last tile, which has n real keys. The other rows of V contain garbage
+     * and are zeroed. */
     __device__ __forceinline__ void last_values(int n)
     {
         constexpr int CHUNKS = HEAD_DIM / 8;
@@ -277,7 +280,7 @@ template <typename T, int NB> struct prompt_computer {
         at.next();
     }
 
-    /* Processes the unit's keys into values, top and sum. */
+    /* Processes the keys of the unit, into values, top and sum. */
     __device__ __forceinline__ void run(const struct attention_unit &u)
     {
         const int plain = p.softcap > 0.0f ? INT32_MAX : u.all_lo, plain_end = min(u.hi, u.all_hi);
@@ -301,7 +304,7 @@ template <typename T, int NB> struct prompt_computer {
         }
     }
 
-    /* This warpgroup has no rows in the unit; releases the loaders. */
+    /* For a unit in which this warpgroup has no rows: releases the loaders. */
     __device__ __forceinline__ void skip(const struct attention_unit &u)
     {
         const int n = u.lo < u.hi ? 2 * ((u.hi - u.lo + KEYS - 1) / KEYS) : 0;
@@ -314,9 +317,9 @@ template <typename T, int NB> struct prompt_computer {
         release_q();
     }
 
-    /* Packs row r's values into 16-bit pairs and exchanges them among the four lanes that hold the
-     * row, so that each has whole 16-byte chunks: chunk 4 i + lane of the row in words 4 i to 4 i +
-     * 3. */
+    /* Packs the values of row r into 16-bit pairs and exchanges them among the four lanes that hold
+     * the row, so that each lane has whole 16-byte chunks: chunk 4 i + lane of the row in words 4 i
+     * to 4 i + 3. */
     __device__ __forceinline__ void pack_row(int r, float weight, uint32_t (&to)[HEAD_DIM / 8])
     {
         const bool odd = tid & 1, high = tid & 2;
@@ -328,7 +331,8 @@ template <typename T, int NB> struct prompt_computer {
                 const int k = 4 * (4 * i + j) + 2 * r;
                 w[j] = pack<T>(__fmul_rn(values[k], weight), __fmul_rn(values[k + 1], weight));
             }
-            /* Two exchanges transpose 4 x 4: with the neighbour, then with the other pair. */
+            /* Two exchanges transpose 4 x 4 words: one with the neighbour, and one with the other
+             * pair. */
 #pragma unroll
             for (int j = 0; j < 4; j += 2) {
                 const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? w[j] : w[j + 1], 1);

@@ -5,10 +5,10 @@
  * alternating direction, so every block can compute its own list. Block: three warpgroups. One warp
  * of the first loads; the other two warpgroups compute, each for 64 of a unit's up to 128 packed
  * rows. A pass of short units with at most 64 packed rows (decoding) runs *narrow*: each computing
- * warpgroup has its own units, its own loading warp and half of the ring, so that one's arithmetic
- * hides the other's wait. The order of a row's sums, and hence its bits, is the same either way.
- * With at most 8 packed rows, and where equal bits are not required, a narrow pass is *thin*: see
- * thin.cuh.
+ * warpgroup has its own units, its own loading warp and half of the ring, so that the arithmetic of
+ * one hides the waits of the other. The order of a row's sums, and hence its bits, is the same in
+ * both modes. With at most 8 packed rows, and if equal bits are not required, a narrow pass is
+ * *thin*: see thin.cuh.
  *
  * Shared memory: Q (two warpgroups x 64 rows), then a ring of slots, each with one tile of K or V
  * (KEYS rows), as blocks of 64 columns in rows of 128 bytes with the 128-byte swizzle. The loader
@@ -16,10 +16,10 @@
  * is K0 K1 V0 K2 V1 ...: the tensor cores compute the scores of tile t + 1 while the values of tile
  * t are summed.
  *
- * Keys before the first or after the last visible one may hold anything, NaN included: their scores
- * are replaced, and their V rows are zeroed in shared memory before use.
+ * Keys before the first visible one or after the last may contain anything, including NaN: their
+ * scores are replaced, and their rows of V are zeroed in shared memory before use.
  *
- * Bound by reading K and V for decoding rows, by the tensor cores for prompts. */
+ * Bound by reading K and V for decode rows, and by the tensor cores for prompts. */
 #include "cuda/kernels/attention/load.cuh"
 #include "cuda/kernels/attention/thin.cuh"
 #include "cuda/kernels/attention/wide.cuh"
@@ -45,17 +45,17 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     }
     __syncthreads();
     /* The plan, the tables and older keys were written before the preceding kernel started, so they
-     * are read before the wait for it. That kernel writes the queries and the pass's new keys;
-     * where tree paths are laid out it also writes the paths' tables. */
+     * are read before the wait for it. That kernel writes the queries and the new keys of the pass;
+     * if tree paths are laid out, it also writes the tables of the paths. */
     const struct attention_plan_head head = *plan_head(p.plan);
     int n_sub;
     const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub);
-    /* If the units do not fill the device, each is faster with a whole block. */
+    /* If the units do not fill the device, each is computed faster by a whole block. */
     const int packed = head.tile_rows * p.group;
     const bool busy = n_units > (int)gridDim.x, is_short = head.mean_keys <= NARROW_KEYS;
     const bool thin = S::SLOTS >= 6 && p.may_be_thin && packed <= THIN_ROWS && busy;
     const bool narrow = thin || (S::SLOTS >= 6 && packed <= GROUP_ROWS && busy && is_short);
-    /* Which worker this thread belongs to, of how many, and that worker's part of the ring. */
+    /* Which of how many workers this thread belongs to, and that worker's part of the ring. */
     const int group = (int)threadIdx.x / WARPGROUP;
     int half = 0;
     if (narrow) {
@@ -159,8 +159,8 @@ static cudaError_t launch_by_dim(cudaStream_t stream, const struct attention_par
     }
 }
 
-/* True if the pass is for prompt.cu: some tile has more than GROUP_ROWS packed rows. Not in
- * deterministic mode, whose bits come from one kernel, and not if a captured launch may serve other
+/* True if the pass is for prompt.cu: some tile has more than GROUP_ROWS packed rows. False in
+ * deterministic mode, whose bits come from one kernel, and if a captured launch may serve other
  * passes. */
 static bool is_for_prompts(const struct attention_launch *a, const struct attention_params &p)
 {
@@ -197,7 +197,7 @@ cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a
     p.v_rows = kv->v_offset / kv->head_dim_k;
     p.may_be_thin = !a->limits->deterministic;
     p.q_rows = GROUP_ROWS % p.group == 0 ? GROUP_ROWS / p.group : 0;
-    struct attention_maps map = {}; // zeroed: an unused descriptor must not hold garbage
+    struct attention_maps map = {}; // zeroed, because an unused descriptor must not contain garbage
     cudaError_t e = map_kv(&map.page, kv, p.page_rows, kv->block_tokens);
     e = e == cudaSuccess ? map_kv(&map.part, kv, p.page_rows, PART_ROWS) : e;
     e = e == cudaSuccess && p.q_rows > 0 ? map_queries(&map.queries, a, p) : e;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the Hopper attention files: a block's shared memory and launch, positions in its ring,
- * and the glue between wgmma and ordinary arithmetic.
+ * and what connects wgmma to ordinary arithmetic.
  * Thread: device code; launches: the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
@@ -10,13 +10,13 @@
 
 enum { WARPGROUP = 128, BLOCK_THREADS = 384, GROUP_ROWS = 64, MAX_SMEM = 232448 };
 
-/* Units of up to this many keys on average run narrow. */
+/* If units have at most this many keys on average, the pass runs narrow. */
 enum { NARROW_KEYS = 1024 };
 
 template <int NB> struct shape {
     static constexpr int HEAD_DIM = 64 * NB;
     static constexpr int KEYS = NB <= 2 ? 128 : 64;
-    static constexpr int Q_BYTES = GROUP_ROWS * 128 * NB; // of one warpgroup
+    static constexpr int Q_BYTES = GROUP_ROWS * 128 * NB; // bytes of one warpgroup's Q
     static constexpr int SLOT_BYTES = KEYS * 128 * NB;
     static constexpr int FREE_BYTES = MAX_SMEM - 1024 - 512 - 2 * Q_BYTES;
     static constexpr int NOTE_BYTES = sizeof(struct attention_unit);
@@ -25,21 +25,20 @@ template <int NB> struct shape {
         1024 + 2 * Q_BYTES + SLOTS * SLOT_BYTES + (2 * SLOTS + 4) * 8 + 2 * NOTE_BYTES;
 };
 
-/* Tensor maps. Keys and values: whole pages, and 16 rows of a page for the last one, whose
- * remaining rows need not be fetched. Queries: the heads of a group for as many rows as make
- * GROUP_ROWS packed rows (p.q_rows; 0: the group does not divide GROUP_ROWS, and there is no such
- * map). */
+/* Tensor maps. Keys and values: whole pages; and for the last page, whose remaining rows need not
+ * be fetched, 16 rows of a page. Queries: the heads of a group, for as many rows as make GROUP_ROWS
+ * packed rows (p.q_rows; 0: the group does not divide GROUP_ROWS, and there is no such map). */
 struct attention_maps {
     CUtensorMap page, part, queries;
 };
 enum { PART_ROWS = 16 };
 
-/* One block per multiprocessor, with the shared memory of shape<NB>. */
+/* Launches one block per multiprocessor, with the shared memory of shape<NB>. */
 template <int NB, typename K>
 static cudaError_t launch_block(cudaStream_t stream, K kernel, const struct attention_params &p,
                                 const struct attention_maps &map, int n_sms)
 {
-    const cudaError_t ready = // the attribute is per device, and ranks have one device each
+    const cudaError_t ready = // the attribute is per device, and each rank has one device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape<NB>::SMEM);
     return ready != cudaSuccess
                ? ready
@@ -68,8 +67,8 @@ struct ring {
     }
 };
 
-/* Called by one thread: loads the GROUP_ROWS packed rows of a unit from `first` on into q_tile, in
- * blocks of 64 columns; `bar` counts the bytes. Rows past the unit's end hold garbage. */
+/* Called by one thread. Loads the GROUP_ROWS packed rows of a unit, from `first` on, into q_tile,
+ * in blocks of 64 columns; `bar` counts the bytes. Rows after the unit's end contain garbage. */
 template <int NB>
 __device__ __forceinline__ void
 load_queries(const struct attention_params &p, const struct attention_maps *maps,
@@ -84,7 +83,8 @@ load_queries(const struct attention_params &p, const struct attention_maps *maps
     }
 }
 
-/* Tells the compiler that the values may have changed here, since the tensor cores wrote them. */
+/* Tells the compiler that the values may have changed here, because the tensor cores have written
+ * them. */
 template <int N> __device__ __forceinline__ void settle(float (&d)[N])
 {
 #pragma unroll
@@ -113,8 +113,8 @@ template <> __device__ __forceinline__ uint32_t pack<f16_t>(float a, float b)
     return *reinterpret_cast<const uint32_t *>(&v);
 }
 
-/* Joins a run of a folding item to the earlier runs: `keep` holds this thread's values of those,
- * all_top and all_sum their maximum and sum (all_sum -1: there are none). */
+/* Joins a run of a folding item to the earlier runs. `keep` has this thread's values of those;
+ * all_top and all_sum are their maximum and sum (all_sum -1: there are no earlier runs). */
 template <int N>
 __device__ __forceinline__ void fold_run(float *keep, bool last, float (&values)[N],
                                          const float (&top)[2], const float (&sum)[2],
@@ -137,8 +137,8 @@ __device__ __forceinline__ void fold_run(float *keep, bool last, float (&values)
     }
 }
 
-/* The part of row r that lane `quad` of its four holds, unnormalised, with the row's maximum and
- * sum. */
+/* Stores the part of row r that lane `quad` of the row's four lanes holds, unnormalised, with the
+ * row's maximum and sum. */
 template <int N>
 __device__ __forceinline__ void store_slot(float *to, int d, int quad, int r,
                                            const float (&values)[N], float top, float sum)

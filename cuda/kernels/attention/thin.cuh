@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention of a few rows (decoding): the computing half of sm90.cu for units of at most 8 packed
- * rows. wgmma would compute 64 rows and the softmax of 64. Here the four warps of a warpgroup share
- * a tile's keys, each with mma.sync on 16 rows of which 8 are real. Each warp keeps its own maximum
- * and sums until the end of the unit joins them.
+ * rows. wgmma would compute 64 rows, and the softmax of 64 rows. Here the four warps of a warpgroup
+ * share the keys of a tile, and each uses mma.sync on 16 rows, of which 8 are real. Each warp keeps
+ * its own maximum and sums, which are joined at the end of the unit.
  * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_THIN_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_THIN_CUH
@@ -17,9 +17,10 @@ enum { THIN_ROWS = 8 };
 template <typename T, int NB> struct thin_computer {
     using S = shape<NB>;
     static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;
-    static constexpr int OWN = KEYS / 4, NF = OWN / 8; // a warp's keys of a tile, and groups of
-                                                       // eight of them
-    static constexpr int PITCH = HEAD_DIM + 4;         // of a row waiting to be joined
+    // A warp's keys in a tile, and the number of groups of eight keys among them.
+    static constexpr int OWN = KEYS / 4, NF = OWN / 8;
+    // Floats from one row that waits to be joined to the next.
+    static constexpr int PITCH = HEAD_DIM + 4;
     const struct attention_params &p;
     char *slots, *q_tile;
     uint64_t *full, *empty;
@@ -56,8 +57,8 @@ template <typename T, int NB> struct thin_computer {
         at.next();
     }
 
-    /* Loads Q from global memory straight into operand registers: row g, columns 2 t and 2 t + 1 of
-     * every eight. */
+    /* Loads Q from global memory directly into operand registers: row g, columns 2 t and 2 t + 1 of
+     * every eight columns. */
     __device__ __forceinline__ void load_q(const struct attention_unit &u)
     {
         const T *from = (const T *)p.q + (int64_t)view.row * p.q_stride +
@@ -74,7 +75,7 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    /* Row r (a key), 16-byte chunk c of the current tile. */
+    /* The address of 16-byte chunk c of row r (a key) of the current tile. */
     __device__ __forceinline__ char *chunk_at(int r, int c)
     {
         return slots + at.slot * S::SLOT_BYTES + (c >> 3) * (KEYS * 128) + swizzled(r, c & 7);
@@ -123,7 +124,7 @@ template <typename T, int NB> struct thin_computer {
         return seen;
     }
 
-    /* scores -> probs (not yet divided), top, sum, decay. */
+    /* Turns scores into probs (not yet divided by the sum), and updates top, sum and decay. */
     __device__ __forceinline__ void softmax(const struct attention_unit &u, int start)
     {
         const bool all = start >= u.all_lo && start + KEYS <= u.all_hi;
@@ -177,7 +178,7 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    /* Zeroes this warp's V rows of keys from `n` on, which hold garbage. */
+    /* Zeroes this warp's rows of V for keys from `n` on, which contain garbage. */
     __device__ __forceinline__ void clean_values(int n)
     {
         const int end = (warp() + 1) * OWN, from = max(n, warp() * OWN);
@@ -191,9 +192,9 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    /* Processes keys [lo, hi) of the unit in ring order: K0 K1 V0 K2 V1 ... No part is unrolled
-     * into a second copy: every launch fetches the code again, which took longer than running it.
-     */
+    /* Processes keys [lo, hi) of the unit in the order of the ring: K0 K1 V0 K2 V1 ... No part is
+     * unrolled into a second copy, because every launch fetches the code again, which took longer
+     * than running it. */
     __device__ __forceinline__ void run(const struct attention_unit &u)
     {
 #pragma unroll 1
@@ -227,7 +228,7 @@ template <typename T, int NB> struct thin_computer {
         top = __fmul_rn(top, p.scale_log2);
     }
 
-    /* Warp 0 joins the other warps' results, in warp order. */
+    /* Warp 0 joins the results of the other warps, in the order of warps. */
     __device__ __forceinline__ void join_warps(const struct attention_unit &u)
     {
         const int row = lane() >> 2, column = (lane() & 3) * 2;

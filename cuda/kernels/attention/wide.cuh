@@ -22,7 +22,7 @@ template <typename T, int NB> struct wide_computer {
     struct ring at;
     int group;    // 0 or 1
     int first;    // this warpgroup's first packed row in the unit
-    int releases; // releases of a slot per warp: 2 if the other warpgroup does not use it
+    int releases; // how often each warp releases a slot: 2 if the other warpgroup does not use it
     int tid;      // index within the warpgroup
 
     uint32_t q_parity = 0;
@@ -30,7 +30,7 @@ template <typename T, int NB> struct wide_computer {
     float scores[KEYS / 2];
     float values[HEAD_DIM / 2];
     uint32_t probs[KEYS / 16][4];
-    float top[2], sum[2], decay[2]; // for rows g and g + 8; top in units of scores
+    float top[2], sum[2], decay[2]; // for rows g and g + 8; top is in units of scores
     struct attention_row_view view[2];
 
     __device__ __forceinline__ void release(int slot)
@@ -45,11 +45,11 @@ template <typename T, int NB> struct wide_computer {
         named_barrier(1 + group, WARPGROUP);
     }
 
-    /* Loads Q into shared memory, with zeros where there is no row or column. */
+    /* Loads Q into shared memory, with zeros where a row or column does not exist. */
     __device__ __forceinline__ void load_q(const struct attention_unit &u)
     {
         constexpr int CHUNKS = HEAD_DIM / 8;
-        sync(); // the previous unit may still be read
+        sync(); // the previous unit may still be in use
         if (p.q_rows > 0) {
             if (tid == 0) {
                 load_queries<NB>(p, maps, u, first, q_tile, q_full);
@@ -132,8 +132,9 @@ template <typename T, int NB> struct wide_computer {
         }
     }
 
-    /* scores -> probabilities in place (not yet divided), top, sum, decay. GENERAL: with a soft cap
-     * or a mask. It is a separate instance so that it costs the plain loop no registers. */
+    /* Turns scores into probabilities in place (not yet divided by the sum), and updates top, sum
+     * and decay. GENERAL: with a soft cap or a mask. This is a separate instance so that it costs
+     * the plain loop no registers. */
     template <bool GENERAL>
     __device__ __forceinline__ void softmax(const struct attention_unit &u, int start)
     {
@@ -157,7 +158,7 @@ template <typename T, int NB> struct wide_computer {
             high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
             high = fmaxf(high, top[r]);
             const float safe = high == -INFINITY ? 0.0f : __fmul_rn(high, p.scale_log2);
-            /* Not fused: a tile without a new maximum must give exactly 1. */
+            /* Not fused: for a tile without a new maximum, the result must be exactly 1. */
             decay[r] = exp2_fast(__fsub_rn(__fmul_rn(top[r], p.scale_log2), safe));
             top[r] = high;
             float add = 0.0f;
@@ -185,7 +186,7 @@ template <typename T, int NB> struct wide_computer {
         }
     }
 
-    /* Zeroes the V rows of keys that no row sees, since they hold garbage. */
+    /* Zeroes the rows of V for keys that no row sees, because they contain garbage. */
     __device__ __forceinline__ void clean_values(const struct attention_unit &u, int slot,
                                                  int start, int end)
     {
@@ -231,7 +232,7 @@ template <typename T, int NB> struct wide_computer {
         to_probs();
     }
 
-    /* Processes keys [lo, end) into values, top and sum. */
+    /* Processes keys [lo, end), into values, top and sum. */
     __device__ __forceinline__ void run(const struct attention_unit &u, int lo, int end)
     {
         top[0] = top[1] = -INFINITY;
@@ -279,7 +280,7 @@ template <typename T, int NB> struct wide_computer {
         }
     }
 
-    /* This warpgroup has no rows in the unit; releases the loader. */
+    /* For a unit in which this warpgroup has no rows: releases the loader. */
     __device__ __forceinline__ void skip(const struct attention_unit &u)
     {
         for (int lo = u.lo; lo < u.hi;) {
@@ -293,7 +294,8 @@ template <typename T, int NB> struct wide_computer {
         }
     }
 
-    /* Joins the runs of a folding item; the earlier runs' results wait in this thread's scratch. */
+    /* Joins the runs of a folding item. The results of the earlier runs are in this thread's
+     * scratch. */
     __device__ __forceinline__ void fold(float (&all_top)[2], float (&all_sum)[2], bool last)
     {
         float *keep =

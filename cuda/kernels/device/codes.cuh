@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Converts codes of quantised weights (cuda/coded.h) to pairs of bf16 or fp16, which represent them
- * exactly. It is done with bit operations, so that every device gives the same result.
+ * exactly. This is done with bit operations, so that every device gives the same result.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_CODES_CUH
 #define SLUICE_CUDA_DEVICE_CODES_CUH
@@ -12,7 +12,7 @@ template <> struct code_constants<bf16_t> {
     using pair = __nv_bfloat162;
     static constexpr uint32_t E4M3 = 0x7b807b80, E2M1 = 0x7e807e80; // 2^120, 2^126
     static constexpr int E4M3_DOWN = 4, E2M1_UP = 6;
-    static constexpr uint32_t INT = 0x43004300; // 128, whose last mantissa bit is worth 1
+    static constexpr uint32_t INT = 0x43004300; // 128, where the last mantissa bit is worth 1
     static constexpr uint32_t INT_UP = 0x7f007f00, INT_STEP = 0x02000200; // 2^127, divided by 2^4
     static constexpr float INT_FACTOR = 1.0f / 64; // 2^127 times the smallest number
 };
@@ -61,15 +61,16 @@ __device__ __forceinline__ uint32_t shifted(uint32_t word, int n)
 }
 
 /* Converts two of the word's codes, less the zero: nibbles i and i + 4 of 4-bit codes, bytes i and
- * i + 2 of 8-bit codes. The exponent bits are moved to T's exponent field as they are; the
- * difference of the biases is corrected by multiplying with a power of two, which is exact for
+ * i + 2 of 8-bit codes. The exponent bits are moved unchanged to the exponent field of T. The
+ * difference of the biases is then corrected by multiplying by a power of two, which is exact for
  * subnormal codes, too. */
 template <typename T, enum dtype CODE>
 __device__ __forceinline__ uint32_t pair_of(uint32_t word, int i, uint32_t zero)
 {
     using C = code_constants<T>;
     if (CODE == DT_E4M3) {
-        constexpr uint32_t MASK = 0x7f007f00u >> C::E4M3_DOWN; // one shift fewer than by halves
+        // Takes one shift less than converting halves.
+        constexpr uint32_t MASK = 0x7f007f00u >> C::E4M3_DOWN;
         const uint32_t size = i == 0 ? word << (8 - C::E4M3_DOWN) : word >> C::E4M3_DOWN;
         const uint32_t sign = i == 0 ? word << 8 : word;
         return pair_times<T>((size & MASK) | (sign & 0x80008000u), C::E4M3);

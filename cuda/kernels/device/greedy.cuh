@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Defines which draws take the highest raw logit and so need only a row's bests. The sampler and
- * the products that write the bests must agree on it.
+/* Defines which draws take the highest raw logit, and so need only the best logits of a row. The
+ * sampler and the products that write these must agree on it.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_GREEDY_CUH
 #define SLUICE_CUDA_DEVICE_GREEDY_CUH

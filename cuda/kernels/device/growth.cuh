@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The factor by which some models scale a query at its position.
+/* The factor by which some models scale a query, given its position.
  * Thread: device code, one thread. */
 #ifndef SLUICE_CUDA_KERNELS_DEVICE_GROWTH_CUH
 #define SLUICE_CUDA_KERNELS_DEVICE_GROWTH_CUH

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Thin wrappers of Hopper's asynchronous features: mbarriers, bulk tensor copies, wgmma fences and
+/* Thin wrappers for Hopper's asynchronous features: mbarriers, bulk tensor copies, wgmma fences and
  * descriptors, register reallocation; and tensor maps on the host. The device half is empty below
  * sm_90.
  * Thread: device code; the host half any. */
@@ -18,10 +18,10 @@
 
 /* ---- host: tensor maps --------------------------------------------------------------------- */
 
-/* An array of up to 3 dimensions, the first one contiguous, read in boxes. A box is stored in
- * shared memory as rows of 128 bytes with the 128-byte swizzle, so box[0] is 64 16-bit or 128 8-bit
- * elements. Elements outside the array read as zero. row_bytes: the distance between indices of
- * dimension 1 (and 2). */
+/* An array of up to 3 dimensions, of which the first is contiguous, to be read in boxes. A box is
+ * stored in shared memory as rows of 128 bytes with the 128-byte swizzle, so box[0] is 64 16-bit or
+ * 128 8-bit elements. Elements outside the array are read as zeros. row_bytes: the distance between
+ * indices of dimension 1 (and 2). */
 static inline cudaError_t tensor_map_of(CUtensorMap *map, const void *base,
                                         CUtensorMapDataType type, uint32_t n_dims,
                                         const cuuint64_t *dims, const cuuint64_t *row_bytes,
@@ -60,7 +60,7 @@ static inline cudaError_t tensor_map(CUtensorMap *map, const void *base, bool is
         n_dims, dims, row_bytes, box);
 }
 
-/* A row-major matrix, in boxes of 64 columns by box_rows. */
+/* A row-major matrix, read in boxes of 64 columns by box_rows. */
 static inline cudaError_t tensor_map_2d(CUtensorMap *map, const void *base, bool is_bf16,
                                         uint64_t n_cols, uint64_t n_rows, uint64_t row_bytes,
                                         uint32_t box_rows)
@@ -70,7 +70,7 @@ static inline cudaError_t tensor_map_2d(CUtensorMap *map, const void *base, bool
     return tensor_map(map, base, is_bf16, 2, dims, strides, box);
 }
 
-/* The same for bytes, in boxes of 128 columns. */
+/* The same for bytes, read in boxes of 128 columns. */
 static inline cudaError_t tensor_map_bytes(CUtensorMap *map, const void *base, uint64_t n_cols,
                                            uint64_t n_rows, uint64_t row_bytes, uint32_t box_rows)
 {
@@ -127,7 +127,7 @@ __device__ __forceinline__ void barrier_arrive_at(uint64_t *bar, uint32_t rank)
                  : "memory");
 }
 
-/* Arrive and wait; usable by warps whose threads have diverged. */
+/* Arrives and waits. Warps whose threads have diverged may call it. */
 __device__ __forceinline__ void cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.release;\n"
@@ -142,7 +142,7 @@ __device__ __forceinline__ uint32_t cluster_rank()
     return rank;
 }
 
-/* Where the same variable lies in block `block` of the cluster. */
+/* The address of the same variable in block `block` of the cluster. */
 __device__ __forceinline__ uint32_t address_in(const void *shared, uint32_t block)
 {
     uint32_t there;
@@ -152,8 +152,8 @@ __device__ __forceinline__ uint32_t address_in(const void *shared, uint32_t bloc
     return there;
 }
 
-/* Stores two values in another block of the cluster; that block's barrier counts the bytes. Both
- * addresses come from address_in. */
+/* Stores two values in another block of the cluster, whose barrier counts the bytes. Both addresses
+ * come from address_in. */
 __device__ __forceinline__ void store_in(uint32_t to, uint32_t bar, float a, float b)
 {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
@@ -162,8 +162,8 @@ __device__ __forceinline__ void store_in(uint32_t to, uint32_t bar, float a, flo
                  : "memory");
 }
 
-/* Called by all threads: this block has started and its barrier exists, and the same is true of the
- * other blocks of the cluster. It orders no data. */
+/* Called by all threads: announces that this block has started and its barriers exist. cluster_wait
+ * returns once all blocks of the cluster have announced this. It does not order data. */
 __device__ __forceinline__ void cluster_begun()
 {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -193,7 +193,8 @@ __device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
 }
 
-/* This thread copies 16 bytes, or zeros if n_bytes is 0; wgmma sees them after fence_async(). */
+/* This thread copies 16 bytes, or writes zeros if n_bytes is 0. wgmma sees them after
+ * fence_async(). */
 __device__ __forceinline__ void copy_async(void *to, const void *from, int n_bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(to)), "l"(from),
@@ -201,8 +202,8 @@ __device__ __forceinline__ void copy_async(void *to, const void *from, int n_byt
                  : "memory");
 }
 
-/* Groups of this thread's copies: commit closes one; wait<N> waits until at most the last N are in
- * flight. */
+/* Groups of this thread's copies: commit closes a group; wait<N> waits until at most the last N
+ * groups are in flight. */
 __device__ __forceinline__ void copies_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -244,8 +245,8 @@ __device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMap *map,
                  : "memory");
 }
 
-/* Loads one box into all blocks of the cluster in `mask`, at the same address in each; the barrier
- * at the same address there counts the bytes. */
+/* Loads one box into all blocks of the cluster that are in `mask`, at the same address in each. In
+ * each of them the barrier at the same address counts the bytes. */
 __device__ __forceinline__ void tensor_load_multicast(void *to, const CUtensorMap *map,
                                                       uint64_t *bar, int column, int row,
                                                       uint16_t mask, uint64_t policy)
@@ -295,13 +296,13 @@ __device__ __forceinline__ void fence_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* A barrier among n_threads threads of the block; ids 1 to 15. */
+/* A barrier among n_threads threads of the block. Ids are 1 to 15. */
 template <int ID_BASE = 0> __device__ __forceinline__ void named_barrier(int id, int n_threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id + ID_BASE), "r"(n_threads) : "memory");
 }
 
-/* Arrives without waiting for the others. */
+/* Arrives at the barrier without waiting for the others. */
 __device__ __forceinline__ void named_barrier_arrive(int id, int n_threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
@@ -333,8 +334,8 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
 }
 
 /* The descriptor of an operand with the 128-byte swizzle. K-major (rows along K, 64 elements wide):
- * `next` is unused. MN-major (one row per k, 64 columns of N): `next` is the distance to the next
- * 64 columns. Rows are 128 bytes apart; `groups` is the distance between groups of 8 rows. */
+ * `next` is unused. MN-major (one row per k, with 64 columns of N): `next` is the distance to the
+ * next 64 columns. Rows are 128 bytes apart; `groups` is the distance between groups of 8 rows. */
 __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address, uint32_t next,
                                                   uint32_t groups = 1024)
 {
@@ -342,13 +343,14 @@ __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address, uint32_t nex
            (uint64_t)(groups >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* Advances the operand by n_bytes. Shared memory is small, so no carry leaves the address field. */
+/* Advances the operand by n_bytes. Shared memory is so small that no carry leaves the address
+ * field. */
 __device__ __forceinline__ uint64_t wgmma_advance(uint64_t operand, uint32_t n_bytes)
 {
     return (operand & 0xffffffff00000000ull) | (uint32_t)((uint32_t)operand + n_bytes / 16);
 }
 
-/* Copies 16 bytes to shared memory, or zeros; complete when copies_wait returns. */
+/* Copies 16 bytes to shared memory, or writes zeros; complete when copies_wait returns. */
 __device__ __forceinline__ void copy_16(void *to, const void *from, bool is_real)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(to)), "l"(from),
@@ -361,7 +363,8 @@ __device__ __forceinline__ void copies_wait()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* The offset of (row, 16-byte chunk) in a 64-column block with the 128-byte swizzle. */
+/* The offset of 16-byte chunk `chunk` of row `row` in a block of 64 columns with the 128-byte
+ * swizzle. */
 __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk)
 {
     return row * 128 + ((chunk ^ (row & 7)) << 4);

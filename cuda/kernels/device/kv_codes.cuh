@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Codes of K and V in pages (struct kv_codes in cuda/layout.h): their layout, their meaning, and
- * how a head is quantised. Every operation is the same as in cpu/cpu_kv_codes.h, so the results
- * agree to the bit.
+/* The codes of K and V in pages (struct kv_codes in cuda/layout.h): their layout, their meaning,
+ * and how a head is quantised. Every operation is the same as in cpu/cpu_kv_codes.h, so the results
+ * have the same bits.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_KV_CODES_CUH
 #define SLUICE_CUDA_DEVICE_KV_CODES_CUH
@@ -13,7 +13,7 @@ struct kv_scale {
     float scale, zero;
 };
 
-/* One token of a head: its record, and its index in the record. */
+/* One token of a head: the record that contains it, and its index in the record. */
 struct kv_place {
     char *record;
     int32_t token;
@@ -28,7 +28,7 @@ __device__ __forceinline__ struct kv_place kv_place_of(const struct kv_view &kv,
             token - record * per};
 }
 
-/* The address of byte `byte` of the token's row of K or V. Aligned runs of up to 16 bytes stay
+/* The address of byte `byte` of the token's row of K or V. Aligned runs of up to 16 bytes are
  * contiguous. */
 __device__ __forceinline__ char *kv_byte(const struct kv_codes &c, const struct kv_place &at,
                                          bool is_v, int32_t byte)
@@ -46,7 +46,7 @@ __device__ __forceinline__ char *kv_word(const struct kv_codes &c, const struct 
 /* ---- words --------------------------------------------------------------------------------- */
 
 static constexpr uint32_t KV_SCALE_MASK = 0xffffc000u;
-static constexpr int KV_ZERO_SHIFT = 18; // 32 minus the bits of the zero
+static constexpr int KV_ZERO_SHIFT = 18; // 32 minus the number of bits of the zero
 static constexpr float KV_ZERO_LARGEST = 8191.0f;
 
 __device__ __forceinline__ bool kv_has_zero(enum kv_format f)
@@ -112,7 +112,7 @@ __device__ __forceinline__ float kv_e4m3(uint32_t code)
     return __uint_as_float(__float_as_uint(size) | sign);
 }
 
-/* The value of a code; `b` is the byte that holds element d. */
+/* The value of a code; `byte` is the byte that contains element d. */
 __device__ __forceinline__ float kv_number(enum kv_format f, struct kv_scale s, uint32_t byte,
                                            int32_t d)
 {
@@ -134,7 +134,7 @@ __device__ __forceinline__ float kv_get(const struct kv_codes &c, const struct k
 
 struct kv_range {
     float low, high;
-    bool broken; // some value is NaN or infinite
+    bool broken; // a value is NaN or infinite
 };
 
 static constexpr struct kv_range KV_NO_RANGE = {3.4028235e38f, -3.4028235e38f, false};
@@ -146,7 +146,7 @@ __device__ __forceinline__ void kv_range_add(struct kv_range &r, float x)
     r.broken |= x - x != 0.0f;
 }
 
-/* Combines the ranges of `n` lanes (a power of two) in all of them. */
+/* Combines the ranges of `n` lanes (a power of two); all of them get the result. */
 __device__ __forceinline__ struct kv_range kv_range_of_lanes(struct kv_range r, unsigned lanes,
                                                              int n)
 {
@@ -162,7 +162,7 @@ __device__ __forceinline__ struct kv_scale kv_zeroed_scale(const struct kv_codes
                                                            const struct kv_range &r)
 {
     const float levels = c.format == KV_INT4 ? 15.0f : 255.0f, step = kv_zero_step(c.format);
-    const bool shared = c.word_bytes == 4; // scale and zero share a word
+    const bool shared = c.word_bytes == 4; // the scale and the zero share a word
     float scale = (r.high - r.low) / levels;
     if (shared) {
         scale = fmaxf(scale, fabsf(r.low) / (step * (0.98f * KV_ZERO_LARGEST)));
@@ -208,7 +208,7 @@ __device__ __forceinline__ uint32_t kv_e4m3_of(float x)
     return sign | (a < 0x3c800000u ? small : normal);
 }
 
-/* The code of a value, given the scale s. */
+/* The code of a value, given its scale and zero. */
 __device__ __forceinline__ uint32_t kv_code_of(enum kv_format f, struct kv_scale s, float x)
 {
     const float v = __fdiv_rn(x, s.scale);
@@ -222,7 +222,7 @@ __device__ __forceinline__ uint32_t kv_code_of(enum kv_format f, struct kv_scale
     return (uint32_t)fminf(fmaxf(q, 0.0f), f == KV_INT4 ? 15.0f : 255.0f);
 }
 
-/* Packs four values into a word of codes, or eight of four bits. */
+/* Packs four values into a word of codes, or eight values if codes have 4 bits. */
 __device__ __forceinline__ uint32_t kv_codes_of(enum kv_format f, struct kv_scale s, const float *x)
 {
     uint32_t word = 0;
@@ -240,8 +240,8 @@ __device__ __forceinline__ uint32_t kv_codes_of(enum kv_format f, struct kv_scal
     return word;
 }
 
-/* Stores a head of n elements, cooperatively by one warp. The elements are in memory that the warp
- * shares, padded with zeros to a multiple of 32. */
+/* Stores a head of n elements; all lanes of a warp take part. The elements are in memory that the
+ * warp shares, padded with zeros to a multiple of 32. */
 __device__ __forceinline__ void kv_store_head(const struct kv_codes &c, const struct kv_place &at,
                                               bool is_v, const float *x, int n)
 {
@@ -266,7 +266,7 @@ __device__ __forceinline__ void kv_store_head(const struct kv_codes &c, const st
 }
 
 /* The address of part e of a token's K and V of all heads, for copies. Parts are 16 bytes; the last
- * part of a head is its scale words, 4 bytes each. */
+ * part of a head has the scale words, 4 bytes each. */
 struct kv_part {
     char *at;
     int32_t n_bytes;

@@ -36,8 +36,8 @@ __device__ __forceinline__ void pdl_trigger()
 #endif
 }
 
-/* 90 or more: the PDL attribute is set. Queried once per process, because all devices of a process
- * are equal. */
+/* 90 or more: the PDL attribute is set. It is queried once per process, because all devices of a
+ * process are of the same kind. */
 static inline int launch_sm()
 {
     static const int sm = [] {
@@ -54,8 +54,8 @@ static inline int launch_sm()
     return sm;
 }
 
-/* Launches in clusters of `cluster` blocks along x. More than one needs sm_90 or later, and must
- * divide grid.x. */
+/* Launches in clusters of `cluster` blocks along x, which must divide grid.x. More than one block
+ * per cluster needs sm_90 or later. */
 template <typename... P, typename... A>
 static inline cudaError_t launch_clusters(unsigned cluster, void (*kernel)(P...), dim3 grid,
                                           dim3 block, size_t smem, cudaStream_t stream, A &&...args)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One block's tile of a matrix product of 16-bit operands on the tensor cores (mma.sync), with
- * cp.async stages. The rows of both operands are given by functions, so that gathered rows
- * (experts) and interleaved rows (gate and up side by side) share this code.
+/* One block's tile of a matrix product with 16-bit operands on the tensor cores (mma.sync), with
+ * cp.async stages. Functions give the rows of both operands, so that gathered rows (experts) and
+ * interleaved rows (gate and up side by side) share this code.
  *
- * K is summed in steps of 16 in ascending order in one accumulator, so the bits of an element
- * depend neither on the tile's size nor on the other rows. Deterministic mode relies on that.
+ * K is summed in ascending order, in steps of 16, in one accumulator. So the bits of an element
+ * depend neither on the size of the tile nor on other rows. Deterministic mode relies on that.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_MMA_TILE_CUH
 #define SLUICE_CUDA_DEVICE_MMA_TILE_CUH
@@ -71,12 +71,12 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* BM x BN outputs by WM x WN warps. ALIGNED: rows are aligned to 16 bytes and n_in is a multiple of
- * 8. */
+/* BM x BN outputs, computed by WM x WN warps. ALIGNED: rows are aligned to 16 bytes and n_in is a
+ * multiple of 8. */
 template <typename T, int BM, int BN, int BK, int WM, int WN, int STAGES, bool ALIGNED>
 struct mma_tile {
     static constexpr int THREADS = WM * WN * 32;
-    static constexpr int LD = BK + 8; // padded so that ldmatrix has no bank conflicts
+    static constexpr int LD = BK + 8; // padded, so that ldmatrix has no bank conflicts
     static constexpr int STAGE = (BM + BN) * LD;
     static constexpr int SMEM = STAGE * STAGES * (int)sizeof(T);
     static constexpr int MF = BM / WM / 16, NF = BN / WN / 8;
@@ -86,7 +86,8 @@ struct mma_tile {
 
     float acc[MF][NF][4];
 
-    /* The position of this thread's acc[mf][nf][2 * half] and [2 * half + 1] in the tile. */
+    /* The row in the tile (and below, the column) of this thread's acc[mf][nf][2 * half] and [2 *
+     * half + 1]. */
     __device__ __forceinline__ static int row(int mf, int half)
     {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -113,7 +114,7 @@ struct mma_tile {
         }
     }
 
-    /* a_row(i), b_row(j): the first element of a row, or NULL for a row of zeros. */
+    /* a_row(i), b_row(j): the address of the first element of a row; NULL for a row of zeros. */
     template <typename A, typename B>
     __device__ __forceinline__ void run(T *smem, int n_in, A a_row, B b_row)
     {

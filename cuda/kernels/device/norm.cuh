@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by every kernel that ends in a norm, so that a fused norm gives the same bits as a
+/* Shared by every kernel that ends with a norm, so that a fused norm gives the same bits as a
  * separate one.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_NORM_CUH
@@ -14,8 +14,9 @@ __device__ __forceinline__ float normed(float x, float weight, float bias, float
     return fmaf((x - mean) * scale, weight, bias);
 }
 
-/* A value's share of the first sum: the value itself for a layer norm, otherwise its square.
- * Written out, because a compiler may or may not fuse `sum += layer ? f : f * f`. */
+/* The first sum with a value's share added: the value itself for a layer norm, otherwise its
+ * square. Both cases are written out, because a compiler may or may not fuse `sum += layer ? f : f
+ * * f`. */
 __device__ __forceinline__ float moment_add(float sum, float f, bool layer)
 {
     return layer ? sum + f : fmaf(f, f, sum);
@@ -25,8 +26,8 @@ struct row_moments {
     float mean, scale;
 };
 
-/* Normalises a row that the block holds, NV vectors per thread. sum: this thread's sum of its
- * values for a layer norm (which subtracts the mean), otherwise of their squares. Called by all
+/* Normalises a row that the block holds, NV vectors per thread. sum: for a layer norm (which
+ * subtracts the mean) this thread's sum of its values, otherwise of their squares. Called by all
  * threads of the block. */
 template <typename T, int NV>
 __device__ __forceinline__ struct row_moments

@@ -19,7 +19,7 @@ template <typename T> __device__ __forceinline__ float2 unpack_pair(uint32_t pai
     return make_float2(to_float(v[0]), to_float(v[1]));
 }
 
-/* Accurate enough, since the result is rounded to 16 bits; very negative gates give -0. */
+/* Accurate enough, because the result is rounded to 16 bits. Very negative gates give -0. */
 __device__ __forceinline__ float silu_gated(float gate, float up)
 {
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;

@@ -40,7 +40,8 @@ __device__ __forceinline__ bool has_come(uint4 v)
     return v.x != PEER_ABSENT && v.y != PEER_ABSENT && v.z != PEER_ABSENT && v.w != PEER_ABSENT;
 }
 
-/* Waits for 16 bytes. After an abort it returns arbitrary bytes, since nobody reads the result. */
+/* Waits for 16 bytes. After an abort it returns arbitrary bytes, because nothing uses the
+ * result. */
 __device__ __forceinline__ uint4 receive(const char *p, const volatile uint32_t *aborted)
 {
     uint4 v = load_arriving(p);
@@ -59,8 +60,8 @@ __device__ __forceinline__ uint32_t area_of_call(const struct peer_state *state)
     return *(const volatile uint32_t *)&state->area;
 }
 
-/* The same, together with the bytes written into each area: the whole state in one memory
- * access. */
+/* The same, together with the bytes written into each area. This reads the whole state in one
+ * memory access. */
 __device__ __forceinline__ uint32_t state_of_call(const struct peer_state *state,
                                                   uint64_t (&used)[PEER_AREAS])
 {
@@ -73,7 +74,7 @@ __device__ __forceinline__ uint32_t state_of_call(const struct peer_state *state
     return now;
 }
 
-/* used[area], without moving the array from registers to memory. */
+/* used[area], read without moving the array from registers to memory. */
 __device__ __forceinline__ uint64_t used_of(const uint64_t (&used)[PEER_AREAS], uint32_t area)
 {
     static_assert(PEER_AREAS == 3, "one comparison per area");
@@ -83,7 +84,8 @@ __device__ __forceinline__ uint64_t used_of(const uint64_t (&used)[PEER_AREAS], 
     return area == 1 ? used[1] : used[2];
 }
 
-/* Resets n_bytes of area `before`, which the previous call used, for the call after the next. */
+/* Clears n_bytes of area `before`, which the previous call used and the call after the next will
+ * use. */
 __device__ __forceinline__ void clear_area(const struct peer_view &peers, uint32_t before,
                                            uint64_t n_bytes)
 {
@@ -109,9 +111,9 @@ __device__ __forceinline__ void move_on(struct peer_state *state, uint32_t now, 
     state->area = (now + 1) % PEER_AREAS;
 }
 
-/* Called once per block after all its threads have read the state: the last block to do so advances
- * it to the next call. This happens early, so that the memory round trip is not at the kernel's
- * end. The next kernel sees it because it waits for this one. */
+/* Called once per block, after all its threads have read the state. The last block to call it
+ * advances the state to the next call. This happens early, so that the round trip to memory is not
+ * at the end of the kernel. The next kernel sees the new state because it waits for this one. */
 __device__ __forceinline__ void next_call(struct peer_state *state, uint32_t now, uint64_t n_bytes)
 {
     __syncthreads();

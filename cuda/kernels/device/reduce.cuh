@@ -19,7 +19,8 @@ __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* All threads of the block call it; `shared` holds 32 floats and can be reused afterwards. */
+/* All threads of the block must call it. `shared` has room for 32 floats and can be reused
+ * afterwards. */
 __device__ __forceinline__ float block_sum(float x, float *shared)
 {
     x = warp_sum(x);

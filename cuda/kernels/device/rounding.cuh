@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rounds rows to E4M3 as struct round_args specifies, eight adjacent elements per thread: in a
- * kernel of its own (gemm/inputs.cu) or fused into the kernel that produces the row.
+ * separate kernel (gemm/inputs.cu), or fused into the kernel that produces the row.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_ROUNDING_CUH
 #define SLUICE_CUDA_DEVICE_ROUNDING_CUH
@@ -35,7 +35,8 @@ template <typename T> __device__ __forceinline__ float round_largest(const vec<T
     return largest;
 }
 
-/* The maximum of the group of 128 that the half warp holds; all its threads call it. */
+/* The maximum over the group of 128 values that the half warp holds. All its threads must call
+ * it. */
 __device__ __forceinline__ float round_group_largest(float largest)
 {
     const unsigned half = 0xffffu << (threadIdx.x & 16);
@@ -46,13 +47,13 @@ __device__ __forceinline__ float round_group_largest(float largest)
     return largest;
 }
 
-/* The factor that turns values into codes. A scale of 0 means that all of its values are 0. */
+/* The factor that turns values into codes. A scale of 0 means that all values are 0. */
 __device__ __forceinline__ float round_factor(float scale)
 {
     return scale > 0.0f ? fminf(__frcp_rn(scale), 3.0e38f) : 0.0f;
 }
 
-/* Two adjacent values; the first goes to the low byte. */
+/* Rounds two adjacent values; the first goes to the low byte. */
 __device__ __forceinline__ __nv_fp8x2_storage_t round_pair(float a, float b, float factor)
 {
     return __nv_cvt_float2_to_fp8x2(make_float2(a * factor, b * factor), __NV_SATFINITE, __NV_E4M3);

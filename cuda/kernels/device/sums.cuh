@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads a product that was left as partial sums over ranges of K (struct sum_parts): the value is
+/* Reads a product that was left as partial sums over ranges of K (struct sum_parts). The value is
  * their sum, added in order and rounded to T as if it had been stored.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_SUMS_CUH
@@ -8,7 +8,7 @@
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/types.cuh"
 
-/* The vector at a row's column; rows are dense. */
+/* Loads the vector at a column of a row. Rows are dense. */
 template <typename T>
 __device__ __forceinline__ void load_sum(vec<T> *to, const struct sum_parts &s, int64_t row,
                                          int32_t column)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The element types of activations and weights: conversion to and from float, 16-byte vectors, and
- * the switch from a run-time dtype to a template's type. Thread: device code. */
+ * the switch from a run-time dtype to a template's type.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_TYPES_CUH
 #define SLUICE_CUDA_DEVICE_TYPES_CUH
 
@@ -55,14 +56,15 @@ template <typename T> struct alignas(16) vec {
     }
 };
 
-/* True if rows of `width` elements, `stride` apart from p, can be read 16 bytes at a time. */
+/* True if rows of `width` elements, which are `stride` elements apart from p on, can be read 16
+ * bytes at a time. */
 static inline bool vec_ok(const void *p, int64_t stride, int64_t width, size_t element_bytes)
 {
     return ((uintptr_t)p | (size_t)stride * element_bytes | (size_t)width * element_bytes) % 16 ==
            0;
 }
 
-/* Runs the body with T as the type of dtype `dt`; other dtypes fall to cudaErrorInvalidValue. */
+/* Runs the body with T as the type of dtype `dt`. Other dtypes give cudaErrorInvalidValue. */
 #define BY_DTYPE(dt, T, ...)                                                                       \
     switch (dt) {                                                                                  \
     case DT_F32: {                                                                                 \

@@ -296,7 +296,7 @@ template <typename T, int N> struct wgmma;
         WGMMA_RS(T, NAME, 256, 128, "%128", "%129", "%130", "%131", "%132", "%133")                \
     }
 
-/* E4M3 supports K-major operands only, and has no immediate to say so. */
+/* E4M3 supports only K-major operands, so the instruction has no immediate for that. */
 #define WGMMA_CODES(N, HALF, A, B, P)                                                              \
     template <> struct wgmma<e4m3_t, N> {                                                          \
         static __device__ __forceinline__ void ss(float (&d)[HALF], uint64_t a, uint64_t b,        \

@@ -6,7 +6,7 @@
 
 #include "cuda/kernels/sample/team.cuh"
 
-/* The ids that are kept: those whose key is above `key`, and those with an equal key up to
+/* The ids that are kept: those whose key is above `key`, and those whose key is equal to it, up to
  * `last_id`. */
 struct cut {
     uint32_t key;
@@ -18,8 +18,8 @@ __device__ __forceinline__ bool kept(const struct cut &c, uint32_t key, int id)
     return key != 0 && (key > c.key || (key == c.key && id <= c.last_id));
 }
 
-/* Scans from the top bin down: finds the bin where the running sum reaches `target`, and the sum
- * above it. All threads get both; false if the total is less. */
+/* Scans down from the top bin. Finds the bin in which the running sum reaches `target`, and the sum
+ * above that bin. All threads get both. False: the total is less than the target. */
 __device__ bool find_bin(unsigned long long target, struct shared_state *s)
 {
     const unsigned long long *bins = s->merged;
@@ -30,7 +30,7 @@ __device__ bool find_bin(unsigned long long target, struct shared_state *s)
     for (int i = 0; i < PER_THREAD; i++) {
         mine += bins[top - i];
     }
-    unsigned long long upto = mine; // inclusive scan from the top
+    unsigned long long upto = mine; // sum of the bins from the top down to this one
     for (int d = 1; d < 32; d <<= 1) {
         const unsigned long long other = __shfl_up_sync(0xffffffffu, upto, d);
         upto += lane >= d ? other : 0;
@@ -62,7 +62,8 @@ __device__ bool find_bin(unsigned long long target, struct shared_state *s)
     return s->found_bin < BINS;
 }
 
-/* The id of the r-th element (from 1) in id order whose key is `key` and that `in` keeps. */
+/* The id of the r-th element (counted from 1), in id order, whose key is `key` and that `in`
+ * keeps. */
 __device__ int nth_tie(const struct scores &x, uint32_t key, unsigned long long r,
                        const struct cut &in, struct shared_state *s)
 {
@@ -92,7 +93,7 @@ __device__ int nth_tie(const struct scores &x, uint32_t key, unsigned long long 
     return (int)s->found_bin;
 }
 
-/* A key has three digits, from the top: 11, 11 and 10 bits. */
+/* A key has three digits, which have 11, 11 and 10 bits from the top. */
 __device__ __forceinline__ int digit_shift(int pass)
 {
     if (pass == 0) {
@@ -107,8 +108,8 @@ __device__ __forceinline__ unsigned long long mass_of(float x, float top)
     return (unsigned long long)(exact_exp(x - top) * 1099511627776.0f);
 }
 
-/* The team's histogram of one digit over the elements that are kept and start with the prefix, in
- * s->merged. */
+/* Computes in s->merged the team's histogram of one digit, over the kept elements whose key starts
+ * with the prefix. */
 template <bool BY_MASS, typename M>
 __device__ void count_digit(M *bins, const struct scores &x, float top, uint32_t prefix,
                             uint32_t mask, int pass, const struct cut &in, struct shared_state *s)
@@ -139,7 +140,7 @@ __device__ void count_digit(M *bins, const struct scores &x, float top, uint32_t
     team_sync();
 }
 
-/* Sum of the merged bins. */
+/* The sum of the merged bins. */
 __device__ unsigned long long total_mass(struct shared_state *s)
 {
     unsigned long long sum = 0;
@@ -161,7 +162,7 @@ __device__ unsigned long long total_mass(struct shared_state *s)
     return sum;
 }
 
-/* Lists the kept elements whose key is at least `least`; makes no list if there are too many. */
+/* Lists the kept elements whose key is at least `least`. Makes no list if there are too many. */
 __device__ void make_list(struct scores &x, uint32_t least, const struct cut &in,
                           struct shared_state *s)
 {
@@ -186,8 +187,9 @@ __device__ void make_list(struct scores &x, uint32_t least, const struct cut &in
     x.n_listed = n <= LIST ? n : -1;
 }
 
-/* Restricts `kept` to its highest elements (ties by lower id) until their weights reach `target`. A
- * weight is 1 (top-k) or the mass (top-p, where the target is top_p of the total). */
+/* Restricts `kept` to its highest elements (of equal ones those with lower ids) until their weights
+ * reach `target`. A weight is 1 (top-k) or the mass (top-p, where the target is top_p of the
+ * total). */
 template <bool BY_MASS>
 __device__ struct cut cut_at(struct scores &x, unsigned long long target, float top_p, float top,
                              const struct cut &in, struct shared_state *s)
@@ -231,14 +233,14 @@ __device__ struct cut cut_at(struct scores &x, unsigned long long target, float 
     return c;
 }
 
-/* An upper bound of gumbel_noise(bits), tight to 1 in 10,000 where the noise is large: -log(-log(1
- * - t)) <= -log(t), here with the device's approximate logarithm. */
+/* An upper bound of gumbel_noise(bits), within 1 in 10,000 where the noise is large: -log(-log(1 -
+ * t)) <= -log(t), with the device's approximate logarithm. */
 __device__ __forceinline__ float noise_bound(uint32_t bits)
 {
     return fmaf(__log2f((float)~bits + 0.5f), -0.69314718f, 32.0f * 0.69314718f + 1e-3f);
 }
 
-/* The greatest value that any warp of the block has reported so far, including this one's. Called
+/* The greatest value that any warp of the block has reported so far, including this warp's. Called
  * by a whole warp; no value is NaN. */
 __device__ __forceinline__ float most_so_far(float mine, struct shared_state *s)
 {
@@ -251,7 +253,7 @@ __device__ __forceinline__ float most_so_far(float mine, struct shared_state *s)
     return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-/* The scores of ids 4 * block to 4 * block + 3; -infinity past the end. */
+/* The scores of ids 4 * block to 4 * block + 3; past the end they are -infinity. */
 __device__ __forceinline__ float4 four_scores(const struct scores &x, int block, bool aligned)
 {
     const int id = 4 * block;
@@ -276,7 +278,7 @@ template <typename V> __device__ __forceinline__ V element_of(const V (&v)[4], i
     return e == 2 ? v[2] : v[3];
 }
 
-/* An upper bound of the score plus noise; NaN if there is none. */
+/* An upper bound of the score plus noise; NaN if there is no bound. */
 __device__ __forceinline__ float noisy_bound(float logit, float inverse, uint32_t bits)
 {
     const float score = logit * inverse;
@@ -284,8 +286,8 @@ __device__ __forceinline__ float noisy_bound(float logit, float inverse, uint32_
 }
 
 /* The arg-max of score + noise over a row without a list. Candidates that cannot exceed the best
- * found by the block so far are skipped, because divisions and logarithms are most of a draw's
- * cost. */
+ * one that the block has found are skipped, because most of the cost of a draw is divisions and
+ * logarithms. */
 __device__ __noinline__ struct best best_noisy(const struct scores &x, float top, float min_p,
                                                const struct cut &c, uint64_t seed, int position,
                                                struct shared_state *s)
@@ -293,7 +295,8 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
     struct best b = {-INFINITY, INT32_MAX};
     float least = -INFINITY;
     const bool aligned = (uintptr_t)x.row % 16 == 0;
-    const float inverse = 1.0f / x.temperature; // infinite for temperature 0: nothing is skipped
+    // Infinite for temperature 0, so that nothing is skipped.
+    const float inverse = 1.0f / x.temperature;
     const int step = team_threads();
     int block = team_thread();
     float4 next = four_scores(x, block, aligned);
@@ -329,12 +332,12 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
         __syncwarp();
         least = most_so_far(b.value, s);
     }
-    __syncthreads(); // most_key may be reused
+    __syncthreads(); // before most_key is reused
     return b;
 }
 
-/* The arg-max of score + noise over the elements that are kept, have at least min_p of the top's
- * probability, and were not taken. */
+/* The arg-max of score + noise over the elements that are kept, have at least min_p times the
+ * probability of the top one, and have not been taken. */
 __device__ struct best draw_noisy(const struct scores &x, float top, float min_p,
                                   const struct cut &c, uint64_t seed, int position,
                                   struct shared_state *s)

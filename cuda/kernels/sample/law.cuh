@@ -7,7 +7,7 @@
 
 #include "cuda/kernels/sample/cut.cuh"
 
-/* The sum over the team. */
+/* The sum of `mine` over the team. */
 __device__ unsigned long long team_mass(unsigned long long mine, struct shared_state *s)
 {
     for (int mask = 16; mask > 0; mask >>= 1) {
@@ -37,9 +37,10 @@ __device__ __forceinline__ unsigned long long mass_of_share(float share)
     return (unsigned long long)(share * 1099511627776.0f);
 }
 
-/* Which part of a row is kept, and the threshold; `share` is 0 for elements that are not. */
+/* The part of a row that is kept, and the threshold. `share` is 0 for elements that are not
+ * kept. */
 struct law {
-    struct scores x; // without a list, so all ids
+    struct scores x; // has no list, so it includes all ids
     struct cut c;
     float top, min_p;
 };
@@ -68,12 +69,12 @@ __device__ void keep_law(const struct law &l, float *shares, unsigned long long 
     }
 }
 
-/* The acceptance test of drafts: p and q at each stage. Stage s + 1 is the distribution left after
- * draft s was refused. */
+/* The acceptance test of drafts, with p and q at each stage. Stage s + 1 is the distribution that
+ * is left after draft s was refused. */
 struct trial {
     const struct law *p;
     const float *q;
-    int n; // drafts refused so far, which is the current stage
+    int n; // number of drafts refused so far, which is the current stage
     double p_total[MAX_SIBLINGS + 1], q_total[MAX_SIBLINGS + 1];
     int refused[MAX_SIBLINGS];
 };
@@ -88,7 +89,7 @@ __device__ __forceinline__ double q_mass(const struct trial &t, int stage, int i
     return (double)mass_of_share(t.q[id]);
 }
 
-/* The excess of p over q after stage s, if p has mass `p` there. */
+/* The excess of p over q after stage s, if the mass of p there is `p`. */
 __device__ __forceinline__ double above(const struct trial &t, int s, double p, int id)
 {
     return __dsub_rn(__ddiv_rn(p, t.p_total[s]), __ddiv_rn(q_mass(t, s, id), t.q_total[s]));
@@ -105,7 +106,7 @@ __device__ __forceinline__ double p_mass(const struct trial &t, float share, int
     return m;
 }
 
-/* Moves to the next stage; false, without a change, if p exceeds q nowhere. */
+/* Moves to the next stage. Returns false, and changes nothing, if p exceeds q nowhere. */
 __device__ bool refuse(struct trial &t, int draft, struct shared_state *s)
 {
     t.refused[t.n++] = draft;
@@ -124,7 +125,7 @@ __device__ bool refuse(struct trial &t, int draft, struct shared_state *s)
     return true;
 }
 
-/* arg-max of log p + noise, or of log(p - q) + noise. */
+/* The arg-max of log p + noise, or of log(p - q) + noise. */
 __device__ struct best draw_left(const struct trial &t, bool above_q, uint64_t seed, int position,
                                  struct shared_state *s)
 {
@@ -146,8 +147,8 @@ __device__ struct best draw_left(const struct trial &t, bool above_q, uint64_t s
     return team_best(b, s);
 }
 
-/* Finds the drafts that follow the draw's row and stores them in s->path: a chain's are in the
- * history, a tree's are the row's children. */
+/* Finds the drafts that follow the draw's row and stores them in s->path. In a chain they are in
+ * the history; in a tree they are the row's children. */
 __device__ void find_drafts(const struct pass_view &pass, const struct pass_draw &d,
                             struct shared_state *s)
 {
@@ -179,9 +180,9 @@ __device__ void find_drafts(const struct pass_view &pass, const struct pass_draw
 }
 
 /* Returns the accepted draft, or another token. */
-__device__ int judge_drafts(const struct pass_view &pass, const struct pass_draw &d,
-                            const struct law &p, const float *q, unsigned long long q_total,
-                            uint64_t seed, struct shared_state *s)
+__device__ int test_drafts(const struct pass_view &pass, const struct pass_draw &d,
+                           const struct law &p, const float *q, unsigned long long q_total,
+                           uint64_t seed, struct shared_state *s)
 {
     struct trial t = {&p, q, 0};
     int last = -1;

@@ -3,23 +3,24 @@
  * logits it draws the same tokens as cpu/cpu_sample.c: the same roundings and the same exact
  * functions. The thresholds of top-k and top-p are found by radix selection over the scores' bits,
  * with counts for top-k and fixed-point masses for top-p, so that sums do not depend on thread
- * order. The first digit is counted over the whole row; what remains is usually short and is listed
- * for the following steps. A greedy draw after gemm/head.cu reads the bests it left instead of the
- * row, which may not have been written. Bound by reading the row of logits, once per pass over it.
+ * order. The first digit is counted over the whole row. The elements that remain are usually few,
+ * and are listed for the following steps. After gemm/head.cu, a greedy draw reads the best logits
+ * that it left, and not the row, which may not have been written. Bound by reading the row of
+ * logits, once per pass over it.
  *
- * sample/team.cuh: teams and a row's best; scores.cuh: the scores; cut.cuh: the ids that are kept;
- * law.cuh: drafts. This file: log-probabilities, and one draw as a whole. */
+ * sample/team.cuh has teams and the best of a row; scores.cuh the scores; cut.cuh the ids that are
+ * kept; law.cuh drafts. This file has log-probabilities, and the draw as a whole. */
 #include "cuda/kernels/sample/law.cuh"
 #include "cuda/kernels/sample/scores.cuh"
 
-/* Scratch memory per team: a list of ids and scores, the modified scores, and counts that are zero
- * between draws. */
+/* The scratch memory of a team: a list of ids and scores, the modified scores, and counts that are
+ * zero between draws. */
 static size_t team_bytes(int32_t vocab)
 {
     return ((size_t)LIST * 8 + (size_t)vocab * 8 + 255) / 256 * 256;
 }
 
-/* Bytes of all teams' scratch; a counter follows. */
+/* The bytes of the scratch memory of all teams. A counter follows it. */
 static size_t scratch_rows(const struct sample_scratch *s)
 {
     return team_bytes(s->vocab) * (size_t)(s->max_draws < TEAMS ? s->max_draws : TEAMS);
@@ -33,8 +34,8 @@ extern "C" size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab)
 
 /* ---- log-probabilities --------------------------------------------------------------------- */
 
-/* log of the sum of exp over the raw logits, summed in double so that the number of threads does
- * not affect the result. */
+/* The logarithm of the sum of exp over the raw logits, summed in double so that the number of
+ * threads does not affect the result. */
 __device__ float log_sum(const float *logits, int n, float top, struct shared_state *s)
 {
     const struct scores raw = {logits, n, 1.0f, NULL, NULL, -1};
@@ -63,7 +64,8 @@ __device__ float log_sum(const float *logits, int n, float top, struct shared_st
     return top + (float)log(sum);
 }
 
-/* The n_top most likely ids in order: found by a threshold, then ranked among themselves. */
+/* Finds the n_top most likely ids in order: a threshold selects them, then they are ranked among
+ * themselves. */
 __device__ void most_likely(const float *logits, int n, int n_top, float lse, int *list_ids,
                             float *list, struct draw_result *out, struct shared_state *s)
 {
@@ -116,7 +118,8 @@ struct scratchpad {
     int *counts;
 };
 
-/* Draws further ids, each as if the earlier ones did not exist; `token` if none is left. */
+/* Draws further ids, each as if the earlier ones did not exist. If none is left, the id is
+ * `token`. */
 template <typename F>
 __device__ void draw_more(const struct pass_draw &d, int token, struct draw_result *out,
                           struct shared_state *s, F draw)
@@ -183,7 +186,7 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
         if (d.kind == DRAW_DRAFT) {
             keep_law(law, shares, total, s);
         } else {
-            const int id = judge_drafts(pass, d, law, shares, *total, seed, s);
+            const int id = test_drafts(pass, d, law, shares, *total, seed, s);
             return id == INT32_MAX ? best.id : id;
         }
     }
@@ -196,8 +199,8 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
     return token;
 }
 
-/* The last block to finish writes the kept tokens to the histories, because until then a draw may
- * read them. */
+/* The last block to finish writes the kept tokens to the histories. It does so at the end because
+ * draws may read the histories until then. */
 __device__ void keep_draws(const struct pass_view &pass, int n_draws,
                            const struct draw_result *results, unsigned *arrived,
                            struct shared_state *s)
@@ -228,7 +231,7 @@ __device__ void keep_draws(const struct pass_view &pass, int n_draws,
     }
 }
 
-/* A greedy draw from the bests that the output head left. */
+/* A greedy draw from the best logits that the output head has left. */
 __device__ int best_of(const struct row_bests &bests, int row, struct shared_state *s)
 {
     const struct best_pair *pairs = bests.pairs + (int64_t)row * bests.stride;
@@ -283,7 +286,7 @@ __global__ void __launch_bounds__(THREADS)
         if (team_thread() == 0) {
             out->token = token;
             out->log_total = lse;
-            out->broken = false; // unknown: greedy draws do not read the whole row
+            out->broken = false; // unknown, because greedy draws do not read the whole row
             out->logprob = d.logprobs || d.kind == DRAW_SCORE
                                ? (token >= 0 && token < n ? row[token] - lse : -INFINITY)
                                : 0.0f;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A draw's scores, computed from the raw logits: bias, penalties over its history, bans.
+/* Computes a draw's scores from the raw logits: bias, penalties over its history, and bans.
  * Thread: device code, one team at a time. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_SCORES_CUH
 #define SLUICE_CUDA_KERNELS_SAMPLE_SCORES_CUH
@@ -7,13 +7,14 @@
 #include "cuda/kernels/device/greedy.cuh"
 #include "cuda/kernels/sample/team.cuh"
 
-/* ---- the context of a draw: history, and in a tree the row's ancestors ---------------------- */
+/* ---- the context of a draw: the history and, in a tree, the row's ancestors
+ * -------------------- */
 
 struct context {
     const int32_t *history;
     const int32_t *tokens;
     const int *path;
-    int n_history, n; // tokens from the history; in total
+    int n_history, n; // number of tokens from the history; number of tokens in total
 };
 
 __device__ __forceinline__ int context_token(const struct context &c, int i)
@@ -73,7 +74,7 @@ __device__ void add_bias(float *scores, int n, const struct lane_params &p)
     team_sync();
 }
 
-/* Both passes over the context leave `counts` zeroed, as they found it. */
+/* Both passes over the context leave `counts` as they found it: zeroed. */
 __device__ void penalise(float *scores, int *counts, int n, const struct lane_params &p,
                          const struct pass_draw &d, const struct context &c)
 {
@@ -164,7 +165,8 @@ __device__ void keep_masked(float *scores, int n, const uint32_t *mask)
     }
 }
 
-/* Copies the row, with -infinity for ids that the mask excludes, whose logits are not even read. */
+/* Copies the row, with -infinity for ids that the mask excludes. The logits of these are not
+ * read. */
 __device__ void copy_masked(const float *logits, float *scores, int n, const uint32_t *mask)
 {
     for (int i = team_thread(); i < n; i += team_threads()) {
@@ -173,19 +175,19 @@ __device__ void copy_masked(const float *logits, float *scores, int n, const uin
     team_sync();
 }
 
-/* If a mask is the only change to the logits, one pass over the row computes the scores. */
+/* If a mask is the only change to the logits, a single pass over the row computes the scores. */
 __device__ void make_scores(const float *logits, float *scores, int *counts, int n,
                             const struct lane_params &p, const struct pass_draw &d,
                             const struct context &c, const uint32_t *allowed, const uint32_t *mask,
                             struct shared_state *s)
 {
     const bool changes = has_changes(p), banning = has_bans(p, d);
-    for (int bans = 2; bans >= 0; bans--) { // all bans, all but min_tokens', none
+    for (int bans = 2; bans >= 0; bans--) { // all bans; all except min_tokens'; none
         copy_masked(logits, scores, n, changes ? NULL : mask);
         if (changes) {
             add_bias(scores, n, p);
             penalise(scores, counts, n, p, d, c);
-            keep_masked(scores, n, mask); // last: bias and penalties take finite scores
+            keep_masked(scores, n, mask); // last, because bias and penalties require finite scores
         }
         if (bans == 0 || !banning) {
             return;

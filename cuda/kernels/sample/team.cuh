@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The sampler's teams: one block, or the blocks of a cluster, that work on one row of scores; their
- * shared state, and a row's best.
+ * shared state; and the best of a row.
  * Thread: device code, one team at a time. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_TEAM_CUH
 #define SLUICE_CUDA_KERNELS_SAMPLE_TEAM_CUH
@@ -62,8 +62,8 @@ __device__ __forceinline__ int team_threads()
     return team_size() * THREADS;
 }
 
-/* Larger floats have larger keys. Both zeros share a key; NaN and -infinity have key 0 and are
- * never kept. */
+/* Larger floats have larger keys. Both zeros have the same key. NaN and -infinity have key 0 and
+ * are never kept. */
 __device__ __forceinline__ uint32_t key_of(float x)
 {
     if (!(x > -INFINITY)) {
@@ -81,11 +81,11 @@ struct shared_state {
         unsigned long long mass[BINS];
     } bins;
     uint32_t warp_count[32];
-    unsigned long long merged[BINS]; // sum of the bins of all blocks
+    unsigned long long merged[BINS]; // sums of the bins of all blocks
     unsigned long long warp_mass[32];
     unsigned long long part; // this block's share of the team's mass
-    double sum;              // this block's share of a sum,
-    float best_value;        // and of a maximum
+    double sum;              // this block's share of a sum
+    float best_value;        // this block's share of a maximum
     int best_id, n_listed;
     uint32_t found_bin;
     unsigned long long found_above;
@@ -93,7 +93,7 @@ struct shared_state {
     int n_path;
     int taken[MAX_SIBLINGS]; // ids that must not be drawn again
     int n_taken;
-    uint32_t most_key; // key of the best found so far in a draw
+    uint32_t most_key; // key of the best element found so far in a draw
     int n_top;
     int top_ids[MAX_TOP_LOGPROBS];
     float top_values[MAX_TOP_LOGPROBS];
@@ -152,8 +152,8 @@ __device__ struct best team_best(struct best b, struct shared_state *s)
     return b;
 }
 
-/* The scores of a draw: a row, to be divided by the temperature (1: unchanged). A list, once made,
- * holds everything that can still be kept. */
+/* The scores of a draw: a row, which is to be divided by the temperature (1: unchanged). If there
+ * is a list, it contains everything that can still be kept. */
 struct scores {
     const float *row;
     int n;
@@ -168,7 +168,7 @@ __device__ __forceinline__ float score_at(const struct scores &x, int id)
     return x.temperature == 1.0f ? x.row[id] : __fdiv_rn(x.row[id], x.temperature);
 }
 
-/* Calls f(id, score) for this thread's share. */
+/* Calls f(id, score) for this thread's share of the scores. */
 template <typename F> __device__ __forceinline__ void each(const struct scores &x, F f)
 {
     const bool divide = x.temperature != 1.0f;
@@ -219,7 +219,8 @@ __device__ void take(int id, struct shared_state *s)
     __syncthreads();
 }
 
-/* The arg-max of the row without the ids taken; id INT32_MAX if nothing is above -infinity. */
+/* The arg-max of the row without the ids that were taken. id INT32_MAX: nothing is above
+ * -infinity. */
 __device__ struct best team_argmax_left(const float *row, int n, struct shared_state *s)
 {
     const struct scores plain = {row, n, 1.0f, NULL, NULL, -1};
@@ -233,8 +234,8 @@ __device__ struct best team_argmax_left(const float *row, int n, struct shared_s
     return team_best(b, s);
 }
 
-/* This thread's arg-max over its share of a row, with many loads in flight. A separate function, so
- * that its registers do not add to the caller's. */
+/* This thread's arg-max over its share of a row, with many loads in flight. It is a separate
+ * function so that its registers do not add to the caller's. */
 __device__ __noinline__ struct best thread_best(const float *row, int n)
 {
     enum { AT_ONCE = 8 };

@@ -106,7 +106,7 @@ TEST(a_file_that_is_cut_under_its_map_is_named)
     CHECK_STR(printed, "");
     const int status = in_child(read_half, path, fd, printed, sizeof printed);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    CHECK(strstr(printed, path) && strstr(printed, "cut") && strchr(printed, '\n'));
+    CHECK(strstr(printed, path) && strstr(printed, "truncated") && strchr(printed, '\n'));
     close(fd);
     unlink(path);
 }

@@ -114,7 +114,7 @@ TEST(regular_expressions)
 TEST(gbnf)
 {
     static const struct example list[] = {
-        {GRAMMAR_GBNF, "root ::= \"a\" root \"b\" ~ \"\"", NULL, NULL, "cannot go on"},
+        {GRAMMAR_GBNF, "root ::= \"a\" root \"b\" ~ \"\"", NULL, NULL, "cannot continue"},
         {GRAMMAR_GBNF, "root ::= l\nl ::= l \",\" x | x\nx ::= [0-9]+ # digits", "1|1,22", ",1|1,",
          NULL},
         {GRAMMAR_GBNF, "root ::= n root \"a\" | \"b\"\nn ::= \"x\"?", "b|xba|xxbaa", "a|xb", NULL},
@@ -357,7 +357,7 @@ TEST(schemas_that_are_refused_say_where_and_why)
          "\"c\"]}}",
          NULL, NULL, "\"dependentRequired\""},
         {GRAMMAR_SCHEMA, "[]", NULL, NULL, "a schema is an object"},
-        {GRAMMAR_SCHEMA, "{", NULL, NULL, "no JSON"},
+        {GRAMMAR_SCHEMA, "{", NULL, NULL, "not JSON"},
         {GRAMMAR_SCHEMA, "false", NULL, NULL, "matches nothing"},
     };
     CHECK_EXAMPLES(list);

@@ -178,7 +178,7 @@ TEST(refusals)
         {"{\"type\":\"grammar\",\"grammar\":\"root ::= x\"}", "\"x\" is not defined"},
         {CALLS("") + 0, NULL},
         {"{\"type\":\"triggered_tags\",\"triggers\":[\"<\"],\"tags\":[" TAG("[", ANY, "\"]\"") "]}",
-         "no trigger is the beginning"},
+         "begins with none of the triggers"},
         {"{\"type\":\"token\",\"token\":3}", "no token of this id"},
         {STYLED("yaml", "{}"), "no such \"style\""},
         {"{\"type\":\"or\",\"elements\":[]}", "matches nothing"},

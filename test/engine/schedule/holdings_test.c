@@ -163,16 +163,16 @@ TEST(a_fork_shares_full_blocks_and_copies_the_last_one_a_plan_later)
                   *to = holdings_blocks(&b.h, &b.seqs[1]);
     CHECK_MEM(to, from, 3 * sizeof *to);
     CHECK(to[3] != from[3]);
-    holdings_tell_copies(&b.h, &b.p); // the last rows are not stored before this plan's step
+    holdings_plan_copies(&b.h, &b.p); // the last rows are not stored before this plan's step
     CHECK_EQ(b.p.n_copies, 0);
     plan_clear(&b.p);
-    holdings_tell_copies(&b.h, &b.p);
+    holdings_plan_copies(&b.h, &b.p);
     CHECK_EQ(b.p.n_copies, 1);
     CHECK(b.p.copies[0].from == from[3] && b.p.copies[0].to == to[3]);
     holdings_fork(&b.h, &b.p, &b.seqs[2], &b.seqs[0]);
     holdings_leave(&b.h, &b.seqs[2]); // the pending copy is dropped with it
     plan_clear(&b.p);
-    holdings_tell_copies(&b.h, &b.p);
+    holdings_plan_copies(&b.h, &b.p);
     CHECK_EQ(b.p.n_copies, 0);
     close_bed(&b);
 }
@@ -233,7 +233,7 @@ static void compute(struct bed *b, int32_t i, int32_t first, int32_t end)
     b->p.entries[b->p.n_entries++] =
         (struct plan_entry){.seq = &b->seqs[i], .first = first, .n_rows = end - first};
     b->seqs[i].n_computed = end;
-    holdings_tell_copies(&b->h, &b->p);
+    holdings_plan_copies(&b->h, &b->p);
     holdings_publish(&b->h, &b->p);
 }
 
@@ -256,7 +256,7 @@ TEST(states_that_rows_pass_are_kept_and_the_last_is_copied_a_plan_later)
     CHECK(b.p.keeps[0].lane == b.seqs[0].lane && b.p.keeps[0].pos == 8);
     CHECK_EQ(b.p.n_state_copies, 0);
     plan_clear(&b.p);
-    holdings_tell_copies(&b.h, &b.p);
+    holdings_plan_copies(&b.h, &b.p);
     holdings_publish(&b.h, &b.p);
     struct cached_front front = begin(&b, 1);
     CHECK_EQ(front.n_matched, 3);
@@ -264,7 +264,7 @@ TEST(states_that_rows_pass_are_kept_and_the_last_is_copied_a_plan_later)
     CHECK_EQ(b.p.n_state_copies, 1);
     int32_t slot = LANES + front.snapshot;
     CHECK(copies(&b.p, 0, b.seqs[0].lane, slot, 12));
-    holdings_tell_copies(&b.h, &b.p);
+    holdings_plan_copies(&b.h, &b.p);
     CHECK(copies(&b.p, 1, slot, b.seqs[1].lane, 12));
     close_bed(&b);
 }
@@ -289,7 +289,7 @@ TEST(copies_out_of_lanes_come_before_copies_into_them)
     plan_clear(&b.p);
     begin(&b, 2); // takes the lane that has just been left
     CHECK_EQ(b.seqs[2].lane, lane);
-    holdings_tell_copies(&b.h, &b.p);
+    holdings_plan_copies(&b.h, &b.p);
     REQUIRE(b.p.n_state_copies == 3);
     CHECK(copies(&b.p, 0, lane, b.p.state_copies[0].to, 12));
     CHECK(copies(&b.p, 1, lane, other, 14));
@@ -307,11 +307,11 @@ TEST(a_record_that_rows_have_passed_is_not_copied)
     begin(&b, 0);
     b.seqs[0].n_computed = 16; // one row beyond the known ones has ended the block
     holdings_settle(&b.h, &b.seqs[0], 14, STATE_END);
-    holdings_tell_copies(&b.h, &b.p);
+    holdings_plan_copies(&b.h, &b.p);
     CHECK_EQ(b.p.n_state_copies, 0);
     b.seqs[0].n_computed = 15;
     holdings_settle(&b.h, &b.seqs[0], 14, STATE_END);
-    holdings_tell_copies(&b.h, &b.p);
+    holdings_plan_copies(&b.h, &b.p);
     CHECK_EQ(b.p.n_state_copies, 1);
     close_bed(&b);
 }

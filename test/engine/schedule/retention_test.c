@@ -69,7 +69,7 @@ static void use(int32_t block, uint64_t by)
 
 static bool keep(int32_t block, uint64_t by, int32_t priority, int64_t seconds)
 {
-    return retention_ask(&retention, block, number(by), priority, seconds * SECOND);
+    return retention_apply(&retention, block, number(by), priority, seconds * SECOND);
 }
 
 /* Allocates all blocks, and checks that these are the last n. */

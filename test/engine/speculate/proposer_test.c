@@ -190,12 +190,12 @@ TEST(a_row_is_all_that_a_proposer_needs)
 TEST(curves_never_fall_and_the_look_is_no_pass)
 {
     struct spec_costs c = {.target = {4, 3, 5, 6, 7, 8, 9, 0}, .draft = {2, 2, 2, 2, 2, 2, 2, 2}};
-    spec_costs_settle(&c, &(struct spec_timed_steps){.chain = 5.0f, .n_passes = 4, .telling = 2.5f},
-                      2);
+    spec_costs_settle(
+        &c, &(struct spec_timed_steps){.chain = 5.0f, .n_passes = 4, .with_top_ids = 2.5f}, 2);
     CHECK_EQ(c.target[0], 3.0f);  // more rows never cost less
     CHECK_EQ(c.target[7], 18.0f); // a size that did not fit: twice the cost of the one before
-    CHECK_EQ(c.look, 1.0f);       // a step of one pass costs 2, each further pass 1
-    CHECK_EQ(c.tell, 0.5f);
+    CHECK_EQ(c.round_trip, 1.0f); // a step of one pass costs 2, each further pass 1
+    CHECK_EQ(c.top_ids, 0.5f);
     CHECK_EQ(c.draft[0], 2.0f); // 1 per pass, with two models
     CHECK_EQ(spec_cost(c.target, 1), 3.0f);
     CHECK_EQ(spec_cost(c.target, 3), 4.0f); // between 2 and 4 rows

@@ -37,7 +37,7 @@ TEST(invalid_options_are_refused_by_name)
         {"{\"method\":\"draft_model\"}", "'model'"},
         {"{\"method\":\"eagle3\"}", "'model'"},
         {"{\"method\":\"eagle3\",\"model\":[\"a\",\"b\"]}", "'model'"},
-        {"{\"method\":\"mtp\",\"model\":\"m\"}", "'model' is not for it"},
+        {"{\"method\":\"mtp\",\"model\":\"m\"}", "'model' must not be given"},
         {"{\"method\":\"mtp\",\"tree_width\":0}", "tree_width"},
         {"{\"method\":\"mimo_mtp\"}", "mimo_mtp"},
         {"{\"method\":\"draft_model\",\"model\":3}", "model"},

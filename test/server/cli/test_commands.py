@@ -138,7 +138,7 @@ def test_a_folder_without_weights(tmp_path):
     assert rc == 1 and "pytorch_model.bin is of a format that is not read: convert it" in err
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
     rc, out, err = serve()
-    assert rc == 1 and "model-00001-of-00002.safetensors is not there, which the index names" in err and "listening" not in err
+    assert rc == 1 and "model-00001-of-00002.safetensors is missing, although the index names it" in err and "listening" not in err
     (tmp_path / "model-00001-of-00002.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
     rc, out, err = serve()
     assert rc == 1 and "a Git LFS pointer" in err and "git lfs pull" in err
