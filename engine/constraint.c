@@ -38,7 +38,7 @@ static bool is_ahead(struct constraint *c, const struct sequence *seq)
 /* ---- the limit of reasoning ------------------------------------------------------------------ */
 
 /* The state after the known tokens and some more. */
-static struct thinking thinking_behind(struct constraint *c, const struct sequence *seq,
+static struct thinking thinking_after(struct constraint *c, const struct sequence *seq,
                                        const int32_t *more, int32_t n_more)
 {
     const struct thinking_limit *l = seq->request->thinking;
@@ -57,14 +57,14 @@ static struct thinking thinking_behind(struct constraint *c, const struct sequen
 }
 
 /* The only token that may follow these; -1: the limit allows any. */
-static int32_t forced_behind(struct constraint *c, const struct sequence *seq, const int32_t *more,
+static int32_t forced_after(struct constraint *c, const struct sequence *seq, const int32_t *more,
                              int32_t n_more)
 {
     const struct thinking_limit *l = seq->request->thinking;
     if (!l) {
         return -1;
     }
-    struct thinking t = thinking_behind(c, seq, more, n_more);
+    struct thinking t = thinking_after(c, seq, more, n_more);
     return thinking_forced(l, &t);
 }
 
@@ -77,7 +77,7 @@ bool constraint_is_free(struct constraint *c, const struct sequence *seq, int32_
     if (!l) {
         return true;
     }
-    struct thinking t = thinking_behind(c, seq, NULL, 0);
+    struct thinking t = thinking_after(c, seq, NULL, 0);
     return thinking_is_free(l, &t, n_more + 1);
 }
 
@@ -189,7 +189,7 @@ static enum status grammar_part(struct constraint *c, const struct sequence *seq
 enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
                             int32_t n_drafts, uint32_t *words)
 {
-    int32_t forced = forced_behind(c, seq, drafts, n_drafts);
+    int32_t forced = forced_after(c, seq, drafts, n_drafts);
     if (forced < 0 && seq->request->grammar) {
         return grammar_part(c, seq, drafts, n_drafts, words);
     }
@@ -211,7 +211,7 @@ enum status constraint_take(struct constraint *c, const struct sequence *seq, in
     struct grammar *g = seq->request->grammar;
     struct grammar_state s;
     bool ahead;
-    int32_t forced = forced_behind(c, seq, NULL, 0);
+    int32_t forced = forced_after(c, seq, NULL, 0);
     if (forced >= 0 && token != forced) {
         return ERR_INVALID;
     }
@@ -248,9 +248,9 @@ static bool allows_last(struct constraint *c, const struct sequence *seq, const 
 {
     struct grammar *g = seq->request->grammar;
     struct grammar_state s;
-    bool ahead, allowed = state_behind(c, seq, drafts, n - 1, &s, &ahead) == OK;
+    bool ahead, allowed = state_after(c, seq, drafts, n - 1, &s, &ahead) == OK;
     if (allowed && ahead) { // unless the grammar starts within this token
-        return state_behind(c, seq, drafts, n, &s, &ahead) == OK;
+        return state_after(c, seq, drafts, n, &s, &ahead) == OK;
     }
     *ends = grammar_is_end(g, drafts[n - 1]);
     return allowed && grammar_allows(g, s, drafts[n - 1], &allowed) == OK && allowed;
@@ -261,7 +261,7 @@ void constraint_cut(struct constraint *c, const struct sequence *seq, struct pro
     int32_t n = 0;
     bool allowed = true, ends = false;
     while (allowed && !ends && n < p->n_drafts) {
-        int32_t forced = forced_behind(c, seq, p->drafts, n);
+        int32_t forced = forced_after(c, seq, p->drafts, n);
         allowed = forced < 0 || forced == p->drafts[n];
         if (allowed && seq->request->grammar) {
             allowed = allows_last(c, seq, p->drafts, n + 1, &ends);
@@ -276,7 +276,7 @@ static int32_t forced_end(struct constraint *c, const struct sequence *seq, int3
                           int32_t max)
 {
     int32_t n = 0, id;
-    while (n < max && (id = forced_behind(c, seq, ids, n)) >= 0) {
+    while (n < max && (id = forced_after(c, seq, ids, n)) >= 0) {
         ids[n++] = id;
     }
     return n;
