@@ -326,7 +326,7 @@ static int32_t row_tile(int32_t n_rows)
 /* The most boxes of an item. */
 static int32_t boxes_of(const struct item_plan &plan)
 {
-    return items_up(plan.n_chunks, plan.n_runs) * CHUNK;
+    return items_up(plan.runs.n, plan.runs.n_parts) * CHUNK;
 }
 
 static int32_t tiles_of(int32_t band)
@@ -339,8 +339,12 @@ static int32_t tiles_of(int32_t band)
 
 static struct item_plan plan_of(const struct gemm_args *a, int32_t n_sms, size_t sums_bytes)
 {
-    enum { FEW = 32 };
+    enum { FEW = 32, RUN_BYTES = 4 << 10 };
     const int32_t n = row_tile(a->n_rows);
+    const int64_t one = (int64_t)a->n_rows * a->n_out * (int64_t)sizeof(float);
+    /* plan_items counts RUN_BYTES for each range of K, which the readers of these sums do not take:
+     * measured, wider bands are always worth more ranges. */
+    const int64_t refund = (int64_t)RUN_BYTES * n_sms / 2;
     /* Attention of few rows adds partial sums more slowly than other readers. */
     const bool may_cut = a->may_split && !a->accumulate && (a->n_rows > FEW || a->n_out <= a->n_in);
     const struct item_costs costs = {
@@ -351,8 +355,8 @@ static struct item_plan plan_of(const struct gemm_args *a, int32_t n_sms, size_t
         .most_runs = may_cut ? (int32_t)MAX_RUNS : 1,
         .tile_bytes = CHUNK * STEP * BOX,
         .x_bytes = CHUNK * n * BOX,
-        .sums_bytes = (int64_t)a->n_rows * a->n_out * (int64_t)sizeof(float),
-        .most_sums_bytes = (int64_t)sums_bytes,
+        .sums_bytes = one - refund,
+        .most_sums_bytes = (int64_t)sums_bytes - MAX_RUNS * refund,
         .n_sms = n_sms,
     };
     return plan_items(costs);
@@ -480,8 +484,8 @@ extern "C" cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a
         p.is_gated = is_gated;
     }
     p.plan = plan_of(a, n_sms, sums_bytes);
-    const bool cut = p.plan.n_runs > 1;
-    sums->n = cut ? p.plan.n_runs : 0;
+    const bool cut = p.plan.runs.n_parts > 1;
+    sums->n = cut ? p.plan.runs.n_parts : 0;
     p.y = cut ? (void *)(uintptr_t)sums->first : a->y;
     p.y_dtype = cut ? DT_F32 : a->y_dtype;
     p.bias = cut ? nullptr : a->bias;
@@ -493,7 +497,7 @@ extern "C" cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a
     p.y_stride = cut ? sums->width : a->y_stride;
     p.part_stride = cut ? sums->stride : 0;
     p.accumulate = !cut && a->accumulate;
-    p.band = p.plan.most_tiles * STEP;
+    p.band = items_up(p.plan.bands.n, p.plan.bands.n_parts) * STEP;
     p.n_tiles = tiles_of(p.band);
     p.n_ways = GROUPS / p.n_tiles;
     p.most_boxes = boxes_of(p.plan);

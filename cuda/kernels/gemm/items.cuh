@@ -11,11 +11,14 @@
 
 #include <stdint.h>
 
+/* n things in n_parts parts: the first n_larger have size + 1, the others size. */
+struct item_cut {
+    int32_t n, n_parts, size, n_larger;
+};
+
 struct item_plan {
-    int32_t n_tiles, n_chunks;            // of the whole weight
-    int32_t n_bands, n_runs, n_row_tiles; // n_runs: ranges of K
-    int32_t n_items;
-    int32_t most_tiles; // of a band
+    struct item_cut bands, runs; // of the weight's tile rows, and of its chunks
+    int32_t n_row_tiles, n_items;
 };
 
 /* What plan_items weighs. Bytes are those that one multiprocessor loads. */
@@ -36,22 +39,36 @@ struct item {
     int32_t run, row_tile;
 };
 
-static inline __host__ __device__ int32_t item_cut(int32_t n, int32_t i, int32_t parts)
+static inline struct item_cut item_cut_of(int32_t n, int32_t n_parts)
 {
-    return (int32_t)((int64_t)n * i / parts);
+    return (struct item_cut){n, n_parts, n / n_parts, n % n_parts};
+}
+
+/* Where part i begins. */
+static inline __host__ __device__ int32_t item_part(const struct item_cut &c, int32_t i)
+{
+    return i * c.size + (i < c.n_larger ? i : c.n_larger);
 }
 
 /* Items with the same band follow each other, so that its weights are still in the L2 cache. */
 static inline __host__ __device__ struct item item_at(const struct item_plan &p, int32_t which)
 {
-    const int32_t band = which / p.n_row_tiles % p.n_bands;
     struct item i;
-    i.row_tile = which % p.n_row_tiles;
-    i.run = which / p.n_row_tiles / p.n_bands;
-    i.first_tile = item_cut(p.n_tiles, band, p.n_bands);
-    i.end_tile = item_cut(p.n_tiles, band + 1, p.n_bands);
-    i.first_chunk = item_cut(p.n_chunks, i.run, p.n_runs);
-    i.end_chunk = item_cut(p.n_chunks, i.run + 1, p.n_runs);
+    int32_t band = which;
+    i.row_tile = 0;
+    if (p.n_row_tiles > 1) {
+        band = (int32_t)((uint32_t)which / (uint32_t)p.n_row_tiles);
+        i.row_tile = which - band * p.n_row_tiles;
+    }
+    i.run = 0; // counted, since there are few and a division is long
+    while (band >= p.bands.n_parts) {
+        band -= p.bands.n_parts;
+        i.run++;
+    }
+    i.first_tile = item_part(p.bands, band);
+    i.end_tile = item_part(p.bands, band + 1);
+    i.first_chunk = item_part(p.runs, i.run);
+    i.end_chunk = item_part(p.runs, i.run + 1);
     return i;
 }
 
@@ -61,20 +78,21 @@ static inline int32_t items_up(int64_t a, int64_t b)
 }
 
 /* What the busiest multiprocessor loads: x comes from the L2 cache at a third of the price, and the
- * start and end of an item cost as much as ITEM_BYTES. Partial sums are written and read. */
+ * start and end of an item cost as much as ITEM_BYTES. Partial sums are written and read, and each
+ * more range costs its reader RUN_BYTES. */
 static inline int64_t items_cost(const struct item_costs &c, int32_t n_bands, int32_t n_runs)
 {
-    enum { ITEM_BYTES = 16 << 10 };
+    enum { ITEM_BYTES = 16 << 10, RUN_BYTES = 4 << 10 };
     const int64_t n_items = (int64_t)n_bands * n_runs * c.n_row_tiles;
     const int64_t chunk = (int64_t)items_up(c.n_tiles, n_bands) * c.tile_bytes + c.x_bytes / 3;
-    const int64_t sums = n_runs > 1 ? n_runs * c.sums_bytes * 2 / c.n_sms : 0;
+    const int64_t sums = n_runs > 1 ? n_runs * (c.sums_bytes * 2 / c.n_sms + RUN_BYTES) : 0;
     return items_up(n_items, c.n_sms) * (items_up(c.n_chunks, n_runs) * chunk + ITEM_BYTES) + sums;
 }
 
 /* The bands and the cuts of K with the shortest schedule. */
 static inline struct item_plan plan_items(const struct item_costs &c)
 {
-    struct item_plan p = {};
+    int32_t best_bands = 1, best_runs = 1;
     int64_t best = INT64_MAX;
     for (int32_t runs = 1; runs <= c.most_runs && runs <= c.n_chunks; runs++) {
         if (runs > 1 && runs * c.sums_bytes > c.most_sums_bytes) {
@@ -85,16 +103,16 @@ static inline struct item_plan plan_items(const struct item_costs &c)
             const int64_t cost = items_cost(c, bands, runs);
             if (cost < best) {
                 best = cost;
-                p.n_bands = bands;
-                p.n_runs = runs;
+                best_bands = bands;
+                best_runs = runs;
             }
         }
     }
-    p.n_tiles = c.n_tiles;
-    p.n_chunks = c.n_chunks;
+    struct item_plan p;
+    p.bands = item_cut_of(c.n_tiles, best_bands);
+    p.runs = item_cut_of(c.n_chunks, best_runs);
     p.n_row_tiles = c.n_row_tiles;
-    p.n_items = p.n_bands * p.n_runs * p.n_row_tiles;
-    p.most_tiles = items_up(p.n_tiles, p.n_bands);
+    p.n_items = best_bands * best_runs * c.n_row_tiles;
     return p;
 }
 
