@@ -15,8 +15,8 @@
  *   the register operand of two mma or wgmma instructions, while the other operand is used from
  *   shared memory unchanged.
  *
- * The scales and zeros of a tile are stored in records: 16 outputs by the groups of one chunk, or
- * by one group where a group spans several chunks. Compiles as C11 and C++17. */
+ * The scales and zeros of a tile are stored in records: 16 outputs by the groups of one chunk, or,
+ * for 8 bits, by one group where a group spans several chunks. Compiles as C11 and C++17. */
 #ifndef SLUICE_CUDA_CODED_H
 #define SLUICE_CUDA_CODED_H
 
@@ -43,7 +43,7 @@ struct coded_matrix {
     int32_t n_out, n_in, n_experts;
     int32_t n_tiles, n_chunks;
     int32_t n_records, record_groups; // records per tile row; groups per record: 1, 2 or 4
-    int32_t record_shift;             // 2^record_shift chunks share a record
+    int32_t record_shift;             // 2^record_shift chunks share a record; 0 for 4 bits
     int32_t record_bytes;             // bytes of scales in one record
     /* 8-bit weights for cuBLASLt: one scale per output, or with product_blocks one per block of 128
      * x 128, [outputs / 128, product_blocks]. NULL: cuBLASLt cannot apply this weight's scales. */

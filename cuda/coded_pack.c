@@ -148,8 +148,11 @@ bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
     } else {
         m->record_groups = 1;
     }
-    m->record_shift = group == 0 ? 30 : 0; // one record for the whole row
-    while (group > (int64_t)chunk << m->record_shift) {
+    m->record_shift = 0;
+    if (code == DT_E4M3 && group == 0) {
+        m->record_shift = 30; // one record for the whole row
+    }
+    while (code == DT_E4M3 && group > (int64_t)chunk << m->record_shift) {
         m->record_shift++;
     }
     m->record_bytes = CODED_ROWS * m->record_groups * (int32_t)dtype_bytes(m->scale);

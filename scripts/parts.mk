@@ -57,7 +57,7 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CFLAGS    += -DSLUICE_CUDA -DSLUICE_CUARCH='"$(strip $(CUARCH))"' -isystem $(CUDA_HOME)/include
 SRC       += $(wildcard cuda/*.c) $(filter-out %_trace.c,$(wildcard bench/ops/cuda*.c))
 CUSRC     := $(shell find cuda -name '*.cu')
-LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lrt -ldl -lstdc++
+LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lrt -ldl -lstdc++
 NVCCFLAGS := -std=c++17 -O3 -lineinfo -I. --expt-relaxed-constexpr -Xcompiler -fPIC -Xcompiler -Wall \
              $(foreach a,$(CUARCH),-gencode arch=compute_$(a),code=sm_$(a))
 endif

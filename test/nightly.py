@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long lists of cases: `make test` runs a part of them, `make nightly` ($SLUICE_NIGHTLY) all."""
+import itertools
 import os
 import random
 
@@ -20,3 +21,16 @@ def share(values, which, of):
     values = list(values)
     drawn = random.Random(1).sample(range(len(values)), len(values))
     return values if NIGHTLY else [values[i] for i in sorted(drawn[which % of::of])]
+
+
+def covering(*axes):
+    """Rows with a value of each axis, such that any two values of different axes are together in at least one row."""
+    def pairs(row):
+        return set(itertools.combinations(enumerate(row), 2))
+
+    every = {row: pairs(row) for row in itertools.product(*axes)}
+    left, rows = set().union(*every.values()), []
+    while left:
+        rows.append(max(every, key=lambda row: len(every[row] & left)))
+        left -= every[rows[-1]]
+    return rows

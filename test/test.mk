@@ -14,7 +14,7 @@ FAKE     := $(patsubst %,$(BUILD)/test/cuda/fake/fake_%.o,cuda kernels memory st
 FAKE_OPS := $(patsubst test/cuda/%_test.c,$(BUILD)/test/cuda/fake/%_on_fake,$(wildcard test/cuda/cuda_*_test.c))
 FAKE_SLUICE := $(if $(filter 1,$(HTTP)),$(BUILD)/test/cuda/fake/sluice)
 FAKE_NCCL := $(BUILD)/test/cuda/fake/libnccl.so.2
-FAKE_LIBS = $(filter-out -lcublasLt -lcudart_static,$(LIBS))
+FAKE_LIBS = $(filter-out -lcudart_static,$(LIBS))
 endif
 export SLUICE_BUILD := $(BUILD)
 export TEST_WRAP

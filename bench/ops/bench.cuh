@@ -157,6 +157,12 @@ static inline double time_us(int n, const std::function<void(cudaStream_t, int)>
     return times[times.size() / 2] * 1000.0 / n;
 }
 
+struct gemm_args;
+void bench_naive(const struct gemm_args &a, float *out); // the product in fp32, [n_rows, n_out]
+std::vector<float> bench_silu_gated(const std::vector<float> &v, int n_rows, int width,
+                                    enum dtype dt);
+void bench_four_check(struct rng &r);
+void bench_four_time();
 bool bench_gemm_check(const char *only); // NULL: all kinds of products; false: none of that name
 void bench_check_codes(struct rng &r);
 void bench_gemm_time();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks and times the attention and small-product kernels without the engine.
- * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm] [attention] [step]
+ * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm] [four] [attention] [step]
  * N: passes of attention, besides all products; PRODUCT: gemm_head, gemm_batch, ... alone */
 #include "bench/ops/bench.cuh"
 
@@ -58,6 +58,8 @@ int main(int argc, char **argv)
         } else if (strcmp(argv[i], "gemm") == 0) {
             time_read();
             bench_gemm_time();
+        } else if (strcmp(argv[i], "four") == 0) {
+            bench_four_time();
         } else if (strcmp(argv[i], "attention") == 0) {
             bench_attention_time();
         } else if (strcmp(argv[i], "step") == 0) {

@@ -28,7 +28,7 @@ template <typename T, typename Y> __global__ void naive_kernel(struct gemm_args 
 }
 
 /* The types that products may have. */
-static void naive(const struct gemm_args &a, float *out)
+void bench_naive(const struct gemm_args &a, float *out)
 {
     const dim3 grid((a.n_out + 127) / 128, a.n_rows);
     if (a.x_dtype == DT_BF16) {
@@ -42,8 +42,8 @@ static void naive(const struct gemm_args &a, float *out)
 }
 
 /* Computes a gated product from the plain one, on the host, as the reference. */
-static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, int width,
-                                     enum dtype dt)
+std::vector<float> bench_silu_gated(const std::vector<float> &v, int n_rows, int width,
+                                    enum dtype dt)
 {
     std::vector<float> out((size_t)n_rows * width);
     auto rounded = [dt](float x) {
@@ -117,14 +117,14 @@ static void check_one(struct rng &r)
     a.weight = w;
     a.y = y;
     a.bias = !a.gated && r.below(2) ? bias : nullptr;
-    naive(a, expected);
+    bench_naive(a, expected);
     CHECK(cudaDeviceSynchronize());
     CHECK(gemm_small(0, &a, 132));
     CHECK(cudaDeviceSynchronize());
     const std::vector<float> all = to_host(y, a.y_dtype, n_y);
     std::vector<float> want = to_host(expected, DT_F32, (size_t)a.n_rows * a.n_out);
     if (a.gated) {
-        want = silu_gated(want, a.n_rows, n_y_out, a.x_dtype);
+        want = bench_silu_gated(want, a.n_rows, n_y_out, a.x_dtype);
     }
     std::vector<float> got;
     bool padding_kept = true;
@@ -204,7 +204,7 @@ static void check_wide(struct rng &r)
     a.weight = w;
     a.y = y;
     a.bias = !a.gated && r.below(2) ? bias : nullptr;
-    naive(a, expected);
+    bench_naive(a, expected);
     CHECK(cudaDeviceSynchronize());
     const struct sum_parts sums = {parts, a.bias, (int64_t)n_part, a.n_out, plan.n_splits};
     CHECK(gemm_wide(0, &a, n_blocks, &plan, &sums));
@@ -215,7 +215,7 @@ static void check_wide(struct rng &r)
     const std::vector<float> all = to_host(y, a.y_dtype, n_y);
     std::vector<float> want = to_host(expected, DT_F32, n_part);
     if (a.gated) {
-        want = silu_gated(want, a.n_rows, n_y_out, a.x_dtype);
+        want = bench_silu_gated(want, a.n_rows, n_y_out, a.x_dtype);
     }
     std::vector<float> got;
     bool padding_kept = true;
@@ -272,13 +272,13 @@ static void check_batch(struct rng &r)
     a.x = x;
     a.weight = w;
     a.y = y;
-    naive(a, expected);
+    bench_naive(a, expected);
     CHECK(cudaDeviceSynchronize());
     CHECK(gemm_batch(0, &a, n_sms));
     CHECK(cudaDeviceSynchronize());
     const std::vector<float> all = to_host(y, a.y_dtype, n_y);
     const std::vector<float> want =
-        silu_gated(to_host(expected, DT_F32, n_product), a.n_rows, width, a.x_dtype);
+        bench_silu_gated(to_host(expected, DT_F32, n_product), a.n_rows, width, a.x_dtype);
     std::vector<float> got;
     bool padding_kept = true;
     for (int i = 0; i < a.n_rows; i++) {
@@ -380,7 +380,7 @@ static void check_head(struct rng &r)
     a.weight = w;
     a.y = y;
     a.bias = r.below(2) ? bias : nullptr;
-    naive(a, expected);
+    bench_naive(a, expected);
     const int bands = gemm_head_bands(&a), stride = bands + r.below(3);
     struct best_pair *pairs = device_new<struct best_pair>((size_t)a.n_rows * stride);
     CHECK(cudaMemset(pairs, 0xff, (size_t)a.n_rows * stride * sizeof *pairs));
@@ -486,7 +486,7 @@ static void check_fixed(struct rng &r)
             if (!s.gated) {
                 float *expected = device_new<float>((size_t)256 * s.n);
                 a.n_rows = 256;
-                naive(a, expected);
+                bench_naive(a, expected);
                 CHECK(cudaDeviceSynchronize());
                 const double d = distance(to_host(y, a.y_dtype, (size_t)256 * s.n),
                                           to_host(expected, DT_F32, (size_t)256 * s.n));
@@ -512,9 +512,13 @@ bool bench_gemm_check(const char *only)
         int n;
         uint64_t seed;
         void (*check)(struct rng &r);
-    } kinds[] = {{"gemm_eight", 160, 6, bench_check_codes}, {"fixed", 1, 5, check_fixed},
-                 {"gemm_head", 60, 4, check_head},          {"gemm_batch", 60, 3, check_batch},
-                 {"gemm_wide", 120, 2, check_wide},         {"gemm_small", 90, 1, check_one}};
+    } kinds[] = {{"fixed", 1, 5, check_fixed},
+                 {"gemm_four", 200, 6, bench_four_check},
+                 {"gemm_eight", 160, 7, bench_check_codes},
+                 {"gemm_head", 60, 4, check_head},
+                 {"gemm_batch", 60, 3, check_batch},
+                 {"gemm_wide", 120, 2, check_wide},
+                 {"gemm_small", 90, 1, check_one}};
     bool any = false;
     for (const auto &kind : kinds) {
         if (only && strcmp(only, kind.name) != 0) {

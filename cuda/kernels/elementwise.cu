@@ -203,9 +203,54 @@ __global__ void row_gate_kernel(const T *x, int64_t x_stride, T *y, int64_t y_st
     }
 }
 
+/* The same for rows of one vector per thread, all of whose loads are in flight at once. */
+template <typename T>
+__global__ void row_gate_vec_kernel(const T *x, int64_t x_stride, T *y, int64_t y_stride,
+                                    const float *weight, int32_t x_width, int32_t y_width)
+{
+    __shared__ float shared[32];
+    const int32_t at = threadIdx.x * vec<T>::N;
+    float w[vec<T>::N], dot = 0.0f;
+#pragma unroll
+    for (int e = 0; e < vec<T>::N; e++) {
+        w[e] = at < x_width ? weight[at + e] : 0.0f;
+    }
+    pdl_wait();
+    pdl_trigger();
+    vec<T> in, row;
+    if (at < y_width) {
+        row.load(y + blockIdx.x * y_stride + at);
+    }
+    if (at < x_width) {
+        in.load(x + blockIdx.x * x_stride + at);
+#pragma unroll
+        for (int e = 0; e < vec<T>::N; e++) {
+            dot = fmaf(to_float(in.v[e]), w[e], dot);
+        }
+    }
+    const float gate = 1.0f / (1.0f + expf(-block_sum(dot, shared)));
+    if (at < y_width) {
+#pragma unroll
+        for (int e = 0; e < vec<T>::N; e++) {
+            row.v[e] = from_float<T>(to_float(row.v[e]) * gate);
+        }
+        row.store(y + blockIdx.x * y_stride + at);
+    }
+}
+
 extern "C" cudaError_t k_row_gate(cudaStream_t stream, const struct row_gate_args *a,
                                   const float *weight)
 {
+    const size_t size = dtype_bytes(a->x.dtype);
+    const int32_t widest = a->x_width > a->y_width ? a->x_width : a->y_width;
+    const int32_t threads = (int32_t)((size_t)widest * size / 16 + 31) / 32 * 32;
+    if (threads <= 1024 && vec_ok(a->x.mem.p, a->x.stride, a->x_width, size) &&
+        vec_ok(a->y.mem.p, a->y.stride, a->y_width, size)) {
+        BY_DTYPE(a->x.dtype, T,
+                 return launch(row_gate_vec_kernel<T>, dim3(a->n_rows), dim3(threads), 0, stream,
+                               (const T *)a->x.mem.p, (int64_t)a->x.stride, (T *)a->y.mem.p,
+                               (int64_t)a->y.stride, weight, a->x_width, a->y_width));
+    }
     BY_DTYPE(a->x.dtype, T,
              return launch(row_gate_kernel<T>, dim3(a->n_rows), dim3(256), 0, stream,
                            (const T *)a->x.mem.p, (int64_t)a->x.stride, (T *)a->y.mem.p,

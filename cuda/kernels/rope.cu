@@ -184,8 +184,9 @@ __device__ __forceinline__ void store_codes(const struct kv_view &kv, const stru
         make_uint2(kv_codes_of(c.format, s, b), kv_codes_of(c.format, s, b + 4));
 }
 
-/* The common case (whole heads rotated in halves, 16-bit, RMS norm per head or none), 16 bytes at a
- * time: a thread has a vector of a head's first half and its partner in the second. */
+/* The common case (heads whose first elements, or all, are rotated in halves, 16-bit, RMS norm per
+ * head or none), 16 bytes at a time: a thread has a vector of the first half of what is rotated and
+ * its partner in the second, or two vectors of the rest. */
 template <typename T, norm_when NORM, bool CODES>
 __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,
                                       const float *q_norm, const float *k_norm, struct kv_view kv,
@@ -206,11 +207,13 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
         return; // groups return together: the row count is a multiple of the group
     }
     const int32_t half = p.head_dim / 2, d = (item & (group - 1)) * N;
+    const bool turns = d < rope.n_pairs;
+    const int32_t first = turns ? d : d + rope.n_pairs, second = d + (turns ? rope.n_pairs : half);
     const struct pass_row row = pass.rows[r];
     T *head = qkv + (int64_t)r * p.stride + (int64_t)h * p.head_dim;
     const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
     float4 cos_sin[N / 2];
-    if (rope.n_pairs > 0 && !is_v) {
+    if (turns && !is_v) {
         const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
         const float4 *table =
             (const float4 *)(rope.cos_sin + ((int64_t)pos * rope.n_pairs + d) * 2);
@@ -237,12 +240,12 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
     if (sums.n > 0) {
         pdl_wait();
         pdl_trigger();
-        load_sum(&low, sums, r, h * p.head_dim + d);
-        load_sum(&high, sums, r, h * p.head_dim + half + d);
+        load_sum(&low, sums, r, h * p.head_dim + first);
+        load_sum(&high, sums, r, h * p.head_dim + second);
     } else {
         pdl_trigger();
-        low.load(head + d);
-        high.load(head + half + d);
+        low.load(head + first);
+        high.load(head + second);
     }
     float a[N], b[N];
 #pragma unroll
@@ -268,14 +271,14 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
             }
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                a[e] *= scale * (weight ? weight[d + e] + p.norm_offset : 1.0f);
-                b[e] *= scale * (weight ? weight[half + d + e] + p.norm_offset : 1.0f);
+                a[e] *= scale * (weight ? weight[first + e] + p.norm_offset : 1.0f);
+                b[e] *= scale * (weight ? weight[second + e] + p.norm_offset : 1.0f);
             }
         };
         if (NORM == NORM_FIRST || is_v) {
             norm();
         }
-        if (rope.n_pairs > 0 && !is_v) {
+        if (turns && !is_v) {
 #pragma unroll
             for (int e = 0; e < N; e += 2) {
                 const float4 cs = cos_sin[e / 2];
@@ -300,8 +303,8 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
         store_codes<N>(kv, at, is_v, group, half, d, a, b);
         return;
     }
-    low.store(to + d);
-    high.store(to + half + d);
+    low.store(to + first);
+    high.store(to + second);
 }
 
 /* A norm over the whole width must read the row before other warps rotate their heads, so a first
@@ -341,10 +344,13 @@ static int32_t vec_group_shift(const struct rope_params &p, const struct rope_vi
                                const struct kv_view *kv, const T *qkv)
 {
     const int32_t group = p.head_dim / (2 * vec<T>::N);
+    const bool in_part = rope->n_pairs > 0 && 2 * rope->n_pairs != p.head_dim;
     const bool serves =
         sizeof(T) == 2 && p.head_dim % (2 * vec<T>::N) == 0 && (group & (group - 1)) == 0 &&
         group <= 32 && !rope->interleaved &&
-        (rope->n_pairs == 0 || 2 * rope->n_pairs == p.head_dim) && !p.layer &&
+        (!in_part || (rope->n_pairs % vec<T>::N == 0 && 2 * rope->n_pairs < p.head_dim &&
+                      kv->codes.format == KV_PLAIN)) &&
+        !p.layer &&
         (p.qk_norm == QK_NORM_NONE ||
          (p.qk_norm == QK_NORM_HEAD && p.q_norm_n <= p.head_dim && p.k_norm_n <= p.head_dim)) &&
         vec_ok(qkv, p.stride, p.head_dim, sizeof(T)) && kv->page_stride % 8 == 0 &&

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from api import SLOW, Server
 from balancer import Balancer
+from nightly import NIGHTLY
 
 BALANCERS = ["nginx", "haproxy"]
 
@@ -161,8 +162,8 @@ def test_only_a_lost_replicas_keys_move(name):
 
 # ---- hit rates --------------------------------------------------------------------------------
 
-N_REPLICAS, N_CONVERSATIONS, N_TURNS = 4, 40, 5
-N_BLOCKS = 480  # blocks of 16 tokens; all conversations together end up needing about twice as many
+N_REPLICAS, N_CONVERSATIONS, N_TURNS = 4, 40 if NIGHTLY else 24, 5
+N_BLOCKS = 12 * N_CONVERSATIONS  # blocks of 16 tokens; all conversations together end up needing about twice as many
 
 
 def words(rng, n):

@@ -3,13 +3,14 @@
 #include "test/cpu/attention_world.h"
 
 /* One prompt computed in one pass, in chunks, together with other lanes, and its last row alone
- * (whose keys are then split over the threads): the bits are the same. */
+ * (whose keys are then split over the threads): the bits are the same. Its end is beyond every
+ * window; the scalar table gets a longer one only at night. */
 static void check_invariance(const char *backend, const struct geometry *g,
                              const struct storage *storage)
 {
     struct world *w = xcalloc(1, sizeof *w);
     open_world(w, backend, g, storage);
-    enum { N = 1100 };
+    const int32_t N = check_nightly() || strcmp(backend, "scalar") != 0 ? 1100 : 760;
     const size_t W = (size_t)(g->n_heads + 2 * g->n_kv_heads) * g->dim;
     const size_t OUT = (size_t)g->n_heads * value_dim(g);
     op_add_seq(&w->pass, 0, 0, N);

@@ -3,10 +3,12 @@
  * output of each row equals a naive softmax over the keys that it sees. */
 #include "test/cpu/attention_world.h"
 
-/* A long prompt, a lane that begins, decoding rows and trees together. */
+/* A long prompt, a lane that begins, decoding rows and trees together. The prompt ends beyond every
+ * window; the scalar table, which takes most of the time, gets a longer one only at night. */
 static void try_geometry(const char *backend, const struct geometry *g,
                          const struct storage *storage)
 {
+    const int32_t rest = check_nightly() || strcmp(backend, "scalar") != 0 ? 600 : 200;
     struct world *w = xcalloc(1, sizeof *w);
     open_world(w, backend, g, storage);
     op_add_seq(&w->pass, 0, 0, 530); // a prefill over more than one chunk of keys
@@ -14,10 +16,10 @@ static void try_geometry(const char *backend, const struct geometry *g,
     op_add_seq(&w->pass, 2, 0, 37);
     check_pass(w, 29);
     op_add_seq(&w->pass, 1, 1, 1); // mixed: decode, a chunk, a verify
-    op_add_seq(&w->pass, 0, 530, 600);
+    op_add_seq(&w->pass, 0, 530, rest);
     op_add_seq(&w->pass, 2, 37, 5);
     check_pass(w, 61);
-    op_add_seq(&w->pass, 0, 1130, 1);
+    op_add_seq(&w->pass, 0, 530 + rest, 1);
     add_tree(w, 2, 42, 90);
     op_add_seq(&w->pass, 1, 2, 1);
     check_pass(w, 7);

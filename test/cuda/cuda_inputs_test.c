@@ -44,6 +44,9 @@ static void round_some(float *x, int32_t n, const struct input_rule *rule)
 static void round_reference(struct pair *p, struct pair_tensor *x, int32_t n_in,
                             const struct input_rule *rule)
 {
+    if (!COMPARED) {
+        return;
+    }
     float *values = tensor_get(p, x, CPU);
     const int32_t group = rule->group > 0 ? rule->group : n_in;
     for (int32_t r = 0; r < x->n_rows; r++) {

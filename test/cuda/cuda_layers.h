@@ -205,7 +205,7 @@ static inline void store_past(struct setup *u, struct test_pass *t, const struct
 {
     struct pair *p = &u->p;
     give_blocks(p, n_specs, 16);
-    for (int b = 0; b < 2; b++) {
+    for (int b = COMPARED ? CPU : GPU; b <= GPU; b++) {
         int32_t all[400];
         for (int32_t i = 0; i < 400; i++) {
             all[i] = i;

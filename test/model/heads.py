@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes checkpoints with random draft heads for tests, and computes their drafts in numpy: a plain Llama, a multi-token
 prediction module after its last layer, and an EAGLE-3 head."""
+import functools
 import json
 import os
 import struct
@@ -263,13 +264,14 @@ def chain(head, tokens, fed, k, allowed):
     return drafts
 
 
+@functools.cache  # runs with other flags give the same answer
 def accepted(head, prompt, answer, k, allowed):
-    """(drafts, accepted drafts) of a run with k drafts per step that gave this answer."""
+    """(drafts, accepted drafts) of a run with k drafts per step that gave this answer. All of them tuples."""
     n, n_drafts, n_right = 1, 0, 0
     fed = head.fed(numpy.array([*prompt, *answer]))
     while n < len(answer):
         depth = min(k, len(answer) - n - 1)
-        drafts = chain(head, [*prompt, *answer[:n]], fed, depth, allowed)
+        drafts = chain(head, [*prompt, *answer[:n]], fed, depth, list(allowed))
         right = 0
         while right < depth and drafts[right] == answer[n + right]:
             right += 1

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: long
 """The cube: with every combination of settings (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks, threads,
-grammars) and every KV format, a request's tokens and log-probabilities have the same bits as if it ran alone."""
+grammars) and every KV format, a request's tokens and log-probabilities have the same bits as if it ran alone.
+
+`make test` runs a part: settings among which any two values of two axes meet (chunks, cache, drafts, pool, threads, KV format), spread
+over the families; `make nightly` runs all of them for each family."""
 import functools
 import itertools
 import json
@@ -11,7 +14,7 @@ import random
 import pytest
 
 import golden
-from nightly import share
+from nightly import NIGHTLY, covering, share
 
 SHARED = [os.path.join(golden.SHARED, "golden-families", f) for f in ("mistral-small-4", "hunyuan-moe", "exaone-4")]
 SHARED = [f for f in SHARED if os.path.isdir(f)]
@@ -109,15 +112,26 @@ def some_of(family, kv="auto"):
 
 
 accepted = []  # draft tokens over all families: a single random model may never repeat itself
-CUBE = list(itertools.product(CHUNKS, CACHE, DRAFTS, POOL))
+
+
+def settings(family):
+    """Those that a family runs, each of them unquantised and in one KV format. In `make test` families have few formats, since each
+    needs the requests' own runs, and all have one setting in which everything happens."""
+    if NIGHTLY:
+        cube = itertools.product(CHUNKS, CACHE, DRAFTS, POOL)
+        return [(*s, threads, kv) for s, threads, kv in zip(cube, itertools.cycle(THREADS), itertools.cycle(KV))]
+    rows = covering(CHUNKS, CACHE, DRAFTS, POOL, ["1", "2"], KV)
+    rows = sorted(random.Random(1).sample(rows, len(rows)), key=lambda row: row[-1])
+    i, n = FAMILIES.index(family), len(FAMILIES)
+    mine = rows[len(rows) * i // n:len(rows) * (i + 1) // n]
+    return [*mine, ("chunked", "cache", "own draft", "tiny pool", "2", mine[0][-1])]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_setting_and_no_other_request_changes_a_request(family):
     saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
     base = ["--max-model-len", "256", "--block-size", "16"]
-    settings = zip(CUBE, itertools.cycle(THREADS), itertools.cycle(KV))
-    for (chunks, cache, how, pool), threads, coded in share(settings, FAMILIES.index(family), of=15):
+    for chunks, cache, how, pool, threads, coded in settings(family):
         for kv in ("auto", coded):
             flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base
             answers = golden.generate(family, requests(), *flags, "--threads", threads, "--kv-cache-dtype", kv)
@@ -153,8 +167,8 @@ def test_chunks_of_any_size_give_the_same_bits(family):
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
 @pytest.mark.parametrize("family", EVERY)
 def test_two_ranks_give_the_bits_of_one(family):
-    settings = zip(drafts(family).items(), itertools.cycle(["auto", *KV]))
-    for (how, flags), kv in share(settings, EVERY.index(family), of=6):
+    every = zip(drafts(family).items(), itertools.cycle(["auto", *KV]))
+    for (how, flags), kv in share(every, EVERY.index(family), of=6):
         some, want = some_of(family, kv)
         threads = golden.TWO_THREADS if how == "ngram" else []
         answers = golden.generate(family, some, *RANKS["two ranks"], *flags, *threads, "--kv-cache-dtype", kv)

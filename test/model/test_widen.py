@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import golden
+from nightly import nightly
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WIDEN = os.path.join(ROOT, "scripts/train_demo/widen.py")
@@ -40,6 +41,7 @@ def wide(tmp_path_factory):
     return made
 
 
+@nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_the_engine_gives_a_prompt_the_same_scores(wide, name):
     ask = {"prompt": QUESTION * 3, "max_tokens": 0, "prompt_logprobs": True}
@@ -49,6 +51,7 @@ def test_the_engine_gives_a_prompt_the_same_scores(wide, name):
     assert max(abs(a - b) for a, b in zip(have[1:], want[1:])) < 1e-3
 
 
+@nightly
 def test_the_text_equals_the_small_models_with_and_without_drafts(wide):
     ask = {"prompt": QUESTION, "max_tokens": 96, "temperature": 0}
     want = generate(os.path.join(ROOT, "models/demo"), ask)["outputs"][0]["token_ids"]

@@ -13,14 +13,16 @@ template <> struct code_constants<bf16_t> {
     static constexpr uint32_t E4M3 = 0x7b807b80, E2M1 = 0x7e807e80; // 2^120, 2^126
     static constexpr int E4M3_DOWN = 4, E2M1_UP = 6;
     static constexpr uint32_t INT = 0x43004300; // 128, whose last mantissa bit is worth 1
-    static constexpr float INT_BASE = 128.0f;
+    static constexpr uint32_t INT_UP = 0x7f007f00, INT_STEP = 0x02000200; // 2^127, divided by 2^4
+    static constexpr float INT_FACTOR = 1.0f / 64; // 2^127 times the smallest number
 };
 template <> struct code_constants<f16_t> {
     using pair = __half2;
     static constexpr uint32_t E4M3 = 0x5c005c00, E2M1 = 0x74007400; // 2^8, 2^14
     static constexpr int E4M3_DOWN = 1, E2M1_UP = 9;
-    static constexpr uint32_t INT = 0x64006400; // 1024
-    static constexpr float INT_BASE = 1024.0f;
+    static constexpr uint32_t INT = 0x64006400;                           // 1024
+    static constexpr uint32_t INT_UP = 0x78007800, INT_STEP = 0x10001000; // 2^15
+    static constexpr float INT_FACTOR = 1.0f / 512;
 };
 
 template <typename T> __device__ __forceinline__ uint32_t pair_times(uint32_t a, uint32_t b)
@@ -37,13 +39,25 @@ template <typename T> __device__ __forceinline__ uint32_t pair_minus(uint32_t a,
     return *(const uint32_t *)&p;
 }
 
-/* The `zero` argument of pair_of for a zero point. */
+/* (a & mask) | other, in one instruction: left to itself the compiler spends two on constants. */
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t other)
+{
+    uint32_t to;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(to) : "r"(a), "r"(mask), "r"(other));
+    return to;
+}
+
+/* The `zero` argument of pair_of for a zero point from 0 to 127. */
 template <typename T> __device__ __forceinline__ uint32_t zero_pair(int32_t zero)
 {
-    const T v = from_float<T>(code_constants<T>::INT_BASE + (float)zero);
-    uint16_t half;
-    memcpy(&half, &v, sizeof half);
-    return (uint32_t)half << 16 | half;
+    return code_constants<T>::INT +
+           (uint32_t)zero * 0x00010001u; // a mantissa's last bit is worth 1
+}
+
+/* Shifts to the left by n, or to the right by -n. */
+__device__ __forceinline__ uint32_t shifted(uint32_t word, int n)
+{
+    return n >= 0 ? word << n : word >> -n;
 }
 
 /* Converts two of the word's codes, less the zero: nibbles i and i + 4 of 4-bit codes, bytes i and
@@ -60,12 +74,49 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t word, int i, uint32_t zero)
         const uint32_t sign = i == 0 ? word << 8 : word;
         return pair_times<T>((size & MASK) | (sign & 0x80008000u), C::E4M3);
     }
-    const uint32_t w = word >> (4 * i);
     if (CODE == DT_E2M1) {
-        return pair_times<T>((w & 0x00070007u) << C::E2M1_UP | (w & 0x00080008u) << 12, C::E2M1);
+        const uint32_t size = shifted(word, C::E2M1_UP - 4 * i) & (0x00070007u << C::E2M1_UP);
+        return pair_times<T>(and_or(shifted(word, 12 - 4 * i), 0x80008000u, size), C::E2M1);
     }
-    return pair_minus<T>((w & 0x000f000fu) | C::INT, zero);
+    return pair_minus<T>(and_or(word >> (4 * i), 0x000f000fu, C::INT), zero);
 }
+
+template <typename T>
+__device__ __forceinline__ uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    using pair = typename code_constants<T>::pair;
+    const pair p = __hfma2(*(const pair *)&a, *(const pair *)&b, *(const pair *)&c);
+    return *(const uint32_t *)&p;
+}
+
+/* A word of 4-bit codes as four pairs at once, nibbles i and i + 4 for i from 0 to 3, times FACTOR.
+ * Integers: a nibble in the lowest eight bits of a half is a subnormal number of T, or the first
+ * normal ones, which have the same spacing. One multiplication makes it a normal number and
+ * subtracts the zero, so that there is one shift to a word. */
+template <typename T, enum dtype CODE> struct word_codes {
+    using C = code_constants<T>;
+    static constexpr float FACTOR = CODE == DT_U4 ? C::INT_FACTOR : 1.0f;
+
+    /* The argument of make for a zero point from 0 to 127. */
+    static __device__ __forceinline__ uint32_t zero(int32_t zero)
+    {
+        return pair_times<T>((uint32_t)zero * 0x00010001u, C::INT_UP | 0x80008000u);
+    }
+
+    static __device__ __forceinline__ void make(uint32_t word, uint32_t zero, uint32_t (&pairs)[4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (CODE == DT_U4) {
+                const uint32_t half = i < 2 ? word : word >> 8;
+                pairs[i] = pair_fma<T>(half & (i % 2 == 0 ? 0x000f000fu : 0x00f000f0u),
+                                       C::INT_UP - i % 2 * C::INT_STEP, zero);
+            } else {
+                pairs[i] = pair_of<T, CODE>(word, i, 0);
+            }
+        }
+    }
+};
 
 /* Scale i of a record. */
 template <enum dtype CODE> __device__ __forceinline__ float scale_at(const void *scales, int i)

@@ -326,7 +326,7 @@ static int32_t row_tile(int32_t n_rows)
 /* The most boxes of an item. */
 static int32_t boxes_of(const struct item_plan &plan)
 {
-    return items_up(plan.runs.n, plan.runs.n_parts) * CHUNK;
+    return item_most(plan.runs) * CHUNK;
 }
 
 static int32_t tiles_of(int32_t band)
@@ -339,12 +339,8 @@ static int32_t tiles_of(int32_t band)
 
 static struct item_plan plan_of(const struct gemm_args *a, int32_t n_sms, size_t sums_bytes)
 {
-    enum { FEW = 32, RUN_BYTES = 4 << 10 };
+    enum { FEW = 32 };
     const int32_t n = row_tile(a->n_rows);
-    const int64_t one = (int64_t)a->n_rows * a->n_out * (int64_t)sizeof(float);
-    /* plan_items counts RUN_BYTES for each range of K, which the readers of these sums do not take:
-     * measured, wider bands are always worth more ranges. */
-    const int64_t refund = (int64_t)RUN_BYTES * n_sms / 2;
     /* Attention of few rows adds partial sums more slowly than other readers. */
     const bool may_cut = a->may_split && !a->accumulate && (a->n_rows > FEW || a->n_out <= a->n_in);
     const struct item_costs costs = {
@@ -355,8 +351,8 @@ static struct item_plan plan_of(const struct gemm_args *a, int32_t n_sms, size_t
         .most_runs = may_cut ? (int32_t)MAX_RUNS : 1,
         .tile_bytes = CHUNK * STEP * BOX,
         .x_bytes = CHUNK * n * BOX,
-        .sums_bytes = one - refund,
-        .most_sums_bytes = (int64_t)sums_bytes - MAX_RUNS * refund,
+        .sums_bytes = (int64_t)a->n_rows * a->n_out * (int64_t)sizeof(float),
+        .most_sums_bytes = (int64_t)sums_bytes,
         .n_sms = n_sms,
     };
     return plan_items(costs);
@@ -497,7 +493,7 @@ extern "C" cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a
     p.y_stride = cut ? sums->width : a->y_stride;
     p.part_stride = cut ? sums->stride : 0;
     p.accumulate = !cut && a->accumulate;
-    p.band = items_up(p.plan.bands.n, p.plan.bands.n_parts) * STEP;
+    p.band = item_most(p.plan.bands) * STEP;
     p.n_tiles = tiles_of(p.band);
     p.n_ways = GROUPS / p.n_tiles;
     p.most_boxes = boxes_of(p.plan);

@@ -1,506 +1,455 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h), on Hopper, converting the codes on their
- * way into the tensor cores.
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 16 rows, on Hopper.
  *
- * D[features, rows] = W x^T by wgmma: 64 features of W are the register operand, x the
- * shared-memory operand. A block has a multiprocessor to itself and processes items in turn: a tile
- * of rows of x, a band of up to 16 tile rows of the weight (8 for more than 64 rows), and a range
- * of K. A warp converts one tile row of 16 features, exactly; the four warps of a warpgroup form
- * one operand. Sums over a group are scaled in fp32 and accumulated. One warp loads codes, scales
- * and zeros by bulk copies, and one thread loads x through a tensor map, into a ring that fills
- * shared memory. A copy costs about 60 ns whatever its size, so a stage holds several chunks of 128
- * inputs. If there are fewer bands than multiprocessors, K is split, and the partial sums stay in
- * fp32 for the kernel that reads the product.
+ * A block has a multiprocessor to itself and processes items in turn (items.cuh): a band of tile
+ * rows, a range of K and a tile of rows of x. Tile rows come in pairs: two that follow each other
+ * or, if gated, one of each half of the weight, so that the same threads have both factors of an
+ * output. A warp has one pair and every n-th chunk of the range, if n warps share a pair. It copies
+ * codes, scales and zeros into a ring of its own (cp.async), so that no warp waits for another,
+ * converts the codes exactly to bf16 or fp16 in registers, which are the 16-row operand of
+ * mma.sync, and scales the sums over a group in fp32. One thread loads x through a tensor map into
+ * a ring that all warps share. The warps' sums are added in order at the end.
  *
- * If gated, a band has equally many tile rows of both halves of the weight, and a warp takes 8 gate
- * features and the 8 matching up features, so that a thread has both factors of each output.
- *
- * With few rows it is bound by reading the weight; the tensor cores and the conversion are hidden
- * while four warpgroups take turns. With programmatic dependent launch the ring is filled with
- * weights before the wait for the preceding kernel. */
+ * With programmatic dependent launch the rings are filled with weights before the wait for the
+ * preceding kernel. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/codes.cuh"
+#include "cuda/kernels/device/hopper.cuh"
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/pairs.cuh"
-#include "cuda/kernels/device/wgmma.cuh"
+#include "cuda/kernels/gemm/four.cuh"
+#include "cuda/kernels/gemm/items.cuh"
+#include "cuda/kernels/gemm/x_ring.cuh"
+#include <cstdlib>
 
 enum {
     CHUNK = 128, // inputs
     BOX = 64,    // of x
-    MAX_STAGES = 4,
+    MAX_SLOTS = 8,
     RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
     MAX_RUNS = 8,
-    MIN_ROWS = 9,   // gemm_coded takes fewer rows: it needs no copies of 16 tile rows
-    MAX_ROWS = 256, // with more rows dequantising first is faster
+    MOST_NT = 2, // groups of eight rows
+    WARPS = 16,
 };
 
-struct four_params {
+struct few_params {
     struct coded_matrix m;
+    struct item_plan plan; // of pairs
     void *y;
     const float *bias;
     int32_t n_rows, n_out; // size of y
     int64_t y_stride, part_stride;
-    int32_t tiles, n_bands, n_runs, n_row_tiles, n_items; // tiles: tile rows per band
-    // n_groups: computing warpgroups with work
-    int32_t n_stages, n_groups;
+    int32_t slices[2], inverse[2]; // warps to a pair, and 2^16 / pairs, in bands of either size
+    int32_t row_bits;              // n_rows is at most 2^row_bits
     bool accumulate, gated;
-    bool is_full; // the grid fills most of the machine
+    bool is_float; // y or partial sums
+    bool is_full;  // the grid fills most of the machine
 };
 
-/* PER_GROUP: words of a lane that share a scale: 4, or 1 for groups of 32 and 64. N: rows of x.
- * GROUPS: computing warpgroups. */
-template <enum dtype CODE, int PER_GROUP, int N, int GROUPS> struct four_shape {
-    static constexpr int TILES = GROUPS * 4;
-    static constexpr int FEW_ROWS = PER_GROUP == 4 ? 32 : 16;
-    static constexpr int CHUNKS = N <= FEW_ROWS ? 4 : 2;  // per stage
-    static constexpr int SCALES = PER_GROUP == 4 ? 1 : 4; // the most scales of a feature in a stage
-    static constexpr int SCALE_BYTES = CODED_ROWS * SCALES * (CODE == DT_E2M1 ? 1 : 4);
-    static constexpr int ZERO_BYTES = CODE == DT_U4 ? CODED_ROWS * SCALES : 0;
-    static constexpr int X_BYTES = N * CHUNK * 2, CODES = CHUNKS * X_BYTES;
-    static constexpr int ROW_BYTES = CHUNKS * CODED_TILE_BYTES;   // per tile row
-    static constexpr int BOXES_BYTES = CODES + TILES * ROW_BYTES; // a multiple of 1,024
-    static constexpr int SMALL_BYTES = TILES * CHUNKS * (SCALE_BYTES + ZERO_BYTES);
-    static constexpr int FIT = (RING_BYTES - 1024) / (BOXES_BYTES + SMALL_BYTES);
-    static constexpr int STAGES = FIT < MAX_STAGES ? FIT : MAX_STAGES;
-    static constexpr int SMEM = STAGES * (BOXES_BYTES + SMALL_BYTES) + 1024;
-    static constexpr int THREADS = GROUPS * 128 + 64;
+/* PER_GROUP: words of a lane that share a scale: 4, or 1 for groups of 32 and 64. NT: groups of
+ * eight rows. */
+template <enum dtype CODE, int PER_GROUP, int NT> struct few_shape {
+    static constexpr int ROWS = NT * 8, CHUNK_X = ROWS * CHUNK * 2;
+    static constexpr int X_SLOT = 16 * 1024, X_CHUNKS = X_SLOT / CHUNK_X; // in a slot
+    static constexpr int X_BOXES = X_CHUNKS * (CHUNK / BOX);
+    static constexpr int X_SLOTS = 4;
+    static constexpr int X_LAG = 1;
+    static constexpr int GROUPS = CODED_WORDS / PER_GROUP;
+    static constexpr int SCALE_BYTES = CODED_ROWS * GROUPS * (CODE == DT_E2M1 ? 1 : 4);
+    static constexpr int ZERO_BYTES = CODE == DT_U4 ? CODED_ROWS * GROUPS : 0;
+    static constexpr int SCALES = 2 * CODED_TILE_BYTES, ZEROS = SCALES + 2 * SCALE_BYTES;
+    static constexpr int SLOT = ZEROS + 2 * ZERO_BYTES;
+    static constexpr int FIT = (RING_BYTES - 1024 - X_SLOTS * X_SLOT) / (WARPS * SLOT);
+    static constexpr int SLOTS = FIT < MAX_SLOTS ? FIT : MAX_SLOTS;
+    static constexpr int RING = SLOTS * SLOT; // of a warp
+    static constexpr int SMEM = 1024 + X_SLOTS * X_SLOT + WARPS * RING;
+    static_assert(SLOTS >= 3 && SLOT % 16 == 0 && RING >= NT * 1024, "");
 };
-
-/* A block's position: item after item, stage after stage. */
-struct four_walk {
-    int32_t item, chunk, end;
-    int32_t stage;
-    uint32_t parity;
-
-    __device__ __forceinline__ void enter(const struct four_params &p, int32_t which)
-    {
-        item = which;
-        const int32_t run = which / p.n_row_tiles / p.n_bands;
-        chunk = (int32_t)((int64_t)run * p.m.n_chunks / p.n_runs);
-        end = (int32_t)((int64_t)(run + 1) * p.m.n_chunks / p.n_runs);
-    }
-    __device__ __forceinline__ explicit four_walk(const struct four_params &p) : stage(0), parity(0)
-    {
-        enter(p, (int32_t)blockIdx.x);
-    }
-    __device__ __forceinline__ void next_stage(const struct four_params &p)
-    {
-        if (++stage == p.n_stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-    __device__ __forceinline__ int32_t first_row(const struct four_params &p, int32_t n) const
-    {
-        return item % p.n_row_tiles * n;
-    }
-    __device__ __forceinline__ int32_t band(const struct four_params &p) const
-    {
-        return item / p.n_row_tiles % p.n_bands;
-    }
-};
-
-/* The weight's tile row in slot `slot` of a band; -1: none. If gated, even slots belong to the
- * gate. */
-__device__ __forceinline__ int32_t tile_at(const struct four_params &p, int32_t band, int32_t slot)
-{
-    if (slot >= p.tiles) {
-        return -1;
-    }
-    if (p.gated) {
-        const int32_t half = p.m.n_tiles / 2, tile = (band * p.tiles + slot) / 2;
-        return tile < half ? tile + slot % 2 * half : -1;
-    }
-    const int32_t tile = band * p.tiles + slot;
-    return tile < p.m.n_tiles ? tile : -1;
-}
 
 #if HAVE_SM90A
 
-struct four_ring {
-    uint64_t full_w[MAX_STAGES], full_x[MAX_STAGES], empty[MAX_STAGES];
+/* A warp's share of an item. */
+struct few_share {
+    int32_t n_pairs, n_slices; // of the block: pairs, and warps to a pair
+    int32_t pair, slice;       // of this warp: slice >= n_slices: none
+
+    __device__ __forceinline__ few_share(const struct few_params &p, const struct item &it)
+    {
+        const int32_t warp = threadIdx.x >> 5;
+        n_pairs = it.end_tile - it.first_tile;
+        const bool is_larger = n_pairs > p.plan.bands.size;
+        n_slices = is_larger ? p.slices[1] : p.slices[0];
+        slice = warp * (is_larger ? p.inverse[1] : p.inverse[0]) >> 16;
+        pair = warp - slice * n_pairs;
+    }
 };
 
-/* ---- loading --------------------------------------------------------------------------------- */
-
-template <typename S, typename F>
-__device__ __forceinline__ void for_stages(const struct four_params &p, struct four_ring *ring,
-                                           F load)
+/* The tile row of half f of a pair; the second one may not exist. */
+__device__ __forceinline__ int32_t tile_of(const struct few_params &p, int32_t pair, int f)
 {
-    int fresh = p.n_stages; // stages not yet used, which need no wait
-    struct four_walk at(p);
-#pragma unroll 1
-    for (; at.item < p.n_items; at.enter(p, at.item + (int32_t)gridDim.x)) {
-#pragma unroll 1
-        for (; at.chunk < at.end; at.chunk += S::CHUNKS) {
-            if (fresh > 0) {
-                fresh--;
-            } else {
-                barrier_wait(&ring->empty[at.stage], at.parity ^ 1);
+    return p.gated ? pair + f * (p.m.n_tiles / 2) : 2 * pair + f;
+}
+
+/* Keeps a value in a register. Otherwise the compiler computes such values again in every step. */
+template <typename V> __device__ __forceinline__ V kept(V v)
+{
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
+/* The copies of a warp's chunks into its ring, one after another. */
+template <typename S> struct few_copies {
+    const uint8_t *codes[2], *scales, *zeros;    // of the next chunk, this lane's
+    int32_t next_codes, next_scales, next_zeros; // bytes to those of the chunk after
+    int32_t chunk, end_chunk, slices;
+    uint32_t to, end;           // addresses of shared memory, this lane's
+    uint32_t to_scale, to_zero; // from `to`
+    int32_t has_scales, has_zeros;
+
+    __device__ __forceinline__ few_copies(const struct few_params &p, const struct item &it,
+                                          const struct few_share &share, const char *ring)
+        : chunk(share.slice < share.n_slices ? it.first_chunk + share.slice : it.end_chunk),
+          end_chunk(it.end_chunk), slices(share.n_slices)
+    {
+        const int lane = threadIdx.x & 31, half = lane >> 4, piece = lane & 15;
+        const uint32_t n_zeros = CODED_ROWS * p.m.record_groups; // bytes of a record
+        uint32_t at[2];
+#pragma unroll
+        for (int f = 0; f < 2; f++) { // a tile that does not exist is computed but not stored
+            const int32_t t = tile_of(p, it.first_tile + share.pair, f);
+            at[f] = (uint32_t)((t < p.m.n_tiles ? t : 0) * p.m.n_chunks + chunk);
+            codes[f] = p.m.tiles + (uint64_t)at[f] * CODED_TILE_BYTES + lane * 16;
+        }
+        const uint32_t mine = half ? at[1] : at[0];
+        scales = p.m.scales + (uint64_t)mine * (uint32_t)p.m.record_bytes + piece * 16;
+        zeros = p.m.zeros + (uint64_t)mine * n_zeros + piece * 16;
+        next_codes = kept(share.n_slices * CODED_TILE_BYTES);
+        next_scales = kept(share.n_slices * p.m.record_bytes);
+        next_zeros = kept((int32_t)(share.n_slices * n_zeros));
+        has_scales = kept((int32_t)(piece * 16 < p.m.record_bytes));
+        has_zeros = kept((int32_t)(S::ZERO_BYTES > 0 && p.m.zeros && piece * 16u < n_zeros));
+        to = kept(smem_address(ring) + lane * 16);
+        end = kept(to + S::RING);
+        to_scale = kept((uint32_t)(S::SCALES + half * (S::SCALE_BYTES - 256)));
+        to_zero = kept((uint32_t)(S::ZEROS + half * (S::ZERO_BYTES - 256)));
+    }
+
+    __device__ __forceinline__ void fetch()
+    {
+        if (chunk < end_chunk) {
+            chunk += slices;
+#pragma unroll
+            for (int f = 0; f < 2; f++) {
+                copy(to + f * CODED_TILE_BYTES, codes[f]);
+                copy(to + f * CODED_TILE_BYTES + 512, codes[f] + 512);
+                codes[f] += next_codes;
             }
-            load(at, min(S::CHUNKS, at.end - at.chunk));
-            at.next_stage(p);
+            if (has_scales) {
+                copy(to + to_scale, scales);
+            }
+            scales += next_scales;
+            if (has_zeros) {
+                copy(to + to_zero, zeros);
+            }
+            zeros += next_zeros;
+            to += S::SLOT;
+            to = to == end ? end - S::RING : to;
+        }
+        cp_async_commit();
+    }
+
+    static __device__ __forceinline__ void copy(uint32_t to, const uint8_t *from)
+    {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    }
+};
+
+template <int NT> __device__ __forceinline__ void clear(float (&sum)[2][NT][4])
+{
+#pragma unroll
+    for (int i = 0; i < 2 * NT * 4; i++) {
+        sum[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
+    }
+}
+
+/* Adds sums over a group, scaled, to acc. */
+template <enum dtype CODE, typename S, int NT>
+__device__ __forceinline__ void add_group(const char *from, int at, int at_8,
+                                          const float (&sum)[2][NT][4], float (&acc)[2][NT][4])
+{
+#pragma unroll
+    for (int f = 0; f < 2; f++) {
+        const char *scales = from + S::SCALES + f * S::SCALE_BYTES;
+        const float scale[2] = {scale_at<CODE>(scales, at), scale_at<CODE>(scales, at_8)};
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                acc[f][n][e] = fmaf(sum[f][n][e], scale[e / 2], acc[f][n][e]);
+            }
         }
     }
 }
 
-/* A warp: lanes 0 to 15 each copy the codes of one tile row, the others scales and zeros. */
-template <typename S>
-__device__ __forceinline__ void load_weights(const struct four_params &p, char *boxes, char *small,
-                                             struct four_ring *ring)
-{
-    const int lane = threadIdx.x & 31, slot = lane & 15;
-    const uint64_t policy = p.n_row_tiles > 1 ? policy_normal() : policy_evict_first();
-    const int32_t n_scales = p.m.record_bytes, n_zeros = CODED_ROWS * p.m.record_groups;
-    const bool has_zeros = S::ZERO_BYTES > 0 && p.m.zeros;
-    int32_t tile = -1, item = -1, n_tiles = 0;
-    for_stages<S>(p, ring, [&](const struct four_walk &at, int32_t n_chunks) {
-        if (at.item != item) {
-            item = at.item;
-            tile = tile_at(p, at.band(p), slot);
-            n_tiles = __popc(__ballot_sync(0xffffffffu, tile >= 0) & 0xffff);
-        }
-        uint64_t *full = &ring->full_w[at.stage];
-        const int32_t first = at.chunk >> p.m.record_shift;
-        const int32_t n = ((at.chunk + n_chunks - 1) >> p.m.record_shift) - first + 1; // records
-        if (lane == 0) {
-            barrier_expect(full, (uint32_t)(n_tiles * (n_chunks * CODED_TILE_BYTES + n * n_scales +
-                                                       (has_zeros ? n * n_zeros : 0))));
-        }
-        __syncwarp();
-        if (tile < 0) {
-            return;
-        }
-        if (lane < 16) {
-            const uint8_t *from =
-                p.m.tiles + ((int64_t)tile * p.m.n_chunks + at.chunk) * CODED_TILE_BYTES;
-            bulk_load(boxes + at.stage * S::BOXES_BYTES + S::CODES + slot * S::ROW_BYTES, from,
-                      (uint32_t)n_chunks * CODED_TILE_BYTES, full, policy);
-            return;
-        }
-        char *to = small + at.stage * S::SMALL_BYTES;
-        const int64_t record = (int64_t)tile * p.m.n_records + first;
-        bulk_load(to + slot * S::CHUNKS * S::SCALE_BYTES, p.m.scales + record * n_scales,
-                  (uint32_t)(n * n_scales), full, policy);
-        if (has_zeros) {
-            bulk_load(to + S::CHUNKS * (S::TILES * S::SCALE_BYTES + slot * S::ZERO_BYTES),
-                      p.m.zeros + record * n_zeros, (uint32_t)(n * n_zeros), full, policy);
-        }
-    });
-}
+/* What a lane reads, as distances. */
+template <typename T, enum dtype CODE> struct few_lane {
+    int codes, scales; // from a slot of the warp's ring
+    int x, x_4;        // from a chunk's rows: inputs 0 to 31, and 32 to 63
+    int eight;         // from a feature's scale to that of the eighth after it
+    uint32_t zero;     // for word_codes, if all are equal
 
-template <typename S, int N>
-__device__ __forceinline__ void load_x(const struct four_params &p, const CUtensorMap *map,
-                                       char *boxes, struct four_ring *ring)
-{
-    const uint64_t policy = policy_evict_last();
-    for_stages<S>(p, ring, [&](const struct four_walk &at, int32_t n_chunks) {
-        (void)n_chunks; // loads past the range are not used, and loads past the end of K give zero
-        uint64_t *full = &ring->full_x[at.stage];
-        barrier_expect(full, S::CHUNKS * S::X_BYTES);
-        tensor_load_3d(boxes + at.stage * S::BOXES_BYTES, map, full, 0, at.first_row(p, N),
-                       at.chunk * (CHUNK / BOX), policy);
-    });
-}
-
-/* ---- computing ------------------------------------------------------------------------------- */
-
-/* A thread's part of a stage's weight: the words, scales and zeros of two features. */
-template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_codes {
-    static constexpr int N_SCALES = CODED_WORDS / PER_GROUP;
-    uint32_t words[2][CODED_WORDS];
-    float scale[N_SCALES][2];
-    uint32_t zero[N_SCALES][2];
-
-    /* places: tile rows of the two features in the band. halves: the upper or lower eight features
-     * of each tile row. chunk: index in the stage, which selects the record. */
-    __device__ __forceinline__ void read(const struct four_params &p, const char *codes,
-                                         const char *small, const int (&places)[2],
-                                         const int (&halves)[2], int chunk, int record)
+    __device__ __forceinline__ explicit few_lane(const struct few_params &p)
     {
-        const int lane = threadIdx.x & 31, g = lane >> 2, groups = p.m.record_groups;
+        const int lane = threadIdx.x & 31, g = lane >> 2;
+        const int column = ((lane >> 3) ^ (lane & 7)) << 4; // in the 128-byte swizzle
+        codes = kept(lane * 16);
+        x = kept((lane & 7) * 128 + column);
+        x_4 = kept((lane & 7) * 128 + (column ^ 64));
+        scales = kept(g * p.m.record_groups);
+        eight = kept(8 * p.m.record_groups);
+        zero = kept(CODE == DT_U4 ? word_codes<T, CODE>::zero(p.m.zero) : 0);
+    }
+};
+
+/* Adds a chunk: `from` is a slot of the warp's ring, x the chunk's rows. The sums are too small by
+ * word_codes::FACTOR. The loop is short, since fetching code takes longer than running it. */
+template <typename T, enum dtype CODE, int PER_GROUP, int NT, bool IS_LONG>
+__device__ __forceinline__ void add_chunk(const struct few_params &p,
+                                          const struct few_lane<T, CODE> &mine, const char *from,
+                                          const char *x, float (&acc)[2][NT][4])
+{
+    using S = few_shape<CODE, PER_GROUP, NT>;
+    using W = word_codes<T, CODE>;
+    constexpr bool IS_WHOLE = PER_GROUP == CODED_WORDS; // the chunk is a group
+    float sum[2][NT][4];
+    uint32_t zero[2][2];
+    auto read_zeros = [&](int at) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint4 v =
-                *(const uint4 *)(codes + places[h] * S::ROW_BYTES + chunk * CODED_TILE_BYTES +
-                                 halves[h] * 512 + lane * 16);
-            words[h][0] = v.x, words[h][1] = v.y, words[h][2] = v.z, words[h][3] = v.w;
-            const char *scales =
-                small + places[h] * S::CHUNKS * S::SCALE_BYTES + record * p.m.record_bytes;
-            const uint8_t *zeros =
-                (const uint8_t *)small +
-                S::CHUNKS * (S::TILES * S::SCALE_BYTES + places[h] * S::ZERO_BYTES) +
-                record * CODED_ROWS * groups;
+        for (int i = 0; i < 4; i++) {
+            zero[i / 2][i % 2] = mine.zero;
+        }
+        if (CODE == DT_U4 && p.m.zeros) {
 #pragma unroll
-            for (int i = 0; i < N_SCALES; i++) {
-                const int at = PER_GROUP == 4 ? halves[h] * 8 + g
-                                              : (halves[h] * 8 + g) * groups + i * groups / 4;
-                scale[i][h] = scale_at<CODE>(scales, at);
-                if (CODE == DT_U4) {
-                    zero[i][h] = zero_pair<T>(p.m.zeros ? zeros[at] : p.m.zero);
+            for (int i = 0; i < 4; i++) {
+                const uint8_t *zeros = (const uint8_t *)from + S::ZEROS + i / 2 * S::ZERO_BYTES;
+                zero[i / 2][i % 2] = W::zero(zeros[at + i % 2 * mine.eight]);
+            }
+        }
+    };
+    if (IS_WHOLE) {
+        clear(sum);
+        read_zeros(mine.scales);
+    }
+#pragma unroll(IS_LONG ? 2 : 1)
+    for (int half = 0; half < 2; half++) {
+        uint2 words[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            words[i / 2][i % 2] = *(const uint2 *)(from + mine.codes + i * 512 + half * 8);
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int at =
+                mine.scales + (IS_WHOLE ? 0 : (half * 2 + j) * p.m.record_groups / CODED_WORDS);
+            if (!IS_WHOLE) {
+                clear(sum);
+                read_zeros(at);
+            }
+            uint32_t b[NT][4];
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                ldmatrix_x4(b[n], x + (j == 0 ? mine.x : mine.x_4) + n * 1024);
+            }
+            uint32_t a[2][2][4];
+#pragma unroll
+            for (int f = 0; f < 2; f++) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    uint32_t pairs[4];
+                    W::make(j == 0 ? words[f][h].x : words[f][h].y, zero[f][h], pairs);
+                    a[0][f][h] = pairs[0];
+                    a[0][f][h + 2] = pairs[1];
+                    a[1][f][h] = pairs[2];
+                    a[1][f][h + 2] = pairs[3];
                 }
             }
-        }
-    }
-
-    /* The operand of step i of the chunk's eight steps. */
-    __device__ __forceinline__ void make(int i, uint32_t (&a)[4]) const
-    {
-        const int word = i / 2, group = word / PER_GROUP;
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
+            for (int step = 0; step < 2; step++) {
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                a[2 * k + h] = pair_of<T, CODE>(words[h][word], i % 2 * 2 + k,
-                                                CODE == DT_U4 ? zero[group][h] : 0);
+                for (int n = 0; n < NT; n++) {
+#pragma unroll
+                    for (int f = 0; f < 2; f++) {
+                        mma_16x8x16(sum[f][n], a[step][f], b[n][2 * step], b[n][2 * step + 1], T());
+                    }
+                }
+            }
+            if (!IS_WHOLE) {
+                add_group<CODE, S, NT>(from, at, at + mine.eight, sum, acc);
             }
         }
+        x += S::CHUNK_X / 2;
     }
-};
-
-/* Multiplies a chunk with x at an address of shared memory, converting the next words while the
- * tensor cores work on the previous ones. */
-template <typename T, enum dtype CODE, int PER_GROUP, int N, typename C>
-__device__ __forceinline__ void add_chunk(const C &codes, uint32_t x, float (&sums)[N / 2])
-{
-    constexpr int BOX_BYTES = N * BOX * 2;
-    float d[N / 2];
-    uint32_t a[2 * CODED_WORDS][4];
-#pragma unroll
-    for (int word = 0; word < CODED_WORDS; word++) {
-        codes.make(2 * word, a[2 * word]);
-        codes.make(2 * word + 1, a[2 * word + 1]);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int step = 2 * word + i;
-            wgmma<T, N>::rk(d, a[step], wgmma_operand(x + step / 4 * BOX_BYTES + step % 4 * 32, 0),
-                            word % PER_GROUP > 0 || i > 0);
-        }
-        wgmma_commit();
-        if ((word + 1) % PER_GROUP > 0) {
-            continue;
-        }
-        wgmma_wait<0>();
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            asm volatile("" : "+f"(d[i])::"memory");
-        }
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            sums[i] = fmaf(d[i], codes.scale[word / PER_GROUP][i / 2 % 2], sums[i]);
-        }
+    if (IS_WHOLE) {
+        add_group<CODE, S, NT>(from, mine.scales, mine.scales + mine.eight, sum, acc);
     }
 }
 
-/* Converts one element of D to what is stored. */
+/* Converts one element of the product to what is stored. */
 template <typename T>
-__device__ __forceinline__ void put(const struct four_params &p, void *y, bool is_float, int64_t at,
-                                    float v)
+__device__ __forceinline__ void put(const struct few_params &p, int64_t at, float v)
 {
-    if (is_float) {
-        float *to = (float *)y + at;
+    if (p.is_float) {
+        float *to = (float *)p.y + at;
         *to = p.accumulate ? *to + v : v;
     } else {
-        T *to = (T *)y + at;
+        T *to = (T *)p.y + at;
         *to = from_float<T>(p.accumulate ? to_float(*to) + v : v);
     }
 }
 
-/* d[4 j + 2 h + e]: feature h of the thread's two features, row 8 j + 2 t + e. */
-template <typename T, int N>
-__device__ __forceinline__ void store(const struct four_params &p, bool is_float,
-                                      const float (&d)[N / 2], int32_t first_row, int64_t part,
-                                      const int32_t (&feature)[2])
+/* Stores an item's outputs; sums[warp, S::RING / 4] are what each warp has left. */
+template <typename T, enum dtype CODE, typename S, int NT>
+__device__ __forceinline__ void store(const struct few_params &p, const struct item &it,
+                                      const struct few_share &share, const float *sums)
 {
-    const int t = threadIdx.x & 3;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (feature[h] < 0 || feature[h] >= p.n_out || (p.gated && h == 1)) {
+    const int n = (p.gated ? share.n_pairs : 2 * share.n_pairs) * CODED_ROWS << p.row_bits;
+    const int step = share.n_pairs * (S::RING / 4);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += WARPS * 32) {
+        /* Rows of eight in an order without bank conflicts. */
+        const int feature = i % 16, tile = i / 16 >> p.row_bits;
+        int r = i / 16 & ((1 << p.row_bits) - 1);
+        if (p.row_bits >= 3) {
+            r = (r & ~7) | (r & 3) << 1 | (r >> 2 & 1);
+        }
+        const int pair = p.gated ? tile : tile / 2, f = p.gated ? 0 : tile % 2;
+        const int32_t row = it.row_tile * S::ROWS + r;
+        const int32_t out = tile_of(p, it.first_tile + pair, f) * CODED_ROWS + feature;
+        if (row >= p.n_rows || out >= p.n_out) {
             continue;
         }
-        const float bias = p.bias ? p.bias[feature[h]] : 0.0f;
-        const float up_bias = p.bias && p.gated ? p.bias[feature[1]] : 0.0f;
-#pragma unroll
-        for (int i = 0; i < N / 4; i++) {
-            const int32_t row = first_row + i / 2 * 8 + 2 * t + i % 2;
-            float v = d[i / 2 * 4 + 2 * h + i % 2] + bias;
-            if (p.gated) { // as in two ops, the product is rounded first
-                const float up = d[i / 2 * 4 + 2 + i % 2] + up_bias;
-                v = silu_gated(to_float(from_float<T>(v)), to_float(from_float<T>(up)));
-            }
-            if (row < p.n_rows) {
-                put<T>(p, p.y, is_float, part + row * p.y_stride + feature[h], v);
-            }
+        const int lane = feature % 8 * 4 + r % 8 / 2, e = feature / 8 * 2 + r % 2;
+        const float *from = sums + pair * (S::RING / 4) + ((f * NT + r / 8) * 4 + e) * 32 + lane;
+        float v = 0.0f, up = 0.0f; // `up` is not used unless gated
+#pragma unroll 4
+        for (int k = 0; k < share.n_slices; k++) {
+            v += from[k * step];
+            up += from[k * step + (p.gated ? NT * 128 : 0)];
         }
+        v *= 1.0f / word_codes<T, CODE>::FACTOR;
+        v += p.bias ? p.bias[out] : 0.0f;
+        if (p.gated) { // as in two ops, the product is rounded first
+            up *= 1.0f / word_codes<T, CODE>::FACTOR;
+            up += p.bias ? p.bias[p.n_out + out] : 0.0f;
+            v = silu_gated(to_float(from_float<T>(v)), to_float(from_float<T>(up)));
+        }
+        put<T>(p, it.run * p.part_stride + row * p.y_stride + out, v);
     }
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP, int N, int GROUPS, bool IS_FLOAT>
-__device__ __forceinline__ void compute(const struct four_params &p, char *boxes, char *small,
-                                        struct four_ring *ring)
+/* Once per block, when weights are on their way. If blocks of two products fit side by side,
+ * triggering before the wait would start the one after next too early. */
+__device__ __forceinline__ void start_block(const struct few_params &p, struct x_ring *ring)
 {
-    using S = four_shape<CODE, PER_GROUP, N, GROUPS>;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
-    const int places[2] = {p.gated ? warp & ~1 : warp, p.gated ? warp | 1 : warp};
-    const int halves[2] = {p.gated ? warp & 1 : 0, p.gated ? warp & 1 : 1};
-    struct four_walk at(p);
+    if (p.is_full) {
+        pdl_trigger();
+    }
+    if (threadIdx.x == 0) {
 #pragma unroll 1
-    for (; at.item < p.n_items; at.enter(p, at.item + (int32_t)gridDim.x)) {
-        four_codes<T, CODE, PER_GROUP, S> codes;
-        float sums[N / 2];
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            sums[i] = 0.0f;
+        for (int i = 0; i < x_ring::MOST; i++) {
+            barrier_init(&ring->full[i], 1);
+            barrier_init(&ring->empty[i], (int)blockDim.x / 32);
         }
+        barrier_init_done();
+    }
+    __syncthreads();
+    pdl_wait(); // until then another kernel may own y
+    if (!p.is_full) {
+        pdl_trigger();
+    }
+}
+
+template <typename T, enum dtype CODE, int PER_GROUP, int NT, bool IS_LONG>
+__device__ __forceinline__ void compute(const struct few_params &p, const CUtensorMap *x_map,
+                                        char *xs, char *rings, struct x_ring *x_ring)
+{
+    using S = few_shape<CODE, PER_GROUP, NT>;
+    const int lane = threadIdx.x & 31;
+    char *ring = rings + (threadIdx.x >> 5) * S::RING;
+    x_walk<S> x(x_map, xs, x_ring);
+    const few_lane<T, CODE> mine(p);
+    bool is_first = true;
 #pragma unroll 1
-        for (; at.chunk < at.end; at.chunk += S::CHUNKS, at.next_stage(p)) {
-            const char *from = boxes + at.stage * S::BOXES_BYTES;
-            const int32_t n = min(S::CHUNKS, at.end - at.chunk);
-            const int32_t record = at.chunk >> p.m.record_shift;
-            barrier_wait(&ring->full_w[at.stage], at.parity);
-            barrier_wait(&ring->full_x[at.stage], at.parity);
+    for (int32_t which = (int32_t)blockIdx.x; which < p.plan.n_items; which += (int32_t)gridDim.x) {
+        const struct item it = item_at(p.plan, which);
+        const struct few_share share(p, it);
+        few_copies<S> copies(p, it, share, ring);
 #pragma unroll 1
-            for (int32_t c = 0; c < n; c++) {
-                codes.read(p, from + S::CODES, small + at.stage * S::SMALL_BYTES, places, halves, c,
-                           ((at.chunk + c) >> p.m.record_shift) - record);
-                add_chunk<T, CODE, PER_GROUP, N>(codes, smem_address(from) + c * S::X_BYTES, sums);
+        for (int s = 0; s < S::SLOTS - 1; s++) {
+            copies.fetch();
+        }
+        float acc[2][NT][4];
+        clear(acc);
+        if (is_first) {
+            start_block(p, x_ring);
+        }
+        is_first = false;
+        x.begin(it);
+        const int32_t n_chunks = it.end_chunk - it.first_chunk;
+        /* If nothing more is loaded into the slots of x, no warp has to leave them. */
+        const bool keeps_x = x.n_slots <= S::X_SLOTS && p.plan.n_items <= (int32_t)gridDim.x;
+        int slot = 0, chunk = share.slice < share.n_slices ? share.slice : n_chunks;
+#pragma unroll 1
+        while (chunk < n_chunks || !keeps_x) {
+            cp_async_wait<S::SLOTS - 2>();
+            __syncwarp(); // scales are other lanes' copies; also all lanes have read the slot that
+                          // is refilled next
+            copies.fetch();
+            const char *rows = x.go_to(chunk < n_chunks ? chunk : x.n_slots * S::X_CHUNKS);
+            if (chunk >= n_chunks) {
+                break;
             }
-            if (lane == 0) {
-                barrier_arrive(&ring->empty[at.stage]);
-            }
+            add_chunk<T, CODE, PER_GROUP, NT, IS_LONG>(p, mine, ring + slot, rows, acc);
+            slot = slot + S::SLOT == S::RING ? 0 : slot + S::SLOT;
+            chunk += share.n_slices;
         }
-        int32_t feature[2];
+        cp_async_wait<0>();
+        __syncwarp();
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int32_t tile = tile_at(p, at.band(p), places[h]);
-            feature[h] = tile < 0 ? -1 : tile * CODED_ROWS + halves[h] * 8 + g;
+        for (int i = 0; i < 2 * NT * 4; i++) {
+            ((float *)ring)[i * 32 + lane] = acc[i / (NT * 4)][i / 4 % NT][i % 4];
         }
-        store<T, N>(p, IS_FLOAT, sums, at.first_row(p, N),
-                    at.item / p.n_row_tiles / p.n_bands * p.part_stride, feature);
+        __syncthreads();
+        store<T, CODE, S, NT>(p, it, share, (const float *)rings);
+        __syncthreads(); // before the rings are filled again
     }
 }
 
 #endif // HAVE_SM90A
 
-template <typename T, enum dtype CODE, int PER_GROUP, int N, int GROUPS>
-__global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
-    gemm_four_kernel(const __grid_constant__ struct four_params p,
-                     const __grid_constant__ CUtensorMap x_map, bool is_float)
+template <typename T, enum dtype CODE, int PER_GROUP, int NT, bool IS_LONG>
+__global__ void __launch_bounds__(WARPS * 32, 1)
+    gemm_four_kernel(const __grid_constant__ struct few_params p,
+                     const __grid_constant__ CUtensorMap x_map)
 {
 #if HAVE_SM90A
-    using S = four_shape<CODE, PER_GROUP, N, GROUPS>;
+    using S = few_shape<CODE, PER_GROUP, NT>;
     extern __shared__ char smem_raw[];
-    __shared__ struct four_ring ring;
-    char *boxes = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
-    char *small = boxes + S::STAGES * S::BOXES_BYTES;
-    const int warp = threadIdx.x >> 5;
-    if (threadIdx.x == 0) {
-#pragma unroll 1
-        for (int i = 0; i < p.n_stages; i++) {
-            barrier_init(&ring.full_w[i], 1);
-            barrier_init(&ring.full_x[i], 1);
-            barrier_init(&ring.empty[i], p.n_groups * 4);
-        }
-        barrier_init_done();
-    }
-    __syncthreads();
-    if (warp == GROUPS * 4) {
-        load_weights<S>(p, boxes, small, &ring);
-    } else if (threadIdx.x == GROUPS * 128 + 32) {
-        pdl_wait();
-        load_x<S, N>(p, &x_map, boxes, &ring);
-    }
-    if (warp >= p.n_groups * 4) {
-        pdl_wait();
-        return;
-    }
-    /* If blocks of two products fit side by side, triggering now would start the one after next too
-     * early. */
-    if (p.is_full) {
-        pdl_trigger();
-    }
-    pdl_wait(); // until then another kernel may own y
-    if (!p.is_full) {
-        pdl_trigger();
-    }
-    if (is_float) {
-        compute<T, CODE, PER_GROUP, N, GROUPS, true>(p, boxes, small, &ring);
-    } else {
-        compute<T, CODE, PER_GROUP, N, GROUPS, false>(p, boxes, small, &ring);
-    }
+    __shared__ struct x_ring ring;
+    char *xs = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
+    compute<T, CODE, PER_GROUP, NT, IS_LONG>(p, &x_map, xs, xs + S::X_SLOTS * S::X_SLOT, &ring);
 #endif
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
-static int32_t row_tile(int32_t n_rows)
+template <typename T, enum dtype CODE, int PER_GROUP, int NT, bool IS_LONG = false>
+static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
+                              const struct coded_args *a, int32_t n_sms)
 {
-    static const int32_t tiles[] = {16, 32, 64, 128};
-    for (int32_t n : tiles) {
-        if (n_rows <= n) {
-            return n;
-        }
-    }
-    return 128;
-}
-
-static int32_t up(int64_t a, int64_t b)
-{
-    return (int32_t)((a + b - 1) / b);
-}
-
-/* Chooses the band and the split of K with the shortest schedule. The cost is what the busiest
- * multiprocessor reads (x comes from the L2 cache at a third of the price) plus the start and end
- * of each item. */
-static void choose(const struct coded_matrix *m, const struct coded_args *a, int32_t n_sms,
-                   size_t sums_bytes, struct four_params *p)
-{
-    const int32_t n = row_tile(a->n_rows), most = n == 128 ? 8 : 16;
-    const int32_t n_row_tiles = up(a->n_rows, n), step = a->gated ? 2 : 1;
-    const int64_t one = (int64_t)a->n_rows * m->n_out * (int64_t)sizeof(float);
-    const bool may_cut = sums_bytes > 0 && !a->gated && !a->accumulate && a->y_dtype != DT_F32;
-    int64_t best = INT64_MAX;
-    for (int32_t runs = 1; runs <= (may_cut ? (int32_t)MAX_RUNS : 1); runs++) {
-        if (runs > m->n_chunks || (runs > 1 && runs * one > (int64_t)sums_bytes)) {
-            break;
-        }
-        for (int32_t tiles = step; tiles <= most; tiles += step) {
-            const int32_t n_bands = up(m->n_tiles, tiles);
-            const int64_t n_items = (int64_t)n_bands * runs * n_row_tiles;
-            const int64_t stage = tiles * 1100 + n * 256 / 3 + 600;
-            const int64_t sums = runs > 1 ? runs * one * 2 / n_sms : 0;
-            const int64_t cost =
-                up(n_items, n_sms) * (up(m->n_chunks, runs) * stage + 16384) + sums;
-            if (cost < best) {
-                best = cost;
-                p->tiles = tiles;
-                p->n_bands = n_bands;
-                p->n_runs = runs;
-            }
-        }
-    }
-    p->n_row_tiles = n_row_tiles;
-    p->n_items = p->n_bands * p->n_runs * n_row_tiles;
-    p->n_groups = up(p->tiles, 4);
-}
-
-extern "C" bool gemm_four_takes(const struct coded_matrix *m, const struct coded_args *a,
-                                int32_t sm)
-{
-    return sm == 90 && gemm_coded_takes(m, a) && m->code != DT_E4M3 && m->n_experts == 1 &&
-           m->n_in % BOX == 0 && !a->n_list && a->n_rows >= MIN_ROWS && a->n_rows <= MAX_ROWS &&
-           (!a->gated || (a->activation == ACT_SILU && a->y_dtype == a->x_dtype));
-}
-
-template <typename T, enum dtype CODE, int PER_GROUP, int N>
-static cudaError_t launch_four(cudaStream_t stream, struct four_params p,
-                               const struct coded_args *a, int32_t n_sms)
-{
-    constexpr int GROUPS = N == 128 ? 2 : 4;
-    using S = four_shape<CODE, PER_GROUP, N, GROUPS>;
-    static_assert(S::STAGES >= 2 && S::BOXES_BYTES % 1024 == 0, "");
-    const auto kernel = gemm_four_kernel<T, CODE, PER_GROUP, N, GROUPS>;
+    using S = few_shape<CODE, PER_GROUP, NT>;
+    const auto kernel = gemm_four_kernel<T, CODE, PER_GROUP, NT, IS_LONG>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          S::SMEM); // the attribute is per device, and ranks have
                                                    // one device each
@@ -508,33 +457,30 @@ static cudaError_t launch_four(cudaStream_t stream, struct four_params p,
     if (e == cudaSuccess) {
         const cuuint64_t dims[3] = {BOX, (cuuint64_t)a->n_rows, (cuuint64_t)(p.m.n_in / BOX)};
         const cuuint64_t strides[2] = {(cuuint64_t)a->x_stride * 2, BOX * 2};
-        const cuuint32_t box[3] = {BOX, N, S::CHUNKS * (CHUNK / BOX)};
+        const cuuint32_t box[3] = {BOX, S::ROWS, S::X_CHUNKS * (CHUNK / BOX)};
         e = tensor_map(&x_map, a->x, a->x_dtype == DT_BF16, 3, dims, strides, box);
     }
     if (e != cudaSuccess) {
         return e;
     }
-    p.n_stages = S::STAGES;
-    p.is_full = p.n_items * 3 > n_sms * 2;
-    const bool is_float = p.n_runs > 1 || a->y_dtype == DT_F32;
-    return launch(kernel, dim3((unsigned)(p.n_items < n_sms ? p.n_items : n_sms)), dim3(S::THREADS),
-                  S::SMEM, stream, p, x_map, is_float);
+    const int32_t n_items = p.plan.n_items;
+    return launch(kernel, dim3((unsigned)(n_items < n_sms ? n_items : n_sms)), dim3(WARPS * 32),
+                  S::SMEM, stream, p, x_map);
 }
 
 template <typename T, enum dtype CODE, int PER_GROUP>
-static cudaError_t by_rows(cudaStream_t stream, const struct four_params &p,
+static cudaError_t by_rows(cudaStream_t stream, const struct few_params &p,
                            const struct coded_args *a, int32_t n_sms)
 {
-    switch (row_tile(a->n_rows)) {
-    case 16: return launch_four<T, CODE, PER_GROUP, 16>(stream, p, a, n_sms);
-    case 32: return launch_four<T, CODE, PER_GROUP, 32>(stream, p, a, n_sms);
-    case 64: return launch_four<T, CODE, PER_GROUP, 64>(stream, p, a, n_sms);
-    default: return launch_four<T, CODE, PER_GROUP, 128>(stream, p, a, n_sms);
+    if (a->n_rows > 8 && getenv("FOUR_LONG")) {
+        return launch_few<T, CODE, PER_GROUP, MOST_NT, true>(stream, p, a, n_sms);
     }
+    return a->n_rows <= 8 ? launch_few<T, CODE, PER_GROUP, 1>(stream, p, a, n_sms)
+                          : launch_few<T, CODE, PER_GROUP, MOST_NT>(stream, p, a, n_sms);
 }
 
 template <typename T>
-static cudaError_t by_code(cudaStream_t stream, const struct four_params &p,
+static cudaError_t by_code(cudaStream_t stream, const struct few_params &p,
                            const struct coded_args *a, int32_t n_sms)
 {
     if (p.m.code == DT_E2M1) {
@@ -544,13 +490,46 @@ static cudaError_t by_code(cudaStream_t stream, const struct four_params &p,
                                   : by_rows<T, DT_U4, 1>(stream, p, a, n_sms);
 }
 
+static struct item_plan plan_of(const struct coded_matrix *m, const struct coded_args *a,
+                                int32_t n_sms, size_t sums_bytes)
+{
+
+    const bool may_cut = sums_bytes > 0 && !a->gated && !a->accumulate && a->y_dtype != DT_F32;
+    struct item_costs c = {};
+    c.n_tiles = items_up(m->n_tiles, 2); // pairs
+    c.n_chunks = m->n_chunks;
+    c.n_row_tiles = 1;
+    c.most_tiles = WARPS;
+    c.most_runs = may_cut ? (int32_t)MAX_RUNS : 1;
+    c.tile_bytes = 2 * (CODED_TILE_BYTES + m->record_bytes);
+    c.x_bytes = a->n_rows * CHUNK * 2;
+    c.sums_bytes = (int64_t)a->n_rows * m->n_out * (int64_t)sizeof(float);
+    c.most_sums_bytes = (int64_t)sums_bytes;
+    c.n_sms = n_sms;
+    return plan_items(c);
+}
+
+extern "C" bool gemm_four_takes(const struct coded_matrix *m, const struct coded_args *a,
+                                int32_t sm)
+{
+    return sm == 90 && gemm_coded_takes(m, a) && m->code != DT_E4M3 && m->n_experts == 1 &&
+           m->n_in % BOX == 0 && !a->n_list && a->n_rows >= 1 && a->n_rows <= FOUR_MOST_ROWS &&
+           (!a->gated || (a->activation == ACT_SILU && a->y_dtype == a->x_dtype));
+}
+
 extern "C" cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix *m,
                                  const struct coded_args *a, int32_t n_sms, size_t sums_bytes,
                                  struct sum_parts *sums)
 {
-    struct four_params p = {};
-    choose(m, a, n_sms, sums_bytes, &p);
-    const bool cut = p.n_runs > 1;
+    if (a->n_rows > FOUR_SOME_ROWS || (a->n_rows > MOST_NT * 8 && four_is_exact(m, a->n_rows))) {
+        return gemm_four_many(stream, m, a, n_sms, sums_bytes, sums);
+    }
+    if (a->n_rows > MOST_NT * 8) {
+        return gemm_four_some(stream, m, a, n_sms, sums_bytes, sums);
+    }
+    struct few_params p = {};
+    p.plan = plan_of(m, a, n_sms, sums_bytes);
+    const bool cut = p.plan.runs.n_parts > 1;
     p.m = *m;
     p.y = cut ? (void *)(uintptr_t)sums->first : a->y;
     p.bias = cut ? nullptr : a->bias;
@@ -560,8 +539,18 @@ extern "C" cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix 
     p.part_stride = cut ? sums->stride : 0;
     p.accumulate = a->accumulate;
     p.gated = a->gated;
+    for (int i = 0; i < 2; i++) {
+        const int32_t n_pairs = p.plan.bands.size + i > 0 ? p.plan.bands.size + i : 1;
+        p.slices[i] = (int32_t)WARPS / n_pairs;
+        p.inverse[i] = (1 << 16) / n_pairs + 1;
+    }
+    while (1 << p.row_bits < a->n_rows) {
+        p.row_bits++;
+    }
+    p.is_float = cut || a->y_dtype == DT_F32;
+    p.is_full = p.plan.n_items * 3 > n_sms * 2;
     if (sums) {
-        sums->n = cut ? p.n_runs : 0;
+        sums->n = cut ? p.plan.runs.n_parts : 0;
     }
     return a->x_dtype == DT_BF16 ? by_code<bf16_t>(stream, p, a, n_sms)
                                  : by_code<f16_t>(stream, p, a, n_sms);

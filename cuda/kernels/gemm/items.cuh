@@ -50,6 +50,12 @@ static inline __host__ __device__ int32_t item_part(const struct item_cut &c, in
     return i * c.size + (i < c.n_larger ? i : c.n_larger);
 }
 
+/* The things of the largest part. */
+static inline int32_t item_most(const struct item_cut &c)
+{
+    return c.size + (c.n_larger > 0 ? 1 : 0);
+}
+
 /* Items with the same band follow each other, so that its weights are still in the L2 cache. */
 static inline __host__ __device__ struct item item_at(const struct item_plan &p, int32_t which)
 {

@@ -227,4 +227,76 @@ __device__ __forceinline__ struct pick pick_row(const float *in, const float *co
     return mine;
 }
 
+/* The same for up to 256 experts without groups, in registers: a chain of few steps, and little
+ * code. Ranks may differ from pick_row's where two scores differ by less than softmax rounds. */
+__device__ __forceinline__ struct pick pick_plain(const float *in, const float *correction,
+                                                  const float *expert_scale,
+                                                  const struct route_params &p)
+{
+    enum { EACH = 8 };
+    const int lane = threadIdx.x & 31;
+    float score[EACH], top = -INFINITY, sum = 0.0f;
+    uint32_t key[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int e = lane + 32 * i;
+        score[i] = e < p.n_experts ? in[e] : -INFINITY;
+        top = fmaxf(top, score[i]);
+    }
+    if (p.scoring == MOE_SOFTMAX_TOPK) {
+        top = warp_max(top);
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int e = lane + 32 * i;
+        if (p.scoring == MOE_SOFTMAX_TOPK) {
+            score[i] = __expf(score[i] - top);
+            sum += score[i];
+        } else if (p.scoring == MOE_SIGMOID) {
+            score[i] = __fdividef(1.0f, 1.0f + __expf(-score[i]));
+        }
+        const float more = correction && e < p.n_experts ? correction[e] : 0.0f;
+        key[i] = e < p.n_experts ? ordered(score[i] + more) : 0u;
+    }
+    if (p.scoring == MOE_SOFTMAX_TOPK) {
+        const float by = 1.0f / warp_sum(sum);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            score[i] *= by;
+            if (correction) { // which is added to the quotient
+                const int e = lane + 32 * i;
+                key[i] = e < p.n_experts ? ordered(score[i] + correction[e]) : 0u;
+            }
+        }
+    }
+    struct pick mine = {0, 0.0f};
+    float total = 0.0f, best = 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < p.k; j++) {
+        const int id = take_best<EACH>(key);
+        float w = score[0];
+#pragma unroll
+        for (int i = 1; i < EACH; i++) {
+            w = id >> 5 == i ? score[i] : w;
+        }
+        w = __shfl_sync(0xffffffffu, w, id & 31);
+        if (p.scoring == MOE_TOPK_SOFTMAX) {
+            best = j == 0 ? w : best;
+            w = __expf(w - best);
+        }
+        total += w;
+        if (lane == j) {
+            mine.weight = w;
+            mine.id = id;
+        }
+    }
+    if (p.scoring == MOE_TOPK_SOFTMAX) {
+        mine.weight /= total;
+    } else if (p.renormalise) {
+        mine.weight /= p.scoring == MOE_SIGMOID ? total + 1e-20f : total;
+    }
+    mine.weight *= expert_scale ? p.scale * expert_scale[mine.id] : p.scale;
+    return mine;
+}
+
 #endif

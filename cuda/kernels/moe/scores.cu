@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A router's scores of many rows, on the tensor cores. The router is fp32, and its scores decide
  * between experts, so each weight is written as a sum of three bf16 numbers: the three products
- * with bf16 rows are exact, and added in fp32. A block computes ROWS rows by EXPERTS experts, a
- * warp 16 of the rows; the split is made on the way to shared memory. Bound by reading both
- * operands from the L2 cache. */
+ * with bf16 rows are exact, and added in fp32. A block computes ROWS rows by EXPERTS experts (fewer
+ * if there are few blocks; a score has the same bits), a warp 16 of the rows; the split is made on
+ * the way to shared memory. Bound by reading both operands from the L2 cache. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/kernels.h"
 
-enum { ROWS = 128, EXPERTS = 64, DEPTH = 64, TERMS = 3, PAD = 8 };
+enum { ROWS = 128, MOST_EXPERTS = 64, FEW_EXPERTS = 16, DEPTH = 64, TERMS = 3, PAD = 8 };
 enum { WARPS = ROWS / 16, THREADS = WARPS * 32 };
-enum { RUNS = EXPERTS * DEPTH / 4 / THREADS }; // float4 of the router that a thread splits
 
-struct scores_room {
+/* float4 of the router that a thread splits */
+template <int EXPERTS> static constexpr int RUNS = EXPERTS * DEPTH / 4 / THREADS;
+
+template <int EXPERTS> struct scores_room {
     bf16_t x[2][ROWS][DEPTH + PAD];
     bf16_t w[2][TERMS][EXPERTS][DEPTH + PAD];
 };
@@ -47,11 +49,12 @@ __device__ __forceinline__ static int32_t run_col(int j)
     return (threadIdx.x + j * THREADS) % (DEPTH / 4) * 4;
 }
 
-__device__ __forceinline__ static void load_router(const struct scores_params &p, float4 (&w)[RUNS],
-                                                   int32_t k)
+template <int EXPERTS>
+__device__ __forceinline__ static void load_router(const struct scores_params &p,
+                                                   float4 (&w)[RUNS<EXPERTS>], int32_t k)
 {
 #pragma unroll
-    for (int j = 0; j < RUNS; j++) {
+    for (int j = 0; j < RUNS<EXPERTS>; j++) {
         const int32_t e = blockIdx.y * EXPERTS + run_row(j), at = k + run_col(j);
         const bool is = e < p.n_experts && at < p.hidden;
         w[j] = is ? *(const float4 *)(p.router + (int64_t)e * p.hidden + at)
@@ -59,11 +62,12 @@ __device__ __forceinline__ static void load_router(const struct scores_params &p
     }
 }
 
+template <int EXPERTS>
 __device__ __forceinline__ static void split_router(bf16_t (*to)[EXPERTS][DEPTH + PAD],
-                                                    const float4 (&w)[RUNS])
+                                                    const float4 (&w)[RUNS<EXPERTS>])
 {
 #pragma unroll
-    for (int j = 0; j < RUNS; j++) {
+    for (int j = 0; j < RUNS<EXPERTS>; j++) {
         float left[4] = {w[j].x, w[j].y, w[j].z, w[j].w};
 #pragma unroll
         for (int t = 0; t < TERMS; t++) {
@@ -78,6 +82,7 @@ __device__ __forceinline__ static void split_router(bf16_t (*to)[EXPERTS][DEPTH 
     }
 }
 
+template <int EXPERTS>
 __device__ __forceinline__ static void multiply(const bf16_t (*x)[DEPTH + PAD],
                                                 const bf16_t (*w)[EXPERTS][DEPTH + PAD],
                                                 float (&sum)[EXPERTS / 8][4])
@@ -101,14 +106,15 @@ __device__ __forceinline__ static void multiply(const bf16_t (*x)[DEPTH + PAD],
     }
 }
 
+template <int EXPERTS>
 __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_params p)
 {
     extern __shared__ __align__(16) char memory[];
-    scores_room &m = *(scores_room *)memory;
+    scores_room<EXPERTS> &m = *(scores_room<EXPERTS> *)memory;
     float sum[EXPERTS / 8][4] = {};
-    float4 w[RUNS];
-    load_router(p, w, 0);
-    split_router(m.w[0], w);
+    float4 w[RUNS<EXPERTS>];
+    load_router<EXPERTS>(p, w, 0);
+    split_router<EXPERTS>(m.w[0], w);
     pdl_wait();
     pdl_trigger();
     load_x(p, m.x[0], 0);
@@ -119,12 +125,12 @@ __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_pa
         const bool more = k + DEPTH < p.hidden;
         if (more) {
             load_x(p, m.x[stage ^ 1], k + DEPTH);
-            load_router(p, w, k + DEPTH);
+            load_router<EXPERTS>(p, w, k + DEPTH);
         }
         cp_async_commit();
-        multiply(m.x[stage], m.w[stage], sum);
+        multiply<EXPERTS>(m.x[stage], m.w[stage], sum);
         if (more) {
-            split_router(m.w[stage ^ 1], w);
+            split_router<EXPERTS>(m.w[stage ^ 1], w);
         }
     }
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -147,9 +153,22 @@ bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype,
            hidden % 8 == 0 && vec_ok(a->x.mem.p, a->x.stride, hidden, sizeof(bf16_t));
 }
 
+template <int EXPERTS>
+static cudaError_t launch_scores(cudaStream_t stream, const struct scores_params &p)
+{
+    const size_t n_bytes = sizeof(scores_room<EXPERTS>);
+    const dim3 grid((p.n_rows + ROWS - 1) / ROWS, (p.n_experts + EXPERTS - 1) / EXPERTS);
+    const cudaError_t e = cudaFuncSetAttribute(
+        route_many_kernel<EXPERTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
+    return e != cudaSuccess
+               ? e
+               : launch(route_many_kernel<EXPERTS>, grid, dim3(THREADS), n_bytes, stream, p);
+}
+
 cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
                          const float *bias, int32_t hidden, float *logits)
 {
+    enum { FEW_BLOCKS = 66 }; // half of a device's multiprocessors
     const struct scores_params p = {(const bf16_t *)a->x.mem.p,
                                     router,
                                     bias,
@@ -158,12 +177,7 @@ cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, co
                                     a->n_rows,
                                     a->n_experts,
                                     hidden};
-    const size_t n_bytes = sizeof(scores_room);
-    const cudaError_t e = cudaFuncSetAttribute(
-        route_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
-    return e != cudaSuccess
-               ? e
-               : launch(route_many_kernel,
-                        dim3((a->n_rows + ROWS - 1) / ROWS, (a->n_experts + EXPERTS - 1) / EXPERTS),
-                        dim3(THREADS), n_bytes, stream, p);
+    const int32_t n = (p.n_rows + ROWS - 1) / ROWS * ((p.n_experts - 1) / MOST_EXPERTS + 1);
+    return n <= FEW_BLOCKS ? launch_scores<FEW_EXPERTS>(stream, p)
+                           : launch_scores<MOST_EXPERTS>(stream, p);
 }

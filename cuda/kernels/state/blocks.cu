@@ -133,8 +133,13 @@ __global__ void __launch_bounds__(THREADS) state_inputs_kernel(struct blocks_par
 
 template <typename T, int KEY> struct scores_room {
     static constexpr int LD = KEY + 8; // padded so that ldmatrix has no bank conflicts
-    T q[BLOCK][LD], k[BLOCK][LD];
-    float lower[BLOCK][BLOCK + 4], g[BLOCK], strength[BLOCK];
+    union {
+        struct {
+            T q[BLOCK][LD], k[BLOCK][LD];
+        };
+        float lower[BLOCK][BLOCK + 4]; // once q and k have been read
+    };
+    float g[BLOCK], strength[BLOCK];
 };
 
 /* The first warp computes sums of log decays, and the strength of each row's value. */
@@ -257,6 +262,7 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
         }
     }
     T *scores = (T *)p.scores + of_head * BLOCK * BLOCK;
+    __syncthreads();
 #pragma unroll
     for (int n = 0; n < BLOCK / 8; n++) {
 #pragma unroll

@@ -261,13 +261,16 @@ __device__ __forceinline__ static void multiply(struct rows_part &sum, const T (
                                                 const T (*b)[LD_B])
 {
     const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5 & 3) * 16;
+    uint32_t rows[K / 16][4], columns[K / 16][4];
 #pragma unroll
-    for (int k = 0; k < K; k += 16) {
-        uint32_t rows[4], columns[4];
-        ldmatrix_x4(rows, &a[first + (lane & 15)][k + (lane >> 4) * 8]);
-        load_columns<T>(columns, b, k);
-        mma_16x8x16(sum.x[0], rows, columns[0], columns[1], T());
-        mma_16x8x16(sum.x[1], rows, columns[2], columns[3], T());
+    for (int i = 0; i < K / 16; i++) {
+        ldmatrix_x4(rows[i], &a[first + (lane & 15)][i * 16 + (lane >> 4) * 8]);
+        load_columns<T>(columns[i], b, i * 16);
+    }
+#pragma unroll
+    for (int i = 0; i < K / 16; i++) {
+        mma_16x8x16(sum.x[0], rows[i], columns[i][0], columns[i][1], T());
+        mma_16x8x16(sum.x[1], rows[i], columns[i][2], columns[i][3], T());
     }
 }
 
@@ -278,16 +281,24 @@ __device__ __forceinline__ static void multiply_two(struct rows_part &sum, struc
                                                     const T (*b)[LD_B])
 {
     const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5 & 3) * 16;
+    constexpr int AHEAD = K / 16 < 4 ? K / 16 : 4; // steps whose operands are loaded together
 #pragma unroll
-    for (int k = 0; k < K; k += 16) {
-        uint32_t rows[4], other_rows[4], columns[4];
-        load_columns<T>(columns, b, k);
-        ldmatrix_x4(rows, &a[first + (lane & 15)][k + (lane >> 4) * 8]);
-        ldmatrix_x4(other_rows, &of_other[first + (lane & 15)][k + (lane >> 4) * 8]);
-        mma_16x8x16(sum.x[0], rows, columns[0], columns[1], T());
-        mma_16x8x16(sum.x[1], rows, columns[2], columns[3], T());
-        mma_16x8x16(other.x[0], other_rows, columns[0], columns[1], T());
-        mma_16x8x16(other.x[1], other_rows, columns[2], columns[3], T());
+    for (int k = 0; k < K; k += 16 * AHEAD) {
+        uint32_t rows[AHEAD][4], other_rows[AHEAD][4], columns[AHEAD][4];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int at = k + i * 16 + (lane >> 4) * 8;
+            load_columns<T>(columns[i], b, k + i * 16);
+            ldmatrix_x4(rows[i], &a[first + (lane & 15)][at]);
+            ldmatrix_x4(other_rows[i], &of_other[first + (lane & 15)][at]);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            mma_16x8x16(sum.x[0], rows[i], columns[i][0], columns[i][1], T());
+            mma_16x8x16(sum.x[1], rows[i], columns[i][2], columns[i][3], T());
+            mma_16x8x16(other.x[0], other_rows[i], columns[i][0], columns[i][1], T());
+            mma_16x8x16(other.x[1], other_rows[i], columns[i][2], columns[i][3], T());
+        }
     }
 }
 
@@ -387,38 +398,54 @@ __device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
         a *= e;
         b *= e;
     });
+    uint32_t columns[BLOCK / 16][4];
 #pragma unroll
-    for (int k = 0; k < BLOCK; k += 16) {
-        uint32_t columns[4];
-        load_columns<T>(columns, m.u_decayed, k);
+    for (int k = 0; k < BLOCK / 16; k++) {
+        load_columns<T>(columns[k], m.u_decayed, k * 16);
+    }
 #pragma unroll
-        for (int i = 0; i < s.MF; i++) {
-            uint32_t keys[4]; // operand k^T
+    for (int i = 0; i < s.MF; i++) {
+        uint32_t keys[BLOCK / 16][4]; // operand k^T
+#pragma unroll
+        for (int k = 0; k < BLOCK / 16; k++) {
             ldmatrix_x4_transposed(
-                keys,
-                &in.k[k + (lane & 7) + (lane >> 4) * 8][first + i * 16 + (lane >> 3 & 1) * 8]);
-            mma_16x8x16(s.x[i][0], keys, columns[0], columns[1], T());
-            mma_16x8x16(s.x[i][1], keys, columns[2], columns[3], T());
+                keys[k],
+                &in.k[k * 16 + (lane & 7) + (lane >> 4) * 8][first + i * 16 + (lane >> 3 & 1) * 8]);
+        }
+#pragma unroll
+        for (int k = 0; k < BLOCK / 16; k++) {
+            mma_16x8x16(s.x[i][0], keys[k], columns[k][0], columns[k][1], T());
+            mma_16x8x16(s.x[i][1], keys[k], columns[k][2], columns[k][3], T());
         }
     }
 }
 
-/* Like kept_of, but the warp searches the list together. */
-__device__ static char *kept_by_warp(const struct blocks_params &p, const struct scan &w,
-                                     int32_t boundary)
+/* The sequence's next snapshot. Searching the pass's list at every boundary would take longer than
+ * the block's products. */
+struct next_keep {
+    int32_t pos;
+    char *record;
+};
+
+/* The first snapshot at a boundary from `from` on; the warp searches the list together. */
+__device__ static struct next_keep find_keep(const struct blocks_params &p, const struct scan &w,
+                                             int32_t from)
 {
     const struct pass_view &pass = p.pass;
-    for (int32_t first = 0; first < pass.counts->n_keeps; first += 32) {
-        const int32_t i = first + (threadIdx.x & 31);
-        const bool is = i < pass.counts->n_keeps && pass.keeps[i].lane == w.seq.lane &&
-                        pass.keeps[i].pos == boundary;
-        const unsigned found = __ballot_sync(0xffffffffu, is);
-        if (found) {
-            const int32_t slot = pass.keeps[first + __ffs((int)found) - 1].slot;
-            return p.state.snapshots + (int64_t)(slot - p.state.max_lanes) * p.state.record_bytes;
+    const int32_t n = pass.counts->n_keeps;
+    int32_t pos = INT32_MAX, slot = p.state.max_lanes;
+    for (int32_t i = threadIdx.x & 31; i < n; i += 32) {
+        const struct state_keep keep = pass.keeps[i];
+        if (keep.lane == w.seq.lane && keep.pos >= from && keep.pos % BLOCK == 0 &&
+            keep.pos < pos) {
+            pos = keep.pos;
+            slot = keep.slot;
         }
     }
-    return NULL;
+    const int32_t first = __reduce_min_sync(0xffffffffu, pos);
+    const unsigned found = __ballot_sync(0xffffffffu, pos == first);
+    slot = __shfl_sync(0xffffffffu, slot, __ffs((int)found) - 1);
+    return {first, p.state.snapshots + (int64_t)(slot - p.state.max_lanes) * p.state.record_bytes};
 }
 
 /* Stores the boundary at the block's end: to the lane, unless later boundaries of this launch
@@ -426,17 +453,21 @@ __device__ static char *kept_by_warp(const struct blocks_params &p, const struct
 template <typename T, int KEY>
 __device__ static void keep_boundary(const struct blocks_params &p, const struct scan &w,
                                      const struct block_item &b, int32_t left,
-                                     struct state_part<KEY> &s)
+                                     struct state_part<KEY> &s, struct next_keep &keep)
 {
     const int32_t boundary = b.begin + BLOCK;
+    const bool is_kept = keep.pos == boundary;
     char *const records[2] = {left <= p.state.n_records ? record_of(p.state, w.seq.lane, boundary)
                                                         : NULL,
-                              kept_by_warp(p, w, boundary)};
+                              is_kept ? keep.record : NULL};
     for (int i = 0; i < 2; i++) {
         if (records[i]) {
             store_state(p, w, records[i], s);
             store_tail<T, KEY>(p, w, boundary, records[i]);
         }
+    }
+    if (is_kept) {
+        keep = find_keep(p, w, boundary + 1);
     }
 }
 
@@ -445,9 +476,10 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
                                   struct scan_room<T, KEY, DELTA> &m)
 {
     struct state_part<KEY> s;
-    load_state(p, w, item_of(w.seq, w.nth).begin, s);
     load_stage(p, w, 0, &m.stages[0]);
     cp_async_commit();
+    load_state(p, w, item_of(w.seq, w.nth).begin, s);
+    struct next_keep keep = find_keep(p, w, item_of(w.seq, w.nth).begin + 1);
     for (int32_t i = 0; i < w.n; i++) {
         const struct stage<T, KEY, DELTA> &in = m.stages[i & 1];
         const struct block_item b = item_of(w.seq, w.nth + i);
@@ -473,7 +505,7 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
         }
         if (b.end == BLOCK) {
             move_on(m, in, s);
-            keep_boundary<T>(p, w, b, w.n - 1 - i, s);
+            keep_boundary<T>(p, w, b, w.n - 1 - i, s, keep);
         }
         if (b.is_last) {
             store_inputs<T, KEY>(p, w);

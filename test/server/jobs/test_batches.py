@@ -215,7 +215,7 @@ def test_a_key_sees_its_own_alone():
 def test_a_full_store_says_so_and_loses_nothing():
     with tempfile.TemporaryDirectory() as folder:
         with Server(real=True, max_model_len=1024, data_dir=folder, data_max_bytes="2MiB") as s:
-            lines = [line("r%d" % i, {"prompt": "Count", "max_tokens": 300, "ignore_eos": True}) for i in range(60)]
+            lines = [line("r%d" % i, {"prompt": "Count", "max_tokens": 120, "ignore_eos": True}) for i in range(60)]
             b = create(s, upload(s, "".join(lines)).json()["id"]).json()["id"]
             ballast = []
             for size in (1 << 19, 1 << 17, 1 << 15, 1 << 13, 1 << 10):

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Products with 4-bit weights: checked against a naive product of the dequantised weight, and
+ * timed. */
+#include "bench/ops/bench.cuh"
+#include "cuda/gemm.h"
+
+#include <cmath>
+#include <cstring>
+
+/* A random weight in the layout of cuda/coded.h. Scales are powers of two, so that the dequantised
+ * numbers are exact. */
+struct four_weight {
+    struct coded_matrix m;
+    std::vector<void *> memory;
+
+    /* group: inputs that share a scale, at most 128. */
+    four_weight(struct rng &r, enum dtype code, int n_out, int n_in, int group, bool zeros) : m()
+    {
+        m.code = code;
+        m.scale = code == DT_E2M1 ? DT_E8M0 : DT_F32;
+        m.zero = code == DT_U4 ? 8 : 0;
+        m.n_out = n_out;
+        m.n_in = n_in;
+        m.n_experts = 1;
+        m.n_tiles = (n_out + CODED_ROWS - 1) / CODED_ROWS;
+        m.n_chunks = (n_in + 127) / 128;
+        m.record_groups = 128 / group;
+        m.n_records = m.n_chunks;
+        m.record_bytes = CODED_ROWS * m.record_groups * (int)dtype_bytes(m.scale);
+        std::vector<uint32_t> codes((size_t)m.n_tiles * m.n_chunks * CODED_TILE_BYTES / 4);
+        for (uint32_t &c : codes) {
+            c = r.next();
+        }
+        m.tiles = keep(codes);
+        const size_t n = (size_t)m.n_tiles * m.n_records * CODED_ROWS * m.record_groups;
+        std::vector<uint8_t> bytes(n), zero(n);
+        std::vector<float> floats(n);
+        for (size_t i = 0; i < n; i++) {
+            const int e = r.between(-9, -4);
+            bytes[i] = (uint8_t)(127 + e);
+            floats[i] = ldexpf(1.0f, e);
+            zero[i] = (uint8_t)r.between(0, 16);
+        }
+        m.scales = code == DT_E2M1 ? keep(bytes) : keep(floats);
+        m.zeros = zeros ? keep(zero) : nullptr;
+    }
+    four_weight(const four_weight &) = delete;
+    ~four_weight()
+    {
+        for (void *p : memory) {
+            CHECK(cudaFree(p));
+        }
+    }
+    template <typename T> const uint8_t *keep(const std::vector<T> &v)
+    {
+        memory.push_back(device_copy(v));
+        return (const uint8_t *)memory.back();
+    }
+};
+
+enum { SUMS_BYTES = 32 << 20 };
+
+/* Random shapes, formats and numbers of rows; partial sums are added up. */
+void bench_four_check(struct rng &r)
+{
+    static const int groups[] = {32, 64, 128};
+    const enum dtype code = r.below(4) ? DT_U4 : DT_E2M1;
+    const bool gated = r.below(3) == 0;
+    int n_out = r.between(1, r.below(4) ? 1500 : 9000);
+    if (gated) {
+        n_out = (n_out + 31) / 32 * 32;
+    }
+    const int n_in = 64 * r.between(1, r.below(4) ? 40 : 140);
+    const int group = code == DT_E2M1 ? 32 : groups[r.below(3)];
+    const struct four_weight w(r, code, n_out, n_in, group, code == DT_U4 && r.below(2));
+    struct coded_args a = {};
+    a.x_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    a.y_dtype = gated || r.below(2) ? a.x_dtype : DT_F32;
+    static const int most[] = {8, 16, 32, 64, 128, 256};
+    a.n_rows = r.between(1, most[r.below(6)]);
+    a.x_stride = n_in + 8 * r.below(3);
+    const int width = gated ? n_out / 2 : n_out;
+    a.y_stride = width + r.below(9);
+    a.accumulate = !gated && r.below(4) == 0;
+    a.gated = gated;
+    a.activation = ACT_SILU;
+    const size_t n_y = (size_t)a.n_rows * a.y_stride;
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
+    void *y = device_new<float>(n_y), *expanded = device_new<float>((size_t)n_out * n_in / 2 + 64);
+    float *bias = device_new<float>(n_out), *sums = device_new<float>(SUMS_BYTES / 4);
+    float *expected = device_new<float>((size_t)a.n_rows * n_out);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(),
+         gated ? 0.02f : 1.0f); // 16 bits hold gate * up
+    fill(bias, DT_F32, n_out, r.next(), 1.0f);
+    if (a.accumulate) {
+        fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
+    } else {
+        CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
+    }
+    a.x = x;
+    a.y = y;
+    a.bias = r.below(2) ? bias : nullptr;
+    CHECK(coded_expand(0, &w.m, 0, n_out, expanded, a.x_dtype));
+    struct gemm_args g = {};
+    g.x = x;
+    g.weight = expanded;
+    g.y = y;
+    g.bias = a.bias;
+    g.x_dtype = g.w_dtype = a.x_dtype;
+    g.y_dtype = a.y_dtype;
+    g.n_rows = a.n_rows;
+    g.n_out = n_out;
+    g.n_in = n_in;
+    g.x_stride = (int32_t)a.x_stride;
+    g.y_stride = (int32_t)a.y_stride;
+    g.accumulate = a.accumulate;
+    bench_naive(g, expected);
+    CHECK(cudaDeviceSynchronize());
+    struct sum_parts left = {sums, a.bias, (int64_t)a.n_rows * n_out, n_out, 0};
+    const bool may_split = r.below(2);
+    if (!gemm_four_takes(&w.m, &a, 90)) {
+        printf("gemm_four FAILED: it does not take %d x %d x %d\n", a.n_rows, n_out, n_in);
+        bench_failures++;
+    }
+    CHECK(cudaMemset(sums, 0xff, SUMS_BYTES));
+    CHECK(gemm_four(0, &w.m, &a, 132, may_split ? (size_t)SUMS_BYTES : 0, &left));
+    if (left.n > 0) {
+        CHECK(gemm_join(0, &g, &left));
+    }
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
+    std::vector<float> want = to_host(expected, DT_F32, (size_t)a.n_rows * n_out), got;
+    if (gated) {
+        want = bench_silu_gated(want, a.n_rows, width, a.x_dtype);
+    }
+    bool kept = true;
+    for (int i = 0; i < a.n_rows; i++) {
+        const size_t row = (size_t)i * a.y_stride;
+        got.insert(got.end(), all.begin() + row, all.begin() + row + width);
+        for (int c = width; c < a.y_stride && !a.accumulate; c++) {
+            kept = kept && std::isnan(all[row + c]);
+        }
+    }
+    double tolerance = 1e-5;
+    if (a.y_dtype != DT_F32) {
+        tolerance = (a.y_dtype == DT_F16 ? 1e-3 : 5e-3) * (gated ? 2 : 1);
+    }
+    const double d = distance(got, want);
+    if (!kept || !(d < tolerance)) {
+        printf(
+            "gemm_four FAILED: %d x %d x %d code %d group %d zeros %d dtype %d -> %d acc %d bias "
+            "%d gated %d parts %d: distance %g, padding kept %d\n",
+            a.n_rows, n_out, n_in, code, group, w.m.zeros != nullptr, a.x_dtype, a.y_dtype,
+            a.accumulate, a.bias != nullptr, gated, left.n, d, kept);
+        bench_failures++;
+    }
+    for (void *p : {x, y, expanded, (void *)bias, (void *)sums, (void *)expected}) {
+        CHECK(cudaFree(p));
+    }
+}
+
+/* The products of an 8B model's layer, int4 in groups of 128; of other formats gate_up alone. */
+void bench_four_time()
+{
+    static const struct {
+        const char *name;
+        int n, k;
+        bool gated;
+    } shapes[] = {{"qkv", 6144, 4096, false},
+                  {"o", 4096, 4096, false},
+                  {"gate_up with SiLU", 28672, 4096, true},
+                  {"down", 4096, 14336, false}};
+    enum { MOST = 256, COPIES = 4 };
+    void *x = device_new<float>((size_t)MOST * 14336 / 2), *y = device_new<float>(MOST * 14336);
+    float *sums = device_new<float>(SUMS_BYTES / 4);
+    fill(x, DT_BF16, (int64_t)MOST * 14336, 4, 1.0f);
+    printf("products with 4-bit weights, us (parts left as sums), in a graph of dependent launches "
+           "over rotating weights\n%-20s",
+           "rows");
+    static const int rows[] = {1, 8, 16, 32, 64, 128, 256};
+    for (int m : rows) {
+        printf(" %9d", m);
+    }
+    printf("\n");
+    struct rng r = {7};
+    for (enum dtype code : {DT_U4, DT_E2M1}) {
+        for (const auto &s : shapes) {
+            if (code == DT_E2M1 && !s.gated) {
+                continue;
+            }
+            /* Copies in one allocation each, so that the L2 cache has none of them. */
+            const int n_copies = s.gated ? COPIES : 4 * COPIES;
+            std::vector<struct four_weight *> weights;
+            for (int i = 0; i < n_copies; i++) {
+                weights.push_back(
+                    new four_weight(r, code, s.n, s.k, code == DT_U4 ? 128 : 32, false));
+            }
+            printf("%-5s%-15s", code == DT_U4 ? "int4" : "mx", s.name);
+            for (int m : rows) {
+                struct coded_args a = {};
+                a.x = x;
+                a.y = y;
+                a.x_dtype = a.y_dtype = DT_BF16;
+                a.n_rows = m;
+                a.x_stride = s.k;
+                a.y_stride = s.gated ? s.n / 2 : s.n;
+                a.gated = s.gated;
+                a.activation = ACT_SILU;
+                struct sum_parts left = {sums, nullptr, (int64_t)m * s.n, s.n, 0};
+                const double us = time_us(16, [&](cudaStream_t stream, int i) {
+                    CHECK(gemm_four(stream, &weights[i % n_copies]->m, &a, 132, SUMS_BYTES, &left));
+                });
+                printf(" %6.1f(%d)", us, left.n);
+            }
+            printf("\n");
+            for (struct four_weight *w : weights) {
+                delete w;
+            }
+        }
+    }
+    for (void *p : {x, y, (void *)sums}) {
+        CHECK(cudaFree(p));
+    }
+}

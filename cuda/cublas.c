@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The functions of cuBLASLt that are used, forwarded to the library, which the first call loads. It
+ * has half a gigabyte, and to link with it would cost every start of the program a tenth of a
+ * second of processor time, whether or not it uses a GPU. */
+#include "engine/base/log.h"
+#include "engine/base/optional.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <pthread.h>
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define LIBRARY "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
+
+// clang-format off
+#define CALLS(_)                                                                                       \
+    _(cublasLtCreate, (cublasLtHandle_t *handle), (handle))                                            \
+    _(cublasLtDestroy, (cublasLtHandle_t handle), (handle))                                            \
+    _(cublasLtMatmulDescCreate, (cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,              \
+                                 cudaDataType_t scale), (desc, compute, scale))                        \
+    _(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t desc), (desc))                                  \
+    _(cublasLtMatmulDescSetAttribute, (cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what, \
+                                       const void *value, size_t n_bytes), (desc, what, value, n_bytes)) \
+    _(cublasLtMatrixLayoutCreate, (cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,   \
+                                   uint64_t cols, int64_t stride), (layout, type, rows, cols, stride)) \
+    _(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t layout), (layout))                          \
+    _(cublasLtMatrixLayoutSetAttribute, (cublasLtMatrixLayout_t layout,                                \
+                                         cublasLtMatrixLayoutAttribute_t what, const void *value,      \
+                                         size_t n_bytes), (layout, what, value, n_bytes))              \
+    _(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t *preference), (preference))          \
+    _(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t preference), (preference))          \
+    _(cublasLtMatmulPreferenceSetAttribute, (cublasLtMatmulPreference_t preference,                    \
+                                             cublasLtMatmulPreferenceAttributes_t what,                \
+                                             const void *value, size_t n_bytes),                       \
+      (preference, what, value, n_bytes))                                                              \
+    _(cublasLtMatmulAlgoGetHeuristic, (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,             \
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,             \
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,             \
+                                       cublasLtMatmulPreference_t preference, int wanted,              \
+                                       cublasLtMatmulHeuristicResult_t *results, int *found),          \
+      (handle, desc, a, b, c, d, preference, wanted, results, found))                                  \
+    _(cublasLtMatmul, (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,          \
+                       const void *a, cublasLtMatrixLayout_t a_layout, const void *b,                  \
+                       cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,               \
+                       cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,      \
+                       const cublasLtMatmulAlgo_t *algo, void *workspace, size_t n_bytes,              \
+                       cudaStream_t stream),                                                           \
+      (handle, desc, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algo, workspace, \
+       n_bytes, stream))
+// clang-format on
+
+#define SLOT(name, parameters, arguments) __typeof__(&name) name;
+static struct {
+    CALLS(SLOT)
+} real;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void find(void *library, const char *name, void *slot)
+{
+    *(void **)slot = dlsym(library, name);
+    if (!*(void **)slot) {
+        log_error("this " LIBRARY " lacks %s", name);
+    }
+}
+
+static void load(void)
+{
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *why = dlerror();
+        log_error("the GPU backend needs cuBLASLt: %s", or_empty(why));
+        return;
+    }
+#define FIND(name, parameters, arguments) find(library, #name, &real.name);
+    CALLS(FIND)
+}
+
+/* Hidden, so that the library's own calls do not come here. */
+#define FORWARD(name, parameters, arguments)                                                       \
+    __attribute__((visibility("hidden"))) cublasStatus_t name parameters                           \
+    {                                                                                              \
+        pthread_once(&once, load);                                                                 \
+        return real.name ? real.name arguments : CUBLAS_STATUS_NOT_INITIALIZED;                    \
+    }
+CALLS(FORWARD)

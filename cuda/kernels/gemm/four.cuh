@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The kernels among which gemm_four (cuda/gemm.h) chooses, besides its own of few rows. Thread: the
+ * rank's owner. */
+#ifndef SLUICE_CUDA_GEMM_FOUR_CUH
+#define SLUICE_CUDA_GEMM_FOUR_CUH
+
+#include "cuda/gemm.h"
+
+enum { FOUR_SOME_ROWS = 32, FOUR_MOST_ROWS = 256 }; // the most that each of them takes
+
+extern "C" {
+cudaError_t gemm_four_some(cudaStream_t stream, const struct coded_matrix *m,
+                           const struct coded_args *a, int32_t n_sms, size_t sums_bytes,
+                           struct sum_parts *sums);
+cudaError_t gemm_four_many(cudaStream_t stream, const struct coded_matrix *m,
+                           const struct coded_args *a, int32_t n_sms, size_t sums_bytes,
+                           struct sum_parts *sums);
+/* Whether gemm_four_many sums each group apart and scales the sums; otherwise it scales the codes.
+ */
+bool four_is_exact(const struct coded_matrix *m, int32_t n_rows);
+}
+
+#endif

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and 33 to 256 rows, on Hopper, as
+ * four_units.cuh describes. Codes are scaled in fp32 and rounded once to bf16 or fp16, as when a
+ * weight is dequantised, so that the tensor cores sum all of K; the next operand is made while they
+ * work on the previous one. */
+#include "cuda/kernels/gemm/four_units.cuh"
+
+#if HAVE_SM90A
+
+template <typename T, enum dtype CODE, int PER_GROUP, int UNITS, int BLOCKS>
+__device__ __forceinline__ void compute(const struct many_params &p, const char *xs, char *rings,
+                                        struct x_ring *x_ring)
+{
+    using S = many_shape<CODE, PER_GROUP, UNITS, BLOCKS>;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    char *ring = rings + warp * S::RING;
+    const uint32_t x0 = smem_address(xs);
+    x_place<S::X_SLOTS> at;
+    bool is_first = true;
+#pragma unroll 1
+    for (int32_t which = (int32_t)blockIdx.x; which < p.plan.n_items; which += (int32_t)gridDim.x) {
+        const struct item it = item_at(p.plan, which);
+        many_copies<S> copies(p, it);
+#pragma unroll 1
+        for (int s = 0; s < S::SLOTS - 1; s++) {
+            copies.fetch(p, ring);
+        }
+        if (is_first) {
+            wait_for_previous(p);
+        }
+        is_first = false;
+        constexpr int ACCUMULATORS = S::UNITS * S::BLOCKS;
+        float d[ACCUMULATORS][BLOCK_ROWS / 2];
+        many_codes<T, CODE, PER_GROUP, S> codes;
+        uint32_t a[2][4][4];
+        int from = 0, last = -1; // slots of the ring, and of x
+        int add = 0;
+#pragma unroll 1
+        for (int32_t chunk = it.first_chunk; chunk < it.end_chunk; chunk++) {
+            cp_async_wait<S::SLOTS - 2>();
+            __syncwarp(); // scales are other lanes' copies; also all lanes have read the slot that
+                          // is refilled next
+            copies.fetch(p, ring);
+            codes.read(p, ring + from);
+            from = from + S::SLOT == S::RING ? 0 : from + S::SLOT;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint32_t x = x0 + at.slot * S::X_SLOT;
+#pragma unroll
+                for (int unit = 0; unit < S::UNITS; unit++) {
+                    const int which_a = S::UNITS == 2 ? unit : half; // the other one is in use
+                    codes.make(unit, half, a[which_a]);
+                    if (unit == 0) {
+                        barrier_wait(&x_ring->full[at.slot], at.parity);
+                    }
+                    wgmma_fence();
+#pragma unroll
+                    for (int step = 0; step < 4; step++) {
+#pragma unroll
+                        for (int b = 0; b < BLOCKS; b++) {
+                            wgmma<T, BLOCK_ROWS>::rk(
+                                d[unit * BLOCKS + b], a[which_a][step],
+                                wgmma_operand(x + b * BLOCK_ROWS * BOX * 2 + step * 32, 0),
+                                step > 0 ? 1 : add);
+                        }
+                    }
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    if (unit == 0 && last >= 0 && lane == 0) {
+                        barrier_arrive(&x_ring->empty[last]);
+                    }
+                }
+                last = at.slot;
+                at.next();
+                add = 1;
+            }
+        }
+        wgmma_wait<0>();
+        if (lane == 0) {
+            barrier_arrive(&x_ring->empty[last]);
+        }
+#pragma unroll
+        for (int i = 0; i < ACCUMULATORS * BLOCK_ROWS / 2; i++) {
+            asm volatile("" : "+f"(d[i / (BLOCK_ROWS / 2)][i % (BLOCK_ROWS / 2)])::"memory");
+        }
+        cp_async_wait<0>();
+#pragma unroll 1
+        for (int i = 0; i < ACCUMULATORS; i++) { // one copy of the code, for the first accumulator
+            store<T, BLOCK_ROWS>(p, it, warp * S::UNITS + i / S::BLOCKS,
+                                 it.row_tile * S::ROWS + i % S::BLOCKS * BLOCK_ROWS, (float *)ring,
+                                 d[0]);
+            if (ACCUMULATORS == 2) {
+#pragma unroll
+                for (int k = 0; k < BLOCK_ROWS / 2; k++) {
+                    d[0][k] = d[ACCUMULATORS - 1][k];
+                }
+            }
+        }
+        __syncwarp(); // before the ring is filled again
+    }
+}
+#endif // HAVE_SM90A
+
+template <typename T, enum dtype CODE, int PER_GROUP, int UNITS, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, 1)
+    gemm_four_many_kernel(const __grid_constant__ struct many_params p,
+                          const __grid_constant__ CUtensorMap x_map)
+{
+#if HAVE_SM90A
+    run_block<many_shape<CODE, PER_GROUP, UNITS, BLOCKS>>(
+        p, &x_map, [&](const char *xs, char *rings, struct x_ring *ring) {
+            compute<T, CODE, PER_GROUP, UNITS, BLOCKS>(p, xs, rings, ring);
+        });
+#endif
+}
+
+/* ---- host ------------------------------------------------------------------------------------ */
+
+/* The best plan of blocks whose warps have this many units, and its cost. A chunk takes a block as
+ * long as the tensor cores need for all its units, or as loading x, whether or not all units are of
+ * the band: measured, in bytes that a multiprocessor reads in that time. */
+static struct item_plan plan_of(const struct coded_matrix *m, const struct coded_args *a,
+                                int32_t n_sms, size_t sums_bytes, int32_t n_units, int64_t *cost)
+{
+    enum { ONE_BYTES = 32 << 10, TWO_BYTES = 52 << 10 };
+    const int32_t n_blocks = items_up(a->n_rows, BLOCK_ROWS);
+    const bool may_cut = sums_bytes > 0 && !a->gated && !a->accumulate && a->y_dtype != DT_F32;
+    struct item_costs c = {};
+    c.n_tiles = a->gated ? m->n_tiles / 2 : m->n_tiles;
+    c.n_chunks = m->n_chunks;
+    c.n_row_tiles = 1;
+    c.most_tiles = WARPS * n_units / (a->gated ? 2 : 1);
+    c.most_runs = may_cut ? (int32_t)MAX_RUNS : 1;
+    c.x_bytes = 3 * (n_units * n_blocks == 1 ? ONE_BYTES : TWO_BYTES);
+    c.sums_bytes = (int64_t)a->n_rows * m->n_out * (int64_t)sizeof(float);
+    c.most_sums_bytes = (int64_t)sums_bytes;
+    c.n_sms = n_sms;
+    const struct item_plan p = plan_items(c);
+    *cost = items_cost(c, p.bands.n_parts, p.runs.n_parts);
+    return p;
+}
+
+template <typename T, enum dtype CODE, int PER_GROUP, int UNITS, int BLOCKS>
+static cudaError_t launch_many(cudaStream_t stream, const struct many_params &p,
+                               const struct coded_args *a, int32_t n_sms)
+{
+    return launch_units<many_shape<CODE, PER_GROUP, UNITS, BLOCKS>>(
+        stream, gemm_four_many_kernel<T, CODE, PER_GROUP, UNITS, BLOCKS>, p, a, n_sms);
+}
+
+template <typename T, enum dtype CODE, int PER_GROUP>
+static cudaError_t by_shape(cudaStream_t stream, const struct many_params &p,
+                            const struct coded_args *a, int32_t n_sms)
+{
+    if (a->n_rows > BLOCK_ROWS) {
+        return launch_many<T, CODE, PER_GROUP, 1, 2>(stream, p, a, n_sms);
+    }
+    return p.n_units == 2 ? launch_many<T, CODE, PER_GROUP, 2, 1>(stream, p, a, n_sms)
+                          : launch_many<T, CODE, PER_GROUP, 1, 1>(stream, p, a, n_sms);
+}
+
+template <typename T>
+static cudaError_t by_code(cudaStream_t stream, const struct many_params &p,
+                           const struct coded_args *a, int32_t n_sms)
+{
+    if (p.m.code == DT_E2M1) {
+        return by_shape<T, DT_E2M1, 1>(stream, p, a, n_sms);
+    }
+    return p.m.record_groups == 1 ? by_shape<T, DT_U4, 4>(stream, p, a, n_sms)
+                                  : by_shape<T, DT_U4, 1>(stream, p, a, n_sms);
+}
+
+extern "C" cudaError_t gemm_four_many(cudaStream_t stream, const struct coded_matrix *m,
+                                      const struct coded_args *a, int32_t n_sms, size_t sums_bytes,
+                                      struct sum_parts *sums)
+{
+    struct many_params p = {};
+    int64_t cost, other_cost;
+    p.n_units = 1;
+    p.plan = plan_of(m, a, n_sms, sums_bytes, 1, &cost);
+    if (a->n_rows <= BLOCK_ROWS) {
+        const struct item_plan other = plan_of(m, a, n_sms, sums_bytes, 2, &other_cost);
+        if (other_cost < cost || four_is_exact(m, a->n_rows)) {
+            p.plan = other;
+            p.n_units = 2;
+        }
+    }
+    const bool cut = p.plan.runs.n_parts > 1;
+    p.m = *m;
+    p.y = cut ? (void *)(uintptr_t)sums->first : a->y;
+    p.bias = cut ? nullptr : a->bias;
+    p.n_rows = a->n_rows;
+    p.n_out = a->gated ? m->n_out / 2 : m->n_out;
+    p.y_stride = cut ? sums->width : a->y_stride;
+    p.part_stride = cut ? sums->stride : 0;
+    p.accumulate = a->accumulate;
+    p.gated = a->gated;
+    p.is_float = cut || a->y_dtype == DT_F32;
+    p.is_aligned = !a->accumulate && (uintptr_t)p.y % 16 == 0 && p.y_stride % 8 == 0 &&
+                   p.part_stride % 8 == 0 && p.n_out % 8 == 0;
+    p.is_full = p.plan.n_items * 3 > n_sms * 2;
+    if (sums) {
+        sums->n = cut ? p.plan.runs.n_parts : 0;
+    }
+    if (four_is_exact(m, a->n_rows)) {
+        return launch_exact(stream, p, a, n_sms);
+    }
+    return a->x_dtype == DT_BF16 ? by_code<bf16_t>(stream, p, a, n_sms)
+                                 : by_code<f16_t>(stream, p, a, n_sms);
+}

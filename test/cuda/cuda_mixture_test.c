@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+/* All of a mixture in one op, as models have it: the norm before it, the router, the experts and
+ * the shared expert, against separate ops of the scalar backend. */
+#include "engine/device/ops_default.h"
+#include "test/cuda/cuda_pass.h"
+
+#include <stdlib.h>
+
+#define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
+
+/* A mixture with the shared experts and its router as models have them. */
+struct mixture_case {
+    int32_t n_rows, n_experts, k, hidden, ffn, shared;
+    bool gate, bias;
+    enum moe_scoring scoring;
+    int32_t n_group, topk_group;
+    enum activation kind;
+};
+
+/* The args of both backends. */
+struct mixture {
+    struct moe_route_args route[2];
+    struct moe_ffn_args ffn[2];
+    struct shared_expert_args shared[2];
+    struct row_gate_args gate[2];
+    struct norm_args norm[2];
+    struct pair_tensor y, residual;
+};
+
+static struct pair_weight matrix(struct pair *p, int32_t n_out, int32_t n_in)
+{
+    return weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, false,
+                       1.0f / sqrtf((float)n_in));
+}
+
+/* The shared experts have weights of their own and may have a gate per row. */
+static void add_shared(struct pair *p, const struct mixture_case *c, struct mixture *m,
+                       const struct pair_tensor *x)
+{
+    const struct pair_weight up = matrix(p, 2 * c->shared, c->hidden);
+    const struct pair_weight down = matrix(p, c->hidden, c->shared);
+    const struct pair_weight gate = vector_make(p, c->hidden, 0.1f);
+    const struct pair_tensor in = tensor_poisoned(p, c->n_rows, 2 * c->shared, p->dtype);
+    const struct pair_tensor out = tensor_poisoned(p, c->n_rows, c->shared, p->dtype);
+    for (int b = 0; b < 2; b++) {
+        m->gate[b] = (struct row_gate_args){.x = x->t[b],
+                                            .y = m->y.t[b],
+                                            .weight = gate.w[b],
+                                            .n_rows = c->n_rows,
+                                            .x_width = c->hidden,
+                                            .y_width = c->hidden};
+        m->shared[b] = (struct shared_expert_args){
+            .up = {.weight = up.w[b], .x = x->t[b], .y = in.t[b], .n_rows = c->n_rows},
+            .act = {.x = in.t[b],
+                    .out = out.t[b],
+                    .n_rows = c->n_rows,
+                    .width = c->shared,
+                    .kind = c->kind,
+                    .gated = true,
+                    .shape = ACT_SHAPE_PUBLISHED},
+            .down = {.weight = down.w[b],
+                     .x = out.t[b],
+                     .y = m->y.t[b],
+                     .n_rows = c->n_rows,
+                     .partial = true},
+            .gate = c->gate ? &m->gate[b] : NULL};
+    }
+}
+
+/* The norm that makes x of the residual and of what y holds before. */
+static void add_norm(struct pair *p, const struct mixture_case *c, struct mixture *m,
+                     const struct pair_tensor *x)
+{
+    const struct pair_weight weight = vector_make(p, c->hidden, 0.2f);
+    m->y = tensor_random(p, c->n_rows, c->hidden, c->hidden + 16, 1.0f);
+    m->residual = tensor_random(p, c->n_rows, c->hidden, c->hidden + 24, 2.0f);
+    for (int b = 0; b < 2; b++) {
+        m->norm[b] = (struct norm_args){.x = m->residual.t[b],
+                                        .delta = m->y.t[b],
+                                        .out = x->t[b],
+                                        .weight = weight.w[b],
+                                        .n_rows = c->n_rows,
+                                        .width = c->hidden,
+                                        .kind = NORM_RMS,
+                                        .eps = 1e-6f,
+                                        .weight_offset = 1.0f,
+                                        .delta_scale = 0.7f,
+                                        .x_scale = c->gate ? 0.8f : 0.0f};
+    }
+}
+
+/* Everything that ops_moe needs, on both backends. */
+static void make_mixture(struct pair *p, const struct mixture_case *c, struct mixture *m,
+                         bool normed)
+{
+    const struct pair_weight up = weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, 2 * c->ffn,
+                                              c->hidden, c->bias, 1.0f / sqrtf((float)c->hidden));
+    const struct pair_weight down =
+        weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, c->hidden, c->ffn, c->bias,
+                    1.0f / sqrtf((float)c->ffn));
+    const struct pair_weight router =
+        weight_make(p, WEIGHT_LINEAR, DT_F32, 1, c->n_experts, c->hidden, c->bias, 0.3f);
+    const struct pair_weight correction = vector_make(p, c->n_experts, 0.2f);
+    const struct pair_weight scale = vector_make(p, c->n_experts, 1.0f);
+    const struct backend_limits limits = pair_limits();
+    const struct pair_tensor x = tensor_random(p, c->n_rows, c->hidden, c->hidden + 8, 1.0f);
+    m->y = tensor_poisoned(p, c->n_rows, c->hidden, p->dtype);
+    if (normed) {
+        add_norm(p, c, m, &x);
+    }
+    for (int b = 0; b < 2; b++) {
+        struct err err;
+        const size_t n = (size_t)c->n_rows * (size_t)c->k * 4;
+        struct moe_route_args *r = &m->route[b];
+        *r = (struct moe_route_args){.router = router.w[b],
+                                     .x = x.t[b],
+                                     .n_rows = c->n_rows,
+                                     .n_experts = c->n_experts,
+                                     .k = c->k,
+                                     .scoring = c->scoring,
+                                     .renormalise = true,
+                                     .scale = 1.5f,
+                                     .n_group = c->n_group,
+                                     .topk_group = c->topk_group};
+        r->correction = c->scoring != MOE_TOPK_SOFTMAX ? correction.w[b] : NULL;
+        r->expert_scale = c->n_group > 1 ? scale.w[b] : NULL;
+        CHECK_EQ(p->be[b]->ops->setup(p->be[b], &limits, &err), OK);
+        CHECK_EQ(p->be[b]->ops->alloc(p->be[b], n, &r->ids), OK);
+        CHECK_EQ(p->be[b]->ops->alloc(p->be[b], n, &r->weights), OK);
+        m->ffn[b] = (struct moe_ffn_args){.gate_up = up.w[b],
+                                          .down = down.w[b],
+                                          .x = x.t[b],
+                                          .y = m->y.t[b],
+                                          .ids = r->ids,
+                                          .weights = r->weights,
+                                          .n_rows = c->n_rows,
+                                          .n_experts = c->n_experts,
+                                          .k = c->k,
+                                          .ffn = c->ffn,
+                                          .kind = c->kind,
+                                          .accumulate = c->shared > 0,
+                                          .shape = ACT_SHAPE_PUBLISHED};
+    }
+    if (c->shared > 0) {
+        add_shared(p, c, m, &x);
+    }
+}
+
+/* The fused op against separate ops of the scalar backend. */
+static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool partial,
+                            bool normed)
+{
+    struct pair p;
+    struct mixture m;
+    REQUIRE(pair_open(&p, dtype, false, NULL));
+    make_mixture(&p, c, &m, normed);
+    REQUIRE(p.be[GPU]->ops->moe);
+    for (int b = 0; b < 2; b++) {
+        m.ffn[b].partial = partial;
+        CHECK_EQ(ops_moe(p.be[b], normed ? &m.norm[b] : NULL, c->shared > 0 ? &m.shared[b] : NULL,
+                         &m.route[b], &m.ffn[b]),
+                 OK);
+    }
+    if (normed) {
+        check_tensor(&p, "the residual before a mixture", &m.residual, c->hidden,
+                     pair_tolerance(&p));
+    }
+    char what[128];
+    snprintf(what, sizeof what, "mixture dtype %d rows %d experts %d k %d hidden %d ffn %d + %d",
+             dtype, c->n_rows, c->n_experts, c->k, c->hidden, c->ffn, c->shared);
+    check_tensor(&p, what, &m.y, c->hidden, 2.0 * pair_tolerance(&p));
+    if (partial) { // reads the picks
+        struct reduce_args r = {.n_rows = c->n_rows, .width = c->hidden};
+        BOTH(&p, reduce, r, r.y = m.y.t[b]; r.moe = &m.ffn[b]);
+        check_tensor(&p, "reduce with the picks of a mixture", &m.y, c->hidden,
+                     2.0 * pair_tolerance(&p));
+    }
+    pair_close(&p);
+}
+
+/* On the GPU up to 16 rows of 16 bits take kernels of their own. */
+static const struct mixture_case mixtures[] = {
+    {1, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS},
+    {4, 40, 8, 2312, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {16, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU},
+    {5, 300, 10, 136, 8, 72, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH},
+    {17, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {2, 5, 5, 50, 33, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {2, 6, 3, 72, 33, 17, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {1, 12, 3, 5000, 72, 1032, true, true, MOE_SIGMOID, 1, 1, ACT_GELU},
+    {9, 20, 4, 4616, 136, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_RELU2},
+};
+
+TEST(mixtures_agree)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(mixtures); i++) {
+            mixture_case_of(pair_dtypes[d], &mixtures[i], false, false);
+            mixture_case_of(pair_dtypes[d], &mixtures[i], false, true);
+        }
+        mixture_case_of(pair_dtypes[d], &mixtures[1], true, false);
+    }
+}
+
+/* The launch that includes the norm (moe/once.cu), which is not the default. */
+TEST(mixtures_in_one_launch_agree)
+{
+    NEED_GPU();
+    setenv("SLUICE_MOE_ONCE", "1", 1);
+    for (int32_t i = 0; i < COUNT(mixtures); i++) {
+        mixture_case_of(DT_BF16, &mixtures[i], false, false);
+        mixture_case_of(i % 2 == 0 ? DT_BF16 : DT_F16, &mixtures[i], false, true);
+    }
+    mixture_case_of(DT_F16, &mixtures[1], true, true);
+    unsetenv("SLUICE_MOE_ONCE");
+}
+
+/* Rows of a few have the bits that they have alone, also if launches of other sizes follow each
+ * other. */
+static void rows_alone_agree(void)
+{
+    static const struct mixture_case c = {
+        16, 24, 4, 520, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU};
+    static const int32_t rows[] = {1, 4, 16, 2, 2, 9, 3, 1, 1, 16};
+    struct pair p;
+    struct mixture m;
+    REQUIRE(pair_open(&p, DT_BF16, false, NULL));
+    make_mixture(&p, &c, &m, false);
+    struct backend *be = p.be[GPU];
+    const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16);
+    char *all = xmalloc(row * (size_t)c.n_rows), *some = xmalloc(row * (size_t)c.n_rows);
+    CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+    CHECK_EQ(be->ops->read(be, all, m.y.t[GPU].mem, row * (size_t)c.n_rows), OK);
+    for (int32_t i = 0; i < COUNT(rows); i++) {
+        const int32_t n = rows[i];
+        m.route[GPU].n_rows = m.ffn[GPU].n_rows = m.gate[GPU].n_rows = n;
+        m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = m.shared[GPU].act.n_rows = n;
+        memset(some, 0xff, row * (size_t)n);
+        CHECK_EQ(be->ops->write(be, m.y.t[GPU].mem, some, row * (size_t)n), OK);
+        CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+        CHECK_EQ(be->ops->read(be, some, m.y.t[GPU].mem, row * (size_t)n), OK);
+        if (memcmp(all, some, row * (size_t)n) != 0) {
+            CHECK_FAIL("%d of %d rows have other bits alone", n, c.n_rows);
+        }
+    }
+    free(all);
+    free(some);
+    pair_close(&p);
+}
+
+TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
+{
+    NEED_GPU();
+    rows_alone_agree();
+    setenv("SLUICE_MOE_ONCE", "1", 1);
+    rows_alone_agree();
+    unsetenv("SLUICE_MOE_ONCE");
+}
+
+/* A pass of one sequence. */
+static struct pass *pass_of_rows(struct test_pass *t, int32_t n)
+{
+    const struct seq_spec spec = {0, n, false};
+    pass_of(t, &spec, 1, false, 1);
+    t->pass.model = 3;
+    t->pass.n_out = 0;
+    return &t->pass;
+}
+
+/* A mixture of few rows in passes that are launched, captured and replayed. */
+static void replay_mixture(int32_t n, bool normed)
+{
+    enum { PASSES = 6, MOST = 16 };
+    static const struct mixture_case c = {
+        MOST, 24, 4, 520, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU};
+    struct pair p;
+    struct mixture m;
+    REQUIRE(pair_open(&p, DT_BF16, false, NULL));
+    make_mixture(&p, &c, &m, normed);
+    struct backend *be = p.be[GPU];
+    const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16), all = row * MOST;
+    const size_t of_x = normed ? (size_t)m.residual.t[GPU].stride * 2 * MOST : 0;
+    char *before = xmalloc(all), *first = xmalloc(all), *out = xmalloc(all);
+    char *residual = xmalloc(of_x + 1);
+    CHECK_EQ(be->ops->read(be, before, m.y.t[GPU].mem, all), OK);
+    if (normed) {
+        CHECK_EQ(be->ops->read(be, residual, m.residual.t[GPU].mem, of_x), OK);
+    }
+    for (int32_t i = 0; i < PASSES; i++) {
+        static struct test_pass t;
+        struct pass_shape shape;
+        struct pass_results results[8];
+        CHECK_EQ(be->ops->write(be, m.y.t[GPU].mem, before, all), OK);
+        if (normed) {
+            CHECK_EQ(be->ops->write(be, m.residual.t[GPU].mem, residual, of_x), OK);
+        }
+        CHECK_EQ(be->ops->step_begin(be, 0), OK);
+        CHECK_EQ(be->ops->pass_begin(be, pass_of_rows(&t, n), &shape), OK);
+        REQUIRE(shape.n_rows >= n && shape.n_rows <= MOST);
+        m.route[GPU].n_rows = m.ffn[GPU].n_rows = m.gate[GPU].n_rows = shape.n_rows;
+        m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = shape.n_rows;
+        m.shared[GPU].act.n_rows = m.norm[GPU].n_rows = shape.n_rows;
+        if (shape.issue) {
+            CHECK_EQ(ops_moe(be, normed ? &m.norm[GPU] : NULL, &m.shared[GPU], &m.route[GPU],
+                             &m.ffn[GPU]),
+                     OK);
+        }
+        CHECK_EQ(be->ops->pass_end(be), OK);
+        CHECK_EQ(be->ops->step_end(be), OK);
+        CHECK_EQ(be->ops->step_wait(be, 0, results, 8), OK);
+        CHECK_EQ(be->ops->read(be, out, m.y.t[GPU].mem, all), OK);
+        if (i == 0) {
+            memcpy(first, out, all);
+            CHECK(memcmp(out, before, row) != 0);
+        }
+        if (memcmp(out, first, all) != 0) {
+            CHECK_FAIL("pass %d of %d rows has other bits than the first", i, n);
+        }
+        CHECK_EQ(memcmp(out + n * row, before + n * row, all - n * row), 0);
+    }
+    free(before);
+    free(first);
+    free(out);
+    free(residual);
+    pair_close(&p);
+}
+
+TEST(a_captured_mixture_leaves_padding_rows_alone)
+{
+    NEED_GPU();
+    static const int32_t rows[] = {1, 3, 5, 11};
+    for (int32_t i = 0; i < COUNT(rows); i++) {
+        replay_mixture(rows[i], false);
+        setenv("SLUICE_MOE_ONCE", "1", 1);
+        replay_mixture(rows[i], false);
+        replay_mixture(rows[i], true);
+        unsetenv("SLUICE_MOE_ONCE");
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
