@@ -38,7 +38,6 @@ static enum status open_scratch(struct cuda_backend *be)
     const size_t attention_bytes = attention_workspace_bytes(&be->attention);
     if (be->device.max_expert_width > 0) {
         s->n_bytes = EXPERT_BYTES;
-        TRY(cuda_alloc(&be->device, k_moe_once_lasting(), &s->few_experts));
     } else {
         s->n_bytes = BYTES;
     }

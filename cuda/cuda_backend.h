@@ -22,8 +22,7 @@ struct op_scratch {
     void *memory, *attention;
     size_t n_bytes; // bytes of `memory`
     struct sample_scratch sample;
-    void *few_experts; // what k_moe_once keeps between launches
-    float *shards;     // gathered shards of logits
+    float *shards; // gathered shards of logits
 };
 
 struct cuda_backend {

@@ -73,9 +73,8 @@ bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_
 /* cuda_ops_moe.c */
 enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args *a);
 enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a);
-enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
-                        const struct shared_expert_args *shared, const struct moe_route_args *route,
-                        const struct moe_ffn_args *ffn);
+enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
+                        const struct moe_route_args *route, const struct moe_ffn_args *ffn);
 
 /* cuda_ops_state.c */
 enum status cuda_op_short_conv(struct backend *base, const struct short_conv_args *a);

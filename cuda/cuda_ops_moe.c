@@ -2,8 +2,6 @@
 /* The router and the experts of a mixture. */
 #include "cuda/cuda_ops.h"
 
-#include <stdlib.h>
-
 /* Checks what the router's kernel relies on. */
 static enum status route_ok(const struct moe_route_args *a)
 {
@@ -184,19 +182,16 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
 
 /* True if k_moe_few is to compute these rows. False if a row's bits must not depend on the number
  * of rows. */
-static bool on_few(struct cuda_backend *be, const struct norm_args *norm,
-                   const struct shared_expert_args *shared, const struct moe_route_args *route,
-                   const struct moe_ffn_args *ffn, enum status *st)
+static bool on_few(struct cuda_backend *be, const struct shared_expert_args *shared,
+                   const struct moe_route_args *route, const struct moe_ffn_args *ffn,
+                   enum status *st)
 {
     const struct weight *router = route->router;
     if (be->device.options.deterministic || route_ok(route) != OK || experts_ok(ffn) != OK ||
-        router->dtype != DT_F32 || router->n_in != ffn->gate_up->n_in ||
-        (norm && norm->weight && vector_length(norm->weight) < norm->width)) {
+        router->dtype != DT_F32 || router->n_in != ffn->gate_up->n_in) {
         return false;
     }
     struct moe_few m = {
-        .norm = norm,
-        .norm_weight = norm ? vector(norm->weight) : NULL,
         .route = route,
         .ffn = ffn,
         .weights = weights_of(ffn),
@@ -206,18 +201,8 @@ static bool on_few(struct cuda_backend *be, const struct norm_args *norm,
         .expert_scale = vector(route->expert_scale),
         .real = real_rows(be, ffn->n_rows),
     };
-    if (!add_shared(&m, shared)) {
-        return false;
-    }
-    if (getenv("SLUICE_MOE_ONCE") && k_moe_once_takes(&m, be->device.n_sms) &&
-        k_moe_once_scratch(&m) <= be->scratch.n_bytes) {
-        *st = cuda_check(&be->device,
-                         k_moe_once(be->device.stream, &m, be->device.n_sms, be->scratch.memory,
-                                    be->scratch.few_experts),
-                         "a mixture of few rows");
-        return true;
-    }
-    if (norm || !k_moe_few_takes(&m) || k_moe_few_scratch(&m) > be->scratch.n_bytes) {
+    if (!add_shared(&m, shared) || !k_moe_few_takes(&m) ||
+        k_moe_few_scratch(&m) > be->scratch.n_bytes) {
         return false;
     }
     *st = cuda_check(&be->device, k_moe_few(be->device.stream, &m, be->scratch.memory),
@@ -225,20 +210,15 @@ static bool on_few(struct cuda_backend *be, const struct norm_args *norm,
     return true;
 }
 
-/* Few rows: one kernel for everything. Otherwise norm, shared experts, router and experts in
+/* Few rows: one kernel for everything. Otherwise shared experts, router and experts in
  * experts follow one another. */
-enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
-                        const struct shared_expert_args *shared, const struct moe_route_args *route,
-                        const struct moe_ffn_args *ffn)
+enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
+                        const struct moe_route_args *route, const struct moe_ffn_args *ffn)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     enum status st = OK;
-    if (on_few(be, norm, shared, route, ffn, &st)) {
-        return st;
-    }
-    TRY(norm ? cuda_op_norm(base, norm) : OK);
-    if (norm && on_few(be, NULL, shared, route, ffn, &st)) {
+    if (on_few(be, shared, route, ffn, &st)) {
         return st;
     }
     if (shared) {

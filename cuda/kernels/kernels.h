@@ -176,8 +176,6 @@ cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
 /* moe/few.cu: the router, the experts and the shared expert beside them, for few rows. y is
  * overwritten with the sum of the experts and the shared expert. */
 struct moe_few {
-    const struct norm_args *norm; // NULL: none; only for k_moe_once
-    const float *norm_weight;     // NULL: ones
     const struct moe_route_args *route;
     const struct moe_ffn_args *ffn;
     struct moe_weights weights;
@@ -190,13 +188,6 @@ struct moe_few {
 bool k_moe_few_takes(const struct moe_few *m);
 size_t k_moe_few_scratch(const struct moe_few *m);
 cudaError_t k_moe_few(cudaStream_t stream, const struct moe_few *m, void *scratch);
-/* moe/once.cu: the same and the norm before it in one launch. The norm's out is not stored.
- * `lasting`: k_moe_once_lasting bytes, zeroed at start. */
-bool k_moe_once_takes(const struct moe_few *m, int32_t n_sms);
-size_t k_moe_once_scratch(const struct moe_few *m);
-size_t k_moe_once_lasting(void);
-cudaError_t k_moe_once(cudaStream_t stream, const struct moe_few *m, int32_t n_sms, void *scratch,
-                       void *lasting);
 cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
                        const struct moe_ffn_args *moe, const float *down_bias);
 

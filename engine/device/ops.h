@@ -448,12 +448,10 @@ struct backend_ops {
                                const struct linear_args *linear, const struct activation_args *act,
                                const struct linear_args *down);
 
-    /* norm (NULL: none), whose out only the others read; the shared expert (NULL: none), moe_route,
-     * and moe_ffn, which accumulates on the shared expert's y. Of the values in between only the
-     * picks need be stored. */
-    enum status (*moe)(struct backend *be, const struct norm_args *norm,
-                       const struct shared_expert_args *shared, const struct moe_route_args *route,
-                       const struct moe_ffn_args *ffn);
+    /* The shared expert (NULL: none), moe_route, and moe_ffn, which accumulates on the shared
+     * expert's y. Of the values in between only the picks need be stored. */
+    enum status (*moe)(struct backend *be, const struct shared_expert_args *shared,
+                       const struct moe_route_args *route, const struct moe_ffn_args *ffn);
 
     /* rope_store, then attention with its q, which may be left unrotated in memory; then, unless
      * NULL, a linear that alone reads attention's out, which need not be stored. */

@@ -53,15 +53,13 @@ static inline enum status ops_reduce_norm(struct backend *be, const struct reduc
     return be->ops->norm(be, norm);
 }
 
-static inline enum status ops_moe(struct backend *be, const struct norm_args *norm,
-                                  const struct shared_expert_args *shared,
+static inline enum status ops_moe(struct backend *be, const struct shared_expert_args *shared,
                                   const struct moe_route_args *route,
                                   const struct moe_ffn_args *ffn)
 {
     if (be->ops->moe) {
-        return be->ops->moe(be, norm, shared, route, ffn);
+        return be->ops->moe(be, shared, route, ffn);
     }
-    TRY(norm ? be->ops->norm(be, norm) : OK);
     if (shared) {
         TRY(ops_mlp(be, &shared->up, &shared->act, &shared->down));
         TRY(shared->gate ? be->ops->row_gate(be, shared->gate) : OK);

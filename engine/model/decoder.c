@@ -225,8 +225,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
     if (parallel) {
         TRY(flow_join_norm(f, NULL, NULL, false, &unused));
     } else {
-        const bool once = decoder_ffn_includes_norm(f, layer);
-        TRY(flow_join_norm(f, w->ffn_norm, w->ffn_norm_bias, once, &in));
+        TRY(flow_join_norm(f, w->ffn_norm, w->ffn_norm_bias, !lc->moe, &in));
     }
     TRY(decoder_ffn(f, layer, in));
     scale_delta(f, c->ffn_out_scale);

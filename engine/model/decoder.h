@@ -81,7 +81,5 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in);
 
 /* decoder_ffn.c: an MLP, experts, or both, from `in` into delta. */
 enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in);
-/* True if a norm that waits (flow_join_norm) is the first op of this layer's decoder_ffn. */
-bool decoder_ffn_includes_norm(const struct flow *f, int32_t layer);
 
 #endif

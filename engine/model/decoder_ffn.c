@@ -211,9 +211,7 @@ static enum status together(struct flow *f, const struct layer_weights *w, struc
     const struct row_gate_args gate = shared_gate_of(f, w, in);
     const struct shared_expert_args beside = {
         .up = a.up, .act = a.act, .down = a.down, .gate = w->shared_router ? &gate : NULL};
-    const struct norm_args *norm = f->norm_waits ? &f->norm : NULL;
-    f->norm_waits = false;
-    TRY(ops_moe(f->be, norm, shared ? &beside : NULL, &picks, &ffn));
+    TRY(ops_moe(f->be, shared ? &beside : NULL, &picks, &ffn));
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
                                  .width = m->config->hidden,
@@ -224,20 +222,10 @@ static enum status together(struct flow *f, const struct layer_weights *w, struc
     return flow_finish_delta(f, &reduce, w->ffn_post_norm);
 }
 
-static bool are_apart(const struct flow *f, const struct layer_weights *w)
-{
-    return w->latent_in || (w->shared_gate_up && f->m->exact_ranks);
-}
-
 static enum status moe(struct flow *f, const struct layer_weights *w, struct tensor in)
 {
-    return are_apart(f, w) ? apart(f, w, in) : together(f, w, in);
-}
-
-bool decoder_ffn_includes_norm(const struct flow *f, int32_t layer)
-{
-    const struct layer_weights *w = &f->m->layers[layer];
-    return !f->m->config->layers[layer].moe || (!w->experts_norm && !are_apart(f, w));
+    const bool shared = w->shared_gate_up != NULL;
+    return w->latent_in || (shared && f->m->exact_ranks) ? apart(f, w, in) : together(f, w, in);
 }
 
 /* An MLP that reads `in`, plus experts with separate norms before and after them. Router and

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* All of a mixture in one op, as models have it: the norm before it, the router, the experts and
- * the shared expert, against separate ops of the scalar backend. */
+/* All of a mixture in one op, as models have it: the router, the experts and the shared expert,
+ * against separate ops of the scalar backend. */
 #include "engine/device/ops_default.h"
 #include "test/cuda/cuda_pass.h"
-
-#include <stdlib.h>
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
@@ -23,8 +21,7 @@ struct mixture {
     struct moe_ffn_args ffn[2];
     struct shared_expert_args shared[2];
     struct row_gate_args gate[2];
-    struct norm_args norm[2];
-    struct pair_tensor y, residual;
+    struct pair_tensor y;
 };
 
 static struct pair_weight matrix(struct pair *p, int32_t n_out, int32_t n_in)
@@ -67,31 +64,8 @@ static void add_shared(struct pair *p, const struct mixture_case *c, struct mixt
     }
 }
 
-/* The norm that makes x of the residual and of what y holds before. */
-static void add_norm(struct pair *p, const struct mixture_case *c, struct mixture *m,
-                     const struct pair_tensor *x)
-{
-    const struct pair_weight weight = vector_make(p, c->hidden, 0.2f);
-    m->y = tensor_random(p, c->n_rows, c->hidden, c->hidden + 16, 1.0f);
-    m->residual = tensor_random(p, c->n_rows, c->hidden, c->hidden + 24, 2.0f);
-    for (int b = 0; b < 2; b++) {
-        m->norm[b] = (struct norm_args){.x = m->residual.t[b],
-                                        .delta = m->y.t[b],
-                                        .out = x->t[b],
-                                        .weight = weight.w[b],
-                                        .n_rows = c->n_rows,
-                                        .width = c->hidden,
-                                        .kind = NORM_RMS,
-                                        .eps = 1e-6f,
-                                        .weight_offset = 1.0f,
-                                        .delta_scale = 0.7f,
-                                        .x_scale = c->gate ? 0.8f : 0.0f};
-    }
-}
-
 /* Everything that ops_moe needs, on both backends. */
-static void make_mixture(struct pair *p, const struct mixture_case *c, struct mixture *m,
-                         bool normed)
+static void make_mixture(struct pair *p, const struct mixture_case *c, struct mixture *m)
 {
     const struct pair_weight up = weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, 2 * c->ffn,
                                               c->hidden, c->bias, 1.0f / sqrtf((float)c->hidden));
@@ -105,9 +79,6 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
     const struct backend_limits limits = pair_limits();
     const struct pair_tensor x = tensor_random(p, c->n_rows, c->hidden, c->hidden + 8, 1.0f);
     m->y = tensor_poisoned(p, c->n_rows, c->hidden, p->dtype);
-    if (normed) {
-        add_norm(p, c, m, &x);
-    }
     for (int b = 0; b < 2; b++) {
         struct err err;
         const size_t n = (size_t)c->n_rows * (size_t)c->k * 4;
@@ -147,23 +118,16 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
 }
 
 /* The fused op against separate ops of the scalar backend. */
-static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool partial,
-                            bool normed)
+static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool partial)
 {
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, dtype, false, NULL));
-    make_mixture(&p, c, &m, normed);
+    make_mixture(&p, c, &m);
     REQUIRE(p.be[GPU]->ops->moe);
     for (int b = 0; b < 2; b++) {
         m.ffn[b].partial = partial;
-        CHECK_EQ(ops_moe(p.be[b], normed ? &m.norm[b] : NULL, c->shared > 0 ? &m.shared[b] : NULL,
-                         &m.route[b], &m.ffn[b]),
-                 OK);
-    }
-    if (normed) {
-        check_tensor(&p, "the residual before a mixture", &m.residual, c->hidden,
-                     pair_tolerance(&p));
+        CHECK_EQ(ops_moe(p.be[b], c->shared > 0 ? &m.shared[b] : NULL, &m.route[b], &m.ffn[b]), OK);
     }
     char what[128];
     snprintf(what, sizeof what, "mixture dtype %d rows %d experts %d k %d hidden %d ffn %d + %d",
@@ -197,41 +161,28 @@ TEST(mixtures_agree)
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(mixtures); i++) {
-            mixture_case_of(pair_dtypes[d], &mixtures[i], false, false);
-            mixture_case_of(pair_dtypes[d], &mixtures[i], false, true);
+            mixture_case_of(pair_dtypes[d], &mixtures[i], false);
         }
-        mixture_case_of(pair_dtypes[d], &mixtures[1], true, false);
+        mixture_case_of(pair_dtypes[d], &mixtures[1], true);
     }
-}
-
-/* The launch that includes the norm (moe/once.cu), which is not the default. */
-TEST(mixtures_in_one_launch_agree)
-{
-    NEED_GPU();
-    setenv("SLUICE_MOE_ONCE", "1", 1);
-    for (int32_t i = 0; i < COUNT(mixtures); i++) {
-        mixture_case_of(DT_BF16, &mixtures[i], false, false);
-        mixture_case_of(i % 2 == 0 ? DT_BF16 : DT_F16, &mixtures[i], false, true);
-    }
-    mixture_case_of(DT_F16, &mixtures[1], true, true);
-    unsetenv("SLUICE_MOE_ONCE");
 }
 
 /* Rows of a few have the bits that they have alone, also if launches of other sizes follow each
  * other. */
-static void rows_alone_agree(void)
+TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
 {
+    NEED_GPU();
     static const struct mixture_case c = {
         16, 24, 4, 520, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU};
     static const int32_t rows[] = {1, 4, 16, 2, 2, 9, 3, 1, 1, 16};
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, DT_BF16, false, NULL));
-    make_mixture(&p, &c, &m, false);
+    make_mixture(&p, &c, &m);
     struct backend *be = p.be[GPU];
     const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16);
     char *all = xmalloc(row * (size_t)c.n_rows), *some = xmalloc(row * (size_t)c.n_rows);
-    CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+    CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
     CHECK_EQ(be->ops->read(be, all, m.y.t[GPU].mem, row * (size_t)c.n_rows), OK);
     for (int32_t i = 0; i < COUNT(rows); i++) {
         const int32_t n = rows[i];
@@ -239,7 +190,7 @@ static void rows_alone_agree(void)
         m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = m.shared[GPU].act.n_rows = n;
         memset(some, 0xff, row * (size_t)n);
         CHECK_EQ(be->ops->write(be, m.y.t[GPU].mem, some, row * (size_t)n), OK);
-        CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+        CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
         CHECK_EQ(be->ops->read(be, some, m.y.t[GPU].mem, row * (size_t)n), OK);
         if (memcmp(all, some, row * (size_t)n) != 0) {
             CHECK_FAIL("%d of %d rows have other bits alone", n, c.n_rows);
@@ -248,15 +199,6 @@ static void rows_alone_agree(void)
     free(all);
     free(some);
     pair_close(&p);
-}
-
-TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
-{
-    NEED_GPU();
-    rows_alone_agree();
-    setenv("SLUICE_MOE_ONCE", "1", 1);
-    rows_alone_agree();
-    unsetenv("SLUICE_MOE_ONCE");
 }
 
 /* A pass of one sequence. */
@@ -270,7 +212,7 @@ static struct pass *pass_of_rows(struct test_pass *t, int32_t n)
 }
 
 /* A mixture of few rows in passes that are launched, captured and replayed. */
-static void replay_mixture(int32_t n, bool normed)
+static void replay_mixture(int32_t n)
 {
     enum { PASSES = 6, MOST = 16 };
     static const struct mixture_case c = {
@@ -278,34 +220,24 @@ static void replay_mixture(int32_t n, bool normed)
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, DT_BF16, false, NULL));
-    make_mixture(&p, &c, &m, normed);
+    make_mixture(&p, &c, &m);
     struct backend *be = p.be[GPU];
     const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16), all = row * MOST;
-    const size_t of_x = normed ? (size_t)m.residual.t[GPU].stride * 2 * MOST : 0;
     char *before = xmalloc(all), *first = xmalloc(all), *out = xmalloc(all);
-    char *residual = xmalloc(of_x + 1);
     CHECK_EQ(be->ops->read(be, before, m.y.t[GPU].mem, all), OK);
-    if (normed) {
-        CHECK_EQ(be->ops->read(be, residual, m.residual.t[GPU].mem, of_x), OK);
-    }
     for (int32_t i = 0; i < PASSES; i++) {
         static struct test_pass t;
         struct pass_shape shape;
         struct pass_results results[8];
         CHECK_EQ(be->ops->write(be, m.y.t[GPU].mem, before, all), OK);
-        if (normed) {
-            CHECK_EQ(be->ops->write(be, m.residual.t[GPU].mem, residual, of_x), OK);
-        }
         CHECK_EQ(be->ops->step_begin(be, 0), OK);
         CHECK_EQ(be->ops->pass_begin(be, pass_of_rows(&t, n), &shape), OK);
         REQUIRE(shape.n_rows >= n && shape.n_rows <= MOST);
         m.route[GPU].n_rows = m.ffn[GPU].n_rows = m.gate[GPU].n_rows = shape.n_rows;
         m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = shape.n_rows;
-        m.shared[GPU].act.n_rows = m.norm[GPU].n_rows = shape.n_rows;
+        m.shared[GPU].act.n_rows = shape.n_rows;
         if (shape.issue) {
-            CHECK_EQ(ops_moe(be, normed ? &m.norm[GPU] : NULL, &m.shared[GPU], &m.route[GPU],
-                             &m.ffn[GPU]),
-                     OK);
+            CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
         }
         CHECK_EQ(be->ops->pass_end(be), OK);
         CHECK_EQ(be->ops->step_end(be), OK);
@@ -323,7 +255,6 @@ static void replay_mixture(int32_t n, bool normed)
     free(before);
     free(first);
     free(out);
-    free(residual);
     pair_close(&p);
 }
 
@@ -332,11 +263,7 @@ TEST(a_captured_mixture_leaves_padding_rows_alone)
     NEED_GPU();
     static const int32_t rows[] = {1, 3, 5, 11};
     for (int32_t i = 0; i < COUNT(rows); i++) {
-        replay_mixture(rows[i], false);
-        setenv("SLUICE_MOE_ONCE", "1", 1);
-        replay_mixture(rows[i], false);
-        replay_mixture(rows[i], true);
-        unsetenv("SLUICE_MOE_ONCE");
+        replay_mixture(rows[i]);
     }
 }
 
