@@ -189,7 +189,7 @@ static int n_blocks_of(int n_rows, int n_vecs, int threads)
                    : 1;
     }();
     const int fit = THREADS_AT_ONCE / threads * n_sms;
-    return n_vecs <= threads && n_rows > MANY * n_sms ? fit : n_rows;
+    return n_vecs <= threads && n_rows > MANY * n_sms && n_rows > fit ? fit : n_rows;
 }
 
 /* FP8 codes instead of numbers only from 16-bit types. */

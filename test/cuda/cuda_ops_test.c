@@ -46,6 +46,9 @@ TEST(norms_agree)
             norm_case(&p, 2, odd_widths[i], 0, NORM_RMS, true, false, false);
         }
         norm_case(&p, 3, 16384, 0, NORM_RMS, true, true, false);
+        norm_case(&p, 1100, 256, 8, NORM_RMS, true, true, false);
+        norm_case(&p, 1100, 2048, 8, NORM_RMS, true, true, false); // more rows than blocks
+        norm_case(&p, 1100, 2048, 0, NORM_LAYER, false, true, true);
         pair_close(&p);
     }
 }

@@ -4,10 +4,10 @@
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
 
+#include "cuda/kernels/attention/few_codes.cuh"
 #include "cuda/kernels/attention/sm90.cuh"
 #include "cuda/kernels/device/growth.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
-#include "cuda/kernels/device/rounding.cuh"
 #include "cuda/kernels/device/sums.cuh"
 
 /* How units are processed: each by a cluster or by a block of its own; or, with many rows, by
@@ -538,26 +538,6 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
                 (T *)p.out + (int64_t)row * p.out_stride + first_head() * DIM + rank * dims_mine()};
     }
 
-    /* Rounds the joined heads in `room`, half a warp each. */
-    __device__ __forceinline__ void round_heads(const float *room, const struct few_place &to) const
-    {
-        const int l = threadIdx.x & 15;
-#pragma unroll 1
-        for (int h = threadIdx.x >> 4; h < p.group; h += S::WARPS * 2) {
-            vec<T> v;
-#pragma unroll
-            for (int e = 0; e < ROUND_PIECE; e++) {
-                v.v[e] = from_float<T>(room[((l * ROUND_PIECE + e) << p.log_heads) + h]);
-            }
-            const float scale = round_scale(p.codes, round_group_largest(round_largest(v)));
-            const int head = to.head + h;
-            round_put(p.codes, to.row, head * ROUND_GROUP + l * ROUND_PIECE, v, scale);
-            if (l == 0) {
-                p.codes.scales[(int64_t)head * p.codes.n_rows + to.row] = scale;
-            }
-        }
-    }
-
     /* Joins the results of n workers for this block's elements. */
     __device__ __forceinline__ void join_all(float *room, int n, const struct few_place &to) const
     {
@@ -598,7 +578,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
         if (ALONE && DIM == ROUND_GROUP && p.codes.codes) {
             __syncthreads();
-            round_heads(room, to);
+            round_heads<T>(p.codes, room, p.log_heads, p.group, to.row, to.head);
         }
     }
 };
