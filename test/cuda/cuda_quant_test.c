@@ -25,7 +25,7 @@ static int32_t exact_rows(const struct pair *p, const struct weight *w)
         return 0;
     }
     if (is_four && cuda_of(p->be[GPU])->sm == 90) {
-        return 32;
+        return m->code == DT_U4 && m->record_groups == 1 ? 64 : 32;
     }
     return 64;
 }

@@ -21,7 +21,6 @@
 #include "cuda/kernels/gemm/four.cuh"
 #include "cuda/kernels/gemm/items.cuh"
 #include "cuda/kernels/gemm/x_ring.cuh"
-#include <cstdlib>
 
 enum {
     CHUNK = 128, // inputs
@@ -213,8 +212,9 @@ template <typename T, enum dtype CODE> struct few_lane {
 };
 
 /* Adds a chunk: `from` is a slot of the warp's ring, x the chunk's rows. The sums are too small by
- * word_codes::FACTOR. The loop is short, since fetching code takes longer than running it. */
-template <typename T, enum dtype CODE, int PER_GROUP, int NT, bool IS_LONG>
+ * word_codes::FACTOR. With up to eight rows the loop is short, since fetching code takes longer
+ * than running it. */
+template <typename T, enum dtype CODE, int PER_GROUP, int NT>
 __device__ __forceinline__ void add_chunk(const struct few_params &p,
                                           const struct few_lane<T, CODE> &mine, const char *from,
                                           const char *x, float (&acc)[2][NT][4])
@@ -241,7 +241,7 @@ __device__ __forceinline__ void add_chunk(const struct few_params &p,
         clear(sum);
         read_zeros(mine.scales);
     }
-#pragma unroll(IS_LONG ? 2 : 1)
+#pragma unroll(NT == 1 ? 1 : 2)
     for (int half = 0; half < 2; half++) {
         uint2 words[2][2];
 #pragma unroll
@@ -370,7 +370,7 @@ __device__ __forceinline__ void start_block(const struct few_params &p, struct x
     }
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP, int NT, bool IS_LONG>
+template <typename T, enum dtype CODE, int PER_GROUP, int NT>
 __device__ __forceinline__ void compute(const struct few_params &p, const CUtensorMap *x_map,
                                         char *xs, char *rings, struct x_ring *x_ring)
 {
@@ -410,7 +410,7 @@ __device__ __forceinline__ void compute(const struct few_params &p, const CUtens
             if (chunk >= n_chunks) {
                 break;
             }
-            add_chunk<T, CODE, PER_GROUP, NT, IS_LONG>(p, mine, ring + slot, rows, acc);
+            add_chunk<T, CODE, PER_GROUP, NT>(p, mine, ring + slot, rows, acc);
             slot = slot + S::SLOT == S::RING ? 0 : slot + S::SLOT;
             chunk += share.n_slices;
         }
@@ -428,7 +428,7 @@ __device__ __forceinline__ void compute(const struct few_params &p, const CUtens
 
 #endif // HAVE_SM90A
 
-template <typename T, enum dtype CODE, int PER_GROUP, int NT, bool IS_LONG>
+template <typename T, enum dtype CODE, int PER_GROUP, int NT>
 __global__ void __launch_bounds__(WARPS * 32, 1)
     gemm_four_kernel(const __grid_constant__ struct few_params p,
                      const __grid_constant__ CUtensorMap x_map)
@@ -438,18 +438,18 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     extern __shared__ char smem_raw[];
     __shared__ struct x_ring ring;
     char *xs = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
-    compute<T, CODE, PER_GROUP, NT, IS_LONG>(p, &x_map, xs, xs + S::X_SLOTS * S::X_SLOT, &ring);
+    compute<T, CODE, PER_GROUP, NT>(p, &x_map, xs, xs + S::X_SLOTS * S::X_SLOT, &ring);
 #endif
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
-template <typename T, enum dtype CODE, int PER_GROUP, int NT, bool IS_LONG = false>
+template <typename T, enum dtype CODE, int PER_GROUP, int NT>
 static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
                               const struct coded_args *a, int32_t n_sms)
 {
     using S = few_shape<CODE, PER_GROUP, NT>;
-    const auto kernel = gemm_four_kernel<T, CODE, PER_GROUP, NT, IS_LONG>;
+    const auto kernel = gemm_four_kernel<T, CODE, PER_GROUP, NT>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          S::SMEM); // the attribute is per device, and ranks have
                                                    // one device each
@@ -472,9 +472,6 @@ template <typename T, enum dtype CODE, int PER_GROUP>
 static cudaError_t by_rows(cudaStream_t stream, const struct few_params &p,
                            const struct coded_args *a, int32_t n_sms)
 {
-    if (a->n_rows > 8 && getenv("FOUR_LONG")) {
-        return launch_few<T, CODE, PER_GROUP, MOST_NT, true>(stream, p, a, n_sms);
-    }
     return a->n_rows <= 8 ? launch_few<T, CODE, PER_GROUP, 1>(stream, p, a, n_sms)
                           : launch_few<T, CODE, PER_GROUP, MOST_NT>(stream, p, a, n_sms);
 }

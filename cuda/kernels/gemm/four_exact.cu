@@ -3,7 +3,6 @@
  * on Hopper, as four_units.cuh describes. Codes are multiplied exactly, each group is summed apart,
  * and its sums are scaled in fp32. */
 #include "cuda/kernels/gemm/four_units.cuh"
-#include <cstdlib>
 
 #if HAVE_SM90A
 
@@ -126,7 +125,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 extern "C" bool four_is_exact(const struct coded_matrix *m, int32_t n_rows)
 {
-    return getenv("FOUR_EXACT") && n_rows <= 64 && m->code == DT_U4 && m->record_groups == 1;
+    return n_rows <= 64 && m->code == DT_U4 && m->record_groups == 1;
 }
 
 template <typename T, int N>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and 33 to 256 rows, on Hopper, as
- * four_units.cuh describes. Codes are scaled in fp32 and rounded once to bf16 or fp16, as when a
- * weight is dequantised, so that the tensor cores sum all of K; the next operand is made while they
- * work on the previous one. */
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 256 rows, from 65 or 33
+ * on (gemm_four chooses), on Hopper, as four_units.cuh describes. Codes are scaled in fp32 and
+ * rounded once to bf16 or fp16, as when a weight is dequantised, so that the tensor cores sum all
+ * of K; the next operand is made while they work on the previous one. */
 #include "cuda/kernels/gemm/four_units.cuh"
 
 #if HAVE_SM90A
