@@ -210,8 +210,8 @@ static bool on_few(struct cuda_backend *be, const struct shared_expert_args *sha
     return true;
 }
 
-/* Few rows: one kernel for everything. Otherwise shared experts, router and experts in
- * experts follow one another. */
+/* With few rows a chain of kernels made for that computes everything. Otherwise the shared experts,
+ * the router and the experts follow one another. */
 enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
                         const struct moe_route_args *route, const struct moe_ffn_args *ffn)
 {
