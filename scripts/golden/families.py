@@ -75,6 +75,8 @@ FAMILIES = [
         "folder": "glm4",
         "model_type": "glm4",
         "config": {
+            "num_hidden_layers": 2,
+            "intermediate_size": 64,
             "head_dim": 16,
             "attention_bias": True,
             "rms_norm_eps": 1e-5,
@@ -360,6 +362,8 @@ FAMILIES = [
         "folder": "glm",
         "model_type": "glm",
         "config": {
+            "num_hidden_layers": 2,
+            "intermediate_size": 64,
             "head_dim": 16,
             "attention_bias": True,
             "rms_norm_eps": 1e-5,
