@@ -39,7 +39,7 @@ static bool is_ahead(struct constraint *c, const struct sequence *seq)
 
 /* The state after the known tokens and some more. */
 static struct thinking thinking_after(struct constraint *c, const struct sequence *seq,
-                                       const int32_t *more, int32_t n_more)
+                                      const int32_t *more, int32_t n_more)
 {
     const struct thinking_limit *l = seq->request->thinking;
     int32_t n = sequence_generated(seq);
@@ -58,7 +58,7 @@ static struct thinking thinking_after(struct constraint *c, const struct sequenc
 
 /* The only token that may follow these; -1: the limit allows any. */
 static int32_t forced_after(struct constraint *c, const struct sequence *seq, const int32_t *more,
-                             int32_t n_more)
+                            int32_t n_more)
 {
     const struct thinking_limit *l = seq->request->thinking;
     if (!l) {
