@@ -254,7 +254,7 @@ def test_stream_variants_and_arbitrary_chunk_boundaries():
 @pytest.mark.parametrize("args, text", [
     (["--nonsense"], "unknown option '--nonsense'"), (["--rate"], "--rate needs a value"), (["--rate", "x"], "not a number"),
     (["--rate", "nan"], "not a number"), (["--requests", "1.5"], "whole"), (["--requests", "0"], "within"), (["x"], "not an option"),
-    (["--workload", "x"], "none of random"), (["--order", "x"], "none of round"), (["--order", "grouped"], "goes with --workload"),
+    (["--workload", "x"], "not one of random"), (["--order", "x"], "not one of round"), (["--order", "grouped"], "goes with --workload"),
     (["--write-batch", "x"], "needs --model"), (["--workload", "sharegpt"], "needs --dataset"), (["--chat=1"], "takes no value"),
     (["--url", "https://x"], "TLS"), (["--url", "http://:1"], "HOST:PORT"), (["--url", "http://a:99999"], "HOST:PORT"),
 ])

@@ -28,7 +28,7 @@ def test_a_server_listens_on_several_addresses():
 
 
 @pytest.mark.parametrize("host, port, why", [("127.0.0.1,", 1, "--host has an empty address"), (",127.0.0.1", 1, "--host has an empty address"), ("", 1, "--host"),
-                                             ("127.0.0.1,127.0.0.2", 0, "name a port"), (",".join(["127.0.0.1"] * 9), 1, "more than 8 addresses")])
+                                             ("127.0.0.1,127.0.0.2", 0, "give a port"), (",".join(["127.0.0.1"] * 9), 1, "more than 8 addresses")])
 def test_wrong_lists_of_addresses_are_refused(host, port, why):
     with pytest.raises(RuntimeError, match=why):
         Server(host=host, port=port)
