@@ -526,16 +526,7 @@ extern "C" cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix 
     }
     struct few_params p = {};
     p.plan = plan_of(m, a, n_sms, sums_bytes);
-    const bool cut = p.plan.runs.n_parts > 1;
-    p.m = *m;
-    p.y = cut ? (void *)(uintptr_t)sums->first : a->y;
-    p.bias = cut ? nullptr : a->bias;
-    p.n_rows = a->n_rows;
-    p.n_out = a->gated ? m->n_out / 2 : m->n_out;
-    p.y_stride = cut ? sums->width : a->y_stride;
-    p.part_stride = cut ? sums->stride : 0;
-    p.accumulate = a->accumulate;
-    p.gated = a->gated;
+    const bool cut = four_output(&p, m, a, p.plan.runs.n_parts, sums);
     for (int i = 0; i < 2; i++) {
         const int32_t n_pairs = p.plan.bands.size + i > 0 ? p.plan.bands.size + i : 1;
         p.slices[i] = (int32_t)WARPS / n_pairs;
@@ -546,9 +537,6 @@ extern "C" cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix 
     }
     p.is_float = cut || a->y_dtype == DT_F32;
     p.is_full = p.plan.n_items * 3 > n_sms * 2;
-    if (sums) {
-        sums->n = cut ? p.plan.runs.n_parts : 0;
-    }
     return a->x_dtype == DT_BF16 ? by_code<bf16_t>(stream, p, a, n_sms)
                                  : by_code<f16_t>(stream, p, a, n_sms);
 }

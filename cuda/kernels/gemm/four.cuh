@@ -20,4 +20,27 @@ cudaError_t gemm_four_many(cudaStream_t stream, const struct coded_matrix *m,
 bool four_is_exact(const struct coded_matrix *m, int32_t n_rows);
 }
 
+/* Fills in what the parameters of all these kernels have in common. If K is cut into several parts,
+ * the product goes to `sums`, which is told their number, otherwise to y. Returns whether it is
+ * cut. */
+template <typename P>
+static inline bool four_output(P *p, const struct coded_matrix *m, const struct coded_args *a,
+                               int32_t n_parts, struct sum_parts *sums)
+{
+    const bool cut = n_parts > 1;
+    p->m = *m;
+    p->y = cut ? (void *)(uintptr_t)sums->first : a->y;
+    p->bias = cut ? nullptr : a->bias;
+    p->n_rows = a->n_rows;
+    p->n_out = a->gated ? m->n_out / 2 : m->n_out;
+    p->y_stride = cut ? sums->width : a->y_stride;
+    p->part_stride = cut ? sums->stride : 0;
+    p->accumulate = a->accumulate;
+    p->gated = a->gated;
+    if (sums) {
+        sums->n = cut ? n_parts : 0;
+    }
+    return cut;
+}
+
 #endif

@@ -185,23 +185,11 @@ extern "C" cudaError_t gemm_four_many(cudaStream_t stream, const struct coded_ma
             p.n_units = 2;
         }
     }
-    const bool cut = p.plan.runs.n_parts > 1;
-    p.m = *m;
-    p.y = cut ? (void *)(uintptr_t)sums->first : a->y;
-    p.bias = cut ? nullptr : a->bias;
-    p.n_rows = a->n_rows;
-    p.n_out = a->gated ? m->n_out / 2 : m->n_out;
-    p.y_stride = cut ? sums->width : a->y_stride;
-    p.part_stride = cut ? sums->stride : 0;
-    p.accumulate = a->accumulate;
-    p.gated = a->gated;
+    const bool cut = four_output(&p, m, a, p.plan.runs.n_parts, sums);
     p.is_float = cut || a->y_dtype == DT_F32;
     p.is_aligned = !a->accumulate && (uintptr_t)p.y % 16 == 0 && p.y_stride % 8 == 0 &&
                    p.part_stride % 8 == 0 && p.n_out % 8 == 0;
     p.is_full = p.plan.n_items * 3 > n_sms * 2;
-    if (sums) {
-        sums->n = cut ? p.plan.runs.n_parts : 0;
-    }
     if (four_is_exact(m, a->n_rows)) {
         return launch_exact(stream, p, a, n_sms);
     }

@@ -517,19 +517,7 @@ extern "C" cudaError_t gemm_four_some(cudaStream_t stream, const struct coded_ma
 {
     struct four_params p = {};
     choose(m, a, n_sms, sums_bytes, &p);
-    const bool cut = p.n_runs > 1;
-    p.m = *m;
-    p.y = cut ? (void *)(uintptr_t)sums->first : a->y;
-    p.bias = cut ? nullptr : a->bias;
-    p.n_rows = a->n_rows;
-    p.n_out = a->gated ? m->n_out / 2 : m->n_out;
-    p.y_stride = cut ? sums->width : a->y_stride;
-    p.part_stride = cut ? sums->stride : 0;
-    p.accumulate = a->accumulate;
-    p.gated = a->gated;
-    if (sums) {
-        sums->n = cut ? p.n_runs : 0;
-    }
+    four_output(&p, m, a, p.n_runs, sums);
     return a->x_dtype == DT_BF16 ? by_code<bf16_t>(stream, p, a, n_sms)
                                  : by_code<f16_t>(stream, p, a, n_sms);
 }
