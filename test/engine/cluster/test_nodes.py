@@ -86,9 +86,9 @@ def start():
 
 
 @contextlib.contextmanager
-def followers(model, port, nodes=2, ranks=2, extra=()):
+def followers(model, port, nodes=2, ranks=2, extra=(), env=None):
     """Nodes 1 and up; they must end well when the block does."""
-    them = [Process(model, *flags(port, i, nodes, ranks), *extra) for i in range(1, nodes)]
+    them = [Process(model, *flags(port, i, nodes, ranks), *extra, env=env) for i in range(1, nodes)]
     try:
         yield
         for p in them:
@@ -170,6 +170,20 @@ def test_several_processes_give_the_bits_of_one(family, case):
     with followers(model, port, nodes, ranks, more):
         answers = golden.generate(family, cube.requests(), *flags(port, 0, nodes, ranks), *more, "--threads", "1")
     assert [cube.essence(a) for a in answers] == want
+
+
+def test_a_requests_lists_outlive_the_step_that_brings_them():
+    """Each of these requests has a list that all its draws read. The C library overwrites what the other node frees."""
+    lists = [{"logit_bias": {"40": 3, "50": 2, "60": 3, "70": 4}}, {"allowed_token_ids": list(range(20, 60))},
+             {"stop_token_ids": list(range(10, 70)), "min_tokens": 20}, {"bad_words": list("abcdefghijklmnopqrstuvwxyz")}]
+    requests = [{"prompt_token_ids": [5, 6, 7, 8] * 4, "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i, **more}
+                for i, more in enumerate(lists)]
+    want = [cube.essence(a) for a in golden.generate("llama-3", requests)]
+    port = free_port()
+    with followers(LLAMA, port, env={"MALLOC_PERTURB_": "7"}):
+        answers = golden.generate("llama-3", requests, *flags(port, 0), "--threads", "1")
+    for i, answer in enumerate(answers):
+        assert cube.essence(answer) == want[i], lists[i]
 
 
 @pytest.mark.parametrize("how", ["plain", "two drafts"])
