@@ -169,7 +169,7 @@ def test_several_processes_give_the_bits_of_one(family, case):
         pytest.skip("its heads do not divide among four")
     with followers(model, port, nodes, ranks, more):
         answers = golden.generate(family, cube.requests(), *flags(port, 0, nodes, ranks), *more, "--threads", "1")
-    assert [cube.essence(a) for a in answers] == want
+    cube.check_same(answers, want, f"{family}, {case}")
 
 
 def test_a_requests_lists_outlive_the_step_that_brings_them():
@@ -182,8 +182,7 @@ def test_a_requests_lists_outlive_the_step_that_brings_them():
     port = free_port()
     with followers(LLAMA, port, env={"MALLOC_PERTURB_": "7"}):
         answers = golden.generate("llama-3", requests, *flags(port, 0), "--threads", "1")
-    for i, answer in enumerate(answers):
-        assert cube.essence(answer) == want[i], lists[i]
+    cube.check_same(answers, want, "lists")
 
 
 @pytest.mark.parametrize("how", ["plain", "two drafts"])
@@ -194,7 +193,7 @@ def test_recurrent_states_travel_with_the_steps(how):
     port = free_port()
     with followers(model, port, 2, 2, more):
         answers = golden.generate(model, hybrid.requests(), *flags(port, 0, 2, 2), *more, "--threads", "1")
-    assert [cube.essence(a) for a in answers] == want
+    cube.check_same(answers, want, how)
     assert sum(a["usage"]["cached_tokens"] for a in answers) > 0
 
 
