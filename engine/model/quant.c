@@ -116,7 +116,9 @@ static enum status open_source(const char *dir, const struct source *s, struct q
 enum status quant_open(const char *dir, struct quant **out, struct err *err)
 {
     *out = NULL;
-    if (folder_is_file(dir)) {
+    bool is_file;
+    TRY(folder_is_file(dir, &is_file, err));
+    if (is_file) {
         return OK; // the tensors of a GGUF file describe themselves
     }
     for (size_t i = 0; i < sizeof sources / sizeof sources[0] && !*out; i++) {
