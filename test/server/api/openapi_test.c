@@ -4,6 +4,7 @@
 
 #include "server/call/members.h"
 #include "server/cli/config_load.h"
+#include "server/jobs/lines.h"
 #include "test/check.h"
 
 /* The document of a server with these arguments, parsed. */
@@ -52,6 +53,21 @@ TEST(the_document_has_every_route)
         CHECK(!json_get(operation, "security")); // there are no keys here
     }
     json_free(doc);
+}
+
+/* An endpoint of batches is a route that answers errors in OpenAI's form, as the lines of a batch's
+ * output do (answer.c). */
+TEST(endpoints_of_batches_are_routes_of_openai)
+{
+    for (size_t i = 0; job_endpoint(i); i++) {
+        const struct http_route *r = api_routes;
+        while (r->method && (strcmp(r->path, job_endpoint(i)) || strcmp(r->method, "POST"))) {
+            r++;
+        }
+        if (!r->method || reply_form_of(r) != REPLY_OPENAI) {
+            CHECK_FAIL("%s is not such a route", job_endpoint(i));
+        }
+    }
 }
 
 /* The schemas are made from the table of members, and limits from the configuration of
