@@ -94,18 +94,13 @@ static enum status read_draft_config(struct engine *e, int32_t i, struct model_c
                                      struct err *err)
 {
     const char *folder = e->spec.options.models[i];
-    const enum head_kind head = e->spec.options.head;
-    if (head == HEAD_MTP) {
-        return head_config_mtp(&e->config, i, c, err);
+    enum status st = OK;
+    switch (e->spec.options.head) {
+    case HEAD_MTP: return head_config_mtp(&e->config, i, c, err);
+    case HEAD_NONE: st = model_config_load(folder, c, err); break;
+    case HEAD_EAGLE3: st = head_config_eagle3(folder, &e->config, c, err); break;
     }
-    enum status st = model_config_load(folder, c, err);
-    if (st == OK && head == HEAD_EAGLE3) {
-        st = head_config_eagle3(folder, &e->config, c, err);
-    }
-    if (st != OK) {
-        return err_prefix(err, st, "the draft model");
-    }
-    return OK;
+    return st == OK ? OK : err_prefix(err, st, "the draft model");
 }
 
 /* The number of modules that draft, at most one per draft. Trees use only the first module. */
@@ -132,8 +127,8 @@ static enum status read_drafts(struct engine *e, struct err *err)
         if (c->max_pos < e->spec.options.draft_max_len) {
             e->spec.options.draft_max_len = c->max_pos;
         }
-        if (c->head.kind == HEAD_MTP) {
-            continue; // the module is stored in the model's own files
+        if (c->head.in_target) {
+            continue;
         }
         TRY(same_vocabulary(e, i, err));
         if (!is_dummy(&e->options)) {
