@@ -78,6 +78,15 @@ static const struct {
     {"DetokenizeRequest", FORM_DETOKENIZE},
 };
 
+unsigned openapi_forms(void)
+{
+    unsigned forms = 0;
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+        forms |= bodies[i].form;
+    }
+    return forms;
+}
+
 /* Writes the words of "a|b|c" as items of an array, with or without quotes. */
 static void put_words(struct buf *b, const char *words, bool quoted)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The OpenAPI document contains all rows of the tables. */
 #include "server/api/api.h"
+#include "server/api/openapi_parts.h"
 
 #include "server/call/members.h"
 #include "server/cli/config_load.h"
@@ -66,6 +67,16 @@ TEST(endpoints_of_batches_are_routes_of_openai)
         }
         if (!r->method || reply_form_of(r) != REPLY_OPENAI) {
             CHECK_FAIL("%s is not such a route", job_endpoint(i));
+        }
+    }
+}
+
+/* Bodies of every form, except lines of `sluice generate`, have a schema. */
+TEST(every_form_has_a_schema)
+{
+    for (int i = 0; i < N_FORMS; i++) {
+        if (!(openapi_forms() & 1u << i) && i != KIND_GENERATE) {
+            CHECK_FAIL("form %d has none", i);
         }
     }
 }
