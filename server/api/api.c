@@ -65,6 +65,7 @@ void api_deinit(struct api *a)
     keys_close(a->keys);
     a->keys = NULL;
     tenant_drop(a->anyone);
+    metrics_deinit(&a->metrics);
 }
 
 /* ---- keys ------------------------------------------------------------------------------------ */
