@@ -121,7 +121,7 @@ static bool put_message(struct ollama *o, const struct json *m)
     if (!role || !chat_is_role(role)) {
         if (role) {
             return call_error_set(e, 400, "invalid_value", where(o, "role"),
-                                  "Invalid value: '%.40s' is no role.", role);
+                                  "Invalid value: '%.40s' is not a role.", role);
         }
         return call_error_missing(e, where(o, "role"));
     }

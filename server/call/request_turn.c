@@ -144,7 +144,7 @@ static bool plan_calls(struct plan *p)
         return call_error_set(&r->error, 400, "unsupported_value",
                               r->tool_mode == TOOLS_MUST ? r->tool_param : "tools",
                               "Unsupported value: this server does not know how this model writes "
-                              "calls (--tool-call-parser), so that it cannot keep them to '%s'.",
+                              "calls (--tool-call-parser), so it cannot constrain them to '%s'.",
                               r->tool_mode == TOOLS_MUST ? r->tool_param : "strict");
     }
     p->calls.writing = turn_writing(parser, r->model->tok);
@@ -177,7 +177,7 @@ static bool put_answer(struct plan *p)
     struct buf *out = &p->answer;
     bool regex = s->kind == GRAMMAR_REGEX, json = s->kind == GRAMMAR_SCHEMA;
     if ((json || s->kind == GRAMMAR_TAGS) && !is_json(s->text, s->n_bytes)) {
-        struct err err = {"it is no JSON"};
+        struct err err = {"it is not JSON"};
         return blame(r, ERR_INVALID, &err);
     }
     if (json) {

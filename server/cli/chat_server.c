@@ -192,7 +192,7 @@ static void last_words(const struct chat_server *s, char *text, size_t n_text)
     if (strncmp(line, "sluice: ", 8) == 0) {
         line += 8;
     }
-    snprintf(text, n_text, "%s", *line ? line : "it said nothing");
+    snprintf(text, n_text, "%s", *line ? line : "it logged nothing");
 }
 
 /* True if the child has ended; then the last line of its log becomes the error. */

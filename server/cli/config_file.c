@@ -40,7 +40,7 @@ static char *scalar(char *s)
 
 static enum status bad_quotes(const struct option_row *row, struct err *err)
 {
-    return err_set(err, ERR_FORMAT, "option %s: a quote does not end, or text follows it",
+    return err_set(err, ERR_FORMAT, "option %s: a quotation is not closed, or text follows it",
                    row->name);
 }
 

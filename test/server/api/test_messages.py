@@ -251,7 +251,7 @@ BAD = [
     ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [5]}, "messages[0]"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "'tool'"), ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"), ({"messages": [{"role": "user", "content": 5}]}, "content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image' are not supported: the server takes text only"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image' are not supported: for this model the server accepts only text"),
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "'document' are not supported"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),

@@ -220,7 +220,7 @@ def test_biases_of_no_token_are_refused_in_vllm_s_words(server):
     r = server.complete("a", logit_bias={str(vocab): 1})
     assert r.status == 400 and r.error["param"] == "logit_bias" and "[%d] in logit_bias contain out-of-vocab token ids. Vocabulary size: " % vocab in r.error["message"]
     r = server.complete("a", logit_bias={"x": 1})
-    assert r.status == 400 and r.error["param"] == "logit_bias" and "'x' is no token id" in r.error["message"]
+    assert r.status == 400 and r.error["param"] == "logit_bias" and "'x' is not a token id" in r.error["message"]
 
 
 def test_a_prompt_is_not_cut_to_more_than_the_context(server):
