@@ -166,8 +166,7 @@ void api_response_cancel(struct http_request *req, void *arg)
     }
 }
 
-/* ---- input items
- * ------------------------------------------------------------------------------------- */
+/* ---- input items ----------------------------------------------------------------------------- */
 
 /* The id of an item: the client's, or one made from its position. */
 static void name_item(char id[32], const struct json *item, size_t index)

@@ -390,8 +390,7 @@ bool check_prompt_logprobs(struct request *r)
     return true;
 }
 
-/* ---- other members
- * ---------------------------------------------------------------------------- */
+/* ---- other members --------------------------------------------------------------------------- */
 
 /* A boolean member of an object that is itself a member; if absent or null *v is unchanged. */
 static bool read_flag(struct request *r, const struct json *object, const char *parent,

@@ -180,8 +180,7 @@ bool read_score_texts(struct request *r)
     return true;
 }
 
-/* ---- texts that are too long
- * --------------------------------------------------------------------- */
+/* ---- texts that are too long ----------------------------------------------------------------- */
 
 /* Truncates a text to its first `most` tokens; the result is text again. */
 static bool cut(struct request *r, struct scored_text *t, int64_t most)
@@ -225,8 +224,7 @@ static bool cut_all(struct request *r)
     return true;
 }
 
-/* ---- prompts
- * ------------------------------------------------------------------------------------- */
+/* ---- prompts --------------------------------------------------------------------------------- */
 
 static void put_message(struct buf *b, const char *role, const struct scored_text *t)
 {

@@ -19,8 +19,7 @@ struct plan {
     struct buf answer, text;
 };
 
-/* ---- errors
- * ----------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static const char *code_of(enum status st, enum grammar_kind kind)
 {
@@ -214,8 +213,7 @@ static bool put_answer(struct plan *p)
     return !out->failed || request_too_large(r);
 }
 
-/* ---- text before the answer
- * ------------------------------------------------------------------- */
+/* ---- text before the answer ------------------------------------------------------------------ */
 
 static bool thinks(const struct request *r)
 {
@@ -245,8 +243,7 @@ static void plan_reasoning(struct plan *p)
     }
 }
 
-/* ---- compiling
- * -------------------------------------------------------------------------------- */
+/* ---- compiling ------------------------------------------------------------------------------- */
 
 static bool compile(struct request *r, const struct grammar_source *source)
 {

@@ -26,9 +26,7 @@ struct shifts {
     struct piece pieces[];
 };
 
-/* ---- whether a context may shift
- * ------------------------------------------------------------------------------------
- */
+/* ---- whether a context may shift ------------------------------------------------------------- */
 
 /* Settings that depend on the whole answer would start again with each piece, so they exclude
  * shifts. */
@@ -163,9 +161,7 @@ bool shifts_are_ready(const struct call *c)
     return false;
 }
 
-/* ---- the engine's output
- * ---------------------------------------------------------------------------------------
- */
+/* ---- the engine's output --------------------------------------------------------------------- */
 
 /* The first piece is the request that clients see in times and counts of the cache. */
 static void copy_facts(struct piece *p)

@@ -3,7 +3,8 @@
  * answer in pieces. When a piece has filled the context, half of the tokens after the kept ones are
  * dropped, and the next piece continues from the rest as from any other prompt. So it is what the
  * model would answer to that prompt, for every kind of layer. All pieces write to the outputs of
- * the call's own requests, which are never submitted themselves. Thread: the calls' own. */
+ * the call's own requests, which are never submitted themselves.
+ * Thread: the calls' own. */
 #ifndef SLUICE_SERVER_CALL_SHIFTS_H
 #define SLUICE_SERVER_CALL_SHIFTS_H
 

@@ -262,9 +262,7 @@ static enum status use_model(struct chat_server *s, const struct chat_options *o
     return ask_models(s, interrupt, err);
 }
 
-/* ---- either kind of server
- * ---------------------------------------------------------------------------------------
- */
+/* ---- either kind of server ------------------------------------------------------------------- */
 
 /* For a chat without a target: uses a server on this machine if one runs and no option of a server
  * was given, otherwise starts one with the bundled model. */

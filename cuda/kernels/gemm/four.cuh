@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The kernels that gemm_four (cuda/gemm.h) chooses from, besides its own for few rows. Thread: the
- * rank's owner. */
+/* The kernels that gemm_four (cuda/gemm.h) chooses from, besides its own for few rows.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_GEMM_FOUR_CUH
 #define SLUICE_CUDA_GEMM_FOUR_CUH
 

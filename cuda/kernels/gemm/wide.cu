@@ -126,8 +126,7 @@ template <int N, int G, bool GATED> struct wide_loader {
     }
 };
 
-/* ---- storing results; device/wgmma.cuh has the accumulators' layout ----------------------------
- * */
+/* ---- storing results; device/wgmma.cuh has the accumulators' layout -------------------------- */
 
 template <typename Y> struct pair_of;
 template <> struct pair_of<float> {

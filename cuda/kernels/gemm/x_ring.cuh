@@ -29,8 +29,8 @@ template <int SLOTS> struct x_place {
 };
 
 /* A warp's way through the slots of x of an item. The block's first thread fills them: it refills a
- * slot when all warps have released it and its own warp has also released the next S::X_LAG slots.
- * */
+ * slot when all warps have released it and its own warp has also released the next S::X_LAG
+ * slots. */
 template <typename S> struct x_walk {
     const CUtensorMap *map;
     char *xs;
