@@ -120,7 +120,7 @@ void bench_four_check(struct rng &r)
     struct sum_parts left = {sums, a.bias, (int64_t)a.n_rows * n_out, n_out, 0};
     const bool may_split = r.below(2);
     if (!gemm_four_takes(&w.m, &a, 90)) {
-        printf("gemm_four FAILED: it does not take %d x %d x %d\n", a.n_rows, n_out, n_in);
+        printf("gemm_four FAILED: it does not support %d x %d x %d\n", a.n_rows, n_out, n_in);
         bench_failures++;
     }
     CHECK(cudaMemset(sums, 0xff, SUMS_BYTES));
@@ -160,7 +160,7 @@ void bench_four_check(struct rng &r)
     }
 }
 
-/* The products of an 8B model's layer, int4 in groups of 128; of other formats gate_up alone. */
+/* The products of an 8B model's layer with int4 in groups of 128; other formats only gate_up. */
 void bench_four_time()
 {
     static const struct {
@@ -175,7 +175,8 @@ void bench_four_time()
     void *x = device_new<float>((size_t)MOST * 14336 / 2), *y = device_new<float>(MOST * 14336);
     float *sums = device_new<float>(SUMS_BYTES / 4);
     fill(x, DT_BF16, (int64_t)MOST * 14336, 4, 1.0f);
-    printf("products with 4-bit weights, us (parts left as sums), in a graph of dependent launches "
+    printf("products with 4-bit weights, us (partial sums not added up), in a graph of dependent "
+           "launches "
            "over rotating weights\n%-20s",
            "rows");
     static const int rows[] = {1, 8, 16, 32, 64, 128, 256};

@@ -129,8 +129,7 @@ static bool read_batch(struct body *b, struct stored_batch *s, struct buf *metad
     }
     if (!job_endpoint_kind(endpoint, &kind)) {
         return call_error_set(b->error, 400, "unsupported_value", "endpoint",
-                              "Invalid 'endpoint': '%.60s' is not one that a batch may have.",
-                              endpoint);
+                              "Invalid 'endpoint': '%.60s' is not supported in batches.", endpoint);
     }
     if (strcmp(window, BATCH_WINDOW) != 0) {
         return call_error_set(b->error, 400, "unsupported_value", "completion_window",

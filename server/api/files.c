@@ -124,7 +124,7 @@ static bool check_form(struct api_work *w, const struct form *form)
     if (!is(&form->purpose, BATCH_PURPOSE)) {
         return call_error_set(
             &w->error, 400, "unsupported_value", "purpose",
-            "Files are kept here for batches alone: the purpose must be '" BATCH_PURPOSE "'.");
+            "This server stores files only for batches: the purpose must be '" BATCH_PURPOSE "'.");
     }
     if ((int64_t)form->file.n_bytes > API_MAX_FILE_BYTES) {
         return call_error_set(&w->error, 413, "file_too_large", "file",

@@ -45,7 +45,8 @@ enum api_health api_check_health(struct api *a, int64_t now_ns)
     }
     if (h != a->health) {
         log_line(h == HEALTH_STALLED || h == HEALTH_DEAD ? LOG_ERROR : LOG_INFO, "engine: %s%s",
-                 api_health_names[h], h == HEALTH_STALLED ? ": work waits and no step ends" : "");
+                 api_health_names[h],
+                 h == HEALTH_STALLED ? ": work is pending and no step ends" : "");
     }
     return a->health = h;
 }

@@ -110,7 +110,7 @@ static void on_recorded(void *arg)
     if (c->not_kept) {
         struct call_error e = {0};
         call_error_set(&e, 507, "storage_full", NULL,
-                       "The response cannot be kept, so it does not run in the background: %s",
+                       "The response cannot be stored, so it does not run in the background: %s",
                        c->not_kept);
         c->ending = CALL_ANSWERED;
         call_fail(c, &e);
@@ -236,7 +236,7 @@ static void on_prepared(void *arg)
     if (c->request.n_stripped_lines > 0 && !c->server->told_stripped) {
         c->server->told_stripped = true;
         log_info(
-            "lines of system prompts are taken out, as --strip-prompt-lines says; this is said "
+            "lines of system prompts are removed because of --strip-prompt-lines; this is logged "
             "once");
     }
     c->request.stream = c->request.stream && c->format->finish && c->sink->begin;

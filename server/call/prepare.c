@@ -398,8 +398,8 @@ static bool pools_as_asked(struct request *r)
         return true;
     }
     return call_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
-                          "This server gives a vector for each token (--pooler-config none), which "
-                          "this endpoint has no place for: use /embedding or /pooling.");
+                          "This server returns a vector for each token (--pooler-config none), "
+                          "which this endpoint cannot return: use /embedding or /pooling.");
 }
 
 /* Stops at the first error. Grammars come last, because they cost the most. */

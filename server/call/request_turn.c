@@ -19,8 +19,7 @@ struct plan {
     struct buf answer, text;
 };
 
-/* ---- errors
- * ----------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static const char *code_of(enum status st, enum grammar_kind kind)
 {
@@ -147,7 +146,7 @@ static bool plan_calls(struct plan *p)
         return call_error_set(&r->error, 400, "unsupported_value",
                               r->tool_mode == TOOLS_MUST ? r->tool_param : "tools",
                               "Unsupported value: this server does not know how this model writes "
-                              "calls (--tool-call-parser), so that it cannot keep them to '%s'.",
+                              "calls (--tool-call-parser), so it cannot constrain them to '%s'.",
                               r->tool_mode == TOOLS_MUST ? r->tool_param : "strict");
     }
     p->calls.writing = turn_writing(parser, r->model->tok);
@@ -179,7 +178,7 @@ static bool put_answer(struct plan *p)
     const struct grammar_source *s = &r->constraint;
     struct buf *out = &p->answer;
     if (grammar_is_json(s->kind) && !is_json(s->text, s->n_bytes)) {
-        struct err err = {"it is no JSON"};
+        struct err err = {"it is not JSON"};
         return blame(r, ERR_INVALID, &err);
     }
     grammar_put_tag(s, out);
@@ -188,8 +187,7 @@ static bool put_answer(struct plan *p)
     return !out->failed || request_too_large(r);
 }
 
-/* ---- text before the answer
- * ------------------------------------------------------------------- */
+/* ---- text before the answer ------------------------------------------------------------------ */
 
 static bool thinks(const struct request *r)
 {
@@ -219,8 +217,7 @@ static void plan_reasoning(struct plan *p)
     }
 }
 
-/* ---- compiling
- * -------------------------------------------------------------------------------- */
+/* ---- compiling ------------------------------------------------------------------------------- */
 
 static bool compile(struct request *r, const struct grammar_source *source)
 {

@@ -256,7 +256,7 @@ static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t
     if (v.over) {
         buf_puts(out, ": too complex");
     } else if (!v.accepted && v.n_good == n) {
-        buf_puts(out, ": incomplete: more must follow");
+        buf_puts(out, ": incomplete, more must follow");
     } else if (!v.accepted) {
         buf_printf(out, ": no match from byte %zu on", v.n_good);
     }

@@ -21,7 +21,7 @@
 #include "cuda/kernels/device/mma_tile.cuh"
 
 enum { WARPS = 8, THREADS = WARPS * 32, TILES = 2, MAX_NT = 4 };
-// the latter is the most that sm_80 has
+// the latter is the maximum on sm_80
 enum { SMEM_TWO_BLOCKS = 108 * 1024, SMEM_ONE_BLOCK = 163 * 1024 };
 
 struct coded_params {

@@ -8,7 +8,8 @@
  * codes, scales and zeros into a ring of its own (cp.async), so that no warp waits for another,
  * converts the codes exactly to bf16 or fp16 in registers, which are the 16-row operand of
  * mma.sync, and scales the sums over a group in fp32. One thread loads x through a tensor map into
- * a ring that all warps share. The warps' sums are added in order at the end.
+ * a ring that all warps share. The warps' sums are added in order at the end. Bound by the
+ * instructions that convert codes, and by the work done once per launch.
  *
  * With programmatic dependent launch the rings are filled with weights before the wait for the
  * preceding kernel. */
@@ -308,7 +309,7 @@ __device__ __forceinline__ void put(const struct few_params &p, int64_t at, floa
     }
 }
 
-/* Stores an item's outputs; sums[warp, S::RING / 4] are what each warp has left. */
+/* Stores an item's outputs; sums[warp, S::RING / 4] are the sums of each warp. */
 template <typename T, enum coded_code CODE, typename S, int NT>
 __device__ __forceinline__ void store(const struct few_params &p, const struct item &it,
                                       const struct few_share &share, const float *sums)
@@ -397,7 +398,7 @@ __device__ __forceinline__ void compute(const struct few_params &p, const CUtens
         is_first = false;
         x.begin(it);
         const int32_t n_chunks = it.end_chunk - it.first_chunk;
-        /* If nothing more is loaded into the slots of x, no warp has to leave them. */
+        /* If nothing more is loaded into the slots of x, no warp needs to release them. */
         const bool keeps_x = x.n_slots <= S::X_SLOTS && p.plan.n_items <= (int32_t)gridDim.x;
         int slot = 0, chunk = share.slice < share.n_slices ? share.slice : n_chunks;
 #pragma unroll 1

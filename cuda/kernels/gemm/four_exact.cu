@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* y = x W^T with a weight of int4 codes in groups of 128 or more (cuda/coded.h) and 17 to 64 rows,
- * on Hopper, as four_units.cuh describes. Codes are multiplied exactly, each group is summed apart,
- * and its sums are scaled in fp32. */
+ * on Hopper, as four_units.cuh describes. Codes are multiplied exactly, each group is summed
+ * separately, and its sums are scaled in fp32. A block takes 256 features and a range of K, in two
+ * warpgroups. Bound by converting the codes. */
 #include "cuda/kernels/gemm/four_units.cuh"
 
 #if HAVE_SM90A
@@ -21,9 +22,9 @@ __device__ __forceinline__ void add_group(float (&d)[N / 2], float scale, float 
     }
 }
 
-/* The product of up to N rows with each group summed apart and the sums scaled in fp32, so that
- * codes are multiplied exactly. One unit is converted or added while the tensor cores work on the
- * other. */
+/* The product of up to N rows. Each group is summed separately and the sums are scaled in fp32, so
+ * that codes are multiplied exactly. One unit is converted or added while the tensor cores work on
+ * the other. */
 template <typename T, enum coded_code CODE, int N>
 __device__ __forceinline__ void compute_exact(const struct many_params &p, const char *xs,
                                               char *rings, struct x_ring *x_ring)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 256 rows, from 65 or 33
- * on (gemm_four chooses), on Hopper, as four_units.cuh describes. Codes are scaled in fp32 and
- * rounded once to bf16 or fp16, as when a weight is dequantised, so that the tensor cores sum all
- * of K; the next operand is made while they work on the previous one. */
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and 33 or 65 (gemm_four chooses) to 256
+ * rows, on Hopper, as four_units.cuh describes. Codes are scaled in fp32 and rounded once to bf16
+ * or fp16, as when a weight is dequantised, so that the tensor cores sum all of K; the next operand
+ * is made while they work on the previous one. A block takes 128 or 256 features and a range of K,
+ * in two warpgroups. Bound by reading x from the L2 cache and by converting the codes. */
 #include "cuda/kernels/gemm/four_units.cuh"
 
 #if HAVE_SM90A
@@ -117,8 +118,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 /* ---- host ------------------------------------------------------------------------------------ */
 
 /* The best plan of blocks whose warps have this many units, and its cost. A chunk takes a block as
- * long as the tensor cores need for all its units, or as loading x, whether or not all units are of
- * the band: measured, in bytes that a multiprocessor reads in that time. */
+ * long as the tensor cores need for all its units, or as loading x takes, even if the band has
+ * fewer units: measured, and given in bytes that a multiprocessor reads in that time. */
 static struct item_plan plan_of(const struct coded_matrix *m, const struct coded_args *a,
                                 int32_t n_sms, size_t sums_bytes, int32_t n_units, int64_t *cost)
 {

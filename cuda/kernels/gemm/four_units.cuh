@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the products of 4-bit weights that use wgmma share (four_many.cu, four_exact.cu).
+/* Shared by the products of 4-bit weights that use wgmma (four_many.cu, four_exact.cu).
  *
  * D[features, rows] = W x^T by wgmma: 64 features of W are the register operand, x the
  * shared-memory operand. A block has a multiprocessor to itself and processes items in turn
@@ -282,8 +282,8 @@ __device__ __forceinline__ void put_four(const struct many_params &p, int64_t at
 }
 
 /* Stores a unit's sums for a block of rows. d[4 j + 2 h + e]: feature h of the thread's two
- * features, row 8 j + 2 t + e. They pass through the warp's ring, [16 features, LD], since code
- * that stores from registers would be long, and fetching it takes longer than running it. */
+ * features, row 8 j + 2 t + e. The sums pass through the warp's ring, [16 features, LD]: code that
+ * stores from registers would be long, and fetching it takes longer than running it. */
 template <typename T, int N>
 __device__ __forceinline__ void store(const struct many_params &p, const struct item &it, int unit,
                                       int32_t first_row, float *stage, const float (&d)[N / 2])
@@ -344,7 +344,7 @@ __device__ __forceinline__ void wait_for_previous(const struct many_params &p)
         pdl_trigger();
     }
 }
-/* All of a block; compute(xs, rings, ring) is what the warps with units do. */
+/* The whole of a block's work; compute(xs, rings, ring) is called by the warps that have units. */
 template <typename S, typename F>
 __device__ __forceinline__ void run_block(const struct many_params &p, const CUtensorMap *x_map,
                                           F compute)

@@ -276,7 +276,7 @@ TEST(numbers_keep_their_bits_and_null_is_absent)
 }
 
 /* truncate_prompt_tokens keeps the end of the prompt. */
-TEST(prompts_are_cut_where_asked)
+TEST(prompts_are_truncated_on_request)
 {
     ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[1,2,3,4,5],\"truncate_prompt_tokens\":2}");
     CHECK_EQ(r.prompts[0].n, 2);
@@ -443,7 +443,7 @@ TEST(refused_members_are_refused_unless_they_ask_for_nothing)
 }
 
 /* Members of other servers that would change the answer and that we do not implement. */
-TEST(values_that_change_the_answer_are_never_passed_over)
+TEST(values_that_change_the_answer_are_never_ignored)
 {
     static const char *const asks[][2] = {
         {"lora", "[{\"id\":0,\"scale\":0.5}]"},
