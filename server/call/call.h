@@ -247,8 +247,9 @@ void call_server_deinit(struct call_server *s); // no calls may be left; does no
 
 void call_start(struct call_server *s, struct call *c);
 
-/* Called after the engine's wake: takes all new output, and submits calls that had to wait. */
-void call_on_wake(struct call_server *s);
+/* Called after the engine's wake: takes new output, and submits calls that had to wait. True: more
+ * output is there, so it must be called again soon; meanwhile its thread may do other things. */
+bool call_on_wake(struct call_server *s);
 void call_on_deadline(struct call *c);
 void call_on_room(struct call *c); // a sink that was full has room again
 /* The client has left. The sink's `drop` is called, now or when the pool no longer uses the
