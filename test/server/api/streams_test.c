@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // test/run: alone
-/* Crowds of streams on the whole server: probes are answered in time beside them, and readers with
- * slow links do not slow others down.
+/* Crowds on the whole server: probes are answered in time beside thousands of streams and beside
+ * large bodies, and readers with slow links do not slow others down.
  *
  *     STREAMS=10000 streams_test probes    1,500 by default, 10,000 in `make nightly`
  */
@@ -78,6 +78,7 @@ static void *probe_main(void *arg)
     const int who = p->n_started++;
     int64_t due_ns = clock_now_ns() + who * PROBE_EVERY_MS * 1000000LL / N_PROBERS;
     for (; !p->quit; due_ns += PROBE_EVERY_MS * 1000000LL) {
+        due_ns = greater(due_ns, clock_now_ns());
         wait_until(due_ns);
         double starved = starved_ms(p->of->pid);
         bool good = probe(p->of->port, who % 2 ? "/health/live" : "/health/ready");
@@ -127,6 +128,28 @@ static void say(const char *what, struct times *t)
 {
     printf("%s: %zu, p50 %.1f ms, p99 %.1f, max %.1f\n", what, t->n, quantile(t, 0.5),
            quantile(t, 0.99), quantile(t, 1));
+}
+
+static void say_times(struct prober *p)
+{
+    say("probes", &p->all);
+    say("    without the loop's waits for a processor", &p->net);
+    say("    a process that only answers", &p->alone);
+}
+
+/* The 99th percentile, because other work on the machine makes a few late; the figures in
+ * docs/results are maxima. */
+static bool in_time(struct prober *p)
+{
+    return is_slow() || quantile(&p->net, 0.99) < 100 + quantile(&p->alone, 0.99);
+}
+
+static void prober_free(struct prober *p)
+{
+    pthread_mutex_destroy(&p->lock);
+    free(p->all.ms);
+    free(p->net.ms);
+    free(p->alone.ms);
 }
 
 /* ---- the tests --------------------------------------------------------------------------------
@@ -179,19 +202,63 @@ TEST(probes_are_answered_in_time_beside_thousands_of_streams)
     printf("CPU: server %.2f cores, its loop waited %.1f s for one, client %.2f; %.0f MB\n",
            (cpu_s(s.pid) - server_cpu) / seconds, starved_ms(s.pid) / 1e3,
            (cpu_s(getpid()) - own_cpu) / seconds, rss_mb(&s));
-    say("probes", &p.all);
-    say("    without the loop's waits for a processor", &p.net);
-    say("    a process that only answers", &p.alone);
+    say_times(&p);
     CHECK_EQ(p.n_bad, 0);
     CHECK_EQ(c.n_good, n);
     CHECK_EQ(most, n);
-    CHECK(is_slow() || quantile(&p.net, 1) < 100 + quantile(&p.alone, 1));
+    CHECK(in_time(&p));
     crowd_close(&c);
     CHECK_EQ(server_stop(&s), 0);
-    free(p.all.ms);
-    free(p.net.ms);
-    free(p.alone.ms);
+    prober_free(&p);
     forget(&kind);
+}
+
+enum { N_SENDERS = 16, BODY_BYTES = 15600000 };
+
+/* One prompt that is far too long, twice. The argument becomes the number of answers. */
+static void *send_bodies(void *arg)
+{
+    struct server *s = arg;
+    intptr_t n = 0;
+    char *body = xmalloc(BODY_BYTES + 64);
+    int at = sprintf(body, "{\"prompt\":\"");
+    memset(body + at, 'a', BODY_BYTES);
+    memcpy(body + at + BODY_BYTES, "\"}", 3);
+    for (int i = 0; i < 2; i++) {
+        struct buf answer;
+        buf_init(&answer, 1 << 20);
+        int status = ask(s->port, "/v1/completions", body, &answer);
+        n += status == 400 || status == 413 || status == 503;
+        buf_deinit(&answer);
+    }
+    free(body);
+    return (void *)n;
+}
+
+/* Reading them takes the loop a moment each; to parse and to tokenize them is the pool's work. */
+TEST(large_bodies_of_many_clients_delay_nobody)
+{
+    pthread_t threads[N_SENDERS];
+    struct server s;
+    struct prober p;
+    REQUIRE(server_start(&s, 1000));
+    prober_start(&p, &s);
+    for (int i = 0; i < N_SENDERS; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, send_bodies, &s), 0);
+    }
+    intptr_t n_answers = 0;
+    for (int i = 0; i < N_SENDERS; i++) {
+        void *n;
+        pthread_join(threads[i], &n);
+        n_answers += (intptr_t)n;
+    }
+    prober_stop(&p);
+    say_times(&p);
+    CHECK_EQ(n_answers, 2 * N_SENDERS);
+    CHECK_EQ(p.n_bad, 0);
+    CHECK(in_time(&p));
+    CHECK_EQ(server_stop(&s), 0);
+    prober_free(&p);
 }
 
 enum { N_USUAL = 8, N_TARDY = 200, N_WINDOWS = 3 };
