@@ -283,8 +283,7 @@ static bool render_all(struct request *r, const struct chat_template *t)
     return true;
 }
 
-/* A template in the request is compiled for this request only. */
-static bool render(struct request *r)
+static bool compile_and_render(struct request *r)
 {
     struct err err = {""};
     struct chat_template *own = NULL;
@@ -305,6 +304,17 @@ static bool render(struct request *r)
     }
     bool good = render_all(r, t);
     chat_template_free(own);
+    return good;
+}
+
+/* A template in the request is compiled for this request only, and must not hold a thread of the
+ * pool for long. */
+static bool render(struct request *r)
+{
+    enum { OWN_TEMPLATE_MS = 1000 };
+    chat_template_set_cpu_ms(r->request_template ? OWN_TEMPLATE_MS : 0);
+    bool good = compile_and_render(r);
+    chat_template_set_cpu_ms(0);
     return good;
 }
 
