@@ -380,7 +380,9 @@ struct comm_place {
     const char *bind;   // the one address on which node 0 may listen; NULL: all interfaces
     /* Broadcasts node 0's bytes to all nodes (collective); unused with one node. */
     enum status (*share)(void *bytes, size_t n_bytes, void *arg, struct err *err);
-    void *share_arg;
+    /* True, with the reason, if a node is lost, so that nobody waits for it; NULL: none ever is. */
+    bool (*is_lost)(void *arg, struct err *why);
+    void *share_arg; // the argument of both
 };
 
 struct backend;

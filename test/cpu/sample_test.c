@@ -173,7 +173,8 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
     p.repetition_penalty = 1.13f; // 3.5398, 3.451
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 1);
 
-    p = d; // counts the output only: after 2 prompt tokens, 1 counts twice and 2 not at all
+    p = d; // counts only the output: after 2 prompt tokens, token 1 counts twice and token 2 not at
+           // all
     p.frequency_penalty = 0.3f;
     CHECK_EQ(draw_once(&s, &p, 5, 2).token, 2);
     p.frequency_penalty = 0.04f;

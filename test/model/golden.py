@@ -15,7 +15,8 @@ EXACT_RANKS = DEVICE == "cpu"  # True if several ranks give the same bits as one
 TWO_THREADS = ["--threads", "2"]  # test/run may limit a program to one thread
 FLAGS = os.environ.get("SLUICE_TEST_FLAGS", "").split()
 N_RANKS = int(FLAGS[FLAGS.index("--tensor-parallel-size") + 1]) if "--tensor-parallel-size" in FLAGS else 1
-# A draft model that is the target itself. A whole copy on each rank rounds otherwise than the target, which is shared out.
+# A draft model that is the target itself. A whole copy on each rank rounds differently from the
+# target, which is sharded.
 AS_SHARDED = {"draft_tensor_parallel_size": N_RANKS} if N_RANKS > 1 else {}
 RUN = [SLUICE, "generate", "--device", DEVICE, *FLAGS]
 
@@ -63,7 +64,8 @@ def log_softmax(logits):
 
 
 def check_exact(family, tolerance=1e-3, *flags, but=()):
-    """--dtype float32: all log-probabilities within the tolerance, all greedy tokens equal, except for prompts of the given lengths."""
+    """--dtype float32: all log-probabilities within the tolerance, all greedy tokens equal, except for prompts of the
+    given lengths."""
     cases = [c for c in expected(family)["cases"] if len(c["prompt"]) not in but]
     requests = [{"prompt_token_ids": c["prompt"], "max_tokens": len(c["greedy"]), "temperature": 0, "logprobs": 20,
                  "prompt_logprobs": True, "ignore_eos": True} for c in cases]
@@ -103,7 +105,8 @@ CHUNKS = ["--max-num-batched-tokens", "23", "--max-num-seqs", "9"]  # prompts ar
 
 
 def check_exact_unscored(family, tolerance=1e-3, *flags, but=()):
-    """Like check_exact, for prompts without scores: only the last row is computed to the end, the others stop in the last layer."""
+    """Like check_exact, for prompts without scores: only the last row is computed to the end, the others stop in the
+    last layer."""
     cases = [c for c in expected(family)["cases"] if len(c["prompt"]) not in but]
     requests = [{"prompt_token_ids": c["prompt"], "max_tokens": len(c["greedy"]), "temperature": 0, "logprobs": 20,
                  "ignore_eos": True} for c in cases]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: long
-"""The cube: with every combination of settings (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks, threads,
-grammars) and every KV format, a request's tokens and log-probabilities have the same bits as if it ran alone.
+"""The cube: with every combination of settings (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
+threads, grammars) and every KV format, a request's tokens and log-probabilities have the same bits as if it ran alone.
 
-`make test` runs a part: settings among which any two values of two axes meet (chunks, cache, drafts, pool, threads, KV format), spread
-over the families; `make nightly` runs all of them for each family."""
+`make test` runs a part: settings among which any two values of two axes meet (chunks, cache, drafts, pool, threads, KV
+format), spread over the families; `make nightly` runs all of them for each family."""
 import functools
 import itertools
 import json
@@ -148,8 +148,8 @@ accepted = []  # draft tokens over all families: a single random model may never
 
 
 def settings(family):
-    """Those that a family runs, each of them unquantised and in one KV format. In `make test` families have few formats, since each
-    needs the requests' own runs, and all have one setting in which everything happens."""
+    """The settings that a family runs, each of them unquantised and in one KV format. In `make test` families have few
+    formats, since each needs the requests' own runs, and all have one setting in which everything happens."""
     if NIGHTLY:
         cube = itertools.product(CHUNKS, CACHE, DRAFTS, POOL)
         return [(*s, threads, kv) for s, threads, kv in zip(cube, itertools.cycle(THREADS), itertools.cycle(KV))]
@@ -196,7 +196,7 @@ def test_chunks_of_any_size_give_the_same_bits(family):
             assert have["prompt_logprobs"] == want, f"{family}, {rows} rows a step, {kv}"
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="GPUs add in another order")
 @pytest.mark.parametrize("family", EVERY)
 def test_two_ranks_give_the_bits_of_one(family):
     every = zip(drafts(family).items(), itertools.cycle(["auto", *KV]))
@@ -212,7 +212,7 @@ def sharded(flags):
     return ["--speculative-config", json.dumps({**config, "draft_tensor_parallel_size": 2})]
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="GPUs add in another order")
 @pytest.mark.parametrize("family", EVERY)
 def test_the_draft_model_may_be_sharded_too(family):
     """With equal bits all drafts of a model that drafts for itself are accepted."""

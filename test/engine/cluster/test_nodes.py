@@ -256,7 +256,7 @@ def test_a_silent_node_is_a_lost_node(pair):
         exits(zero, 30)
 
 
-def test_an_idle_set_notices_a_killed_node_too(pair):
+def test_idle_nodes_notice_a_killed_node_too(pair):
     zero, one, http, _ = pair
     one.p.kill()
     end = time.time() + 5
@@ -280,7 +280,7 @@ def test_a_killed_leader_ends_the_other_node(pair):
 # ---- who comes, and who does not ----------------------------------------------------------------
 
 
-def test_a_node_that_never_comes_is_named(start):
+def test_a_node_that_never_connects_is_named(start):
     zero = start(LLAMA, *flags(free_port(), 0)[:-1], "1", "--port", str(free_port()))
     assert zero.wait() == 1
     assert "node 1 of 2 did not join within 1 s" in zero.log()
@@ -292,7 +292,7 @@ def test_a_node_without_a_leader_ends(start):
     assert "node 0 did not answer within 1 s" in one.log()
 
 
-def test_a_node_with_another_model_or_option_is_told_so_and_the_right_one_may_still_come(start):
+def test_a_node_with_another_model_or_option_is_rejected_and_the_right_one_may_still_join(start):
     port, http = free_port(), free_port()
     zero = leader(start, port, http)
     other = start(os.path.join(golden.GOLDEN, "qwen3"), *flags(port, 1))
@@ -355,7 +355,7 @@ def between(port, change):
     return door.getsockname()[1]
 
 
-def test_a_frame_that_was_changed_on_its_way_ends_the_set(start):
+def test_a_modified_frame_ends_all_nodes(start):
     """One bit of a step is changed: without authentication it could be another token or another address."""
     port, http, armed = free_port(), free_port(), threading.Event()
 
@@ -378,7 +378,7 @@ def test_a_frame_that_was_changed_on_its_way_ends_the_set(start):
         exits(zero, 30)
 
 
-def test_node_0_listens_at_its_address_alone(start):
+def test_node_0_listens_only_at_its_address(start):
     port = free_port()
     zero = start(LLAMA, *flags(port, 0), "--port", str(free_port()))
     zero.wait_log("waits on")
@@ -389,7 +389,7 @@ def test_node_0_listens_at_its_address_alone(start):
     assert elsewhere.wait() == 1 and "cannot listen on 192.0.2.1" in elsewhere.log()
 
 
-def test_a_set_that_others_can_reach_needs_a_token(start):
+def test_nodes_that_others_can_reach_need_a_token(start):
     for node in (0, 1):
         bare = start(LLAMA, *flags(free_port(), node), "--port", str(free_port()), "--master-addr", "192.0.2.1")
         assert bare.wait() == 2 and "node-token" in bare.log() and "--no-node-token" in bare.log()
@@ -397,7 +397,7 @@ def test_a_set_that_others_can_reach_needs_a_token(start):
     assert free.wait() == 1 and "cannot listen on 192.0.2.1" in free.log()  # it got as far as listening
 
 
-def test_a_node_that_leaves_before_all_have_come_may_come_again(start):
+def test_a_node_that_leaves_before_all_have_joined_may_join_again(start):
     port = free_port()
     three = [start(LLAMA, *flags(port, 0, 3, 3)[:-1], "3", "--port", str(free_port()))]
     three.append(start(LLAMA, *flags(port, 1, 3, 3)))
@@ -417,7 +417,7 @@ def test_a_node_that_leaves_before_all_have_come_may_come_again(start):
     [{"SLURM_NTASKS": "2", "SLURM_PROCID": "%d", "SLURM_NODELIST": "127.0.0.[1-2]"}, "srun"],
     [{"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "%d", "LWS_LEADER_ADDRESS": "127.0.0.1"}, "LeaderWorkerSet"],
 ])
-def test_launchers_say_who_is_who(start, launcher):
+def test_launchers_determine_the_node_ranks(start, launcher):
     names, who = launcher
     port, http = free_port(), free_port()
     common = ["--tensor-parallel-size", "2", "--master-port", str(port), "--node-timeout", "30"]
@@ -430,7 +430,7 @@ def test_launchers_say_who_is_who(start, launcher):
     assert both[0].wait() == 0 and both[1].wait() == 0
 
 
-def test_bad_places_are_refused_with_a_reason(start):
+def test_bad_ranks_are_refused_with_a_reason(start):
     for args, env, text in [
         (["--nnodes", "2", "--node-rank", "2", "--tensor-parallel-size", "2"], {}, "node-rank 2"),
         (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2"], {}, "master-addr"),
