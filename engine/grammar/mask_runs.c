@@ -254,9 +254,8 @@ static bool walk_run(struct walk *w, uint32_t state)
         m->path[d] = to;
         w->place[d] = place;
         w->n[d] = w->n[d - 1] + begins;
-        int32_t first = w->run->has_tokens ? -1 : node->id;
-        for (int32_t id = first; id >= 0; id = node->more ? v->same[id] : -1) {
-            counts_put(&w->run->tokens, v, w->n[d], id);
+        for (uint32_t k = v->first[i]; !w->run->has_tokens && k < v->first[i + 1]; k++) {
+            counts_put(&w->run->tokens, v, w->n[d], v->order[k]);
         }
         i++;
     }
@@ -384,8 +383,8 @@ static void walk_exits(struct masks *m, const struct counted *c, const struct ru
         }
         uint32_t to = step(m->a, state, nodes[exit->node].byte);
         if (to != STATE_DEAD) {
-            allow_node(m->vocab, &nodes[exit->node], f);
-            mask_walk(m, exit->node, to, f);
+            allow_nodes(m->vocab, exit->node, exit->node + 1, f);
+            mask_walk(m, exit->node, to, f, NULL);
         }
     }
 }

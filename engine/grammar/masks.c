@@ -134,7 +134,7 @@ static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, struct foun
     struct item it = {rest, stack};
     uint32_t state = automaton_state(m->a, &it, 1);
     for (uint32_t i = 0; i < h->n_ends && !m->a->x->failed; i++) {
-        mask_walk(m, h->ends[i], state, f);
+        mask_walk(m, h->ends[i], state, f, NULL);
     }
     return true;
 }
@@ -200,7 +200,7 @@ static void compute(struct masks *m, uint32_t state, struct found *f)
         add_item(m, copy[i], f, &plain);
     }
     if (plain.n > 0 && !m->a->x->failed) {
-        mask_walk(m, 0, automaton_state(m->a, plain.v, plain.n), f);
+        mask_walk(m, 0, automaton_state(m->a, plain.v, plain.n), f, NULL);
     }
     free(plain.v);
     free(copy);
