@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/mask_walk.h"
 
+#include "engine/grammar/mask_groups.h"
+
 enum { WIDE_DEPTH = 64 }; // chosen: limit of recursion; deeper nodes count as narrow
 
 struct walk {
@@ -68,7 +70,7 @@ static bool walk_kids(struct walk *w, uint32_t from, uint32_t state)
         if (w->ends && !put_end(w, kid->node, to)) {
             return false;
         }
-        if (!walk_below(w, kid->node, to)) {
+        if (!groups_hold(m, kid->node, to, GROUPS_ALIVE) && !walk_below(w, kid->node, to)) {
             return false;
         }
     }
@@ -105,7 +107,11 @@ static bool walk_below(struct walk *w, uint32_t from, uint32_t state)
         if (w->ends && node->end > i + 1 && !put_end(w, i, to)) {
             return false;
         }
-        if (node->wide && node->depth < WIDE_DEPTH) {
+        if (node->end - i < GROUPS_MIN) {
+            i++;
+        } else if (groups_hold(m, i, to, GROUPS_ALIVE)) {
+            i = node->end;
+        } else if (node->wide && node->depth < WIDE_DEPTH) {
             if (!walk_kids(w, i, to)) {
                 return false;
             }

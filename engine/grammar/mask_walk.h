@@ -58,8 +58,9 @@ struct masks {
     uint32_t n_runs, cap_runs;
     // Heads and runs were dropped, so masks made from them must be dropped, too.
     bool shared_dropped;
-    uint32_t *path;         // states by depth during a walk
-    struct found now, head; // the mask and the head that are being built
+    struct mask_groups *groups; // by state, those that are known; mask_groups.h
+    uint32_t *path;             // states by depth during a walk
+    struct found now, head;     // the mask and the head that are being built
 };
 
 static inline void allow_id(struct found *f, int32_t id)
@@ -125,7 +126,8 @@ static inline uint32_t step(struct automaton *a, uint32_t state, uint8_t byte)
     return automaton_step(a, state, byte);
 }
 
-/* Nodes of the trie at which the automaton may end while tokens continue. */
+/* Nodes of the trie at which the automaton may end while tokens continue, unless all tokens below
+ * them are allowed anyway. */
 struct walk_ends {
     uint32_t *v, n, cap, max;
     bool too_many; // more than `max`: the walk was abandoned

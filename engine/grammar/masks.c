@@ -2,6 +2,7 @@
 /* Masks of states, in a cache from which the least recently used are dropped. */
 #include "engine/grammar/masks.h"
 
+#include "engine/grammar/mask_groups.h"
 #include "engine/grammar/mask_heads.h"
 #include "engine/grammar/mask_inside.h"
 #include "engine/grammar/mask_runs.h"
@@ -33,6 +34,7 @@ void masks_reset(struct masks *m)
     m->n = m->newest = m->oldest = m->free = 0;
     heads_free(m);
     runs_free(m);
+    groups_reset(m);
     m->bytes = 0;
 }
 
@@ -42,6 +44,7 @@ void masks_deinit(struct masks *m)
     free(m->v);
     free(m->heads);
     free(m->runs);
+    groups_free(m);
     free(m->path);
     free(m->now.ids);
     free(m->head.ids);
@@ -50,7 +53,7 @@ void masks_deinit(struct masks *m)
 
 size_t masks_bytes(const struct masks *m)
 {
-    return m->bytes + m->cap * sizeof *m->v + m->cap_heads * sizeof *m->heads +
+    return m->bytes + groups_bytes(m) + m->cap * sizeof *m->v + m->cap_heads * sizeof *m->heads +
            (m->now.max_ids + m->head.max_ids) * sizeof *m->now.ids;
 }
 

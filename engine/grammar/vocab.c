@@ -6,6 +6,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 #include "engine/grammar/expr.h"
+#include "engine/grammar/vocab_groups.h"
 #include "engine/grammar/vocab_text.h"
 
 #include <stdlib.h>
@@ -244,6 +245,7 @@ enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids
         return st;
     }
     list_kids(v);
+    v->below = vocab_groups_below(v);
     v->in_string = vocab_text_make(v);
     *out = v;
     return OK;
@@ -282,6 +284,7 @@ void grammar_vocab_free(struct grammar_vocab *v)
     vocab_text_free(v->in_string);
     free(v->v);
     free(v->order);
+    free(v->below);
     free(v->first);
     free(v->kids);
     free(v->kids_at);
