@@ -285,12 +285,33 @@ static int known(const struct exprs *x, uint32_t e)
     return -1;
 }
 
+/* Whether an X_AND only limits the length of another expression, and a text of that one is short
+ * enough. A search would have to begin anew for every remaining length. */
+static bool fits_length(struct exprs *x, uint32_t id)
+{
+    struct expr e = x->v[id];
+    if (e.kind != X_AND || e.b != 2) {
+        return false;
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        struct expr length = x->v[x->list[e.a + i]];
+        if (length.kind == X_REP && length.a == x->any_char && length.b == 0) {
+            uint32_t n = expr_shortest(x, x->list[e.a + 1 - i]);
+            return n != EXPR_INF && n <= length.c;
+        }
+    }
+    return false;
+}
+
 /* Whether an X_AND or X_NOT matches anything. Searches its derivatives for one that accepts the
  * empty text, and records the result for all derivatives on the path to it. */
 static bool search_match(struct exprs *x, uint32_t e)
 {
     if (known(x, e) >= 0) {
         return known(x, e) == 1;
+    }
+    if (fits_length(x, e)) {
+        return true;
     }
     struct search s = {0};
     search_add(&s, e, 0);

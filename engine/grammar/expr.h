@@ -156,6 +156,10 @@ void expr_first_bytes(struct exprs *x, uint32_t e, struct byte_set *out);
  * X_AND matches anything, it explores derivatives. */
 uint32_t expr_clean(struct exprs *x, uint32_t id);
 
+/* The number of characters of some text of `e` that consists of ASCII; EXPR_INF: no such text was
+ * found, although there may be one. */
+uint32_t expr_shortest(struct exprs *x, uint32_t e);
+
 /* Appends the calls that an expression may begin with: the rule called, and the expression that
  * follows the call. */
 struct expr_calls {

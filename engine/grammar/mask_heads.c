@@ -17,34 +17,17 @@ enum {
 /* The usual walk. It also records where the head may end while more of the token follows. */
 static void fill_head(struct masks *m, struct head *h)
 {
-    const struct grammar_vocab *v = m->vocab;
     struct item it = {h->e, STACK_ROOT};
-    uint32_t cap = 0, state = automaton_state(m->a, &it, 1);
-    m->path[0] = state;
+    struct walk_ends ends = {.max = ENDS_MAX};
+    uint32_t state = automaton_state(m->a, &it, 1);
     if (automaton_may_end(m->a, state)) {
-        GROW(h->ends, h->n_ends, cap);
-        h->ends[h->n_ends++] = 0;
+        GROW(ends.v, ends.n, ends.cap);
+        ends.v[ends.n++] = 0;
     }
-    for (uint32_t i = 1; i < v->n && !m->a->x->failed;) {
-        const struct vocab_node *node = &v->v[i];
-        uint32_t to = step(m->a, m->path[node->depth - 1], node->byte);
-        if (to == STATE_DEAD) {
-            i = node->end;
-            continue;
-        }
-        allow_node(v, node, &m->head);
-        m->path[node->depth] = to;
-        if (automaton_may_end(m->a, to) && node->end > i + 1) {
-            if (h->n_ends == ENDS_MAX) {
-                h->whole = true;
-                return;
-            }
-            GROW(h->ends, h->n_ends, cap);
-            h->ends[h->n_ends++] = i;
-        }
-        i++;
-    }
-    exprs_spend(m->a->x, v->n / 64);
+    mask_walk(m, 0, state, &m->head, &ends);
+    h->ends = ends.v;
+    h->n_ends = ends.n;
+    h->whole = ends.too_many;
 }
 
 /* ---- heads that are soon plain text ---- */
@@ -84,10 +67,8 @@ static void take_ends(struct beside *b, uint32_t from, uint32_t before)
 static void forbid_below(struct beside *b, uint32_t at)
 {
     const struct grammar_vocab *v = b->m->vocab;
-    for (uint32_t i = at; i < v->v[at].end; i++) {
-        for (int32_t id = v->v[i].id; id >= 0; id = v->same[id]) {
-            b->m->head.words[id >> 5] &= ~(1u << (id & 31));
-        }
+    for (uint32_t i = v->first[at]; i < v->first[v->v[at].end]; i++) {
+        b->m->head.words[v->order[i] >> 5] &= ~(1u << (v->order[i] & 31));
     }
 }
 
@@ -112,7 +93,7 @@ static void walk_beside(struct beside *b, uint32_t state, uint32_t plain)
             i = node->end;
             continue;
         }
-        allow_node(v, node, &m->head);
+        allow_nodes(v, i, i + 1, &m->head);
         if (automaton_may_end(m->a, to) && node->end > i + 1) {
             put_end(b, i);
         }
@@ -145,15 +126,17 @@ static uint32_t soon(struct masks *m, uint32_t e)
     return text_make(x, expr_rep(x, x->any_char, in.lo > 0 ? in.lo + 1 : 0, hi));
 }
 
-/* Whether most bytes lead to the same state from both states. */
-static bool are_alike(struct automaton *a, uint32_t state, uint32_t other)
+/* Whether the first byte of most tokens leads to the same state from both states. */
+static bool are_alike(struct masks *m, uint32_t state, uint32_t other)
 {
-    int same = 0, others = 0;
-    for (int c = 0; c < a->x->n_classes; c++) {
-        uint32_t to = automaton_step(a, other, a->x->class_byte[c]);
-        bool equal = automaton_step(a, state, a->x->class_byte[c]) == to;
-        same += to != STATE_DEAD && equal;
-        others += to != STATE_DEAD && !equal;
+    const struct grammar_vocab *v = m->vocab;
+    uint32_t same = 0, others = 0;
+    for (uint32_t i = 1; i < v->n; i = v->v[i].end) {
+        uint32_t n = v->first[v->v[i].end] - v->first[i];
+        uint32_t to = step(m->a, other, v->v[i].byte);
+        bool equal = step(m->a, state, v->v[i].byte) == to;
+        same += to != STATE_DEAD && equal ? n : 0;
+        others += to != STATE_DEAD && !equal ? n : 0;
     }
     return same > others;
 }
@@ -170,7 +153,7 @@ static bool fill_beside(struct masks *m, struct head *h)
         return false; // its ends are in two lists
     }
     uint32_t state = automaton_state(m->a, &it, 1), plain = automaton_state(m->a, &other, 1);
-    if (!are_alike(m->a, state, plain)) {
+    if (!are_alike(m, state, plain)) {
         return false;
     }
     struct beside b = {.m = m, .h = h, .in = &in};

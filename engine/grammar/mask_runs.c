@@ -8,6 +8,7 @@
  * follows; the nodes of the trie where it can do so are the exits. */
 #include "engine/grammar/mask_runs.h"
 
+#include "engine/grammar/mask_groups.h"
 #include "engine/grammar/mask_shared.h"
 #include "engine/grammar/text.h"
 
@@ -192,8 +193,9 @@ struct walk {
     const struct counted *c;
     struct mask_run *run;
     struct run_exits *exits;
-    uint32_t *n;       // number of rounds that have begun, by depth
-    enum place *place; // by depth
+    uint64_t exit_groups; // groups of characters that begin with a byte of exits->first
+    uint32_t *n;          // number of rounds that have begun, by depth
+    enum place *place;    // by depth
     struct known_place {
         uint32_t state; // state + 1
         enum place place;
@@ -224,7 +226,34 @@ static void put_exit(struct walk *w, uint32_t node, uint32_t n)
     }
 }
 
-/* Collects the tokens of the run, and its exits. Returns false if the run turns out to be unfit. */
+static void put_tokens(struct walk *w, uint32_t node)
+{
+    const struct grammar_vocab *v = w->m->vocab;
+    for (uint32_t k = v->first[node]; !w->run->has_tokens && k < v->first[node + 1]; k++) {
+        counts_put(&w->run->tokens, v, w->n[v->v[node].depth], v->order[k]);
+    }
+}
+
+/* Collects the tokens below a node where each byte is one round, without stepping. */
+static void put_below(struct walk *w, uint32_t node)
+{
+    const struct grammar_vocab *v = w->m->vocab;
+    uint32_t end = v->first[v->v[node].end], depth = v->v[node].depth;
+    for (uint32_t k = v->first[node + 1]; k < end && !w->run->has_tokens; k++) {
+        int32_t id = v->order[k];
+        counts_put(&w->run->tokens, v, w->n[depth] + v->text_n[id] - depth, id);
+    }
+}
+
+/* Whether each byte of the tokens below a node is one round, and none is an exit. */
+static bool is_plain_below(struct walk *w, uint32_t node, uint32_t state)
+{
+    return !(w->m->vocab->below[node] & w->exit_groups) &&
+           groups_hold(w->m, node, state, GROUPS_SAME);
+}
+
+/* Collects the tokens of the run, and its exits. Returns false if the run turns out to be unfit. If
+ * there are too many exits, the walk is abandoned. */
 static bool walk_run(struct walk *w, uint32_t state)
 {
     struct masks *m = w->m;
@@ -232,7 +261,7 @@ static bool walk_run(struct walk *w, uint32_t state)
     m->path[0] = state;
     w->n[0] = w->c->n;
     w->place[0] = place_of_state(w, state);
-    for (uint32_t i = 1; i < v->n && !m->a->x->failed;) {
+    for (uint32_t i = 1; i < v->n && !m->a->x->failed && !w->exits->too_many;) {
         const struct vocab_node *node = &v->v[i];
         uint32_t d = node->depth, from = m->path[d - 1];
         bool begins = w->place[d - 1] == BETWEEN;
@@ -254,11 +283,13 @@ static bool walk_run(struct walk *w, uint32_t state)
         m->path[d] = to;
         w->place[d] = place;
         w->n[d] = w->n[d - 1] + begins;
-        int32_t first = w->run->has_tokens ? -1 : node->id;
-        for (int32_t id = first; id >= 0; id = node->more ? v->same[id] : -1) {
-            counts_put(&w->run->tokens, v, w->n[d], id);
+        put_tokens(w, i);
+        if (place == BETWEEN && is_plain_below(w, i, to)) {
+            put_below(w, i);
+            i = node->end;
+        } else {
+            i++;
         }
-        i++;
     }
     exprs_spend(m->a->x, v->n / 64);
     return w->place[0] != UNFIT && w->place[0] != OUTSIDE;
@@ -292,6 +323,7 @@ static bool fill_run(struct masks *m, const struct counted *c, struct mask_run *
                      struct run_exits *exits)
 {
     struct walk w = {.m = m, .c = c, .run = r, .exits = exits};
+    w.exit_groups = groups_of(m, &exits->first);
     struct item it = {c->run, STACK_ROOT};
     uint32_t state = automaton_state(m->a, &it, 1);
     w.n = xcalloc(m->vocab->max_depth + 1, sizeof *w.n);
@@ -300,15 +332,16 @@ static bool fill_run(struct masks *m, const struct counted *c, struct mask_run *
         counts_begin(&r->tokens, m->vocab);
     }
     bool fits = walk_run(&w, state), ok = fits && !m->a->x->failed;
+    bool whole = ok && !exits->too_many;
     free(w.n);
     free(w.place);
     r->unfit = !fits && !m->a->x->failed;
-    if (!r->has_tokens && ok) {
+    if (!r->has_tokens && whole) {
         counts_end(&r->tokens, m->vocab);
     } else if (!r->has_tokens) {
         counts_free(&r->tokens);
     }
-    r->has_tokens |= ok;
+    r->has_tokens |= whole;
     return ok;
 }
 
@@ -384,8 +417,8 @@ static void walk_exits(struct masks *m, const struct counted *c, const struct ru
         }
         uint32_t to = step(m->a, state, nodes[exit->node].byte);
         if (to != STATE_DEAD) {
-            allow_node(m->vocab, &nodes[exit->node], f);
-            mask_walk(m, exit->node, to, f);
+            allow_nodes(m->vocab, exit->node, exit->node + 1, f);
+            mask_walk(m, exit->node, to, f, NULL);
         }
     }
 }

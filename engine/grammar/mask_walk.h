@@ -58,8 +58,9 @@ struct masks {
     uint32_t n_runs, cap_runs;
     // Heads and runs were dropped, so masks made from them must be dropped, too.
     bool shared_dropped;
-    uint32_t *path;         // states by depth during a walk
-    struct found now, head; // the mask and the head that are being built
+    struct mask_groups *groups; // by state, those that are known; mask_groups.h
+    uint32_t *path;             // states by depth during a walk
+    struct found now, head;     // the mask and the head that are being built
 };
 
 static inline void allow_id(struct found *f, int32_t id)
@@ -74,15 +75,16 @@ static inline void allow_id(struct found *f, int32_t id)
     }
 }
 
-static inline void allow_node(const struct grammar_vocab *v, const struct vocab_node *node,
-                              struct found *f)
+/* Allows the tokens at the nodes `from` .. `to` (exclusive) of the trie. */
+static inline void allow_nodes(const struct grammar_vocab *v, uint32_t from, uint32_t to,
+                               struct found *f)
 {
-    if (node->id < 0) {
-        return;
+    uint32_t i = v->first[from], end = v->first[to];
+    for (; i < end && f->n_ids <= f->max_ids; i++) {
+        allow_id(f, v->order[i]);
     }
-    allow_id(f, node->id);
-    for (int32_t id = node->more ? v->same[node->id] : -1; id >= 0; id = v->same[id]) {
-        allow_id(f, id);
+    for (; i < end; i++) { // too many for a list, so they are not counted
+        f->words[v->order[i] >> 5] |= 1u << (v->order[i] & 31);
     }
 }
 
@@ -124,7 +126,16 @@ static inline uint32_t step(struct automaton *a, uint32_t state, uint8_t byte)
     return automaton_step(a, state, byte);
 }
 
-/* Allows the tokens below the node `from`, at which the automaton is in `state`. */
-void mask_walk(struct masks *m, uint32_t from, uint32_t state, struct found *f);
+/* Nodes of the trie at which the automaton may end while tokens continue, unless all tokens below
+ * them are allowed anyway. */
+struct walk_ends {
+    uint32_t *v, n, cap, max;
+    bool too_many; // more than `max`: the walk was abandoned
+};
+
+/* Allows the tokens below the node `from`, at which the automaton is in `state`. If `ends` is not
+ * NULL, it collects the ends. */
+void mask_walk(struct masks *m, uint32_t from, uint32_t state, struct found *f,
+               struct walk_ends *ends);
 
 #endif

@@ -2,6 +2,7 @@
 /* Masks of states, in a cache from which the least recently used are dropped. */
 #include "engine/grammar/masks.h"
 
+#include "engine/grammar/mask_groups.h"
 #include "engine/grammar/mask_heads.h"
 #include "engine/grammar/mask_inside.h"
 #include "engine/grammar/mask_runs.h"
@@ -33,6 +34,7 @@ void masks_reset(struct masks *m)
     m->n = m->newest = m->oldest = m->free = 0;
     heads_free(m);
     runs_free(m);
+    groups_reset(m);
     m->bytes = 0;
 }
 
@@ -42,6 +44,7 @@ void masks_deinit(struct masks *m)
     free(m->v);
     free(m->heads);
     free(m->runs);
+    groups_free(m);
     free(m->path);
     free(m->now.ids);
     free(m->head.ids);
@@ -50,7 +53,7 @@ void masks_deinit(struct masks *m)
 
 size_t masks_bytes(const struct masks *m)
 {
-    return m->bytes + m->cap * sizeof *m->v + m->cap_heads * sizeof *m->heads +
+    return m->bytes + groups_bytes(m) + m->cap * sizeof *m->v + m->cap_heads * sizeof *m->heads +
            (m->now.max_ids + m->head.max_ids) * sizeof *m->now.ids;
 }
 
@@ -134,7 +137,7 @@ static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, struct foun
     struct item it = {rest, stack};
     uint32_t state = automaton_state(m->a, &it, 1);
     for (uint32_t i = 0; i < h->n_ends && !m->a->x->failed; i++) {
-        mask_walk(m, h->ends[i], state, f);
+        mask_walk(m, h->ends[i], state, f, NULL);
     }
     return true;
 }
@@ -200,7 +203,7 @@ static void compute(struct masks *m, uint32_t state, struct found *f)
         add_item(m, copy[i], f, &plain);
     }
     if (plain.n > 0 && !m->a->x->failed) {
-        mask_walk(m, 0, automaton_state(m->a, plain.v, plain.n), f);
+        mask_walk(m, 0, automaton_state(m->a, plain.v, plain.n), f, NULL);
     }
     free(plain.v);
     free(copy);

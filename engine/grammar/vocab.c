@@ -6,12 +6,16 @@
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 #include "engine/grammar/expr.h"
+#include "engine/grammar/vocab_groups.h"
 #include "engine/grammar/vocab_text.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOKEN_MAX = 60000 };
+enum {
+    TOKEN_MAX = 60000,
+    WIDE_MIN = 16, // chosen: children of a wide node
+};
 
 /* A token while the trie is built. */
 struct sorted {
@@ -32,13 +36,23 @@ static int by_bytes(const void *p, const void *q)
     return c != 0 ? c : (a->id > b->id) - (a->id < b->id);
 }
 
+/* `n` is the number of tokens at earlier nodes. */
+static void put_node(struct grammar_vocab *v, struct vocab_node node, uint32_t n, uint32_t *cap,
+                     uint32_t *cap_first)
+{
+    GROW(v->v, v->n, *cap);
+    GROW(v->first, v->n, *cap_first);
+    v->v[v->n] = node;
+    v->first[v->n++] = n;
+}
+
 /* Adds nodes for those bytes of a token that it does not share with the previous token. `open` is
  * the path to the last node. */
 static void add_nodes(struct grammar_vocab *v, const struct sorted *list, uint32_t n)
 {
     uint32_t *open = xcalloc(v->max_depth + 1, sizeof *open), depth = 0, cap = 0;
-    GROW(v->v, v->n, cap);
-    v->v[v->n++] = (struct vocab_node){.id = -1};
+    uint32_t cap_first = 0;
+    put_node(v, (struct vocab_node){0}, 0, &cap, &cap_first);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t common = 0;
         while (common < depth && common < list[i].n &&
@@ -49,23 +63,43 @@ static void add_nodes(struct grammar_vocab *v, const struct sorted *list, uint32
             v->v[open[depth]].end = v->n;
         }
         for (; depth < list[i].n; depth++) {
-            GROW(v->v, v->n, cap);
-            v->v[v->n] = (struct vocab_node){
-                .id = -1, .depth = (uint16_t)(depth + 1), .byte = (uint8_t)list[i].s[depth]};
-            open[depth + 1] = v->n++;
+            open[depth + 1] = v->n;
+            put_node(v,
+                     (struct vocab_node){.depth = (uint16_t)(depth + 1),
+                                         .byte = (uint8_t)list[i].s[depth]},
+                     i, &cap, &cap_first);
         }
-        struct vocab_node *node = &v->v[open[depth]];
-        if (node->id >= 0) {
-            v->same[list[i].id] = node->id;
-            node->more = true;
-        }
-        node->id = list[i].id;
+        v->order[i] = list[i].id;
     }
     for (; depth > 0; depth--) {
         v->v[open[depth]].end = v->n;
     }
     v->v[0].end = v->n;
+    put_node(v, (struct vocab_node){0}, n, &cap, &cap_first);
+    v->n--; // not a node, only the end of the last range
     free(open);
+}
+
+/* Lists the children of nodes that have many. */
+static void list_kids(struct grammar_vocab *v)
+{
+    uint32_t n = 0, cap = 0;
+    v->kids_at = xcalloc(v->n + 1, sizeof *v->kids_at);
+    for (uint32_t i = 0; i < v->n; i++) {
+        uint32_t from = n;
+        for (uint32_t kid = i + 1; kid < v->v[i].end; kid = v->v[kid].end) {
+            GROW(v->kids, n, cap);
+            v->kids[n++] = (struct vocab_kid){kid, v->v[kid].byte, v->v[kid].end == kid + 1};
+        }
+        v->v[i].wide = n - from >= WIDE_MIN;
+        if (v->v[i].wide) {
+            GROW(v->kids, n, cap);
+            v->kids[n++] = (struct vocab_kid){0};
+            v->kids_at[i] = from;
+        } else {
+            n = from;
+        }
+    }
 }
 
 /* ---- special tokens ---- */
@@ -155,7 +189,6 @@ static enum status fill(struct grammar_vocab *v, const struct grammar_token *tok
     uint32_t n = 0, at = 0;
     for (int32_t i = 0; i < v->n_ids; i++) {
         const struct grammar_token *t = &tokens[i];
-        v->same[i] = -1;
         v->text_at[i] = at;
         if (t->special && t->n_bytes > 0) {
             keep_name(v, i, t);
@@ -195,7 +228,7 @@ enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids
     struct grammar_vocab *v = xcalloc(1, sizeof *v);
     v->n_ids = n_ids;
     v->n_words = ((size_t)n_ids + 31) / 32;
-    v->same = xcalloc((size_t)n_ids + 1, sizeof *v->same);
+    v->order = xcalloc((size_t)n_ids + 1, sizeof *v->order);
     v->text_at = xcalloc((size_t)n_ids + 1, sizeof *v->text_at);
     v->text_n = xcalloc((size_t)n_ids + 1, sizeof *v->text_n);
     v->end_ids = xcalloc(n_end_ids + 1, sizeof *v->end_ids);
@@ -211,6 +244,8 @@ enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids
         grammar_vocab_free(v);
         return st;
     }
+    list_kids(v);
+    v->below = vocab_groups_below(v);
     v->in_string = vocab_text_make(v);
     *out = v;
     return OK;
@@ -248,7 +283,11 @@ void grammar_vocab_free(struct grammar_vocab *v)
     }
     vocab_text_free(v->in_string);
     free(v->v);
-    free(v->same);
+    free(v->order);
+    free(v->below);
+    free(v->first);
+    free(v->kids);
+    free(v->kids_at);
     free(v->text_at);
     free(v->text_n);
     free(v->text);

@@ -20,8 +20,8 @@ static int32_t longest(const struct grammar_vocab *v, const char *bytes, size_t 
         if (next >= end) {
             break;
         }
-        if (v->v[next].id >= 0) {
-            found = v->v[next].id;
+        if (vocab_id_at(v, next) >= 0) {
+            found = vocab_id_at(v, next);
         }
         at = next;
         end = v->v[next].end;

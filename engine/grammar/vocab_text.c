@@ -94,12 +94,11 @@ struct closings {
 static void put_closing(const struct grammar_vocab *v, uint32_t at, uint32_t chars,
                         struct closings *out)
 {
-    for (uint32_t i = at; i < v->v[at].end; i++) {
-        for (int32_t id = v->v[i].id; id >= 0; id = v->same[id]) {
-            GROW(out->v, out->n, out->cap);
-            out->v[out->n++] = (struct closing){v->text + v->text_at[id] + v->v[at].depth,
-                                                v->text_n[id] - v->v[at].depth, chars, id};
-        }
+    for (uint32_t i = v->first[at]; i < v->first[v->v[at].end]; i++) {
+        int32_t id = v->order[i];
+        GROW(out->v, out->n, out->cap);
+        out->v[out->n++] = (struct closing){v->text + v->text_at[id] + v->v[at].depth,
+                                            v->text_n[id] - v->v[at].depth, chars, id};
     }
 }
 
@@ -216,8 +215,8 @@ static void collect(const struct grammar_vocab *v, enum language which, struct t
             i = node->end; // what follows belongs to another token
             continue;
         }
-        for (int32_t id = wanted ? node->id : -1; id >= 0; id = v->same[id]) {
-            put(inside, n_inside, &cap_inside, chars, id);
+        for (uint32_t k = v->first[i]; wanted && k < v->first[i + 1]; k++) {
+            put(inside, n_inside, &cap_inside, chars, v->order[k]);
         }
         i++;
     }

@@ -203,6 +203,8 @@ TEST(schemas_of_scalars)
         {GRAMMAR_SCHEMA,
          "{\"type\":\"string\",\"pattern\":\"^[a-z]+$\",\"minLength\":5,\"maxLength\":3}", NULL,
          NULL, "matches nothing"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^ax[a-z]x$\",\"maxLength\":3}", NULL,
+         NULL, "matches nothing"},
         {GRAMMAR_SCHEMA, "{\"type\":\"string\"}", "\"\\u00e9\"|\"\\ud83d\\ude00\"",
          "\"\\ud83d\"|\"\\ude00\"|\"\t\"", NULL},
         {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"format\":\"date\"}", "\"2024-02-29\"",
@@ -216,6 +218,47 @@ TEST(schemas_of_scalars)
          "true|null", "false|0", NULL},
     };
     CHECK_EXAMPLES(list);
+}
+
+/* Whether some text of the language begins like the text that led to the state. Every text that is
+ * reached by bytes of `alphabet` and is not refused must have such a continuation. */
+static bool completes(struct grammar *g, struct grammar_state s, const char *alphabet, char *text,
+                      size_t n)
+{
+    bool can_end = grammar_may_end(g, s);
+    for (const char *c = alphabet; *c && n < 24; c++) {
+        struct grammar_state to = s;
+        if (grammar_advance(g, &to, c, 1) == OK) {
+            text[n] = *c;
+            text[n + 1] = 0;
+            can_end |= completes(g, to, alphabet, text, n + 1);
+        }
+    }
+    text[n] = 0;
+    if (!can_end) {
+        CHECK_FAIL("%s cannot be completed", text);
+    }
+    return can_end;
+}
+
+/* A length and a pattern: a text is refused as soon as what the pattern still requires is too
+ * long. */
+TEST(what_a_pattern_requires_fits_the_length)
+{
+    static const char *const patterns[] = {"^([ab]{1,4}@)?[a-c]{3}$", "^(a|é)+@(é|bb)@?$",
+                                           "^(a+(@|é)){2}(a@|bb{2,3})$"};
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        char schema[200], text[32] = "";
+        snprintf(schema, sizeof schema, "{\"type\":\"string\",\"pattern\":\"%s\",\"maxLength\":6}",
+                 patterns[i]);
+        struct grammar_source source = {
+            .kind = GRAMMAR_SCHEMA, .text = schema, .n_bytes = strlen(schema)};
+        struct grammar *g;
+        struct err err = {{0}};
+        REQUIRE(grammar_compile(&source, NULL, NULL, &g, &err) == OK);
+        completes(g, grammar_start(g), "ab@\xc3\xa9\"", text, 0);
+        grammar_free(g);
+    }
 }
 
 /* Required members, their order, additional ones, and items. */
