@@ -316,9 +316,7 @@ struct pass {
     int32_t n_masks;
     const uint32_t *masks; // [n_masks, mask_words(vocab)]: bit i set: id i is allowed
     /* The masks are filled in while the forward pass runs, and its draws are issued after
-     * pass_draws. A draw that is no longer wanted has then become a DRAW_SCORE, because its lane's
-     * parameters may point to freed memory. A backend that copied the draws at pass_begin need not
-     * look. */
+     * pass_draws. */
     bool draws_wait;
     int32_t n_logits; // draws that return their whole row of logits
     int32_t n_pool;

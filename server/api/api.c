@@ -65,6 +65,7 @@ void api_deinit(struct api *a)
     keys_close(a->keys);
     a->keys = NULL;
     tenant_drop(a->anyone);
+    metrics_deinit(&a->metrics);
 }
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -179,14 +180,13 @@ void api_on_reload(void *arg)
         return;
     }
     if (keys_reload(a->keys, &err) == OK) {
-        log_info("API keys were read again");
+        log_info("API keys were reloaded");
     } else {
-        log_error("the old API keys stay: %s", err.text);
+        log_error("the old API keys remain valid: %s", err.text);
     }
 }
 
-/* ---- shutdown
- * ---------------------------------------------------------------------------------- */
+/* ---- shutdown -------------------------------------------------------------------------------- */
 
 void api_on_wake(void *arg)
 {

@@ -56,8 +56,8 @@ TEST(more_samples_than_there_is_room_for_are_refused)
     stop(&b);
 }
 
-/* Without waiting for a prefix that another one computes, each would compute it: the count
- * of rows shows it. */
+/* If requests did not wait for a prefix that another one computes, each would compute it; the count
+ * of rows would show that. */
 TEST(many_requests_with_one_unseen_prefix_compute_it_once)
 {
     struct bed b = {0};

@@ -48,7 +48,7 @@ def test_keys_and_their_scopes():
         with open(f.name, "w") as g:
             g.write("x wrong-scope\n")
         s.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: "the old API keys stay" in s.stderr())
+        assert eventually(lambda: "the old API keys remain valid" in s.stderr())
         assert s.post("/v1/completions", body, headers=auth("new-key")).status == 200
         assert eventually(lambda: any(l.get("key") == "ops" for l in s.log_lines()))  # log lines are written in batches
         assert "new-key" not in json.dumps(s.log_lines())
@@ -86,7 +86,7 @@ def test_a_key_is_limited_in_requests_and_tokens_per_minute():
         metrics = s.get("/metrics", headers={"authorization": "Bearer c"}).body.decode()
         assert re.search(r'sluice_rejected_total\{.*reason="rate_limit"\} 2\n', metrics)
         s.process.send_signal(signal.SIGHUP)  # used tokens stay counted
-        assert eventually(lambda: "read again" in s.stderr())
+        assert eventually(lambda: "API keys were reloaded" in s.stderr())
         assert s.ask("a=b").status == 429
 
 
@@ -110,7 +110,7 @@ def test_a_key_is_limited_in_concurrent_requests_and_its_share_of_the_queue():
         assert s.ask("a", max_tokens=1).status == s.ask("b", max_tokens=1).status == 200
 
 
-def test_a_key_may_use_some_priorities():
+def test_a_key_is_limited_to_a_range_of_priorities():
     with keyed("a min-priority=-2 max-priority=5\nb\nc min-priority=3 max-priority=9\n", no_request_priority=True) as s:
         assert s.ask("a", priority=-2).status == s.ask("a", priority=5).status == s.ask("b", priority=0).status == 200
         assert s.ask("c").status == 200  # without a priority: the best one that the key may use
@@ -179,7 +179,7 @@ def test_web_pages_cannot_use_a_loopback_server_without_keys():
         assert s.post("/v1/completions", body, headers=headers).status == 200
 
 
-def test_a_key_learns_nothing_of_anothers_prompts():
+def test_a_key_learns_nothing_about_anothers_prompts():
     prompt = [7 + i % 200 for i in range(200)]
     cached = lambda r: r.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     with keyed("a\nb\nc cache-salt-by-key=false\nd cache-salt-by-key=false\n", real=True, cache_salt_by_key=True) as s:
