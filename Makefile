@@ -19,7 +19,7 @@ endif
 OPT_release := -O2
 OPT_asan    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 OPT_tsan    := -O1 -fsanitize=thread
-OPT_fuzz    := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+OPT_fuzz    := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -DSLUICE_FUZZER
 OPT         := $(OPT_$(FLAVOUR))
 CFLAGS  += -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer $(OPT) $(WARN) -DSLUICE_VERSION='"$(VERSION)"'
 # One file per instruction set of the CPU backend; one of them is selected at run time.

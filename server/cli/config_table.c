@@ -243,6 +243,10 @@ const struct option_row option_rows[] = {
          "descriptors allows"),
      .min = 0,
      .max = 1000000},
+    {ROW("max-connections-per-address", OPTION_INT, max_connections_per_address, "0",
+         "most open connections of one client address (IPv6: /64); 0: no limit, as behind a "
+         "balancer"),
+     .min = 0, .max = 1000000},
     {ROW("max-body-bytes", OPTION_BYTES, max_body_bytes, "16MiB", "largest body of a request"),
      .min = 1024, .max = 1 << 30},
     {ROW("max-num-queued-reqs", OPTION_INT, max_num_queued_reqs, "2048",

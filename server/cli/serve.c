@@ -233,6 +233,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .root_path = c->root_path,
         .max_body_bytes = (size_t)c->max_body_bytes,
         .max_connections = (unsigned)c->max_connections,
+        .max_per_address = (unsigned)c->max_connections_per_address,
         .header_timeout_ms = ms(c->header_timeout),
         .body_timeout_ms = ms(c->body_timeout),
         .idle_timeout_ms = ms(c->keep_alive_timeout),

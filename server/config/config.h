@@ -54,7 +54,8 @@ struct config {
     struct string_list disable_routes;
     bool open_metrics; // /metrics without a key even when keys are set
     // limits
-    int64_t max_connections, max_body_bytes, max_num_queued_reqs, max_num_queued_tokens;
+    int64_t max_connections, max_connections_per_address, max_body_bytes, max_num_queued_reqs,
+        max_num_queued_tokens;
     int64_t max_logprobs, max_n, max_stop, max_prompts, overload_status;
     double header_timeout, body_timeout, keep_alive_timeout, queue_timeout, request_timeout;
     double sse_keep_alive_interval, head_delay, drain_delay, shutdown_timeout;

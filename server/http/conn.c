@@ -104,6 +104,8 @@ void http_conn_closed(struct http_conn *c)
     c->mhd = NULL;
     c->fd = -1;
     s->stats.n_connections--;
+    http_address_leave(s, c->address);
+    c->address = NULL;
     s->left_ns = clock_now_ns();
     c->daemon->n_connections--;
     http_conn_release(c);

@@ -100,6 +100,8 @@ struct http_options {
                                  // request's head; more is a 431
     unsigned max_connections;    // [10500] further clients get a 503, except for HTTP_ROUTE_ALWAYS,
                                  // which has a small reserve
+    unsigned max_per_address;    // open connections of one client address (IPv6: of one /64), more
+                                 // get a 503; 0: no limit
     size_t stream_soft_bytes;    // [64 KiB] http_stream_is_full is true with this many unsent bytes
     size_t stream_hard_bytes;    // [16 MiB] a write disconnects the client if earlier turns of the
                                  // loop have left more unsent bytes

@@ -221,11 +221,11 @@ static void swallow(int fd)
 
 /* Closing a socket with unread bytes resets the connection, and the client may never read the
  * answer. So rejected sockets linger for a second, but only a few of them. */
-static void refuse(struct http_server *s, int fd, bool tls)
+static void refuse(struct http_server *s, int fd, bool tls, const char *why)
 {
     s->stats.n_refused++;
     if (!tls) {
-        http_refuse_raw(s, fd, 503, "server_overloaded", "Too many connections.", 1);
+        http_refuse_raw(s, fd, 503, "server_overloaded", why, 1);
     }
     shutdown(fd, SHUT_WR);
     swallow(fd);
@@ -295,11 +295,17 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
     s->stats.n_accepted++;
     unsigned most = o->max_connections + reserve, n = s->stats.n_connections;
     if (n >= most + N_CUT || (n >= most && !http_conn_make_place(s))) {
-        refuse(s, fd, tls);
+        refuse(s, fd, tls, "Too many connections.");
+        return;
+    }
+    struct http_address *address;
+    if (!http_address_enter(s, (const struct sockaddr *)sa, &address)) {
+        refuse(s, fd, tls, "Too many connections from this address.");
         return;
     }
     struct http_conn *c = xcalloc(1, sizeof *c);
     c->server = s;
+    c->address = address;
     c->daemon = tls ? s->tls : s->plain;
     c->fd = fd;
     c->over_limit = s->stats.n_connections >= o->max_connections;
@@ -316,6 +322,7 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
     if (MHD_add_connection(c->daemon->mhd, fd, addr, l->is_unix ? sizeof none : n_sa) != MHD_YES &&
         s->accepting) {
         s->accepting = NULL;
+        http_address_leave(s, address);
         free(c); // libmicrohttpd has closed the socket
     }
     s->accepting = NULL;

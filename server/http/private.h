@@ -31,7 +31,9 @@ enum {
     DISCARD_BYTES = 32 << 20, // a rejected body is read up to this size, so that the client sees
                               // the reply
     MAX_LISTENERS = 16,       // arbitrary
-    REST_MS = 100,            // arbitrary: time to read what arrived before a FIN
+    ADDRESS_BYTES = 8,        // of a client's address, to count its connections
+    N_ADDRESS_SLOTS = 4096,
+    REST_MS = 100, // arbitrary: time to read what arrived before a FIN
     NEVER = -1,
 };
 
@@ -75,8 +77,9 @@ struct http_conn {
     bool wants_out;   // EPOLLOUT is requested
     int64_t left_ns;  // when half_closed was set
     int64_t deadline_ns;
-    int64_t acked_bytes;     // bytes acknowledged at the last check for a stalled reply
-    struct http_timer timer; // fires at deadline_ns or earlier; if earlier, it is restarted
+    int64_t acked_bytes;          // bytes acknowledged at the last check for a stalled reply
+    struct http_timer timer;      // fires at deadline_ns or earlier; if earlier, it is restarted
+    struct http_address *address; // NULL: not counted
     char peer[64];
 };
 
@@ -174,6 +177,7 @@ struct http_server {
     struct http_daemon *daemons, *plain, *tls;
 
     struct http_conn *conns;
+    struct http_address *addresses[N_ADDRESS_SLOTS]; // with options.max_per_address
     struct http_conn *accepting; // the connection being accepted, for libmicrohttpd's notification
     struct http_request *resume, *gone, *flush, **resume_tail, **gone_tail, **flush_tail;
     bool settling;
@@ -246,6 +250,13 @@ const char *http_put_error(const struct http_server *s, struct buf *b, int statu
 /* Writes an error as raw bytes to a socket on which libmicrohttpd cannot answer. */
 void http_refuse_raw(const struct http_server *s, int fd, int status, const char *code,
                      const char *message, int retry_after_s);
+
+/* address.c */
+/* Counts a connection from this address. *out is what must leave again; NULL: nothing. False: the
+ * address has as many connections as it may. */
+bool http_address_enter(struct http_server *s, const struct sockaddr *sa,
+                        struct http_address **out);
+void http_address_leave(struct http_server *s, struct http_address *a); // accepts NULL
 
 /* conn.c */
 void http_conn_open(struct http_conn *c, struct MHD_Connection *mhd);

@@ -461,14 +461,14 @@ static const struct {
     bool is_size;
 } numbers[] = {
 #define NUMBER(field, is_size) {"--" #field, offsetof(struct http_options, field), is_size}
-    NUMBER(max_body_bytes, true),     NUMBER(max_body_total_bytes, true),
-    NUMBER(max_header_bytes, true),   NUMBER(max_connections, false),
-    NUMBER(stream_soft_bytes, true),  NUMBER(stream_hard_bytes, true),
-    NUMBER(header_timeout_ms, false), NUMBER(body_timeout_ms, false),
-    NUMBER(idle_timeout_ms, false),   NUMBER(stall_timeout_ms, false),
-    NUMBER(head_delay_ms, false),     NUMBER(keep_alive_ms, false),
-    NUMBER(drain_delay_ms, false),    NUMBER(drain_timeout_ms, false),
-    NUMBER(dead_peer_ms, false),
+    NUMBER(max_body_bytes, true),    NUMBER(max_body_total_bytes, true),
+    NUMBER(max_header_bytes, true),  NUMBER(max_connections, false),
+    NUMBER(max_per_address, false),  NUMBER(stream_soft_bytes, true),
+    NUMBER(stream_hard_bytes, true), NUMBER(header_timeout_ms, false),
+    NUMBER(body_timeout_ms, false),  NUMBER(idle_timeout_ms, false),
+    NUMBER(stall_timeout_ms, false), NUMBER(head_delay_ms, false),
+    NUMBER(keep_alive_ms, false),    NUMBER(drain_delay_ms, false),
+    NUMBER(drain_timeout_ms, false), NUMBER(dead_peer_ms, false),
 };
 
 static const char *listens[16];

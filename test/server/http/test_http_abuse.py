@@ -658,6 +658,34 @@ def test_probes_get_through_a_crowd_that_sends_slowly(sent):
         assert get(f, "/hello").status == 200
 
 
+def test_an_address_has_its_share_of_the_connections():
+    with Front(max_per_address=5) as f:
+        port = int(f.addresses[0].rsplit(":", 1)[1])
+        connect = lambda source: socket.create_connection(("127.0.0.1", port), 10, (source, 0))
+
+        def ask(source, target):
+            with connect(source) as s:
+                s.sendall(request("GET", target))
+                return Reader(s).response()
+
+        five = [connect("127.0.0.2") for _ in range(5)]
+        for s in five:
+            s.sendall(request("GET", "/hang"))
+        f.wait_for(active=6)
+        for target in ("/hello", "/health"):
+            r = ask("127.0.0.2", target)
+            assert r.status == 503 and r.json()["error"]["code"] == "server_overloaded" and "this address" in r.json()["error"]["message"]
+            assert ask("127.0.0.3", target).status == 200
+        five.pop().close()
+        f.wait_for(active=5)
+        assert ask("127.0.0.2", "/hello").status == 200
+        for s in five:
+            s.close()
+        f.wait_for(active=1, connections=1)
+        for i in range(4, 250):  # their places are given back
+            assert ask("127.0.0.%d" % i, "/hello").status == 200
+
+
 def test_running_out_of_descriptors_neither_spins_nor_stalls():
     hard = 60
 
