@@ -144,7 +144,7 @@ void api_get_metrics(struct http_request *req, void *arg)
         .http = &http,
         .counts = &a->calls.counts,
         .batches = a->batches ? &batches : NULL,
-        .health = api_health_names[h],
+        .health = h,
         .heartbeat_age_s = waits ? (double)(now_ns - a->seen_step_ns) * 1e-9 : 0,
         .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,
         .memory_utilization = a->config->engine.gpu_memory_utilization,

@@ -3,10 +3,12 @@
  * loop thread uses them, so there is no lock. */
 #include "server/api/metrics.h"
 #include "engine/base/log.h"
+#include "engine/base/mem.h"
 #include "engine/engine.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -22,6 +24,7 @@
 static const struct {
     const char *name, *help, *alias;   // alias: an older name, under which it is also written
     double bounds[METRIC_MAX_BUCKETS]; // ends at the first 0
+    int32_t (*bound)(int32_t i);       // instead of bounds, and like them
 } histograms[N_HISTOGRAMS] = {
     [MEASURE_TTFT] = {"vllm:time_to_first_token_seconds",
                       "Time to first token.",
@@ -59,24 +62,33 @@ static const struct {
                              {.5, 1, 2, 5, 10, 20, 50, 100}},
     [HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total",
                                "Tokens of a step, both of prompts and generated.",
-                               NULL,
-                               {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
+                               .bound = engine_step_bound},
     [HIST_HTTP] = {"http_request_duration_seconds",
                    "HTTP requests.",
                    NULL,
                    {.001, .005, .01, .05, .1, .5, 1, 5, 10, 60, 600}},
 };
 
+_Static_assert(N_STEP_SIZES - 1 <= METRIC_MAX_BUCKETS, "buckets for all step sizes");
+
+/* The upper bound of bucket i; 0 past the last one. */
+static double bound_of(int h, int i)
+{
+    if (histograms[h].bound) {
+        return histograms[h].bound(i);
+    }
+    return i < METRIC_MAX_BUCKETS ? histograms[h].bounds[i] : 0;
+}
+
 /* The bucket with the smallest bound that is not below v; the last bucket is for values above all
  * bounds. */
 void metrics_observe(struct metrics *m, int h, double v)
 {
     int i = 0;
-    while (i < METRIC_MAX_BUCKETS && histograms[h].bounds[i] > 0 && v > histograms[h].bounds[i]) {
+    while (bound_of(h, i) > 0 && v > bound_of(h, i)) {
         i++;
     }
-    bool above = i == METRIC_MAX_BUCKETS || !(histograms[h].bounds[i] > 0);
-    m->hist[h].n[above ? METRIC_MAX_BUCKETS : i]++;
+    m->hist[h].n[bound_of(h, i) > 0 ? i : METRIC_MAX_BUCKETS]++;
     m->hist[h].sum += v;
 }
 
@@ -91,12 +103,23 @@ void metrics_take_steps(struct metrics *m, const struct engine_stats *s)
     steps->sum = (double)s->step_tokens;
 }
 
-/* A series for each route, method and status. Routes come from the table, so clients
- * cannot create series. */
+static const char *known_method(const char *method)
+{
+    static const char *const methods[] = {"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT"};
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        if (strcmp(methods[i], method) == 0) {
+            return methods[i];
+        }
+    }
+    return "";
+}
+
+/* A series for each route, method and status. Routes come from the table and methods from a list,
+ * so clients cannot create series, and there is room for all. */
 void metrics_http(struct metrics *m, const struct http_record *record)
 {
     const char *route = record->route ? record->route : "none";
-    const char *method = record->method && record->route ? record->method : "";
+    const char *method = record->method && record->route ? known_method(record->method) : "";
     for (size_t i = 0; i < m->n_http; i++) {
         struct metric_http *h = &m->http[i];
         if (h->status == record->status && strcmp(h->route, route) == 0 &&
@@ -105,15 +128,15 @@ void metrics_http(struct metrics *m, const struct http_record *record)
             return;
         }
     }
-    static const char *const methods[] = {"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT"};
-    for (size_t i = 0; i < 6 && m->n_http < METRIC_MAX_HTTP; i++) {
-        if (strcmp(methods[i], method) == 0 || i == 5) {
-            bool known = strcmp(methods[i], method) == 0;
-            m->http[m->n_http++] =
-                (struct metric_http){known ? methods[i] : "", route, record->status, 1};
-            return;
-        }
-    }
+    m->http = xrealloc(m->http, (m->n_http + 1) * sizeof *m->http);
+    m->http[m->n_http++] = (struct metric_http){method, route, record->status, 1};
+}
+
+void metrics_deinit(struct metrics *m)
+{
+    free(m->http);
+    m->http = NULL;
+    m->n_http = 0;
 }
 
 static void head(struct buf *b, const char *name, const char *type, const char *help)
@@ -166,9 +189,9 @@ static void print_histogram(const struct metrics *m, int h, const char *name,
     uint64_t n = 0;
     head(b, name, "histogram", histograms[h].help);
     snprintf(full, sizeof full, "%s_bucket", name);
-    for (int i = 0; i < METRIC_MAX_BUCKETS && histograms[h].bounds[i] > 0; i++) {
+    for (int i = 0; bound_of(h, i) > 0; i++) {
         n += series->n[i];
-        double bound = histograms[h].bounds[i];
+        double bound = bound_of(h, i);
         if (bound >= 1e5) {
             snprintf(le, sizeof le, "le=\"%.0f.0\"", bound);
         } else if (bound == (int)bound) {
@@ -284,6 +307,30 @@ static void print_info(const struct metrics_source *s, struct buf *b)
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
 }
 
+/* Labels by their enums. What has none is left out: FINISH_NONE; metrics_test fails if others are.
+ */
+static const char *const finished[N_FINISH_REASONS] = {
+    [FINISH_STOP] = "stop",
+    [FINISH_LENGTH] = "length",
+    [FINISH_CANCELLED] = "abort",
+    [FINISH_ERROR] = "error",
+};
+static const char *const rejects[N_REJECTS] = {
+    [REJECT_QUEUE_FULL] = "queue_full",
+    [REJECT_DEADLINE] = "deadline",
+    [REJECT_DRAINING] = "draining",
+    [REJECT_LOADING] = "loading",
+    [REJECT_DEAD] = "dead",
+    [REJECT_TOO_LARGE] = "too_large",
+    [REJECT_RATE_LIMIT] = "rate_limit",
+};
+static const char *const aborts[N_ABORTS] = {
+    [ABORT_DISCONNECT] = "disconnect",
+    [ABORT_DEADLINE] = "deadline",
+    [ABORT_SLOW_READER] = "slow_reader",
+    [ABORT_SHUTDOWN] = "shutdown",
+};
+
 /* A counter with one label. */
 static void print_labelled(struct buf *b, const struct metrics_source *s, const char *name,
                            const char *key, const char *const *values, const uint64_t *counts,
@@ -292,6 +339,9 @@ static void print_labelled(struct buf *b, const struct metrics_source *s, const 
     char label[64];
     head(b, name, "counter", help);
     for (int i = 0; i < n; i++) {
+        if (!values[i]) {
+            continue;
+        }
         snprintf(label, sizeof label, "%s=\"%s\"", key, values[i]);
         sample(b, s, name, label, (double)counts[i]);
     }
@@ -407,18 +457,13 @@ void metrics_to_openmetrics(const struct buf *text, struct buf *out)
 /* Writes all metrics. Sections without a source (no model yet, no store) are left out. */
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out)
 {
-    static const char *const finished[] = {"stop", "length", "abort", "error"};
-    static const char *const rejects[] = {"queue_full", "deadline",  "draining",  "loading",
-                                          "dead",       "too_large", "rate_limit"};
-    static const char *const aborts[] = {"disconnect", "deadline", "slow_reader", "shutdown"};
-    static const char *const states[] = {"ok", "loading", "draining", "stalled", "dead"};
     if (s->stats) {
         print_engine(s, out);
         print_info(s, out);
         metrics_print_llama(m, s, out);
     }
     print_labelled(out, s, "vllm:request_success_total", "finished_reason", finished,
-                   s->counts->finished + 1, 4, "Finished samples.");
+                   s->counts->finished, N_FINISH_REASONS, "Finished samples.");
     print_labelled(out, s, "sluice_rejected_total", "reason", rejects, s->counts->rejected,
                    N_REJECTS, "Requests refused.");
     print_labelled(out, s, "sluice_aborted_total", "cause", aborts, s->counts->aborted, N_ABORTS,
@@ -430,10 +475,10 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
         }
     }
     head(out, "sluice_engine_state", "gauge", "1 for the current state, 0 for the others.");
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < N_HEALTHS; i++) {
         char label[32];
-        snprintf(label, sizeof label, "state=\"%s\"", states[i]);
-        sample(out, s, "sluice_engine_state", label, strcmp(states[i], s->health) == 0);
+        snprintf(label, sizeof label, "state=\"%s\"", api_health_names[i]);
+        sample(out, s, "sluice_engine_state", label, i == (int)s->health);
     }
     one(out, s, "sluice_engine_heartbeat_age_seconds", "gauge",
         "Time since the last step ended, while work is pending.", s->heartbeat_age_s);

@@ -54,6 +54,11 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_EITHER_COMPLETION] = &call_completion_format,
 };
 
+const struct call_format *call_format_of(enum request_kind kind)
+{
+    return formats[kind];
+}
+
 static void start_stream(struct call *c)
 {
     c->streaming = true;
@@ -217,7 +222,7 @@ static void on_prepared(void *arg)
     call_watch_memory(c->server);
     c->preparing = false;
     if (c->request.kind != c->kind) { // the body has decided the kind
-        c->format = formats[c->request.kind];
+        c->format = call_format_of(c->request.kind);
     }
     if (c->gone) {
         call_give_back(c);
@@ -258,7 +263,7 @@ void call_start(struct call_server *s, struct call *c)
     c->server = s;
     c->kind = c->request.kind;
     if (!c->format) {
-        c->format = formats[c->kind];
+        c->format = call_format_of(c->kind);
     }
     c->record = CALL_RECORD_NONE;
     c->request.model = &s->model;

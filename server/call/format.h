@@ -53,6 +53,9 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
     call_pooling_format, call_cohere_format, call_apply_format, call_token_format,
     call_render_format, call_render_chat_format;
 
+/* NULL only for KIND_GENERATE, whose caller has the format (request_test checks it). */
+const struct call_format *call_format_of(enum request_kind kind); // call.c
+
 /* ---- shared pieces of JSON (format.c) -----------------------------------------------------------
  */
 

@@ -69,8 +69,7 @@ static enum status read_source(struct json_scan *sc, struct line *l, enum gramma
         return err_set(err, ERR_INVALID, "the line has more than one grammar");
     }
     buf_clear(&l->text);
-    bool is_json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_TAGS;
-    if (!is_json || sc->s[from] == '"') {
+    if (!grammar_is_json(kind) || sc->s[from] == '"') {
         if (json_scan_next(sc) != JSON_TOKEN_STRING) {
             return err_set(err, ERR_INVALID, "\"%s\" must be a string", grammar_kind_names[kind]);
         }

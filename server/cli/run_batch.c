@@ -196,7 +196,8 @@ static enum status run(struct run_batch *b, struct err *err)
             continue;
         }
         if (local_engine_wait(&b->local, -1, watched ? 1000 : -1)) {
-            call_on_wake(&b->local.calls);
+            while (call_on_wake(&b->local.calls)) {
+            }
         }
         if (watched) {
             batch_report_progress(&b->report, j, stderr);

@@ -20,12 +20,12 @@ static int32_t width_of(const struct weight *w, bool in)
 static int32_t exact_rows(const struct pair *p, const struct weight *w)
 {
     const struct coded_matrix *m = weight_coded(w);
-    const bool is_four = m && m->code != DT_E4M3 && m->n_in % 64 == 0;
+    const bool is_four = m && coded_bits(m->code) == 4 && m->n_in % 64 == 0;
     if (!m) {
         return 0;
     }
     if (is_four && cuda_of(p->be[GPU])->sm == 90) {
-        return m->code == DT_U4 && m->record_groups == 1 ? 64 : 32;
+        return m->code == CODED_U4 && m->record_groups == 1 ? 64 : 32;
     }
     return 64;
 }

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -34,14 +35,23 @@ def config(family):
         return json.load(f)
 
 
+def ended(done):
+    """How a program ended: one that was killed has written nothing."""
+    if done.returncode < 0:
+        how = f"was killed by {signal.Signals(-done.returncode).name}"
+    else:
+        how = f"ended with {done.returncode}"
+    return f"{' '.join(done.args)} {how}, after {len(done.stdout.splitlines())} answers\n{done.stderr}"
+
+
 def generate(family, requests, *flags):
     """One answer per request; all requests run in the engine at the same time."""
     lines = "".join(json.dumps(r) + "\n" for r in requests)
     command = [*RUN, os.path.join(GOLDEN, family), "--json", "--log-level", "error", *flags]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, ended(done)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(requests), done.stderr
+    assert len(answers) == len(requests), ended(done)
     for a in answers:
         assert "error" not in a, a
     return answers

@@ -8,7 +8,7 @@
 
 #if HAVE_SM90A
 
-template <typename T, enum dtype CODE, int PER_GROUP, int UNITS, int BLOCKS>
+template <typename T, enum coded_code CODE, int PER_GROUP, int UNITS, int BLOCKS>
 __device__ __forceinline__ void compute(const struct many_params &p, const char *xs, char *rings,
                                         struct x_ring *x_ring)
 {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
 }
 #endif // HAVE_SM90A
 
-template <typename T, enum dtype CODE, int PER_GROUP, int UNITS, int BLOCKS>
+template <typename T, enum coded_code CODE, int PER_GROUP, int UNITS, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, 1)
     gemm_four_many_kernel(const __grid_constant__ struct many_params p,
                           const __grid_constant__ CUtensorMap x_map)
@@ -141,7 +141,7 @@ static struct item_plan plan_of(const struct coded_matrix *m, const struct coded
     return p;
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP, int UNITS, int BLOCKS>
+template <typename T, enum coded_code CODE, int PER_GROUP, int UNITS, int BLOCKS>
 static cudaError_t launch_many(cudaStream_t stream, const struct many_params &p,
                                const struct coded_args *a, int32_t n_sms)
 {
@@ -149,7 +149,7 @@ static cudaError_t launch_many(cudaStream_t stream, const struct many_params &p,
         stream, gemm_four_many_kernel<T, CODE, PER_GROUP, UNITS, BLOCKS>, p, a, n_sms);
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP>
+template <typename T, enum coded_code CODE, int PER_GROUP>
 static cudaError_t by_shape(cudaStream_t stream, const struct many_params &p,
                             const struct coded_args *a, int32_t n_sms)
 {
@@ -164,11 +164,14 @@ template <typename T>
 static cudaError_t by_code(cudaStream_t stream, const struct many_params &p,
                            const struct coded_args *a, int32_t n_sms)
 {
-    if (p.m.code == DT_E2M1) {
-        return by_shape<T, DT_E2M1, 1>(stream, p, a, n_sms);
+    switch (p.m.code) {
+    case CODED_E2M1: return by_shape<T, CODED_E2M1, 1>(stream, p, a, n_sms);
+    case CODED_U4:
+        return p.m.record_groups == 1 ? by_shape<T, CODED_U4, 4>(stream, p, a, n_sms)
+                                      : by_shape<T, CODED_U4, 1>(stream, p, a, n_sms);
+    case CODED_E4M3: break; // not taken (gemm_four_takes)
     }
-    return p.m.record_groups == 1 ? by_shape<T, DT_U4, 4>(stream, p, a, n_sms)
-                                  : by_shape<T, DT_U4, 1>(stream, p, a, n_sms);
+    return cudaErrorInvalidValue;
 }
 
 extern "C" cudaError_t gemm_four_many(cudaStream_t stream, const struct coded_matrix *m,

@@ -11,7 +11,7 @@ import tempfile
 import time
 
 import pytest
-from api import Server
+from api import SLOW, Server
 from api_script import cached_of, eventually, prompt_of, server
 
 
@@ -188,6 +188,26 @@ def test_a_key_learns_nothing_about_anothers_prompts():
         assert ask("b") == 0 and ask("b") > 100
         assert ask("a", cache_salt="own") == 0 and ask("b", cache_salt="own") == 0 and ask("a", cache_salt="own") > 100
         assert ask("c") == 0 and ask("d") > 100  # these two share the prompts of keys without a salt
+
+
+@pytest.mark.skipif(SLOW, reason="measures time")
+def test_a_key_learns_nothing_by_time():
+    """CPU time of the server for a prompt of 800 tokens: one that another key has sent costs what a new one does."""
+    def cpu(s):
+        tasks = "/proc/%d/task" % s.process.pid
+        return sum(int(open("%s/%s/schedstat" % (tasks, t)).read().split()[0]) for t in os.listdir(tasks))
+
+    with keyed("a\nb\n", real=True, cache_salt_by_key=True, max_model_len=1024) as s:
+        def cost(key, n):
+            before = cpu(s)
+            assert s.ask(key, prompt=[7 + n] + [7 + i * i % 199 for i in range(800)], max_tokens=1).status == 200
+            return cpu(s) - before
+
+        cost("a", 100)  # what is done once
+        rounds = [(cost("a", n), cost("b", n), cost("b", n)) for n in range(7)]  # new, sent by another, sent by itself
+        new, others, own = (sorted(r[i] for r in rounds)[3] for i in range(3))
+        assert own < 0.5 * new, rounds
+        assert 0.8 * new < others < 1.25 * new, rounds
 
 
 def test_a_key_has_a_share_of_the_cache():

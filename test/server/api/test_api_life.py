@@ -45,6 +45,8 @@ def test_a_hung_engine_is_reported():
     assert s.get("/v1/models").headers["x-engine-state"] == "stalled"
     assert eventually(lambda: s.get("/health/live").status == 503, 4)
     assert s.complete("x").error["code"] == "engine_dead"
+    r = c.getresponse()  # the request that the engine holds ends too
+    assert (r.status, json.loads(r.read())["error"]["code"]) == (503, "engine_dead")
     c.close()
     s.process.kill()
 

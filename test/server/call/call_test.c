@@ -231,6 +231,30 @@ static bool has(const struct taken *t, const char *part)
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
+/* Probes are answered between the pieces. */
+TEST(many_ends_at_once_are_taken_in_pieces)
+{
+    enum { N = 600 };
+    struct taken *t = xcalloc(N, sizeof *t);
+    REQUIRE(open_server(N, false));
+    for (int i = 0; i < N; i++) {
+        take(&t[i], &stream_sink, KIND_COMPLETIONS, "{\"prompt\":\"a\",\"stream\":true}");
+    }
+    CHECK_EQ(server.n_calls, N);
+    engine_stop_all(bed.e);
+    for (int left = N; left > 0 && check_failures == 0; left = (int)server.n_calls) {
+        bool more = call_on_wake(&server);
+        CHECK(left - server.n_calls > 0 && left - server.n_calls <= N / 2);
+        CHECK_EQ(more, server.n_calls > 0);
+    }
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(t[i].n_over, 1);
+        buf_deinit(&t[i].answer);
+    }
+    close_server();
+    free(t);
+}
+
 /* Eight endpoints, one sink: the answer is complete JSON of the endpoint's type, with the id that
  * the client asked for or the line's. It is a whole answer even if the line asks for a stream. */
 TEST(every_endpoint_answers_a_line_whole)

@@ -1,6 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Members of requests: types, bounds, other servers' names, and what is refused. */
+#include "server/call/format.h"
 #include "test/server/call/request_bed.h"
+
+/* The tables of prepare.c and call.c have a row for each kind. */
+TEST(every_kind_is_read_and_answered)
+{
+    for (int kind = 0; kind < N_REQUEST_KINDS; kind++) {
+        char *text;
+        struct request r = prepared((enum request_kind)kind, "{\"prompt\":\"a\"}", &text);
+        bool answered = call_format_of((enum request_kind)kind) && call_format_of(r.kind);
+        if (r.error.status >= 500 || (!answered && kind != KIND_GENERATE)) {
+            CHECK_FAIL("kind %d: %s", kind, r.error.message);
+        }
+        request_deinit(&r);
+        free(text);
+    }
+}
 
 /* Text that is not a JSON object: empty, an array, text after the object, invalid UTF-8,
  * and nesting deeper than any request needs. */

@@ -3,6 +3,8 @@
  * tables of options that fit the structs they fill. */
 #include "server/cli/config_load.h"
 
+#include "engine/base/words.h"
+#include "engine/device/kv_format.h"
 #include "server/cli/config_table.h"
 #include "server/cli/nodes_config.h"
 #include "server/cli/vllm_flags.h"
@@ -395,6 +397,27 @@ static void identity_of(struct buf *out, const char *flag, const char *value)
     buf_init(out, 1 << 16);
     CHECK(nodes_identity(&c, out, &err) == OK);
     config_deinit(&c);
+}
+
+/* --kv-cache-dtype offers the formats that there are, "auto" and the plain dtypes. */
+TEST(kv_formats_are_those_of_the_engine)
+{
+    const struct option_row *o = option_rows;
+    while (strcmp(o->name, "kv-cache-dtype") != 0) {
+        REQUIRE(++o < option_rows + n_option_rows);
+    }
+    int n = 0;
+    for (size_t i = 0; kv_choice_at(i); i++, n++) {
+        CHECK(words_find(o->choices, kv_choice_at(i)->name) >= 0);
+    }
+    for (const char *p = o->choices; (p = strchr(p, '|')) != NULL; p++) {
+        n--;
+    }
+    CHECK_EQ(n, -3); // besides them "auto" and three dtypes: one more than there are bars
+    for (int i = 0; i < 3; i++) {
+        static const enum dtype dtypes[] = {DT_F32, DT_BF16, DT_F16};
+        CHECK(words_find(o->choices, kv_choice_plain(dtypes[i])->name) > 0);
+    }
 }
 
 /* Nodes must agree on the size of blocks, since it determines the pool; each chooses its own number
