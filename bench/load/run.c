@@ -390,7 +390,7 @@ static void start_due(struct run *run)
     }
 }
 
-/* Continues the conversations whose think time is over. After the run's time they end instead. */
+/* Continues the conversations whose think time is over, or ends them if the run's time is over. */
 static void wake_thinkers(struct run *run)
 {
     for (int i = 0; run->n_thinking > 0 && i < run->n_conns; i++) {
