@@ -2,6 +2,7 @@
 /* The reference kernels: each computes its formula, one element at a time. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/exact.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
@@ -146,12 +147,12 @@ static float activated(enum activation kind, struct act_shape shape, float g, fl
     case ACT_GELU: return 0.5f * g * erfcf(g * -0.70710678f) * u;
     case ACT_GELU_TANH: // (1 + tanh(z)) / 2 = 1 / (1 + e^-2z)
         return g / (1.0f + expf(-1.59576912f * (g + 0.044715f * g * g * g))) * u;
-    case ACT_RELU: return (g > 0.0f ? g : 0.0f) * u;
+    case ACT_RELU: return greater(g, 0.0f) * u;
     case ACT_RELU2: return (g > 0.0f ? g * g : 0.0f) * u;
     case ACT_GPT_OSS:
-        g = g < shape.limit ? g : shape.limit;
-        u = u < shape.limit ? u : shape.limit;
-        u = u > -shape.limit ? u : -shape.limit;
+        g = lesser(g, shape.limit);
+        u = lesser(u, shape.limit);
+        u = greater(u, -shape.limit);
         return g / (1.0f + expf(-shape.alpha * g)) * (u + 1.0f);
     }
     return 0.0f;
@@ -254,7 +255,7 @@ static float max_of(const float *x, int64_t n)
 {
     float m = -INFINITY;
     for (int64_t i = 0; i < n; i++) {
-        m = x[i] > m ? x[i] : m;
+        m = greater(x[i], m);
     }
     return m;
 }

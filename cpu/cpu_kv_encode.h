@@ -7,6 +7,7 @@
 #define SLUICE_CPU_KV_ENCODE_H
 
 #include "cpu/cpu_kv_codes.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 
@@ -34,8 +35,8 @@ static inline struct kv_range kv_range_of(const float *x, int32_t n)
     float low = INFINITY, high = -INFINITY;
     uint32_t broken = 0;
     for (int32_t i = 0; i < n; i++) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
+        low = lesser(x[i], low);
+        high = greater(x[i], high);
         broken |= x[i] != x[i];
     }
     return (struct kv_range){low, high, broken != 0};
@@ -46,7 +47,7 @@ static inline struct kv_range kv_range_of(const float *x, int32_t n)
 static inline uint8_t e4m3_of(float x)
 {
     uint32_t u = kv_float_bits(x), sign = u >> 24 & 0x80u, a = u & 0x7FFFFFFFu;
-    a = a < 0x43E00000u ? a : 0x43E00000u;
+    a = lesser(a, 0x43E00000u);
     uint32_t normal = ((a + 0x7FFFFu + (a >> 20 & 1u)) >> 20) - (120u << 3);
     uint32_t small = kv_float_bits(kv_float_of(a) + 16384.0f) - 0x46800000u;
     return (uint8_t)(sign | (a < 0x3C800000u ? small : normal));
@@ -62,8 +63,8 @@ static inline float round_away(float x)
 
 static inline float clamped(float x, float low, float high)
 {
-    x = x > low ? x : low; // NaN becomes `low`
-    return x < high ? x : high;
+    x = greater(x, low); // NaN becomes `low`
+    return lesser(x, high);
 }
 
 /* The scale and zero for a number of `levels` steps, rounded to the shared word if there is one. */
@@ -73,7 +74,7 @@ static inline struct kv_scale zeroed_scale(const struct kv_plane *p, struct kv_r
     float scale = (r.high - r.low) / levels, step = kv_zero_step(p->format);
     if (p->dtype != DT_F32) {
         float least = fabsf(r.low) / (step * (0.98f * (float)KV_ZERO_MOST));
-        scale = scale > least ? scale : least;
+        scale = greater(scale, least);
         uint32_t bits = kv_float_bits(scale), half = (KV_SCALE_BITS & ~KV_SCALE_BITS << 1) / 2;
         scale = kv_float_of((bits + half) & KV_SCALE_BITS);
     }
@@ -91,13 +92,13 @@ static inline struct kv_scale kv_scale_of(const struct kv_plane *p, const float 
         return (struct kv_scale){p->scale, 0.0f};
     }
     struct kv_range r = kv_range_of(x, n);
-    float most = -r.low > r.high ? -r.low : r.high;
+    float most = greater(-r.low, r.high);
     struct kv_scale s = {0.0f, 0.0f};
     if (kv_format_has_zero(p->format)) {
         s = zeroed_scale(p, r, p->format == KV_INT8 ? 255.0f : 15.0f);
     } else {
         s.scale = most / (p->format == KV_FP8 ? 448.0f : 127.0f);
-        s.scale = s.scale > 1e-6f ? s.scale : 1e-6f;
+        s.scale = greater(s.scale, 1e-6f);
     }
     if (r.broken || s.scale - s.scale != 0.0f) {
         s = (struct kv_scale){NAN, 0.0f};

@@ -124,7 +124,7 @@ static void pick(const struct moe_route_args *a, float *score, int32_t *ids, flo
     float sum = 0.0f;
     for (int32_t i = 0; i < a->k; i++) {
         int32_t e = best_of(choice, taken, a->n_experts);
-        e = e >= 0 ? e : 0; // there are fewer experts than picks, which loading reports as an error
+        e = greater(e, 0); // there are fewer experts than picks, which loading reports as an error
         taken[e] = true;
         ids[i] = e;
         weights[i] = score[e];

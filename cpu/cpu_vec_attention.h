@@ -7,6 +7,7 @@
 #include "cpu/cpu_vec_coded.h"
 #include "cpu/cpu_vec_kv.h"
 #include "cpu/cpu_vec_words.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 
@@ -336,7 +337,7 @@ VEC_INLINE void weigh_pages(struct weigh_job *j, int32_t m, const enum stored ki
         int32_t d = 0;
         to = from / WEIGH_TOKENS * WEIGH_TOKENS + WEIGH_TOKENS;
         prefetch_tokens(j->v, from + PREFETCH_VALUES, to + PREFETCH_VALUES);
-        to = to < j->v->end ? to : j->v->end;
+        to = lesser(to, j->v->end);
         if (has_zeros(kind)) {
             load_zeros(j, from, to, kind);
         }

@@ -8,6 +8,7 @@
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_kv_encode.h"
 #include "cpu/cpu_vec.h"
+#include "engine/base/minmax.h"
 
 /* The formats for which the loops below are compiled. STORED_I8, STORED_U8 and STORED_U4 have their
  * elements in pairs. */
@@ -190,7 +191,7 @@ enum { PREFETCH_KEYS = 64, PREFETCH_VALUES = 64, PREFETCH_PAGE_BYTES = 4096 };
  * then notices. */
 VEC_INLINE void prefetch_page(const struct kv_plane *p, const char *head)
 {
-    const size_t n_bytes = p->n_bytes < PREFETCH_PAGE_BYTES ? p->n_bytes : PREFETCH_PAGE_BYTES;
+    const size_t n_bytes = lesser(p->n_bytes, PREFETCH_PAGE_BYTES);
     for (size_t i = 0; i < n_bytes; i += 64) {
         __builtin_prefetch(head + p->at + i);
     }
@@ -201,7 +202,7 @@ VEC_INLINE void prefetch_tokens(const struct page_run *run, int32_t from, int32_
 {
     const int32_t tokens = run->plane->tokens;
     int32_t end = (to + tokens - 1) / tokens;
-    end = end < run->n_pages ? end : run->n_pages;
+    end = lesser(end, run->n_pages);
     for (int32_t page = (from + tokens - 1) / tokens; page < end; page++) {
         prefetch_page(run->plane, run->pages[page]);
     }

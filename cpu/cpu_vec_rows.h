@@ -6,6 +6,7 @@
 
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_vec.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 
@@ -54,7 +55,7 @@ static float max_of(const float *x, int64_t n)
     }
     float best = vec_highest(m);
     for (; i < n; i++) {
-        best = x[i] > best ? x[i] : best;
+        best = greater(x[i], best);
     }
     return best;
 }

@@ -16,6 +16,7 @@
 #define SLUICE_CPU_VEC_WORDS_H
 
 #include "cpu/cpu_vec_kv.h"
+#include "engine/base/minmax.h"
 #include "engine/device/backend.h"
 
 #include <limits.h>
@@ -110,7 +111,7 @@ VEC_INLINE float largest_of(const float *x, int32_t n)
     }
     float largest = 0.0f;
     for (int i = 0; i < VEC; i++) {
-        largest = most[i] > largest ? most[i] : largest;
+        largest = greater(most[i], largest);
     }
     return largest + vec_sum(invalid);
 }
@@ -145,7 +146,7 @@ struct word_score_job {
 static void round_query(const float *q, int32_t dim, struct word_queries *to, int32_t row)
 {
     const int32_t fits = INT_MAX / MAX_CODE / dim;
-    const float most = (float)(fits < MAX_WORD ? fits : MAX_WORD);
+    const float most = (float)lesser(fits, MAX_WORD);
     const float largest = largest_of(q, dim);
     const vf factor = vec_set(largest > 0.0f ? most / largest : 0.0f);
     vi sum = {0};
@@ -325,7 +326,7 @@ VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t
         const int32_t page = t / plane->tokens;
         const char *from = row_of(plane, j->v->pages[page], t % plane->tokens, kind);
         end = (page + 1) * plane->tokens;
-        end = end < j->v->end ? end : j->v->end;
+        end = lesser(end, j->v->end);
         if (prefetches) {
             prefetch_tokens(j->v, t + PREFETCH_VALUES, end + PREFETCH_VALUES);
         }

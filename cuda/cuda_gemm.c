@@ -3,6 +3,7 @@
 #include "cuda/cuda_gemm.h"
 #include "cuda/cuda_fixed.h"
 #include "cuda/gemm_plans.h"
+#include "engine/base/minmax.h"
 
 enum { WORKSPACE_BYTES = 64 << 20, SUMS_BYTES = 32 << 20 };
 enum { MAX_EXPANDED_BYTES = 256 << 20 };
@@ -34,7 +35,7 @@ enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows)
 {
     TRY(setup_rounded(g, max_rows));
     const size_t wanted = g->device->max_expanded_bytes;
-    g->expanded_bytes = wanted < MAX_EXPANDED_BYTES ? wanted : MAX_EXPANDED_BYTES;
+    g->expanded_bytes = lesser(wanted, MAX_EXPANDED_BYTES);
     if (g->expanded_bytes > 0) {
         TRY(cuda_alloc(g->device, g->expanded_bytes, &g->expanded));
     }

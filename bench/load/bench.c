@@ -5,6 +5,7 @@
 #include "bench/load/report.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@ static enum status find_model(const struct bench_options *o, char **model, struc
     struct json *root = NULL;
     enum status st = bench_get(o, "/v1/models", &body, err);
     if (st == OK) {
-        st = json_parse(body.data != NULL ? body.data : "", body.n_bytes, NULL, &root, err);
+        st = json_parse(or_empty(body.data), body.n_bytes, NULL, &root, err);
     }
     if (st == OK) {
         const char *id = json_get_string(json_first(json_get(root, "data")), "id");

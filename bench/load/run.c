@@ -8,6 +8,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "server/client/client.h"
 #include "server/client/http_in.h"
 
@@ -186,8 +187,7 @@ static void finish(struct conn *c, enum outcome outcome)
     const bool more = c->turn + 1 < bench_load_turns(run->load, c->unit) && outcome == OUTCOME_OK &&
                       !run->stop_starting;
     if (more) {
-        bench_load_answer(&c->history, c->answer.data != NULL ? c->answer.data : "",
-                          c->answer.n_bytes);
+        bench_load_answer(&c->history, or_empty(c->answer.data), c->answer.n_bytes);
         c->turn++;
         think(c);
     } else {
@@ -390,7 +390,7 @@ static void start_due(struct run *run)
     }
 }
 
-/* Continues the conversations whose think time is over. After the run's time they end instead. */
+/* Continues the conversations whose think time is over, or ends them if the run's time is over. */
 static void wake_thinkers(struct run *run)
 {
     for (int i = 0; run->n_thinking > 0 && i < run->n_conns; i++) {

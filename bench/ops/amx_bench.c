@@ -245,7 +245,7 @@ static void *take(size_t n_bytes)
     return p;
 }
 
-/* Fills both layouts of the rows with the same numbers. Lines of the plain one are padded by 64
+/* Fills both layouts of the rows with the same numbers. Rows of the plain layout are padded by 64
  * bytes, to avoid conflicts in the cache. */
 static void make_numbers(void)
 {

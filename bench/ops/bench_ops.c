@@ -207,8 +207,8 @@ static void print_ratio(const char *what, double have, double by_processor, doub
     fflush(stdout);
 }
 
-/* The time of a pass: of the best run, as the sum of the best times of its ops, and as the CPU time
- * of all threads, which other programs affect least. */
+/* The time of a pass, measured in three ways: the time of the best run, the sum of the best times
+ * of its ops, and the CPU time of all threads, which other programs affect least. */
 struct pass_time {
     double whole, processor;
     double *laps;

@@ -8,7 +8,7 @@
 static const struct {
     const char *name;
     enum dtype values, scales;
-    int32_t zero, block_rows, block_cols; // columns 0: all
+    int32_t zero, block_rows, block_cols; // block_cols 0: all columns
     double bytes;                         // per weight
 } formats[BENCH_FORMATS] = {
     {"fp8 in blocks", DT_E4M3, DT_F32, 0, 128, 128, 1.0 + 4.0 / 128},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The answers of /derender: the ids pass through the same parsers and formats as those that the
  * engine generates. */
+#include "engine/base/optional.h"
 #include "server/call/derender.h"
 #include "server/call/format.h"
 
@@ -36,7 +37,7 @@ static void put_entry(struct buf *b, const struct call *c, const struct json *en
         return;
     }
     buf_puts(b, "\"token\":");
-    buf_put_json(b, token ? token : "", token ? strlen(token) : 0);
+    buf_put_json(b, or_empty(token), length_or_0(token));
     buf_puts(b, ",\"logprob\":");
     call_put_logprob(b, logprob);
     buf_puts(b, ",\"bytes\":[");
@@ -70,7 +71,7 @@ static void put_text(struct buf *b, const struct call *c, const struct json *ent
     if (id >= 0) {
         call_put_token_text(b, c, id);
     } else {
-        buf_put_json(b, token ? token : "", token ? strlen(token) : 0);
+        buf_put_json(b, or_empty(token), length_or_0(token));
     }
 }
 

@@ -5,6 +5,7 @@
 #include "engine/base/hash.h"
 #include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -111,14 +112,14 @@ static void put_message(struct buf *b, struct call *c)
  * never verified. */
 static void put_signature(struct buf *b, const struct message *m)
 {
-    uint64_t sum = hash_bytes(m->text.n_bytes ? m->text.data : "", m->text.n_bytes, 0);
+    uint64_t sum = hash_bytes(or_empty(m->text.data), m->text.n_bytes, 0);
     buf_printf(b, "\"signature\":\"%016" PRIx64 "\"", sum);
 }
 
 static bool is_object(const struct buf *text)
 {
     struct json_scan sc;
-    json_scan_init(&sc, text->n_bytes ? text->data : "", text->n_bytes, JSON_SCAN_MAX_DEPTH);
+    json_scan_init(&sc, or_empty(text->data), text->n_bytes, JSON_SCAN_MAX_DEPTH);
     return json_scan_next(&sc) == JSON_TOKEN_OBJECT && json_scan_skip(&sc) &&
            json_scan_next(&sc) == JSON_TOKEN_END;
 }

@@ -49,7 +49,7 @@ static void put_figures(struct buf *b, const struct call *c)
 static bool is_object(const struct buf *text)
 {
     struct json_scan sc;
-    json_scan_init(&sc, text->n_bytes ? text->data : "", text->n_bytes, JSON_SCAN_MAX_DEPTH);
+    json_scan_init(&sc, or_empty(text->data), text->n_bytes, JSON_SCAN_MAX_DEPTH);
     return json_scan_next(&sc) == JSON_TOKEN_OBJECT && json_scan_skip(&sc) &&
            json_scan_next(&sc) == JSON_TOKEN_END;
 }

@@ -66,8 +66,8 @@ static const struct kind {
                        .may_fill = true},
 };
 
-/* A body that may be of several kinds has the first kind of which it has a characteristic
- * member. */
+/* If the body may be of several kinds, the first kind with a characteristic member in the body is
+ * chosen. */
 static bool choose_kind(struct request *r)
 {
     static const struct {

@@ -368,7 +368,7 @@ bool read_thinking(struct request *r)
     return true;
 }
 
-/* The template's word for the effort; the operator can configure one for each. */
+/* The template's word for the effort; the operator can configure a word for each effort. */
 static const char *mapped_effort(struct request *r)
 {
     const char *map = r->model->config->reasoning_effort_map, *word = NULL;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The body of /v1/responses: items become chat messages, flat tools become nested ones. */
+#include "engine/base/optional.h"
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 #include "server/chat/turn.h"
@@ -364,13 +365,13 @@ static bool put_previous(struct messages *m, const struct json *message, size_t 
         text = json_get_string(json_first(json_get(message, "content")), "text");
     }
     if (channel && strcmp(channel, "analysis") == 0) {
-        buf_puts(&m->reasoning, text ? text : "");
+        buf_puts(&m->reasoning, or_empty(text));
         return true;
     }
     end_turn(m);
     open_message(m, role);
     buf_puts(&m->out, ",\"content\":");
-    convert_text(&m->out, text ? text : "");
+    convert_text(&m->out, or_empty(text));
     if (strcmp(role, "assistant") == 0) {
         put_reasoning(m);
     }

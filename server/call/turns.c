@@ -37,7 +37,7 @@ static void put_assistant(struct turns *t)
     if (t->text.n_bytes == 0 && t->calls.n_bytes > 0) {
         buf_puts(&t->out, "null");
     } else {
-        buf_put_json(&t->out, t->text.n_bytes ? t->text.data : "", t->text.n_bytes);
+        buf_put_json(&t->out, or_empty(t->text.data), t->text.n_bytes);
     }
     if (t->reasoning.n_bytes > 0) {
         buf_puts(&t->out, ",\"reasoning_content\":");

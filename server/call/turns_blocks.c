@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads a turn: a text, or its blocks. */
+#include "engine/base/optional.h"
 #include "server/call/convert.h"
 #include "server/call/turns.h"
 
@@ -124,7 +125,7 @@ static bool put_result(struct turns *t, const struct json *content)
             buf_puts(&text, part);
         }
     }
-    buf_put_json(&t->out, text.n_bytes ? text.data : "", text.n_bytes);
+    buf_put_json(&t->out, or_empty(text.data), text.n_bytes);
     good = good && (!text.failed || request_too_large(t->r));
     buf_deinit(&text);
     return good;

@@ -23,7 +23,7 @@ static bool is_default(const struct config *c, const struct option_row *row)
     }
     config_value_print(&fresh, row, &then);
     same = now.n_bytes == then.n_bytes &&
-           memcmp(now.n_bytes ? now.data : "", then.n_bytes ? then.data : "", now.n_bytes) == 0;
+           memcmp(or_empty(now.data), or_empty(then.data), now.n_bytes) == 0;
     buf_deinit(&now);
     buf_deinit(&then);
     config_deinit(&fresh);

@@ -23,8 +23,8 @@ struct vllm_flag {
     const char *alias; // short form; NULL: none
     enum vllm_takes takes;
     /* NULL: the flag is accepted without effect. Otherwise the flag is refused, because it would
-     * change answers or access. Only these values "a|b", an empty value and the flag's negation are
-     * accepted. */
+     * change answers or access. The accepted values, as in "a|b"; an empty value and the flag's
+     * negation are accepted as well. */
     const char *harmless;
     const char *becomes; // the option that replaces it: "no-OPTION", or "OPTION.KEY" of an object;
                          // NULL: none

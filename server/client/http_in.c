@@ -2,6 +2,7 @@
 /* A parser for replies of HTTP/1.1, fed with bytes as they come. The state says what the
  * next byte belongs to. */
 #include "server/client/http_in.h"
+#include "engine/base/optional.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -143,7 +144,7 @@ static bool feed_line(struct http_in *in, const char **bytes, size_t *n_bytes)
     if (in->line.n_bytes > 0 && in->line.data[in->line.n_bytes - 1] == '\r') {
         in->line.data[--in->line.n_bytes] = '\0';
     }
-    const bool good = take_line(in, in->line.data != NULL ? in->line.data : "");
+    const bool good = take_line(in, or_empty(in->line.data));
     buf_clear(&in->line);
     if (in->line.data != NULL) {
         in->line.data[0] = '\0';

@@ -136,8 +136,8 @@ TEST(a_number_is_the_nearest_that_its_scale_allows)
     }
 }
 
-/* Equal numbers and zeros leave no range for a scale. A NaN must stay one, since it tells
- * that something is broken. */
+/* Equal numbers and zeros leave no range for a scale. A NaN must stay a NaN, since it shows that
+ * something is broken. */
 TEST(odd_heads)
 {
     for (int32_t i = 0; i < N_CASES; i++) {

@@ -28,7 +28,7 @@ static void linear_case(struct pair *p, int32_t n_rows, int32_t n_out, int32_t n
     check_tensor(p, what, &y, n_out, pair_tolerance(p));
 }
 
-/* Rows around the edges of what the kernels for few, some and many rows take. */
+/* Numbers of rows around the limits of the kernels for few, some and many rows. */
 static void linear_cases(bool deterministic)
 {
     static const int32_t rows[] = {1, 2, 7, 16, 17, 33, 64, 130};

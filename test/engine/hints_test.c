@@ -58,7 +58,7 @@ static int32_t cached_after_traffic(const struct cache_hint *hint)
     return n;
 }
 
-/* Cases: no hint, the whole prompt, its front, and a hint that has expired. */
+/* Cases: no hint, a hint for the whole prompt, one for its beginning, and one that has expired. */
 TEST(a_kept_prompt_survives_other_traffic)
 {
     struct cache_hint all = {.end = INT32_MAX, .priority = 1, .duration_ns = minute_ns};

@@ -92,7 +92,7 @@ TEST(a_conversation_resumes_where_the_answer_ended)
     finish(&b);
 }
 
-/* Four prompts that part after 1,300 tokens. The second finds the regular snapshot at
+/* Four prompts that differ after 1,300 tokens. The second finds the regular snapshot at
  * 1,024 and computes the branch point, where a snapshot is kept (1,280), and the rest
  * continue from there. */
 TEST(a_branch_is_computed_once_and_then_kept)

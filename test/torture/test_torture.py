@@ -138,7 +138,7 @@ def verdict_of(rc, said, got, expected):
     if rc < 0:
         return "signal %d" % -rc
     if rc > 0 and not said.strip():
-        return "it ended with %d without a word" % rc
+        return "it ended with %d without a message" % rc
     if rc == 0 and (set(got) != set(expected) or any(v not in (None, expected[k]) for k, v in got.items())):
         return "answers: %s" % got
     return ""

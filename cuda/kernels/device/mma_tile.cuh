@@ -86,8 +86,8 @@ struct mma_tile {
 
     float acc[MF][NF][4];
 
-    /* The row in the tile (and below, the column) of this thread's acc[mf][nf][2 * half] and [2 *
-     * half + 1]. */
+    /* Position in the tile of this thread's acc[mf][nf][2 * half] and [2 * half + 1]: row() is its
+     * row, the next function its column. */
     __device__ __forceinline__ static int row(int mf, int half)
     {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

@@ -369,10 +369,13 @@ template <typename T>
 static cudaError_t by_rows(cudaStream_t stream, const struct gemm_args *a,
                            const struct head_params &p, const struct pass_view *pass, int32_t n_sms)
 {
-    return a->n_rows <= GROUP_ROWS ? launch_head<T, head_shape<1, 1>>(stream, a, p, pass, n_sms)
-           : a->n_rows <= 2 * GROUP_ROWS
-               ? launch_head<T, head_shape<1, 2>>(stream, a, p, pass, n_sms)
-               : launch_head<T, head_shape<2, 2>>(stream, a, p, pass, n_sms);
+    if (a->n_rows <= GROUP_ROWS) {
+        return launch_head<T, head_shape<1, 1>>(stream, a, p, pass, n_sms);
+    }
+    if (a->n_rows <= 2 * GROUP_ROWS) {
+        return launch_head<T, head_shape<1, 2>>(stream, a, p, pass, n_sms);
+    }
+    return launch_head<T, head_shape<2, 2>>(stream, a, p, pass, n_sms);
 }
 
 extern "C" cudaError_t gemm_head(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,

@@ -36,7 +36,7 @@ struct few_params {
     void *act, *y; // act: [n_rows][n_acts]
     int64_t x_stride, y_stride;
     int32_t hidden, ffn, shared_ffn, n_scores, n_acts;
-    bool gate; // the last score opens the shared expert
+    bool gate; // the last score is that of the shared expert's gate
     struct act_shape shape;
 };
 

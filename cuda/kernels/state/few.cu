@@ -18,10 +18,8 @@
 
 enum { KEY = 128, VALUE = 128, BLOCK = 64, TAPS = 4 }; // the shape that this kernel supports
 enum { THREADS = 256, WARPS = THREADS / 32, COLUMNS = VALUE / WARPS, EACH = 4, STRIDE = 8 };
-enum {
-    MOST_REGISTERS = 176
-}; // registers of a thread, so that blocks fit beside those of
-   // gemm/small.cu
+// The limit of registers per thread, so that blocks fit beside those of gemm/small.cu.
+enum { MOST_REGISTERS = 176 };
 enum { S_ROWS = KEY / STRIDE, ROWS = BLOCK / WARPS, CHANNELS = 2 };
 static_assert(COLUMNS / EACH * STRIDE == 32 && STRIDE == WARPS, "lanes of a warp");
 
@@ -298,7 +296,7 @@ __device__ __forceinline__ void add_values(const struct past<T> &m, const struct
     }
 }
 
-/* Puts the row's key, or value, among the past's, at number `at` of the block. */
+/* Stores the row's key, or value, at place `at` among those of the block's earlier rows. */
 template <typename T>
 __device__ __forceinline__ void put(struct four<T> (&rows)[ROWS], const struct four<T> &row,
                                     int32_t at, bool is_mine)

@@ -9,7 +9,7 @@
 
 static struct fake_memory *all;
 
-/* Any address within an allocation finds it. */
+/* Returns the allocation that contains p. */
 struct fake_memory *fake_find(const void *p)
 {
     for (struct fake_memory *m = all; m; m = m->next) {
@@ -256,7 +256,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, enum cud
     return e;
 }
 
-/* Rows with a pitch; rows that overlap are a complaint. */
+/* Rows with a pitch; overlapping rows are reported as a complaint. */
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                               size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream)

@@ -80,8 +80,8 @@ TEST(special_tokens_are_skipped_or_shown)
     tokenizer_free(tok);
 }
 
-/* Stop strings look at the text a pending character would give; that copy is a plain
- * struct assignment. */
+/* To look for stop strings, the server decodes a pending character on a copy of the stream, which
+ * is a plain struct assignment. */
 TEST(a_copy_looks_ahead_without_touching_the_stream)
 {
     struct tokenizer *tok = load("llama2");

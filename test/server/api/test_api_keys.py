@@ -77,7 +77,7 @@ def test_a_key_is_limited_in_requests_and_tokens_per_minute():
         assert (r.error["type"], r.error["code"]) == ("requests", "rate_limit_exceeded") and "3 requests a minute" in r.error["message"]
         assert 15 <= int(r.headers["retry-after"]) <= 20 and r.headers["x-ratelimit-limit-requests"] == "3"
         assert re.fullmatch(r"5\ds|1m0s", r.headers["x-ratelimit-reset-requests"]) and "x-ratelimit-limit-tokens" not in r.headers
-        assert s.ask("c").headers["x-ratelimit-limit-requests"] == "1000"  # as the option says for all
+        assert s.ask("c").headers["x-ratelimit-limit-requests"] == "1000"  # the default for all keys
         r = s.ask("b", prompt=[5] * 400, max_tokens=100, stream=True)
         assert r.status == 200 and r.headers["x-ratelimit-remaining-tokens"] == "200"
         r = s.ask("b", prompt=[5] * 300)  # 100 tokens are left: the answer counts, too

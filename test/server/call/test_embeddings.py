@@ -84,7 +84,7 @@ def test_an_unknown_pooling_is_refused():
 # ---- a vector for each token ----
 
 def test_each_token_has_a_vector():
-    """The vectors of --pooling none are the states whose last one, or mean, the other poolings take."""
+    """--pooling none returns the state of each token; the other poolings return their mean or the last one."""
     folder = os.path.join(GOLDEN, "llama-3")
     prompts = [[5, 6, 7, 8, 9] * 30, [11, 12, 13]]
     with Server(real=True, model=folder, pooler_config='{"pooling_type": "MEAN", "normalize": false}') as s:

@@ -102,7 +102,7 @@ def test_lookup_drafts_obey_the_constraint():
             assert is_person(answer(s.chat(text, response_format=FORMAT, seed=seed, temperature=1, max_tokens=200))[0])
 
 
-def test_after_reasoning():
+def test_the_format_applies_after_reasoning():
     with open(os.path.join(DEMO, "tokenizer.json")) as f:
         (end,) = [t["id"] for t in json.load(f)["added_tokens"] if t["content"] == "</think>"]
     template = "{{ messages[0].content }}\n<think>\n"
