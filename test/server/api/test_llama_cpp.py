@@ -335,7 +335,7 @@ def test_without_tokens_for_it_a_suffix_is_refused(server):
 
 # ---- news of a prompt, and the rest of its details ----
 
-PROGRESS = [("/completion", {"prompt": [5] * 100}), ("/v1/completions", {"prompt": [5] * 100}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b c " * 60}]})]
+PROGRESS = [("/completion", {"prompt": [5] * 900}), ("/v1/completions", {"prompt": [5] * 900}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b c " * 400}]})]
 
 
 @pytest.mark.parametrize("path, body", PROGRESS, ids=[p for p, _ in PROGRESS])
