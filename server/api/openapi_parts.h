@@ -42,4 +42,7 @@ static inline void put_bound(struct buf *b, const char *key, int64_t v)
 /* The members of "components": how to authenticate, errors, and the bodies of requests. */
 void openapi_put_components(struct buf *b, const struct openapi_facts *facts);
 
+/* The forms of requests (request.h) that have a schema. */
+unsigned openapi_forms(void);
+
 #endif

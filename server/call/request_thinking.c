@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Several names for one number; -1 is no limit. */
+/* Several names of one number; -1 means no limit. */
 static bool read_budget(struct request *r, const char *key)
 {
     int64_t v;
@@ -101,7 +101,7 @@ static bool put_end(struct request *r, struct thinking_limit *l, const char *clo
     return (st == OK && copy && l->n_end > 0) || request_too_large(r);
 }
 
-/* Whether the prompt ends inside of reasoning that it has opened. */
+/* True if the prompt ends inside reasoning that it has opened. */
 static bool is_opened(const struct request *r, const struct request_prompt *p)
 {
     enum { TAIL = 64 };
@@ -124,7 +124,7 @@ static bool has_no_reasoning(struct request *r)
 {
     return call_error_set(&r->error, 400, "unsupported_value", r->thinking_param,
                           "Unsupported value: '%s' limits reasoning between two markers; this "
-                          "model has none that this server knows (--reasoning-parser).",
+                          "server knows none for this model (--reasoning-parser).",
                           r->thinking_param);
 }
 

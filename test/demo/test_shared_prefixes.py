@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks whose prompts share prefixes (questions about one text, turns of one talk with tools): with and without the prefix
-cache and drafts of the multi-token prediction module, as many answers are right and all are identical to the bit; for the demo
-model, and for its twin, whose layers are mostly gated delta nets."""
+"""Tasks whose prompts share prefixes (questions about one text, turns of one talk with tools): with and without the
+prefix cache and drafts of the multi-token prediction module, equally many answers are right and all are identical to
+the bit; for the demo model, and for its twin, whose layers are mostly gated delta nets."""
 import json
 import os
 import random
