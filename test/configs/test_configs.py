@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from api import BUILD, ROOT, Server
+from api import BUILD, DEMO, ROOT, Server
 
 CONFIGS = os.path.join(ROOT, "configs")
 SLUICE = os.path.join(BUILD, "sluice")
@@ -48,7 +48,7 @@ def documents(name):
 @pytest.fixture(scope="module")
 def server():
     """A server whose metrics all have counts: an answer, a stream, a refusal, drafts."""
-    with Server(real=True, max_model_len=512, speculative_config='{"method":"ngram","num_speculative_tokens":3}') as s:
+    with Server(real=True, model=DEMO, max_model_len=512, speculative_config='{"method":"ngram","num_speculative_tokens":3}') as s:
         assert s.chat("What is 12 + 30?", max_tokens=8).status == 200
         assert s.chat("What is 12 + 30?", max_tokens=8, stream=True).status == 200
         assert s.chat("What is 12 + 30?", max_tokens=-1).status == 400

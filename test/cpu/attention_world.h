@@ -165,18 +165,25 @@ static inline void naive_row(const struct world *w, const struct pass_seq *s, in
 {
     const struct geometry *g = &w->g;
     int32_t kv = head / (g->n_heads / g->n_kv_heads), n = s->n_past + s->n_rows;
-    double *p = xcalloc(n, sizeof *p), max = -INFINITY, sum = 0.0;
+    double *p = xcalloc(n, sizeof *p), max = -INFINITY, sum = 0.0, scaled[MAX_HEAD_DIM];
+    for (int32_t d = 0; d < g->dim; d++) {
+        const float rounded = bf16_to_f32(bf16_of(q[d] * w->scale));
+        scaled[d] = rounds(w) ? (double)rounded : (double)q[d] * (double)w->scale;
+    }
     for (int32_t key = 0; key < n; key++) {
+        p[key] = -INFINITY;
+        if (!sees(w, s, row, key)) {
+            continue;
+        }
         const float *k = w->k[s->lane] + ((size_t)key * g->n_kv_heads + kv) * g->dim;
         double dot = 0.0;
         for (int32_t d = 0; d < g->dim; d++) {
-            float rounded = bf16_to_f32(bf16_of(q[d] * w->scale));
-            dot += (rounds(w) ? (double)rounded : (double)q[d] * (double)w->scale) * (double)k[d];
+            dot += scaled[d] * (double)k[d];
         }
         if (g->softcap != 0.0f) {
             dot = (double)g->softcap * tanh(dot / (double)g->softcap);
         }
-        p[key] = sees(w, s, row, key) ? dot : -INFINITY;
+        p[key] = dot;
         max = greater(p[key], max);
     }
     for (int32_t key = 0; key < n; key++) {
@@ -184,13 +191,12 @@ static inline void naive_row(const struct world *w, const struct pass_seq *s, in
         sum += p[key];
     }
     sum += g->sinks ? exp((double)w->sink_values[head] - max) : 0.0;
-    for (int32_t d = 0; d < value_dim(g); d++) {
-        out[d] = 0.0;
-        for (int32_t key = 0; key < n; key++) {
-            size_t at = ((size_t)key * g->n_kv_heads + kv) * g->dim + d;
-            if (p[key] > 0.0) {
-                out[d] += p[key] / sum * (double)w->v[s->lane][at];
-            }
+    memset(out, 0, (size_t)value_dim(g) * sizeof *out);
+    for (int32_t key = 0; key < n; key++) {
+        const float *v = w->v[s->lane] + ((size_t)key * g->n_kv_heads + kv) * g->dim;
+        const double share = p[key] / sum;
+        for (int32_t d = 0; d < value_dim(g) && share > 0.0; d++) {
+            out[d] += share * (double)v[d];
         }
     }
     free(p);

@@ -14,17 +14,21 @@ struct shape {
 static void naive(const struct shape *s, const float *x, const float *w, const float *bias,
                   const float *before, double *y)
 {
+    double *in = xcalloc(s->n_in, sizeof *in);
     for (int32_t r = 0; r < s->rows; r++) {
+        for (int32_t k = 0; k < s->n_in; k++) {
+            in[k] = (double)op_rounded(s->dtype, x[(size_t)r * s->n_in + k]);
+        }
         for (int32_t o = 0; o < s->n_out; o++) {
             double sum = bias ? (double)bias[o] : 0.0;
             for (int32_t k = 0; k < s->n_in; k++) {
-                sum += (double)op_rounded(s->dtype, x[(size_t)r * s->n_in + k]) *
-                       (double)w[(size_t)o * s->n_in + k];
+                sum += in[k] * (double)w[(size_t)o * s->n_in + k];
             }
             y[(size_t)r * s->n_out + o] =
                 sum + (before ? (double)before[(size_t)r * s->n_out + o] : 0.0);
         }
     }
+    free(in);
 }
 
 /* y has padding, which must stay as it is. */
@@ -172,10 +176,17 @@ static void try_activation(const char *backend, int32_t rows, int32_t width, boo
     op_close(&rig);
 }
 
+/* More rows than a band, or than two of them; the scalar table, which takes most of the time, and
+ * whose bands are shorter, gets the most only at night. */
+static int32_t most_rows(const char *backend, int32_t most)
+{
+    return check_nightly() || strcmp(backend, "scalar") != 0 ? most : 530;
+}
+
 /* Fusion must not change the rounding between the ops. */
 OP_TEST(an_activation_has_the_same_bits_fused_with_its_product)
 {
-    static const int32_t rows[] = {1, 127, 128, 211, 1100};
+    const int32_t rows[] = {1, 127, 128, 211, most_rows(backend, 1100)};
     for (int32_t i = 0; i < 5; i++) {
         try_activation(backend, rows[i], 320, true);
         try_activation(backend, rows[i], 288, true);
@@ -230,7 +241,7 @@ static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_ga
 /* The fused MLP must have the bits of its product, activation and product. */
 OP_TEST(an_mlp_has_the_same_bits_as_its_three_ops)
 {
-    static const int32_t rows[] = {1, 127, 128, 211, 2200};
+    const int32_t rows[] = {1, 127, 128, 211, most_rows(backend, 2200)};
     for (int32_t i = 0; i < 5; i++) {
         try_mlp(backend, rows[i], 320, true, 1);
         try_mlp(backend, rows[i], 320, true, 2);
@@ -311,7 +322,7 @@ static void try_norm_linear(const char *backend, int32_t rows, bool is_mlp)
 /* The norm is computed row by row before the product's packing, with the same rounding. */
 OP_TEST(a_norm_joined_to_products_has_their_bits)
 {
-    static const int32_t rows[] = {1, 127, 128, 211, 2100};
+    const int32_t rows[] = {1, 127, 128, 211, most_rows(backend, 2100)};
     for (int32_t i = 0; i < 5; i++) {
         try_norm_linear(backend, rows[i], false);
         try_norm_linear(backend, rows[i], true);

@@ -199,7 +199,7 @@ TEST(the_rope_after_a_product_reads_it_correctly)
         for (int32_t layer = 0; layer < 2; layer++) {
             struct rope_store_args a;
             struct linear_args l = {.n_rows = n};
-            for (int b = 0; b < 2; b++) {
+            for (int b = FIRST; b <= GPU; b++) {
                 a = rope_args(&u, layer, n, b);
                 a.qkv = l.y = qkv.t[b];
                 l.x = x.t[b];
@@ -449,7 +449,7 @@ TEST(a_layer_reads_what_another_stored)
         store_rows(&u, n);
         struct pair_tensor q = tensor_random(p, n, width, width + 8, 1.0f);
         struct pair_tensor out = tensor_poisoned(p, n, width + 8, p->dtype);
-        for (int b = 0; b < 2; b++) {
+        for (int b = FIRST; b <= GPU; b++) {
             struct rope_store_args r = rope_args(&u, 1, n, b);
             struct attention_args a = attention_args(&u, n, b);
             r.n_kv_heads = 0;

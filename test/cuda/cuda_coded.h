@@ -54,8 +54,10 @@ static inline uint32_t random_bits(void)
 static inline uint8_t *random_bytes(size_t n)
 {
     uint8_t *bytes = xmalloc(n);
-    for (size_t i = 0; i < n; i++) {
-        bytes[i] = (uint8_t)random_bits();
+    for (size_t i = 0; i < n; i += sizeof(struct rng_block)) {
+        const uint64_t at = next_bits++;
+        const struct rng_block b = rng_philox(3, (uint32_t)at, (uint32_t)(at >> 32), RNG_TEST, 11);
+        memcpy(bytes + i, &b, n - i < sizeof b ? n - i : sizeof b);
     }
     return bytes;
 }
@@ -162,7 +164,7 @@ static inline struct pair_weight open_parts(struct pair *p, enum weight_kind kin
     }
     d.bias = bias ? bias_parts : NULL;
     struct pair_weight w = {{NULL, NULL}};
-    for (int b = 0; b < 2; b++) {
+    for (int b = FIRST; b <= GPU; b++) {
         struct err err = {""};
         d.dtype = b == CPU ? DT_F32 : p->dtype;
         if (p->be[b]->ops->weight_open(p->be[b], &d, &w.w[b], &err) != OK) {

@@ -189,7 +189,7 @@ static inline void store_and_attend(struct setup *u, int32_t n_rows, const char 
     const int32_t out_width = u->s.n_heads * u->s.head_dim;
     struct pair_tensor qkv = tensor_random(p, n_rows, u->width, u->width + 8, 1.0f);
     struct pair_tensor out = tensor_poisoned(p, n_rows, out_width + 8, p->dtype);
-    for (int b = 0; b < 2; b++) {
+    for (int b = FIRST; b <= GPU; b++) {
         struct rope_store_args r = rope_args(u, 1, n_rows, b);
         struct attention_args a = attention_args(u, n_rows, b);
         r.qkv = a.q = qkv.t[b];
@@ -205,7 +205,7 @@ static inline void store_past(struct setup *u, struct test_pass *t, const struct
 {
     struct pair *p = &u->p;
     give_blocks(p, n_specs, 16);
-    for (int b = COMPARED ? CPU : GPU; b <= GPU; b++) {
+    for (int b = FIRST; b <= GPU; b++) {
         int32_t all[400];
         for (int32_t i = 0; i < 400; i++) {
             all[i] = i;

@@ -125,7 +125,7 @@ static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool
     REQUIRE(pair_open(&p, dtype, false, NULL));
     make_mixture(&p, c, &m);
     REQUIRE(p.be[GPU]->ops->moe);
-    for (int b = 0; b < 2; b++) {
+    for (int b = FIRST; b <= GPU; b++) {
         m.ffn[b].partial = partial;
         CHECK_EQ(ops_moe(p.be[b], c->shared > 0 ? &m.shared[b] : NULL, &m.route[b], &m.ffn[b]), OK);
     }

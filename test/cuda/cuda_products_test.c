@@ -90,7 +90,7 @@ static void linear_norm_case(struct pair *p, int32_t n_rows, int32_t n_out, int3
     struct pair_weight w =
         weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias, 1.0f / sqrtf((float)n_in));
     struct pair_weight scale = vector_make(p, n_out, 1.0f);
-    for (int b = 0; b < 2; b++) {
+    for (int b = FIRST; b <= GPU; b++) {
         struct product_sums sums = {.n = 0};
         struct linear_args a = {
             .weight = w.w[b], .x = x.t[b], .y = delta.t[b], .n_rows = n_rows, .partial = true};
@@ -175,7 +175,7 @@ static void linear_act_case(struct pair *p, int32_t n_rows, int32_t width, int32
     struct pair_tensor y = tensor_poisoned(p, n_rows, width + 8, p->dtype);
     struct pair_weight w =
         weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias, 2.0f / sqrtf((float)n_in));
-    for (int b = 0; b < 2; b++) {
+    for (int b = FIRST; b <= GPU; b++) {
         const struct linear_args a = {
             .weight = w.w[b], .x = x.t[b], .y = between.t[b], .n_rows = n_rows};
         const struct activation_args act = {.x = between.t[b],

@@ -218,7 +218,7 @@ TEST(gated_products_agree)
             struct linear_args a = {.n_rows = rows[r]};
             struct activation_args act = {
                 .n_rows = rows[r], .width = FFN, .kind = ACT_SILU, .gated = true};
-            for (int b = 0; b < 2; b++) {
+            for (int b = FIRST; b <= GPU; b++) {
                 a.weight = w.w[b], a.x = x.t[b], a.y = act.x = y.t[b], act.out = out.t[b];
                 if (b == GPU) {
                     CHECK_EQ(p.be[b]->ops->linear_act(p.be[b], &a, &act), OK);

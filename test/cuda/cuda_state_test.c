@@ -196,7 +196,7 @@ static void run(struct scene *s)
     put(s, &s->conv, 0, 0.0f, 0);
     step_begin(&s->p);
     pass_begin(&s->p, &s->t);
-    for (int b = 0; b < 2; b++) {
+    for (int b = FIRST; b <= GPU; b++) {
         run_ops(s, b);
     }
     pass_end(&s->p);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""39 tasks whose prompts share prefixes (questions about one text, turns of one talk with tools): with and without the
+"""Tasks whose prompts share prefixes (questions about one text, turns of one talk with tools): with and without the
 prefix cache and drafts of the multi-token prediction module, equally many answers are right and all are identical to
 the bit; for the demo model, and for its twin, whose layers are mostly gated delta nets."""
 import json
@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import test_demo_server
+from nightly import NIGHTLY
 from test_demo_server import DEVICE, ROOT, Server
 
 sys.path.insert(0, os.path.join(ROOT, "scripts", "train_demo"))
@@ -19,11 +20,11 @@ import judge  # noqa: E402
 import toolbox  # noqa: E402
 
 pytestmark = test_demo_server.pytestmark
-N_TEXTS, N_TALKS = 8, 5  # three tasks each
+N_TEXTS, N_TALKS = (8, 5) if NIGHTLY else (4, 3)  # three tasks each
 TWIN = os.environ.get("SLUICE_TWIN", os.path.join(ROOT, "models", "demo-twin"))
-# (folder, right answers of the 39, tokens that a first round finds in the cache). A model with states keeps one where
+# (folder, answers that may be wrong, tokens a task that a first round finds in the cache). A model with states keeps one where
 # prompts diverge, which only the third prompt with the prefix can use.
-MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 39, 500), "twin": (TWIN, 37, 100)}
+MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 0, 13), "twin": (TWIN, 2, 2.5)}
 NO_CACHE = ["--no-enable-prefix-caching"]
 MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3, "fixed": True})]
 
@@ -112,21 +113,21 @@ def n_right(answers):
     return sum(judge.is_right(case, text, calls or None) for (case, _), (text, calls, *_) in zip(TASKS, answers))
 
 
-def test_enough_of_39_answers_are_right(plain):
-    answers, (_, least_right, _) = plain
-    assert len(TASKS) == len(answers) == 39
-    assert n_right(answers) >= least_right
+def test_enough_answers_are_right(plain):
+    answers, (_, most_wrong, _) = plain
+    assert len(TASKS) == len(answers) == 3 * (N_TEXTS + N_TALKS)
+    assert n_right(answers) >= len(TASKS) - most_wrong
 
 
 @pytest.mark.parametrize("flags", [[*MTP], [*NO_CACHE, *MTP], []], ids=["cache and mtp", "mtp", "cache"])
 def test_answers_are_the_same_and_as_often_right(plain, tmp_path, flags):
-    want, (model, least_right, found_at_once) = plain
+    want, (model, most_wrong, found_at_once) = plain
     cached, drafts = "--no-enable-prefix-caching" not in flags, "--speculative-config" in flags
     rounds, accepted = all_answers(model, tmp_path / "log", flags, 1 + cached)  # in the second round every prompt is cached
     for answers in rounds:
-        assert n_right(answers) >= least_right
+        assert n_right(answers) >= len(TASKS) - most_wrong
         assert [a[:2] for a in answers] == [a[:2] for a in want]
         assert DEVICE != "cpu" or [a[2] for a in answers] == [a[2] for a in want]  # elsewhere near ties may fall either way
-    assert (sum(hit for *_, hit in rounds[0]) > found_at_once) == cached  # the shared prefix of a text or conversation
+    assert (sum(hit for *_, hit in rounds[0]) > found_at_once * len(TASKS)) == cached  # the shared prefix of a text or conversation
     assert all(hit > 0 for *_, hit in rounds[-1]) == cached
-    assert (accepted > 100) == drafts
+    assert (accepted > 2 * len(TASKS)) == drafts

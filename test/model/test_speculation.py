@@ -162,7 +162,7 @@ def questions(n):
     return found
 
 
-N_ANSWERS = 100 if NIGHTLY else 50
+N_ANSWERS = 100 if NIGHTLY else 25
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BUILD = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"))
 SLOW = "asan" in BUILD or "tsan" in BUILD  # sanitizers: times are not checked
 DEMO = os.path.join(ROOT, "models/demo")
+# The demo's draft model has its tokenizer and template, and a tenth of its weights: for tests that do not ask for right answers.
+SMALL = os.path.join(ROOT, "models/demo-draft")
 
 
 class Reply:
@@ -38,11 +40,13 @@ class Reply:
 
 class Server:
     """Keyword arguments are options (max_model_len=2048); True stands for a flag without a value. `more` is appended
-    unchanged."""
+    unchanged. A real model is the small one, under the name "demo", unless `model` names another."""
 
-    def __init__(self, real=False, model=DEMO, env=None, wait=True, port=0, cwd=None, more=(), **options):
+    def __init__(self, real=False, model=None, env=None, wait=True, port=0, cwd=None, more=(), **options):
         args = [os.path.join(BUILD, "sluice"), "serve"] if real else [os.path.join(BUILD, "test/server/api_server")]
-        args += [model, "--port", str(port)]
+        if real and not model:
+            options.setdefault("served_model_name", "demo")
+        args += [model or (SMALL if real else DEMO), "--port", str(port)]
         if real:
             args += ["--kv-cache-memory-bytes", "64MiB", "--device", "cpu", "--dtype", "float32"]
         options.setdefault("drain_delay", "0")

@@ -6,6 +6,8 @@
 #include "test/cuda/fake/fake_cuda.h"
 
 #include <inttypes.h>
+#include <limits.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,8 +19,11 @@ static void tell(void)
            complaint ? complaint : "in order");
 }
 
+/* Large tensors come and go: memory that stays mapped is not cleared by the kernel each time. */
 __attribute__((constructor)) static void begin(void)
 {
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
     fake_cuda_reset(2, cuda_arch_runs(SLUICE_CUARCH, 90) ? 90 : 80, (size_t)1 << 34);
     atexit(tell);
 }

@@ -177,12 +177,20 @@ cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned flags)
     return e;
 }
 
-/* Zeros are not written to memory that has only zeros: weights of gigabytes stay unmapped. */
+/* Whether all bytes are zeros; memory without a write to it is not looked at. */
+static bool is_zero(const char *p, size_t n_bytes)
+{
+    const struct fake_memory *m = fake_find(p);
+    return (m && m->is_clean) || (p[0] == 0 && memcmp(p, p + 1, n_bytes - 1) == 0);
+}
+
+/* Zeros are not written to memory that has only zeros: weights of gigabytes stay unmapped, and so
+ * do the tensors of tests that look at calls alone. */
 void fake_write(char *to, const char *from, int value, size_t n_bytes)
 {
     struct fake_memory *m = fake_find(to);
-    const bool nothing = !from && value == 0 && m && m->is_clean;
-    if (from) {
+    const bool nothing = m && m->is_clean && (from ? is_zero(from, n_bytes) : value == 0);
+    if (from && !nothing) {
         memmove(to, from, n_bytes);
     } else if (!nothing) {
         memset(to, value, n_bytes);

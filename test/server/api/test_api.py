@@ -169,7 +169,7 @@ def test_parts_of_characters_are_distinct_in_logprobs():
         assert len({k for k, _ in list}) == len(list), list
         return dict(list)
 
-    with Server(real=True) as s:
+    with Server(real=True, model=DEMO) as s:
         r = s.complete("日本🙂é ok", echo=True, logprobs=20, max_tokens=1)
         l = json.loads(r.body, object_pairs_hook=pairs)["choices"][0]["logprobs"]
         assert all(len(top) >= 20 for top in l["top_logprobs"][1:])

@@ -180,7 +180,7 @@ def test_the_queue_limit_holds_in_a_burst():
     """Requests that have arrived since the engine's last step count, too: forty of them arrive within one step."""
     with Server(real=True, max_num_seqs=4, max_num_queued_reqs=2) as s:
         with concurrent.futures.ThreadPoolExecutor(40) as pool:
-            replies = list(pool.map(lambda i: s.complete("x" * 50, max_tokens=900, ignore_eos=True), range(40)))
+            replies = list(pool.map(lambda i: s.complete("x" * 50, max_tokens=2000, ignore_eos=True), range(40)))
         codes = [r.status for r in replies]
         assert set(codes) == {200, 503} and 32 <= codes.count(503) <= 34, codes
         assert all(r.error["code"] == "server_overloaded" and r.headers["retry-after"] for r in replies if r.status == 503)

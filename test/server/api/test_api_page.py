@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from api import Server, scripted
+from api import DEMO, Server, scripted
 from browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -31,7 +31,7 @@ def ask(browser, text):
 
 
 def test_page_plots_and_chats():
-    with Server(real=True, max_model_len=1024, speculative_config='{"method":"ngram","num_speculative_tokens":3}') as s:
+    with Server(real=True, model=DEMO, max_model_len=1024, speculative_config='{"method":"ngram","num_speculative_tokens":3}') as s:
         b = Browser("http://127.0.0.1:%d/" % s.port)
         try:
             wait(b, "document.getElementById('state').textContent === 'ok'")

@@ -9,7 +9,7 @@ import os
 
 import pytest
 from agents_loop import ANSWER, Relay, Tools, forget_script, scripted_agent
-from api import Server
+from api import DEMO, Server
 
 os.environ.setdefault("OPENAI_AGENTS_DISABLE_TRACING", "1")
 QUESTION = "What does the program print?"
@@ -34,7 +34,7 @@ def relay(model):
 
 @pytest.fixture(scope="module")
 def demo():
-    with Server(real=True, served_model_name="demo", max_model_len=2048, override_generation_config='{"temperature": 0}') as s:
+    with Server(real=True, model=DEMO, served_model_name="demo", max_model_len=2048, override_generation_config='{"temperature": 0}') as s:
         yield s
 
 

@@ -9,6 +9,7 @@ import time
 import pytest
 from api import DEMO, Server, scripted
 
+ROOM = 512  # tokens of a sequence of the real model
 TEXTS = ["One\ntwo STOP three", "a" * 30]
 SETTINGS = {"n_predict", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "stop", "adaptive_target"}
 TIMINGS = {"cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second", "predicted_n", "predicted_ms", "predicted_per_token_ms",
@@ -23,7 +24,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def real():
-    with Server(real=True, threads=2) as s:
+    with Server(real=True, threads=2, max_model_len=ROOM) as s:
         yield s
 
 
@@ -101,11 +102,13 @@ def test_wrong_completions_are_refused(server, body, code, param):
 def narrowed(raw, temperature, top_k, top_p, min_p):
     """The distribution that the samplers make of raw log-probabilities (likeliest first)."""
     w = [math.exp((lp - raw[0]) / temperature) for lp in raw[:top_k]]
-    total, n = sum(w), 0
-    while n < len(w) and sum(w[:n]) < top_p * total:
+    total, n, kept = sum(w), 0, 0
+    while n < len(w) and kept < top_p * total:
+        kept += w[n]
         n += 1
     w = [x for x in w[:n] if x >= min_p * w[0]]
-    return [x / sum(w) for x in w]
+    total = sum(w)
+    return [x / total for x in w]
 
 
 @pytest.fixture(scope="module")
@@ -121,19 +124,21 @@ def test_probabilities_after_the_samplers(open_handed, settings):
     real, most = open_handed, max(20, settings[1])
     body = {**dict(zip(("temperature", "top_k", "top_p", "min_p"), settings)), "n_probs": most, "n_predict": 40 if most < 100 else 8}
     n = expected = variance = 0
-    for seed in range(12):
+    for seed in range(6):
         raw, post = (native(real, "The", seed=seed, post_sampling_probs=p, **body) for p in (False, True))
         assert raw["content"] == post["content"] and post["generation_settings"]["post_sampling_probs"] is True
         for r, p in zip(raw["completion_probabilities"], post["completion_probabilities"], strict=True):
             assert len(p["top_probs"]) == most
             probs = [t["prob"] for t in p["top_probs"] if t["prob"]]
-            assert probs == pytest.approx(narrowed([t["logprob"] for t in r["top_logprobs"]], *settings), rel=1e-5)
+            want = narrowed([t["logprob"] for t in r["top_logprobs"]], *settings)
+            off = [(i, x, y) for i, (x, y) in enumerate(zip(probs, want)) if not math.isclose(x, y, rel_tol=1e-5)]
+            assert len(probs) == len(want) and not off, off[:5]
             assert [t["id"] for t in p["top_probs"]] == [t["id"] for t in r["top_logprobs"]]
             assert p["prob"] == dict(zip([t["id"] for t in p["top_probs"]], probs))[p["id"]] > 0 and set(p) == {"id", "token", "prob", "bytes", "top_probs"}
             n += p["id"] == p["top_probs"][0]["id"]
             expected += probs[0]
             variance += probs[0] * (1 - probs[0])
-    assert variance > (5 if most < 100 else 1) and abs(n - expected) < 4 * variance**0.5
+    assert variance > (2 if most < 100 else 0.5) and abs(n - expected) < 4 * variance**0.5
 
 
 def test_probabilities_without_top_k_and_top_p(real):
@@ -151,7 +156,7 @@ def test_completions_without_a_model_are_those_of_llama_cpp(server):
 
 
 def test_without_a_limit_the_answer_fills_the_context(real):
-    j = native(real, [5] * 4090, n_predict=100, temperature=0, ignore_eos=True)
+    j = native(real, [5] * (ROOM - 6), n_predict=100, temperature=0, ignore_eos=True)
     assert (j["tokens_predicted"], j["stop_type"]) == (6, "limit")
     r = real.post("/api/generate", {"model": "demo", "prompt": "hello", "stream": False, "options": {"num_predict": 100000}})
     assert r.status == 200, r.body
@@ -330,7 +335,7 @@ def test_a_suffix_needs_fill_in_the_middle_tokens(server):
 
 # ---- progress of a prompt, and other details ----
 
-PROGRESS = [("/completion", {"prompt": [5] * 100}), ("/v1/completions", {"prompt": [5] * 100}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b c " * 60}]})]
+PROGRESS = [("/completion", {"prompt": [5] * 900}), ("/v1/completions", {"prompt": [5] * 900}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b c " * 400}]})]
 
 
 @pytest.mark.parametrize("path, body", PROGRESS, ids=[p for p, _ in PROGRESS])

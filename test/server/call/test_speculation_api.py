@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from api import ROOT, Server
+from api import DEMO, ROOT, Server
 
 DRAFT = {"method": "draft_model", "model": os.path.join(ROOT, "models/demo-draft"), "num_speculative_tokens": 4,
          "fixed": True}
@@ -16,7 +16,7 @@ COPY = "Copy exactly: the cat sat on the mat and the cat sat on the mat again."
 
 def serve(config=None):
     more = {"speculative_config": json.dumps(config)} if config else {}
-    return Server(real=True, max_model_len=512, **more)
+    return Server(real=True, model=DEMO, max_model_len=512, **more)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import threading
 
 import openai
 import pytest
-from api import ROOT, Server
+from api import DEMO, ROOT, Server
 
 OPENED = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
 USER = lambda text: [{"role": "user", "content": text}]
@@ -15,7 +15,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 6, "fixed": True}
 
 
 def serve(**options):
-    return Server(real=True, threads=2, chat_template=OPENED, reasoning_parser="qwen3", **options)
+    return Server(real=True, model=DEMO, threads=2, chat_template=OPENED, reasoning_parser="qwen3", **options)
 
 
 @pytest.fixture(scope="module")

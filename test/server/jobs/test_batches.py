@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from api import SLOW, Server
+from api import DEMO, SLOW, Server
 from batch_client import ENDPOINT, create, form, line, lines_of, run, upload, wait_for
 from nightly import NIGHTLY
 
@@ -250,7 +250,7 @@ def test_a_batch_survives_kills():
         out = lines_of(s, end["output_file_id"])
         assert len(out) == len(lines)
         return {l["custom_id"]: l["response"]["body"]["choices"][0]["text"] for l in out}
-    options = dict(real=True, max_model_len=1024, max_num_seqs=8)
+    options = dict(real=True, model=DEMO, served_model_name="demo", max_model_len=1024, max_num_seqs=8)
     with Server(**options) as s:
         want = texts(s, run(s, lines))
     assert len(want) == len(lines)

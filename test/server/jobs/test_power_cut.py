@@ -132,7 +132,7 @@ def requests():
 
 
 def test_a_batch_survives_power_cuts():
-    options = dict(real=True, max_model_len=1024, max_num_seqs=8, served_model_name="demo")
+    options = dict(real=True, model=DEMO, max_model_len=1024, max_num_seqs=8, served_model_name="demo")
     rng, lines, n_cuts = random.Random(SEED), requests(), 0
     with Server(**options) as s:
         want = texts(s, run(s, lines))
