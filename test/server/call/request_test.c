@@ -334,7 +334,9 @@ TEST(names_of_other_servers)
     REFUSES(KIND_CHAT, "{" HI ",\"num_predict\":\"9\"}", "invalid_type", "num_predict");
     REFUSES(KIND_CHAT, "{" HI ",\"temperature\":1e31}", "decimal_above_max_value", "temperature");
     REFUSES(KIND_CHAT, "{" HI ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":5}}",
-            "unsupported_parameter", "thinking.budget_tokens");
+            "unsupported_value", "thinking.budget_tokens");
+    REFUSES(KIND_CHAT, "{" HI ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":0}}",
+            "invalid_value", "thinking.budget_tokens");
     REFUSES(KIND_CHAT, "{" HI ",\"thinking\":{\"type\":\"some\"}}", "invalid_value",
             "thinking.type");
     REFUSES(KIND_CHAT, "{" HI ",\"reasoning\":{\"max_tokens\":5}}", "unsupported_parameter",
