@@ -23,6 +23,6 @@ def test_a_short_run_finds_nothing(tmp_path):
                             "--exclude-path", "/drain",  # stops the server
                             "--generation-allow-x00", "false",  # U+0000 is accepted only in texts
                             "--phases", "fuzzing", "--seed", "1", "--max-examples", "1", "--max-time", str(SECONDS), "--request-timeout", "60", "--no-color"],
-                           cwd=tmp_path, capture_output=True, text=True, timeout=120)
+                           cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.path.dirname(__file__), "SCHEMATHESIS_HOOKS": "schemathesis_hooks"}, capture_output=True, text=True, timeout=120)
         assert r.returncode == 0 and "Tested:" in r.stdout, r.stdout + r.stderr
         assert s.get("/health").status == 200

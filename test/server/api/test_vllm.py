@@ -211,6 +211,7 @@ def test_answers_contain_their_times_where_the_operator_wants_it(server):
                 assert m["mean_itl_ms"] == pytest.approx(m["generation_time_ms"] / 7, abs=0.002) and m["tokens_per_second"] > 0
                 assert m["tokens_per_second"] == pytest.approx(8000 / (m["time_to_first_token_ms"] + m["generation_time_ms"]), rel=0.05)
         assert s.complete("a", max_tokens=1).json()["metrics"]["mean_itl_ms"] is None
+        assert "mean_itl_ms" not in s.complete("a", max_tokens=1, **usage).chunks()[-1]["metrics"]
         assert "metrics" not in s.complete("a", max_tokens=1, n=2).json() and "metrics" not in s.complete(["a", "b"], max_tokens=1).json()
     assert "metrics" not in server.complete("a", max_tokens=1).json()
 
