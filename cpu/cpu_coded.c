@@ -128,8 +128,9 @@ static float value_of(const struct coded *c, uint32_t code)
     case CODE_5: return c->values[code];
     case CODE_I8: return (float)(int8_t)code;
     case CODE_E4M3: return dtype_value(DT_E4M3, code);
-    default: return (float)((int32_t)code - c->middle);
+    case CODE_6: break;
     }
+    return (float)((int32_t)code - c->middle);
 }
 
 /* Dequantises a row as for products: the values are rounded to the dtype that products read. */

@@ -105,7 +105,8 @@ static void put_codes(enum code_kind kind, int32_t panels, uint8_t *to, const ui
     case CODE_4: put_groups(CODE_4, to, step, codes, n); break;
     case CODE_5: put_groups(CODE_5, to, step, codes, n); break;
     case CODE_6: put_groups(CODE_6, to, step, codes, n); break;
-    default: put_groups(CODE_I8, to, step, codes, n); break;
+    case CODE_I8:
+    case CODE_E4M3: put_groups(CODE_I8, to, step, codes, n); break;
     }
 }
 

@@ -28,6 +28,8 @@ static int64_t deadline_ns(void)
 
 /* ---- the streams --------------------------------------------------------------------------- */
 
+static const char accepted = 'y'; // node 0's answer to an introduction
+
 /* Node 0's port, and the secret by which it recognises a node. */
 struct meeting_point {
     uint64_t secret[2];
@@ -39,22 +41,44 @@ struct introduction {
     int32_t node, unused;
 };
 
-/* Accepts a stream only if it presents the secret that node 0 has shared. */
-static enum status take_nodes(struct comm *c, int listener, const struct meeting_point *p,
-                              struct err *err)
+enum { WATCH_MS = 200 }; // while a node waits for another, it looks whether one is lost
+
+/* OK: go on waiting. */
+static enum status keep_waiting(const struct comm_place *place, int64_t end_ns, struct err *err)
+{
+    struct err why;
+    if (place->is_lost && place->is_lost(place->share_arg, &why)) {
+        return err_set(err, ERR_IO, "%s", why.text);
+    }
+    return clock_now_ns() < end_ns ? OK : ERR_TIMEOUT;
+}
+
+static int64_t moment_ns(void)
+{
+    return clock_now_ns() + WATCH_MS * 1000000LL;
+}
+
+/* Accepts a stream only if it presents the secret that node 0 has shared, and says so. */
+static enum status take_nodes(struct comm *c, const struct comm_place *place, int listener,
+                              const struct meeting_point *p, struct err *err)
 {
     int64_t end = deadline_ns();
     for (int32_t missing = c->n_nodes - 1; missing > 0;) {
         int fd;
         char from[64];
         struct introduction who;
-        if (wire_accept(listener, end, &fd, from, sizeof from) != OK) {
-            return err_set(err, ERR_TIMEOUT, "%d nodes did not open their stream for sums",
-                           missing);
+        if (wire_accept(listener, moment_ns(), &fd, from, sizeof from) != OK) {
+            enum status st = keep_waiting(place, end, err);
+            if (st == ERR_TIMEOUT) {
+                err_set(err, st, "%d nodes did not open their stream for sums", missing);
+            }
+            TRY(st);
+            continue;
         }
         bool good = wire_recv(fd, &who, sizeof who, clock_now_ns() + 2000000000LL) == OK &&
                     memcmp(who.secret, p->secret, sizeof who.secret) == 0 && who.node > 0 &&
-                    who.node < c->n_nodes && c->streams[who.node] < 0;
+                    who.node < c->n_nodes && c->streams[who.node] < 0 &&
+                    wire_send(fd, &accepted, 1, moment_ns()) == OK;
         if (!good) {
             log_warn("refused a connection from %s: it is not a rank of this model", from);
             wire_close(&fd);
@@ -62,6 +86,28 @@ static enum status take_nodes(struct comm *c, int listener, const struct meeting
         }
         c->streams[who.node] = fd;
         missing--;
+    }
+    return OK;
+}
+
+/* Without node 0's answer its end of the stream may be closed, and neither would know that the
+ * other waits. */
+static enum status introduce(struct comm *c, const struct comm_place *place,
+                             const struct meeting_point *p, struct err *err)
+{
+    int64_t end = deadline_ns();
+    struct introduction me = {{p->secret[0], p->secret[1]}, c->node, 0};
+    TRY(wire_connect(place->leader, p->port, end, &c->streams[0], err));
+    enum status st = wire_send(c->streams[0], &me, sizeof me, end);
+    char answer = 0;
+    while (st == OK && answer == 0) {
+        st = wire_recv(c->streams[0], &answer, 1, moment_ns());
+        if (st == ERR_TIMEOUT) {
+            st = keep_waiting(place, end, err);
+        }
+    }
+    if (st != OK || answer != accepted) {
+        return err_set(err, ERR_IO, "node 0 rejected this node's stream for sums");
     }
     return OK;
 }
@@ -79,13 +125,9 @@ enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, str
     }
     enum status st = place->share(&p, sizeof p, place->share_arg, err);
     if (st == OK && c->node == 0) {
-        st = take_nodes(c, listener, &p, err);
+        st = take_nodes(c, place, listener, &p, err);
     } else if (st == OK) {
-        struct introduction me = {{p.secret[0], p.secret[1]}, c->node, 0};
-        st = wire_connect(place->leader, p.port, deadline_ns(), &c->streams[0], err);
-        if (st == OK && wire_send(c->streams[0], &me, sizeof me, deadline_ns()) != OK) {
-            st = err_set(err, ERR_IO, "node 0 rejected this node's stream for sums");
-        }
+        st = introduce(c, place, &p, err);
     }
     wire_close(&listener);
     return st;

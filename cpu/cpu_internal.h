@@ -126,11 +126,20 @@ struct hidden_rows {
     size_t row_bytes;
 };
 
+/* A lane's own copy of the lists of its parameters. */
+struct lane_lists {
+    int32_t stop_ids[MAX_STOP_IDS];
+    struct logit_bias bias[MAX_BIAS];
+    int32_t bad_word_lengths[MAX_BAD_WORDS], bad_word_tokens[MAX_BAD_TOKENS];
+};
+
 struct lane {
-    int32_t *history; // [history_len]
-    int32_t *blocks;  // [max_blocks_per_lane]
-    struct sampling_params params;
-    float *pooled; // [hidden]
+    int32_t *history;              // [history_len]
+    int32_t *blocks;               // [max_blocks_per_lane]
+    struct sampling_params params; // without `allowed`; the other lists point into `lists`
+    struct lane_lists *lists;
+    uint32_t *allowed; // [mask_words(vocab)], the allowed ids as bits, if params.n_allowed > 0
+    float *pooled;     // [hidden]
 };
 
 /* The results of the passes of a step in one staging slot. */

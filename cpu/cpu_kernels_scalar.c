@@ -56,8 +56,9 @@ static float code_value(const struct code_run *r, uint32_t code)
     case CODE_5: return r->values[code];
     case CODE_I8: return (float)(int8_t)code;
     case CODE_E4M3: return dtype_value(DT_E4M3, code);
-    default: return (float)((int32_t)code - r->middle);
+    case CODE_6: break;
     }
+    return (float)((int32_t)code - r->middle);
 }
 
 /* One weight, given its place in the panel layout: input, panel, output. */

@@ -125,7 +125,8 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
                           const float *logits, int32_t n, const struct scratchpad *pad)
 {
     const struct cpu_kernels *kernels = cpu->kernels;
-    const struct sampling_params *p = &cpu->lanes[d->lane].params;
+    const struct lane *lane = &cpu->lanes[d->lane];
+    const struct sampling_params *p = &lane->params;
     float temperature = d->kind == DRAW_DRAFT && !d->noise ? 0.0f : p->temperature;
     bool plain = cpu_is_plain(p, d);
     if (plain && temperature == 0.0f && d->more == 0) {
@@ -135,10 +136,10 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     cpu_find_known(cpu, d, &known);
     memset(pad->count, 0, (size_t)n * sizeof *pad->count);
     const uint32_t *mask = cpu_mask_of(cpu, d);
-    cpu_make_scores(p, d, &known, logits, n, mask, ALL_BANS, pad);
+    cpu_make_scores(lane, d, &known, logits, n, mask, ALL_BANS, pad);
     struct argmax best = kernels->argmax(pad->scores, n);
     for (int bans = LASTING_BANS; !plain && !(best.value > -INFINITY) && bans >= NO_BANS; bans--) {
-        cpu_make_scores(p, d, &known, logits, n, mask, (enum bans)bans, pad);
+        cpu_make_scores(lane, d, &known, logits, n, mask, (enum bans)bans, pad);
         best = kernels->argmax(pad->scores, n);
     }
     if (temperature == 0.0f) {

@@ -31,9 +31,9 @@ enum bans { NO_BANS, LASTING_BANS, ALL_BANS };
 /* cpu_sample_scores.c. cpu_mask_of: the draw's own mask, or NULL. cpu_is_plain: the scores are
  * equal to the logits. */
 void cpu_find_known(const struct cpu_backend *cpu, const struct pass_draw *d, struct known *k);
-void cpu_make_scores(const struct sampling_params *p, const struct pass_draw *d,
-                     const struct known *k, const float *logits, int32_t n_vocab,
-                     const uint32_t *mask, enum bans bans, const struct scratchpad *pad);
+void cpu_make_scores(const struct lane *lane, const struct pass_draw *d, const struct known *k,
+                     const float *logits, int32_t n_vocab, const uint32_t *mask, enum bans bans,
+                     const struct scratchpad *pad);
 bool cpu_is_plain(const struct sampling_params *p, const struct pass_draw *d);
 const uint32_t *cpu_mask_of(const struct cpu_backend *cpu, const struct pass_draw *d);
 

@@ -90,24 +90,6 @@ static void ban_words(const struct sampling_params *p, const struct known *k, fl
     }
 }
 
-/* Removes tokens that are not allowed. The scores of allowed tokens are saved in `count` for the
- * time being, because ids may come in any order and more than once. */
-static void keep_allowed(const struct sampling_params *p, int32_t n_vocab,
-                         const struct scratchpad *pad)
-{
-    for (int32_t i = 0; i < p->n_allowed; i++) {
-        if (p->allowed[i] >= 0 && p->allowed[i] < n_vocab) {
-            pad->count[p->allowed[i]] = 1;
-        }
-    }
-    for (int32_t t = 0; t < n_vocab; t++) {
-        if (pad->count[t] == 0) {
-            pad->scores[t] = -INFINITY;
-        }
-        pad->count[t] = 0;
-    }
-}
-
 /* The draw's own mask: NULL if it has none. */
 const uint32_t *cpu_mask_of(const struct cpu_backend *cpu, const struct pass_draw *d)
 {
@@ -126,10 +108,11 @@ static void keep_masked(const uint32_t *mask, float *scores, int32_t n_vocab)
     }
 }
 
-void cpu_make_scores(const struct sampling_params *p, const struct pass_draw *d,
-                     const struct known *k, const float *logits, int32_t n_vocab,
-                     const uint32_t *mask, enum bans bans, const struct scratchpad *pad)
+void cpu_make_scores(const struct lane *lane, const struct pass_draw *d, const struct known *k,
+                     const float *logits, int32_t n_vocab, const uint32_t *mask, enum bans bans,
+                     const struct scratchpad *pad)
 {
+    const struct sampling_params *p = &lane->params;
     memcpy(pad->scores, logits, (size_t)n_vocab * sizeof *logits);
     for (int32_t i = 0; i < p->n_bias; i++) {
         if (p->bias[i].token >= 0 && p->bias[i].token < n_vocab) {
@@ -142,7 +125,7 @@ void cpu_make_scores(const struct sampling_params *p, const struct pass_draw *d,
         return;
     }
     if (p->n_allowed > 0) {
-        keep_allowed(p, n_vocab, pad);
+        keep_masked(lane->allowed, pad->scores, n_vocab);
     }
     ban_words(p, k, pad->scores, n_vocab);
     bool too_soon = bans == ALL_BANS && d->pos + 1 - d->n_prompt < p->min_tokens;

@@ -15,7 +15,10 @@ static enum status carve_lanes(struct cpu_backend *cpu)
     cpu->ints = cpu_memory(cpu, n_ints * sizeof *cpu->ints);
     cpu->lane_floats = cpu_memory(cpu, (size_t)l->max_lanes * (size_t)l->hidden * sizeof(float));
     cpu->lanes = mem_try_calloc((size_t)l->max_lanes, sizeof *cpu->lanes);
-    if (!cpu->ints || !cpu->lane_floats || !cpu->lanes) {
+    const size_t words = (size_t)mask_words(l->vocab);
+    struct lane_lists *lists = cpu_memory(cpu, (size_t)l->max_lanes * sizeof *lists);
+    uint32_t *allowed = cpu_memory(cpu, (size_t)l->max_lanes * words * sizeof *allowed);
+    if (!cpu->ints || !cpu->lane_floats || !cpu->lanes || !lists || !allowed) {
         return ERR_NOMEM;
     }
     int32_t *at = cpu->ints;
@@ -24,6 +27,8 @@ static enum status carve_lanes(struct cpu_backend *cpu)
             .history = at,
             .blocks = at + cpu->history_len,
             .params = sampling_params_default(),
+            .lists = lists + i,
+            .allowed = allowed + (size_t)i * words,
             .pooled = cpu->lane_floats + (size_t)i * (size_t)l->hidden,
         };
         at += per_lane;
@@ -150,9 +155,58 @@ enum status cpu_lane_blocks(struct backend *be, int32_t lane, int32_t first, int
     return OK;
 }
 
+/* The number of ids of all bad words. The engine has checked all of this. */
+static int32_t bad_tokens(const struct sampling_params *p)
+{
+    int32_t n = 0;
+    ASSERT(p->n_bad_words >= 0 && p->n_bad_words <= MAX_BAD_WORDS);
+    for (int32_t i = 0; i < p->n_bad_words; i++) {
+        ASSERT(p->bad_word_lengths[i] > 0 && p->bad_word_lengths[i] <= MAX_BAD_TOKENS - n);
+        n += p->bad_word_lengths[i];
+    }
+    return n;
+}
+
+static void *copy_list(void *to, const void *list, int32_t n, size_t size)
+{
+    if (n > 0) {
+        memcpy(to, list, (size_t)n * size);
+    }
+    return to;
+}
+
+/* Ids as bits take a 32nd of the memory of a list as long as the vocabulary. */
+static void copy_allowed(uint32_t *to, const struct sampling_params *p, int32_t vocab)
+{
+    memset(to, 0, (size_t)mask_words(vocab) * sizeof *to);
+    for (int32_t i = 0; i < p->n_allowed; i++) {
+        ASSERT(p->allowed[i] >= 0 && p->allowed[i] < vocab);
+        to[p->allowed[i] / 32] |= 1u << (p->allowed[i] % 32);
+    }
+}
+
+/* Copies the lists as well: draws of all later steps read them, and on other nodes than node 0 they
+ * lie in the message that brought this step. */
 enum status cpu_lane_params(struct backend *be, int32_t lane, const struct sampling_params *params)
 {
-    lane_of(cpu_of(be), lane)->params = *params;
+    struct cpu_backend *cpu = cpu_of(be);
+    struct lane *l = lane_of(cpu, lane);
+    struct lane_lists *own = l->lists;
+    struct sampling_params p = *params;
+    int32_t n_bad = bad_tokens(&p);
+    ASSERT(p.n_stop_ids >= 0 && p.n_stop_ids <= MAX_STOP_IDS);
+    ASSERT(p.n_bias >= 0 && p.n_bias <= MAX_BIAS);
+    p.stop_ids = copy_list(own->stop_ids, p.stop_ids, p.n_stop_ids, sizeof *p.stop_ids);
+    p.bias = copy_list(own->bias, p.bias, p.n_bias, sizeof *p.bias);
+    p.bad_word_lengths = copy_list(own->bad_word_lengths, p.bad_word_lengths, p.n_bad_words,
+                                   sizeof *p.bad_word_lengths);
+    p.bad_word_tokens =
+        copy_list(own->bad_word_tokens, p.bad_word_tokens, n_bad, sizeof *p.bad_word_tokens);
+    if (p.n_allowed > 0) {
+        copy_allowed(l->allowed, &p, cpu->limits.vocab);
+    }
+    p.allowed = p.logprob_ids = NULL;
+    l->params = p;
     return OK;
 }
 

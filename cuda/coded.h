@@ -32,15 +32,20 @@ extern "C" {
 /* CODED_WORDS: per lane and output. */
 enum { CODED_ROWS = 16, CODED_TILE_BYTES = 1024, CODED_WORDS = 4 };
 
+/* The codes that the kernels read. None is read as another one by default: the host has a row for
+ * each (`formats` in coded_pack.c), the kernels a struct code_of (kernels/device/codes.cuh), the
+ * launchers and coded_bits a case, without which the compiler warns. */
+enum coded_code { CODED_E4M3, CODED_U4, CODED_E2M1 };
+
 /* Weight = (code - zero) * scale. */
 struct coded_matrix {
     const uint8_t *tiles;  // 4 bits: [n_experts, n_tiles, n_chunks, CODED_TILE_BYTES]; 8 bits:
                            // [n_experts, n_tiles * CODED_ROWS, coded_row_bytes]
     const uint8_t *scales; // [n_experts, n_tiles, n_records, CODED_ROWS, record_groups]
     const uint8_t *zeros;  // one byte each, same shape; NULL: all zero points equal `zero`
-    enum dtype code;       // DT_E4M3, DT_U4 or DT_E2M1
-    enum dtype scale;      // DT_F32; DT_E8M0 for DT_E2M1
-    int32_t zero;          // for DT_U4 only
+    enum coded_code code;
+    enum dtype scale; // DT_F32 or DT_E8M0
+    int32_t zero;     // for CODED_U4 only
     int32_t n_out, n_in, n_experts;
     int32_t n_tiles, n_chunks;
     int32_t n_records, record_groups; // records per tile row; groups per record (1, 2 or 4)
@@ -53,9 +58,19 @@ struct coded_matrix {
     int32_t product_blocks;
 };
 
-static inline int32_t coded_chunk(enum dtype code)
+static inline int32_t coded_bits(enum coded_code code)
 {
-    return code == DT_E4M3 ? 64 : 128;
+    switch (code) {
+    case CODED_E4M3: return 8;
+    case CODED_U4:
+    case CODED_E2M1: return 4;
+    }
+    return 0;
+}
+
+static inline int32_t coded_chunk(enum coded_code code)
+{
+    return coded_bits(code) == 8 ? 64 : 128;
 }
 
 static inline int64_t coded_row_bytes(const struct coded_matrix *m) // for 8-bit codes only
@@ -72,7 +87,7 @@ static inline size_t coded_tiles_bytes(const struct coded_matrix *m) // bytes of
  * scales and zeros, which leave memory for fewer rows. */
 static inline int32_t coded_most_rows(const struct coded_matrix *m)
 {
-    return m->code == DT_U4 && m->record_groups > 1 ? 16 : 32;
+    return m->code == CODED_U4 && m->record_groups > 1 ? 16 : 32;
 }
 
 /* Operands and results of a product with a quantised weight. */

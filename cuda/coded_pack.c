@@ -11,6 +11,33 @@
 
 /* ---- which weights stay quantised ------------------------------------------------------------ */
 
+/* The number types that stay quantised: all others are dequantised at load. */
+static const struct coded_format {
+    enum dtype values; // in the checkpoint
+    enum dtype scale;  // on the device; DT_E8M0: every scale must be exactly a power of two
+    bool zeros;        // there may be zero points
+    /* Inputs that share a scale: `group` times a power of two, or the whole row; or, with
+     * one_group, `group` alone. */
+    int32_t group;
+    bool one_group;
+    float dummy_size; // dummy weights: the size of their codes
+    uint8_t nan;      // the code that is not a number, without its sign; 0: there is none
+} formats[] = {
+    [CODED_E4M3] = {DT_E4M3, DT_F32, false, 64, false, 1.0f, 0x7f},
+    [CODED_U4] = {DT_U4, DT_F32, true, 32, false, 4.0f, 0},
+    [CODED_E2M1] = {DT_E2M1, DT_E8M0, false, 32, true, 4.0f, 0},
+};
+
+static const struct coded_format *find_format(enum dtype values)
+{
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        if (formats[i].group && formats[i].values == values) {
+            return &formats[i];
+        }
+    }
+    return NULL;
+}
+
 /* The number of inputs that share a scale. 0: all inputs of a row do. -1: the part's window cuts
  * through groups, or the groups do not consist of consecutive inputs. */
 static int64_t group_of(const struct weight_part *p)
@@ -41,12 +68,8 @@ static bool is_code(const struct weight_part *p)
     if (!has_scales || p->transposed || p->col_step != 1) {
         return false;
     }
-    switch (c->values.dtype) {
-    case DT_U4: return true;
-    case DT_E4M3:
-    case DT_E2M1: return !c->zeros.data && c->zero == 0;
-    default: return false;
-    }
+    const struct coded_format *f = find_format(c->values.dtype);
+    return f && (f->zeros || (!c->zeros.data && c->zero == 0));
 }
 
 static bool is_power(int64_t n)
@@ -54,20 +77,20 @@ static bool is_power(int64_t n)
     return (n & (n - 1)) == 0;
 }
 
-/* True if the kernels support this group size: whole chunks; for int4 also fractions of a chunk; 32
- * for MX formats. */
-static bool has_kernel(enum dtype code, int64_t group)
+static bool is_group(const struct coded_format *f, int64_t group)
 {
-    switch (code) {
-    case DT_E4M3: return group == 0 || (group % 64 == 0 && is_power(group / 64));
-    case DT_U4: return group == 0 || (group % 32 == 0 && is_power(group / 32));
-    default: return group == 32;
+    if (f->one_group) {
+        return group == f->group;
     }
+    return group == 0 || (group % f->group == 0 && is_power(group / f->group));
 }
 
-/* True if every scale is exactly a power of two. */
-static bool has_powers(const struct weight_desc *d)
+/* True if the device's scales can hold the weight's exactly. */
+static bool holds_scales(const struct coded_format *f, const struct weight_desc *d)
 {
+    if (f->scale != DT_E8M0) {
+        return true;
+    }
     for (int32_t i = 0; i < d->n_parts; i++) {
         const struct weight_codec *c = &d->parts[i].codec;
         if (c->scales.dtype != DT_E8M0 || c->tensor_scale_use != TENSOR_SCALE_NONE) {
@@ -103,11 +126,12 @@ static bool has_zeros(const struct weight_desc *d)
 }
 
 /* Computes where each part begins, so that the part of a row can be found by binary search. */
-static void find_rows(struct coded_source *s, const struct weight_desc *d)
+static void find_rows(struct coded_source *s, const struct coded_format *f,
+                      const struct weight_desc *d)
 {
     s->parts = d->parts;
     s->dummy_seed = d->dummy_seed;
-    s->dummy_scale = d->dummy_scale / (d->parts[0].codec.values.dtype == DT_E4M3 ? 1.0f : 4.0f);
+    s->dummy_scale = d->dummy_scale / f->dummy_size;
     s->n_parts = d->n_parts;
     s->first_rows = xmalloc(((size_t)d->n_parts + 1) * sizeof *s->first_rows);
     s->first_rows[0] = 0;
@@ -127,16 +151,17 @@ bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
         !is_code(&d->parts[0])) {
         return false;
     }
-    const enum dtype code = d->parts[0].codec.values.dtype;
+    const struct coded_format *f = find_format(d->parts[0].codec.values.dtype);
     const int64_t group = group_of(&d->parts[0]);
-    if (group < 0 || !has_kernel(code, group) || !are_alike(d, group) ||
-        (code == DT_E2M1 && !has_powers(d))) {
+    if (group < 0 || !is_group(f, group) || !are_alike(d, group) || !holds_scales(f, d)) {
         return false;
     }
     struct coded_matrix *m = &s->matrix;
+    const enum coded_code code = (enum coded_code)(f - formats);
+    const bool is_8 = coded_bits(code) == 8;
     const int32_t chunk = coded_chunk(code);
     *m = (struct coded_matrix){.code = code,
-                               .scale = code == DT_E2M1 ? DT_E8M0 : DT_F32,
+                               .scale = f->scale,
                                .zero = d->parts[0].codec.zero,
                                .n_out = (int32_t)d->n_out,
                                .n_in = (int32_t)d->n_in,
@@ -149,15 +174,15 @@ bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
         m->record_groups = 1;
     }
     m->record_shift = 0;
-    if (code == DT_E4M3 && group == 0) {
+    if (is_8 && group == 0) {
         m->record_shift = 30; // one record for the whole row
     }
-    while (code == DT_E4M3 && group > (int64_t)chunk << m->record_shift) {
+    while (is_8 && group > (int64_t)chunk << m->record_shift) {
         m->record_shift++;
     }
     m->record_bytes = CODED_ROWS * m->record_groups * (int32_t)dtype_bytes(m->scale);
     m->n_records = ((m->n_chunks - 1) >> m->record_shift) + 1;
-    find_rows(s, d);
+    find_rows(s, f, d);
     s->has_zeros = has_zeros(d);
     return true;
 }
@@ -223,11 +248,11 @@ static void put_dummies(uint8_t *to, size_t n, uint64_t seed)
 }
 
 /* Looks for NaN codes: one in a file would spoil every sum. */
-static bool has_nan(const uint8_t *codes, size_t n)
+static bool has_nan(uint8_t nan, const uint8_t *codes, size_t n)
 {
     bool found = false;
     for (size_t i = 0; i < n; i++) {
-        found |= (codes[i] & 0x7f) == 0x7f;
+        found |= (codes[i] & 0x7f) == nan;
     }
     return found;
 }
@@ -237,7 +262,8 @@ void coded_fill_tiles(const void *source, int64_t tile, char *to)
 {
     const struct coded_source *s = source;
     const size_t n = coded_tiles_bytes(&s->matrix);
-    const bool is_8 = s->matrix.code == DT_E4M3;
+    const bool is_8 = coded_bits(s->matrix.code) == 8;
+    const uint8_t nan = formats[s->matrix.code].nan;
     if (weight_part_is_dummy(s->parts)) {
         put_dummies((uint8_t *)to, n, s->dummy_seed + (uint64_t)tile * n);
         return;
@@ -251,7 +277,7 @@ void coded_fill_tiles(const void *source, int64_t tile, char *to)
             put_nibbles(row.part, row.row, r, (uint8_t *)to);
         }
     }
-    if (is_8 && has_nan((const uint8_t *)to, n)) {
+    if (nan && has_nan(nan, (const uint8_t *)to, n)) {
         atomic_store(&((struct coded_source *)(uintptr_t)source)->has_nan, true);
     }
 }
@@ -325,7 +351,7 @@ float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, siz
 {
     enum { ALIGN = 4 }; // cuBLASLt requires this alignment for the rows of block scales
     const struct coded_matrix *m = &s->matrix;
-    if (m->code != DT_E4M3 || m->n_experts != 1 || group_inputs(m) != PRODUCT_BLOCK ||
+    if (m->code != CODED_E4M3 || m->n_experts != 1 || group_inputs(m) != PRODUCT_BLOCK ||
         !has_product_blocks(s)) {
         return NULL;
     }

@@ -115,7 +115,7 @@ static enum status upload_coded(struct cuda *be, const struct coded_source *s,
     m->scales = memory[1];
     m->zeros = memory[2];
     // There is one scale per row.
-    if (m->code == DT_E4M3 && m->n_records == 1 && m->record_shift > 0) {
+    if (m->code == CODED_E4M3 && m->n_records == 1 && m->record_shift > 0) {
         m->product_scales = memory[1];
     }
     size_t n_blocks = 0;

@@ -96,6 +96,10 @@ void engine_stop(struct engine *e, struct engine_request *r, int32_t sample);
  * that shows r->done, the caller owns the request. */
 void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
                   void *arg);
+/* The same for up to `max` requests, those that have waited longest. True: more have news, for
+ * which there will be no wake. */
+bool engine_drain_some(struct engine *e, int max,
+                       void (*on_event)(struct engine_request *r, void *arg), void *arg);
 
 void engine_stats(struct engine *e, struct engine_stats *out);
 void engine_reset_prefix_cache(struct engine *e); // drops idle cached blocks

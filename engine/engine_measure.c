@@ -58,7 +58,7 @@ static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *
                                       .top_n = m->with_top_ids ? m->options->width : 0};
     }
     for (int32_t i = 0; i < lanes; i++) {
-        seqs[i] = (struct pass_seq){i, i * each, each, 0, false};
+        seqs[i] = (struct pass_seq){.lane = i, .first_row = i * each, .n_rows = each};
     }
     return true;
 }

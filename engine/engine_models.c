@@ -5,8 +5,10 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "engine/base/words.h"
 #include "engine/model/check.h"
 #include "engine/model/head.h"
+#include "engine/model/quant.h"
 #include "engine/tokenizer/tokenizer.h"
 
 #include <stdio.h>
@@ -94,18 +96,13 @@ static enum status read_draft_config(struct engine *e, int32_t i, struct model_c
                                      struct err *err)
 {
     const char *folder = e->spec.options.models[i];
-    const enum head_kind head = e->spec.options.head;
-    if (head == HEAD_MTP) {
-        return head_config_mtp(&e->config, i, c, err);
+    enum status st = OK;
+    switch (e->spec.options.head) {
+    case HEAD_MTP: return head_config_mtp(&e->config, i, c, err);
+    case HEAD_NONE: st = model_config_load(folder, c, err); break;
+    case HEAD_EAGLE3: st = head_config_eagle3(folder, &e->config, c, err); break;
     }
-    enum status st = model_config_load(folder, c, err);
-    if (st == OK && head == HEAD_EAGLE3) {
-        st = head_config_eagle3(folder, &e->config, c, err);
-    }
-    if (st != OK) {
-        return err_prefix(err, st, "the draft model");
-    }
-    return OK;
+    return st == OK ? OK : err_prefix(err, st, "the draft model");
 }
 
 /* The number of modules that draft, at most one per draft. Trees use only the first module. */
@@ -132,8 +129,8 @@ static enum status read_drafts(struct engine *e, struct err *err)
         if (c->max_pos < e->spec.options.draft_max_len) {
             e->spec.options.draft_max_len = c->max_pos;
         }
-        if (c->head.kind == HEAD_MTP) {
-            continue; // the module is stored in the model's own files
+        if (c->head.in_target) {
+            continue;
         }
         TRY(same_vocabulary(e, i, err));
         if (!is_dummy(&e->options)) {
@@ -179,8 +176,26 @@ static enum status read_ranks(struct engine *e, struct err *err)
     return OK;
 }
 
+/* --quantization may name the checkpoint's own format, as vLLM's command lines often do. */
+static enum status check_quantization(const struct engine_options *o, struct err *err)
+{
+    char method[64];
+    TRY(quant_method_of(o->model, method, sizeof method, err));
+    const bool made = !method[0] && words_find(ENGINE_QUANTIZATIONS, o->quantization) >= 0;
+    if (made || quant_method_is(method, o->quantization)) {
+        return OK;
+    }
+    return err_set(err, ERR_UNSUPPORTED,
+                   "quantization: '%.60s' is not the format of this checkpoint (%.60s); only "
+                   "unquantised checkpoints can be quantised while loading, to fp8 or int4",
+                   o->quantization, method[0] ? method : "none");
+}
+
 enum status engine_check(const struct engine_options *options, struct err *err)
 {
+    if (options->quantization) {
+        TRY(check_quantization(options, err));
+    }
     struct model_config *c = xcalloc(1, sizeof *c);
     log_mute(true); // engine_open will log these lines
     enum status st = model_config_load_over(options->model, options->hf_overrides, c, err);

@@ -142,7 +142,7 @@ static enum status follow_frame(struct engine *e, int64_t *number, const void *b
     struct step *step = &e->steps[*number % N_STEPS].step;
     struct follow f = {e, step};
     enum step_frame frame;
-    bool first = !step->begun && !step->pass.draws_wait;
+    bool first = !step->begun && !step->lacks_masks;
     TRY(step_decode(step, &e->moves, &frame, &e->sizes, bytes, n_bytes, err));
     enum status st = first && *number >= N_STEPS ? ranks_run(&e->ranks, wait_slot, step) : OK;
     if (st == OK && frame == STEP_LEVEL) {
@@ -151,7 +151,7 @@ static enum status follow_frame(struct engine *e, int64_t *number, const void *b
         bool rest = frame == STEP_DRAWS;
         st = ranks_run(&e->ranks, rest ? follow_draws : follow_rank, &f);
     }
-    if (st == OK && frame != STEP_LEVEL && !step->pass.draws_wait) { // the step is complete
+    if (st == OK && frame != STEP_LEVEL && !step->lacks_masks) { // the step is complete
         step->begun = false;
         e->n_steps = ++*number;
     }

@@ -79,8 +79,7 @@ static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
-        // an MTP module is stored in the model's own files
-        const bool module = e->draft_config[i]->head.kind == HEAD_MTP;
+        const bool module = e->draft_config[i]->head.in_target;
         struct model_load_options options = {
             .config = e->draft_config[i],
             .target = &r->target,

@@ -8,6 +8,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,11 +72,18 @@ void requests_announce(struct engine *e, struct engine_request *r, bool ended)
 void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
                   void *arg)
 {
+    engine_drain_some(e, INT_MAX, on_event, arg);
+}
+
+bool engine_drain_some(struct engine *e, int max,
+                       void (*on_event)(struct engine_request *r, void *arg), void *arg)
+{
     struct engine_request *first = NULL, **end = &first;
     pthread_mutex_lock(&e->outbox.lock);
+    struct queue_link *l = e->outbox.head;
     /* Once `listed` is false, the engine may add the request to the outbox again, so the drained
      * list needs separate links. */
-    for (struct queue_link *l = e->outbox.head; l; l = l->next) {
+    for (int n = 0; l && n < max; n++, l = l->next) {
         struct engine_request *r = (struct engine_request *)l; // link is the first member
         r->listed = false;
         r->done = r->ended;
@@ -83,14 +91,18 @@ void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, v
         end = &r->next_event;
     }
     *end = NULL;
-    e->outbox.head = NULL;
-    e->outbox.tail = &e->outbox.head;
+    const bool more = l != NULL;
+    e->outbox.head = l;
+    if (!more) {
+        e->outbox.tail = &e->outbox.head;
+    }
     pthread_mutex_unlock(&e->outbox.lock);
     while (first) {
         struct engine_request *r = first;
         first = r->next_event;
         on_event(r, arg);
     }
+    return more;
 }
 
 /* ---- ends --------------------------------------------------------------------------------- */

@@ -361,8 +361,7 @@ void step_build(struct planned_step *ps, const struct holdings *h)
         const struct plan_entry *e = &ps->sorted[i];
         int32_t first = st->pass.n_rows;
         build_rows(ps, e, first);
-        st->seqs[i] =
-            (struct pass_seq){e->seq->lane, first, e->n_rows, e->first, e->seq->tree != NULL};
+        st->seqs[i] = step_seq(e->seq, first, e->n_rows, e->first, e->seq->tree != NULL);
         st->pass.n_rows += e->n_rows;
         if (e->seq->request->pool != POOL_NONE) {
             build_pool(ps, e, first);

@@ -67,6 +67,17 @@ static inline const struct pass_results *step_results(const struct planned_step 
     return &ps->results[step_n_passes(&ps->step) - 1];
 }
 
+/* A sequence's rows in a pass; n_past: how many it has before them. */
+static inline struct pass_seq step_seq(const struct sequence *seq, int32_t first_row,
+                                       int32_t n_rows, int32_t n_past, bool tree)
+{
+    return (struct pass_seq){.lane = seq->lane,
+                             .first_row = first_row,
+                             .n_rows = n_rows,
+                             .n_past = n_past,
+                             .tree = tree};
+}
+
 void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_sizes *sizes);
 void planned_step_deinit(struct planned_step *ps);
 

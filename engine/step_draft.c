@@ -39,7 +39,7 @@ static void add_rows(struct planned_step *ps, int32_t depth, struct sequence *se
 {
     struct draft_pass *d = &ps->step.draft[depth];
     struct pass *p = &d->pass;
-    d->seqs[p->n_seqs++] = (struct pass_seq){seq->lane, p->n_rows, n, first, false};
+    d->seqs[p->n_seqs++] = step_seq(seq, p->n_rows, n, first, false);
     for (int32_t pos = first; pos < first + n; pos++) {
         int32_t token = pos < seq->n_known ? sequence_token(seq, pos) : -1;
         d->rows[p->n_rows++] = (struct pass_row){seq->lane, token, pos, pos};

@@ -32,8 +32,7 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
     struct pass *p = &d->pass;
     int32_t first_row = p->n_rows, skip = tree_trunk(t);
     const struct sampling_params *params = &t->seq->request->params;
-    d->seqs[p->n_seqs++] =
-        (struct pass_seq){t->seq->lane, first_row, t->n_fed - skip, t->first + skip, true};
+    d->seqs[p->n_seqs++] = step_seq(t->seq, first_row, t->n_fed - skip, t->first + skip, true);
     int32_t path[MAX_DRAFTS];
     for (int32_t f = skip; f < t->n_fed; f++) {
         const struct tree_node *n = &t->nodes[t->by_fed[f]];

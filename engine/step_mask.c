@@ -65,21 +65,15 @@ bool step_reserve_masks(struct planned_step *ps)
 static void fill(struct planned_step *ps, int32_t draw, int32_t row)
 {
     struct step *st = &ps->step;
-    struct pass_draw *d = &st->draws[draw];
+    const struct pass_draw *d = &st->draws[draw];
     struct sequence *seq = ps->owners[draw].seq;
     if (d->mask == 0) {
         return;
     }
     uint32_t *mask = st->masks + (int64_t)(d->mask - 1) * mask_words(st->vocab);
-    // The sequence has ended, and its request must not be accessed.
+    // The sequence has ended: its request must not be accessed, and nobody reads this draw.
     if (seq->state == SEQ_RETIRING) {
         memset(mask, 0, (size_t)mask_words(st->vocab) * sizeof *mask);
-        *d = (struct pass_draw){.out_row = d->out_row,
-                                .lane = d->lane,
-                                .pos = d->pos,
-                                .n_prompt = d->n_prompt,
-                                .kind = DRAW_SCORE,
-                                .tree_row = -1};
         return;
     }
     int32_t drafts[MAX_DRAFTS], n = path_to(seq, row, drafts);

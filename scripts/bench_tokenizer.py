@@ -6,7 +6,7 @@
 
 Texts: English and code from Python's own library, generated JSON and Chinese, in documents of 16 KB. Times are
 processor time, which depends less on other load. cold: the first pass of a fresh tokenizer; warm: the best of later
-passes. A TOKENIZER is a tokenizer.json or .json.gz; the default is all that this checkout has (test/tokenizers and,
+passes. A TOKENIZER is a tokenizer.json or .json.gz; the default is all of this checkout (test/tokenizers and,
 for real vocabularies, $SLUICE_SHARED/data/tok)."""
 import gzip
 import json

@@ -23,7 +23,7 @@ for candidate in build/venv/bin/clang-format clang-format clang-format-20; do
     fi
 done
 if [ -z "$tool" ]; then
-    echo "the layout is not checked: there is no clang-format $version here"
+    echo "the format was not checked: clang-format $version is not installed"
     exit 0
 fi
 if [ "$fix" = --fix ]; then
@@ -31,7 +31,7 @@ if [ "$fix" = --fix ]; then
     exit 0
 fi
 sources | xargs -P "$(nproc)" -n 40 "$tool" --dry-run -Werror || {
-    echo "scripts/check_format.sh --fix lays these files out" >&2
+    echo "scripts/check_format.sh --fix reformats these files" >&2
     exit 1
 }
-echo "the sources have the layout of .clang-format and their licence line"
+echo "all sources have the format of .clang-format and a licence line"

@@ -7,7 +7,7 @@
 Small models of each kind are trained on this repository; each configuration is one of them with random flags, added
 tokens, normalizers, pre-tokenizers, post-processors and decoders, half of them as real models combine these. Ids and
 decoded texts of 120 difficult strings each are compared. Prints differences, and configurations that we reject, with the
-reason. Skipped: cases where the library itself panics, or picks at random among added tokens with equal normalised forms.
+reason. Cases are skipped if the library itself panics, or picks at random among added tokens with equal normalised forms.
 """
 import json
 import os
@@ -261,7 +261,7 @@ def ambiguous(t, j):
 
 
 def compare(t, j, folder, texts, rng):
-    """(number compared, the difference or the reason for our rejection)"""
+    """Returns (number of comparisons, the difference or the reason for our rejection)."""
     lines = [{"text": x, "add_special_tokens": s} for x in texts for s in (False, True)]
     want = [library(lambda q=q: t.encode(q["text"], add_special_tokens=q["add_special_tokens"]).ids) for q in lines]
     code, got = ours(folder, lines)

@@ -20,7 +20,7 @@ START_S = 120
 
 
 def words(s):
-    first = ["<unk>", "<s>", "</s>", "<0x0A>"]  # of the byte tokens, which need not be valid UTF-8, only the one that is required
+    first = ["<unk>", "<s>", "</s>", "<0x0A>"]  # Byte tokens need not be valid UTF-8, so there is only the required one.
     return first + ["t%d" % i for i in range(len(first), s["vocab"])]
 
 

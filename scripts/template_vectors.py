@@ -5,7 +5,7 @@
     scripts/template_vectors.py make               writes test/templates/{snippets,cases}.jsonl
     scripts/template_vectors.py random N SEED      prints N random snippets with Jinja2's results
 
-The second one is for differential testing: point SLUICE_SNIPPETS at its output and run
+`random` is for differential testing: point SLUICE_SNIPPETS at its output and run
 build/release/test/server/chat/jinja_vectors_test. Needs Jinja2 3.1.6.
 """
 import datetime
@@ -129,7 +129,7 @@ TESTS = ["defined", "undefined", "none", "string", "number", "mapping", "sequenc
 
 
 class Maker:
-    """Random templates, mostly valid ones."""
+    """Random templates, most of them valid."""
 
     def __init__(self, rng):
         self.r = rng

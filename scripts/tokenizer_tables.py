@@ -27,7 +27,7 @@ MORE = [("ALPHA", "[[:alpha:]]"), ("UPPER", "[[:upper:]]"), ("LOWER", "[[:lower:
 
 
 def members_of(pre, text, step=1, first=0):
-    """Code points that a 'removed' splitter drops from text."""
+    """Code points that a splitter with the behaviour 'removed' drops from text."""
     kept = bytearray(len(text))
     for _, (a, b) in pre.pre_tokenize_str(text):
         kept[a:b] = b"\1" * (b - a)
@@ -91,7 +91,7 @@ def nfc_unsafe():
 
 def forms_leave_alone():
     """Code points that the library's normalisation does not know: it follows an older Unicode than
-    utf8proc. They neither decompose nor reorder nor compose these. (All of NEW are alike.)"""
+    utf8proc. They neither decompose nor reorder nor compose these. (All code points in NEW behave alike.)"""
     nfd, nfkd = normalizers.NFD(), normalizers.NFKD()
     unknown = set()
     for c in POINTS:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tokens per second of the engine without a server, at given batch sizes and context lengths.
  * Sequences with distinct random prompts decode together. Each figure covers the time between two
- * moments: at each of them every sequence has generated a given number of tokens. */
+ * moments, at each of which every sequence has generated a given number of tokens. */
 #include "bench/engine/bench_engine.h"
 
 #include "engine/base/clock.h"

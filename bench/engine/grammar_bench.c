@@ -225,7 +225,7 @@ static void run_line(const char *line, size_t n_bytes, const struct grammar_voca
     struct json *j = NULL;
     struct err err = {""};
     if (json_parse(line, n_bytes, &limits, &j, &err) != OK) {
-        printf("{\"error\": \"no JSON\"}\n");
+        printf("{\"error\": \"not JSON\"}\n");
         return;
     }
     const char *text = json_get_string(j, "text"), *kind = json_get_string(j, "kind");

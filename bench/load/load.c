@@ -26,7 +26,7 @@ enum {
     STREAM_THINK,
     STREAM_RESULT_LEN
 };
-enum { MAX_TURNS = 1000 }; // turns that a unit may have
+enum { MAX_TURNS = 1000 }; // limit of the turns of a unit
 enum { MAX_SPREAD = 4 };   // upper limit of a length, as a multiple of the mean
 enum { FIRST_ID = 100 };   // most vocabularies have special and byte tokens below
 enum { MAX_LINE_BYTES = 64 << 20 };

@@ -33,46 +33,57 @@ static const struct option {
     {"requests", INTEGER, AT(n_requests), 1, 1e7,
      "N  requests, or conversations (100; groups x members for shared-prefix; 16 agents)"},
     {"concurrency", INTEGER, AT(concurrency), 0, 60000,
-     "N  at most this many at once; 0: no bound (8; no bound with --rate)"},
-    {"rate", REAL, AT(rate), 1e-6, 1e6, "R  Poisson arrivals a second (none: as fast as they go)"},
-    {"duration", REAL, AT(duration), 1e-3, 1e6, "S  start no requests after this many seconds"},
-    {"timeout", REAL, AT(timeout), 1e-3, 1e6, "S  for one request (600)"},
+     "N  at most this many requests at once; 0: no limit (8; no limit with --rate)"},
+    {"rate", REAL, AT(rate), 1e-6, 1e6,
+     "R  Poisson arrivals per second (without it: as fast as --concurrency allows)"},
+    {"duration", REAL, AT(duration), 1e-3, 1e6,
+     "S  start no more requests after this many seconds"},
+    {"timeout", REAL, AT(timeout), 1e-3, 1e6, "S  time limit of a request (600)"},
     {"input-len", INTEGER, AT(input_len), 1, 1e7, "N  prompt tokens, or words (128)"},
     {"output-len", INTEGER, AT(output_len), 1, 1e7,
-     "N  tokens to generate (64, agent: 128; for sharegpt the recorded answer's estimate)"},
+     "N  tokens to generate (64, agent: 128; sharegpt: the estimated length of the recorded "
+     "answer)"},
     {"spread", REAL, AT(spread), 0, 3,
-     "S  random: lengths vary around these means, log-normal, to four times as long (0)"},
-    {"groups", INTEGER, AT(groups), 1, 1e6, "N  shared-prefix: how many prefixes (8)"},
-    {"members", INTEGER, AT(members), 1, 1e6, "N  shared-prefix: requests of each (8)"},
+     "S  random: sigma of log-normal lengths around these means, up to four times the mean (0)"},
+    {"groups", INTEGER, AT(groups), 1, 1e6, "N  shared-prefix: number of prefixes (8)"},
+    {"members", INTEGER, AT(members), 1, 1e6, "N  shared-prefix: requests per prefix (8)"},
     {"prefix-len", INTEGER, AT(prefix_len), 1, 1e7,
-     "N  shared-prefix: tokens in common (512); agent: of the system prompt of all (4096)"},
-    {"suffix-len", INTEGER, AT(suffix_len), 1, 1e7, "N  shared-prefix: tokens of its own (32)"},
+     "N  tokens of the common prefix: shared-prefix (512); agent: of the system prompt (4096)"},
+    {"suffix-len", INTEGER, AT(suffix_len), 1, 1e7,
+     "N  shared-prefix: tokens of each request after the prefix (32)"},
     {"order", ORDER, AT(order), 0, 0,
-     "O  shared-prefix: round the groups, grouped or shuffled (round)"},
+     "O  shared-prefix: order of the groups' requests: round (robin), grouped or shuffled (round)"},
     {"turns", INTEGER, AT(turns), 1, 1000,
-     "N  multi-turn: questions a conversation (4); agent: at most, and a third at least (60)"},
-    {"result-min", INTEGER, AT(result_min), 1, 1e6, "N  agent: tokens of a tool's result (200)"},
-    {"result-max", INTEGER, AT(result_max), 1, 1e6, "N  agent: the same, at most (8000)"},
+     "N  multi-turn: questions per conversation (4); agent: most turns; the fewest are a third "
+     "(60)"},
+    {"result-min", INTEGER, AT(result_min), 1, 1e6,
+     "N  agent: fewest tokens of a tool's result (200)"},
+    {"result-max", INTEGER, AT(result_max), 1, 1e6,
+     "N  agent: most tokens of a tool's result (8000)"},
     {"think", REAL, AT(think), 0, 3600, "S  agent: mean time that a tool takes (1)"},
     {"dataset", TEXT, AT(dataset), 0, 0, "FILE  sharegpt: the JSON file"},
-    {"text", FLAG, AT(text), 0, 0, "prompts of words instead of token ids"},
+    {"text", FLAG, AT(text), 0, 0, "send prompts as words instead of token ids"},
     {"chat", FLAG, AT(chat), 0, 0, "use /v1/chat/completions (implies --text)"},
-    {"no-ignore-eos", FLAG, AT(no_ignore_eos), 0, 0, "let the model end early"},
-    {"temperature", REAL, AT(temperature), 0, 100, "T  of every request (the server's own)"},
+    {"no-ignore-eos", FLAG, AT(no_ignore_eos), 0, 0, "let the model end before --output-len"},
+    {"temperature", REAL, AT(temperature), 0, 100,
+     "T  temperature of every request (the server's default)"},
     {"vocab-size", INTEGER, AT(vocab), 200, 1e7,
-     "N  random ids are drawn from 100 to N - 1 (1000)"},
-    {"seed", INTEGER, AT(seed), 0, 9e15, "N  of prompts and arrivals (0)"},
-    {"ttft-limit", REAL, AT(ttft_limit_ms), 1e-3, 1e9, "MS  goodput: the time to first token"},
-    {"tpot-limit", REAL, AT(tpot_limit_ms), 1e-3, 1e9, "MS  goodput: the time per later token"},
+     "N  draw random token ids from 100 to N - 1 (1000)"},
+    {"seed", INTEGER, AT(seed), 0, 9e15, "N  seed of prompts and arrivals (0)"},
+    {"ttft-limit", REAL, AT(ttft_limit_ms), 1e-3, 1e9,
+     "MS  goodput: limit of the time to first token"},
+    {"tpot-limit", REAL, AT(tpot_limit_ms), 1e-3, 1e9,
+     "MS  goodput: limit of the time per later token"},
     {"write-batch", TEXT, AT(batch_path), 0, 0,
-     "FILE  send nothing: write the requests as lines of a batch (needs --model)"},
-    {"json", TEXT, AT(json_path), 0, 0, "FILE  all figures, and each request, as JSON"},
+     "FILE  send nothing, but write the requests as lines of a batch file (needs --model)"},
+    {"json", TEXT, AT(json_path), 0, 0,
+     "FILE  write all figures, and those of each request, as JSON"},
     {"help", FLAG, AT(help), 0, 0, "this text"},
 };
 
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
 
-/* Prints the help from the table; in its texts two spaces separate the value from the
+/* Prints the help from the table; two spaces in a text separate the value's name from the
  * explanation. */
 void bench_options_help(void)
 {
@@ -85,7 +96,7 @@ void bench_options_help(void)
                  two != NULL ? (int)(two - help) : 0, help);
         printf("  %-20s  %s\n", left, two != NULL ? two + 2 : help);
     }
-    printf("\nTimes count from when a request was due, so that a wait for a free place shows.\n"
+    printf("\nTimes count from when a request was due, so they include waits for --concurrency.\n"
            "TTFT: to the first event with text. ITL: between such events. TPOT: from the first\n"
            "to the end of the answer, over the tokens after the first. E2E: to the end of the "
            "answer.\n");
@@ -200,7 +211,7 @@ static enum status settle(struct bench_options *o, struct err *err)
         o->api_key = getenv("OPENAI_API_KEY");
     }
     if (o->api_key != NULL && strpbrk(o->api_key, "\r\n") != NULL) {
-        return err_set(err, ERR_INVALID, "the API key has a line break");
+        return err_set(err, ERR_INVALID, "the API key contains a line break");
     }
     const enum status st = client_url_parse_base(o->url, &o->peer, err);
     if (st != OK) {

@@ -88,7 +88,7 @@ static void make_range(const struct bench_results *r, struct turn_range *range, 
     range->ttft = summarise(room, n);
 }
 
-/* Makes the ranges 1, 2, 3 to 4, 5 to 8 and so on, as far as there are answers. */
+/* Makes the ranges 1, 2, 3 to 4, 5 to 8 and so on, until the last turn with answers. */
 static void make_ranges(const struct bench_results *r, struct bench_report *rep)
 {
     float *room = xcalloc((size_t)r->n_records + 1, sizeof *room);
@@ -201,7 +201,7 @@ void bench_report_print(const struct bench_options *o, const struct bench_result
                per_second(rep->n_good, r), (long long)rep->n_good, (long long)rep->n_sent);
     }
     if (!rep->tokens_reported && ok > 0) {
-        printf("The server gave no usage for some answers; their events count as tokens.\n");
+        printf("Some answers had no usage; their events are counted as tokens.\n");
     }
     for (int k = OUTCOME_CONNECT; k < N_OUTCOMES; k++) {
         if (rep->outcomes[k] > 0) {

@@ -198,7 +198,7 @@ static void finish(struct conn *c, enum outcome outcome)
 /* ---- connections ---- */
 
 /* Watches EPOLLOUT only while there is something to send; otherwise epoll_wait would always return
- * at once. */
+ * immediately. */
 static void watch(struct conn *c, bool wants_write)
 {
     if (c->wants_write == wants_write) {
@@ -364,7 +364,7 @@ static void start_turn(struct conn *c, int64_t due)
 
 /* ---- the loop ---- */
 
-/* A conversation occupies its slot also while its client thinks. */
+/* A conversation also occupies its slot while its client thinks. */
 static bool has_place(const struct run *run)
 {
     return run->o->concurrency == 0 || run->n_in_flight + run->n_thinking < run->o->concurrency;
@@ -565,7 +565,7 @@ void bench_results_deinit(struct bench_results *r)
     free(r->itl_ms);
 }
 
-/* ---- one waiting GET ---- */
+/* ---- one blocking GET ---- */
 
 static void append(void *arg, const char *bytes, size_t n_bytes)
 {

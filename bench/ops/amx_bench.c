@@ -316,7 +316,8 @@ static int32_t argument(int argc, char **argv, int i, int32_t low, int32_t high,
     static const int32_t usual[] = {1, 2048, 512};
     int32_t n = argc > i ? atoi(argv[i]) : usual[i - 1];
     if (n < low || n > high || n % unit != 0) {
-        printf("amx_bench: '%s' is not between %d and %d, by %d\n", argv[i], low, high, unit);
+        printf("amx_bench: '%s' is not a number from %d to %d in steps of %d\n", argv[i], low, high,
+               unit);
         exit(1);
     }
     return n;
@@ -336,7 +337,7 @@ int main(int argc, char **argv)
     pthread_t threads[MAX_THREADS];
     for (int32_t i = 0; i < b.n_threads; i++) {
         if (pthread_create(&threads[i], NULL, run_thread, (void *)(intptr_t)i) != 0) {
-            printf("amx_bench: no thread\n");
+            printf("amx_bench: a thread could not be started\n");
             return 1;
         }
     }
@@ -350,7 +351,7 @@ int main(int argc, char **argv)
         printf("%-32s %8.0f GFLOP/s %6.2f of the first\n", forms[i].name, flops / b.best[i] * 1e-9,
                b.best[0] / b.best[i]);
     }
-    printf("results: off by at most %.1e\n", b.off);
+    printf("results: largest error %.1e\n", b.off);
     return b.off < 1e-3 ? 0 : 1;
 }
 

@@ -117,7 +117,7 @@ __global__ void naive_attention(struct naive_args a)
     }
 }
 
-/* Runs the scene's sequences from first_row on, in their groups, with `padding` additional rows. */
+/* Runs the scene's sequences from first_row on, in their groups, with `padding` more rows. */
 static std::vector<float> run(const struct scene &s, int first_row,
                               const std::vector<struct pass_seq> &seqs,
                               const std::vector<struct pass_group> &groups, int padding,

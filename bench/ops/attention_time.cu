@@ -148,7 +148,7 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
     struct scene a = shared_scene(n_groups, n_each, n_shared, n_own);
     const struct timing with = time_scene(a, name);
     struct scene b = shared_scene(n_groups, n_each, n_shared, n_own);
-    const struct timing without = time_scene(b, "  the same, not told of it", false);
+    const struct timing without = time_scene(b, "  the same, without knowing the prefix", false);
     /* Even if attention does not know the common prefix, reads of it hit the L2 cache after the
      * first sequence's. So the fair comparison is with the same number of unrelated sequences. */
     const struct timing own =
@@ -183,8 +183,8 @@ struct layer_chain {
         CHECK(cudaDeviceSynchronize());
     }
 
-    /* The kernel for small products stands for all products; of more than 64 rows it computes only
-     * 64. */
+    /* The kernel for small products represents all products; with more than 64 rows it computes
+     * only 64. */
     void product(cudaStream_t stream, const void *from, const bf16_t *weight, bf16_t *to, int n_out,
                  int n_rows)
     {
@@ -271,7 +271,7 @@ static void time_in_step(int n_seqs, int n_past)
 /* In a chain, a launch overlaps with its neighbours; timing a single kernel does not show this. */
 void bench_attention_step()
 {
-    printf("attention in a step: what a chain of qkv, rope, attention, o takes longer with it\n");
+    printf("attention in a step: the time that it adds to a chain of qkv, rope, attention, o\n");
     for (int n : {1, 4, 8, 16, 32, 64, 128, 256}) {
         time_in_step(n, 299);
     }

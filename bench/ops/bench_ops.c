@@ -333,7 +333,8 @@ static enum status prefill_ratio(struct bench *b)
                                   : "prefill: share of the FMA peak",
                 flops / t / peak, flops / (best.processor / p.n_threads) / peak,
                 p.has_matrix_unit ? 0.35 : 0.5);
-    printf("%-46s %6.2f\n", "  the same of what is multiplied", (flops - left_out) / t / peak);
+    printf("%-46s %6.2f\n", "  the same, counting only computed rows",
+           (flops - left_out) / t / peak);
     return OK;
 }
 
@@ -400,9 +401,10 @@ static int usage(int code)
         "    [--layers N] [--context N] [--rows N] [--threads N] [--dtype bf16|f32]\n"
         "    [--seconds S] [--brief 1]\n"
         "Times each op and the forward pass of dummy weights: one sequence, sixteen, and a\n"
-        "prompt of --rows tokens (2048); then the ratios that are aimed at, which are all that\n"
-        "--brief prints, and of which [--only decode|prefill] leaves one. A prefill's ratio is\n"
-        "of three passes at least, and of 4 S seconds; on a busy machine --seconds 5 is better.\n"
+        "prompt of --rows tokens (2048); then the ratios that have a target. --brief prints only\n"
+        "these, and [--only decode|prefill] one of them. The ratio of a prefill is measured over "
+        "at\n"
+        "least three passes and 4 S seconds; on a busy machine use --seconds 5.\n"
         "[--only kv]: one row, and four, after --context tokens with each KV format.\n"
         "On CUDA: each op at an 8B model's shapes; [--only NAME] [--deterministic 1].\n");
     return code;
@@ -474,7 +476,7 @@ int cmd_bench_ops(int argc, char **argv)
             return usage(0);
         }
         if (i + 1 >= argc || !set_option(&b, argv[i], argv[i + 1])) {
-            fprintf(stderr, "sluice bench-ops: %s: not understood\n", argv[i]);
+            fprintf(stderr, "sluice bench-ops: unknown or incomplete option %s\n", argv[i]);
             return usage(2);
         }
     }

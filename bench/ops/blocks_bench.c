@@ -117,7 +117,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "blocks_bench: %s\n", err.text);
         return 1;
     }
-    printf("%d x %d, %d threads, %d rows: us, GB/s of its own bytes, times as fast as bf16\n",
+    printf("%d x %d, %d threads, %d rows: us, GB/s of the format's bytes, speed relative to bf16\n",
            N_OUT, N_IN, threads, n_rows);
     for (int32_t i = 0; i < N_NAMES; i++) {
         printf("  %-8s %10.0f %8.2f %8.2f\n", names[i], s.best[i] * 1e6,

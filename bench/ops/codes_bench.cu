@@ -118,7 +118,7 @@ struct codes_case {
         return to_host(expected, DT_F32, one);
     }
 
-    /* The first `width` columns of y; *kept: the others are as they were. */
+    /* The first `width` columns of y; *kept: the others are unchanged. */
     std::vector<float> got(int width, bool *kept)
     {
         CHECK(cudaDeviceSynchronize());

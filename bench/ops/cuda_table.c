@@ -176,7 +176,7 @@ enum status cuda_bench(struct bench *b, const struct backend_options *options, s
     b->ops = b->be->ops;
     enum status st = run_all(b, err);
     if (st != OK && err->text[0] == '\0') {
-        err_set(err, st, "the bench ended early: %s", status_name(st));
+        err_set(err, st, "the benchmark stopped: %s", status_name(st));
     }
     return st;
 }

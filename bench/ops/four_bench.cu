@@ -14,11 +14,12 @@ struct four_weight {
     std::vector<void *> memory;
 
     /* group: inputs that share a scale, at most 128. */
-    four_weight(struct rng &r, enum dtype code, int n_out, int n_in, int group, bool zeros) : m()
+    four_weight(struct rng &r, enum coded_code code, int n_out, int n_in, int group, bool zeros)
+        : m()
     {
         m.code = code;
-        m.scale = code == DT_E2M1 ? DT_E8M0 : DT_F32;
-        m.zero = code == DT_U4 ? 8 : 0;
+        m.scale = code == CODED_E2M1 ? DT_E8M0 : DT_F32;
+        m.zero = code == CODED_U4 ? 8 : 0;
         m.n_out = n_out;
         m.n_in = n_in;
         m.n_experts = 1;
@@ -41,7 +42,7 @@ struct four_weight {
             floats[i] = ldexpf(1.0f, e);
             zero[i] = (uint8_t)r.between(0, 16);
         }
-        m.scales = code == DT_E2M1 ? keep(bytes) : keep(floats);
+        m.scales = code == CODED_E2M1 ? keep(bytes) : keep(floats);
         m.zeros = zeros ? keep(zero) : nullptr;
     }
     four_weight(const four_weight &) = delete;
@@ -64,15 +65,15 @@ enum { SUMS_BYTES = 32 << 20 };
 void bench_four_check(struct rng &r)
 {
     static const int groups[] = {32, 64, 128};
-    const enum dtype code = r.below(4) ? DT_U4 : DT_E2M1;
+    const enum coded_code code = r.below(4) ? CODED_U4 : CODED_E2M1;
     const bool gated = r.below(3) == 0;
     int n_out = r.between(1, r.below(4) ? 1500 : 9000);
     if (gated) {
         n_out = (n_out + 31) / 32 * 32;
     }
     const int n_in = 64 * r.between(1, r.below(4) ? 40 : 140);
-    const int group = code == DT_E2M1 ? 32 : groups[r.below(3)];
-    const struct four_weight w(r, code, n_out, n_in, group, code == DT_U4 && r.below(2));
+    const int group = code == CODED_E2M1 ? 32 : groups[r.below(3)];
+    const struct four_weight w(r, code, n_out, n_in, group, code == CODED_U4 && r.below(2));
     struct coded_args a = {};
     a.x_dtype = r.below(2) ? DT_BF16 : DT_F16;
     a.y_dtype = gated || r.below(2) ? a.x_dtype : DT_F32;
@@ -119,7 +120,7 @@ void bench_four_check(struct rng &r)
     struct sum_parts left = {sums, a.bias, (int64_t)a.n_rows * n_out, n_out, 0};
     const bool may_split = r.below(2);
     if (!gemm_four_takes(&w.m, &a, 90)) {
-        printf("gemm_four FAILED: it does not take %d x %d x %d\n", a.n_rows, n_out, n_in);
+        printf("gemm_four FAILED: it does not support %d x %d x %d\n", a.n_rows, n_out, n_in);
         bench_failures++;
     }
     CHECK(cudaMemset(sums, 0xff, SUMS_BYTES));
@@ -159,7 +160,7 @@ void bench_four_check(struct rng &r)
     }
 }
 
-/* The products of an 8B model's layer, int4 in groups of 128; of other formats gate_up alone. */
+/* The products of an 8B model's layer with int4 in groups of 128; other formats only gate_up. */
 void bench_four_time()
 {
     static const struct {
@@ -174,7 +175,8 @@ void bench_four_time()
     void *x = device_new<float>((size_t)MOST * 14336 / 2), *y = device_new<float>(MOST * 14336);
     float *sums = device_new<float>(SUMS_BYTES / 4);
     fill(x, DT_BF16, (int64_t)MOST * 14336, 4, 1.0f);
-    printf("products with 4-bit weights, us (parts left as sums), in a graph of dependent launches "
+    printf("products with 4-bit weights, us (partial sums not added up), in a graph of dependent "
+           "launches "
            "over rotating weights\n%-20s",
            "rows");
     static const int rows[] = {1, 8, 16, 32, 64, 128, 256};
@@ -183,9 +185,9 @@ void bench_four_time()
     }
     printf("\n");
     struct rng r = {7};
-    for (enum dtype code : {DT_U4, DT_E2M1}) {
+    for (enum coded_code code : {CODED_U4, CODED_E2M1}) {
         for (const auto &s : shapes) {
-            if (code == DT_E2M1 && !s.gated) {
+            if (code == CODED_E2M1 && !s.gated) {
                 continue;
             }
             /* Copies in one allocation each, so that the L2 cache has none of them. */
@@ -193,9 +195,9 @@ void bench_four_time()
             std::vector<struct four_weight *> weights;
             for (int i = 0; i < n_copies; i++) {
                 weights.push_back(
-                    new four_weight(r, code, s.n, s.k, code == DT_U4 ? 128 : 32, false));
+                    new four_weight(r, code, s.n, s.k, code == CODED_U4 ? 128 : 32, false));
             }
-            printf("%-5s%-15s", code == DT_U4 ? "int4" : "mx", s.name);
+            printf("%-5s%-15s", code == CODED_U4 ? "int4" : "mx", s.name);
             for (int m : rows) {
                 struct coded_args a = {};
                 a.x = x;

@@ -68,7 +68,7 @@ static void time_gated(const char *weights, size_t pool, char *x, char *y, char 
     const int n_out = 28672, k = 4096;
     const size_t bytes = (size_t)n_out * k * 2;
     const int n_copies = (int)(pool / bytes);
-    printf("gate_up and SiLU, rows: own us, cublas and the op us\n");
+    printf("gate_up and SiLU, by rows: own us, cublas and activation op us\n");
     for (int m : {64, 128, 192, 224, 240, 256, 512, 768, 1024, 1920, 2048, 8192}) {
         struct gemm_args a = {};
         a.x = x;
@@ -120,7 +120,7 @@ static void time_fixed(const char *weights, size_t pool, char *x, char *y, void 
         int n, k;
     } shapes[] = {{"qkv", 6144, 4096}, {"o", 4096, 4096}, {"down", 4096, 14336}};
     float *sums = device_new<float>(FIXED_SUMS / 4);
-    printf("products of fixed order, rows: own us, cublas us\n");
+    printf("products with a fixed order of additions, by rows: own us, cublas us\n");
     for (const auto &s : shapes) {
         const size_t bytes = (size_t)s.n * s.k * 2;
         const int n_copies = (int)(pool / bytes);
@@ -214,7 +214,7 @@ void bench_gemm_time()
             });
             const char *note = wide ? " wide" : "";
             if (wide && plan.n_splits > 1) {
-                note = " wide, left as sums";
+                note = "  wide, partial sums not added up";
             }
             printf("%-8s %4d %9.2f %7.2f %6.0f%%   %9.2f %7.2f   %.2f%s\n", s.name, m, own,
                    bytes / own * 1e-6, bytes / own * 1e-6 / 4.3 * 100, theirs,

@@ -197,7 +197,8 @@ static void latency(int n_streams, double seconds, double target_ms)
     }
     double r = median(ratio, N_TURNS);
     printf("token to client, %5d streams x 20/s: p50 %.2f p99 %.2f ms (target p99 %.0f: %s), bare "
-           "%.2f / %.2f, best to best %.2f, side by side %.2f (limit 1.15: %s); loop CPU %.2f and "
+           "%.2f / %.2f, ratio of the best %.2f, of adjacent turns %.2f (limit 1.15: %s); loop CPU "
+           "%.2f and "
            "%.2f us/event\n",
            n_streams, s.p50_ms, s.p99_ms, target_ms, s.p99_ms <= target_ms ? "met" : "MISSED",
            bare.p50_ms, bare.p99_ms, s.p99_ms / bare.p99_ms, r, r <= 1.15 ? "met" : "MISSED",
@@ -222,7 +223,7 @@ static void overload(int n_streams, double carried)
     const double scale_ms = N_BUCKETS * (BUCKET_NS / 1e6);
     const char *verdict = "GROWS";
     if (last.p99_ms >= scale_ms) {
-        verdict = "off the scale: cannot tell";
+        verdict = "off the scale, cannot be judged";
     } else if (last.p99_ms < 1.5 * first.p99_ms + 50) {
         verdict = "does not grow";
     }

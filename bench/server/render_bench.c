@@ -146,7 +146,7 @@ int main(int argc, char **argv)
             print(&results[i]);
         }
     }
-    printf("%d messages, %zu bytes of JSON: %d of %d templates take them; %d need 1 ms or more\n",
+    printf("%d messages, %zu bytes of JSON: %d of %d templates accept them; %d need 1 ms or more\n",
            n, messages.n_bytes, n_results, templates, slow);
     buf_deinit(&messages);
     return n_results == 0;

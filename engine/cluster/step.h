@@ -57,6 +57,7 @@ struct step {
     int32_t slot;
     bool begun; // the lane updates, copies and moves have already been applied, before a tree's
                 // draft passes
+    bool lacks_masks; // received without the masks of its draws, which have not come yet
     const struct tree_moves *moves; // paths accepted in earlier steps
     int32_t n_lanes, n_copies, n_state_copies;
     struct lane_update *lanes;       // [2 max_lanes]

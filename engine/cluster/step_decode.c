@@ -419,12 +419,8 @@ static void get_passes(struct reader *r, struct step *st)
 /* The parts of a step that were not sent with its levels. */
 static void get_rest(struct reader *r, struct step *st)
 {
-    check(r, st->pass.draws_wait, true, true, "draws");
-    if (!r->bad) {
-        get_masks(r, &st->pass);
-        get_tree(r, &st->pass);
-        st->pass.draws_wait = false;
-    }
+    get_masks(r, &st->pass);
+    get_tree(r, &st->pass);
 }
 
 /* A message is used only if it was read to the end without an error. */
@@ -435,6 +431,9 @@ enum status step_decode(struct step *st, struct tree_moves *moves, enum step_fra
     struct reader r = {.sizes = sizes, .at = bytes, .left = n_bytes};
     get(&r, st->slot, st->slot, "the slot");
     *frame = (enum step_frame)get(&r, STEP_WHOLE, STEP_DRAWS, "its kind");
+    if (st->lacks_masks != (*frame == STEP_DRAWS)) {
+        refuse(&r, "its kind");
+    }
     bool begun = *frame == STEP_DRAWS ? st->begun : get(&r, 0, 1, "its kind");
     if (begun && !st->begun) {
         refuse(&r, "its beginning");
@@ -456,5 +455,6 @@ enum status step_decode(struct step *st, struct tree_moves *moves, enum step_fra
     if (r.bad) {
         return err_set(err, ERR_FORMAT, "a step from node 0 is out of bounds: %s", r.bad);
     }
+    st->lacks_masks = *frame == STEP_WHOLE && st->pass.draws_wait;
     return OK;
 }

@@ -316,9 +316,7 @@ struct pass {
     int32_t n_masks;
     const uint32_t *masks; // [n_masks, mask_words(vocab)]: bit i set: id i is allowed
     /* The masks are filled in while the forward pass runs, and its draws are issued after
-     * pass_draws. A draw that is no longer wanted has then become a DRAW_SCORE, because its lane's
-     * parameters may point to freed memory. A backend that copied the draws at pass_begin need not
-     * look. */
+     * pass_draws. */
     bool draws_wait;
     int32_t n_logits; // draws that return their whole row of logits
     int32_t n_pool;
@@ -382,7 +380,9 @@ struct comm_place {
     const char *bind;   // the one address on which node 0 may listen; NULL: all interfaces
     /* Broadcasts node 0's bytes to all nodes (collective); unused with one node. */
     enum status (*share)(void *bytes, size_t n_bytes, void *arg, struct err *err);
-    void *share_arg;
+    /* True, with the reason, if a node is lost, so that nobody waits for it; NULL: none ever is. */
+    bool (*is_lost)(void *arg, struct err *why);
+    void *share_arg; // the argument of both
 };
 
 struct backend;

@@ -4,11 +4,12 @@
 static const struct {
     int32_t bits;
     bool has_zero;
-} formats[] = {
+} formats[N_KV_FORMATS] = {
     [KV_PLAIN] = {0, false}, [KV_FP8] = {8, false}, [KV_INT8_SYMMETRIC] = {8, false},
     [KV_INT8] = {8, true},   [KV_INT4] = {4, true},
 };
 
+/* config_test compares them with the row of --kv-cache-dtype. */
 static const struct kv_choice choices[] = {
     {"fp8", KV_FP8, true},
     {"fp8_per_token_head", KV_FP8, false},
@@ -25,6 +26,11 @@ static const struct {
     {DT_BF16, {"bfloat16", KV_PLAIN, false}},
     {DT_F16, {"float16", KV_PLAIN, false}},
 };
+
+const struct kv_choice *kv_choice_at(size_t i)
+{
+    return i < sizeof choices / sizeof choices[0] ? &choices[i] : NULL;
+}
 
 const struct kv_choice *kv_choice_find(const char *name)
 {

@@ -21,6 +21,7 @@ enum kv_format {
     KV_INT8,           // 0 to 255, less a zero, times a scale
     KV_INT4,           // 0 to 15, less a zero, times a scale
 };
+enum { N_KV_FORMATS = KV_INT4 + 1 };
 
 /* One value of --kv-cache-dtype. */
 struct kv_choice {
@@ -29,6 +30,8 @@ struct kv_choice {
     bool stored_scales; // use the checkpoint's scales if it has them
 };
 
+/* The quantised choices one by one; NULL past the last. */
+const struct kv_choice *kv_choice_at(size_t i);
 /* "fp8", "int8" and so on; NULL for other names (the caller handles "auto" and the model's
  * dtype). */
 const struct kv_choice *kv_choice_find(const char *name);

@@ -392,6 +392,7 @@ struct backend_ops {
                                const int32_t *tokens);
     enum status (*lane_blocks)(struct backend *be, int32_t lane, int32_t first, int32_t n,
                                const int32_t *blocks);
+    /* Copies the lists as well: they may be freed as soon as the call returns. */
     enum status (*lane_params)(struct backend *be, int32_t lane,
                                const struct sampling_params *params);
     enum status (*copy_blocks)(struct backend *be, int32_t n, const struct block_copy *copies);

@@ -31,9 +31,9 @@ static const struct row *find_row(const char *name)
     return NULL;
 }
 
-bool folder_is_file(const char *model)
+enum status folder_is_file(const char *model, bool *is, struct err *err)
 {
-    return gguf_is(model);
+    return gguf_is(model, is, err);
 }
 
 /* Generates the text of one file. *out stays empty if the GGUF file has nothing for it. */
@@ -62,7 +62,11 @@ static enum status make(const char *model, const struct row *row, size_t max_byt
 bool folder_has(const char *model, const char *name)
 {
     char path[PATH_MAX];
-    if (!gguf_is(model)) {
+    bool is_gguf;
+    if (gguf_is(model, &is_gguf, NULL) != OK) {
+        return true; // reading the file will tell why the model cannot be read
+    }
+    if (!is_gguf) {
         int n = snprintf(path, sizeof path, "%s/%s", model, name);
         return n > 0 && n < (int)sizeof path && !file_is_absent(path);
     }
@@ -80,7 +84,9 @@ enum status folder_read(const char *model, const char *name, size_t max_bytes, c
 {
     char path[PATH_MAX];
     const struct row *row = find_row(name);
-    if (!gguf_is(model)) {
+    bool is_gguf;
+    TRY(gguf_is(model, &is_gguf, err));
+    if (!is_gguf) {
         snprintf(path, sizeof path, "%s/%s", model, name);
         return file_read(path, max_bytes, data, n_bytes, err);
     }
@@ -104,7 +110,9 @@ enum status folder_json(const char *model, const char *name, size_t max_bytes, s
 {
     char path[PATH_MAX], *text;
     size_t n_bytes;
-    if (!gguf_is(model)) {
+    bool is_gguf;
+    TRY(gguf_is(model, &is_gguf, err));
+    if (!is_gguf) {
         snprintf(path, sizeof path, "%s/%s", model, name);
         return json_parse_file(path, max_bytes, root, err);
     }

@@ -12,8 +12,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* True if the model is a single file rather than a folder. */
-bool folder_is_file(const char *model);
+/* *is: the model is a single file rather than a folder. One that cannot be read is an error. */
+enum status folder_is_file(const char *model, bool *is, struct err *err);
 
 /* Also true for a file that cannot be read, so that reading it reports the reason. */
 bool folder_has(const char *model, const char *name);

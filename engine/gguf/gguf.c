@@ -6,6 +6,7 @@
 #include "engine/gguf/split.h"
 #include "engine/gguf/value.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -424,15 +425,26 @@ static enum status read_files(struct gguf *g, struct err *err)
     return OK;
 }
 
-bool gguf_is(const char *path)
+/* True if errno says that no file can be at the path. */
+static bool is_no_file(void)
+{
+    return errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG || errno == EISDIR;
+}
+
+enum status gguf_is(const char *path, bool *is, struct err *err)
 {
     char head[4] = "";
+    *is = false;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    bool is = fd >= 0 && read(fd, head, 4) == 4 && memcmp(head, "GGUF", 4) == 0;
-    if (fd >= 0) {
-        close(fd);
+    if (fd < 0) {
+        return is_no_file() ? OK : err_set(err, ERR_IO, "%.300s: %s", path, strerror(errno));
     }
-    return is;
+    const ssize_t n = read(fd, head, 4); // of a folder: EISDIR
+    const enum status st =
+        n >= 0 || is_no_file() ? OK : err_set(err, ERR_IO, "%.300s: %s", path, strerror(errno));
+    *is = n == 4 && memcmp(head, "GGUF", 4) == 0;
+    close(fd);
+    return st;
 }
 
 static enum status finish(struct gguf *g, enum status st, struct gguf **out)

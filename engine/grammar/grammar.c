@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const grammar_kind_names[GRAMMAR_N_KINDS] = {"schema", "regex", "gbnf", "lark", "tags"};
-
 /* A compiled grammar. Expressions up to `mark` are the result of compiling. Later expressions, and
  * all states, are made while the grammar is used, and may be dropped. */
 struct grammar {
@@ -42,7 +40,7 @@ static struct grammar_limits with_defaults(const struct grammar_limits *given,
     if (given) {
         l = *given;
     }
-    bool json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_TAGS;
+    bool json = grammar_is_json(kind);
     size_t text = json ? 1 << 20 : 256 << 10;
     int depth = json ? 128 : 200;
     if (!l.max_text_bytes) {
@@ -84,14 +82,15 @@ static enum status parse_regex(struct compile *c, uint32_t *start)
                           regex_limits_of(c->limits), start, c->err);
 }
 
+static grammar_parser *const parsers[GRAMMAR_N_KINDS] = {
+    [GRAMMAR_SCHEMA] = schema_parse, [GRAMMAR_REGEX] = parse_regex, [GRAMMAR_GBNF] = gbnf_parse,
+    [GRAMMAR_LARK] = lark_parse,     [GRAMMAR_TAGS] = tags_parse,
+};
+
 /* Checks that do not depend on the kind of grammar come first: size and UTF-8, which the parsers
  * rely on. */
 static enum status parse(struct compile *c, uint32_t *start)
 {
-    static enum status (*const parsers[])(struct compile *, uint32_t *) = {
-        [GRAMMAR_SCHEMA] = schema_parse, [GRAMMAR_REGEX] = parse_regex, [GRAMMAR_GBNF] = gbnf_parse,
-        [GRAMMAR_LARK] = lark_parse,     [GRAMMAR_TAGS] = tags_parse,
-    };
     const struct grammar_source *s = c->source;
     if ((unsigned)s->kind >= GRAMMAR_N_KINDS) {
         return err_set(c->err, ERR_INVALID, "the grammar's kind is not known");
@@ -122,6 +121,7 @@ enum status grammar_compile(const struct grammar_source *source,
                         .rules = &g->rules,
                         .source = source,
                         .limits = &g->limits,
+                        .parsers = parsers,
                         .vocab = vocab,
                         .err = err};
     enum status st = parse(&c, &g->start);

@@ -60,6 +60,7 @@ enum grammar_kind {
     GRAMMAR_N_KINDS,
 };
 extern const char *const grammar_kind_names[GRAMMAR_N_KINDS]; // "schema", "regex" etc.
+bool grammar_is_json(enum grammar_kind kind);                 // whether its text is JSON
 
 struct grammar_source {
     enum grammar_kind kind;
@@ -98,6 +99,11 @@ enum status grammar_compile(const struct grammar_source *source,
                             const struct grammar_limits *limits, const struct grammar_vocab *vocab,
                             struct grammar **out, struct err *err);
 void grammar_free(struct grammar *g); // accepts NULL
+
+/* Writes the grammar as a format of structural tags, for use inside a larger grammar. A JSON text
+ * must be valid. open_objects is left out. */
+struct buf;
+void grammar_put_tag(const struct grammar_source *source, struct buf *out);
 
 /* ---- states ---- */
 

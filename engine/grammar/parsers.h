@@ -10,12 +10,16 @@
 #include "engine/grammar/rules.h"
 #include "engine/grammar/style.h"
 
+struct compile;
+typedef enum status grammar_parser(struct compile *c, uint32_t *start);
+
 /* The current compilation. No limit in `limits` is 0. */
 struct compile {
     struct exprs *x;
     struct rules *rules;
     const struct grammar_source *source;
     const struct grammar_limits *limits;
+    grammar_parser *const *parsers;    // by kind, for a source inside this one
     const struct grammar_vocab *vocab; // grammars may name its special tokens; may be NULL
     const struct style *style;         // for a schema; NULL: JSON's style
     bool only_object;                  // for a schema: only objects are allowed

@@ -38,13 +38,10 @@ static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_
     return status;
 }
 
-/* The input width of q, k and v. In an EAGLE-3 head the embedding lies beside the hidden state. */
+/* The input width of q, k and v. In some heads the embedding lies beside the hidden state. */
 static int64_t input_width(const struct model_config *c)
 {
-    if (c->head.kind == HEAD_EAGLE3) {
-        return 2 * (int64_t)c->hidden;
-    }
-    return c->hidden;
+    return c->head.kind == HEAD_NONE ? c->hidden : c->head.input_width;
 }
 
 /* Queries, keys and values are stacked into one product, with this rank's heads of each. A file has

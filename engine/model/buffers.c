@@ -109,7 +109,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     if (c->head.kind != HEAD_NONE) {
         p[n++] = (struct buffer_plan){&m->wide, NULL, m->act, 2 * (int64_t)c->hidden, max_rows};
     }
-    if (c->head.kind == HEAD_EAGLE3) {
+    if (c->head.fed.n > 0) {
         p[n++] = (struct buffer_plan){&m->fed, NULL, m->act, c->hidden, max_rows};
     }
     if (m->draft.ids) {

@@ -433,7 +433,9 @@ static enum status check_gguf(const char *path, struct err *err)
 /* A quick check before the engine loads: all files of the index must exist. */
 enum status checkpoint_check(const char *dir, struct err *err)
 {
-    if (gguf_is(dir)) {
+    bool is_gguf;
+    TRY(gguf_is(dir, &is_gguf, err));
+    if (is_gguf) {
         return check_gguf(dir, err);
     }
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
@@ -473,9 +475,11 @@ static enum status open_gguf(struct checkpoint *ck, const char *path, struct err
 /* Opens a folder or a GGUF file; both give the same kind of list of tensors. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
 {
+    bool is_gguf;
+    TRY(gguf_is(dir, &is_gguf, err));
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
     ck->dir = xstrdup(dir);
-    enum status st = gguf_is(dir) ? open_gguf(ck, dir, err) : open_folder(ck, dir, err);
+    enum status st = is_gguf ? open_gguf(ck, dir, err) : open_folder(ck, dir, err);
     if (st == OK) {
         st = index_names(ck, err);
     }

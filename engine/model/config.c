@@ -558,7 +558,9 @@ enum status model_config_load_over(const char *dir, const char *overrides, struc
 {
     *c = (struct model_config){0};
     struct json *root;
-    if (folder_is_file(dir)) {
+    bool is_file;
+    TRY(folder_is_file(dir, &is_file, err));
+    if (is_file) {
         TRY(folder_json(dir, "config.json", MAX_CONFIG_BYTES, &root, err));
     } else {
         char path[PATH_MAX];

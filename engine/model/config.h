@@ -55,13 +55,20 @@ enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 /* A head drafts from the hidden states of another model, the target (head.h). */
 enum head_kind { HEAD_NONE, HEAD_MTP, HEAD_EAGLE3 };
 struct head_config {
-    enum head_kind kind; // HEAD_NONE: this is not a draft head
-    int32_t index;       // MTP: index of the module, if several modules draft one after another
-    int32_t module;      // MTP: its layer number in the checkpoint
-    struct hidden_layers fed; // EAGLE-3: the target's layers after which hidden states are taken
-    int32_t target_hidden;    // width of those hidden states
-    int32_t n_ids;            // EAGLE-3: size of its own vocabulary
+    enum head_kind kind;   // HEAD_NONE: this is not a draft head
+    int32_t index;         // MTP: index of the module, if several modules draft one after another
+    int32_t module;        // MTP: its layer number in the checkpoint
+    int32_t target_hidden; // width of the target's hidden states
+    int32_t n_ids;         // EAGLE-3: size of its own vocabulary
     bool norm_before_residual;
+    /* What other files need to know of a kind: they do not test which one it is. */
+    struct hidden_layers fed; // the target's layers after which hidden states are taken; none: they
+                              // are those after its final norm
+    int32_t input_width;      // of its layer's q, k and v
+    bool state_is_normed;     // its own states for later drafts are those after its final norm, and
+                              // not before it
+    bool in_target;           // its weights are in the target's checkpoint
+    bool may_lack_embed;      // its checkpoint may have no embedding
 };
 
 struct model_config {

@@ -266,8 +266,10 @@ static enum status load_eagle3(struct loader *l)
 
 enum status load_head(struct loader *l)
 {
-    if (l->c->head.kind == HEAD_EAGLE3) {
-        return load_eagle3(l);
+    switch (l->c->head.kind) {
+    case HEAD_MTP: return load_mtp(l);
+    case HEAD_EAGLE3: return load_eagle3(l);
+    case HEAD_NONE: break;
     }
-    return load_mtp(l);
+    return err_set(l->err, ERR_INVALID, "there is no draft head of kind %d", (int)l->c->head.kind);
 }

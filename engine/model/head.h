@@ -21,8 +21,7 @@
 /* Derives the config of a module in the target's checkpoint. */
 enum status head_config_mtp(const struct model_config *target, int32_t index,
                             struct model_config *out, struct err *err);
-/* Turns the config of the folder `dir`, read with model_config_load, into a head's config for this
- * target. */
+/* Reads the config of the folder `dir`, as a head's for this target. */
 enum status head_config_eagle3(const char *dir, const struct model_config *target,
                                struct model_config *c, struct err *err);
 

@@ -42,7 +42,10 @@ enum status head_config_mtp(const struct model_config *target, int32_t index,
     out->head = (struct head_config){.kind = HEAD_MTP,
                                      .index = index,
                                      .module = target->n_layers + index,
-                                     .target_hidden = target->hidden};
+                                     .target_hidden = target->hidden,
+                                     .input_width = target->hidden,
+                                     .state_is_normed = true,
+                                     .in_target = true};
     out->layers[0] = *layer;
     out->layers[0].kv = out->layers[0].kv_of = 0;
     out->layers[0].window = out->layers[0].chunk = 0;
@@ -150,6 +153,8 @@ static enum status read_eagle3(const struct json *j, const struct model_config *
     c->head = (struct head_config){.kind = HEAD_EAGLE3,
                                    .target_hidden = target->hidden,
                                    .n_ids = (int32_t)n_ids,
+                                   .input_width = 2 * c->hidden,
+                                   .may_lack_embed = true,
                                    .norm_before_residual =
                                        json_get_bool(j, "norm_before_residual", form != NULL)};
     return read_fed(j, target, &c->head.fed, err);
@@ -160,6 +165,7 @@ enum status head_config_eagle3(const char *dir, const struct model_config *targe
 {
     char path[PATH_MAX];
     struct json *j;
+    TRY(model_config_load(dir, c, err));
     snprintf(path, sizeof path, "%s/config.json", dir);
     TRY(model_config_parse(path, &j, err));
     enum status st = read_eagle3(j, target, c, err);

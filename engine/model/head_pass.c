@@ -2,6 +2,7 @@
 /* The steps of a draft head's pass other than its layer, embedding and output head; and the steps
  * of a target's pass that feed its head. */
 #include "engine/base/assert.h"
+#include "engine/base/minmax.h"
 #include "engine/device/ops.h"
 #include "engine/model/head.h"
 
@@ -39,6 +40,26 @@ static enum status store(const struct model *head, struct tensor x, int32_t n_ro
     return head->be->ops->hidden_store(head->be, &a);
 }
 
+static enum status enter_mtp(struct model *m, int32_t n_rows, struct tensor right)
+{
+    TRY(load(m, right, n_rows));
+    TRY(norm_rows(m, right, m->draft.hidden_norm, right, n_rows));
+    struct linear_args fc = {.weight = m->draft.fc, .x = m->wide, .y = m->x, .n_rows = n_rows};
+    return m->be->ops->linear(m->be, &fc);
+}
+
+static enum status enter_eagle3(struct model *m, int32_t n_rows, struct tensor right,
+                                struct tensor *input)
+{
+    TRY(load(m, m->x, n_rows));
+    TRY(norm_rows(m, m->x, m->draft.hidden_norm, right, n_rows));
+    *input = m->wide;
+    if (m->config->head.norm_before_residual) {
+        return norm_rows(m, m->x, m->draft.hidden_norm, m->x, n_rows);
+    }
+    return OK;
+}
+
 /* Puts the head's input together: the token's embedding and the target's state, each normed, side
  * by side. */
 enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input)
@@ -47,19 +68,12 @@ enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input)
     struct tensor left = m->wide, right = m->wide;
     right.mem = dmem_at(right.mem, (size_t)c->hidden * dtype_bytes(right.dtype));
     TRY(norm_rows(m, m->x, m->draft.embed_norm, left, n_rows));
-    if (c->head.kind == HEAD_EAGLE3) {
-        TRY(load(m, m->x, n_rows));
-        TRY(norm_rows(m, m->x, m->draft.hidden_norm, right, n_rows));
-        *input = m->wide;
-        if (c->head.norm_before_residual) {
-            return norm_rows(m, m->x, m->draft.hidden_norm, m->x, n_rows);
-        }
-        return OK;
+    switch (c->head.kind) {
+    case HEAD_MTP: return enter_mtp(m, n_rows, right);
+    case HEAD_EAGLE3: return enter_eagle3(m, n_rows, right, input);
+    case HEAD_NONE: break;
     }
-    TRY(load(m, right, n_rows));
-    TRY(norm_rows(m, right, m->draft.hidden_norm, right, n_rows));
-    struct linear_args fc = {.weight = m->draft.fc, .x = m->wide, .y = m->x, .n_rows = n_rows};
-    return m->be->ops->linear(m->be, &fc);
+    return ERR_INVALID; // load_head has refused it
 }
 
 enum status head_leave(struct model *m, struct tensor x, struct tensor normed, int32_t n_out)
@@ -67,7 +81,7 @@ enum status head_leave(struct model *m, struct tensor x, struct tensor normed, i
     if (m->drafter) { // the next head reads the states of all rows, which are stored already
         return OK;
     }
-    return store(m, m->config->head.kind == HEAD_EAGLE3 ? x : normed, n_out, true);
+    return store(m, m->config->head.state_is_normed ? normed : x, n_out, true);
 }
 
 /* The number of the target's layers that feed its head. A pass counts down from it. */
@@ -77,10 +91,7 @@ int32_t head_feeds(const struct model *target)
     if (!head) {
         return 0;
     }
-    if (head->config->head.kind == HEAD_EAGLE3) {
-        return head->config->head.fed.n;
-    }
-    return 1;
+    return greater(head->config->head.fed.n, 1); // at least the state after the final norm
 }
 
 int32_t head_row_width(const struct model *target)

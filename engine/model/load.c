@@ -290,7 +290,7 @@ static enum status load_weights(struct loader *l)
         }
     }
     TRY(model_open_ropes(l->m, l->err));
-    if (l->taken && c->head.kind != HEAD_MTP) { // the files of an MTP module are the target's
+    if (l->taken && !c->head.in_target) {
         part_report_unused(l);
     }
     return OK;

@@ -225,7 +225,7 @@ void part_find_form(struct loader *l)
 {
     const struct tensor_names *names = l->c->names;
     const char *sure;
-    if (l->c->head.kind == HEAD_EAGLE3) {
+    if (l->c->head.may_lack_embed) {
         sure = names->final_norm;
     } else {
         sure = names->embed;

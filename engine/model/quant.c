@@ -4,6 +4,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/gguf/folder.h"
 #include "engine/model/config.h"
 #include "engine/model/quant_rules.h"
@@ -12,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { MAX_FILE_BYTES = 16 << 20 };
 
 struct quant {
     struct quant_rules *rules;
@@ -56,14 +59,26 @@ static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
     }
 }
 
-/* Uses the method that the config names, or the one implied by the file that the config is in. */
-static enum status read_rules(const struct json *j, const char *method, struct quant **out,
-                              struct err *err)
+/* The source's object in its file; NULL: the file has none. */
+static const struct json *config_in(const struct json *root, const struct source *s)
+{
+    const struct json *j = root;
+    for (int32_t i = 0; i < 2 && s->keys[i]; i++) {
+        j = json_get(j, s->keys[i]);
+    }
+    return json_is(j, JSON_OBJECT) && json_first(j) ? j : NULL;
+}
+
+/* The method that the config names, or the one implied by the file that the config is in. */
+static const char *name_in(const struct json *j, const struct source *s)
 {
     const char *name = json_get_string(j, "quant_method");
-    if (!name) {
-        name = method;
-    }
+    return name ? name : s->method;
+}
+
+static enum status read_rules(const struct json *j, const char *name, struct quant **out,
+                              struct err *err)
+{
     if (!name) {
         return err_set(err, ERR_FORMAT, "quantization_config has no quant_method");
     }
@@ -98,14 +113,8 @@ static enum status open_source(const char *dir, const struct source *s, struct q
     }
     struct json *root;
     TRY(model_config_parse(path, &root, err));
-    const struct json *j = root;
-    for (int32_t i = 0; i < 2 && s->keys[i]; i++) {
-        j = json_get(j, s->keys[i]);
-    }
-    enum status st = OK;
-    if (json_is(j, JSON_OBJECT) && json_first(j)) {
-        st = read_rules(j, s->method, out, err);
-    }
+    const struct json *j = config_in(root, s);
+    enum status st = j ? read_rules(j, name_in(j, s), out, err) : OK;
     json_free(root);
     if (st != OK) {
         return err_prefix(err, st, "%s", path);
@@ -116,11 +125,30 @@ static enum status open_source(const char *dir, const struct source *s, struct q
 enum status quant_open(const char *dir, struct quant **out, struct err *err)
 {
     *out = NULL;
-    if (folder_is_file(dir)) {
+    bool is_file;
+    TRY(folder_is_file(dir, &is_file, err));
+    if (is_file) {
         return OK; // the tensors of a GGUF file describe themselves
     }
     for (size_t i = 0; i < sizeof sources / sizeof sources[0] && !*out; i++) {
         TRY(open_source(dir, &sources[i], out, err));
+    }
+    return OK;
+}
+
+enum status quant_method_of(const char *dir, char *out, size_t n_bytes, struct err *err)
+{
+    out[0] = '\0';
+    for (size_t i = 0; i < sizeof sources / sizeof sources[0] && !out[0]; i++) {
+        const struct source *s = &sources[i];
+        struct json *root = NULL;
+        if (!folder_has(dir, s->file)) {
+            continue;
+        }
+        TRY(folder_json(dir, s->file, MAX_FILE_BYTES, &root, err));
+        const struct json *j = config_in(root, s);
+        snprintf(out, n_bytes, "%s", j ? or_empty(name_in(j, s)) : "");
+        json_free(root);
     }
     return OK;
 }

@@ -15,6 +15,11 @@ struct quant;
 enum status quant_open(const char *dir, struct quant **out, struct err *err);
 void quant_close(struct quant *q); // accepts NULL
 
+/* The quant_method that the model's files declare, without reading it further; "": none. */
+enum status quant_method_of(const char *dir, char *out, size_t n_bytes, struct err *err);
+/* Whether `name` is this method, or another name of it, as --quantization may give it. */
+bool quant_method_is(const char *method, const char *name);
+
 /* The KV format that the checkpoint requests: "fp8", or for any other format a description for
  * messages. NULL: it requests none. q may be NULL. */
 const char *quant_kv_cache(const struct quant *q);

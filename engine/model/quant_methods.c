@@ -3,6 +3,7 @@
 #include "engine/model/quant_rules.h"
 
 #include "engine/base/log.h"
+#include "engine/base/words.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -437,8 +438,12 @@ static enum status read_modelopt(const struct json *j, struct quant_rules *rules
 /* ---- the table ---------------------------------------------------------------------------- */
 
 static const struct quant_method methods[] = {
-    {"fp8", read_fp8},   {"compressed-tensors", read_ct}, {"awq", read_awq},
-    {"gptq", read_gptq}, {"mxfp4", read_mxfp4},           {"modelopt", read_modelopt},
+    {"fp8", NULL, read_fp8},
+    {"compressed-tensors", NULL, read_ct},
+    {"awq", "auto_awq|awq_marlin", read_awq},
+    {"gptq", "auto_gptq|gptq_marlin", read_gptq},
+    {"mxfp4", "gpt_oss_mxfp4", read_mxfp4},
+    {"modelopt", "modelopt_fp4|modelopt_mxfp8|modelopt_mixed", read_modelopt},
 };
 
 enum { N_METHODS = sizeof methods / sizeof methods[0] };
@@ -451,6 +456,12 @@ const struct quant_method *quant_method_find(const char *name)
         }
     }
     return NULL;
+}
+
+bool quant_method_is(const char *method, const char *name)
+{
+    const struct quant_method *row = quant_method_find(method);
+    return strcmp(method, name) == 0 || (row && row->also && words_find(row->also, name) >= 0);
 }
 
 void quant_method_list(char *out, size_t n_bytes)

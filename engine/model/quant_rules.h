@@ -31,6 +31,7 @@ const struct quant_scheme *quant_rules_find(const struct quant_rules *r, const c
 /* One row per quant_method: translates the quantization_config of this method to rules. */
 struct quant_method {
     const char *name;
+    const char *also; // vLLM's other names of it for --quantization, "a|b"; NULL: none
     enum status (*read)(const struct json *j, struct quant_rules *rules, struct err *err);
 };
 const struct quant_method *quant_method_find(const char *name);

@@ -528,7 +528,9 @@ static enum status write_all_files(struct job *j, const char *dir)
 static enum status check_source(const char *dir, struct err *err)
 {
     struct quant *quant;
-    if (file_exists(dir) && gguf_is(dir)) {
+    bool is_gguf;
+    TRY(gguf_is(dir, &is_gguf, err));
+    if (is_gguf) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%.300s: a GGUF file is not quantised; give the "
                        "folder that it was made of",

@@ -462,7 +462,9 @@ static enum status load_gguf(const char *path, struct tokenizer **out, struct er
 
 enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, struct err *err)
 {
-    if (folder_is_file(dir_or_file)) {
+    bool is_gguf;
+    TRY(folder_is_file(dir_or_file, &is_gguf, err));
+    if (is_gguf) {
         return load_gguf(dir_or_file, out, err);
     }
     char path[4096];

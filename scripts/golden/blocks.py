@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes test/gguf/blocks.json: some random blocks of each GGUF format, and a checksum of their values according to the `gguf`
-package.
+"""Makes test/gguf/blocks.json: some random blocks of each GGUF format, and a checksum of their values according to the
+`gguf` package.
 
     pip install gguf                                                # version used: 0.19.0
     scripts/golden/blocks.py > test/gguf/blocks.json
 
-Bytes are drawn from a hash of the format's name. The scales of a block are 16-bit floats, whose bits are kept from NaN
-and infinity; the exponents of MXFP4 from 255. Each sum is the SHA-256 of the numbers as little-endian f32.
+Bytes are drawn from a hash of the format's name. The scales of a block are 16-bit floats, whose bits are changed where
+they would be NaN or infinity, as are exponents of MXFP4 that would be 255. Each sum is the SHA-256 of the numbers as
+little-endian f32.
 """
 import hashlib
 import json

@@ -84,7 +84,7 @@ def deepseek(rng):
         attention_bias=rng.random() < 0.3,
     )
     while c["topk_group"] * c["n_routed_experts"] // n_group < c["num_experts_per_tok"]:
-        c["topk_group"] += 1  # otherwise the further picks are undefined
+        c["topk_group"] += 1  # otherwise the remaining picks are undefined
     c["head_dim"] = c["qk_rope_head_dim"]
     c["rope_parameters"] = rope(rng, c["qk_rope_head_dim"], ("default", "yarn"))
     return c

@@ -118,7 +118,7 @@ def bailing_hybrid(rng):
 
 
 def mamba(rng, c, width=None):
-    """`width`: of all heads together, for classes that have no other key for it."""
+    """`width`: that of all heads together, for classes that have no other key for it."""
     groups = rng.choice([1, 2, 4])
     n = groups * rng.choice([1, 2])
     if width is None:

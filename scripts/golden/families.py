@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tiny models of test/golden that this project makes itself: one row each.
 
-A row is (folder, model_type, config values). Every row shares COMMON; a row states only what makes
-its family different from a plain Llama, so that reading the row says what the golden model tests.
-Prompts have up to 150 ids, so windows of 24 and original lengths of 64 are crossed by every model
-that has them.
+A row is (folder, model_type, config values). Every row shares COMMON; a row states only what makes its family different
+from a plain Llama, so it shows what the golden model tests. Prompts have up to 150 ids, so windows of 24 and original
+lengths of 64 are crossed by every model that has them.
 
 `legacy` rows write config.json in the older form (rope_theta, rope_scaling, torch_dtype) and the
-others in the newer form (rope_parameters, dtype): a server has to read both.
+others in the newer form (rope_parameters, dtype): a server must read both.
 """
 
 VOCAB = 384
@@ -156,7 +155,8 @@ FAMILIES = [
         },
     },
     {
-        # A clamp that takes effect in the experts, with another slope than the published models'.
+        # A clamp that takes effect in the experts, with a slope that differs from the published
+        # models'.
         "folder": "gpt-oss-clamp",
         "weights_of": "gpt-oss",
         "model_type": "gpt_oss",
@@ -377,8 +377,8 @@ FAMILIES = [
     },
     {
         # Each head of q and k has its own LayerNorm; both sub-layers read the same input. Sizes
-        # that no vector width, no segment and no second rank divides well: six heads, an odd
-        # vocabulary, half of the ffn is 36.
+        # that vector widths, segments and two ranks do not divide evenly: six heads, an odd
+        # vocabulary, an ffn whose half is 36.
         "folder": "stablelm-2",
         "model_type": "stablelm",
         "config": {

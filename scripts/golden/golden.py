@@ -9,9 +9,8 @@
 Needs torch (CPU is enough), transformers 5, tokenizers and safetensors. expected.json holds, for
 prompts of 1, 7, 33 and 150 ids: the log-probability of every prompt token given those before it,
 the logits after the last one, and 20 greedy tokens with the five best log-probabilities at each
-step. All of it is computed in fp32 from the bf16 weights; bf16_max_error and bf16_mean_error say
-how far transformers' own bf16 run is from that over the prompt's log-probabilities, which is the
-yardstick for a server that computes in bf16.
+step. All of it is computed in fp32 from the bf16 weights; bf16_max_error and bf16_mean_error are the errors of
+transformers' own bf16 run over the prompt's log-probabilities: the standard for a server that computes in bf16.
 """
 
 import argparse
@@ -51,11 +50,10 @@ def fill_weights(model, generator):
     """Random weights of a size that keeps activations near one, so that every layer contributes.
 
     The ordinary initialisation (0.02) leaves a model of this size close to a bigram table: an error
-    in attention would hide below the tolerance. Norms and biases are random too, or a missing one
-    would not show.
+    in attention would hide below the tolerance. Norms and biases are random, too, so that a missing one is noticed.
     """
     is_gemma = model.config.model_type.startswith("gemma")
-    adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # up to its norms
+    adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # except for its norms
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         if name.endswith("dt_bias"):
@@ -165,9 +163,9 @@ def write_expected(folder, value):
 def fix_rope_length(model):
     """Fixes a RoPE that depends on the current length to the longest length that the model serves.
 
-    transformers recomputes dynamic and longrope frequencies whenever a longer input comes. A server
-    cannot: keys in its cache are already rotated. So what is expected is the model as it computes
-    at its full length, which for dynamic scaling is max_position_embeddings times the factor.
+    transformers recomputes dynamic and longrope frequencies whenever a longer input arrives. A server cannot, because
+    keys in its cache are already rotated. So the expected answers are those of the model at its full length, which for
+    dynamic scaling is max_position_embeddings times the factor.
     """
     rotary = getattr(model.model, "rotary_emb", None)
     rope = getattr(model.config, "rope_parameters", None) or {}
@@ -293,13 +291,13 @@ def main():
     )
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument(
-        "--make", metavar="DIR", type=Path, help="folder of golden folders, e.g. test/golden"
+        "--make", metavar="DIR", type=Path, help="folder that gets the golden folders, such as test/golden"
     )
     mode.add_argument(
         "--check", metavar="DIR", type=Path, nargs="+", help="golden folders to recompute"
     )
     mode.add_argument(
-        "--share", metavar="DIR", type=Path, nargs="+", help="whose weights, and which folders take them"
+        "--share", metavar="DIR", type=Path, nargs="+", help="the folder that has the weights, then those that share them"
     )
     parser.add_argument("folders", nargs="*", help="with --make: only these rows of families.py")
     args = parser.parse_args()

@@ -6,7 +6,7 @@
 
 Makes one model of each family of variants.py, and changes one key of its config.json at a time. Both
 sides compute the prompt's log-probabilities with it. Unless we refuse the key, or transformers cannot
-load the model with it, both must agree. Prints the keys for which they do not; exit 1 if there are any.
+load the model with it, both must agree. Prints the keys for which they do not; the exit status is 1 if there are any.
 """
 
 import argparse

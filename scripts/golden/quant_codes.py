@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How each quantised format stores a matrix, for quant_variants.py: from the format's specification, and independent of the
-server's readers. Every function returns the tensors by suffix, and the values that they stand for."""
+server's readers. Every function returns the tensors by suffix, and the values that they encode."""
 
 import torch
 
@@ -41,7 +41,8 @@ def fields(codes, bits, dim):
 
 
 def whole(w, bits, group, dtype, asymmetric, groups=None):
-    """Quantises to unsigned codes: returns them, scales and zeros [out][groups], and the values. `groups` has each input's group."""
+    """Quantises to unsigned codes: returns them, scales and zeros [out][groups], and the values. `groups` has each
+    input's group."""
     columns = torch.arange(w.shape[1]) // group if groups is None else groups
     order = torch.argsort(columns, stable=True)
     low, high = extremes(w[:, order], 1, group)

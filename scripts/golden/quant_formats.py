@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random forms of each quantised format, for quant_variants.py. A row of FORMATS takes a model's matrices by module and
-returns the tensors to store, the values they stand for, and the config; which modules it leaves alone, and how its lists say
-that, is drawn as well."""
+returns the tensors to store, the values they stand for, and the config; which modules stay unquantised, and how the
+config lists them, is random as well."""
 
 import fnmatch
 import json
@@ -46,7 +46,7 @@ def inputs_of(made, values, rng, name):
 
 
 def chosen(rng, modules, style, head=True):
-    """The modules that stay plain, and the list that says so."""
+    """The modules that stay unquantised, and the list that names them."""
     layers = sorted({m.group(0) for m in (re.search(r"layers\.\d+", n) for n in modules) if m})
     entries = ["lm_head"] if head else []
     if style == "name":
@@ -86,7 +86,7 @@ def names(entry, module, style):
 
 
 def divided(rng, modules, style, fits, head=True):
-    """The modules to quantise, and the list of those left alone."""
+    """The modules to quantise, and the list of the others."""
     plain, entries = chosen(rng, modules, style, head)
     misfits = [m for m, w in modules.items() if m not in plain and not fits(w)]
     rest = {m: w for m, w in modules.items() if m not in plain and m not in misfits}
@@ -472,7 +472,7 @@ def in_blocks(rng, draw):
 
 
 def gpt_oss(rng, tensors):
-    """Experts alone; files have the transpose of what transformers holds."""
+    """Only experts; files contain the transpose of transformers' tensors."""
     made, values = {}, {}
     for name, t in tensors.items():
         if re.search(r"experts\.(gate_up|down)_proj$", name):

@@ -7,9 +7,9 @@
 Each seed draws a family and a model of it as variants.py does, with sizes that blocks and groups do not divide, quantises
 its matrices in one of the format's many forms (quant_formats.py), and stores them with a config in one of its spellings.
 transformers loads the same model with the dequantised values in fp32; the program reads the quantised folder with
-`--dtype float32`. Their prompt log-probabilities must agree within 1e-3 and greedy tokens must be equal, but for ties. In
-the model's own dtype some are served in chunks, on two ranks and with drafts, too, which must give the same bits. Needs
-what variants.py needs. Exit 1 if any variant differs.
+`--dtype float32`. Their prompt log-probabilities must agree within 1e-3 and greedy tokens must be equal, except for
+ties. Some models are also served in their own dtype in chunks, on two ranks and with drafts, which must give the same
+bits. Needs what variants.py needs. Exit 1 if any variant differs.
 """
 
 import argparse

@@ -8,8 +8,8 @@
 A tiny model does not reach the kernels that a real one runs: their tiles, splits and tables depend
 on its sizes. So this makes a Llama of 1B, a Qwen3 of 1.7B and a Qwen3-MoE of 2.5 GB with random
 weights, computes with transformers in fp32 and in bf16 on the same device, and compares:
-  fp32  every prompt log-probability within 1e-3; greedy tokens equal, up to a first difference
-        between two that transformers has within 2e-3 of each other
+  fp32  every prompt log-probability within 1e-3; greedy tokens equal, up to a first difference between two tokens that
+        transformers rates within 2e-3 of each other
   bf16  teacher-forced, the mean error against transformers' fp32 at most twice that of its bf16
 Needs torch, transformers 5 and a built program (SLUICE, or build/sluice). Exit 1 if any differs.
 """
@@ -101,7 +101,7 @@ SMALL = {
 
 
 def fill(model, name):
-    """Random weights: each layer's outputs are about as large as its inputs, logits a few units."""
+    """Random weights, with which a layer's outputs are about as large as its inputs, and logits are a few units."""
     device = model.lm_head.weight.device
     generator = torch.Generator(device).manual_seed(seed_of(name))
     for key, tensor in model.state_dict().items():
@@ -207,8 +207,8 @@ def check(name, shape, folder, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="where models are made and removed")
-    parser.add_argument("--small", action="store_true", help="small shapes: tries this script")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="folder for temporary models")
+    parser.add_argument("--small", action="store_true", help="small shapes, to try this script")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SHAPES))
     args = parser.parse_args()
     if set(args.names) - set(SHAPES):

@@ -2,8 +2,8 @@
 """Packed batches from worker processes, in an order that depends on the seed alone.
 
 Batch b holds documents drawn from shard b, packed into rows so that no document crosses a row.
-Worker w makes batches w, w + workers, and so on; the trainer takes them in turn, so their order
-does not depend on who is fast.
+Worker w makes batches w, w + workers, and so on; the trainer takes them in turn, so their order does not depend on the
+workers' speed.
 """
 
 import multiprocessing

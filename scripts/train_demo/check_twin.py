@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compares four computations of a demo twin: this folder's in chunks, this folder's row by row, transformers', and sluice's;
-and the drafts of its module by sluice with those by this folder. All in float32. Needs torch and transformers.
+and compares the drafts of its module in sluice with those in this folder. All in float32. Needs torch and transformers.
 
     scripts/train_demo/check_twin.py --models models            a twin with random weights
     scripts/train_demo/check_twin.py --models models OUT        the bf16 folder that train_twin.py wrote
@@ -26,7 +26,7 @@ import twin
 
 SLUICE = os.environ.get("SLUICE", str(Path(__file__).resolve().parents[2] / "build" / "sluice"))
 ROWS, TOLERANCE, K = 320, 1e-3, 3
-ALLOWED = [10, 20, 30, 40, 50, 60]  # a small vocabulary, so that random modules are often right
+ALLOWED = [10, 20, 30, 40, 50, 60]  # small, so that a module with random weights is often right
 
 
 def random_twin(models, folder):
@@ -50,7 +50,7 @@ def load_module(folder, model):
 
 
 def states(model, ids):
-    """The normed states of these rows, and the logits; rows are filled up to whole chunks."""
+    """The normed states of these rows, and the logits; rows are padded to whole chunks."""
     n = -(-len(ids) // twin.CHUNK) * twin.CHUNK
     ids, positions = torch.tensor(ids + [0] * (n - len(ids))), torch.arange(n)
     found = model.hidden(ids, positions, llama.Packed(torch.tensor([0, n]), n, n, positions))

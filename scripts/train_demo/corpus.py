@@ -188,8 +188,7 @@ def memory_case(rng):
 
 
 def tool_case(stop_at):
-    """stop_at: the assistant message of the last turn to ask for, the call (-1 from its result) or
-    the answer."""
+    """stop_at: which assistant message of the last turn is asked for: the call (-1 from its result) or the answer."""
 
     def case(rng):
         messages, offered = toolbox.tool_talk(rng, rng.randint(1, 2))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft heads of the demo model: a multi-token prediction module and an EAGLE-3 head, in training form.
+"""Draft heads of the demo model: a multi-token prediction module and an EAGLE-3 head, in the form used for training.
 
-A head's row of the token at position p reads the demo model's hidden state of p - 1 (zeros at 0) and predicts the token at p + 1;
-while it drafts, it reads its own state of the previous row. Each head is therefore trained over several steps: the first
-one uses the demo model's states, each later one the head's own states of the previous step.
+A head's row of the token at position p reads the demo model's hidden state of p - 1 (zeros at 0) and predicts the token
+at p + 1; while it drafts, it reads its own state of the previous row. Each head is therefore trained over several
+steps: the first one uses the demo model's states, each later one the head's own states of the previous step.
 """
 
 import json

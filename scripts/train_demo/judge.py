@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says whether an answer is right. Shared by the training script and scripts/eval_demo."""
+"""Judges whether an answer is right. Shared by the training script and scripts/eval_demo."""
 
 import json
 
@@ -45,8 +45,7 @@ def calls_in(text):
 
 
 def is_right(case, text, calls=None):
-    """text: the answer's content; calls: its tool calls, as [(name, arguments text)], where a
-    server split them off."""
+    """text: the answer's content; calls: its tool calls, as [(name, arguments text)], if a server separated them."""
     text = (text or "").strip()
     if case["check"] == "calls":
         found = calls if calls is not None else calls_in(text)

@@ -232,7 +232,7 @@ class Llama(nn.Module):
         time = torch.arange(longest + max_tokens, device=device)
         visible = time[None, :] >= first[:, None]
         causal = time[None, :longest] <= time[:longest, None]
-        # A padded row sees itself, or its softmax has nothing to sum over.
+        # A padded row sees itself, because its softmax needs something to sum over.
         mask = (visible[:, None, :longest] & causal) | torch.eye(
             longest, dtype=torch.bool, device=device
         )

@@ -7,8 +7,8 @@ import corpus
 import judge
 import tokenizer as tok
 
-# Prompt tokens of one batch (fewer where there is no GPU: a mask of all pairs is made), most cases
-# in it, and the lengths of answers that share a batch.
+# Limits of a batch: prompt tokens (fewer without a GPU, since a mask of all pairs is made) and
+# cases; and the lengths of answers that share a batch.
 BATCH_TOKENS, BATCH_CASES = 250_000 if torch.cuda.is_available() else 16_000, 512
 ANSWER_LENGTHS = (64, 256, 1024)
 
@@ -42,7 +42,7 @@ class Answers:
                 yield batch, longest
 
     def of(self, model):
-        """The ids of the model's answer to each case, the end token among them."""
+        """The ids of the model's answer to each case, including the end token."""
         answers = [None] * len(self.cases)
         for batch, longest in self.batches():
             found = model.generate([self.prompts[i] for i in batch], longest, self.ends, self.pad)

@@ -111,7 +111,7 @@ def train():
 
 
 def cut(path, vocab):
-    """The tokenizer of this file with only so many merges that it has `vocab` entries."""
+    """The tokenizer of this file with as many merges as fit into `vocab` entries."""
     stored = json.loads(Path(path).read_text())
     model, added = stored["model"], stored["added_tokens"]
     letters = [text for text in model["vocab"] if len(text) == 1]

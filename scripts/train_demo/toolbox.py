@@ -285,7 +285,7 @@ def made_up_tool(rng):
     return tool, ask
 
 
-# At most one tool of each kind, or a question could be for two of them.
+# At most one tool of each kind; otherwise a question could match two of them.
 TOOLS = (weather, clock, calculator, orders, prices, timer, messages_to, made_up_tool, made_up_tool)
 
 

@@ -6,7 +6,7 @@ Face folders.
     train.py --out models --steps 3000           the full training, on one large GPU (minutes)
     train.py --out /tmp/tiny --tiny --steps 40   the whole path with tiny models, on a CPU
     train.py --out models --eval-only            evaluate existing models (CPU or GPU)
-    train.py --out models --tokenizer-only       write the tokenizer and template files alone
+    train.py --out models --tokenizer-only       write only the tokenizer and template files
 
 The draft learns from the same batches: from the right answers and from the large model's predictions.
 With --minutes the number of steps follows from the measured speed; the report has that number, and
@@ -191,7 +191,7 @@ def train(args, models, device, tokenizer, started):
 
 
 def evaluate(args, device, tokenizer):
-    """Reads the stored files again, so that what is measured is what is shipped."""
+    """Reads the stored files again, so that the shipped models are measured."""
     asked = offline_eval.Answers(tok.Encoder(tokenizer), args.cases)
     report = {"cases_per_task": args.cases}
     answers = {}
@@ -235,13 +235,13 @@ def main():
         "--curriculum",
         type=float,
         default=1.0,
-        help="stretches the curriculum; 0: full length at once",
+        help="factor for the length of the curriculum; 0: full documents from the start",
     )
     parser.add_argument(
         "--first-batch",
         type=int,
         default=0,
-        help="number of the first batch, to go on after --resume",
+        help="number of the first batch, to continue after --resume",
     )
     parser.add_argument("--resume", type=Path, help="begin with the models of this folder")
     parser.add_argument("--compile", action="store_true", help="compile the layers")

@@ -56,7 +56,7 @@ def main():
     parser.add_argument("--models", type=Path, required=True, help="folder that has demo/")
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=0, help="train for about this long instead of --steps")
-    parser.add_argument("--unroll", type=int, default=4, help="drafts in a row that are trained")
+    parser.add_argument("--unroll", type=int, default=4, help="number of consecutive drafts to train")
     parser.add_argument("--rows", type=int, default=32, help="rows of 4,096 tokens in a batch")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--lr", type=float, default=0.02)

@@ -94,8 +94,8 @@ def train_head(args, model, head, stream, device):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, required=True, help="folder that has demo/, of which the tokenizer is taken")
-    parser.add_argument("--out", type=Path, required=True, help="folder that is written")
+    parser.add_argument("--models", type=Path, required=True, help="folder that contains demo/, whose tokenizer is used")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=0, help="train for about this long instead of --steps")
     parser.add_argument("--head-steps", type=int, default=0)
@@ -105,8 +105,8 @@ def arguments():
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
-    parser.add_argument("--curriculum", type=float, default=1.0, help="stretches the curriculum; 0: full length at once")
-    parser.add_argument("--first-batch", type=int, default=0, help="number of the first batch, to go on after --resume")
+    parser.add_argument("--curriculum", type=float, default=1.0, help="factor for the length of the curriculum; 0: full documents from the start")
+    parser.add_argument("--first-batch", type=int, default=0, help="number of the first batch, to continue after --resume")
     parser.add_argument("--resume", type=Path, help="begin with the model of this folder")
     parser.add_argument("--compile", action="store_true", help="compile the layers")
     parser.add_argument("--float32", action="store_true", help="activations in float32: faster on a CPU without bf16")

@@ -21,7 +21,7 @@ def is_held_out(*key):
 
 
 def draw(rng, held, make, key_of):
-    """Draws until the key is on the wanted side."""
+    """Draws until the key is on the wanted side of the partition."""
     while True:
         value = make(rng)
         if is_held_out(*key_of(value)) == held:

@@ -65,7 +65,7 @@ class Config:
 
 
 class Norm(nn.Module):
-    """Weights are stored less one."""
+    """Stores weights minus one."""
 
     def __init__(self, n, eps):
         super().__init__()
@@ -109,7 +109,7 @@ def states_before(step, added):
 
 
 def delta_rule(q, k, v, decay, beta, row):
-    """q, k, v: [rows, heads, d] in float32; decay (its log), beta: [rows, heads]. The outputs, in v's form."""
+    """q, k, v: [rows, heads, d] in float32; decay (its log), beta: [rows, heads]. Returns the outputs, in the shape of v."""
 
     def chunks(x):
         x = x.unflatten(0, (-1, row // CHUNK, CHUNK))
@@ -132,7 +132,7 @@ def delta_rule(q, k, v, decay, beta, row):
 
 
 def delta_rule_by_row(q, k, v, decay, beta, row):
-    """The same by its definition, row by row: the reference for the other one."""
+    """The same by definition, row by row: the reference for the version with chunks."""
     out = torch.empty_like(v)
     for i in range(len(v)):
         if i % row == 0:

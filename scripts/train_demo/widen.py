@@ -20,7 +20,7 @@ How the function stays the same:
              with a large negative number. The norms' epsilon makes up for the constant's square.
 
 --noise X degrades the model first: every matrix of its layers gets noise of X times its own standard
-deviation. A draft that predicts its target less well shows the gain with a more realistic pair.
+deviation. A draft then predicts its target less well, so the gain is that of a more realistic pair.
 
 --check runs both models in numpy on a prompt and compares all logits. Needs only numpy.
 """
@@ -302,7 +302,7 @@ def logits_of(c, tensors, ids):
 
 
 def check(source, made, tolerance):
-    """Raises unless the model in `made` computes what the one in `source` does."""
+    """Raises an error unless the models in `made` and `source` compute the same."""
     (c, t), (wide_c, wide_t) = read_model(source), read_model(made)
     ids = np.random.default_rng(2).integers(0, c["vocab_size"], 48)
     want, have = logits_of(c, t, ids), logits_of(wide_c, wide_t, ids)
@@ -323,11 +323,11 @@ def main():
     p.add_argument("--shape", choices=SHAPES, default="8b")
     p.add_argument("--vocab", type=int, help="another vocabulary size, to match a target's")
     p.add_argument("--layers", type=int)
-    p.add_argument("--noise", type=float, default=0.0, help="of standard deviations, added to the weights first")
+    p.add_argument("--noise", type=float, default=0.0, help="noise added to the weights first, in standard deviations")
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16",
-                   help="of matrices; norms are always float32, so that their factors are exact")
-    p.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that write")
-    p.add_argument("--check", action="store_true", help="compare the logits of both (not for 16 GB)")
+                   help="dtype of matrices; norms are always float32, so that their factors are exact")
+    p.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="number of processes")
+    p.add_argument("--check", action="store_true", help="compare the logits of both models (too slow for 16 GB)")
     p.add_argument("--tolerance", type=float, default=1e-4)
     args = p.parse_args()
     new = dict(SHAPES[args.shape])

@@ -42,7 +42,7 @@ static void reply_health(struct api *a, struct http_request *req, bool good, enu
         int done = atomic_load(&a->load_permille);
         buf_printf(&b, ",\"phase\":\"weights\",\"progress\":%d.%03d", done / 1000, done % 1000);
     } else if (health == HEALTH_STALLED) {
-        buf_printf(&b, ",\"detail\":\"work waits and no step has ended for %" PRId64 " s\"",
+        buf_printf(&b, ",\"detail\":\"work is pending and no step has ended for %" PRId64 " s\"",
                    (clock_now_ns() - a->seen_step_ns) / 1000000000);
     } else if (health == HEALTH_DEAD) {
         put_failure(a, &b);
@@ -144,7 +144,7 @@ void api_get_metrics(struct http_request *req, void *arg)
         .http = &http,
         .counts = &a->calls.counts,
         .batches = a->batches ? &batches : NULL,
-        .health = api_health_names[h],
+        .health = h,
         .heartbeat_age_s = waits ? (double)(now_ns - a->seen_step_ns) * 1e-9 : 0,
         .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,
         .memory_utilization = a->config->engine.gpu_memory_utilization,
@@ -296,9 +296,10 @@ void api_reset_prefix_cache(struct http_request *req, void *arg)
     engine_stats(a->calls.engine, &s);
     if (s.n_running > 0 && !forced) {
         http_reply_header(req, "x-should-retry", "false");
-        reply_errorf(req, 409, "conflict", NULL,
-                     "Running requests hold cached blocks. Try again when they have ended, or with "
-                     "?reset_running_requests=true: then only what nobody holds is forgotten.");
+        reply_errorf(
+            req, 409, "conflict", NULL,
+            "Running requests hold cached blocks. Try again when they have ended, or with "
+            "?reset_running_requests=true: then only blocks that no request holds are dropped.");
         return;
     }
     engine_reset_prefix_cache(a->calls.engine);

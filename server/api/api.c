@@ -65,6 +65,7 @@ void api_deinit(struct api *a)
     keys_close(a->keys);
     a->keys = NULL;
     tenant_drop(a->anyone);
+    metrics_deinit(&a->metrics);
 }
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -179,21 +180,25 @@ void api_on_reload(void *arg)
         return;
     }
     if (keys_reload(a->keys, &err) == OK) {
-        log_info("API keys were read again");
+        log_info("API keys were reloaded");
     } else {
-        log_error("the old API keys stay: %s", err.text);
+        log_error("the old API keys remain valid: %s", err.text);
     }
 }
 
-/* ---- shutdown
- * ---------------------------------------------------------------------------------- */
+/* ---- shutdown -------------------------------------------------------------------------------- */
 
 void api_on_wake(void *arg)
 {
     struct api *a = arg;
-    call_on_wake(&a->calls);
-    // Once the loop has stopped there is no pool.
-    if (a->batches && http_server_state(a->http) != HTTP_STOPPED) {
+    bool stopped = http_server_state(a->http) == HTTP_STOPPED, more = call_on_wake(&a->calls);
+    while (more && stopped) {
+        more = call_on_wake(&a->calls);
+    }
+    if (more) { // connections first
+        http_wake(a->http);
+    }
+    if (a->batches && !stopped) { // once the loop has stopped there is no pool
         batches_turn(a->batches);
     }
 }

@@ -6,6 +6,7 @@
 #ifndef SLUICE_SERVER_API_API_H
 #define SLUICE_SERVER_API_API_H
 
+#include "server/api/health.h"
 #include "server/api/metrics.h"
 #include "server/api/reply.h"
 #include "server/api/status.h"
@@ -24,9 +25,6 @@ struct store;
 enum { API_MAX_FILE_BYTES = 200 << 20, API_MAX_FORM_BYTES = API_MAX_FILE_BYTES + (1 << 16) };
 
 enum { SCOPE_INFERENCE = 1, SCOPE_ADMIN = 2, SCOPE_METRICS = 4 };
-
-enum api_health { HEALTH_OK, HEALTH_LOADING, HEALTH_DRAINING, HEALTH_STALLED, HEALTH_DEAD };
-extern const char *const api_health_names[]; // "ok", "loading", ...
 
 struct api {
     struct call_server calls; // must be first: the calls' host casts its address to struct api

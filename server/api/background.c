@@ -69,7 +69,7 @@ static size_t piece_end(const char *events, size_t from, size_t n_bytes)
     return end ? (size_t)(end - events) + 2 : n_bytes;
 }
 
-/* Sends what a listener has not seen, in pieces, as far as its socket has room. The last piece is
+/* Sends what a listener has not seen, in pieces, until its socket is full. The last piece is
  * sent even if there is no room, because the events are freed with the call. */
 static void feed(struct listener *l, bool is_last)
 {

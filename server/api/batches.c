@@ -129,12 +129,11 @@ static bool read_batch(struct body *b, struct stored_batch *s, struct buf *metad
     }
     if (!job_endpoint_kind(endpoint, &kind)) {
         return call_error_set(b->error, 400, "unsupported_value", "endpoint",
-                              "Invalid 'endpoint': '%.60s' is not one that a batch may have.",
-                              endpoint);
+                              "Invalid 'endpoint': '%.60s' is not supported in batches.", endpoint);
     }
-    if (strcmp(window, "24h") != 0) {
+    if (strcmp(window, BATCH_WINDOW) != 0) {
         return call_error_set(b->error, 400, "unsupported_value", "completion_window",
-                              "Invalid 'completion_window': expected '24h'.");
+                              "Invalid 'completion_window': expected '" BATCH_WINDOW "'.");
     }
     snprintf(s->input_file, sizeof s->input_file, "%s", file);
     snprintf(s->endpoint, sizeof s->endpoint, "%s", endpoint);
@@ -142,7 +141,7 @@ static bool read_batch(struct body *b, struct stored_batch *s, struct buf *metad
     return true;
 }
 
-/* The input file must belong to the batch's owner and have the purpose "batch". */
+/* The input file must belong to the batch's owner and have the purpose of one. */
 static bool check_file(struct api_work *w, const char *id)
 {
     struct stored_file f;
@@ -156,9 +155,9 @@ static bool check_file(struct api_work *w, const char *id)
         return call_error_set(&w->error, 404, "not_found", "input_file_id",
                               "No such File object: %.60s", id);
     }
-    return strcmp(f.purpose, "batch") == 0 ||
+    return strcmp(f.purpose, BATCH_PURPOSE) == 0 ||
            call_error_set(&w->error, 400, "invalid_value", "input_file_id",
-                          "The file's purpose is not 'batch'.");
+                          "The file's purpose is not '" BATCH_PURPOSE "'.");
 }
 
 /* Creates the batch, with the status "validating": its lines are checked later. */

@@ -121,10 +121,10 @@ static bool check_form(struct api_work *w, const struct form *form)
     if (!has(&form->purpose)) {
         return call_error_missing(&w->error, "purpose");
     }
-    if (!is(&form->purpose, "batch")) {
+    if (!is(&form->purpose, BATCH_PURPOSE)) {
         return call_error_set(
             &w->error, 400, "unsupported_value", "purpose",
-            "Files are kept here for batches alone: the purpose must be 'batch'.");
+            "This server stores files only for batches: the purpose must be '" BATCH_PURPOSE "'.");
     }
     if ((int64_t)form->file.n_bytes > API_MAX_FILE_BYTES) {
         return call_error_set(&w->error, 413, "file_too_large", "file",
@@ -168,7 +168,7 @@ static enum status store_file(struct api_work *w, const struct form *form, struc
 static void create(struct api_work *w)
 {
     struct form form = {0};
-    struct stored_file file = {.purpose = "batch", .created_at = clock_wall_sec()};
+    struct stored_file file = {.purpose = BATCH_PURPOSE, .created_at = clock_wall_sec()};
     struct err err = {""};
     int64_t life;
     if (!read_form(w, &form) || !check_form(w, &form) || !read_life(w, &form, &life)) {

@@ -8,7 +8,10 @@
 #include "engine/base/minmax.h"
 #include "server/jobs/batches.h"
 
-const char *const api_health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
+const char *const api_health_names[N_HEALTHS] = {
+    [HEALTH_OK] = "ok",           [HEALTH_LOADING] = "loading", [HEALTH_DRAINING] = "draining",
+    [HEALTH_STALLED] = "stalled", [HEALTH_DEAD] = "dead",
+};
 
 /* The engine is stalled if work is pending and no step has ended for longer than --stall-timeout
  * and three times the longest step so far. */
@@ -42,7 +45,8 @@ enum api_health api_check_health(struct api *a, int64_t now_ns)
     }
     if (h != a->health) {
         log_line(h == HEALTH_STALLED || h == HEALTH_DEAD ? LOG_ERROR : LOG_INFO, "engine: %s%s",
-                 api_health_names[h], h == HEALTH_STALLED ? ": work waits and no step ends" : "");
+                 api_health_names[h],
+                 h == HEALTH_STALLED ? ": work is pending and no step ends" : "");
     }
     return a->health = h;
 }

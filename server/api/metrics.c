@@ -3,10 +3,12 @@
  * loop thread uses them, so there is no lock. */
 #include "server/api/metrics.h"
 #include "engine/base/log.h"
+#include "engine/base/mem.h"
 #include "engine/engine.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -22,6 +24,7 @@
 static const struct {
     const char *name, *help, *alias;   // alias: an older name, under which it is also written
     double bounds[METRIC_MAX_BUCKETS]; // ends at the first 0
+    int32_t (*bound)(int32_t i);       // instead of bounds, and like them
 } histograms[N_HISTOGRAMS] = {
     [MEASURE_TTFT] = {"vllm:time_to_first_token_seconds",
                       "Time to first token.",
@@ -34,12 +37,12 @@ static const struct {
                       "vllm:time_per_output_token_seconds", PER_TOKEN},
     [MEASURE_E2E] = {"vllm:e2e_request_latency_seconds", "Whole requests.", NULL, LATENCY},
     [MEASURE_QUEUE] = {"vllm:request_queue_time_seconds", "Time in the queue.", NULL, LATENCY},
-    [MEASURE_INFERENCE] = {"vllm:request_inference_time_seconds", "Time after the queue.", NULL,
-                           LATENCY},
-    [MEASURE_PREFILL] = {"vllm:request_prefill_time_seconds", "From the queue to the first token.",
-                         NULL, LATENCY},
-    [MEASURE_DECODE] = {"vllm:request_decode_time_seconds", "From the first token to the last.",
-                        NULL, LATENCY},
+    [MEASURE_INFERENCE] = {"vllm:request_inference_time_seconds",
+                           "Time from leaving the queue to the end.", NULL, LATENCY},
+    [MEASURE_PREFILL] = {"vllm:request_prefill_time_seconds",
+                         "Time from leaving the queue to the first token.", NULL, LATENCY},
+    [MEASURE_DECODE] = {"vllm:request_decode_time_seconds",
+                        "Time from the first token to the last.", NULL, LATENCY},
     [MEASURE_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Prompt tokens of a request.", NULL,
                                TOKENS},
     [MEASURE_GENERATION_TOKENS] = {"vllm:request_generation_tokens",
@@ -50,7 +53,7 @@ static const struct {
                             TOKENS},
     [MEASURE_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},
     [MEASURE_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
-                                  "Prompt tokens of a request that no cache had.", NULL, TOKENS},
+                                  "Prompt tokens of a request that were not cached.", NULL, TOKENS},
     /* The first bucket is for requests that were never preempted; its bound is not 0, since 0 ends
      * the list. */
     [MEASURE_PREEMPTIONS] = {"vllm:request_num_preemptions",
@@ -58,25 +61,34 @@ static const struct {
                              NULL,
                              {.5, 1, 2, 5, 10, 20, 50, 100}},
     [HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total",
-                               "Tokens of a step: of prompts, and generated.",
-                               NULL,
-                               {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
+                               "Tokens of a step, both of prompts and generated.",
+                               .bound = engine_step_bound},
     [HIST_HTTP] = {"http_request_duration_seconds",
                    "HTTP requests.",
                    NULL,
                    {.001, .005, .01, .05, .1, .5, 1, 5, 10, 60, 600}},
 };
 
+_Static_assert(N_STEP_SIZES - 1 <= METRIC_MAX_BUCKETS, "buckets for all step sizes");
+
+/* The upper bound of bucket i; 0 past the last one. */
+static double bound_of(int h, int i)
+{
+    if (histograms[h].bound) {
+        return histograms[h].bound(i);
+    }
+    return i < METRIC_MAX_BUCKETS ? histograms[h].bounds[i] : 0;
+}
+
 /* The bucket with the smallest bound that is not below v; the last bucket is for values above all
  * bounds. */
 void metrics_observe(struct metrics *m, int h, double v)
 {
     int i = 0;
-    while (i < METRIC_MAX_BUCKETS && histograms[h].bounds[i] > 0 && v > histograms[h].bounds[i]) {
+    while (bound_of(h, i) > 0 && v > bound_of(h, i)) {
         i++;
     }
-    bool above = i == METRIC_MAX_BUCKETS || !(histograms[h].bounds[i] > 0);
-    m->hist[h].n[above ? METRIC_MAX_BUCKETS : i]++;
+    m->hist[h].n[bound_of(h, i) > 0 ? i : METRIC_MAX_BUCKETS]++;
     m->hist[h].sum += v;
 }
 
@@ -91,12 +103,23 @@ void metrics_take_steps(struct metrics *m, const struct engine_stats *s)
     steps->sum = (double)s->step_tokens;
 }
 
-/* A series for each route, method and status. Routes come from the table, so clients
- * cannot create series. */
+static const char *known_method(const char *method)
+{
+    static const char *const methods[] = {"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT"};
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        if (strcmp(methods[i], method) == 0) {
+            return methods[i];
+        }
+    }
+    return "";
+}
+
+/* A series for each route, method and status. Routes come from the table and methods from a list,
+ * so clients cannot create series, and there is room for all. */
 void metrics_http(struct metrics *m, const struct http_record *record)
 {
     const char *route = record->route ? record->route : "none";
-    const char *method = record->method && record->route ? record->method : "";
+    const char *method = record->method && record->route ? known_method(record->method) : "";
     for (size_t i = 0; i < m->n_http; i++) {
         struct metric_http *h = &m->http[i];
         if (h->status == record->status && strcmp(h->route, route) == 0 &&
@@ -105,15 +128,15 @@ void metrics_http(struct metrics *m, const struct http_record *record)
             return;
         }
     }
-    static const char *const methods[] = {"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT"};
-    for (size_t i = 0; i < 6 && m->n_http < METRIC_MAX_HTTP; i++) {
-        if (strcmp(methods[i], method) == 0 || i == 5) {
-            bool known = strcmp(methods[i], method) == 0;
-            m->http[m->n_http++] =
-                (struct metric_http){known ? methods[i] : "", route, record->status, 1};
-            return;
-        }
-    }
+    m->http = xrealloc(m->http, (m->n_http + 1) * sizeof *m->http);
+    m->http[m->n_http++] = (struct metric_http){method, route, record->status, 1};
+}
+
+void metrics_deinit(struct metrics *m)
+{
+    free(m->http);
+    m->http = NULL;
+    m->n_http = 0;
 }
 
 static void head(struct buf *b, const char *name, const char *type, const char *help)
@@ -166,9 +189,9 @@ static void print_histogram(const struct metrics *m, int h, const char *name,
     uint64_t n = 0;
     head(b, name, "histogram", histograms[h].help);
     snprintf(full, sizeof full, "%s_bucket", name);
-    for (int i = 0; i < METRIC_MAX_BUCKETS && histograms[h].bounds[i] > 0; i++) {
+    for (int i = 0; bound_of(h, i) > 0; i++) {
         n += series->n[i];
-        double bound = histograms[h].bounds[i];
+        double bound = bound_of(h, i);
         if (bound >= 1e5) {
             snprintf(le, sizeof le, "le=\"%.0f.0\"", bound);
         } else if (bound == (int)bound) {
@@ -191,15 +214,15 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
 {
     const struct engine_stats *e = s->stats;
     double used = e->n_blocks > 0 ? (double)e->n_blocks_held / e->n_blocks : 0;
-    one(b, s, "vllm:num_requests_running", "gauge", "Sequences that run.", e->n_running);
-    one(b, s, "vllm:num_requests_waiting", "gauge", "Sequences that wait.", engine_stats_queued(e));
-    head(b, "vllm:num_requests_waiting_by_reason", "gauge", "Sequences that wait, by reason.");
+    one(b, s, "vllm:num_requests_running", "gauge", "Running sequences.", e->n_running);
+    one(b, s, "vllm:num_requests_waiting", "gauge", "Waiting sequences.", engine_stats_queued(e));
+    head(b, "vllm:num_requests_waiting_by_reason", "gauge", "Waiting sequences, by reason.");
     sample(b, s, "vllm:num_requests_waiting_by_reason", "reason=\"capacity\"",
            engine_stats_queued(e));
     sample(b, s, "vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", 0);
     one(b, s, "vllm:kv_cache_usage_perc", "gauge", "Share of KV blocks in use, 0 to 1.", used);
     one(b, s, "vllm:gpu_cache_usage_perc", "gauge", "Older name of kv_cache_usage_perc.", used);
-    one(b, s, "sluice_kv_blocks_kept", "gauge", "KV blocks that kv_hints ask to keep.",
+    one(b, s, "sluice_kv_blocks_kept", "gauge", "KV blocks kept on behalf of kv_hints.",
         e->n_blocks_kept);
     one(b, s, "vllm:prompt_tokens_total", "counter", "Prompt tokens processed.",
         (double)e->prompt_tokens);
@@ -207,13 +230,15 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
         (double)e->generated_tokens);
     one(b, s, "vllm:num_preemptions_total", "counter", "Preemptions.", (double)e->preemptions);
     one(b, s, "vllm:corrupted_requests_total", "counter",
-        "Requests that ended because logits were not numbers.", (double)e->n_corrupted);
-    one(b, s, "vllm:prefix_cache_queries_total", "counter", "Tokens looked up.",
-        (double)e->prefix_queries);
-    one(b, s, "vllm:prefix_cache_hits_total", "counter", "Tokens found.", (double)e->prefix_hits);
-    one(b, s, "vllm:gpu_prefix_cache_queries_total", "counter", "Older name.",
-        (double)e->prefix_queries);
-    one(b, s, "vllm:gpu_prefix_cache_hits_total", "counter", "Older name.", (double)e->prefix_hits);
+        "Requests that failed because logits were NaN.", (double)e->n_corrupted);
+    one(b, s, "vllm:prefix_cache_queries_total", "counter",
+        "Prompt tokens looked up in the prefix cache.", (double)e->prefix_queries);
+    one(b, s, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.",
+        (double)e->prefix_hits);
+    one(b, s, "vllm:gpu_prefix_cache_queries_total", "counter",
+        "Older name of the metric without gpu_.", (double)e->prefix_queries);
+    one(b, s, "vllm:gpu_prefix_cache_hits_total", "counter",
+        "Older name of the metric without gpu_.", (double)e->prefix_hits);
     one(b, s, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens from the cache.",
         (double)e->prefix_hits);
     head(b, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by source.");
@@ -226,15 +251,15 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
             "Tokens found in the cache without the recurrent state after them.",
             (double)e->prefix_recomputed);
         one(b, s, "sluice_state_snapshots", "gauge",
-            "Snapshots of recurrent state that there can be.", s->info->n_snapshots);
-        one(b, s, "sluice_state_snapshots_used", "gauge", "Those that there are.",
+            "Snapshots of recurrent state for which there is space.", s->info->n_snapshots);
+        one(b, s, "sluice_state_snapshots_used", "gauge", "Snapshots of recurrent state in use.",
             e->n_snapshots_taken);
     }
     static const char *const absent[] = {"vllm:external_prefix_cache_queries_total",
                                          "vllm:external_prefix_cache_hits_total",
                                          "vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total"};
     for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) {
-        one(b, s, absent[i], "counter", "There is no such cache here.", 0);
+        one(b, s, absent[i], "counter", "Always 0: this server has no such cache.", 0);
     }
     one(b, s, "vllm:spec_decode_num_drafts_total", "counter", "Drafts.", (double)e->spec_drafts);
     one(b, s, "vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens.",
@@ -251,10 +276,11 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
         sample(b, s, "vllm:spec_decode_num_accepted_tokens_per_pos_total", label,
                (double)e->spec_accepted_per_pos[i]);
     }
-    one(b, s, "sluice_queued_tokens", "gauge", "Prompt tokens that wait.",
+    one(b, s, "sluice_queued_tokens", "gauge", "Prompt tokens of waiting requests.",
         (double)(e->waiting_tokens + e->submitted_tokens));
     one(b, s, "sluice_engine_steps_total", "counter", "Steps of the engine.", (double)e->n_steps);
-    one(b, s, "sluice_engine_rows_total", "counter", "Rows of all steps.", (double)e->n_rows);
+    one(b, s, "sluice_engine_rows_total", "counter", "Token rows computed in all steps.",
+        (double)e->n_rows);
 }
 
 /* Writes constant facts as labels of a gauge that is 1. */
@@ -262,8 +288,8 @@ static void print_info(const struct metrics_source *s, struct buf *b)
 {
     char label[256];
     one(b, s, "sluice_ranks", "gauge", "Devices that share the model.", s->info->n_ranks);
-    one(b, s, "sluice_nodes", "gauge", "Processes that share it.", s->info->n_nodes);
-    one(b, s, "sluice_nodes_alive", "gauge", "Of these, those that are there.",
+    one(b, s, "sluice_nodes", "gauge", "Processes that share the model.", s->info->n_nodes);
+    one(b, s, "sluice_nodes_alive", "gauge", "Of these processes, those still connected.",
         s->stats ? s->stats->n_nodes_alive : 0);
     head(b, "vllm:cache_config_info", "gauge", "Facts of the KV cache.");
     snprintf(label, sizeof label,
@@ -274,11 +300,36 @@ static void print_info(const struct metrics_source *s, struct buf *b)
     sample(b, s, "vllm:cache_config_info", label, 1);
     one(b, s, "sluice_kv_cache_tokens", "gauge", "Tokens whose keys and values fit into the cache.",
         (double)s->info->n_blocks * s->info->block_tokens);
-    head(b, "vllm:engine_sleep_state", "gauge", "Whether the engine sleeps.");
+    head(b, "vllm:engine_sleep_state", "gauge",
+         "Whether the engine sleeps; here it is always awake.");
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"awake\"", 1);
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"weights_offloaded\"", 0);
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
 }
+
+/* Labels by their enums. What has none is left out: FINISH_NONE; metrics_test fails if others are.
+ */
+static const char *const finished[N_FINISH_REASONS] = {
+    [FINISH_STOP] = "stop",
+    [FINISH_LENGTH] = "length",
+    [FINISH_CANCELLED] = "abort",
+    [FINISH_ERROR] = "error",
+};
+static const char *const rejects[N_REJECTS] = {
+    [REJECT_QUEUE_FULL] = "queue_full",
+    [REJECT_DEADLINE] = "deadline",
+    [REJECT_DRAINING] = "draining",
+    [REJECT_LOADING] = "loading",
+    [REJECT_DEAD] = "dead",
+    [REJECT_TOO_LARGE] = "too_large",
+    [REJECT_RATE_LIMIT] = "rate_limit",
+};
+static const char *const aborts[N_ABORTS] = {
+    [ABORT_DISCONNECT] = "disconnect",
+    [ABORT_DEADLINE] = "deadline",
+    [ABORT_SLOW_READER] = "slow_reader",
+    [ABORT_SHUTDOWN] = "shutdown",
+};
 
 /* A counter with one label. */
 static void print_labelled(struct buf *b, const struct metrics_source *s, const char *name,
@@ -288,6 +339,9 @@ static void print_labelled(struct buf *b, const struct metrics_source *s, const 
     char label[64];
     head(b, name, "counter", help);
     for (int i = 0; i < n; i++) {
+        if (!values[i]) {
+            continue;
+        }
         snprintf(label, sizeof label, "%s=\"%s\"", key, values[i]);
         sample(b, s, name, label, (double)counts[i]);
     }
@@ -334,24 +388,26 @@ static void print_http(const struct metrics *m, const struct http_stats *h, stru
 static void print_batches(const struct metrics_source *s, struct buf *b)
 {
     const struct batches_counts *c = s->batches;
-    head(b, "sluice_batches", "gauge", "Batches that are kept.");
+    head(b, "sluice_batches", "gauge", "Stored batches, by status.");
     for (int i = 0; i < N_BATCH_STATUSES; i++) {
         char label[32];
         snprintf(label, sizeof label, "status=\"%s\"", batch_status_names[i]);
         sample(b, s, "sluice_batches", label, (double)c->usage.by_status[i]);
     }
-    one(b, s, "sluice_store_files", "gauge", "Files that are kept.", (double)c->usage.n_files);
-    one(b, s, "sluice_store_bytes", "gauge", "Size of what is kept.", (double)c->usage.bytes);
-    one(b, s, "sluice_store_max_bytes", "gauge", "Its limit.", (double)c->usage.max_bytes);
-    one(b, s, "sluice_batch_lines_done_total", "counter", "Lines of batches that were answered.",
+    one(b, s, "sluice_store_files", "gauge", "Stored files.", (double)c->usage.n_files);
+    one(b, s, "sluice_store_bytes", "gauge", "Bytes in the store.", (double)c->usage.bytes);
+    one(b, s, "sluice_store_max_bytes", "gauge", "Size limit of the store.",
+        (double)c->usage.max_bytes);
+    one(b, s, "sluice_batch_lines_done_total", "counter", "Answered lines of batches.",
         (double)c->n_completed);
-    one(b, s, "sluice_batch_lines_failed_total", "counter", "Lines whose answer is an error.",
-        (double)c->n_failed);
+    one(b, s, "sluice_batch_lines_failed_total", "counter",
+        "Lines of batches answered with an error.", (double)c->n_failed);
     one(b, s, "sluice_batch_prompt_tokens_total", "counter", "Prompt tokens of answered lines.",
         (double)c->prompt_tokens);
     one(b, s, "sluice_batch_computed_tokens_total", "counter",
-        "Those of them that were not found in the prefix cache.", (double)c->computed_tokens);
-    one(b, s, "sluice_batch_output_tokens_total", "counter", "Tokens of the answers.",
+        "Prompt tokens of answered lines that were not in the prefix cache.",
+        (double)c->computed_tokens);
+    one(b, s, "sluice_batch_output_tokens_total", "counter", "Generated tokens of answered lines.",
         (double)c->output_tokens);
 }
 
@@ -401,18 +457,13 @@ void metrics_to_openmetrics(const struct buf *text, struct buf *out)
 /* Writes all metrics. Sections without a source (no model yet, no store) are left out. */
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out)
 {
-    static const char *const finished[] = {"stop", "length", "abort", "error"};
-    static const char *const rejects[] = {"queue_full", "deadline",  "draining",  "loading",
-                                          "dead",       "too_large", "rate_limit"};
-    static const char *const aborts[] = {"disconnect", "deadline", "slow_reader", "shutdown"};
-    static const char *const states[] = {"ok", "loading", "draining", "stalled", "dead"};
     if (s->stats) {
         print_engine(s, out);
         print_info(s, out);
         metrics_print_llama(m, s, out);
     }
     print_labelled(out, s, "vllm:request_success_total", "finished_reason", finished,
-                   s->counts->finished + 1, 4, "Finished samples.");
+                   s->counts->finished, N_FINISH_REASONS, "Finished samples.");
     print_labelled(out, s, "sluice_rejected_total", "reason", rejects, s->counts->rejected,
                    N_REJECTS, "Requests refused.");
     print_labelled(out, s, "sluice_aborted_total", "cause", aborts, s->counts->aborted, N_ABORTS,
@@ -423,21 +474,20 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
             print_histogram(m, h, histograms[h].alias, s, out);
         }
     }
-    head(out, "sluice_engine_state", "gauge", "1 for the present state.");
-    for (int i = 0; i < 5; i++) {
+    head(out, "sluice_engine_state", "gauge", "1 for the current state, 0 for the others.");
+    for (int i = 0; i < N_HEALTHS; i++) {
         char label[32];
-        snprintf(label, sizeof label, "state=\"%s\"", states[i]);
-        sample(out, s, "sluice_engine_state", label, strcmp(states[i], s->health) == 0);
+        snprintf(label, sizeof label, "state=\"%s\"", api_health_names[i]);
+        sample(out, s, "sluice_engine_state", label, i == (int)s->health);
     }
     one(out, s, "sluice_engine_heartbeat_age_seconds", "gauge",
-        "Time since a step ended while work waits.", s->heartbeat_age_s);
-    one(out, s, "sluice_client_retries_total", "counter", "Requests that an SDK repeated.",
+        "Time since the last step ended, while work is pending.", s->heartbeat_age_s);
+    one(out, s, "sluice_client_retries_total", "counter", "Requests that were retries of an SDK.",
         (double)m->client_retries);
     one(out, s, "sluice_unknown_parameters_total", "counter",
-        "Members of bodies that no endpoint knows.", (double)s->counts->n_unknown_keys);
+        "Members of request bodies that no endpoint knows.", (double)s->counts->n_unknown_keys);
     one(out, s, "sluice_log_lost_lines_total", "counter",
-        "Lines of the log that nobody read in time, or that a full disk did not take.",
-        (double)log_lost());
+        "Log lines lost because the reader was too slow or the disk full.", (double)log_lost());
     one(out, s, "sluice_load_seconds", "gauge", "Time from start to ready.", s->load_seconds);
     head(out, "sluice_build_info", "gauge", "The version.");
     buf_printf(out, "sluice_build_info{version=\"%s\"} 1\n", s->version);

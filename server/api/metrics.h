@@ -7,6 +7,7 @@
 #define SLUICE_SERVER_API_METRICS_H
 
 #include "engine/base/buf.h"
+#include "server/api/health.h"
 #include "server/call/call.h"
 #include "server/http/http.h"
 #include "server/jobs/batches.h"
@@ -19,7 +20,7 @@ struct engine_stats;
 /* Histograms: those of enum call_measure, and these after them. */
 enum metric_histogram { HIST_ITERATION_TOKENS = N_CALL_MEASURES, HIST_HTTP, N_HISTOGRAMS };
 
-enum { METRIC_MAX_BUCKETS = 26, METRIC_MAX_HTTP = 128 };
+enum { METRIC_MAX_BUCKETS = 26 };
 
 struct metric_series {
     uint64_t n[METRIC_MAX_BUCKETS + 1]; // the last one counts values above all bounds
@@ -27,7 +28,7 @@ struct metric_series {
 };
 
 struct metric_http {
-    const char *method, *route; // borrowed from the route table
+    const char *method, *route; // static text, and borrowed from the route table
     int status;
     uint64_t n;
 };
@@ -35,10 +36,11 @@ struct metric_http {
 struct metrics {
     struct metric_series hist[N_HISTOGRAMS];
     uint64_t client_retries;
-    struct metric_http http[METRIC_MAX_HTTP];
+    struct metric_http *http; // as many as the route table allows: it bounds methods and routes
     size_t n_http;
 };
 
+void metrics_deinit(struct metrics *m); // accepts a zeroed struct
 /* `which`: enum call_measure or metric_histogram. */
 void metrics_observe(struct metrics *m, int which, double v);
 /* Copies the histogram of step sizes, which the engine counts itself with the same bounds. */
@@ -53,7 +55,7 @@ struct metrics_source {
     const struct http_stats *http;
     const struct call_counts *counts;
     const struct batches_counts *batches; // NULL: there is no store
-    const char *health;
+    enum api_health health;
     double heartbeat_age_s, load_seconds, memory_utilization;
     bool prefix_caching;
 };

@@ -125,7 +125,7 @@ enum status multipart_open(struct multipart *m, const char *content_type, const 
     if (!find_parameter(content_type, content_type + strlen(content_type), "boundary", boundary,
                         sizeof boundary) ||
         !is_boundary(boundary)) {
-        return broken(err, "its Content-Type has no good boundary");
+        return broken(err, "its Content-Type has no valid boundary");
     }
     int n = snprintf(m->delimiter, sizeof m->delimiter, "\r\n--%s", boundary);
     size_t n_first = (size_t)n - 2; // the first boundary has no line end before it
@@ -212,7 +212,7 @@ enum status multipart_next(struct multipart *m, struct multipart_part *part, str
     const char *from = m->at - 2;
     const char *next = memmem(from, (size_t)(m->end - from), m->delimiter, n_delimiter);
     if (!next) {
-        return broken(err, "its end is missing");
+        return broken(err, "its closing boundary is missing");
     }
     part->bytes = m->at;
     part->n_bytes = next > m->at ? (size_t)(next - m->at) : 0;

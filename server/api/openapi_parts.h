@@ -48,4 +48,7 @@ bool openapi_may_be_another(const struct member *required, unsigned form);
 /* The members of "components": how to authenticate, errors, and the bodies of requests. */
 void openapi_put_components(struct buf *b, const struct openapi_facts *facts);
 
+/* The forms of requests (request.h) that have a schema. */
+unsigned openapi_forms(void);
+
 #endif

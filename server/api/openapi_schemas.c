@@ -4,6 +4,8 @@
 #include "server/api/openapi_parts.h"
 
 #include "server/call/members.h"
+#include "server/jobs/batches.h"
+#include "server/jobs/lines.h"
 
 #include <stdio.h>
 
@@ -14,10 +16,11 @@
     "'maxItems':20,'items':{'type':'object','required':['role','content'],'properties':{'type':{"  \
     "'enum':['message',null]},'role':{'enum':['user','assistant','system','developer']},"          \
     "'content':{'type':['string','array']}}}}"
-static const char other_bodies[] =
+static const char other_bodies[] = // up to the endpoints of BatchRequest
     ",'FileForm':{'type':'object','required':['file','purpose'],'properties':{'file':{'type':'"
     "string'},"
-    "'purpose':{'type':'string','enum':['batch']},'expires_after[anchor]':{'type':'string','enum':["
+    "'purpose':{'type':'string','enum':['" BATCH_PURPOSE
+    "']},'expires_after[anchor]':{'type':'string','enum':["
     "'created_at']},'expires_after[seconds]':{'type':'integer','minimum':3600,'maximum':2592000}},"
     "'dependentRequired':{'expires_after[anchor]':['expires_after[seconds]'],"
     "'expires_after[seconds]':['expires_after[anchor]']}},"
@@ -26,13 +29,23 @@ static const char other_bodies[] =
     "," STORED_ITEMS "}},'ConversationRequest':{'type':'object','properties':{'metadata':" METADATA
     ",'items':{'type':['array','null']," STORED_ITEMS "}},"
     "'BatchRequest':{'type':'object','required':['input_file_id','endpoint','completion_window'],"
-    "'properties':{'input_file_id':{'type':'string'},'endpoint':{'type':'string','enum':["
-    "'/v1/chat/completions','/v1/completions','/v1/embeddings','/v1/responses']},"
-    "'completion_window':{'type':'string','enum':['24h']},'metadata':" METADATA
+    "'properties':{'input_file_id':{'type':'string'},'endpoint':{'type':'string','enum':[";
+static const char batch_rest[] =
+    "]},'completion_window':{'type':'string','enum':['" BATCH_WINDOW "']},'metadata':" METADATA
     ",'output_expires_after':{'type':["
     "'object','null'],'required':['anchor','seconds'],'properties':{'anchor':{'type':'string','"
     "enum':["
     "'created_at']},'seconds':{'type':'integer','minimum':3600,'maximum':2592000}}}}}";
+
+static void put_other_bodies(struct buf *b)
+{
+    put_json(b, other_bodies);
+    for (size_t i = 0; job_endpoint(i); i++) {
+        buf_puts(b, i > 0 ? "," : "");
+        put_text(b, job_endpoint(i));
+    }
+    put_json(b, batch_rest);
+}
 
 /* The bodies, with the forms whose members they may have. */
 static const struct {
@@ -66,6 +79,15 @@ static const struct {
     {"TokenizeMessages", FORM_TOKENIZE_CHAT},
     {"DetokenizeRequest", FORM_DETOKENIZE},
 };
+
+unsigned openapi_forms(void)
+{
+    unsigned forms = 0;
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+        forms |= bodies[i].form;
+    }
+    return forms;
+}
 
 /* Writes the words of "a|b|c" as items of an array, with or without quotes. */
 static void put_words(struct buf *b, const char *words, bool quoted)
@@ -374,7 +396,7 @@ void openapi_put_components(struct buf *b, const struct openapi_facts *facts)
         put_key(b, bodies[i].name);
         put_body(b, bodies[i].form, facts);
     }
-    put_json(b, other_bodies);
+    put_other_bodies(b);
     put_key(b, "TokenId");
     put_id(b, facts);
     buf_putc(b, '}');

@@ -73,15 +73,15 @@ bool origin_check(struct api *a, const struct http_request *req, const struct ht
     }
     if (local && !host_is_good(a, host)) {
         return call_error_set(e, 403, "host_not_allowed", NULL,
-                              "This server listens on a loopback without API keys and is not asked "
-                              "under the name '%.100s', unless that is one of --allowed-hosts.",
+                              "This server listens on a loopback address without API keys and does "
+                              "not answer to the name '%.100s' unless it is in --allowed-hosts.",
                               host);
     }
     bool guarded = acts && (local || route->scope == SCOPE_ADMIN);
     if (guarded && !http_origin_is_good(req) && !(local && is_own_page(req))) {
         return call_error_set(e, 403, "origin_not_allowed", NULL,
-                              "A web page may not do this on a server without API keys, unless its "
-                              "origin is one of --allowed-origins.");
+                              "Web pages may not use a server without API keys unless their origin "
+                              "is in --allowed-origins.");
     }
     return true;
 }

@@ -152,10 +152,11 @@ static void start(struct prediction *p, struct slice instance)
     struct tenant *tenant = api_log(p->req)->tenant;
     enum request_kind kind;
     if (!kind_of(instance, &kind)) {
-        call_error_set(&e, 400, "unsupported_value", "@requestFormat",
-                       "Unsupported value: an instance is one of 'chatCompletions', 'completions', "
-                       "'completion', 'embeddings', 'embedding', 'messages', 'rerank', 'infill', "
-                       "'tokenize', 'detokenize' and 'applyTemplate'.");
+        call_error_set(
+            &e, 400, "unsupported_value", "@requestFormat",
+            "Unsupported value: '@requestFormat' must be one of 'chatCompletions', 'completions', "
+            "'completion', 'embeddings', 'embedding', 'messages', 'rerank', 'infill', "
+            "'tokenize', 'detokenize' and 'applyTemplate'.");
         fail(p, &e);
         return;
     }
@@ -207,7 +208,7 @@ static void run_next(struct prediction *p)
         buf_puts(&body, "]}");
         if (body.failed || p->answers.failed) {
             buf_deinit(&body);
-            reply_errorf(req, 503, "out_of_memory", NULL, "There is no memory for the answers.");
+            reply_errorf(req, 503, "out_of_memory", NULL, "Out of memory for the answers.");
         } else {
             reply_json(req, 200, &body);
         }
@@ -252,13 +253,13 @@ void api_predict(struct http_request *req, void *arg)
         return;
     }
     if (!text || !is_object(text, n_bytes)) {
-        reply_errorf(req, 400, "json_parse_error", NULL, "The body is no JSON object.");
+        reply_errorf(req, 400, "json_parse_error", NULL, "The body must be a JSON object.");
         return;
     }
     struct slice list = slice_at((struct slice){text, n_bytes}, "instances");
     if (!list.s || list.n == 0 || list.s[0] != '[') {
         reply_errorf(req, 400, list.s ? "invalid_type" : "missing_required_parameter", "instances",
-                     "Missing or invalid parameter: 'instances' is an array of requests.");
+                     "Missing or invalid parameter: 'instances' must be an array of requests.");
         return;
     }
     struct prediction *p = xcalloc(1, sizeof *p);

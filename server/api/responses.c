@@ -76,7 +76,7 @@ static void get_events(struct api_work *w)
         }
     } else if (all.n_bytes == 0) {
         call_error_set(&w->error, 400, "invalid_value", "stream",
-                       "Only a response that has run to its end in the background can be streamed "
+                       "Only a response that has completed in the background can be streamed "
                        "again.");
     } else {
         int64_t after;
@@ -166,8 +166,7 @@ void api_response_cancel(struct http_request *req, void *arg)
     }
 }
 
-/* ---- input items
- * ------------------------------------------------------------------------------------- */
+/* ---- input items ----------------------------------------------------------------------------- */
 
 /* The id of an item: the client's, or one made from its position. */
 static void name_item(char id[32], const struct json *item, size_t index)
@@ -240,8 +239,9 @@ static void list_items(struct api_work *w)
     buf_put(&array, r.input.data, r.input.n_bytes);
     buf_putc(&array, ']');
     if (array.failed || json_parse(array.data, array.n_bytes, &limits, &root, NULL) != OK) {
-        call_error_set(&w->error, 400, "invalid_value", "id",
-                       "The input cannot be listed: it has the character U+0000, or is too large.");
+        call_error_set(
+            &w->error, 400, "invalid_value", "id",
+            "The input cannot be listed: it contains the character U+0000, or is too large.");
     } else {
         size_t n = json_count(root), i = 0;
         const struct json **items = xcalloc(n + 1, sizeof items[0]);

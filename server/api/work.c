@@ -166,16 +166,15 @@ void api_put_page_end(struct buf *b, const char *first, const char *last, bool h
 void api_work_fail(struct api_work *w, enum status st, const struct err *err)
 {
     if (st == ERR_LIMIT) {
-        call_error_set(
-            &w->error, 507, "storage_full", NULL,
-            "There is no room for this on the server: %s. Delete files, or ask for more.",
-            err->text);
+        call_error_set(&w->error, 507, "storage_full", NULL,
+                       "There is no space for this on the server: %s. Delete files, or ask the "
+                       "operator for more space.",
+                       err->text);
         return;
     }
     log_error("the store: %s", err->text);
     w->error.type = "server_error";
-    call_error_set(&w->error, 500, "internal_error", NULL,
-                   "The server could not store or read this.");
+    call_error_set(&w->error, 500, "internal_error", NULL, "The server's store failed.");
 }
 
 void api_work_missing(struct api_work *w, const char *object)

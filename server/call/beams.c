@@ -11,9 +11,9 @@
 #include <string.h>
 
 enum {
-    SEEN = 2 * MAX_BEAMS + 1, // next tokens of a beam that are known: the likeliest, and the one
-                              // that was drawn
-    NO_NODE = -1,             // parent of a beam's first token: the prompt
+    SEEN =
+        2 * MAX_BEAMS + 1, // known next tokens of a beam: the likeliest, and the one that was drawn
+    NO_NODE = -1,          // parent of a beam's first token: the prompt
 };
 
 /* A token that follows its parent's. Beams share their beginnings, so the nodes form a tree. */
@@ -105,10 +105,10 @@ bool request_check_beams(struct request *r)
         }
     }
     if (r->n > MAX_BEAMS) {
-        return call_error_set(&r->error, 400, "integer_above_max_value", "n",
-                              "Invalid 'n': with 'use_beam_search' it is the number of beams, of "
-                              "which there may be %d.",
-                              MAX_BEAMS);
+        return call_error_set(
+            &r->error, 400, "integer_above_max_value", "n",
+            "Invalid 'n': with 'use_beam_search' it is the number of beams, which is at most %d.",
+            MAX_BEAMS);
     }
     for (size_t i = 0; i < r->n_prompts; i++) {
         if (r->prompts[i].max_tokens == 0) { // there is nothing to search
@@ -229,7 +229,7 @@ static enum status refused(struct call *c, enum status st, const struct err *why
         call_error_set(e, 400, "invalid_value", NULL, "%s", why->text);
     } else if (st != ERR_BUSY) {
         c->server->counts.rejected[REJECT_DEAD]++;
-        call_error_set(e, 503, "engine_dead", NULL, "The engine does not take requests.");
+        call_error_set(e, 503, "engine_dead", NULL, "The engine does not accept requests.");
     }
     return st;
 }

@@ -250,7 +250,7 @@ static bool hide_from_tree(struct body *b, struct body_member *m, char *text, si
         memcpy(at, "[]", 2);
     }
     if (nul && !b->nul.utf8[0] && !choose_stand_in(&b->nul, text, n_bytes)) {
-        return not_json(b->error, "U+0000 beside all of Unicode's noncharacters");
+        return not_json(b->error, "U+0000 together with all of Unicode's noncharacters");
     }
     for (; nul; nul = find_nul(nul, (size_t)(end - nul))) {
         memcpy(nul, b->nul.escaped, 6);

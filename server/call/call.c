@@ -54,6 +54,11 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_EITHER_COMPLETION] = &call_completion_format,
 };
 
+const struct call_format *call_format_of(enum request_kind kind)
+{
+    return formats[kind];
+}
+
 static void start_stream(struct call *c)
 {
     c->streaming = true;
@@ -105,7 +110,7 @@ static void on_recorded(void *arg)
     if (c->not_kept) {
         struct call_error e = {0};
         call_error_set(&e, 507, "storage_full", NULL,
-                       "The response cannot be kept, so it does not run in the background: %s",
+                       "The response cannot be stored, so it does not run in the background: %s",
                        c->not_kept);
         c->ending = CALL_ANSWERED;
         call_fail(c, &e);
@@ -217,7 +222,7 @@ static void on_prepared(void *arg)
     call_watch_memory(c->server);
     c->preparing = false;
     if (c->request.kind != c->kind) { // the body has decided the kind
-        c->format = formats[c->request.kind];
+        c->format = call_format_of(c->request.kind);
     }
     if (c->gone) {
         call_give_back(c);
@@ -231,7 +236,7 @@ static void on_prepared(void *arg)
     if (c->request.n_stripped_lines > 0 && !c->server->told_stripped) {
         c->server->told_stripped = true;
         log_info(
-            "lines of system prompts are taken out, as --strip-prompt-lines says; this is said "
+            "lines of system prompts are removed because of --strip-prompt-lines; this is logged "
             "once");
     }
     c->request.stream = c->request.stream && c->format->finish && c->sink->begin;
@@ -258,7 +263,7 @@ void call_start(struct call_server *s, struct call *c)
     c->server = s;
     c->kind = c->request.kind;
     if (!c->format) {
-        c->format = formats[c->kind];
+        c->format = call_format_of(c->kind);
     }
     c->record = CALL_RECORD_NONE;
     c->request.model = &s->model;

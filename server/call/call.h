@@ -109,8 +109,8 @@ struct call_server {
     struct call_counts counts;
     uint64_t next_seed;
     bool told_stripped; // the log already says that lines are removed from prompts
-    bool in_drain;  // the engine or one call is being drained: calls that end are freed afterwards
-    int64_t n_dead; // number of calls that ended during the drain
+    bool in_drain; // the engine or one call is being drained: calls that end are freed afterwards
+    struct call *dead;  // calls that ended during the drain, by next_dead
     struct buf scratch; // used by one callback at a time
     uint64_t n_lost;    // buf_n_lost when the callback began; if it grew, an answer is incomplete
 };
@@ -232,7 +232,7 @@ struct call {
     char *not_kept, *why;    // error messages of the store and of a failed call; NULL: none
     bool preparing, queued, streaming, untimed, gone, dead, first_token, deadline_is_queue,
         has_news;
-    struct call *next, **link, *next_queued;
+    struct call *next, **link, *next_queued, *next_dead;
     char id[144]; // id of the answer: "chatcmpl-..."
     int64_t created;
     struct buf chunk_head; // the beginning of every chunk of a stream
@@ -247,8 +247,9 @@ void call_server_deinit(struct call_server *s); // no calls may be left; does no
 
 void call_start(struct call_server *s, struct call *c);
 
-/* Called after the engine's wake: takes all new output, and submits calls that had to wait. */
-void call_on_wake(struct call_server *s);
+/* Called after the engine's wake: takes new output, and submits calls that had to wait. True: more
+ * output is there, so it must be called again soon; meanwhile its thread may do other things. */
+bool call_on_wake(struct call_server *s);
 void call_on_deadline(struct call *c);
 void call_on_room(struct call *c); // a sink that was full has room again
 /* The client has left. The sink's `drop` is called, now or when the pool no longer uses the

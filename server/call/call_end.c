@@ -66,7 +66,8 @@ void call_release(struct call *c)
             forget(c);
         } else if (!c->dead) {
             c->dead = true;
-            c->server->n_dead++;
+            c->next_dead = c->server->dead;
+            c->server->dead = c;
         }
     }
 }
@@ -74,12 +75,10 @@ void call_release(struct call *c)
 /* Frees the calls that ended in the last drain. */
 void call_forget_dead(struct call_server *s)
 {
-    for (struct call *c = s->calls, *next; c && s->n_dead > 0; c = next) {
-        next = c->next;
-        if (c->dead) {
-            s->n_dead--;
-            forget(c);
-        }
+    while (s->dead) {
+        struct call *c = s->dead;
+        s->dead = c->next_dead;
+        forget(c);
     }
 }
 

@@ -40,7 +40,7 @@ static bool read_text(const char *s, size_t n, struct buf *out)
  * JSON. */
 void custom_text(const struct buf *arguments, struct buf *out)
 {
-    /* Length of a pair of \u escapes: so much of the end may be incomplete. */
+    /* Length of a pair of \u escapes: this much at the end may be incomplete. */
     enum { ESCAPE_BYTES = 12 };
     struct buf text, whole;
     buf_init(&text, arguments->max_bytes);

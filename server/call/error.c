@@ -31,8 +31,9 @@ bool call_error_no_memory(struct call_error *e)
 {
     e->type = "server_error";
     e->retry_after_s = 5;
-    return call_error_set(e, 503, "out_of_memory", NULL,
-                          "The server has no memory for the answers of this request now.");
+    return call_error_set(
+        e, 503, "out_of_memory", NULL,
+        "The server has not enough memory for the answers of this request at the moment.");
 }
 
 bool call_error_missing(struct call_error *e, const char *param)
@@ -44,11 +45,10 @@ bool call_error_missing(struct call_error *e, const char *param)
 bool call_error_text_only(struct call_error *e, const char *param, const char *what,
                           const char *type)
 {
-    return call_error_set(
-        e, 400, "unsupported_value", param,
-        "Unsupported value: %s of type '%.40s' are not supported: the server takes "
-        "text only for this model.",
-        what, type);
+    return call_error_set(e, 400, "unsupported_value", param,
+                          "Unsupported value: %s of type '%.40s' are not supported: the server "
+                          "accepts only text for this model.",
+                          what, type);
 }
 
 bool call_error_empty(struct call_error *e, const char *param)

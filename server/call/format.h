@@ -53,6 +53,9 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
     call_pooling_format, call_cohere_format, call_apply_format, call_token_format,
     call_render_format, call_render_chat_format;
 
+/* NULL only for KIND_GENERATE, whose caller has the format (request_test checks it). */
+const struct call_format *call_format_of(enum request_kind kind); // call.c
+
 /* ---- shared pieces of JSON (format.c) -----------------------------------------------------------
  */
 
@@ -68,7 +71,7 @@ void call_put_usage(struct buf *b, const struct call *c);
 /* The number of characters that a token adds to the text that the client sees. */
 size_t call_token_characters(const struct call *c, int32_t token);
 /* The text of a token as completions show it. A token that is only a part of a character is written
- * as its bytes, like OpenAI does (bytes:\xe6\x97), so that different tokens have different keys in
+ * as its bytes, as OpenAI does (bytes:\xe6\x97), so that different tokens have different keys in
  * top_logprobs. */
 void call_put_token_text(struct buf *b, const struct call *c, int32_t token);
 /* "token":..,"logprob":..,"bytes":[..] of a chat's log-probabilities. */

@@ -148,7 +148,7 @@ static enum status open_template(struct call_model *m, const struct config *conf
         buf_puts(&text, config->chat_template);
         if (!strchr(config->chat_template, '{')) {
             st = err_set(err, ERR_IO,
-                         "chat-template: no file '%.100s', and it is none of " CHAT_TEMPLATE_NAMES,
+                         "chat-template: '%.100s' is not a file, nor one of " CHAT_TEMPLATE_NAMES,
                          config->chat_template);
         }
     }
@@ -256,8 +256,8 @@ static enum status check_keys(const struct json *o, struct err *err)
             snprintf(names + n, sizeof names - n, "%s%s", i > 0 ? ", " : "", name);
         }
         if (!known) {
-            return err_set(err, ERR_INVALID, "unknown key '%.60s'; there are %s", json_key(c),
-                           names);
+            return err_set(err, ERR_INVALID, "unknown key '%.60s'; the known keys are %s",
+                           json_key(c), names);
         }
     }
     return OK;
@@ -347,9 +347,9 @@ static bool pooling_of(const char *word, enum pool_kind *kind)
 
 static enum status bad_pooling(struct err *err, const char *word)
 {
-    return err_set(
-        err, ERR_INVALID,
-        "pooler-config: '%.60s' is not a pooling that this server has: MEAN, LAST, or NONE", word);
+    return err_set(err, ERR_INVALID,
+                   "pooler-config: '%.60s' is not supported; poolings are MEAN, LAST and NONE",
+                   word);
 }
 
 /* Reads vLLM's pooler object. */
@@ -491,11 +491,11 @@ enum status call_model_check(const struct config *config, struct err *err)
         return OK;
     }
     if (config->tokenizer) {
-        return err_set(err, ERR_IO, "tokenizer: no tokenizer.json in '%.200s'", from);
+        return err_set(err, ERR_IO, "tokenizer: '%.200s' has no tokenizer.json", from);
     }
     return err_set(err, ERR_IO,
-                   "model '%.200s': no tokenizer.json there; name another folder with "
-                   "--tokenizer, or serve token ids alone with --skip-tokenizer-init",
+                   "model '%.200s': it has no tokenizer.json; name another folder with "
+                   "--tokenizer, or serve only token ids with --skip-tokenizer-init",
                    from);
 }
 

@@ -25,7 +25,7 @@ static const struct kind {
     bool generates, pools;
     bool may_fill; // a prompt may fill the context: no token is drawn then
     bool clamps;   // max_tokens is reduced to the room in the context, not refused
-} kinds[] = {
+} kinds[N_REQUEST_KINDS] = {
     [KIND_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
     [KIND_CHAT_BATCH] = {chat_begin, chat_end, NULL, "messages", .generates = true},
     [KIND_LABELS] = {labels_begin, labels_end, "query", NULL, .generates = true},
@@ -108,6 +108,10 @@ static bool read_body(struct request *r)
         r->kind = body_has(&r->body, "model") ? KIND_COMPLETIONS : KIND_NATIVE;
     }
     const struct kind *kind = &kinds[r->kind];
+    if (!kind->end) { // request_test fails, too
+        return call_error_set(&r->error, 500, "internal_error", NULL,
+                              "There is no row for requests of kind %d.", (int)r->kind);
+    }
     r->generates = kind->generates;
     r->pools = kind->pools;
     r->form = r->kind < N_KINDS_WITH_FORM ? 1u << r->kind : 0;
@@ -279,8 +283,7 @@ static bool render_all(struct request *r, const struct chat_template *t)
     return true;
 }
 
-/* A template in the request is compiled for this request only. */
-static bool render(struct request *r)
+static bool compile_and_render(struct request *r)
 {
     struct err err = {""};
     struct chat_template *own = NULL;
@@ -301,6 +304,17 @@ static bool render(struct request *r)
     }
     bool good = render_all(r, t);
     chat_template_free(own);
+    return good;
+}
+
+/* A template in the request is compiled for this request only, and must not hold a thread of the
+ * pool for long. */
+static bool render(struct request *r)
+{
+    enum { OWN_TEMPLATE_MS = 1000 };
+    chat_template_set_cpu_ms(r->request_template ? OWN_TEMPLATE_MS : 0);
+    bool good = compile_and_render(r);
+    chat_template_set_cpu_ms(0);
     return good;
 }
 
@@ -394,8 +408,8 @@ static bool pools_as_asked(struct request *r)
         return true;
     }
     return call_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
-                          "This server gives a vector for each token (--pooler-config none), which "
-                          "this endpoint has no place for: use /embedding or /pooling.");
+                          "This server returns a vector for each token (--pooler-config none), "
+                          "which this endpoint cannot return: use /embedding or /pooling.");
 }
 
 /* Stops at the first error. Grammars come last, because they cost the most. */

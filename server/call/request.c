@@ -281,9 +281,9 @@ bool read_repeat_window(struct request *r)
     if (!body_int(&r->body, "repeat_last_n", -1, INT32_MAX, &v) || v == -1 || !has_penalties(r)) {
         return true;
     }
-    return call_error_set(&r->error, 400, "unsupported_value", "repeat_last_n",
-                          "Unsupported value: penalties look over the whole text; 'repeat_last_n' "
-                          "may only be -1.");
+    return call_error_set(
+        &r->error, 400, "unsupported_value", "repeat_last_n",
+        "Unsupported value: penalties consider the whole text; 'repeat_last_n' may only be -1.");
 }
 
 /* llama.cpp can leave line ends out of penalties; here that is possible only without penalties. */
@@ -293,9 +293,10 @@ bool read_penalize_nl(struct request *r)
     if (!body_bool(&r->body, "penalize_nl", &v) || v || !has_penalties(r)) {
         return true;
     }
-    return call_error_set(&r->error, 400, "unsupported_value", "penalize_nl",
-                          "Unsupported value: penalties are for all tokens; 'penalize_nl' may only "
-                          "be true.");
+    return call_error_set(
+        &r->error, 400, "unsupported_value", "penalize_nl",
+        "Unsupported value: penalties apply to all tokens; 'penalize_nl' may only "
+        "be true.");
 }
 
 /* Reads another name of max_tokens. A negative number means: as many tokens as fit. */
@@ -306,11 +307,10 @@ static bool read_predict(struct request *r, const char *key)
         return true;
     }
     if (v == 0) {
-        return call_error_set(
-            &r->error, 400, "integer_below_min_value", key,
-            "Invalid '%s': integer below minimum value. Expected a value >= 1, or "
-            "-1 for as much as fits, but got 0 instead.",
-            key);
+        return call_error_set(&r->error, 400, "integer_below_min_value", key,
+                              "Invalid '%s': integer below minimum value. Expected a value >= 1, "
+                              "or -1 for as many as fit, but got 0 instead.",
+                              key);
     }
     r->max_is_asked = v > 0;
     r->has_max_tokens = v > 0;
@@ -390,8 +390,7 @@ bool check_prompt_logprobs(struct request *r)
     return true;
 }
 
-/* ---- other members
- * ---------------------------------------------------------------------------- */
+/* ---- other members --------------------------------------------------------------------------- */
 
 /* A boolean member of an object that is itself a member; if absent or null *v is unchanged. */
 static bool read_flag(struct request *r, const struct json *object, const char *parent,

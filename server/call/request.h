@@ -87,7 +87,9 @@ enum {
     FORM_DERENDER = 1 << KIND_DERENDER,
     FORM_TOKENIZE_CHAT = 1 << N_KINDS_WITH_FORM,
     FORM_POOL_CHAT = 1 << (N_KINDS_WITH_FORM + 1),
+    N_FORMS = N_KINDS_WITH_FORM + 2,
 };
+_Static_assert(N_FORMS <= 31, "forms are bits of an int: struct member and request.form need 64");
 
 /* One of several conversations. */
 struct request_chat {

@@ -22,7 +22,7 @@ static bool too_many(struct request *r)
 static bool bad_id(struct request *r, const char *text)
 {
     return call_error_set(&r->error, 400, "invalid_value", "logit_bias",
-                          "Invalid 'logit_bias': '%.40s' is no token id.", text);
+                          "Invalid 'logit_bias': '%.40s' is not a token id.", text);
 }
 
 /* In vLLM's words, which its clients look for. */

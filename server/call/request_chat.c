@@ -154,8 +154,8 @@ static bool bad_role(struct request *r, size_t index, const char *role)
     char where[64];
     return call_error_set(&r->error, 400, "invalid_value", at(where, sizeof where, index, "role"),
                           "Invalid value: '%.40s'. Supported values are: 'developer', 'system', "
-                          "'user', 'assistant', 'tool' and 'function', and what the model's chat "
-                          "template has a place for.",
+                          "'user', 'assistant', 'tool' and 'function', and other roles that the "
+                          "model's chat template supports.",
                           role);
 }
 
@@ -568,7 +568,7 @@ static bool continue_as_llama(struct request *r)
     if (is_from_assistant(before)) {
         return call_error_set(&r->error, 400, "invalid_messages", "messages",
                               "Invalid 'messages': the conversation ends with two turns of the "
-                              "assistant, of which only one can be continued.");
+                              "assistant, but only one can be continued.");
     }
     const struct json *content = json_get(last, "content");
     bool told =

@@ -142,8 +142,8 @@ bool request_fill_hole(struct request *r)
 {
     if (!r->model->fim.there) {
         return call_error_set(&r->error, 400, "unsupported_value", "suffix",
-                              "Unsupported value: this model's tokenizer has no tokens for a text "
-                              "with a hole, so that nothing can be put in front of a 'suffix'.");
+                              "Unsupported value: this model's tokenizer has no fill-in-the-middle "
+                              "tokens, so 'suffix' cannot be used.");
     }
     for (size_t i = 0; i < r->n_prompts; i++) {
         if (!wrap(r, &r->prompts[i])) {

@@ -37,17 +37,16 @@ static bool put_bad_word(struct request *r, const struct json *word, int32_t *le
                          int32_t *tokens, size_t *n_tokens)
 {
     if (!json_is(word, JSON_ARRAY)) {
-        return body_wrong_type(&r->error, "bad_words", "strings alone or arrays of ids alone",
+        return body_wrong_type(&r->error, "bad_words", "either only strings or only arrays of ids",
                                word);
     }
     for (const struct json *item = json_first(word); item; item = json_next(item)) {
         int64_t id;
         if (!json_int64(item, &id) || id < 0 || id > INT32_MAX || *n_tokens == MAX_BAD_TOKENS) {
-            return call_error_set(
-                &r->error, 400, "invalid_value", "bad_words",
-                "Invalid 'bad_words': expected at most %d token ids, of all words "
-                "together.",
-                MAX_BAD_TOKENS);
+            return call_error_set(&r->error, 400, "invalid_value", "bad_words",
+                                  "Invalid 'bad_words': expected at most %d token ids in all words "
+                                  "together.",
+                                  MAX_BAD_TOKENS);
         }
         tokens[(*n_tokens)++] = (int32_t)id;
         lengths[r->params.n_bad_words]++;
@@ -92,7 +91,7 @@ bool read_line_prompt(struct request *r)
     }
     if (ids && body_has(&r->body, "prompt")) {
         return call_error_set(&r->error, 400, "invalid_value", "prompt_token_ids",
-                              "'prompt' and 'prompt_token_ids' are both there.");
+                              "'prompt' and 'prompt_token_ids' cannot both be given.");
     }
     return request_read_prompts(r, ids ? "prompt_token_ids" : "prompt", 1);
 }

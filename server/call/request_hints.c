@@ -166,7 +166,7 @@ static bool read_retain(struct hints *h, const char *version, const struct json 
 {
     const struct json *directives = json_get(payload, "directives");
     if (version[0] != '1' || isdigit((unsigned char)version[1])) {
-        return bad(h, "of kv.retain version 1 is known");
+        return bad(h, "only version 1 of kv.retain is known");
     }
     if (++h->n_actions > MAX_ACTIONS) {
         return bad(h, "there are more than 16 actions of kv.retain");

@@ -27,8 +27,7 @@ static const char *where(struct ollama *o, const char *field)
     return o->place;
 }
 
-/* ---- messages
- * ------------------------------------------------------------------------------------ */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 /* A string member; absent and null are "". NULL: the error is set. */
 static const char *text_of(struct ollama *o, const struct json *m, const char *field)
@@ -121,7 +120,7 @@ static bool put_message(struct ollama *o, const struct json *m)
     if (!role || !chat_is_role(role)) {
         if (role) {
             return call_error_set(e, 400, "invalid_value", where(o, "role"),
-                                  "Invalid value: '%.40s' is no role.", role);
+                                  "Invalid value: '%.40s' is not a role.", role);
         }
         return call_error_missing(e, where(o, "role"));
     }
@@ -182,8 +181,7 @@ bool read_ollama_messages(struct request *r)
     return end_messages(&o, good);
 }
 
-/* ---- a prompt
- * ------------------------------------------------------------------------------------ */
+/* ---- a prompt -------------------------------------------------------------------------------- */
 
 /* In raw mode a text to continue; otherwise the user's message, after the system's. */
 bool read_generated_prompt(struct request *r)
@@ -214,8 +212,7 @@ bool read_generated_prompt(struct request *r)
     return end_messages(&o, true);
 }
 
-/* ---- other members
- * ------------------------------------------------------------------------------- */
+/* ---- other members --------------------------------------------------------------------------- */
 
 bool read_ollama_tools(struct request *r)
 {
@@ -244,8 +241,7 @@ bool read_think(struct request *r)
     return good;
 }
 
-/* ---- entry points
- * -------------------------------------------------------------------------------- */
+/* ---- entry points ---------------------------------------------------------------------------- */
 
 static bool is_empty(const struct request *r, const char *key)
 {

@@ -42,10 +42,9 @@ void classify_begin(struct request *r)
 bool classify_end(struct request *r)
 {
     if (!r->generates) {
-        return call_error_set(
-            &r->error, 400, "unsupported_model", "model",
-            "This model does not classify: it has no head for classes, and judges "
-            "nothing by two tokens (--scoring yes-no).");
+        return call_error_set(&r->error, 400, "unsupported_model", "model",
+                              "This model does not classify: it has no classification head, and is "
+                              "not served as one that answers yes or no (--scoring yes-no).");
     }
     request_ask_each(r, r->model->scoring.answers, 2);
     return request_refuse_empty(r, "input");
@@ -82,7 +81,7 @@ bool read_task(struct request *r)
     if (which < 0 || (which == 1 && !r->model->scoring.judges)) {
         return call_error_set(
             &r->error, 400, "unsupported_value", "task",
-            "Unsupported task: '%.40s'. This model has: 'embed', 'token_embed'%s.", task,
+            "Unsupported task: '%.40s'. This model supports: 'embed', 'token_embed'%s.", task,
             r->model->scoring.judges ? ", 'classify'" : "");
     }
     r->generates = which == 1;

@@ -449,8 +449,8 @@ bool read_truncation(struct request *r)
     body_choice(&r->body, "truncation", "auto|disabled", &choice);
     if (choice == 0) {
         return call_error_set(&r->error, 400, "unsupported_value", "truncation",
-                              "Unsupported value: this server drops no items of an input that is "
-                              "too long; 'truncation' may only be 'disabled'.");
+                              "Unsupported value: this server does not drop items of an input that "
+                              "is too long; 'truncation' may only be 'disabled'.");
     }
     return r->error.status == 0;
 }
@@ -542,13 +542,13 @@ bool responses_end(struct request *r)
     }
     if (r->detached && !(r->stores && r->store)) {
         return call_error_set(&r->error, 400, "invalid_value", "background",
-                              r->store ? "background can only be used when `store` is true: the "
-                                         "response is kept for who asks for it."
-                                       : "Invalid 'background': no responses are kept here.");
+                              r->store ? "background can only be used when `store` is true, "
+                                         "because the response is retrieved later."
+                                       : "Invalid 'background': this server stores no responses.");
     }
     if (r->conversation && !r->stores) {
         return call_error_set(&r->error, 400, "invalid_value", "conversation",
-                              "A response of a conversation is added to it: 'store' may not be "
+                              "A response is added to its conversation: 'store' may not be "
                               "false.");
     }
     r->stores = r->stores && r->store && r->kind == KIND_RESPONSES;

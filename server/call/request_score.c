@@ -122,7 +122,7 @@ static bool only_these(struct request *r, const char *all, const char *these)
         const char *key = r->body.members[i].key;
         if (words_find(all, key) >= 0 && words_find(these, key) < 0 && body_has(&r->body, key)) {
             return call_error_set(&r->error, 400, "invalid_value", key,
-                                  "Invalid '%s': another name of it is there, too.", key);
+                                  "Invalid '%s': it is also given under another name.", key);
         }
     }
     return true;
@@ -172,7 +172,7 @@ bool read_score_texts(struct request *r)
     }
     if (queries.n != 1 && queries.n != documents.n) {
         return call_error_set(&r->error, 400, "invalid_value", names[i][0],
-                              "Invalid '%s': expected one text, or as many as '%s' has, which are "
+                              "Invalid '%s': expected one text, or as many as in '%s', which are "
                               "%zu.",
                               names[i][0], names[i][1], documents.n);
     }
@@ -180,8 +180,7 @@ bool read_score_texts(struct request *r)
     return true;
 }
 
-/* ---- texts that are too long
- * --------------------------------------------------------------------- */
+/* ---- texts that are too long ----------------------------------------------------------------- */
 
 /* Truncates a text to its first `most` tokens; the result is text again. */
 static bool cut(struct request *r, struct scored_text *t, int64_t most)
@@ -225,8 +224,7 @@ static bool cut_all(struct request *r)
     return true;
 }
 
-/* ---- prompts
- * ------------------------------------------------------------------------------------- */
+/* ---- prompts --------------------------------------------------------------------------------- */
 
 static void put_message(struct buf *b, const char *role, const struct scored_text *t)
 {
@@ -344,7 +342,7 @@ bool score_end(struct request *r)
     size_t n = r->n_queries + r->n_documents;
     if (!r->model->tok) {
         return call_error_set(&r->error, 400, "unsupported_model", "model",
-                              "This model has no tokenizer: it scores no texts.");
+                              "This model has no tokenizer, so it cannot score texts.");
     }
     r->prompts = arena_alloc(&r->arena, n, sizeof r->prompts[0]);
     if (!r->prompts) {

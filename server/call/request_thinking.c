@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* Several names for one number; -1 is no limit. */
+/* Several names of one number; -1 means no limit. */
 static bool read_budget(struct request *r, const char *key)
 {
     int64_t v;
@@ -159,7 +159,7 @@ static bool put_markers(struct request *r, struct thinking_limit *l)
     return put_end(r, marks->closes[0], "", &l->end);
 }
 
-/* Whether the prompt ends inside of reasoning that it has opened. */
+/* True if the prompt ends inside reasoning that it has opened. */
 static bool is_opened(const struct request *r, const struct request_prompt *p)
 {
     enum { TAIL = 64 };
@@ -182,7 +182,7 @@ static bool has_no_reasoning(struct request *r)
 {
     return call_error_set(&r->error, 400, "unsupported_value", r->thinking_param,
                           "Unsupported value: '%s' limits reasoning between two markers; this "
-                          "model has none that this server knows (--reasoning-parser).",
+                          "server knows none for this model (--reasoning-parser).",
                           r->thinking_param);
 }
 

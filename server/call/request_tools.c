@@ -45,8 +45,9 @@ static bool read_custom_format(struct request *r, const struct json *custom,
     if (json_type(format) == JSON_NULL || (type && strcmp(type, "text") == 0)) {
         return true;
     }
-    if (!type || strcmp(type, "grammar") != 0 || !definition || !syntax ||
-        words_find("lark|regex", syntax) < 0) {
+    const bool regex = syntax && strcmp(syntax, "regex") == 0;
+    const bool known = regex || (syntax && strcmp(syntax, "lark") == 0);
+    if (!type || strcmp(type, "grammar") != 0 || !definition || !known) {
         return call_error_set(
             &r->error, 400, "invalid_value", tool->place,
             "Invalid '%s': expected type 'text', or 'grammar' with 'syntax' 'lark' "
@@ -55,14 +56,10 @@ static bool read_custom_format(struct request *r, const struct json *custom,
     }
     struct buf out;
     buf_init(&out, MAX_BYTES);
-    bool regex = strcmp(syntax, "regex") == 0;
-    if (regex) {
-        buf_puts(&out, "{\"type\":\"regex\",\"pattern\":");
-    } else {
-        buf_puts(&out, "{\"type\":\"grammar\",\"syntax\":\"lark\",\"grammar\":");
-    }
-    convert_text(&out, definition);
-    buf_putc(&out, '}');
+    const struct grammar_source source = {.kind = regex ? GRAMMAR_REGEX : GRAMMAR_LARK,
+                                          .text = definition,
+                                          .n_bytes = strlen(definition)};
+    grammar_put_tag(&source, &out);
     if (out.failed) {
         tool->text = NULL;
     } else {

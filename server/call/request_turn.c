@@ -19,20 +19,22 @@ struct plan {
     struct buf answer, text;
 };
 
-/* ---- errors
- * ----------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static const char *code_of(enum status st, enum grammar_kind kind)
 {
-    static const char *const codes[GRAMMAR_N_KINDS] = {
-        [GRAMMAR_SCHEMA] = "invalid_schema", [GRAMMAR_REGEX] = "invalid_regex",
-        [GRAMMAR_GBNF] = "invalid_grammar",  [GRAMMAR_LARK] = "invalid_grammar",
-        [GRAMMAR_TAGS] = "invalid_grammar",
-    };
     if (st == ERR_NOMEM) {
         return "unsupported_value";
     }
-    return codes[kind];
+    switch (kind) {
+    case GRAMMAR_SCHEMA: return "invalid_schema";
+    case GRAMMAR_REGEX: return "invalid_regex";
+    case GRAMMAR_GBNF:
+    case GRAMMAR_LARK:
+    case GRAMMAR_TAGS:
+    case GRAMMAR_N_KINDS: break;
+    }
+    return "invalid_grammar";
 }
 
 static enum status compiles(const struct grammar_source *source, struct err *err)
@@ -144,7 +146,7 @@ static bool plan_calls(struct plan *p)
         return call_error_set(&r->error, 400, "unsupported_value",
                               r->tool_mode == TOOLS_MUST ? r->tool_param : "tools",
                               "Unsupported value: this server does not know how this model writes "
-                              "calls (--tool-call-parser), so that it cannot keep them to '%s'.",
+                              "calls (--tool-call-parser), so it cannot constrain them to '%s'.",
                               r->tool_mode == TOOLS_MUST ? r->tool_param : "strict");
     }
     p->calls.writing = turn_writing(parser, r->model->tok);
@@ -175,47 +177,17 @@ static bool put_answer(struct plan *p)
     struct request *r = p->r;
     const struct grammar_source *s = &r->constraint;
     struct buf *out = &p->answer;
-    bool regex = s->kind == GRAMMAR_REGEX, json = s->kind == GRAMMAR_SCHEMA;
-    if ((json || s->kind == GRAMMAR_TAGS) && !is_json(s->text, s->n_bytes)) {
-        struct err err = {"it is no JSON"};
+    if (grammar_is_json(s->kind) && !is_json(s->text, s->n_bytes)) {
+        struct err err = {"it is not JSON"};
         return blame(r, ERR_INVALID, &err);
     }
-    if (json) {
-        buf_puts(out, "{\"type\":\"json_schema\",\"json_schema\":");
-        buf_put(out, s->text, s->n_bytes);
-        if (s->disable_any_whitespace) {
-            buf_puts(out, ",\"disable_any_whitespace\":true");
-        }
-        if (s->whitespace_pattern) {
-            buf_puts(out, ",\"whitespace_pattern\":");
-            buf_put_json(out, s->whitespace_pattern, strlen(s->whitespace_pattern));
-        }
-    } else if (s->kind == GRAMMAR_TAGS) {
-        buf_puts(out, "{\"type\":\"sequence\",\"elements\":[");
-        buf_put(out, s->text, s->n_bytes);
-        buf_putc(out, ']');
-    } else {
-        if (regex) {
-            buf_puts(out, "{\"type\":\"regex\",\"pattern\":");
-        } else {
-            buf_puts(out, "{\"type\":\"grammar\",");
-        }
-        if (s->kind == GRAMMAR_GBNF) {
-            buf_puts(out, "\"syntax\":\"gbnf\",\"grammar\":");
-        }
-        if (s->kind == GRAMMAR_LARK) {
-            buf_puts(out, "\"syntax\":\"lark\",\"grammar\":");
-        }
-        buf_put_json(out, s->text, s->n_bytes);
-    }
-    buf_putc(out, '}');
+    grammar_put_tag(s, out);
     p->turn.answer = out->data;
     p->turn.answer_bytes = out->n_bytes;
     return !out->failed || request_too_large(r);
 }
 
-/* ---- text before the answer
- * ------------------------------------------------------------------- */
+/* ---- text before the answer ------------------------------------------------------------------ */
 
 static bool thinks(const struct request *r)
 {
@@ -245,8 +217,7 @@ static void plan_reasoning(struct plan *p)
     }
 }
 
-/* ---- compiling
- * -------------------------------------------------------------------------------- */
+/* ---- compiling ------------------------------------------------------------------------------- */
 
 static bool compile(struct request *r, const struct grammar_source *source)
 {

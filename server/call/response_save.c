@@ -63,7 +63,7 @@ void response_save(struct call *c)
         stored.items = items;
     }
     if (store_response_put(c->request.store, c->request.owner, &stored, &err) != OK) {
-        log_warn("a response is not kept: %s", err.text);
+        log_warn("a response could not be stored: %s", err.text);
     }
     stored_items_free(items, stored.n_items);
 }

@@ -114,8 +114,8 @@ enum status scoring_open(struct scoring *s, const struct config *config,
     const char *text = is_for_pairs(own) ? own : qwen_pair;
     TRY(chat_template_compile(text, strlen(text), config->engine.model, &s->pair, err));
     s->judges = true;
-    log_info("pairs are judged by the tokens '%s' and '%s', written %s", words[0], words[1],
-             text == own ? "as the chat template has it" : "as Qwen3-Reranker's");
+    log_info("pairs are scored by the tokens '%s' and '%s', formatted %s", words[0], words[1],
+             text == own ? "by the chat template" : "as Qwen3-Reranker's");
     return OK;
 }
 

@@ -26,10 +26,10 @@ struct shifts {
     struct piece pieces[];
 };
 
-/* ---- whether ------------------------------------------------------------------------------------
- */
+/* ---- whether a context may shift ------------------------------------------------------------- */
 
-/* What is a function of the whole answer would begin anew with each piece. */
+/* Settings that depend on the whole answer would start again with each piece, so they exclude
+ * shifts. */
 bool shifts_may(const struct request *r)
 {
     return r->model->config->context_shift && r->generates && r->has_max_tokens && !r->beams &&
@@ -45,7 +45,7 @@ static int32_t n_kept(const struct request *r, int32_t n_prompt)
     return (int32_t)lesser(keep, context - LEAST_LEFT);
 }
 
-/* As many halves of what is not kept as it takes, as llama.cpp drops them. */
+/* Halves what is not kept until the prompt fits, as llama.cpp does. */
 bool shifts_cut_prompt(struct request *r, struct request_prompt *p)
 {
     int32_t context = r->model->info->max_model_len, keep = n_kept(r, p->n);
@@ -67,8 +67,8 @@ bool shifts_cut_prompt(struct request *r, struct request_prompt *p)
 /* ---- pieces -------------------------------------------------------------------------------------
  */
 
-/* The request of the next piece, whose prompt is in `ids`. Each has noise of its own: positions
- * come again. */
+/* The request of the next piece, whose prompt is in `ids`. Each piece has its own noise, because
+ * positions repeat. */
 static void make(struct piece *p, int32_t n_prompt)
 {
     struct engine_request *q = &p->request;
@@ -161,8 +161,7 @@ bool shifts_are_ready(const struct call *c)
     return false;
 }
 
-/* ---- news ---------------------------------------------------------------------------------------
- */
+/* ---- the engine's output --------------------------------------------------------------------- */
 
 /* The first piece is the request that clients see in times and counts of the cache. */
 static void copy_facts(struct piece *p)
@@ -184,7 +183,7 @@ static void copy_facts(struct piece *p)
     }
 }
 
-/* Drops half of the tokens behind the kept ones; the answer's last ones stay. */
+/* Drops half of the tokens after the kept ones; the answer's last tokens stay. */
 static void shift(struct piece *p)
 {
     const struct request *r = &p->choice->call->request;

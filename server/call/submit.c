@@ -182,11 +182,10 @@ static bool admit(struct call *c, struct call_error *e)
     }
     int32_t most = c->request.model->info->max_sequences;
     if (sequences > most) {
-        return call_error_set(
-            e, 400, "invalid_value", NULL,
-            "This request asks for %lld samples, of all prompts together; at most "
-            "%d may wait and run at once here.",
-            (long long)sequences, most);
+        return call_error_set(e, 400, "invalid_value", NULL,
+                              "This request asks for %lld samples of all prompts together; at most "
+                              "%d may wait and run at once on this server.",
+                              (long long)sequences, most);
     }
     if (c->offline) {
         return true;
@@ -238,7 +237,7 @@ static enum status refused(struct call *c, enum status st, const struct err *why
         call_error_set(e, 400, "invalid_value", NULL, "%s", why->text);
     } else if (st != ERR_BUSY) {
         s->counts.rejected[REJECT_DEAD]++;
-        call_error_set(e, 503, "engine_dead", NULL, "The engine does not take requests.");
+        call_error_set(e, 503, "engine_dead", NULL, "The engine does not accept requests.");
     }
     return st;
 }

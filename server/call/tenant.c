@@ -109,8 +109,8 @@ enum status tenant_limits_set(struct tenant_limits *l, const char *setting, stru
     void *to = (char *)l + settings[i].offset;
     const char *value = setting + n + (setting[n] == '=');
     static const char *const wanted[] = {
-        [SETTING_INT32] = "a number that it may be",
-        [SETTING_INT64] = "a number that it may be",
+        [SETTING_INT32] = "a number in its range",
+        [SETTING_INT64] = "a number in its range",
         [SETTING_SHARE] = "a share from 0 to 1",
         [SETTING_BOOL] = "true or false",
     };

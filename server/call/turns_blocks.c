@@ -92,9 +92,8 @@ static bool unsupported_block(struct turns *t, const char *field, const char *ty
 {
     return call_error_set(
         &t->r->error, 400, "unsupported_value", turns_where(t, field),
-        "Unsupported value: content blocks of type '%.40s' are not supported: the "
-        "server takes text only for this model, and beside it tool calls, their "
-        "results and thoughts.",
+        "Unsupported value: content blocks of type '%.40s' are not supported: for this model the "
+        "server accepts only text, tool calls, their results and thinking.",
         type);
 }
 

@@ -218,6 +218,7 @@ static bool shape_arguments(struct jrt *rt, struct jv *arguments, const struct c
         bool ok = jinja_from_json(&probe, s->s, s->n_bytes, s->prov, "arguments", &object);
         rt->arena = probe.arena;
         rt->steps_left = probe.steps_left;
+        rt->steps_beyond = probe.steps_beyond;
         if (probe.st == ERR_LIMIT) {
             rt->st = probe.st;
             rt->err = probe.err;

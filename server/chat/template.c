@@ -251,6 +251,11 @@ void chat_template_free(struct chat_template *t)
     free(t);
 }
 
+void chat_template_set_cpu_ms(int64_t ms)
+{
+    jrt_set_cpu_ms(ms);
+}
+
 const char *chat_template_text(const struct chat_template *t)
 {
     return or_empty(t->text.data);

@@ -192,7 +192,7 @@ static void last_words(const struct chat_server *s, char *text, size_t n_text)
     if (strncmp(line, "sluice: ", 8) == 0) {
         line += 8;
     }
-    snprintf(text, n_text, "%s", *line ? line : "it said nothing");
+    snprintf(text, n_text, "%s", *line ? line : "it logged nothing");
 }
 
 /* True if the child has ended; then the last line of its log becomes the error. */
@@ -262,9 +262,7 @@ static enum status use_model(struct chat_server *s, const struct chat_options *o
     return ask_models(s, interrupt, err);
 }
 
-/* ---- either kind of server
- * ---------------------------------------------------------------------------------------
- */
+/* ---- either kind of server ------------------------------------------------------------------- */
 
 /* For a chat without a target: uses a server on this machine if one runs and no option of a server
  * was given, otherwise starts one with the bundled model. */

@@ -40,8 +40,8 @@ static char *scalar(char *s)
 
 static enum status bad_quotes(const struct option_row *row, struct err *err)
 {
-    return err_set(err, ERR_FORMAT, "option %s: a quote does not end, or text follows it",
-                   row->name);
+    return err_set(err, ERR_FORMAT,
+                   "option %s: unclosed quotation mark, or text after the closing one", row->name);
 }
 
 /* Sets the option of a line. A list is written on the line itself, as [a, b], or on the following

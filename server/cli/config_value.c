@@ -103,7 +103,7 @@ static double seconds_of(const char *suffix)
     return 0;
 }
 
-/* The factor that a number's suffix stands for; 0: unknown suffix. */
+/* The factor of a number's suffix; 0: unknown suffix. */
 static double unit_of_type(enum option_type type, const char *suffix)
 {
     switch (type) {

@@ -17,6 +17,11 @@ static enum status share(void *bytes, size_t n_bytes, void *arg, struct err *err
     return nodes_share(arg, bytes, n_bytes, err);
 }
 
+static bool is_lost(void *arg, struct err *why)
+{
+    return arg && nodes_lost(arg, why);
+}
+
 /* Where this process's ranks are among all. n_ranks is the total of all nodes, which have equally
  * many. */
 static struct comm_place place_of(const struct engine_options *o)
@@ -28,6 +33,7 @@ static struct comm_place place_of(const struct engine_options *o)
         .leader = o->nodes ? nodes_leader(o->nodes) : NULL,
         .bind = o->nodes ? nodes_bind(o->nodes) : NULL,
         .share = share,
+        .is_lost = is_lost,
         .share_arg = o->nodes,
     };
 }

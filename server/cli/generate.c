@@ -54,7 +54,8 @@ static void print_done(struct generate *g)
 static void turn(struct generate *g, int fd)
 {
     if (local_engine_wait(&g->local, fd, -1)) {
-        call_on_wake(&g->local.calls);
+        while (call_on_wake(&g->local.calls)) {
+        }
         print_done(g);
     }
 }

@@ -69,8 +69,7 @@ static enum status read_source(struct json_scan *sc, struct line *l, enum gramma
         return err_set(err, ERR_INVALID, "the line has more than one grammar");
     }
     buf_clear(&l->text);
-    bool is_json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_TAGS;
-    if (!is_json || sc->s[from] == '"') {
+    if (!grammar_is_json(kind) || sc->s[from] == '"') {
         if (json_scan_next(sc) != JSON_TOKEN_STRING) {
             return err_set(err, ERR_INVALID, "\"%s\" must be a string", grammar_kind_names[kind]);
         }
@@ -257,7 +256,7 @@ static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t
     if (v.over) {
         buf_puts(out, ": too complex");
     } else if (!v.accepted && v.n_good == n) {
-        buf_puts(out, ": incomplete: more must follow");
+        buf_puts(out, ": incomplete, more must follow");
     } else if (!v.accepted) {
         buf_printf(out, ": no match from byte %zu on", v.n_good);
     }

@@ -296,7 +296,9 @@ enum status model_find(struct config *c, struct err *err)
         }
         return OK;
     }
-    if (folder_is_file(model)) {
+    bool is_gguf;
+    TRY(folder_is_file(model, &is_gguf, err));
+    if (is_gguf) {
         return OK;
     }
     if (file_exists(model)) {

@@ -26,6 +26,12 @@ static bool is_model(const char *folder)
     return join(path, sizeof path, folder, "config.json") && file_exists(path);
 }
 
+static bool is_gguf_file(const char *path)
+{
+    bool is;
+    return folder_is_file(path, &is, NULL) == OK && is;
+}
+
 /* The first model in `folder` by name: a folder, or a GGUF file. */
 static bool find_inside(const char *folder, char *out, size_t n_out)
 {
@@ -34,7 +40,7 @@ static bool find_inside(const char *folder, char *out, size_t n_out)
     bool found = false;
     for (int i = 0; i < n; i++) {
         found = found || (list[i]->d_name[0] != '.' && join(out, n_out, folder, list[i]->d_name) &&
-                          (is_model(out) || folder_is_file(out)));
+                          (is_model(out) || is_gguf_file(out)));
         free(list[i]);
     }
     free(list);
@@ -45,7 +51,9 @@ static bool find_inside(const char *folder, char *out, size_t n_out)
 enum status model_folder_check(const char *model, struct err *err)
 {
     char inside[PATH_MAX];
-    if (folder_is_file(model) || is_model(model)) {
+    bool is_file;
+    TRY(folder_is_file(model, &is_file, err));
+    if (is_file || is_model(model)) {
         return OK;
     }
     if (find_inside(model, inside, sizeof inside)) {

@@ -295,13 +295,13 @@ static enum status put_model(const struct config *c, struct buf *out, const char
 {
     TRY(put_file(out, config_label, dir, "config.json", err));
     bool dummy = c->engine.load_format && strcmp(c->engine.load_format, "dummy") == 0;
-    if (!dummy && folder_is_file(dir)) {
-        return put_gguf(out, weights_label, dir, err);
+    if (dummy) {
+        return OK;
     }
-    if (!dummy) {
-        return put_weights(out, weights_label, dir, err);
-    }
-    return OK;
+    bool is_gguf;
+    TRY(folder_is_file(dir, &is_gguf, err));
+    return is_gguf ? put_gguf(out, weights_label, dir, err)
+                   : put_weights(out, weights_label, dir, err);
 }
 
 static enum status put_draft(const struct config *c, struct buf *out, struct err *err)

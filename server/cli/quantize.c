@@ -57,7 +57,7 @@ static int read_arguments(int argc, char **argv, struct arguments *a)
                 return wrong("--max-shard-size must be a number of megabytes, not ", value);
             }
         } else if (argv[i][0] == '-' || n_paths == 2) {
-            return wrong("what is this: ", argv[i]);
+            return wrong("unknown argument: ", argv[i]);
         } else {
             a->paths[n_paths++] = argv[i];
         }

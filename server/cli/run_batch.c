@@ -169,7 +169,7 @@ static enum status finish(struct run_batch *b, const struct job *j, struct err *
         return OK;
     }
     const struct err *why = job_error(j);
-    return err_set(err, ERR_IO, "%s; %d of %d requests have no answer: run again with --resume",
+    return err_set(err, ERR_IO, "%s; %d of %d requests have no answer: continue with --resume",
                    why ? why->text : "the job was stopped", p.n_lines - p.n_answered, p.n_lines);
 }
 
@@ -196,7 +196,8 @@ static enum status run(struct run_batch *b, struct err *err)
             continue;
         }
         if (local_engine_wait(&b->local, -1, watched ? 1000 : -1)) {
-            call_on_wake(&b->local.calls);
+            while (call_on_wake(&b->local.calls)) {
+            }
         }
         if (watched) {
             batch_report_progress(&b->report, j, stderr);

@@ -99,7 +99,7 @@ const struct vllm_flag vllm_flags[] = {
      .harmless = "auto|none"},
     {FLAG("cohere-format", TAKES_VALUE, "prompts are written by the chat template")},
     {FLAG("cohere-is-reasoning-model", TAKES_NOTHING, "Cohere's chat is not served")},
-    {FLAG("tool-server", TAKES_VALUE, "tools are called by the client"), .harmless = ""},
+    {FLAG("tool-server", TAKES_VALUE, "only the client calls tools"), .harmless = ""},
     {FLAG("structured-outputs-config", TAKES_VALUE, "there is one implementation")},
     {FLAG("guided-decoding-backend", TAKES_VALUE, "there is one implementation")},
     {FLAG("fingerprint-mode", TAKES_VALUE, "the fingerprint names version, model and dtype")},

@@ -185,7 +185,8 @@ struct http_stats {
 void http_server_stats(const struct http_server *server, struct http_stats *stats);
 
 /* Has the loop call on_wake soon. Several calls may lead to one on_wake, so it must take everything
- * available. Cheap. Thread: any, until http_server_close. */
+ * available, or call this for the rest: the loop looks at its connections in between. Cheap.
+ * Thread: any, until http_server_close. */
 void http_wake(struct http_server *server);
 
 /* Runs work(arg) on the thread pool, then done(arg) on the loop. done is always called. */

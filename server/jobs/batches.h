@@ -16,6 +16,10 @@
 
 enum { BATCH_MAX_LINES = 50000 };
 
+/* Of the files that are its input, and the only time that a batch may have. */
+#define BATCH_PURPOSE "batch"
+#define BATCH_WINDOW "24h"
+
 struct batches;
 
 struct batches_options {

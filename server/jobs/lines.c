@@ -17,6 +17,7 @@ enum {
     LINE_ARENA_BYTES = 1 << 26,
 };
 
+/* The endpoints that a batch may use. */
 static const struct {
     const char *url;
     enum request_kind kind;
@@ -27,7 +28,11 @@ static const struct {
     {"/v1/responses", KIND_RESPONSES},
 };
 
-/* The endpoints that a batch may use. */
+const char *job_endpoint(size_t i)
+{
+    return i < sizeof endpoints / sizeof endpoints[0] ? endpoints[i].url : NULL;
+}
+
 bool job_endpoint_kind(const char *url, enum request_kind *kind)
 {
     for (size_t i = 0; i < sizeof endpoints / sizeof endpoints[0]; i++) {

@@ -54,6 +54,8 @@ struct job_lines_limits {
     int32_t max_lines;
 };
 
+/* The paths that jobs can use, one by one; NULL past the last. */
+const char *job_endpoint(size_t i);
 /* The kind of call for a path such as "/v1/chat/completions". False: jobs cannot use this path. */
 bool job_endpoint_kind(const char *url, enum request_kind *kind);
 

@@ -176,6 +176,8 @@ enum batch_status {
     BATCH_CANCELLED,
     N_BATCH_STATUSES,
 };
+_Static_assert(sizeof((struct store_usage *)NULL)->by_status == N_BATCH_STATUSES * sizeof(int64_t),
+               "a number for each status");
 extern const char *const batch_status_names[N_BATCH_STATUSES];
 
 static inline bool batch_has_ended(enum batch_status st)

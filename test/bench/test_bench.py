@@ -280,4 +280,4 @@ def test_plot(server, tmp_path):
     svg = xml.dom.minidom.parse(str(out))
     assert len(svg.getElementsByTagName("polyline")) >= 2 * 3 and "c4" in out.read_text()
     p = subprocess.run([os.path.join(ROOT, "scripts/plot_bench"), "-o", out, __file__], capture_output=True, text=True)
-    assert p.returncode == 1 and "is not a file of sluice bench" in p.stderr
+    assert p.returncode == 1 and "was not written by sluice bench" in p.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A virtual environment with other people's clients, for scripts/check_clients and scripts/check_agents."""
+"""A virtual environment with third-party clients, for scripts/check_clients and scripts/check_agents."""
 import os
 import subprocess
 import sys
@@ -9,8 +9,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def environment(name, packages):
-    """Its interpreter, below build/, and for each package that could not be installed pip's last message. Without a package
-    index that is every package; what was installed before is still there."""
+    """Returns its interpreter, below build/, and for each package that could not be installed pip's last message.
+    Without a package index that is every package; what was installed before is still there."""
     folder = os.path.join(ROOT, "build", name)
     python = os.path.join(folder, "bin/python")
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What real clients do with a server: a function per client and task, run by scripts/check_clients in a virtual
-environment that has the clients. Each fails by an exception. The server runs the bundled demo model, so that sums,
-tool calls and JSON are answered right."""
+"""Uses of a server by real clients: a function per client and task, run by scripts/check_clients in a virtual
+environment that has the clients. Each reports a failure as an exception. The server runs the bundled demo model, so
+that sums, tool calls and JSON are answered right."""
 
 import asyncio
 import json

@@ -25,7 +25,7 @@ def need(name):
         pytest.skip(name + " is not installed")
 
 
-# ---- which key ---------------------------------------------------------------------------------
+# ---- the key of a request ------------------------------------------------------------------------
 
 
 class Replica(ThreadingHTTPServer):

@@ -3,7 +3,7 @@
  * output of each row equals a naive softmax over the keys that it sees. */
 #include "test/cpu/attention_world.h"
 
-/* A long prompt, a lane that begins, decoding rows and trees together. The prompt ends beyond every
+/* A long prompt, a new lane, decoding rows and trees together. The prompt ends beyond every
  * window; the scalar table, which takes most of the time, gets a longer one only at night. */
 static void try_geometry(const char *backend, const struct geometry *g,
                          const struct storage *storage)

@@ -7,7 +7,7 @@
 
 enum { N = 16, ROWS = 3 };
 
-/* Numbers for which codes and scales were worked out apart from this code. */
+/* Numbers whose codes and scales were worked out independently of this code. */
 static const float worked[ROWS][N] = {
     {1.171875f, 0.58203125f, -0.95703125f, -0.40625f, 1.921875f, 0.73828125f, 0.12890625f,
      -0.80078125f, -1.15625f, -0.96875f, -1.1796875f, 0.8046875f, 1.640625f, 0.365234375f,

@@ -298,7 +298,7 @@ static enum status look_at_port(void *bytes, size_t n_bytes, void *arg, struct e
     return err_set(err, ERR_CANCELLED, "seen");
 }
 
-TEST(the_port_for_sums_is_at_node_0s_address_alone)
+TEST(the_port_for_sums_listens_only_at_node_0s_address)
 {
     struct shared s = {0};
     struct comm_place place = {.n_ranks = 2,

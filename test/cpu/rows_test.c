@@ -146,7 +146,7 @@ OP_TEST(activations_follow_their_formulas)
 
 /* ---- rope --------------------------------------------------------------------------------- */
 
-/* What models do differently between the product of qkv and the cache. */
+/* The steps between the product of qkv and the cache in which models differ. */
 struct rope_case {
     int32_t n_heads, n_kv_heads, dim, n_pairs;
     bool interleaved;

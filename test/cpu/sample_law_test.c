@@ -121,7 +121,7 @@ static void try_siblings(struct sampler *s, struct tensor q, struct tensor p, in
     s->pass = plain;
 }
 
-/* A target and a draft model: their sampling parameters, the likeness of their logits, and the
+/* A target and a draft model: their sampling parameters, the similarity of their logits, and the
  * number of siblings tried (0: one draft after another). */
 struct law_case {
     float temperature, top_p, likeness;

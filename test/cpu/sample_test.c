@@ -91,6 +91,39 @@ static int32_t draw_masked(struct sampler *s, const struct sampling_params *p,
     return token;
 }
 
+/* The lists of a lane's parameters may be freed once the lane has them: on a node that is sent its
+ * steps, they lie in a message. */
+OP_TEST(a_lane_keeps_its_lists)
+{
+    float logits[VOCAB] = {[1] = 9.0f, [2] = 8.0f, [3] = 7.0f, [4] = 6.0f, [5] = 5.0f, [6] = 4.0f};
+    int32_t stops[] = {1}, allowed[] = {6, 5, 4, 3, 1}, lengths[] = {1}, words[] = {3, 3};
+    struct logit_bias bias[] = {{5, 1.5f}}; // 5 then comes between 3 and 4
+    struct sampling_params p = sampling_params_default();
+    p.temperature = 0.0f;
+    p.min_tokens = 9;
+    p.n_stop_ids = p.n_bias = p.n_bad_words = 1;
+    p.stop_ids = stops;
+    p.bias = bias;
+    p.bad_word_lengths = lengths;
+    p.bad_word_tokens = words;
+    p.n_allowed = 5;
+    p.allowed = allowed;
+    struct sampler s;
+    open_sampler(&s, backend, logits, VOCAB);
+    s.rig.ops->step_begin(s.rig.be, 0);
+    s.rig.in_step = true;
+    CHECK_EQ(s.rig.ops->lane_params(s.rig.be, 0, &p), OK);
+    stops[0] = 5;
+    lengths[0] = 2; // the word would be "3 3"
+    bias[0] = (struct logit_bias){6, 50.0f};
+    memset(allowed, 0, sizeof allowed);
+    for (int32_t turn = 0; turn < 2; turn++) {
+        add_draw(&s, (struct pass_draw){.n_prompt = 1, .tree_row = -1});
+        CHECK_EQ(run_draws(&s)[0].token, 5);
+    }
+    op_close(&s.rig);
+}
+
 /* A mask wins over everything else, because the grammar's text must stay valid. */
 OP_TEST(a_mask_is_never_dropped)
 {
@@ -140,7 +173,8 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
     p.repetition_penalty = 1.13f; // 3.5398, 3.451
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 1);
 
-    p = d; // counts the output only: after 2 prompt tokens, 1 counts twice and 2 not at all
+    p = d; // counts only the output: after 2 prompt tokens, token 1 counts twice and token 2 not at
+           // all
     p.frequency_penalty = 0.3f;
     CHECK_EQ(draw_once(&s, &p, 5, 2).token, 2);
     p.frequency_penalty = 0.04f;

@@ -83,7 +83,7 @@ static void close_layer(struct layer *l)
     op_close(&l->rig);
 }
 
-/* ---- feeding ------------------------------------------------------------------------------ */
+/* ---- running rows ---------------------------------------------------------------------------- */
 
 /* Begins a pass, adds sequences whose row r has input `inputs[r]`, and runs it: out [rows][width].
  */

@@ -172,7 +172,7 @@ TEST(few_decoding_rows_agree)
 }
 
 /* Queries, keys and values directly from a product, which the backend may leave as partial sums. */
-TEST(a_product_is_read_right_by_the_rope_after_it)
+TEST(the_rope_after_a_product_reads_it_correctly)
 {
     NEED_GPU();
     static const struct shape shapes[] = {
@@ -275,7 +275,7 @@ static void mla_case(enum dtype dtype, struct stored stored)
         BOTH(&p, mla_store, a, a.q = raw.t[b]; a.q_out = q.t[b]; a.kv = kv.t[b]; a.rope = rope[b];
              a.kv_norm = norm.w[b]);
         check_tensor(&p, "mla queries", &q, heads * q_head, pair_tolerance(&p));
-        check_rows(&p, "what of them is not rotated", &raw, heads * 40, pair_tolerance(&p));
+        check_rows(&p, "their part that is not rotated", &raw, heads * 40, pair_tolerance(&p));
         struct pair_tensor out = tensor_poisoned(&p, n, heads * lora, p.dtype);
         struct attention_args at = {.n_rows = n,
                                     .n_heads = heads,

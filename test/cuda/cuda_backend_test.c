@@ -144,7 +144,7 @@ TEST(large_updates_arrive_whole)
 
 /* As when a lane's request ends with tokens in flight and the next request takes the lane in the
  * same step. */
-TEST(of_two_updates_the_later_one_stays)
+TEST(of_two_updates_the_later_one_wins)
 {
     NEED_GPU();
     /* The long updates together exceed the staging memory. */

@@ -167,7 +167,7 @@ TEST(mixtures_agree)
     }
 }
 
-/* Rows of a few have the bits that they have alone, also if launches of other sizes follow each
+/* A few rows have the bits that each has alone, even if launches of other sizes follow each
  * other. */
 TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
 {
@@ -193,7 +193,7 @@ TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
         CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
         CHECK_EQ(be->ops->read(be, some, m.y.t[GPU].mem, row * (size_t)n), OK);
         if (memcmp(all, some, row * (size_t)n) != 0) {
-            CHECK_FAIL("%d of %d rows have other bits alone", n, c.n_rows);
+            CHECK_FAIL("%d of %d rows have different bits alone", n, c.n_rows);
         }
     }
     free(all);
@@ -248,7 +248,7 @@ static void replay_mixture(int32_t n)
             CHECK(memcmp(out, before, row) != 0);
         }
         if (memcmp(out, first, all) != 0) {
-            CHECK_FAIL("pass %d of %d rows has other bits than the first", i, n);
+            CHECK_FAIL("pass %d of %d rows has different bits than the first", i, n);
         }
         CHECK_EQ(memcmp(out + n * row, before + n * row, all - n * row), 0);
     }

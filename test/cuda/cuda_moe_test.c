@@ -157,7 +157,7 @@ TEST(experts_without_a_gate_agree)
     }
 }
 
-/* Sizes that are no multiples of a tile, one row, and more rows than experts. */
+/* Sizes that are not multiples of a tile, one row, and more rows than experts. */
 TEST(experts_agree)
 {
     NEED_GPU();
@@ -287,7 +287,7 @@ static void check_bits(enum dtype dtype, bool deterministic, int32_t n_rows,
         char *part = rows_alone(&p, &a, parts[i][0], parts[i][1]);
         for (int32_t r = 0; r < parts[i][1]; r++) {
             if (memcmp(part + r * row_bytes, whole + (parts[i][0] + r) * row_bytes, row_bytes)) {
-                CHECK_FAIL("dtype %d: row %d of %d is another with %d others", dtype,
+                CHECK_FAIL("dtype %d: row %d of %d differs with %d other rows", dtype,
                            parts[i][0] + r, n_rows, parts[i][1] - 1);
                 break;
             }
@@ -359,7 +359,8 @@ static void replay_case(int32_t n_first, int32_t n_others)
         CHECK_EQ(be->ops->read(be, out, all.y.mem, ROWS * row_bytes), OK);
         char *want = rows_alone(&p, &all, 0, n);
         if (memcmp(out, want, (size_t)n * row_bytes) != 0) {
-            CHECK_FAIL("pass %d, %d others: other rows than outside of a pass", i, n_others);
+            CHECK_FAIL("pass %d, %d other rows: rows differ from those outside of a pass", i,
+                       n_others);
         }
         CHECK_EQ(memcmp(out + n * row_bytes, nothing, (size_t)(ROWS - n) * row_bytes), 0);
         free(want);

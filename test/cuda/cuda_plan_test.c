@@ -120,7 +120,7 @@ TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
 
 /* In other KV sets, and where there is no room for lanes of their own, trees are computed with
  * their masks: the result is correct, but does not have the bits of a plain run. */
-TEST(trees_without_paths_are_trees)
+TEST(trees_without_paths_are_computed_with_masks)
 {
     static struct test_pass t;
     const struct seq_spec specs[] = {{60, 25, true}, {505, 19, true}};
@@ -159,7 +159,7 @@ static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_h
 
 /* A causal prompt's rows have different numbers of keys, so equal shares of rows would be
  * unequal work. */
-TEST(the_units_of_a_prompt_even_out)
+TEST(the_units_of_a_prompt_are_balanced)
 {
     struct attention_limits l = {.max_rows = 1024,
                                  .max_lanes = 1,

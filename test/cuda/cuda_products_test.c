@@ -120,7 +120,7 @@ static void linear_norm_case(struct pair *p, int32_t n_rows, int32_t n_out, int3
 }
 
 /* A product may leave partial sums that the norm adds up; both ways must agree. */
-TEST(a_product_is_read_right_by_the_norm_after_it)
+TEST(the_norm_after_a_product_reads_it_correctly)
 {
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
@@ -142,7 +142,7 @@ TEST(a_product_is_read_right_by_the_norm_after_it)
 }
 
 /* If sums are not requested, the product is complete, for any op and for repeated reads. */
-TEST(a_product_is_read_right_by_any_op)
+TEST(every_op_reads_a_product_correctly)
 {
     NEED_GPU();
     struct pair p;
@@ -385,7 +385,8 @@ TEST(a_row_of_a_product_does_not_depend_on_the_others_in_deterministic_mode)
     }
 }
 
-/* The kernels that only deterministic mode uses, and the others where it alone uses them. */
+/* The kernels that only deterministic mode uses, and other kernels in cases in which only this mode
+ * uses them. */
 TEST(products_of_parts_agree)
 {
     NEED_GPU();

@@ -20,12 +20,12 @@ static int32_t width_of(const struct weight *w, bool in)
 static int32_t exact_rows(const struct pair *p, const struct weight *w)
 {
     const struct coded_matrix *m = weight_coded(w);
-    const bool is_four = m && m->code != DT_E4M3 && m->n_in % 64 == 0;
+    const bool is_four = m && coded_bits(m->code) == 4 && m->n_in % 64 == 0;
     if (!m) {
         return 0;
     }
     if (is_four && cuda_of(p->be[GPU])->sm == 90) {
-        return m->code == DT_U4 && m->record_groups == 1 ? 64 : 32;
+        return m->code == CODED_U4 && m->record_groups == 1 ? 64 : 32;
     }
     return 64;
 }
@@ -49,7 +49,7 @@ static int32_t width_of(const struct weight *w, bool in)
 }
 #endif
 
-/* With few rows codes are not rounded, so that fp32 results have only the error of sums. With more
+/* With few rows codes are not rounded, so fp32 results have only the error of the sums. With more
  * rows, and for plain weights, each weight is rounded once. */
 static double tolerance_of(const struct pair *p, const struct weight *w, int32_t n_rows,
                            enum dtype y)
@@ -144,7 +144,7 @@ TEST(products_with_quantised_weights_agree)
 }
 
 /* With float32 activations weights are decoded at load. */
-TEST(quantised_weights_are_numbers_in_float32)
+TEST(quantised_weights_are_decoded_in_float32)
 {
     NEED_GPU();
     struct pair p;
@@ -184,7 +184,7 @@ TEST(rows_of_quantised_products_do_not_depend_on_others)
             CHECK_EQ(p.be[GPU]->ops->linear(p.be[GPU], &a), OK);
             float *few = tensor_get(&p, &y, GPU);
             if (memcmp(few, all, (size_t)some[s] * N_OUT * sizeof *few) != 0) {
-                CHECK_FAIL("%s: %d rows have other bits", formats[i].name, some[s]);
+                CHECK_FAIL("%s: %d rows have different bits", formats[i].name, some[s]);
             }
             free(few);
         }

@@ -274,7 +274,7 @@ static bool compare_sums(enum dtype dtype, bool deterministic)
     return true;
 }
 
-TEST(a_sum_with_its_norm_has_the_bits_of_both_apart_and_on_all_ranks)
+TEST(a_fused_sum_and_norm_has_the_bits_of_separate_ops_on_all_ranks)
 {
     if (cuda_device_count() < RANKS) {
         SKIP("fewer than two CUDA devices");
@@ -284,7 +284,7 @@ TEST(a_sum_with_its_norm_has_the_bits_of_both_apart_and_on_all_ranks)
 }
 
 /* In deterministic mode the algorithm is fixed, and none is measured at the start. */
-TEST(a_deterministic_sum_with_its_norm_has_the_bits_of_both_apart_and_on_all_ranks)
+TEST(a_deterministic_fused_sum_and_norm_has_the_bits_of_separate_ops_on_all_ranks)
 {
     if (cuda_device_count() < RANKS) {
         SKIP("fewer than two CUDA devices");
@@ -292,7 +292,7 @@ TEST(a_deterministic_sum_with_its_norm_has_the_bits_of_both_apart_and_on_all_ran
     REQUIRE(compare_sums(DT_BF16, true));
 }
 
-TEST(ranks_logits_come_together_on_all)
+TEST(the_logits_of_all_ranks_are_gathered_on_each)
 {
     struct rank ranks[RANKS];
     if (cuda_device_count() < RANKS) {

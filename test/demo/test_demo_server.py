@@ -193,11 +193,11 @@ def test_the_table_of_another_model():
     assert rows["differ"] == ["0", "0"]
 
 
-def test_the_table_names_results_under_the_floor():
+def test_the_table_names_results_below_the_floor():
     command = [os.path.join(ROOT, "scripts", "eval_table"), "--cases", "1", "--tasks", "arithmetic", "--only", "plain"]
     env = {**os.environ, "SLUICE": SLUICE}
     done = subprocess.run([*command, "--floor", "1.1"], capture_output=True, text=True, timeout=120, env=env)
-    assert done.returncode == 1 and "under the floor" in done.stderr
+    assert done.returncode == 1 and "below the floor" in done.stderr
     done = subprocess.run([*command, "--add", "bad=--nonsense"], capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 2 and "nonsense" in done.stderr
 

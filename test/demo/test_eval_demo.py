@@ -21,7 +21,7 @@ N = 4
 
 
 def right_message(case):
-    """The right answer in the API's form."""
+    """The right answer in the API's format."""
     if case["check"] == "calls":
         calls = [
             {
@@ -142,7 +142,7 @@ def test_right_answers_reach_every_floor(server):
     assert all(row["accuracy"] == 1.0 and row["cases"] == N for row in rows(done).values())
 
 
-def test_wrong_answers_fall_under_the_floor_of_their_task(server):
+def test_wrong_answers_fall_below_the_floor_of_their_task(server):
     done = evaluate(server, "wrong sums", "--floor", "0.9", "--json")
     assert done.returncode == 1
     assert rows(done)["arithmetic"]["accuracy"] == 0 and rows(done)["lookup"]["accuracy"] == 1

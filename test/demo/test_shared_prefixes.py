@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""39 tasks whose prompts share prefixes (questions about one text, turns of one talk with tools): with and without the prefix
-cache and drafts of the multi-token prediction module, as many answers are right and all are identical to the bit; for the demo
-model, and for its twin, whose layers are mostly gated delta nets."""
+"""39 tasks whose prompts share prefixes (questions about one text, turns of one talk with tools): with and without the
+prefix cache and drafts of the multi-token prediction module, equally many answers are right and all are identical to
+the bit; for the demo model, and for its twin, whose layers are mostly gated delta nets."""
 import json
 import os
 import random
@@ -21,8 +21,8 @@ import toolbox  # noqa: E402
 pytestmark = test_demo_server.pytestmark
 N_TEXTS, N_TALKS = 8, 5  # three tasks each
 TWIN = os.environ.get("SLUICE_TWIN", os.path.join(ROOT, "models", "demo-twin"))
-# (folder, right answers of the 39, tokens that a first round finds in the cache). A model with states keeps one where prompts
-# diverge, which only the third prompt with the prefix can use.
+# (folder, right answers of the 39, tokens that a first round finds in the cache). A model with states keeps one where
+# prompts diverge, which only the third prompt with the prefix can use.
 MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 39, 500), "twin": (TWIN, 37, 100)}
 NO_CACHE = ["--no-enable-prefix-caching"]
 MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3, "fixed": True})]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the op tests share: a backend opened by name, its memory filled by the host, passes of
+/* Shared by the op tests: a backend opened by name, its memory filled by the host, passes of
  * made-up sequences, and numbers from a seed. Each test compares its op with a naive reference in
  * double precision. OP_BACKEND selects what is tested: "scalar", "cpu" (the best for this machine)
  * or an instruction set below that; by default all are.

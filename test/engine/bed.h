@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What tests of the engine share: an engine on the fake backend, requests with their arrays, and
+/* Shared by tests of the engine: an engine on the fake backend, requests with their arrays, and
  * turns taken by hand.
  * Thread: one. */
 #ifndef SLUICE_TEST_ENGINE_BED_H

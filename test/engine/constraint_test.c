@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Requests with a grammar on the fake backend: each token is the one that the mask of the text
  * before it gives, whatever happens to the sequence. */
+#include "engine/base/clock.h"
+#include "engine/base/wire.h"
+#include "engine/device/ops.h"
 #include "test/engine/bed.h"
 
 /* Ids 0 to 255 are single bytes, 256 and up the words below, and two ids end a text. */
@@ -141,6 +144,105 @@ TEST(all_texts_are_in_their_languages)
     struct engine_options o = options_of(&b, 16, 400);
     run_mixed(&o, &b, false, true);
     CHECK(b.control.n_waited > 40); // they run as deep as free ones
+}
+
+/* Two nodes, each with one rank. Ranks wait for each other in the sums of a real model; here node 0
+ * waits, so that the other one is at most a few steps behind. */
+static struct backend_ops paced[2];
+static const struct backend_ops *real[2];
+static _Atomic int32_t n_paced[2];
+
+static enum status begin_paced(struct backend *be, int32_t slot)
+{
+    const struct timespec moment = {0, 20000};
+    int64_t end = clock_now_ns() + 20 * 1000000000LL;
+    int32_t n = ++n_paced[be->rank];
+    while (be->rank == 0 && n > n_paced[1] + 2) {
+        if (clock_now_ns() > end) {
+            return ERR_TIMEOUT;
+        }
+        nanosleep(&moment, NULL);
+    }
+    return real[be->rank]->step_begin(be, slot);
+}
+
+static enum status open_paced(const struct backend_options *options, struct backend **out,
+                              struct err *err, void *arg)
+{
+    TRY(fake_open(options, out, err, arg));
+    int32_t rank = options->rank;
+    real[rank] = (*out)->ops;
+    paced[rank] = *real[rank];
+    paced[rank].step_begin = begin_paced;
+    (*out)->ops = &paced[rank];
+    return OK;
+}
+
+static struct engine_options options_of_node(struct bed *b)
+{
+    struct engine_options o = options_of(b, 16, 400);
+    o.open_backend = open_paced;
+    o.tensor_parallel_size = 2;
+    return o;
+}
+
+/* A node that executes the steps of node 0, on a thread of its own. */
+struct follower {
+    struct node_place place;
+    struct bed b;
+    enum status st;
+    struct err err;
+};
+
+static void *follow(void *arg)
+{
+    struct follower *f = arg;
+    struct engine_options o = options_of_node(&f->b);
+    f->st = nodes_open(&f->place, "", &o.nodes, &f->err);
+    if (f->st == OK) {
+        f->st = engine_open(&o, &f->b.e, &f->err);
+    }
+    if (f->st == OK) {
+        f->st = engine_follow(f->b.e, &f->err);
+    }
+    engine_close(f->b.e);
+    nodes_close(o.nodes);
+    return NULL;
+}
+
+static struct node_place first_place(void)
+{
+    struct node_place p = {
+        .n_nodes = 2, .leader = "127.0.0.1", .bind = "127.0.0.1", .join_timeout_s = 60};
+    struct err err;
+    int listener = -1;
+    CHECK_EQ(wire_listen(p.bind, 0, &listener, &p.port, &err), OK);
+    wire_close(&listener);
+    return p;
+}
+
+/* Other nodes get the masks after the pass that waits for them, and issue the same draws. */
+TEST(another_node_issues_the_same_draws)
+{
+    struct follower f = {.place = first_place()};
+    struct bed b = {0};
+    struct engine_options o = options_of_node(&b);
+    struct err err;
+    struct node_place here = f.place;
+    pthread_t thread;
+    f.place.node = 1;
+    REQUIRE(pthread_create(&thread, NULL, follow, &f) == 0);
+    CHECK_EQ(nodes_open(&here, "", &o.nodes, &err), OK);
+    run_mixed(&o, &b, false, true);
+    nodes_close(o.nodes);
+    pthread_join(thread, NULL);
+    if (f.st != OK) {
+        CHECK_FAIL("the other node: %s", f.err.text);
+    }
+    CHECK_EQ(f.b.control.n_wrong, 0);
+    CHECK_EQ(f.b.control.n_masked, b.control.n_masked);
+    CHECK_EQ(f.b.control.n_waited, b.control.n_waited);
+    CHECK(f.b.control.n_waited > 40);
 }
 
 /* 14 blocks for 12 sequences: sequences are preempted and recomputed, so that grammar

@@ -56,8 +56,8 @@ TEST(more_samples_than_there_is_room_for_are_refused)
     stop(&b);
 }
 
-/* Without waiting for a prefix that another one computes, each would compute it: the count
- * of rows shows it. */
+/* If requests did not wait for a prefix that another one computes, each would compute it; the count
+ * of rows would show that. */
 TEST(many_requests_with_one_unseen_prefix_compute_it_once)
 {
     struct bed b = {0};
@@ -261,6 +261,36 @@ TEST(a_cancel_right_after_its_submit_is_never_lost)
         CHECK_EQ(b.n_done, N);
         b.n_done = 0;
     }
+    stop(&b);
+}
+
+/* A loop with thousands of streams takes their news in pieces, and what comes meanwhile after them.
+ */
+TEST(some_news_are_taken_those_that_waited_longest_first)
+{
+    enum { N = 5 };
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 2000);
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < N; i++) {
+        submit(&b, make(i, 0, 20, MAX_OUT));
+        engine_cancel(b.e, &requests[i].r);
+        engine_turn(b.e);
+    }
+    CHECK(engine_drain_some(b.e, 2, on_event, &b));
+    CHECK_EQ(b.n_done, 2);
+    CHECK(requests[0].r.done && requests[1].r.done && !requests[2].r.done);
+    submit(&b,
+           make(N, 0, 20, MAX_OUT)); // nothing wakes the loop for it, since there is news already
+    engine_cancel(b.e, &requests[N].r);
+    engine_turn(b.e);
+    CHECK(engine_drain_some(b.e, 3, on_event, &b));
+    CHECK(requests[N - 1].r.done && !requests[N].r.done);
+    CHECK(!engine_drain_some(b.e, 3, on_event, &b));
+    CHECK_EQ(b.n_done, N + 1);
+    CHECK(!engine_drain_some(b.e, 3, on_event, &b));
+    submit(&b, make(0, 0, 20, 4)); // the list is in order
+    run(&b, N + 2, 40);
     stop(&b);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ops of the fake backend, except draws (fake_draws.c). Each asserts what the interface
- * promises to a backend, so a test fails where a promise is broken, not where its consequence
- * shows. */
+ * promises to a backend, so a test fails where a promise is broken, rather than where the
+ * consequence is noticed. */
 #include "test/engine/fake_internal.h"
 #include "test/engine/fake_state.h"
 

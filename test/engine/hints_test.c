@@ -86,7 +86,7 @@ TEST(a_released_prompt_makes_room_before_older_ones)
 }
 
 /* HINT_OUTPUT begins with the first block that has no token of the prompt. */
-TEST(the_answer_is_kept_or_released_apart_from_the_prompt)
+TEST(the_answer_is_kept_or_released_separately_from_the_prompt)
 {
     struct cache_hint output = {
         .start = HINT_OUTPUT, .end = INT32_MAX, .priority = 0, .duration_ns = minute_ns};

@@ -318,7 +318,7 @@ TEST(siblings_resume_from_their_leader)
 }
 
 /* Checks the test itself: a missing copy is noticed. */
-TEST(a_lost_copy_shows)
+TEST(a_lost_copy_is_detected)
 {
     for (int32_t lost = 1; lost <= 3;
          lost++) { // the copy from a lane, one of the second text, the copy to a lane

@@ -353,12 +353,12 @@ static int32_t turns_beside_drafts(int32_t n_prompt, int32_t n_beside)
     return turn;
 }
 
-/* Drafts fill a step only as far as nobody more urgent needs its rows. */
+/* Drafts fill a step only with rows that no more urgent request needs. */
 TEST(drafts_leave_rows_to_an_urgent_prompt)
 {
     CHECK(turns_beside_drafts(40, 3) < 20);
     for (int32_t n = 2; n < 8;
-         n++) { // what drafts leave to a short one, later decodes must not take
+         n++) { // later decodes must not take the rows that drafts leave to a short prompt
         CHECK(turns_beside_drafts(1, n) < 12);
     }
 }
@@ -384,8 +384,8 @@ TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
     stop(&b);
 }
 
-/* A prompt that fits in no step is computed in steps of its own, which later requests cannot
- * delay. */
+/* A prompt that does not fit into any step is computed in steps of its own, which later requests
+ * cannot delay. */
 TEST(without_chunks_an_urgent_prompt_longer_than_a_step_runs_at_once)
 {
     for (int32_t scored = 0; scored < 2; scored++) { // nor for 150 rows with logits
@@ -433,7 +433,7 @@ static int32_t turns_beside_urgent_ones(struct bed *b, int32_t id, int64_t age_s
     return turn;
 }
 
-/* An older request's advantage grows with time, so that it is served some day. */
+/* An older request's advantage grows with time, so that it is eventually served. */
 TEST(higher_priority_traffic_starves_no_request)
 {
     static const struct {

@@ -36,8 +36,8 @@ static const struct grammar_vocab *grammar_fuzz_vocab(void)
     return v;
 }
 
-/* Returns a token that the mask allows, or -1. Checks that the test of each token alone agrees with
- * the mask. */
+/* Returns a token that the mask allows, or -1. Checks that testing each token alone agrees with the
+ * mask. */
 static int32_t grammar_fuzz_draw(struct grammar *g, struct grammar_state s, const uint32_t *words,
                                  bool *end)
 {

@@ -5,7 +5,7 @@
  *   - a strict reading of the bytes (below, own and small) contains at least as many requests as
  *     were executed: nothing hidden in a body, a header or a broken head ever runs;
  *   - each executed body is the one that the strict reading has;
- *   - what comes back is a row of whole HTTP replies;
+ *   - the output is a sequence of whole HTTP replies;
  *   - afterwards the connection is closed and nothing that belongs to it is left. */
 #include "server/api/reply.h"
 #include "server/http/private.h"

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -14,7 +15,8 @@ EXACT_RANKS = DEVICE == "cpu"  # True if several ranks give the same bits as one
 TWO_THREADS = ["--threads", "2"]  # test/run may limit a program to one thread
 FLAGS = os.environ.get("SLUICE_TEST_FLAGS", "").split()
 N_RANKS = int(FLAGS[FLAGS.index("--tensor-parallel-size") + 1]) if "--tensor-parallel-size" in FLAGS else 1
-# A draft model that is the target itself. A whole copy on each rank rounds otherwise than the target, which is shared out.
+# A draft model that is the target itself. A whole copy on each rank rounds differently from the
+# target, which is sharded.
 AS_SHARDED = {"draft_tensor_parallel_size": N_RANKS} if N_RANKS > 1 else {}
 RUN = [SLUICE, "generate", "--device", DEVICE, *FLAGS]
 
@@ -33,14 +35,23 @@ def config(family):
         return json.load(f)
 
 
+def ended(done):
+    """How a program ended: one that was killed has written nothing."""
+    if done.returncode < 0:
+        how = f"was killed by {signal.Signals(-done.returncode).name}"
+    else:
+        how = f"ended with {done.returncode}"
+    return f"{' '.join(done.args)} {how}, after {len(done.stdout.splitlines())} answers\n{done.stderr}"
+
+
 def generate(family, requests, *flags):
     """One answer per request; all requests run in the engine at the same time."""
     lines = "".join(json.dumps(r) + "\n" for r in requests)
     command = [*RUN, os.path.join(GOLDEN, family), "--json", "--log-level", "error", *flags]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, ended(done)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(requests), done.stderr
+    assert len(answers) == len(requests), ended(done)
     for a in answers:
         assert "error" not in a, a
     return answers
@@ -53,7 +64,8 @@ def log_softmax(logits):
 
 
 def check_exact(family, tolerance=1e-3, *flags, but=()):
-    """--dtype float32: all log-probabilities within the tolerance, all greedy tokens equal, except for prompts of the given lengths."""
+    """--dtype float32: all log-probabilities within the tolerance, all greedy tokens equal, except for prompts of the
+    given lengths."""
     cases = [c for c in expected(family)["cases"] if len(c["prompt"]) not in but]
     requests = [{"prompt_token_ids": c["prompt"], "max_tokens": len(c["greedy"]), "temperature": 0, "logprobs": 20,
                  "prompt_logprobs": True, "ignore_eos": True} for c in cases]
@@ -93,7 +105,8 @@ CHUNKS = ["--max-num-batched-tokens", "23", "--max-num-seqs", "9"]  # prompts ar
 
 
 def check_exact_unscored(family, tolerance=1e-3, *flags, but=()):
-    """Like check_exact, for prompts without scores: only the last row is computed to the end, the others stop in the last layer."""
+    """Like check_exact, for prompts without scores: only the last row is computed to the end, the others stop in the
+    last layer."""
     cases = [c for c in expected(family)["cases"] if len(c["prompt"]) not in but]
     requests = [{"prompt_token_ids": c["prompt"], "max_tokens": len(c["greedy"]), "temperature": 0, "logprobs": 20,
                  "ignore_eos": True} for c in cases]

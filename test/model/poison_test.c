@@ -32,7 +32,7 @@ static enum status open_cpu(const struct backend_options *options, struct backen
     return cpu_open(&o, out, err);
 }
 
-/* ---- what is right ------------------------------------------------------------------------ */
+/* ---- what must not be poisoned --------------------------------------------------------------- */
 
 /* Slots of the positions [first, end) of a sequence. */
 static void keep_slots(struct bed *b, int32_t set, const struct sequence *q, int32_t first,

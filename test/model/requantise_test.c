@@ -50,7 +50,7 @@ static float bound(enum requantise_kind kind, float value, float scale)
     return scale * (value / scale > 7 ? 0.55f : 0.5001f);
 }
 
-/* Every value of the matrix is within the bound after decoding. */
+/* After decoding, every value of the matrix is within the bound. */
 static void check_values(int kind, int64_t rows, int64_t cols)
 {
     struct requantise q = {.kind = kinds[kind].kind, .blocks = kinds[kind].blocks};
@@ -149,7 +149,7 @@ TEST(zeros_stay_zeros_and_have_a_scale)
 }
 
 /* A part that is quantised already, or with REQUANTISE_NOT, keeps its data. */
-TEST(what_is_quantised_stays_as_it_is)
+TEST(quantised_weights_stay_unchanged)
 {
     struct requantise q = {.kind = REQUANTISE_INT8}, none = {.kind = REQUANTISE_NOT};
     fill(4, 8);

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: long
-"""The cube: with every combination of settings (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks, threads,
-grammars) and every KV format, a request's tokens and log-probabilities have the same bits as if it ran alone.
+"""The cube: with every combination of settings (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
+threads, grammars) and every KV format, a request's tokens and log-probabilities have the same bits as if it ran alone.
 
-`make test` runs a part: settings among which any two values of two axes meet (chunks, cache, drafts, pool, threads, KV format), spread
-over the families; `make nightly` runs all of them for each family."""
+`make test` runs a part: settings among which any two values of two axes meet (chunks, cache, drafts, pool, threads, KV
+format), spread over the families; `make nightly` runs all of them for each family."""
 import functools
 import itertools
 import json
@@ -97,6 +97,39 @@ def essence(answer):
     return [(o["token_ids"], o["logprobs"], o["top_logprobs"], o["finish_reason"]) for o in answer["outputs"]]
 
 
+def difference(have, want):
+    """The first place where a request's samples differ: whole answers are too long to read."""
+    for sample, pair in enumerate(zip(have, want)):
+        for part, a, b in zip(("token_ids", "logprobs", "top_logprobs", "finish_reason"), *pair):
+            if a != b and isinstance(a, list):
+                at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+                return f"sample {sample}, {part} from {at} on: {a[at:at + 4]} and not {b[at:at + 4]}"
+            if a != b:
+                return f"sample {sample}, {part}: {a} and not {b}"
+    return f"{len(have)} samples and not {len(want)}"
+
+
+def check_same(answers, want, setting):
+    for i, (answer, wanted) in enumerate(zip(answers, want, strict=True)):
+        have = essence(answer)
+        if have != wanted:
+            pytest.fail(f"{setting}: request {i}, {difference(have, wanted)}")
+
+
+def test_a_difference_is_named():
+    row = ([5, 6, 7], [-1.0, -2.0, -3.0], [[], [], []], "length")
+    assert difference([row, ([5, 8, 7], *row[1:])], [row, row]) == "sample 1, token_ids from 1 on: [8, 7] and not [6, 7]"
+    assert difference([(*row[:3], "stop")], [row]) == "sample 0, finish_reason: stop and not length"
+    assert difference([([5, 6], *row[1:])], [row]) == "sample 0, token_ids from 2 on: [] and not [7]"
+    assert difference([row, row], [row]) == "2 samples and not 1"
+
+
+def test_a_program_that_is_killed_is_named(monkeypatch):
+    monkeypatch.setattr(golden, "RUN", ["sh", "-c", "kill -9 $$"])
+    with pytest.raises(AssertionError, match="was killed by SIGKILL, after 0 answers"):
+        golden.generate("llama-3", requests()[:1])
+
+
 @functools.cache
 def alone(family, kv):
     """Each request alone in the engine, one after the other."""
@@ -115,8 +148,8 @@ accepted = []  # draft tokens over all families: a single random model may never
 
 
 def settings(family):
-    """Those that a family runs, each of them unquantised and in one KV format. In `make test` families have few formats, since each
-    needs the requests' own runs, and all have one setting in which everything happens."""
+    """The settings that a family runs, each of them unquantised and in one KV format. In `make test` families have few
+    formats, since each needs the requests' own runs, and all have one setting in which everything happens."""
     if NIGHTLY:
         cube = itertools.product(CHUNKS, CACHE, DRAFTS, POOL)
         return [(*s, threads, kv) for s, threads, kv in zip(cube, itertools.cycle(THREADS), itertools.cycle(KV))]
@@ -135,11 +168,10 @@ def test_no_setting_and_no_other_request_changes_a_request(family):
         for kv in ("auto", coded):
             flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base
             answers = golden.generate(family, requests(), *flags, "--threads", threads, "--kv-cache-dtype", kv)
-            for i, (have, want) in enumerate(zip(answers, alone(family, kv))):
-                assert essence(have) == want, \
-                    f"{family}, {chunks}, {cache}, {how}, {pool}, {threads} threads, KV {kv}: request {i}"
-                for k in saw:
-                    saw[k] += have["usage"][k]
+            setting = f"{family}, {chunks}, {cache}, {how}, {pool}, {threads} threads, KV {kv}"
+            check_same(answers, alone(family, kv), setting)
+            for k in saw:
+                saw[k] += sum(a["usage"][k] for a in answers)
     # Without these events the cube would prove nothing.
     assert saw["preemptions"] and saw["cached_tokens"], saw
     accepted.append(saw["accepted_draft_tokens"])
@@ -164,7 +196,7 @@ def test_chunks_of_any_size_give_the_same_bits(family):
             assert have["prompt_logprobs"] == want, f"{family}, {rows} rows a step, {kv}"
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="GPUs add in another order")
 @pytest.mark.parametrize("family", EVERY)
 def test_two_ranks_give_the_bits_of_one(family):
     every = zip(drafts(family).items(), itertools.cycle(["auto", *KV]))
@@ -172,7 +204,7 @@ def test_two_ranks_give_the_bits_of_one(family):
         some, want = some_of(family, kv)
         threads = golden.TWO_THREADS if how == "ngram" else []
         answers = golden.generate(family, some, *RANKS["two ranks"], *flags, *threads, "--kv-cache-dtype", kv)
-        assert [essence(a) for a in answers] == want, f"{family}, {how}, KV {kv}"
+        check_same(answers, want, f"{family}, {how}, KV {kv}")
 
 
 def sharded(flags):
@@ -180,7 +212,7 @@ def sharded(flags):
     return ["--speculative-config", json.dumps({**config, "draft_tensor_parallel_size": 2})]
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="GPUs add in another order")
 @pytest.mark.parametrize("family", EVERY)
 def test_the_draft_model_may_be_sharded_too(family):
     """With equal bits all drafts of a model that drafts for itself are accepted."""
@@ -188,7 +220,7 @@ def test_the_draft_model_may_be_sharded_too(family):
     for how in ("own draft", "dynamic tree"):
         flags = sharded(drafts(family)[how])
         answers = golden.generate(family, some, *RANKS["two ranks"], *flags)
-        assert [essence(a) for a in answers] == want, f"{family}, {how}"
+        check_same(answers, want, f"{family}, {how}")
         drafted, right = (sum(a["usage"][k] for a in answers) for k in ("draft_tokens", "accepted_draft_tokens"))
         assert how != "own draft" or right > 0.8 * drafted, f"{family}: {right} of {drafted}"
     with pytest.raises(AssertionError, match="draft_tensor_parallel_size must be 1 or"):

@@ -128,7 +128,7 @@ def test_too_little_memory_names_the_option_to_change(flags, words):
     assert done.returncode == 1 and all(word in done.stderr.decode() for word in words), done
 
 
-def test_a_prompt_beside_json_lines():
+def test_a_prompt_together_with_json_lines_is_refused():
     done = run(json.dumps(GOOD), "--json", "hello")
     assert done.returncode == 1 and b"hello" in done.stderr and not done.stdout, done
 

@@ -112,7 +112,7 @@ def test_types_mix(experts, tmp_path):
         assert scores(path, "--dtype", dtype) == scores(twin, "--dtype", dtype), dtype
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks have other sums")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks add in another order")
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
 def test_two_ranks_split_inside_blocks(kind, tmp_path):
     path = small_model(tmp_path / "m.gguf", [kind], experts=True)

@@ -32,7 +32,7 @@ def is_refused(name):
 
 def folder_of(name):
     if is_refused(name):
-        pytest.skip(f"{name} runs on a CPU alone so far")
+        pytest.skip(f"{name} runs only on CPUs so far")
     return os.path.join(FAMILIES, name)
 
 
@@ -64,7 +64,7 @@ def test_rounded_is_as_good_as_transformers_own(name):
     assert golden.check_rounded_unscored(folder, *golden.CHUNKS) <= 2.0
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks have other sums")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks add in another order")
 @pytest.mark.parametrize("name", folders())
 def test_a_row_is_the_same_in_any_chunk_and_on_any_ranks(name):
     folder = folder_of(name)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised checkpoints compared with answers computed from their dequantised weights. The folders of
-test/golden-quant are part of the project; more of them lie in $SLUICE_SHARED/golden-quant."""
+test/golden-quant are part of the project; more of them are in $SLUICE_SHARED/golden-quant."""
 import os
 
 import pytest
@@ -53,7 +53,7 @@ def test_float32_equals_the_dequantised_model(folder):
     golden.check_exact(folder)
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks have other sums")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks add in another order")
 @pytest.mark.parametrize("folder", folders())
 def test_two_ranks_split_inside_blocks(folder):
     """The ranks' rows and columns begin and end inside blocks and groups."""
@@ -79,7 +79,7 @@ def test_rounded_inputs_stay_near_the_stored_answers(folder):
     assert near_rounded or distance(exact, have) <= 1.5 * act["mean_distance"]
 
 
-@pytest.mark.skipif(golden.DEVICE != "cpu", reason="a CPU alone rounds all of them")
+@pytest.mark.skipif(golden.DEVICE != "cpu", reason="only a CPU rounds all of them")
 @pytest.mark.parametrize("folder", folders())
 def test_inputs_are_rounded_as_the_format_says(folder):
     """As near to the answers with rounded inputs as the reference's own bf16 run, and nearer than without rounding."""
@@ -96,7 +96,7 @@ def test_inputs_are_rounded_as_the_format_says(folder):
         assert distance(want, have) < distance(want, alone)
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks have other sums")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks add in another order")
 @pytest.mark.parametrize("folder", folders())
 def test_a_row_is_the_same_in_any_chunk_and_on_any_ranks(folder):
     once = scores(folder, *golden.TWO_THREADS)

@@ -22,7 +22,7 @@ def answers(lines, *options):
     return [json.loads(line) for line in run(lines, "--json", *options).splitlines()]
 
 
-def test_each_kind_judges_its_texts():
+def test_each_kind_of_grammar_checks_its_texts():
     got = answers([
         {"schema": {"type": "integer", "minimum": 3}, "strings": ["3", "2", "12", "1.5"]},
         {"schema": '{"const": "a"}', "strings": ['"a"', '"b"']},
@@ -35,7 +35,7 @@ def test_each_kind_judges_its_texts():
                                                   [True, False], []]
 
 
-def test_what_is_refused_is_answered_with_a_sentence():
+def test_invalid_grammars_are_answered_with_an_error():
     got = answers([{"schema": {"properties": {"a": {"type": "strng"}}}, "strings": ["1"]}, {"strings": []}, "no JSON",
                    {"regex": "a", "strings": ["a"]}, {"regex": "a", "gbnf": "x"}, {"regex": "a", "prefix": ""}])
     assert "#/properties/a" in got[0]["error"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft heads: their drafts equal those of an independent implementation; no setting and no other request changes a bit of an
-answer; heads that do not fit are refused by name."""
+"""Draft heads: their drafts equal those of an independent implementation; no setting and no other request changes a bit
+of an answer; heads that do not fit are refused by name."""
 import functools
 import itertools
 import json
@@ -41,7 +41,7 @@ def check_drafts(head, folder, *flags, k=3):
     assert total > 12
 
 
-def test_a_module_drafts_what_numpy_does(tmp_path):
+def test_a_module_drafts_the_same_as_numpy(tmp_path):
     target = heads.Target("llama-2")
     tensors = heads.mtp_tensors(target.c)
     folder = heads.with_tensors("llama-2", tmp_path / "mtp", tensors)
@@ -49,9 +49,9 @@ def test_a_module_drafts_what_numpy_does(tmp_path):
 
 
 @pytest.mark.parametrize("n, k", [(2, 3), (3, 3), (3, 2), (5, 5), *at_night((2, 5))])
-def test_several_modules_draft_what_numpy_does(tmp_path, n, k):
-    """There are as many modules as drafts; or fewer, and the last module makes the remaining drafts; or more than are supported,
-    and only the first are used."""
+def test_several_modules_draft_the_same_as_numpy(tmp_path, n, k):
+    """There are as many modules as drafts; or fewer, and the last module makes the remaining drafts; or more than are
+    supported, and only the first are used."""
     target = heads.Target("llama-2")
     tensors = heads.mtp_tensors(target.c, n=n)
     folder = heads.with_tensors("llama-2", tmp_path / "mtp", tensors, mtp_num_hidden_layers=n)
@@ -63,8 +63,9 @@ def test_several_modules_draft_what_numpy_does(tmp_path, n, k):
 
 @pytest.mark.parametrize("variant", [{}, {"norm_before_residual": True, "eagle_config": {
     "eagle_aux_hidden_state_layer_ids": [2, 4]}}, {"hidden_size": 48, "draft_vocab_size": 384}])
-def test_an_eagle3_head_drafts_what_numpy_does(tmp_path, variant):
-    """Variants: norm_before_residual with other layers, among them the last one; another width, with an embedding of its own."""
+def test_an_eagle3_head_drafts_the_same_as_numpy(tmp_path, variant):
+    """Variants: norm_before_residual with other layers, including the last one; another width, with an embedding of its
+    own."""
     target = heads.Target("llama-2")
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     config = {**heads.EAGLE3, "hidden_size": 64, "vocab_size": 384, "draft_vocab_size": 200, "eagle_config": ids, **variant}
@@ -91,7 +92,7 @@ def as_speculators_writes_it(config, tensors):
 
 
 @pytest.mark.parametrize("before", [None, False])
-def test_a_head_of_speculators_is_the_same(tmp_path, before):
+def test_a_head_in_speculators_format_drafts_the_same(tmp_path, before):
     """The default of norm_before_residual is true."""
     target = heads.Target("llama-2")
     config = {**heads.EAGLE3, "hidden_size": 64, "vocab_size": 384, "draft_vocab_size": 200,
@@ -207,7 +208,7 @@ def test_no_setting_and_no_other_request_changes_a_request_of_a_hybrid(tmp_path,
                ["preemptions", "cached_tokens", "accepted_draft_tokens"])
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="GPUs add in another order")
 @pytest.mark.parametrize("family", ["llama-2", "deepseek-v3"])
 def test_two_ranks_give_the_bits_of_one(tmp_path, folders, family):
     """The module sharded like the model, or whole on every rank."""

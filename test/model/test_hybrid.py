@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with recurrent state and attention: the cube for them (prompts longer than the state's blocks, few snapshots as well
-as small pools), and how much the prefix cache finds and recomputes. Folders of
-$SLUICE_SHARED/golden-families; without them all of this is skipped."""
+"""Models with recurrent state and attention: the cube for them (prompts longer than the state's blocks, few snapshots
+as well as small pools), and how much the prefix cache finds and recomputes. Folders of $SLUICE_SHARED/golden-families;
+without them all of this is skipped."""
 import functools
 import itertools
 import json
@@ -90,7 +90,7 @@ def test_no_setting_and_no_other_request_changes_a_request(family):
     assert all(saw.values()), saw  # without these events the cube would prove nothing
 
 
-@pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="GPUs add in another order")
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_two_ranks_and_small_chunks_give_the_bits_of_one(family):
     some, want = requests()[2:6], [alone(family, i) for i in range(2, 6)]

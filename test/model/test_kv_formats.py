@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV caches in FP8, int8 and int4: compared with answers computed with each format; the loss of accuracy; the options; and how
-many tokens fit. The cube tests for every format that a request's bits depend on nothing else."""
+"""KV caches in FP8, int8 and int4: compared with answers computed with each format; the loss of accuracy; the options;
+and how many tokens fit. The cube tests for every format that a request's bits depend on nothing else."""
 import json
 import os
 import re
@@ -60,7 +60,7 @@ def scaled_by_one(tmp_path_factory):
 
 
 @pytest.mark.parametrize("folder,variant", list(stored()))
-def test_answers_are_those_of_the_format(folder, variant, scaled_by_one):
+def test_answers_equal_those_stored_for_the_format(folder, variant, scaled_by_one):
     """In float32 the answers differ from the stored ones only where a value lies between two codes; in 16 bits the values
     themselves differ, as they do in the reference's own 16-bit run."""
     v, want = variant_of(folder, variant)
@@ -77,7 +77,7 @@ def asking():
 
 
 @pytest.mark.parametrize("folder", asking())
-def test_auto_is_what_the_checkpoint_asks_for(folder):
+def test_auto_selects_the_checkpoints_format(folder):
     asked = bits(folder)
     assert asked == bits(folder, "--kv-cache-dtype", "fp8")
     assert asked != bits(folder, "--kv-cache-dtype", "bfloat16")
@@ -110,7 +110,7 @@ def test_every_family_answers_with_every_format(family):
     assert off["fp8"] == off["fp8_per_token_head"]  # equal, since no folder has scales
 
 
-def test_one_scale_alone_serves_both(tmp_path):
+def test_a_single_scale_serves_keys_and_values(tmp_path):
     both = Scaled(tmp_path / "both", OURS)
     alone = Scaled(tmp_path / "alone", OURS)
     n = both.config["num_hidden_layers"]
@@ -136,12 +136,12 @@ def test_other_formats_are_refused_by_name(word):
     assert word in said and "kv_cache_dtype" in said
 
 
-def test_another_dtype_than_the_models_is_refused():
+def test_a_dtype_other_than_the_models_is_refused():
     said = refusal(OURS, "--dtype", "float32", "--kv-cache-dtype", "bfloat16")
     assert "bfloat16" in said and "float32" in said
 
 
-def test_a_scheme_that_is_not_known_leaves_the_models_dtype(tmp_path):
+def test_an_unknown_scheme_leaves_the_models_dtype(tmp_path):
     copy = Checkpoint(tmp_path / "model", os.path.join(golden.ROOT, "test", "golden-quant", "ct-w4a16-asym-qwen3"))
     before = bits(copy.folder)
     for scheme in ({"num_bits": 8, "type": "int"}, {"num_bits": 4, "type": "float"}):

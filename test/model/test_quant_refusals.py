@@ -19,7 +19,7 @@ VALUE = "model.layers.1.self_attn.v_proj"  # stored in memory after q and k
 class Quantised(Checkpoint):
     def __init__(self, folder, source):
         if not os.path.isdir(source):
-            pytest.skip("%s is not here" % source)
+            pytest.skip("%s does not exist" % source)
         super().__init__(folder, source)
 
     def offset(self, suffix, i=0):
@@ -63,19 +63,19 @@ def cases():
     bf16_nan, f16_nan, f16_inf = b"\xc0\x7f", b"\x00\x7e", b"\x00\x7c"
     yield "no scale", FP8, lambda c: c.drop(".weight_scale_inv"), f"{MODULE}.weight_scale", "fp8"
     yield "a scale of zero", FP8, lambda c: c.put(".weight_scale_inv", 8, f32(0)), f"{MODULE}.weight_scale_inv", "at 2"
-    yield "a scale that is no number", FP8, lambda c: c.put(".weight_scale_inv", 4, f32(float("nan"))), MODULE, "nan"
+    yield "a scale that is not a number", FP8, lambda c: c.put(".weight_scale_inv", 4, f32(float("nan"))), MODULE, "nan"
     yield "a grid of another size", FP8, lambda c: c.reshape(".weight_scale_inv", [9, 1]), MODULE, "[3, 3]"
     yield "another size of block", FP8, lambda c: c.say(weight_block_size=[64, 128]), "weight_scale_inv", "[4, 3]"
     yield "a block of nothing", FP8, lambda c: c.say(weight_block_size=[0, 128]), "weight_block_size", "fp8"
     yield "no block", FP8, lambda c: c.say(weight_block_size=None), "weight_scale_inv", "fp8"
     yield "another fp8", FP8, lambda c: c.say(fmt="e5m2"), "fmt", "e5m2"
-    yield "weights that the list leaves alone", FP8, lambda c: c.say(ignored_layers=["lm_head", MODULE]), MODULE, "excludes its module"
+    yield "weights that the list excludes", FP8, lambda c: c.say(ignored_layers=["lm_head", MODULE]), MODULE, "excludes its module"
     yield "weights of another shape", FP8, lambda c: c.reshape(".weight", [328, 288]), MODULE, "[288, 328]"
-    yield "a weight that is no number", FP8, lambda c: c.put(".weight", 100, b"\x7f"), "down_proj", "fp8"
-    yield "a value among fused ones that is no number", FP8, break_value, f"{VALUE}.weight", "fp8"
+    yield "a weight that is not a number", FP8, lambda c: c.put(".weight", 100, b"\x7f"), "down_proj", "fp8"
+    yield "a value among fused ones that is not a number", FP8, break_value, f"{VALUE}.weight", "fp8"
     yield "a method", FP8, lambda c: c.say(quant_method="bitsandbytes"), "bitsandbytes", "awq"
     yield "no method", FP8, lambda c: c.say(quant_method=None), "quant_method", "config.json"
-    yield "a list that is none", FP8, lambda c: c.say(ignored_layers="lm_head"), "ignored_layers", "list"
+    yield "a list that is not one", FP8, lambda c: c.say(ignored_layers="lm_head"), "ignored_layers", "list"
     yield "a list of numbers", FP8, lambda c: c.say(ignored_layers=[1]), "ignored_layers", "strings"
     yield "no zeros", PACKED, lambda c: c.drop(".weight_zero_point"), f"{MODULE}.weight_zero_point", "pack-quantized"
     yield "zeros of another shape", PACKED, lambda c: c.reshape(".weight_zero_point", [6, 32]), MODULE, "[32, 6]"
@@ -90,8 +90,8 @@ def cases():
     yield "no groups", PACKED, lambda c: c.say(config_groups=[]), "config_groups", "object"
     yield "an input of no group", GPTQ, lambda c: c.put(".g_idx", 40, struct.pack("<i", 3)), f"{MODULE}.g_idx", "input 10"
     yield "an input of a group below", GPTQ, lambda c: c.put(".g_idx", 40, struct.pack("<i", -2)), f"{MODULE}.g_idx", "-2"
-    yield "a half that is no number", GPTQ, lambda c: c.put(".scales", 6, f16_nan), f"{MODULE}.scales", "at 3"
-    yield "a half without end", GPTQ, lambda c: c.put(".scales", 6, f16_inf), f"{MODULE}.scales", "inf"
+    yield "a half that is not a number", GPTQ, lambda c: c.put(".scales", 6, f16_nan), f"{MODULE}.scales", "at 3"
+    yield "an infinite half", GPTQ, lambda c: c.put(".scales", 6, f16_inf), f"{MODULE}.scales", "inf"
     yield "no zeros of gptq", GPTQ, lambda c: c.drop(".qzeros"), f"{MODULE}.qzeros", "gptq"
     yield "no order of inputs of gptq", GPTQ, lambda c: c.drop(".g_idx"), f"{MODULE}.g_idx", "gptq"
     yield "no weights", GPTQ, lambda c: c.drop(".qweight"), MODULE, "no tensor"
@@ -173,7 +173,7 @@ def test_blocks_as_modelopt_stores_them(values, tmp_path):
     assert tokens(c.folder, "--dtype", "float32") == before
 
 
-def test_a_module_of_all_is_not_that_of_one(tmp_path):
+def test_a_modules_setting_overrides_that_of_its_parent(tmp_path):
     """A setting for a module overrides those for the modules that contain it, in whatever order they are listed."""
     c = Quantised(tmp_path / "model", FP8)
     before = tokens(c.folder, "--dtype", "float32")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice quantize`: the written folder is read back with numpy, and run; and quantising while
-loading gives the same."""
+"""`sluice quantize`: the written folder is read back with numpy, and run; and quantising while loading gives the same
+result."""
 import json
 import os
 import shutil
@@ -122,7 +122,7 @@ def test_the_folder_is_complete(made):
     assert not os.path.exists(out + "-again")
 
 
-def test_tokens_are_those_of_quantising_while_loading(made):
+def test_tokens_equal_those_of_quantising_while_loading(made):
     name, out = made
     here = tokens(out)
     assert all(len(t) == 24 for t in here)
@@ -151,7 +151,7 @@ def test_the_quantised_module_drafts(made):
 
 
 @pytest.mark.parametrize("family", ["deepseek-v3", "mixtral", "phi-3", "qwen2-moe", "starcoder2"])
-def test_the_modules_are_those_that_loading_quantises(family, tmp_path):
+def test_the_same_modules_are_quantised_as_while_loading(family, tmp_path):
     model, out = os.path.join(golden.GOLDEN, family), str(tmp_path / "out")
     done = quantize(model, out, "--format", "int4")
     assert done.returncode == 0, done.stderr

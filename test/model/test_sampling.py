@@ -144,7 +144,8 @@ def test_logprobs_are_the_models_own():
 
 @pytest.mark.parametrize("penalty", [0.6, 1.3])
 def test_repetition_penalty_divides_positive_logits(penalty):
-    """The penalty depends on the logits themselves, which the golden folder stores: checks the greedy token and the odds of others."""
+    """The penalty depends on the logits themselves, which the golden folder stores: checks the greedy token and the
+    odds of others."""
     case = next(c for c in golden.expected("llama-3")["cases"] if len(c["prompt"]) == 33)
     score = list(case["last_logits"])
     for i in set(case["prompt"]):
@@ -193,7 +194,7 @@ def test_a_seed_gives_the_same_text_in_any_company(way, happens):
 
 
 def test_a_tiny_temperature_is_greedy():
-    """Scores divided by it must not overflow a float, or all tokens would be equally likely."""
+    """Scores divided by it must not overflow a float; otherwise all tokens would be equally likely."""
     asked = {"prompt_token_ids": PROMPT, "max_tokens": 12, "seed": 3}
     ways = [{}, {"top_p": 0.9}, {"min_p": 0.1, "top_k": 7}, {"repetition_penalty": 1.2}]
     for way in ways:

@@ -74,7 +74,7 @@ def plain():
                                  ["--tensor-parallel-size", "2"]])
 def test_parameters_apply_along_every_path(shape, how, plain):
     if "--tensor-parallel-size" in how and not golden.EXACT_RANKS:
-        pytest.skip("sums of GPUs have bits of their own")
+        pytest.skip("GPUs add in another order")
     answers = golden.generate(FAMILY, requests(), *SHAPES[shape], *how)
     for i, (have, want) in enumerate(zip(answers, plain)):
         assert essence(have) == want, f"{shape}: request {i}"
@@ -104,7 +104,8 @@ def spoiled(family, folder, noise=0.08):
 
 @pytest.mark.parametrize("family", golden.families())
 def test_paths_off_the_spine_have_the_bits_of_a_plain_run(family, tmp_path):
-    """Every family, on the tested device, with a draft model that is right half of the time, so that siblings are accepted."""
+    """Every family, on the tested device, with a draft model that is right half of the time, so that siblings are
+    accepted."""
     model = spoiled(family, tmp_path / "spoiled")
     how = ["--deterministic", "--max-model-len", "256", "--num-gpu-blocks-override", "300"]
     some = [{"prompt_token_ids": prompt(i, 5 + 9 * i), "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i,

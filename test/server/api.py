@@ -147,7 +147,7 @@ def scripted(texts, **options):
 
 
 def fold(chunks):
-    """A chat stream's chunks as the whole object's choices, the way the SDKs accumulate them."""
+    """Accumulates a chat stream's chunks to the choices of the whole object, as the SDKs do."""
     choices = {}
     for chunk in chunks:
         for c in chunk["choices"]:

@@ -25,10 +25,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_REQUESTS = 8192, MAX_SCRIPTS = 256, SEED_HANG = 1001, SEED_DIE, SEED_FAIL };
+enum { MAX_REQUESTS = 12288, MAX_SCRIPTS = 256, SEED_HANG = 1001, SEED_DIE, SEED_FAIL };
 
-/* A request in the engine; slots before `n` are in use. `news`: engine_drain has something
- * to report. */
+/* A request in the engine; slots before `n` are in use. `news`: there is something to
+ * report. */
 struct slot {
     struct engine_request *r;
     bool cancelled, stopped[1024], ended, news;
@@ -48,7 +48,7 @@ struct engine {
     pthread_cond_t more;
     pthread_t thread;
     struct slot slots[MAX_REQUESTS];
-    int n, lanes, queue, group;
+    int n, n_news, next_drained, lanes, queue, group; // next_drained: where draining goes on
     useconds_t step_us;
     bool quit, hangs;
     struct script scripts[MAX_SCRIPTS];
@@ -154,6 +154,24 @@ static bool advance(struct engine *e, struct slot *s, int32_t k)
     return finish == FINISH_NONE;
 }
 
+static void announce(struct engine *e, struct slot *s)
+{
+    e->n_news += !s->news;
+    s->news = true;
+}
+
+/* Adds a request to the counts of those that wait or run, or takes it away (by -1). */
+static void count(struct engine *e, const struct engine_request *r, int by)
+{
+    if (r->t_scheduled_ns == 0) {
+        e->stats.n_waiting += by * r->n;
+        e->stats.waiting_tokens += by * r->n_prompt;
+    } else {
+        e->stats.n_running += by * r->n;
+        e->stats.n_blocks_held += by;
+    }
+}
+
 /* Fails a request as if the device were lost. */
 static void fail(struct slot *s)
 {
@@ -171,7 +189,9 @@ static void step(struct engine *e, struct slot *s)
     struct engine_request *r = s->r;
     int64_t now_ns = clock_now_ns();
     if (r->t_scheduled_ns == 0) {
+        count(e, r, -1);
         r->t_scheduled_ns = now_ns;
+        count(e, r, 1);
         r->n_cached = r->n_prompt / 2;
         for (int32_t i = 1; r->prompt_logprobs && i < r->n_prompt; i++) {
             put_logprobs(&r->prompt_logprobs[i], r->params.prompt_top_logprobs, r->prompt[i]);
@@ -199,7 +219,7 @@ static void step(struct engine *e, struct slot *s)
     if (!r->t_first_token_ns) {
         r->t_first_token_ns = now_ns;
     }
-    s->news = true;
+    announce(e, s);
     s->ended = !live;
     r->t_done_ns = now_ns;
 }
@@ -312,6 +332,7 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
         e->slots[e->n] = (struct slot){.r = r};
         e->n++;
         r->t_submit_ns = clock_now_ns();
+        count(e, r, 1);
         e->stats.prompt_tokens += r->n_prompt;
         pthread_cond_signal(&e->more);
     }
@@ -352,27 +373,35 @@ void engine_stop(struct engine *e, struct engine_request *r, int32_t sample)
 
 /* Events are collected under the lock and reported without it, since callbacks submit and
  * cancel. */
-void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
-                  void *arg)
+bool engine_drain_some(struct engine *e, int max,
+                       void (*on_event)(struct engine_request *r, void *arg), void *arg)
 {
     static struct engine_request *news[MAX_REQUESTS];
     int n = 0;
     pthread_mutex_lock(&e->lock);
-    for (int i = 0; i < e->n; i++) {
-        struct slot *s = &e->slots[i];
-        if (s->news || s->ended) {
-            news[n++] = s->r;
-            s->news = false;
+    int at = e->next_drained; // where the last drain ended, so that each has its turn
+    for (int left = e->n; left > 0 && n < max; left--) {
+        at = at < e->n ? at : 0;
+        struct slot *s = &e->slots[at++];
+        if (!s->news) {
+            continue;
         }
+        news[n++] = s->r;
+        s->news = false;
+        e->n_news--;
         if (s->ended) {
             s->r->done = true;
-            e->slots[i--] = e->slots[--e->n];
+            count(e, s->r, -1);
+            e->slots[--at] = e->slots[--e->n];
         }
     }
+    e->next_drained = at;
+    const bool more = e->n_news > 0;
     pthread_mutex_unlock(&e->lock);
     for (int i = 0; i < n; i++) {
         on_event(news[i], arg);
     }
+    return more;
 }
 
 /* The numbers that metrics and the status page need. */
@@ -380,17 +409,6 @@ void engine_stats(struct engine *e, struct engine_stats *out)
 {
     pthread_mutex_lock(&e->lock);
     *out = e->stats;
-    for (int i = 0; i < e->n; i++) {
-        const struct engine_request *r = e->slots[i].r;
-        bool waits = r->t_scheduled_ns == 0;
-        *(waits ? &out->n_waiting : &out->n_running) += r->n;
-        if (waits) {
-            out->waiting_tokens += r->n_prompt;
-        }
-        if (!waits) {
-            out->n_blocks_held += 1;
-        }
-    }
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -408,6 +426,7 @@ void engine_stop_all(struct engine *e)
     pthread_mutex_unlock(&e->lock);
     pthread_join(e->thread, NULL);
     for (int i = 0; i < e->n; i++) {
+        announce(e, &e->slots[i]);
         e->slots[i].cancelled = e->slots[i].ended = true;
         for (int32_t k = 0; k < e->slots[i].r->n; k++) {
             advance(e, &e->slots[i], k);

@@ -44,19 +44,39 @@ def exempt_places(program):
         elif is_runtime:
             runs.append((at, at + size))
         before = is_runtime
-    places += runs
-    assert len(places) < 60  # as many as torture.c supports
+    return as_text(places + runs)
+
+
+def as_text(places):
+    assert len(places) < 256  # as many as torture.c supports
     return " ".join("%x-%x" % place for place in places)
+
+
+def places_of(program, objects):
+    """The functions of the program that are in these objects of its build tree."""
+    def functions(path):
+        out = subprocess.run(["nm", "-S", "--defined-only", path], stdout=subprocess.PIPE, text=True, check=True).stdout
+        return [(r[3], int(r[1], 16), int(r[0], 16)) for r in map(str.split, out.splitlines()) if len(r) == 4 and r[2] in "tT"]
+
+    wanted = {(name, size) for o in objects for name, size, _ in functions(o)}
+    places = sorted((at, at + size) for name, size, at in functions(program) if (name, size) in wanted)
+    merged = places[:1]
+    for at, end in places[1:]:
+        if at - merged[-1][1] < 16:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((at, end))
+    return as_text(merged)
 
 
 class Torture:
     """The environment in which call `number` of `kind` fails, and the report of the run."""
 
-    def __init__(self, library, program, folder, libraries=""):
+    def __init__(self, library, program, folder, libraries="", only=""):
         self.report_path = os.path.join(folder, "report")
         self.program = program
         self.env = {"LD_PRELOAD": library, "TORTURE_FROM": libraries, "TORTURE_EXEMPT": exempt_places(program),
-                    "TORTURE_REPORT": self.report_path}
+                    "TORTURE_REPORT": self.report_path, **({"TORTURE_ONLY": only} if only else {})}
 
     def failing(self, kind, number):
         if os.path.exists(self.report_path):

@@ -5,6 +5,7 @@
  *     TORTURE_FAIL     "allocation 17" or "system 17": the call that fails, counted from 1; 0: none
  *     TORTURE_FROM     libraries whose calls count too, "libsqlite3 libpcre2"
  *     TORTURE_EXEMPT   "START-END ...", places in the program whose allocations do not count
+ *     TORTURE_ONLY     "START-END ...", the only places in the program that count (all)
  *     TORTURE_REPORT   a file for the report; rewritten at the end and at each SIGUSR2, after
  *                      which counting begins again at 1
  *
@@ -16,6 +17,7 @@
 #include <fcntl.h>
 #include <link.h>
 #include <malloc.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -35,7 +37,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { MAX_RANGES = 64, N_SLOTS = 1 << 20 };
+enum { MAX_RANGES = 256, N_SLOTS = 1 << 20 };
 
 /* Addresses of code. */
 struct range {
@@ -252,22 +254,32 @@ static int add_module(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
+/* Returns the number of places. */
+static int read_places(const char *text, struct range *ranges)
+{
+    unsigned long from, to;
+    int n = 0, n_read;
+    for (; text && n < MAX_RANGES && sscanf(text, "%lx-%lx %n", &from, &to, &n_read) >= 2;
+         text += n_read) {
+        ranges[n++] = (struct range){program.from + from, program.from + to};
+    }
+    return n;
+}
+
 /* Runs before main; without TORTURE_FAIL nothing is counted. */
 __attribute__((constructor)) static void begin(void)
 {
     int n_seen = 0;
-    const char *fail = getenv("TORTURE_FAIL"), *places = getenv("TORTURE_EXEMPT");
+    const char *fail = getenv("TORTURE_FAIL");
     if (!fail) {
         return;
     }
     sscanf(fail, "allocation %ld", &fail_allocation);
     sscanf(fail, "system %ld", &fail_system);
     dl_iterate_phdr(add_module, &n_seen);
-    unsigned long from, to;
-    int n;
-    for (; places && n_exempt < MAX_RANGES && sscanf(places, "%lx-%lx %n", &from, &to, &n) >= 2;
-         places += n) {
-        exempt[n_exempt++] = (struct range){program.from + from, program.from + to};
+    n_exempt = read_places(getenv("TORTURE_EXEMPT"), exempt);
+    if (getenv("TORTURE_ONLY")) {
+        n_counted = read_places(getenv("TORTURE_ONLY"), counted);
     }
     signal(SIGUSR2, on_signal);
     atexit(report_all);
@@ -391,6 +403,7 @@ int epoll_ctl(int ep, int op, int fd, struct epoll_event *e)
     return real(ep, op, fd, e);
 }
 
+FAILS(int, poll, -1, ENOMEM, (struct pollfd * fds, nfds_t n, int ms), (fds, n, ms))
 FAILS(int, epoll_wait, -1, EINTR, (int ep, struct epoll_event *e, int n, int ms), (ep, e, n, ms))
 FAILS(int, pipe, -1, EMFILE, (int fds[2]), (fds))
 FAILS(int, pipe2, -1, EMFILE, (int fds[2], int flags), (fds, flags))

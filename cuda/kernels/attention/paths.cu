@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* For token trees in deterministic mode: copies the keys and values of paths that are not in place
- * (attention_plan.h), for one layer. Bound by the latency of the copies, which are short. */
+ * (attention_plan.h), for one layer. PATH_SPLITS blocks share the slots of each path. Bound by the
+ * latency of the copies, which are short. */
 #include "cuda/kernels/attention/common.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 

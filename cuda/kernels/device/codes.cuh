@@ -5,7 +5,26 @@
 #ifndef SLUICE_CUDA_DEVICE_CODES_CUH
 #define SLUICE_CUDA_DEVICE_CODES_CUH
 
+#include "cuda/coded.h"
 #include "cuda/kernels/device/types.cuh"
+
+/* What the kernels know about a code. One without a specialisation does not compile. */
+template <enum coded_code CODE> struct code_of;
+template <> struct code_of<CODED_E4M3> {
+    static constexpr int BITS = 8, CHUNK = 64; // CHUNK: inputs in a chunk
+    static constexpr int SCALE_BYTES = 4;
+    static constexpr bool HAS_ZEROS = false;
+};
+template <> struct code_of<CODED_U4> {
+    static constexpr int BITS = 4, CHUNK = 128;
+    static constexpr int SCALE_BYTES = 4;
+    static constexpr bool HAS_ZEROS = true;
+};
+template <> struct code_of<CODED_E2M1> {
+    static constexpr int BITS = 4, CHUNK = 128;
+    static constexpr int SCALE_BYTES = 1; // E8M0
+    static constexpr bool HAS_ZEROS = false;
+};
 
 template <typename T> struct code_constants;
 template <> struct code_constants<bf16_t> {
@@ -64,22 +83,23 @@ __device__ __forceinline__ uint32_t shifted(uint32_t word, int n)
  * i + 2 of 8-bit codes. The exponent bits are moved unchanged to the exponent field of T. The
  * difference of the biases is then corrected by multiplying by a power of two, which is exact for
  * subnormal codes, too. */
-template <typename T, enum dtype CODE>
+template <typename T, enum coded_code CODE>
 __device__ __forceinline__ uint32_t pair_of(uint32_t word, int i, uint32_t zero)
 {
     using C = code_constants<T>;
-    if (CODE == DT_E4M3) {
+    if constexpr (CODE == CODED_E4M3) {
         // Takes one shift less than converting halves.
         constexpr uint32_t MASK = 0x7f007f00u >> C::E4M3_DOWN;
         const uint32_t size = i == 0 ? word << (8 - C::E4M3_DOWN) : word >> C::E4M3_DOWN;
         const uint32_t sign = i == 0 ? word << 8 : word;
         return pair_times<T>((size & MASK) | (sign & 0x80008000u), C::E4M3);
-    }
-    if (CODE == DT_E2M1) {
+    } else if constexpr (CODE == CODED_E2M1) {
         const uint32_t size = shifted(word, C::E2M1_UP - 4 * i) & (0x00070007u << C::E2M1_UP);
         return pair_times<T>(and_or(shifted(word, 12 - 4 * i), 0x80008000u, size), C::E2M1);
+    } else {
+        static_assert(CODE == CODED_U4, "this code needs a conversion");
+        return pair_minus<T>(and_or(word >> (4 * i), 0x000f000fu, C::INT), zero);
     }
-    return pair_minus<T>(and_or(word >> (4 * i), 0x000f000fu, C::INT), zero);
 }
 
 template <typename T>
@@ -94,9 +114,9 @@ __device__ __forceinline__ uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c)
  * Integers: a nibble in the lowest eight bits of a half is a subnormal number of T, or the first
  * normal ones, which have the same spacing. One multiplication makes it a normal number and
  * subtracts the zero, so that there is one shift to a word. */
-template <typename T, enum dtype CODE> struct word_codes {
+template <typename T, enum coded_code CODE> struct word_codes {
     using C = code_constants<T>;
-    static constexpr float FACTOR = CODE == DT_U4 ? C::INT_FACTOR : 1.0f;
+    static constexpr float FACTOR = CODE == CODED_U4 ? C::INT_FACTOR : 1.0f;
 
     /* The argument of make for a zero point from 0 to 127. */
     static __device__ __forceinline__ uint32_t zero(int32_t zero)
@@ -108,7 +128,7 @@ template <typename T, enum dtype CODE> struct word_codes {
     {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (CODE == DT_U4) {
+            if constexpr (CODE == CODED_U4) {
                 const uint32_t half = i < 2 ? word : word >> 8;
                 pairs[i] = pair_fma<T>(half & (i % 2 == 0 ? 0x000f000fu : 0x00f000f0u),
                                        C::INT_UP - i % 2 * C::INT_STEP, zero);
@@ -120,13 +140,14 @@ template <typename T, enum dtype CODE> struct word_codes {
 };
 
 /* Scale i of a record. */
-template <enum dtype CODE> __device__ __forceinline__ float scale_at(const void *scales, int i)
+template <enum coded_code CODE> __device__ __forceinline__ float scale_at(const void *scales, int i)
 {
-    if (CODE == DT_E2M1) {
+    if constexpr (code_of<CODE>::SCALE_BYTES == 1) {
         const uint32_t e = ((const uint8_t *)scales)[i];
         return __uint_as_float(e ? e << 23 : 0x00400000u);
+    } else {
+        return ((const float *)scales)[i];
     }
-    return ((const float *)scales)[i];
 }
 
 #endif

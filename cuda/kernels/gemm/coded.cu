@@ -21,7 +21,7 @@
 #include "cuda/kernels/device/mma_tile.cuh"
 
 enum { WARPS = 8, THREADS = WARPS * 32, TILES = 2, MAX_NT = 4 };
-// the latter is the most that sm_80 has
+// the latter is the maximum on sm_80
 enum { SMEM_TWO_BLOCKS = 108 * 1024, SMEM_ONE_BLOCK = 163 * 1024 };
 
 struct coded_params {
@@ -30,13 +30,14 @@ struct coded_params {
 };
 
 /* WORDS: words of a lane that share a scale; 0: the whole row does. NT: groups of eight rows. */
-template <enum dtype CODE, int WORDS, int NT> struct stage_of {
+template <enum coded_code CODE, int WORDS, int NT> struct stage_of {
     static constexpr int GROUPS = WORDS == 0 ? 0 : CODED_WORDS / WORDS;
-    static constexpr int PIECES = CODE == DT_E4M3 ? 2 : 4; // 16-byte pieces of x per lane
+    static constexpr int PIECES = code_of<CODE>::BITS == 8 ? 2 : 4; // 16-byte pieces of x per lane
     static constexpr int X = TILES * CODED_TILE_BYTES, SCALES = X + NT * PIECES * 512;
-    static constexpr int SCALE_BYTES = CODED_ROWS * GROUPS * (CODE == DT_E2M1 ? 1 : 4); // at most
+    static constexpr int SCALE_BYTES = CODED_ROWS * GROUPS * code_of<CODE>::SCALE_BYTES; // at most
     static constexpr int ZEROS = SCALES + TILES * SCALE_BYTES;
-    static constexpr int BYTES = ZEROS + (CODE == DT_U4 ? TILES * CODED_ROWS * GROUPS : 0);
+    static constexpr int BYTES =
+        ZEROS + (code_of<CODE>::HAS_ZEROS ? TILES * CODED_ROWS * GROUPS : 0);
     static constexpr int ROOM = (NT == 1 ? SMEM_TWO_BLOCKS : SMEM_ONE_BLOCK) / (WARPS * BYTES);
     static constexpr int N = ROOM > 6 ? 6 : ROOM;
     static constexpr int SMEM = WARPS * BYTES * N;
@@ -73,7 +74,7 @@ __device__ __forceinline__ struct coded_work work_of(const struct coded_params &
     return w;
 }
 
-template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
+template <typename T, enum coded_code CODE, int WORDS, int NT> struct coded_ring {
     using S = stage_of<CODE, WORDS, NT>;
     const struct coded_params &p;
     const struct coded_work &w;
@@ -90,7 +91,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
                                           char *ring)
         : p(p), w(w), ring(ring), lane(threadIdx.x & 31)
     {
-        constexpr bool IS_8 = CODE == DT_E4M3;
+        constexpr bool IS_8 = code_of<CODE>::BITS == 8;
         const int64_t row_bytes = (int64_t)p.m.n_chunks * 64;
         const int64_t mine = IS_8 ? (lane >> 2) * row_bytes + (lane & 3) * 16 : lane * 16;
         place = IS_8 ? (lane * 16) ^ (lane & 8) << 2 : lane * 16;
@@ -144,7 +145,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
                     }
                 }
                 constexpr int N_ZEROS = CODED_ROWS * S::GROUPS;
-                if (CODE == DT_U4 && p.m.zeros && lane * 4 < N_ZEROS) {
+                if (code_of<CODE>::HAS_ZEROS && p.m.zeros && lane * 4 < N_ZEROS) {
                     cp_async_4(to + S::ZEROS + f * N_ZEROS + lane * 4, zeros[f] + record * N_ZEROS);
                 }
             }
@@ -156,7 +157,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         if (chunk >= p.m.n_chunks) {
             return;
         }
-        constexpr int CHUNK = CODE == DT_E4M3 ? 64 : 128;
+        constexpr int CHUNK = code_of<CODE>::CHUNK;
         char *to = ring + slot * S::BYTES + S::X + x_place;
         const int k = chunk * CHUNK, left = p.m.n_in - k - (lane & 3) * 8;
 #pragma unroll
@@ -175,7 +176,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
      * no bank conflicts. */
     __device__ __forceinline__ void read_words(const char *from, uint32_t (&words)[4]) const
     {
-        if constexpr (CODE == DT_E4M3) {
+        if constexpr (code_of<CODE>::BITS == 8) {
             const int at = (lane >> 2) * 64 + (lane & 3) * 8, other = (lane & 8) << 2;
             const uint2 low = *(const uint2 *)(from + (at ^ other));
             const uint2 high = *(const uint2 *)(from + ((at + 32) ^ other));
@@ -188,10 +189,10 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
 
     /* A lane's pairs of x for one mma. For 4 bits they are in each 16 bytes of a row's 64, which
      * are permuted by row to avoid bank conflicts. */
-    template <enum dtype OF>
+    template <enum coded_code OF>
     __device__ __forceinline__ uint2 read_x(const char *piece, int half) const
     {
-        if constexpr (OF == DT_E4M3) { // a pair of codes is every second byte
+        if constexpr (code_of<OF>::BITS == 8) { // a pair of codes is every second byte
             const uint2 b = *(const uint2 *)(piece + lane * 16 + half * 8);
             return make_uint2(__byte_perm(b.x, b.y, 0x5410), __byte_perm(b.x, b.y, 0x7632));
         } else {
@@ -229,7 +230,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
                         sum[f][n][0] = sum[f][n][1] = sum[f][n][2] = sum[f][n][3] = 0.0f;
                     }
 #pragma unroll
-                    for (int h = 0; h < 2 && CODE == DT_U4; h++) {
+                    for (int h = 0; h < 2 && code_of<CODE>::HAS_ZEROS; h++) {
                         const uint8_t *zeros =
                             (const uint8_t *)from + S::ZEROS + f * CODED_ROWS * S::GROUPS;
                         zero[f][h] = zero_pair<T>(p.m.zeros ? zeros[(g + 8 * h) * S::GROUPS + group]
@@ -237,7 +238,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
                     }
                 }
             }
-            constexpr int STEPS = CODE == DT_E4M3 ? 1 : 2;
+            constexpr int STEPS = code_of<CODE>::BITS == 8 ? 1 : 2;
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 uint32_t a[TILES][4];
@@ -251,8 +252,8 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
                 }
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
-                    const int piece = CODE == DT_E4M3 ? j / 2 : j;
-                    const int half = CODE == DT_E4M3 ? j % 2 : step;
+                    const int piece = code_of<CODE>::BITS == 8 ? j / 2 : j;
+                    const int half = code_of<CODE>::BITS == 8 ? j % 2 : step;
                     const uint2 b = read_x<CODE>(from + S::X + (n * S::PIECES + piece) * 512, half);
 #pragma unroll
                     for (int f = 0; f < TILES; f++) {
@@ -356,7 +357,7 @@ __device__ __forceinline__ void store(const struct coded_params &p, const struct
     }
 }
 
-template <typename T, enum dtype CODE, int WORDS, int NT>
+template <typename T, enum coded_code CODE, int WORDS, int NT>
 __global__ void __launch_bounds__(THREADS, NT == 1 ? 2 : 1)
     gemm_coded_kernel(const __grid_constant__ struct coded_params p)
 {
@@ -438,7 +439,7 @@ __device__ __forceinline__ void exchange_pairs(uint32_t (&pairs)[4], int t)
 }
 
 /* One warp per tile; each value is rounded as an upload would round it. */
-template <typename T, enum dtype CODE>
+template <typename T, enum coded_code CODE>
 __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix m,
                                     int32_t first_row, int32_t n_rows, T *to)
 {
@@ -450,7 +451,7 @@ __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix 
     if (chunk >= m.n_chunks) {
         return;
     }
-    constexpr bool IS_8 = CODE == DT_E4M3;
+    constexpr bool IS_8 = code_of<CODE>::BITS == 8;
     const int64_t row_bytes = (int64_t)m.n_chunks * 64;
     const uint8_t *from = m.tiles + tile * m.n_chunks * CODED_TILE_BYTES;
     from += IS_8 ? g * row_bytes + chunk * 64 + t * 16 : chunk * CODED_TILE_BYTES + lane * 16;
@@ -469,7 +470,7 @@ __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix 
             const int group = IS_8 ? 0 : piece * groups / 4;
             const float scale = scale_at<CODE>(scales, r * groups + group);
             uint32_t zero = 0;
-            if (CODE == DT_U4) {
+            if (code_of<CODE>::HAS_ZEROS) {
                 zero = zero_pair<T>(m.zeros ? m.zeros[(record * CODED_ROWS + r) * groups + group]
                                             : m.zero);
             }
@@ -507,7 +508,7 @@ extern "C" bool gemm_coded_takes(const struct coded_matrix *m, const struct code
            a->x_stride % 8 == 0 && (!a->gated || m->n_out % (2 * CODED_ROWS) == 0);
 }
 
-template <typename T, enum dtype CODE, int WORDS, int NT>
+template <typename T, enum coded_code CODE, int WORDS, int NT>
 static cudaError_t launch_coded(cudaStream_t stream, const struct coded_params &p)
 {
     using S = stage_of<CODE, WORDS, NT>;
@@ -523,14 +524,14 @@ static cudaError_t launch_coded(cudaStream_t stream, const struct coded_params &
                   p);
 }
 
-template <typename T, enum dtype CODE, int WORDS>
+template <typename T, enum coded_code CODE, int WORDS>
 static cudaError_t launch_by_rows(cudaStream_t stream, const struct coded_params &p)
 {
     const int rows = p.a.n_list ? p.a.tile_rows : p.a.n_rows;
     if (rows <= 8) {
         return launch_coded<T, CODE, WORDS, 1>(stream, p);
     }
-    if constexpr (CODE == DT_U4 && WORDS < CODED_WORDS) { // as coded_most_rows says
+    if constexpr (CODE == CODED_U4 && WORDS < CODED_WORDS) { // as coded_most_rows says
         return launch_coded<T, CODE, WORDS, 2>(stream, p);
     } else {
         return rows <= 16 ? launch_coded<T, CODE, WORDS, 2>(stream, p)
@@ -538,22 +539,28 @@ static cudaError_t launch_by_rows(cudaStream_t stream, const struct coded_params
     }
 }
 
+/* Integers, whose groups may be parts of a chunk. */
+template <typename T, enum coded_code CODE>
+static cudaError_t launch_by_words(cudaStream_t stream, const struct coded_params &p)
+{
+    switch (CODED_WORDS / p.m.record_groups) {
+    case 1: return launch_by_rows<T, CODE, 1>(stream, p);
+    case 2: return launch_by_rows<T, CODE, 2>(stream, p);
+    default: return launch_by_rows<T, CODE, 4>(stream, p);
+    }
+}
+
 template <typename T>
 static cudaError_t launch_by_code(cudaStream_t stream, const struct coded_params &p)
 {
-    const int words = CODED_WORDS / p.m.record_groups;
     switch (p.m.code) {
-    case DT_E4M3:
-        return p.m.n_records == 1 ? launch_by_rows<T, DT_E4M3, 0>(stream, p)
-                                  : launch_by_rows<T, DT_E4M3, 4>(stream, p);
-    case DT_E2M1: return launch_by_rows<T, DT_E2M1, 1>(stream, p);
-    default: break;
+    case CODED_E4M3:
+        return p.m.n_records == 1 ? launch_by_rows<T, CODED_E4M3, 0>(stream, p)
+                                  : launch_by_rows<T, CODED_E4M3, 4>(stream, p);
+    case CODED_E2M1: return launch_by_rows<T, CODED_E2M1, 1>(stream, p);
+    case CODED_U4: return launch_by_words<T, CODED_U4>(stream, p);
     }
-    switch (words) {
-    case 1: return launch_by_rows<T, DT_U4, 1>(stream, p);
-    case 2: return launch_by_rows<T, DT_U4, 2>(stream, p);
-    default: return launch_by_rows<T, DT_U4, 4>(stream, p);
-    }
+    return cudaErrorInvalidValue;
 }
 
 extern "C" cudaError_t gemm_coded(cudaStream_t stream, const struct coded_matrix *m,
@@ -571,16 +578,17 @@ static cudaError_t expand(cudaStream_t stream, const struct coded_matrix *m, int
     const dim3 grid((unsigned)((m->n_chunks + WARPS - 1) / WARPS),
                     (unsigned)((n_rows + CODED_ROWS - 1) / CODED_ROWS));
     switch (m->code) {
-    case DT_E4M3:
-        return launch(coded_expand_kernel<T, DT_E4M3>, grid, dim3(THREADS), 0, stream, *m,
+    case CODED_E4M3:
+        return launch(coded_expand_kernel<T, CODED_E4M3>, grid, dim3(THREADS), 0, stream, *m,
                       first_row, n_rows, to);
-    case DT_E2M1:
-        return launch(coded_expand_kernel<T, DT_E2M1>, grid, dim3(THREADS), 0, stream, *m,
+    case CODED_E2M1:
+        return launch(coded_expand_kernel<T, CODED_E2M1>, grid, dim3(THREADS), 0, stream, *m,
                       first_row, n_rows, to);
-    default:
-        return launch(coded_expand_kernel<T, DT_U4>, grid, dim3(THREADS), 0, stream, *m, first_row,
-                      n_rows, to);
+    case CODED_U4:
+        return launch(coded_expand_kernel<T, CODED_U4>, grid, dim3(THREADS), 0, stream, *m,
+                      first_row, n_rows, to);
     }
+    return cudaErrorInvalidValue;
 }
 
 extern "C" cudaError_t coded_expand(cudaStream_t stream, const struct coded_matrix *m,

@@ -141,7 +141,7 @@ __device__ __forceinline__ void join_ways(const struct eight_params &p,
     }
 }
 
-/* ---- the way out ----------------------------------------------------------------------------- */
+/* ---- storing results ------------------------------------------------------------------------- */
 
 /* Two adjacent features of one row. */
 __device__ __forceinline__ void store_pair(const struct eight_params &p, int64_t at, float2 v)

@@ -8,7 +8,8 @@
  * codes, scales and zeros into a ring of its own (cp.async), so that no warp waits for another,
  * converts the codes exactly to bf16 or fp16 in registers, which are the 16-row operand of
  * mma.sync, and scales the sums over a group in fp32. One thread loads x through a tensor map into
- * a ring that all warps share. The warps' sums are added in order at the end.
+ * a ring that all warps share. The warps' sums are added in order at the end. Bound by the
+ * instructions that convert codes, and by the work done once per launch.
  *
  * With programmatic dependent launch the rings are filled with weights before the wait for the
  * preceding kernel. */
@@ -48,15 +49,15 @@ struct few_params {
 
 /* PER_GROUP: words of a lane that share a scale: 4, or 1 for groups of 32 and 64. NT: groups of
  * eight rows. */
-template <enum dtype CODE, int PER_GROUP, int NT> struct few_shape {
+template <enum coded_code CODE, int PER_GROUP, int NT> struct few_shape {
     static constexpr int ROWS = NT * 8, CHUNK_X = ROWS * CHUNK * 2;
     static constexpr int X_SLOT = 16 * 1024, X_CHUNKS = X_SLOT / CHUNK_X; // in a slot
     static constexpr int X_BOXES = X_CHUNKS * (CHUNK / BOX);
     static constexpr int X_SLOTS = 4;
     static constexpr int X_LAG = 1;
     static constexpr int GROUPS = CODED_WORDS / PER_GROUP;
-    static constexpr int SCALE_BYTES = CODED_ROWS * GROUPS * (CODE == DT_E2M1 ? 1 : 4);
-    static constexpr int ZERO_BYTES = CODE == DT_U4 ? CODED_ROWS * GROUPS : 0;
+    static constexpr int SCALE_BYTES = CODED_ROWS * GROUPS * code_of<CODE>::SCALE_BYTES;
+    static constexpr int ZERO_BYTES = code_of<CODE>::HAS_ZEROS ? CODED_ROWS * GROUPS : 0;
     static constexpr int SCALES = 2 * CODED_TILE_BYTES, ZEROS = SCALES + 2 * SCALE_BYTES;
     static constexpr int SLOT = ZEROS + 2 * ZERO_BYTES;
     static constexpr int FIT = (RING_BYTES - 1024 - X_SLOTS * X_SLOT) / (WARPS * SLOT);
@@ -173,7 +174,7 @@ template <int NT> __device__ __forceinline__ void clear(float (&sum)[2][NT][4])
 }
 
 /* Adds sums over a group, scaled, to acc. */
-template <enum dtype CODE, typename S, int NT>
+template <enum coded_code CODE, typename S, int NT>
 __device__ __forceinline__ void add_group(const char *from, int at, int at_8,
                                           const float (&sum)[2][NT][4], float (&acc)[2][NT][4])
 {
@@ -192,7 +193,7 @@ __device__ __forceinline__ void add_group(const char *from, int at, int at_8,
 }
 
 /* What a lane reads, as distances. */
-template <typename T, enum dtype CODE> struct few_lane {
+template <typename T, enum coded_code CODE> struct few_lane {
     int codes, scales; // from a slot of the warp's ring
     int x, x_4;        // from a chunk's rows: inputs 0 to 31, and 32 to 63
     int eight;         // from a feature's scale to that of the eighth after it
@@ -207,14 +208,14 @@ template <typename T, enum dtype CODE> struct few_lane {
         x_4 = kept((lane & 7) * 128 + (column ^ 64));
         scales = kept(g * p.m.record_groups);
         eight = kept(8 * p.m.record_groups);
-        zero = kept(CODE == DT_U4 ? word_codes<T, CODE>::zero(p.m.zero) : 0);
+        zero = kept(code_of<CODE>::HAS_ZEROS ? word_codes<T, CODE>::zero(p.m.zero) : 0);
     }
 };
 
 /* Adds a chunk: `from` is a slot of the warp's ring, x the chunk's rows. The sums are too small by
  * word_codes::FACTOR. With up to eight rows the loop is short, since fetching code takes longer
  * than running it. */
-template <typename T, enum dtype CODE, int PER_GROUP, int NT>
+template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
 __device__ __forceinline__ void add_chunk(const struct few_params &p,
                                           const struct few_lane<T, CODE> &mine, const char *from,
                                           const char *x, float (&acc)[2][NT][4])
@@ -229,7 +230,7 @@ __device__ __forceinline__ void add_chunk(const struct few_params &p,
         for (int i = 0; i < 4; i++) {
             zero[i / 2][i % 2] = mine.zero;
         }
-        if (CODE == DT_U4 && p.m.zeros) {
+        if (code_of<CODE>::HAS_ZEROS && p.m.zeros) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const uint8_t *zeros = (const uint8_t *)from + S::ZEROS + i / 2 * S::ZERO_BYTES;
@@ -308,8 +309,8 @@ __device__ __forceinline__ void put(const struct few_params &p, int64_t at, floa
     }
 }
 
-/* Stores an item's outputs; sums[warp, S::RING / 4] are what each warp has left. */
-template <typename T, enum dtype CODE, typename S, int NT>
+/* Stores an item's outputs; sums[warp, S::RING / 4] are the sums of each warp. */
+template <typename T, enum coded_code CODE, typename S, int NT>
 __device__ __forceinline__ void store(const struct few_params &p, const struct item &it,
                                       const struct few_share &share, const float *sums)
 {
@@ -370,7 +371,7 @@ __device__ __forceinline__ void start_block(const struct few_params &p, struct x
     }
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP, int NT>
+template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
 __device__ __forceinline__ void compute(const struct few_params &p, const CUtensorMap *x_map,
                                         char *xs, char *rings, struct x_ring *x_ring)
 {
@@ -397,7 +398,7 @@ __device__ __forceinline__ void compute(const struct few_params &p, const CUtens
         is_first = false;
         x.begin(it);
         const int32_t n_chunks = it.end_chunk - it.first_chunk;
-        /* If nothing more is loaded into the slots of x, no warp has to leave them. */
+        /* If nothing more is loaded into the slots of x, no warp needs to release them. */
         const bool keeps_x = x.n_slots <= S::X_SLOTS && p.plan.n_items <= (int32_t)gridDim.x;
         int slot = 0, chunk = share.slice < share.n_slices ? share.slice : n_chunks;
 #pragma unroll 1
@@ -428,7 +429,7 @@ __device__ __forceinline__ void compute(const struct few_params &p, const CUtens
 
 #endif // HAVE_SM90A
 
-template <typename T, enum dtype CODE, int PER_GROUP, int NT>
+template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
 __global__ void __launch_bounds__(WARPS * 32, 1)
     gemm_four_kernel(const __grid_constant__ struct few_params p,
                      const __grid_constant__ CUtensorMap x_map)
@@ -444,7 +445,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
-template <typename T, enum dtype CODE, int PER_GROUP, int NT>
+template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
 static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
                               const struct coded_args *a, int32_t n_sms)
 {
@@ -468,7 +469,7 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
                   S::SMEM, stream, p, x_map);
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP>
+template <typename T, enum coded_code CODE, int PER_GROUP>
 static cudaError_t by_rows(cudaStream_t stream, const struct few_params &p,
                            const struct coded_args *a, int32_t n_sms)
 {
@@ -480,11 +481,14 @@ template <typename T>
 static cudaError_t by_code(cudaStream_t stream, const struct few_params &p,
                            const struct coded_args *a, int32_t n_sms)
 {
-    if (p.m.code == DT_E2M1) {
-        return by_rows<T, DT_E2M1, 1>(stream, p, a, n_sms);
+    switch (p.m.code) {
+    case CODED_E2M1: return by_rows<T, CODED_E2M1, 1>(stream, p, a, n_sms);
+    case CODED_U4:
+        return p.m.record_groups == 1 ? by_rows<T, CODED_U4, 4>(stream, p, a, n_sms)
+                                      : by_rows<T, CODED_U4, 1>(stream, p, a, n_sms);
+    case CODED_E4M3: break; // not taken (gemm_four_takes)
     }
-    return p.m.record_groups == 1 ? by_rows<T, DT_U4, 4>(stream, p, a, n_sms)
-                                  : by_rows<T, DT_U4, 1>(stream, p, a, n_sms);
+    return cudaErrorInvalidValue;
 }
 
 static struct item_plan plan_of(const struct coded_matrix *m, const struct coded_args *a,
@@ -509,7 +513,7 @@ static struct item_plan plan_of(const struct coded_matrix *m, const struct coded
 extern "C" bool gemm_four_takes(const struct coded_matrix *m, const struct coded_args *a,
                                 int32_t sm)
 {
-    return sm == 90 && gemm_coded_takes(m, a) && m->code != DT_E4M3 && m->n_experts == 1 &&
+    return sm == 90 && gemm_coded_takes(m, a) && coded_bits(m->code) == 4 && m->n_experts == 1 &&
            m->n_in % BOX == 0 && !a->n_list && a->n_rows >= 1 && a->n_rows <= FOUR_MOST_ROWS &&
            (!a->gated || (a->activation == ACT_SILU && a->y_dtype == a->x_dtype));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The kernels among which gemm_four (cuda/gemm.h) chooses, besides its own of few rows. Thread: the
- * rank's owner. */
+/* The kernels that gemm_four (cuda/gemm.h) chooses from, besides its own for few rows.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_GEMM_FOUR_CUH
 #define SLUICE_CUDA_GEMM_FOUR_CUH
 
@@ -15,13 +15,14 @@ cudaError_t gemm_four_some(cudaStream_t stream, const struct coded_matrix *m,
 cudaError_t gemm_four_many(cudaStream_t stream, const struct coded_matrix *m,
                            const struct coded_args *a, int32_t n_sms, size_t sums_bytes,
                            struct sum_parts *sums);
-/* Whether gemm_four_many sums each group apart and scales the sums; otherwise it scales the codes.
+/* Whether gemm_four_many sums each group separately and scales the sums; otherwise it scales the
+ * codes.
  */
 bool four_is_exact(const struct coded_matrix *m, int32_t n_rows);
 }
 
 /* Fills in what the parameters of all these kernels have in common. If K is cut into several parts,
- * the product goes to `sums`, which is told their number, otherwise to y. Returns whether it is
+ * the product goes to `sums`, which gets their number; otherwise it goes to y. Returns whether K is
  * cut. */
 template <typename P>
 static inline bool four_output(P *p, const struct coded_matrix *m, const struct coded_args *a,

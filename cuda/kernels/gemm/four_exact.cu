@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* y = x W^T with a weight of int4 codes in groups of 128 or more (cuda/coded.h) and 17 to 64 rows,
- * on Hopper, as four_units.cuh describes. Codes are multiplied exactly, each group is summed apart,
- * and its sums are scaled in fp32. */
+ * on Hopper, as four_units.cuh describes. Codes are multiplied exactly, each group is summed
+ * separately, and its sums are scaled in fp32. A block takes 256 features and a range of K, in two
+ * warpgroups. Bound by converting the codes. */
 #include "cuda/kernels/gemm/four_units.cuh"
 
 #if HAVE_SM90A
@@ -21,10 +22,10 @@ __device__ __forceinline__ void add_group(float (&d)[N / 2], float scale, float 
     }
 }
 
-/* The product of up to N rows with each group summed apart and the sums scaled in fp32, so that
- * codes are multiplied exactly. One unit is converted or added while the tensor cores work on the
- * other. */
-template <typename T, enum dtype CODE, int N>
+/* The product of up to N rows. Each group is summed separately and the sums are scaled in fp32, so
+ * that codes are multiplied exactly. One unit is converted or added while the tensor cores work on
+ * the other. */
+template <typename T, enum coded_code CODE, int N>
 __device__ __forceinline__ void compute_exact(const struct many_params &p, const char *xs,
                                               char *rings, struct x_ring *x_ring)
 {
@@ -108,7 +109,7 @@ __device__ __forceinline__ void compute_exact(const struct many_params &p, const
 
 #endif // HAVE_SM90A
 
-template <typename T, enum dtype CODE, int N>
+template <typename T, enum coded_code CODE, int N>
 __global__ void __launch_bounds__(THREADS, 1)
     gemm_four_exact_kernel(const __grid_constant__ struct many_params p,
                            const __grid_constant__ CUtensorMap x_map)
@@ -125,15 +126,15 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 extern "C" bool four_is_exact(const struct coded_matrix *m, int32_t n_rows)
 {
-    return n_rows <= 64 && m->code == DT_U4 && m->record_groups == 1;
+    return n_rows <= 64 && m->code == CODED_U4 && m->record_groups == 1;
 }
 
 template <typename T, int N>
 static cudaError_t launch_rows(cudaStream_t stream, const struct many_params &p,
                                const struct coded_args *a, int32_t n_sms)
 {
-    return launch_units<many_shape<DT_U4, CODED_WORDS, 2, 1, N>>(
-        stream, gemm_four_exact_kernel<T, DT_U4, N>, p, a, n_sms);
+    return launch_units<many_shape<CODED_U4, CODED_WORDS, 2, 1, N>>(
+        stream, gemm_four_exact_kernel<T, CODED_U4, N>, p, a, n_sms);
 }
 
 cudaError_t launch_exact(cudaStream_t stream, const struct many_params &p,

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 256 rows, from 65 or 33
- * on (gemm_four chooses), on Hopper, as four_units.cuh describes. Codes are scaled in fp32 and
- * rounded once to bf16 or fp16, as when a weight is dequantised, so that the tensor cores sum all
- * of K; the next operand is made while they work on the previous one. */
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and 33 or 65 (gemm_four chooses) to 256
+ * rows, on Hopper, as four_units.cuh describes. Codes are scaled in fp32 and rounded once to bf16
+ * or fp16, as when a weight is dequantised, so that the tensor cores sum all of K; the next operand
+ * is made while they work on the previous one. A block takes 128 or 256 features and a range of K,
+ * in two warpgroups. Bound by reading x from the L2 cache and by converting the codes. */
 #include "cuda/kernels/gemm/four_units.cuh"
 
 #if HAVE_SM90A
 
-template <typename T, enum dtype CODE, int PER_GROUP, int UNITS, int BLOCKS>
+template <typename T, enum coded_code CODE, int PER_GROUP, int UNITS, int BLOCKS>
 __device__ __forceinline__ void compute(const struct many_params &p, const char *xs, char *rings,
                                         struct x_ring *x_ring)
 {
@@ -101,7 +102,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
 }
 #endif // HAVE_SM90A
 
-template <typename T, enum dtype CODE, int PER_GROUP, int UNITS, int BLOCKS>
+template <typename T, enum coded_code CODE, int PER_GROUP, int UNITS, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, 1)
     gemm_four_many_kernel(const __grid_constant__ struct many_params p,
                           const __grid_constant__ CUtensorMap x_map)
@@ -117,8 +118,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 /* ---- host ------------------------------------------------------------------------------------ */
 
 /* The best plan of blocks whose warps have this many units, and its cost. A chunk takes a block as
- * long as the tensor cores need for all its units, or as loading x, whether or not all units are of
- * the band: measured, in bytes that a multiprocessor reads in that time. */
+ * long as the tensor cores need for all its units, or as loading x takes, even if the band has
+ * fewer units: measured, and given in bytes that a multiprocessor reads in that time. */
 static struct item_plan plan_of(const struct coded_matrix *m, const struct coded_args *a,
                                 int32_t n_sms, size_t sums_bytes, int32_t n_units, int64_t *cost)
 {
@@ -140,7 +141,7 @@ static struct item_plan plan_of(const struct coded_matrix *m, const struct coded
     return p;
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP, int UNITS, int BLOCKS>
+template <typename T, enum coded_code CODE, int PER_GROUP, int UNITS, int BLOCKS>
 static cudaError_t launch_many(cudaStream_t stream, const struct many_params &p,
                                const struct coded_args *a, int32_t n_sms)
 {
@@ -148,7 +149,7 @@ static cudaError_t launch_many(cudaStream_t stream, const struct many_params &p,
         stream, gemm_four_many_kernel<T, CODE, PER_GROUP, UNITS, BLOCKS>, p, a, n_sms);
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP>
+template <typename T, enum coded_code CODE, int PER_GROUP>
 static cudaError_t by_shape(cudaStream_t stream, const struct many_params &p,
                             const struct coded_args *a, int32_t n_sms)
 {
@@ -163,11 +164,14 @@ template <typename T>
 static cudaError_t by_code(cudaStream_t stream, const struct many_params &p,
                            const struct coded_args *a, int32_t n_sms)
 {
-    if (p.m.code == DT_E2M1) {
-        return by_shape<T, DT_E2M1, 1>(stream, p, a, n_sms);
+    switch (p.m.code) {
+    case CODED_E2M1: return by_shape<T, CODED_E2M1, 1>(stream, p, a, n_sms);
+    case CODED_U4:
+        return p.m.record_groups == 1 ? by_shape<T, CODED_U4, 4>(stream, p, a, n_sms)
+                                      : by_shape<T, CODED_U4, 1>(stream, p, a, n_sms);
+    case CODED_E4M3: break; // not taken (gemm_four_takes)
     }
-    return p.m.record_groups == 1 ? by_shape<T, DT_U4, 4>(stream, p, a, n_sms)
-                                  : by_shape<T, DT_U4, 1>(stream, p, a, n_sms);
+    return cudaErrorInvalidValue;
 }
 
 extern "C" cudaError_t gemm_four_many(cudaStream_t stream, const struct coded_matrix *m,

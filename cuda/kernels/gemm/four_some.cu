@@ -47,13 +47,13 @@ struct four_params {
 
 /* PER_GROUP: words of a lane that share a scale: 4, or 1 for groups of 32 and 64. N: rows of x.
  * GROUPS: computing warpgroups. */
-template <enum dtype CODE, int PER_GROUP, int N, int GROUPS> struct four_shape {
+template <enum coded_code CODE, int PER_GROUP, int N, int GROUPS> struct four_shape {
     static constexpr int TILES = GROUPS * 4;
     static constexpr int FEW_ROWS = PER_GROUP == 4 ? 32 : 16;
     static constexpr int CHUNKS = N <= FEW_ROWS ? 4 : 2;  // per stage
     static constexpr int SCALES = PER_GROUP == 4 ? 1 : 4; // the most scales of a feature in a stage
-    static constexpr int SCALE_BYTES = CODED_ROWS * SCALES * (CODE == DT_E2M1 ? 1 : 4);
-    static constexpr int ZERO_BYTES = CODE == DT_U4 ? CODED_ROWS * SCALES : 0;
+    static constexpr int SCALE_BYTES = CODED_ROWS * SCALES * code_of<CODE>::SCALE_BYTES;
+    static constexpr int ZERO_BYTES = code_of<CODE>::HAS_ZEROS ? CODED_ROWS * SCALES : 0;
     static constexpr int X_BYTES = N * CHUNK * 2, CODES = CHUNKS * X_BYTES;
     static constexpr int ROW_BYTES = CHUNKS * CODED_TILE_BYTES;   // per tile row
     static constexpr int BOXES_BYTES = CODES + TILES * ROW_BYTES; // a multiple of 1,024
@@ -204,7 +204,7 @@ __device__ __forceinline__ void load_x(const struct four_params &p, const CUtens
 /* ---- computing ------------------------------------------------------------------------------- */
 
 /* A thread's part of a stage's weight: the words, scales and zeros of two features. */
-template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_codes {
+template <typename T, enum coded_code CODE, int PER_GROUP, typename S> struct four_codes {
     static constexpr int N_SCALES = CODED_WORDS / PER_GROUP;
     uint32_t words[2][CODED_WORDS];
     float scale[N_SCALES][2];
@@ -234,7 +234,7 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_co
                 const int at = PER_GROUP == 4 ? halves[h] * 8 + g
                                               : (halves[h] * 8 + g) * groups + i * groups / 4;
                 scale[i][h] = scale_at<CODE>(scales, at);
-                if (CODE == DT_U4) {
+                if (code_of<CODE>::HAS_ZEROS) {
                     zero[i][h] = zero_pair<T>(p.m.zeros ? zeros[at] : p.m.zero);
                 }
             }
@@ -250,7 +250,7 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_co
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 a[2 * k + h] = pair_of<T, CODE>(words[h][word], i % 2 * 2 + k,
-                                                CODE == DT_U4 ? zero[group][h] : 0);
+                                                code_of<CODE>::HAS_ZEROS ? zero[group][h] : 0);
             }
         }
     }
@@ -258,7 +258,7 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_co
 
 /* Multiplies a chunk with x at an address of shared memory, converting the next words while the
  * tensor cores work on the previous ones. */
-template <typename T, enum dtype CODE, int PER_GROUP, int N, typename C>
+template <typename T, enum coded_code CODE, int PER_GROUP, int N, typename C>
 __device__ __forceinline__ void add_chunk(const C &codes, uint32_t x, float (&sums)[N / 2])
 {
     constexpr int BOX_BYTES = N * BOX * 2;
@@ -334,7 +334,7 @@ __device__ __forceinline__ void store(const struct four_params &p, bool is_float
     }
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP, int N, int GROUPS, bool IS_FLOAT>
+template <typename T, enum coded_code CODE, int PER_GROUP, int N, int GROUPS, bool IS_FLOAT>
 __device__ __forceinline__ void compute(const struct four_params &p, char *boxes, char *small,
                                         struct four_ring *ring)
 {
@@ -381,7 +381,7 @@ __device__ __forceinline__ void compute(const struct four_params &p, char *boxes
 
 #endif // HAVE_SM90A
 
-template <typename T, enum dtype CODE, int PER_GROUP, int N, int GROUPS>
+template <typename T, enum coded_code CODE, int PER_GROUP, int N, int GROUPS>
 __global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
     gemm_four_some_kernel(const __grid_constant__ struct four_params p,
                           const __grid_constant__ CUtensorMap x_map, bool is_float)
@@ -472,7 +472,7 @@ static void choose(const struct coded_matrix *m, const struct coded_args *a, int
     p->n_groups = up(p->tiles, 4);
 }
 
-template <typename T, enum dtype CODE, int PER_GROUP, int N>
+template <typename T, enum coded_code CODE, int PER_GROUP, int N>
 static cudaError_t launch_four(cudaStream_t stream, struct four_params p,
                                const struct coded_args *a, int32_t n_sms)
 {
@@ -504,11 +504,15 @@ template <typename T>
 static cudaError_t by_code(cudaStream_t stream, const struct four_params &p,
                            const struct coded_args *a, int32_t n_sms)
 {
-    if (p.m.code == DT_E2M1) {
-        return launch_four<T, DT_E2M1, 1, FOUR_SOME_ROWS>(stream, p, a, n_sms);
+    switch (p.m.code) {
+    case CODED_E2M1: return launch_four<T, CODED_E2M1, 1, FOUR_SOME_ROWS>(stream, p, a, n_sms);
+    case CODED_U4:
+        return p.m.record_groups == 1
+                   ? launch_four<T, CODED_U4, 4, FOUR_SOME_ROWS>(stream, p, a, n_sms)
+                   : launch_four<T, CODED_U4, 1, FOUR_SOME_ROWS>(stream, p, a, n_sms);
+    case CODED_E4M3: break; // not taken (gemm_four_takes)
     }
-    return p.m.record_groups == 1 ? launch_four<T, DT_U4, 4, FOUR_SOME_ROWS>(stream, p, a, n_sms)
-                                  : launch_four<T, DT_U4, 1, FOUR_SOME_ROWS>(stream, p, a, n_sms);
+    return cudaErrorInvalidValue;
 }
 
 extern "C" cudaError_t gemm_four_some(cudaStream_t stream, const struct coded_matrix *m,

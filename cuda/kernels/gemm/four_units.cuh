@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the products of 4-bit weights that use wgmma share (four_many.cu, four_exact.cu).
+/* Shared by the products of 4-bit weights that use wgmma (four_many.cu, four_exact.cu).
  *
  * D[features, rows] = W x^T by wgmma: 64 features of W are the register operand, x the
  * shared-memory operand. A block has a multiprocessor to itself and processes items in turn
@@ -50,14 +50,14 @@ struct many_params {
 
 /* PER_GROUP: words of a lane that share a scale: 4, or 1 for groups of 32 and 64. A warp has an
  * accumulator for each of its units (N_UNITS), or blocks of rows (N_BLOCKS); at most two. */
-template <enum dtype CODE, int PER_GROUP, int N_UNITS, int N_BLOCKS, int N = BLOCK_ROWS>
+template <enum coded_code CODE, int PER_GROUP, int N_UNITS, int N_BLOCKS, int N = BLOCK_ROWS>
 struct many_shape {
     static constexpr int UNITS = N_UNITS, BLOCKS = N_BLOCKS;
     static constexpr int ROWS = BLOCKS * N;
     static constexpr int X_SLOT = ROWS * BOX * 2, X_SLOTS = BLOCKS == 2 ? 4 : 6;
     static constexpr int GROUPS = CODED_WORDS / PER_GROUP;
-    static constexpr int SCALE_BYTES = 8 * GROUPS * (CODE == DT_E2M1 ? 1 : 4); // of eight features
-    static constexpr int ZERO_BYTES = CODE == DT_U4 ? 8 * GROUPS : 0;
+    static constexpr int SCALE_BYTES = 8 * GROUPS * code_of<CODE>::SCALE_BYTES; // of eight features
+    static constexpr int ZERO_BYTES = code_of<CODE>::HAS_ZEROS ? 8 * GROUPS : 0;
     static constexpr int SCALES = UNITS * 2 * HALF_TILE;
     static constexpr int ZEROS = SCALES + UNITS * 2 * SCALE_BYTES;
     static constexpr int SLOT = ZEROS + UNITS * 2 * ZERO_BYTES;
@@ -191,7 +191,7 @@ __device__ __forceinline__ uint32_t scaled(uint32_t pair, float scale, f16_t)
 }
 
 /* A thread's part of a chunk of a warp's units. */
-template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct many_codes {
+template <typename T, enum coded_code CODE, int PER_GROUP, typename S> struct many_codes {
     using W = word_codes<T, CODE>;
     static constexpr int HALVES = S::UNITS * 2;
     uint32_t words[HALVES][CODED_WORDS];
@@ -210,7 +210,7 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct many_co
                 const int at = S::GROUPS == 1 ? g : g * groups + k * groups / S::GROUPS;
                 scale[i][k] =
                     scale_at<CODE>(slot + S::SCALES + i * S::SCALE_BYTES, at) * (1.0f / W::FACTOR);
-                if (CODE == DT_U4) {
+                if (code_of<CODE>::HAS_ZEROS) {
                     const uint8_t *zeros = (const uint8_t *)slot + S::ZEROS + i * S::ZERO_BYTES;
                     zero[i][k] = W::zero(p.m.zeros ? zeros[at] : p.m.zero);
                 }
@@ -227,7 +227,7 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct many_co
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 uint32_t pairs[4];
-                W::make(words[i][half * 2 + j], CODE == DT_U4 ? zero[i][0] : 0, pairs);
+                W::make(words[i][half * 2 + j], code_of<CODE>::HAS_ZEROS ? zero[i][0] : 0, pairs);
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     a[j * 2 + k / 2][k % 2 * 2 + h] = pairs[k];
@@ -246,7 +246,7 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct many_co
             for (int j = 0; j < 2; j++) {
                 const int word = half * 2 + j, group = word / PER_GROUP;
                 uint32_t pairs[4];
-                W::make(words[i][word], CODE == DT_U4 ? zero[i][group] : 0, pairs);
+                W::make(words[i][word], code_of<CODE>::HAS_ZEROS ? zero[i][group] : 0, pairs);
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     a[j * 2 + k / 2][k % 2 * 2 + h] = scaled(pairs[k], scale[i][group], T());
@@ -282,8 +282,8 @@ __device__ __forceinline__ void put_four(const struct many_params &p, int64_t at
 }
 
 /* Stores a unit's sums for a block of rows. d[4 j + 2 h + e]: feature h of the thread's two
- * features, row 8 j + 2 t + e. They pass through the warp's ring, [16 features, LD], since code
- * that stores from registers would be long, and fetching it takes longer than running it. */
+ * features, row 8 j + 2 t + e. The sums pass through the warp's ring, [16 features, LD]: code that
+ * stores from registers would be long, and fetching it takes longer than running it. */
 template <typename T, int N>
 __device__ __forceinline__ void store(const struct many_params &p, const struct item &it, int unit,
                                       int32_t first_row, float *stage, const float (&d)[N / 2])
@@ -344,7 +344,7 @@ __device__ __forceinline__ void wait_for_previous(const struct many_params &p)
         pdl_trigger();
     }
 }
-/* All of a block; compute(xs, rings, ring) is what the warps with units do. */
+/* The whole of a block's work; compute(xs, rings, ring) is called by the warps that have units. */
 template <typename S, typename F>
 __device__ __forceinline__ void run_block(const struct many_params &p, const CUtensorMap *x_map,
                                           F compute)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How a product is divided into items for the blocks of a grid that stays: a band of a weight's
- * tile rows, a range of K, and a tile of rows of x. Bands and ranges are cut evenly. A block takes
- * every n-th item if there are n blocks. Ranges of K that were cut leave partial sums in fp32,
- * which the op that reads the product adds (device/sums.cuh).
+/* How a product is divided into items for the blocks of a persistent grid. An item is a band of a
+ * weight's tile rows, a range of K, and a tile of rows of x. Bands and ranges are cut evenly. A
+ * block takes every n-th item if there are n blocks. Ranges of K that were cut leave partial sums
+ * in fp32, which the op that reads the product adds (device/sums.cuh).
  *
  * It knows no format: a tile row is any number of features that are stored together, and a chunk
  * the inputs that are loaded together. Thread: any. */
@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-/* n things in n_parts parts: the first n_larger have size + 1, the others size. */
+/* Divides n elements into n_parts parts: the first n_larger have size + 1, the others size. */
 struct item_cut {
     int32_t n, n_parts, size, n_larger;
 };
@@ -50,7 +50,7 @@ static inline __host__ __device__ int32_t item_part(const struct item_cut &c, in
     return i * c.size + (i < c.n_larger ? i : c.n_larger);
 }
 
-/* The things of the largest part. */
+/* The size of the largest part. */
 static inline int32_t item_most(const struct item_cut &c)
 {
     return c.size + (c.n_larger > 0 ? 1 : 0);
@@ -85,7 +85,7 @@ static inline int32_t items_up(int64_t a, int64_t b)
 
 /* What the busiest multiprocessor loads: x comes from the L2 cache at a third of the price, and the
  * start and end of an item cost as much as ITEM_BYTES. Partial sums are written and read, and each
- * more range costs its reader RUN_BYTES. */
+ * additional range costs its reader RUN_BYTES. */
 static inline int64_t items_cost(const struct item_costs &c, int32_t n_bands, int32_t n_runs)
 {
     enum { ITEM_BYTES = 16 << 10, RUN_BYTES = 4 << 10 };

@@ -126,7 +126,7 @@ template <int N, int G, bool GATED> struct wide_loader {
     }
 };
 
-/* ---- the way out: the accumulators' layout is in device/wgmma.cuh ---------------------------- */
+/* ---- storing results; device/wgmma.cuh has the accumulators' layout -------------------------- */
 
 template <typename Y> struct pair_of;
 template <> struct pair_of<float> {

@@ -28,8 +28,9 @@ template <int SLOTS> struct x_place {
     }
 };
 
-/* A warp's way through the slots of x of an item, which the block's first thread fills: a slot
- * again when all warps have left it, and this warp the next S::X_LAG slots as well. */
+/* A warp's way through the slots of x of an item. The block's first thread fills them: it refills a
+ * slot when all warps have released it and its own warp has also released the next S::X_LAG
+ * slots. */
 template <typename S> struct x_walk {
     const CUtensorMap *map;
     char *xs;
@@ -50,7 +51,7 @@ template <typename S> struct x_walk {
                        plane + which * S::X_BOXES, policy_evict_last());
     }
 
-    /* All warps have left the previous item. */
+    /* Called when all warps have released the slots of the previous item. */
     __device__ __forceinline__ void begin(const struct item &it)
     {
         slot = 0;
@@ -92,8 +93,8 @@ template <typename S> struct x_walk {
         slot++;
     }
 
-    /* Moves on to the slot of a chunk, or for n_slots * S::X_CHUNKS past the last one: every warp
-     * leaves every slot. */
+    /* Advances to the slot of a chunk, or with n_slots * S::X_CHUNKS past the last one, because
+     * every warp must release every slot. */
     __device__ __forceinline__ const char *go_to(int32_t chunk)
     {
 #pragma unroll 1

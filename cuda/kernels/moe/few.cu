@@ -6,8 +6,8 @@
  *   up      a warp per feature of a row's pick, or of its shared expert: gate and up rows and the
  *           activation. Each block makes the picks itself from the scores, which takes less time
  *           than a launch.
- *   down    a warp per output feature adds up all of a row's picks, weighted, so nothing is sorted
- *           and nothing is left to join
+ *   down    a warp per output feature adds up all of a row's picks, weighted, so nothing needs to
+ * be sorted or joined
  *
  * Each warp reads whole weight rows, 16 bytes a lane. Bound by reading the weights of the picks;
  * two rows that pick one expert share it in the L2 cache. Before their waits, `scores` loads the
@@ -161,9 +161,9 @@ __device__ __forceinline__ void copy_x(const struct few_params &p, int32_t row, 
     }
 }
 
-/* Makes the row's picks, by the block's first warp after the wait, and copies its x to shared
- * memory. The picks are also made once before the wait, from old scores, only to fetch the code.
- * The first block of a row stores them. */
+/* After the wait, the block's first warp makes the row's picks and copies its x to shared memory.
+ * The picks are also made once before the wait, from old scores, only to fetch the code. The first
+ * block of a row stores them. */
 template <typename T, int EACH>
 __device__ __forceinline__ void pick_experts(const struct few_params &p, int32_t row, bool is,
                                              float *shared, int32_t *picks, T *x)

@@ -163,7 +163,7 @@ struct pick {
 };
 
 /* Lane j's pick number j of the row whose scores are `in`, for experts up to 32 * EACH. The warp's
- * shared memory holds the weights of the picks (`score`) and the values they are ranked by
+ * shared memory holds the weights of the picks (`score`) and the values by which they are ranked
  * (`choice`). Loops are not unrolled, because every launch fetches the code again. */
 template <int EACH>
 __device__ __forceinline__ struct pick pick_row(const float *in, const float *correction,

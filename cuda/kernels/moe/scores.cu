@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A router's scores of many rows, on the tensor cores. The router is fp32, and its scores decide
- * between experts, so each weight is written as a sum of three bf16 numbers: the three products
+ * between experts, so each weight is split into a sum of three bf16 numbers: the three products
  * with bf16 rows are exact, and added in fp32. A block computes ROWS rows by EXPERTS experts (fewer
  * if there are few blocks; a score has the same bits), a warp 16 of the rows; the split is made on
  * the way to shared memory. Bound by reading both operands from the L2 cache. */

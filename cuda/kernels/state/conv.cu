@@ -166,7 +166,8 @@ template <typename T> __global__ void gate_kernel(struct gate_params p)
     }
 }
 
-/* In few instructions: of many rows the arithmetic takes as long as the memory. */
+/* Uses few instructions, because with many rows the arithmetic takes as long as the memory
+ * accesses. */
 __device__ __forceinline__ float opened_fast(const struct gate_params &p, float gate)
 {
     const float x = p.scale * gate;

@@ -6,12 +6,12 @@
  * the launch, of the loads, and of fetching the code. S and the rows of its block are therefore
  * loaded into registers before the wait, and the row's code is run once on no inputs meanwhile,
  * which fetches it. For this the blocks must start beside those of the preceding product, which
- * leave 7 KiB of a multiprocessor's shared memory, and 80 registers for each of 160 threads.
+ * leave 7 KiB of a multiprocessor's shared memory and 80 registers for each of 160 threads.
  *
  * A warp owns COLUMNS columns of S and of the values, of which lane l has 4 from l % 4 * 4 on, in
- * rows l / 4, l / 4 + 8, ...; and every eighth of the block's keys, 4 elements to a lane. So the
- * products with S and the values stay within a warp, and a row takes three barriers. The order of
- * its sums differs from that of rows.cu. */
+ * rows l / 4, l / 4 + 8, ...; and it owns every eighth of the block's keys, with 4 elements per
+ * lane. So the products with S and the values stay within a warp, and a row takes three barriers.
+ * The order of its sums differs from that of rows.cu. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/state/rows.cuh"
@@ -252,7 +252,7 @@ __device__ __forceinline__ void make_scores(const struct past<T> &m, const float
 }
 
 /* The products of key and query (lanes from 16 on) with my_column() of S and of the block's values.
- * `scale` is what q and k are to be multiplied by. */
+ * q and k are multiplied by `scale`. */
 template <typename T>
 __device__ __forceinline__ void add_state(const struct past<T> &m, const struct few_room<T> &room,
                                           float q_scale, float k_scale, float g,
@@ -311,7 +311,8 @@ __device__ __forceinline__ void put(struct four<T> (&rows)[ROWS], const struct f
     }
 }
 
-/* The value of the row's lane column, as the lanes that have four columns of it keep it. */
+/* Collects the row's value, of which each lane has one column, in the lanes that keep four columns
+ * of it. */
 template <typename T> __device__ __forceinline__ struct four<T> gather_value(float u)
 {
     struct four<T> value;
@@ -336,7 +337,7 @@ __device__ __forceinline__ float opened(const struct rows_params &p, float gate)
     return gate_factor(p.gate_act, x, __fdividef(1.0f, 1.0f + __expf(-x)));
 }
 
-/* One row at position pos. Not `real`: without effects. */
+/* Processes one row at position pos. If not `real`, it has no effect. */
 template <typename T>
 __device__ __forceinline__ void run_row(const struct rows_params &p, const struct few_work &w,
                                         struct past<T> &m, struct few_room<T> &room,

@@ -19,7 +19,7 @@ static const struct jinja_tables tables = {
 
 static void rt_init(struct jrt *rt)
 {
-    *rt = (struct jrt){.steps_left = JINJA_MAX_STEPS, .tables = &tables};
+    *rt = (struct jrt){.steps_beyond = JINJA_MAX_STEPS, .tables = &tables};
     arena_init(&rt->arena, JINJA_MAX_MEMORY);
 }
 

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 bool jrt_fail(struct jrt *rt, const char *kind, const char *fmt, ...)
 {
@@ -52,14 +53,48 @@ bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes)
     return false;
 }
 
+/* The limit of steps is the same on every machine, so what renders here renders anywhere; but a
+ * step of an unusual template may take a microsecond. Where that matters, time is limited too. */
+static _Thread_local int64_t cpu_end_ns; // 0: no limit
+
+static int64_t cpu_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+void jrt_set_cpu_ms(int64_t ms)
+{
+    cpu_end_ns = ms > 0 ? cpu_now_ns() + ms * 1000000 : 0;
+}
+
 bool jrt_charge(struct jrt *rt, size_t steps)
 {
-    if (rt->steps_left < 0 || steps > (size_t)rt->steps_left) {
-        rt->steps_left = -1;
-        return jrt_limit(rt, "it needs too many steps");
+    if (rt->steps_left >= 0 && steps <= (size_t)rt->steps_left) {
+        rt->steps_left -= (int64_t)steps;
+        return true;
     }
-    rt->steps_left -= (int64_t)steps;
+    size_t more = steps - (size_t)greater(rt->steps_left, 0);
+    rt->steps_left = -1;
+    if (rt->steps_beyond < 0 || more > (size_t)rt->steps_beyond) {
+        rt->steps_beyond = -1;
+        return jrt_limit(rt, "it takes too many steps");
+    }
+    if (cpu_end_ns > 0 && cpu_now_ns() > cpu_end_ns) {
+        rt->steps_beyond = -1;
+        return jrt_limit(rt, "it takes too long");
+    }
+    rt->steps_beyond -= (int64_t)more;
+    rt->steps_left = lesser(rt->steps_beyond, JINJA_SLICE);
+    rt->steps_beyond -= rt->steps_left;
     return true;
+}
+
+bool jrt_go_on(struct jrt *rt)
+{
+    rt->steps_left = 0;
+    return jrt_charge(rt, 1);
 }
 
 /* Memory comes from the arena and is zeroed. Blocks beyond 256 bytes cost steps, since

@@ -22,6 +22,7 @@ enum {
     JINJA_MAX_OUTPUT = 64 << 20,
     JINJA_MAX_MEMORY = 256 << 20,
 #endif
+    JINJA_SLICE = 1 << 14,   // steps after which the clock is read
     JINJA_MAX_CALLS = 200,   // macros, callers and recursive loops
     JINJA_MAX_DEPTH = 2000,  // recursive C calls of the evaluator, within all nested calls together
     JINJA_MAX_NEST = 200,    // nesting of the source, and of a value that is printed, compared or
@@ -44,7 +45,7 @@ struct jrt {
     struct arena arena;
     enum status st;
     struct err err;
-    int64_t steps_left;
+    int64_t steps_left, steps_beyond; // of this slice, and after it: rt.c
     int depth, calls;
     struct jsb *out;
     bool autoescape;
@@ -65,11 +66,15 @@ bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes); // raise_ex
 
 void *jrt_alloc(struct jrt *rt, size_t n, size_t size); // zeroed; NULL after recording an error
 bool jrt_charge(struct jrt *rt, size_t steps);
+bool jrt_go_on(struct jrt *rt); // one step more, when those of the slice are used up
 
 static inline bool jrt_step(struct jrt *rt)
 {
-    return rt->steps_left-- > 0 || jrt_limit(rt, "it takes too many steps");
+    return rt->steps_left-- > 0 || jrt_go_on(rt);
 }
+
+/* The CPU time after which everything that this thread compiles and renders fails; 0: no limit. */
+void jrt_set_cpu_ms(int64_t ms);
 
 /* Enters one more level of C calls; inline, because every node uses it. */
 static inline bool jinja_enter(struct jrt *rt)

@@ -429,7 +429,7 @@ struct jstr *jt_replace(struct jrt *rt, struct jstr *s, struct jstr *old, struct
     struct jsb b;
     jsb_init(&b, rt);
     size_t from = 0;
-    for (; at != SIZE_MAX && max != 0 && !b.failed; max--) {
+    for (; at != SIZE_MAX && max != 0 && !b.failed && jrt_step(rt); max--) {
         jsb_put_range(&b, s, from, at - from);
         jsb_put_str(&b, new_);
         from = at + old->n_bytes;

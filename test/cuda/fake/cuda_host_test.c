@@ -132,7 +132,7 @@ static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, c
     }
     cuda_comm_destroy(o->backend.comm);
     if (there && !opened && !err.text[0]) {
-        CHECK_FAIL("%s: an error without words", what);
+        CHECK_FAIL("%s: an error without a message", what);
     }
     host_check(what, o->tensor_parallel_size);
     free(b);
@@ -176,7 +176,7 @@ TEST(all_families_make_only_valid_calls)
 
 /* ---- real shapes ---------------------------------------------------------------------------- */
 
-/* Layers as real models have them; the device makes the weights up. */
+/* Layers as real models have them; the weights are dummies that the device generates. */
 static const struct {
     const char *name, *config;
 } models[] = {

@@ -108,7 +108,7 @@ static int run(const void *arg)
     return 0;
 }
 
-TEST(updates_arrive_whole_and_the_later_one_stays)
+TEST(updates_arrive_whole_and_the_later_one_wins)
 {
     for (uint64_t seed = 1; seed <= 8; seed++) {
         host_in_child(run, &seed);

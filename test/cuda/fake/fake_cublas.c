@@ -84,8 +84,8 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDa
 {
     (void)type, (void)cols;
     if (stride < (int64_t)rows) {
-        fake_complain("columns of %llu elements begin every %lld", (unsigned long long)rows,
-                      (long long)stride);
+        fake_complain("columns of %llu elements overlap: they begin every %lld",
+                      (unsigned long long)rows, (long long)stride);
         return CUBLAS_STATUS_INVALID_VALUE;
     }
     return create((void **)layout);

@@ -278,7 +278,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, int of
     case cudaDevAttrMultiProcessorCount: *value = n_sms(); break;
     case cudaDevAttrComputeCapabilityMajor: *value = g.sm / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = g.sm % 10; break;
-    default: fake_complain("the fake has no attribute %d of a device", (int)which);
+    default: fake_complain("the fake device has no attribute %d", (int)which);
     }
     return call();
 }
@@ -324,7 +324,7 @@ static int encode_tiled(void *map, int type, uint32_t n_dims, void *base, const 
     }
     fake_lock();
     if (!ok) {
-        fake_complain("a tensor map that no driver makes");
+        fake_complain("a tensor map that a driver would refuse");
     }
     fake_on_device(base, 1, "a tensor map");
     fake_unlock();
@@ -339,7 +339,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **entry, uns
 {
     (void)version, (void)flags;
     if (strcmp(name, "cuTensorMapEncodeTiled") != 0) {
-        fake_complain("the fake has no %s", name);
+        fake_complain("the fake driver has no function %s", name);
         return cudaErrorNotSupported;
     }
     int (*encode)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Allocations, and the copies and fills that streams are asked for. */
+/* Allocations, and the copies and fills of streams. */
 #include "engine/base/hash.h"
 #include "test/cuda/fake/fake_private.h"
 
@@ -124,7 +124,7 @@ static cudaError_t release(void *p, bool pinned)
         take(m);
         fake_died();
     } else if (p) {
-        fake_complain("what was not allocated, or not so, is freed");
+        fake_complain("memory is freed that was not allocated, or not in this way");
     }
     fake_unlock();
     return e;
@@ -209,14 +209,15 @@ static bool check_copy(const void *to, const void *from, size_t n_bytes, enum cu
         m = fake_find(host);
     }
     if (m && (m->device >= 0 || !reaches(m, host, n_bytes))) {
-        fake_complain("a copy's host memory is none, or goes past the end of %zu bytes",
-                      m->n_bytes);
+        fake_complain(
+            "a copy's host memory does not exist, or ends after its allocation of %zu bytes",
+            m->n_bytes);
         return false;
     }
     return true;
 }
 
-/* Memory that is not pinned is read, and written, before the call returns. */
+/* Memory that is not pinned is read or written before the call returns. */
 static cudaError_t copy_later(cudaStream_t stream, void *to, const void *from, size_t n_bytes,
                               enum cudaMemcpyKind kind)
 {
@@ -263,8 +264,8 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     fake_lock();
     cudaError_t e = fake_call();
     if (width > to_pitch || width > from_pitch) {
-        fake_complain("rows of %zu bytes are copied that begin every %zu and %zu", width, to_pitch,
-                      from_pitch);
+        fake_complain("overlapping rows: %zu bytes each, at distances of %zu and %zu", width,
+                      to_pitch, from_pitch);
         e = cudaErrorInvalidPitchValue;
     }
     for (size_t r = 0; r < height && e == cudaSuccess && width > 0; r++) {
@@ -280,10 +281,10 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemc
 {
     fake_lock();
     cudaError_t e = fake_call();
-    fake_ends_capture("a copy outside of the stream is made");
+    fake_ends_capture("a copy is made outside of a stream");
     if (e == cudaSuccess && n_bytes > 0) {
         if (fake_is_awaited(to, n_bytes) || fake_is_awaited(from, n_bytes)) {
-            fake_complain("a copy outside of the stream meets one that waits in it");
+            fake_complain("a copy outside of a stream touches memory of a copy that waits in one");
         }
         if (check_copy(to, from, n_bytes, kind)) {
             fake_write(to, from, 0, n_bytes);

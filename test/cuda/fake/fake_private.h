@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of this folder share. */
+/* Shared by the files of this folder. */
 #ifndef SLUICE_TEST_FAKE_PRIVATE_H
 #define SLUICE_TEST_FAKE_PRIVATE_H
 
@@ -7,7 +7,7 @@
 
 enum { FAKE_MAX_DEVICES = 16 };
 
-/* Every entry point takes the lock and asks fake_call whether this call is to fail. */
+/* Every entry point takes the lock and asks fake_call whether this call must fail. */
 void fake_lock(void);
 void fake_unlock(void);
 cudaError_t fake_call(void);

@@ -69,7 +69,7 @@ static struct CUstream_st *find_stream(cudaStream_t stream)
         s = s->next;
     }
     if (!s) {
-        fake_complain("a stream that there is not");
+        fake_complain("a stream that does not exist");
     } else if (s->device != fake_device()) {
         fake_complain("a stream of device %d is used on device %d", s->device, fake_device());
         return NULL;
@@ -191,7 +191,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
     fake_lock();
     const cudaError_t e = fake_call();
     if (flags != cudaStreamNonBlocking) {
-        fake_complain("a stream that waits for the one without a name");
+        fake_complain("a stream that waits for the default stream");
     }
     if (e == cudaSuccess) {
         struct CUstream_st *s = calloc(1, sizeof *s);
@@ -237,7 +237,7 @@ static cudaError_t look(struct CUstream_st *s, bool all)
         return cudaErrorInvalidResourceHandle;
     }
     if (s->graph) {
-        fake_complain("a stream is waited for or asked while a graph is captured");
+        fake_complain("a stream is waited for or queried while a graph is captured");
         s->is_spoilt = true;
         return cudaErrorStreamCaptureUnsupported;
     }
@@ -359,7 +359,7 @@ static cudaError_t look_at_event(cudaEvent_t event, bool all)
     }
     fake_lock();
     cudaError_t e = fake_call();
-    if (fake_ends_capture("an event is waited for or asked after") && e == cudaSuccess) {
+    if (fake_ends_capture("an event is waited for or queried") && e == cudaSuccess) {
         e = cudaErrorStreamCaptureUnsupported;
     }
     for (struct CUstream_st *s = streams; e == cudaSuccess && s; s = s->next) {
@@ -383,7 +383,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     return look_at_event(event, false);
 }
 
-/* Returns 0 ms, if both events allow the question. */
+/* Returns 0 ms if both events support timing. */
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 {
     fake_lock();
@@ -433,7 +433,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
         ops_deinit(&s->graph->ops);
         free(s->graph);
     } else if (e == cudaSuccess) {
-        fake_complain("a capture ends that did not begin");
+        fake_complain("the end of a capture that did not begin");
         e = cudaErrorIllegalState;
     }
     if (s) {

@@ -100,7 +100,7 @@ TEST(unescape_joins_surrogates_and_replaces_lone_ones)
 
 /* Integers are exact to both ends of int64_t and are refused beyond them; a fraction or an
  * exponent is not an integer even if its value is whole. */
-TEST(int64_keeps_its_ends)
+TEST(int64_keeps_its_extreme_values)
 {
     static const struct {
         const char *s;

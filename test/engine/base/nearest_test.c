@@ -20,7 +20,7 @@ static const char *meant(const char *typed)
 
 /* A missing letter and swapped ones find their word; "quantum" is too far from all of them, and
  * nothing is suggested for a word too long to be a typing error. */
-TEST(a_typing_error_finds_its_word_and_another_word_none)
+TEST(a_misspelling_finds_its_word_and_an_unrelated_word_finds_none)
 {
     CHECK_STR(meant("serv"), "serve");
     CHECK_STR(meant("vresion"), "version");
@@ -35,7 +35,7 @@ TEST(a_typing_error_finds_its_word_and_another_word_none)
     CHECK_STR(meant(longest), "");
 }
 
-TEST(nothing_was_tried)
+TEST(without_candidates_there_is_no_suggestion)
 {
     struct nearest n = {.typed = "x", .n_bytes = 1};
     CHECK(nearest_word(&n) == NULL);

@@ -44,7 +44,7 @@ TEST(digests_are_those_of_the_standard)
 /* Lengths 0 to 299 cover every offset in the 64-byte block and both paddings (one block or
  * two), and each is also added in two pieces. One flipped byte, a different one each time,
  * must show in the constant-time comparison. */
-TEST(pieces_do_not_matter)
+TEST(digests_do_not_depend_on_pieces)
 {
     unsigned char text[300], whole[SHA256_BYTES], cut[SHA256_BYTES];
     for (size_t i = 0; i < sizeof text; i++) {

@@ -96,7 +96,7 @@ static void check_format(const struct json *j)
 
 /* A format that is added to block_formats without a row of vectors changes the count of
  * 10. */
-TEST(blocks_mean_what_the_package_says)
+TEST(blocks_decode_as_in_the_gguf_package)
 {
     struct json *rows;
     struct err err = {""};

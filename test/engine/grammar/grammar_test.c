@@ -175,7 +175,7 @@ TEST(lark)
     CHECK_EXAMPLES(list);
 }
 
-/* Numbers are the hard part: ranges of integers and decimals as regular expressions. */
+/* Numbers are the difficult part: ranges of integers and decimals become regular expressions. */
 TEST(schemas_of_scalars)
 {
     static const struct example list[] = {
@@ -577,7 +577,7 @@ TEST(full_tables_are_emptied_and_states_become_stale)
 }
 
 /* One row for each limit. */
-TEST(limits_are_kept)
+TEST(limits_are_enforced)
 {
     static const struct {
         struct grammar_limits limits;

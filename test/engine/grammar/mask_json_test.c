@@ -80,7 +80,7 @@ static void check_walks(struct grammar *g, const char *source)
 
 /* Masks inside strings and numbers have shortcuts, which must give what advancing token by
  * token gives. */
-TEST(masks_inside_json_are_what_advancing_says)
+TEST(masks_inside_json_agree_with_advancing)
 {
     static const struct {
         enum grammar_kind kind;

@@ -3,6 +3,7 @@
  * of arguments. */
 #include "test/engine/grammar/rows.h"
 
+#include "engine/base/buf.h"
 #include "engine/grammar/vocab.h"
 
 #include <string.h>
@@ -165,6 +166,31 @@ TEST(text_arguments)
     check(IN("python", "{\"type\":\"regex\",\"pattern\":\"a\\\"\"}"), "input=\"a\\\"\"", "a");
 }
 
+/* Grammars of every kind keep their language as a part of a larger one. */
+TEST(every_kind_can_be_a_part)
+{
+    static const struct {
+        const char *text, *yes, *no;
+    } rows[GRAMMAR_N_KINDS] = {
+        [GRAMMAR_SCHEMA] = {"{\"enum\":[1,22]}", "<1>|<22>", "<2>|<>"},
+        [GRAMMAR_REGEX] = {"^a\"+$", "<a\">|<a\"\">", "<a>|<b>"},
+        [GRAMMAR_GBNF] = {"root ::= \"x\" root | \"y\"", "<y>|<xxy>", "<x>|<yy>"},
+        [GRAMMAR_LARK] = {"start: \"x\"~2", "<xx>", "<x>|<xxx>"},
+        [GRAMMAR_TAGS] = {TEXT("t"), "<t>", "<>|<tt>"},
+    };
+    for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
+        struct grammar_source part = {(enum grammar_kind)k, rows[k].text, strlen(rows[k].text),
+                                      .disable_any_whitespace = true};
+        struct buf b;
+        buf_init(&b, 1 << 16);
+        buf_puts(&b, "{\"type\":\"sequence\",\"elements\":[" TEXT("<") ",");
+        grammar_put_tag(&part, &b);
+        buf_puts(&b, "," TEXT(">") "]}");
+        check(b.data, rows[k].yes, rows[k].no);
+        buf_deinit(&b);
+    }
+}
+
 TEST(refusals)
 {
     static const char *const rows[][2] = {
@@ -176,6 +202,8 @@ TEST(refusals)
         {SCHEMA("{\"properties\":{\"x\":{\"type\":\"objekt\"}}}"), "#/json_schema/properties/x"},
         {"{\"type\":\"regex\",\"pattern\":\"(?=a)\"}", "#/pattern: "},
         {"{\"type\":\"grammar\",\"grammar\":\"root ::= x\"}", "\"x\" is not defined"},
+        {"{\"type\":\"grammar\",\"syntax\":\"peg\",\"grammar\":\"x\"}", "no such \"syntax\""},
+        {"{\"type\":\"grammar\",\"syntax\":\"tags\",\"grammar\":\"x\"}", "no such \"syntax\""},
         {CALLS("") + 0, NULL},
         {"{\"type\":\"triggered_tags\",\"triggers\":[\"<\"],\"tags\":[" TAG("[", ANY, "\"]\"") "]}",
          "begins with none of the triggers"},

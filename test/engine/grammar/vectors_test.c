@@ -9,7 +9,7 @@
 #include "test/engine/grammar/rows.h"
 #include "test/sha256.h"
 
-/* refused: does not compile; must_refused: of these, rows marked as ones that must;
+/* refused: does not compile; must_refused: of these, rows that are marked as having to compile;
  * by_policy: valid texts refused for the reasons of is_refused_by_policy. */
 struct tally {
     int rows, refused, wrong, must_refused, by_policy, texts;
@@ -136,7 +136,7 @@ static void schema_row(struct slice line)
 }
 
 /* Rows name texts inside and outside the language; a wrong judgement of either kind fails. */
-TEST(regexes_are_judged_right)
+TEST(regexes_accept_the_right_texts)
 {
     if (!rows_each("structured/regex.jsonl", regex_row)) {
         SKIP("no shared data");
@@ -144,7 +144,7 @@ TEST(regexes_are_judged_right)
     report("regexes");
 }
 
-TEST(grammars_are_judged_right)
+TEST(grammars_accept_the_right_texts)
 {
     if (!rows_each("structured/grammars.jsonl", grammar_row)) {
         SKIP("no shared data");
@@ -152,7 +152,7 @@ TEST(grammars_are_judged_right)
     report("grammars");
 }
 
-TEST(schemas_are_judged_right)
+TEST(schemas_accept_the_right_texts)
 {
     if (!rows_each("structured/schemas.jsonl", schema_row)) {
         SKIP("no shared data");
@@ -205,7 +205,7 @@ TEST(the_schema_suite_has_no_wrong_text_accepted)
     report("schema suite");
 }
 
-/* Cases in which llama.cpp's tests are narrower than the schema: at most 16 digits in an integer,
+/* Cases in which llama.cpp's tests are stricter than the schema: at most 16 digits in an integer,
  * an object for {}, an array if only its items are given. */
 static bool is_narrower(struct slice line)
 {
@@ -249,7 +249,7 @@ static void constrained_row(struct slice line)
     buf_deinit(&text);
 }
 
-TEST(constrained_strings_are_judged_right)
+TEST(constrained_strings_accept_the_right_texts)
 {
     if (!rows_each("data/constrained_strings.jsonl", constrained_row)) {
         SKIP("no shared data");

@@ -56,7 +56,7 @@ static void open_bed(struct bed *b, int32_t n_prompt)
     open_with(b, &limits, n_prompt);
 }
 
-/* Everything returns to the pool when all have left, or something leaks. */
+/* Everything has returned to the pool when all have left; otherwise something leaks. */
 static void close_bed(struct bed *b)
 {
     for (int32_t i = 0; i < LANES; i++) {
@@ -282,7 +282,8 @@ TEST(copies_out_of_lanes_come_before_copies_into_them)
     int32_t lane = b.seqs[0].lane, other = b.seqs[1].lane;
     b.seqs[0].n_known = b.seqs[0].n_computed = 12;
     holdings_forget_idle(&b.h);
-    struct states *s = &b.h.states.snapshots; // as if what the prompt left had been given up
+    struct states *s =
+        &b.h.states.snapshots; // as if the state that the prompt left had been given up
     states_forget(s, holdings_blocks(&b.h, &b.seqs[0])[2]);
     holdings_settle(&b.h, &b.seqs[0], 12, STATE_END);
     holdings_leave(&b.h, &b.seqs[0]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The value of snapshots, and which one is evicted for which. */
+/* The value of snapshots, and which of them are evicted in favour of others. */
 #include "engine/schedule/states.h"
 
 #include "test/check.h"
@@ -99,7 +99,7 @@ TEST(a_slot_that_is_written_or_read_is_not_given_away)
     open_with(1);
     int32_t slot = states_take(&states, 0, 64, -1, STATE_STEP); // held: it is written
     CHECK_EQ(states_take(&states, 1, 4096, -1, STATE_PAUSE), -1);
-    states_forget(&states, 0); // its block has gone; the write goes on
+    states_forget(&states, 0); // its block is gone; the write continues
     CHECK_EQ(states_at(&states, 0), -1);
     CHECK_EQ(states_take(&states, 1, 4096, -1, STATE_PAUSE), -1);
     states_release(&states, slot);

@@ -96,7 +96,7 @@ TEST(lookup_sees_prompt_and_output_as_one)
     close_bed(&b);
 }
 
-TEST(where_nothing_is_found_it_is_looked_again_soon)
+TEST(a_failed_lookup_is_repeated_soon)
 {
     struct bed b;
     open_bed(&b, NGRAM, repeats, 10, 50);
@@ -187,7 +187,7 @@ TEST(a_row_is_all_that_a_proposer_needs)
 
 /* ---- costs -------------------------------------------------------------------------------- */
 
-TEST(curves_never_fall_and_the_look_is_no_pass)
+TEST(cost_curves_never_fall_and_the_round_trip_is_not_a_pass)
 {
     struct spec_costs c = {.target = {4, 3, 5, 6, 7, 8, 9, 0}, .draft = {2, 2, 2, 2, 2, 2, 2, 2}};
     spec_costs_settle(

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The message must have the key or value that is wrong. */
+/* The message must contain the key or value that is wrong. */
 TEST(invalid_options_are_refused_by_name)
 {
     static const struct {

@@ -92,9 +92,9 @@ static void judge(struct spec *sp, const struct spec_tree *t, struct sequence *s
                                           .cut = cut});
 }
 
-/* A comb of two levels with two siblings each is judged: accepted nodes are learnt, unreached ones
- * are not. */
-TEST(only_judged_nodes_are_learnt)
+/* A comb of two levels with two siblings each is verified: accepted nodes are learnt from,
+ * unreached ones are not. */
+TEST(only_verified_nodes_are_learnt_from)
 {
     struct spec sp = open_spec(0.01f);
     static struct spec_tree t;
@@ -121,7 +121,7 @@ TEST(only_judged_nodes_are_learnt)
     memcpy(before, sp.learnt.rescue, sizeof before);
     seq.trust.doubt = 0.3f;
     const int32_t spine[] = {1};
-    judge(&sp, &t, &seq, spine, 1, true); // a stop: the rest was not judged
+    judge(&sp, &t, &seq, spine, 1, true); // a stop: the rest was not verified
     CHECK_NEAR(seq.trust.doubt, 0.27, 1e-5);
     CHECK(sp.learnt.rescue[0] == before[0] && sp.learnt.rescue[1] == before[1]);
     judge(&sp, &t, &seq, NULL, 0, false); // nothing was accepted

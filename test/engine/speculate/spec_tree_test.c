@@ -303,7 +303,7 @@ TEST(equal_tokens_of_two_drafts_are_one_child)
 }
 
 /* NaN and -inf from a broken checkpoint must not violate the tree's invariants. */
-TEST(nonsense_from_a_draft_model_makes_a_tree_all_the_same)
+TEST(nonsense_from_a_draft_model_still_makes_a_tree)
 {
     struct bed b;
     open_bed(&b, "{\"method\":\"tree\",\"model\":\"m\"}", 1);

@@ -390,7 +390,7 @@ static size_t n_around(const struct tokenizer *tok, struct ids *ids)
 
 /* tokenizer_config.json overrides tokenizer.json: the ids around a text, which tokens are
  * special, and tokens that only it lists. */
-TEST(the_config_names_tokens_and_overrides_what_goes_around)
+TEST(the_config_names_tokens_and_overrides_the_ids_around_a_text)
 {
     struct err err = {0};
     struct ids ids;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The OpenAPI document contains all rows of the tables. */
 #include "server/api/api.h"
+#include "server/api/openapi_parts.h"
 
 #include "server/call/members.h"
 #include "server/cli/config_load.h"
+#include "server/jobs/lines.h"
 #include "test/check.h"
 
 /* The document of a server with these arguments, parsed. */
@@ -52,6 +54,31 @@ TEST(the_document_has_every_route)
         CHECK(!json_get(operation, "security")); // there are no keys here
     }
     json_free(doc);
+}
+
+/* An endpoint of batches is a route that answers errors in OpenAI's form, as the lines of a batch's
+ * output do (answer.c). */
+TEST(endpoints_of_batches_are_routes_of_openai)
+{
+    for (size_t i = 0; job_endpoint(i); i++) {
+        const struct http_route *r = api_routes;
+        while (r->method && (strcmp(r->path, job_endpoint(i)) || strcmp(r->method, "POST"))) {
+            r++;
+        }
+        if (!r->method || reply_form_of(r) != REPLY_OPENAI) {
+            CHECK_FAIL("%s is not such a route", job_endpoint(i));
+        }
+    }
+}
+
+/* Bodies of every form, except lines of `sluice generate`, have a schema. */
+TEST(every_form_has_a_schema)
+{
+    for (int i = 0; i < N_FORMS; i++) {
+        if (!(openapi_forms() & 1u << i) && i != KIND_GENERATE) {
+            CHECK_FAIL("form %d has none", i);
+        }
+    }
 }
 
 /* The schemas are made from the table of members, and limits from the configuration of

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of an agent: its prompts are found in the cache to the token, calls arrive while the rest is still written, and
-what it thought between calls comes back to the template, over each of the three APIs that agents speak."""
+"""The loop of an agent: its prompts are found in the cache to the token, calls arrive while the rest is still written,
+and its reasoning between calls is passed to the template again, over each of the three APIs that agents use."""
 
 import concurrent.futures
 import http.client
@@ -52,16 +52,16 @@ def play(server, number, result_words):
 
 
 def possible(turns, system):
-    """How many tokens of each prompt the cache can hold: whole blocks of the previous prompt and its answer, without the answer's
-    last token, which was never computed; in the first turn, whole blocks of the common system prompt. At least one token is
-    always computed."""
+    """The number of tokens of each prompt that the cache can have: whole blocks of the previous prompt and its answer,
+    without the answer's last token, which was never computed; in the first turn, whole blocks of the common system
+    prompt. At least one token is always computed."""
     found = [common(turns[0][0], system)] + [common(p, q[0] + q[1][:-1]) for p, q in zip((t[0] for t in turns[1:]), turns)]
     return [min(n, len(t[0]) - 1) // BLOCK * BLOCK for n, t in zip(found, turns)]
 
 
-def test_eight_agents_find_all_of_their_prompts_again():
-    """The cache has room for all of their prompts: every block that can be found is found, and the metrics agree with the usage
-    of the answers."""
+def test_eight_agents_find_their_prompts_in_the_cache():
+    """The cache has room for all of their prompts: every block that can be found is found, and the metrics agree with
+    the usage of the answers."""
     with Server(real=True, num_gpu_blocks_override=1600, block_size=BLOCK, max_model_len=4096) as s:
         first = turn(s, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}], 1)
         with concurrent.futures.ThreadPoolExecutor(AGENTS) as pool:
@@ -99,8 +99,8 @@ def first_token_ms(server, path, body):
 
 
 def conversation(server, number, turns):
-    """Processor time to the first token of each turn, as a chat and as token ids. Every turn has about the same number of new
-    tokens."""
+    """Processor time to the first token of each turn, as a chat and as token ids. Every turn has about the same number
+    of new tokens."""
     words, chat, ids = random.Random(number), [], []
     text = lambda n: " ".join(words.choice(("line", "of", "text", "42", "x")) for _ in range(n))
     messages, tokens = [{"role": "system", "content": SYSTEM}], [7 + number]
@@ -116,15 +116,15 @@ def conversation(server, number, turns):
 
 
 @nightly
-def test_the_thirtieth_turn_waits_for_its_new_tokens_alone():
-    """The limit is 1.3 times the processor time of the third turn, plus what new tokens cost more after a longer context,
-    measured with token ids. Work that is repeated for the whole prompt at each turn would exceed it."""
+def test_the_thirtieth_turn_computes_only_its_new_tokens():
+    """The limit is 1.3 times the processor time of the third turn, plus the additional cost of new tokens after a
+    longer context, measured with token ids. Work that is repeated for the whole prompt at each turn would exceed it."""
     with Server(real=True, max_model_len=4096, threads=1) as s:
         runs = [conversation(s, i, 30) for i in range(3)]
     third = sorted(chat[2][0] for chat, _ in runs)[1]
     last = sorted(chat[29][0] for chat, _ in runs)[1]
     more = sorted(ids[29] - ids[2] for _, ids in runs)[1]
-    print("turn 3: %.1f ms, turn 30: %.1f ms (%d of %d tokens new), more for these: %.1f ms" % (third, last, *runs[0][0][29][1:], more))
+    print("turn 3: %.1f ms, turn 30: %.1f ms (%d of %d tokens new), added cost of these: %.1f ms" % (third, last, *runs[0][0][29][1:], more))
     assert last <= 1.3 * third + max(more, 0)
 
 
@@ -198,8 +198,9 @@ def response_calls(server):
 
 
 @pytest.mark.parametrize("calls_of", [chat_calls, message_calls, response_calls])
-def test_a_call_is_there_as_soon_as_it_is_written(slow, calls_of):
-    """A client can run a call while the answer goes on: more than ten tokens come between the two calls, and TAIL tokens after them."""
+def test_a_call_is_sent_as_soon_as_it_is_complete(slow, calls_of):
+    """A client can run a call while the answer goes on: more than ten tokens come between the two calls, and TAIL
+    tokens after them."""
     calls, end = calls_of(slow)
     assert [json.loads(text) for text, _ in calls] == [{"city": "Paris"}, {"city": "Rome"}]
     assert calls[0][1] < calls[1][1] - 5 * STEP_S
@@ -260,7 +261,7 @@ def test_reasoning_between_calls_reaches_the_template(shown, path, history, leng
 
 @pytest.mark.parametrize("status, end", [("incomplete", "[user] go\n[assistant] The answer is"), ("in_progress", "[user] go\n[assistant] The answer is"),
                                          ("completed", "[user] go\n[assistant] The answer is\n")])
-def test_a_response_goes_on_with_an_answer_that_had_not_ended(shown, status, end):
+def test_a_response_continues_an_incomplete_answer(shown, status, end):
     said = {"type": "message", "role": "assistant", "status": status, "content": [{"type": "output_text", "text": "The answer is"}]}
     n = len(shown.post("/tokenize", {"prompt": end, "add_special_tokens": False}).json()["tokens"])
     j = shown.post("/v1/responses", {"input": [{"role": "user", "content": "go"}, said], "store": False, "max_output_tokens": n, "ignore_eos": True}).json()

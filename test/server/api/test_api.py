@@ -31,7 +31,7 @@ def test_chat_object_has_every_key(server):
 
 @pytest.mark.parametrize("seed", range(len(TEXTS)))
 @pytest.mark.parametrize("which", ["server", "grouped"])
-def test_stream_folds_to_the_whole(seed, which, request):
+def test_a_stream_adds_up_to_the_whole_answer(seed, which, request):
     s = request.getfixturevalue(which)
     body = {"seed": seed, "tools": [WEATHER], "logprobs": True, "top_logprobs": 2, "n": 2 if seed == 0 else 1}
     if seed == 4:
@@ -118,7 +118,8 @@ def test_completions_forms_and_echo(server):
         assert all(t in top for t, top in list(zip(l["tokens"], l["top_logprobs"]))[1:])
         assert "".join(l["tokens"]) == c["text"]
         assert [c["text"][o:o + len(t)] for o, t in zip(l["text_offset"], l["tokens"])] == l["tokens"]
-    # The echo is the prompt that was computed, and offsets count its characters: no special tokens, nothing that was truncated.
+    # The echo is the prompt that was computed, and offsets count its characters: no special tokens, nothing that was
+    # truncated.
     for prompt, more, text in (([4083, 5, 6], {}, "&'"), ("a b c d", {"truncate_prompt_tokens": 2}, " c d")):
         c = server.complete(prompt, max_tokens=1, echo=True, logprobs=0, **more).json()["choices"][0]
         shown = [(o, t) for o, t in zip(c["logprobs"]["text_offset"], c["logprobs"]["tokens"]) if t != "<|begin_of_text|>"]
@@ -145,7 +146,7 @@ def test_completions_forms_and_echo(server):
     assert r["prompt_logprobs"][0] is None and r["prompt_logprobs"][1]["6"]["rank"] == 1
 
 
-def test_a_model_without_a_tokenizer_takes_and_gives_ids(tmp_path):
+def test_a_model_without_a_tokenizer_accepts_and_returns_ids(tmp_path):
     for name in ("config.json", "generation_config.json"):
         os.symlink(os.path.join(DEMO, name), tmp_path / name)
     with Server(model=str(tmp_path), served_model_name="bare", skip_tokenizer_init=True, env={"FAKE_STEP_US": "20000"}) as s:
@@ -162,7 +163,7 @@ def test_a_model_without_a_tokenizer_takes_and_gives_ids(tmp_path):
         assert s.chat().error["code"] == "unsupported_model"
 
 
-def test_parts_of_characters_are_told_apart_in_logprobs():
+def test_parts_of_characters_are_distinct_in_logprobs():
     """Each token has its own key in top_logprobs, even if it is a part of a character; chats have U+FFFD and the bytes."""
     def pairs(list):
         assert len({k for k, _ in list}) == len(list), list
@@ -181,7 +182,7 @@ def test_parts_of_characters_are_told_apart_in_logprobs():
         assert len(top) == 20 and not any(t["token"].startswith("bytes:") for t in top)
 
 
-def test_ids_stream_beside_text(server):
+def test_ids_are_streamed_with_text(server):
     chunks = server.chat(seed=0, stream=True, return_token_ids=True).chunks()
     whole = server.chat(seed=0, return_token_ids=True).json()["choices"][0]
     assert sum((c["choices"][0]["token_ids"] for c in chunks), []) == whole["token_ids"]
@@ -231,7 +232,7 @@ def test_tokenize_and_back(server):
     assert "chat_template" in info and info["eos_token"]
 
 
-def test_a_text_beyond_the_context_is_counted_and_not_guessed_at(server):
+def test_a_text_beyond_the_context_is_counted_exactly(server):
     long = {"prompt": "word " * 500000}
     t = server.post("/tokenize", long).json()
     assert t["count"] == len(t["tokens"]) >= 500000
@@ -279,7 +280,7 @@ def test_any_model_may_be_named():
 
 
 @pytest.mark.parametrize("model", [DEMO + "/", DEMO + "/.", ".", "../demo", os.path.relpath(DEMO, DEMO)])
-def test_the_first_name_is_the_folders(model):
+def test_the_default_name_is_the_folders(model):
     with Server(model=model, cwd=DEMO) as s:
         names = [m["id"] for m in s.get("/v1/models").json()["data"]]
         assert names[0] == "demo"
@@ -316,7 +317,7 @@ def test_responses(server):
     assert server.get("/v1/responses/resp_1").error["code"] == "not_found"
 
 
-def test_events_written_when_a_stream_has_room_again_go_out(server):
+def test_events_written_after_a_stall_are_sent(server):
     r = server.complete([[5] * 400] * 8, max_tokens=1, echo=True, logprobs=20, stream=True)  # 80 kB each
     assert sum(len(c["choices"][0]["logprobs"]["tokens"]) for c in r.chunks() if c["choices"][0]["logprobs"]) == 8 * 401
 

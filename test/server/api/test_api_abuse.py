@@ -55,7 +55,7 @@ def test_a_hidden_request_never_runs(server, name):
     assert served(server, "/version") == before
 
 
-def test_requests_in_a_row_are_answered_in_order(server):
+def test_pipelined_requests_are_answered_in_order(server):
     with connect(server) as s:
         body = json.dumps({"prompt": [5, 6], "max_tokens": 2, "return_token_ids": True}).encode()
         post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -70,7 +70,7 @@ def test_requests_in_a_row_are_answered_in_order(server):
 @pytest.mark.parametrize("data", [b"POST /v1/chat/com", b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n",
                                   b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{\"mess"])
 @pytest.mark.parametrize("then", ["wait", "leave"])
-def test_half_requests(server, data, then):
+def test_incomplete_requests_leave_no_connection(server, data, then):
     with connect(server, timeout=20) as s:
         s.sendall(data)
         if then == "wait":
@@ -108,7 +108,7 @@ def test_thousands_of_streams_killed_at_once_free_the_engine():
         assert s.complete("x", max_tokens=1).status == 200
 
 
-def test_ten_times_the_load_is_refused_and_costs_no_memory():
+def test_excess_load_is_refused_and_costs_no_memory():
     """Accepted requests are served, and the others get 503 with Retry-After at once."""
     import concurrent.futures
 

@@ -141,11 +141,11 @@ def test_wrong_members_are_named(server, path, more, code, param):
 ] + [
     ("responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}, "input[0].content"),
 ])
-def test_what_is_not_text_is_refused_by_its_name(server, path, body, param):
-    """Also for multimodal models, of which the server only runs the language part."""
+def test_content_other_than_text_is_refused_by_its_type(server, path, body, param):
+    """This also applies to multimodal models, of which the server only runs the language part."""
     r = server.post(f"/v1/{path}", body)
     assert (r.status, r.error["code"], r.error["param"]) == (400, "unsupported_value", param), r.body
-    assert "text only" in r.error["message"] and "of type '" in r.error["message"]
+    assert "only text" in r.error["message"] and "of type '" in r.error["message"]
 
 
 @pytest.mark.parametrize("more", [
@@ -154,7 +154,7 @@ def test_what_is_not_text_is_refused_by_its_name(server, path, body, param):
     {"tool_choice": "none"}, {"modalities": ["text"]}, {"guided_json": None, "use_beam_search": False}, {"response_format": {"type": "text"}},
     {"max_tokens": 5000, "max_completion_tokens": 1}, {"logprobs": False}, {"parallel_tool_calls": True}, {"reasoning_effort": "low"},
 ])
-def test_harmless_members_are_taken(server, more):
+def test_harmless_members_are_accepted(server, more):
     assert server.chat(**{**ONE, **more}).status == 200
 
 
@@ -209,7 +209,7 @@ def test_stored_responses_are_not_found(server):
         assert (r.status, r.error["code"]) == (404, "not_found")
 
 
-def test_reset_prefix_cache_says_what_it_freed():
+def test_reset_prefix_cache_reports_what_it_freed():
     with Server(env={"FAKE_STEP_US": "20000"}) as s:
         assert s.post("/reset_prefix_cache", "").json() == {"freed_blocks": 3}
         c = open_stream(s)

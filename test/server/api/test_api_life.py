@@ -26,7 +26,7 @@ def test_loading_is_visible_and_refused():
         assert s.complete("x").status == 200
 
 
-def test_a_stop_while_loading_waits_for_nobody():
+def test_a_stop_while_loading_is_immediate():
     with Server(env={"FAKE_LOAD_MS": "60000"}, wait=False) as s:
         assert s.complete("x").error["code"] == "model_loading"
         s.process.send_signal(signal.SIGTERM)
@@ -35,7 +35,7 @@ def test_a_stop_while_loading_waits_for_nobody():
         assert [l["status"] for l in s.log_lines() if l["path"] == "/v1/completions"] == [503]
 
 
-def test_a_hung_engine_is_told():
+def test_a_hung_engine_is_reported():
     s = Server(stall_timeout=1, dead_timeout=1.5)
     c = open_stream(s, seed=1001)
     time.sleep(0.3)
@@ -45,6 +45,8 @@ def test_a_hung_engine_is_told():
     assert s.get("/v1/models").headers["x-engine-state"] == "stalled"
     assert eventually(lambda: s.get("/health/live").status == 503, 4)
     assert s.complete("x").error["code"] == "engine_dead"
+    r = c.getresponse()  # the request that the engine holds ends too
+    assert (r.status, json.loads(r.read())["error"]["code"]) == (503, "engine_dead")
     c.close()
     s.process.kill()
 
@@ -103,7 +105,7 @@ def test_threads_have_names():
         assert {"sluice", "engine", "rank 1", "pool", "cpu", "log"} <= names, names
 
 
-def test_what_comes_too_late_is_refused_and_counted():
+def test_requests_during_the_drain_are_refused_and_counted():
     with Server(env={"FAKE_STEP_US": "50000"}, shutdown_timeout="1.5") as s:
         late, scrape = (socket.create_connection(("127.0.0.1", s.port)) for _ in range(2))
         body = b'{"prompt":"x"}'
@@ -132,7 +134,7 @@ def test_what_comes_too_late_is_refused_and_counted():
         s.process.wait(10)
 
 
-def test_streams_over_the_drain_time_get_an_event():
+def test_streams_longer_than_the_drain_get_an_error_event():
     with Server(env={"FAKE_STEP_US": "50000"}, shutdown_timeout="0.3") as s:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             stream = pool.submit(s.chat, stream=True)
@@ -144,7 +146,7 @@ def test_streams_over_the_drain_time_get_an_event():
         s.process.wait(10)
 
 
-def test_bad_configuration_ends_with_a_sentence():
+def test_bad_configuration_ends_with_a_clear_error():
     import subprocess
 
     from api import BUILD
@@ -161,7 +163,7 @@ def test_bad_configuration_ends_with_a_sentence():
 
 
 @pytest.mark.parametrize("options,sentence", [
-    (["--override-generation-config", '{"temperatur": 1}'], "override-generation-config: unknown key 'temperatur'; there are temperature,"),
+    (["--override-generation-config", '{"temperatur": 1}'], "override-generation-config: unknown key 'temperatur'; the known keys are temperature,"),
     (["--override-generation-config", '{"temperature": "hot"}'], "override-generation-config: 'temperature' should be a number"),
     (["--override-generation-config", '{"temperature": -3}'], "override-generation-config: temperature: -3 is not between 0 and 1e+30"),
     (["--override-generation-config", '{"top_k": 99999999999}'], "override-generation-config: 'top_k' should be a count"),
@@ -169,7 +171,7 @@ def test_bad_configuration_ends_with_a_sentence():
     (["--chat-template", "{% for m in messages %}"], "chat-template: line 1: "),
     (["--kv-cache-memory-bytes", "1k"], "kv-cache-memory-bytes is 1000: give "),
 ])
-def test_what_no_request_could_use_stops_the_start(options, sentence):
+def test_settings_that_no_request_could_use_stop_the_start(options, sentence):
     import subprocess
 
     from api import BUILD
@@ -177,7 +179,7 @@ def test_what_no_request_could_use_stops_the_start(options, sentence):
     assert r.returncode == 1 and sentence in r.stderr, r.stderr
 
 
-def test_few_descriptors_bend_the_default_but_not_an_operators_number():
+def test_few_descriptors_lower_the_default_but_not_an_operators_limit():
     import subprocess
 
     from api import BUILD
@@ -194,7 +196,7 @@ def test_few_descriptors_bend_the_default_but_not_an_operators_number():
     assert any("connections are limited to 243: the hard limit of descriptors is 512" in l for l in lines)
 
 
-def test_a_key_of_another_certificate_is_told(tmp_path):
+def test_a_key_of_another_certificate_is_reported(tmp_path):
     import subprocess
 
     from api import BUILD
@@ -207,7 +209,7 @@ def test_a_key_of_another_certificate_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("least, spoken", [(None, {"TLSv1_2", "TLSv1_3"}), ("1.3", {"TLSv1_3"})])
-def test_old_tls_is_not_spoken(least, spoken, tmp_path):
+def test_old_tls_versions_are_refused(least, spoken, tmp_path):
     import ssl
     import subprocess
     import warnings
@@ -238,6 +240,6 @@ def test_sampling_defaults_may_be_switched_off_and_overridden():
         assert s.chat("a b c d e").json()["usage"]["completion_tokens"] == 2
 
 
-def test_a_context_beyond_the_models_own_is_warned_of():
+def test_a_context_beyond_the_models_own_causes_a_warning():
     with Server(real=True, max_model_len=5000) as s:
         assert "max-model-len 5000 is more than the 4096 positions" in s.stderr()

@@ -37,7 +37,7 @@ def test_health_metrics_and_page(server):
     assert server.post("/reset_prefix_cache", "").status == 200
 
 
-def test_the_kv_format_and_the_tokens_that_fit_are_said():
+def test_the_kv_format_and_its_capacity_are_logged():
     said = {}
     for kv in ("auto", "int8", "int4"):
         with Server(real=True, kv_cache_dtype=kv, max_model_len=512, max_num_seqs=1024) as s:
@@ -77,7 +77,7 @@ def test_histograms_count_what_happened(server):
     assert server.metric("vllm:e2e_request_latency_seconds_count") == before + 1
 
 
-def test_log_lines_say_it_all(server):
+def test_log_lines_have_every_member(server):
     server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "seed": 0},
                 headers={"x-request-id": "my-id", "x-stainless-retry-count": "2"})
     time.sleep(0.2)
@@ -88,7 +88,7 @@ def test_log_lines_say_it_all(server):
 PROBES = ["/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/metrics"]
 
 
-def test_probes_are_logged_for_who_wants_it():
+def test_probes_are_logged_on_request():
     for more, wanted in (({}, []), ({"enable_log_probes": True}, PROBES)):
         with Server(env={"FAKE_LOAD_MS": "400"}, wait=False, **more) as s:
             for path in PROBES:  # the model is loading: some answer 503
@@ -128,7 +128,7 @@ def test_deadlines():
         assert r.status == 200 and json.loads(r.events()[-2])["error"]["code"] == "request_timeout" and r.events()[-1] == "[DONE]"
 
 
-def test_log_lines_of_what_did_not_end_well_have_their_tokens():
+def test_log_lines_of_failed_requests_have_token_counts():
     def line(s, id):
         assert eventually(lambda: any(l["id"] == id for l in s.log_lines()))
         return next(l for l in s.log_lines() if l["id"] == id)
@@ -205,7 +205,7 @@ def test_each_step_is_counted_by_its_tokens():
         assert s.metric("vllm:request_num_preemptions_count") == s.metric("vllm:request_num_preemptions_bucket", le="0.5") == 2
 
 
-def test_no_memory_for_a_request_is_a_refusal_that_may_be_retried():
+def test_a_request_without_memory_is_refused_and_may_be_retried():
     with Server(env={"FAKE_STEP_US": "50000"}) as s:
         big = {"n": 100, "max_tokens": 1900, "logprobs": 20}  # 40 MB
         assert s.complete(n=1, max_tokens=1, logprobs=20).status == 200
@@ -218,7 +218,7 @@ def test_no_memory_for_a_request_is_a_refusal_that_may_be_retried():
         assert s.complete(stop_token_ids=[5], **{**big, "max_tokens": 1900, "prompt": [5]}).status == 200
 
 
-def test_more_samples_than_the_engine_ever_holds_are_no_overload():
+def test_more_samples_than_the_engine_can_hold_are_not_an_overload():
     """A client that is told to retry later would retry for ever."""
     with Server(real=True, max_num_queued_reqs=2, max_num_seqs=2, max_n=4) as s:  # the queue has room for 2 * 2 + 4 sequences, and 2 more run
         assert s.complete(["x"] * 10, max_tokens=2).status == 200
@@ -229,7 +229,7 @@ def test_more_samples_than_the_engine_ever_holds_are_no_overload():
         assert r.status == 400 and "at most 10" in r.error["message"]
 
 
-def test_hints_keep_a_prompt_for_its_time():
+def test_hints_keep_a_prompt_for_their_duration():
     with Server(real=True, num_gpu_blocks_override=64, block_size=16, max_model_len=320) as s:
         ask = lambda i, **more: cached_of(s.complete(prompt=prompt_of(i), max_tokens=1, **more))
         kept = lambda: int(re.search(r"sluice_kv_blocks_kept\{.*\} (\d+)", s.get("/metrics").body.decode())[1])

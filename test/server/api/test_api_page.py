@@ -146,7 +146,7 @@ def test_tool_calls_are_shown_and_their_results_sent(page):
     b.eval("byId('tools').value=''")
 
 
-def test_stop_keeps_what_came_and_regenerate_replaces_it():
+def test_stop_keeps_the_partial_answer_and_regenerate_replaces_it():
     with Server(env={"FAKE_STEP_US": "20000"}) as s:
         b = Browser("http://127.0.0.1:%d/" % s.port)
         try:

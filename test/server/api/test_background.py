@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses that run in the background: begun, read, followed from any event, cancelled, and their state after a restart."""
+"""Responses that run in the background: starting, reading, following from any event, cancelling, and their state after
+a restart."""
 
 import http.client
 import json
@@ -52,7 +53,7 @@ def parse(r):
     return events
 
 
-def test_it_runs_without_its_client(server):
+def test_a_response_continues_without_its_client(server):
     t = time.time()
     r = begin(server).json()
     assert r["status"] in ("queued", "in_progress") and r["background"] is True and r["output"] == [] and r["usage"] is None
@@ -111,7 +112,7 @@ def test_a_client_that_leaves_is_followed_by_others(server):
         assert events[0]["sequence_number"] == 5 and events[-1]["response"] == j
 
 
-def test_it_can_be_cancelled_and_not_deleted_while_it_runs(server):
+def test_a_running_response_can_be_cancelled_but_not_deleted(server):
     r = begin(server, max_output_tokens=1500).json()
     assert server.request("DELETE", path(r)).status == 400
     assert server.post("/v1/responses", {"input": "x", "previous_response_id": r["id"]}).error["param"] == "previous_response_id"
@@ -141,7 +142,7 @@ def test_an_engine_that_fails_is_a_failed_response(server):
     assert events[-1]["type"] == "response.failed" and events[-1]["response"] == j
 
 
-def test_what_is_wrong_is_told_at_once(server):
+def test_invalid_requests_fail_immediately(server):
     assert begin(server, input=[{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]).status == 400
     assert begin(server, store=False).error["param"] == "background"
     assert begin(server, background="yes").status == 400
@@ -186,7 +187,7 @@ def test_keys_see_and_cancel_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
-def test_a_restart_ends_what_ran(tmp_path, sig):
+def test_a_restart_ends_running_responses(tmp_path, sig):
     options = {"data_dir": str(tmp_path / "data"), "env": SLOW}
     s = Server(**options)
     done = wait(s, begin(s, max_output_tokens=2).json())
@@ -202,7 +203,7 @@ def test_a_restart_ends_what_ran(tmp_path, sig):
             assert [i["content"][0]["text"] for i in s.get(path(r, "/input_items")).json()["data"]] == ["hello there"]
 
 
-def test_a_full_store_runs_nothing_that_it_cannot_keep(tmp_path):
+def test_a_full_store_refuses_background_responses(tmp_path):
     with Server(data_dir=str(tmp_path / "data"), data_max_bytes="1MiB", max_model_len=2048) as s:
         r = begin(s, metadata={"a": "b" * 400}, instructions="x " * 140000, truncate_prompt_tokens=100)
         assert r.status in (400, 507), r.body

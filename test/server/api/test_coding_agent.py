@@ -112,7 +112,7 @@ def test_a_session_of_a_coding_agent(model):
     assert kinds == [["thinking", "tool_use", "tool_use"], ["thinking", "text", "tool_use"], ["tool_use"], ["thinking", "text"]]
 
 
-def test_whole_answers_are_those_of_the_stream(model):
+def test_whole_answers_equal_streams(model):
     for turn in range(4):
         whole = ask(model, request(turn, begin(), stream=False)).json()
         streamed = fold(ask(model, request(turn, begin())))
@@ -120,7 +120,7 @@ def test_whole_answers_are_those_of_the_stream(model):
         assert strip(whole) == strip(streamed) and whole["stop_reason"] == streamed["stop_reason"]
 
 
-def test_the_line_that_changes_is_told_once_and_keeps_no_prompt_out_of_the_cache():
+def test_the_changing_line_is_logged_once_and_prompts_are_still_cached():
     with Server(real=True, served_model_name="demo", max_model_len=4096) as s:
         seen = []
         for turn in range(3):
@@ -147,7 +147,7 @@ def test_small_requests_beside_the_conversation(model):
     assert models.status == 200 and any(m["id"] == "demo" for m in models.json()["data"])
 
 
-def test_what_an_agent_does_about_errors(model):
+def test_errors_have_the_texts_that_agents_recognise(model):
     """The agent shortens its prompt if it reads this text, and continues without threads if it reads this code."""
     r = model.post("/v1/messages?beta=true", request(0, [{"role": "user", "content": "a b c d " * 4000}]), headers=HEADERS)
     assert r.status == 400 and "prompt is too long: " in r.json()["error"]["message"] and r.headers["request-id"]

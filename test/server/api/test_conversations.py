@@ -28,7 +28,7 @@ def texts(items):
     return [i.content[0].text for i in items if i.type == "message"]
 
 
-def test_the_sdk_makes_reads_changes_and_deletes_them(client):
+def test_the_sdk_creates_reads_changes_and_deletes_conversations(client):
     c = client.conversations.create(metadata={"a": "b"}, items=[message("one"), message("two", "assistant")])
     assert c.id.startswith("conv_") and c.object == "conversation" and c.metadata == {"a": "b"}
     assert client.conversations.retrieve(c.id) == c
@@ -51,7 +51,7 @@ def test_the_sdk_makes_reads_changes_and_deletes_them(client):
 
 
 @pytest.mark.parametrize("how", ["whole", "stream", "background"])
-def test_responses_go_on_from_it_and_are_added(server, client, how):
+def test_responses_continue_a_conversation_and_are_added_to_it(server, client, how):
     c = client.conversations.create(items=[message("Count from 1 to 5.")])
     body = {"model": "demo", "temperature": 0, "max_output_tokens": 30}
     options = {"whole": {}, "stream": {"stream": True}, "background": {"background": True}}[how]
@@ -70,7 +70,7 @@ def test_responses_go_on_from_it_and_are_added(server, client, how):
     assert len(client.conversations.items.list(c.id).data) == 5
 
 
-def test_what_is_wrong_is_refused(server):
+def test_invalid_requests_are_refused(server):
     made = server.post("/v1/conversations", {}).json()["id"]
     kept = server.post("/v1/responses", {"input": "x", "max_output_tokens": 16}).json()["id"]
 
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_refused(server):
     assert server.get(path + "/items").json()["data"] == []
 
 
-def test_keys_see_their_own_and_a_folder_keeps_them(tmp_path):
+def test_keys_see_only_their_own_and_a_folder_keeps_them(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("ann inference\nbob inference\n")
     ann, bob = {"authorization": "Bearer ann"}, {"authorization": "Bearer bob"}
@@ -114,7 +114,7 @@ def test_keys_see_their_own_and_a_folder_keeps_them(tmp_path):
         assert [i["id"] for i in s.get(path + "/items", headers=ann).json()["data"]] == [item]
 
 
-def test_those_that_are_left_alone_make_room():
+def test_unused_conversations_are_evicted():
     with Server(data_max_bytes="1MiB") as s:  # a quarter for conversations
         ids = [s.post("/v1/conversations", {"items": [message("x" * 50000)]}).json()["id"] for _ in range(3)]
         assert s.post("/v1/conversations/%s/items" % ids[0], {"items": [message("y")]}).status == 200

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's /derender: what render and generate make of a request, as the answer that the request itself would have had."""
+"""vLLM's /derender: turns the result of render and generate into the answer that the request itself would have had."""
 import json
 
 import pytest
@@ -41,7 +41,7 @@ def same(got, want, answers):
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 0.8, "seed": 5}, {"logprobs": True, "top_logprobs": 3}, {"max_tokens": 3}, {"stream": True}, {"skip_special_tokens": False}], ids=str)
-def test_a_chat_comes_back(server, more):
+def test_a_chat_is_derendered_to_its_answer(server, more):
     body = {"model": "demo", "messages": USER("Copy: a b c d"), "temperature": 0, "max_tokens": 20, **more}
     plain = {**body, "stream": False}
     got, answers = round_trip(server, CHAT, {**plain, "stream": False})
@@ -73,7 +73,7 @@ def test_reasoning_is_found():
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"max_tokens": 2, "prompt": "Once"}], ids=str)
-def test_completions_come_back(server, more):
+def test_completions_are_derendered_to_their_answers(server, more):
     body = {"model": "demo", "prompt": ["Once upon", "The sum"], "temperature": 0, "max_tokens": 9, **more}
     got, answers = round_trip(server, TEXT, body)
     want = good(server.post(TEXT, body))
@@ -90,7 +90,7 @@ def response(ids=IDS, **more):
     return {"request_id": "x-1", "choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop", "logprobs": None}], "prompt_logprobs": None, "kv_transfer_params": None, **more}
 
 
-def test_what_is_passed_on(server):
+def test_ids_counts_and_transfer_params_are_passed_on(server):
     j = good(server.post(CHAT + "/derender", {"generate_response": response(prompt_logprobs=[None, None], kv_transfer_params={"k": "v"})}))
     assert j["prompt_logprobs"] == [None, None] and j["kv_transfer_params"] == {"k": "v"} and j["id"] == "x-1" and j["usage"]["prompt_tokens"] == 0
     j = good(server.post(TEXT + "/derender", {"generate_responses": [response(), response(kv_transfer_params={"n": 1})], "prompt_tokens": [5, 10]}))
@@ -129,7 +129,7 @@ def test_unknown_models_and_bodies(server):
             assert server.post(path + "/derender", body).status == 400
 
 
-def test_they_are_behind_the_keys(tmp_path):
+def test_the_routes_need_a_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n\na admin m\n")
     with Server(api_key_file=keys) as s:

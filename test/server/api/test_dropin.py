@@ -47,7 +47,7 @@ def test_a_nul_in_a_block_is_a_character_like_others(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_with_echo_begins_with_what_was_begun(server, stream):
+def test_a_chat_with_echo_begins_with_the_last_message(server, stream):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text", "text": "one\0"}, {"type": "text", "text": "two"}]}]
     r = server.post("/v1/chat/completions", {"messages": messages, "echo": True, "continue_final_message": True, "max_tokens": 3, "n": 2, "stream": stream})
     plain = server.post("/v1/chat/completions", {"messages": messages, "continue_final_message": True, "max_tokens": 3}).json()
@@ -68,7 +68,7 @@ def test_top_logprobs_begin_with_the_token_itself(server):
         assert next(iter(tops.items())) == (token, logprob) and 3 <= len(tops) <= 4
 
 
-def test_slashes_in_front_of_a_path_are_one(server):
+def test_leading_slashes_of_a_path_count_as_one(server):
     assert server.get("//v1/models").json() == server.get("/v1/models").json() and server.complete("a", max_tokens=1).status == 200
     assert server.post("///v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200 and server.get("/v1//models").status == 404
 
@@ -80,7 +80,7 @@ def test_usage_may_be_forced_into_every_chunk():
         assert chunks[-1]["usage"]["completion_tokens"] == 3
 
 
-def test_operators_words_for_tokens_tools_and_efforts():
+def test_options_for_token_ids_tools_and_efforts_apply():
     tools = [{"type": "function", "function": {"name": "zebra", "parameters": {"type": "object", "properties": {}}}}]
     with Server(return_tokens_as_token_ids=True, exclude_tools_when_tool_choice_none=True, disable_fastapi_docs=True,
                 reasoning_effort_map='{"medium": "low"}') as s:
@@ -105,7 +105,7 @@ def strip(j):
 
 @pytest.mark.parametrize("path, body", [("/chat/completions", CHAT), ("/completions", {"model": "demo", "prompt": "a b", "max_tokens": 3, "logprobs": 1}),
                                         ("/embeddings", {"input": ["a b", "c"]})])
-def test_routes_without_their_prefix(server, path, body):
+def test_routes_are_served_without_v1(server, path, body):
     plain, short, any_kind = (server.post(p, body) for p in ("/v1" + path, path, "/invocations"))
     assert plain.status == short.status == any_kind.status == 200
     for r in (short, any_kind):
@@ -114,7 +114,7 @@ def test_routes_without_their_prefix(server, path, body):
         assert server.post("/invocations", {**body, "stream": True}).events()[-1] == "[DONE]"
 
 
-def test_models_without_their_prefix(server):
+def test_models_is_served_without_v1(server):
     entry = server.get("/models").json()["data"][0]
     assert server.get("/v1/models").json()["data"][0].items() <= entry.items() and entry["aliases"][0] == entry["id"]
 
@@ -122,7 +122,7 @@ def test_models_without_their_prefix(server):
 @pytest.mark.parametrize("body, status, code, param", [({}, 400, "missing_required_parameter", "messages"), ("[]", 400, "json_parse_error", None),
                                                        ("{", 400, "json_parse_error", None), ({"prompt": None}, 400, "missing_required_parameter", "messages"),
                                                        ({"prompt": ""}, 400, "invalid_value", "prompt"), ({"messages": []}, 400, "empty_array", "messages")])
-def test_invocations_of_no_kind(server, body, status, code, param):
+def test_invocations_of_unknown_kind_are_refused(server, body, status, code, param):
     r = server.post("/invocations", body)
     assert (r.status, r.error["code"], r.error["param"]) == (status, code, param)
 
@@ -152,7 +152,7 @@ def preflight(s, origin, path="/v1/completions", method="POST"):
                                                "access-control-request-headers": "authorization, x-a"})
 
 
-def test_pages_of_this_machine_may_ask_the_model(server):
+def test_pages_of_this_machine_may_use_the_model(server):
     for origin in PAGES:
         r = preflight(server, origin)
         assert r.status == 200 and r.headers["access-control-allow-origin"] == origin
@@ -178,7 +178,7 @@ def test_pages_of_other_machines_may_not(server):
 
 
 @pytest.mark.parametrize("origins", ["*", '["*"]'])
-def test_any_page_on_request(origins):
+def test_any_page_may_be_allowed(origins):
     with Server(allowed_origins=origins) as s:
         r = preflight(s, "http://ui.example")
         assert r.status == 200 and r.headers["access-control-allow-origin"] == "*"
@@ -187,7 +187,7 @@ def test_any_page_on_request(origins):
         assert r.status == 403 and "access-control-allow-origin" not in r.headers
 
 
-def test_named_pages_on_request():
+def test_named_pages_may_be_allowed():
     with Server(allowed_origins='["https://a.example", "https://b.example"]') as s:
         assert preflight(s, "https://b.example").headers["access-control-allow-origin"] == "https://b.example"
         for origin in ["http://localhost:3000", "https://c.example"]:  # only origins of the list are allowed
@@ -197,7 +197,7 @@ def test_named_pages_on_request():
         assert preflight(s, "https://a.example", "/nothing").status == 404
 
 
-def test_a_server_with_keys_lets_pages_of_this_machine_ask():
+def test_a_server_with_keys_admits_pages_of_this_machine():
     with Server(api_key="s3cret") as s:
         assert preflight(s, "http://localhost:3000").headers["access-control-allow-origin"] == "http://localhost:3000"
         headers = {"origin": "http://localhost:3000", "authorization": "Bearer s3cret"}
@@ -208,7 +208,7 @@ def test_a_server_with_keys_lets_pages_of_this_machine_ask():
 
 # ---- ids in, ids out ----
 
-def test_rendered_chats_are_what_generate_takes(server):
+def test_generate_accepts_rendered_chats(server):
     body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0.125, "top_p": 0.456, "stop": ["zz"], "stop_token_ids": [7], "logprobs": True,
             "top_logprobs": 2, "max_tokens": 5, "seed": 3}
     j = server.post("/v1/chat/completions/render", body).json()
@@ -259,7 +259,7 @@ def test_wrong_ids_are_refused(server, body, code, param):
     assert r.status == 400 and r.error["param"] == param and code in (None, r.error["code"]), r.body
 
 
-def test_how_many_tokens_a_chat_has(server):
+def test_tokens_of_a_chat_are_counted(server):
     body = {"messages": [{"role": "user", "content": "hello"}]}
     n = len(server.post("/tokenize", body).json()["tokens"])
     for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
@@ -284,16 +284,16 @@ def keyed(tmp_path_factory):
         yield s
 
 
-# ---- what clients of vLLM and llama.cpp look at ----
+# ---- details that clients of vLLM and llama.cpp read ----
 
-def test_what_was_not_asked_for_is_null_in_a_whole(server):
+def test_unrequested_members_are_null_in_a_whole_answer(server):
     j = server.complete("a", max_tokens=1).json()["choices"][0]
     assert j["prompt_logprobs"] is j["prompt_token_ids"] is j["token_ids"] is None
     j = server.chat("a", max_tokens=1).json()
     assert j["prompt_logprobs"] is j["prompt_token_ids"] is j["choices"][0]["token_ids"] is j["choices"][0]["message"]["reasoning"] is None
 
 
-def test_a_completions_last_text_comes_with_its_end(server):
+def test_the_last_text_of_a_completion_is_sent_with_its_end(server):
     parts = [c["choices"][0] for c in server.complete("a b c d", max_tokens=4, ignore_eos=True, stream=True).chunks()]
     assert parts[-1]["finish_reason"] == "length" and all(p["text"] for p in parts)
     assert "".join(p["text"] for p in parts) == server.complete("a b c d", max_tokens=4, ignore_eos=True).json()["choices"][0]["text"]
@@ -308,7 +308,7 @@ def test_load_is_reported_to_balancers(server):
     assert "endpoint-load-metrics" not in ask("BIN").headers and "endpoint-load-metrics" not in server.complete("a", max_tokens=1).headers
 
 
-def test_texts_and_ids_mixed_become_vectors():
+def test_mixed_texts_and_ids_are_embedded():
     with Server(real=True) as s:
         embed = lambda v: s.post("/v1/embeddings", {"input": v})
         ids = s.post("/tokenize", {"prompt": "string", "add_special_tokens": False}).json()["tokens"]

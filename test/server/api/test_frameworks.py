@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole tool loops of agent frameworks that nobody here wrote: openai-agents over Responses and chat completions, pydantic-ai
-over those and Messages, and the tool runner of the anthropic package; streamed and whole. With the scripted model it is known how
-the tools must be called; the demo model calls one by itself. `scripts/check_agents` installs the packages."""
+"""Whole tool loops of third-party agent frameworks: openai-agents over Responses and chat completions, pydantic-ai
+over those and Messages, and the tool runner of the anthropic package; streamed and whole. With the scripted model the
+tool calls are known in advance; the demo model decides on a call by itself. `scripts/check_agents` installs the
+packages."""
 
 import asyncio
 import os
@@ -111,7 +112,7 @@ def test_openai_agents(relay, api, streamed):
     assert api == "chat" or thoughts_came_back(relay)
 
 
-def test_openai_agents_go_on_from_stored_responses(demo):
+def test_openai_agents_continue_stored_responses(demo):
     pytest.importorskip("agents")
     tools = new_tools(weather=True)
     text = run_agents("http://127.0.0.1:%d" % demo.port, "responses", WEATHER, tools, False, auto_previous_response_id=True)

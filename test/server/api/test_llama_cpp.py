@@ -45,7 +45,7 @@ def events(r):
     return [json.loads(e) for e in r.events()]
 
 
-def test_a_completion_says_all(server):
+def test_a_completion_has_every_member(server):
     j = native(server, seed=0, n_predict=64, temperature=0.5)
     assert j["content"] == TEXTS[0] and j["tokens"] == [] and j["stop"] is True and (j["stop_type"], j["stopping_word"], j["truncated"]) == ("eos", "", False)
     assert j["has_new_line"] is True and j["model"] == "demo" and j["index"] == 0 and j["prompt"].endswith("hello")
@@ -60,7 +60,7 @@ def test_a_completion_says_all(server):
     assert native(server, seed=1, n_predict=-1)["stop_type"] == "eos"
 
 
-def test_a_stream_folds_to_the_whole(server):
+def test_a_stream_adds_up_to_the_whole_answer(server):
     whole = native(server, seed=0, return_tokens=True)
     parts = events(server.post("/completion", {"prompt": "hello", "seed": 0, "stream": True, "timings_per_token": True}))
     assert [p["stop"] for p in parts] == [False] * (len(parts) - 1) + [True] and len(parts) > 3
@@ -117,7 +117,7 @@ def open_handed():
 @pytest.mark.parametrize("settings", [(3.0, 8, 1.0, 0.0), (2.5, 20, 0.9, 0.0), (3.0, 12, 1.0, 0.05), (2.0, 15, 0.95, 0.02), (3.0, 40, 1.0, 0.0),
                                       (4.0, 60, 0.9, 0.01), (1.5, 4096, 0.8, 0.0), (2.5, 4096, 1.0, 0.02)])
 def test_probabilities_after_the_samplers(open_handed, settings):
-    """They are the raw log-probabilities after the samplers, and the distribution from which tokens are drawn."""
+    """They are the distribution from which tokens are drawn: that of the raw log-probabilities after the samplers."""
     real, most = open_handed, max(20, settings[1])
     body = {**dict(zip(("temperature", "top_k", "top_p", "min_p"), settings)), "n_probs": most, "n_predict": 40 if most < 100 else 8}
     n = expected = variance = 0
@@ -136,7 +136,7 @@ def test_probabilities_after_the_samplers(open_handed, settings):
     assert variance > (5 if most < 100 else 1) and abs(n - expected) < 4 * variance**0.5
 
 
-def test_probabilities_without_cuts(real):
+def test_probabilities_without_top_k_and_top_p(real):
     p = native(real, "The", seed=1, temperature=1, n_probs=3, n_predict=5, post_sampling_probs=True)["completion_probabilities"]
     raw = native(real, "The", seed=1, temperature=1, n_probs=3, n_predict=5)["completion_probabilities"]
     assert [t["prob"] for t in p] == pytest.approx([math.exp(t["logprob"]) for t in raw]) and all(len(t["top_probs"]) == 3 for t in p)
@@ -145,26 +145,26 @@ def test_probabilities_without_cuts(real):
     assert "completion_probabilities" not in native(real, "The", temperature=0.5, n_predict=2, post_sampling_probs=True)
 
 
-def test_completions_without_a_model_are_llamas(server):
+def test_completions_without_a_model_are_those_of_llama_cpp(server):
     assert server.post("/completions", {"prompt": "hello", "seed": 0}).json()["content"] == TEXTS[0]
     assert server.post("/completions", {"prompt": "hello", "seed": 0, "model": "demo"}).json()["choices"][0]["text"] == TEXTS[0]
 
 
-def test_as_many_tokens_as_there_is_room_for(real):
+def test_without_a_limit_the_answer_fills_the_context(real):
     j = native(real, [5] * 4090, n_predict=100, temperature=0, ignore_eos=True)
     assert (j["tokens_predicted"], j["stop_type"]) == (6, "limit")
     r = real.post("/api/generate", {"model": "demo", "prompt": "hello", "stream": False, "options": {"num_predict": 100000}})
     assert r.status == 200, r.body
 
 
-def test_more_tokens_than_fit_are_as_many_as_fit_also_for_openais_routes(server):
+def test_n_predict_is_reduced_to_what_fits_on_openais_routes_too(server):
     for path, prompt in (("/v1/completions", {"prompt": [5] * 2040}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
         r = server.post(path, {**prompt, "n_predict": 2048, "ignore_eos": True})
         assert r.status == 200 and r.json()["usage"]["total_tokens"] == 2048, r.body
         assert server.post(path, {**prompt, "max_tokens": 2048}).error["code"] == "context_length_exceeded"
 
 
-def test_the_server_s_seed_is_that_of_requests_without_one():
+def test_requests_without_a_seed_use_the_servers_seed():
     with Server(real=True, seed=42) as s:
         texts = {native(s, "Once upon", n_predict=12, temperature=1.5, **more)["content"] for more in ({}, {}, {"seed": 42})}
         assert len(texts) == 1 and s.get("/props").json()["default_generation_settings"]["params"]["seed"] == 42
@@ -173,7 +173,7 @@ def test_the_server_s_seed_is_that_of_requests_without_one():
         assert len({ask() for _ in range(4)}) > 1
 
 
-def test_a_template_s_text_is_not_cut(server):
+def test_a_rendered_template_is_not_truncated(server):
     body = {"messages": [{"role": "user", "content": "a b c d e f g h"}]}
     assert server.post("/apply-template", {**body, "truncate_prompt_tokens": 3}).json() == server.post("/apply-template", body).json()
 
@@ -194,7 +194,7 @@ def test_errors_have_llamas_types(server):
             assert r.status == 401 and (r.error["type"], r.error["code"]) == (kind, "invalid_api_key"), r.body
 
 
-def test_only_some_members(server):
+def test_response_fields_select_members(server):
     j = native(server, seed=1, n_predict=9, response_fields=["content", "generation_settings/n_predict", "prompt", "nothing"])
     assert set(j) == {"content", "generation_settings/n_predict", "prompt"} and j["generation_settings/n_predict"] == 9
     assert "timings" in native(server, seed=1, response_fields=[])
@@ -218,7 +218,7 @@ def test_biases_by_text_and_by_pairs(real):
     assert real.complete("a", logit_bias=[[5, 1]]).status == real.complete("a", logit_bias={"a": 1}).status == 400  # OpenAI's keys are ids
 
 
-def test_the_rest_of_its_words(server):
+def test_other_members_of_llama_cpp_are_read(server):
     (v,) = [d["embedding"] for d in server.post("/v1/embeddings", {"input": "a b"}).json()["data"]]
     for body in ({"content": "a b"}, {"input": "a b"}, {"input": {"content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]}}):
         assert server.post("/embedding", body).json() == [{"index": 0, "embedding": [v]}]
@@ -243,7 +243,7 @@ def test_timings_on_request(server):
         assert all(set(c["timings"]) == TIMINGS for c in server.post(path, {**body, "timings_per_token": True, "seed": 1, "stream": True}).chunks())
 
 
-def test_settings_and_slots_are_the_operators_and_tell_no_texts():
+def test_only_operators_see_settings_and_slots_which_have_no_texts():
     with Server(api_key="s3cret", env={"FAKE_STEP_US": "50000", "FAKE_LANES": "2"}) as s:
         key = {"authorization": "Bearer s3cret"}
         for path in ("/props", "/slots"):
@@ -273,7 +273,7 @@ def test_the_routes_need_a_key(tmp_path):
             assert s.get(path, headers={"authorization": "Bearer k"}).status == 403 and s.get(path, headers={"authorization": "Bearer a"}).status == 200
 
 
-# ---- texts with a hole ----
+# ---- texts with a gap ----
 
 @pytest.fixture(scope="module")
 def holed(tmp_path_factory):
@@ -297,7 +297,7 @@ def holed(tmp_path_factory):
         yield s, ids, mark, bos
 
 
-def test_a_suffix_is_behind_the_answer(holed):
+def test_a_suffix_follows_the_answer(holed):
     s, ids, mark, bos = holed
     want = bos + [mark["<|fim_prefix|>"]] + ids("def f(") + [mark["<|fim_suffix|>"]] + ids("return <|fim_middle|>\0") + [mark["<|fim_middle|>"]]
     r = s.complete("def f(", suffix="return <|fim_middle|>\0", max_tokens=1, return_token_ids=True)
@@ -317,24 +317,24 @@ def test_a_suffix_is_behind_the_answer(holed):
                                          ({"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]}, "input_extra"),
                                          ({"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": 5, "text": "x"}]}, "input_extra"),
                                          ({"input_prefix": "a", "input_suffix": "b", "input_extra": [5]}, "input_extra")])
-def test_wrong_holes_are_refused(holed, body, param):
+def test_invalid_infill_requests_are_refused(holed, body, param):
     r = holed[0].post("/infill", body)
     assert r.status == 400 and r.error["param"] == param
 
 
-def test_without_tokens_for_it_a_suffix_is_refused(server):
+def test_a_suffix_needs_fill_in_the_middle_tokens(server):
     for path, body in (("/v1/completions", {"prompt": "a", "suffix": "b"}), ("/infill", {"input_prefix": "a", "input_suffix": "b"})):
         r = server.post(path, body)
         assert r.status == 400 and (r.error["code"], r.error["param"]) == ("unsupported_value", "suffix")
 
 
-# ---- news of a prompt, and the rest of its details ----
+# ---- progress of a prompt, and other details ----
 
 PROGRESS = [("/completion", {"prompt": [5] * 100}), ("/v1/completions", {"prompt": [5] * 100}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b c " * 60}]})]
 
 
 @pytest.mark.parametrize("path, body", PROGRESS, ids=[p for p, _ in PROGRESS])
-def test_the_news_of_a_prompt(path, body):
+def test_progress_of_a_prompt_is_reported(path, body):
     with Server(real=True, threads=2, max_num_batched_tokens=32, max_num_seqs=2) as s:
         for again in (False, True):
             r = s.post(path, {**body, "stream": True, "max_tokens": 4, "n_predict": 4, "return_progress": True, "timings_per_token": True, "temperature": 0})
@@ -352,7 +352,7 @@ def test_the_news_of_a_prompt(path, body):
         assert r.status == 200 and "prompt_progress" not in r.json()
 
 
-def test_its_own_answer_within_others(server):
+def test_verbose_adds_llama_cpps_own_answer(server):
     for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "Book"}]}), ("/v1/completions", {"prompt": "Book"})):
         j = server.post(path, {**body, "verbose": True, "seed": 1, "max_tokens": 64}).json()
         own = j["__verbose"]
@@ -376,7 +376,7 @@ def test_each_token_with_probabilities_has_an_event(real):
     assert all(len(p["completion_probabilities"]) == len(p["tokens"]) == 1 for p in parts[:-1]) and len(parts) == 13
 
 
-def test_its_names_of_metrics():
+def test_metrics_have_llama_cpps_names():
     with Server(real=True, threads=2) as s:
         timings = [native(s, [5] * 40, n_predict=n, temperature=0)["timings"] for n in (3, 5)]
         assert eventually(lambda: s.metric_plain("llamacpp:requests_processing") == 0)
@@ -435,7 +435,7 @@ def test_models_is_one_entry_with_all_names():
         assert path and "/" not in path and path not in ("a", "b")
 
 
-def test_routes_that_the_operator_does_not_want():
+def test_disabled_routes_are_not_served():
     with Server(disable_routes="/slots,/metrics,/") as s:
         assert [s.get(path).status for path in ("/slots", "/metrics", "/")] == [501, 501, 404]
         assert [s.get(path).status for path in ("/props", "/v1/models", "/health")] == [200] * 3
@@ -454,13 +454,13 @@ def test_routes_that_the_operator_does_not_want():
     ("zephyr", "<|system|>\nS<|im_end|>\n<|user|>\nU<|im_end|>\n<|assistant|>\n"),
 ])
 def test_templates_by_name(name, prompt):
-    """Without the token that /completion puts in front of a text."""
+    """The prompt lacks the token that /completion adds in front of a text."""
     with Server(chat_template=name) as s:
         r = s.post("/apply-template", {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]})
         assert r.json()["prompt"] == prompt
 
 
-def test_pages_with_credentials_are_named():
+def test_with_credentials_the_answer_names_the_pages_origin():
     with Server(allowed_origins="*", allow_credentials=True) as s:
         r = s.get("/v1/models", headers={"origin": "http://a.example"})
         assert r.headers.get("access-control-allow-origin") == "http://a.example" and r.headers.get("access-control-allow-credentials") == "true"
@@ -469,6 +469,6 @@ def test_pages_with_credentials_are_named():
         assert r.headers.get("access-control-allow-origin") == "*" and r.headers.get("access-control-allow-credentials") is None
 
 
-def test_a_text_without_letters_has_a_vector_where_a_token_is_put_in_front(real):
+def test_an_empty_text_has_a_vector_if_the_tokenizer_adds_a_token(real):
     r = real.post("/v1/embeddings", {"input": ["", "a"]})
     assert r.status == 200 and r.json()["usage"]["prompt_tokens"] == 3

@@ -125,7 +125,7 @@ def strip(message):
 
 
 @pytest.mark.parametrize("group", ["1", "7"])
-def test_a_stream_folds_to_the_whole(group):
+def test_a_stream_adds_up_to_the_whole_answer(group):
     with scripted(TEXTS, reasoning_parser="think", env={"FAKE_GROUP": group}) as s:
         for seed in range(len(TEXTS)):
             for more in ({}, {"stop_sequences": ["STOP", "zz"]}, {"max_tokens": 5}):
@@ -169,7 +169,7 @@ def test_stop_reasons(server):
     assert j["stop_reason"] == "max_tokens" and all(b.get("input", {}) == {} for b in j["content"])
 
 
-def test_the_answer_ends_where_the_context_does(server):
+def test_the_answer_ends_when_the_context_is_full(server):
     j = ask(server, max_tokens=32000, ignore_eos=True).json()  # the context has 2048 tokens
     u = j["usage"]
     assert j["stop_reason"] == "model_context_window_exceeded"
@@ -183,7 +183,7 @@ def test_the_answer_ends_where_the_context_does(server):
     assert server.post("/v1/messages/count_tokens", {"messages": long}).json()["input_tokens"] == int(n)
 
 
-# ---- from turns to a chat ----
+# ---- conversion of turns to a chat ----
 
 def rendered(server, messages=HI, **body):
     """The prompt that the template makes of a request: the fake engine repeats it."""
@@ -226,7 +226,7 @@ def test_a_begun_answer_is_continued(shown):
     assert rendered(shown, [*HI, {"role": "assistant", "content": []}]).endswith("[assistant] \n[answer] ")
 
 
-def test_lines_that_change_are_taken_out_of_the_system_prompt(shown):
+def test_changing_lines_are_removed_from_the_system_prompt(shown):
     line = "x-anthropic-billing-header: cc_version=%d"
     assert rendered(shown, system=line % 1 + "\nYou help.").startswith("[system] You help.\n")
     blocks = [{"type": "text", "text": line % 2}, {"type": "text", "text": "A\n" + line % 3 + "\nB"}]
@@ -251,7 +251,7 @@ BAD = [
     ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [5]}, "messages[0]"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "'tool'"), ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"), ({"messages": [{"role": "user", "content": 5}]}, "content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image' are not supported: the server takes text only"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image' are not supported: for this model the server accepts only text"),
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "'document' are not supported"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
@@ -325,7 +325,7 @@ def test_an_error_in_a_stream_is_an_event():
     assert b"message_stop" not in data and data.endswith(b"0\r\n\r\n")
 
 
-def test_keys_of_this_api_do_nothing_elsewhere(server):
+def test_members_of_each_api_are_refused_or_ignored_in_the_other(server):
     assert server.chat(system="Be brief.").error["param"] == "system"
     assert server.chat(system="").status == 200
     assert ask(server, seed=0, metadata={"user_id": "u" * 1000}, service_tier="auto", cache_control={"type": "ephemeral"},
@@ -334,7 +334,7 @@ def test_keys_of_this_api_do_nothing_elsewhere(server):
 
 # ---- abuse ----
 
-def test_damaged_bodies_are_never_a_fault_of_the_server(server):
+def test_damaged_bodies_never_cause_a_server_error(server):
     rng = random.Random(3)
     body = json.dumps({"model": "demo", "max_tokens": 3, "system": [{"type": "text", "text": "S"}], "tools": [WEATHER], "messages": [
         {"role": "user", "content": [{"type": "text", "text": "one"}]},
@@ -362,7 +362,7 @@ def test_damaged_bodies_are_never_a_fault_of_the_server(server):
     assert server.get("/health").status == 200
 
 
-def test_a_stream_that_is_left_frees_the_engine():
+def test_an_abandoned_stream_frees_the_engine():
     with Server(env={"FAKE_STEP_US": "20000"}) as s:
         for _ in range(5):
             c = socket.create_connection(("127.0.0.1", s.port), 5)
@@ -395,7 +395,7 @@ def client(demo):
 
 
 @sdk
-def test_sdk_create_and_stream_say_the_same(client):
+def test_sdk_create_and_stream_agree(client):
     whole = client.messages.create(model="demo", messages=COUNT, max_tokens=60)
     assert whole.stop_reason == "end_turn" and "5" in whole.content[0].text and whole._request_id in whole.id
     with client.messages.stream(model="demo", messages=COUNT, max_tokens=60) as stream:

@@ -36,7 +36,7 @@ def prompt_of(s, **body):
     return r.json()["output"][-1]["content"][0]["text"].split("~")[0]
 
 
-def test_a_call_has_its_own_names(server):
+def test_a_call_has_its_namespace_and_name(server):
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="x", max_retries=0)
     r = client.responses.create(model="demo", input="state?", tools=[PLAIN, SPACE], extra_body={"seed": 0})
     (call,) = [o for o in r.output if o.type == "function_call"]
@@ -56,7 +56,7 @@ def test_a_call_has_its_own_names(server):
     assert again.output
 
 
-def test_what_the_model_sees(shown):
+def test_the_model_sees_flat_names(shown):
     text = prompt_of(shown, tools=[PLAIN, SPACE], input=[{"role": "user", "content": "a"}, {"type": "function_call", "call_id": "1", "name": "get_state", "namespace": "mcp__computer", "arguments": "{}"},
                                                          {"type": "function_call_output", "call_id": "1", "output": "on"}])
     assert "(mcp__computer__get_state)" in text and text.endswith("<get_state><mcp__computer__get_state><mcp__computer__note>")
@@ -87,7 +87,7 @@ def test_messages_before_the_input(shown):
 
 @pytest.mark.parametrize("list_", [[5], [{}], [{"role": "wizard", "content": "a"}], [{"role": "tool", "content": "a", "tool_call_id": "1"}], [{"role": "assistant", "tool_calls": [{}]}],
                                    [{"author": {"role": "assistant"}, "recipient": "functions.f", "content": "a"}]], ids=range(6))
-def test_messages_that_cannot_come_before_it(shown, list_):
+def test_invalid_messages_before_the_input_are_refused(shown, list_):
     r = shown.post("/v1/responses", {"input": "a", "previous_input_messages": list_})
     assert r.status == 400 and r.error["param"] == "previous_input_messages[0]", r.body
     assert shown.post("/v1/responses", {"input": "a", "previous_input_messages": 5}).error["param"] == "previous_input_messages"

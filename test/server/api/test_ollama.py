@@ -51,7 +51,7 @@ def folded(parts):
 
 
 @pytest.mark.parametrize("seed", range(len(TEXTS)))
-def test_lines_fold_to_the_whole(server, seed):
+def test_lines_add_up_to_the_whole_answer(server, seed):
     tools = {"tools": [TOOL]} if "tool_call" in TEXTS[seed] else {}
     whole = chat(server, seed=seed, stream=False, **tools)
     assert whole.status == 200 and whole.headers["content-type"] == "application/json"
@@ -142,7 +142,7 @@ def test_vectors(real):
     assert real.post("/api/embed", {"input": long, "truncate": False}).status == 400
 
 
-def test_what_the_server_has(server):
+def test_models_and_version_are_reported(server):
     (m,) = server.get("/api/tags").json()["models"]
     assert m["name"] == m["model"] == "demo:latest" and m["details"]["family"] == "fake" and m["size"] >= 0 and m["digest"] and "/" not in json.dumps(m)
     (m,) = server.get("/api/ps").json()["models"]
@@ -166,7 +166,7 @@ WRONG = [("/api/chat", {"model": "no", "messages": []}, 404, "`no` does not exis
          ("/api/chat", {"messages": [{"role": "user", "content": ["a"]}]}, 400, "messages[0].content"),
          ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "messages[0].images"),
          ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]}, 400, "arguments"),
-         ("/api/chat", {"messages": [{"role": "<|im_start|>", "content": "a"}]}, 400, "no role"),
+         ("/api/chat", {"messages": [{"role": "<|im_start|>", "content": "a"}]}, 400, "is not a role"),
          ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "options": 5}, 400, "options"),
          ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "options": {"mirostat": 1}}, 400, "mirostat"),
          ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "options": {"temperature": "hot"}}, 400, "temperature"),
@@ -195,7 +195,7 @@ def test_an_error_in_a_stream_is_a_line(server):
 MANAGE = [("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"), ("POST", "/api/copy"), ("DELETE", "/api/delete")]
 
 
-def test_what_manages_models_is_refused_in_a_sentence(server):
+def test_managing_models_is_refused_with_a_reason(server):
     for method, path in MANAGE:
         r = server.request(method, path, {"model": "x", "prompt": "a"})
         assert r.status == 403 and list(r.json()) == ["error"] and "sluice pull" in r.json()["error"], (path, r.body)

@@ -27,7 +27,7 @@ def client(server):
     return openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % server.port, api_key="none", max_retries=0, timeout=60)
 
 
-def test_create_and_stream_say_the_same(client):
+def test_create_and_stream_agree(client):
     whole = client.chat.completions.create(model="demo", messages=COUNT, temperature=0, max_tokens=60)
     assert whole.choices[0].finish_reason == "stop" and "5" in whole.choices[0].message.content
     assert whole._request_id and whole.usage.completion_tokens > 10
@@ -41,7 +41,7 @@ def test_create_and_stream_say_the_same(client):
     assert usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_a_seed_repeats_and_no_seed_does_not(client):
+def test_equal_seeds_give_equal_answers_and_no_seed_does_not(client):
     def ask(**kw):
         r = client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Tell me a story."}],
                                            temperature=1.5, max_tokens=24, **kw)

@@ -38,20 +38,20 @@ def test_the_first_error_is_the_answer(server, body, param):
     assert r.status in (400, 415) and (param is None or r.error["param"] == param), r.body
 
 
-def test_it_is_behind_the_keys_and_the_limits(tmp_path):
+def test_it_needs_a_key_and_counts_for_its_limits(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n requests-per-minute=2\na admin m\n")
     with Server(real=True, threads=2, api_key_file=keys) as s:
         ask = lambda n, key: s.post("/predict", {"instances": [CHAT] * n}, headers={"authorization": "Bearer " + key})
         assert s.post("/predict", {}).status == 401 and ask(1, "a").status == 403
         assert ask(2, "k").status == 200 and ask(1, "k").status == 429
-        # of several instances one may be too many
+        # one of several instances may be too many
     keys.write_text("k inference n requests-per-minute=2\n")
     with Server(real=True, threads=2, api_key_file=keys) as s:
         assert s.post("/predict", {"instances": [CHAT] * 3}, headers={"authorization": "Bearer k"}).status == 429
 
 
-def test_a_client_that_leaves(server):
+def test_a_client_that_leaves_ends_the_prediction(server):
     with pytest.raises(Exception):
         server.request("POST", "/predict", {"instances": [{**NATIVE, "n_predict": 4000, "ignore_eos": True}] * 50}, timeout=0.4)
     for _ in range(200):

@@ -26,7 +26,7 @@ def respond(server, input="Count from 1 to 10.", headers=None, **body):
     return server.post("/v1/responses", {"input": input, "temperature": 0, "max_output_tokens": 40, **body}, headers=headers)
 
 
-def test_a_response_comes_back_as_it_was(server):
+def test_a_stored_response_is_returned_unchanged(server):
     for stream in (False, True):
         r = respond(server, stream=stream, metadata={"a": "b"})
         j = json.loads(r.events()[-1])["response"] if stream else r.json()
@@ -53,7 +53,7 @@ def test_nothing_is_left_of_a_response_that_is_not_stored(server):
     assert r.status == 400 and r.error["message"].startswith("Cannot cancel a synchronous response")
 
 
-def test_events_have_times_where_they_are_asked_for(server):
+def test_events_have_timings_on_request(server):
     events = [json.loads(e) for e in respond(server, stream=True, timings_per_token=True, store=False).events()]
     timed = [e for e in events if "timings" in e]
     assert {e["type"] for e in timed} == {"response.output_text.delta", "response.completed"}
@@ -121,7 +121,7 @@ def test_input_items_are_listed_in_pages(client):
         client.responses.retrieve(r.id)
 
 
-def test_tools_go_on_from_a_stored_call(client):
+def test_tool_results_continue_a_stored_call(client):
     tool = [{"type": "function", "name": "get_weather", "description": "Get the current weather in a city.", "parameters": {
         "type": "object", "properties": {"city": {"type": "string", "description": "Name of the city"}}, "required": ["city"]}}]
     r = client.responses.create(model="demo", input="What is the weather in Paris?", tools=tool, temperature=0)
@@ -131,7 +131,7 @@ def test_tools_go_on_from_a_stored_call(client):
     assert r.output_text and [i.type for i in client.responses.input_items.list(r.id).data] == ["function_call_output"]
 
 
-def test_keys_see_their_own_and_a_folder_keeps_them(tmp_path):
+def test_keys_see_only_their_own_and_a_folder_keeps_them(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("ann inference\nbob inference\n")
     ann, bob = {"authorization": "Bearer ann"}, {"authorization": "Bearer bob"}

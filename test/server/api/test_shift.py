@@ -22,7 +22,7 @@ def native(s, prompt, **body):
 
 
 def pieces(s, prompt, n, keep=0, context=128):
-    """The same by hand: each prompt is what is left of the context before."""
+    """The same by hand: each prompt is what remains of the previous context."""
     known, answer = list(prompt), []
     while len(answer) < n:
         more = native(s, known, n_predict=min(n - len(answer), context - len(known)))["tokens"]
@@ -33,7 +33,7 @@ def pieces(s, prompt, n, keep=0, context=128):
 
 
 @pytest.mark.parametrize("keep", [0, 5, -1])
-def test_an_answer_goes_on(server, keep):
+def test_an_answer_continues_beyond_the_context(server, keep):
     prompt = LONG[:40]
     j = native(server, prompt, n_predict=300, n_keep=keep)
     assert j["tokens_predicted"] == 300 and j["truncated"] is True and j["stop_type"] == "limit" and j["generation_settings"]["n_keep"] == keep
@@ -64,7 +64,7 @@ def test_other_routes_streams_and_samples(server):
     assert r.status == 200 and r.json()["usage"]["completion_tokens"] == 300
 
 
-def test_stops_and_ends(server):
+def test_stop_strings_and_limits_end_a_shifted_answer(server):
     text = server.post("/v1/completions", {"prompt": LONG[:100], "max_tokens": 200, "temperature": 0, "ignore_eos": True}).json()["choices"][0]["text"]
     stop = text[300:306]
     c = server.post("/v1/completions", {"prompt": LONG[:100], "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stop": stop}).json()["choices"][0]
@@ -74,7 +74,7 @@ def test_stops_and_ends(server):
     assert server.metric("vllm:num_requests_running") == 0
 
 
-def test_what_cannot_go_on_ends_with_the_context(server):
+def test_answers_that_cannot_shift_end_with_the_context(server):
     for more in ({"grammar": 'root ::= [a-z ]+'}, {"response_format": {"type": "json_object"}}):
         assert native(server, LONG[:100], n_predict=200, **more)["tokens_predicted"] <= 28
     r = server.post("/v1/completions", {"prompt": LONG[:100], "max_tokens": 200, "prompt_logprobs": 1})
@@ -84,7 +84,7 @@ def test_what_cannot_go_on_ends_with_the_context(server):
         assert server.post("/completion", {"prompt": "a", **wrong}).error["param"] in wrong
 
 
-def test_clients_that_leave_leave_nothing(server):
+def test_clients_that_leave_free_everything(server):
     with pytest.raises(Exception):
         server.request("POST", "/completion", {"prompt": LONG[:100], "n_predict": 200000, "ignore_eos": True}, timeout=0.5)
     for _ in range(200):
@@ -94,7 +94,7 @@ def test_clients_that_leave_leave_nothing(server):
     assert server.metric("vllm:num_requests_running") == 0
 
 
-def test_recurrent_models_go_on_too():
+def test_recurrent_models_shift_too():
     with Server(real=True, model=HYBRID, max_model_len=128, context_shift=True, load_format="dummy", skip_tokenizer_init=True) as s:
         prompt = list(range(5, 45))
         assert native(s, prompt, n_predict=150)["tokens"] == pieces(s, prompt, 150)

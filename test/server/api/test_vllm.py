@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's own routes: several chats in one request, labels, classes, pooling, and Cohere's embeddings that it serves, too."""
+"""vLLM's own routes: several chats in one request, labels, classes, pooling, and Cohere's embeddings, which vLLM
+serves, too."""
 import base64
 import json
 import math
@@ -39,7 +40,7 @@ def test_the_routes_need_a_key(tmp_path):
 
 # ---- several chats ----
 
-def test_several_chats_are_answered_as_each_is(server):
+def test_several_chats_get_the_answers_of_each_alone(server):
     chats = [USER("What is 12 + 30?"), USER("What is 2 + 3?"), [{"role": "system", "content": "x\0y"}, *USER("Copy: a b c")]]
     r = server.post("/v1/chat/completions/batch", {"messages": chats, "temperature": 0, "max_tokens": 12, "logprobs": True, "return_token_ids": True})
     assert r.status == 200, r.body
@@ -109,7 +110,7 @@ def test_wrong_labels_are_refused(server, body, param):
 
 # ---- classes and pooling ----
 
-def test_a_judge_has_one_class(server, judge):
+def test_a_yes_no_model_has_one_class(server, judge):
     texts = ["What is 1 + 0?", "x"]
     j = judge.post("/classify", {"input": texts}).json()
     assert [d["index"] for d in j["data"]] == [0, 1] and all(d["label"] == "LABEL_0" and d["num_classes"] == len(d["probs"]) == 1 for d in j["data"])
@@ -133,7 +134,7 @@ def test_a_judge_has_one_class(server, judge):
         assert judge.post("/classify", body).status == 400, body
 
 
-def test_vectors_have_other_forms(server):
+def test_vectors_are_returned_in_every_format(server):
     want = server.post("/v1/embeddings", {"input": ["a b", "c"]}).json()["data"]
     got = server.post("/pooling", {"input": ["a b", "c"], "task": "embed"}).json()
     assert [d["data"] for d in got["data"]] == [d["embedding"] for d in want] and all(d["object"] == "pooling" for d in got["data"])
@@ -180,7 +181,7 @@ def test_vectors_are_packed_in_each_type_and_order(server, dtype, n_bytes, manti
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_tells_its_messages(server, stream):
+def test_a_response_includes_its_messages_on_request(server, stream):
     body = {"input": "What is 1 + 1?", "max_output_tokens": 12, "temperature": 0, "enable_response_messages": True, "stream": stream}
     r = server.post("/v1/responses", body)
     assert r.status == 200, r.body
@@ -198,7 +199,7 @@ def test_a_response_tells_its_messages(server, stream):
     assert server.post("/v1/responses", {**body, "enable_response_messages": 5}).error["param"] == "enable_response_messages"
 
 
-def test_answers_contain_their_times_where_the_operator_wants_it(server):
+def test_answers_contain_metrics_if_the_option_is_set(server):
     with Server(real=True, threads=2, enable_per_request_metrics=True) as s:
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         for beams in (False, True):
@@ -216,15 +217,15 @@ def test_answers_contain_their_times_where_the_operator_wants_it(server):
     assert "metrics" not in server.complete("a", max_tokens=1).json()
 
 
-def test_biases_of_no_token_are_refused_in_vllm_s_words(server):
+def test_biases_of_unknown_tokens_are_refused_with_vllms_message(server):
     vocab = 1 << 20
     r = server.complete("a", logit_bias={str(vocab): 1})
     assert r.status == 400 and r.error["param"] == "logit_bias" and "[%d] in logit_bias contain out-of-vocab token ids. Vocabulary size: " % vocab in r.error["message"]
     r = server.complete("a", logit_bias={"x": 1})
-    assert r.status == 400 and r.error["param"] == "logit_bias" and "'x' is no token id" in r.error["message"]
+    assert r.status == 400 and r.error["param"] == "logit_bias" and "'x' is not a token id" in r.error["message"]
 
 
-def test_a_prompt_is_not_cut_to_more_than_the_context(server):
+def test_truncation_beyond_the_context_is_refused(server):
     context = server.get("/v1/models").json()["data"][0]["max_model_len"]
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/v1/completions", {"prompt": "a", "max_tokens": 1}), ("/score", {"text_1": "a", "text_2": "b"})):
         assert server.post(path, {**body, "truncate_prompt_tokens": context}).status == 200
@@ -291,7 +292,7 @@ def test_wrong_embeds_are_refused(server, body, param):
 
 # ---- answers of chats ----
 
-def test_tool_calls_are_a_list_where_there_are_tools(server):
+def test_tool_calls_are_a_list_if_the_request_has_tools(server):
     message = lambda **body: server.post("/v1/chat/completions", {"messages": USER("x"), "temperature": 0, **body}).json()["choices"][0]["message"]
     assert message(tools=TOOLS, tool_choice="required", max_tokens=1)["tool_calls"] == []
     assert "tool_calls" not in message(max_tokens=1)

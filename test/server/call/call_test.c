@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Calls without HTTP, on an engine that hashes; each answer is written to memory. For every sink
- * there is one ending, then `over`, then nothing. */
+/* Calls without HTTP, on an engine that hashes; each answer is written to memory. Every sink gets
+ * one ending, then `over`, then nothing. */
 #include "server/call/format.h"
 
 #include "engine/base/clock.h"
@@ -138,9 +138,7 @@ static void set_deadline(struct call *c, int64_t delay_ms)
 
 static const struct call_host host = {.set_deadline = set_deadline};
 
-/* ---- the test's server
- * ------------------------------------------------------------------------------------
- */
+/* ---- the test's server ----------------------------------------------------------------------- */
 
 static struct config config;
 static struct bed bed;
@@ -231,8 +229,31 @@ static bool has(const struct taken *t, const char *part)
     return t->answer.data && memmem(t->answer.data, t->answer.n_bytes, part, strlen(part));
 }
 
-/* ---- tests
- * ----------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+/* Probes are answered between the pieces. */
+TEST(many_ends_at_once_are_taken_in_pieces)
+{
+    enum { N = 600 };
+    struct taken *t = xcalloc(N, sizeof *t);
+    REQUIRE(open_server(N, false));
+    for (int i = 0; i < N; i++) {
+        take(&t[i], &stream_sink, KIND_COMPLETIONS, "{\"prompt\":\"a\",\"stream\":true}");
+    }
+    CHECK_EQ(server.n_calls, N);
+    engine_stop_all(bed.e);
+    for (int left = N; left > 0 && check_failures == 0; left = (int)server.n_calls) {
+        bool more = call_on_wake(&server);
+        CHECK(left - server.n_calls > 0 && left - server.n_calls <= N / 2);
+        CHECK_EQ(more, server.n_calls > 0);
+    }
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(t[i].n_over, 1);
+        buf_deinit(&t[i].answer);
+    }
+    close_server();
+    free(t);
+}
 
 /* Eight endpoints, one sink: the answer is complete JSON of the endpoint's type, with the id that
  * the client asked for or the line's. It is a whole answer even if the line asks for a stream. */
@@ -378,7 +399,7 @@ TEST(a_stream_that_was_full_has_the_text_of_the_whole_answer)
 
 /* Invalid requests are refused before anything is submitted, exactly once, with the code and member
  * of OpenAI's API. */
-TEST(what_is_refused_ends_at_once_with_its_reason)
+TEST(refused_calls_end_at_once_with_a_reason)
 {
     struct taken t;
     REQUIRE(open_server(0, false));

@@ -18,7 +18,7 @@ TEST(a_key_has_one_row_in_each_form)
 }
 
 /* Each row does one thing: it says where a value is stored, who reads it, or why it is refused. */
-TEST(rows_are_whole)
+TEST(rows_are_complete)
 {
     const struct member *m;
     for (size_t i = 0; (m = member_at(i)) != NULL; i++) {

@@ -45,7 +45,7 @@ static struct request prepared(enum request_kind kind, const char *body, char **
     return r;
 }
 
-/* The request is refused with this code and member; the message is free, but not empty. */
+/* The request is refused with this code and member; the message may be any text, but not empty. */
 #define REFUSES(kind, body, code_, param_)                                                         \
     do {                                                                                           \
         char *text;                                                                                \

@@ -148,7 +148,7 @@ TEST(turns_of_blocks_are_a_chat)
 }
 
 /* Roles that the API does not define are passed to the template. */
-TEST(roles_that_the_template_takes)
+TEST(roles_that_the_template_accepts)
 {
     static const char open[] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     static const char deaf[] =

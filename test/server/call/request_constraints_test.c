@@ -66,8 +66,8 @@ TEST(constraints_of_all_apis)
     DONE();
 }
 
-/* Two constraints at once have no defined meaning; each error names the member of the API
- * in use, and the kind of source that does not compile. */
+/* Two constraints at once have no defined meaning; each error names the member of the API in use,
+ * or the kind of source that does not compile. */
 TEST(constraints_that_are_refused)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"guided_regex\":\"a\",\"guided_choice\":[\"b\"]}", "invalid_value",

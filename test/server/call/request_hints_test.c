@@ -43,7 +43,7 @@ TEST(hints_about_the_cache)
 }
 
 /* Clients without hints send empty envelopes. */
-TEST(no_hints_are_hints)
+TEST(an_empty_list_of_actions_has_no_hints)
 {
     ACCEPTS(KIND_MESSAGES, "{\"max_tokens\":3," HI ",\"kv_hints\":{\"protocol_version\":\"0.1\","
                            "\"message_id\":\"\",\"actions\":[]}}");
@@ -58,8 +58,8 @@ TEST(an_empty_envelope_is_no_hint)
     DONE();
 }
 
-/* One error per line: types, versions, ranges, counts (16 actions, 128 directives), and
- * priorities that differ where only one is possible. */
+/* One error per line: types, versions, ranges, counts (16 actions, 128 directives), and priorities
+ * that differ although only one is allowed. */
 TEST(hints_are_checked)
 {
 #define REFUSES_HINTS(actions) REFUSES(KIND_CHAT, HINTS(actions), "invalid_value", "kv_hints")

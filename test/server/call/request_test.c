@@ -1,6 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Members of requests: types, bounds, other servers' names, and what is refused. */
+#include "server/call/format.h"
 #include "test/server/call/request_bed.h"
+
+/* The tables of prepare.c and call.c have a row for each kind. */
+TEST(every_kind_is_read_and_answered)
+{
+    for (int kind = 0; kind < N_REQUEST_KINDS; kind++) {
+        char *text;
+        struct request r = prepared((enum request_kind)kind, "{\"prompt\":\"a\"}", &text);
+        bool answered = call_format_of((enum request_kind)kind) && call_format_of(r.kind);
+        if (r.error.status >= 500 || (!answered && kind != KIND_GENERATE)) {
+            CHECK_FAIL("kind %d: %s", kind, r.error.message);
+        }
+        request_deinit(&r);
+        free(text);
+    }
+}
 
 /* Text that is not a JSON object: empty, an array, text after the object, invalid UTF-8,
  * and nesting deeper than any request needs. */
@@ -260,7 +276,7 @@ TEST(numbers_keep_their_bits_and_null_is_absent)
 }
 
 /* truncate_prompt_tokens keeps the end of the prompt. */
-TEST(prompts_are_cut_where_asked)
+TEST(prompts_are_truncated_on_request)
 {
     ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[1,2,3,4,5],\"truncate_prompt_tokens\":2}");
     CHECK_EQ(r.prompts[0].n, 2);
@@ -429,7 +445,7 @@ TEST(refused_members_are_refused_unless_they_ask_for_nothing)
 }
 
 /* Members of other servers that would change the answer and that we do not implement. */
-TEST(values_that_change_the_answer_are_never_passed_over)
+TEST(values_that_change_the_answer_are_never_ignored)
 {
     static const char *const asks[][2] = {
         {"lora", "[{\"id\":0,\"scale\":0.5}]"},

@@ -39,7 +39,7 @@ def embed(server, ids, **more):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_last_and_mean_against_transformers(family):
+def test_last_and_mean_pooling_equal_transformers(family):
     folder = os.path.join(GOLDEN, family)
     cases = json.load(open(os.path.join(folder, "expected.json")))["cases"]
     matrix = tensor(folder, "lm_head.weight")
@@ -60,7 +60,7 @@ def test_last_and_mean_against_transformers(family):
     assert np.abs(mean - states.mean(0)).max() < 1e-4
 
 
-def test_the_models_own_pooling_is_taken(tmp_path):
+def test_the_models_own_pooling_is_used(tmp_path):
     folder = os.path.join(GOLDEN, "llama-3")
     for name in os.listdir(folder):
         os.symlink(os.path.abspath(os.path.join(folder, name)), tmp_path / name)
@@ -84,7 +84,7 @@ def test_an_unknown_pooling_is_refused():
 # ---- a vector for each token ----
 
 def test_each_token_has_a_vector():
-    """Those of --pooling none are the states that pooling takes the last of, or the mean."""
+    """The vectors of --pooling none are the states whose last one, or mean, the other poolings take."""
     folder = os.path.join(GOLDEN, "llama-3")
     prompts = [[5, 6, 7, 8, 9] * 30, [11, 12, 13]]
     with Server(real=True, model=folder, pooler_config='{"pooling_type": "MEAN", "normalize": false}') as s:

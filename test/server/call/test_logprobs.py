@@ -37,7 +37,7 @@ def of_ids(tops):
 
 
 @pytest.mark.parametrize("n", [21, 100, -1])
-def test_more_than_twenty_continue_the_twenty(server, n):
+def test_more_than_twenty_begin_with_the_same_twenty(server, n):
     ask = lambda n: choice(server, logprobs=n, return_tokens_as_token_ids=True)["logprobs"]
     few, many = ask(20), ask(n)
     assert many["tokens"] == few["tokens"] and many["token_logprobs"] == few["token_logprobs"]
@@ -48,7 +48,7 @@ def test_more_than_twenty_continue_the_twenty(server, n):
             assert sum(map(math.exp, b.values())) == pytest.approx(1, abs=1e-5)
 
 
-def test_a_chat_of_an_sdk_gets_them_all(server):
+def test_the_sdk_gets_logprobs_of_the_whole_vocabulary(server):
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="x")
     ask = lambda **more: client.chat.completions.create(model="demo", messages=USER("What is 12 + 30?"), max_tokens=2, temperature=0, logprobs=True, **more)
     all_, few = (ask(top_logprobs=n).choices[0].logprobs.content for n in (-1, 20))
@@ -60,7 +60,7 @@ def test_a_chat_of_an_sdk_gets_them_all(server):
     assert all(len(t.top_logprobs) == 30 for t in r.output[-1].content[0].logprobs)
 
 
-def test_the_prompt_s_too(server):
+def test_prompts_have_them_too(server):
     few, all_ = (choice(server, prompt_logprobs=n, max_tokens=1)["prompt_logprobs"] for n in (20, -1))
     assert few[0] is all_[0] is None and len(all_) == len(few) > 3
     for f, a in zip(few[1:], all_[1:]):
@@ -120,7 +120,7 @@ def test_wrong_ones_are_refused(server, body, param):
     assert r.status == 400 and param in r.error["param"], r.body
 
 
-def test_the_option_decides(usual):
+def test_max_logprobs_sets_the_limit(usual):
     for body in ({"logprobs": -1}, {"prompt_logprobs": -1}):
         r = usual.complete(max_tokens=1, **body)
         assert r.status == 400 and "--max-logprobs -1" in r.error["message"] and r.error["param"] in body

@@ -42,7 +42,7 @@ def scores(r):
     return [d["score"] for d in j["data"]]
 
 
-def test_without_a_judge_scores_are_cosines(server):
+def test_without_a_yes_no_model_scores_are_cosines(server):
     q, *d = vectors(server, [QUERY] + DOCUMENTS)
     want = [cosine(q, v) for v in d]
     r = server.post("/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS})
@@ -57,7 +57,7 @@ def test_without_a_judge_scores_are_cosines(server):
     assert [x["relevance_score"] for x in r.json()["results"]] == pytest.approx(sorted(want, reverse=True), abs=1e-6)
 
 
-def test_a_judge_says_how_likely_yes_is_of_its_two_answers(judge):
+def test_a_yes_no_model_scores_by_the_probability_of_yes(judge):
     yes, no = (judge.post("/tokenize", {"prompt": w, "add_special_tokens": False}).json()["tokens"] for w in "10")
 
     def likely(instruction, query, document):
@@ -79,14 +79,14 @@ def test_a_judge_says_how_likely_yes_is_of_its_two_answers(judge):
     assert [x["index"] for x in r.json()["results"]] == order
 
 
-def test_a_client_writes_no_control_tokens_into_a_pair(judge):
+def test_client_text_cannot_contain_control_tokens(judge):
     n = lambda d: judge.post("/v1/score", {"text_1": "q", "text_2": d}).json()["usage"]["prompt_tokens"]
     assert n("<|im_end|>") - n("") == len(judge.post("/tokenize", {"prompt": "<|im_end|>", "parse_special": False, "add_special_tokens": False}).json()["tokens"]) > 1
     a = scores(judge.post("/v1/score", {"text_1": "q", "text_2": ["d<|im_end|>", "d"], "instruction": "<|im_start|>"}))
     assert a[0] != a[1]
 
 
-def test_another_form_of_pairs_is_the_chat_template(tmp_path):
+def test_a_chat_template_can_format_pairs(tmp_path):
     path = tmp_path / "pair.jinja"
     path.write_text('{{ (messages | selectattr("role", "eq", "query") | first).content }} - {{ messages[1].content }}{{ instruction }}:')
     with Server(real=True, threads=2, chat_template=path, hf_overrides=json.dumps({"classifier_from_token": ["0", "1"]})) as s:
@@ -94,7 +94,7 @@ def test_another_form_of_pairs_is_the_chat_template(tmp_path):
         assert r["usage"]["prompt_tokens"] == len(s.post("/tokenize", {"prompt": "a - b c:", "add_special_tokens": False}).json()["tokens"])
 
 
-def test_a_rerank_in_the_words_of_each_api(server):
+def test_rerank_answers_in_each_apis_format(server):
     r = server.post("/v1/rerank", {"query": {"text": QUERY}, "documents": [{"text": "a"}, "b", {"content": [{"type": "text", "text": "c"}]}]}).json()
     assert {x["document"]["text"] for x in r["results"]} == {"a", "b", "c"} and r["model"] == "demo" and r["id"].startswith("rerank-")
     r = server.post("/v1/rerank", {"query": "q", "documents": DOCUMENTS, "top_n": 99, "return_documents": False}).json()
@@ -106,7 +106,7 @@ def test_a_rerank_in_the_words_of_each_api(server):
     assert scores(server.post("/invocations", {"text_1": "a", "text_2": "a"})) == pytest.approx([1])
 
 
-def test_long_texts_are_cut_on_request(server):
+def test_long_texts_are_truncated_on_request(server):
     long = "word " * 5000
     r = server.post("/v1/rerank", {"query": "q", "documents": [long]})
     assert r.status == 400 and r.error["code"] == "context_length_exceeded"
@@ -155,6 +155,6 @@ def test_the_routes_need_a_key_and_count_for_its_limits(tmp_path):
 @pytest.mark.parametrize("options, words", [({"hf_overrides": '{"classifier_from_token": ["no way", "1"]}'}, "'no way' is not one token"),
                                             ({"hf_overrides": '{"classifier_from_token": ["1"]}'}, "should be two tokens"),
                                             ({"scoring": "yes-no"}, "scoring: 'yes' is not one token of this model")])
-def test_an_impossible_judge_is_an_error_at_startup(options, words):
+def test_an_invalid_yes_no_configuration_is_an_error_at_startup(options, words):
     with pytest.raises(RuntimeError, match=words):
         Server(real=True, **options)

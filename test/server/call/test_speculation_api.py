@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation as clients and operators see it: usage, metrics under vLLM's names, the status page's data, and text that is the
-same with and without speculation, also where it stops."""
+"""Speculation as clients and operators see it: usage, metrics under vLLM's names, the status page's data, and text that
+is the same with and without speculation, including where it stops."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_counters_add_up(speculating):
     assert [data["draft_tokens"], data["accepted_tokens"]] == counters(s)[1:]
 
 
-def test_a_request_may_lower_the_number_and_not_raise_it(speculating):
+def test_a_request_may_lower_the_number_but_not_raise_it(speculating):
     s = speculating
     asked = {}
     for n in (0, 1, None, 99):
@@ -91,7 +91,7 @@ def test_a_stop_string_inside_an_accepted_run_cuts_there(plain, speculating):
             assert a == b, stop
 
 
-def test_sampled_text_and_its_log_probabilities_are_those_without(plain, speculating):
+def test_sampled_text_and_log_probabilities_equal_those_without_drafts(plain, speculating):
     for seed in range(6):
         ask = {"temperature": 0.8, "top_p": 0.95, "seed": seed, "max_tokens": 40, "logprobs": True, "top_logprobs": 3,
                "frequency_penalty": 0.3}

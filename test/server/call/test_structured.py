@@ -38,13 +38,13 @@ def answer(r):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("temperature", [0, 1, 2])
-def test_a_schema_is_kept(server, seed, temperature):
+def test_answers_match_their_schema(server, seed, temperature):
     text, finish = answer(server.chat("Tell me of a person.", response_format=FORMAT, seed=seed, temperature=temperature,
                                       max_tokens=200, ignore_eos=seed % 2 == 1))
     assert finish == "stop" and is_person(text)
 
 
-def test_streams_say_the_same(server):
+def test_streams_equal_whole_answers(server):
     body = {"response_format": FORMAT, "seed": 3, "temperature": 1, "max_tokens": 200}
     whole, _ = answer(server.chat("Hello", **body))
     (pieces,) = fold(server.chat("Hello", stream=True, **body).chunks())
@@ -94,7 +94,7 @@ def test_the_sdk_parses(server):
     assert isinstance(r.choices[0].message.parsed, Plan)
 
 
-def test_lookup_drafts_stay_inside():
+def test_lookup_drafts_obey_the_constraint():
     config = json.dumps({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "fixed": True})
     with Server(real=True, max_model_len=1024, speculative_config=config) as s:
         text = 'Say {"name": "red", "age": 12, "tags": ["red", "green"]} again.'
@@ -117,7 +117,7 @@ def test_after_reasoning():
         assert not never["message"]["content"]
 
 
-def test_refusals_name_the_place(server):
+def test_refusals_name_the_position(server):
     bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {
         "type": "object", "properties": {"x": {"unevaluatedItems": False}}}}}
     r = server.chat(response_format=bad)
@@ -134,7 +134,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_sources_hold_nobody_up(server):
+def test_hostile_sources_do_not_delay_others(server):
     """They are refused or compiled within a second, and a stream continues meanwhile."""
     def ask(more):
         began = time.time()

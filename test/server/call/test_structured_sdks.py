@@ -70,7 +70,7 @@ def test_chat_parse_of_tools(client):
         assert call.function.parsed_arguments == PARIS
 
 
-def test_chat_parse_of_a_cut_answer(client):
+def test_chat_parse_of_a_truncated_answer(client):
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(model="demo", messages=MESSAGES, response_format=Person, max_tokens=5)
 

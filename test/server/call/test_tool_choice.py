@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are forced, or must fit: whatever the model finds likely, a call is of an allowed tool, with arguments of its
-schema, in the model's own form; text before it stays free."""
+"""Calls that are forced or must match a schema: whatever the model finds likely, a call names an allowed tool, has
+arguments that match its schema, and is written in the model's own format; text before it is not constrained."""
 
 import json
 import os
@@ -65,14 +65,14 @@ def test_named_and_allowed(server, name):
         assert [n for n, _ in calls] == [name] and good(*calls[0]) and c["finish_reason"] == "tool_calls"
 
 
-def test_streams_say_the_same(server):
+def test_streams_equal_whole_answers(server):
     body = {"tools": TOOLS, "tool_choice": "required", "seed": 3, "temperature": 1, "max_tokens": 200, "parallel_tool_calls": False}
     whole, _ = calls_of(server.chat("Hello", **body))
     (pieces,) = fold(server.chat("Hello", stream=True, **body).chunks())
     assert [(t["function"]["name"], t["function"]["arguments"]) for t in pieces["message"]["tool_calls"]] == whole
 
 
-def test_strict_tools_leave_text_free(server):
+def test_strict_tools_do_not_constrain_text(server):
     """A strict tool does not change the text of an answer; its calls match the schema."""
     strict = [tool("get", CITY, strict=True)]
     for text in ("What is 12 + 30?", "Say the word apple."):
@@ -184,7 +184,7 @@ def test_refusals(server, body, param, code, says):
     assert says in r.error["message"]
 
 
-def test_a_strict_schema_that_is_not_done_holds_no_other_tool_up(server):
+def test_an_unsupported_strict_schema_does_not_affect_other_tools(server):
     """A tool that is neither strict nor forced accepts any object."""
     odd = tool("f", {"type": "object", "properties": {"a": {"unevaluatedItems": False}}})
     assert server.chat("Hello", max_tokens=5, tools=[odd, tool("get", CITY, strict=True)]).status == 200

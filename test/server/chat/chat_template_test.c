@@ -547,7 +547,7 @@ TEST(deep_sources_are_refused_at_compile_time)
 
 /* Messages of raise_exception are written for users and are passed on as they are; other
  * failures say that the template failed, with Python's name of the error. */
-TEST(raise_exception_gives_its_message_alone)
+TEST(raise_exception_gives_only_its_message)
 {
     CHECK_STR(render("{{ raise_exception('No ' ~ messages[0].role) }}", USER("\"\"")), "!No user");
     CHECK_STR(render("{{ 1 // 0 }}", "[]"),
@@ -591,7 +591,7 @@ TEST(strings_become_parts_for_templates_that_want_parts)
 
 /* Templates expect arguments as an object or as a string. What the template does with them
  * decides, and the text of numbers (1.0) survives either way. */
-TEST(arguments_become_what_the_template_prints_well)
+TEST(arguments_get_the_form_that_the_template_prints_correctly)
 {
     const char *text = CALL("\"\"", "\"{\\\"a\\\": 1.0}\"");
     CHECK_STR(render(WITH_CALLS("{{ c.function.arguments | tojson }}"), text), "[q]{\"[a]\": 1.0}");
@@ -642,7 +642,7 @@ TEST(a_call_without_arguments_has_none)
 
 /* Three names for the same text are in use; the template sees the one it mentions. Some
  * templates raise if reasoning and content are both present. */
-TEST(reasoning_goes_by_the_name_that_the_template_knows)
+TEST(reasoning_uses_the_name_that_the_template_knows)
 {
 #define THOUGHT(key, content)                                                                      \
     "[{\"role\":\"assistant\",\"" key "\":\"t\",\"content\":" content                              \

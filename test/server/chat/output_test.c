@@ -142,7 +142,7 @@ TEST(harmony_that_is_malformed_is_content)
     HARMONY(text, content, "");
 }
 
-/* `open`: the template's prompt ends inside of reasoning. Line ends next to the markers
+/* `open`: the prompt ends inside reasoning. Line ends next to the markers
  * are not part of either text. */
 TEST(reasoning_is_split_off)
 {

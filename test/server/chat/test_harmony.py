@@ -81,7 +81,7 @@ def ask(s, **body):
     return choice, whole.json()["usage"]
 
 
-def test_template_decides(server):
+def test_the_template_selects_the_parser(server):
     assert server.get("/server_info").json()["tool_call_parser"] == "harmony"
 
 
@@ -99,7 +99,7 @@ def test_channels_and_calls(server, seed):
 
 @pytest.mark.parametrize("seed", range(len(TEXTS)))
 @pytest.mark.parametrize("more", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
-def test_no_marker_leaks_where_no_calls_are_wanted(server, seed, more):
+def test_markers_are_removed_even_without_tools(server, seed, more):
     reasoning, content, n_calls = MESSAGES[seed]
     choice, _ = ask(server, seed=seed, **more)
     m = choice["message"]

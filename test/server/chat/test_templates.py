@@ -46,12 +46,12 @@ def test_named_templates_and_special_tokens_of_a_folder(folder):
     assert [g["text"] for g in got] == ["<s>Hi <|im_end|>", "1 tools</s>", "<s>Hi <|im_end|>"]
 
 
-def test_a_file_wins_over_the_config(folder):
+def test_a_template_file_overrides_the_config(folder):
     (folder / "chat_template.jinja").write_text("file {{ eos_token }}")
     assert render(folder, [USER]) == [{"text": "file </s>"}]
 
 
-def test_raw_passes_keys_as_they_are(folder):
+def test_raw_passes_keys_unchanged(folder):
     got = render(folder, [{"messages": [{"role": "user", "content": None}], "x": 1}], "--raw", "--template",
                  write(folder, "{{ bos_token is defined }}{{ messages[0].content }}{{ add_generation_prompt is defined }}{{ x }}{{ tools }}"))
     assert got == [{"text": "FalseNoneFalse1None"}]
@@ -63,14 +63,14 @@ def write(folder, template):
     return path
 
 
-def test_spans_tell_input_from_template(tmp_path):
+def test_spans_distinguish_input_from_template(tmp_path):
     got = render(tmp_path, [USER], "--spans", "--template", TEMPLATES / "chatml.jinja")[0]
     assert "".join(t for t, _ in got["spans"]) == got["text"]
     assert ["Hi <|im_end|>", True] in got["spans"]
     assert got["spans"][-1] == ["<|im_end|>\n<|im_start|>assistant\n", False]
 
 
-def test_errors_are_lines(folder):
+def test_an_error_is_the_answer_to_its_line(folder):
     boom = write(folder, "{{ raise_exception('no ' ~ messages[0].role) }}")
     assert render(folder, [USER], "--template", boom) == [{"error": "no user"}]
     broken = render(folder, [USER, "nonsense\n"], "--template", write(folder, "a\n{% if %}"))

@@ -392,7 +392,7 @@ TEST(every_form_of_calls)
 
 /* Formats with the reasoning of the families that use them: the grammar of calls must
  * begin only after reasoning ends. */
-TEST(calls_and_answers_behind_reasoning)
+TEST(calls_and_answers_after_reasoning)
 {
     static const struct form forms[] = {
         {"hermes", REASONING_THINK},           {"qwen3_coder", REASONING_THINK},

@@ -3,6 +3,8 @@
  * tables of options that fit the structs they fill. */
 #include "server/cli/config_load.h"
 
+#include "engine/base/words.h"
+#include "engine/device/kv_format.h"
 #include "server/cli/config_table.h"
 #include "server/cli/nodes_config.h"
 #include "server/cli/vllm_flags.h"
@@ -146,7 +148,7 @@ TEST(vllms_key_is_used_only_if_no_other_is_set)
 
 /* The message names the nearest option, the range, or the allowed words; nobody should
  * need the manual to correct a flag. */
-TEST(bad_flags_are_refused_with_words)
+TEST(bad_flags_are_refused_with_a_hint)
 {
     REFUSED("did you mean '--max-model-len'", "m", "--max-model-length", "5");
     REFUSED("unknown option '--prot'; did you mean '--port'?", "m", "--prot", "5");
@@ -224,7 +226,7 @@ TEST(older_flags_of_positions_are_overrides)
     config_deinit(&c);
 }
 
-TEST(a_member_comes_once_and_of_an_object)
+TEST(a_member_is_set_once_and_only_in_an_object)
 {
     REFUSED("'method' is set twice", "m", "--spec-method", "ngram", "-sc.method", "eagle");
     REFUSED("'b.d' is set twice", "m", "--default-chat-template-kwargs.b.c", "1",
@@ -252,7 +254,7 @@ TEST(what_would_change_answers_is_refused_with_the_reason)
 }
 
 /* Each name has one owner, and a flag is translated to an existing option. */
-TEST(flags_of_vllm_are_no_options)
+TEST(flags_of_vllm_are_not_options)
 {
     for (size_t i = 0; i < n_vllm_flags; i++) {
         const struct vllm_flag *f = &vllm_flags[i];
@@ -291,13 +293,13 @@ TEST(bad_lines_are_refused_with_their_number)
     write_file("model: x\nserved-model-name: [a]\nserved_model_name: [b]\n");
     REFUSED(":3: option served-model-name occurs twice in this file", "--config", path);
     write_file("model: 'x\n");
-    REFUSED(":1: option model: a quote does not end", "--config", path);
+    REFUSED(":1: option model: unclosed quotation mark", "--config", path);
     write_file("model: \"x\" y\n");
-    REFUSED("or text follows it", "--config", path);
+    REFUSED("or text after the closing one", "--config", path);
     write_file("served-model-name: ['a,b']\n");
-    REFUSED(":1: option served-model-name: a quote", "--config", path);
+    REFUSED(":1: option served-model-name: unclosed quotation mark", "--config", path);
     write_file("served-model-name:\n- \"a\n");
-    REFUSED(":2: option served-model-name: a quote", "--config", path);
+    REFUSED(":2: option served-model-name: unclosed quotation mark", "--config", path);
     unlink(path);
 }
 
@@ -368,7 +370,7 @@ static size_t size_of_type(enum option_type type)
 
 /* The tables address struct fields by offset; a row whose type is wider than its field
  * would overwrite its neighbour. And a field is named after its option. */
-TEST(rows_fit_their_fields_and_have_their_names)
+TEST(rows_match_the_size_and_name_of_their_fields)
 {
     for (size_t i = 0; i < n_option_rows; i++) {
         const struct option_row *row = &option_rows[i];
@@ -397,9 +399,30 @@ static void identity_of(struct buf *out, const char *flag, const char *value)
     config_deinit(&c);
 }
 
+/* --kv-cache-dtype offers the formats that there are, "auto" and the plain dtypes. */
+TEST(kv_formats_are_those_of_the_engine)
+{
+    const struct option_row *o = option_rows;
+    while (strcmp(o->name, "kv-cache-dtype") != 0) {
+        REQUIRE(++o < option_rows + n_option_rows);
+    }
+    int n = 0;
+    for (size_t i = 0; kv_choice_at(i); i++, n++) {
+        CHECK(words_find(o->choices, kv_choice_at(i)->name) >= 0);
+    }
+    for (const char *p = o->choices; (p = strchr(p, '|')) != NULL; p++) {
+        n--;
+    }
+    CHECK_EQ(n, -3); // besides them "auto" and three dtypes: one more than there are bars
+    for (int i = 0; i < 3; i++) {
+        static const enum dtype dtypes[] = {DT_F32, DT_BF16, DT_F16};
+        CHECK(words_find(o->choices, kv_choice_plain(dtypes[i])->name) > 0);
+    }
+}
+
 /* Nodes must agree on the size of blocks, since it determines the pool; each chooses its own number
  * of threads. */
-TEST(nodes_agree_on_what_the_rows_say)
+TEST(nodes_compare_the_options_that_their_rows_mark)
 {
     struct buf a, b, same;
     identity_of(&a, "--block-size", "16");

@@ -148,7 +148,7 @@ def test_blocks_of_lines_commands_and_the_last_line_without_an_end():
         assert r.said(2) == [("system", "new"), ("user", "last")] and r.bodies[2]["temperature"] == 1.5
 
 
-def test_bytes_that_are_no_text_and_control_characters():
+def test_invalid_text_and_control_characters_are_handled():
     with Recorder([["\x1b]0;title\x07x"]]) as r:
         p = subprocess.run([SLUICE, "chat", r.url], input=b"a\xff\xfeb\n", capture_output=True, timeout=60, env=ENV)
         assert p.returncode == 0 and p.stdout == b"\x1b]0;title\x07x\n"  # a pipe gets the model's output unchanged
@@ -160,7 +160,7 @@ def test_bytes_that_are_no_text_and_control_characters():
             assert "\x1b]0" not in t.expect("]0;titlexZ")
 
 
-def test_refusals_are_said_and_the_exit_code_tells():
+def test_errors_are_printed_and_set_the_exit_status():
     with Recorder([400]) as r:
         rc, out, err = pipe(r.url, text="hello\n")
         assert (rc, out, err) == (1, "", "sluice chat: it was refused\n")
@@ -179,7 +179,7 @@ def test_refusals_are_said_and_the_exit_code_tells():
     (["http://127.0.0.1:1", "--tools", "/nonexistent"], "/nonexistent"), (["/nonexistent/model"], "/nonexistent/model"),
     ([DEMO, "--max-model-length", "5"], "--max-model-len"),
 ])
-def test_mistakes_are_sentences(args, words):
+def test_mistakes_get_a_clear_error(args, words):
     rc, out, err = pipe(*args, text="hello\n")
     assert rc in (1, 2) and out == "" and words in err and err.startswith("sluice chat: ") and err.count("\n") == 1, err
 
@@ -245,7 +245,7 @@ def test_a_conversation_with_figures_reasoning_and_unicode(env):
         assert r.said() == [("user", "größe"), ("assistant", "42 ü"), ("user", "next")]
 
 
-def test_lines_can_be_edited_and_called_back():
+def test_lines_can_be_edited_and_recalled():
     with open(SLUICE, "rb") as f:
         if b"libedit.so" not in f.read():
             pytest.skip("built without libedit")
@@ -280,7 +280,7 @@ def test_ctrl_c_ends_the_answer_and_a_second_one_the_chat(env):
         assert t.wait() == 0
 
 
-def test_ctrl_c_with_something_typed_drops_it_alone():
+def test_ctrl_c_drops_only_the_typed_text():
     with Recorder([["a"]]) as r, Terminal(r.url) as t:
         for _ in range(3):
             t.expect("> ")
@@ -318,7 +318,7 @@ def test_tool_calls_are_shown_and_their_results_are_typed(tmp_path):
         assert messages[2] == {"role": "tool", "tool_call_id": "c1", "content": "rain"}
 
 
-def test_errors_of_a_stream_leave_the_chat_alive():
+def test_a_failed_stream_does_not_end_the_chat():
     with Recorder([500, ["fine"]]) as r, Terminal(r.url) as t:
         t.expect("> ")
         t.type("a\r")

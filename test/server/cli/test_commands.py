@@ -31,24 +31,24 @@ BROKEN = {"no config.json": {}, "ends too early": {"config.json": "{"},
 
 
 @pytest.mark.parametrize("words", BROKEN)
-def test_no_address_is_told_of_a_model_that_cannot_load(words, tmp_path):
+def test_a_model_that_cannot_load_opens_no_address(words, tmp_path):
     for name, text in BROKEN[words].items():
         (tmp_path / name).write_text(text)
     rc, out, err = run("serve", str(tmp_path), "--port", "0", "--device", "cpu")
     assert rc == 1 and words in err and "listening" not in err
 
 
-def test_a_missing_tokenizer_is_an_error_that_says_how_to_go_on(tmp_path):
+def test_a_missing_tokenizer_is_an_error_that_says_what_to_do(tmp_path):
     for name in os.listdir(DEMO):
         if not name.startswith("tokenizer"):
             os.symlink(os.path.join(DEMO, name), tmp_path / name)
     rc, out, err = run("serve", str(tmp_path), "--port", "0", "--device", "cpu")
     assert rc == 1 and "no tokenizer.json" in err and "--skip-tokenizer-init" in err and "listening" not in err
     rc, out, err = run("serve", DEMO, "--tokenizer", str(tmp_path), "--port", "0", "--device", "cpu")
-    assert rc == 1 and "tokenizer: no tokenizer.json" in err
+    assert rc == 1 and "has no tokenizer.json" in err
 
 
-def test_vllms_environment_is_taken_or_named_once():
+def test_vllms_environment_is_used_or_logged_once():
     rc, out, err = run("serve", DEMO, "--print-config", VLLM_API_KEY="hidden", VLLM_USE_V1="1", VLLM_LOGGING_LEVEL="DEBUG")
     assert rc == 0 and "# api-key: set, not shown" in out
     lines = [l for l in err.splitlines() if "VLLM" in l]
@@ -58,14 +58,14 @@ def test_vllms_environment_is_taken_or_named_once():
     assert rc == 0 and err == ""
 
 
-def test_flags_of_vllm_are_noted_or_refused():
+def test_flags_of_vllm_are_logged_or_refused():
     rc, out, err = run("serve", DEMO, "-O3", "--swap-space", "4", "--print-config", "--trust-remote-code")
     assert rc == 0 and len(err.splitlines()) == 3 and all("has no effect here: " in l for l in err.splitlines())
     rc, out, err = run("serve", DEMO, "--enable-lora")
     assert rc == 2 and err == "sluice: option enable-lora: 'true' is not supported: adapters are not supported\n"
 
 
-def test_members_of_config_json_can_be_put_over_the_files():
+def test_hf_overrides_replace_members_of_config_json():
     def tokens(*options):
         rc, out, err = run("generate", DEMO, "Once upon a time", "--device", "cpu", "--max-tokens", "8", *options)
         return rc, out, err
@@ -119,7 +119,7 @@ def models(tmp_path):
     ("models/qwen-large", "it has no config.json, so it is not a model folder"), ("models/weights.gguf", "is a file, but not a GGUF file; pass the folder"),
     ("", "it has no config.json"),
 ])
-def test_a_wrong_path_names_the_nearest_thing_there_is(models, path, words):
+def test_a_wrong_path_suggests_the_nearest_model(models, path, words):
     rc, out, err = run("serve", str(models / path) + ("/" if path.endswith("/") else ""), "--port", "0", "--device", "cpu")
     assert rc == 1 and words.format(models) in err and "listening" not in err and err.count("\n") == 1, err
 
@@ -144,7 +144,7 @@ def test_a_folder_without_weights(tmp_path):
     assert rc == 1 and "a Git LFS pointer" in err and "git lfs pull" in err
 
 
-def test_a_port_that_is_taken():
+def test_a_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1]
         rc, out, err = run("serve", DEMO, "--device", "cpu", "--port", str(port))

@@ -151,7 +151,7 @@ def test_standard_input_and_output(tmp_path):
 
 
 @pytest.mark.parametrize("ordered", [[], ["--ordered"]])
-def test_a_run_that_was_cut_goes_on(tmp_path, ordered):
+def test_an_interrupted_run_is_resumed(tmp_path, ordered):
     path, out = few(tmp_path), tmp_path / "out"
     run(path, out, "--ordered")
     whole = out.read_text().splitlines(keepends=True)
@@ -169,7 +169,7 @@ def test_a_run_that_was_cut_goes_on(tmp_path, ordered):
     assert len(answers(fresh)) == 30
 
 
-def test_zeros_that_a_power_cut_leaves_are_cut_away(tmp_path):
+def test_zeros_left_by_a_power_cut_are_removed(tmp_path):
     path, out = few(tmp_path), tmp_path / "out"
     run(path, out, "--ordered")
     whole = out.read_text()
@@ -180,7 +180,7 @@ def test_zeros_that_a_power_cut_leaves_are_cut_away(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["a letter to mother\nand another line\n", "no line at all", '{"a": 1}\n', "\n"])
-def test_a_file_of_another_kind_is_not_cut(tmp_path, content):
+def test_a_file_of_another_kind_is_not_truncated(tmp_path, content):
     path, out = few(tmp_path, 3), tmp_path / "out"
     out.write_text(content)
     done = run(path, out, "--resume", ok=False)
@@ -197,7 +197,7 @@ def test_wrong_lines_are_named_and_nothing_is_run(tmp_path):
     assert not out.exists()
 
 
-def test_refused_requests_are_answers(tmp_path):
+def test_refused_requests_get_error_answers(tmp_path):
     path = few(tmp_path, 3)
     with open(path, "a") as f:
         f.write(line("bad", {"prompt": "x", "max_tokens": -1}))

@@ -115,17 +115,17 @@ static int check_table(const char *path)
 }
 
 /* A flag of a new version of vLLM fails here when the table is made anew. */
-TEST(every_flag_of_vllm_is_done_passed_over_or_refused_with_a_reason)
+TEST(every_flag_of_vllm_is_used_ignored_or_refused_with_a_reason)
 {
     CHECK(check_table(TABLE) > 300);
 }
 
-TEST(so_is_every_flag_of_llama_server)
+TEST(every_flag_of_llama_server_is_used_ignored_or_refused_with_a_reason)
 {
     CHECK(check_table(LLAMA_TABLE) > 200);
 }
 
-/* What changes answers is not passed over, and defaults of requests are taken. */
+/* Flags that would change answers are not ignored, and defaults of requests are used. */
 TEST(flags_of_llama_server_that_matter)
 {
     struct err err;

@@ -50,7 +50,7 @@ class Package:
         return found
 
     def words(self, node):
-        """The words of a Literal[...], which may have a name of its own; None: the type is no Literal."""
+        """The words of a Literal[...], which may have a name of its own; None if the type is not a Literal."""
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
             items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             inner = [self.words(i) for i in items]
@@ -83,7 +83,7 @@ class Package:
 
 
 def default_of(node):
-    """The constant of `x: T = constant` and of `x: T = Field(default=constant, ...)`, as a command line has it; None."""
+    """The constant of `x: T = constant` and of `x: T = Field(default=constant, ...)`, as on a command line, or None."""
     if isinstance(node, ast.Call):
         node = {k.arg: k.value for k in node.keywords}.get("default")
     value = node.value if isinstance(node, ast.Constant) else None
@@ -143,7 +143,7 @@ def main(root):
             if isinstance(node, ast.FunctionDef) and node.name == wanted:
                 for flag in flags_of(package, node):
                     add(*flag)
-    one_value = {"allowed_origins", "allowed_methods", "allowed_headers", "middleware"}  # lists of which vLLM itself makes single values
+    one_value = {"allowed_origins", "allowed_methods", "allowed_headers", "middleware"}  # lists that vLLM itself converts to single values
     for name, (annotation, default) in package.fields("FrontendArgs").items():
         takes, words = package.takes(annotation)
         add([name.replace("_", "-")], VALUE if name in one_value else takes, words, default)

@@ -99,7 +99,7 @@ FRAMING = {
     "h2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 505}),
     "space in the target": (head(b"GET /items/a b HTTP/1.1", b"Host: x"), {400}),
     "two spaces": (head(b"GET  /items/a HTTP/1.1", b"Host: x"), {400}),
-    "two spaces behind": (head(b"GET /items/a  HTTP/1.1", b"Host: x"), {400}),
+    "two spaces after": (head(b"GET /items/a  HTTP/1.1", b"Host: x"), {400}),
     "fragment": (head(b"GET /items/a#b HTTP/1.1", b"Host: x"), {400}),
     "relative target": (head(b"GET items/a HTTP/1.1", b"Host: x"), {400, 404}),
     "authority target": (head(b"CONNECT x:443 HTTP/1.1", b"Host: x"), {400, 404, 405, 501}),
@@ -157,7 +157,7 @@ def test_a_hidden_request_never_runs(front, name, pieces):
         assert len(re.findall(rb"HTTP/1\.1 \d\d\d ", r.data)) <= 1, r.data
 
 
-def test_the_guard_lets_honest_heads_through(front):
+def test_valid_heads_pass_the_guard(front):
     heads = [
         b"GET /items/a HTTP/1.1\r\nHost: x\r\nX-Empty:\r\nX-Tabs:\t a\tb \t\r\nCookie: a=b; c=\"d\"\r\n\r\n",
         b"GET /items/a?x=1&y=%20&&z HTTP/1.1\r\nhost:x:80\r\nACCEPT: */*\r\n\r\n",
@@ -249,7 +249,7 @@ def test_garbage_only_closes_the_connection(front):
     front.wait_for(connections=1, active=1, held_body=0, held_stream=0)
 
 
-def test_slow_heads_and_bodies_are_cut(front):
+def test_slow_heads_and_bodies_time_out(front):
     started = time.monotonic()
     cases = {
         b"": b"",  # nothing at all: closed without a reply
@@ -292,7 +292,7 @@ def test_slow_heads_and_bodies_are_cut(front):
     front.wait_for(connections=1)
 
 
-def test_a_slow_body_that_makes_progress_is_not_cut(front):
+def test_a_slow_body_that_makes_progress_does_not_time_out(front):
     with front.connect() as s:
         s.sendall(request("POST", "/echo", headers=["Content-Length: %d" % (8 * 65536)]))
         for _ in range(8):
@@ -452,7 +452,7 @@ def test_an_unplugged_client_is_noticed():
 
 @pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
 def test_a_reset_stream_leaves_no_connection_beside_an_idle_one(version):
-    """The idle connection is the oldest: libmicrohttpd stops there when it looks for connections that have ended."""
+    """The idle connection is the oldest, and libmicrohttpd stops there when it looks for connections that have ended."""
     with Front() as f, f.connect() as idle:
         idle.sendall(request("GET", "/hello"))
         assert Reader(idle).response().status == 200
@@ -525,7 +525,7 @@ def test_thousands_killed_at_once_leave_nothing():
 # --- Readers that stall ---
 
 
-def test_a_stalled_reader_costs_bounded_memory_and_is_cut():
+def test_a_stalled_reader_costs_bounded_memory_and_is_disconnected():
     with Front(stream_hard_bytes=300000, stream_soft_bytes=100000, stall_timeout_ms=60000) as f:
         with f.connect() as s:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -548,7 +548,7 @@ def test_bytes_of_one_turn_do_not_count_as_slow_reading(version):
         assert f.wait_for(held_stream=0)["slow"] == 0
 
 
-def test_a_reader_that_stalls_below_the_bound_is_cut_in_time():
+def test_a_reader_that_stalls_below_the_limit_is_disconnected():
     with Front(stall_timeout_ms=500) as f:
         with f.connect() as s:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

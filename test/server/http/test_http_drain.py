@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: waits
-"""Ending: SIGTERM drains, systemd is told, sockets are inherited."""
+"""Shutdown and systemd: SIGTERM drains, systemd is notified, sockets are inherited."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_a_request_on_an_old_connection_gets_503_while_closing():
         assert f.process.wait(5) == 0
 
 
-def test_the_drain_deadline_ends_what_is_left_with_an_error_event():
+def test_the_drain_deadline_ends_remaining_streams_with_an_error_event():
     with Front(drain_timeout_ms=400) as f:
         with f.connect() as s:
             s.sendall(request("GET", "/stream?n=100000&rate=50"))
@@ -80,7 +80,7 @@ def test_the_drain_deadline_ends_what_is_left_with_an_error_event():
         assert f.process.wait(5) == 1
 
 
-def test_what_does_not_end_by_itself_is_cut():
+def test_requests_that_do_not_end_are_cut_off():
     with Front(drain_timeout_ms=200) as f:
         with f.connect() as s:
             s.sendall(request("GET", "/hang"))

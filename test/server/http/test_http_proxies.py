@@ -65,8 +65,8 @@ def eventually(check, what, seconds=30):
 
 
 def wait_for_both(proxy, *replicas):
-    """Waits until each replica has served some requests through the proxy. The proxy tries a replica that was away again after a
-    second or two; nginx uses it only if that trial succeeds."""
+    """Waits until each replica has served some requests through the proxy. The proxy tries a replica that was away
+    again after a second or two; nginx uses it only if that trial succeeds."""
     def all_serve():
         try:
             with proxy.connect() as s:
@@ -119,7 +119,7 @@ def test_a_drained_and_a_killed_replica_cost_no_request(name):
 
 
 @pytest.mark.parametrize("name", ["nginx", "haproxy"])
-def test_tokens_and_departures_pass_through_at_once(name):
+def test_tokens_and_disconnects_pass_through_immediately(name):
     find(name)
     with Front() as f:
         port = int(f.addresses[0].rsplit(":", 1)[1])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hub for tests: what Hugging Face's API answers, with redirects to a storage host (another address and port), ranges,
-etags, and whatever a test wants to go wrong. No network is needed."""
+etags, and any failure that a test wants. No network is needed."""
 import hashlib
 import json
 import re
@@ -41,7 +41,8 @@ class Server(ThreadingHTTPServer):
 
 
 class Hub:
-    """hub.url is the endpoint. on_api and on_storage (may be None) get each handler first, and return True if they have answered."""
+    """hub.url is the endpoint. on_api and on_storage (may be None) get each handler first, and return True if they have
+    answered."""
 
     def __init__(self):
         self.repos, self.refs = {}, {}
@@ -110,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_bytes(self, data, cut=None, piece=None, pause=0, **headers):
-        """Sends the requested bytes or range; cut: only so many bytes, and then closes the connection."""
+        """Sends the requested bytes or range; cut: sends only this many bytes, then closes the connection."""
         first, last, status = 0, len(data) - 1, 200
         asked = re.match(r"bytes=(\d+)-(\d+)$", self.headers.get("Range", ""))
         if asked and self.hub.ranges:

@@ -135,7 +135,7 @@ def test_the_cache_has_the_layout_and_only_the_needed_files(hub, env):
         assert open(os.path.join(folder, name), "rb").read() == SMALL[name]
 
 
-def test_the_weights_are_those_of_the_index(hub, env):
+def test_only_weights_in_the_index_are_downloaded(hub, env):
     index = {"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}
     files = {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode(), "m-1.safetensors": b"1" * 3000,
              "m-2.safetensors": b"2" * 3000, "consolidated.safetensors": b"3" * 3000}
@@ -171,7 +171,7 @@ def test_revisions_and_removing_them(hub, env):
     assert rc == 0 and out.startswith("there are no models in ")
 
 
-def test_a_branch_moves_on(hub, env):
+def test_a_branch_that_moved_is_downloaded_again(hub, env):
     hub.add("org/small", SMALL)
     first = pull(env)
     hub.add("org/small", {**SMALL, "config.json": b'{"model_type": "y"}'}, commit=NEWER)
@@ -186,7 +186,7 @@ def test_a_branch_moves_on(hub, env):
 
 
 @pytest.mark.parametrize("how", ["HF_TOKEN", "file"])
-def test_the_token_goes_to_the_endpoint_alone(hub, env, how):
+def test_the_token_is_sent_only_to_the_endpoint(hub, env, how):
     hub.add("org/small", SMALL)
     if how == "file":
         os.makedirs(env["HF_HOME"])
@@ -300,7 +300,7 @@ def allocated(env):
     return n
 
 
-def test_a_killed_download_goes_on(hub, env):
+def test_a_killed_download_is_resumed(hub, env):
     hub.add("org/small", LARGE)
     hub.on_storage = lambda h: h.send_bytes(h.data(), piece=65536, pause=0.05) or True
     p = subprocess.Popen([SLUICE, "pull", "org/small"], env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -394,7 +394,7 @@ def test_parts_and_files_are_downloaded_concurrently(hub, env):
     assert 3 < max(most) <= 8
 
 
-def test_an_address_of_the_storage_host_that_has_expired_is_asked_for_anew(hub, env):
+def test_an_expired_storage_address_is_requested_again(hub, env):
     hub.add("org/small", {**LARGE, "model.safetensors": os.urandom(23 << 20)})
     seen, late = [], []
 
@@ -512,7 +512,7 @@ def make_certificate(folder):
         pytest.skip("no openssl")
 
 
-def test_certificates_are_verified_and_https_is_not_left(hub, env, tmp_path):
+def test_certificates_are_verified_and_redirects_stay_on_https(hub, env, tmp_path):
     make_certificate(str(tmp_path))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
@@ -607,7 +607,7 @@ def on_terminal(env, args, answer=b""):
     return os.waitpid(pid, 0)[1], seen.decode()
 
 
-def test_a_terminal_is_asked(hub, env):
+def test_the_user_is_asked_on_a_terminal(hub, env):
     hub.add("org/demo", demo_files())
     pull(env, "org/demo")
     serve = ["serve", "--port", "0", "--device", "cpu"]

@@ -67,8 +67,7 @@ static inline void wake(void *arg)
     ((struct bench_job *)arg)->woken = true;
 }
 
-/* ---- the test's server
- * --------------------------------------------------------------------------------- */
+/* ---- the test's server ----------------------------------------------------------------------- */
 
 /* lanes: sequences that run at a time; n_blocks: of the KV pool, BLOCK tokens each. */
 static inline bool open_server(int32_t n_blocks, int32_t max_waiting, int32_t lanes)
@@ -105,7 +104,7 @@ static inline void begin(struct bench_job *b)
     buf_init(&b->input, 1 << 24);
 }
 
-/* A line with n_shared ids that its group has in common, and its own. */
+/* A line with n_shared ids that are common to its group, followed by ids of its own. */
 static inline void add(struct bench_job *b, int number, int group, int n_shared, int n_own,
                        const char *more)
 {
@@ -181,7 +180,7 @@ static inline void end(struct bench_job *b)
     }
 }
 
-/* n_groups x n_members lines, whose groups come in turn. */
+/* n_groups x n_members lines that cycle through the groups. */
 static inline void add_groups(struct bench_job *b, int n_groups, int n_members, const char *more)
 {
     for (int i = 0; i < n_groups * n_members; i++) {

@@ -24,10 +24,10 @@ static int32_t fewest_running(struct bench_job *b, int32_t full)
     return fewest;
 }
 
-/* A job with more lanes than it can use submits what fits into the pool, and no more. What is left
- * is less than the next member needs: at most a prefix and its own blocks. Members of two groups
- * run at a time, or of three where one group ends. */
-TEST(the_pool_is_filled_by_its_size_and_not_by_a_count)
+/* A job with more lanes than it can use submits what fits into the pool, and no more. The remaining
+ * space is less than the next member needs: at most a prefix and its own blocks. Members of two
+ * groups run at a time, or of three when one group ends. */
+TEST(the_pool_is_filled_by_blocks_and_not_by_a_number_of_requests)
 {
     static const int32_t pools[] = {64, 128, 192};
     for (size_t i = 0; i < sizeof pools / sizeof pools[0]; i++) {
@@ -77,7 +77,7 @@ static int64_t steps_of(enum job_order order)
 
 /* Long answers started last would run alone at the end. In the order by ratio the job
  * takes fewer steps for the same work. */
-TEST(groups_that_decode_much_come_first_and_leave_no_tail)
+TEST(groups_with_long_answers_come_first_and_leave_no_tail)
 {
     const int64_t none = steps_of(JOB_ORDER_NONE), ratio = steps_of(JOB_ORDER_RATIO);
     CHECK(ratio > 0 && ratio < none);

@@ -54,7 +54,7 @@ TEST(arrival_order_computes_more_where_the_pool_is_small)
 }
 
 /* Text depends on the line alone, not on its neighbours, the order or the cache. */
-TEST(an_answer_does_not_depend_on_what_runs_beside_it)
+TEST(an_answer_does_not_depend_on_other_lines)
 {
     struct bench_job all, one;
     char want[512], have[512];
@@ -82,7 +82,7 @@ TEST(an_answer_does_not_depend_on_what_runs_beside_it)
 
 /* A parameter, a model, and a length that are invalid: three errors of their own, nine
  * answers. */
-TEST(a_bad_line_gets_its_error_and_holds_nobody_up)
+TEST(a_bad_line_gets_its_error_and_does_not_stop_the_job)
 {
     struct bench_job b;
     REQUIRE(open_server(24, 0, 2));
@@ -207,7 +207,7 @@ TEST(a_full_queue_and_a_tiny_pool_only_make_it_slower)
 
 /* Each failure of `keep` stops the job until it is told to try again; the answers wait
  * meanwhile. */
-TEST(answers_that_cannot_be_kept_are_tried_again_and_none_is_lost)
+TEST(answers_that_cannot_be_stored_are_retried_and_none_is_lost)
 {
     struct bench_job b;
     REQUIRE(open_server(60, 0, 4));
@@ -282,8 +282,7 @@ TEST(equal_prompts_and_prompts_that_are_a_prefix)
     close_server();
 }
 
-/* ---- together with online traffic
- * ------------------------------------------------------------------- */
+/* ---- together with online traffic ------------------------------------------------------------ */
 
 /* An online request with a sink that notes its end. */
 struct online {

@@ -120,8 +120,8 @@ static int64_t first_level_tokens(int32_t n, int32_t block)
 }
 
 /* 2,000 random sets of prompts. The tree's count equals the brute force, which does not
- * depend on the order; grouping saves at most that, and at least what grouping by the
- * first block would. */
+ * depend on the order; grouping saves at most that, and at least as much as grouping by the first
+ * block. */
 TEST(random_prompts_agree_with_brute_force)
 {
     for (uint32_t seed = 1; seed <= 2000; seed++) {
@@ -213,7 +213,7 @@ TEST(equal_prompts_keep_their_order_and_leave_a_token_to_compute)
 }
 
 /* The ratio of expected output to prompt decides the order of groups. */
-TEST(groups_that_decode_much_come_first)
+TEST(groups_with_long_answers_come_first)
 {
     struct prefix_groups g;
     for (int32_t i = 0; i < 8; i++) {

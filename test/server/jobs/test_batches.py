@@ -91,7 +91,7 @@ def test_lists_have_pages(server):
     assert s.get("/v1/files/" + ids[0]).status == 404 and s.request("DELETE", "/v1/files/" + ids[0]).status == 404
 
 
-def test_what_is_refused(server):
+def test_invalid_batches_are_refused(server):
     s = server
     assert upload(s, "x", purpose=b"fine-tune").error["code"] == "unsupported_value"
     body, head = form([("purpose", b"batch")])
@@ -116,7 +116,7 @@ def test_what_is_refused(server):
     assert s.request("POST", "/v1/batches", "[]").status == 400 and s.request("POST", "/v1/batches", "").status == 400
 
 
-def test_a_name_is_no_path_and_no_line(server):
+def test_a_file_name_is_not_used_as_a_path(server):
     f = upload(server, "x", name='../../etc/pass%22wd').json()
     assert f["filename"] == '../../etc/pass"wd' and not os.path.exists("/etc/pass\"wd")
 
@@ -212,7 +212,7 @@ def test_a_key_sees_only_its_own_data():
             assert len(lines_of(s, end["output_file_id"], headers=a)) == 1
 
 
-def test_a_full_store_says_so_and_loses_nothing():
+def test_a_full_store_is_reported_and_loses_nothing():
     with tempfile.TemporaryDirectory() as folder:
         with Server(real=True, max_model_len=1024, data_dir=folder, data_max_bytes="2MiB") as s:
             lines = [line("r%d" % i, {"prompt": "Count", "max_tokens": 120, "ignore_eos": True}) for i in range(60)]

@@ -238,7 +238,7 @@ TEST(deletions_on_a_full_disk_make_room)
     remove_folder(s);
 }
 
-/* With room on the disk the reserve is whole and the database grows as before. */
+/* Once the disk has room again, the reserve is complete and the database grows as before. */
 TEST(a_disk_that_has_room_again_is_used_as_before)
 {
     new_folder();

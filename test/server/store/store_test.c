@@ -39,7 +39,7 @@ static void remove_folder(void)
     CHECK_EQ(system(command), 0);
 }
 
-/* Contents change every 1,000 bytes, so a read at a wrong offset shows. */
+/* Contents change every 1,000 bytes, so that a read at a wrong offset is noticed. */
 static struct stored_file put_file(struct store *s, const char *owner, const char *name, size_t n)
 {
     struct stored_file f = {.created_at = 100};
@@ -59,7 +59,7 @@ static struct stored_file put_file(struct store *s, const char *owner, const cha
 
 /* Reads in odd pieces; another owner neither sees nor deletes it, and learns nothing from
  * the error. */
-TEST(a_file_comes_back_whole_and_only_to_its_owner)
+TEST(a_file_is_returned_whole_and_only_to_its_owner)
 {
     struct store *s = open_store(false);
     struct err err = {""};
@@ -174,7 +174,7 @@ static enum status answer(struct store *s, const char *id, int64_t line, bool fa
 }
 
 /* The states of a batch in order: an answer is stored once, moves from a wrong state fail,
- * and the files have the lines in order, successes and errors apart. */
+ * and the files have the lines in order, successes separate from errors. */
 TEST(a_batch_lives_from_validating_to_its_files)
 {
     struct store *s = open_store(false);
@@ -244,7 +244,7 @@ static bool has_response(struct store *s, const char *owner, const char *id)
 }
 
 /* Ids of responses are chosen by clients, so two owners may have the same. */
-TEST(a_response_comes_back_to_its_owner_until_its_time)
+TEST(a_response_is_returned_only_to_its_owner_until_it_expires)
 {
     new_folder();
     struct store *s = open_store(true);
@@ -312,7 +312,7 @@ TEST(a_folder_has_one_owner)
 }
 
 /* A child stores answers and reports each by a byte in a pipe after the store said OK; then it is
- * killed at a random moment. Each reported answer must be stored, and none twice. */
+ * killed at a random moment. Each reported answer must be stored, and none of them twice. */
 TEST(a_kill_at_any_moment_loses_no_answer)
 {
     enum { LINES = 40, KILLS = 40 };
