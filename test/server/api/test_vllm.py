@@ -219,6 +219,8 @@ def test_answers_contain_metrics_if_the_option_is_set(server):
 
 def test_biases_of_unknown_tokens_are_refused_with_vllms_message(server):
     vocab = 1 << 20
+    r = server.complete("a", logit_bias={"bad1": 1, "5": 1, "bad2": 1})
+    assert r.status == 400 and r.error["message"] == "Invalid 'logit_bias': 'bad1', 'bad2' are not token ids."
     r = server.complete("a", logit_bias={str(vocab): 1})
     assert r.status == 400 and r.error["param"] == "logit_bias" and "[%d] in logit_bias contain out-of-vocab token ids. Vocabulary size: " % vocab in r.error["message"]
     r = server.complete("a", logit_bias={"x": 1})

@@ -152,6 +152,7 @@ TEST(scalars_out_of_range_name_their_parameter)
     REFUSES(KIND_CHAT, "{" HI ",\"stop\":[\"\"]}", "invalid_value", "stop");
     REFUSES(KIND_CHAT, "{" HI ",\"stop\":5}", "invalid_type", "stop");
     REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"x\":1}}", "invalid_value", "logit_bias");
+    REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"5\":1,\"-1\":1}}", "invalid_value", "logit_bias");
     REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"5\":101}}", "decimal_above_max_value",
             "logit_bias");
     REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"99999999\":1}}", "invalid_value", "logit_bias");
