@@ -24,6 +24,28 @@ static bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
+/* With a channel: the marker's first token occurs in it only once. */
+static void open_channel(const struct thinking_limit *l, struct thinking *t, int32_t token)
+{
+    const struct token_marker *m = &l->channel;
+    if (token == m->ids[t->n_channel]) {
+        t->n_channel++;
+    } else {
+        t->n_channel = token == m->ids[0];
+    }
+    if (t->n_channel == m->n) {
+        t->n_channel = 0;
+        enter(l, t, t->n_spent);
+    }
+}
+
+/* The reasoning has ended, after n_spent tokens. */
+static void leave(const struct thinking_limit *l, struct thinking *t, int32_t n_spent)
+{
+    t->phase = l->channel.n > 0 ? THINKING_BEFORE : THINKING_OVER;
+    t->n_spent = n_spent;
+}
+
 /* A marker that opens reasoning comes first in the answer, after white space. */
 static void open(const struct thinking_limit *l, struct thinking *t, int32_t token)
 {
@@ -62,21 +84,33 @@ static bool closes(const struct thinking_limit *l, struct thinking *t, int32_t t
     return closed;
 }
 
+static const struct token_marker *end_of(const struct thinking_limit *l, const struct thinking *t)
+{
+    return t->n_ends > 0 ? &l->last_end : &l->end;
+}
+
 void thinking_take(const struct thinking_limit *l, struct thinking *t, int32_t token)
 {
     t->n_seen++;
     switch (t->phase) {
-    case THINKING_BEFORE: open(l, t, token); break;
+    case THINKING_BEFORE:
+        if (l->channel.n > 0) {
+            open_channel(l, t, token);
+        } else {
+            open(l, t, token);
+        }
+        break;
     case THINKING_INSIDE:
         if (closes(l, t, token)) {
-            t->phase = THINKING_OVER;
+            leave(l, t, t->n);
         } else {
             enter(l, t, t->n + 1);
         }
         break;
     case THINKING_ENDING:
-        if (token != l->end[t->n] || ++t->n == l->n_end) {
-            t->phase = THINKING_OVER;
+        if (token != end_of(l, t)->ids[t->n] || ++t->n == end_of(l, t)->n) {
+            leave(l, t, l->most);
+            t->n_ends++;
         }
         break;
     default: break;
@@ -85,13 +119,13 @@ void thinking_take(const struct thinking_limit *l, struct thinking *t, int32_t t
 
 int32_t thinking_forced(const struct thinking_limit *l, const struct thinking *t)
 {
-    return t->phase == THINKING_ENDING ? l->end[t->n] : -1;
+    return t->phase == THINKING_ENDING ? end_of(l, t)->ids[t->n] : -1;
 }
 
 bool thinking_is_free(const struct thinking_limit *l, const struct thinking *t, int32_t n)
 {
     switch (t->phase) {
-    case THINKING_BEFORE: return n <= l->most;
+    case THINKING_BEFORE: return n - (l->channel.n - t->n_channel) <= l->most - t->n_spent;
     case THINKING_INSIDE: return n <= l->most - t->n;
     case THINKING_ENDING: return false;
     default: return true;

@@ -62,6 +62,12 @@ struct text_marker {
     int32_t id; // the token that stands for it; -1: none
 };
 
+/* Special tokens with words between them. */
+struct token_marker {
+    const int32_t *ids;
+    int32_t n;
+};
+
 /* The most tokens of reasoning at the beginning of an answer: after these the tokens of `end` are
  * forced. */
 enum { MAX_THINKING_MARKS = 6 }; // chosen
@@ -70,8 +76,10 @@ struct thinking_limit {
     bool opened; // by the prompt; otherwise by one of `opens`, if the answer begins with it
     int32_t n_opens, n_closes;
     struct text_marker opens[MAX_THINKING_MARKS], closes[MAX_THINKING_MARKS];
-    const int32_t *end; // [n_end]
-    int32_t n_end;
+    /* Instead of `opens`, if n > 0: reasoning begins at each of these, anywhere in the answer. All
+     * of it counts; where it begins again without a token left, it ends at once, with last_end. */
+    struct token_marker channel;
+    struct token_marker end, last_end;
     const struct grammar_vocab *vocab; // texts of this model's tokens
 };
 

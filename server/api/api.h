@@ -88,6 +88,7 @@ const char *api_call_peer(const struct call *c);
 struct openapi_facts {
     const struct config *config;
     const struct engine_info *info; // NULL while loading
+    const struct call_model *model; // NULL while loading
 };
 void openapi_put(struct buf *b, const struct http_route *routes, const struct openapi_facts *facts);
 

@@ -152,7 +152,7 @@ static bool check_file(struct api_work *w, const char *id)
             api_work_fail(w, st, &err);
             return false;
         }
-        return call_error_set(&w->error, 400, "not_found", "input_file_id",
+        return call_error_set(&w->error, 404, "not_found", "input_file_id",
                               "No such File object: %.60s", id);
     }
     return strcmp(f.purpose, BATCH_PURPOSE) == 0 ||

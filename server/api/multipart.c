@@ -34,11 +34,13 @@ static int hex_digit(char c)
     return -1;
 }
 
-/* Reads a character. Browsers write a quote in a name as %22, other clients as \". */
+/* Reads a character. Browsers write a quote in a name as %22, other clients as \"; a backslash
+ * before the last quote of the line is only a character. */
 static char unescape(const char **p, const char *end)
 {
     const char *c = *p;
-    if (*c == '\\' && c + 1 < end && (c[1] == '"' || c[1] == '\\')) {
+    bool escapes = *c == '\\' && c + 1 < end && (c[1] == '"' || c[1] == '\\');
+    if (escapes && memchr(c + 2, '"', (size_t)(end - c - 2))) {
         *p += 2;
         return c[1];
     }
@@ -163,6 +165,7 @@ static enum status take_header(struct multipart_part *part, const char *line, co
         !find_parameter(line, end, "name", part->name, sizeof part->name)) {
         return broken(err, "a part has no name");
     }
+    part->has_name = true; // which may be empty
     part->has_filename =
         find_parameter(line, end, "filename", part->filename, sizeof part->filename);
     return OK;
@@ -182,7 +185,7 @@ static enum status take_head(struct multipart *m, struct multipart_part *part, s
         const char *line = m->at;
         m->at = end + 2;
         if (line == end) {
-            if (part->name[0]) {
+            if (part->has_name) {
                 return OK;
             }
             return broken(err, "a part has no name");

@@ -23,7 +23,7 @@ struct multipart_part {
     char name[MULTIPART_NAME_BYTES];
     char filename[MULTIPART_NAME_BYTES]; // "" if there is none; as sent by the client, not a safe
                                          // path
-    bool has_filename;
+    bool has_name, has_filename;
     const char *bytes;
     size_t n_bytes;
 };

@@ -43,7 +43,7 @@ static const struct about {
      false},
     {"POST", "/v2/embed", "Cohere's: embeds texts.", "CohereEmbedRequest", ANSWER_JSON, false},
     {"POST", "/v1/completions/render", "vLLM's: returns the token ids and settings of prompts.",
-     "CompletionRequest", ANSWER_JSON, false},
+     "CompletionRequest", ANSWER_LIST, false},
     {"POST", "/v1/chat/completions/derender", "vLLM's: turns token ids into a chat's answer.",
      "DerenderChatRequest", ANSWER_JSON, false},
     {"POST", "/v1/completions/derender", "vLLM's: turns token ids into answers of completions.",
@@ -357,6 +357,17 @@ static void put_operation(struct buf *b, const struct http_route *route,
     buf_putc(b, '}');
 }
 
+/* Left out is what no request to this model can use. */
+static bool is_served(const struct http_route *route, const struct openapi_facts *facts)
+{
+    const struct call_model *m = facts->model;
+    if (!m) {
+        return true;
+    }
+    return (m->fim.there || strcmp(route->path, "/infill") != 0) &&
+           (m->scoring.judges || strcmp(route->path, "/classify") != 0);
+}
+
 /* The methods of a path are members of one object. */
 static void put_paths(struct buf *b, const struct http_route *routes,
                       const struct openapi_facts *facts)
@@ -367,8 +378,8 @@ static void put_paths(struct buf *b, const struct http_route *routes,
         while (strcmp(same->path, r->path) != 0) {
             same++;
         }
-        if (same != r) {
-            continue; // its path has already been written
+        if (same != r || !is_served(r, facts)) { // not the first row of its path
+            continue;
         }
         if (!first) {
             buf_puts(b, ",");
@@ -413,7 +424,11 @@ void api_get_openapi(struct http_request *req, void *arg)
     }
     struct buf b;
     buf_init(&b, 1 << 22);
-    openapi_put(&b, a->routes,
-                &(struct openapi_facts){a->config, a->ready ? a->calls.model.info : NULL});
+    struct openapi_facts facts = {.config = a->config};
+    if (a->ready) {
+        facts.model = &a->calls.model;
+        facts.info = a->calls.model.info;
+    }
+    openapi_put(&b, a->routes, &facts);
     reply_json(req, 200, &b);
 }

@@ -39,6 +39,12 @@ static inline void put_bound(struct buf *b, const char *key, int64_t v)
     }
 }
 
+/* What holds between members of a form's body, as the member allOf of its schema. */
+struct member;
+void openapi_put_rules(struct buf *b, unsigned form);
+/* True if the body may have a member in place of this required one. */
+bool openapi_may_be_another(const struct member *required, unsigned form);
+
 /* The members of "components": how to authenticate, errors, and the bodies of requests. */
 void openapi_put_components(struct buf *b, const struct openapi_facts *facts);
 

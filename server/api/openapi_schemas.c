@@ -7,6 +7,8 @@
 #include "server/jobs/batches.h"
 #include "server/jobs/lines.h"
 
+#include <stdio.h>
+
 /* Bodies that are not requests to a model. */
 #define METADATA                                                                                   \
     "{'type':['object','null'],'additionalProperties':{'type':'string'},'maxProperties':16}"
@@ -111,10 +113,9 @@ static void put_type(struct buf *b, const char *type, const struct member *m)
     put_json(b, m->required ? "'" : "','null']");
 }
 
-/* Writes 'items' for a list of token ids. */
 static void put_id(struct buf *b, const struct openapi_facts *facts)
 {
-    put_json(b, "'items':{'type':'integer','minimum':0");
+    put_json(b, "{'type':'integer','minimum':0");
     if (facts->info) {
         put_bound(b, "maximum", facts->info->vocab - 1);
     }
@@ -123,9 +124,44 @@ static void put_id(struct buf *b, const struct openapi_facts *facts)
 
 static void put_ids(struct buf *b, const struct openapi_facts *facts)
 {
-    put_json(b, "{'type':'array','minItems':1,");
+    put_json(b, "{'type':'array','minItems':1,'items':");
     put_id(b, facts);
     buf_putc(b, '}');
+}
+
+/* A part of a pattern: this many digits. */
+static void put_any_digits(struct buf *b, int n)
+{
+    if (n > 0) {
+        buf_printf(b, "[0-9]{%d}", n);
+    }
+}
+
+/* Writes 'propertyNames' for an object whose keys are token ids, as a pattern of the numbers below
+ * `most`. */
+static void put_id_names(struct buf *b, int64_t most)
+{
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%lld", (long long)most);
+    put_json(b, ",'propertyNames':{'pattern':'^(0");
+    for (int k = 1; k < n; k++) { // with fewer digits
+        buf_puts(b, "|[1-9]");
+        put_any_digits(b, k - 1);
+    }
+    for (int k = 0; k < n; k++) { // with the same digits up to this one, which is less
+        int least = k == 0;
+        if (digits[k] - '0' > least) {
+            buf_printf(b, "|%.*s[%d-%c]", k, digits, least, digits[k] - 1);
+            put_any_digits(b, n - 1 - k);
+        }
+    }
+    put_json(b, ")$'}");
+}
+
+/* True if the model is known, and this server cannot tell its reasoning from its answers. */
+static bool has_no_reasoning(const struct openapi_facts *facts)
+{
+    return facts->model && !call_model_limits_reasoning(facts->model);
 }
 
 /* A list with a maximum length; the schema of its items follows. */
@@ -137,16 +173,16 @@ static void put_list(struct buf *b, int64_t most)
 }
 
 /* A list of texts and ids: one prompt if it has an id, otherwise one for each item. */
-static void put_mixed(struct buf *b, int64_t most, const char *text)
+static void put_mixed(struct buf *b, int64_t most, const char *text,
+                      const struct openapi_facts *facts)
 {
-    static const char id[] = "{'type':'integer','minimum':0}";
     put_list(b, most);
     put_json(b, "{'anyOf':[");
     put_json(b, text);
     buf_putc(b, ',');
-    put_json(b, id);
+    put_id(b, facts);
     put_json(b, ",{'type':'array','minItems':1,'items':{'anyOf':[{'type':'string'},");
-    put_json(b, id);
+    put_id(b, facts);
     put_json(b, "]}}]}}");
 }
 
@@ -165,7 +201,7 @@ static void put_prompts(struct buf *b, const struct member *m, int64_t most,
     buf_putc(b, ',');
     put_ids(b, facts);
     if (m->mixes) {
-        put_mixed(b, most, text);
+        put_mixed(b, most, text, facts);
     } else {
         put_list(b, most);
         put_json(b, text);
@@ -201,9 +237,18 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
     case MEMBER_BOOL:
     case MEMBER_STRING:
     case MEMBER_OBJECT:
-    case MEMBER_ARRAY: put_type(b, types[m->type], m); break;
+    case MEMBER_ARRAY:
+        put_type(b, types[m->type], m);
+        if (m->has_ids && facts->info) {
+            put_id_names(b, facts->info->vocab);
+        }
+        break;
     case MEMBER_INT:
         if (m->schema) {
+            break;
+        }
+        if (m->limits_reasoning && has_no_reasoning(facts)) {
+            put_json(b, ",'enum':[null,-1]");
             break;
         }
         put_type(b, types[m->type], m);
@@ -226,13 +271,14 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
         buf_putc(b, ']');
         break;
     case MEMBER_STRINGS:
-        put_json(b, ",'anyOf':[{'type':['string','null']},{'type':'array','maxItems':");
+        put_json(b, ",'anyOf':[{'type':'null'},{'type':'string','minLength':1},"
+                    "{'type':'array','maxItems':");
         buf_put_int(b, most);
         put_json(b, ",'items':{'type':'string','minLength':1}}]");
         break;
     case MEMBER_IDS:
         put_type(b, "array", m);
-        put_json(b, m->may_be_empty ? "," : ",'minItems':1,");
+        put_json(b, m->may_be_empty ? ",'items':" : ",'minItems':1,'items':");
         put_id(b, facts);
         break;
     case MEMBER_PROMPTS: put_prompts(b, m, most, facts); break;
@@ -266,61 +312,18 @@ static void put_member(struct buf *b, const struct member *m, const struct opena
     buf_putc(b, '}');
 }
 
-static bool stands_for(const struct member *m, const struct member *required)
-{
-    return m->instead_of && strcmp(m->instead_of, required->key) == 0;
-}
-
-static bool may_be_another(const struct member *required, unsigned form)
-{
-    const struct member *m;
-    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
-        if ((m->forms & form) && stands_for(m, required)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* ,'allOf': requires, for each required member that another can replace, that one of the two is
- * present. */
-static void put_stand_ins(struct buf *b, unsigned form)
-{
-    const char *before = ",'allOf':[{'anyOf':[{'required':['";
-    bool any = false;
-    const struct member *m, *other;
-    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
-        if (!(m->forms & form) || !m->required || !may_be_another(m, form)) {
-            continue;
-        }
-        put_json(b, before);
-        buf_puts(b, m->key);
-        for (size_t k = 0; (other = member_at(k)) != NULL; k++) {
-            if ((other->forms & form) && stands_for(other, m)) {
-                put_json(b, "']},{'required':['");
-                buf_puts(b, other->key);
-            }
-        }
-        put_json(b, "']}]}");
-        before = ",{'anyOf':[{'required':['";
-        any = true;
-    }
-    buf_puts(b, any ? "]" : "");
-}
-
 static void put_required(struct buf *b, unsigned form)
 {
     bool first = true;
     const struct member *m;
     for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
-        if ((m->forms & form) && m->required && !may_be_another(m, form)) {
+        if ((m->forms & form) && m->required && !openapi_may_be_another(m, form)) {
             put_json(b, first ? ",'required':[" : ",");
             put_text(b, m->key);
             first = false;
         }
     }
     buf_puts(b, first ? "" : "]");
-    put_stand_ins(b, form);
 }
 
 /* The schema of a body: every row of members[] that has its form. */
@@ -345,10 +348,7 @@ static void put_body(struct buf *b, unsigned form, const struct openapi_facts *f
         buf_puts(b, "true");
     }
     put_required(b, form);
-    if (member_find("stream_options", form)) { // the form has streams
-        put_json(b, ",'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true}}},"
-                    "{'properties':{'stream_options':{'type':'null'}}}]");
-    }
+    openapi_put_rules(b, form);
     buf_putc(b, '}');
 }
 
@@ -379,8 +379,11 @@ void openapi_put_components(struct buf *b, const struct openapi_facts *facts)
                 "{'$ref':'#/components/schemas/EmbeddingRequest'},"
                 "{'$ref':'#/components/schemas/RerankRequest'},"
                 "{'$ref':'#/components/schemas/ScoreRequest'}]},"
-                "'EitherCompletion':{'anyOf':[{'$ref':'#/components/schemas/CompletionRequest'},"
-                "{'$ref':'#/components/schemas/NativeRequest'}]},"
+                "'EitherCompletion':{'anyOf':[{'allOf':[{"
+                "'$ref':'#/components/schemas/CompletionRequest'},{'required':['model'],"
+                "'properties':{'model':{'type':'string'}}}]},{'allOf':[{"
+                "'$ref':'#/components/schemas/NativeRequest'},{'properties':{'model':{"
+                "'type':'null'}}}]}]},"
                 "'EmbeddingRequest':{'anyOf':[{'$ref':'#/components/schemas/EmbeddingTexts'},"
                 "{'$ref':'#/components/schemas/PooledMessages'}]},"
                 "'ClassifyRequest':{'anyOf':[{'$ref':'#/components/schemas/ClassifyTexts'},"
@@ -394,5 +397,7 @@ void openapi_put_components(struct buf *b, const struct openapi_facts *facts)
         put_body(b, bodies[i].form, facts);
     }
     put_other_bodies(b);
+    put_key(b, "TokenId");
+    put_id(b, facts);
     buf_putc(b, '}');
 }

@@ -10,6 +10,7 @@
 #include "engine/base/json.h"
 #include "server/call/error.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -89,6 +90,10 @@ struct id_list {
     const int32_t *ids;
     size_t n;
 };
+
+/* The number just scanned, if it is whole: 5.0 and 5e0 count as 5. */
+struct json_scan;
+bool body_whole_id(const struct json_scan *sc, int64_t *id);
 
 /* An array of ids >= 0, or an array of such arrays; false if the member has another type (without
  * an error) or an invalid item (error set). */

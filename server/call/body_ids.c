@@ -17,8 +17,7 @@ struct id_reader {
     size_t n;
 };
 
-/* 5.0 and 5e0 count as 5. */
-static bool whole_id(const struct json_scan *sc, int64_t *id)
+bool body_whole_id(const struct json_scan *sc, int64_t *id)
 {
     if (json_scan_int64(sc, id)) {
         return true;
@@ -39,7 +38,7 @@ static bool read_ids(struct id_reader *r, struct id_list *list)
             list->n = (size_t)(r->ids + r->n - list->ids);
             return true;
         }
-        if (t != JSON_TOKEN_NUMBER || !whole_id(&r->sc, &id)) {
+        if (t != JSON_TOKEN_NUMBER || !body_whole_id(&r->sc, &id)) {
             return call_error_set(r->b->error, 400, "invalid_type", r->key,
                                   "Invalid type for '%s': expected an array of token ids "
                                   "(integers).",

@@ -378,9 +378,13 @@ void call_send_chunk(struct call *c, struct buf *b)
     call_event(c, NULL, b);
 }
 
-/* The last chunk has no choices. */
-static void put_known(struct buf *b, const char *key, bool known, double value)
+/* As in vLLM, what is not known is null, and absent in a stream. */
+static void put_known(struct buf *b, const struct call *c, const char *key, bool known,
+                      double value)
 {
+    if (!known && c->request.stream) {
+        return;
+    }
     if (b->data[b->n_bytes - 1] != '{') {
         buf_putc(b, ',');
     }
@@ -404,14 +408,16 @@ void call_put_metrics(struct buf *b, const struct call *c)
     const int32_t n = c->choices[0].n_taken;
     const double generation = (double)(last - first) * 1e-6, all = (double)(last - begun) * 1e-6;
     buf_puts(b, ",\"metrics\":{");
-    put_known(b, "time_to_first_token_ms", begun > 0 && first > 0, (double)(first - begun) * 1e-6);
-    put_known(b, "generation_time_ms", first > 0, generation);
-    put_known(b, "queue_time_ms", begun > 0, (double)(begun - r->t_submit_ns) * 1e-6);
-    put_known(b, "mean_itl_ms", first > 0 && n > 1, generation / greater(n - 1, 1));
-    put_known(b, "tokens_per_second", begun > 0 && all > 0, n / all * 1e3);
+    put_known(b, c, "time_to_first_token_ms", begun > 0 && first > 0,
+              (double)(first - begun) * 1e-6);
+    put_known(b, c, "generation_time_ms", first > 0, generation);
+    put_known(b, c, "queue_time_ms", begun > 0, (double)(begun - r->t_submit_ns) * 1e-6);
+    put_known(b, c, "mean_itl_ms", first > 0 && n > 1, generation / greater(n - 1, 1));
+    put_known(b, c, "tokens_per_second", begun > 0 && all > 0, n / all * 1e3);
     buf_putc(b, '}');
 }
 
+/* The last chunk has no choices. */
 void call_send_usage(struct call *c, const char *tail)
 {
     struct buf *b = &c->server->scratch;

@@ -67,14 +67,17 @@ static void reply_tokens(struct call *c)
     call_whole(c, &body);
 }
 
+/* vLLM's prompt; without a model llama.cpp's content, too. */
 static void reply_text_of(struct call *c)
 {
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
     buf_puts(&body, "{\"prompt\":");
     buf_put_json(&body, c->request.detokenized, c->request.detokenized_bytes);
-    buf_puts(&body, ",\"content\":"); // llama.cpp's name for the text
-    buf_put_json(&body, c->request.detokenized, c->request.detokenized_bytes);
+    if (!body_has(&c->request.body, "model")) {
+        buf_puts(&body, ",\"content\":");
+        buf_put_json(&body, c->request.detokenized, c->request.detokenized_bytes);
+    }
     buf_putc(&body, '}');
     call_whole(c, &body);
 }

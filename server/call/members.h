@@ -44,8 +44,11 @@ struct member {
     bool mixes;        // MEMBER_PROMPTS: a list may mix texts and ids
     bool is_dimension; // MEMBER_INT: only the model's own value is valid
     bool is_within;    // MEMBER_INT: at most the model's context
+    bool has_ids;      // MEMBER_OBJECT: its keys are token ids
     bool is_share;     // MEMBER_INT: of the vocabulary; -1 is all of it, where the server allows
     const char *instead_of; // the required member that this one can replace; NULL: none
+    bool is_rival;          // instead_of: a body must not have both
+    bool limits_reasoning;  // refused for models whose reasoning this server cannot tell
 
     /* The values that it may have. */
     int64_t min, max;    // MEMBER_INT, both inclusive

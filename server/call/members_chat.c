@@ -22,7 +22,7 @@ static const struct member rows[] = {
     {"output_config", "The effort of reasoning, and the answer's format.", MESSAGES,
      HAND(OBJECT, read_output_config),
      .schema = "'properties':{'effort':{'enum':[null,'low','medium','high','xhigh','max']}}"},
-    {"thinking", "Whether the model is to think; its budget is not kept.", MESSAGES,
+    {"thinking", "Whether the model is to think; budget_tokens: at most how much.", MESSAGES,
      HAND(OBJECT, read_typed_thinking),
      .schema = "'required':['type'],'properties':{'type':{'enum':['enabled','adaptive',"
                "'between_tools','disabled']},'budget_tokens':{'type':'integer','minimum':1}}"},

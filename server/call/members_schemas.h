@@ -17,7 +17,8 @@
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
     "'role':{'enum':['developer','system','user']},'content':{'anyOf':[{'type':'string'}," PARTS   \
-    "]}}},{'type':'object','required':['role'],'properties':{"                                     \
+    "]}}},{'type':'object','required':['role'],'anyOf':[{'required':['content']},{'required':["    \
+    "'tool_calls'],'properties':{'tool_calls':{'type':'array'}}}],'properties':{"                  \
     "'role':{'const':'assistant'},'content':{'anyOf':[{'type':['string','null']}," PARTS           \
     "]}," CHAT_CALLS "}},{'type':'object','required':['role','content','tool_call_id'],"           \
     "'properties':{'role':{'const':'tool'},'content':{'anyOf':[{'type':'string'}," PARTS           \
@@ -27,8 +28,12 @@
     "'required':['role','content'],'properties':{'type':{'const':'message'},'role':{'enum':["      \
     "'user','assistant','system','developer']},'content':{'anyOf':[{'type':'string'},{"            \
     "'type':'array','items':" PART "}]}}},"                                                        \
-    "{'type':'object','required':['type'],'properties':{'type':{"                                  \
-    "'enum':['function_call','function_call_output','reasoning']}}}]}}]"
+    "{'type':'object','required':['type','call_id','name','arguments'],'properties':{'type':{"     \
+    "'const':'function_call'},'call_id':{'type':'string'},'name':{'type':'string'},"               \
+    "'arguments':{'type':'string'}}},"                                                             \
+    "{'type':'object','required':['type','call_id','output'],'properties':{'type':{"               \
+    "'const':'function_call_output'},'call_id':{'type':'string'},'output':{'type':'string'}}},"    \
+    "{'type':'object','required':['type'],'properties':{'type':{'const':'reasoning'}}}]}}]"
 #define FUNCTION                                                                                   \
     "'name':{'type':'string','minLength':1},'description':{'type':'string'},'parameters':{'type':" \
     "'object'}"
@@ -47,20 +52,35 @@
     "{'type':'object','required':['type','text'],'properties':{'type':{'const':'text'},'text':{"   \
     "'type':'string'}}}"
 #define SYSTEM "'anyOf':[{'type':['string','null']},{'type':'array','items':" TEXT_BLOCK "}]"
+#define TURN_OF(roles, blocks)                                                                     \
+    "{'type':'object','required':['role','content'],'properties':{'role':{'enum':[" roles          \
+    "]},'content':{'anyOf':[{'type':'string'},{'type':'array','items':{'anyOf':"                   \
+    "[" TEXT_BLOCK blocks "]}}]}}}"
+#define RESULT_BLOCK                                                                               \
+    ",{'type':'object','required':['type','tool_use_id'],'properties':{'type':{'const':"           \
+    "'tool_result'},'tool_use_id':{'type':'string','minLength':1},'content':{'anyOf':[{'type':"    \
+    "['string','null']},{'type':'array','items':" TEXT_BLOCK "}]}}}"
+#define ASSISTANT_BLOCKS                                                                           \
+    ",{'type':'object','required':['type','id','name','input'],'properties':{'type':{'const':"     \
+    "'tool_use'},'id':{'type':'string','minLength':1},'name':{'type':'string','minLength':1},"     \
+    "'input':{'type':'object'}}},{'type':'object','required':['type','thinking'],'properties':{"   \
+    "'type':{'const':'thinking'},'thinking':{'type':'string'}}},{'type':'object','required':["     \
+    "'type','data'],'properties':{'type':{'const':'redacted_thinking'},'data':{'type':'string',"   \
+    "'minLength':1}}}"
 #define TURNS                                                                                      \
-    "'minItems':1,'items':{'type':'object','required':['role','content'],'properties':{'role':{"   \
-    "'enum':['user','assistant','system']},'content':{'anyOf':[{'type':'string'},{'type':"         \
-    "'array','items':{'anyOf':[" TEXT_BLOCK ",{'type':'object','required':['type'],'properties':{" \
-    "'type':{'enum':['tool_use','tool_result','thinking','redacted_thinking']}}}]}}]}}}"
+    "'minItems':1,'items':{'anyOf':[" TURN_OF("'user'", RESULT_BLOCK) "," TURN_OF(                 \
+        "'assistant'", ASSISTANT_BLOCKS) "," TURN_OF("'system'", "") "]}"
 #define FORMAT                                                                                     \
     "'required':['type'],'properties':{'type':{'enum':['text','json_object','json_schema']}}"
 #define TEXT_OBJECT                                                                                \
     "{'type':'string','minLength':1},{'type':'object','required':['text'],'properties':{'text':{"  \
-    "'type':'string'}}}"
+    "'type':'string','minLength':1}}}"
 #define A_TEXT "'anyOf':[" TEXT_OBJECT "]"
-#define TEXTS                                                                                      \
-    "'anyOf':[{'type':'array','minItems':1,'maxItems':2048,'items':{'anyOf':[" TEXT_OBJECT         \
+#define TEXT_OR_TEXTS(most)                                                                        \
+    "'anyOf':[{'type':'array','minItems':1,'maxItems':" most ",'items':{'anyOf':[" TEXT_OBJECT     \
     "]}}," TEXT_OBJECT ",{'type':'null'}]"
+#define TEXTS TEXT_OR_TEXTS("2048")
+#define ONE_TEXT TEXT_OR_TEXTS("1")
 #define OLLAMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['function'],'properties':{'type':{"       \
     "'const':'function'},'function':{'type':'object','required':['name'],'properties':{" FUNCTION  \
@@ -83,13 +103,23 @@
     "'action_version':{'type':'string'},'payload':{'type':'object','properties':{'scope':{"        \
     "'type':['string','null']},'directives':{'type':'array','maxItems':128,'items':" DIRECTIVE     \
     "}}}}}}}}]"
+/* llama.cpp's logit_bias: of a text or an id, a number or false. */
+#define A_BIAS "{'anyOf':[{'type':'number','minimum':-100,'maximum':100},{'const':false}]}"
+#define NATIVE_BIAS                                                                                \
+    "'anyOf':[{'type':'null'},{'type':'object','maxProperties':1024,'propertyNames':{'pattern':"   \
+    "'^[^0-9]'},'additionalProperties':" A_BIAS                                                    \
+    "},{'type':'array','maxItems':1024,'items':{'type':'array','minItems':2,'prefixItems':[{"      \
+    "'type':'string'}," A_BIAS "]}}]"
+/* A length that may also be -1 or -2: as much as fits. */
+#define LENGTH_OR_ALL                                                                              \
+    "'type':['integer','null'],'minimum':-2,'maximum':2147483647,'not':{'const':0}"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
 /* A part of what /inference/v1/generate answers. */
 #define GENERATED                                                                                  \
     "'required':['choices'],'properties':{'choices':{'type':'array','minItems':1,'maxItems':128,"  \
     "'items':{'type':'object','required':['token_ids'],'properties':{'token_ids':{'type':"         \
-    "'array','minItems':1,'maxItems':64,'items':{'type':'integer','minimum':0,'maximum':99}},"     \
+    "'array','minItems':1,'items':{'$ref':'#/components/schemas/TokenId'}},"                       \
     "'finish_reason':{'type':['string','null']}}}}}"
 
 #endif

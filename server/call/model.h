@@ -54,6 +54,10 @@ enum status call_model_open_prompts(struct call_model *m, const struct config *c
                                     const struct engine_info *info, struct err *err);
 void call_model_close(struct call_model *m); // accepts a zeroed struct
 
+/* True if its reasoning stands between markers, so that a request can limit it
+ * (request_thinking.c). */
+bool call_model_limits_reasoning(const struct call_model *m);
+
 /* The served name equal to `name`, NULL if there is none. NULL selects the default. */
 const char *call_model_name(const struct call_model *m, const char *name);
 /* The same for a name that may end with Ollama's tag, "NAME:latest". */

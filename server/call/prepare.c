@@ -357,7 +357,7 @@ static bool fit(struct request *r, struct request_prompt *p)
 {
     int64_t context = r->model->info->max_model_len;
     truncate_prompt(r, p, context);
-    if (p->n == 0) {
+    if (p->n == 0 && r->kind != KIND_TOKENIZE) {
         return call_error_set(&r->error, 400, "invalid_value", prompt_key(r),
                               "Invalid '%s': the prompt has no tokens.", prompt_key(r));
     }

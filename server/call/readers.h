@@ -46,6 +46,8 @@ bool read_thinking_budget(struct request *r);
 bool read_thinking_budget_tokens(struct request *r);
 bool read_reasoning_budget(struct request *r);
 bool read_reasoning_budget_message(struct request *r);
+/* The member budget_tokens of an object; it may be missing. */
+bool read_budget_tokens(struct request *r, const struct json *thinking);
 bool request_limit_thinking(struct request *r); // once the prompts are known
 
 /* ---- constraints (request_constraint.c) -------------------------------------------------------

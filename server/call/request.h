@@ -233,6 +233,7 @@ struct request {
 
     int64_t thinking_budget;          // tokens of reasoning; -1: any number
     const char *thinking_param;       // the member that says it; static text; NULL: none does
+    bool thinking_is_hint;            // which models without reasoning ignore
     const char *thinking_message;     // text before the forced end of reasoning; NULL: the server's
     struct thinking_limit *thinking;  // [n_prompts]; NULL: no limit
     const char *constraint_param;     // static text: the member that constrains the answer, or NULL

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The member logit_bias: OpenAI's map of ids, and llama.cpp's list of pairs, where a text stands
  * for all of its tokens, and `false` bans a token. */
+#include "engine/base/optional.h"
 #include "server/call/readers.h"
 
 #include <stdlib.h>
@@ -23,6 +24,30 @@ static bool bad_id(struct request *r, const char *text)
 {
     return call_error_set(&r->error, 400, "invalid_value", "logit_bias",
                           "Invalid 'logit_bias': '%.40s' is not a token id.", text);
+}
+
+static bool is_id(const char *key)
+{
+    return *key && strspn(key, "0123456789") == strlen(key);
+}
+
+/* Names all keys that are no ids. */
+static bool bad_keys(struct request *r, const struct json *map)
+{
+    struct buf names;
+    size_t n_bad = 0;
+    buf_init(&names, 4096);
+    for (const struct json *v = json_first(map); v; v = json_next(v)) {
+        if (!is_id(json_key(v))) {
+            buf_printf(&names, "%s'%.40s'", n_bad++ ? ", " : "", json_key(v));
+        }
+    }
+    call_error_set(&r->error, 400, "invalid_value", "logit_bias",
+                   n_bad == 1 ? "Invalid 'logit_bias': %s is not a token id."
+                              : "Invalid 'logit_bias': %.160s are not token ids.",
+                   or_empty(names.data));
+    buf_deinit(&names);
+    return false;
 }
 
 /* In vLLM's words, which its clients look for. */
@@ -84,13 +109,9 @@ static bool read_value(struct request *r, const struct json *v, double *value)
 /* A key of the map: an id in digits, or with llama.cpp a text. */
 static bool read_key(struct biases *b, const char *key, const struct json *v)
 {
-    char *end;
     double value;
-    long long id = strtoll(key, &end, 10);
-    bool digits = *key >= '0' && *key <= '9' && !*end;
-    if (!digits && !(b->r->form & (FORM_NATIVE | FORM_INFILL))) {
-        return bad_id(b->r, key);
-    }
+    long long id = strtoll(key, NULL, 10);
+    bool digits = is_id(key);
     if (digits && id >= b->r->model->info->vocab) {
         return out_of_vocabulary(b->r, id);
     }
@@ -164,6 +185,9 @@ bool read_bias(struct request *r)
         return request_too_large(r);
     }
     for (const struct json *v = json_first(m->node); v; v = json_next(v)) {
+        if (!list && !(r->form & (FORM_NATIVE | FORM_INFILL)) && !is_id(json_key(v))) {
+            return bad_keys(r, m->node);
+        }
         if (!(list ? read_pair(&b, v) : read_key(&b, json_key(v), v))) {
             return false;
         }

@@ -345,16 +345,12 @@ bool read_reasoning(struct request *r)
     return true;
 }
 
-/* Anthropic's and other servers' switch for thinking; a budget cannot be enforced here, so
- * it is refused. */
+/* Anthropic's and other servers' switch for thinking. */
 bool read_thinking(struct request *r)
 {
     const struct json *thinking = NULL;
     if (!body_object(&r->body, "thinking", &thinking) || json_count(thinking) == 0) {
         return true;
-    }
-    if (json_type(json_get(thinking, "budget_tokens")) != JSON_NULL) {
-        return call_error_unsupported(&r->error, "thinking.budget_tokens");
     }
     const char *type = json_get_string(thinking, "type");
     int which = type ? words_find("disabled|enabled", type) : -1;
@@ -365,7 +361,7 @@ bool read_thinking(struct request *r)
     }
     r->thinks = which == 1;
     r->has_thinks = true;
-    return true;
+    return !r->thinks || read_budget_tokens(r, thinking);
 }
 
 /* The template's word for the effort; the operator can configure a word for each effort. */

@@ -62,7 +62,13 @@ static bool read_choice(struct request *r, const char *where, const struct json 
         return body_wrong_type(&r->error, where, "an object", choice);
     }
     const struct json *logprobs = json_get(json_get(choice, "logprobs"), "content");
-    c->finish = json_get_string(choice, "finish_reason");
+    const struct json *finish = json_get(choice, "finish_reason");
+    if (json_type(finish) != JSON_NULL && !json_is(finish, JSON_STRING)) {
+        char place[128];
+        snprintf(place, sizeof place, "%s.finish_reason", where);
+        return body_wrong_type(&r->error, place, "a string", finish);
+    }
+    c->finish = json_string(finish);
     if (json_is(logprobs, JSON_ARRAY)) {
         c->logprobs = logprobs;
         r->derender->has_logprobs = true;

@@ -126,12 +126,10 @@ bool read_typed_thinking(struct request *r)
             "Invalid 'thinking.type': supported values are 'enabled', 'adaptive', "
             "'between_tools' and 'disabled'.");
     }
-    const struct json *budget = json_get(thinking, "budget_tokens");
-    int64_t n;
-    if (json_type(budget) != JSON_NULL && (!json_int64(budget, &n) || n < 1)) {
-        return call_error_set(&r->error, 400, "invalid_value", "thinking.budget_tokens",
-                              "Invalid 'thinking.budget_tokens': expected an integer above 0.");
+    if (which > 0 && !read_budget_tokens(r, thinking)) {
+        return false;
     }
+    r->thinking_is_hint = true; // clients ask for it whatever the model is
     r->thinks = which > 0;
     r->has_thinks = true;
     r->include_reasoning = !display || strcmp(display, "omitted") != 0;

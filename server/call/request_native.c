@@ -62,7 +62,7 @@ static bool put_id(struct mixed *m)
 {
     int64_t id;
     m->first = false;
-    if (!json_scan_int64(&m->sc, &id)) {
+    if (!body_whole_id(&m->sc, &id)) {
         return wrong(m);
     }
     if (id < 0 || id >= m->r->model->info->vocab) {

@@ -2,6 +2,7 @@
 /* The limit of an answer's reasoning (engine/thinking.h): how many tokens a request or the server
  * allows, the markers by which the reasoning is recognised, and what is forced when it is over. */
 #include "server/call/readers.h"
+#include "server/chat/turn.h"
 
 #include "engine/base/optional.h"
 
@@ -36,6 +37,23 @@ bool read_thinking_budget_tokens(struct request *r)
 bool read_reasoning_budget(struct request *r)
 {
     return read_budget(r, "reasoning_budget");
+}
+
+/* Messages' and chat's thinking: {"budget_tokens": n}. */
+bool read_budget_tokens(struct request *r, const struct json *thinking)
+{
+    const struct json *budget = json_get(thinking, "budget_tokens");
+    int64_t n;
+    if (json_type(budget) == JSON_NULL) {
+        return true;
+    }
+    if (!json_int64(budget, &n) || n < 1 || n > INT32_MAX) {
+        return call_error_set(&r->error, 400, "invalid_value", "thinking.budget_tokens",
+                              "Invalid 'thinking.budget_tokens': expected an integer above 0.");
+    }
+    r->thinking_budget = n;
+    r->thinking_param = "thinking.budget_tokens";
+    return true;
 }
 
 bool read_reasoning_budget_message(struct request *r)
@@ -73,8 +91,25 @@ static char *configured_end(const struct request *r)
     return end;
 }
 
-/* The text that ends the reasoning: a message, if there is one, and the model's own marker. */
-static bool put_end(struct request *r, struct thinking_limit *l, const char *close)
+static bool keep_ids(struct request *r, const struct text_span *spans, size_t n_spans,
+                     struct token_marker *m)
+{
+    struct ids ids;
+    ids_init(&ids, 1 << 16);
+    struct tokenizer_flags flags = {.add_special = false, .parse_special = true};
+    enum status st = tokenizer_encode(r->model->tok, spans, n_spans, flags, &ids, NULL);
+    int32_t *copy = arena_alloc(&r->arena, ids.n + 1, sizeof *copy);
+    if (st == OK && copy) {
+        memcpy(copy, ids.v, ids.n * sizeof *copy);
+        *m = (struct token_marker){copy, (int32_t)ids.n};
+    }
+    ids_deinit(&ids);
+    return (st == OK && copy && m->n > 0) || request_too_large(r);
+}
+
+/* The text that ends the reasoning: a message, if there is one, the model's own marker, and what
+ * follows it. */
+static bool put_end(struct request *r, const char *close, const char *then, struct token_marker *m)
 {
     const char *message = r->thinking_message;
     const char *own = message ? NULL : configured_end(r);
@@ -82,23 +117,46 @@ static bool put_end(struct request *r, struct thinking_limit *l, const char *clo
         message = r->model->config->reasoning_budget_message;
     }
     struct text_span spans[] = {{or_empty(message), strlen(or_empty(message)), true},
-                                {close, strlen(close), false}};
+                                {close, strlen(close), false},
+                                {then, strlen(then), false}};
     if (own && strstr(own, close)) {
         spans[0] = (struct text_span){own, strlen(own), false};
         spans[1].n_bytes = 0;
     }
-    struct ids ids;
-    ids_init(&ids, 1 << 16);
-    struct tokenizer_flags flags = {.add_special = false, .parse_special = true};
-    enum status st = tokenizer_encode(r->model->tok, spans, 2, flags, &ids, NULL);
-    int32_t *copy = arena_alloc(&r->arena, ids.n + 1, sizeof *copy);
-    if (st == OK && copy) {
-        memcpy(copy, ids.v, ids.n * sizeof *copy);
-        l->end = copy;
-        l->n_end = (int32_t)ids.n;
+    return keep_ids(r, spans, 3, m);
+}
+
+/* What must come after the reasoning of a request without tools, or once it has begun again. */
+static const char *last_message(const struct request *r, const struct reasoning_channels *c)
+{
+    const struct tool_parser *parser = r->model->parser;
+    if (r->tool_mode == TOOLS_MUST && parser && parser->writing) {
+        return turn_writing(parser, r->model->tok)->call;
     }
-    ids_deinit(&ids);
-    return (st == OK && copy && l->n_end > 0) || request_too_large(r);
+    return c->answer;
+}
+
+/* Reasoning in channels: it may begin again, for example before a call. */
+static bool put_channels(struct request *r, struct thinking_limit *l,
+                         const struct reasoning_channels *c)
+{
+    struct text_span opens = {c->opens, strlen(c->opens), false};
+    const char *last = last_message(r, c);
+    bool may_call = r->tool_mode == TOOLS_AUTO && r->n_tool_list > 0;
+    l->n_closes = put_marks(r, c->closes, l->closes, 0);
+    return keep_ids(r, &opens, 1, &l->channel) &&
+           put_end(r, c->next, may_call ? "" : last, &l->end) &&
+           put_end(r, c->next, last, &l->last_end);
+}
+
+static bool put_markers(struct request *r, struct thinking_limit *l)
+{
+    const struct tool_parser *parser = r->model->parser;
+    const struct reasoning_marks *marks = reasoning_marks(r->model->reasoning);
+    l->n_opens = put_marks(r, marks->opens, l->opens, 0);
+    l->n_closes = put_marks(r, marks->closes, l->closes, 0);
+    l->n_closes = put_marks(r, parser ? parser->ends_reasoning : NULL, l->closes, l->n_closes);
+    return put_end(r, marks->closes[0], "", &l->end);
 }
 
 /* True if the prompt ends inside reasoning that it has opened. */
@@ -128,29 +186,35 @@ static bool has_no_reasoning(struct request *r)
                           r->thinking_param);
 }
 
+bool call_model_limits_reasoning(const struct call_model *m)
+{
+    const struct reasoning_marks *marks = reasoning_marks(m->reasoning);
+    return m->tok && (reasoning_channels(m->reasoning) || (marks->opens[0] && marks->closes[0]));
+}
+
 bool request_limit_thinking(struct request *r)
 {
     const struct call_model *m = r->model;
-    const struct reasoning_marks *marks = reasoning_marks(m->reasoning);
+    const struct reasoning_channels *channels = reasoning_channels(m->reasoning);
     const bool asked = r->thinking_param != NULL;
     const int64_t most = asked ? r->thinking_budget : m->config->reasoning_budget;
     if (most < 0) {
         return true;
     }
-    if (!m->tok || !marks->opens[0] || !marks->closes[0]) {
-        return !asked || has_no_reasoning(r);
+    if (!call_model_limits_reasoning(m)) {
+        return !asked || r->thinking_is_hint || has_no_reasoning(r);
     }
     struct err err = {""};
     struct thinking_limit l = {.most = (int32_t)most};
     if (grammars_vocabulary(m->grammars, m->tok, m->info, &l.vocab, &err) != OK) {
         return call_error_no_memory(&r->error);
     }
-    l.n_opens = put_marks(r, marks->opens, l.opens, 0);
-    l.n_closes = put_marks(r, marks->closes, l.closes, 0);
-    l.n_closes = put_marks(r, m->parser ? m->parser->ends_reasoning : NULL, l.closes, l.n_closes);
     r->thinking = arena_alloc(&r->arena, r->n_prompts, sizeof *r->thinking);
-    if (!r->thinking || !put_end(r, &l, marks->closes[0])) {
+    if (!r->thinking) {
         return request_too_large(r);
+    }
+    if (!(channels ? put_channels(r, &l, channels) : put_markers(r, &l))) {
+        return false;
     }
     for (size_t i = 0; i < r->n_prompts; i++) {
         r->thinking[i] = l;

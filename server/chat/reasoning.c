@@ -179,6 +179,17 @@ const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind)
     return &kinds[kind].marks;
 }
 
+const struct reasoning_channels *reasoning_channels(enum reasoning_kind kind)
+{
+    static const struct reasoning_channels harmony = {
+        .opens = "<|channel|>analysis<|message|>",
+        .closes = {"<|end|>", "<|call|>", "<|return|>"},
+        .next = "<|end|><|start|>assistant",
+        .answer = "<|channel|>final<|message|>",
+    };
+    return kind == REASONING_HARMONY ? &harmony : NULL;
+}
+
 /* For grammars that begin after reasoning: the word that ends it; NULL if there are several. */
 const char *reasoning_end(enum reasoning_kind kind)
 {

@@ -47,6 +47,15 @@ struct reasoning_marks {
 };
 const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind);
 
+/* Reasoning in messages of its own, between others: NULL if the kind has none. Each text is one or
+ * more special tokens, with words between them. */
+struct reasoning_channels {
+    const char *opens, *closes[4];
+    const char *next;   // ends a message of reasoning, and begins the next one
+    const char *answer; // and says that it is the answer
+};
+const struct reasoning_channels *reasoning_channels(enum reasoning_kind kind);
+
 /* True if the prompt ends after closed reasoning, so that no more follows. */
 bool reasoning_is_closed(enum reasoning_kind kind, const char *prompt, size_t n_bytes);
 

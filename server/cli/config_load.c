@@ -98,7 +98,7 @@ static bool is_origin(const char *text)
 {
     const char *host = strstr(text, "://");
     bool plain = host && host > text && host[3] && !strpbrk(host + 3, "/ ,");
-    return plain || words_find("*|null|loopback", text) >= 0;
+    return plain || words_find("*|null|loopback|localhost", text) >= 0;
 }
 
 /* Checks that involve several options, or more than the type of a value. */

@@ -31,7 +31,9 @@ const struct option_row option_rows[] = {
     {ROW("chat-template", OPTION_STRING, chat_template, NULL,
          "file with a Jinja template, or llama.cpp's name of one: " CHAT_TEMPLATE_NAMES)},
     {ROW("default-chat-template-kwargs", OPTION_JSON, default_chat_template_kwargs, NULL,
-         "JSON object passed to the template; keys of a request take precedence")},
+         "JSON object passed to the template; keys of a request take precedence; on, off and auto "
+         "(llama.cpp's --reasoning): whether it has enable_thinking"),
+     .synonyms = "on={\"enable_thinking\":true}|off={\"enable_thinking\":false}|auto={}"},
     {ROW("generation-config", OPTION_STRING, generation_config, "auto",
          "source of sampling defaults: 'auto': the model's generation_config.json; 'vllm': none; "
          "or a folder")},
@@ -380,6 +382,8 @@ const struct option_alias option_aliases[] = {
     {"tokenizer-path", "tokenizer"},
     {"chat-template-file", "chat-template"},
     {"chat-template-kwargs", "default-chat-template-kwargs"},
+    {"reasoning", "default-chat-template-kwargs"},
+    {"rea", "default-chat-template-kwargs"},
     {"alias", "served-model-name"},
     {"a", "served-model-name"},
     {"tp", "tensor-parallel-size"},

@@ -229,10 +229,12 @@ static char *choice_of(const struct option_row *row, const char *word)
 static enum status set_text(struct config *c, const struct option_row *row, const char *text,
                             struct err *err)
 {
-    if (row->type == OPTION_JSON) {
-        TRY(check_json(row, text, err));
-    }
     char *value = choice_of(row, text);
+    enum status st = row->type == OPTION_JSON ? check_json(row, value, err) : OK;
+    if (st != OK) {
+        free(value);
+        return st;
+    }
     if (row->type == OPTION_CHOICE && words_find(row->choices, value) < 0) {
         free(value);
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not one of %s", row->name, text,

@@ -216,8 +216,6 @@ const struct vllm_flag llama_flags[] = {
     {FLAG("escape", TAKES_NOTHING, "escapes in prompts are not interpreted"), .alias = "e"},
     {FLAG("spm-infill", TAKES_NOTHING, "the model family determines the order")},
     {FLAG("embd-normalize", TAKES_VALUE, "set normalize in the request"), .harmless = "2"},
-    {FLAG("reasoning", TAKES_VALUE, "see --default-chat-template-kwargs"), .alias = "rea",
-     .harmless = "auto"},
     {FLAG("reasoning-effort", TAKES_VALUE, "see --default-chat-template-kwargs"),
      .harmless = "default"},
     {FLAG("reasoning-format", TAKES_VALUE, "reasoning is always separate from the text"),

@@ -107,8 +107,7 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("stream-interval", TAKES_VALUE, "each step sends its tokens")},
     {FLAG("per-request-spec-decode-metrics", TAKES_VALUE,
           "accepted drafts are always in the usage; see also /metrics")},
-    {FLAG("enable-scale-out", TAKES_NOTHING, "one server does all of a request's work"),
-     .harmless = ""},
+    {FLAG("enable-scale-out", TAKES_NOTHING, "its routes are always available")},
     {FLAG("tokens-only", TAKES_NOTHING, "all endpoints are always available"), .harmless = ""},
     {FLAG("enable-flash-late-interaction", TAKES_NOTHING, "scores are computed on the CPU")},
 

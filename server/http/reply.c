@@ -66,7 +66,8 @@ static const char *allowed_origin(const struct http_request *req)
         if (is_word("*", p, n) && is_for_pages(req)) {
             return req->server->options.cors_credentials ? req->origin : "*";
         }
-        if (is_word("loopback", p, n) && is_for_pages(req) && is_loopback_page(req->origin)) {
+        bool loopback = is_word("loopback", p, n) || is_word("localhost", p, n); // llama.cpp's word
+        if (loopback && is_for_pages(req) && is_loopback_page(req->origin)) {
             return req->origin;
         }
         p += n;

@@ -34,8 +34,7 @@ static struct thinking_limit limit(int32_t most, bool opened)
                                    .n_closes = 1,
                                    .opens = {{"<t>", OPEN}, {"Here:", -1}},
                                    .closes = {{"</t>", CLOSE}},
-                                   .end = end,
-                                   .n_end = 2,
+                                   .end = {end, 2},
                                    .vocab = vocab};
 }
 
@@ -110,12 +109,65 @@ TEST(a_marker_may_end_inside_a_token)
     CHECK_EQ((int)t.phase, THINKING_OVER);
 }
 
+/* Harmony's: C a M opens, the end is E, and the last end E C f M. */
+static struct thinking_limit channel_limit(int32_t most, bool opened)
+{
+    static const int32_t opens[] = {'C', 'a', 'M'}, end[] = {'E', 'S'};
+    static const int32_t last[] = {'E', 'S', 'C', 'f', 'M'};
+    struct thinking_limit l = limit(most, opened);
+    l.n_opens = 0;
+    l.channel = (struct token_marker){opens, 3};
+    l.closes[0] = (struct text_marker){"E", 'E'};
+    l.end = (struct token_marker){end, 2};
+    l.last_end = (struct token_marker){last, 5};
+    return l;
+}
+
+/* The answer of a model that would write this text, with what is forced in its place. */
+static const char *limited(const struct thinking_limit *l, const char *text, char out[64])
+{
+    struct thinking t = thinking_start(l);
+    size_t n = 0;
+    while (n < 63 && (thinking_forced(l, &t) >= 0 || *text)) {
+        int32_t forced = thinking_forced(l, &t);
+        out[n] = forced >= 0 ? (char)forced : *text++;
+        thinking_take(l, &t, (unsigned char)out[n++]);
+    }
+    out[n] = '\0';
+    return out;
+}
+
+TEST(reasoning_in_channels_may_begin_again)
+{
+    const struct {
+        int32_t most;
+        bool opened;
+        const char *text, *want;
+    } cases[] = {
+        {3, false, "CaMxyzCfMok", "CaMxyzESCfMok"},
+        {3, true, "xyzCfMok", "xyzESCfMok"},
+        {5, false, "CaMxyESCaMzwvuCfMok", "CaMxyESCaMzwvESuCfMok"},
+        {2, false, "CaMxyCaMCaMok", "CaMxyESCaMESCfMCaMESCfMok"},
+        {0, false, "CaMok", "CaMESok"},
+        {0, false, "CfMok", "CfMok"},
+        {1, false, "CCaMxok", "CCaMxESok"},
+        {9, false, "CaMxyECaMzECfMok", "CaMxyECaMzECfMok"},
+    };
+    char out[64];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct thinking_limit l = channel_limit(cases[i].most, cases[i].opened);
+        CHECK_STR(limited(&l, cases[i].text, out), cases[i].want);
+    }
+}
+
 /* No token that is said to be free may turn out to be forced, whatever comes before it. */
 TEST(what_is_free_is_never_forced)
 {
     uint32_t seed = 1;
     for (int32_t round = 0; round < 20000; round++) {
-        struct thinking_limit l = limit((int32_t)(seed >> 8) % 7, seed >> 5 & 1);
+        bool channels = round % 2;
+        struct thinking_limit l =
+            (channels ? channel_limit : limit)((int32_t)(seed >> 8) % 7, seed >> 5 & 1);
         struct thinking t = thinking_start(&l);
         int32_t free_until = 0;
         for (int32_t i = 0; i < 12; i++) {
@@ -128,7 +180,9 @@ TEST(what_is_free_is_never_forced)
             CHECK(forced < 0 || i >= free_until);
             seed = seed * 1664525u + 1013904223u;
             static const int32_t some[] = {OPEN, 'a', 'a', ' ', '<', 't', '>', WORD};
-            thinking_take(&l, &t, forced >= 0 ? forced : some[seed >> 20 & 7]);
+            static const int32_t parts[] = {'C', 'a', 'M', 'C', 'E', 'x', 'a', 'M'};
+            int32_t any = (channels ? parts : some)[seed >> 20 & 7];
+            thinking_take(&l, &t, forced >= 0 ? forced : any);
         }
     }
 }

@@ -19,7 +19,7 @@ static struct json *make_document(int argc, const char **argv)
         CHECK_FAIL("%s", err.text);
     }
     buf_init(&b, 1 << 22);
-    openapi_put(&b, api_routes, &(struct openapi_facts){&config, NULL});
+    openapi_put(&b, api_routes, &(struct openapi_facts){.config = &config});
     struct json_limits limits = {64, 100000};
     if (b.failed || json_parse(b.data, b.n_bytes, &limits, &root, &err) != OK) {
         CHECK_FAIL("%s", err.text);

@@ -472,6 +472,9 @@ def test_with_credentials_the_answer_names_the_pages_origin():
     with Server(allowed_origins="*") as s:
         r = s.get("/v1/models", headers={"origin": "http://a.example"})
         assert r.headers.get("access-control-allow-origin") == "*" and r.headers.get("access-control-allow-credentials") is None
+    with Server(allowed_origins="localhost,https://b.example") as s:
+        assert [s.get("/v1/models", headers={"origin": page}).headers.get("access-control-allow-origin") for page in
+                ("http://localhost:3000", "http://127.0.0.1", "http://a.example", "https://b.example")] == ["http://localhost:3000", "http://127.0.0.1", None, "https://b.example"]
 
 
 def test_an_empty_text_has_a_vector_if_the_tokenizer_adds_a_token(real):

@@ -40,8 +40,8 @@ def check_schema(document, s):
         assert set(s) == {"$ref"}
         resolve(document, s["$ref"])
         return
-    allowed = {"type", "description", "properties", "required", "additionalProperties", "dependentRequired", "items", "anyOf", "allOf", "enum", "const",
-               "minimum", "maximum", "minItems", "maxItems", "minLength", "maxProperties", "pattern"}
+    allowed = {"type", "description", "properties", "required", "additionalProperties", "dependentRequired", "items", "anyOf", "oneOf", "allOf", "not", "enum", "const",
+               "minimum", "maximum", "minItems", "maxItems", "prefixItems", "minLength", "maxProperties", "propertyNames", "pattern"}
     assert set(s) <= allowed, set(s) - allowed
     types = s.get("type", [])
     types = [types] if isinstance(types, str) else types
@@ -53,9 +53,9 @@ def check_schema(document, s):
     if "pattern" in s:
         re.compile(s["pattern"])
     assert set(s.get("required", [])) <= set(s.get("properties", s.get("required", [])))
-    for sub in [*s.get("properties", {}).values(), *s.get("anyOf", []), *s.get("allOf", [])]:
+    for sub in [*s.get("properties", {}).values(), *s.get("anyOf", []), *s.get("oneOf", []), *s.get("allOf", []), *s.get("prefixItems", [])]:
         check_schema(document, sub)
-    for key in ("items", "additionalProperties"):
+    for key in ("items", "additionalProperties", "not", "propertyNames"):
         if isinstance(s.get(key), dict):
             check_schema(document, s[key])
 
@@ -131,10 +131,10 @@ def some(document, s, rng, depth=0):
         return s["const"]
     if "enum" in s:
         return rng.choice(s["enum"])
-    if "anyOf" in s and "properties" in s:  # an object some of whose members depend on others
-        o, branch = some_object(document, s, rng, depth), rng.choice(s["anyOf"])
-        return {**o, **{k: some(document, v, rng, depth + 1) for k, v in branch["properties"].items() if k in o or k in branch.get("required", [])}}
-    if "anyOf" in s:
+    if "allOf" in s and "properties" not in s:
+        parts = [some(document, part, rng, depth) for part in s["allOf"]]
+        return {k: v for part in parts for k, v in part.items()}
+    if "anyOf" in s and "properties" not in s:
         return some(document, s["anyOf"][0] if rng.random() < 0.6 else rng.choice(s["anyOf"]), rng, depth)
     types = s.get("type", sorted(TYPES))
     kind = types if isinstance(types, str) else rng.choice([t for t in types if depth < 4 or t not in ("array", "object")])
@@ -156,11 +156,29 @@ def some_object(document, s, rng, depth):
         extra = s.get("additionalProperties", {})
         return {str(rng.randrange(200)): some(document, extra if isinstance(extra, dict) else {}, rng, depth + 1)
                 for _ in range(rng.randrange(3))}
-    required = s.get("required", []) + [rng.choice(one["anyOf"])["required"][0] for one in s.get("allOf", [])]
+    required = s.get("required", []) + (rng.choice(s["anyOf"]).get("required", []) if "anyOf" in s else [])
     keys = [k for k in properties if k in required or depth > 0 and rng.random() < 0.8]
     if depth == 0:
         keys += [k for k in rng.sample(sorted(properties), min(rng.choice([0, 1, 2, 4]), len(properties))) if k not in keys]
-    return {k: some(document, properties[k], rng, depth + 1) for k in keys}
+    o = {k: some(document, properties[k], rng, depth + 1) for k in keys}
+    for rule in s.get("allOf", []):
+        obey(document, s, rule, o, rng, depth)
+    return o
+
+
+def obey(document, s, rule, o, rng, depth):
+    """Makes one of a rule's branches true of the object's members."""
+    branches = rule.get("oneOf") or rule["anyOf"]
+    branch = rng.choice(branches)
+    required = branch.get("required", [])
+    for k in {k for b in branches for k in b.get("required", [])} if "oneOf" in rule else ():
+        o.pop(k, None)
+    for k, v in branch["properties"].items():
+        if k in required and "const" not in v:
+            while o.get(k) is None:
+                o[k] = some(document, s["properties"][k], rng, depth + 1)
+        elif k in required or k in o:
+            o[k] = some(document, v, rng, depth + 1)
 
 
 def test_bodies_that_the_schema_allows_never_cause_a_server_error(server, document):

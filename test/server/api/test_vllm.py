@@ -212,12 +212,15 @@ def test_answers_contain_metrics_if_the_option_is_set(server):
                 assert m["mean_itl_ms"] == pytest.approx(m["generation_time_ms"] / 7, abs=0.002) and m["tokens_per_second"] > 0
                 assert m["tokens_per_second"] == pytest.approx(8000 / (m["time_to_first_token_ms"] + m["generation_time_ms"]), rel=0.05)
         assert s.complete("a", max_tokens=1).json()["metrics"]["mean_itl_ms"] is None
+        assert "mean_itl_ms" not in s.complete("a", max_tokens=1, **usage).chunks()[-1]["metrics"]
         assert "metrics" not in s.complete("a", max_tokens=1, n=2).json() and "metrics" not in s.complete(["a", "b"], max_tokens=1).json()
     assert "metrics" not in server.complete("a", max_tokens=1).json()
 
 
 def test_biases_of_unknown_tokens_are_refused_with_vllms_message(server):
     vocab = 1 << 20
+    r = server.complete("a", logit_bias={"bad1": 1, "5": 1, "bad2": 1})
+    assert r.status == 400 and r.error["message"] == "Invalid 'logit_bias': 'bad1', 'bad2' are not token ids."
     r = server.complete("a", logit_bias={str(vocab): 1})
     assert r.status == 400 and r.error["param"] == "logit_bias" and "[%d] in logit_bias contain out-of-vocab token ids. Vocabulary size: " % vocab in r.error["message"]
     r = server.complete("a", logit_bias={"x": 1})

@@ -152,6 +152,7 @@ TEST(scalars_out_of_range_name_their_parameter)
     REFUSES(KIND_CHAT, "{" HI ",\"stop\":[\"\"]}", "invalid_value", "stop");
     REFUSES(KIND_CHAT, "{" HI ",\"stop\":5}", "invalid_type", "stop");
     REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"x\":1}}", "invalid_value", "logit_bias");
+    REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"5\":1,\"-1\":1}}", "invalid_value", "logit_bias");
     REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"5\":101}}", "decimal_above_max_value",
             "logit_bias");
     REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"99999999\":1}}", "invalid_value", "logit_bias");
@@ -350,7 +351,9 @@ TEST(names_of_other_servers)
     REFUSES(KIND_CHAT, "{" HI ",\"num_predict\":\"9\"}", "invalid_type", "num_predict");
     REFUSES(KIND_CHAT, "{" HI ",\"temperature\":1e31}", "decimal_above_max_value", "temperature");
     REFUSES(KIND_CHAT, "{" HI ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":5}}",
-            "unsupported_parameter", "thinking.budget_tokens");
+            "unsupported_value", "thinking.budget_tokens");
+    REFUSES(KIND_CHAT, "{" HI ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":0}}",
+            "invalid_value", "thinking.budget_tokens");
     REFUSES(KIND_CHAT, "{" HI ",\"thinking\":{\"type\":\"some\"}}", "invalid_value",
             "thinking.type");
     REFUSES(KIND_CHAT, "{" HI ",\"reasoning\":{\"max_tokens\":5}}", "unsupported_parameter",

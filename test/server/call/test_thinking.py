@@ -4,6 +4,7 @@ import json
 import os
 import threading
 
+import anthropic
 import openai
 import pytest
 from api import DEMO, ROOT, Server
@@ -99,6 +100,23 @@ def test_streams_and_completions(server):
     assert r.output_text == whole["content"]
 
 
+def test_the_budget_of_thinking_objects(server):
+    want = ask(server, thinking_token_budget=3)["choices"][0]["message"]
+    got = ask(server, thinking={"type": "enabled", "budget_tokens": 3})["choices"][0]["message"]
+    assert got == want and ask(server, thinking={"type": "disabled", "budget_tokens": 3})["choices"][0]["message"] != want
+    client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="x")
+    body = dict(model="demo", messages=USER("The cat sat"), max_tokens=24, thinking={"type": "enabled", "budget_tokens": 3})
+    thought, text = client.messages.create(**body, extra_body={"temperature": 0}).content
+    assert thought.thinking == want["reasoning"] and text.text == want["content"]
+    with client.messages.stream(**body) as stream:
+        assert [b.type for b in stream.get_final_message().content] == ["thinking", "text"]
+    free = server.post("/v1/messages", {**body, "temperature": 0, "thinking": {"type": "adaptive"}}).json()
+    assert [b["type"] for b in free["content"]] == ["thinking"]
+    for wrong in (0, "5", 1.5):
+        r = server.post("/v1/messages", {**body, "thinking": {"type": "enabled", "budget_tokens": wrong}})
+        assert r.status == 400 and "thinking.budget_tokens" in r.error["message"]
+
+
 def test_the_server_s_own_limit():
     with serve(reasoning_budget=2, reasoning_config=json.dumps({"reasoning_start_str": "<think>", "reasoning_end_str": " Enough.</think>"})) as s:
         m = lambda **body: ask(s, **body)["choices"][0]["message"]
@@ -125,3 +143,50 @@ def test_a_model_without_reasoning_has_nothing_to_limit():
         r = s.chat(thinking_token_budget=3)
         assert r.status == 400 and r.error["param"] == "thinking_token_budget" and "--reasoning-parser" in r.error["message"]
         assert s.chat(thinking_token_budget=-1, max_tokens=2).status == 200
+        # a client of Messages cannot know what the model is
+        r = s.post("/v1/messages", {"messages": USER("Hi"), "max_tokens": 2, "thinking": {"type": "enabled", "budget_tokens": 1024}})
+        assert r.status == 200
+
+
+MARKERS = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"]
+CHANNELS = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|channel|>analysis<|message|>{% endif %}"
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory):
+    """The demo model with the markers of GPT-OSS in place of its own."""
+    folder = tmp_path_factory.mktemp("harmony")
+    for name in os.listdir(DEMO):
+        if name not in ("tokenizer.json", "chat_template.jinja"):
+            os.symlink(os.path.join(DEMO, name), folder / name)
+    with open(os.path.join(DEMO, "tokenizer.json")) as f:
+        tokenizer = json.load(f)
+    for token in tokenizer["added_tokens"]:
+        if 0 <= token["id"] - 4088 < len(MARKERS):
+            token.update(content=MARKERS[token["id"] - 4088], special=True)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "chat_template.jinja").write_text(CHANNELS)
+    with Server(real=True, threads=2, model=str(folder), served_model_name="demo", tool_call_parser="openai", max_model_len=512) as s:
+        yield s
+
+
+def test_reasoning_in_channels(harmony):
+    ids = lambda text: harmony.post("/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    next_one, final = ids("<|end|><|start|>assistant"), ids("<|channel|>final<|message|>")
+    ban = {str(i): -100 for i in ids("".join(MARKERS))}
+    free = ask(harmony, logit_bias=ban)["choices"][0]
+    assert free["message"]["reasoning"] and not free["message"]["content"]
+    for budget in (0, 1, 5):
+        c = ask(harmony, logit_bias=ban, thinking_token_budget=budget)["choices"][0]
+        assert c["token_ids"][:budget + len(next_one + final)] == free["token_ids"][:budget] + next_one + final
+        assert c["message"]["content"] and bool(c["message"]["reasoning"]) == (budget > 0)
+    # with tools the model may choose between a call and the answer; a call that is required follows
+    c = ask(harmony, logit_bias=ban, thinking_token_budget=2, tools=[WEATHER])["choices"][0]
+    assert c["token_ids"][2:2 + len(next_one)] == next_one and c["token_ids"][2 + len(next_one)] not in final
+    c = ask(harmony, thinking_token_budget=2, tools=[WEATHER], tool_choice="required", max_tokens=64)["choices"][0]
+    assert c["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    c = ask(harmony, thinking_token_budget=2, structured_outputs={"choice": ["red", "blue"]})["choices"][0]
+    assert c["message"]["content"] in ("red", "blue") and c["finish_reason"] == "stop"
+    c = ask(harmony, logit_bias=ban, thinking_token_budget=2, reasoning_budget_message=" So:")["choices"][0]
+    assert c["message"]["reasoning"].endswith(" So:") and c["message"]["content"]

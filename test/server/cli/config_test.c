@@ -214,6 +214,20 @@ TEST(members_of_an_object_can_be_set_one_by_one)
     config_deinit(&c);
 }
 
+TEST(reasoning_is_switched_by_a_word)
+{
+    static const char *const words[][2] = {{"on", "{\"enable_thinking\":true}"},
+                                           {"off", "{\"enable_thinking\":false}"},
+                                           {"auto", "{}"}};
+    for (int i = 0; i < 3; i++) {
+        LOAD("m", i ? "--reasoning" : "-rea", words[i][0]);
+        REQUIRE(st == OK);
+        CHECK_STR(c.default_chat_template_kwargs, words[i][1]);
+        config_deinit(&c);
+    }
+    REFUSED("default-chat-template-kwargs", "m", "--reasoning", "maybe");
+}
+
 TEST(older_flags_of_positions_are_overrides)
 {
     LOAD("m", "--rope-scaling", "{\"rope_type\": \"yarn\", \"factor\": 4.0}", "--rope-theta", "1e6",

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the schema of a body says of several members at once: which of them replace others, and
+ * which exclude each other. */
+#include "server/api/openapi_parts.h"
+
+#include "server/call/members.h"
+
+/* Two members, each of which the body may lack. */
+#define EITHER(first, second) "{'anyOf':[{'properties':{" first "}},{'properties':{" second "}}]}"
+#define STREAMS "'stream':{'const':true}"
+
+#define THERE(key) "'" key "':{'not':{'type':'null'}}"
+#define NONE(key) "'" key "':{'type':'null'}"
+/* A pair of names of the texts of /v1/score, without the other names. */
+#define PAIR(first, second, a, b, c, d, e)                                                         \
+    "{'required':['" first "','" second "'],'properties':{" THERE(first) "," THERE(                \
+        second) "," NONE(a) "," NONE(b) "," NONE(c) "," NONE(d) "," NONE(e) "}}"
+
+/* A rule is in the schema of each form that has the member. */
+static const struct {
+    const char *key;
+    unsigned forms;
+    const char *schema;
+} rules[] = {
+    {"stream_options", ~0u,
+     "{'anyOf':[{'required':['stream'],'properties':{" STREAMS "}},"
+     "{'properties':{'stream_options':{'type':'null'}}}]}"},
+    {"prompt_logprobs", ~0u,
+     EITHER("'stream':{'enum':[false,null]}", "'prompt_logprobs':{'type':'null'}")},
+    {"tool_choice", FORM_MESSAGES | FORM_COUNT_TOKENS,
+     "{'anyOf':[{'required':['tools'],'properties':{'tools':{'type':'array','minItems':1}}},"
+     "{'properties':{'tool_choice':{'type':'null'}}}]}"},
+    {"data_1", FORM_SCORE,
+     "{'anyOf':[" PAIR(
+         "text_1", "text_2", "queries", "documents", "items", "data_1",
+         "data_2") "," PAIR("queries", "documents", "text_1", "text_2", "items", "data_1",
+                            "data_2") "," PAIR("queries", "items", "text_1", "text_2", "documents",
+                                               "data_1", "data_2") "," PAIR("data_1", "data_2",
+                                                                            "text_1", "text_2",
+                                                                            "queries", "documents",
+                                                                            "items") "]}"},
+};
+
+static bool stands_for(const struct member *m, const struct member *required)
+{
+    return m->instead_of && strcmp(m->instead_of, required->key) == 0;
+}
+
+bool openapi_may_be_another(const struct member *required, unsigned form)
+{
+    const struct member *m;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
+        if ((m->forms & form) && stands_for(m, required)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The member is present, and not null. */
+static void put_presence(struct buf *b, const struct member *m)
+{
+    put_json(b, "{'required':['");
+    buf_puts(b, m->key);
+    put_json(b, "'],'properties':{'");
+    buf_puts(b, m->key);
+    put_json(b, "':{'not':{'type':'null'}}}}");
+}
+
+/* The required member is present, or one that can replace it; of rivals only one. */
+static void put_stand_ins(struct buf *b, const struct member *m, unsigned form)
+{
+    bool rivals = false;
+    const struct member *other;
+    struct buf all;
+    buf_init(&all, 1 << 16);
+    for (size_t i = 0; (other = member_at(i)) != NULL; i++) {
+        if ((other->forms & form) && stands_for(other, m)) {
+            rivals = rivals || other->is_rival;
+            buf_putc(&all, ',');
+            put_presence(&all, other);
+        }
+    }
+    put_json(b, rivals ? "{'oneOf':[" : "{'anyOf':[");
+    put_presence(b, m);
+    buf_put(b, all.data, all.n_bytes);
+    buf_puts(b, "]}");
+    buf_deinit(&all);
+}
+
+static void put_separator(struct buf *b, bool *any)
+{
+    put_json(b, *any ? "," : ",'allOf':[");
+    *any = true;
+}
+
+void openapi_put_rules(struct buf *b, unsigned form)
+{
+    bool any = false;
+    const struct member *m;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
+        if ((m->forms & form) && m->required && openapi_may_be_another(m, form)) {
+            put_separator(b, &any);
+            put_stand_ins(b, m, form);
+        }
+    }
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        if ((rules[i].forms & form) && member_find(rules[i].key, form)) {
+            put_separator(b, &any);
+            put_json(b, rules[i].schema);
+        }
+    }
+    buf_puts(b, any ? "]" : "");
+}
