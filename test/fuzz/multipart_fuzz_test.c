@@ -19,7 +19,7 @@ static void check_parts(const char *type, const char *body, size_t n_bytes)
         if (st != OK || m.over) {
             break;
         }
-        ASSERT(p.name[0] && strlen(p.name) < sizeof p.name &&
+        ASSERT(p.has_name && strlen(p.name) < sizeof p.name &&
                strlen(p.filename) < sizeof p.filename);
         ASSERT(p.bytes >= last && p.bytes + p.n_bytes <= body + n_bytes);
         ASSERT(!memmem(p.bytes, p.n_bytes, m.delimiter, strlen(m.delimiter)));
