@@ -7,6 +7,7 @@
 #include "cuda/kernels/device/types.cuh"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cuda_runtime.h>
@@ -108,6 +109,47 @@ static inline std::vector<float> to_host(const void *p, enum dtype dt, size_t n)
     }
     return v;
 }
+
+/* The output of a product that is checked: rows of `width` values, at distances of `stride`. */
+struct output {
+    void *p;
+    enum dtype dtype;
+    int n_rows, width;
+    int64_t stride;
+    bool accumulate; // the product adds to it
+
+    size_t n() const
+    {
+        return (size_t)n_rows * stride;
+    }
+
+    /* Writes values to add to, or NaN, which shows what the product leaves as it was. */
+    void prepare(struct rng &r) const
+    {
+        if (accumulate) {
+            fill(p, dtype, (int64_t)n(), r.next(), 1.0f);
+        } else {
+            CHECK(cudaMemset(p, 0xff, n() * dtype_bytes(dtype)));
+        }
+    }
+
+    /* The values of all rows. *kept: what lies between the rows is unchanged, as far as NaN shows.
+     */
+    std::vector<float> read(bool *kept) const
+    {
+        const std::vector<float> all = to_host(p, dtype, n());
+        std::vector<float> v;
+        *kept = true;
+        for (int i = 0; i < n_rows; i++) {
+            const size_t row = (size_t)i * stride;
+            v.insert(v.end(), all.begin() + row, all.begin() + row + width);
+            for (int c = width; c < stride && !accumulate; c++) {
+                *kept = *kept && std::isnan(all[row + c]);
+            }
+        }
+        return v;
+    }
+};
 
 /* ||a - b|| / ||b||; NaN and infinity do not pass. */
 static inline double distance(const std::vector<float> &a, const std::vector<float> &b)

@@ -69,18 +69,17 @@ struct codes_case {
     uint8_t *x, *w;
     float *x_scales, *w_scales, *y, *bias, *expected;
     struct product_scales *scales;
-    size_t n_y, one;
+    size_t one;
 
     codes_case(struct rng &r, const struct gemm_args &shape) : a(shape)
     {
         const int down = (a.n_out + 127) / 128, across = (a.n_in + 127) / 128;
-        n_y = (size_t)a.n_rows * a.y_stride;
         one = (size_t)a.n_rows * a.n_out;
         x = device_new<uint8_t>((size_t)a.n_rows * a.x_stride);
         w = device_new<uint8_t>((size_t)a.n_out * a.w_stride);
         x_scales = device_new<float>((size_t)a.n_rows * across);
         w_scales = device_new<float>((size_t)down * (128 + across + 3));
-        y = device_new<float>(n_y);
+        y = device_new<float>((size_t)a.n_rows * a.y_stride);
         bias = device_new<float>(a.n_out);
         expected = device_new<float>(one);
         CHECK(cudaMallocManaged(&scales, sizeof *scales));
@@ -92,11 +91,7 @@ struct codes_case {
         fill_scales_kernel<<<64, 256>>>(w_scales, (int64_t)down * (128 + across + 3), r.next(),
                                         around);
         fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
-        if (a.accumulate) {
-            fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
-        } else {
-            CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
-        }
+        output_of(a.n_out).prepare(r);
         a.x = x;
         a.weight = w;
         a.y = y;
@@ -118,21 +113,9 @@ struct codes_case {
         return to_host(expected, DT_F32, one);
     }
 
-    /* The first `width` columns of y; *kept: the others are unchanged. */
-    std::vector<float> got(int width, bool *kept)
+    struct output output_of(int width) const
     {
-        CHECK(cudaDeviceSynchronize());
-        const std::vector<float> all = to_host(y, a.y_dtype, n_y);
-        std::vector<float> v;
-        *kept = true;
-        for (int i = 0; i < a.n_rows; i++) {
-            const size_t row = (size_t)i * a.y_stride;
-            v.insert(v.end(), all.begin() + row, all.begin() + row + width);
-            for (int c = width; c < a.y_stride && !a.accumulate; c++) {
-                *kept = *kept && std::isnan(all[row + c]);
-            }
-        }
-        return v;
+        return {y, a.y_dtype, a.n_rows, width, a.y_stride, a.accumulate};
     }
 
     void judge(const char *name, double d, double most, bool kept, int n_parts)
@@ -181,8 +164,9 @@ void bench_check_codes(struct rng &r)
     if (sums.n > 0) {
         CHECK(gemm_join(0, &c.a, &sums));
     }
+    CHECK(cudaDeviceSynchronize());
     bool kept = false;
-    const double d = distance(c.got(c.a.n_out, &kept), want);
+    const double d = distance(c.output_of(c.a.n_out).read(&kept), want);
     c.judge("gemm_eight", d, c.a.y_dtype == DT_BF16 ? 4e-3 : 2e-3, kept, sums.n);
     CHECK(cudaFree(parts));
 }

@@ -42,23 +42,19 @@ static void check_one(struct rng &r)
     }
     a.accumulate = !a.gated && r.below(2);
     a.n_batch = 1;
-    const size_t n_y = (size_t)a.n_rows * a.y_stride;
     void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
     void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
-    void *y = device_new<float>(n_y);
+    void *y = device_new<float>((size_t)a.n_rows * a.y_stride);
+    struct output out = {y, a.y_dtype, a.n_rows, n_y_out, a.y_stride, a.accumulate};
     float *bias = device_new<float>(a.n_out),
           *expected = device_new<float>((size_t)a.n_rows * a.n_out);
     fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
     fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(),
          a.gated ? 0.005f : 0.05f); // 16 bits hold gate * up
     fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
-    if (a.accumulate) {
-        fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
-    } else {
-        CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
-    }
+    out.prepare(r);
     if (!gemm_small_takes(&a, 90, 132)) {
-        a.n_rows = a.n_rows % 32 + 1;
+        a.n_rows = out.n_rows = a.n_rows % 32 + 1;
     }
     a.x = x;
     a.weight = w;
@@ -68,20 +64,12 @@ static void check_one(struct rng &r)
     CHECK(cudaDeviceSynchronize());
     CHECK(gemm_small(0, &a, 132));
     CHECK(cudaDeviceSynchronize());
-    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
     std::vector<float> want = to_host(expected, DT_F32, (size_t)a.n_rows * a.n_out);
     if (a.gated) {
         want = bench_silu_gated(want, a.n_rows, n_y_out, a.x_dtype);
     }
-    std::vector<float> got;
-    bool padding_kept = true;
-    for (int i = 0; i < a.n_rows; i++) {
-        const size_t row = (size_t)i * a.y_stride;
-        got.insert(got.end(), all.begin() + row, all.begin() + row + n_y_out);
-        for (int c = n_y_out; c < a.y_stride && !a.accumulate; c++) {
-            padding_kept = padding_kept && std::isnan(all[row + c]);
-        }
-    }
+    bool padding_kept;
+    const std::vector<float> got = out.read(&padding_kept);
     const double d = distance(got, want), most = a.gated ? 2 : 1;
     const double tolerance = rounding_of(a.y_dtype, 1e-3, 5e-3);
     if (!padding_kept || !(d < tolerance * most)) {
@@ -131,10 +119,11 @@ static void check_wide(struct rng &r)
         a.y_stride = n_y_out + r.below(9);
     }
     const int n_blocks = r.below(3) ? 132 : r.between(1, 132);
-    const size_t n_y = (size_t)a.n_rows * a.y_stride, n_part = (size_t)a.n_rows * a.n_out;
+    const size_t n_part = (size_t)a.n_rows * a.n_out;
     void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
     void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
-    void *y = device_new<float>(n_y);
+    void *y = device_new<float>((size_t)a.n_rows * a.y_stride);
+    const struct output out = {y, a.y_dtype, a.n_rows, n_y_out, a.y_stride, a.accumulate};
     float *parts = device_new<float>(n_part * plan.n_splits);
     float *bias = device_new<float>(a.n_out), *expected = device_new<float>(n_part);
     fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
@@ -142,11 +131,7 @@ static void check_wide(struct rng &r)
          a.gated ? 0.005f : 0.05f); // 16 bits hold gate * up
     fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
     CHECK(cudaMemset(parts, 0xff, n_part * plan.n_splits * 4));
-    if (a.accumulate) {
-        fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
-    } else {
-        CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
-    }
+    out.prepare(r);
     a.x = x;
     a.weight = w;
     a.y = y;
@@ -159,20 +144,12 @@ static void check_wide(struct rng &r)
         CHECK(gemm_join(0, &a, &sums));
     }
     CHECK(cudaDeviceSynchronize());
-    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
     std::vector<float> want = to_host(expected, DT_F32, n_part);
     if (a.gated) {
         want = bench_silu_gated(want, a.n_rows, n_y_out, a.x_dtype);
     }
-    std::vector<float> got;
-    bool padding_kept = true;
-    for (int i = 0; i < a.n_rows; i++) {
-        const size_t row = (size_t)i * a.y_stride;
-        got.insert(got.end(), all.begin() + row, all.begin() + row + n_y_out);
-        for (int c = n_y_out; c < a.y_stride && !a.accumulate; c++) {
-            padding_kept = padding_kept && std::isnan(all[row + c]);
-        }
-    }
+    bool padding_kept;
+    const std::vector<float> got = out.read(&padding_kept);
     const double d = distance(got, want);
     if (!padding_kept || !(d < rounding_of(a.y_dtype, 2e-3, 1e-2))) {
         printf("gemm_wide FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d gated %d, band %d "
@@ -208,14 +185,15 @@ static void check_batch(struct rng &r)
     a.gated = true;
     a.n_batch = 1;
     const int n_sms = r.below(3) ? 132 : r.between(2, 132);
-    const size_t n_y = (size_t)a.n_rows * a.y_stride, n_product = (size_t)a.n_rows * a.n_out;
+    const size_t n_product = (size_t)a.n_rows * a.n_out;
     void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
     void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
-    void *y = device_new<float>(n_y);
+    void *y = device_new<float>((size_t)a.n_rows * a.y_stride);
+    const struct output out = {y, a.y_dtype, a.n_rows, width, a.y_stride, false};
     float *expected = device_new<float>(n_product);
     fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
     fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(), 0.02f);
-    CHECK(cudaMemset(y, 0xff, n_y * 2));
+    out.prepare(r);
     a.x = x;
     a.weight = w;
     a.y = y;
@@ -223,18 +201,10 @@ static void check_batch(struct rng &r)
     CHECK(cudaDeviceSynchronize());
     CHECK(gemm_batch(0, &a, n_sms));
     CHECK(cudaDeviceSynchronize());
-    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
     const std::vector<float> want =
         bench_silu_gated(to_host(expected, DT_F32, n_product), a.n_rows, width, a.x_dtype);
-    std::vector<float> got;
-    bool padding_kept = true;
-    for (int i = 0; i < a.n_rows; i++) {
-        const size_t row = (size_t)i * a.y_stride;
-        got.insert(got.end(), all.begin() + row, all.begin() + row + width);
-        for (int c = width; c < a.y_stride; c++) {
-            padding_kept = padding_kept && std::isnan(all[row + c]);
-        }
-    }
+    bool padding_kept;
+    const std::vector<float> got = out.read(&padding_kept);
     const double d = distance(got, want);
     if (!padding_kept || !(d < (a.y_dtype == DT_F16 ? 2e-3 : 1e-2))) {
         printf("gemm_batch FAILED: %d x %d x %d dtype %d on %d: distance %g, padding kept %d\n",
