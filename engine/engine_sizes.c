@@ -252,6 +252,24 @@ static int32_t default_lanes(const struct engine *e, const struct backend_facts 
     return n;
 }
 
+/* Sequences with recurrent state continue only from its boundaries, so whole blocks are matched.
+ * The default is coarse enough that nobody finds out another's prompt by guessing token after
+ * token. */
+static enum status choose_match_unit(struct engine *e, struct err *err)
+{
+    enum { DEFAULT = 16 };
+    struct engine_info *info = &e->info;
+    int32_t unit = engine_option(e->options.prefix_match_unit, DEFAULT);
+    bool divides = info->block_tokens % unit == 0;
+    if (!divides && e->options.prefix_match_unit > 0) {
+        return err_set(err, ERR_INVALID,
+                       "prefix-match-unit: %d does not divide a block of %d tokens", unit,
+                       info->block_tokens);
+    }
+    info->match_unit = divides && e->states.block == 0 ? unit : info->block_tokens;
+    return OK;
+}
+
 enum status engine_choose_sizes(struct engine *e, struct err *err)
 {
     struct engine_info *info = &e->info;
@@ -263,6 +281,7 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
         return err_set(err, ERR_INVALID, "block-size: at most %d tokens", MAX_BLOCK_TOKENS);
     }
     TRY(engine_states_begin(e, err));
+    TRY(choose_match_unit(e, err));
     bool cpu = on_cpu(&facts);
     info->max_num_seqs = engine_option(e->options.max_num_seqs, default_lanes(e, &facts));
     engine_states_fit_lanes(e, (size_t)((double)facts.free_bytes * share_of_memory(e, &facts)));
@@ -298,6 +317,7 @@ void engine_limits(const struct engine *e, struct scheduler_limits *out)
         .max_len = info->max_model_len,
         .n_blocks = info->n_blocks,
         .block_tokens = info->block_tokens,
+        .match_unit = info->match_unit,
         .max_blocks_per_lane =
             (info->max_model_len + nodes + info->block_tokens - 1) / info->block_tokens + 1,
         .prefix_cache = e->options.enable_prefix_caching,

@@ -140,7 +140,9 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
         return DEFERRED;
     }
     holdings_keep_front(h, &front);
-    if (!make_room(s, p, seq, holdings_blocks_for(h, seq->n_known) - front.n_blocks)) {
+    int32_t need = holdings_blocks_for(h, seq->n_known) - front.n_blocks;
+    holdings_spare_part(h, &front, need);
+    if (!make_room(s, p, seq, need)) {
         holdings_drop_front(h, &front);
         return NO_ROOM;
     }
@@ -151,7 +153,7 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
     }
     make_lane(s, p, seq);
     holdings_begin(h, p, seq, &front);
-    seq->n_computed = front.n_blocks * s->limits.block_tokens;
+    seq->n_computed = front.n_blocks * s->limits.block_tokens + front.n_part;
     count_running(s, seq);
     count_hits(s, seq, (front.n_matched - front.n_blocks) * s->limits.block_tokens);
     return ADMITTED;

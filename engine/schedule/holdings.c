@@ -7,6 +7,7 @@
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "engine/schedule/held_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,7 @@ void holdings_init(struct holdings *h, const struct scheduler_limits *limits)
     h->draft_valid = xcalloc(blocks, sizeof *h->draft_valid);
     h->draft_producer = xcalloc(blocks, sizeof *h->draft_producer);
     h->pending_forks = xcalloc(lanes, sizeof *h->pending_forks);
+    h->pending_parts = xcalloc(lanes, sizeof *h->pending_parts);
     h->hits = xcalloc((size_t)limits->max_blocks_per_lane, sizeof *h->hits);
     h->scratch = xcalloc(blocks, sizeof *h->scratch);
     held_states_init(h);
@@ -53,6 +55,7 @@ void holdings_deinit(struct holdings *h)
     free(h->draft_valid);
     free(h->draft_producer);
     free(h->pending_forks);
+    free(h->pending_parts);
     free(h->hits);
     free(h->scratch);
     *h = (struct holdings){0};
@@ -160,6 +163,9 @@ struct cached_front holdings_find(struct holdings *h, const struct sequence *seq
 {
     struct cached_front front = match(h, seq, h->hits);
     held_states_find(h, &front);
+    if (reads_cache(h, seq)) {
+        held_parts_find(h, seq, &front);
+    }
     return front;
 }
 
@@ -272,6 +278,9 @@ void holdings_keep_front(struct holdings *h, const struct cached_front *front)
     for (int32_t i = 0; i < front->n_blocks; i++) {
         kv_pool_retain(&h->pool, h->hits[i]);
     }
+    if (front->n_part > 0) {
+        kv_pool_retain(&h->pool, front->part);
+    }
     if (front->snapshot >= 0) {
         states_hold(&h->states.snapshots, front->snapshot);
     }
@@ -280,6 +289,9 @@ void holdings_keep_front(struct holdings *h, const struct cached_front *front)
 /* Releases from the end, so that the beginning of a prefix stays cached the longest. */
 void holdings_drop_front(struct holdings *h, const struct cached_front *front)
 {
+    if (front->n_part > 0) {
+        kv_pool_release(&h->pool, front->part);
+    }
     for (int32_t i = front->n_blocks - 1; i >= 0; i--) {
         kv_pool_release(&h->pool, h->hits[i]);
     }
@@ -339,6 +351,7 @@ void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
     }
     seq->n_entered = front->n_blocks;
     held_states_begin(h, seq, front);
+    held_parts_begin(h, seq, front);
     enter(h, seq, seq->n_known / h->limits->block_tokens, NODE_PENDING);
     grant(h, p, seq, true);
 }
@@ -450,6 +463,7 @@ static void drop_pending(struct holdings *h, const struct sequence *seq)
     if (fork >= 0) {
         cut_forks(h, fork, 1);
     }
+    held_parts_drop(h, seq);
     held_states_drop(h, seq);
 }
 
@@ -475,6 +489,7 @@ void holdings_plan_copies(struct holdings *h, struct plan *p)
         plan_fork_copies(h, p, &h->pending_forks[n++]);
     }
     cut_forks(h, 0, n);
+    held_parts_plan(h, p);
     held_states_plan_ins(h, p);
 }
 
@@ -557,6 +572,9 @@ void holdings_check(const struct holdings *h, const struct sequence *order)
             held[blocks[i]]++;
             filled[blocks[i]] |= h->draft_producer[blocks[i]] == q->index;
         }
+    }
+    for (int32_t i = 0; i < h->n_pending_parts; i++) {
+        held[h->pending_parts[i].copy.from]++;
     }
     for (int32_t b = 0; b < l->n_blocks; b++) {
         ASSERT(held[b] == h->pool.refs[b]);

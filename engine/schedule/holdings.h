@@ -27,6 +27,13 @@ struct pending_fork {
     struct block_copy copy;
 };
 
+/* The copy of the beginning of a cached block, for a sequence that begins with this plan. The block
+ * to copy from is held until the copy is in the plan. */
+struct pending_part {
+    const struct sequence *seq;
+    struct block_copy copy;
+};
+
 struct holdings {
     const struct scheduler_limits *limits;
     struct kv_pool pool;
@@ -43,6 +50,8 @@ struct holdings {
 
     struct pending_fork *pending_forks; // [max_lanes], copies for the next plan
     int32_t n_pending_forks;
+    struct pending_part *pending_parts; // [max_lanes]
+    int32_t n_pending_parts;
     struct held_states states;
     int32_t *hits;    // [max_blocks_per_lane], the result of the last holdings_find
     int32_t *scratch; // [n_blocks], all zero between calls
@@ -77,6 +86,9 @@ struct cached_front {
     uint64_t chain;    // uid of the last matched block
     int32_t producer;  // index of the sequence that is computing the next block; -1: none
     int32_t snapshot;  // slot of the state after the first n_blocks; -1: none is needed
+    /* The n_part tokens after these blocks are the first ones of the cached block `part`, from
+     * which the sequence gets a copy. 0: none. */
+    int32_t n_part, part;
 };
 struct cached_front holdings_find(struct holdings *h, const struct sequence *seq);
 
@@ -99,6 +111,10 @@ int32_t holdings_idle_among(const struct holdings *h, const struct cached_front 
  * reallocated before the sequence begins; holdings_drop_front releases them. */
 void holdings_keep_front(struct holdings *h, const struct cached_front *front);
 void holdings_drop_front(struct holdings *h, const struct cached_front *front);
+
+/* Releases a kept front's part if fewer than n_blocks are available otherwise: the sequence may
+ * need that very block. */
+void holdings_spare_part(struct holdings *h, struct cached_front *front, int32_t n_blocks);
 
 /* Gives the sequence a lane, the kept front, and new blocks for its other known tokens. The new
  * blocks are entered into the cache as pending, because this sequence will compute them. All of
@@ -141,7 +157,8 @@ void holdings_forget_idle(struct holdings *h);
 
 /* Adds to the plan the copies for sequences that earlier plans forked: its step executes after the
  * one that stored the prompt's last rows, and before the siblings' first rows. Also adds the copies
- * of states, which the previous steps have left in the lanes. */
+ * of parts of blocks for sequences that begin with this plan, and those of states, which the
+ * previous steps have left in the lanes. */
 void holdings_plan_copies(struct holdings *h, struct plan *p);
 
 /* ---- the draft models' KV */

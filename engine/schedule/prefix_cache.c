@@ -11,7 +11,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Removes the block from the table, and calls on_gone. */
+/* Where the list begins that contains the children of this parent. */
+static int32_t *newest_of(const struct prefix_cache *c, uint64_t parent)
+{
+    return &c->newest[c->key == 0 ? 0 : hash_mix(c->key ^ parent) & (c->n_buckets - 1)];
+}
+
+static void unlink_sibling(struct prefix_cache *c, const struct prefix_node *n)
+{
+    if (n->newer >= 0) {
+        c->nodes[n->newer].older = n->older;
+    } else {
+        *newest_of(c, n->parent) = n->older;
+    }
+    if (n->older >= 0) {
+        c->nodes[n->older].newer = n->newer;
+    }
+}
+
+/* Removes the block from the tables, and calls on_gone. */
 static void unlink_node(struct prefix_cache *c, int32_t block)
 {
     struct prefix_node *n = &c->nodes[block];
@@ -21,6 +39,7 @@ static void unlink_node(struct prefix_cache *c, int32_t block)
         at = &c->nodes[*at].next;
     }
     *at = n->next;
+    unlink_sibling(c, n);
     n->state = NODE_NONE;
     if (c->on_gone) {
         c->on_gone(c->on_gone_arg, block);
@@ -46,6 +65,8 @@ void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t blo
     c->tokens = xcalloc(n * (size_t)block_tokens, sizeof *c->tokens);
     c->buckets = xmalloc(c->n_buckets * sizeof *c->buckets);
     memset(c->buckets, 0xFF, c->n_buckets * sizeof *c->buckets);
+    c->newest = xmalloc(c->n_buckets * sizeof *c->newest);
+    memset(c->newest, 0xFF, c->n_buckets * sizeof *c->newest);
     pool->forget = forget;
     pool->forget_arg = c;
     c->roots[0].uid = ++c->next_uid;
@@ -56,6 +77,7 @@ void prefix_cache_deinit(struct prefix_cache *c)
     free(c->nodes);
     free(c->tokens);
     free(c->buckets);
+    free(c->newest);
     *c = (struct prefix_cache){0};
 }
 
@@ -111,6 +133,35 @@ int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const i
     return -1;
 }
 
+static int32_t count_equal(const int32_t *a, const int32_t *b, int32_t n)
+{
+    int32_t i = 0;
+    while (i < n && a[i] == b[i]) {
+        i++;
+    }
+    return i;
+}
+
+int32_t prefix_cache_closest(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens,
+                             int32_t n, int32_t *n_equal)
+{
+    enum { MAX_COMPARED = 64 }; // chosen: bounds the work where a parent has thousands of children
+    int32_t best = -1, b = *newest_of(c, parent);
+    *n_equal = 0;
+    for (int32_t k = 0; k < MAX_COMPARED && b >= 0; k++, b = c->nodes[b].older) {
+        const struct prefix_node *node = &c->nodes[b];
+        if (node->parent == parent && node->state == NODE_VALID) {
+            const int32_t *own = &c->tokens[(size_t)b * (size_t)c->block_tokens];
+            int32_t equal = count_equal(own, tokens, n);
+            if (equal > *n_equal) {
+                *n_equal = equal;
+                best = b;
+            }
+        }
+    }
+    return best;
+}
+
 static void tell_if_valid(const struct prefix_cache *c, int32_t block)
 {
     if (c->on_valid && c->nodes[block].state == NODE_VALID) {
@@ -125,14 +176,20 @@ uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t par
     struct prefix_node *n = &c->nodes[block];
     ASSERT(n->state == NODE_NONE && c->pool->refs[block] > 0);
     uint64_t hash = prefix_cache_hash(c, parent, tokens);
-    int32_t *bucket = &c->buckets[hash & (c->n_buckets - 1)];
+    int32_t *bucket = &c->buckets[hash & (c->n_buckets - 1)], *newest = newest_of(c, parent);
     *n = (struct prefix_node){.uid = ++c->next_uid,
                               .parent = parent,
                               .hash = hash,
                               .next = *bucket,
+                              .older = *newest,
+                              .newer = -1,
                               .producer = producer,
                               .state = (uint8_t)state};
     *bucket = block;
+    if (*newest >= 0) {
+        c->nodes[*newest].newer = block;
+    }
+    *newest = block;
     memcpy(&c->tokens[(size_t)block * (size_t)c->block_tokens], tokens,
            (size_t)c->block_tokens * sizeof *tokens);
     kv_pool_set_cached(c->pool, block, true);

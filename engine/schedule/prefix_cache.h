@@ -25,7 +25,9 @@ enum node_state {
 struct prefix_node {
     uint64_t uid, parent; // parent: the uid of a node or a root
     uint64_t hash;
-    int32_t next;     // the next node in the bucket
+    int32_t next; // the next node in the bucket
+    // In the list of nodes whose parents share a bucket; -1: none.
+    int32_t older, newer;
     int32_t producer; // index of the sequence, while pending or being recomputed
     uint8_t state;    // enum node_state
 };
@@ -37,7 +39,8 @@ struct prefix_cache {
     int32_t block_tokens;
     struct prefix_node *nodes; // [n_blocks]
     int32_t *tokens;           // [n_blocks, block_tokens]
-    int32_t *buckets;
+    int32_t *buckets;          // [n_buckets], by parent and tokens
+    int32_t *newest;           // [n_buckets], by parent alone: the newest node
     uint32_t n_buckets;
     uint64_t next_uid, key;
     struct {
@@ -68,6 +71,12 @@ uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const 
 
 /* The block with these tokens under this parent, or -1. Changes nothing. */
 int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);
+
+/* The valid block under this parent that begins with the most of these n tokens, at most one
+ * block's; *n_equal: how many. -1: none begins with the first one. Only the newest blocks are
+ * compared. */
+int32_t prefix_cache_closest(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens,
+                             int32_t n, int32_t *n_equal);
 
 /* Enters a held block and returns its uid. The cache must not have an equal node. */
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,

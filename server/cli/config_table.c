@@ -104,6 +104,10 @@ const struct option_row option_rows[] = {
      .min = 0, .max = 1 << 20, .same_on_nodes = true},
     {ROW("block-size", OPTION_INT, engine.block_size, "auto", "tokens per block of the KV cache"),
      .min = 0, .max = 256, .same_on_nodes = true},
+    {ROW("prefix-match-unit", OPTION_INT, engine.prefix_match_unit, "auto",
+         "after whole blocks, a cached prefix is used up to a multiple of this many tokens; auto: "
+         "16"),
+     .min = 0, .max = 256},
     {ROW("gpu-memory-utilization", OPTION_REAL, engine.gpu_memory_utilization, "0",
          "share of the device's free memory to use; 0 means 0.9, on a CPU 0.4"),
      .min = 0, .max = 1},

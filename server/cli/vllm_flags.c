@@ -242,7 +242,6 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("enable-sleep-mode", TAKES_NOTHING, "memory is allocated once, at startup")},
     {FLAG("prefix-cache-retention-interval", TAKES_VALUE,
           "the cache keeps as much as it has space for")},
-    {FLAG("prefix-match-unit", TAKES_VALUE, "prefixes are matched by blocks; see --block-size")},
     {FLAG("prefix-caching-hash-algo", TAKES_VALUE,
           "blocks are compared by their tokens, so the hash does not matter")},
     {FLAG("mamba-cache-dtype", TAKES_VALUE,

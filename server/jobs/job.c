@@ -18,7 +18,7 @@ static void plan_work(void *arg)
 {
     struct job *j = arg;
     struct job_plan_options o = {.model = &j->options.calls->model,
-                                 .block_tokens = job_engine_info(j)->block_tokens,
+                                 .match_unit = job_engine_info(j)->match_unit,
                                  .order = j->options.order,
                                  .n_threads = j->options.n_threads,
                                  .given_up = &j->given_up};

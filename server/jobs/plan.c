@@ -248,7 +248,7 @@ static void order_part(struct job_plan *p, const struct job_plan_options *o, str
         prompts[i] = (struct group_prompt){q->ids, q->n_ids, q->space, q->max_output};
         n_others += q->n_prompt - q->n_ids;
     }
-    prefix_groups_make(prompts, part->n, o->block_tokens,
+    prefix_groups_make(prompts, part->n, o->match_unit,
                        o->order == JOB_ORDER_RATIO ? GROUP_ORDER_RATIO : GROUP_ORDER_TREE, &groups);
     take_groups(p, part, &groups, in_groups);
     p->logical_tokens += groups.logical_tokens + n_others;

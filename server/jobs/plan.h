@@ -43,7 +43,7 @@ struct job_plan {
 
 struct job_plan_options {
     const struct call_model *model;
-    int32_t block_tokens; // tokens per block of the KV cache
+    int32_t match_unit; // prefixes are shared in multiples of this many tokens
     enum job_order order;
     int64_t max_tokens;          // most prompt tokens of a part; 0: the default
     int n_threads;               // number of threads that tokenize; 0: 2

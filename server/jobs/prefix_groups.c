@@ -17,9 +17,9 @@ struct node {
 
 struct builder {
     const struct group_prompt *prompts;
-    int32_t n, block_tokens;
+    int32_t n, match_unit;
     int32_t *order;
-    int32_t *shared; // [n] tokens, in whole blocks, that a prompt shares with the previous one
+    int32_t *shared; // [n] tokens, in whole units, that a prompt shares with the previous one
     struct node *nodes;
     int32_t n_nodes;
 };
@@ -151,7 +151,7 @@ static int32_t shared_tokens(const struct builder *b, const struct group_prompt 
     while (k < most && x->ids[k] == y->ids[k]) {
         k++;
     }
-    return k - k % b->block_tokens;
+    return k - k % b->match_unit;
 }
 
 /* ---- the tree ----------------------------------------------------------------------------- */
@@ -364,14 +364,14 @@ static void take_groups(const struct builder *b, int32_t root, struct prefix_gro
     free(stack);
 }
 
-void prefix_groups_make(const struct group_prompt *prompts, int32_t n, int32_t block_tokens,
+void prefix_groups_make(const struct group_prompt *prompts, int32_t n, int32_t match_unit,
                         enum group_order order, struct prefix_groups *out)
 {
     *out = (struct prefix_groups){.n_prompts = n};
     if (n == 0) {
         return;
     }
-    struct builder b = {.prompts = prompts, .n = n, .block_tokens = block_tokens};
+    struct builder b = {.prompts = prompts, .n = n, .match_unit = match_unit};
     b.order = xmalloc((size_t)n * sizeof *b.order);
     b.shared = xcalloc((size_t)n, sizeof *b.shared);
     b.nodes = xmalloc((size_t)(2 * n + 1) * sizeof *b.nodes);

@@ -8,9 +8,9 @@
  * under one first-level node after "enlargement", which moves a subtree to the first level if
  * recomputing its parent's tokens costs less than sharing its own tokens saves.
  *
- * Sharing works in whole KV blocks, so all lengths here are rounded down to blocks; a prompt's last
- * token is never shared, since its row must be computed for the first sample.
- * Thread: one owner. */
+ * The cache shares prefixes in units of several tokens, so all lengths here are rounded down to
+ * units; a prompt's last token is never shared, since its row must be computed for the first
+ * sample. Thread: one owner. */
 #ifndef SLUICE_SERVER_JOBS_PREFIX_GROUPS_H
 #define SLUICE_SERVER_JOBS_PREFIX_GROUPS_H
 
@@ -45,8 +45,8 @@ enum group_order {
                        // their decode rows share steps with the prompts of later groups
 };
 
-/* block_tokens: 1 or more. */
-void prefix_groups_make(const struct group_prompt *prompts, int32_t n, int32_t block_tokens,
+/* match_unit: 1 or more. */
+void prefix_groups_make(const struct group_prompt *prompts, int32_t n, int32_t match_unit,
                         enum group_order order, struct prefix_groups *out);
 void prefix_groups_free(struct prefix_groups *g);
 

@@ -4,6 +4,7 @@
  * recurrent state and few snapshots, some have cache hints of several owners. Every right answer is
  * known in advance, and all counts are verified after each turn. SIM_RUNS is the number of runs,
  * SIM_SEED the first seed. */
+#include "engine/base/minmax.h"
 #include "engine/base/rng.h"
 #include "engine/engine_state.h"
 #include "test/check.h"
@@ -37,10 +38,11 @@ struct sim {
     int32_t head_known, head_computed, head_turns;
 };
 
-/* Counts of events with recurrent states, over all runs. The runs prove something only if every
- * event occurred. */
+/* Counts of events, most of them with recurrent states, over all runs. The runs prove something
+ * only if every event occurred. */
 static struct {
     int64_t copies, keeps, hits, again, preemptions, kept, ended;
+    int64_t parts; // of any model: requests whose cached prefix ended inside a block
 } saw;
 
 static uint32_t draw(struct sim *s, uint32_t below)
@@ -68,6 +70,8 @@ static struct engine_options options_of(struct sim *s)
                                .open_arg = &s->control,
                                .no_thread = true};
     o.block_size = 1 << draw(s, 4);
+    o.prefix_match_unit = 1 << draw(s, 4);
+    o.prefix_match_unit = lesser(o.prefix_match_unit, o.block_size);
     o.num_gpu_blocks_override = tokens[draw(s, 4)] / o.block_size;
     o.max_num_seqs = 1 + (int32_t)draw(s, 6);
     o.max_num_batched_tokens = o.max_num_seqs + 1 + (int32_t)draw(s, 30);
@@ -373,6 +377,7 @@ static void run_once(uint64_t seed, bool faults)
         bool late = s.requests[i].r.error == ERR_TIMEOUT;
         CHECK(!late || s.requests[i].late_turn >= 0);
         check_request(&s.requests[i], failed || late);
+        saw.parts += s.requests[i].r.n_cached % s.e->info.block_tokens != 0;
     }
     if (s.e->states.block > 0) {
         const struct scheduler *sch = &s.e->scheduler;
@@ -402,7 +407,7 @@ static void run_many(bool faults)
         }
     }
     CHECK(n < 400 || (saw.copies > 0 && saw.keeps > 0 && saw.hits > 0 && saw.again > 0 &&
-                      saw.preemptions > 0 && saw.kept > 0 && saw.ended > 0));
+                      saw.preemptions > 0 && saw.kept > 0 && saw.ended > 0 && saw.parts > 0));
 }
 
 TEST(every_request_ends_once_and_right)

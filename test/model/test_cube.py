@@ -57,7 +57,7 @@ def requests():
     shared = [rng.randrange(3, 378) for _ in range(70)]
     out = []
     for i in range(9):
-        prompt = shared[: 16 * (i % 5)] + [rng.randrange(3, 378) for _ in range(1 + 7 * i)]
+        prompt = shared[: 18 * (i % 5)] + [rng.randrange(3, 378) for _ in range(1 + 7 * i)]
         if i % 3 == 0:
             prompt += [5, 6, 7, 8] * 6
         r = {"prompt_token_ids": prompt, "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i,
@@ -162,18 +162,19 @@ def settings(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_setting_and_no_other_request_changes_a_request(family):
-    saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
-    base = ["--max-model-len", "256", "--block-size", "16"]
+    saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0, "parts of blocks": 0}
+    base = ["--max-model-len", "256", "--block-size", "16", "--prefix-match-unit", "4"]
     for chunks, cache, how, pool, threads, coded in settings(family):
         for kv in ("auto", coded):
             flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base
             answers = golden.generate(family, requests(), *flags, "--threads", threads, "--kv-cache-dtype", kv)
             setting = f"{family}, {chunks}, {cache}, {how}, {pool}, {threads} threads, KV {kv}"
             check_same(answers, alone(family, kv), setting)
-            for k in saw:
+            for k in ("preemptions", "cached_tokens", "accepted_draft_tokens"):
                 saw[k] += sum(a["usage"][k] for a in answers)
+            saw["parts of blocks"] += sum(a["usage"]["cached_tokens"] % 16 != 0 for a in answers)
     # Without these events the cube would prove nothing.
-    assert saw["preemptions"] and saw["cached_tokens"], saw
+    assert saw["preemptions"] and saw["cached_tokens"] and saw["parts of blocks"], saw
     accepted.append(saw["accepted_draft_tokens"])
 
 

@@ -175,7 +175,7 @@ def test_no_setting_and_no_other_request_changes_a_request(tmp_path, folders, fa
     axes = [sum(flags, []) for flags in itertools.product(cube.CHUNKS.values(), cube.CACHE.values(), cube.POOL.values())]
     runs = zip(axes * 2, itertools.cycle(SHAPES))
     check_cube(folders[family], head_for(tmp_path, folders[family]), cube.requests(), alone(family), runs,
-               ["--max-model-len", "256", "--block-size", "16"], ["preemptions", "cached_tokens", "accepted_draft_tokens"])
+               ["--max-model-len", "256", "--block-size", "16", "--prefix-match-unit", "4"], ["preemptions", "cached_tokens", "accepted_draft_tokens"])
 
 
 @pytest.mark.parametrize("family", ["llama-2", "deepseek-v3"])
@@ -192,7 +192,8 @@ def test_no_setting_and_no_other_request_changes_a_request_of_several_modules(tm
     cube, want = test_cube, alone(family)
     saw = dict.fromkeys(["preemptions", "cached_tokens", "accepted_draft_tokens"], 0)
     for flags in ([*cube.CHUNKS["chunked"], *cube.POOL["tiny pool"]], cube.RANKS["two ranks"] if golden.EXACT_RANKS else []):
-        answers = golden.generate(folder, cube.requests(), "--max-model-len", "256", "--block-size", "16", *flags,
+        answers = golden.generate(folder, cube.requests(), "--max-model-len", "256", "--block-size", "16",
+                                  "--prefix-match-unit", "4", *flags,
                                   *speculative(method="mtp", num_speculative_tokens=4))
         assert [essence(a) for a in answers] == want, flags
         for k in saw:

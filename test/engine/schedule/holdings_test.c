@@ -15,6 +15,7 @@ static const struct scheduler_limits limits = {.max_rows = 64,
                                                .max_len = 40,
                                                .n_blocks = BLOCKS,
                                                .block_tokens = B,
+                                               .match_unit = B,
                                                .max_blocks_per_lane = 10,
                                                .prefix_cache = true,
                                                .hash_key = 1};
@@ -211,6 +212,96 @@ TEST(draft_kv_of_a_shared_block_is_computed_once)
     holdings_draft_fed(&b.h, &b.seqs[0], 14);
     CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 2);
     CHECK_EQ(b.seqs[1].draft_computed, 12);
+    close_bed(&b);
+}
+
+/* ---- parts of blocks ---------------------------------------------------------------------- */
+
+static struct scheduler_limits with_units_of(int32_t n_tokens)
+{
+    struct scheduler_limits l = limits;
+    l.match_unit = n_tokens;
+    return l;
+}
+
+/* Sequence 0's 14 tokens are computed; sequence 1 has `other` after the first ones. */
+static void open_parted(struct bed *b, const struct scheduler_limits *l, const int32_t *other,
+                        int32_t n)
+{
+    open_with(b, l, 14);
+    begin(b, 0);
+    publish(b, 0);
+    plan_clear(&b->p);
+    b->requests[1].prompt = other;
+    b->seqs[1].n_prompt = b->seqs[1].n_known = n;
+}
+
+/* Tokens 8 and 9 of the third block are equal, and a unit is two tokens. */
+static const int32_t parts_in_third[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 0, 0};
+
+TEST(a_prefix_that_ends_inside_a_block_is_copied_in_the_plan_that_begins)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_units_of(2);
+    open_parted(&b, &l, parts_in_third, 14);
+    int32_t from = holdings_blocks(&b.h, &b.seqs[0])[2];
+    struct cached_front front = begin(&b, 1);
+    CHECK_EQ(front.n_blocks, 2);
+    CHECK_EQ(front.n_part, 2); // three tokens are equal
+    CHECK_EQ(front.part, from);
+    int32_t to = holdings_blocks(&b.h, &b.seqs[1])[2];
+    CHECK(to != from);
+    holdings_leave(&b.h, &b.seqs[0]);
+    CHECK_EQ(holdings_available(&b.h), BLOCKS - 5); // the pending copy still holds its source
+    holdings_plan_copies(&b.h, &b.p);
+    REQUIRE(b.p.n_copies == 1);
+    CHECK(b.p.copies[0].from == from && b.p.copies[0].to == to);
+    CHECK_EQ(holdings_available(&b.h), BLOCKS - 4);
+    close_bed(&b);
+}
+
+TEST(a_part_is_whole_units_and_leaves_out_the_last_token)
+{
+    struct bed b;
+    for (int32_t unit = 1; unit <= B; unit++) {
+        const struct scheduler_limits l = with_units_of(unit);
+        open_parted(&b, &l, parts_in_third, 14);
+        CHECK_EQ(holdings_find(&b.h, &b.seqs[1]).n_part, unit < B ? 3 / unit * unit : 0);
+        b.seqs[1].n_known = 10; // one token after the second block, and the last
+        CHECK_EQ(holdings_find(&b.h, &b.seqs[1]).n_part, unit == 1);
+        b.requests[1].params.prompt_logprobs = 1; // reads nothing from the cache
+        CHECK_EQ(holdings_find(&b.h, &b.seqs[1]).n_part, 0);
+        close_bed(&b);
+    }
+}
+
+TEST(a_pending_copy_ends_with_its_sequence)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_units_of(1);
+    open_parted(&b, &l, parts_in_third, 14);
+    CHECK_EQ(begin(&b, 1).n_part, 3);
+    holdings_leave(&b.h, &b.seqs[1]);
+    holdings_plan_copies(&b.h, &b.p);
+    CHECK_EQ(b.p.n_copies, 0);
+    close_bed(&b);
+}
+
+/* The block to copy from may be among the last that are available. */
+TEST(no_part_is_held_if_its_block_is_needed)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_units_of(1);
+    open_parted(&b, &l, parts_in_third, 14);
+    holdings_leave(&b.h, &b.seqs[0]);
+    struct cached_front front = holdings_find(&b.h, &b.seqs[1]);
+    holdings_keep_front(&b.h, &front);
+    holdings_spare_part(&b.h, &front, BLOCKS - 3);
+    CHECK_EQ(front.n_part, 3);
+    holdings_spare_part(&b.h, &front, BLOCKS - 2);
+    CHECK_EQ(front.n_part, 0);
+    CHECK_EQ(holdings_available(&b.h), BLOCKS - 2);
+    holdings_drop_front(&b.h, &front);
     close_bed(&b);
 }
 

@@ -101,3 +101,39 @@ int main(int argc, char **argv)
 {
     return check_main(argc, argv);
 }
+
+static int32_t closest(uint64_t parent, const int32_t tokens[B], int32_t *n_equal)
+{
+    return prefix_cache_closest(&cache, parent, tokens, B, n_equal);
+}
+
+/* Whatever the hashes, only children of that parent count, and only once they are valid. */
+static void check_closest(uint64_t key)
+{
+    open_with(key);
+    uint64_t root = prefix_cache_root(&cache, NULL), salted = prefix_cache_root(&cache, "s");
+    static const int32_t far[B] = {1, 2, 9, 9}, none[B] = {7, 2, 3, 4};
+    int32_t a = kv_pool_alloc(&pool), b = kv_pool_alloc(&pool), c = kv_pool_alloc(&pool), n;
+    prefix_cache_insert(&cache, a, root, one, NODE_PENDING, 0);
+    prefix_cache_insert(&cache, b, root, far, NODE_VALID, -1);
+    prefix_cache_insert(&cache, c, salted, one, NODE_VALID, -1);
+    CHECK_EQ(closest(root, two, &n), b);
+    CHECK_EQ(n, 2);
+    prefix_cache_validate(&cache, a);
+    CHECK_EQ(closest(root, two, &n), a);
+    CHECK_EQ(n, 3);
+    CHECK_EQ(closest(root, none, &n), -1);
+    CHECK_EQ(n, 0);
+    prefix_cache_remove(&cache, a);
+    CHECK_EQ(closest(root, two, &n), b);
+    prefix_cache_remove(&cache, b);
+    CHECK_EQ(closest(root, two, &n), -1);
+    CHECK_EQ(closest(salted, two, &n), c);
+    close_all();
+}
+
+TEST(the_closest_block_has_the_most_equal_tokens)
+{
+    check_closest(77);
+    check_closest(0);
+}
