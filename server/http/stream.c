@@ -306,8 +306,7 @@ static void reset_out(struct http_request *req)
     st->sent = 0;
 }
 
-/* Sends the unsent bytes: of the direct writer, once its head is sent or the socket has room again.
- */
+/* Sends the unsent bytes of the direct writer, after the head or when the socket has room again. */
 void http_stream_flush(struct http_request *req)
 {
     struct http_server *s = req->server;
