@@ -195,7 +195,7 @@ void api_on_wake(void *arg)
     while (more && stopped) {
         more = call_on_wake(&a->calls);
     }
-    if (more) { // connections first
+    if (more) { // the loop looks at its connections first
         http_wake(a->http);
     }
     if (a->batches && !stopped) { // once the loop has stopped there is no pool

@@ -307,8 +307,8 @@ static void print_info(const struct metrics_source *s, struct buf *b)
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
 }
 
-/* Labels by their enums. What has none is left out: FINISH_NONE; metrics_test fails if others are.
- */
+/* Labels, indexed by their enums. FINISH_NONE has no label and is not written; metrics_test fails
+ * if another label is missing. */
 static const char *const finished[N_FINISH_REASONS] = {
     [FINISH_STOP] = "stop",
     [FINISH_LENGTH] = "length",

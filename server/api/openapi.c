@@ -18,7 +18,7 @@ enum answer {
     ANSWER_BYTES
 };
 
-/* Per route, what the table of routes does not contain. */
+/* What the table of routes does not say about each route. */
 static const struct about {
     const char *method, *path;
     const char *text;   // one line for people
@@ -209,7 +209,7 @@ static bool may_be_bare(const struct about *about)
     return strcmp(about->schema, "ConversationRequest") == 0;
 }
 
-/* Every route must have a row, which openapi_test checks. */
+/* Every route must have a row; openapi_test checks this. */
 static const struct about *find_about(const struct http_route *route)
 {
     for (size_t i = 0; i < sizeof abouts / sizeof abouts[0]; i++) {
@@ -357,7 +357,7 @@ static void put_operation(struct buf *b, const struct http_route *route,
     buf_putc(b, '}');
 }
 
-/* Left out is what no request to this model can use. */
+/* False for routes that this model cannot serve; they are left out. */
 static bool is_served(const struct http_route *route, const struct openapi_facts *facts)
 {
     const struct call_model *m = facts->model;
