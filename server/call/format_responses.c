@@ -326,7 +326,8 @@ static void end(struct call *c)
     call_end_stream(c, false);
 }
 
-/* The Responses API names its events; flat for the specification, nested for the SDKs. */
+/* The Responses API names its events. The event has the error twice: flat, as the specification
+ * says, and nested, as the SDKs expect it. */
 static void send_error_event(struct call *c, const struct call_error *e)
 {
     struct buf nested, b;

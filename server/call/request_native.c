@@ -122,7 +122,7 @@ static bool end_prompt(struct mixed *m)
     return true;
 }
 
-/* One value, whose first token has been taken. */
+/* Reads one value, whose first JSON token has already been scanned. */
 static bool put_value(struct mixed *m, enum json_token t)
 {
     size_t begin = m->sc.at - 1;
@@ -285,7 +285,7 @@ bool native_end(struct request *r)
     return post_sampling_check(&r->params, r->constraint_param, &r->error);
 }
 
-/* ---- a text with a hole
+/* ---- a text with a gap
  * -------------------------------------------------------------------------- */
 
 static bool read_file(struct request *r, const struct json *extra, struct fim_file *file)

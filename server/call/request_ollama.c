@@ -277,7 +277,7 @@ void ollama_generate_begin(struct request *r)
 
 bool ollama_end(struct request *r)
 {
-    r->n = 1; // Ollama has no other
+    r->n = 1; // Ollama's API has no `n`
     r->parallel_tool_calls = true;
     return chat_end(r) && (!r->suffix || request_fill_hole(r));
 }
