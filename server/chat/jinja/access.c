@@ -227,8 +227,8 @@ bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
     return found || jv_undefined(rt, obj, jv_str(name), out);
 }
 
-/* obj[index] for an index known at compile time, when its methods were looked up: the item,
- * otherwise the attribute. */
+/* obj[index] for a constant index: the item, otherwise the attribute. `methods` were looked up at
+ * compile time. */
 bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
                       const struct jinja_method *methods, struct jv *out)
 {
