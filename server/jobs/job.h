@@ -60,7 +60,7 @@ struct job *job_open(const struct job_options *options);
 /* Does what can be done now. True: the job is over, and neither the engine nor the pool uses it. */
 bool job_turn(struct job *j);
 
-/* Submits no more lines and cancels those that run. code (static text) and message become the
+/* Submits no more lines and cancels the running ones. code (static text) and message become the
  * answer of all unanswered lines; if NULL, these stay unanswered. Later calls have no effect. */
 void job_stop(struct job *j, const char *code, const char *message);
 

@@ -17,7 +17,7 @@ struct lexer {
     const char *s;
     size_t n_bytes, at;
     int line;
-    bool line_starting; // the last tag ended with a newline (or there was none)
+    bool line_starting; // the last tag ended with a newline, or there was no tag yet
     struct jtoken *tokens;
     size_t n_tokens, cap;
     char open[JINJA_MAX_NEST]; // the open brackets
