@@ -238,7 +238,7 @@ void api_on_done(const struct http_record *record, const void *room, void *arg)
     if (record->status == 413) {
         a->calls.counts.rejected[REJECT_TOO_LARGE]++;
     }
-    // The front end rejects these before a handler is called; a call that was ended has a `finish`.
+    // Requests rejected by the draining front end have no `finish`; calls that were ended have one.
     if (record->status == 503 && !log->call.finish && http_server_state(a->http) >= HTTP_CLOSING) {
         a->calls.counts.rejected[REJECT_DRAINING]++;
     }

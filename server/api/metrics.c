@@ -24,7 +24,7 @@
 static const struct {
     const char *name, *help, *alias;   // alias: an older name, under which it is also written
     double bounds[METRIC_MAX_BUCKETS]; // ends at the first 0
-    int32_t (*bound)(int32_t i);       // instead of bounds, and like them
+    int32_t (*bound)(int32_t i);       // used instead of `bounds` if set
 } histograms[N_HISTOGRAMS] = {
     [MEASURE_TTFT] = {"vllm:time_to_first_token_seconds",
                       "Time to first token.",

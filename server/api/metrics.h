@@ -28,7 +28,7 @@ struct metric_series {
 };
 
 struct metric_http {
-    const char *method, *route; // static text, and borrowed from the route table
+    const char *method, *route; // method: static text; route: borrowed from the route table
     int status;
     uint64_t n;
 };

@@ -24,7 +24,7 @@ static const struct about {
     const char *text;   // one line for people
     const char *schema; // schema of the request body; NULL: the route reads none
     enum answer answer;
-    bool may_be_red; // 503 has the same form as 200
+    bool may_be_red; // a 503 has the same form as a 200
 } abouts[] = {
     {"POST", "/v1/chat/completions", "Answers a conversation.", "ChatRequest", ANSWER_EVENTS,
      false},

@@ -244,7 +244,7 @@ struct request {
     int32_t constraint_after_id;
 
     /* Chat, responses and messages. */
-    struct request_chat *chats; // several conversations, of which `messages` is the first; or NULL
+    struct request_chat *chats; // several conversations (`messages` is the first), or NULL
     size_t n_chats;
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;

@@ -287,7 +287,7 @@ bool read_chats(struct request *r)
 /* ---- the template's variables -----------------------------------------------------------------
  */
 
-/* Appends the members of an object's text. */
+/* Appends the members of an object, given as JSON text. */
 static void put_members(struct buf *out, const char *object, size_t n_bytes)
 {
     const char *end = object + n_bytes;

@@ -46,7 +46,7 @@ bool request_split_inputs(struct request *r, const char *key)
             pieces[n].ids = p->ids + at;
             pieces[n].n = lesser(p->n - at, (int32_t)context);
             if (p->n > context) {
-                pieces[n].text = NULL; // the text has more than these tokens
+                pieces[n].text = NULL; // the text stands for more tokens than this piece has
             }
             n++;
             r->inputs[i].n++;

@@ -147,7 +147,7 @@ bool read_response_format(struct request *r)
                        json_get(inner, "schema"), "json_schema/schema");
 }
 
-/* The same of the Responses API, which is nested differently. */
+/* The same for the Responses API, where it is nested differently. */
 bool read_text_format(struct request *r)
 {
     const struct json *text = NULL;

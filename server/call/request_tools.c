@@ -70,7 +70,8 @@ static bool read_custom_format(struct request *r, const struct json *custom,
     return tool->text || request_too_large(r);
 }
 
-/* Writes it as a function for the template; the description tells the model the required format. */
+/* Writes a custom tool as a function for the template; the description tells the model the required
+ * format. */
 static void put_custom(struct buf *out, const struct json *custom)
 {
     const struct json *format = json_get(custom, "format"), *inner = json_get(format, "grammar");

@@ -60,7 +60,7 @@ bool shifts_cut_prompt(struct request *r, struct request_prompt *p)
     memcpy(ids + keep, p->ids + keep + drop, (size_t)(p->n - keep - drop) * sizeof *ids);
     p->ids = ids;
     p->n -= drop;
-    p->text = NULL; // the text has more than these tokens
+    p->text = NULL; // the text stands for more tokens than remain
     r->prompt_cut = true;
     return true;
 }

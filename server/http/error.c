@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Errors reported by this folder, before a handler runs or where it cannot. Code and sentence are
+/* Errors that this folder reports because no handler runs or can report them. Code and sentence are
  * defined here; the caller formats the body (options.put_error). */
 #include "server/http/private.h"
 

@@ -18,7 +18,7 @@
 enum {
     BACKLOG = 4096,
     ACCEPTS_PER_TURN = 256,
-    N_CUT = 64, // connections that we have cut to free slots and libmicrohttpd has not closed yet
+    N_CUT = 64, // connections that we have cut to free slots, not yet closed by libmicrohttpd
 };
 
 /* Formats an address as users write it: host and port, with brackets for IPv6. */

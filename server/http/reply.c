@@ -121,7 +121,7 @@ static void set_response(struct http_request *req, int status, const char *conte
     add_common(req, r);
     req->response = r;
     req->status = status;
-    http_body_free(req); // not earlier: the reply may have been copied from it
+    http_body_free(req); // not earlier, since the reply may have been copied from the body
     http_request_resume(req);
 }
 

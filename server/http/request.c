@@ -388,8 +388,8 @@ static bool body_begins_like_json(const struct http_request *req)
     return !p || p[strspn(p, " \t\r\n")] == '{';
 }
 
-/* JSON without a content type is accepted if it looks like JSON, because many clients
- * leave it out. */
+/* A body without a content type is accepted if it looks like JSON, because many clients omit the
+ * header. */
 static void call_handler(struct http_request *req)
 {
     struct http_server *s = req->server;

@@ -20,7 +20,7 @@
 static const char comment[] = ": keep-alive\n\n";
 
 _Static_assert(offsetof(struct http_request, stream.out.n_bytes) + sizeof(size_t) <= 64,
-               "what a token touches is one cache line");
+               "members accessed for each token must fit a cache line");
 
 static size_t unsent(const struct http_request *req)
 {

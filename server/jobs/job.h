@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | A job: the lines of an input, run in addition to the engine's other requests, each answered
- * once.
+/* | A job: the lines of an input, run alongside the engine's other requests and answered once each.
  *
  *     plan a part (pool) -> read bodies (pool) -> calls, in that order -> answers -> keep (pool)
  *
  * A line is submitted if its KV blocks fit in addition to those that all submitted lines are
  * expected to need; a prefix shared by a group is counted once while a member of the group runs.
- * Outputs are assumed to have max_tokens tokens, or, once some have ended, the mean number of
- * tokens of those. Submitted lines have a lower priority than all interactive requests, which
- * preempt them for blocks and lanes.
+ * Outputs are assumed to have max_tokens tokens or, once some have ended, the mean length of those.
+ * Submitted lines have a lower priority than all interactive requests, which preempt them for
+ * blocks and lanes.
  *
  * Every unanswered line gets exactly one answer: a body, an error, or the reason with which the job
  * was stopped. If it is stopped without a reason, the remaining lines stay unanswered, for a later

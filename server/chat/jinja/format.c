@@ -23,7 +23,7 @@ struct percent {
     bool markup;
 };
 
-/* The next positional argument. A value that is not a tuple is the only one. */
+/* The next positional argument. A value that is not a tuple is the only argument. */
 static bool next_arg(struct percent *pc, struct jv *out)
 {
     if (pc->args.type == JV_TUPLE) {
