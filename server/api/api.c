@@ -224,7 +224,7 @@ void api_on_drain_deadline(void *arg)
     call_abort_all(&a->calls, &e);
 }
 
-/* The last event of a request: metrics, and the tenant's reference. */
+/* Called last for each request: updates the metrics and drops the reference to the tenant. */
 void api_on_done(const struct http_record *record, const void *room, void *arg)
 {
     struct api *a = arg;

@@ -296,7 +296,7 @@ static bool put_path_parameters(struct buf *b, const char *path)
     return any;
 }
 
-/* Writes the parameters: those of the path are its braces, those of the query are in a table. */
+/* Writes the parameters: those of the path from its braces, those of the query from a table. */
 static void put_parameters(struct buf *b, const struct http_route *route)
 {
     struct buf all;

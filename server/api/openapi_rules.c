@@ -67,8 +67,8 @@ static void put_presence(struct buf *b, const struct member *m)
     put_json(b, "':{'not':{'type':'null'}}}}");
 }
 
-/* Writes the rule that the required member or one that can replace it is present; if some are
- * rivals, only one of all may be. */
+/* Writes the rule that the required member, or one that can replace it, must be present; if there
+ * are rivals, exactly one of them all. */
 static void put_stand_ins(struct buf *b, const struct member *m, unsigned form)
 {
     bool rivals = false;

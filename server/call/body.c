@@ -224,7 +224,7 @@ const char *body_text(const struct body *b, const char *string, size_t *n_bytes)
     return copy;
 }
 
-/* Replaces values that the tree need not have or cannot have, before it is built: an array of ids
+/* Before the tree is built, replaces values that it need not or cannot hold: an array of ids
  * becomes an empty array, because a tree needs 64 bytes per id, and U+0000 becomes the stand-in,
  * because the tree's strings are NUL-terminated. Readers find these values in the original text,
  * which the arena keeps. */

@@ -279,8 +279,8 @@ int64_t call_queue_length(const struct call_server *s, const struct engine_stats
 /* Checks whether the call is admitted, and allocates its requests of the engine with their outputs.
  * False: *e is set. */
 bool call_make_requests(struct call *c, struct call_error *e);
-/* Submits the call's requests to the engine. ERR_BUSY: the engine is full, so the rest must wait,
- * or the call is refused and *e says why. After other errors *e is set too. Requests already
+/* Submits the call's requests to the engine. ERR_BUSY: the engine is full; the call is refused if
+ * *e is set, otherwise the rest must wait. After other errors *e is set too. Requests already
  * submitted continue unless the call fails. */
 enum status call_submit(struct call *c, struct call_error *e);
 

@@ -63,7 +63,7 @@ struct member {
      * width of the field; a choice is stored as a string, or in a narrow field as its index in the
      * list. */
     size_t offset, size; // size 0: checked, but not stored
-    size_t flag;         // if > 0: offset of a bool, which is set to whether the member is present
+    size_t flag;         // if > 0: offset of a bool that tells whether the member is present
     bool (*check)(struct request *r); // called after the value was stored; may be NULL
 
     /* Not a plain value: */

@@ -175,7 +175,7 @@ struct request {
     const char *model_name;
     struct sampling_params params;
     bool max_shrinks; // a value that exceeds the context is reduced rather than refused (n_predict)
-    bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt was too long for it
+    bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt that was too long was cut
     int64_t n_keep, n_discard;
     bool has_max_tokens, max_is_asked; // neither: all that fit; only the first: a default, clamped
     int64_t max_tokens;

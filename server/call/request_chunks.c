@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Inputs of embeddings that are longer than the context (vLLM's enable_chunked_processing): each is
- * split into prompts of the context's length, whose vectors are averaged by their tokens
+ * split into prompts of the context's length, whose vectors are averaged, weighted by their tokens
  * (format_embeddings.c). */
 #include "server/call/readers.h"
 

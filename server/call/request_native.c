@@ -263,7 +263,7 @@ void native_begin(struct request *r)
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
     r->add_special = true;
-    if (r->model->config->seed != 0) { // as llama.cpp's --seed, used by every request
+    if (r->model->config->seed != 0) { // like llama.cpp's --seed, the default of every request
         r->params.seed = (uint64_t)r->model->config->seed;
     }
 }

@@ -138,8 +138,8 @@ static bool is_custom_tool(struct reader *t, const struct json *tool, bool *cust
     return (!type && t->shape != &shapes[SHAPE_RESPONSES]) || bad_type(t, type);
 }
 
-/* Checks the parameters' schema, whose name differs: it must be an object, and is required in
- * messages. */
+/* Checks the schema of the parameters, whose key depends on the API: it must be an object, and only
+ * messages require it. */
 static bool check_schema(struct reader *t, const struct json *function, const char *place)
 {
     const struct json *schema = json_get(function, t->shape->schema);
@@ -335,7 +335,7 @@ const struct request_tool *request_custom_tool(const struct request *r, const ch
     return NULL;
 }
 
-/* The name in a choice or in an item of a list of allowed tools, at any of its positions. */
+/* The name in a choice or in an item of a list of allowed tools, wherever the API has it. */
 static const char *name_of(const struct json *v)
 {
     const char *name = json_get_string(v, "name");

@@ -12,7 +12,7 @@ enum { LEAST_LEFT = 4 }; // at least this many tokens of the context are not kep
 
 /* The current piece of one sample. */
 struct piece {
-    struct engine_request request; // first: the engine returns it
+    struct engine_request request; // must be first: the engine returns it
     struct engine_output output;
     struct engine_request *whole;
     struct call_choice *choice;

@@ -135,8 +135,8 @@ void http_conn_deadline(struct http_conn *c, int64_t deadline_ms)
 }
 
 /* After a FIN nothing more arrives, so a request that will still become complete does so within a
- * moment. libmicrohttpd may miss it: 0.9.75 stops reading when the last bytes and the FIN arrive
- * together. */
+ * moment. libmicrohttpd may not notice that: 0.9.75 stops reading when the last bytes and the FIN
+ * arrive together. */
 void http_conn_phase(struct http_conn *c, enum conn_phase phase, int64_t deadline_ms)
 {
     c->phase = phase;

@@ -88,7 +88,7 @@ static bool bind_method(struct jrt *rt, struct jv obj, const struct jinja_method
     return true;
 }
 
-/* Attributes of macros that Jinja2 documents. */
+/* The macro attributes that Jinja2 documents. */
 static bool macro_attr(struct jrt *rt, const struct jmacro *m, struct jstr *name, bool *found,
                        struct jv *out)
 {
@@ -232,7 +232,7 @@ bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
 bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
                       const struct jinja_method *methods, struct jv *out)
 {
-    // Fast path: templates that take strings for lists of parts look up 'type' on every character.
+    // Fast path: templates that treat strings as lists of parts look up 'type' on every character.
     if (obj.type == JV_STR && index.type == JV_STR && !methods && index.u.s->n_bytes > 0 &&
         index.u.s->s[0] != '_') {
         return jv_undefined(rt, obj, index, out);

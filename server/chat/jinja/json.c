@@ -23,7 +23,7 @@ static bool bad_json(struct jrt *rt, struct json_scan *sc, const char *what)
     return false;
 }
 
-/* Strings without escapes, which are most, are not copied, so the request's text must outlive the
+/* Most strings have no escapes and are not copied, so the request's text must outlive the
  * render. */
 static struct jstr *read_string(struct jrt *rt, struct json_scan *sc, enum jprov prov)
 {
