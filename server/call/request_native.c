@@ -32,8 +32,7 @@ static bool wrong(struct mixed *m)
         m->key);
 }
 
-/* A text. If it is the first part of its prompt, it gets the special tokens that the model expects
- * in front. */
+/* A text. If it begins its prompt, the special tokens that the model expects are put before it. */
 static bool put_text(struct mixed *m, const char *text, size_t n_bytes)
 {
     struct text_span span = {text, n_bytes, false};
