@@ -48,7 +48,7 @@ static const struct {
     [MEASURE_GENERATION_TOKENS] = {"vllm:request_generation_tokens",
                                    "Generated tokens of a request.", NULL, TOKENS},
     [MEASURE_MAX_GENERATION_TOKENS] = {"vllm:request_max_num_generation_tokens",
-                                       "The longest sample of a request.", NULL, TOKENS},
+                                       "Tokens of a request's longest sample.", NULL, TOKENS},
     [MEASURE_MAX_TOKENS] = {"vllm:request_params_max_tokens", "max_tokens of a request.", NULL,
                             TOKENS},
     [MEASURE_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},

@@ -149,8 +149,9 @@ static void begin(struct call *c)
     struct responses *s = response_state(c);
     if (c->request.detached) {
         response_put(&s->body, c, "queued");
-        response_put_object(&s->lost, c,
-                            (struct ending){"failed", "The server ended before the response had."});
+        response_put_object(
+            &s->lost, c,
+            (struct ending){"failed", "The server stopped before the response was complete."});
         send_response(c, "response.created", "queued");
         send_response(c, "response.queued", "queued");
     }

@@ -94,8 +94,8 @@ static const struct member rows[] = {
      BOOL(include_reasoning)},
     {"text", "The answer's format.", FORM_RESPONSES, HAND(OBJECT, read_text_format),
      .schema = "'properties':{'format':{'type':'object'," FORMAT "}}"},
-    {"reasoning", "The effort of reasoning, as the member effort.", CHATS | FORM_RESPONSES,
-     HAND(OBJECT, read_reasoning),
+    {"reasoning", "An object whose member effort is the effort of reasoning.",
+     CHATS | FORM_RESPONSES, HAND(OBJECT, read_reasoning),
      .schema = "'properties':{'effort':{'enum':[null,'none','minimal','low',"
                "'medium','high','xhigh']}}"},
     {"documents", "Documents that the template may quote.", TALKS,

@@ -556,7 +556,7 @@ enum status call_model_open_prompts(struct call_model *m, const struct config *c
 {
     const char *from = begin(m, config, info);
     if (tokenizer_load(from, &m->tok, &m->no_tok) != OK) {
-        log_warn("no text in or out: %s", m->no_tok.text);
+        log_warn("requests with text are refused: %s", m->no_tok.text);
         m->tok = NULL;
     }
     enum status st = open_defaults(m, config, err);

@@ -180,8 +180,7 @@ bool check_dimensions(struct request *r)
     }
     if (r->dimensions != r->model->info->hidden) {
         return call_error_set(&r->error, 400, "unsupported_value", key,
-                              "This model does not support other '%s' than %d.", key,
-                              r->model->info->hidden);
+                              "This model only supports '%s' of %d.", key, r->model->info->hidden);
     }
     return true;
 }

@@ -375,7 +375,7 @@ static bool allow_list(struct request *r, const char *key, const struct json *ch
     if (which < 0 || !json_is(list, JSON_ARRAY) || json_count(list) == 0) {
         return call_error_set(
             &r->error, 400, "invalid_value", key,
-            "Invalid '%s': 'allowed_tools' has a mode ('auto' or 'required') and a "
+            "Invalid '%s': 'allowed_tools' must have a mode ('auto' or 'required') and a "
             "list of tools.",
             key);
     }
