@@ -89,7 +89,7 @@ void api_get_ready(struct http_request *req, void *arg)
     reply_health(a, req, h == HEALTH_OK, h);
 }
 
-/* For load balancers. While the model is loading all counts are 0. */
+/* For load balancers. All counts are 0 while the model is loading. */
 void api_get_load(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -287,8 +287,8 @@ void api_reset_prefix_cache(struct http_request *req, void *arg)
         reply_errorf(req, 503, "model_loading", NULL, "The model is still loading.");
         return;
     }
-    /* Blocks that running sequences hold are not dropped and could be found again, so the operator
-     * must force this. */
+    /* Blocks that running sequences hold are not dropped, and later requests could still find them,
+     * so the operator must force this. */
     struct engine_stats s;
     struct buf b;
     const char *force = http_query(req, "reset_running_requests");

@@ -195,7 +195,7 @@ void api_on_wake(void *arg)
     while (more && stopped) {
         more = call_on_wake(&a->calls);
     }
-    if (more) { // connections first
+    if (more) { // the loop looks at its connections first
         http_wake(a->http);
     }
     if (a->batches && !stopped) { // once the loop has stopped there is no pool
@@ -224,7 +224,7 @@ void api_on_drain_deadline(void *arg)
     call_abort_all(&a->calls, &e);
 }
 
-/* The last event of a request: metrics, and the tenant's reference. */
+/* Called last for each request: updates the metrics and drops the reference to the tenant. */
 void api_on_done(const struct http_record *record, const void *room, void *arg)
 {
     struct api *a = arg;
@@ -238,7 +238,7 @@ void api_on_done(const struct http_record *record, const void *room, void *arg)
     if (record->status == 413) {
         a->calls.counts.rejected[REJECT_TOO_LARGE]++;
     }
-    // The front end rejects these before a handler is called; a call that was ended has a `finish`.
+    // Requests rejected by the draining front end have no `finish`; calls that were ended have one.
     if (record->status == 503 && !log->call.finish && http_server_state(a->http) >= HTTP_CLOSING) {
         a->calls.counts.rejected[REJECT_DRAINING]++;
     }

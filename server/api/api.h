@@ -53,7 +53,7 @@ struct api {
 /* ---- the server (api.c) ---------------------------------------------------------------------- */
 
 void api_init(struct api *a, const struct config *config, const char *config_text);
-/* Before api_set_ready: where files and batches are kept. */
+/* Sets where files and batches are kept. Call it before api_set_ready. */
 void api_set_store(struct api *a, struct store *store);
 /* Called when the model is loaded: a->calls.engine and a->calls.model must be set. */
 void api_set_ready(struct api *a);
@@ -64,7 +64,7 @@ void api_on_wake(void *arg);
 void api_on_drain(void *arg);
 void api_on_drain_deadline(void *arg);
 void api_on_reload(void *arg);
-void api_on_report(void *arg); // the scheduler's state and the table of requests, to the log
+void api_on_report(void *arg); // logs the scheduler's state and the table of requests
 void api_on_done(const struct http_record *record, const void *room, void *arg);
 
 /* ---- the watchdog (health.c) ----------------------------------------------------------------- */
@@ -79,7 +79,7 @@ extern const struct call_host api_call_host;
 
 /* Called from a handler; takes the request. */
 void api_start(struct api *a, struct http_request *req, enum request_kind kind);
-/* Whether calls must be refused at the moment; the request is then answered. */
+/* True if calls must be refused at the moment; then it has answered the request. */
 bool api_refuses(struct api *a, struct http_request *req);
 /* The address of the client that waits for the answer, "192.0.2.1:5555"; NULL if none waits. */
 const char *api_call_peer(const struct call *c);

@@ -45,8 +45,8 @@ static void forget(struct listener *l)
     free(l);
 }
 
-/* The bytes of the first *n_events events, which end with an empty line; *n_events becomes
- * what is left to skip. */
+/* The number of bytes of the first *n_events events, each of which ends with an empty line;
+ * *n_events becomes the number of events that `text` does not have. */
 size_t background_skip(const char *text, size_t n_bytes, int64_t *n_events)
 {
     size_t at = 0;
@@ -164,7 +164,7 @@ static void event(struct call *c, const char *name, const char *json, size_t n_b
 {
     (void)name;
     (void)json;
-    (void)n_bytes; // they are part of the call's events
+    (void)n_bytes; // feed() reads the event from the call's events
     for (struct listener *l = background_of(c)->listeners; l; l = l->next) {
         if (!l->wants_end) {
             feed(l, false);

@@ -19,7 +19,7 @@ void background_cancel(struct call *c, struct http_request *req);
 void background_follow(struct call *c, struct http_request *req, int64_t after);
 
 /* The number of bytes of the first *n_events events of `text`, or of all if there are fewer;
- * *n_events becomes the number not found. */
+ * *n_events becomes the number of events that `text` does not have. */
 size_t background_skip(const char *text, size_t n_bytes, int64_t *n_events);
 
 #endif

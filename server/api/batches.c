@@ -141,7 +141,7 @@ static bool read_batch(struct body *b, struct stored_batch *s, struct buf *metad
     return true;
 }
 
-/* The input file must belong to the batch's owner and have the purpose of one. */
+/* The input file must belong to the batch's owner, and its purpose must be batches. */
 static bool check_file(struct api_work *w, const char *id)
 {
     struct stored_file f;

@@ -76,8 +76,8 @@ static char *next_word(char **rest)
     return *word ? word : NULL;
 }
 
-/* After the key, words with '=' are settings; of the others, the leading ones are scopes, then
- * comes a name. */
+/* After the key, words with '=' are settings; the first other word lists the scopes, the second is
+ * the name. */
 static enum status read_line(struct keys *k, char *line, struct err *err)
 {
     struct tenant_limits limits = tenant_limits_default(k->config);

@@ -3,7 +3,7 @@
  *
  *     KEY [inference,admin,metrics] [NAME] [SETTING=VALUE ...]      # a comment
  *
- * A line without scopes means inference. Settings (tenant.h) override the options' defaults. Each
+ * A line without scopes grants inference. Settings (tenant.h) override the options' defaults. Each
  * line defines a tenant, which persists while its key does. Keys are compared in constant time and
  * never printed.
  * Thread: the loop. */

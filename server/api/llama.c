@@ -101,8 +101,8 @@ static void put_slot(struct buf *b, const struct api *a, int32_t id, const struc
     buf_putc(b, '}');
 }
 
-/* There are no real slots: running requests are listed as if each occupied a slot, of which there
- * are as many as requests may run. */
+/* There are no real slots: running requests are listed as if each occupied one of max_num_seqs
+ * slots. */
 void api_slots(struct http_request *req, void *arg)
 {
     struct api *a = arg;

@@ -24,7 +24,6 @@ double api_kv_usage(const struct engine_stats *s)
     return 0;
 }
 
-/* Adds the header with the load, if the request asks for it. */
 void orca_put_header(struct api *a, struct http_request *req)
 {
     const char *format = http_header(req, "endpoint-load-metrics-format");

@@ -24,7 +24,7 @@
 static const struct {
     const char *name, *help, *alias;   // alias: an older name, under which it is also written
     double bounds[METRIC_MAX_BUCKETS]; // ends at the first 0
-    int32_t (*bound)(int32_t i);       // instead of bounds, and like them
+    int32_t (*bound)(int32_t i);       // used instead of `bounds` if set
 } histograms[N_HISTOGRAMS] = {
     [MEASURE_TTFT] = {"vllm:time_to_first_token_seconds",
                       "Time to first token.",
@@ -48,7 +48,7 @@ static const struct {
     [MEASURE_GENERATION_TOKENS] = {"vllm:request_generation_tokens",
                                    "Generated tokens of a request.", NULL, TOKENS},
     [MEASURE_MAX_GENERATION_TOKENS] = {"vllm:request_max_num_generation_tokens",
-                                       "The longest sample of a request.", NULL, TOKENS},
+                                       "Tokens of a request's longest sample.", NULL, TOKENS},
     [MEASURE_MAX_TOKENS] = {"vllm:request_params_max_tokens", "max_tokens of a request.", NULL,
                             TOKENS},
     [MEASURE_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},
@@ -307,8 +307,8 @@ static void print_info(const struct metrics_source *s, struct buf *b)
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
 }
 
-/* Labels by their enums. What has none is left out: FINISH_NONE; metrics_test fails if others are.
- */
+/* Labels, indexed by their enums. FINISH_NONE has no label and is not written; metrics_test fails
+ * if another label is missing. */
 static const char *const finished[N_FINISH_REASONS] = {
     [FINISH_STOP] = "stop",
     [FINISH_LENGTH] = "length",

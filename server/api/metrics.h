@@ -17,7 +17,7 @@
 struct engine_info;
 struct engine_stats;
 
-/* Histograms: those of enum call_measure, and these after them. */
+/* The histograms are those of enum call_measure, followed by these. */
 enum metric_histogram { HIST_ITERATION_TOKENS = N_CALL_MEASURES, HIST_HTTP, N_HISTOGRAMS };
 
 enum { METRIC_MAX_BUCKETS = 26 };
@@ -28,7 +28,7 @@ struct metric_series {
 };
 
 struct metric_http {
-    const char *method, *route; // static text, and borrowed from the route table
+    const char *method, *route; // method: static text; route: borrowed from the route table
     int status;
     uint64_t n;
 };

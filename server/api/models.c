@@ -76,7 +76,8 @@ void api_models(struct http_request *req, void *arg)
     reply_json(req, 200, &body);
 }
 
-/* llama.cpp's clients take each entry for a model, so there is one entry with all names. */
+/* llama.cpp's clients take each entry for a separate model, so there is one entry with all
+ * names. */
 void api_llama_models(struct http_request *req, void *arg)
 {
     const struct api *a = arg;

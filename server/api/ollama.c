@@ -181,8 +181,8 @@ void api_ollama_show(struct http_request *req, void *arg)
     }
     const char *name = json_get_string(root, "model");
     if (!name) {
-        name = json_get_string(root, "name");
-    } // the older name of the member
+        name = json_get_string(root, "name"); // the older name of the member
+    }
     if (!name) {
         reply_errorf(req, 400, "missing_required_parameter", "model",
                      "Missing required parameter: 'model'.");

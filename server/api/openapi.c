@@ -18,13 +18,13 @@ enum answer {
     ANSWER_BYTES
 };
 
-/* Per route, what the table of routes does not contain. */
+/* What the table of routes does not say about each route. */
 static const struct about {
     const char *method, *path;
     const char *text;   // one line for people
     const char *schema; // schema of the request body; NULL: the route reads none
     enum answer answer;
-    bool may_be_red; // 503 has the same form as 200
+    bool may_be_red; // a 503 has the same form as a 200
 } abouts[] = {
     {"POST", "/v1/chat/completions", "Answers a conversation.", "ChatRequest", ANSWER_EVENTS,
      false},
@@ -96,7 +96,7 @@ static const struct about {
     {"GET", "/slots", "llama.cpp's: lists the running requests, without their texts.", NULL,
      ANSWER_LIST, false},
     {"POST", "/invocations",
-     "SageMaker's: takes a request of any of these kinds, recognised by its members.", "AnyRequest",
+     "SageMaker's: takes a request of several kinds, recognised by its members.", "AnyRequest",
      ANSWER_EVENTS_LIST, false},
     {"POST", "/predict", "Vertex AI's: answers several requests, each given as an instance.",
      "PredictRequest", ANSWER_JSON, false},
@@ -130,8 +130,9 @@ static const struct about {
      ANSWER_JSON, false},
     {"POST", "/v1/messages", "Answers a conversation in Anthropic's format.", "MessagesRequest",
      ANSWER_EVENTS, false},
-    {"POST", "/v1/messages/count_tokens", "Counts the tokens of such a conversation.",
-     "CountTokensRequest", ANSWER_JSON, false},
+    {"POST", "/v1/messages/count_tokens",
+     "Counts the tokens of a conversation in Anthropic's format.", "CountTokensRequest",
+     ANSWER_JSON, false},
     {"POST", "/v1/embeddings", "Embeds texts.", "EmbeddingRequest", ANSWER_JSON, false},
     {"POST", "/v1/files", "Uploads a file for a batch.", "FileForm", ANSWER_JSON, false},
     {"GET", "/v1/files", "Lists the files.", NULL, ANSWER_JSON, false},
@@ -209,7 +210,7 @@ static bool may_be_bare(const struct about *about)
     return strcmp(about->schema, "ConversationRequest") == 0;
 }
 
-/* Every route must have a row, which openapi_test checks. */
+/* Every route must have a row; openapi_test checks this. */
 static const struct about *find_about(const struct http_route *route)
 {
     for (size_t i = 0; i < sizeof abouts / sizeof abouts[0]; i++) {
@@ -296,7 +297,7 @@ static bool put_path_parameters(struct buf *b, const char *path)
     return any;
 }
 
-/* Writes the parameters: those of the path are its braces, those of the query are in a table. */
+/* Writes the parameters: those of the path from its braces, those of the query from a table. */
 static void put_parameters(struct buf *b, const struct http_route *route)
 {
     struct buf all;
@@ -357,7 +358,7 @@ static void put_operation(struct buf *b, const struct http_route *route,
     buf_putc(b, '}');
 }
 
-/* Left out is what no request to this model can use. */
+/* False for routes that this model cannot serve; they are left out. */
 static bool is_served(const struct http_route *route, const struct openapi_facts *facts)
 {
     const struct call_model *m = facts->model;

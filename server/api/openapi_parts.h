@@ -39,10 +39,11 @@ static inline void put_bound(struct buf *b, const char *key, int64_t v)
     }
 }
 
-/* What holds between members of a form's body, as the member allOf of its schema. */
+/* Writes the rules that relate members of a body of this form, as the member allOf of its
+ * schema. */
 struct member;
 void openapi_put_rules(struct buf *b, unsigned form);
-/* True if the body may have a member in place of this required one. */
+/* True if the body may have another member in place of this required one. */
 bool openapi_may_be_another(const struct member *required, unsigned form);
 
 /* The members of "components": how to authenticate, errors, and the bodies of requests. */

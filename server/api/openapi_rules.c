@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the schema of a body says of several members at once: which of them replace others, and
- * which exclude each other. */
+/* The rules in a body's schema that relate several members: which of them replace others, and which
+ * exclude each other. */
 #include "server/api/openapi_parts.h"
 
 #include "server/call/members.h"
 
-/* Two members, each of which the body may lack. */
+/* The body must meet at least one of two conditions, each about one member. */
 #define EITHER(first, second) "{'anyOf':[{'properties':{" first "}},{'properties':{" second "}}]}"
 #define STREAMS "'stream':{'const':true}"
 
 #define THERE(key) "'" key "':{'not':{'type':'null'}}"
 #define NONE(key) "'" key "':{'type':'null'}"
-/* A pair of names of the texts of /v1/score, without the other names. */
+/* The two lists of /v1/score are given under this pair of names, and no other name is used. */
 #define PAIR(first, second, a, b, c, d, e)                                                         \
     "{'required':['" first "','" second "'],'properties':{" THERE(first) "," THERE(                \
         second) "," NONE(a) "," NONE(b) "," NONE(c) "," NONE(d) "," NONE(e) "}}"
@@ -67,7 +67,8 @@ static void put_presence(struct buf *b, const struct member *m)
     put_json(b, "':{'not':{'type':'null'}}}}");
 }
 
-/* The required member is present, or one that can replace it; of rivals only one. */
+/* Writes the rule that the required member, or one that can replace it, must be present; if there
+ * are rivals, exactly one of them all. */
 static void put_stand_ins(struct buf *b, const struct member *m, unsigned form)
 {
     bool rivals = false;

@@ -16,7 +16,7 @@
     "'maxItems':20,'items':{'type':'object','required':['role','content'],'properties':{'type':{"  \
     "'enum':['message',null]},'role':{'enum':['user','assistant','system','developer']},"          \
     "'content':{'type':['string','array']}}}}"
-static const char other_bodies[] = // up to the endpoints of BatchRequest
+static const char other_bodies[] = // ends before the list of endpoints in BatchRequest
     ",'FileForm':{'type':'object','required':['file','purpose'],'properties':{'file':{'type':'"
     "string'},"
     "'purpose':{'type':'string','enum':['" BATCH_PURPOSE
@@ -129,7 +129,7 @@ static void put_ids(struct buf *b, const struct openapi_facts *facts)
     buf_putc(b, '}');
 }
 
-/* A part of a pattern: this many digits. */
+/* Writes the part of a pattern that matches n digits. */
 static void put_any_digits(struct buf *b, int n)
 {
     if (n > 0) {
@@ -137,18 +137,18 @@ static void put_any_digits(struct buf *b, int n)
     }
 }
 
-/* Writes 'propertyNames' for an object whose keys are token ids, as a pattern of the numbers below
- * `most`. */
+/* Writes 'propertyNames' for an object whose keys are token ids: a pattern that matches the numbers
+ * below `most`. */
 static void put_id_names(struct buf *b, int64_t most)
 {
     char digits[24];
     int n = snprintf(digits, sizeof digits, "%lld", (long long)most);
     put_json(b, ",'propertyNames':{'pattern':'^(0");
-    for (int k = 1; k < n; k++) { // with fewer digits
+    for (int k = 1; k < n; k++) { // numbers with fewer digits
         buf_puts(b, "|[1-9]");
         put_any_digits(b, k - 1);
     }
-    for (int k = 0; k < n; k++) { // with the same digits up to this one, which is less
+    for (int k = 0; k < n; k++) { // numbers with the same digits before this one, which is smaller
         int least = k == 0;
         if (digits[k] - '0' > least) {
             buf_printf(b, "|%.*s[%d-%c]", k, digits, least, digits[k] - 1);
@@ -158,7 +158,7 @@ static void put_id_names(struct buf *b, int64_t most)
     put_json(b, ")$'}");
 }
 
-/* True if the model is known, and this server cannot tell its reasoning from its answers. */
+/* True if the model is known, but this server cannot tell its reasoning from its answers. */
 static bool has_no_reasoning(const struct openapi_facts *facts)
 {
     return facts->model && !call_model_limits_reasoning(facts->model);

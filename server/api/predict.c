@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* POST /predict: Vertex AI's envelope of several requests, as llama.cpp takes it. Each instance is
- * a call of its own, one after another, and the answer has their answers in order. The first error
- * is that of the whole request. */
+/* POST /predict: Vertex AI's envelope of several requests, as llama.cpp accepts it. Each instance
+ * is a separate call; they run one after another, and the answer has their answers in order. The
+ * first error is the answer to the whole request. */
 #include "server/api/api_call.h"
 
 #include "engine/base/clock.h"
@@ -21,7 +21,7 @@ struct prediction {
     struct api *api;
     struct http_request *req; // NULL: it has been answered
     struct call *call;        // the running one; NULL: none
-    struct slice_items items; // in the body
+    struct slice_items items; // the instances, in the body
     struct buf answers;
     size_t n;
     bool gone;
@@ -114,8 +114,8 @@ static const struct call_sink part_sink = {
     .over = over,
 };
 
-/* llama.cpp's names of its routes in an instance; without a name its members tell the kind. False:
- * another name. */
+/* An instance may name one of llama.cpp's routes; without a name its members tell the kind. False:
+ * the name is unknown. */
 static bool kind_of(struct slice instance, enum request_kind *kind)
 {
     static const struct {
@@ -189,7 +189,7 @@ static void start(struct prediction *p, struct slice instance)
     call_start(&p->api->calls, c);
 }
 
-/* The next instance, or the answer. */
+/* Starts the next instance or, after the last one, replies with the answers. */
 static void run_next(struct prediction *p)
 {
     struct slice instance = {NULL, 0};
@@ -232,7 +232,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 
 static const struct http_events events = {on_gone, NULL};
 
-/* Whether the text is one JSON object. */
+/* True if the text is one JSON object. */
 static bool is_object(const char *text, size_t n_bytes)
 {
     struct json_scan sc;

@@ -9,12 +9,12 @@
 #include "server/call/error.h"
 #include "server/http/http.h"
 
-/* Reserves memory in each request for its log data, and gives the errors that the front end
- * generates, and the log lines, the API's format. */
+/* Reserves memory in each request for its log data, and sets the functions that write log lines and
+ * the errors that the front end generates. */
 void reply_set_options(struct http_options *o);
 
-/* The error format of a route. Anthropic's clients also expect the request id under another name,
- * which reply_note_route, before the first reply, and reply_tell_id provide. */
+/* The error format of a route. Anthropic's clients also expect the request id under another name:
+ * call reply_note_route before the first reply; reply_tell_id adds the header. */
 enum reply_form { REPLY_OPENAI, REPLY_ANTHROPIC, REPLY_OLLAMA, REPLY_VLLM, REPLY_LLAMA };
 enum reply_form reply_form_of(const struct http_route *route);
 void reply_note_route(struct http_request *req, const struct http_route *route);

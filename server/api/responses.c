@@ -80,7 +80,7 @@ static void get_events(struct api_work *w)
                        "again.");
     } else {
         int64_t after;
-        parse_after(w->req, &after); // valid: the handler has checked it
+        parse_after(w->req, &after); // the handler has checked that it is valid
         int64_t n_skipped = after + 1;
         size_t at = background_skip(all.data, all.n_bytes, &n_skipped);
         buf_put(&w->reply, all.data + at, all.n_bytes - at);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The server's activity, as numbers that /status.json returns and the page plots, and their history
- * of some minutes, so that the page shows it when opened.
+/* The server's activity as numbers, which /status.json returns and the page plots. Their history of
+ * the last minutes is kept, so that the page can show it as soon as it is opened.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_STATUS_H
 #define SLUICE_SERVER_API_STATUS_H

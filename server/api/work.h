@@ -12,7 +12,7 @@ struct api_work {
     struct store *store;
     struct http_request *req;
     /* From the request. Strings are valid until the reply. */
-    char owner[40];             // owner of the files and batches that it may access
+    char owner[40];             // owner of the files and batches that the request may access
     const char *id, *second_id; // parts of the path, or NULL
     const char *after, *purpose;
     bool oldest_first;
@@ -31,8 +31,8 @@ struct api_work {
 /* Called from a handler; takes the request. 501 if there is no store. */
 void api_work_start(struct api *a, struct http_request *req, void (*work)(struct api_work *w),
                     void (*after_work)(struct api_work *w));
-/* The same for a list: reads `after`, `limit` (1 .. most, which is also the default unless another
- * is given), `order` and `purpose`. */
+/* The same for a list: reads `after`, `limit` (1 to `most`; `otherwise` if the request gives none),
+ * `order` and `purpose`. */
 void api_work_start_list(struct api *a, struct http_request *req, void (*work)(struct api_work *w),
                          int64_t otherwise, int64_t most);
 

@@ -16,7 +16,8 @@ enum {
     NO_NODE = -1,          // parent of a beam's first token: the prompt
 };
 
-/* A token that follows its parent's. Beams share their beginnings, so the nodes form a tree. */
+/* A token and a link to the token before it. Beams share their beginnings, so the nodes form a
+ * tree. */
 struct node {
     int32_t parent, token, n; // n: tokens up to here
     float logprob;
@@ -277,7 +278,7 @@ static struct search *search_of(struct call *c, const struct engine_request *r)
     return NULL;
 }
 
-/* Takes the result of a request. Values for the whole prompt are taken from the first one. */
+/* Takes the result of a request. Values for the whole prompt come from the first request. */
 void beams_take(struct call *c, struct engine_request *r)
 {
     struct search *s = search_of(c, r);
@@ -370,10 +371,10 @@ static int by_score(const void *a, const void *b)
     if (x->score != y->score) {
         return x->score > y->score ? -1 : 1;
     }
-    return x->node - y->node; // the one that ended first
+    return x->node - y->node; // of equal scores, first the beam that ended earlier
 }
 
-/* The best score that a live beam can still reach: its sum never grows, but the divisor can. */
+/* The best score that a live beam can still reach: its sum never grows, but the divisor may. */
 static double hope(const struct search *s, const struct beam *live, double penalty)
 {
     double now = score(s, live->sum, length_of(s, live->node), penalty);

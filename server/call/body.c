@@ -171,7 +171,7 @@ bool body_hide_nuls(struct body *b, const char *body_text, size_t body_bytes, ch
     if (!choose_stand_in(&own, text, n_bytes)) {
         return false;
     }
-    if (!b->nul.utf8[0]) { // not chosen for the body yet: take one that neither text has
+    if (!b->nul.utf8[0]) { // the body has none yet: choose one that neither text contains
         struct buf both;
         buf_init(&both, body_bytes + n_bytes + 1);
         buf_put(&both, body_text, body_bytes);
@@ -224,9 +224,10 @@ const char *body_text(const struct body *b, const char *string, size_t *n_bytes)
     return copy;
 }
 
-/* Replaces, for the tree, what readers take from the member's own text: an array of ids becomes an
- * empty array, because a tree needs 64 bytes per id, and U+0000 becomes the stand-in, because the
- * tree's strings are NUL-terminated. The arena keeps the original text. */
+/* Before the tree is built, replaces values that it need not or cannot hold: an array of ids
+ * becomes an empty array, because a tree needs 64 bytes per id, and U+0000 becomes the stand-in,
+ * because the tree's strings are NUL-terminated. Readers find these values in the original text,
+ * which the arena keeps. */
 static bool hide_from_tree(struct body *b, struct body_member *m, char *text, size_t n_bytes)
 {
     char *at = text + (m->start - text), *end = at + m->n_bytes;

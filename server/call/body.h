@@ -27,7 +27,7 @@ struct body_member {
     bool has_nul;
 };
 
-/* A character that the text does not contain, and that replaces U+0000 in the tree. */
+/* The character that replaces U+0000 in the tree: one that the text does not contain. */
 struct stand_in {
     char utf8[4];    // the character; "": none was needed
     char escaped[7]; // as JSON, "\\ufffe"
@@ -70,9 +70,9 @@ bool body_array(struct body *b, const char *key, const struct json **v);
 /* One of "a|b|c"; *index is its position. */
 bool body_choice(struct body *b, const char *key, const char *choices, int *index);
 
-/* For a text from another source whose tree is used together with the body's: replaces its U+0000
- * in place by the body's stand-in. False: every possible stand-in occurs in one of the two
- * texts. */
+/* For a text from another source whose tree is used together with the body's: replaces U+0000 in
+ * that text with the body's stand-in, in place. False: every possible stand-in occurs in one of the
+ * two texts. */
 bool body_hide_nuls(struct body *b, const char *body_text, size_t body_bytes, char *text,
                     size_t n_bytes);
 /* Restores U+0000 in JSON text that was generated from the trees. */

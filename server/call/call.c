@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The beginning of a call: prepared on the pool, then submitted to the engine, or queued while that
- * is full. See call.h. */
+/* The beginning of a call: prepared on the pool, then submitted to the engine, or queued while the
+ * engine is full. See call.h. */
 #include "server/call/call.h"
 
 #include "engine/base/clock.h"

@@ -189,11 +189,11 @@ struct call_choice {
     enum call_pending pending;
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool is_custom; // the current tool call is one of a custom tool: its `arguments` are a text
-    bool shifted;   // the context was full, and lost tokens
+    bool shifted;   // the context was full, so tokens were dropped
     bool sent_prompt_text, sent_prompt_ids; // completions send these once
-    bool told_prompt;                       // return_progress: some progress was reported
+    bool told_prompt;                       // return_progress: progress was reported at least once
     int32_t n_prefilled;                    // return_progress: the last value reported
-    int32_t n_calls, n_lines; // calls begun; for llama.cpp: pieces of text that contain a line end
+    int32_t n_calls, n_lines; // calls begun; for llama.cpp: pieces of text with a line end
     int64_t t_last_ns;
 };
 
@@ -217,10 +217,10 @@ struct call {
     enum request_kind kind;          // as given to call_start; request.kind may change
     struct engine_request *requests; // one per prompt
     void *memory;                    // one block for the outputs of all requests
-    struct shifts *shifts;           // pieces of the answers; NULL: each is one
+    struct shifts *shifts;           // pieces of the answers; NULL: answers are not divided
     struct beams *beams;             // searches that produce the answers; NULL: no beam search
     char *salt;                      // the requests' cache_salt, if it is not the one in the body
-    size_t n_requests, n_submitted, n_done; // with beams, the last two are per step
+    size_t n_requests, n_submitted, n_done; // with beams, the last two count one step's requests
     struct call_choice *choices;
     size_t n_choices, n_finished;
     int64_t n_waiting;       // the call's part of tenant.n_waiting
@@ -279,8 +279,8 @@ int64_t call_queue_length(const struct call_server *s, const struct engine_stats
 /* Checks whether the call is admitted, and allocates its requests of the engine with their outputs.
  * False: *e is set. */
 bool call_make_requests(struct call *c, struct call_error *e);
-/* Submits the call's requests to the engine. ERR_BUSY: the engine is full, so the rest must wait,
- * or the call is refused and *e says why. After other errors *e is set too. Requests already
+/* Submits the call's requests to the engine. ERR_BUSY: the engine is full; the call is refused if
+ * *e is set, otherwise the rest must wait. After other errors *e is set too. Requests already
  * submitted continue unless the call fails. */
 enum status call_submit(struct call *c, struct call_error *e);
 

@@ -318,7 +318,7 @@ void call_on_deadline(struct call *c)
 }
 
 /* Sets the deadline for the first token, if one is configured, and after that token the deadline
- * for the whole request. The timeout in the request counts if it is shorter. */
+ * for the whole request. A shorter timeout in the request takes precedence. */
 void call_start_deadline(struct call *c)
 {
     const struct config *config = c->server->config;

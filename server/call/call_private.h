@@ -16,7 +16,8 @@ void call_submit_queued(struct call_server *s);
 void call_stop_waiting(struct call *c);
 void call_start_deadline(struct call *c);
 
-/* Ends the answer with an error, in a stream or as the whole. Engine work is cancelled. */
+/* Ends the answer with an error: an event of the stream, or the whole answer. Engine work is
+ * cancelled. */
 void call_fail(struct call *c, const struct call_error *e);
 /* Ends a background response with the output so far, either now or once its beginning is stored. */
 void call_end_kept(struct call *c);

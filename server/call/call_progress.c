@@ -212,12 +212,12 @@ static void on_piece(struct call *c, struct engine_request *piece, int64_t now_n
 /* Submits the pieces that follow those that have filled their contexts. */
 static void go_on(struct call_server *s)
 {
-    s->in_drain = true; // a call that ends is looked at once more
+    s->in_drain = true; // calls that end now are freed after the loop, which still uses them
     for (struct call *c = s->calls; c && s->n_shift_calls > 0; c = c->next) {
         struct call_error e = {0};
         if (c->shifts && !c->answered && !c->queued && shifts_are_ready(c)) {
             enum status st = call_submit(c, &e);
-            if (st != OK && e.status != 0) { // a full queue: later
+            if (st != OK && e.status != 0) { // a full queue sets no error: retried later
                 call_fail(c, &e);
             }
         }
@@ -298,8 +298,9 @@ static void step_all_beams(struct call_server *s, int64_t now_ns)
 }
 
 /* The loop thread's part of a step: takes the engine's events, frees calls that have ended, then
- * submits waiting calls. With thousands of streams all events of a step take a tenth of a second
- * and more, in which no probe would be answered: hence pieces, of 2 ms for plain text. */
+ * submits waiting calls. With thousands of streams, handling all events of a step takes a tenth of
+ * a second or more, during which no probe would be answered. So they are handled in pieces, which
+ * take 2 ms for plain text. */
 bool call_on_wake(struct call_server *s)
 {
     enum { PIECE = 256 };

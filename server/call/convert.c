@@ -12,7 +12,7 @@ void convert_text(struct buf *out, const char *text)
     buf_put_json(out, text, strlen(text));
 }
 
-/* Children of an array or object. */
+/* Writes an array or, if `keys` is set, an object. */
 static void put_children(struct buf *out, const struct json *node, bool keys)
 {
     if (keys) {

@@ -10,7 +10,8 @@
 void convert_text(struct buf *out, const char *text); // writes a JSON string
 void convert_node(struct buf *out, const struct json *node);
 
-/* A tool with name, description and schema at the same level, written with this index. */
+/* Writes a tool that has name, description and schema at the same level; index: its place in the
+ * list. */
 void convert_tool(struct buf *out, const struct json *tool, size_t index, const char *schema_key);
 
 /* An input item of a response in the stored format: messages in their long form, others

@@ -17,7 +17,7 @@ struct derendered_choice {
 struct derendered {
     struct derendered_choice *choices;
     size_t n_choices;
-    int64_t n_prompt; // tokens of its prompt, as the client says
+    int64_t n_prompt; // number of tokens of its prompt, as stated by the client
 };
 
 struct derender {

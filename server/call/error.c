@@ -33,7 +33,7 @@ bool call_error_no_memory(struct call_error *e)
     e->retry_after_s = 5;
     return call_error_set(
         e, 503, "out_of_memory", NULL,
-        "The server has not enough memory for the answers of this request at the moment.");
+        "The server does not have enough memory for the answers of this request at the moment.");
 }
 
 bool call_error_missing(struct call_error *e, const char *param)

@@ -29,8 +29,8 @@ bool call_error_set(struct call_error *e, int status, const char *code, const ch
 bool call_error_no_memory(struct call_error *e); // 503 out_of_memory
 bool call_error_missing(struct call_error *e, const char *param);
 bool call_error_empty(struct call_error *e, const char *param); // 400 empty_array
-/* 400 unsupported_value: `what`, such as "content parts", has a type other than text: an image,
- * audio, a file. Multimodal checkpoints are served, but without their encoders. */
+/* 400 unsupported_value: `what`, such as "content parts", has another type than text, such as an
+ * image, audio or a file. Multimodal checkpoints are served, but without their encoders. */
 bool call_error_text_only(struct call_error *e, const char *param, const char *what,
                           const char *type);
 bool call_error_unsupported(struct call_error *e, const char *param); // 400 unsupported_parameter

@@ -6,7 +6,7 @@
 
 /* The spellings of the tokens by family. */
 static const struct form {
-    const char *prefix, *suffix, *middle; // middle: NULL if the prefix comes last
+    const char *prefix, *suffix, *middle; // `middle` is NULL if the prefix comes last
 } forms[] = {
     {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}, // Qwen Coder, CodeGemma
     {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},       // StarCoder, Granite

@@ -302,7 +302,8 @@ void call_put_token_ids(struct buf *b, struct call_choice *ch)
     }
 }
 
-/* Without ids it is null in a whole answer and left out of a stream, as in vLLM. */
+/* Unless ids were requested, the member is null in a whole answer and absent in a stream, as in
+ * vLLM. */
 void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r)
 {
     if (c->request.return_token_ids) {
@@ -378,7 +379,7 @@ void call_send_chunk(struct call *c, struct buf *b)
     call_event(c, NULL, b);
 }
 
-/* As in vLLM, what is not known is null, and absent in a stream. */
+/* As in vLLM, an unknown value is null in a whole answer, and absent in a stream. */
 static void put_known(struct buf *b, const struct call *c, const char *key, bool known,
                       double value)
 {
@@ -403,7 +404,7 @@ void call_put_metrics(struct buf *b, const struct call *c)
         return;
     }
     const int64_t begun = r->t_scheduled_ns, first = r->t_first_token_ns;
-    // A stop string ends the answer before the request.
+    // If a stop string ended the answer, the engine's request may still be running.
     const int64_t last = r->done ? r->t_done_ns : clock_now_ns();
     const int32_t n = c->choices[0].n_taken;
     const double generation = (double)(last - first) * 1e-6, all = (double)(last - begun) * 1e-6;

@@ -57,7 +57,7 @@ static void start_stream(struct call_choice *ch)
     close_chunk(ch, b, NULL);
     call_put_prompt_ids(b, ch->call, ch->request);
     buf_puts(b, "}]");
-    call_put_prompt_ids(b, ch->call, ch->request); // vLLM has it outside of the choices, too
+    call_put_prompt_ids(b, ch->call, ch->request); // as in vLLM, also outside of the choices
     ch->call->untimed = ch->call->request.llama;   // llama.cpp's first chunk has no timings
     call_send_chunk(ch->call, b);
     ch->call->untimed = false;
@@ -221,7 +221,7 @@ static void call_end(struct call_choice *ch)
     }
 }
 
-/* The last chunk of a choice has the rest of its text and its reason. */
+/* The last chunk of a choice has the rest of its text and its finish reason. */
 static void finish(struct call_choice *ch)
 {
     struct buf *b = open_chunk(ch);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The id of a "token_id:N"; -1: a text. */
+/* The id N of "token_id:N"; -1 if the token is given as text. */
 static int32_t id_of(const struct call *c, const char *token)
 {
     static const char prefix[] = "token_id:";
@@ -178,7 +178,7 @@ static void reply(struct call *c, const struct call_format *format,
             const struct derendered_choice *from = &d->answers[i].choices[k];
             call_choice_progress(ch, clock_now_ns());
             if (from->finish && ch->n_calls == 0) {
-                ch->finish = from->finish; // "abort" and others, too
+                ch->finish = from->finish; // any word is passed on, such as "abort"
             }
             if (from->logprobs) {
                 put_logprobs(ch, from->logprobs);

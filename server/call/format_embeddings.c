@@ -36,8 +36,8 @@ size_t call_n_vectors(const struct call *c)
     return c->request.inputs ? c->request.n_inputs : c->n_requests;
 }
 
-/* The vector of an input: of its only prompt, or the mean of those of its prompts, each as often as
- * it has tokens. It replaces the first prompt's. */
+/* The vector of an input: that of its only prompt, or the mean of its prompts' vectors, weighted by
+ * their numbers of tokens. The mean replaces the first prompt's vector. */
 static float *vector_of(struct call *c, size_t input)
 {
     const struct request_input *in = c->request.inputs ? &c->request.inputs[input] : NULL;

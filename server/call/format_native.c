@@ -18,7 +18,7 @@ static void put_real(struct buf *b, const char *key, double v)
     buf_put_double(b, v);
 }
 
-/* A token that is never drawn has the bias null. */
+/* The bias of a token that may never be drawn is null. */
 static void put_biases(struct buf *b, const struct sampling_params *p)
 {
     for (int32_t i = 0; i < p->n_bias; i++) {
@@ -334,8 +334,8 @@ const struct call_format call_native_format = {
 /* ---- embeddings and templates
  * -------------------------------------------------------------------- */
 
-/* A list of vectors for each input: one, or one of each token, which llama.cpp does not normalize.
- */
+/* A list of vectors for each input: a single vector, or one per token; the latter are not
+ * normalized, as in llama.cpp. */
 static void end_embedding(struct call *c)
 {
     struct buf b;

@@ -149,8 +149,9 @@ static void begin(struct call *c)
     struct responses *s = response_state(c);
     if (c->request.detached) {
         response_put(&s->body, c, "queued");
-        response_put_object(&s->lost, c,
-                            (struct ending){"failed", "The server ended before the response had."});
+        response_put_object(
+            &s->lost, c,
+            (struct ending){"failed", "The server stopped before the response was complete."});
         send_response(c, "response.created", "queued");
         send_response(c, "response.queued", "queued");
     }
@@ -326,7 +327,8 @@ static void end(struct call *c)
     call_end_stream(c, false);
 }
 
-/* The Responses API names its events; flat for the specification, nested for the SDKs. */
+/* The Responses API names its events. The event has the error twice: flat, as the specification
+ * says, and nested, as the SDKs expect it. */
 static void send_error_event(struct call *c, const struct call_error *e)
 {
     struct buf nested, b;

@@ -32,7 +32,7 @@ static void put_pieces(struct buf *b, const struct call *c, const struct request
     buf_putc(b, ']');
 }
 
-/* vLLM's members, and llama.cpp's if the body used its names. */
+/* Writes vLLM's members. If the body has llama.cpp's names, `tokens` may be a list of pieces. */
 static void reply_tokens(struct call *c)
 {
     const struct request_prompt *p = &c->request.prompts[0];
@@ -67,7 +67,7 @@ static void reply_tokens(struct call *c)
     call_whole(c, &body);
 }
 
-/* vLLM's prompt; without a model llama.cpp's content, too. */
+/* vLLM's `prompt`; if the body names no model, also llama.cpp's `content`. */
 static void reply_text_of(struct call *c)
 {
     struct buf body;

@@ -58,7 +58,7 @@ static void put_sampling(struct buf *b, const struct request *r)
             call_put_node(b, m->node);
         }
     }
-    if (is_chat && r->logprobs) { // a count in sampling_params, a flag and a count in a chat
+    if (is_chat && r->logprobs) { // sampling_params have one count, a chat has a flag and a count
         buf_printf(b, ",\"logprobs\":%d", r->n_top);
     }
     put_ids_member(b, r, "stop_token_ids", r->params.stop_ids, r->params.n_stop_ids);

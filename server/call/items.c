@@ -28,14 +28,14 @@ static bool message_check(const struct json *item, const char *place, struct cal
     const struct json *content = json_get(item, "content");
     if (!role || words_find("user|assistant|system|developer", role) < 0) {
         return call_error_set(e, 400, "invalid_value", place,
-                              "Invalid '%s': a message has the role 'user', 'assistant', "
+                              "Invalid '%s': a message must have the role 'user', 'assistant', "
                               "'system' or 'developer'.",
                               place);
     }
     if (!json_is(content, JSON_STRING) && !json_is(content, JSON_ARRAY)) {
-        return call_error_set(e, 400, "invalid_type", place,
-                              "Invalid '%s': the content of a message is a string or an array.",
-                              place);
+        return call_error_set(
+            e, 400, "invalid_type", place,
+            "Invalid '%s': the content of a message must be a string or an array.", place);
     }
     return true;
 }

@@ -39,18 +39,18 @@ struct member {
     enum member_type type;
     enum member_use use;
     bool required;
-    bool unlisted;     // not in /openapi.json: a schema cannot describe all accepted values
-    bool may_be_empty; // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are valid
-    bool mixes;        // MEMBER_PROMPTS: a list may mix texts and ids
-    bool is_dimension; // MEMBER_INT: only the model's own value is valid
-    bool is_within;    // MEMBER_INT: at most the model's context
-    bool has_ids;      // MEMBER_OBJECT: its keys are token ids
-    bool is_share;     // MEMBER_INT: of the vocabulary; -1 is all of it, where the server allows
+    bool unlisted;          // not in /openapi.json: a schema cannot describe all accepted values
+    bool may_be_empty;      // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are valid
+    bool mixes;             // MEMBER_PROMPTS: a list may mix texts and ids
+    bool is_dimension;      // MEMBER_INT: only the length of the model's vectors is valid
+    bool is_within;         // MEMBER_INT: at most the model's context
+    bool has_ids;           // MEMBER_OBJECT: its keys are token ids
+    bool is_share;          // MEMBER_INT: up to the vocabulary's size; -1: all of it, if allowed
     const char *instead_of; // the required member that this one can replace; NULL: none
     bool is_rival;          // instead_of: a body must not have both
-    bool limits_reasoning;  // refused for models whose reasoning this server cannot tell
+    bool limits_reasoning;  // refused for models whose reasoning cannot be told from answers
 
-    /* The values that it may have. */
+    /* The values that the member may have. */
     int64_t min, max;    // MEMBER_INT, both inclusive
     size_t most;         // if > 0: offset in struct config of the maximum length of an array
     double low, high;    // MEMBER_REAL, both inclusive
@@ -63,7 +63,7 @@ struct member {
      * width of the field; a choice is stored as a string, or in a narrow field as its index in the
      * list. */
     size_t offset, size; // size 0: checked, but not stored
-    size_t flag;         // if > 0: offset of a bool, which is set to whether the member is present
+    size_t flag;         // if > 0: offset of a bool that tells whether the member is present
     bool (*check)(struct request *r); // called after the value was stored; may be NULL
 
     /* Not a plain value: */
@@ -78,7 +78,8 @@ const struct member *member_at(size_t i);
 /* The row of a key that this form reads; NULL if there is none. */
 const struct member *member_find(const char *key, unsigned form);
 
-/* The least value of an integer; the largest one, or the longest array. */
+/* member_min: the smallest value of an integer. member_max: its largest value, or the maximum
+ * length of an array. */
 int64_t member_min(const struct member *m, const struct config *config);
 int64_t member_max(const struct member *m, const struct config *config);
 

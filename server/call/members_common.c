@@ -87,7 +87,7 @@ static const struct member rows[] = {
      INT(priority, INT32_MIN, INT32_MAX)},
     {"cache_salt", "Only requests with the same salt share cached prompts.", ALL | SCORES,
      STRING(cache_salt), .check = check_salt, .schema = "'minLength':1"},
-    {"kv_hints", "A hint how long the prompt should stay in the cache.", DRAWS,
+    {"kv_hints", "A hint on how long the prompt should stay in the cache.", DRAWS,
      HAND(OBJECT, read_kv_hints), .schema = KV_HINTS},
     {"user", "Written to the log.", ALL | SCORES, STRING(user)},
     {"timeout", "Seconds after which the request ends with an error; may be a fraction.",

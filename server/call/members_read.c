@@ -140,8 +140,8 @@ static bool read_member(struct request *r, const struct member *m)
     return !m->check || m->check(r);
 }
 
-/* A stand-in for U+0000 must not reach an answer: only these members have readers that restore it,
- * or values that are passed through unread. */
+/* A stand-in for U+0000 must not reach an answer. Only these members may have one: their readers
+ * restore U+0000, or their values are passed through unread. */
 static bool check_nuls(struct request *r)
 {
     static const char may[] =

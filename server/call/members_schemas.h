@@ -103,7 +103,7 @@
     "'action_version':{'type':'string'},'payload':{'type':'object','properties':{'scope':{"        \
     "'type':['string','null']},'directives':{'type':'array','maxItems':128,'items':" DIRECTIVE     \
     "}}}}}}}}]"
-/* llama.cpp's logit_bias: of a text or an id, a number or false. */
+/* llama.cpp's logit_bias: a number or false for each text or id. */
 #define A_BIAS "{'anyOf':[{'type':'number','minimum':-100,'maximum':100},{'const':false}]}"
 #define NATIVE_BIAS                                                                                \
     "'anyOf':[{'type':'null'},{'type':'object','maxProperties':1024,'propertyNames':{'pattern':"   \
@@ -115,7 +115,7 @@
     "'type':['integer','null'],'minimum':-2,'maximum':2147483647,'not':{'const':0}"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
-/* A part of what /inference/v1/generate answers. */
+/* A part of the answer of /inference/v1/generate. */
 #define GENERATED                                                                                  \
     "'required':['choices'],'properties':{'choices':{'type':'array','minItems':1,'maxItems':128,"  \
     "'items':{'type':'object','required':['token_ids'],'properties':{'token_ids':{'type':"         \

@@ -45,7 +45,7 @@ static const char *last_part(const char *path)
 }
 
 /* The last part of the folder's path. For "." and ".." it is the name of the folder that they refer
- * to; the root folder has no name. */
+ * to; for the root folder it is "model". */
 static char *name_of_folder(const char *path)
 {
     const char *last = last_part(path);
@@ -416,7 +416,8 @@ static enum status open_pooling(struct call_model *m, const struct config *confi
 /* ---- /tokenizer_info -------------------------------------------------
  */
 
-/* ,"chat_template": if the configuration has none, from the file beside it, or null. */
+/* Adds "chat_template" to a configuration without one: the text of chat_template.jinja in the same
+ * folder, or null. */
 static enum status put_template(struct buf *out, const char *dir, bool is_first, struct err *err)
 {
     char *template;
@@ -555,7 +556,7 @@ enum status call_model_open_prompts(struct call_model *m, const struct config *c
 {
     const char *from = begin(m, config, info);
     if (tokenizer_load(from, &m->tok, &m->no_tok) != OK) {
-        log_warn("no text in or out: %s", m->no_tok.text);
+        log_warn("requests with text are refused: %s", m->no_tok.text);
         m->tok = NULL;
     }
     enum status st = open_defaults(m, config, err);

@@ -54,7 +54,7 @@ enum status call_model_open_prompts(struct call_model *m, const struct config *c
                                     const struct engine_info *info, struct err *err);
 void call_model_close(struct call_model *m); // accepts a zeroed struct
 
-/* True if its reasoning stands between markers, so that a request can limit it
+/* True if the model's reasoning stands between markers, so that a request can limit it
  * (request_thinking.c). */
 bool call_model_limits_reasoning(const struct call_model *m);
 

@@ -11,7 +11,7 @@ static bool is_greedy(const struct sampling_params *p)
     return p->temperature < MIN_TEMPERATURE;
 }
 
-/* The scores are the logits themselves, and no token is banned. */
+/* True if the scores are the logits themselves, and no token is banned. */
 static bool is_raw(const struct sampling_params *p)
 {
     return p->repetition_penalty == 1.0f && p->frequency_penalty == 0.0f &&
@@ -30,7 +30,7 @@ bool post_sampling_check(const struct sampling_params *p, bool constrained, stru
     return true;
 }
 
-/* The total is over all tokens that are kept before top-p. */
+/* Probabilities need the total over all tokens that are left before top-p. */
 int32_t post_sampling_needs(const struct sampling_params *p, int32_t vocab)
 {
     if (is_greedy(p)) {

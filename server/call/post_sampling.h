@@ -14,13 +14,13 @@ struct token_logprobs; // engine/schedule/request.h
 struct post_sampling {
     int32_t n;          // tokens that could be drawn: the leading top_ids
     double temperature; // 0: greedy
-    double total;       // of the tokens' weights relative to the likeliest one's
+    double total;       // sum of the tokens' weights relative to the likeliest token's
     double drawn;       // the probability of the drawn token
 };
 
 /* False: *e names the settings that exclude it. */
 bool post_sampling_check(const struct sampling_params *p, bool constrained, struct call_error *e);
-/* The alternatives that determine the distribution. */
+/* The number of alternatives that determine the distribution. */
 int32_t post_sampling_needs(const struct sampling_params *p, int32_t vocab);
 /* `lp` belongs to `token`, and has that many alternatives. */
 void post_sampling_of(const struct sampling_params *p, const struct token_logprobs *lp,

@@ -108,7 +108,7 @@ static bool read_body(struct request *r)
         r->kind = body_has(&r->body, "model") ? KIND_COMPLETIONS : KIND_NATIVE;
     }
     const struct kind *kind = &kinds[r->kind];
-    if (!kind->end) { // request_test fails, too
+    if (!kind->end) { // request_test finds a missing row
         return call_error_set(&r->error, 500, "internal_error", NULL,
                               "There is no row for requests of kind %d.", (int)r->kind);
     }
@@ -348,7 +348,7 @@ static void truncate_prompt(const struct request *r, struct request_prompt *p, i
             p->ids += p->n - keep;
         }
         p->n = (int32_t)keep;
-        p->text = NULL; // the text has more than the remaining tokens
+        p->text = NULL; // the text stands for more tokens than remain
     }
 }
 

@@ -341,7 +341,7 @@ bool check_best_of(struct request *r)
                           "'best_of' is only supported when it is 1 or equals 'n'.");
 }
 
-/* A number of log-probabilities out of the vocabulary's; -1 stands for all. */
+/* A number of log-probabilities, at most the vocabulary's size; -1 stands for all. */
 bool request_read_share(struct request *r, const char *key, int64_t *v)
 {
     const int64_t vocab = r->model->info->vocab, most = r->model->config->max_logprobs;

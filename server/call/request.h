@@ -119,8 +119,7 @@ struct request_prompt {
     size_t n_spans;
 };
 
-/* An input of embeddings: as prompts, of which it is more than one if it is longer than the
- * context. */
+/* An input of embeddings: one prompt, or several if the input is longer than the context. */
 struct request_input {
     size_t first, n;
 };
@@ -151,7 +150,7 @@ struct request_tool {
     bool custom, strict, allowed;
 };
 
-/* A tool of a namespace: the name that the model knows, and its own two. */
+/* A tool of a namespace: the name that the model knows, the namespace, and the tool's own name. */
 struct request_namespaced {
     const char *flat, *space, *name;
 };
@@ -176,16 +175,16 @@ struct request {
     const char *model_name;
     struct sampling_params params;
     bool max_shrinks; // a value that exceeds the context is reduced rather than refused (n_predict)
-    bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt was too long for it
+    bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt that was too long was cut
     int64_t n_keep, n_discard;
-    bool has_max_tokens, max_is_asked; // neither: as many as fit; only has: a default, cut to fit
+    bool has_max_tokens, max_is_asked; // neither: all that fit; only the first: a default, clamped
     int64_t max_tokens;
     int32_t n, best_of;
     bool beams; // use_beam_search; there are n beams
     double length_penalty;
     struct request_prompt *prompts;
     size_t n_prompts;
-    struct request_input *inputs; // [n_inputs]; NULL: each is a prompt
+    struct request_input *inputs; // [n_inputs]; NULL: each prompt is an input
     size_t n_inputs;
     struct ids ids; // the ids of prompts that were given as text
 
@@ -231,27 +230,27 @@ struct request {
 
     struct output_options output;
 
-    int64_t thinking_budget;          // tokens of reasoning; -1: any number
-    const char *thinking_param;       // the member that says it; static text; NULL: none does
-    bool thinking_is_hint;            // which models without reasoning ignore
-    const char *thinking_message;     // text before the forced end of reasoning; NULL: the server's
+    int64_t thinking_budget;      // tokens of reasoning; -1: any number
+    const char *thinking_param;   // the member that sets the budget, static text; NULL: none does
+    bool thinking_is_hint;        // models without reasoning ignore the budget
+    const char *thinking_message; // text before the forced end of reasoning; NULL: the server's
     struct thinking_limit *thinking;  // [n_prompts]; NULL: no limit
     const char *constraint_param;     // static text: the member that constrains the answer, or NULL
     struct grammar_source constraint; // source for the answer; `grammar` may also cover the text
                                       // around it (request_turn.c)
     struct kept_grammar *grammar;     // compiled; NULL: none
     const char *constraint_after;     // the constraint begins after this text, which is one token;
-                                      // NULL: immediately
+                                      // NULL: at once
     int32_t constraint_after_id;
 
     /* Chat, responses and messages. */
-    struct request_chat *chats; // several conversations, of which `messages` is the first; or NULL
+    struct request_chat *chats; // several conversations (`messages` is the first), or NULL
     size_t n_chats;
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
     const struct json *tools_json; // the tools as a tree, for the parsers
     struct json *own_tools;        // tools_json, if it was generated
-    struct json *flat_tools;       // responses: the tools without namespaces, if there are any
+    struct json *flat_tools;       // responses: the tools under flat names; NULL: no namespaces
     struct request_namespaced *namespaced; // [n_namespaced]
     size_t n_namespaced;
     bool raw;                       // Ollama: the prompt is not a message
@@ -259,7 +258,7 @@ struct request {
     struct request_tool *tool_list; // [n_tool_list], in the arena
     size_t n_tool_list;
     enum tool_mode tool_mode;
-    const char *tool_param;       // the member that sets tool_mode; static text
+    const char *tool_param;       // the member that sets tool_mode, static text
     int32_t n_past_calls;         // chat: number of calls in its messages
     bool narrows;                 // only some of the tools are allowed
     bool is_named;                // chat: the client selected one tool by name

@@ -165,7 +165,7 @@ bool request_ban_ends(struct request *r)
     return true;
 }
 
-/* At most MAX_BIAS tokens in either form. */
+/* Reads a map or a list of pairs, with at most MAX_BIAS tokens. */
 bool read_bias(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "logit_bias");

@@ -57,7 +57,7 @@ static bool check_part(struct request *r, const struct json *part, size_t index,
     return true;
 }
 
-/* content may be null only beside calls or reasoning. */
+/* content may be null only if there are calls or reasoning. */
 static bool check_content(struct request *r, const struct json *m, const char *role, size_t index)
 {
     char where[64];
@@ -159,7 +159,7 @@ static bool bad_role(struct request *r, size_t index, const char *role)
                           role);
 }
 
-/* A template may skip messages whose role it does not know, as with other servers. A template that
+/* A template may skip messages whose role it does not know, as on other servers. A template that
  * accepts any role writes it into the text. */
 bool chat_check_roles(struct request *r, const struct json *messages, const char *text,
                       size_t n_bytes)
@@ -287,7 +287,7 @@ bool read_chats(struct request *r)
 /* ---- the template's variables -----------------------------------------------------------------
  */
 
-/* Appends the members of an object's text. */
+/* Appends the members of an object, given as JSON text. */
 static void put_members(struct buf *out, const char *object, size_t n_bytes)
 {
     const char *end = object + n_bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Inputs of embeddings that are longer than the context (vLLM's enable_chunked_processing): each is
- * split into prompts of the context's length, whose vectors are averaged by their tokens
+ * split into prompts of the context's length, whose vectors are averaged, weighted by their tokens
  * (format_embeddings.c). */
 #include "server/call/readers.h"
 
@@ -46,7 +46,7 @@ bool request_split_inputs(struct request *r, const char *key)
             pieces[n].ids = p->ids + at;
             pieces[n].n = lesser(p->n - at, (int32_t)context);
             if (p->n > context) {
-                pieces[n].text = NULL; // the text has more than these tokens
+                pieces[n].text = NULL; // the text stands for more tokens than this piece has
             }
             n++;
             r->inputs[i].n++;

@@ -25,8 +25,8 @@ static bool next_text(struct request *r, struct json_scan *sc, struct request_pr
     return p->text || request_too_large(r);
 }
 
-/* Reads prompts: a text, ids, or a list of either. Ids are used where the scan of the body has
- * stored them. */
+/* Reads prompts: a text, ids, or a list of either. Ids stay where the scan of the body stored
+ * them. */
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -109,7 +109,7 @@ bool read_completion_logprobs(struct request *r)
     int64_t v;
     const struct body_member *m = body_get(&r->body, "logprobs");
     if (m && json_is(m->node, JSON_BOOL) && !json_bool(m->node, true)) {
-        return true; // false counts as absent
+        return true;
     }
     if (request_read_share(r, "logprobs", &v)) {
         r->logprobs = true;
@@ -128,7 +128,7 @@ bool read_completion_max(struct request *r)
         }
     }
     if (max && max->node && json_type(max->node) == JSON_NULL) {
-        r->has_max_tokens = false; // null: as much as fits
+        r->has_max_tokens = false;
     }
     r->max_is_asked |= body_int(&r->body, "max_tokens", r->echo ? 0 : 1, INT32_MAX, &r->max_tokens);
     r->has_max_tokens |= r->max_is_asked;
@@ -152,7 +152,7 @@ void completion_begin(struct request *r)
     r->add_special = true;
 }
 
-/* echo with logprobs asks for the prompt's as well. */
+/* With echo, logprobs also requests the log probabilities of the prompt. */
 bool completion_end(struct request *r)
 {
     r->params.logprobs = r->logprobs;
@@ -180,8 +180,7 @@ bool check_dimensions(struct request *r)
     }
     if (r->dimensions != r->model->info->hidden) {
         return call_error_set(&r->error, 400, "unsupported_value", key,
-                              "This model does not support other '%s' than %d.", key,
-                              r->model->info->hidden);
+                              "This model only supports '%s' of %d.", key, r->model->info->hidden);
     }
     return true;
 }
@@ -213,7 +212,7 @@ bool embeddings_end(struct request *r)
     r->params.min_tokens = 0;
     r->n = 1;
     if (r->form & (FORM_EMBEDDINGS | FORM_NATIVE_EMBED)) {
-        return true; // valid if the tokenizer adds a token in front; else refused later
+        return true; // empty texts are valid if the tokenizer adds a token: checked later
     }
     const char *key = "input";
     if (r->kind == KIND_COHERE_EMBED) {

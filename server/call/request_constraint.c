@@ -147,7 +147,7 @@ bool read_response_format(struct request *r)
                        json_get(inner, "schema"), "json_schema/schema");
 }
 
-/* The same of the Responses API, which is nested differently. */
+/* The same for the Responses API, where it is nested differently. */
 bool read_text_format(struct request *r)
 {
     const struct json *text = NULL;
@@ -177,9 +177,9 @@ bool request_read_output_format(struct request *r, const char *key, const char *
     snprintf(place, sizeof place, "%s%s%s", key, *path ? "." : "", path);
     snprintf(schema_path, sizeof schema_path, "%s%sschema", path, *path ? "/" : "");
     if (!type || strcmp(type, "json_schema") != 0) {
-        return call_error_set(&r->error, 400, "unsupported_value", place,
-                              "Unsupported value: '%s' has the type 'json_schema' and a 'schema'.",
-                              place);
+        return call_error_set(
+            &r->error, 400, "unsupported_value", place,
+            "Unsupported value: '%s' must have the type 'json_schema' and a 'schema'.", place);
     }
     if (json_type(json_get(format, "schema")) != JSON_NULL) {
         return constrain_at(r, key, GRAMMAR_SCHEMA, key, schema_path);

@@ -16,7 +16,7 @@ static bool missing_or_wrong(struct request *r, const char *where, const char *e
                : call_error_missing(&r->error, where);
 }
 
-/* The ids of a choice: some, each in the vocabulary. */
+/* The ids of a choice: at least one, each in the vocabulary. */
 static bool read_ids(struct request *r, const char *where, const struct json *list,
                      struct derendered_choice *c)
 {

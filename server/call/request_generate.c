@@ -111,7 +111,7 @@ bool read_pool(struct request *r)
 void generate_begin(struct request *r)
 {
     r->params.seed = r->model->defaults.seed; // the same in each run
-    r->output.include_stop = true;            // the text of all token_ids
+    r->output.include_stop = true;            // so that `text` covers all token_ids
     r->max_tokens = r->model->info->defaults.max_tokens;
     r->has_max_tokens = true;
     r->add_special = true;

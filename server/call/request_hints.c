@@ -102,8 +102,9 @@ static bool read_directive(struct hints *h, const struct json *d)
 {
     int64_t priority;
     if (!json_is(d, JSON_OBJECT) || !knows_members(d)) {
-        return bad(h, "a directive is an object with 'priority', 'duration' and either 'start' and "
-                      "'end' or 'covers_output'");
+        return bad(
+            h, "a directive must be an object with 'priority', 'duration' and either 'start' and "
+               "'end' or 'covers_output'");
     }
     if (!json_int64(json_get(d, "priority"), &priority) || priority < 0 ||
         priority > MAX_HINT_PRIORITY) {
@@ -189,8 +190,9 @@ static bool read_action(struct hints *h, const struct json *action)
     const struct json *payload = json_get(action, "payload");
     if (!json_get_string(action, "action_id") || !type || !version ||
         !json_is(payload, JSON_OBJECT)) {
-        return bad(h, "an action has the strings 'action_id', 'action_type' and 'action_version' "
-                      "and the object 'payload'");
+        return bad(
+            h, "an action must have the strings 'action_id', 'action_type' and 'action_version' "
+               "and the object 'payload'");
     }
     return strcmp(type, "kv.retain") != 0 || read_retain(h, version, payload);
 }
@@ -211,7 +213,7 @@ bool read_kv_hints(struct request *r)
     }
     if (!json_get_string(m->node, "protocol_version") || !json_get_string(m->node, "message_id") ||
         !json_is(actions, JSON_ARRAY)) {
-        return bad(&h, "it has the strings 'protocol_version' and 'message_id' and the array "
+        return bad(&h, "it must have the strings 'protocol_version' and 'message_id' and the array "
                        "'actions'");
     }
     h.list = arena_alloc(&r->arena, MAX_DIRECTIVES, sizeof h.list[0]);

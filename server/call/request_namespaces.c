@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Responses' namespaces of tools. To templates and parsers a tool `f` of the namespace `n` is the
- * function n__f, as in vLLM; calls are reported under both of its own names. */
+ * function n__f, as in vLLM; calls are reported with the tool's own name and its namespace. */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
@@ -10,7 +10,7 @@
 #define BETWEEN "__"
 enum { MAX_BYTES = 64 << 20 };
 
-/* The tools of a list with those of namespaces in their places. */
+/* The list of tools, with each namespace replaced by its tools. */
 struct flat {
     struct request *r;
     struct buf out;

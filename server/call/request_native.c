@@ -32,8 +32,7 @@ static bool wrong(struct mixed *m)
         m->key);
 }
 
-/* A text. If it is the first part of its prompt, it gets the special tokens that the model expects
- * in front. */
+/* A text. If it begins its prompt, the special tokens that the model expects are put before it. */
 static bool put_text(struct mixed *m, const char *text, size_t n_bytes)
 {
     struct text_span span = {text, n_bytes, false};
@@ -122,7 +121,7 @@ static bool end_prompt(struct mixed *m)
     return true;
 }
 
-/* One value, whose first token has been taken. */
+/* Reads one value, whose first JSON token has already been scanned. */
 static bool put_value(struct mixed *m, enum json_token t)
 {
     size_t begin = m->sc.at - 1;
@@ -263,7 +262,7 @@ void native_begin(struct request *r)
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
     r->add_special = true;
-    if (r->model->config->seed != 0) { // as llama.cpp's --seed, used by every request
+    if (r->model->config->seed != 0) { // like llama.cpp's --seed, the default of every request
         r->params.seed = (uint64_t)r->model->config->seed;
     }
 }
@@ -285,7 +284,7 @@ bool native_end(struct request *r)
     return post_sampling_check(&r->params, r->constraint_param, &r->error);
 }
 
-/* ---- a text with a hole
+/* ---- a text with a gap
  * -------------------------------------------------------------------------- */
 
 static bool read_file(struct request *r, const struct json *extra, struct fim_file *file)

@@ -90,7 +90,7 @@ static bool put_calls(struct ollama *o, const struct json *m)
     return true;
 }
 
-/* A tool's result: its position among the results determines the call. */
+/* Results of tools are matched to calls by their order, since Ollama has no ids. */
 static bool put_result(struct ollama *o, const struct json *m)
 {
     const char *name = text_of(o, m, json_get(m, "tool_name") ? "tool_name" : "name");
@@ -105,7 +105,6 @@ static bool put_result(struct ollama *o, const struct json *m)
     return true;
 }
 
-/* Results of tools are matched to calls by their order, since Ollama has no ids. */
 static bool put_message(struct ollama *o, const struct json *m)
 {
     struct call_error *e = &o->r->error;
@@ -277,7 +276,7 @@ void ollama_generate_begin(struct request *r)
 
 bool ollama_end(struct request *r)
 {
-    r->n = 1; // Ollama has no other
+    r->n = 1; // Ollama's API has no `n`
     r->parallel_tool_calls = true;
     return chat_end(r) && (!r->suffix || request_fill_hole(r));
 }

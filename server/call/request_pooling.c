@@ -12,7 +12,7 @@ static void pooled_chat_begin(struct request *r)
 {
     if (body_has(&r->body, "messages") && !body_has(&r->body, "input")) {
         r->form = FORM_POOL_CHAT;
-        r->add_special = false; // the template writes what the model wants
+        r->add_special = false; // the template writes the special tokens
     }
 }
 

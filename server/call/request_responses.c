@@ -353,11 +353,12 @@ static bool put_previous(struct messages *m, const struct json *message, size_t 
     }
     if (!role || words_find("user|assistant", role) < 0 || to ||
         json_type(json_get(message, "tool_calls")) != JSON_NULL) {
-        return call_error_set(&r->error, 400, "unsupported_value", place,
-                              "Unsupported value: '%s' may be messages of the roles 'user' and "
-                              "'assistant', without calls; give calls and their outputs as items "
-                              "of 'input'.",
-                              place);
+        return call_error_set(
+            &r->error, 400, "unsupported_value", place,
+            "Unsupported value: '%s' may only have messages of the roles 'user' and "
+            "'assistant', without calls; give calls and their outputs as items "
+            "of 'input'.",
+            place);
     }
     const char *channel = json_get_string(message, "channel");
     const char *text = json_get_string(message, "content");
@@ -388,9 +389,9 @@ static bool put_all_previous(struct messages *m)
         return m->r->error.status == 0;
     }
     if (m->r->previous && json_first(list)) {
-        return call_error_set(&m->r->error, 400, "invalid_value", "previous_input_messages",
-                              "'previous_input_messages' and 'previous_response_id' are both "
-                              "there.");
+        return call_error_set(
+            &m->r->error, 400, "invalid_value", "previous_input_messages",
+            "'previous_input_messages' and 'previous_response_id' cannot both be given.");
     }
     for (const struct json *v = json_first(list); v; v = json_next(v)) {
         if (!put_previous(m, v, index++)) {

@@ -333,7 +333,7 @@ void score_begin(struct request *r)
 {
     r->generates = r->model->scoring.judges;
     r->pools = !r->generates;
-    r->add_special = r->pools; // a template writes what the model wants
+    r->add_special = r->pools; // a template writes the special tokens
     r->activates = r->returns_documents = true;
 }
 

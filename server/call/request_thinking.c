@@ -126,7 +126,8 @@ static bool put_end(struct request *r, const char *close, const char *then, stru
     return keep_ids(r, spans, 3, m);
 }
 
-/* What must come after the reasoning of a request without tools, or once it has begun again. */
+/* The head of the message that must follow the reasoning: at once if the model may not choose to
+ * call a tool, otherwise only if it begins to reason again. */
 static const char *last_message(const struct request *r, const struct reasoning_channels *c)
 {
     const struct tool_parser *parser = r->model->parser;

@@ -50,8 +50,8 @@ bool tokens_end(struct request *r)
     r->return_token_ids = true;
     r->has_max_tokens |= r->max_is_asked;
     if (r->logprobs && r->n_top < 1) {
-        r->n_top = 1;
-    } // includes the token itself
+        r->n_top = 1; // the token itself
+    }
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
     return true;

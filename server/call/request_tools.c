@@ -70,7 +70,8 @@ static bool read_custom_format(struct request *r, const struct json *custom,
     return tool->text || request_too_large(r);
 }
 
-/* Writes it as a function for the template; the description tells the model the required format. */
+/* Writes a custom tool as a function for the template; the description tells the model the required
+ * format. */
 static void put_custom(struct buf *out, const struct json *custom)
 {
     const struct json *format = json_get(custom, "format"), *inner = json_get(format, "grammar");
@@ -137,8 +138,8 @@ static bool is_custom_tool(struct reader *t, const struct json *tool, bool *cust
     return (!type && t->shape != &shapes[SHAPE_RESPONSES]) || bad_type(t, type);
 }
 
-/* Checks the parameters' schema, whose name differs: it must be an object, and is required in
- * messages. */
+/* Checks the schema of the parameters, whose key depends on the API: it must be an object, and only
+ * messages require it. */
 static bool check_schema(struct reader *t, const struct json *function, const char *place)
 {
     const struct json *schema = json_get(function, t->shape->schema);
@@ -334,7 +335,7 @@ const struct request_tool *request_custom_tool(const struct request *r, const ch
     return NULL;
 }
 
-/* The name in a choice or in an item of a list of allowed tools, at any of its positions. */
+/* The name in a choice or in an item of a list of allowed tools, wherever the API has it. */
 static const char *name_of(const struct json *v)
 {
     const char *name = json_get_string(v, "name");
@@ -374,7 +375,7 @@ static bool allow_list(struct request *r, const char *key, const struct json *ch
     if (which < 0 || !json_is(list, JSON_ARRAY) || json_count(list) == 0) {
         return call_error_set(
             &r->error, 400, "invalid_value", key,
-            "Invalid '%s': 'allowed_tools' has a mode ('auto' or 'required') and a "
+            "Invalid '%s': 'allowed_tools' must have a mode ('auto' or 'required') and a "
             "list of tools.",
             key);
     }

@@ -8,11 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_LEFT = 4 }; // tokens that are never kept, as in llama.cpp
+enum { LEAST_LEFT = 4 }; // at least this many tokens of the context are not kept, as in llama.cpp
 
 /* The current piece of one sample. */
 struct piece {
-    struct engine_request request; // first: the engine returns it
+    struct engine_request request; // must be first: the engine returns it
     struct engine_output output;
     struct engine_request *whole;
     struct call_choice *choice;
@@ -45,7 +45,8 @@ static int32_t n_kept(const struct request *r, int32_t n_prompt)
     return (int32_t)lesser(keep, context - LEAST_LEFT);
 }
 
-/* Halves what is not kept until the prompt fits, as llama.cpp does. */
+/* Drops blocks of tokens after the kept ones until the prompt fits; a block is half of the space
+ * that the kept tokens leave in the context, as in llama.cpp. */
 bool shifts_cut_prompt(struct request *r, struct request_prompt *p)
 {
     int32_t context = r->model->info->max_model_len, keep = n_kept(r, p->n);
@@ -59,7 +60,7 @@ bool shifts_cut_prompt(struct request *r, struct request_prompt *p)
     memcpy(ids + keep, p->ids + keep + drop, (size_t)(p->n - keep - drop) * sizeof *ids);
     p->ids = ids;
     p->n -= drop;
-    p->text = NULL; // the text has more than these tokens
+    p->text = NULL; // the text stands for more tokens than remain
     r->prompt_cut = true;
     return true;
 }
@@ -163,7 +164,7 @@ bool shifts_are_ready(const struct call *c)
 
 /* ---- the engine's output --------------------------------------------------------------------- */
 
-/* The first piece is the request that clients see in times and counts of the cache. */
+/* Clients see the times and cache counts of the first piece, and the sums of the other counts. */
 static void copy_facts(struct piece *p)
 {
     struct engine_request *to = p->whole;

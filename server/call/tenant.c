@@ -131,7 +131,7 @@ enum status tenant_limits_check(const struct tenant_limits *l, struct err *err)
 
 /* ---- buckets -------------------------------------------------------------------------------- */
 
-/* Does nothing for a bucket without a limit. */
+/* Refills the bucket for the time since the last call, up to the limit. */
 static void fill(struct tenant_bucket *b, int64_t per_minute, int64_t now_ns)
 {
     if (now_ns > b->filled_ns) {

@@ -66,8 +66,9 @@ bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, i
 /* Adjusts a request's priority: 0, also the default, becomes the nearest allowed value. False: the
  * priority is not allowed, and *e is set. */
 bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct call_error *e);
-/* The salt under which a request's cached blocks are shared, given its own cache_salt or NULL;
- * NULL: none. The caller frees *made, which is NULL if the salt is the request's own. */
+/* The salt under which a request's cached blocks are shared; NULL: none. `asked` is the request's
+ * own cache_salt, or NULL. The caller frees *made, which is NULL if the salt is the request's
+ * own. */
 const char *tenant_cache_salt(const struct tenant *t, const char *asked, char **made);
 void tenant_charge(struct tenant *t, int64_t n_tokens, int64_t now_ns);
 

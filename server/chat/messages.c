@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A member of a message, for reading or replacing; NULL if the value is no object or lacks
- * it. */
+/* A member of a message, for reading or replacing; NULL if the value is no object or lacks the
+ * member. */
 static struct jv *field(struct jrt *rt, struct jv object, const char *key)
 {
     struct jentry *e = NULL;

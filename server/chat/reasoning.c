@@ -205,8 +205,8 @@ const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
     return kinds[kind].parser;
 }
 
-/* True if a marker begins with this text: a marker may consist of several tokens, of which only the
- * first is special. */
+/* True if a marker begins with this text: if a marker consists of several tokens, only the first is
+ * special. */
 static bool begins_one(const char *text, const char *const *words)
 {
     for (; *words; words++) {

@@ -52,7 +52,7 @@ const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind);
 struct reasoning_channels {
     const char *opens, *closes[4];
     const char *next;   // ends a message of reasoning, and begins the next one
-    const char *answer; // and says that it is the answer
+    const char *answer; // follows `next` if the next message is the answer
 };
 const struct reasoning_channels *reasoning_channels(enum reasoning_kind kind);
 
@@ -63,7 +63,7 @@ bool reasoning_is_closed(enum reasoning_kind kind, const char *prompt, size_t n_
  * none of its own; otherwise NULL. */
 const char *reasoning_end(enum reasoning_kind kind);
 
-/* The parser that extracts this reasoning, because it is part of its format; NULL: a split does. */
+/* The parser that extracts this reasoning as a part of its format; NULL: a reasoning_split does. */
 const struct tool_parser *reasoning_parser(enum reasoning_kind kind);
 
 /* True for a marker of this kind, which the split needs even if special tokens are skipped. */

@@ -41,8 +41,9 @@ enum status chat_template_compile(const char *text, size_t n_bytes, const char *
                                   struct chat_template **out, struct err *err);
 void chat_template_free(struct chat_template *t); // accepts NULL
 
-/* Limits the CPU time of everything that this thread compiles and renders until the next call:
- * after it that fails with ERR_LIMIT. 0: no limit. For templates that clients send. */
+/* Limits the CPU time of everything that this thread compiles and renders until the next call of
+ * this function: beyond the limit, compiling and rendering fail with ERR_LIMIT. 0: no limit. For
+ * templates that clients send. */
 void chat_template_set_cpu_ms(int64_t ms);
 
 /* The source of all templates together, to search it for signs of tools and reasoning. */

@@ -130,7 +130,7 @@ static void become_server(const struct chat_server *s, const struct chat_options
     argv[n++] = xstrdup(s->peer.unix_path);
     argv[n++] = xstrdup("--drain-delay=0");
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
-        unsetenv(foreign[i]); // meant for a server that others can reach
+        unsetenv(foreign[i]); // these variables are meant for a server that others can reach
     }
     const int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
     setpgid(0, 0);

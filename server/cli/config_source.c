@@ -41,7 +41,7 @@ const struct option_row *loading_find_row(const char *key, size_t n_bytes)
     return NULL;
 }
 
-/* vLLM's come first, where both servers have a name. */
+/* vLLM's flags come first, so they win if both servers use a name. */
 static const struct vllm_flag *flag_at(size_t i)
 {
     return i < n_vllm_flags ? &vllm_flags[i] : &llama_flags[i - n_vllm_flags];

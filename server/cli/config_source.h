@@ -26,8 +26,8 @@ struct loading {
 /* Compares keys, treating '_' like '-'. */
 bool loading_is_name(const char *name, const char *key, size_t n_bytes);
 
-/* Find the option with this name or alias, or the flag of vLLM that is not an option here. NULL:
- * not found. */
+/* These find the option with this name or alias, or the flag of vLLM that is not an option here.
+ * NULL: not found. */
 const struct option_row *loading_find_row(const char *key, size_t n_bytes);
 const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes);
 

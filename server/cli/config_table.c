@@ -31,8 +31,8 @@ const struct option_row option_rows[] = {
     {ROW("chat-template", OPTION_STRING, chat_template, NULL,
          "file with a Jinja template, or llama.cpp's name of one: " CHAT_TEMPLATE_NAMES)},
     {ROW("default-chat-template-kwargs", OPTION_JSON, default_chat_template_kwargs, NULL,
-         "JSON object passed to the template; keys of a request take precedence; on, off and auto "
-         "(llama.cpp's --reasoning): whether it has enable_thinking"),
+         "JSON object passed to the template; keys of a request take precedence; 'on' and 'off' "
+         "(llama.cpp's --reasoning) only set enable_thinking, 'auto' sets nothing"),
      .synonyms = "on={\"enable_thinking\":true}|off={\"enable_thinking\":false}|auto={}"},
     {ROW("generation-config", OPTION_STRING, generation_config, "auto",
          "source of sampling defaults: 'auto': the model's generation_config.json; 'vllm': none; "
@@ -196,8 +196,8 @@ const struct option_row option_rows[] = {
          "the default scope is inference; settings are the key-* options below without key-, such "
          "as concurrent=4; reloaded on SIGHUP")},
     {ROW("request-priority", OPTION_BOOL, request_priority, "true",
-         "requests may set a priority; if disabled, only those of keys with a min-priority or "
-         "max-priority of their own")},
+         "requests may set a priority; if disabled, only those whose key has its own min-priority "
+         "or max-priority")},
     {ROW("key-min-priority", OPTION_INT, key_min_priority, "-2147483648",
          "lowest value, which is the best priority, that a key's requests may set; without keys, "
          "the key-* options apply to all requests together"),
@@ -262,7 +262,7 @@ const struct option_row option_rows[] = {
          "largest number of waiting prompt tokens; further requests are rejected"),
      .min = 1, .max = 9e15},
     {ROW("overload-status", OPTION_INT, overload_status, "503",
-         "HTTP status of these rejections: 503 or 429"),
+         "HTTP status of requests rejected because of these limits: 503 or 429"),
      .min = 429, .max = 503},
     {ROW("max-logprobs", OPTION_INT, max_logprobs, "20",
          "largest value of logprobs, top_logprobs and prompt_logprobs; -1: the whole vocabulary"),
@@ -281,7 +281,7 @@ const struct option_row option_rows[] = {
          "longest time for a client to send a request's body"),
      .min = 0.1, .max = 3600},
     {ROW("keep-alive-timeout", OPTION_SECONDS, keep_alive_timeout, "75",
-         "how long idle connections stay open; longer than the load balancer's own time-out"),
+         "how long idle connections stay open; should exceed the load balancer's own time-out"),
      .min = 1, .max = 86400},
     {ROW("queue-timeout", OPTION_SECONDS, queue_timeout, "600",
          "longest wait for a request's first token"),
@@ -299,20 +299,20 @@ const struct option_row option_rows[] = {
          "client was connected for that long; -1: 5 s if requests are running, otherwise 0"),
      .min = -1, .max = 3600},
     {ROW("shutdown-timeout", OPTION_SECONDS, shutdown_timeout, "30",
-         "after that, longest time for requests to finish"),
+         "after the drain delay, longest time for requests to finish"),
      .min = 0, .max = 86400},
     {ROW("stall-timeout", OPTION_SECONDS, stall_timeout, "30",
          "/health reports stalled after this time without a completed step while work is pending"),
      .min = 1, .max = 86400},
     {ROW("dead-timeout", OPTION_SECONDS, dead_timeout, "300",
-         "/health/live fails after this further time"),
+         "/health/live fails once a stall has lasted this much longer"),
      .min = 1, .max = 864000},
 
     {.section = "Files and batches",
      ROW("data-dir", OPTION_STRING, data_dir, NULL,
          "folder for persistent data: files, batches and their answers, responses")},
     {ROW("data-max-bytes", OPTION_BYTES, data_max_bytes, "4GiB",
-         "largest size of that data; when it is reached, requests to store more are rejected"),
+         "largest size of the persistent data; requests that would exceed it are rejected"),
      .min = 1 << 20, .max = 1e15},
     {ROW("data-retention", OPTION_SECONDS, data_retention, "30d",
          "age at which files and ended batches are deleted; 0: never"),
@@ -326,8 +326,8 @@ const struct option_row option_rows[] = {
          "format in which the model writes reasoning"),
      .choices = "auto|none|" REASONING_NAMES, .synonyms = "None=none|NONE=none"},
     {ROW("context-shift", OPTION_BOOL, context_shift, "false",
-         "if the context is full, half of its tokens are dropped, and the answer continues up to "
-         "its max_tokens")},
+         "when the context is full, drop half of its tokens and continue the answer, up to its "
+         "max_tokens")},
     {ROW("context-keep", OPTION_INT, context_keep, "0",
          "tokens at the beginning of a prompt that a context shift keeps; -1: all; default for "
          "n_keep"),
@@ -338,7 +338,7 @@ const struct option_row option_rows[] = {
     {ROW("reasoning-budget-message", OPTION_STRING, reasoning_budget_message, NULL,
          "text to insert before the end of reasoning that has reached its limit")},
     {ROW("reasoning-config", OPTION_JSON, reasoning_config, NULL,
-         "vLLM's JSON object, of which reasoning_end_str is the text that ends such reasoning")},
+         "vLLM's JSON object; its reasoning_end_str is the text that ends reasoning at its limit")},
     {ROW("reasoning-effort-map", OPTION_JSON, reasoning_effort_map, NULL,
          "JSON object that maps a request's reasoning effort to the template's word for it")},
     {ROW("exclude-tools-when-tool-choice-none", OPTION_BOOL, exclude_tools_when_tool_choice_none,

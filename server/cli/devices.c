@@ -22,8 +22,8 @@ static bool is_lost(void *arg, struct err *why)
     return arg && nodes_lost(arg, why);
 }
 
-/* Where this process's ranks are among all. n_ranks is the total of all nodes, which have equally
- * many. */
+/* The position of this process among all nodes. n_ranks counts the ranks of all nodes; each node
+ * has the same number. */
 static struct comm_place place_of(const struct engine_options *o)
 {
     return (struct comm_place){
@@ -45,8 +45,8 @@ static enum status open_cpu(const struct backend_options *options, struct backen
     return cpu_open(options, out, err);
 }
 
-/* Chooses the CPU. The ranks are threads of this process, and on several nodes of one process
- * each. */
+/* Chooses the CPU. The ranks are threads of this process or, with several nodes, of one process per
+ * node. */
 static enum status choose_cpu(struct engine_options *options, struct err *err)
 {
     struct comm_place place = place_of(options);

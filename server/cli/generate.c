@@ -26,8 +26,8 @@ struct generate {
     bool warned_unknown; // the warning about unknown keys was printed
 };
 
-/* Unknown keys are not an error, because requests for servers may contain more keys, but they may
- * be typing errors. */
+/* Warns about an unknown key, which may be a typing error. It is no error, because requests written
+ * for servers may have more keys. */
 static void note_unknown(struct generate *g, const struct generate_job *job)
 {
     if (job->unknown[0] && !g->warned_unknown) {
@@ -199,8 +199,8 @@ static void usage(void)
     buf_deinit(&options);
 }
 
-/* Separates the two. A word that follows an option of the table without '=' is taken for its
- * value. */
+/* Separates this command's arguments from the options. A word after an option without '=' is taken
+ * for the option's value. */
 static void split_arguments(int argc, char **argv, struct arguments *a)
 {
     int n_plain = 0;

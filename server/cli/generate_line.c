@@ -27,7 +27,8 @@ static void put_top(struct buf *out, const struct token_logprobs *l)
     buf_putc(out, ']');
 }
 
-/* Writes n entries in both forms; those before `first` are null. */
+/* Writes n log-probabilities and, with `tops`, n lists of alternatives; entries before `first` are
+ * null. */
 static void put_logprobs(struct buf *out, const char *key, const char *top_key,
                          const struct token_logprobs *l, int32_t first, int32_t n, bool tops)
 {

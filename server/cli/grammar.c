@@ -112,7 +112,8 @@ static enum status read_text(struct json_scan *sc, const char *name, struct buf 
     return OK;
 }
 
-/* Decodes hexadecimal digits in place. They are used because a prefix may contain any byte. */
+/* Decodes hexadecimal digits in place. The prefix is given in hexadecimal because it may contain
+ * any byte. */
 static enum status unhex(struct buf *b, struct err *err)
 {
     size_t n = 0;

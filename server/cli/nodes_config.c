@@ -79,7 +79,7 @@ static void first_host(const char *list, char *out, size_t n_bytes)
     out[n] = '\0';
 }
 
-/* True if all processes run on this host, so that node 0 does, too. */
+/* True if all processes, and so node 0, run on this host. */
 static bool all_local(char **env, int32_t size)
 {
     int32_t local = 0;

@@ -63,7 +63,7 @@ static int read_arguments(int argc, char **argv, struct arguments *a)
         }
     }
     if (n_paths < 2) {
-        return wrong("MODEL and OUT are folders", "");
+        return wrong("MODEL and OUT must be folders", "");
     }
     if (a->format) {
         return 0;

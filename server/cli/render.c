@@ -99,7 +99,7 @@ static enum status read_request(const struct render *r, const char *line, size_t
         if (sc.why) {
             return json_scan_error(&sc, err);
         }
-        return err_set(err, ERR_INVALID, "a request is a JSON object");
+        return err_set(err, ERR_INVALID, "a request must be a JSON object");
     }
     enum json_token token;
     while ((token = json_scan_next(&sc)) == JSON_TOKEN_KEY) {

@@ -59,7 +59,7 @@ static void usage(void)
            "  --group-order ORDER     none: in the order of IN; sorted: by prompt; groups: prompts "
            "that\n"
            "                          begin alike, one after the other; ratio (default): groups,\n"
-           "                          those with the longest answers for their prompts first\n"
+           "                          first those with the most output tokens per prompt token\n"
            "\n"
            "%s",
            or_empty(options.data));

@@ -129,8 +129,8 @@ static bool mark_line(struct job_lines *l, const int32_t *sorted, const char *li
     return is_answer;
 }
 
-/* True for the remains of an interrupted run: an incomplete answer at the end, or after a power cut
- * zeros in place of pages that never reached the disk. What follows either is unreliable. */
+/* True for the remains of an interrupted run: an incomplete answer at the end or, after a power
+ * cut, zeros in place of pages that never reached the disk. What follows either is unreliable. */
 static bool is_torn(const char *line, size_t n_bytes)
 {
     return memchr(line, 0, n_bytes) || (line[0] == '{' && line[n_bytes - 1] != '\n');

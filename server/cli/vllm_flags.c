@@ -17,7 +17,7 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("tokenizer-revision", TAKES_VALUE, "the tokenizer is that of the model's revision")},
     {FLAG("download-dir", TAKES_VALUE, "HF_HUB_CACHE says where models are kept")},
     {FLAG("hf-token", TAKES_MAYBE, "the token is read from HF_TOKEN"), .alias = "hft"},
-    {FLAG("ignore-patterns", TAKES_WORDS, "only what is read is downloaded")},
+    {FLAG("ignore-patterns", TAKES_WORDS, "only files that are used are downloaded")},
     {FLAG("model-impl", TAKES_VALUE, "there is one implementation of each family")},
     {FLAG("model-loader-extra-config", TAKES_VALUE, "weights are mapped and read by all threads")},
     {FLAG("pt-load-map-location", TAKES_VALUE, "weights are mapped and read by all threads")},

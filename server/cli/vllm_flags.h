@@ -22,9 +22,9 @@ struct vllm_flag {
     const char *name;
     const char *alias; // short form; NULL: none
     enum vllm_takes takes;
-    /* NULL: the flag is accepted without effect. Otherwise the flag is refused, because it would
-     * change answers or access. The accepted values, as in "a|b"; an empty value and the flag's
-     * negation are accepted as well. */
+    /* The accepted values, as in "a|b"; an empty value and the flag's negation are accepted as
+     * well. Others are refused, because they would change answers or access. NULL: all are
+     * accepted, without effect. */
     const char *harmless;
     const char *becomes; // the option that replaces it: "no-OPTION", or "OPTION.KEY" of an object;
                          // NULL: none

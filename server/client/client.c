@@ -16,7 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { MAX_REQUEST_BYTES = 256 << 20, LOOK_MS = 100 /* interval of the checks of `stop` */ };
+enum { MAX_REQUEST_BYTES = 256 << 20, LOOK_MS = 100 /* how often `stop` is checked */ };
 
 /* Waits until the socket is ready for `events`. */
 static enum status await(int fd, short events, const struct client_request *request,
@@ -169,7 +169,7 @@ static enum status receive_all(int fd, const struct client_request *request, str
     }
 }
 
-/* Where to write the status, and then pass the body. */
+/* Where to store the status, and the function that receives the body. */
 struct receiver {
     struct http_in in;
     void (*on_body)(void *arg, const char *bytes, size_t n_bytes);

@@ -27,7 +27,7 @@ struct client_request {
     const char *key;                   // a bearer token; NULL: none
     const char *body;                  // JSON text; NULL: no body
     int timeout_s;                     // limit for connecting and for each wait; 0: none
-    const volatile sig_atomic_t *stop; // if set, the call ends soon after it becomes nonzero
+    const volatile sig_atomic_t *stop; // if set, the call ends soon after *stop becomes nonzero
 };
 
 /* Sends the request and passes on the answer's body as it arrives; *status is set before its first

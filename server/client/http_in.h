@@ -34,7 +34,7 @@ void http_in_reset(struct http_in *in); // before the next response
  * because requests are not pipelined. */
 enum http_in_result http_in_feed(struct http_in *in, const char *bytes, size_t n_bytes);
 
-/* Call it when the connection has ended: DONE if that is how the body ends. */
+/* Call it when the connection has ended. Returns DONE if the body ends with the connection. */
 enum http_in_result http_in_eof(const struct http_in *in);
 
 #endif

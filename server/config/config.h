@@ -36,7 +36,7 @@ struct config {
     int64_t pipeline_parallel_size, data_parallel_size; // accepted for vLLM's command lines, and
                                                         // always 1
     // several processes for one model
-    int64_t nnodes, node_rank, master_port; // nnodes 0, node_rank -1: the launcher's environment
+    int64_t nnodes, node_rank, master_port; // nnodes 0, node_rank -1: as the launcher says
     const char *master_addr, *node_token;
     bool no_node_token;
     double node_timeout;

@@ -36,7 +36,7 @@ static struct http_address **slot_of(struct http_server *s, const unsigned char 
 {
     uint64_t h = 0;
     memcpy(&h, bytes, ADDRESS_BYTES);
-    h = (h ^ s->id_seed) * 0x9e3779b97f4a7c15u; // the seed is random: nobody can choose a slot
+    h = (h ^ s->id_seed) * 0x9e3779b97f4a7c15u; // the seed is random, so nobody can choose a slot
     struct http_address **p = &s->addresses[(h >> 32) % N_ADDRESS_SLOTS];
     while (*p && memcmp((*p)->bytes, bytes, ADDRESS_BYTES) != 0) {
         p = &(*p)->next;

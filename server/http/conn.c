@@ -19,7 +19,7 @@ static void on_deadline(struct http_timer *timer, void *arg);
 
 static void set_option(int fd, int level, int name, int value)
 {
-    setsockopt(fd, level, name, &value, sizeof value); // none of them is essential
+    setsockopt(fd, level, name, &value, sizeof value); // not essential, so errors are ignored
 }
 
 /* A peer that vanished silently is detected by three keep-alive probes (by default the first after
@@ -135,8 +135,8 @@ void http_conn_deadline(struct http_conn *c, int64_t deadline_ms)
 }
 
 /* After a FIN nothing more arrives, so a request that will still become complete does so within a
- * moment. libmicrohttpd may miss it: 0.9.75 stops reading when the last bytes and the FIN arrive
- * together. */
+ * moment. libmicrohttpd may not notice that: 0.9.75 stops reading when the last bytes and the FIN
+ * arrive together. */
 void http_conn_phase(struct http_conn *c, enum conn_phase phase, int64_t deadline_ms)
 {
     c->phase = phase;
@@ -198,7 +198,7 @@ static bool ends_with_fin(const struct http_conn *c)
     return c->half_closed && c->phase != CONN_HANDLER && c->phase != CONN_REPLY;
 }
 
-/* Time to process bytes that arrived before the FIN and that libmicrohttpd has not read yet. */
+/* Time to process bytes that arrived before the FIN but that libmicrohttpd has not read yet. */
 static int64_t fin_time_left(const struct http_conn *c)
 {
     const struct http_server *s = c->server;

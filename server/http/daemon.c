@@ -106,8 +106,8 @@ static struct MHD_Daemon *start(struct http_daemon *d, char *cert, char *key)
     if (modern) {
         flags |= (unsigned)NO_THREAD_SAFETY;
     }
-    /* The strictest level of 1.0. With 0.9.75 it would answer some requests twice, so guard.c does
-     * the checks there. The pool's size also bounds a request's head. */
+    /* The strictest level of 1.0. At this level 0.9.75 would answer some requests twice, so with
+     * 0.9.75 guard.c does the checks. The pool's size also bounds a request's head. */
     struct MHD_OptionItem tls[] = {
         {cert ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, cert},
         {key ? MHD_OPTION_HTTPS_MEM_KEY : MHD_OPTION_END, 0, key},

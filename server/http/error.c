@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Errors reported by this folder, before a handler runs or where it cannot. Code and sentence are
- * defined here; the caller formats the body (options.put_error). */
+/* Errors that this folder reports itself, because no handler runs or can report them. Code and
+ * sentence are defined here; the caller formats the body (options.put_error). */
 #include "server/http/private.h"
 
 enum { MAX_ERROR_BYTES = 64 << 10, MAX_HEAD_BYTES = 2048 };

@@ -137,7 +137,7 @@ struct http_options {
                      int64_t wall_ns);
     /* The head has been read and is well formed. on_done follows in every case. */
     void (*on_head)(struct http_request *req, void *arg);
-    /* Called after the head and before the body. False: it has made the terminal call. */
+    /* Called after the head and before the body. False: the callback has made the terminal call. */
     bool (*authorize)(struct http_request *req, const struct http_route *route, void *arg);
     void (*on_wake)(void *arg);  // called once after any number of http_wake calls
     void (*on_drain)(void *arg); // when HTTP_DRAINING begins
@@ -282,9 +282,9 @@ bool http_stream_head_sent(const struct http_request *req); // true: http_reply 
 /* Appends whole events, framed by the caller ("data: ...\n\n"). They are sent when another stream
  * is written, or at the end of the callback, so consecutive writes form one packet. Bytes beyond
  * stream_soft_bytes are accepted, but the caller should stop until on_writable (see
- * http_stream_is_full). A write when earlier turns of the loop have left more than
- * stream_hard_bytes disconnects the client; bytes of the current turn do not count. Does nothing
- * once the client is gone. */
+ * http_stream_is_full). If earlier turns of the loop have left more than stream_hard_bytes, a write
+ * disconnects the client; bytes of the current turn do not count. Does nothing once the client is
+ * gone. */
 void http_stream_write(struct http_request *req, const void *bytes, size_t n_bytes);
 /* The same without a copy: memory for n_bytes, to be filled before any other call here, then
  * committed with the number used. Never NULL. */

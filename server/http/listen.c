@@ -18,7 +18,7 @@
 enum {
     BACKLOG = 4096,
     ACCEPTS_PER_TURN = 256,
-    N_CUT = 64, // connections that we have cut to free slots and libmicrohttpd has not closed yet
+    N_CUT = 64, // connections that we have cut to free slots, not yet closed by libmicrohttpd
 };
 
 /* Formats an address as users write it: host and port, with brackets for IPv6. */
@@ -285,7 +285,7 @@ static void out_of_descriptors(struct http_server *s, struct http_listener *l)
 }
 
 /* Accepts some connections above the limit too, for HTTP_ROUTE_ALWAYS and so that other requests
- * get a proper error. Beyond that reserve connections are refused at once. */
+ * get a proper error. Connections beyond that reserve are refused at once. */
 static void take(struct http_server *s, struct http_listener *l, int fd,
                  const struct sockaddr_storage *sa, socklen_t n_sa)
 {

@@ -91,7 +91,7 @@ struct reply_header {
 /* A stream's unsent bytes: framed for the direct writer, raw for libmicrohttpd's. Members up to
  * `out` are accessed for each token. */
 struct stream {
-    bool begun, started; // started: the head may be sent, or was
+    bool begun, started; // started: the head may be sent, or has been
     bool direct;         // we write chunks to the socket ourselves, rather than libmicrohttpd
     bool open;           // direct, and libmicrohttpd has sent the head: only we write to the socket
     bool ended, full;
@@ -100,8 +100,8 @@ struct stream {
     int64_t last_write_ns;
     struct buf out;
     size_t sent;     // bytes of `out` already sent
-    int64_t turn_ns; // the turn of the loop that last wrote; n_left_over: bytes that were unsent
-                     // when it began
+    int64_t turn_ns; // the last turn of the loop that wrote; n_left_over: bytes that were unsent
+                     // when that turn began
     size_t n_left_over;
     const char *content_type;
     struct http_timer timer; // delays the head, later sends keep-alive comments
@@ -252,8 +252,8 @@ void http_refuse_raw(const struct http_server *s, int fd, int status, const char
                      const char *message, int retry_after_s);
 
 /* address.c */
-/* Counts a connection from this address. *out is what must leave again; NULL: nothing. False: the
- * address has as many connections as it may. */
+/* Counts a connection from this address. *out is to be passed to http_address_leave when the
+ * connection ends. False: the address already has max_per_address connections. */
 bool http_address_enter(struct http_server *s, const struct sockaddr *sa,
                         struct http_address **out);
 void http_address_leave(struct http_server *s, struct http_address *a); // accepts NULL
@@ -267,9 +267,8 @@ void http_conn_deadline(struct http_conn *c, int64_t deadline_ms);
 void http_conn_cut(struct http_conn *c);
 /* Time limit for a head, shorter for connections above the limit. */
 int64_t http_conn_head_ms(const struct http_conn *c);
-/* Closes the oldest connection above the limit whose request is incomplete. A probe's request
- * arrives at once, so it becomes the oldest only if as many others arrive first. False: there is
- * none. */
+/* Closes the oldest connection above the limit whose request is incomplete. A probe sends its
+ * request at once, so its connection is rarely the oldest. False: there is none. */
 bool http_conn_make_place(struct http_server *s);
 void http_conn_want_out(struct http_conn *c, bool on);
 void http_watch_ready(struct http_server *s);

@@ -107,7 +107,7 @@ static void add_common(struct http_request *req, struct MHD_Response *r)
     }
 }
 
-/* The origin may be used here although a deferred reply comes later: libmicrohttpd keeps the
+/* The Origin header may be read here even for a deferred reply, because libmicrohttpd keeps the
  * request's head until the request ends. */
 static void set_response(struct http_request *req, int status, const char *content_type,
                          struct MHD_Response *r)
@@ -121,7 +121,7 @@ static void set_response(struct http_request *req, int status, const char *conte
     add_common(req, r);
     req->response = r;
     req->status = status;
-    http_body_free(req); // not earlier: the reply may have been copied from it
+    http_body_free(req); // not earlier, since the reply may have been copied from the body
     http_request_resume(req);
 }
 
@@ -196,7 +196,7 @@ void http_reply_header(struct http_request *req, const char *name, const char *v
 
 struct MHD_Response *http_make_stream(struct http_request *req)
 {
-    /* Only clients without chunked encoding use the block; for others it is minimal. */
+    /* libmicrohttpd uses a block of this size only for clients without chunked encoding. */
     size_t n_block = req->http10 ? 4096 : 64;
     struct MHD_Response *r =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, n_block, http_stream_read, req, NULL);

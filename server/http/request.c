@@ -201,7 +201,8 @@ static void refuse_target(struct http_request *req, const struct buf *allow)
     http_refusef(req, 404, "unknown_url", "Invalid URL (%s %.200s)", req->method, req->path);
 }
 
-/* Everything that can be decided before the body is read. False: it has been answered. */
+/* Decides everything that can be decided before the body is read. False: the request has been
+ * answered. */
 static bool admit(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -387,8 +388,8 @@ static bool body_begins_like_json(const struct http_request *req)
     return !p || p[strspn(p, " \t\r\n")] == '{';
 }
 
-/* JSON without a content type is accepted if it looks like JSON, because many clients
- * leave it out. */
+/* A body without a content type is accepted if it looks like JSON, because many clients omit the
+ * header. */
 static void call_handler(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -497,8 +498,9 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
     req->completed = true;
     req->stream.fd = -1;
     if (req->must_close || s->state >= HTTP_CLOSING) {
-        /* The head said close, or it was sent before the drain began. If the head said so,
-         * libmicrohttpd may still be sending the last bytes; otherwise only we can close it. */
+        /* If the reply's head announced the close, libmicrohttpd closes the connection, and may
+         * still be sending the last bytes. If the head was sent before the drain began, only we can
+         * close it. */
         http_conn_phase(c, CONN_IDLE, req->must_close ? 2000 : 0);
     } else {
         http_conn_phase(c, CONN_IDLE, c->half_closed ? REST_MS : s->options.idle_timeout_ms);

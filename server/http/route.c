@@ -99,7 +99,7 @@ bool http_split_uri(struct http_request *req, const char *raw)
     }
     raw = skip_authority(raw);
     size_t n = strlen(raw);
-    req->text = xcalloc(1, 2 * n + 8); // the decoded parts, and once more for {id}
+    req->text = xcalloc(1, 2 * n + 8); // room for the decoded parts and for the {id}s
     char *out = req->text;
     req->path = out;
     const char *q = strchr(raw, '?');
@@ -120,7 +120,7 @@ bool http_split_uri(struct http_request *req, const char *raw)
     if (req->path[0] == '\0') {
         req->path = "/";
     }
-    while (req->path[0] == '/' && req->path[1] == '/') { // a base URL that ends in a slash
+    while (req->path[0] == '/' && req->path[1] == '/') { // the client's base URL ends with a slash
         req->path++;
     }
     return req->path[0] == '/' || strcmp(req->path, "*") == 0;

@@ -20,7 +20,7 @@
 static const char comment[] = ": keep-alive\n\n";
 
 _Static_assert(offsetof(struct http_request, stream.out.n_bytes) + sizeof(size_t) <= 64,
-               "what a token touches is one cache line");
+               "members accessed for each token must fit a cache line");
 
 static size_t unsent(const struct http_request *req)
 {
@@ -306,8 +306,7 @@ static void reset_out(struct http_request *req)
     st->sent = 0;
 }
 
-/* Sends the unsent bytes: of the direct writer, once its head is sent or the socket has room again.
- */
+/* Sends the unsent bytes of the direct writer, after the head or when the socket has room again. */
 void http_stream_flush(struct http_request *req)
 {
     struct http_server *s = req->server;

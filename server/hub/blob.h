@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A blob being downloaded: blobs/HASH.sluice.incomplete, in parts that are downloaded concurrently.
  * The progress of each part is stored after the file's own bytes, so a download can resume after
- * any interruption; the final hash check verifies it. A lock, the one that huggingface_hub uses,
- * keeps other processes out.
+ * any interruption; the final hash check verifies the whole file. A lock, the one that
+ * huggingface_hub uses, keeps other processes out.
  * Thread: one owner; the check runs on a thread of its own. */
 #ifndef SLUICE_SERVER_HUB_BLOB_H
 #define SLUICE_SERVER_HUB_BLOB_H

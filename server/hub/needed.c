@@ -28,7 +28,6 @@ static const char *const needed[] = {
     HUB_INDEX,
 };
 
-/* A pattern has at most one star. */
 static bool matches(const char *pattern, const char *path)
 {
     const char *star = strchr(pattern, '*');

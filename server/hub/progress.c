@@ -104,7 +104,7 @@ void progress_end(struct progress *p, int64_t n_bytes)
 {
     char size[32], line[96];
     const double seconds = (double)(clock_now_ns() - p->began_ns) * 1e-9;
-    snprintf(line, sizeof line, "complete: %s came in %.1f s",
+    snprintf(line, sizeof line, "complete: %s received in %.1f s",
              hub_size_text(n_bytes - p->first_bytes, size), seconds);
     progress_note(p, line);
 }

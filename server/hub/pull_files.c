@@ -144,10 +144,11 @@ static void refused(struct worker *w)
     }
     struct pull *p = f->pull;
     if (++f->n_refused > MAX_REFUSED) {
-        p->st = err_set(p->err, ERR_IO,
-                        "%s: the hub redirects to another host for %.150s, which refuses it "
-                        "(status %ld): try again later; the download continues where it stopped",
-                        p->name->id, f->path, r->answer.status);
+        p->st =
+            err_set(p->err, ERR_IO,
+                    "%s: the hub redirects to another host for %.150s, and that host refuses it "
+                    "(status %ld): try again later; the download continues where it stopped",
+                    p->name->id, f->path, r->answer.status);
     }
 }
 

@@ -84,8 +84,8 @@ static enum status set_token(struct hub_settings *s, const char *text, const cha
     }
     for (size_t i = 0; i < n; i++) {
         if (text[i] <= ' ' || text[i] > '~') {
-            return err_set(err, ERR_INVALID, "%.200s: a token has no spaces or control characters",
-                           from);
+            return err_set(err, ERR_INVALID,
+                           "%.200s: a token must have no spaces or control characters", from);
         }
     }
     if (n >= sizeof s->token) {

@@ -36,7 +36,7 @@ void answer_put_refusal(struct buf *out, const char *id, const char *custom_id,
     put_head(out, id, custom_id);
     buf_printf(out, ",\"response\":{\"status_code\":%d,\"request_id\":\"%s\",\"body\":", e->status,
                id);
-    // The form of the errors of every endpoint that a batch may use: openapi_test checks it.
+    // The errors of all endpoints that a batch may use have this form; openapi_test checks that.
     call_error_put(out, e, CALL_ERROR_OPENAI);
     buf_puts(out, "},\"error\":null}");
 }

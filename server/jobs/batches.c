@@ -292,8 +292,8 @@ static void end_work(void *arg)
             store_batch_move(store, b->batch.id, 1u << BATCH_IN_PROGRESS | 1u << BATCH_FINALIZING,
                              BATCH_FINALIZING, now_s(), &b->work_status, &b->work_error);
         if (!(moved || b->work_status != OK)) {
-            b->end = BATCH_CANCELLED;
-        } // it was cancelled at the last moment
+            b->end = BATCH_CANCELLED; // it was cancelled at the last moment
+        }
     }
     if (b->work_status == OK) {
         b->work_status = store_batch_finish(store, b->batch.id, b->end, now_s(), files_expire_at(b),

@@ -16,7 +16,7 @@
 
 enum { BATCH_MAX_LINES = 50000 };
 
-/* Of the files that are its input, and the only time that a batch may have. */
+/* The purpose of a batch's input file, and the only completion window that a batch may have. */
 #define BATCH_PURPOSE "batch"
 #define BATCH_WINDOW "24h"
 

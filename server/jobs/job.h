@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* | A job: the lines of an input, run in addition to the engine's other requests, each answered
- * once.
+/* | A job: the lines of an input, run alongside the engine's other requests and answered once each.
  *
  *     plan a part (pool) -> read bodies (pool) -> calls, in that order -> answers -> keep (pool)
  *
  * A line is submitted if its KV blocks fit in addition to those that all submitted lines are
  * expected to need; a prefix shared by a group is counted once while a member of the group runs.
- * Outputs are assumed to have max_tokens tokens, or, once some have ended, the mean number of
- * tokens of those. Submitted lines have a lower priority than all interactive requests, which
- * preempt them for blocks and lanes.
+ * Outputs are assumed to have max_tokens tokens or, once some have ended, the mean length of those.
+ * Submitted lines have a lower priority than all interactive requests, which preempt them for
+ * blocks and lanes.
  *
  * Every unanswered line gets exactly one answer: a body, an error, or the reason with which the job
  * was stopped. If it is stopped without a reason, the remaining lines stay unanswered, for a later
@@ -60,7 +59,7 @@ struct job *job_open(const struct job_options *options);
 /* Does what can be done now. True: the job is over, and neither the engine nor the pool uses it. */
 bool job_turn(struct job *j);
 
-/* Submits no more lines and cancels those that run. code (static text) and message become the
+/* Submits no more lines and cancels the running ones. code (static text) and message become the
  * answer of all unanswered lines; if NULL, these stay unanswered. Later calls have no effect. */
 void job_stop(struct job *j, const char *code, const char *message);
 

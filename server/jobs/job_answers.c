@@ -17,7 +17,6 @@ static void clear_answers(struct answers *a)
     a->n = 0;
 }
 
-/* Takes ownership of the text. */
 void job_answer_line(struct job *j, int32_t line, bool failed, struct buf *text,
                      const struct call_record *record)
 {

@@ -213,9 +213,9 @@ static void turn_children(struct builder *b, int32_t v)
     b->nodes[v].child = turned;
 }
 
-/* Moves inner children of c, a child of v, up to its level where this saves tokens. A moved child g
- * becomes a group of its own: it recomputes the tokens between v and c once, and its members share
- * all of its tokens. Moved nodes follow c. */
+/* Moves inner children of c, a child of v, up to the level of c where this saves tokens. A moved
+ * child g becomes a group of its own: it recomputes the tokens between v and c once, and its
+ * members share all of its tokens. Moved nodes follow c. */
 static void lift_from(struct builder *b, int32_t v, int32_t c)
 {
     struct node *nodes = b->nodes;

@@ -228,7 +228,6 @@ void db_keep_room(struct db *db)
 
 /* ---- statements --------------------------------------------------------------------------- */
 
-/* Statements are prepared once and found by the address of their text, which is a literal. */
 static enum status find_statement(struct db *db, const char *sql, sqlite3_stmt **out,
                                   struct err *err)
 {

@@ -1,8 +1,8 @@
 "use strict";
-/* The chat. The conversation is `talk`, in this page's memory alone; each of its messages has an
- * element in the log. An answer is shown as it comes, as Markdown. */
+/* The chat. The conversation is `talk`, which is only in this page's memory; each of its messages has an element in the
+ * log. An answer is shown as Markdown while it arrives. */
 var talk = []; // {role, content, tool_calls, tool_call_id}: messages of the next request, and `.box`
-var running = null; // the AbortController of the answer that comes
+var running = null; // the AbortController of the answer that is arriving
 var log = byId("log");
 
 function isAtEnd() { return log.scrollHeight - log.scrollTop - log.clientHeight < 60; }
@@ -23,7 +23,7 @@ function numberOf(id) {
   return text === "" ? undefined : Number(text);
 }
 
-/* Throws what is wrong with the settings. */
+/* Throws a message if the settings are invalid. */
 function requestBody() {
   var messages = talk.map(function (m) {
     return { role: m.role, content: m.content, tool_calls: m.tool_calls, tool_call_id: m.tool_call_id };
@@ -40,7 +40,7 @@ function requestBody() {
   });
 }
 
-/* What an error's body says, if it is one of ours. */
+/* The message in an error's body, if it has the form of our errors. */
 function messageOf(text) {
   try { return JSON.parse(text).error.message; } catch (e) { return ""; }
 }
@@ -52,7 +52,7 @@ function failure(response) {
   });
 }
 
-/* Calls take(event) for each of the stream's. */
+/* Calls take(event) for each event of the stream. */
 function readEvents(response, take) {
   var reader = response.body.getReader(), decoder = new TextDecoder(), rest = "";
   function pump() {
@@ -95,7 +95,7 @@ function showAnswer(a) {
   if (follow) toEnd();
 }
 
-/* Many tokens make one picture. */
+/* Tokens that arrive within 40 ms are drawn together. */
 function showSoon(a) {
   if (a.waits) return;
   a.waits = true;
@@ -127,8 +127,8 @@ function takeEvent(a, event) {
   showSoon(a);
 }
 
-/* Tokens a second are counted from the first to the last, so that the wait for the first stands apart;
- * what came at once has no such rate, and is counted over the whole time. */
+/* Tokens per second are measured from the first token to the last, without the wait for the first. An answer that
+ * arrived at once is measured over the whole time instead. */
 var AT_ONCE_S = 0.05;
 
 function figures(a) {
@@ -145,7 +145,7 @@ function pretty(text) {
   try { return JSON.stringify(JSON.parse(text), null, 2); } catch (e) { return text; }
 }
 
-/* Nothing is run here: whoever reads the page says what the tools gave. */
+/* The page runs no tools: the user types what they return. */
 function showCalls(a) {
   var fields = a.calls.map(function (call) {
     var d = el("details", a.callList, "call");
@@ -153,7 +153,7 @@ function showCalls(a) {
     el("summary", d, "", "Tool call: " + call.function.name);
     el("code", el("pre", d), "", pretty(call.function.arguments));
     var field = el("textarea", d, "result");
-    field.placeholder = "What " + call.function.name + " gives back";
+    field.placeholder = "What " + call.function.name + " returns";
     field.setAttribute("aria-label", field.placeholder);
     return field;
   });
@@ -170,7 +170,7 @@ function showCalls(a) {
   };
 }
 
-/* What came is kept, also when it was stopped; a call that is not whole is not. */
+/* Keeps the text that has arrived, even if the answer was stopped; calls are only kept if the answer is complete. */
 function keepAnswer(a, whole) {
   var calls = whole ? a.calls.filter(Boolean) : [];
   a.calls = calls;
@@ -197,7 +197,7 @@ function answer() {
   }).then(function (how) {
     running = null;
     showAnswer(a);
-    a.think.open = !a.text && !a.calls.length; // an answer needs no reasoning beside it
+    a.think.open = !a.text && !a.calls.length; // close the reasoning if there is an answer
     keepAnswer(a, how === "");
     a.foot.textContent = [how === "stopped" ? "stopped" : "", figures(a)].filter(Boolean).join(", ");
     setBusy(false);
@@ -205,9 +205,9 @@ function answer() {
   });
 }
 
-/* ---- what a person does ---- */
+/* ---- user actions ---- */
 
-/* Ends the log's boxes after the last question, and the messages that they are of. */
+/* Removes everything after the last question, from the log and from the conversation. */
 function dropAnswer() {
   while (talk.length && talk[talk.length - 1].role !== "user") talk.pop();
   var question = talk.length ? talk[talk.length - 1].box : null;
@@ -219,7 +219,7 @@ byId("form").onsubmit = function (e) {
   e.preventDefault();
   if (!text || running) return;
   box.value = "";
-  // A question that was never answered, and calls without results, fit no template.
+  // Templates cannot render a question without an answer, or calls without results.
   for (var m; (m = talk[talk.length - 1]) && (m.role !== "assistant" || m.tool_calls);) talk.pop();
   talk.push({ role: "user", content: text, box: el("article", log, "message user", text) });
   answer();

@@ -1,8 +1,8 @@
 "use strict";
-/* Markdown, as models write it, into elements. What the model says only ever becomes text nodes: HTML
- * in it is shown as it stands, an image is its description and address, and a link shows where it
- * leads. Patterns are plain enough that no text makes them try again and again. */
-var MAX_DEPTH = 12; // of lists in quotes in lists; deeper is shown as plain text
+/* Converts Markdown, as models write it, to elements. The model's text only becomes text nodes: HTML in it is shown as
+ * text, an image is shown as its description and address, and a link with its address. The patterns are simple enough
+ * that no text causes much backtracking. */
+var MAX_DEPTH = 12; // levels of nested lists and quotes; deeper ones are shown as plain text
 var MAX_LINK = 4096; // characters of a link's text and address
 
 function el(tag, parent, cls, text) {
@@ -48,7 +48,7 @@ function putLink(parent, link, isImage, depth) {
 
 var MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
 
-/* Emphasis that begins at `at`: {tag, from, to, end}, or null. An underscore within a word is none. */
+/* Emphasis that begins at `at`: {tag, from, to, end}, or null. An underscore within a word is not emphasis. */
 function readEmphasis(s, at) {
   for (var i = 0; i < MARKS.length; i++) {
     var mark = MARKS[i][0], from = at + mark.length;
@@ -63,7 +63,7 @@ function readEmphasis(s, at) {
   return null;
 }
 
-/* `code` between runs of backquotes of one length. */
+/* `code` between two runs of backquotes of equal length. */
 function readCode(s, at) {
   var n = /^`+/.exec(s.slice(at, at + 64))[0].length, run = s.substr(at, n), to = at + n;
   for (;;) {
@@ -139,7 +139,7 @@ function putCode(parent, language, text) {
   el("code", el("pre", box), "", text);
 }
 
-/* The clipboard is there for https and for this machine alone; the older way works elsewhere. */
+/* navigator.clipboard only exists for https and for this machine; the older way works everywhere. */
 function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   var area = el("textarea", document.body);
@@ -166,7 +166,7 @@ function beginsBlock(lines, i) {
     ITEM.test(line) || isTable(lines, i);
 }
 
-/* Each of these takes the block at line i and returns the line after it. */
+/* Each of these functions handles the block that begins at line i, and returns the line after it. */
 
 function takeFence(parent, lines, i) {
   var open = FENCE.exec(lines[i]), text = [], mark = open[1];
@@ -202,7 +202,7 @@ function takeTable(parent, lines, i) {
   return i;
 }
 
-/* An item's lines are those that are indented further than its mark. */
+/* Lines that are indented further than an item's mark belong to the item. */
 function takeList(parent, lines, i, depth) {
   var first = ITEM.exec(lines[i]), ordered = /\d/.test(first[2]), item;
   var list = el(ordered ? "ol" : "ul", parent);
@@ -260,7 +260,7 @@ function putBlocks(parent, lines, depth) {
   }
 }
 
-/* The element then holds the text and nothing else. */
+/* Replaces the content of the element. */
 function putMarkdown(parent, text) {
   parent.textContent = "";
   putBlocks(parent, text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n"), 0);

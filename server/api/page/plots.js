@@ -1,8 +1,8 @@
 "use strict";
-/* Plots of /status.json: what the server kept of the last minutes, then a sample each second. A plot's
- * value comes from two samples in a row (p, then d) that are t seconds apart; null: nothing happened
- * that has such a value, and the line goes on as it was. */
-var SPAN = 300; // s that are shown, as many as the server keeps
+/* Plots of /status.json: first the server's history of the last minutes, then a sample each second. A plot's value is
+ * computed from two consecutive samples (p, then d) that are t seconds apart; null: nothing happened that has such a
+ * value, and the line keeps the previous one. */
+var SPAN = 300; // seconds shown, as many as the server keeps
 function ratio(over, under, scale) { return under > 0 ? scale * over / under : null; }
 var plots = [
   { title: "Requests", unit: "", whole: true, lines: ["running", "waiting"],
@@ -61,7 +61,7 @@ function showNow(p) {
 
 function add(d) {
   var t = last ? d.uptime - last.uptime : 0;
-  if (t < 0) plots.forEach(function (p) { p.points = []; }); // the server was started anew
+  if (t < 0) plots.forEach(function (p) { p.points = []; }); // the server was restarted
   if (t > 0) {
     plots.forEach(function (p) {
       var before = p.points[p.points.length - 1];
@@ -85,7 +85,7 @@ function addHistory(h) {
 
 /* ---- drawing ---- */
 
-/* A step of 1, 2 or 5 times a power of ten, so that about n of them make up `range`. */
+/* A step of 1, 2 or 5 times a power of ten, chosen so that `range` has about n steps. */
 function niceStep(range, n, whole) {
   var raw = range / n, power = Math.pow(10, Math.floor(Math.log10(raw))), m = raw / power;
   var step = power * (m <= 1 ? 1 : m <= 2 ? 2 : m <= 5 ? 5 : 10);
@@ -190,13 +190,13 @@ function showServer(d) {
   }
 }
 
-var askedAt = -Infinity; // a page that slept has missed samples, which the server still has
+var askedAt = -Infinity; // time of the last answer; a page that slept has missed samples, and requests the history
 
 function tick() {
   var now = performance.now(), missed = now - askedAt > 5000;
   fetch("status.json" + (missed ? "?history=1" : ""), { headers: headers() }).then(function (r) {
     if (r.status === 401) throw "key needed";
-    if (r.status === 403) throw "this key may not see the figures";
+    if (r.status === 403) throw "this key has no permission to see the figures";
     return r.json();
   }).then(function (d) {
     askedAt = now;

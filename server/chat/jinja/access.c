@@ -88,7 +88,7 @@ static bool bind_method(struct jrt *rt, struct jv obj, const struct jinja_method
     return true;
 }
 
-/* Attributes of macros that Jinja2 documents. */
+/* The macro attributes that Jinja2 documents. */
 static bool macro_attr(struct jrt *rt, const struct jmacro *m, struct jstr *name, bool *found,
                        struct jv *out)
 {
@@ -227,12 +227,12 @@ bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
     return found || jv_undefined(rt, obj, jv_str(name), out);
 }
 
-/* obj[index] for an index known at compile time, when its methods were looked up: the item,
- * otherwise the attribute. */
+/* obj[index] for a constant index: the item, otherwise the attribute. `methods` were looked up at
+ * compile time. */
 bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
                       const struct jinja_method *methods, struct jv *out)
 {
-    // Fast path: templates that take strings for lists of parts look up 'type' on every character.
+    // Fast path: templates that treat strings as lists of parts look up 'type' on every character.
     if (obj.type == JV_STR && index.type == JV_STR && !methods && index.u.s->n_bytes > 0 &&
         index.u.s->s[0] != '_') {
         return jv_undefined(rt, obj, index, out);

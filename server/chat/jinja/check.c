@@ -158,7 +158,7 @@ static void scan(const struct jnode *n, struct wanted *w)
     w->depth--;
 }
 
-/* True if the loop's body reads `loop`: only then the object is created. */
+/* True if the loop's body reads `loop`: only then is the object created. */
 static bool uses_loop(const struct check *c, const struct jnode *n)
 {
     bool found = false, stored = false;

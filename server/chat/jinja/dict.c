@@ -142,8 +142,8 @@ static uint64_t hash_number(double f)
 {
     uint64_t bits;
     if (f == 0) {
-        f = 0;
-    } // -0.0 equals 0
+        f = 0; // -0.0 equals 0
+    }
     memcpy(&bits, &f, sizeof bits);
     return hash_mix(bits ^ hash_process_key());
 }

@@ -50,8 +50,8 @@ bool jframe_set(struct jrt *rt, struct jframe *f, int sym, struct jv v)
     return true;
 }
 
-/* Binds the names that scope.c found hidden to undefined values, so that a lookup does not continue
- * in outer scopes. */
+/* Binds to undefined values the names that scope.c found to be hidden, so that a lookup does not
+ * continue in outer scopes. */
 bool jframe_hide(struct jrt *rt, struct jframe *f, const struct jhidden *hidden)
 {
     for (int i = 0; i < hidden->n; i++) {

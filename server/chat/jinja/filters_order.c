@@ -17,7 +17,7 @@ static bool merge(struct jrt *rt, const struct order *from, struct order *to, si
     for (size_t i = low; i < high; i++) {
         bool take_right = false;
         if (a < mid && b < high) {
-            /* Stable in both directions: the right one goes first only if it is strictly
+            /* Stable in both directions: the right value goes first only if it is strictly
              * smaller. */
             const struct jv left = from[a].key, right = from[b].key;
             if (!(reverse ? jv_compare(rt, left, right, JV_LT, &take_right)

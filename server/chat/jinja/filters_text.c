@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* Converts v to a string as soft_str does, for filters that call that. */
+/* Converts v to a string like soft_str, for the filters that call it in Jinja2. */
 static bool soft(struct jrt *rt, struct jv v, struct jv *s)
 {
     return jv_soft_str(rt, v, s) && js_flat(rt, s->u.s);

@@ -179,7 +179,7 @@ FILTER(jf_round)
            jnum_binary(rt, JOP_DIV, whole, scale, out);
 }
 
-/* As Jinja2 writes sizes: whole bytes below the base, one decimal above. */
+/* Writes a size as Jinja2 does: whole bytes below the base, one decimal above. */
 FILTER(jf_filesizeformat)
 {
     static const char *const decimal[] = {"kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"};

@@ -26,7 +26,7 @@ static bool is_label(char c)
     return isalnum((unsigned char)c) || c == '_' || c == '%' || c == '-' || (c & 0x80);
 }
 
-/* True if the word is what may follow a host: a port, then a path. */
+/* True if the text may follow a host: a port, then a path. */
 static bool is_rest(struct word w)
 {
     size_t i = 0;

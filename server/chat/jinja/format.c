@@ -23,7 +23,7 @@ struct percent {
     bool markup;
 };
 
-/* The next positional argument. A value that is not a tuple is the only one. */
+/* The next positional argument. A value that is not a tuple is the only argument. */
 static bool next_arg(struct percent *pc, struct jv *out)
 {
     if (pc->args.type == JV_TUPLE) {
@@ -148,7 +148,7 @@ static bool put_percent_text(struct percent *pc, struct jv v, struct jspec *spec
     return s && jspec_put_padded(pc->b, s, spec, '>');
 }
 
-/* %d and relatives. A precision is a minimum number of digits, and is padded inside of the
+/* %d and relatives. A precision is a minimum number of digits; the result is padded to the
  * width. */
 static bool put_percent_int(struct percent *pc, struct jv v, struct jspec *spec, char code)
 {
@@ -277,7 +277,7 @@ static bool convert(struct percent *pc, struct jstr *f, size_t *i)
 }
 
 /* Text between conversions keeps its provenance. Fields need a buffer of their own only if the
- * format contains input, because only then put_chosen may change their provenance. */
+ * format contains input, because only then may put_chosen change their provenance. */
 bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *out)
 {
     struct jsb b;

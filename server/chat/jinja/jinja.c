@@ -75,7 +75,7 @@ bool jinja_mentions(const struct jinja_template *t, const char *word)
     return memmem(t->gist, t->gist_bytes, word, strlen(word)) != NULL;
 }
 
-/* Global functions are variables too, which those of the request may override. */
+/* Global functions are variables too, so the request's variables can override them. */
 bool jinja_begin(struct jrt *rt, const struct jinja_template *t, int64_t local_us)
 {
     rt_init(rt);

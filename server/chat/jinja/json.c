@@ -23,7 +23,7 @@ static bool bad_json(struct jrt *rt, struct json_scan *sc, const char *what)
     return false;
 }
 
-/* Strings without escapes, which are most, are not copied, so the request's text must outlive the
+/* Most strings have no escapes and are not copied, so the request's text must outlive the
  * render. */
 static struct jstr *read_string(struct jrt *rt, struct json_scan *sc, enum jprov prov)
 {
@@ -140,8 +140,8 @@ static void put_escape(struct jsb *b, uint32_t cp, bool input)
     jsb_put(b, text, (size_t)n, input);
 }
 
-/* Like Python's json.dumps: `ascii` (ensure_ascii) escapes all other characters, otherwise only
- * those that must be are escaped. */
+/* Like Python's json.dumps: escapes quotes, backslashes and characters below U+0020; with `ascii`
+ * (ensure_ascii) also everything that is not printable ASCII. */
 static void put_json_string(struct jsb *b, struct jstr *s, bool ascii)
 {
     if (!js_flat(b->rt, s)) {

@@ -17,7 +17,7 @@ struct lexer {
     const char *s;
     size_t n_bytes, at;
     int line;
-    bool line_starting; // the last tag ended with a newline (or there was none)
+    bool line_starting; // the last tag ended with a newline, or there was no tag yet
     struct jtoken *tokens;
     size_t n_tokens, cap;
     char open[JINJA_MAX_NEST]; // the open brackets
@@ -120,8 +120,8 @@ static void advance(struct lexer *lx, size_t to)
     }
 }
 
-/* The text before a tag whose sign is '-', '+' or another character. `lstrip`: the tag is not a
- * variable, so spaces between the start of the line and the tag are removed. */
+/* Adds the text before a tag whose sign is '-', '+' or another character. `lstrip`: the tag is not
+ * a variable, so spaces between the start of the line and the tag are removed. */
 static bool add_data(struct lexer *lx, size_t from, size_t to, char sign, bool lstrip)
 {
     const char *s = lx->s + from;

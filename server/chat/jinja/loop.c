@@ -17,8 +17,8 @@ int jloop_pull(struct jrt *rt, struct jloop *l, struct jv *out)
     return jwalk_next(rt, &l->walk, out);
 }
 
-/* Reads the next item in advance, for loop.last and loop.nextitem; only then a generator computes
- * it. */
+/* Reads the next item in advance. Only loop.last and loop.nextitem do so, because it makes a
+ * generator compute the item early. */
 static bool loop_peek(struct jrt *rt, struct jloop *l, struct jv *out)
 {
     if (!l->peeked) {

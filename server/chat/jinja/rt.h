@@ -45,7 +45,7 @@ struct jrt {
     struct arena arena;
     enum status st;
     struct err err;
-    int64_t steps_left, steps_beyond; // of this slice, and after it: rt.c
+    int64_t steps_left, steps_beyond; // steps left in this slice, and after it; see rt.c
     int depth, calls;
     struct jsb *out;
     bool autoescape;
@@ -66,7 +66,7 @@ bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes); // raise_ex
 
 void *jrt_alloc(struct jrt *rt, size_t n, size_t size); // zeroed; NULL after recording an error
 bool jrt_charge(struct jrt *rt, size_t steps);
-bool jrt_go_on(struct jrt *rt); // one step more, when those of the slice are used up
+bool jrt_go_on(struct jrt *rt); // takes a step when the slice has none left
 
 static inline bool jrt_step(struct jrt *rt)
 {

@@ -304,7 +304,7 @@ static void strip_fraction(char *text)
 }
 
 /* Without a type: like repr. With a precision: like 'g', but with at least one digit after the
- * point, and the exponential form begins at a number of one digit less. */
+ * point, and the exponential form begins at 10^(precision - 1) instead of 10^precision. */
 static void general_without_type(double f, const struct jspec *spec, char *text, size_t cap)
 {
     if (spec->precision < 0) {

@@ -154,7 +154,7 @@ static enum tool_match bare(struct tool_parse *p, const char *stops, const char 
     return MATCH_MAYBE;
 }
 
-/* Reads a key, bare or quoted, together with the ':' after it: only then it is a key. */
+/* Reads a key, bare or quoted, together with the ':' after it: only then is it a key. */
 static bool key(struct tool_parse *p, bool final)
 {
     const char *text;

@@ -117,8 +117,8 @@ static bool up_to(struct tool_parse *p, const char *end, const char **text, size
     const char *found = memmem(tool_held(p), held, end, n_end);
     if (!found) {
         if (held > n_end) {
-            p->scan += held - n_end;
-        } // this text was searched; `at` stays
+            p->scan += held - n_end; // this text was searched; `at` stays
+        }
         return false;
     }
     *text = p->held.data + p->at;

@@ -48,8 +48,7 @@ struct tool_parser;
 
 struct tool_parse {
     const struct tool_parser *parser;
-    const struct json *tools; // the request's array of {"function": {...}}, borrowed; NULL: it
-                              // wants no calls
+    const struct json *tools; // borrowed array of {"function": {...}}; NULL: calls are off
     struct tool_sink sink;
     struct buf held; // text from `at` on has not been reported
     size_t at, scan; // [at, scan) was examined, and is held because it may still turn out to be

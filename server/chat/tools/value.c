@@ -126,12 +126,12 @@ void tool_put_value(const struct json *root, const struct json *schema, const ch
     } else if (is_blank(s, n) && allows(root, schema, "object", 0, &known)) {
         buf_puts(out, "{}");
     } else if (allows(root, schema, "boolean", 0, &known) &&
-               (is_word(s, n, "true") || is_word(s, n, "false"))) {
+               (is_word(s, n, "true") || is_word(s, n, "false"))) { // or Python's True
         if (n == 4) {
             buf_puts(out, "true");
         } else {
             buf_puts(out, "false");
-        } // Python's True
+        }
     } else {
         buf_put_json(out, s, n);
     }

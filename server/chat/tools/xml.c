@@ -141,8 +141,8 @@ static bool value(struct tool_parse *p)
     const char *found = memmem(tool_held(p), n, end, n_end);
     if (!found) {
         if (n > n_end) {
-            p->scan += n - n_end;
-        } // this text was searched; `at` stays
+            p->scan += n - n_end; // this text was searched; `at` stays
+        }
         return false;
     }
     const char *text = p->held.data + p->at;

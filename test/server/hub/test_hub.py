@@ -322,7 +322,7 @@ def test_a_killed_download_is_resumed(hub, env):
 def test_a_damaged_partial_download_is_found_by_the_hash(hub, env):
     hub.add("org/small", LARGE)
     hub.on_storage = lambda h: h.send(404) or True
-    refused(env, "another host for model.safetensors, which refuses it (status 404)")
+    refused(env, "another host for model.safetensors, and that host refuses it (status 404)")
     [part] = [b for b in blobs(env) if "incomplete" in b]
     path = os.path.join(repo_folder(env), "blobs", part)
     with open(path, "r+b") as f:  # claims that its first part is present
@@ -332,7 +332,7 @@ def test_a_damaged_partial_download_is_found_by_the_hash(hub, env):
     assert open(pull(env) + "/model.safetensors", "rb").read() == LARGE["model.safetensors"]
     rc, out, err = run(env, "remove", "org/small")
     hub.on_storage = lambda h: h.send(404) or True
-    refused(env, "which refuses it (status 404)")
+    refused(env, "and that host refuses it (status 404)")
     open(path, "r+b").truncate(1000)
     hub.on_storage = None
     assert open(pull(env) + "/model.safetensors", "rb").read() == LARGE["model.safetensors"]
