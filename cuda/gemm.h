@@ -156,8 +156,8 @@ cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix *m, const s
 /* gemm/eight.cu: products of E4M3 codes with codes (a->scales), 1 to 64 rows, ungated. With
  * may_split and memory for partial sums (as for gemm_four) y may be left as sums->n of them. It
  * reads the weight before the preceding kernels are done. raw: the kernel rounds x itself as this
- * says, and a->x and a->scales->x are not read; NULL: x is rounded. is_gated: raw->x has rows of
- * gates and factors, [n_rows, 2 n_in], and x = silu(gate) * factor. */
+ * says, and a->x and a->scales->x are not read; NULL: x is already rounded. is_gated: raw->x has
+ * rows of gates and factors, [n_rows, 2 n_in], and x = silu(gate) * factor. */
 bool gemm_eight_takes(const struct gemm_args *a, int32_t sm);
 bool gemm_eight_rounds(const struct gemm_args *a, int32_t n_sms, size_t sums_bytes, bool is_gated);
 cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Launches attention: the kernel variant that supports the layer, then the kernel that joins
- * partial results. The variant depends only on the layer and the device, never on the pass. Each
- * variant's file says how its work is divided and what bounds it. */
+ * partial results. The variant depends only on the layer and the device, never on the pass. The
+ * file of each variant says how its work is divided and what bounds it. */
 #include "cuda/kernels/attention/common.cuh"
 
 enum { JOIN_WARPS = 8, JOIN_BLOCKS_PER_SM = 2, JOIN_AHEAD = 8 };

@@ -20,7 +20,7 @@
 #include "cuda/kernels/gemm/maps.cuh"
 
 enum {
-    DEPTH = 64,         // of K per stage
+    DEPTH = 64,         // inputs of K per stage
     BAND = 224,         // features of gate and up together
     BLOCKS = BAND / 16, // groups of 8 gate features
     CHUNK = 7,          // groups stored at a time

@@ -25,7 +25,7 @@
 
 enum {
     CHUNK = 128, // inputs
-    BOX = 64,    // of x
+    BOX = 64,    // inputs in a box of x
     MAX_SLOTS = 8,
     RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
     MAX_RUNS = 8,
@@ -192,7 +192,7 @@ __device__ __forceinline__ void add_group(const char *from, int at, int at_8,
     }
 }
 
-/* What a lane reads, as distances. */
+/* The distances to what a lane reads. */
 template <typename T, enum coded_code CODE> struct few_lane {
     int codes, scales; // from a slot of the warp's ring
     int x, x_4;        // from a chunk's rows: inputs 0 to 31, and 32 to 63

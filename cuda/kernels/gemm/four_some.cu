@@ -26,7 +26,7 @@
 
 enum {
     CHUNK = 128, // inputs
-    BOX = 64,    // of x
+    BOX = 64,    // inputs in a box of x
     MAX_STAGES = 4,
     RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
     MAX_RUNS = 8,

@@ -23,9 +23,9 @@
 #include "cuda/kernels/gemm/x_ring.cuh"
 
 enum {
-    CHUNK = 128,      // inputs
-    BOX = 64,         // of x
-    BLOCK_ROWS = 128, // of x, in one wgmma
+    CHUNK = 128,      // inputs that are loaded together
+    BOX = 64,         // inputs in a box of x
+    BLOCK_ROWS = 128, // rows of x in one wgmma
     WARPS = 8,
     THREADS = WARPS * 32 + 128, // the last 128 load x
     MAX_SLOTS = 8,

@@ -18,7 +18,7 @@
 #include "cuda/kernels/gemm/maps.cuh"
 
 enum {
-    DEPTH = 64,              // of K per stage
+    DEPTH = 64,              // inputs of K per stage
     RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
     MAX_STAGES = 12,
     MIN_ROWS = 33,

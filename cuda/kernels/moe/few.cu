@@ -11,9 +11,9 @@
  *
  * Each warp reads whole weight rows, 16 bytes a lane. Bound by reading the weights of the picks;
  * two rows that pick one expert share it in the L2 cache. Before their waits, `scores` loads the
- * router, and `down` the weights of all picks. The scores that `down` reads by then are complete,
- * because `up` triggers only after its own wait. A row's bits do not depend on the number of rows,
- * but differ from those of moe.cu. */
+ * router, and `down` the weights of all picks. The scores that `down` reads before its wait are
+ * complete, because `up` triggers only after its own wait. A row's bits do not depend on the number
+ * of rows, but differ from those of moe.cu. */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"

@@ -123,7 +123,7 @@ __device__ static void keep_groups(float *choice, const struct route_params &p, 
 /* Floats as integers in the same order; 0 for -infinity and NaN, which are never picked. */
 __device__ __forceinline__ uint32_t ordered(float x)
 {
-    const uint32_t bits = __float_as_uint(x + 0.0f); // one zero
+    const uint32_t bits = __float_as_uint(x + 0.0f); // makes -0 the same as 0
     if (!(x > -INFINITY)) {
         return 0;
     }
