@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rope, the store into pages, attention and what moves pages, against the scalar backend: keys and
- * values enter both caches through the same ops. */
+/* Rope, the store into pages, attention and the ops that move pages, compared with the scalar
+ * backend: keys and values enter both caches through the same ops. */
 #include "test/cuda/cuda_layers.h"
 
 static const struct stored plain_numbers = {.format = KV_PLAIN};

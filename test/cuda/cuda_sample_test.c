@@ -81,7 +81,7 @@ static struct pair_tensor make_logits(struct pair *p, int32_t n_rows, int32_t vo
     return t;
 }
 
-/* Tokens must be equal, log-probabilities nearly so. */
+/* Tokens must be equal, log-probabilities nearly equal. */
 static void compare_draws(const struct pass_results *r, const char *what)
 {
     CHECK_EQ(r[CPU].n_draws, r[GPU].n_draws);
@@ -211,8 +211,8 @@ TEST(draws_agree)
     }
 }
 
-/* Drafts from kept laws, then their judgement under other logits: both times the GPU draws the
- * CPU's tokens, of which some are the drafts. */
+/* Drafts whose distributions are kept, then their acceptance tests under other logits: both times
+ * the GPU draws the CPU's tokens, and some of these are the drafts. */
 static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
 {
     enum { EACH = 4, N = N_LANES * EACH };
@@ -377,7 +377,7 @@ TEST(laws_of_siblings_and_their_trials_agree)
     sibling_case(128256, 128256, 3.0f, 0.7f);
 }
 
-/* Laws of drafts, and the decisions about them. */
+/* Distributions of drafts, and their acceptance tests. */
 TEST(laws_and_judgements_agree)
 {
     NEED_GPU();

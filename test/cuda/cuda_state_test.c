@@ -275,7 +275,7 @@ TEST(texts_in_pieces_agree)
 /* ---- drafts, trees, snapshots ------------------------------------------------------------------
  */
 
-/* Rows of drafts, of which a test keeps some. */
+/* Rows of drafts; a test keeps some of them. */
 static void draft(struct scene *s, int32_t lane, int32_t known)
 {
     int32_t ids[32], n = 1 + pick(s, 0, lesser(s->c.max_ahead, 31));
@@ -436,8 +436,8 @@ TEST(snapshots_and_forks_agree)
     }
 }
 
-/* Decoding and short drafts of two sequences, one of which begins inside a block, through the ends
- * of blocks, one of which is kept. */
+/* Decoding and short drafts of two sequences through the ends of blocks. One sequence begins inside
+ * a block, and one of the boundaries is kept. */
 static void few_rows(struct scene *s)
 {
     const int32_t block = s->c.block;

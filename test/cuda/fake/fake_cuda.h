@@ -15,8 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Starts afresh: up to 16 devices with this capability (80, 90) and memory, of which nine tenths
- * are free. No failures, counts at zero, earlier objects forgotten. */
+/* Starts afresh: up to 16 devices with this capability (80, 90) and memory, nine tenths of it free.
+ * No failures, counts at zero, earlier objects forgotten. */
 void fake_cuda_reset(int32_t n_devices, int32_t sm, size_t memory_bytes);
 
 /* Makes the nth call from now (0: the next) that can fail return e. Except for lack of memory, its

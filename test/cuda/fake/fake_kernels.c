@@ -263,7 +263,7 @@ cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arg
     return launch(host, grid, block, (dim3){1, 1, 1}, shared, stream, args);
 }
 
-/* Launches with attributes: of those only the cluster's size is of interest. */
+/* Launches with attributes. Only one attribute matters here: the size of clusters. */
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *host, void **args)
 {
     dim3 cluster = {1, 1, 1};
