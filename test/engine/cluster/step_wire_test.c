@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A step's encoding: decoding gives what was encoded, and no input makes the reader pass a
- * bound. */
+/* A step's encoding: decoding gives what was encoded, and no input makes the decoder read or write
+ * out of bounds. */
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 #include "engine/cluster/step_wire.h"

@@ -272,8 +272,8 @@ TEST(trees_are_as_large_as_their_rows_are_worth)
     CHECK_EQ(rows[2], 0);
 }
 
-/* Two drafts' distributions are averaged: token 4 gets (0.3 + 0.8) / 2. tree_add takes the
- * greater probability when lookup names a known child. */
+/* The distributions of two draft models are averaged: token 4 gets (0.3 + 0.8) / 2. tree_add takes
+ * the greater probability when lookup names a known child. */
 TEST(equal_tokens_of_two_drafts_are_one_child)
 {
     struct bed b;
