@@ -91,7 +91,7 @@ OP_TEST(a_row_reads_the_one_before_it)
     }
 }
 
-/* Several heads have their inputs side by side, and none writes to another's. */
+/* Several heads have their inputs side by side, and no head writes to those of another. */
 OP_TEST(the_parts_of_a_row_are_separate)
 {
     struct op_rig rig = open_lanes(backend, DT_BF16);

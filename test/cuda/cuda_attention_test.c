@@ -34,7 +34,7 @@ static void attention_case(enum dtype dtype, const struct shape *s, struct store
     pair_close(p);
 }
 
-/* Each shape tests a path of its own: widths of heads, groups, windows, soft caps, sinks,
+/* Each shape tests a different path: widths of heads, groups, windows, soft caps, sinks,
  * interleaved rotation. */
 TEST(attention_agrees)
 {

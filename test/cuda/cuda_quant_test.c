@@ -194,7 +194,7 @@ TEST(rows_of_quantised_products_do_not_depend_on_others)
     }
 }
 
-/* The gate's and the other half's weights are two tensors that become one. */
+/* The weights of the gate and of the other half are two tensors that become one. */
 TEST(gated_products_agree)
 {
     NEED_GPU();

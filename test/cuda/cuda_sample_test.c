@@ -605,7 +605,7 @@ struct head_rows {
     bool may_skip; // whether gemm_head_takes allows it
 };
 
-/* In tests of their own, since a race checker takes minutes for each. */
+/* Separate tests, since a race checker takes minutes for each. */
 static void head_cases(const struct head_rows *cases, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {

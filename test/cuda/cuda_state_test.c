@@ -358,7 +358,7 @@ static void grow(struct scene *s, int32_t lane, int32_t known, int32_t depth)
     step_end(&s->p, NULL);
 }
 
-/* Each path of a tree has a state of its own; the accepted path's is kept. */
+/* Each path of a tree has its own state; that of the accepted path is kept. */
 TEST(trees_and_their_paths_agree)
 {
     NEED_GPU();
@@ -461,7 +461,8 @@ static void few_rows(struct scene *s)
     feed(s, 1, at[0], at[0] + 70, "more rows after few");
 }
 
-/* Passes of a few rows per sequence, which have a kernel of their own for keys of 128. */
+/* Passes of a few rows per sequence, for which there is a special kernel if keys have 128 elements.
+ */
 TEST(few_rows_agree)
 {
     NEED_GPU();

@@ -294,7 +294,7 @@ TEST(news_in_pieces_begins_with_what_waited_longest)
     stop(&b);
 }
 
-/* The pool holds the prompt's blocks once, and the blocks of its own answer for each sibling. */
+/* The pool holds the prompt's blocks once, and for each sibling the blocks of its own answer. */
 TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
 {
     struct bed b = {0};

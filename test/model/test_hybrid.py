@@ -53,7 +53,8 @@ CUBE = list(itertools.product(CHUNKS, DRAFTS, POOL))
 
 
 def requests():
-    """Like the cube's, but several blocks of state long: greedy and sampled, with and without a shared prefix."""
+    """Like the requests of the cube, but several blocks of state long: greedy and sampled, with and without a shared
+    prefix."""
     rng = random.Random(7)
     shared = [rng.randrange(3, 378) for _ in range(330)]
     out = []

@@ -63,7 +63,7 @@ struct eight_part {
 };
 
 /* The warpgroup's sums of an item. `at` is the position of the item's first box, and becomes that
- * of the next item's. */
+ * of the next item's first box. */
 template <int N, bool BLOCKS>
 __device__ __forceinline__ void
 sum_item(const struct eight_params &p, const struct eight_item &item, const struct eight_part &part,

@@ -196,7 +196,7 @@ __device__ __forceinline__ void add_group(const char *from, int at, int at_8,
 template <typename T, enum coded_code CODE> struct few_lane {
     int codes, scales; // from a slot of the warp's ring
     int x, x_4;        // from a chunk's rows: inputs 0 to 31, and 32 to 63
-    int eight;         // from a feature's scale to that of the eighth after it
+    int eight;         // from a feature's scale to that of the feature 8 further on
     uint32_t zero;     // for word_codes, if all are equal
 
     __device__ __forceinline__ explicit few_lane(const struct few_params &p)

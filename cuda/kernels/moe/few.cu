@@ -229,8 +229,8 @@ __global__ void __launch_bounds__(32 * UP_WARPS, 6) few_up_kernel(struct few_par
     }
 }
 
-/* A warp's output feature: its row of each pick's `down`, then of the shared expert's. They arrive
- * in shared memory, where each lane reads what it has copied. */
+/* A warp's output feature: its row of the `down` weight of each pick, then of the shared expert.
+ * They arrive in shared memory, where each lane reads what it has copied. */
 template <typename T>
 __device__ __forceinline__ void copy_rows(const struct few_params &p, const struct pick *picks,
                                           int32_t feature, T *to)

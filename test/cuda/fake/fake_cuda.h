@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A CUDA runtime, cuBLASLt and NCCL without a device, to test the host side of cuda/ on machines
- * without a GPU. Memory is the host's, streams run late, kernels do nothing, and all results are
+ * without a GPU. Memory is in the host, streams run late, kernels do nothing, and all results are
  * zero. The contract is checked: a copy runs when its stream is waited for or, at random, queried,
  * never at once; pinned memory must not change before that; a launch must be valid on a device; an
  * address must be inside an allocation of that device. test/cuda/fake/sluice is the program on such

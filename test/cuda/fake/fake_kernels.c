@@ -75,7 +75,7 @@ void __cudaUnregisterFatBinary(void **handle)
     (void)handle;
 }
 
-/* The signature is nvcc's; only the address and the name are of use. */
+/* nvcc defines the signature; only the address and the name are used. */
 void __cudaRegisterFunction(void **handle, const char *host, char *of_device, const char *name,
                             int thread_limit, void *tid, void *bid, void *block, void *grid,
                             int *warp)

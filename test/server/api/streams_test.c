@@ -18,8 +18,8 @@ enum { CONNECTS_PER_TURN = 64 /* arbitrary */ };
 
 enum { N_PROBERS = 8, PROBE_EVERY_MS = 200 }; // readiness and liveness 20 times a second each
 
-/* Probes of independent senders, as in reality: none waits for the answer to another's. The control
- * is a process that only answers: its latency is what the machine and this client add. */
+/* Probes of independent senders, as in reality: none waits for the answer to another probe. The
+ * control is a process that only answers: its latency is what the machine and this client add. */
 struct prober {
     pthread_t threads[N_PROBERS];
     pthread_mutex_t lock;

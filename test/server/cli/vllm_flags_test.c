@@ -77,7 +77,7 @@ static void check_default(const struct row *r, const char *name)
     }
 }
 
-/* Each allowed word is either accepted or refused for a reason of its own. */
+/* Each allowed word is either accepted or refused with a reason that concerns it. */
 static void check_values(struct row *r, const char *name)
 {
     bool alone = strcmp(r->takes, "flag") == 0 || strcmp(r->takes, "alone") == 0;
