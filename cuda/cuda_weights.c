@@ -44,7 +44,7 @@ static enum status fill(struct cuda *be, void *to, enum dtype dtype, const struc
     return OK;
 }
 
-/* The bias is in one or more parts, whose lengths must add up to its own. */
+/* The bias is in one or more parts, whose lengths must add up to that of the bias. */
 static enum status open_bias(struct cuda *be, const struct weight_desc *d, struct weight *w,
                              struct err *err)
 {

@@ -139,8 +139,8 @@ TEST(trees_without_paths_are_computed_with_masks)
     }
 }
 
-/* The number of key tiles of the busiest block, when units are dealt as the kernels do: forth and
- * back. */
+/* The number of key tiles of the busiest block, when units are dealt out as in the kernels, in
+ * alternating direction. */
 static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_heads)
 {
     int32_t most = 0;

@@ -250,7 +250,7 @@ static bool open_all(struct rank *ranks, enum dtype dtype, bool deterministic)
     return ranks[0].st == OK && ranks[1].st == OK;
 }
 
-/* The communicator belongs to all; it goes last. */
+/* All ranks use the communicator, so it is closed last. */
 static void close_all(struct rank *ranks)
 {
     for (int32_t i = 0; i < RANKS; i++) {

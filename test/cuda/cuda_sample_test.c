@@ -7,7 +7,7 @@
 
 enum { N_LANES = 24, MAX_LISTS = 64 };
 
-/* Parameters of lane i: a bit of everything, some of it alone, some together. */
+/* Parameters of lane i. Over the lanes every parameter occurs, some alone and some together. */
 static struct sampling_params params_of(int32_t i, int32_t *ints, struct logit_bias *bias)
 {
     struct sampling_params p = sampling_params_default();

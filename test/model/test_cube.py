@@ -46,8 +46,8 @@ def drafts(family):
 
 DRAFTS = ["plain", "ngram", "draft", "own draft", "static tree", "dynamic tree", "two drafts"]
 POOL = {"large pool": [], "tiny pool": ["--num-gpu-blocks-override", "17"]}
-THREADS = ["2", "1", "1"]  # alternating, so that every value of every axis is combined with both
-KV = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]  # each case takes one of them in turn, and also none
+THREADS = ["2", "1", "1"]  # three entries, so that every value of the other axes is combined with both
+KV = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]  # each case runs unquantised and with one of these
 RANKS = {"one rank": [], "two ranks": ["--tensor-parallel-size", "2"]}
 
 

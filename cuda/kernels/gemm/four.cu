@@ -71,8 +71,8 @@ template <enum coded_code CODE, int PER_GROUP, int NT> struct few_shape {
 
 /* A warp's share of an item. */
 struct few_share {
-    int32_t n_pairs, n_slices; // of the block: pairs, and warps to a pair
-    int32_t pair, slice;       // of this warp: slice >= n_slices: none
+    int32_t n_pairs, n_slices; // the block's pairs, and the warps per pair
+    int32_t pair, slice;       // this warp's; slice >= n_slices: it has none
 
     __device__ __forceinline__ few_share(const struct few_params &p, const struct item &it)
     {
@@ -100,11 +100,11 @@ template <typename V> __device__ __forceinline__ V kept(V v)
 
 /* The copies of a warp's chunks into its ring, one after another. */
 template <typename S> struct few_copies {
-    const uint8_t *codes[2], *scales, *zeros;    // of the next chunk, this lane's
+    const uint8_t *codes[2], *scales, *zeros;    // this lane's in the next chunk
     int32_t next_codes, next_scales, next_zeros; // bytes to those of the chunk after
     int32_t chunk, end_chunk, slices;
-    uint32_t to, end;           // addresses of shared memory, this lane's
-    uint32_t to_scale, to_zero; // from `to`
+    uint32_t to, end;           // this lane's addresses in shared memory
+    uint32_t to_scale, to_zero; // distances from `to`
     int32_t has_scales, has_zeros;
 
     __device__ __forceinline__ few_copies(const struct few_params &p, const struct item &it,

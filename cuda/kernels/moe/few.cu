@@ -28,7 +28,7 @@ enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at 
 struct few_params {
     struct route_params route;
     const float *correction, *expert_scale, *up_bias, *down_bias;
-    const int32_t *real; // NULL: all rows are
+    const int32_t *real; // NULL: all rows are real
     float *logits;       // [n_rows][n_scores]
     int32_t *ids;        // [n_rows][k]
     float *weights;

@@ -550,7 +550,7 @@ static cudaError_t launch_few(cudaStream_t stream, const struct state_rows_launc
 
 extern "C" bool k_state_few_takes(const struct state_rows_launch *l)
 {
-    enum { MOST_BLOCKS = 264 }; // with more, rows.cu has two blocks to a multiprocessor
+    enum { MOST_BLOCKS = 264 }; // with more, rows.cu runs two on a multiprocessor
     const struct state_layer *g = &l->state.geometry;
     const struct gate_args *gate = l->gate;
     const bool shape = g->kind == STATE_DELTA && !g->per_channel && g->key_dim == KEY &&

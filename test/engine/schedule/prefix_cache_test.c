@@ -69,7 +69,7 @@ TEST(equal_hashes_are_not_equal_blocks)
     check_identity(0); // every hash is the same
 }
 
-/* Least recently used first, and its entry is gone afterwards. */
+/* The least recently used block is reused first, and its entry is gone afterwards. */
 TEST(the_longest_idle_block_is_reused_first_and_forgotten)
 {
     open_with(5);

@@ -35,7 +35,7 @@ void *realloc(void *p, size_t n_bytes)
 struct taken {
     struct call call; // must be first
     char text[1024];
-    struct buf answer; // the whole, or the events joined
+    struct buf answer; // the whole answer, or the events joined
     struct call_error error;
     int64_t deadline_ms;
     int n_events, n_ends, n_over;
