@@ -307,7 +307,7 @@ static void run_forced(const char *speculative, int64_t most_wrong)
     grammar_vocab_free(v);
 }
 
-/* At most two tokens are possible in the first place and at the branch, one elsewhere. The
+/* At most two tokens are possible at the first position and at the branch, one elsewhere. The
  * limits on wrong drafts grow with the number of drafts a method proposes at such places. */
 TEST(forced_text_is_drafted)
 {
