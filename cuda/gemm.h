@@ -147,7 +147,7 @@ struct round_args {
 cudaError_t round_inputs(cudaStream_t stream, const struct round_args *a);
 
 /* gemm/four.cu: 4-bit weights with up to 256 rows. With memory for partial sums (sums_bytes at
- * at sums->first; the caller sets sums->width and ->stride), y may be left as sums->n of them;
+ * sums->first; the caller sets sums->width and ->stride), y may be left as sums->n of them;
  * otherwise sums->n becomes 0. It reads the weight before the preceding kernels are done. */
 bool gemm_four_takes(const struct coded_matrix *m, const struct coded_args *a, int32_t sm);
 cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix *m, const struct coded_args *a,

@@ -16,7 +16,7 @@ struct norm_params {
     float eps, weight_offset, delta_scale, x_scale;
     bool layer;              // subtract the mean
     struct sum_parts sums;   // partial sums of delta; n 0: delta itself is read
-    struct round_args codes; // if codes.codes is not NULL, written instead of out
+    struct round_args codes; // if codes.codes is not NULL, codes replace `out`
 };
 
 /* A thread's vectors of a row. */

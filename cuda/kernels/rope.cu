@@ -185,8 +185,9 @@ __device__ __forceinline__ void store_codes(const struct kv_view &kv, const stru
 }
 
 /* The common case: 16-bit heads of which all elements or the first ones are rotated in halves, with
- * an RMS norm per head or none. A thread has two vectors of 16 bytes: one of the first half of what
- * is rotated with its partner in the second half, or two of the rest. */
+ * an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the first half of the
+ * rotated elements and its partner in the second half, or two of the elements that are not rotated.
+ */
 template <typename T, norm_when NORM, bool CODES>
 __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,
                                       const float *q_norm, const float *k_norm, struct kv_view kv,

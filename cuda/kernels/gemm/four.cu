@@ -404,7 +404,7 @@ __device__ __forceinline__ void compute(const struct few_params &p, const CUtens
 #pragma unroll 1
         while (chunk < n_chunks || !keeps_x) {
             cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // scales are other lanes' copies; also all lanes have read the slot that
+            __syncwarp(); // other lanes copied the scales; also all lanes have read the slot that
                           // is refilled next
             copies.fetch();
             const char *rows = x.go_to(chunk < n_chunks ? chunk : x.n_slots * S::X_CHUNKS);

@@ -39,7 +39,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
 #pragma unroll 1
         for (int32_t chunk = it.first_chunk; chunk < it.end_chunk; chunk++) {
             cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // scales are other lanes' copies; also all lanes have read the slot that
+            __syncwarp(); // other lanes copied the scales; also all lanes have read the slot that
                           // is refilled next
             copies.fetch(p, ring);
             codes.read(p, ring + from);

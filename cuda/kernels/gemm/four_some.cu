@@ -413,8 +413,8 @@ __global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
         pdl_wait();
         return;
     }
-    /* If blocks of two products fit side by side, triggering now would start the one after next too
-     * early. */
+    /* If blocks of two products fit side by side, triggering now would start the product after next
+     * too early. */
     if (p.is_full) {
         pdl_trigger();
     }

@@ -9,7 +9,7 @@
  * into a ring of its own (cp.async), and one thread loads x through a tensor map.
  *
  * With programmatic dependent launch the rings are filled with weights before the wait for the
- * preceding kernel. Thread: device code; the host's half the rank's owner. */
+ * preceding kernel. Thread: device code; the host half: the rank's owner. */
 #ifndef SLUICE_CUDA_GEMM_FOUR_UNITS_CUH
 #define SLUICE_CUDA_GEMM_FOUR_UNITS_CUH
 

@@ -18,7 +18,7 @@
 
 enum { KEY = 128, VALUE = 128, BLOCK = 64, TAPS = 4 }; // the shape that this kernel supports
 enum { THREADS = 256, WARPS = THREADS / 32, COLUMNS = VALUE / WARPS, EACH = 4, STRIDE = 8 };
-// The limit of registers per thread, so that blocks fit beside those of gemm/small.cu.
+// The limit on registers per thread, so that blocks fit beside those of gemm/small.cu.
 enum { MOST_REGISTERS = 176 };
 enum { S_ROWS = KEY / STRIDE, ROWS = BLOCK / WARPS, CHANNELS = 2 };
 static_assert(COLUMNS / EACH * STRIDE == 32 && STRIDE == WARPS, "lanes of a warp");
