@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ops that treat rows by themselves, compared with the scalar backend. */
+/* The ops that process each row independently, compared with the scalar backend. */
 #include "engine/device/ops_default.h"
 #include "test/cuda/cuda_pass.h"
 

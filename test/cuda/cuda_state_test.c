@@ -314,7 +314,7 @@ TEST(rejected_drafts_agree)
     }
 }
 
-/* A tree whose root is the text's token `known`; its first children lead on with the text. */
+/* A tree whose root is the text's token `known`; its first children continue the text. */
 static void grow(struct scene *s, int32_t lane, int32_t known, int32_t depth)
 {
     int32_t ids[64], parents[64], pos[64], path[64], n = 1, last = 0;

@@ -198,7 +198,7 @@ TEST(other_salts_and_a_reset_find_nothing)
 
 /* ---- where memory is short ---------------------------------------------------------------- */
 
-/* Four snapshots only. The one at the branch, used three times, is kept in preference to
+/* Four snapshots only. The snapshot at the branch, used three times, is kept in preference to
  * those of nine long prompts that were used once. */
 TEST(a_branch_outlives_prompts_that_come_once)
 {

@@ -111,7 +111,7 @@ static int64_t rows_of_siblings(bool preempted, int64_t *again)
     }
     if (preempted) {
         preempt_all(&b, 1, 155); // all blocks
-        // The prompt once, its last block once more per sample, and the tokens fed to the two.
+        // The prompt, its last block again for the second sample, and both samples' fed tokens.
         *again = PROMPT + PROMPT % SIZE + q->outputs[0].n_tokens - 1 + q->outputs[3].n_tokens - 1;
     }
     run(&b, 1, 200);
