@@ -39,7 +39,6 @@ static void begin(const char *groups)
     put("/proc/self/cgroup", groups);
 }
 
-/* Without control groups the memory of the machine counts. */
 TEST(without_groups_the_machines_memory_counts)
 {
     begin("");

@@ -143,7 +143,6 @@ TEST(products_with_quantised_weights_agree)
     }
 }
 
-/* With float32 activations weights are decoded at load. */
 TEST(quantised_weights_are_decoded_in_float32)
 {
     NEED_GPU();

@@ -387,7 +387,6 @@ TEST(laws_and_judgements_agree)
     law_case(128256, 128256, 2.0f, 0.95f);
 }
 
-/* If every token is banned the bans are dropped; NaN must not win an arg-max. */
 TEST(bans_of_everything_are_dropped_and_nan_is_never_drawn)
 {
     NEED_GPU();

@@ -258,7 +258,6 @@ static void pieces(struct scene *s)
     }
 }
 
-/* A text in one pass or in many must give the same outputs. */
 TEST(texts_in_pieces_agree)
 {
     NEED_GPU();
@@ -289,7 +288,6 @@ static void draft(struct scene *s, int32_t lane, int32_t known)
     check(s, "drafts");
 }
 
-/* After a rejected draft the state must be that of the tokens that were kept. */
 TEST(rejected_drafts_agree)
 {
     NEED_GPU();

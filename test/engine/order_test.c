@@ -125,7 +125,6 @@ static int64_t rows_of_siblings(bool preempted, int64_t *again)
     return n_rows;
 }
 
-/* Only those that still run need their blocks back after a preemption. */
 TEST(siblings_that_have_finished_are_not_restored)
 {
     int64_t again = 0, rows = rows_of_siblings(false, &again);

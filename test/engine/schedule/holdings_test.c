@@ -341,7 +341,6 @@ TEST(blocks_without_their_state_are_computed_again_where_they_are)
     close_bed(&b);
 }
 
-/* Leaving early must not lose what was cached before. */
 TEST(a_sequence_that_leaves_early_leaves_cached_blocks_as_they_were)
 {
     struct bed b;
