@@ -284,7 +284,7 @@ struct fixed_case {
     bool bias;
 };
 
-/* The product of the first n_rows rows; with a norm after it, which may read it as partial sums. */
+/* Returns the product of the first n_rows rows, or the norm after it, which may read its sums. */
 static float *fixed_rows(struct pair *p, const struct fixed_case *c, int32_t n_rows,
                          const struct pair_tensor *x, const struct pair_weight *w,
                          const struct pair_weight *scale)

@@ -85,7 +85,7 @@ static void product_case(struct pair *p, const char *name, const struct pair_wei
     check_tensor(p, what, &y, n_out, tolerance_of(p, w->w[GPU], n_rows, y_dtype));
 }
 
-/* Two stacked tensors: one is cut, and every second row of the other is used. */
+/* Two stacked tensors: a cut one, and one of which every second row is used. */
 struct shape {
     int32_t n_out, n_in, first_row, n_rows, first_col, n_cols;
 };

@@ -27,8 +27,8 @@ template <typename T> struct alignas(EACH * sizeof(T)) four {
     T v[EACH];
 };
 
-/* The values of the past and of the layer that a thread holds. Channels are threadIdx.x of the
- * head's queries and keys, and of its values. */
+/* The values of the past and of the layer that a thread holds. A thread has two channels: one of
+ * the head's queries or keys, and one of its values. */
 template <typename T> struct past {
     float s[S_ROWS][EACH];      // rows STRIDE * i + lane / 4 of S
     struct four<T> key[ROWS];   // elements 4 * lane of rows WARPS * i + warp

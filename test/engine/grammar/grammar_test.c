@@ -592,8 +592,8 @@ TEST(a_state_is_a_function_of_the_bytes)
     grammar_free(g);
 }
 
-/* Tables of states are limited; when one is emptied, old states must be recognised as such and made
- * again. */
+/* Tables of states are limited; when one is emptied, old states must be noticed and made
+ * anew. */
 TEST(full_tables_are_emptied_and_states_become_stale)
 {
     struct grammar_limits limits = {.max_table_bytes = 60000};
