@@ -3,8 +3,8 @@
 """The cube: with every combination of settings (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
 threads, grammars) and every KV format, a request's tokens and log-probabilities have the same bits as if it ran alone.
 
-`make test` runs a part: settings in which any two values of two axes occur together (chunks, cache, drafts, pool, threads,
-KV format), spread over the families; `make nightly` runs all of them for each family."""
+`make test` runs a part: settings in which any two values of different axes occur together (chunks, cache, drafts, pool,
+threads, KV format), spread over the families; `make nightly` runs all of them for each family."""
 import functools
 import itertools
 import json
