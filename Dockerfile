@@ -1,8 +1,9 @@
 # The CPU image: `docker build -t sluice .`, then `docker run -p 8000:8000 sluice` serves the demo model;
-# `docker run -p 8000:8000 -v /models:/models:ro sluice serve /models/NAME --host 0.0.0.0` another one,
-# `docker run -p 8000:8000 -v models:/cache sluice serve ORG/NAME --host 0.0.0.0` one by name, downloaded once.
-# The contents come from `make install`. Debian's libmicrohttpd is older than recommended behind a load balancer, so a newer
-# one is built from the sources of Debian unstable (scripts/deps) and linked statically.
+# `docker run -p 8000:8000 -v /models:/models:ro sluice serve /models/NAME --host 0.0.0.0` serves
+# another model, and `docker run -p 8000:8000 -v models:/cache sluice serve ORG/NAME --host 0.0.0.0`
+# serves a model by name, which is downloaded once. The contents come from `make install`. Debian's
+# libmicrohttpd is older than recommended behind a load balancer, so a newer one is built from the
+# sources of Debian unstable (scripts/deps) and linked statically.
 FROM debian:12-slim AS build
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc make pkg-config libc6-dev libuv1-dev libcjson-dev \

@@ -56,7 +56,8 @@ SAY_NV :=
 SAY_LD :=
 endif
 
-# Kernels first: one takes as long as many other files, so at the end it would have the machine to itself.
+# Kernels first: one takes as long as many other files, so if it came last, the build would wait for
+# it alone.
 OBJ  := $(CUSRC:%.cu=$(BUILD)/%.cu.o) $(SRC:%.c=$(BUILD)/%.o)
 MAIN := $(BUILD)/server/cli/main.o
 

@@ -32,9 +32,9 @@ extern "C" {
 /* CODED_WORDS: per lane and output. */
 enum { CODED_ROWS = 16, CODED_TILE_BYTES = 1024, CODED_WORDS = 4 };
 
-/* The codes that the kernels read. None is read as another one by default: the host has a row for
- * each (`formats` in coded_pack.c), the kernels a struct code_of (kernels/device/codes.cuh), the
- * launchers and coded_bits a case, without which the compiler warns. */
+/* The codes that the kernels read. Each needs a row on the host (`formats` in coded_pack.c), a
+ * struct code_of for the kernels (kernels/device/codes.cuh), and a case in the launchers and in
+ * coded_bits. There is no default: the compiler warns if a case is missing. */
 enum coded_code { CODED_E4M3, CODED_U4, CODED_E2M1 };
 
 /* Weight = (code - zero) * scale. */

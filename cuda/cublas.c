@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The functions of cuBLASLt that are used, forwarded to the library, which the first call loads. It
- * has half a gigabyte, and to link with it would cost every start of the program a tenth of a
- * second of processor time, whether or not it uses a GPU. */
+/* The functions of cuBLASLt that are used, forwarded to the library, which the first call loads.
+ * The library is half a gigabyte, and linking with it would cost every start of the program a tenth
+ * of a second of processor time, whether or not it uses a GPU. */
 #include "engine/base/log.h"
 #include "engine/base/optional.h"
 

@@ -307,8 +307,8 @@ void cuda_close(struct backend *base)
     }
     struct cuda *device = &be->device;
     if (device->options.n_ranks > 1 && cuda_comm_is_aborted(device)) {
-        // Work may hang on the device, and graphs refer to aborted communicators: all of it is left
-        // to the exit of the process.
+        // Work may hang on the device, and graphs refer to aborted communicators, so only the exit
+        // of the process frees them.
         return;
     }
     if (device->stream) {

@@ -161,7 +161,7 @@ enum status cuda_comm_open(const struct comm_place *place, struct comm **out, st
     return OK;
 }
 
-/* After an abort the communicators are gone already. One that is stuck is left to the exit of the
+/* After an abort the communicators are already gone. A stuck one is left to the exit of the
  * process. */
 void cuda_comm_destroy(struct comm *c)
 {

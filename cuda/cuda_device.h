@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A rank's device: its stream, its memory, and its sticky error. All other files of this folder
- * build on it. A step is staged in pinned memory and copied in stream order. When a step's data
- * arrives, the previous step has read the device buffers, so these need no double buffering.
+ * build on it. A step is staged in pinned memory and copied in stream order. By the time a step's
+ * data arrives, the previous step has read the device buffers, so these need no double buffering.
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_DEVICE_H
 #define SLUICE_CUDA_CUDA_DEVICE_H

@@ -52,7 +52,7 @@ static cudaError_t on_wide(cudaStream_t stream, const struct gemm_args *a, int32
 cudaError_t fixed_product(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                           size_t sums_bytes, struct sum_parts *sums)
 {
-    enum { FEW = 32, SOME = 64, MANY = 128 }; // numbers of rows of gemm_small and gemm_wide
+    enum { FEW = 32, SOME = 64, MANY = 128 }; // row limits of gemm_small and gemm_wide
     struct gemm_args b = *a;
     const int32_t n = b.n_parts = parts_of(a, n_sms), rows = a->n_rows;
     sums->n = 0;

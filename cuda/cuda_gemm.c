@@ -76,7 +76,7 @@ static enum status on_wide(struct gemms *g, const struct gemm_args *a, const str
     return OK;
 }
 
-/* A product of more rows that is not wider than it is deep runs as a batch of two, each with half
+/* A product of more rows, with no more outputs than inputs, runs as a batch of two, each with half
  * of K. cuBLASLt itself would split K and add the partial sums in an extra kernel. */
 static bool in_halves(struct gemms *g, const struct gemm_args *a, struct sum_parts *left,
                       cudaError_t *e)

@@ -210,7 +210,7 @@ static bool on_few(struct cuda_backend *be, const struct shared_expert_args *sha
     return true;
 }
 
-/* With few rows a chain of kernels made for that computes everything. Otherwise the shared experts,
+/* With few rows a chain of special kernels computes everything. Otherwise the shared experts,
  * the router and the experts follow one another. */
 enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
                         const struct moe_route_args *route, const struct moe_ffn_args *ffn)

@@ -98,7 +98,8 @@ static bool are_few(const struct cuda_backend *be, const struct state_rows_launc
            k_state_few_takes(l);
 }
 
-/* Prompts are computed in blocks, a few rows in windows, and single rows by a special kernel. */
+/* Prompts are computed in blocks of the state, sequences of few rows in windows. If all sequences
+ * have few rows, k_state_few computes them where it can. */
 static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l)
 {
     const struct state_work *w = &be->passes.state_work;

@@ -266,8 +266,8 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
 
 /* True if attention/few.cu is to compute the pass. That kernel reads each row's keys separately, so
  * a prefix that 17 or more rows share goes to the general path. With more than 32 rows it does not
- * split a row's keys. It does not compute passes with a few long rows among short ones then: each
- * long row would keep one block busy after all others have ended. */
+ * split a row's keys, so passes with a few long rows among short ones go there, too: each long row
+ * would keep one block busy after all others have ended. */
 static bool is_few(const struct pass *p, int32_t n_rows)
 {
     enum { NO_GROUPS_FROM = 17, WHOLE_FROM = 33, SHORT = 512, LONGEST_SHARE = 24 };
@@ -290,7 +290,7 @@ static int32_t at_least(int32_t n, int32_t least)
     return greater(n, least);
 }
 
-/* Graphs are made only for powers of two of these numbers, so that few are needed. */
+/* Graphs are made only for numbers that are powers of two, so that few graphs are needed. */
 static int32_t power_of_two(int32_t n)
 {
     int32_t p = n > 0;

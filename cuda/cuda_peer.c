@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* All-reduce over ranks through peer memory, if all ranks are GPUs of this process that can access
- * each other's memory. At startup it is measured which algorithm is best for which message size,
- * with NCCL among the candidates. */
+ * each other's memory. A measurement at startup finds the best algorithm for each message size;
+ * NCCL is one of the candidates. */
 #include "cuda/cuda_peer.h"
 #include "cuda/cuda_comm.h"
 #include "cuda/kernels/kernels.h"

@@ -35,7 +35,7 @@ static struct state_view lay_out(const struct state_set_desc *d, int32_t layer)
     const struct state_layer *g = &d->layers[layer];
     const int64_t size = (int64_t)dtype_bytes(d->dtype), heads = g->n_heads;
     struct state_view v = {.geometry = *g, .dtype = d->dtype, .block = d->block};
-    /* There is one page more than the rows ahead need, because the rows of one window may span two
+    /* There is one page more than max_ahead rows need, because the rows of one window may span two
      * blocks. */
     v.slots = (2 + (d->max_ahead + d->block - 1) / d->block) * d->block;
     v.n_records = d->max_ahead > 0 ? 2 : 1;
@@ -86,7 +86,8 @@ enum status cuda_state_bytes(struct backend *base, const struct state_set_desc *
     return OK;
 }
 
-/* Allocates the lanes and snapshots of a layer together, so that a slot's number finds either. */
+/* Allocates the lanes and snapshots of a layer together, so that one slot number addresses either.
+ */
 static enum status take_layer(struct state_sets *s, struct state_view *v, int32_t n_snapshots)
 {
     size_t lanes, snapshots;

@@ -149,7 +149,7 @@ float *steps_pooled(const struct steps *s)
     return s->slot->pooled + (size_t)s->slot->n_pooled * (size_t)s->hidden;
 }
 
-/* Only the first n_vocab_used logits of a row are copied, so the rest stays impossible. */
+/* Only the first n_vocab_used logits of a row are copied, so the other ids keep -infinity. */
 enum status steps_need_logits(struct steps *s, int32_t n)
 {
     struct slot *slot = s->slot;

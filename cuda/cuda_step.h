@@ -50,8 +50,8 @@ bool steps_done(struct steps *s, int32_t index);
 bool steps_has_room(const struct steps *s, int32_t n_pool);
 struct draw_result *steps_draws(const struct steps *s);
 float *steps_pooled(const struct steps *s);
-/* Makes room for n rows of whole logits in the current step, which are rare: no memory is taken
- * before the first. */
+/* Makes room for n rows of whole logits in the current step. Such rows are rare, so no memory is
+ * allocated before the first call. */
 enum status steps_need_logits(struct steps *s, int32_t n);
 float *steps_logits(const struct steps *s, int32_t row);
 void steps_add(struct steps *s, int32_t n_draws, int32_t n_pool);

@@ -20,8 +20,9 @@ static enum status check_parts(const struct weight_desc *d, struct err *err)
     for (int32_t i = 0; i < d->n_parts; i++) {
         const struct weight_part *p = &d->parts[i];
         if (p->n_cols != d->n_in || p->n_rows <= 0) {
-            return err_set(err, ERR_INVALID, "weight %s: a part of %lld x %lld in a width of %lld",
-                           d->name, (long long)p->n_rows, (long long)p->n_cols, (long long)d->n_in);
+            return err_set(err, ERR_INVALID,
+                           "weight %s: a part is %lld x %lld, but the weight is %lld wide", d->name,
+                           (long long)p->n_rows, (long long)p->n_cols, (long long)d->n_in);
         }
         rows += p->n_rows;
     }
@@ -43,7 +44,7 @@ static enum status fill(struct cuda *be, void *to, enum dtype dtype, const struc
     return OK;
 }
 
-/* The bias is in one or more parts, whose lengths must add up to its own. */
+/* The bias is in one or more parts, whose lengths must add up to that of the bias. */
 static enum status open_bias(struct cuda *be, const struct weight_desc *d, struct weight *w,
                              struct err *err)
 {

@@ -147,7 +147,7 @@ struct round_args {
 cudaError_t round_inputs(cudaStream_t stream, const struct round_args *a);
 
 /* gemm/four.cu: 4-bit weights with up to 256 rows. With memory for partial sums (sums_bytes at
- * at sums->first; the caller sets sums->width and ->stride), y may be left as sums->n of them;
+ * sums->first; the caller sets sums->width and ->stride), y may be left as sums->n of them;
  * otherwise sums->n becomes 0. It reads the weight before the preceding kernels are done. */
 bool gemm_four_takes(const struct coded_matrix *m, const struct coded_args *a, int32_t sm);
 cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix *m, const struct coded_args *a,
@@ -156,8 +156,8 @@ cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix *m, const s
 /* gemm/eight.cu: products of E4M3 codes with codes (a->scales), 1 to 64 rows, ungated. With
  * may_split and memory for partial sums (as for gemm_four) y may be left as sums->n of them. It
  * reads the weight before the preceding kernels are done. raw: the kernel rounds x itself as this
- * says, and a->x and a->scales->x are not read; NULL: x is rounded. is_gated: raw->x has rows of
- * gates and factors, [n_rows, 2 n_in], and x = silu(gate) * factor. */
+ * says, and a->x and a->scales->x are not read; NULL: x is already rounded. is_gated: raw->x has
+ * rows of gates and factors, [n_rows, 2 n_in], and x = silu(gate) * factor. */
 bool gemm_eight_takes(const struct gemm_args *a, int32_t sm);
 bool gemm_eight_rounds(const struct gemm_args *a, int32_t n_sms, size_t sums_bytes, bool is_gated);
 cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,

@@ -4,9 +4,9 @@
 
     pip install tokenizers && scripts/compare_tokenizers.py [CONFIGS (300)] [SEED (1)]
 
-Small models of each kind are trained on this repository; each configuration is one of them with random flags, added
-tokens, normalizers, pre-tokenizers, post-processors and decoders, half of them as real models combine these. Ids and
-decoded texts of 120 difficult strings each are compared. Prints differences, and configurations that we reject, with the
+Small models of each kind are trained on this repository; each configuration is one of them with random flags, added tokens,
+normalizers, pre-tokenizers, post-processors and decoders. Half of the configurations combine these as real models do. Ids
+and decoded texts of 120 difficult strings each are compared. Prints differences, and configurations that we reject, with the
 reason. Cases are skipped if the library itself panics, or picks at random among added tokens with equal normalised forms.
 """
 import json

@@ -11,7 +11,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
-# FOLDER: the folders and single headers that it may include, lowest folders first in the file.
+# FOLDER: the folders and single headers that it may include. The lowest folders come first.
 ranks='
 engine/base:
 engine/device:      engine/base

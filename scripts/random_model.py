@@ -20,7 +20,7 @@ START_S = 120
 
 
 def words(s):
-    first = ["<unk>", "<s>", "</s>", "<0x0A>"]  # Byte tokens need not be valid UTF-8, so there is only the required one.
+    first = ["<unk>", "<s>", "</s>", "<0x0A>"]  # Texts of byte tokens may be invalid UTF-8, so only the required one exists.
     return first + ["t%d" % i for i in range(len(first), s["vocab"])]
 
 

@@ -5,7 +5,7 @@
 TIDY_VERSION := $(shell sed -n 's/^\# Pinned: clang-tidy \([0-9]*\).*/\1/p' .clang-tidy)
 TIDY         := $(shell for t in clang-tidy-$(TIDY_VERSION) clang-tidy; do \
                   if $$t --version 2>/dev/null | grep -q 'version $(TIDY_VERSION)\.'; then echo $$t; break; fi; done)
-# What is built elsewhere: the profiler's library needs CUPTI.
+# Left out: sources that need CUDA, in a build without it, and the profiler's library, which needs CUPTI.
 TIDY_SRC     := $(filter-out $(if $(filter 1,$(CUDA)),,cuda/% bench/ops/cuda% test/cuda/%) bench/ops/cuda_trace.c, \
                   $(sort $(SRC) server/cli/main.c $(shell find bench test -name '*.c')))
 

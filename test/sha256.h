@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* SHA-256 as stored sums have it, in hex. Thread: any. */
+/* SHA-256 in hex, as in the stored checksums. Thread: any. */
 #ifndef SLUICE_TEST_SHA256_H
 #define SLUICE_TEST_SHA256_H
 

@@ -29,7 +29,7 @@ $(filter $(BUILD)/test/cuda/fake/%,$(UNIT)): $(BUILD)/%: %.c $(FAKE) $(BUILD)/li
 	@mkdir -p $(@D)
 	$(SAY_LD) $(TEST_CC) -o $@ $< $(FAKE) $(BUILD)/libsluice.a $(FAKE_LIBS)
 
-# What the CPU makes beside it is not looked at there: its fast kernels and any numbers will do.
+# The results of the CPU are not compared there, so its fast kernels and any numbers will do.
 $(FAKE_OPS): $(BUILD)/test/cuda/fake/%_on_fake: test/cuda/%_test.c $(BUILD)/test/cuda/fake/contract.o $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
 	$(SAY_LD) $(TEST_CC) -Dcpu_open_scalar=cpu_open -DANY_NUMBERS -o $@ $< $(BUILD)/test/cuda/fake/contract.o $(FAKE) $(BUILD)/libsluice.a $(FAKE_LIBS)
 

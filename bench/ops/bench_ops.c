@@ -188,7 +188,7 @@ static enum status measure(struct bench *b, int32_t n_seqs, int32_t rows, int32_
     return bench_end(b);
 }
 
-/* ---- ratios with a goal ------------------------------------------------------------------- */
+/* ---- ratios with a bound ------------------------------------------------------------------ */
 
 /* Bytes of the weights; every pass reads all of them. */
 static double weight_bytes(const struct bench *b)
@@ -198,11 +198,11 @@ static double weight_bytes(const struct bench *b)
            (layer_params(s) * s->n_layers + (double)s->vocab * s->hidden);
 }
 
-/* The target applies to wall-clock time. On a busy machine, the ratio of CPU times shows what to
- * expect of an idle one. */
+/* The lower bound applies to wall-clock time. On a busy machine, the ratio of CPU times shows what
+ * to expect of an idle one. */
 static void print_ratio(const char *what, double have, double by_processor, double target)
 {
-    printf("%-46s %6.2f (by processor time %6.2f)   target %.2f: %s\n", what, have, by_processor,
+    printf("%-46s %6.2f (by processor time %6.2f)   at least %.2f: %s\n", what, have, by_processor,
            target, have >= target ? "met" : "missed");
     fflush(stdout);
 }
@@ -401,7 +401,7 @@ static int usage(int code)
         "    [--layers N] [--context N] [--rows N] [--threads N] [--dtype bf16|f32]\n"
         "    [--seconds S] [--brief 1]\n"
         "Times each op and the forward pass of dummy weights: one sequence, sixteen, and a\n"
-        "prompt of --rows tokens (2048); then the ratios that have a target. --brief prints only\n"
+        "prompt of --rows tokens (2048); then ratios with a lower bound. --brief prints only\n"
         "these, and [--only decode|prefill] one of them. The ratio of a prefill is measured over "
         "at\n"
         "least three passes and 4 S seconds; on a busy machine use --seconds 5.\n"

@@ -108,7 +108,7 @@ __device__ __forceinline__ float act_by_kind(enum activation kind, float gate, f
     }
 }
 
-/* Threads of a block, and vectors per thread, that hold a whole row. */
+/* The threads of a block, and the vectors of each thread, that together hold a whole row. */
 enum { CODES_THREADS = 512, CODES_VECS = 4 };
 
 /* A block reads gates and ups into registers, computes the activation, finds the largest values and
@@ -158,7 +158,7 @@ static cudaError_t activation_codes(cudaStream_t stream, const struct activation
                                     const struct round_args *codes)
 {
     const int n_vecs = a->width / vec<T>::N;
-    int nv = 1, threads = 256; // of a part of the row
+    int nv = 1, threads = 256; // for a block's part of the row
     auto kernel = activation_codes_kernel<T, 1, IS_SILU>;
     if (codes->group == 0) {
         nv = (n_vecs + CODES_THREADS - 1) / CODES_THREADS;

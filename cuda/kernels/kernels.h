@@ -159,8 +159,8 @@ cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, co
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
                         const float *expert_scale, int32_t hidden, float *logits, bool has_scores);
-/* `real` (in device memory; NULL: all are real) is the number of real rows, of which this call
- * computes those from row_offset on. Padding rows are not routed. */
+/* `real` (in device memory; NULL: all are real) is the number of real rows; this call computes
+ * those from row_offset on. Padding rows are not routed. */
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const int32_t *real, int32_t row_offset);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* RMS and layer norm, fused with the residual addition before it. A block has a row at a time,
- * which is read once; blocks that have several load the next one meanwhile. The sum of squares uses
- * the row as rounded for storage, so that a fused norm gives the same bits as a norm of the stored
- * residual. If only a product of FP8 codes reads the result, it is written as codes. Bound by
- * memory bandwidth, or by latency for few rows. */
+/* RMS and layer norm, fused with the residual addition before it. A block processes one row at a
+ * time and reads it once; blocks with several rows load the next one meanwhile. The sum of squares
+ * uses the row as rounded for storage, so that a fused norm gives the same bits as a norm of the
+ * stored residual. If only a product of FP8 codes reads the result, it is written as codes. Bound
+ * by memory bandwidth, or by latency for few rows. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/device/rounding.cuh"
@@ -16,7 +16,7 @@ struct norm_params {
     float eps, weight_offset, delta_scale, x_scale;
     bool layer;              // subtract the mean
     struct sum_parts sums;   // partial sums of delta; n 0: delta itself is read
-    struct round_args codes; // if codes.codes is not NULL, written instead of out
+    struct round_args codes; // if codes.codes is not NULL, codes replace `out`
 };
 
 /* A thread's vectors of a row. */
@@ -175,8 +175,8 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
     }
 }
 
-/* A block for each row, or with many rows that fit one vector per thread as many as fit the device.
- */
+/* One block per row; for many rows of at most one vector per thread, as many blocks as fit the
+ * device. */
 static int n_blocks_of(int n_rows, int n_vecs, int threads)
 {
     enum { MANY = 8, THREADS_AT_ONCE = 1024 };

@@ -184,9 +184,10 @@ __device__ __forceinline__ void store_codes(const struct kv_view &kv, const stru
         make_uint2(kv_codes_of(c.format, s, b), kv_codes_of(c.format, s, b + 4));
 }
 
-/* The common case (heads whose first elements, or all, are rotated in halves, 16-bit, RMS norm per
- * head or none), 16 bytes at a time: a thread has a vector of the first half of what is rotated and
- * its partner in the second, or two vectors of the rest. */
+/* The common case: 16-bit heads of which all elements or the first ones are rotated in halves, with
+ * an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the first half of the
+ * rotated elements and its partner in the second half, or two of the elements that are not rotated.
+ */
 template <typename T, norm_when NORM, bool CODES>
 __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,
                                       const float *q_norm, const float *k_norm, struct kv_view kv,

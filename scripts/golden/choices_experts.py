@@ -39,7 +39,7 @@ def qwen3_moe(rng):
     c = heads(rng)
     c.update(attention_bias=rng.random() < 0.3)
     qwen_experts(rng, c)
-    if rng.random() < 0.5:  # this family: on all layers
+    if rng.random() < 0.5:  # this family has windows on all layers
         c.update(use_sliding_window=True, sliding_window=WINDOW)
     c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn"))
     return c
@@ -108,7 +108,7 @@ def mistral4(rng):
     rotated, other = rng.choice([(8, 8), (16, 16), (8, 24)])  # a fraction that divides evenly
     c.update(qk_rope_head_dim=rotated, qk_nope_head_dim=other)
     c.update(n_group=1, topk_group=1, rope_interleave=True, head_dim=None)
-    c["rope_parameters"] = rope(rng, c["qk_rope_head_dim"], ("yarn",))  # its class has no other
+    c["rope_parameters"] = rope(rng, c["qk_rope_head_dim"], ("yarn",))  # the class has no other kind
     query_growth(rng, c)
     return c
 
@@ -168,7 +168,7 @@ def hy_v3(rng):
 
 def exaone_moe(rng):
     c = exaone4(rng)
-    if not c["sliding_window"]:  # the class requires one here
+    if not c["sliding_window"]:  # the class requires a number here
         c.update(sliding_window=WINDOW)
     n_group = rng.choice([1, 2])
     c.update(

@@ -74,7 +74,7 @@ def glm4_moe(rng):
 def glm4_moe_lite(rng):
     c = deepseek(rng)
     c["rope_interleave"] = rng.random() < 0.7
-    del c["first_k_dense_replace"]  # its class takes one dense layer, or a list
+    del c["first_k_dense_replace"]  # the class takes one dense layer, or a list
     mlp_layer_types(rng, c)
     return c
 

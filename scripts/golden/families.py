@@ -155,8 +155,7 @@ FAMILIES = [
         },
     },
     {
-        # A clamp that takes effect in the experts, with a slope that differs from the published
-        # models'.
+        # A clamp that takes effect in the experts, with a slope other than that of the published models.
         "folder": "gpt-oss-clamp",
         "weights_of": "gpt-oss",
         "model_type": "gpt_oss",

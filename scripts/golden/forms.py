@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-# The model type of the text part: the wrapper's model type.
+# From the model type of the text part to that of the wrapper.
 WRAPPERS = {
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
@@ -108,7 +108,7 @@ def release(rng, folder, values, family):
         RELEASED[family](rng, folder, values)
 
 
-# ---- forms that transformers cannot read: applied after it has computed ----
+# ---- forms that transformers cannot read: applied after transformers has computed ----
 
 
 def wrapped_names(rng, tensors):
@@ -126,7 +126,7 @@ def wrap(rng, folder, family):
     text = read_config(folder)
     tied = text.pop("tie_word_embeddings", family.startswith("gemma"))
     if rng.random() < 0.5:
-        text["tie_word_embeddings"] = not tied  # ignored there
+        text["tie_word_embeddings"] = not tied  # has no effect in the text part
     config = {
         "model_type": WRAPPERS[family],
         "text_config": {**text, "model_type": family},

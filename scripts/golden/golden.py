@@ -53,7 +53,7 @@ def fill_weights(model, generator):
     in attention would hide below the tolerance. Norms and biases are random, too, so that a missing one is noticed.
     """
     is_gemma = model.config.model_type.startswith("gemma")
-    adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # except for its norms
+    adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # Gemma's norms multiply by 1 + weight
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         if name.endswith("dt_bias"):

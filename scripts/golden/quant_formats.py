@@ -278,7 +278,7 @@ def ct(rng, modules, model, form=None):
         targets = targets[-len(kinds) :]
         order = list(range(len(kinds)))
         if chance(rng, 0.5):
-            order.reverse()  # a class's group may come first
+            order.reverse()  # the group for a class may come first
         schemes, targets = [schemes[i] for i in order], [targets[i] for i in order]
     plain, entries = chosen(rng, modules, "name", chance(rng, 0.8))
     made, values = {}, {}

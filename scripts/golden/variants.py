@@ -79,10 +79,10 @@ def leave_to_the_class(rng, values, family):
     kept = {k: v for k, v in values.items() if k not in OPTIONAL or rng.random() < 0.6}
     if family == "minimax_m2":  # its class ignores rotary_dim
         kept["rope_parameters"] = values["rope_parameters"]
-    asked = family.startswith("hunyuan") or "rope_parameters" in kept  # as with Mixtral's scalings
+    asked = family.startswith("hunyuan") or "rope_parameters" in kept  # Mixtral's scalings need the size
     if "head_dim" in values and asked:
         kept["head_dim"] = values["head_dim"]
-    if values.get("sliding_window", 0) is None and "layer_types" in values:  # EXAONE's class fails
+    if values.get("sliding_window", 0) is None and "layer_types" in values:  # otherwise EXAONE's class fails
         kept["layer_types"] = values["layer_types"]
     if "sliding_attention" in kept.get("layer_types", []):  # SmolLM3's class has no window
         kept["sliding_window"] = values["sliding_window"]

@@ -60,7 +60,7 @@ def people_facts(rng, n_tokens):
     while found < n_tokens:
         name, kind = words.person(rng), rng.choice(kinds)
         if (name, kind) in told:
-            # Names are few in comparison with a long context.
+            # A long context may use up the common names.
             name = words.made_up(rng, 3).capitalize()
         tell, ask, draw = ATTRIBUTES[kind]
         value = draw(rng)

@@ -329,7 +329,7 @@ def load(folder):
     stored = json.loads((folder / "config.json").read_text())
     model = Llama(Config(**{name: stored[name] for name in Config.__dataclass_fields__}))
     tensors = {}
-    for file in sorted(folder.glob("model*.safetensors")):  # not the draft module's
+    for file in sorted(folder.glob("model*.safetensors")):  # not those of the draft module
         tensors.update(load_file(file))
     model.load_state_dict({name.removeprefix("model."): t.float() for name, t in tensors.items()})
     return model

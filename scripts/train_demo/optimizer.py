@@ -43,7 +43,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, factor):
-        """One update at the learning rates times factor; clears the gradients."""
+        """One update, with the learning rates multiplied by `factor`; clears the gradients."""
         lr = self.lr * factor
         for shape, parameters in self.stacks.items():
             g, held = torch.stack([p.grad for p in parameters]), self.buffers[shape]

@@ -42,7 +42,7 @@ SPLIT = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Mainly answers are learnt; the small weight of the rest of a conversation helps the model to see repetitions.
+# Training is mainly on answers; the small weight of the rest of a conversation helps the model to see repetitions.
 ANSWER_WEIGHT, TEXT_WEIGHT, OTHER_WEIGHT = 1.0, 0.3, 0.05
 WEIGHT_UNIT = 0.05
 

@@ -9,8 +9,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def environment(name, packages):
-    """Returns its interpreter, below build/, and for each package that could not be installed pip's last message.
-    Without a package index that is every package; what was installed before is still there."""
+    """Makes the environment below build/ and returns its interpreter, and pip's last message for each package that could not
+    be installed. Without a package index none can be installed, but earlier installations remain."""
     folder = os.path.join(ROOT, "build", name)
     python = os.path.join(folder, "bin/python")
     try:

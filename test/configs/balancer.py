@@ -30,7 +30,7 @@ def find(name):
 
 
 class Balancer:
-    """Starts a configuration of configs/ in front of these ports, with one server per port instead of the file's number.
+    """Starts a configuration of configs/ in front of these ports, with one server per port, however many the file has.
     ready: the path that HAProxy checks if the servers have no /health/ready."""
 
     def __init__(self, name, ports, affinity=False, ready=None):

@@ -163,7 +163,7 @@ def test_only_a_lost_replicas_keys_move(name):
 # ---- hit rates --------------------------------------------------------------------------------
 
 N_REPLICAS, N_CONVERSATIONS, N_TURNS = 4, 40 if NIGHTLY else 24, 5
-N_BLOCKS = 12 * N_CONVERSATIONS  # blocks of 16 tokens; all conversations together end up needing about twice as many
+N_BLOCKS = 12 * N_CONVERSATIONS  # blocks of 16 tokens; in the end all conversations together need about twice as many
 
 
 def words(rng, n):
@@ -209,7 +209,7 @@ def hit_rate(replicas, name, affinity, seed):
     return hits / queries
 
 
-@pytest.mark.skipif(SLOW, reason="a matter of hits, not of memory")
+@pytest.mark.skipif(SLOW, reason="a sanitizer does not change hit rates")
 def test_affinity_makes_hits():
     for name in BALANCERS:
         need(name)

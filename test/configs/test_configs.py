@@ -91,7 +91,7 @@ def test_alerts_fire_when_they_should(tmp_path):
 def test_prometheus_reads_what_the_server_exposes(exposition):
     p = subprocess.run([tool("promtool"), "check", "metrics"], input=exposition, capture_output=True, text=True, timeout=60)
     text = p.stdout + p.stderr
-    # promtool also complains about style, which vLLM's names violate: parse errors have another exit code and message.
+    # promtool also complains about style, because of vLLM's names; parse errors have another exit code and message.
     assert p.returncode in (0, 3) and "error while linting" not in text and "parsing" not in text, text
 
 

@@ -3,7 +3,7 @@
 #include "test/cpu/attention_world.h"
 
 /* One prompt computed in one pass, in chunks, together with other lanes, and its last row alone
- * (whose keys are then split over the threads): the bits are the same. Its end is beyond every
+ * (whose keys are then split over the threads): the bits are the same. The prompt ends beyond every
  * window; the scalar table gets a longer one only at night. */
 static void check_invariance(const char *backend, const struct geometry *g,
                              const struct storage *storage)

@@ -130,8 +130,8 @@ OP_TEST(copied_blocks_and_moved_slots_read_the_same)
         op_add_seq(&w->pass, 0, 0, 60);
         op_add_seq(&w->pass, 1, 0, 40);
         check_pass(w, 1);
-        /* Slots close up in rising order, as after a tree. One stays, one moves to another
-         * block. */
+        /* The moves close gaps between slots in rising order, as after a tree. One slot stays, one
+         * moves to another block. */
         const struct slot_move moves[] = {{0, 50, 47}, {0, 52, 48}, {0, 55, 49}, {0, 57, 57},
                                           {1, 33, 30}, {1, 34, 33}, {1, 39, 1}};
         CHECK_EQ(ops->move_slots(w->rig.be, sizeof moves / sizeof moves[0], moves, 0), OK);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lanes whose keys and values a test knows, a backend that stores them, and passes over them, each
- * row of which can be compared with a naive softmax over the keys that it sees. Blocks without an
- * owner hold NaN.
- * Thread: the test's. */
+/* Lanes whose keys and values a test knows, a backend that stores them, and passes over them. Each
+ * row of a pass can be compared with a naive softmax over the keys that it sees. Blocks without an
+ * owner hold NaN. Thread: the test's. */
 #ifndef SLUICE_TEST_CPU_ATTENTION_WORLD_H
 #define SLUICE_TEST_CPU_ATTENTION_WORLD_H
 

@@ -91,7 +91,7 @@ OP_TEST(a_row_reads_the_one_before_it)
     }
 }
 
-/* Several heads have their inputs side by side, and none writes to another's. */
+/* Several heads have their inputs side by side, and no head writes to those of another. */
 OP_TEST(the_parts_of_a_row_are_separate)
 {
     struct op_rig rig = open_lanes(backend, DT_BF16);
@@ -154,7 +154,7 @@ OP_TEST(out_rows_store_in_their_own_slots)
     float *y = op_fetch(&rig, b.x, 4, WIDTH);
     for (int32_t d = 0; d < WIDTH; d++) {
         CHECK_EQ(y[2 * WIDTH + d], x[d]);           // row 2 reads row 1, which this pass stored
-        CHECK_EQ(y[1 * WIDTH + d], value(0, 3, d)); // row 1 reads row 0, which it did not
+        CHECK_EQ(y[1 * WIDTH + d], value(0, 3, d)); // row 1 reads row 0, not stored here
         CHECK_EQ(y[3 * WIDTH + d], value(0, 5, d));
     }
     free(x);

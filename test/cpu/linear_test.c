@@ -177,7 +177,7 @@ static void try_activation(const char *backend, int32_t rows, int32_t width, boo
 }
 
 /* More rows than a band, or than two of them; the scalar table, which takes most of the time, and
- * whose bands are shorter, gets the most only at night. */
+ * whose bands are shorter, gets the largest number only at night. */
 static int32_t most_rows(const char *backend, int32_t most)
 {
     return check_nightly() || strcmp(backend, "scalar") != 0 ? most : 530;

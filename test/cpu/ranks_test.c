@@ -257,7 +257,6 @@ static void *wait_alone(void *p)
     return NULL;
 }
 
-/* A missing rank must end the wait with an error, not hang the server. */
 TEST(a_rank_that_leaves_does_not_hang_the_others)
 {
     struct common c = {.dtype = DT_F32, .n_ranks = 2, .comm = cpu_comm_create(2)};

@@ -39,7 +39,6 @@ static void begin(const char *groups)
     put("/proc/self/cgroup", groups);
 }
 
-/* Without control groups the memory of the machine counts. */
 TEST(without_groups_the_machines_memory_counts)
 {
     begin("");
@@ -66,7 +65,7 @@ TEST(a_group_of_version_2_at_its_own_path)
     CHECK_EQ(cpu_room(root), (size_t)30 * MB);
 }
 
-/* Version 1 has a path per controller; use beyond the limit leaves nothing. */
+/* Version 1 has a path per controller; if more than the limit is in use, nothing is left. */
 TEST(a_group_of_version_1)
 {
     begin("5:devices:/\n4:cpu,memory:/docker/abc\n0::/\n");

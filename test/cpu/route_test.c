@@ -119,7 +119,7 @@ OP_TEST(equal_scores_go_to_the_lowest_ids)
     op_close(&rig);
 }
 
-/* Each expert has a weight of its own, which is multiplied with the router's. */
+/* Each expert has a scale, by which the router's weight is multiplied. */
 OP_TEST(experts_scale_their_own_weights)
 {
     enum { N = 6, K = 3 };

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Speculation keeps the target's law: whether drafts are judged one by one or as siblings of a
- * tree, and for any draft law q, the resulting tokens follow p. Further draws are without
- * replacement. Chi-squares are compared with their 0.9999 quantiles. */
+/* Speculation keeps the target's distribution p: whether drafts are tested one by one or as
+ * siblings of a tree, and whatever distribution q they are drawn from, the resulting tokens follow
+ * p. Further draws are without replacement. Chi-squares are compared with their 0.9999 quantiles.
+ */
 #include "engine/base/minmax.h"
 #include "test/device/op_sampler.h"
 
 enum { KINDS = 12, AT_ONCE = 50, TREES = 10 };
 
-/* Whether top-k or top-p excludes token kind i; `law` is the whole softmax. */
+/* Whether top-k or top-p excludes token kind i; `law`: the whole softmax. */
 static bool is_out(const float *logits, const struct sampling_params *p, const double *law,
                    int32_t i)
 {
@@ -44,7 +45,7 @@ static void law_of(const float *logits, const struct sampling_params *p, double 
     }
 }
 
-/* Draws AT_ONCE drafts from `q`, then judges them under `p`. Counts the resulting tokens and the
+/* Draws AT_ONCE drafts from `q`, then tests them under `p`. Counts the resulting tokens and the
  * accepted drafts. */
 static void judge_some(struct sampler *s, struct tensor q, struct tensor p, int32_t *counts,
                        int32_t *n_accepted)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sampling: the order of penalties and bans, the exact sets of top-k, top-p and min-p, the law by
- * chi-square, seeds, log-probabilities, and equal tokens from all kernel tables. For drafts see
- * sample_law_test.c. */
+/* Sampling: the order of penalties and bans, the exact sets of top-k, top-p and min-p, the
+ * distribution by chi-square, seeds, log-probabilities, and equal tokens from all kernel tables.
+ * For drafts see sample_law_test.c. */
 #include "engine/base/exact.h"
 #include "test/device/op_sampler.h"
 
@@ -91,8 +91,8 @@ static int32_t draw_masked(struct sampler *s, const struct sampling_params *p,
     return token;
 }
 
-/* The lists of a lane's parameters may be freed once the lane has them: on a node that is sent its
- * steps, they lie in a message. */
+/* The lists of a lane's parameters may be freed once the lane has them: on a node that receives its
+ * steps from another node, they are part of a message. */
 OP_TEST(a_lane_keeps_its_lists)
 {
     float logits[VOCAB] = {[1] = 9.0f, [2] = 8.0f, [3] = 7.0f, [4] = 6.0f, [5] = 5.0f, [6] = 4.0f};

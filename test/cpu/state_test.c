@@ -285,7 +285,8 @@ static bool same(const float *a, const float *b, int64_t n)
     return true;
 }
 
-/* Drafts after `known` that are rejected: the row at `known` is the text's, the others are not. */
+/* Drafts after `known` that are rejected: the row at `known` has the text's token, the others do
+ * not. */
 static void draft(struct layer *l, int32_t lane, int32_t known, float *out)
 {
     int32_t inputs[32], n = 1 + op_int(0, l->max_ahead);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rope, the store into pages, attention and what moves pages, against the scalar backend: keys and
- * values enter both caches through the same ops. */
+/* Rope, the store into pages, attention and the ops that move pages, compared with the scalar
+ * backend: keys and values enter both caches through the same ops. */
 #include "test/cuda/cuda_layers.h"
 
 static const struct stored plain_numbers = {.format = KV_PLAIN};
@@ -34,7 +34,7 @@ static void attention_case(enum dtype dtype, const struct shape *s, struct store
     pair_close(p);
 }
 
-/* Each shape tests a path of its own: widths of heads, groups, windows, soft caps, sinks,
+/* Each shape tests a different path: widths of heads, groups, windows, soft caps, sinks,
  * interleaved rotation. */
 TEST(attention_agrees)
 {

@@ -39,7 +39,7 @@ static void heads_case(enum dtype dtype, const struct shape *s, int32_t format,
     p->limits = pair_limits();
     p->limits.block_tokens = s->block_tokens;
     p->limits.max_lanes = MOST_SEQS;
-    for (int b = 0; b < 2; b++) { // after the weight, whose inputs need memory
+    for (int b = 0; b < 2; b++) { // after the weight, for whose inputs it allocates
         struct err err;
         CHECK_EQ(p->be[b]->ops->setup(p->be[b], &p->limits, &err), OK);
     }

@@ -123,7 +123,7 @@ TEST(products_with_rounded_inputs_agree)
 
 /* ---- ops that leave codes -------------------------------------------------------------------- */
 
-enum { MANY_ROWS = 1100 }; // with which a norm's blocks have several rows each
+enum { MANY_ROWS = 1100 }; // rows; with so many, each block of a norm has several
 static const int32_t fused_rows[] = {1, 2, 6, 16, 40, 130, 300, MANY_ROWS};
 
 /* Weights [n_out, N_IN] of a format with rounded inputs. */

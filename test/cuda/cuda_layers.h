@@ -199,7 +199,7 @@ static inline void store_and_attend(struct setup *u, int32_t n_rows, const char 
     check_tensor(p, what, &out, out_width, u->tolerance);
 }
 
-/* Blocks for the sequences, NaN where nobody writes, and the keys and values of their past. */
+/* Gives the sequences blocks full of NaN, then stores the keys and values of their past. */
 static inline void store_past(struct setup *u, struct test_pass *t, const struct seq_spec *specs,
                               int32_t n_specs)
 {

@@ -30,7 +30,7 @@ static struct pair_weight matrix(struct pair *p, int32_t n_out, int32_t n_in)
                        1.0f / sqrtf((float)n_in));
 }
 
-/* The shared experts have weights of their own and may have a gate per row. */
+/* The shared experts have separate weights and may have a gate per row. */
 static void add_shared(struct pair *p, const struct mixture_case *c, struct mixture *m,
                        const struct pair_tensor *x)
 {
@@ -142,7 +142,7 @@ static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool
     pair_close(&p);
 }
 
-/* On the GPU up to 16 rows of 16 bits take kernels of their own. */
+/* On the GPU up to 16 rows of 16 bits are computed by special kernels. */
 static const struct mixture_case mixtures[] = {
     {1, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
     {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ops that treat rows by themselves, compared with the scalar backend. */
+/* The ops that process each row independently, compared with the scalar backend. */
 #include "engine/device/ops_default.h"
 #include "test/cuda/cuda_pass.h"
 
@@ -73,7 +73,7 @@ TEST(activations_agree)
                                                 .shape = {2.5f, 0.9f}};
                     BOTH(&p, activation, a, a.x = x.t[b]; a.out = y.t[b]);
                     check_tensor(&p, "activation", &y, width, pair_tolerance(&p));
-                    if (gated) { // the other tensor lies beside it
+                    if (gated) { // the two tensors are side by side
                         struct pair_tensor up = tensor_random(&p, 3, width, width + 8, 4.0f);
                         BOTH(&p, activation, a, a.x = x.t[b]; a.up = up.t[b]; a.out = y.t[b]);
                         check_tensor(&p, "activation and up", &y, width, pair_tolerance(&p));

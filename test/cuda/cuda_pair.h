@@ -61,7 +61,7 @@ static inline float round_to(float x, enum dtype dtype)
 }
 
 /* On the fake device nobody looks at the results. There any numbers will do, and the CPU has no
- * weights and computes nothing: these took most of the time. Loops that compute begin with FIRST.
+ * weights and computes nothing, which saves most of the time. Loops that compute begin with FIRST.
  */
 #ifdef ANY_NUMBERS
 enum { COMPARED = false, FIRST = GPU };
@@ -393,8 +393,8 @@ static inline struct pair_weight vector_make(struct pair *p, int32_t n, float sc
     return weight_make(p, WEIGHT_VECTOR, DT_F32, 1, 1, n, false, scale);
 }
 
-/* Calls `op` on both backends (on the GPU alone if nothing is compared) with args that `set` points
- * at backend b's tensors. */
+/* Calls `op` on both backends (on the GPU alone if nothing is compared) with args; the last
+ * parameter is code that sets them to backend b's tensors. */
 #define BOTH(p, op, args, ...)                                                                     \
     for (int b = FIRST; b <= GPU; b++) {                                                           \
         __VA_ARGS__;                                                                               \

@@ -46,7 +46,8 @@ static bool sees(const struct test_pass *t, int32_t row, int32_t node)
     return t->tree_mask[(size_t)row * TREE_MASK_WORDS + (size_t)node / 64] >> (node % 64) & 1;
 }
 
-/* Node that `row` finds at new key number k of the lane its tile reads; -1: none. */
+/* The node that `row` finds as number k of the new keys of the lane that its tile reads; -1: none.
+ */
 static int32_t node_at(const struct test_pass *t, const struct plan *p, const struct pass_seq *s,
                        int32_t lane, int32_t k)
 {
@@ -118,7 +119,7 @@ TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
     }
 }
 
-/* In other KV sets, and where there is no room for lanes of their own, trees are computed with
+/* In other KV sets, and where there is no room for additional lanes, trees are computed with
  * their masks: the result is correct, but does not have the bits of a plain run. */
 TEST(trees_without_paths_are_computed_with_masks)
 {
@@ -138,8 +139,8 @@ TEST(trees_without_paths_are_computed_with_masks)
     }
 }
 
-/* The number of key tiles of the busiest block, when units are dealt as the kernels do: forth and
- * back. */
+/* The number of key tiles of the busiest block, when units are dealt out as in the kernels, in
+ * alternating direction. */
 static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_heads)
 {
     int32_t most = 0;

@@ -126,7 +126,7 @@ TEST(the_norm_after_a_product_reads_it_correctly)
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         struct pair p;
         REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
-        if (p.dtype != DT_F32) { // cut over K where one GPU has 132 multiprocessors
+        if (p.dtype != DT_F32) { // cut over K on a GPU with 132 multiprocessors
             linear_norm_case(&p, 64, 4096, 3904, NORM_RMS, false);
             linear_norm_case(&p, 37, 2048, 4104, NORM_LAYER, false);
             linear_norm_case(&p, 33, 2048, 4096, NORM_RMS, true);
@@ -284,7 +284,7 @@ struct fixed_case {
     bool bias;
 };
 
-/* The product of the first n_rows rows; with a norm after it, which may read it as partial sums. */
+/* Returns the product of the first n_rows rows, or the norm after it, which may read its sums. */
 static float *fixed_rows(struct pair *p, const struct fixed_case *c, int32_t n_rows,
                          const struct pair_tensor *x, const struct pair_weight *w,
                          const struct pair_weight *scale)

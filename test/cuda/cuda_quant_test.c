@@ -143,7 +143,6 @@ TEST(products_with_quantised_weights_agree)
     }
 }
 
-/* With float32 activations weights are decoded at load. */
 TEST(quantised_weights_are_decoded_in_float32)
 {
     NEED_GPU();
@@ -194,7 +193,7 @@ TEST(rows_of_quantised_products_do_not_depend_on_others)
     }
 }
 
-/* The gate's and the other half's weights are two tensors that become one. */
+/* The weights of the gate and of the other half are two tensors that become one. */
 TEST(gated_products_agree)
 {
     NEED_GPU();

@@ -250,7 +250,7 @@ static bool open_all(struct rank *ranks, enum dtype dtype, bool deterministic)
     return ranks[0].st == OK && ranks[1].st == OK;
 }
 
-/* The communicator belongs to all; it goes last. */
+/* All ranks use the communicator, so it is closed last. */
 static void close_all(struct rank *ranks)
 {
     for (int32_t i = 0; i < RANKS; i++) {
@@ -335,7 +335,7 @@ TEST(an_abort_ends_a_wait_for_a_rank_that_never_comes)
     cuda_comm_abort(ranks[0].comm);
     pthread_join(ranks[0].thread, NULL);
     CHECK_EQ(ranks[0].st, ERR_DEVICE);
-    // What was aborted is left to the end of the process.
+    // Aborted communicators are left to the exit of the process.
 }
 
 #else

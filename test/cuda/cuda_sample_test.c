@@ -7,7 +7,7 @@
 
 enum { N_LANES = 24, MAX_LISTS = 64 };
 
-/* Parameters of lane i: a bit of everything, some of it alone, some together. */
+/* Parameters of lane i. Over the lanes every parameter occurs, some alone and some together. */
 static struct sampling_params params_of(int32_t i, int32_t *ints, struct logit_bias *bias)
 {
     struct sampling_params p = sampling_params_default();
@@ -81,7 +81,7 @@ static struct pair_tensor make_logits(struct pair *p, int32_t n_rows, int32_t vo
     return t;
 }
 
-/* Tokens must be equal, log-probabilities nearly so. */
+/* Tokens must be equal, log-probabilities nearly equal. */
 static void compare_draws(const struct pass_results *r, const char *what)
 {
     CHECK_EQ(r[CPU].n_draws, r[GPU].n_draws);
@@ -211,8 +211,8 @@ TEST(draws_agree)
     }
 }
 
-/* Drafts from kept laws, then their judgement under other logits: both times the GPU draws the
- * CPU's tokens, of which some are the drafts. */
+/* Drafts whose distributions are kept, then their acceptance tests under other logits: both times
+ * the GPU draws the CPU's tokens, and some of these are the drafts. */
 static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
 {
     enum { EACH = 4, N = N_LANES * EACH };
@@ -377,7 +377,7 @@ TEST(laws_of_siblings_and_their_trials_agree)
     sibling_case(128256, 128256, 3.0f, 0.7f);
 }
 
-/* Laws of drafts, and the decisions about them. */
+/* Distributions of drafts, and their acceptance tests. */
 TEST(laws_and_judgements_agree)
 {
     NEED_GPU();
@@ -387,7 +387,6 @@ TEST(laws_and_judgements_agree)
     law_case(128256, 128256, 2.0f, 0.95f);
 }
 
-/* If every token is banned the bans are dropped; NaN must not win an arg-max. */
 TEST(bans_of_everything_are_dropped_and_nan_is_never_drawn)
 {
     NEED_GPU();
@@ -605,7 +604,7 @@ struct head_rows {
     bool may_skip; // whether gemm_head_takes allows it
 };
 
-/* In tests of their own, since a race checker takes minutes for each. */
+/* Separate tests, since a race checker takes minutes for each. */
 static void head_cases(const struct head_rows *cases, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {

@@ -258,7 +258,6 @@ static void pieces(struct scene *s)
     }
 }
 
-/* A text in one pass or in many must give the same outputs. */
 TEST(texts_in_pieces_agree)
 {
     NEED_GPU();
@@ -275,7 +274,7 @@ TEST(texts_in_pieces_agree)
 /* ---- drafts, trees, snapshots ------------------------------------------------------------------
  */
 
-/* Rows of drafts, of which a test keeps some. */
+/* Rows of drafts; a test keeps some of them. */
 static void draft(struct scene *s, int32_t lane, int32_t known)
 {
     int32_t ids[32], n = 1 + pick(s, 0, lesser(s->c.max_ahead, 31));
@@ -289,7 +288,6 @@ static void draft(struct scene *s, int32_t lane, int32_t known)
     check(s, "drafts");
 }
 
-/* After a rejected draft the state must be that of the tokens that were kept. */
 TEST(rejected_drafts_agree)
 {
     NEED_GPU();
@@ -314,7 +312,7 @@ TEST(rejected_drafts_agree)
     }
 }
 
-/* A tree whose root is the text's token `known`; its first children lead on with the text. */
+/* A tree whose root is the text's token `known`; its first children continue the text. */
 static void grow(struct scene *s, int32_t lane, int32_t known, int32_t depth)
 {
     int32_t ids[64], parents[64], pos[64], path[64], n = 1, last = 0;
@@ -358,7 +356,7 @@ static void grow(struct scene *s, int32_t lane, int32_t known, int32_t depth)
     step_end(&s->p, NULL);
 }
 
-/* Each path of a tree has a state of its own; the accepted path's is kept. */
+/* Each path of a tree has its own state; that of the accepted path is kept. */
 TEST(trees_and_their_paths_agree)
 {
     NEED_GPU();
@@ -436,8 +434,8 @@ TEST(snapshots_and_forks_agree)
     }
 }
 
-/* Decoding and short drafts of two sequences, one of which begins inside a block, through the ends
- * of blocks, one of which is kept. */
+/* Decoding and short drafts of two sequences through the ends of blocks. One sequence begins inside
+ * a block, and one of the boundaries is kept. */
 static void few_rows(struct scene *s)
 {
     const int32_t block = s->c.block;
@@ -461,7 +459,8 @@ static void few_rows(struct scene *s)
     feed(s, 1, at[0], at[0] + 70, "more rows after few");
 }
 
-/* Passes of a few rows per sequence, which have a kernel of their own for keys of 128. */
+/* Passes of a few rows per sequence, for which there is a special kernel if keys have 128 elements.
+ */
 TEST(few_rows_agree)
 {
     NEED_GPU();

@@ -22,8 +22,8 @@ import toolbox  # noqa: E402
 pytestmark = test_demo_server.pytestmark
 N_TEXTS, N_TALKS = (8, 5) if NIGHTLY else (4, 3)  # three tasks each
 TWIN = os.environ.get("SLUICE_TWIN", os.path.join(ROOT, "models", "demo-twin"))
-# (folder, answers that may be wrong, tokens a task that a first round finds in the cache). A model with states keeps one where
-# prompts diverge, which only the third prompt with the prefix can use.
+# (folder, answers that may be wrong, tokens per task that a first round finds in the cache). A model with states keeps one
+# where prompts diverge, which only the third prompt with the prefix can use.
 MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 0, 13), "twin": (TWIN, 2, 2.5)}
 NO_CACHE = ["--no-enable-prefix-caching"]
 MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3, "fixed": True})]

@@ -32,7 +32,7 @@ static struct grammar_vocab *make_vocab(const char *without)
     return v;
 }
 
-/* A small table limit makes masks be computed when they are needed instead of in advance. */
+/* With a small max_table_bytes, masks are computed when they are needed instead of in advance. */
 static struct grammar *compile(const struct grammar_vocab *v, enum grammar_kind kind,
                                const char *text, size_t max_table_bytes)
 {
@@ -275,7 +275,7 @@ TEST(drafts_of_lookup_stay_inside_the_grammar)
     CHECK(accepted > 0);
 }
 
-/* Tables that are too little for these grammars are emptied and rebuilt while requests hold states
+/* Tables that are too small for these grammars are emptied and rebuilt while requests hold states
  * in them. The epoch counts that; it must have moved. */
 TEST(tables_that_are_emptied_change_nothing)
 {
@@ -307,7 +307,7 @@ static void run_forced(const char *speculative, int64_t most_wrong)
     grammar_vocab_free(v);
 }
 
-/* At most two tokens are possible in the first place and at the branch, one elsewhere. The
+/* At most two tokens are possible at the first position and at the branch, one elsewhere. The
  * limits on wrong drafts grow with the number of drafts a method proposes at such places. */
 TEST(forced_text_is_drafted)
 {

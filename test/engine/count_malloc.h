@@ -16,7 +16,7 @@ static const bool counts_allocations = false;
 static const bool counts_allocations = true;
 #endif
 
-/* malloc is a builtin: its callers are not expected to read these. */
+/* volatile, because the compiler knows malloc and assumes that it does not access these. */
 static _Thread_local volatile bool counts;
 static volatile int32_t n_allocations;
 

@@ -264,9 +264,9 @@ TEST(a_cancel_right_after_its_submit_is_never_lost)
     stop(&b);
 }
 
-/* A loop with thousands of streams takes their news in pieces, and what comes meanwhile after them.
- */
-TEST(some_news_are_taken_those_that_waited_longest_first)
+/* A loop with thousands of streams takes their news in pieces; news that arrives meanwhile comes
+ * after them. */
+TEST(news_in_pieces_begins_with_what_waited_longest)
 {
     enum { N = 5 };
     struct bed b = {0};
@@ -294,7 +294,7 @@ TEST(some_news_are_taken_those_that_waited_longest_first)
     stop(&b);
 }
 
-/* The pool holds the prompt's blocks once, and the blocks of its own answer for each sibling. */
+/* The pool holds the prompt's blocks once, and for each sibling the blocks of its own answer. */
 TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
 {
     struct bed b = {0};

@@ -37,7 +37,7 @@ static int32_t finish(struct test_request *q, const struct cache_hint *hint)
     return q->r.n_cached;
 }
 
-/* Prompts of other owners, which together need more than all blocks. */
+/* Prompts of other owners, which together need more blocks than there are. */
 static void traffic(uint64_t owner, double share, const struct cache_hint *hint)
 {
     for (int32_t i = 0; i < 12; i++) {

@@ -114,7 +114,7 @@ TEST(a_branch_is_computed_once_and_then_kept)
     finish(&b);
 }
 
-/* Prompts that part at 49 different places from one cached prompt: each continues from a
+/* Prompts that diverge from one cached prompt at 49 different places: each continues from a
  * snapshot at most 512 tokens before the place. */
 TEST(at_most_512_tokens_are_recomputed_wherever_prompts_diverge)
 {
@@ -198,7 +198,7 @@ TEST(other_salts_and_a_reset_find_nothing)
 
 /* ---- where memory is short ---------------------------------------------------------------- */
 
-/* Four snapshots only. The one at the branch, used three times, is kept in preference to
+/* Four snapshots only. The snapshot at the branch, used three times, is kept in preference to
  * those of nine long prompts that were used once. */
 TEST(a_branch_outlives_prompts_that_come_once)
 {

@@ -2,7 +2,7 @@
 /* Who gets blocks, lanes and rows: the total order, preemption, restores, and no starvation. */
 #include "test/engine/bed.h"
 
-/* Both hold blocks that the other one needs: without a total order neither would end. */
+/* Each holds blocks that the other needs: without a total order neither would end. */
 TEST(two_requests_that_do_not_fit_together_both_end)
 {
     struct bed b = {0};
@@ -86,7 +86,7 @@ TEST(a_restore_longer_than_the_budget_completes)
     }
 }
 
-/* Runs four samples, of which two are stopped early, with or without a preemption of the other two.
+/* Runs four samples and stops two of them early, with or without a preemption of the other two.
  * Returns the rows computed; *again is how many of them the restore should cost. */
 static int64_t rows_of_siblings(bool preempted, int64_t *again)
 {
@@ -111,7 +111,7 @@ static int64_t rows_of_siblings(bool preempted, int64_t *again)
     }
     if (preempted) {
         preempt_all(&b, 1, 155); // all blocks
-        // The prompt once, its last block once more per sample, and the tokens fed to the two.
+        // The prompt, its last block again for the second sample, and both samples' fed tokens.
         *again = PROMPT + PROMPT % SIZE + q->outputs[0].n_tokens - 1 + q->outputs[3].n_tokens - 1;
     }
     run(&b, 1, 200);
@@ -125,7 +125,6 @@ static int64_t rows_of_siblings(bool preempted, int64_t *again)
     return n_rows;
 }
 
-/* Only those that still run need their blocks back after a preemption. */
 TEST(siblings_that_have_finished_are_not_restored)
 {
     int64_t again = 0, rows = rows_of_siblings(false, &again);

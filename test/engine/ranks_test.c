@@ -152,8 +152,8 @@ static void expect_failure(struct bed *b)
     CHECK_EQ(engine_submit(b->e, &b->r, &err), ERR_DEVICE); // sticky
 }
 
-/* The control: without a fault these wrappers change nothing, so the failures below are
- * the faults'. */
+/* The control: without a fault these wrappers change nothing, so the failures below come from the
+ * faults. */
 TEST(without_a_fault_the_request_completes)
 {
     struct bed b;
@@ -177,8 +177,8 @@ TEST(a_rank_that_fails_between_collectives_does_not_hang_the_others)
     }
 }
 
-/* Rank 0 has no thread of its own, but runs on the engine's: its failure must reach the threads of
- * the others. */
+/* Rank 0 has no separate thread but runs on that of the engine: its failure must reach the threads
+ * of the others. */
 TEST(the_first_rank_failing_ends_the_rest_too)
 {
     struct bed b;

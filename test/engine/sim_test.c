@@ -270,7 +270,7 @@ static void check_request(const struct sim_request *q, bool failed)
     }
 }
 
-/* A queue that is full is no failure: the request comes again. */
+/* A full queue is not a failure: the request is submitted again later. */
 static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn)
 {
     struct err err;

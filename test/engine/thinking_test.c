@@ -109,7 +109,7 @@ TEST(a_marker_may_end_inside_a_token)
     CHECK_EQ((int)t.phase, THINKING_OVER);
 }
 
-/* Harmony's: C a M opens, the end is E, and the last end E C f M. */
+/* Harmony's markers: C a M opens reasoning, E S ends it, E S C f M is the last end. */
 static struct thinking_limit channel_limit(int32_t most, bool opened)
 {
     static const int32_t opens[] = {'C', 'a', 'M'}, end[] = {'E', 'S'};

@@ -54,7 +54,8 @@ static void use_words(const struct gguf *g)
     buf_deinit(&beside);
 }
 
-/* The first and the last numbers of each tensor, in its own name and in a folder's. */
+/* Reads the first and the last bytes of each tensor, then the first and the last numbers of each
+ * quantised tensor as a model folder has it. */
 static float use_tensors(const struct gguf *g)
 {
     struct checkpoint_tensor *tensors;

@@ -32,7 +32,7 @@ static inline int fuzz_replay_folder(const char *folder)
         static uint8_t data[1 << 20];
         size_t n = fread(data, 1, sizeof data, f);
         fclose(f);
-        // A copy of its own size, so that sanitizers see a read past the end.
+        // A copy of exactly its size, so that sanitizers see a read past the end.
         uint8_t *copy = malloc(n ? n : 1);
         if (copy) {
             memcpy(copy, data, n);

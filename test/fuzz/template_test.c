@@ -11,7 +11,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
-/* What must hold whatever the template: spans cover the text, in order, none empty. */
+/* For every template spans must cover the text, in order, and none may be empty. */
 static void check_output(const struct chat_output *out)
 {
     size_t at = 0;

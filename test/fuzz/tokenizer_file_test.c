@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         use(tok);
         tokenizer_free(tok);
     }
-    // The same bytes as the two other files.
+    // The same bytes in place of the two other files.
     files = (struct tokenizer_files){
         .json = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"<s>\":1},\"merges\":[]}}",
         .config = (const char *)data,

@@ -141,7 +141,7 @@ static inline enum status hidden_run(struct hidden_bed *b, const struct hidden_c
     return st;
 }
 
-/* The first `width` of each out row, `first` elements from its beginning; the caller frees it. */
+/* Elements [first, first + width) of each out row; the caller frees the result. */
 static inline float *hidden_rows(struct hidden_bed *b, const struct hidden_case *c, struct tensor t,
                                  int32_t first, int32_t width)
 {

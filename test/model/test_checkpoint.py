@@ -367,7 +367,7 @@ def test_other_weight_files_are_ignored(name, tmp_path):
 
 
 def test_a_header_of_odd_length(tmp_path):
-    """Then no element of the data is aligned."""
+    """With such a header no element of the data is aligned."""
     c = Checkpoint(tmp_path / "model")
     text = json.dumps(c.header)
     c.write(text + " " * (len(text) % 2 + 1))
@@ -418,7 +418,7 @@ ENDS = {  # end-of-text ids of transformers' classes, for configs without any
 
 
 def ends(folder, ids):
-    """Which of these ids, as the only allowed one, end a text."""
+    """Those of these ids that end a text when they are the only allowed id."""
     lines = [json.dumps({"prompt_token_ids": [5], "max_tokens": 2, "allowed_token_ids": [i]}) for i in ids]
     done = subprocess.run([*golden.RUN, str(folder), "--json", "--log-level", "error", "--load-format", "dummy",
                            "--max-model-len", "16"], input="\n".join(lines), capture_output=True, text=True, timeout=60)

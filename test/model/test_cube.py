@@ -3,8 +3,8 @@
 """The cube: with every combination of settings (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
 threads, grammars) and every KV format, a request's tokens and log-probabilities have the same bits as if it ran alone.
 
-`make test` runs a part: settings among which any two values of two axes meet (chunks, cache, drafts, pool, threads, KV
-format), spread over the families; `make nightly` runs all of them for each family."""
+`make test` runs a part: settings in which any two values of different axes occur together (chunks, cache, drafts, pool,
+threads, KV format), spread over the families; `make nightly` runs all of them for each family."""
 import functools
 import itertools
 import json
@@ -46,8 +46,8 @@ def drafts(family):
 
 DRAFTS = ["plain", "ngram", "draft", "own draft", "static tree", "dynamic tree", "two drafts"]
 POOL = {"large pool": [], "tiny pool": ["--num-gpu-blocks-override", "17"]}
-THREADS = ["2", "1", "1"]  # alternating, so that every value of every axis is combined with both
-KV = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]  # each case takes one of them in turn, and also none
+THREADS = ["2", "1", "1"]  # three entries, so that every value of the other axes is combined with both
+KV = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]  # each case runs unquantised and with one of these
 RANKS = {"one rank": [], "two ranks": ["--tensor-parallel-size", "2"]}
 
 
@@ -148,8 +148,9 @@ accepted = []  # draft tokens over all families: a single random model may never
 
 
 def settings(family):
-    """The settings that a family runs, each of them unquantised and in one KV format. In `make test` families have few
-    formats, since each needs the requests' own runs, and all have one setting in which everything happens."""
+    """The settings that a family runs, each of them unquantised and in one KV format. In `make test` a family has few
+    formats, since each format needs separate runs of the requests alone; every family has one setting in which everything
+    happens."""
     if NIGHTLY:
         cube = itertools.product(CHUNKS, CACHE, DRAFTS, POOL)
         return [(*s, threads, kv) for s, threads, kv in zip(cube, itertools.cycle(THREADS), itertools.cycle(KV))]

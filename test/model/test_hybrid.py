@@ -21,7 +21,7 @@ HYBRIDS = ["qwen3.5", "qwen3.5-moe", "nemotron-nano-2", "qwen3-next", "kimi-line
            "nemotron-3-super", "granite-4", "falcon-h1", "bamba", "lfm2", "lfm2-moe"]
 THROUGHOUT = HYBRIDS[:3]  # dense, with experts, with Mamba-2: these run all of the cube (test_cube.py)
 BLOCK, EVERY = 64, 512    # positions of a block of state; tokens between two snapshots
-STRANGERS = [os.path.join(golden.GOLDEN, f) for f in ("llama-tied", "llama-3")]  # models with attention only, of the same vocabulary
+STRANGERS = [os.path.join(golden.GOLDEN, f) for f in ("llama-tied", "llama-3")]  # attention only, the same vocabulary
 BASE = ["--max-model-len", "512", "--block-size", "16"]
 
 pytestmark = pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
@@ -53,7 +53,8 @@ CUBE = list(itertools.product(CHUNKS, DRAFTS, POOL))
 
 
 def requests():
-    """Like the cube's, but several blocks of state long: greedy and sampled, with and without a shared prefix."""
+    """Like the requests of the cube, but several blocks of state long: greedy and sampled, with and without a shared
+    prefix."""
     rng = random.Random(7)
     shared = [rng.randrange(3, 378) for _ in range(330)]
     out = []

@@ -131,7 +131,7 @@ def test_tokens_equal_those_of_quantising_while_loading(made):
 
 
 def test_the_quantised_module_drafts(made):
-    """It is about as often right as the unquantised one, and no answer changes."""
+    """Its drafts are right about as often as the unquantised module's, and drafts change no answer."""
     _, out = made
     module = ("--speculative-config", '{"method":"mtp","num_speculative_tokens":2,"fixed":true}')
     chat = "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our tokenizer compared with Hugging Face's: all vectors, through `sluice tokenize`.
+"""Our tokenizer compared with that of Hugging Face: all vectors, through `sluice tokenize`.
 
 test/tokenizers/ has our own small tokenizers with vectors from the library; $SLUICE_SHARED
 (default ../shared), if present, those of real models."""

@@ -151,7 +151,7 @@ def scripted(texts, **options):
 
 
 def fold(chunks):
-    """Accumulates a chat stream's chunks to the choices of the whole object, as the SDKs do."""
+    """Accumulates a chat stream's chunks into the choices of the whole object, as the SDKs do."""
     choices = {}
     for chunk in chunks:
         for c in chunk["choices"]:

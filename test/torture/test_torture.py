@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every allocation and every system call fails once, in turn: nothing crashes, hangs or leaks, no request is without its end,
-and no answer is wrong. `make nightly` tries each of them (half an hour), `make test` a share. What ends the program by design is
-left out: allocations by xmalloc and its kin (engine/README.md, "Out of memory")."""
+"""Every allocation and every system call fails once, in turn: nothing crashes, hangs or leaks, every request ends, and no
+answer is wrong. `make nightly` tries each of them (half an hour), `make test` a share. Failures that end the program by
+design are left out: those of xmalloc and the like (engine/README.md, "Out of memory")."""
 import http.client
 import json
 import os

@@ -94,8 +94,8 @@ static size_t hash(uintptr_t p)
     return (size_t)(p >> 4) * 0x9e3779b97f4a7c15u >> 44;
 }
 
-/* A lock-free table, since any thread may allocate. 0 is a free slot, 1 one that is free
- * again. */
+/* A lock-free table, since any thread may allocate. 0: a free slot; 1: a slot that is free again.
+ */
 static void remember(void *p, const void *caller)
 {
     uintptr_t at = (uintptr_t)caller;

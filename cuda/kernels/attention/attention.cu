@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Launches attention: the kernel variant that supports the layer, then the kernel that joins
- * partial results. The variant depends only on the layer and the device, never on the pass. Each
- * variant's file says how its work is divided and what bounds it. */
+ * partial results. The variant depends only on the layer and the device, never on the pass. The
+ * file of each variant says how its work is divided and what bounds it. */
 #include "cuda/kernels/attention/common.cuh"
 
 enum { JOIN_WARPS = 8, JOIN_BLOCKS_PER_SM = 2, JOIN_AHEAD = 8 };
@@ -59,9 +59,9 @@ __global__ void __launch_bounds__(JOIN_WARPS * 32)
     const bool is_any = head->n_slots > 0;
     struct attention_row row = rows[blockIdx.x];
     const int h = blockIdx.y * JOIN_WARPS + (int)(threadIdx.x >> 5);
-    /* With this many rows the next product is gemm/wide.cu's, whose blocks begin to load weights as
-     * soon as attention leaves a multiprocessor. The blocks of products with fewer rows would crowd
-     * onto some multiprocessors (device/launch.cuh). */
+    /* With this many rows gemm/wide.cu computes the next product; its blocks begin to load weights
+     * as soon as attention leaves a multiprocessor. The blocks of products with fewer rows would
+     * crowd onto some multiprocessors (device/launch.cuh). */
     if (p.n_rows > 32) {
         pdl_trigger();
     }

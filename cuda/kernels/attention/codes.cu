@@ -9,11 +9,11 @@
  * results are joined in the order of warps. The two records are independent, which hides most of
  * the instruction latency.
  *
- * Scores are K Q^T and outputs V^T P^T (mma.sync with fp16 operands): keys, and elements of a
- * value, are the 16 rows of a product, query vectors its 8 columns. Codes become operands in
- * registers: ldmatrix loads K unchanged and V transposed, two elements at a time, so that no code
- * is moved individually. A key's scale and zero are applied to its score. A value's scale is a term
- * of the exponent, and values' zeros are summed separately.
+ * Scores are K Q^T and outputs V^T P^T (mma.sync with fp16 operands). The 16 rows of a product are
+ * keys or, for outputs, elements of a value; its 8 columns are query vectors. Codes become operands
+ * in registers: ldmatrix loads K unchanged and V transposed, two elements at a time, so that no
+ * code is moved individually. A key's scale and zero are applied to its score. A value's scale is a
+ * term of the exponent, and values' zeros are summed separately.
  *
  * With few rows (decoding) it is bound by reading codes. With more rows per unit it is bound by the
  * tensor cores, and the codes are read again for every 32 query vectors; so prompts with many rows

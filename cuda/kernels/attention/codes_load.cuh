@@ -39,7 +39,7 @@ template <int D> struct codes_shape {
     static constexpr int KEYS = RECORDS * RECORD_KEYS; // keys per chunk
     static constexpr int TILES = D / 16;               // tiles per value
     static constexpr int MANY = D <= 128 ? 4 : 2; // maximum number of columns of 8 query vectors
-    static constexpr int PITCH = D + 4; // floats from one row that waits to be joined to the next
+    static constexpr int PITCH = D + 4;           // floats between rows that wait to be joined
     static constexpr int ROOM = CODE_WARPS * 8 * PITCH;                  // floats
     static constexpr int QUERIES = MANY * TILES * 32 * 8 + MANY * 8 * 4; // bytes
     static constexpr int FOLD = MANY * 8 * PITCH; // floats, for the runs of deterministic mode

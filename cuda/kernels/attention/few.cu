@@ -16,11 +16,11 @@
  * rope angles are fetched before the wait for it. If that product was left as split-K partial sums,
  * they are added up here.
  *
- * Scores are K Q^T and outputs V^T P^T (mma.sync): keys, and elements of a value, are the 16 rows
- * of a product, and heads its 8 columns. K's operand is loaded as stored, 16 bytes per lane. Which
- * elements a lane gets (dim_at) only permutes the dimension that is summed. The permutation is
- * chosen such that loads have no bank conflicts, and an element is in the same lane as the element
- * with which it is rotated. The new key is an extra row of Q.
+ * Scores are K Q^T and outputs V^T P^T (mma.sync). The 16 rows of a product are keys or, for
+ * outputs, elements of a value; its 8 columns are heads. K's operand is loaded as stored, 16 bytes
+ * per lane. Which elements a lane gets (dim_at) only permutes the dimension that is summed. The
+ * permutation is chosen such that loads have no bank conflicts, and an element is in the same lane
+ * as the element with which it is rotated. The new key is an extra row of Q.
  *
  * Bound by reading the keys and values if contexts are long, otherwise by launch and memory
  * latency. */
@@ -31,7 +31,7 @@
 
 #if HAVE_SM90A
 
-/* Joins the only unit of a block, which is one block of a cluster. */
+/* For a block of a cluster: joins the block's only unit. */
 template <typename F> __device__ __forceinline__ void join_cluster(F &f, float *room, uint64_t *bar)
 {
     const int n = min(f.n_workers, f.n_chunks);

@@ -535,7 +535,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
     /* Where this block's elements of the unit are written. */
     struct few_place {
         int row, head; // the unit's first head
-        T *out;        // the block's elements of it
+        T *out;        // the block's elements of that head
     };
     __device__ __forceinline__ struct few_place place() const
     {

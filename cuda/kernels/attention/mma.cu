@@ -42,7 +42,7 @@ static bool is_small(const struct kv_view &kv)
     return kv.head_dim_k <= 128 && kv.head_dim_v <= 128;
 }
 
-/* The maximum shared memory of a block. Heads of 512 need more than small devices have. */
+/* The maximum shared memory of a block. It is too small for heads of 512 on small devices. */
 static int most_shared(int sm)
 {
     if (sm == 80 || sm == 87) {

@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     const bool busy = n_units > (int)gridDim.x, is_short = head.mean_keys <= NARROW_KEYS;
     const bool thin = S::SLOTS >= 6 && p.may_be_thin && packed <= THIN_ROWS && busy;
     const bool narrow = thin || (S::SLOTS >= 6 && packed <= GROUP_ROWS && busy && is_short);
-    /* Which of how many workers this thread belongs to, and that worker's part of the ring. */
+    /* The worker that this thread belongs to, the number of workers, and this worker's part of the
+     * ring. */
     const int group = (int)threadIdx.x / WARPGROUP;
     int half = 0;
     if (narrow) {

@@ -19,7 +19,7 @@ template <typename T, int NB> struct thin_computer {
     static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;
     // A warp's keys in a tile, and the number of groups of eight keys among them.
     static constexpr int OWN = KEYS / 4, NF = OWN / 8;
-    // Floats from one row that waits to be joined to the next.
+    // The distance, in floats, between rows that wait to be joined.
     static constexpr int PITCH = HEAD_DIM + 4;
     const struct attention_params &p;
     char *slots, *q_tile;

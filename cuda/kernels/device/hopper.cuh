@@ -234,7 +234,6 @@ __device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t n
                  : "memory");
 }
 
-/* Loads a three-dimensional box. */
 __device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMap *map, uint64_t *bar,
                                                int column, int row, int plane, uint64_t policy)
 {

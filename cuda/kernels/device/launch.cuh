@@ -7,12 +7,12 @@
  * still runs.)
  *
  * pdl_trigger() normally comes right after the wait. Exceptions that trigger before it: norms,
- * activations that write codes, the rounding of inputs, sums over ranks of up to 32 rows,
- * attention's join of more rows, and attention/few.cu with more. The product after them is
- * gemm/small.cu's, gemm/wide.cu's or gemm/eight.cu's, whose blocks need a multiprocessor each, so
- * they start as the previous product's blocks leave. The computing threads of these trigger early
- * as well (cuda/README.md, "Rules for kernels"). Hence the output of the kernel before last
- * is complete only after a kernel that waits before it triggers.
+ * activations that write codes, the rounding of inputs, sums over ranks of up to 32 rows, and, with
+ * more than 32 rows, attention's join and attention/few.cu. The product after them is computed by
+ * gemm/small.cu, gemm/wide.cu or gemm/eight.cu, whose blocks need a multiprocessor each, so they
+ * start as the previous product's blocks leave. The computing threads of these trigger early as
+ * well (cuda/README.md, "Rules for kernels"). Hence the output of the kernel before last is
+ * complete only after a kernel that waits before it triggers.
  *
  * Devices before sm_90 ignore both calls.
  * Thread: the rank's owner. */

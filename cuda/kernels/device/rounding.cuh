@@ -79,9 +79,10 @@ __device__ __forceinline__ void round_put(const struct round_args &a, int row, i
     *(uint2 *)(a.codes + row * a.code_stride + k) = *(const uint2 *)codes;
 }
 
-/* Codes and scales of a row, or with scales of groups of a part of it from element `begin` on (a
- * multiple of 128), that the block holds: a thread has pieces j at begin + (j * blockDim.x +
- * threadIdx.x) * 8, and blockDim.x is a multiple of the warp size. `shared`: see block_max. */
+/* Writes the codes and scales of a row that the block holds. If groups have scales, the block may
+ * hold only the part of the row from element `begin` on (a multiple of 128). A thread has pieces j
+ * at begin + (j * blockDim.x + threadIdx.x) * 8, and blockDim.x is a multiple of the warp size.
+ * `shared`: see block_max. */
 template <typename T, int NV>
 __device__ __forceinline__ void round_row(const struct round_args &a, int row, int begin,
                                           const vec<T> (&v)[NV], float *shared)

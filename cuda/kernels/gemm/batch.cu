@@ -4,11 +4,11 @@
  *
  * An item is a tile of 256 rows and a band: BAND / 2 features of the gate and the BAND / 2 matching
  * features of the up matrix. A cluster of two neighbouring blocks takes an item, 128 rows per block
- * and 64 per warpgroup. One block loads the gate's weights and the other the up matrix's, each for
- * both blocks, because the L2 cache cannot feed this many tiles of this size and reading it costs
- * power. Two threads load W and x separately through a ring of stages that fills shared memory; W
- * starts before the preceding kernel has ended. Items are ordered in groups of a few tiles, band
- * after band, so that repeated reads hit the L2 cache.
+ * and 64 per warpgroup. One block loads the weights of the gate and the other those of the up
+ * matrix, each for both blocks, because the L2 cache cannot feed this many tiles of this size and
+ * reading it costs power. Two threads load W and x separately through a ring of stages that fills
+ * shared memory; W starts before the preceding kernel has ended. Items are ordered in groups of a
+ * few tiles, band after band, so that repeated reads hit the L2 cache.
  *
  * The results of an item are rounded and kept in registers. The activation is applied and they are
  * stored while the tensor cores work on the cluster's next item. */
@@ -20,7 +20,7 @@
 #include "cuda/kernels/gemm/maps.cuh"
 
 enum {
-    DEPTH = 64,         // of K per stage
+    DEPTH = 64,         // inputs of K per stage
     BAND = 224,         // features of gate and up together
     BLOCKS = BAND / 16, // groups of 8 gate features
     CHUNK = 7,          // groups stored at a time

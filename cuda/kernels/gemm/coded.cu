@@ -187,8 +187,9 @@ template <typename T, enum coded_code CODE, int WORDS, int NT> struct coded_ring
         }
     }
 
-    /* A lane's pairs of x for one mma. For 4 bits they are in each 16 bytes of a row's 64, which
-     * are permuted by row to avoid bank conflicts. */
+    /* A lane's pairs of x for one mma. For 4 bits, a row has 64 bytes in four pieces of 16. Each
+     * piece has some of the lane's pairs, and the order of the pieces differs by row to avoid bank
+     * conflicts. */
     template <enum coded_code OF>
     __device__ __forceinline__ uint2 read_x(const char *piece, int half) const
     {
@@ -392,7 +393,7 @@ __global__ void __launch_bounds__(THREADS, NT == 1 ? 2 : 1)
     int slot = 0;
     for (int chunk = warp; chunk < p.m.n_chunks; chunk += WARPS) {
         cp_async_wait<S::N - 2>();
-        __syncwarp(); // scales are other lanes' copies; also all lanes have read the slot that is
+        __syncwarp(); // other lanes copied the scales; also all lanes have read the slot that is
                       // refilled next
         const int next = slot == 0 ? S::N - 1 : slot - 1, ahead = chunk + (S::N - 1) * WARPS;
         ring.fetch_w(next, ahead);
@@ -413,7 +414,7 @@ __global__ void __launch_bounds__(THREADS, NT == 1 ? 2 : 1)
     store<T, WORDS, NT>(p, w, sums);
 }
 
-/* ---- numbers for products of many rows ------------------------------------------------------- */
+/* ---- dequantising for products of many rows -------------------------------------------------- */
 
 /* Exchanges pairs among four lanes: each gets pair t of every lane, which are 8 consecutive
  * inputs. */

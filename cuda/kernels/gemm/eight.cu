@@ -16,8 +16,8 @@
  * fp32. Those sums are scaled and accumulated in fp32. Scales of blocks are copied to shared memory
  * for up to WINDOW boxes at a time; scales of rows are applied at the end.
  *
- * x may come as numbers, which every block then rounds for its range of K: for one or two rows this
- * is faster than a kernel of its own. With programmatic dependent launch the ring is filled with
+ * x may come in floating point; every block then rounds it for its range of K. For one or two rows
+ * this is faster than a separate kernel. With programmatic dependent launch the ring is filled with
  * weights, which no kernel writes, before the wait for the preceding kernel. */
 #include "cuda/kernels/gemm/eight.cuh"
 
@@ -63,7 +63,7 @@ struct eight_part {
 };
 
 /* The warpgroup's sums of an item. `at` is the position of the item's first box, and becomes that
- * of the next item's. */
+ * of the next item's first box. */
 template <int N, bool BLOCKS>
 __device__ __forceinline__ void
 sum_item(const struct eight_params &p, const struct eight_item &item, const struct eight_part &part,
@@ -303,8 +303,8 @@ __global__ void __maxnreg__((REGISTERS<N, RAW>))
         pdl_wait();
         return;
     }
-    /* If blocks of two products fit side by side, triggering now would start the one after next too
-     * early. */
+    /* If blocks of two products fit side by side, triggering now would start the product after next
+     * too early. */
     if (p.is_full) {
         pdl_trigger();
     }
@@ -358,8 +358,8 @@ static struct item_plan plan_of(const struct gemm_args *a, int32_t n_sms, size_t
     return plan_items(costs);
 }
 
-/* True if the kernel can round x itself: so few rows that this is faster than a kernel of its own,
- * and all of an item's x fits. */
+/* True if the kernel can round x itself: there are so few rows that this is faster than a separate
+ * kernel, and all of an item's x fits. */
 static bool takes_raw(const struct gemm_args *a, const struct item_plan &plan)
 {
     enum { MOST_RAW_ROWS = 2 };
@@ -385,7 +385,8 @@ extern "C" bool gemm_eight_takes(const struct gemm_args *a, int32_t sm)
 enum { MOST_SHARED = 221 * 1024 }; // the rest lets small kernels run beside it
 
 /* Divides shared memory. Two blocks never share a multiprocessor. With few rows attention leaves
- * half of each; an item of few bytes, which a smaller ring nearly holds, then starts beside it. */
+ * half of each multiprocessor's memory free. A block whose items have few bytes then gets a smaller
+ * ring, so that it can start beside attention. */
 static size_t lay_out(struct eight_params *p, int32_t n, bool is_raw)
 {
     enum {
@@ -401,7 +402,7 @@ static size_t lay_out(struct eight_params *p, int32_t n, bool is_raw)
     p->stage_x = p->is_whole ? 0 : n * BOX;
     p->stage_bytes = p->stage_x + p->band * BOX;
     const int32_t whole = p->is_whole ? x_bytes : 0;
-    const int32_t spare = p->n_tiles * TILE > p->band ? TILE * BOX : 0; // a tile read past its band
+    const int32_t spare = p->n_tiles * TILE > p->band ? TILE * BOX : 0; // tiles may exceed the band
     const int32_t join = (p->n_ways - 1) * p->n_tiles * (n / 2) * 128 * 4;
     const int32_t other = ALIGN + spare + whole + WINDOW * (n + MAX_BLOCKS) * 4 + join;
     const bool is_beside = n <= 8 && p->most_boxes * p->band * BOX <= FEW_BYTES;

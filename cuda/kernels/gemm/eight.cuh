@@ -20,7 +20,7 @@ enum {
     COMPUTERS = GROUPS * 128,
     MAX_STAGES = 40,
     WINDOW = 32,    // boxes whose scales are in shared memory
-    MAX_BLOCKS = 3, // of 128 features that a band touches
+    MAX_BLOCKS = 3, // blocks of 128 features that a band touches
     MAX_BAND = 256,
     MAX_RUNS = 4,
     MAX_ROWS = 64,
@@ -30,16 +30,16 @@ struct eight_params {
     void *y;
     const float *bias;
     struct product_scales scales;
-    struct round_args raw; // of x, if the kernel rounds it
-    bool is_gated;         // raw.x holds gates, and n_in further on the matching factors
+    struct round_args raw; // how x is rounded, if the kernel does that
+    bool is_gated;         // raw.x holds gates and, n_in elements further on, the matching factors
     enum dtype y_dtype;
     struct item_plan plan; // its tile rows have STEP features, its chunks CHUNK boxes
-    int32_t n_blocks;      // of the grid
+    int32_t n_blocks;      // blocks of the grid
     int32_t n_rows, n_out, n_in, n_boxes;
     int64_t y_stride, part_stride;
     int32_t band, n_tiles; // features and tiles of the widest band
     int32_t n_ways;        // warpgroups that take a tile's boxes in turn
-    int32_t most_boxes;    // of an item
+    int32_t most_boxes;    // boxes of the longest item
     bool is_whole;         // all x of an item is in shared memory, not in the stages
     int32_t n_stages, stage_bytes, stage_x;
     int32_t whole_x, rest; // where an item's x, and the scales, begin in shared memory
@@ -57,7 +57,7 @@ __host__ __device__ static inline int tile_start(int band, int n_tiles, int tile
 
 struct eight_ring {
     uint64_t full_w[MAX_STAGES], full_x[MAX_STAGES], empty[MAX_STAGES];
-    float largest[COMPUTERS / 32]; // of each warp's part of a row of x
+    float largest[COMPUTERS / 32]; // maximum of each warp's part of a row of x
 };
 
 /* A position in the ring. */
@@ -154,7 +154,7 @@ template <int N, bool RAW> struct eight_loader {
         }
         pdl_wait();
         struct eight_walk x(p, N);
-        if (!RAW && p.is_whole) { // of the block's only item
+        if (!RAW && p.is_whole) { // all x of the block's only item
             barrier_expect(&ring->full_x[0], (uint32_t)p.most_boxes * N * BOX);
             tensor_load_3d(stages + p.whole_x, x_map, &ring->full_x[0], 0, x.item.row, x.item.box,
                            often);
@@ -318,7 +318,7 @@ __device__ __forceinline__ void round_rows(const struct eight_params &p,
     while (1 << log_rows < p.n_rows) {
         log_rows++;
     }
-    const int threads = COMPUTERS >> log_rows; // of a row
+    const int threads = COMPUTERS >> log_rows; // that share a row
     const int row = threadIdx.x / threads, mine = threadIdx.x % threads;
     const bool valid = row < p.n_rows;
     float largest = 0.0f;

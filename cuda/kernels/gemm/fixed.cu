@@ -18,7 +18,7 @@
 #include "cuda/kernels/gemm/maps.cuh"
 
 enum {
-    DEPTH = 64, // of K per stage
+    DEPTH = 64, // inputs of K per stage
     CLUSTER = 2,
     TILE_ROWS = 128, // per block
     GROUP_ROWS = 64, // per warpgroup
@@ -28,7 +28,7 @@ enum {
     RING_BYTES = 220 * 1024, // the rest lets small kernels run beside it
     X_BYTES = TILE_ROWS * DEPTH * 2,
     TOGETHER = 8, // tiles per group: repeated reads of their weights hit the L2 cache
-    STEPS = 4,    // of storing an item's results: one during each of the next item's first boxes
+    STEPS = 4,    // steps of storing an item's results, one in each of the next item's first boxes
 };
 
 template <int BAND> struct fixed_shape {
@@ -117,7 +117,7 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
     int last;           // ring slot of the previous box, which the tensor cores may still read
     int32_t to_release; // boxes whose stage will be refilled
     float d[BAND / 2];
-    float total[BAND / 2];  // an item's sums, and until its first part is done the previous one's
+    float total[BAND / 2];  // an item's sums; until its first part is done, the previous item's
     struct fixed_item kept; // whose results `total` holds
     bool has_kept;
 

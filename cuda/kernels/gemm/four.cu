@@ -25,7 +25,7 @@
 
 enum {
     CHUNK = 128, // inputs
-    BOX = 64,    // of x
+    BOX = 64,    // inputs in a box of x
     MAX_SLOTS = 8,
     RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
     MAX_RUNS = 8,
@@ -71,8 +71,8 @@ template <enum coded_code CODE, int PER_GROUP, int NT> struct few_shape {
 
 /* A warp's share of an item. */
 struct few_share {
-    int32_t n_pairs, n_slices; // of the block: pairs, and warps to a pair
-    int32_t pair, slice;       // of this warp: slice >= n_slices: none
+    int32_t n_pairs, n_slices; // the block's pairs, and the warps per pair
+    int32_t pair, slice;       // this warp's; slice >= n_slices: it has none
 
     __device__ __forceinline__ few_share(const struct few_params &p, const struct item &it)
     {
@@ -100,11 +100,11 @@ template <typename V> __device__ __forceinline__ V kept(V v)
 
 /* The copies of a warp's chunks into its ring, one after another. */
 template <typename S> struct few_copies {
-    const uint8_t *codes[2], *scales, *zeros;    // of the next chunk, this lane's
+    const uint8_t *codes[2], *scales, *zeros;    // this lane's in the next chunk
     int32_t next_codes, next_scales, next_zeros; // bytes to those of the chunk after
     int32_t chunk, end_chunk, slices;
-    uint32_t to, end;           // addresses of shared memory, this lane's
-    uint32_t to_scale, to_zero; // from `to`
+    uint32_t to, end;           // this lane's addresses in shared memory
+    uint32_t to_scale, to_zero; // distances from `to`
     int32_t has_scales, has_zeros;
 
     __device__ __forceinline__ few_copies(const struct few_params &p, const struct item &it,
@@ -192,11 +192,11 @@ __device__ __forceinline__ void add_group(const char *from, int at, int at_8,
     }
 }
 
-/* What a lane reads, as distances. */
+/* The distances to what a lane reads. */
 template <typename T, enum coded_code CODE> struct few_lane {
     int codes, scales; // from a slot of the warp's ring
     int x, x_4;        // from a chunk's rows: inputs 0 to 31, and 32 to 63
-    int eight;         // from a feature's scale to that of the eighth after it
+    int eight;         // from a feature's scale to that of the feature 8 further on
     uint32_t zero;     // for word_codes, if all are equal
 
     __device__ __forceinline__ explicit few_lane(const struct few_params &p)
@@ -404,7 +404,7 @@ __device__ __forceinline__ void compute(const struct few_params &p, const CUtens
 #pragma unroll 1
         while (chunk < n_chunks || !keeps_x) {
             cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // scales are other lanes' copies; also all lanes have read the slot that
+            __syncwarp(); // other lanes copied the scales; also all lanes have read the slot that
                           // is refilled next
             copies.fetch();
             const char *rows = x.go_to(chunk < n_chunks ? chunk : x.n_slots * S::X_CHUNKS);

@@ -26,7 +26,7 @@
 
 enum {
     CHUNK = 128, // inputs
-    BOX = 64,    // of x
+    BOX = 64,    // inputs in a box of x
     MAX_STAGES = 4,
     RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
     MAX_RUNS = 8,
@@ -413,8 +413,8 @@ __global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
         pdl_wait();
         return;
     }
-    /* If blocks of two products fit side by side, triggering now would start the one after next too
-     * early. */
+    /* If blocks of two products fit side by side, triggering now would start the product after next
+     * too early. */
     if (p.is_full) {
         pdl_trigger();
     }

@@ -9,7 +9,7 @@
  * into a ring of its own (cp.async), and one thread loads x through a tensor map.
  *
  * With programmatic dependent launch the rings are filled with weights before the wait for the
- * preceding kernel. Thread: device code; the host's half the rank's owner. */
+ * preceding kernel. Thread: device code; the host half: the rank's owner. */
 #ifndef SLUICE_CUDA_GEMM_FOUR_UNITS_CUH
 #define SLUICE_CUDA_GEMM_FOUR_UNITS_CUH
 
@@ -23,9 +23,9 @@
 #include "cuda/kernels/gemm/x_ring.cuh"
 
 enum {
-    CHUNK = 128,      // inputs
-    BOX = 64,         // of x
-    BLOCK_ROWS = 128, // of x, in one wgmma
+    CHUNK = 128,      // inputs that are loaded together
+    BOX = 64,         // inputs in a box of x
+    BLOCK_ROWS = 128, // rows of x in one wgmma
     WARPS = 8,
     THREADS = WARPS * 32 + 128, // the last 128 load x
     MAX_SLOTS = 8,

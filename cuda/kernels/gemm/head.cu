@@ -20,7 +20,7 @@
 #include "cuda/kernels/gemm/maps.cuh"
 
 enum {
-    DEPTH = 64,              // of K per stage
+    DEPTH = 64,              // inputs of K per stage
     GROUP_ROWS = 64,         // per warpgroup
     RING_BYTES = 220 * 1024, // the rest lets small kernels run beside it
     MIN_ROWS = 16,           // gemm/small.cu is faster with fewer,

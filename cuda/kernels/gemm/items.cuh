@@ -21,13 +21,13 @@ struct item_plan {
     int32_t n_row_tiles, n_items;
 };
 
-/* What plan_items weighs. Bytes are those that one multiprocessor loads. */
+/* What plan_items compares. Bytes are those that one multiprocessor loads. */
 struct item_costs {
     int32_t n_tiles, n_chunks, n_row_tiles;
-    int32_t most_tiles;      // that a band may have
+    int32_t most_tiles;      // maximum number of tile rows in a band
     int32_t most_runs;       // 1: K must not be cut
-    int32_t tile_bytes;      // of a tile row's chunk
-    int32_t x_bytes;         // of a chunk of a tile of rows of x
+    int32_t tile_bytes;      // bytes of a tile row's chunk
+    int32_t x_bytes;         // bytes of a chunk of x, for one tile of rows
     int64_t sums_bytes;      // one copy of the partial sums, all rows and features
     int64_t most_sums_bytes; // room for all copies
     int32_t n_sms;
@@ -66,7 +66,7 @@ static inline __host__ __device__ struct item item_at(const struct item_plan &p,
         band = (int32_t)((uint32_t)which / (uint32_t)p.n_row_tiles);
         i.row_tile = which - band * p.n_row_tiles;
     }
-    i.run = 0; // counted, since there are few and a division is long
+    i.run = 0; // found by counting: there are few, and a division is slow
     while (band >= p.bands.n_parts) {
         band -= p.bands.n_parts;
         i.run++;

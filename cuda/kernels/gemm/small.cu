@@ -26,11 +26,11 @@
 #include "cuda/kernels/device/wgmma.cuh"
 
 enum {
-    BOX_BYTES = 128, // of a row, along K
-    DEPTH = 64,      // the same in inputs
+    BOX_BYTES = 128, // bytes of a row in a box, along K
+    DEPTH = 64,      // the same as a number of inputs
     COMPUTERS = 128,
     THREADS = 160,
-    STAGE_BYTES = 16 * 1024, // of weights, roughly: a stage has several boxes
+    STAGE_BYTES = 16 * 1024, // bytes of weights, roughly: a stage has several boxes
     SMEM_FEW = 220 * 1024,   // per block, for up to 8 rows,
     SMEM_MORE = 150 * 1024,  // and for more: measured
 };
@@ -45,7 +45,7 @@ struct small_params {
     int32_t n_stages;   // stages in the ring
     int32_t n_prefetch; // further stages prefetched into the L2 cache
     bool accumulate;
-    const float *part_bias; // of a product in parts, instead of bias
+    const float *part_bias; // the bias of a product in parts, which then has no `bias`
     int32_t part_boxes;     // boxes of such a part
     bool plain;             // no bias, no accumulation, and pairs of features are aligned
 };

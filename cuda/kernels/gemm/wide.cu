@@ -5,7 +5,7 @@
  * warps load boxes of W and x through a ring of stages that fills shared memory, and one warpgroup
  * per 64 rows computes D[64, N] with wgmma. If there are fewer bands than multiprocessors, K is
  * split evenly and the partial sums are left in fp32; the kernel that reads the product adds them
- * in order, which costs less than a kernel of its own. With an activation (SiLU) a band is N / 2
+ * in order, which costs less than a separate kernel. With an activation (SiLU) a band is N / 2
  * gate features and the N / 2 matching up features, and the activation is applied before the store.
  *
  * With programmatic dependent launch the ring is filled with weights, which no kernel writes,
@@ -18,7 +18,7 @@
 #include "cuda/kernels/gemm/maps.cuh"
 
 enum {
-    DEPTH = 64,              // of K per stage
+    DEPTH = 64,              // inputs of K per stage
     RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
     MAX_STAGES = 12,
     MIN_ROWS = 33,

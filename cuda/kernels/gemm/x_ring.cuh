@@ -36,7 +36,7 @@ template <typename S> struct x_walk {
     char *xs;
     struct x_ring *ring;
     x_place<S::X_SLOTS> at;
-    int32_t slot, n_slots; // of the item
+    int32_t slot, n_slots; // position among the item's slots, and their number
     int32_t row, plane;    // where the item's x begins
 
     __device__ __forceinline__ x_walk(const CUtensorMap *map, char *xs, struct x_ring *ring)

@@ -11,9 +11,9 @@
  *
  * Each warp reads whole weight rows, 16 bytes a lane. Bound by reading the weights of the picks;
  * two rows that pick one expert share it in the L2 cache. Before their waits, `scores` loads the
- * router, and `down` the weights of all picks. The scores that `down` reads by then are complete,
- * because `up` triggers only after its own wait. A row's bits do not depend on the number of rows,
- * but differ from those of moe.cu. */
+ * router, and `down` the weights of all picks. The scores that `down` reads before its wait are
+ * complete, because `up` triggers only after its own wait. A row's bits do not depend on the number
+ * of rows, but differ from those of moe.cu. */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
@@ -28,7 +28,7 @@ enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at 
 struct few_params {
     struct route_params route;
     const float *correction, *expert_scale, *up_bias, *down_bias;
-    const int32_t *real; // NULL: all rows are
+    const int32_t *real; // NULL: all rows are real
     float *logits;       // [n_rows][n_scores]
     int32_t *ids;        // [n_rows][k]
     float *weights;
@@ -229,8 +229,8 @@ __global__ void __launch_bounds__(32 * UP_WARPS, 6) few_up_kernel(struct few_par
     }
 }
 
-/* A warp's output feature: its row of each pick's `down`, then of the shared expert's. They arrive
- * in shared memory, where each lane reads what it has copied. */
+/* A warp's output feature: its row of the `down` weight of each pick, then of the shared expert.
+ * They arrive in shared memory, where each lane reads what it has copied. */
 template <typename T>
 __device__ __forceinline__ void copy_rows(const struct few_params &p, const struct pick *picks,
                                           int32_t feature, T *to)

@@ -468,8 +468,8 @@ static cudaError_t plain(cudaStream_t stream, const struct moe_ffn_args *a,
 
 enum { SMALL_TILE = 16, CODED_TILE = 32, LARGE_TILE = 128 };
 
-/* Rows per tile. Quantised experts: as many rows as their kernel supports, so that a weight is read
- * for as many as possible. */
+/* Rows per tile. Quantised experts: as many rows as their kernel supports, so that weights are read
+ * fewer times. */
 static int tile_of(const struct moe_ffn_args *a, const struct moe_weights *w)
 {
     const bool few = (int64_t)a->n_rows * a->k < (int64_t)a->n_experts * 48;

@@ -123,15 +123,15 @@ __device__ static void keep_groups(float *choice, const struct route_params &p, 
 /* Floats as integers in the same order; 0 for -infinity and NaN, which are never picked. */
 __device__ __forceinline__ uint32_t ordered(float x)
 {
-    const uint32_t bits = __float_as_uint(x + 0.0f); // one zero
+    const uint32_t bits = __float_as_uint(x + 0.0f); // makes -0 the same as 0
     if (!(x > -INFINITY)) {
         return 0;
     }
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* The expert of the warp's highest key, the lowest of them in a tie, whose key becomes 0; expert 0
- * if there is none. Lane l has the keys of experts l, l + 32, ... */
+/* Returns the expert with the warp's highest key (in a tie the lowest expert) and sets its key to
+ * 0; returns expert 0 if all keys are 0. Lane l has the keys of experts l, l + 32, ... */
 template <int EACH> __device__ __forceinline__ int take_best(uint32_t (&key)[EACH])
 {
     const int lane = threadIdx.x & 31;
@@ -162,9 +162,9 @@ struct pick {
     float weight;
 };
 
-/* Lane j's pick number j of the row whose scores are `in`, for experts up to 32 * EACH. The warp's
- * shared memory holds the weights of the picks (`score`) and the values by which they are ranked
- * (`choice`). Loops are not unrolled, because every launch fetches the code again. */
+/* Returns, in lane j, pick number j of the row whose scores are `in`; at most 32 * EACH experts.
+ * The warp's shared memory holds the weights of the picks (`score`) and the values by which they
+ * are ranked (`choice`). Loops are not unrolled, because every launch fetches the code again. */
 template <int EACH>
 __device__ __forceinline__ struct pick pick_row(const float *in, const float *correction,
                                                 const float *expert_scale,

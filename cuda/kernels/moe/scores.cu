@@ -2,8 +2,8 @@
 /* A router's scores of many rows, on the tensor cores. The router is fp32, and its scores decide
  * between experts, so each weight is split into a sum of three bf16 numbers: the three products
  * with bf16 rows are exact, and added in fp32. A block computes ROWS rows by EXPERTS experts (fewer
- * if there are few blocks; a score has the same bits), a warp 16 of the rows; the split is made on
- * the way to shared memory. Bound by reading both operands from the L2 cache. */
+ * if there would be few blocks; this does not change a score's bits), a warp 16 of the rows; the
+ * split is made on the way to shared memory. Bound by reading both operands from the L2 cache. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/kernels.h"

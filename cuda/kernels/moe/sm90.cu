@@ -72,7 +72,7 @@ __device__ __forceinline__ struct piece take_over(uint32_t (&words)[PIECE_WORDS]
     return u;
 }
 
-/* Units of work of a cluster: each pair of bands has one per tile of the group. */
+/* The number of units of work for clusters: one for each pair of bands and each tile. */
 __device__ __forceinline__ int n_units(const struct product_params &p)
 {
     return *p.n_tiles * ((p.n_bands + 1) / 2);

@@ -9,7 +9,7 @@ enum { SORT_THREADS = 256, SORT_WARPS = SORT_THREADS / 32 };
 
 struct sort_params {
     const int32_t *ids;
-    const int32_t *real; // number of real rows; NULL: all are
+    const int32_t *real; // number of real rows; NULL: all rows are real
     int32_t n_rows, row_offset, n_experts, k;
 };
 

@@ -182,7 +182,7 @@ __device__ void make_scores(const float *logits, float *scores, int *counts, int
                             struct shared_state *s)
 {
     const bool changes = has_changes(p), banning = has_bans(p, d);
-    for (int bans = 2; bans >= 0; bans--) { // all bans; all except min_tokens'; none
+    for (int bans = 2; bans >= 0; bans--) { // all bans; all except those of min_tokens; none
         copy_masked(logits, scores, n, changes ? NULL : mask);
         if (changes) {
             add_bias(scores, n, p);

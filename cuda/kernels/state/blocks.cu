@@ -3,9 +3,9 @@
  * state at a time. Two kernels compute, for all blocks in parallel, everything that does not depend
  * on S: queries, keys and values after the convolution (bound by memory bandwidth), and the decayed
  * products of the block's keys and queries with its keys, with the inverse that the delta rule
- * needs (bound by its columns, which one thread each computes serially). Then k_state_scan
- * processes a sequence's blocks in order. The intermediate results go through scratch memory, as
- * many blocks at a time as fit.
+ * needs (bound by the inverse, each column of which one thread computes serially). Then
+ * k_state_scan processes a sequence's blocks in order. The intermediate results go through scratch
+ * memory, as many blocks at a time as fit.
  *
  * Let L be the strictly lower part of strength_i (k_i . k_j) exp(G_i - G_j). A block's values are u
  * = (1 + L)^-1 r with r_i = strength_i (v_i - exp(G_i) k_i S). Rows from earlier passes have no row

@@ -250,7 +250,7 @@ static cudaError_t gate_by_group(cudaStream_t stream, const struct gate_params &
 extern "C" cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm,
                               bool wide)
 {
-    /* Without a norm, groups only define the gates, so wider ones serve as well. */
+    /* Without a norm, groups only define the gates, so wider groups serve as well. */
     const bool any = !norm && !a->per_group && a->width % 1024 == 0;
     const int32_t in_warps = any ? 256 : a->group;
     struct gate_params p = {};

@@ -8,17 +8,17 @@
  * which fetches it. For this the blocks must start beside those of the preceding product, which
  * leave 7 KiB of a multiprocessor's shared memory and 80 registers for each of 160 threads.
  *
- * A warp owns COLUMNS columns of S and of the values, of which lane l has 4 from l % 4 * 4 on, in
- * rows l / 4, l / 4 + 8, ...; and it owns every eighth of the block's keys, with 4 elements per
- * lane. So the products with S and the values stay within a warp, and a row takes three barriers.
- * The order of its sums differs from that of rows.cu. */
+ * A warp owns COLUMNS columns of S and of the values. Lane l has 4 of these columns, from l % 4 * 4
+ * on, in rows l / 4, l / 4 + 8, ... The warp also owns every eighth of the block's keys, with 4
+ * elements per lane. So the products with S and the values stay within a warp, and a row takes
+ * three barriers. The order of its sums differs from that of rows.cu. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/state/rows.cuh"
 
 enum { KEY = 128, VALUE = 128, BLOCK = 64, TAPS = 4 }; // the shape that this kernel supports
 enum { THREADS = 256, WARPS = THREADS / 32, COLUMNS = VALUE / WARPS, EACH = 4, STRIDE = 8 };
-// The limit of registers per thread, so that blocks fit beside those of gemm/small.cu.
+// The limit on registers per thread, so that blocks fit beside those of gemm/small.cu.
 enum { MOST_REGISTERS = 176 };
 enum { S_ROWS = KEY / STRIDE, ROWS = BLOCK / WARPS, CHANNELS = 2 };
 static_assert(COLUMNS / EACH * STRIDE == 32 && STRIDE == WARPS, "lanes of a warp");
@@ -27,8 +27,8 @@ template <typename T> struct alignas(EACH * sizeof(T)) four {
     T v[EACH];
 };
 
-/* The values of the past and of the layer that a thread holds. Channels are threadIdx.x of the
- * head's queries and keys, and of its values. */
+/* The values of the past and of the layer that a thread holds. A thread has two channels: one of
+ * the head's queries or keys, and one of its values. */
 template <typename T> struct past {
     float s[S_ROWS][EACH];      // rows STRIDE * i + lane / 4 of S
     struct four<T> key[ROWS];   // elements 4 * lane of rows WARPS * i + warp
@@ -48,8 +48,8 @@ template <typename T> struct few_room {
     union {
         struct {
             float raw[2 * KEY + VALUE]; // queries, keys, values after the convolution
-            float score[2][BLOCK]; // of keys and queries with the block's keys; 0 from the row on
-            float squares[WARPS], own; // own: the row's query with its key
+            float score[2][BLOCK];      // keys and queries by the block's keys; 0 from the row on
+            float squares[WARPS], own;  // own: the row's query by its key
         };
         struct {
             struct four<T> keys[WARPS][KEY / EACH], values[WARPS][VALUE / EACH];
@@ -64,7 +64,7 @@ struct few_work {
     bool owner; // writes the key head's rows
 };
 
-/* The column whose sums and results the lane has in the end. */
+/* The column whose sums and results this lane ends up with. */
 __device__ __forceinline__ int32_t my_column()
 {
     const int32_t lane = threadIdx.x & 31;
@@ -76,7 +76,7 @@ __device__ __forceinline__ int32_t first_column()
     return (threadIdx.x >> 5) * COLUMNS + (threadIdx.x & 3) * EACH;
 }
 
-/* Channel c of the thread; both halves of the block have the values'. */
+/* Channel c of the thread; both halves of the block have the channels of the values. */
 __device__ __forceinline__ int32_t my_channel(const struct rows_params &p, const struct few_work &w,
                                               int32_t c)
 {
@@ -550,7 +550,7 @@ static cudaError_t launch_few(cudaStream_t stream, const struct state_rows_launc
 
 extern "C" bool k_state_few_takes(const struct state_rows_launch *l)
 {
-    enum { MOST_BLOCKS = 264 }; // with more, rows.cu has two blocks to a multiprocessor
+    enum { MOST_BLOCKS = 264 }; // with more, rows.cu runs two on a multiprocessor
     const struct state_layer *g = &l->state.geometry;
     const struct gate_args *gate = l->gate;
     const bool shape = g->kind == STATE_DELTA && !g->per_channel && g->key_dim == KEY &&

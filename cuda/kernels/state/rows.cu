@@ -6,9 +6,9 @@
  * head's channels to the output gate nothing leaves the multiprocessor: S and the rows of its block
  * stay in shared memory. A decoding row reads S once, which bounds it (64 KiB for a head of 128 x
  * 128, and up to 32 KiB of rows). Each product of the row with one of the block's keys is computed
- * by a warp; the products with S and with the block's values go by columns, K cut into as many
- * equal parts as there are threads. The order of all sums depends only on the row's place in its
- * block.
+ * by a warp; the products with S and with the block's values are divided by columns, and the
+ * threads of a column each take an equal part of K. The order of all sums depends only on the row's
+ * place in its block.
  *
  * Keys have one writer, the first of the heads that share them. The other heads compute this pass's
  * keys with their own convolution, and windows are too short to overwrite rows that they read. */
@@ -405,8 +405,8 @@ __device__ static void run_sequence(const struct rows_params &p, const struct ro
     }
 }
 
-/* The block's work on sequence number i of the pass; none in n if it is left to k_state_blocks, or
- * has no rows in this window. */
+/* The block's work on sequence number i of the pass; n is 0 if k_state_blocks computes the
+ * sequence, or if it has no rows in this window. */
 __device__ __forceinline__ struct work work_of(const struct rows_params &p, int32_t i)
 {
     const struct state_layer &g = p.state.geometry;

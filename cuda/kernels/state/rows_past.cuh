@@ -113,7 +113,7 @@ __device__ static void load_row(const struct rows_params &p, const struct room<T
 }
 
 /* Copies n elements to shared memory, 16 bytes at a time if their number allows it; the thread is
- * `me` of `team`. `loads_arrive` waits for them. */
+ * number `me` of `team` threads. `loads_arrive` waits for them. */
 template <typename P>
 __device__ __forceinline__ void start_copy(P *to, const P *from, int32_t n, int32_t me,
                                            int32_t team)

@@ -449,7 +449,7 @@ __device__ static struct next_keep find_keep(const struct blocks_params &p, cons
 }
 
 /* Stores the boundary at the block's end: to the lane, unless later boundaries of this launch
- * replace it (`left` blocks follow, the last of which may have none), and to a snapshot. */
+ * replace it (`left` blocks follow; the last one may have no boundary), and to a snapshot. */
 template <typename T, int KEY>
 __device__ static void keep_boundary(const struct blocks_params &p, const struct scan &w,
                                      const struct block_item &b, int32_t left,

@@ -139,7 +139,7 @@ static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, c
     return opened;
 }
 
-/* Each family has ops of its own, so each is opened and run on every architecture that the
+/* Each family uses different ops, so each is opened and run on every architecture that the
  * build has. */
 static int all_families(const void *arg)
 {
@@ -314,7 +314,7 @@ static int64_t stride(void)
     return 11;
 }
 
-/* Runs in a process of its own. The failure must end every request, and the engine must free all
+/* Runs in a separate process. The failure must end every request, and the engine must free all
  * that it took. */
 static int live_until_lost(const void *arg)
 {

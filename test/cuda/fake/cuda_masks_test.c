@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Masks as the draws of each pass find them on the device: the right ones, wherever the cache has
- * put them, although each pass's masks are at the same address on the host and later passes are
- * sent before earlier ones run. A mask that is there is not sent again. */
+/* The draws of each pass find the right masks on the device, wherever the cache has put them,
+ * although each pass's masks are at the same address on the host and later passes are sent before
+ * earlier ones run. A mask that is on the device is not sent again. */
 #include "test/cuda/fake/host_bed.h"
 
 #ifdef SLUICE_CUDA
@@ -160,8 +160,8 @@ static int32_t mask_in(const struct draw_masks *m, int32_t slot)
     return -1;
 }
 
-/* Half of them are in the slots that are next in turn, the others are new. All other slots have
- * been used as recently. */
+/* Half of the pass's masks are in the slots that would be replaced next, the others are new. All
+ * other slots have been used as recently. */
 static void choose_next(struct sent_pass *p, int32_t index)
 {
     const struct draw_masks *m = &cuda_backend_of(backend)->passes.masks;

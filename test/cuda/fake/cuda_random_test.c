@@ -30,7 +30,7 @@ struct life {
     struct engine *e;
     struct ask asks[MAX_REQUESTS];
     int32_t n_asks, n_done, n_failed;
-    int32_t top_ids[MANY_LOGPROBS]; // all requests share them: nobody reads them
+    int32_t top_ids[MANY_LOGPROBS]; // shared by all requests, since nobody reads them
     float top_logprobs[MANY_LOGPROBS], pooled[1 << 23];
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A CUDA runtime, cuBLASLt and NCCL without a device, to test the host side of cuda/ on machines
- * without a GPU. Memory is the host's, streams run late, kernels do nothing, and all results are
+ * without a GPU. Memory is in the host, streams run late, kernels do nothing, and all results are
  * zero. The contract is checked: a copy runs when its stream is waited for or, at random, queried,
  * never at once; pinned memory must not change before that; a launch must be valid on a device; an
  * address must be inside an allocation of that device. test/cuda/fake/sluice is the program on such
@@ -15,8 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Starts afresh: up to 16 devices with this capability (80, 90) and memory, of which nine tenths
- * are free. No failures, counts at zero, earlier objects forgotten. */
+/* Starts afresh: up to 16 devices with this capability (80, 90) and memory, nine tenths of it free.
+ * No failures, counts at zero, earlier objects forgotten. */
 void fake_cuda_reset(int32_t n_devices, int32_t sm, size_t memory_bytes);
 
 /* Makes the nth call from now (0: the next) that can fail return e. Except for lack of memory, its

@@ -75,7 +75,7 @@ void __cudaUnregisterFatBinary(void **handle)
     (void)handle;
 }
 
-/* The signature is nvcc's; only the address and the name are of use. */
+/* nvcc defines the signature; only the address and the name are used. */
 void __cudaRegisterFunction(void **handle, const char *host, char *of_device, const char *name,
                             int thread_limit, void *tid, void *bid, void *block, void *grid,
                             int *warp)
@@ -263,7 +263,7 @@ cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arg
     return launch(host, grid, block, (dim3){1, 1, 1}, shared, stream, args);
 }
 
-/* Launches with attributes: of those only the cluster's size is of interest. */
+/* Launches with attributes. Only one attribute matters here: the size of clusters. */
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *host, void **args)
 {
     dim3 cluster = {1, 1, 1};

@@ -185,7 +185,7 @@ static bool is_zero(const char *p, size_t n_bytes)
 }
 
 /* Zeros are not written to memory that has only zeros: weights of gigabytes stay unmapped, and so
- * do the tensors of tests that look at calls alone. */
+ * do the tensors of tests that only check calls. */
 void fake_write(char *to, const char *from, int value, size_t n_bytes)
 {
     struct fake_memory *m = fake_find(to);

@@ -66,7 +66,7 @@ bool fake_is_awaited(const void *p, size_t n_bytes);
  * counts as a complaint, and the capture ends with an error. */
 bool fake_ends_capture(const char *call);
 void fake_stream_end(void);
-/* cuBLASLt's: takes the lock. Its operands must be in the device's memory. */
+/* An op of cuBLASLt: takes the lock. Its operands must be in the device's memory. */
 cudaError_t fake_product(cudaStream_t stream, const void *const *operands, int32_t n);
 void fake_count_replay(void);
 

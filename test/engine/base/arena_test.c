@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Sizes 1 to 300 cross several chunks. Each piece is filled with a number of its own after
- * it was checked for zeros, so pieces that overlap show as a wrong first or last byte. */
+/* Sizes 1 to 300 cross several chunks. Each piece is filled with a different number after it was
+ * checked for zeros, so pieces that overlap show as a wrong first or last byte. */
 TEST(pieces_are_zeroed_aligned_and_apart)
 {
     struct arena a;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A step's encoding: decoding gives what was encoded, and no input makes the reader pass a
- * bound. */
+/* A step's encoding: decoding gives what was encoded, and no input makes the decoder read or write
+ * out of bounds. */
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 #include "engine/cluster/step_wire.h"
@@ -130,7 +130,7 @@ static void fill(struct step *st)
     mask[5] = 77;
     st->n_draft_passes = 1;
     struct draft_pass *d = &st->draft[0];
-    d->pass = (struct pass){.model = 1, // the second of two that draft
+    d->pass = (struct pass){.model = 1, // the second of two draft models
                             .n_rows = 1,
                             .rows = d->rows,
                             .n_seqs = 1,
@@ -201,7 +201,7 @@ TEST(a_level_of_a_tree_comes_before_its_step)
     step_init(&got, 1, &tree);
     buf_init(&b, 1 << 20);
     step_encode(&sent, &sent.draft[0].pass, &b);
-    // Only an engine with draft models takes one.
+    // Only an engine with draft models accepts a level.
     got.begun = false;
     CHECK_EQ(step_decode(&got, &moves, &frame, &alone, b.data, b.n_bytes, &err), ERR_FORMAT);
     got.begun = false;

@@ -202,7 +202,7 @@ def golden_heads(model):
         return json.load(f)["num_attention_heads"]
 
 
-# ---- the ends ---------------------------------------------------------------------------------
+# ---- how nodes end ----------------------------------------------------------------------------
 
 
 def test_both_end_in_order_and_the_follower_waits_for_running_requests(pair):
@@ -277,7 +277,7 @@ def test_a_killed_leader_ends_the_other_node(pair):
     assert "node 0 has gone" in one.log()
 
 
-# ---- who comes, and who does not ----------------------------------------------------------------
+# ---- who joins, and who does not ----------------------------------------------------------------
 
 
 def test_a_node_that_never_connects_is_named(start):

@@ -182,7 +182,7 @@ static void random_walk(struct grammar *g, char *text, size_t max)
     }
 }
 
-/* For every prefix and token: the mask's answer against the matcher's. */
+/* For every prefix and token, the mask is compared with the matcher. */
 TEST(regular_expressions_against_a_matcher_of_trees)
 {
     const uint64_t from = first_seed();

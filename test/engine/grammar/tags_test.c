@@ -166,7 +166,7 @@ TEST(text_arguments)
     check(IN("python", "{\"type\":\"regex\",\"pattern\":\"a\\\"\"}"), "input=\"a\\\"\"", "a");
 }
 
-/* Grammars of every kind keep their language as a part of a larger one. */
+/* Grammars of every kind keep their language when they are a part of a larger grammar. */
 TEST(every_kind_can_be_a_part)
 {
     static const struct {

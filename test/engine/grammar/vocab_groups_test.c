@@ -32,8 +32,8 @@ static struct grammar_vocab *random_vocab(void)
     return v;
 }
 
-/* The number of bytes of the character at `s`, as far as they are there and right; *whole: none is
- * wrong. */
+/* The number of bytes of the character at `s` that are present and valid; *whole: none is invalid.
+ */
 static size_t char_bytes(const char *s, size_t n, bool *whole)
 {
     struct utf8_lead lead = vocab_lead((uint8_t)s[0]);
@@ -49,7 +49,7 @@ static size_t char_bytes(const char *s, size_t n, bool *whole)
     return k;
 }
 
-/* Whether some token begins with these bytes and its character at `at` has a wrong byte. */
+/* Whether some token begins with these bytes and its character at `at` has an invalid byte. */
 static bool is_broken(const char *s, size_t at)
 {
     for (uint32_t i = 0; i < N_TOKENS; i++) {

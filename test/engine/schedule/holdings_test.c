@@ -373,8 +373,7 @@ TEST(copies_out_of_lanes_come_before_copies_into_them)
     int32_t lane = b.seqs[0].lane, other = b.seqs[1].lane;
     b.seqs[0].n_known = b.seqs[0].n_computed = 12;
     holdings_forget_idle(&b.h);
-    struct states *s =
-        &b.h.states.snapshots; // as if the state that the prompt left had been given up
+    struct states *s = &b.h.states.snapshots; // as if the prompt's state had been evicted
     states_forget(s, holdings_blocks(&b.h, &b.seqs[0])[2]);
     holdings_settle(&b.h, &b.seqs[0], 12, STATE_END);
     holdings_leave(&b.h, &b.seqs[0]);
@@ -433,7 +432,6 @@ TEST(blocks_without_their_state_are_computed_again_where_they_are)
     close_bed(&b);
 }
 
-/* Leaving early must not lose what was cached before. */
 TEST(a_sequence_that_leaves_early_leaves_cached_blocks_as_they_were)
 {
     struct bed b;

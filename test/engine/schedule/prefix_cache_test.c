@@ -52,7 +52,7 @@ TEST(salts_are_compared_up_to_their_last_byte)
     CHECK_EQ(prefix_cache_root(&cache, b), root);
     b[MAX_SALT_BYTES - 1] = 'y';
     CHECK(prefix_cache_root(&cache, b) != root);
-    b[MAX_SALT_BYTES - 1] = b[MAX_SALT_BYTES] = 'x'; // too long: each use has a root of its own
+    b[MAX_SALT_BYTES - 1] = b[MAX_SALT_BYTES] = 'x'; // too long: each use has a different root
     uint64_t longer = prefix_cache_root(&cache, b);
     CHECK(longer != root && prefix_cache_root(&cache, b) != longer);
     CHECK_EQ(prefix_cache_root(&cache, a), root);
@@ -69,7 +69,7 @@ TEST(equal_hashes_are_not_equal_blocks)
     check_identity(0); // every hash is the same
 }
 
-/* Least recently used first, and its entry is gone afterwards. */
+/* The least recently used block is reused first, and its entry is gone afterwards. */
 TEST(the_longest_idle_block_is_reused_first_and_forgotten)
 {
     open_with(5);

@@ -167,7 +167,6 @@ TEST(kept_blocks_are_limited_by_the_share_and_to_half_of_all)
     close_all();
 }
 
-/* A hint of another owner for the same block changes nothing. */
 TEST(an_owner_cannot_change_the_hints_of_another)
 {
     open_all();
@@ -186,7 +185,6 @@ TEST(an_owner_cannot_change_the_hints_of_another)
     close_all();
 }
 
-/* Blocks of others are not reused for an owner that has too many. */
 TEST(an_owner_above_its_share_loses_its_own_oldest_blocks)
 {
     open_all();

@@ -93,7 +93,6 @@ TEST(snapshots_on_one_prefix_are_worth_the_tokens_between_them)
     close_all();
 }
 
-/* A slot that a step reads or writes must not be given to another block. */
 TEST(a_slot_that_is_written_or_read_is_not_given_away)
 {
     open_with(1);

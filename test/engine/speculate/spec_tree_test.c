@@ -272,8 +272,8 @@ TEST(trees_are_as_large_as_their_rows_are_worth)
     CHECK_EQ(rows[2], 0);
 }
 
-/* Two drafts' distributions are averaged: token 4 gets (0.3 + 0.8) / 2. tree_add takes the
- * greater probability when lookup names a known child. */
+/* The distributions of two draft models are averaged: token 4 gets (0.3 + 0.8) / 2. tree_add takes
+ * the greater probability when lookup names a known child. */
 TEST(equal_tokens_of_two_drafts_are_one_child)
 {
     struct bed b;
@@ -297,7 +297,7 @@ TEST(equal_tokens_of_two_drafts_are_one_child)
     CHECK_EQ(t->nodes[2].token, 3);
     CHECK_NEAR(expf(t->nodes[2].logp), 0.325, 1e-4);
     CHECK_EQ(t->nodes[3].token, 9);
-    CHECK_EQ(tree_add(t, 0, 9, -0.1f), 3); // lookup proposes it, more likely
+    CHECK_EQ(tree_add(t, 0, 9, -0.1f), 3); // lookup proposes it with a greater probability
     CHECK_NEAR(t->nodes[3].logp, -0.1, 1e-6);
     close_bed(&b);
 }

@@ -368,8 +368,8 @@ static void check_class(const char *name, const struct json *ranges)
     tokenizer_free(tok);
 }
 
-/* Every code point, surrogates excepted: our Unicode version may differ from the
- * library's, and then texts in new scripts would be split differently. */
+/* Every code point, surrogates excepted: our version of Unicode may differ from that of the
+ * library, and then texts in new scripts would be split differently. */
 TEST(classes_hold_what_the_library_has_in_them)
 {
     const char *shared = check_shared();

@@ -125,8 +125,8 @@ TEST(spans_change_nothing_for_harmless_input)
     }
 }
 
-/* An added token that overlaps the template's from the left or right, using the user's
- * bytes, must not win although it is found first or is longer. */
+/* An added token that includes bytes of the user and overlaps a token of the template from the left
+ * or right must not win, although it is found first or is longer. */
 TEST(input_cannot_hide_a_control_token_of_the_template)
 {
     static const char json[] =

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Schemathesis leaves out of bodies, for test_schemathesis.py and scripts/check_schemathesis: members that hold texts of
-other languages (grammars, patterns, JSON schemas), of which the document cannot say which are valid; they have tests of their own."""
+other languages (grammars, patterns, JSON schemas). The document cannot say which texts are valid; other tests cover them."""
 
 import schemathesis
 

@@ -268,7 +268,8 @@ static inline void put_body(struct buf *b, const struct kind *kind, int prompt, 
     buf_printf(b, ",\"stream\":%s}", streamed ? "true" : "false");
 }
 
-/* The texts, as between the quotes of the JSON, of a server that has nothing else to do. */
+/* Gets the texts, as they stand between the quotes of the JSON, from a server that has nothing else
+ * to do. */
 static inline bool learn(struct kind *kind)
 {
     struct server s;
@@ -393,7 +394,7 @@ static inline void stream_read(struct crowd *c, struct stream *st, size_t n)
     }
 }
 
-/* Reads from those that have something, for up to `ms`. */
+/* Reads from the streams that have data, and waits up to `ms` for some. */
 static inline void crowd_turn(struct crowd *c, int ms)
 {
     struct epoll_event events[N_EVENTS];
@@ -403,7 +404,7 @@ static inline void crowd_turn(struct crowd *c, int ms)
     }
 }
 
-/* Reads until all streams are over or the time is. */
+/* Reads until all streams have ended or the time is up. */
 static inline void crowd_finish(struct crowd *c, double seconds)
 {
     int64_t end_ns = clock_now_ns() + (int64_t)(seconds * 1e9);

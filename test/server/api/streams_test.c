@@ -18,8 +18,8 @@ enum { CONNECTS_PER_TURN = 64 /* arbitrary */ };
 
 enum { N_PROBERS = 8, PROBE_EVERY_MS = 200 }; // readiness and liveness 20 times a second each
 
-/* Probes of independent senders, as in reality: none waits for the answer to another's. The control
- * is a process that only answers: its latency is what the machine and this client add. */
+/* Probes of independent senders, as in reality: none waits for the answer to another probe. The
+ * control is a process that only answers: its latency is what the machine and this client add. */
 struct prober {
     pthread_t threads[N_PROBERS];
     pthread_mutex_t lock;
@@ -168,9 +168,9 @@ static int crowd_size(void)
     return is_slow() ? 300 : (int)lesser((rlim_t)n, r.rlim_max - 300);
 }
 
-/* The streams come within seconds, get 40,000 tokens a second together, and end. Faster than here
- * they would fill the kernel's queue of new connections, which makes TCP repeat a probe's SYN after
- * a second. */
+/* The streams come within seconds, get 40,000 tokens a second together, and end. If they came
+ * faster, they would fill the kernel's queue of new connections, which makes TCP repeat a probe's
+ * SYN after a second. */
 TEST(probes_are_answered_in_time_beside_thousands_of_streams)
 {
     enum { RATE = 40000, SECONDS = 10, OPENED_PER_S = 2000 };
@@ -236,7 +236,7 @@ static void *send_bodies(void *arg)
     return (void *)n;
 }
 
-/* Reading them takes the loop a moment each; to parse and to tokenize them is the pool's work. */
+/* The loop only reads them, each in a moment; the pool parses and tokenizes them. */
 TEST(large_bodies_of_many_clients_delay_nobody)
 {
     pthread_t threads[N_SENDERS];
@@ -264,8 +264,8 @@ TEST(large_bodies_of_many_clients_delay_nobody)
 
 enum { N_USUAL = 8, N_TARDY = 200, N_WINDOWS = 3 };
 
-/* Reads for a while; of the tardy ones a byte each in 20 ms. Their windows stay closed by that,
- * which after ten seconds is taken for a dead client. */
+/* Reads for a while, but from each slow stream only a byte every 20 ms. That keeps their windows
+ * closed, and after ten seconds the server would take the client for dead. */
 static void read_for(struct crowd *c, int ms)
 {
     int64_t end_ns = clock_now_ns() + ms * 1000000LL, byte_ns = 0;

@@ -192,7 +192,7 @@ def test_a_key_learns_nothing_about_anothers_prompts():
 
 @pytest.mark.skipif(SLOW, reason="measures time")
 def test_a_key_learns_nothing_by_time():
-    """CPU time of the server for a prompt of 800 tokens: one that another key has sent costs what a new one does."""
+    """CPU time of the server for a prompt of 800 tokens: one that another key has sent costs as much as a new one."""
     def cpu(s):
         tasks = "/proc/%d/task" % s.process.pid
         return sum(int(open("%s/%s/schedstat" % (tasks, t)).read().split()[0]) for t in os.listdir(tasks))

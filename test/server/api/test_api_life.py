@@ -77,7 +77,7 @@ def test_sigterm_lets_streams_finish():
 
 
 def test_sigterm_ends_an_idle_server_at_once():
-    """Unless a delay was set, which is for load balancers that check readiness."""
+    """It ends later only if a delay was set, which is for load balancers that check readiness."""
     for delay, waits in (("-1", False), ("1", True)):
         with Server(drain_delay=delay) as s:
             assert s.complete("x", max_tokens=1).status == 200

@@ -71,7 +71,7 @@ def events(reply):
 
 
 def fold(reply):
-    """Folds a stream to the whole message, and checks the order of its events."""
+    """Folds a stream into the whole message, and checks the order of its events."""
     message, inputs, open_index = None, {}, None
     kinds = [name for name, _ in events(reply)]
     assert kinds[:2] == ["message_start", "ping"] and kinds[-2:] == ["message_delta", "message_stop"]
@@ -186,7 +186,7 @@ def test_the_answer_ends_when_the_context_is_full(server):
 # ---- conversion of turns to a chat ----
 
 def rendered(server, messages=HI, **body):
-    """The prompt that the template makes of a request: the fake engine repeats it."""
+    """The prompt that the template makes from a request: the fake engine repeats it."""
     n = server.post("/v1/messages/count_tokens", {"model": "demo", "messages": messages, **body})
     assert n.status == 200, n.body
     r = ask(server, messages, ignore_eos=True, max_tokens=n.json()["input_tokens"], **body).json()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ollama's routes: objects, lines, tools, formats, options, and errors of their own form."""
+"""Ollama's routes: objects, lines, tools, formats, options, and the form of their errors."""
 import json
 
 import pytest

@@ -35,7 +35,7 @@ void *realloc(void *p, size_t n_bytes)
 struct taken {
     struct call call; // must be first
     char text[1024];
-    struct buf answer; // the whole, or the events joined
+    struct buf answer; // the whole answer, or the events joined
     struct call_error error;
     int64_t deadline_ms;
     int n_events, n_ends, n_over;
@@ -256,7 +256,8 @@ TEST(many_ends_at_once_are_taken_in_pieces)
 }
 
 /* Eight endpoints, one sink: the answer is complete JSON of the endpoint's type, with the id that
- * the client asked for or the line's. It is a whole answer even if the line asks for a stream. */
+ * the client asked for or that of the line. It is a whole answer even if the line asks for a
+ * stream. */
 TEST(every_endpoint_answers_a_line_whole)
 {
     static const struct {
@@ -480,8 +481,8 @@ TEST(a_client_that_left_gets_nothing_and_the_engine_is_freed)
     close_server();
 }
 
-/* The first token has a deadline, after which the answer is an error; a second deadline
- * and an abort of all calls find the call ended, and end nothing twice. */
+/* The first token has a deadline, after which the answer is an error. Neither a second deadline nor
+ * the end of the request after an abort of all calls ends the call again. */
 TEST(a_deadline_ends_a_call_once)
 {
     struct taken t;

@@ -2,7 +2,6 @@
 /* Members that other servers have: those that are read, and those that are refused. */
 #include "test/server/call/request_bed.h"
 
-/* Members with the names of other servers are accepted. */
 TEST(names_of_other_servers)
 {
     {

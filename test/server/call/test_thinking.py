@@ -79,7 +79,7 @@ def test_the_model_may_open_it(server):
     for budget in (0, 1, 3):
         got = ids("The cat sat", {str(opens): 100}, thinking_token_budget=budget)
         assert got == [opens] * (budget + 1) + [close] + [opens] * (10 - budget)
-    # an answer that does not begin with it has none, and closed reasoning is over
+    # an answer without the opening marker at its start has no reasoning; after a closing marker nothing is forced
     plain = ids("The cat sat", {}, thinking_token_budget=0)
     assert plain == ids("The cat sat", {}) and opens not in plain
     assert ids("<think>", {str(close): 100}, thinking_token_budget=5) == [close] * 12

@@ -696,7 +696,7 @@ TEST(the_last_message_can_be_continued)
     CHECK_STR(render_in("{% for m in messages %}{{ m.content | trim }}</e>{% endfor %}", in),
               "[q]</e>[The answer]");
     CHECK(render_in("{{ messages[0].content }}", in)[0] == '!');
-    /* The template may write the same text after it, and it may be empty. */
+    /* The template may write the message's text again after it, and the message may be empty. */
     static const char *const texts[] = {"e", ">", "\\n", "", "  "};
     static const char *const seen[] = {"[e]", "[>]", "[\n]", "", "[  ]"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {

@@ -217,7 +217,8 @@ static bool is_quirk(const char *id)
         "chat099",
         "chat102", // they keep the markers of empty reasoning; here special tokens are dropped
         "chat064",
-        "chat075", // a call cut off before its arguments has none; here an empty object
+        "chat075", // a call cut off before its arguments has none there; here it has an empty
+                   // object
         "chat155", // the line's end after the reasoning is kept
     };
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
@@ -331,7 +332,7 @@ static int replay(const struct json *line)
     good = good || is_quirk(json_get_string(line, "id"));
     if (!good && harmony && json_count(json_get(opt, "tools")) == 0 &&
         strcmp(f.reasoning.data, "I will execute python to say hello") == 0) {
-        good = 1; // there, text to built-in tools is lost; here it is content
+        good = 1; // there, text for built-in tools is lost; here it is content
     }
     if (!good) {
         CHECK_FAIL("%s: [%s] [%s] [%s]", json_get_string(line, "id"), f.content.data,

@@ -427,7 +427,8 @@ TEST(kv_formats_are_those_of_the_engine)
     for (const char *p = o->choices; (p = strchr(p, '|')) != NULL; p++) {
         n--;
     }
-    CHECK_EQ(n, -3); // besides them "auto" and three dtypes: one more than there are bars
+    CHECK_EQ(n, -3); // the option has 4 more words ("auto", three dtypes), and one bar less than
+                     // words
     for (int i = 0; i < 3; i++) {
         static const enum dtype dtypes[] = {DT_F32, DT_BF16, DT_F16};
         CHECK(words_find(o->choices, kv_choice_plain(dtypes[i])->name) > 0);

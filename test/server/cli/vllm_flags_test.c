@@ -77,7 +77,7 @@ static void check_default(const struct row *r, const char *name)
     }
 }
 
-/* Each allowed word is either accepted or refused for a reason of its own. */
+/* Each allowed word is either accepted or refused with a reason that concerns it. */
 static void check_values(struct row *r, const char *name)
 {
     bool alone = strcmp(r->takes, "flag") == 0 || strcmp(r->takes, "alone") == 0;
@@ -134,7 +134,8 @@ TEST(flags_of_llama_server_that_matter)
     CHECK_EQ(load("grammar-file", "a.gbnf", &err), ERR_UNSUPPORTED);
     CHECK_EQ(load("rope-scale", "2", &err), ERR_UNSUPPORTED);
     CHECK_EQ(load("no-mmap", NULL, &err), OK);
-    CHECK_EQ(load("temp", "hot", &err), OK); // it is read with the model's own
+    CHECK_EQ(load("temp", "hot", &err), OK); // its value is checked later, with the model's
+                                             // defaults
     CHECK_EQ(load("pooling", "none", &err), OK);
 }
 

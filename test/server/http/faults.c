@@ -66,7 +66,7 @@ int epoll_ctl(int ep, int op, int fd, struct epoll_event *e)
     if (!real) {
         real = (int (*)(int, int, int, struct epoll_event *))dlsym(RTLD_NEXT, "epoll_ctl");
     }
-    // Only the registration of sockets that wait for a hang-up.
+    // Only registrations of sockets that wait for a hang-up may fail.
     if (e && e->events & EPOLLRDHUP && !(e->events & EPOLLIN) && one_in(60)) {
         errno = ENOMEM;
         return -1;

@@ -171,7 +171,7 @@ def test_systemd_gets_notifications_and_watchdog_pings():
         s.close()
 
 
-def test_systemd_sockets_are_taken():
+def test_systemd_sockets_are_inherited():
     """Through a helper that sets LISTEN_PID to itself and then becomes the server, as systemd does."""
     passed = socket.socket()
     passed.bind(("127.0.0.1", 0))

@@ -75,7 +75,7 @@ static int64_t steps_of(enum job_order order)
     return stats.n_steps;
 }
 
-/* Long answers started last would run alone at the end. In the order by ratio the job
+/* If long answers started last, they would run alone at the end. In the order by ratio the job
  * takes fewer steps for the same work. */
 TEST(groups_with_long_answers_come_first_and_leave_no_tail)
 {

@@ -80,8 +80,7 @@ TEST(an_answer_does_not_depend_on_other_lines)
     close_server();
 }
 
-/* A parameter, a model, and a length that are invalid: three errors of their own, nine
- * answers. */
+/* A parameter, a model, and a length that are invalid: three different errors, nine answers. */
 TEST(a_bad_line_gets_its_error_and_does_not_stop_the_job)
 {
     struct bench_job b;
