@@ -190,7 +190,8 @@ static enum status check_heads(struct engine *e, struct err *err)
                        e->info.headless ? "the model" : "a draft model");
     }
     if (e->info.headless) {
-        log_warn("there is no lm_head.weight: embeddings are served, requests for tokens refused");
+        log_warn("there is no lm_head.weight: embeddings are served, but requests for tokens are "
+                 "refused");
     }
     return OK;
 }

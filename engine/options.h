@@ -43,8 +43,8 @@ struct engine_options {
     bool enable_prefix_caching, enable_chunked_prefill;
     bool disable_cascade_attn; // read a shared prefix once per sequence
     /* A request whose prefix is cached may overtake earlier ones. Each of those is overtaken by at
-     * most this many computed prompt tokens. 0: never; below 0: as many as 10 s of prompt
-     * processing compute. */
+     * most this many computed prompt tokens. 0: never; below 0: as many as are computed in 10 s of
+     * prompt processing. */
     int64_t prefix_overtake_tokens;
     const char *speculative_config; // JSON in vLLM's format; NULL: none
     int32_t tensor_parallel_size;   // ranks over all nodes; 0: 1

@@ -2,8 +2,8 @@
 /* A backend's table of ops: memory, order, maths, collectives. Each op has one args struct, which
  * is copied at the call. cpu/ has every basic op in scalar C, which is the definition that other
  * implementations are tested against. Rows are those of the current pass. From the last layer's
- * output product on, only its "out rows" remain, the rows that need logits or hidden states; they
- * have been gathered by then unless they are all rows.
+ * output product on, only the "out rows" remain: the rows whose logits or hidden states are needed.
+ * They have been gathered by then, unless all rows are out rows.
  * Thread: the rank's owner. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_H
 #define SLUICE_ENGINE_DEVICE_OPS_H
@@ -443,8 +443,8 @@ struct backend_ops {
     /* linear_act, then the product `down` of its result; nothing else need be stored. */
     enum status (*mlp)(struct backend *be, const struct linear_args *up,
                        const struct activation_args *act, const struct linear_args *down);
-    /* norm, then linear of the norm's out, or with act and down (both or neither are NULL) the mlp
-     * of it. The norm's out need not be stored. */
+    /* norm, then linear of the norm's out, or mlp of it if act and down are given (both or
+     * neither). The norm's out need not be stored. */
     enum status (*norm_linear)(struct backend *be, const struct norm_args *norm,
                                const struct linear_args *linear, const struct activation_args *act,
                                const struct linear_args *down);
@@ -455,7 +455,7 @@ struct backend_ops {
                        const struct moe_route_args *route, const struct moe_ffn_args *ffn);
 
     /* rope_store, then attention with its q, which may be left unrotated in memory; then, unless
-     * NULL, a linear that alone reads attention's out, which need not be stored. */
+     * NULL, a linear that is the only reader of attention's out, so that out need not be stored. */
     enum status (*rope_attention)(struct backend *be, const struct rope_store_args *rope,
                                   const struct attention_args *attention,
                                   const struct linear_args *linear);

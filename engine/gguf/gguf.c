@@ -170,7 +170,7 @@ static enum status take_keys(struct reader *r, size_t n, struct key *keys, struc
         }
         for (size_t j = 0; j < i; j++) {
             if (keys[j].n_bytes == k->n_bytes && memcmp(keys[j].name, k->name, k->n_bytes) == 0) {
-                return err_set(err, ERR_FORMAT, "%s: the key %.*s is there twice", r->file,
+                return err_set(err, ERR_FORMAT, "%s: the key %.*s occurs twice", r->file,
                                (int)lesser(k->n_bytes, 100), k->name);
             }
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Generates the small files of a model folder, as JSON text, from the metadata of a GGUF file. One
- * set of readers, with all its checks, then serves both.
+/* Generates the small files of a model folder, as JSON text, from the metadata of a GGUF file. So
+ * the same readers, with all their checks, serve folders and GGUF files.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GGUF_MAKE_H
 #define SLUICE_ENGINE_GGUF_MAKE_H

@@ -115,9 +115,9 @@ bool schema_excluded(const struct set *set, const struct tree_value *value);
 enum status schema_types(struct schema *s, const struct set *set, uint32_t *types);
 enum status schema_enum(struct schema *s, const struct set *set, uint32_t types, bool *found,
                         uint32_t *e);
-/* As written in the output. */
+/* The string as written in the output. */
 enum status schema_string(struct schema *s, const struct set *set, uint32_t *e);
-/* The text of the string. */
+/* The string's content in characters, before it is escaped. */
 enum status schema_content(struct schema *s, const struct set *set, uint32_t *e);
 enum status schema_number(struct schema *s, const struct set *set, bool whole, uint32_t *e);
 enum status schema_array(struct schema *s, const struct set *set, uint32_t *e);

@@ -363,8 +363,8 @@ static void read_defaults(const struct json *j, const char *path, struct model_c
     take_default(c, with, path);
 }
 
-/* Takes the ids of the text part and its wrapper; if there are none, the family's, which the
- * defaults have added to j. */
+/* Takes the ids of the text part and its wrapper; if there are none, takes those of the family,
+ * which the defaults have added to j. */
 static void read_eos(const struct json *own, const struct json *wrapper, const struct json *j,
                      struct model_config *c)
 {

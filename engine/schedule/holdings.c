@@ -465,8 +465,8 @@ static void plan_fork_copies(const struct holdings *h, struct plan *p, const str
     }
 }
 
-/* The copies are added to the plan after the one that forks, because the rows to copy have been
- * stored by then. Their order is: states out of lanes, forks, states into lanes. */
+/* The copies are added to the plan that follows the forking one: by then the rows to copy are
+ * stored. Their order is: states out of lanes, forks, states into lanes. */
 void holdings_plan_copies(struct holdings *h, struct plan *p)
 {
     int32_t n = 0;
