@@ -33,8 +33,8 @@ struct attn_job {
 };
 
 /* The queries that the thread will read next, of which a few cache lines are prefetched at a time:
- * in each of the rows [row, end), n_bytes from `first` on. Of row `row`, the bytes before `at` have
- * been prefetched. */
+ * in each of the rows [row, end), n_bytes from `first` on. In row `row`, the bytes before `at` have
+ * been prefetched already. */
 struct attn_ahead {
     int32_t row, end;
     int64_t first, n_bytes, at;
