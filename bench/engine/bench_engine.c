@@ -385,7 +385,7 @@ static int usage(int code)
         "usage: sluice bench-engine MODEL [--batch N,N...] [--context N,N...] [--prompt N,N...]\n"
         "    [--cached-prompt SHARED/N] [--steps N] [--temperature T] [OPTIONS of sluice serve]\n"
         "Tokens per second of decoding --batch sequences (64) at --context tokens (256), the\n"
-        "median of three times --steps (32) steps, and of prefilling prompts of --prompt tokens\n"
+        "median of three runs of --steps (32) steps, and of prefilling prompts of --prompt tokens\n"
         "(none). --cached-prompt 8192/9216 compares the time to the first token of prompts of\n"
         "9,216 tokens, with the first 8,192 in the prefix cache and with none. With\n"
         "--load-format dummy a folder with a config.json is enough.\n");

@@ -265,7 +265,7 @@ static void run_line(const char *line, size_t n_bytes, const struct grammar_voca
 int main(int argc, char **argv)
 {
     if (argc != 3) {
-        printf("grammars: scripts/bench_structured runs this beside others\n");
+        printf("grammars: scripts/bench_structured runs this and compares it with others\n");
         return 0;
     }
     struct tokenizer *tok;

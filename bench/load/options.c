@@ -190,8 +190,9 @@ static enum status settle(struct bench_options *o, struct err *err)
     }
     if (o->batch_path != NULL && (o->model == NULL || bench_has_turns(o))) {
         return err_set(err, ERR_INVALID,
-                       o->model == NULL ? "--write-batch needs --model NAME"
-                                        : "--write-batch cannot write answers of turns before");
+                       o->model == NULL
+                           ? "--write-batch needs --model NAME"
+                           : "--write-batch cannot write turns that contain earlier answers");
     }
     if (o->workload == WORKLOAD_SHARED_PREFIX && o->n_requests == 0) {
         o->n_requests = o->groups * o->members;
