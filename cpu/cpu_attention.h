@@ -53,7 +53,7 @@ struct attn_tile {
     float *total;               // [n_vectors, v_stride]
     float *k;                   // pages converted to fp32
     float *v;
-    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // those of `total`
+    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // of each vector in `total`
     int64_t s_stride;
     float *path; // [ATTN_CHUNK], for trees only: a row's scores by position
     /* With a matrix unit (s is then [UNIT_ROWS, s_stride]): */

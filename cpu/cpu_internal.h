@@ -41,11 +41,11 @@ struct coded {
     int64_t at, tile_bytes;      // byte offset of its codes in a matrix
     // block: number of inputs that share a scale; blocks: number of blocks per segment
     int64_t block, blocks;
-    int64_t unit, units; // the same for the units of scales; 0: there are no units
+    int64_t unit, units; // as block and blocks, for the units of scales; 0: no units
     enum dtype scale_dtype;
     char *scales;  // [n_matrices][n_tiles][k_segments][blocks][outputs of a tile]
     char *offsets; // same shape as scales; NULL: none
-    uint16_t *unit_scales, *unit_offsets; // same shape, with [units] instead of [blocks]
+    uint16_t *unit_scales, *unit_offsets; // same shape as scales, with [units] instead of [blocks]
     bool zeroed, has_offset;
     uint16_t *zeros; // bf16, same shape as scales; NULL: none
     enum tensor_scale whole_use;
@@ -77,7 +77,7 @@ struct weight {
     int32_t panels;         // number of panels per tile
     bool tiled;             // see gemm_fn
     int64_t segment;        // number of inputs in a segment of K
-    int64_t segment_padded; // the same with the padding that it has when packed
+    int64_t segment_padded; // the same, including the padding of packed segments
     int64_t n_tiles;
     size_t tile_bytes, matrix_bytes;
     // [n_coded], in the order of their tiles; NULL: `packed` holds dequantised weights

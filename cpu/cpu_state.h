@@ -8,7 +8,7 @@
  *     record       S [head][key_dim][v_stride] fp32, then inputs [kernel - 1][width] before it
  *     keys         [page][key head][key_dim][block], transposed for scores of many
  *     values (u)   [page][head][block][v_stride]
- *     decays (G)   [page][head][1 or key_dim][block] fp32: log decays summed in the block
+ *     decays (G)   [page][head][1 or key_dim][block] fp32: running sums of log decays
  *     inputs       [conv_ring][width]
  *
  * Thread: the rank's owner; items of a pool_run touch the heads or rows that they are given. */

@@ -213,6 +213,6 @@ void bench_attention_check(int n_cases);
 void bench_attention_time();
 void bench_attention_step();
 
-inline int bench_failures; // of all checks
+inline int bench_failures; // failures of all checks so far
 
 #endif

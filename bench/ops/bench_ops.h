@@ -17,10 +17,10 @@ const struct shape *bench_shape(const char *name);
 
 enum {
     BENCH_LANES = 64,
-    BENCH_KV_SETS = 4, // of kv_lines.c: unquantised, and three formats
-    COPIES = 4,        // of each weight in the GPU's table: together they exceed every cache
+    BENCH_KV_SETS = 4, // compared by kv_lines.c: unquantised, and three formats
+    COPIES = 4,        // copies of each weight in the GPU's table; together they exceed every cache
     MOE_SHAPES = 2,
-    BENCH_FORMATS = 4, // of cuda_quant.c
+    BENCH_FORMATS = 4, // measured by cuda_quant.c
     BENCH_QUANT_PRODUCTS = 4,
 };
 

@@ -12,7 +12,7 @@
 enum status file_read(const char *path, size_t max_bytes, char **data, size_t *n_bytes,
                       struct err *err);
 
-bool file_exists(const char *path); // and can be read
+bool file_exists(const char *path); // true if it exists and can be read
 
 /* True only if the file does not exist: a file that may exist but cannot be read is not absent. */
 bool file_is_absent(const char *path);

@@ -19,15 +19,15 @@ extern "C" {
  * empty. A value is valid until the next op that fills one of its kind. */
 
 /* A product left as partial sums over ranges of K (split-K), to be added up by the one op that
- * reads it. linear_args leaves it for norm_args or rope_store_args. */
+ * reads it. linear leaves it for norm or rope_store. */
 struct product_sums {
     struct dmem first, bias; // bias: to be added to the sums, or NULL
     int64_t stride;          // elements from one partial sum to the next
-    int32_t width, n;        // of a row; number of partial sums
+    int32_t width, n;        // elements per row; number of partial sums
 };
 
-/* The best logit of each row in each band of ids, for greedy draws. The head's linear_args leaves
- * it for sample_args. Rows that are read only by greedy draws then need no logits. */
+/* The best logit of each row in each band of ids, for greedy draws. The head's linear leaves it for
+ * sample. Rows that only greedy draws read then need no logits. */
 struct logit_bests {
     struct dmem pairs;
     int32_t stride, n_bands; // distance in pairs from one row to the next; pairs per row
@@ -360,7 +360,7 @@ struct logits_args {
 struct sample_args {
     struct tensor logits;
     int32_t n_out, n_draws, n_vocab_used;
-    struct logit_bests bests; // of these logits
+    struct logit_bests bests; // the best of these logits, for greedy draws
 };
 
 /* The pass's pool list over hidden [n_out, hidden] (final norm applied), in fp32. */

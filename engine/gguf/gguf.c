@@ -439,7 +439,7 @@ enum status gguf_is(const char *path, bool *is, struct err *err)
     if (fd < 0) {
         return is_no_file() ? OK : err_set(err, ERR_IO, "%.300s: %s", path, strerror(errno));
     }
-    const ssize_t n = read(fd, head, 4); // of a folder: EISDIR
+    const ssize_t n = read(fd, head, 4); // fails with EISDIR for a folder
     const enum status st =
         n >= 0 || is_no_file() ? OK : err_set(err, ERR_IO, "%.300s: %s", path, strerror(errno));
     *is = n == 4 && memcmp(head, "GGUF", 4) == 0;

@@ -20,7 +20,7 @@
 enum { TERMINAL_DEPTH = 100 };
 
 struct definition {
-    size_t at; // where its body is in the text; 0: it is not defined
+    size_t at; // position of its body in the text; 0: it is not defined
     bool terminal, parameter;
     uint32_t e; // for a terminal: its expression, plus 1
     bool busy;  // for a terminal: it is being parsed
@@ -31,11 +31,11 @@ struct lark {
     struct exprs *x;
     struct lark_lex lex;
     struct names names;
-    struct definition *v; // by name
+    struct definition *v; // indexed by the name's number
     uint32_t cap;
     struct lark_calls calls;
     uint32_t ignored; // expression for any number of ignored terminals
-    size_t *ignores;  // where their expressions are in the text
+    size_t *ignores;  // positions of their expressions in the text
     uint32_t n_ignores, cap_ignores;
     int depth;
     // The rule or terminal that is being parsed.

@@ -8,8 +8,8 @@
 #include "engine/grammar/text.h"
 
 enum {
-    ENDS_MAX = 6000,  // chosen: per head
-    HEADS_MAX = 4096, // chosen: per grammar; beyond that all heads are dropped
+    ENDS_MAX = 6000,  // chosen: ends per head
+    HEADS_MAX = 4096, // chosen: heads per grammar; beyond that all are dropped
 };
 
 /* ---- any head ---- */

@@ -38,7 +38,7 @@ static bool enter(struct exprs *x)
 /* A rewrite: the replacements of calls and objects, and the results so far. */
 struct rewrite {
     struct exprs *x;
-    const uint32_t *call;    // by rule
+    const uint32_t *call;    // indexed by rule: what replaces a call
     const bool *object_dead; // by object; NULL: none
     bool *object_done;
     uint32_t *done, n_done; // by expression: its rewritten form, plus 1

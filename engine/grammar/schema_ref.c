@@ -227,8 +227,8 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
         v = find_id(s, ref->text, n_base);
         if (!v) {
             return schema_fail(s, ERR_UNSUPPORTED, ref->parent,
-                               "\"$ref\": \"%.60s\" names another document, and none is ever "
-                               "fetched, or several schemas of this one",
+                               "\"$ref\": \"%.60s\" names another document (none is ever "
+                               "fetched), or one of several schemas here",
                                ref->text);
         }
     }

@@ -73,7 +73,7 @@ struct token_marker {
 enum { MAX_THINKING_MARKS = 6 }; // chosen
 struct thinking_limit {
     int32_t most;
-    bool opened; // by the prompt; otherwise by one of `opens`, if the answer begins with it
+    bool opened; // the prompt opens reasoning; else an answer that begins with one of `opens`
     int32_t n_opens, n_closes;
     struct text_marker opens[MAX_THINKING_MARKS], closes[MAX_THINKING_MARKS];
     /* If n > 0, this replaces `opens`: reasoning begins wherever it occurs in the answer. All
