@@ -101,7 +101,7 @@ static inline void attn_hide(float *s, int32_t from, int32_t to)
 void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n);
 /* True if this row of a tree sees the node. */
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
-/* Sets the scores at s, of keys [begin, end), that the row does not see to -infinity. */
+/* s has the scores of keys [begin, end). Sets those that the row does not see to -infinity. */
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                    int32_t begin, int32_t end);
 /* Copies the scores that a row of a tree sees at positions [begin, begin + n) from s[slot - base]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Weights that stay quantised. Codes are packed once, in the order that dequantised weights would
  * have. Right before each product that reads them they are dequantised, for some inputs of a tile
- * at a time. Products have the same bits as if the whole weight had been dequantised at load. That
- * is the fallback where codes cannot be kept: float32, reordered inputs, scales of very few inputs,
- * and parts of different formats. */
+ * at a time. Products have the same bits as if the whole weight had been dequantised at load.
+ * Dequantising at load is the fallback where codes cannot be kept: float32, reordered inputs,
+ * scales of very few inputs, and parts of different formats. */
 #include "cpu/cpu_coded.h"
 #include "engine/base/minmax.h"
 

@@ -58,7 +58,8 @@ static int64_t moment_ns(void)
     return clock_now_ns() + WATCH_MS * 1000000LL;
 }
 
-/* Accepts a stream only if it presents the secret that node 0 has shared, and says so. */
+/* Accepts a stream only if it presents the secret that node 0 has shared, and confirms this to the
+ * sender. */
 static enum status take_nodes(struct comm *c, const struct comm_place *place, int listener,
                               const struct meeting_point *p, struct err *err)
 {

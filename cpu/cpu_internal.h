@@ -54,8 +54,8 @@ struct coded {
     int32_t middle;   // subtracted from six-bit codes
 };
 
-/* For rounding inputs: a scale, the range of some inputs, and the group of a row that has been
- * reached. */
+/* For rounding inputs: a scale, the range of some inputs, and the group that has been reached in a
+ * row. */
 struct input_scale {
     float scale, zero;
 };

@@ -134,8 +134,8 @@ struct block_unit {
     void (*put_rounded)(const float *a, const float *b, char *to);
 };
 
-/* Consecutive pages of one head's K or V. `first` and `end` are the range of tokens that weigh
- * reads, counted from the first token of the first page. */
+/* Consecutive pages of one head's K or V. `first` and `end` are the range of tokens that the kernel
+ * `weigh` reads, counted from the first token of the first page. */
 struct page_run {
     const struct kv_plane *plane;
     int32_t n_pages;

@@ -190,7 +190,7 @@ static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_d
     }
 }
 
-/* The row as the engine reads it: ids that are never drawn are impossible. */
+/* Keeps the row for the engine; ids that are never drawn get -infinity. */
 static void keep_logits(const struct draw_job *job, const struct pass_draw *d, const float *logits,
                         int32_t n)
 {

@@ -187,8 +187,8 @@ VEC_INLINE void load_scales(const struct kv_plane *p, const char *head, int32_t 
 enum { PREFETCH_KEYS = 64, PREFETCH_VALUES = 64, PREFETCH_PAGE_BYTES = 4096 };
 
 /* Prefetches the plane of a page. Pages are scattered, and too small for the hardware to notice
- * that they are read in order. Of a large page only the start is prefetched, because the hardware
- * then notices. */
+ * that they are read in order. Only the start of a large page is prefetched, because the hardware
+ * then prefetches the rest. */
 VEC_INLINE void prefetch_page(const struct kv_plane *p, const char *head)
 {
     const size_t n_bytes = lesser(p->n_bytes, PREFETCH_PAGE_BYTES);
