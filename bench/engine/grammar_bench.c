@@ -2,8 +2,8 @@
 /* Measures the grammar library for scripts/bench_structured, which compares it with other libraries
  * in the same run. Without arguments it only refers to that script. With "TOKENIZER N_IDS", each
  * line of standard input is {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}. Each line of
- * output has times in us of thread CPU time: of one compilation, of the masks and advances along
- * the answers, and of the masks of drafts in chains and trees. */
+ * output has CPU times of the thread in us: for one compilation, for the masks and advances along
+ * the answers, and for the masks of drafts in chains and trees. */
 #include "engine/base/buf.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"

@@ -95,7 +95,8 @@ static int64_t place_of(const struct bench_load *load, int64_t unit)
     return unit;
 }
 
-/* Agents have different numbers of turns, uniform between a third and all of them. */
+/* Agents have different numbers of turns, uniformly distributed from a third of --turns to --turns.
+ */
 int64_t bench_load_turns(const struct bench_load *load, int64_t unit)
 {
     const struct bench_options *o = load->o;

@@ -72,8 +72,8 @@ struct bench {
     int64_t lap_start;
 
     /* the GPU's table */
-    int32_t next_model; // part of the key of a pass's graph; each line uses another, so that it
-                        // gets its own graph
+    int32_t next_model; // part of the key of a pass's graph; differs from line to line, so that
+                        // each gets its own graph
     double copy_peak, product_peak; // bytes and operations per second
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
     const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;
