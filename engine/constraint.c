@@ -185,7 +185,7 @@ static enum status grammar_part(struct constraint *c, const struct sequence *seq
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
 
-/* The end of reasoning is a part of what a grammar allows there, which constraint_take checks. */
+/* A forced end of reasoning is not checked against the grammar here; constraint_take does that. */
 enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
                             int32_t n_drafts, uint32_t *words)
 {

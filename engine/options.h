@@ -24,7 +24,7 @@ struct engine_options {
     const char *check_weights; // "off", "sampled", "full": how much of the checkpoint is checked
     const char *dtype; // of weights and KV, spelled as in config.json; "auto": the checkpoint's
     const char *quantization;   // NULL: none; "fp8" or "int4": quantise plain weights
-    const char *kv_cache_dtype; // a name of kv_choice_find, or "auto": as the checkpoint says
+    const char *kv_cache_dtype; // known to kv_choice_find, or "auto": as the checkpoint says
     const char *activation_quantization; // "none": do not round inputs of quantised weights
     int32_t max_model_len;               // 0: the model's own limit, as far as memory allows
     int32_t max_num_seqs;                // lanes; 0: 256 (CPU: 64; offline on a GPU: up to 1,024)

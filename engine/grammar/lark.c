@@ -124,8 +124,8 @@ static enum status rule_call(struct lark *g, uint32_t name, uint64_t value, uint
     return OK;
 }
 
-/* The name of a terminal becomes its expression, that of a rule a call, which may pass a
- * parameter. */
+/* The name of a terminal becomes its expression. The name of a rule becomes a call, which may pass
+ * a parameter. */
 static enum status name_expr(struct lark *g, uint32_t *e)
 {
     struct lark_word w = g->lex.word;

@@ -119,7 +119,7 @@ static bool try_group(struct reach *r, uint64_t joined, int group)
     return true;
 }
 
-/* The work is limited to a part of what is left for the mask. */
+/* The work is limited to a part of the work that the mask may still do. */
 static uint64_t collect(struct masks *m, uint32_t state, enum groups_rule rule)
 {
     struct exprs *x = m->a->x;

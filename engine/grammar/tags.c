@@ -69,7 +69,8 @@ struct bars {
     const struct bars *more;
 };
 
-/* Adds a word that free text must not contain. It never contains special tokens. */
+/* Adds a word that free text must not contain. Special tokens need not be added: free text never
+ * contains them. */
 static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
 {
     if (v && v->type == JSON_STRING && v->n_text > 0) {

@@ -53,8 +53,8 @@ enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight 
                           struct tensor out);
 
 /* Reduces the ranks' partial sums of delta (reduce NULL: not needed), then applies the sub-layer's
- * own norm. Without such a norm the reduction is left to the next flow_join_norm, which may fuse it
- * with its norm. */
+ * own norm. Without such a norm the reduction is left to the next flow_join_norm, which may fuse
+ * the two. */
 enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
                               const struct weight *post_norm);
 

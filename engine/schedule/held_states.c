@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Recurrent states of sequences: which boundaries get a snapshot, and when a state is copied out of
- * or into a lane. Nothing here does anything for models without recurrent layers. */
+ * or into a lane. For models without recurrent layers these functions do nothing. */
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -273,8 +273,8 @@ void held_states_leave(struct holdings *h, const struct sequence *seq, int32_t n
 
 /* ---- copies for the plan ------------------------------------------------------------------- */
 
-/* Adds a copy to the plan and ends its hold on the slot, because copies that are added later also
- * execute later. */
+/* Adds a copy to the plan. Its hold on the slot ends here: a copy that reuses the slot is added
+ * later, and so executes later. */
 static void plan_copy(struct holdings *h, struct plan *p, const struct pending_state *x, bool out)
 {
     int32_t slot = h->limits->max_lanes + x->slot;

@@ -3,8 +3,8 @@
  * its parent node, its exact tokens, and for the first block the salt. The hash only finds
  * candidates; tokens are compared. Nodes are entered when a sequence is admitted, before its rows
  * are computed ("pending", with a producer), so that later sequences with the same prefix wait for
- * it instead of computing it again; they become valid when the step that computes them has been
- * submitted.
+ * it instead of computing it again. Nodes become valid when the step that computes their rows has
+ * been submitted.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H

@@ -317,8 +317,8 @@ static bool begins_afresh(const char *s)
     return k > 0 && k <= 18 && !(unicode_flags((uint32_t)first[0]) & U_NFC_UNSAFE);
 }
 
-/* NFD, NFKC and NFKD. ASCII is copied. A piece includes the character before it, with which marks
- * may combine. */
+/* NFD, NFKC and NFKD. ASCII is copied; the rest is normalised in pieces. A piece begins with the
+ * ASCII character before it, because marks may combine with that. */
 static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struct buf *out,
                        bool *changed)
 {
