@@ -99,7 +99,6 @@ static inline void attn_hide(float *s, int32_t from, int32_t to)
 
 /* Prefetches up to n cache lines of t->ahead. */
 void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n);
-/* True if this row of a tree sees the node. */
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
 /* s has the scores of keys [begin, end). Sets those that the row does not see to -infinity. */
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,

@@ -11,12 +11,10 @@
  * inputs are 16 KiB, which leaves room in the L1 cache for rows. */
 enum { DECODE_K = 128 };
 
-/* The scales, zeros and offsets of a block's outputs. */
 struct block_scales {
     float scales[TILE], zeros[TILE], offsets[TILE];
 };
 
-/* The position of a block of a tile. */
 struct block_place {
     int64_t matrix, tile, segment, block;
 };

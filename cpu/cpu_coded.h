@@ -16,7 +16,6 @@ static inline const struct coded *coded_of(const struct weight *w, int64_t tile)
     return &w->coded[i];
 }
 
-/* The address of a tile's codes. */
 static inline char *tile_at(const struct weight *w, const struct coded *c, int64_t matrix,
                             int64_t tile)
 {

@@ -26,7 +26,6 @@ enum status cpu_hidden_open(struct backend *be, int32_t width, enum dtype dtype,
     return h->base ? OK : err_set(err, ERR_NOMEM, "not enough memory for hidden states by slot");
 }
 
-/* The address of a slot's row. */
 static char *row_at(const struct cpu_backend *cpu, int32_t lane, int32_t slot)
 {
     int32_t tokens = cpu->limits.block_tokens, block = cpu->lanes[lane].blocks[slot / tokens];

@@ -176,7 +176,6 @@ static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
     return row;
 }
 
-/* The args for the rows from `row` on. */
 static struct linear_args linear_from(const struct linear_args *a, int32_t row)
 {
     struct linear_args rest = *a;

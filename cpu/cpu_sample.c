@@ -14,7 +14,6 @@
 #include <math.h>
 #include <string.h>
 
-/* The inputs of one draw. */
 struct draw_job {
     const struct cpu_backend *cpu;
     const struct sample_args *a;

@@ -131,7 +131,6 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
     }
 }
 
-/* The bytes of the weights of one step. */
 VEC_INLINE int64_t step_bytes(const int vecs, const enum gemm_kind kind)
 {
     return vecs * VEC_BYTES * (kind == GEMM_F16 ? 1 : 2) / 2;

@@ -82,7 +82,6 @@ VEC_INLINE vf vec_of_ints(vi x)
 #endif
 }
 
-/* VEC unsigned bytes. */
 VEC_INLINE vi vec_from_bytes(const uint8_t *p)
 {
 #if defined(__AVX512F__)
@@ -315,7 +314,6 @@ VEC_INLINE void load_values(const char *row, int32_t d, vf *even, vf *odd, const
     }
 }
 
-/* The row that contains a token. */
 VEC_INLINE const char *row_of(const struct kv_plane *p, const char *head, int32_t token,
                               const enum stored kind)
 {

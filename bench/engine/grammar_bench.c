@@ -73,7 +73,6 @@ static size_t n_masks(const struct subject *s)
     return stats.n_masks;
 }
 
-/* The ids of one answer. */
 static int32_t *ids_of(const struct json *list, size_t *n)
 {
     int32_t *ids = xcalloc(json_count(list) + 1, sizeof *ids);

@@ -106,7 +106,6 @@ static void time_formats(const char *what)
     }
 }
 
-/* A pass of equal sequences. */
 static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_rows,
                                 int block_tokens = 32, bool deterministic = false,
                                 bool tree = false)

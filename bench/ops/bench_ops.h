@@ -62,7 +62,6 @@ struct bench {
     struct pass_draw *draws;
     struct pass_pool *pool;
 
-    /* the model */
     struct layer *layers;
     struct weight *embed, *norm;
     double read_rate, fma_rate, product_rate; // per second; 0: unknown

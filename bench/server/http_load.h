@@ -167,7 +167,6 @@ static inline long rss_bytes(void)
 
 /* --- The bare server: an epoll loop that only sends these bytes --- */
 
-/* A stream of the bare server. */
 struct bare_stream {
     int fd;
     bool blocked, open;
@@ -293,7 +292,6 @@ static inline void bare_accept(int lfd, int ep, struct bare_stream *streams, int
     }
 }
 
-/* Handles one event of epoll. */
 static inline void bare_event(struct epoll_event *e, struct steps *steps, int ep)
 {
     struct bare_stream *st = e->data.ptr;

@@ -169,7 +169,6 @@ struct state_keep {
  * rows. If several heads follow one another, a slot's row holds the inputs of all of them side by
  * side. */
 
-/* Bytes of one block. */
 static inline size_t hidden_block_bytes(int32_t width, enum dtype dtype, int32_t block_tokens)
 {
     return (size_t)block_tokens * (size_t)width * dtype_bytes(dtype);

@@ -423,7 +423,6 @@ static void read_blocks(const struct weight_part *p, int64_t row, int64_t first,
     }
 }
 
-/* Codes of columns [col, col + n) of a tensor's row. */
 static void block_codes(const struct weight_codec *c, int64_t row, int64_t col, int64_t n,
                         uint8_t *out)
 {

@@ -564,7 +564,6 @@ bool checkpoint_is_tower(const char *name)
     return false;
 }
 
-/* The i-th file of the checkpoint, for checksums. */
 bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out)
 {
     struct file_map map;

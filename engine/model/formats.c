@@ -193,7 +193,6 @@ static enum status read_scales(const struct module *m, const struct checkpoint_t
     return need_dims(m, t, 2, grid);
 }
 
-/* Reads the scale of a whole tensor. */
 static enum status read_tensor_scale(const struct module *m, const char *suffix,
                                      enum tensor_scale use, struct weight_codec *out)
 {

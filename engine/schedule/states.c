@@ -174,7 +174,6 @@ void states_forget(struct states *s, int32_t block)
     }
 }
 
-/* For tests. */
 void states_check(const struct states *s, int32_t n_blocks)
 {
     int32_t taken = 0;

@@ -236,7 +236,6 @@ static bool put_form(enum normalizer_kind form, const char *s, size_t n, struct 
     return !out->failed;
 }
 
-/* The length of the ASCII run that starts at `from`. */
 static size_t ascii_run(const char *s, size_t n, size_t from)
 {
     size_t i = from;
@@ -362,7 +361,6 @@ static void apply_lowercase(const char *s, size_t n, struct buf *out)
     }
 }
 
-/* Drops characters that have one of the bits. */
 static void apply_filter(uint32_t bits, const char *s, size_t n, struct buf *out, bool *head)
 {
     for (size_t i = 0; i < n;) {
