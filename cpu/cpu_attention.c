@@ -301,7 +301,7 @@ static int32_t n_chunks(const struct attn_tile *t)
     return (t->end_key - 1) / ATTN_CHUNK - t->first_key / ATTN_CHUNK + 1;
 }
 
-/* Computes chunk number c of the keys that the tile sees into t->chunk. */
+/* Computes chunk number c of the tile's keys; the result goes to t->chunk. */
 static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_t c, float *max,
                          float *sum)
 {

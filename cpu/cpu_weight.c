@@ -205,7 +205,7 @@ static bool has_nan(const float *row, int64_t n)
     return found;
 }
 
-/* Copies a tile whose stored form is the one that is needed; converts any other by way of fp32. */
+/* Copies a tile if it is stored in the packed dtype; otherwise converts it by way of fp32. */
 static void pack_tile(void *arg, int32_t item, int32_t thread)
 {
     struct pack_job *job = arg;

@@ -121,8 +121,8 @@ static enum status look_ahead(const struct constraint *c, const struct sequence 
 }
 
 /* The state after the known tokens and some more. *ahead: the grammar has not started even after
- * these, so there is no state. Each call may clear the tables that hold states, including the one
- * just computed; it is then computed again with empty tables. */
+ * these, so there is no state. Each call may clear the tables that hold states. A state that was
+ * just computed is then lost, and is computed again with empty tables. */
 static enum status state_after(struct constraint *c, const struct sequence *seq,
                                const int32_t *more, int32_t n_more, struct grammar_state *out,
                                bool *ahead)

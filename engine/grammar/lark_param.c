@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Parameters of rules, an extension of Lark by llguidance: a 64-bit value that conditions
- * test and calls change. */
+/* Parameters of rules, an extension of Lark by llguidance: a 64-bit value, which conditions test
+ * and calls change. */
 #include "engine/grammar/lark_param.h"
 #include "engine/base/minmax.h"
 

@@ -49,7 +49,7 @@ static bool walk_kids(struct walk *w, uint32_t from, uint32_t state)
     struct masks *m = w->m;
     const struct grammar_vocab *v = m->vocab;
     const uint32_t *row = m->a->v[state].row;
-    uint32_t depth = v->v[from].depth, dead = 0; // dead: the first one since the last live child
+    uint32_t depth = v->v[from].depth, dead = 0; // dead: first dead child since a live one
     for (const struct vocab_kid *kid = v->kids + v->kids_at[from]; kid->node; kid++) {
         uint32_t known = row ? row[m->a->x->class_of[kid->byte]] : 0;
         uint32_t to = known ? known - 1 : automaton_step(m->a, state, kid->byte);

@@ -174,8 +174,8 @@ static void find(struct schema *s, const struct tree_value *v, bool named, struc
     }
 }
 
-/* The schema that a reference without its fragment names, by its whole identifier or by the last
- * part of that. NULL: there is none, or there are several, so that only the full rules of URIs
+/* The schema to which a reference, its fragment removed, refers: by its whole identifier or by the
+ * last part of that. NULL: there is none, or there are several, so that only the full rules of URIs
  * could decide. */
 static const struct tree_value *find_id(struct schema *s, const char *name, size_t n)
 {
