@@ -119,8 +119,8 @@ static const char *follow(struct subject *s, const int32_t *ids, size_t n, bool 
     return NULL;
 }
 
-/* After each token, measures the masks of a chain: of the rows of the next CHAIN drafts and of the
- * row after them. */
+/* After each token, measures the masks of a chain: one for each of the next CHAIN drafts, and one
+ * for the row after them. */
 static void chains(struct subject *s, const int32_t *ids, size_t n)
 {
     struct grammar_state state = grammar_start(s->g);

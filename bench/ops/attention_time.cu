@@ -148,8 +148,9 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
     const struct timing with = time_scene(a, name);
     struct scene b = shared_scene(n_groups, n_each, n_shared, n_own);
     const struct timing without = time_scene(b, "  the same, without knowing the prefix", false);
-    /* Even if attention does not know the common prefix, reads of it hit the L2 cache after the
-     * first sequence's. So the fair comparison is with the same number of unrelated sequences. */
+    /* Even if attention does not know the common prefix, reads of it hit the L2 cache once the
+     * first sequence has read it. So the fair comparison is with the same number of unrelated
+     * sequences. */
     const struct timing own =
         time_equal("  as many without a common prefix", n_groups * n_each, n_shared + n_own, 1);
     printf("  -> %.2f of the time without sharing (%.2f of the same pages unshared)\n",
