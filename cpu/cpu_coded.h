@@ -48,7 +48,7 @@ static inline uint8_t *group_at(const struct weight *w, const struct coded *c, i
     return (uint8_t *)tile_at(w, c, matrix, tile) + code_bytes(c->kind, group * n * PANEL);
 }
 
-/* The code that means 0 in packed 8-bit codes. Packing flips bit 7, which turns it into the
+/* The code that means 0 in packed 8-bit codes. Packing flips bit 7, so that this bit becomes the
  * sign. */
 static inline float middle_of(enum dtype dtype)
 {

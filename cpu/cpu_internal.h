@@ -12,9 +12,9 @@
 #include "engine/base/mem.h"
 #include "engine/device/ops.h"
 
-/* The number of rows of activations that a product rounds and packs at a time. PACK_ROWS is chosen
- * so that they fit into a cache. With BLOCKS_PACK_ROWS, for products in blocks, the weights are
- * rarely read from memory again. */
+/* The number of rows of activations that a product rounds and packs at a time. PACK_ROWS rows fit
+ * into a cache. BLOCKS_PACK_ROWS is for products in blocks: with so many rows, weights are rarely
+ * read from memory again. */
 enum { PACK_ROWS = 512, BLOCKS_PACK_ROWS = 2048 };
 
 /* The number of keys in one chunk of attention. The softmax of a chunk is computed separately and
@@ -31,10 +31,10 @@ enum { ATTN_PARTS_BYTES = 64 << 20 };
 
 enum { MAX_HEAD_DIM = 4096 };
 
-/* The quantised form of a weight (cpu_coded.c), or of those of its tiles that have the same format.
+/* The quantised form of a weight (cpu_coded.c), or of consecutive tiles of one format.
  * `packed` holds the codes (struct code_run); scales, zeros and offsets are in separate arrays.
- * Scales of type I8 are steps of an f16 unit, which more inputs share; the same holds for their
- * offsets. */
+ * Scales of type I8 are steps of an f16 unit, and more inputs share a unit; the same holds for
+ * their offsets. */
 struct coded {
     enum code_kind kind;
     int64_t first_tile, n_tiles; // range of its tiles in each matrix

@@ -290,7 +290,7 @@ enum status cpu_sample(struct backend *be, const struct sample_args *a)
     ASSERT(a->n_vocab_used >= 1 && a->n_vocab_used <= cpu->limits.vocab);
     struct draw_job job = {.cpu = cpu, .a = a, .slot = &cpu->slots[cpu->slot]};
     pool_run(cpu->pool, a->n_draws, draw_item, &job);
-    // After all draws, because a draw may read what another one keeps.
+    // Written after all draws, because a draw may read what another one writes.
     for (int32_t i = 0; i < a->n_draws; i++) {
         const struct pass_draw *d = &cpu->pass->draws[i];
         if (d->keep && d->kind != DRAW_SCORE) {

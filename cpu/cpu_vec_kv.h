@@ -333,7 +333,7 @@ VEC_INLINE struct kv_scale scale_of(const struct kv_plane *p, const char *head, 
 }
 
 /* V is stored by token. A byte of 4-bit codes has codes of two tokens, so odd tokens begin in the
- * middle of one. */
+ * middle of a byte. */
 VEC_INLINE void unpack_values(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                               int32_t width, bool bf16, void *out, const enum stored kind)
 {
