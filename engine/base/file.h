@@ -27,7 +27,7 @@ enum status file_map_open(const char *path, struct file_map *map, struct err *er
 void file_unmap(struct file_map *map); // accepts a zeroed struct
 
 /* After this call, truncating a mapped file ends the program with status 1 and a message that names
- * the file, instead of by a signal. It is the one place below main that exits, because a signal
+ * the file, instead of by a signal. This is the one place below main that exits, because a signal
  * handler has no caller to return an error to. Call it in main, before any map. */
 void file_maps_explain(void);
 

@@ -107,7 +107,7 @@ enum status schema_branch(struct schema *s, const struct set *set, bool *chosen,
 enum status schema_implied(struct schema *s, const struct tree_value *schema,
                            const struct tree_value **implied);
 
-/* Whether the "not" of a member, {"enum": ...} or "const", excludes a value. */
+/* Whether a member's "not" of an "enum" or "const" excludes a value. */
 bool schema_excluded(const struct set *set, const struct tree_value *value);
 
 /* Each of these compiles the keywords of one kind, for all members. The functions that read

@@ -221,7 +221,7 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     if (strcmp(type, "dynamic") == 0 && !(rope_alpha(j) > 0.0)) {
         longest = (double)max_pos * factor;
     } else if (strcmp(type, "yarn") == 0) {
-        // Users who add YaRN leave the old max_position_embeddings.
+        // Users who add YaRN do not change max_position_embeddings.
         longest = json_get_number(rope, "original_max_position_embeddings", 0.0) * factor;
     }
     if (longest < max_pos) {

@@ -35,8 +35,8 @@ struct flow {
     struct moe_ffn_args moe; // the struct that reduce.moe points to
     bool norm_waits; // the norm has not been issued; the next op, its only reader, will include it
     struct norm_args norm;
-    bool attention_waits; // attention has not been issued: the product of its out, which is read by
-                          // nothing else, includes it
+    bool attention_waits; // attention has not been issued; the only reader of its out, a product,
+                          // will include it
     struct rope_store_args store;
     struct attention_args attention;
 };

@@ -92,7 +92,8 @@ static const struct mamba_keys nemotron_keys = {
     "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups",
     "conv_kernel",     "use_conv_bias",  "use_bias"};
 
-/* The range to which time steps are clamped. An infinite end of it is not a number in JSON. */
+/* The range to which time steps are clamped. If an end of the range is infinite, it is not a number
+ * in JSON. */
 static enum status read_steps(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *limit = json_get(j, "time_step_limit");
@@ -231,7 +232,7 @@ static float factor(const struct json *j, const char *key)
     return (float)json_get_number(j, key, 1.0);
 }
 
-/* Factors of inputs are moved into the weights, which are linear in them. */
+/* Factors of inputs are moved into the weights, because products are linear. */
 static enum status read_falcon_h1(const struct json *j, struct model_config *c, struct err *err)
 {
     float ssm[5] = {0}, mlp[2] = {0}; // factors for z, x, B, C, dt; for gates and outputs
