@@ -10,9 +10,9 @@
  * busy. */
 enum { ITEM_ROWS = 96 };
 
-/* For rows packed as fp32. The rows of an item should stay in the L2 cache while tiles pass, so an
- * item has fewer rows if K is large; but it has enough rows for the computation to take as long as
- * loading the weights. */
+/* Used for rows packed as fp32. The rows of an item should stay in the L2 cache while tiles pass,
+ * so an item has fewer rows if K is large; but it has enough rows for the computation to take as
+ * long as loading the weights. */
 enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
 
 /* The number of rows that stay in the cache while a tile of weights is read. */

@@ -65,8 +65,8 @@ struct bench {
     struct layer *layers;
     struct weight *embed, *norm;
     double read_rate, fma_rate, product_rate; // per second; 0: unknown
-    double *laps; // [bench_n_laps] or NULL: each is lowered to the time of its op in bench_forward,
-                  // if that is less
+    double *laps; // [bench_n_laps] or NULL: bench_forward lowers each to the time of its op, if
+                  // that is less
     int32_t lap;
     int64_t lap_start;
 
