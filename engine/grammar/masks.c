@@ -150,8 +150,8 @@ static void put_plain(struct plain *plain, uint32_t e, uint32_t stack)
     }
 }
 
-/* For items that begin with alternatives. Each alternative may have a different head, although the
- * same expression follows all of them. */
+/* Handles items that begin with alternatives. Each alternative may have a different head, although
+ * the same expression follows all of them. */
 static void add_branches(struct masks *m, uint32_t e, uint32_t stack, struct found *f,
                          struct plain *plain)
 {

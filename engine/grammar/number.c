@@ -234,8 +234,8 @@ static uint32_t magnitudes(struct exprs *x, const struct decimal *lo, bool lo_ex
     return expr_clean(x, expr_and2(x, least, magnitude(x, hi, false, hi_excluded)));
 }
 
-/* Without bounds any spelling that JSON allows, including exponents. With bounds only plain
- * decimals, because exponents would make a range an infinite union. */
+/* Without bounds, numbers may have any spelling that JSON allows, including exponents. With bounds,
+ * they are plain decimals, because exponents would make a range an infinite union. */
 uint32_t number_any(struct exprs *x, const struct number_bounds *b)
 {
     uint32_t minus = expr_byte(x, '-');

@@ -403,7 +403,7 @@ void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int
 static void drop_blocks(struct holdings *h, struct sequence *seq)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
-    // From the end, so that the last blocks are reused first.
+    // Released from the end, so that the last blocks are reused first.
     for (int32_t i = seq->n_blocks - 1; i >= 0; i--) {
         if (produces(h, seq, blocks[i])) {
             bool whole = h->cache.nodes[blocks[i]].state == NODE_AGAIN &&
