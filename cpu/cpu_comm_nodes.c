@@ -91,8 +91,8 @@ static enum status take_nodes(struct comm *c, const struct comm_place *place, in
     return OK;
 }
 
-/* Connects to node 0 and waits for its answer. Without an answer, node 0 may have closed its end of
- * the stream, and this node would not know. */
+/* Connects to node 0 and waits for its answer. Without the answer, this node would not notice that
+ * node 0 has closed the stream. */
 static enum status introduce(struct comm *c, const struct comm_place *place,
                              const struct meeting_point *p, struct err *err)
 {

@@ -68,7 +68,7 @@ static int32_t slot_before(const struct cpu_backend *cpu, int32_t row)
     return before >= 0 ? pass->rows[before].slot_pos : seq->n_past - 1;
 }
 
-/* A row without a predecessor, which is that of the first token, reads zeros. */
+/* The row of the first token has no predecessor and reads zeros. */
 enum status cpu_hidden_load(struct backend *be, const struct hidden_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);

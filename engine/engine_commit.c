@@ -38,7 +38,7 @@ static bool is_stop(const struct engine_request *r, int32_t token)
     return false;
 }
 
-/* Appends the token of a draw to its sequence. False if that ended it. */
+/* Appends the token of a draw to its sequence. False if the token ended the sequence. */
 static bool append(struct engine *e, const struct planned_step *ps, int32_t draw,
                    const struct draw_result *d)
 {

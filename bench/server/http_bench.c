@@ -157,7 +157,7 @@ static struct ages measure(struct side *side, double seconds)
     return a;
 }
 
-/* Every stream gets one token in each period, as an engine would send them. */
+/* Every stream gets one token in each period, as from an engine. */
 static struct ages paced(struct side *side, int n_streams, long long period_ns, double seconds)
 {
     set_streams(side, n_streams);

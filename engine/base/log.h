@@ -32,8 +32,8 @@ void log_mute(bool mute);
 
 /* Starts the writer thread. If none can be created, callers keep writing their own lines. */
 void log_open(void);
-/* Stops the writer once all lines are written, or after timeout_ms, when the lines still queued are
- * lost. Later lines are written by their callers, with a bounded wait. */
+/* Stops the writer once all lines are written, but after timeout_ms at the latest; lines that are
+ * still queued then are lost. Later lines are written by their callers, with a bounded wait. */
 void log_close(int timeout_ms);
 /* Lines lost so far. */
 uint64_t log_lost(void);

@@ -102,8 +102,8 @@ static bool try_state(struct reach *r, uint32_t state, int group)
     return true;
 }
 
-/* Adds a group to those that have joined (bits). If it does not obey the rule, the states that it
- * added are removed. */
+/* Adds a group to those that have joined (bits). If the group does not obey the rule, the states
+ * that it added are removed. */
 static bool try_group(struct reach *r, uint64_t joined, int group)
 {
     uint32_t before = r->n;

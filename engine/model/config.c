@@ -373,8 +373,8 @@ static void read_eos(const struct json *own, const struct json *wrapper, const s
     add_eos(c, wrapper);
 }
 
-/* generation_config.json is optional. Its end-of-text ids are added to those of config.json. If the
- * latter are only the family's usual ids, they are replaced. */
+/* generation_config.json is optional. Its end-of-text ids are added to those of config.json. If
+ * config.json names none, they replace the family's default ids. */
 static enum status read_generation(const char *dir, struct model_config *c, struct err *err)
 {
     c->defaults = sampling_params_default();

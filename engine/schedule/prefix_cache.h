@@ -69,7 +69,7 @@ uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const 
 /* The block with these tokens under this parent, or -1. Changes nothing. */
 int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);
 
-/* Enters a held block and returns its uid. The cache must not have an equal node. */
+/* Enters a held block and returns its uid. The cache must not contain an equal node. */
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
                              const int32_t *tokens, enum node_state state, int32_t producer);
 void prefix_cache_validate(struct prefix_cache *c, int32_t block);
