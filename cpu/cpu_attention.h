@@ -32,8 +32,8 @@ struct attn_job {
     int32_t part_first[SPLIT_ITEMS + 1];
 };
 
-/* The queries that the thread will read next, of which a few cache lines are prefetched at a time:
- * in each of the rows [row, end), n_bytes from `first` on. In row `row`, the bytes before `at` have
+/* The queries that the thread will read next: in each of the rows [row, end), n_bytes from `first`
+ * on. A few cache lines of them are prefetched at a time. In row `row`, the bytes before `at` have
  * been prefetched already. */
 struct attn_ahead {
     int32_t row, end;

@@ -96,7 +96,7 @@ static enum status load_drafts(struct rank *r, void *arg)
         }
     }
     if (r->local == 0 && e->spec.options.head == HEAD_MTP && e->config.n_draft_layers > 1) {
-        log_info("%d multi-token prediction modules, of which %d draft, one after the other",
+        log_info("%d multi-token prediction modules; %d of them draft, one after the other",
                  e->config.n_draft_layers, e->spec.options.n_models);
     }
     return OK;

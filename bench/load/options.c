@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Options in one table, from which the help is generated as well. Conditions on several options are
+/* All options are in one table, which also generates the help. Conditions on several options are
  * checked at the end. */
 #include "bench/load/options.h"
 

@@ -82,9 +82,9 @@ struct linear_args {
     struct product_sums *sums;
 };
 
-/* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head],
- * of which the first n_in of each head are used; y: [n_rows, heads, y_head], of which the first
- * n_out are written. */
+/* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head];
+ * the first n_in of each head are used. y: [n_rows, heads, y_head]; the first n_out of each head
+ * are written. */
 struct linear_heads_args {
     const struct weight *weight; // HEADS
     struct tensor x, y;

@@ -105,9 +105,8 @@ static void walk_beside(struct beside *b, uint32_t state, uint32_t plain)
     exprs_spend(m->a->x, seen / 8);
 }
 
-/* The plain text that a text soon becomes. The text is derived by a letter; if the result is plain,
- * returns the plain text that has this derivative. Several letters are tried, because one of them
- * may be the beginning of a name. */
+/* If the derivative of a text by a letter is plain, returns the plain text that has this
+ * derivative. Several letters are tried, because one of them may be the beginning of a name. */
 static uint32_t soon(struct masks *m, uint32_t e)
 {
     struct exprs *x = m->a->x;

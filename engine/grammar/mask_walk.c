@@ -43,7 +43,7 @@ static void add_passed(struct walk *w, uint32_t end, uint32_t next)
 
 static bool walk_below(struct walk *w, uint32_t from, uint32_t state);
 
-/* The children of a wide node, of which most lead to a dead state. */
+/* Walks the children of a wide node, most of which lead to a dead state. */
 static bool walk_kids(struct walk *w, uint32_t from, uint32_t state)
 {
     struct masks *m = w->m;

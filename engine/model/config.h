@@ -63,8 +63,8 @@ struct head_config {
     bool norm_before_residual;
     /* What other files need to know about a kind of head, so that they need not test which kind it
      * is. */
-    struct hidden_layers fed; // the target's layers after which hidden states are taken; none: its
-                              // final norm's output is taken
+    struct hidden_layers fed; // the head reads the states after these layers of the target; none:
+                              // the output of the target's final norm
     int32_t input_width;      // of its layer's q, k and v
     bool state_is_normed;     // its own states for later drafts are those after its final norm, and
                               // not before it

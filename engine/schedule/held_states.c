@@ -211,7 +211,7 @@ static void copy_out(struct holdings *h, const struct sequence *seq, int32_t bou
 }
 
 /* Whether the lane still has the state of the last boundary before n_sure. A lane keeps the state
- * of its last boundary, or of the last two if rows may be taken back. */
+ * of its last boundary, or of the last two if rows may be rejected. */
 static bool has_record(const struct holdings *h, const struct sequence *seq, int32_t n_sure)
 {
     int32_t kept = h->limits->state_ahead > 0 ? 2 : 1;
@@ -227,7 +227,7 @@ void held_states_publish(struct holdings *h, struct plan *p, const struct plan_e
     int32_t end = entry->first + entry->n_rows;
     enum state_reason reason;
     if (hs->block == 0 || entry->n_drafts > 0) {
-        return; // drafts may be taken back: see holdings_reached
+        return; // drafts may be rejected: see holdings_reached
     }
     for (int32_t e = last_boundary(hs, entry->first) + hs->block; e <= end; e += hs->block) {
         if (!is_wanted(h, seq, e, &reason)) {

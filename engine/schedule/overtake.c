@@ -32,8 +32,8 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
         struct sequence *next = seq->next;
         seq->prev->next = seq->next;
         seq->next->prev = seq->prev;
-        // With the turn of `head` and a lower slip it sorts just before `head`, and so before every
-        // sequence that it passed.
+        // The same turn as `head` but a lower slip puts it just before `head` in the order, and so
+        // before every sequence that it overtook.
         seq->turn_ns = head->turn_ns;
         seq->order = head->order;
         seq->slip = s->next_slip++;
