@@ -98,8 +98,8 @@ static bool are_few(const struct cuda_backend *be, const struct state_rows_launc
            k_state_few_takes(l);
 }
 
-/* Prompts are computed in blocks of the state, sequences of few rows in windows. If all sequences
- * have few rows, k_state_few computes them where it can. */
+/* Prompts are computed in blocks of the state, sequences of few rows in windows, and single rows by
+ * special kernels. If all sequences have few rows, k_state_few computes them where it can. */
 static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l)
 {
     const struct state_work *w = &be->passes.state_work;
@@ -107,13 +107,18 @@ static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l
         CUDA_TRY(&be->device, k_state_few(be->device.stream, l));
         return OK;
     }
+    if (w->has_single && !be->device.options.deterministic && k_state_single_takes(l)) {
+        CUDA_TRY(&be->device, k_state_single(be->device.stream, l));
+        l->several = true;
+    }
+    const bool others = w->has_several || !l->several;
     if (!in_blocks(be, l)) {
-        return run_windows(be, l, w->all_windows);
+        return others || w->n_chains > 0 ? run_windows(be, l, w->all_windows) : OK;
     }
     l->few_alone = true;
     l->n_chains = w->n_chains;
     l->n_blocks = w->n_blocks;
-    TRY(run_windows(be, l, w->windows));
+    TRY(run_windows(be, l, others ? w->windows : 0));
     CUDA_TRY(&be->device,
              k_state_blocks(be->device.stream, l, be->scratch.memory, be->scratch.n_bytes));
     return OK;

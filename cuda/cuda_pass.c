@@ -313,6 +313,9 @@ static struct state_work state_work_of(const struct passes *ps, const struct pas
         w.has_trees = w.has_trees || s->tree;
         if (s->tree || windows == 1) {
             w.windows = at_least(windows, w.windows);
+            const bool single = s->n_rows == 1 && !s->tree;
+            w.has_single = w.has_single || single;
+            w.has_several = w.has_several || !single;
         } else {
             w.n_chains++;
             w.n_blocks += (s->n_past + s->n_rows - 1) / block - s->n_past / block + 1;

@@ -40,9 +40,11 @@ enum { STATE_WINDOW = 16 };
 
 /* The work of a pass's recurrent layers. windows: launches of k_state_rows if it computes only
  * sequences of few rows and trees; all_windows: the same if it computes all sequences; n_chains:
- * sequences of more rows; n_blocks: blocks of the state in which those have rows. */
+ * sequences of more rows; n_blocks: blocks of the state in which those have rows. has_single,
+ * has_several: there are sequences of one row, and trees or sequences of 2 to STATE_WINDOW rows. */
 struct state_work {
     int32_t windows, all_windows, n_chains, n_blocks, has_trees;
+    int32_t has_single, has_several;
 };
 
 /* The vectors of the ops, in device memory. */
@@ -66,6 +68,7 @@ struct state_rows_launch {
     int32_t window;
     int32_t n_seqs; // maximum number of sequences in the bucket
     bool few_alone; // skip sequences of more than STATE_WINDOW rows unless they are trees
+    bool several;   // skip sequences of one row
 
     /* For k_state_blocks: the maximum number of such sequences, and of blocks of the state in which
      * they have rows. */
@@ -79,6 +82,11 @@ cudaError_t k_state_rows(cudaStream_t stream, const struct state_rows_launch *l)
  * nets of one shape. A row's bits differ from those of k_state_rows. */
 bool k_state_few_takes(const struct state_rows_launch *l);
 cudaError_t k_state_few(cudaStream_t stream, const struct state_rows_launch *l);
+
+/* The same for the sequences of one row that are not trees, in Mamba-2 layers of a few shapes. A
+ * row's bits differ from those of k_state_rows. */
+bool k_state_single_takes(const struct state_rows_launch *l);
+cudaError_t k_state_single(cudaStream_t stream, const struct state_rows_launch *l);
 
 /* The recurrence for sequences of more than STATE_WINDOW rows that are not trees, one whole block
  * of the state at a time, without the gate; only for 16-bit layers and with their convolution. A

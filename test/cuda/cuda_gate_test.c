@@ -49,12 +49,12 @@ TEST(short_convolutions_agree)
 TEST(gates_agree)
 {
     NEED_GPU();
-    for (int32_t i = 0; i < 90; i++) {
+    for (int32_t i = 0; i < 126; i++) {
         struct pair p;
         const int32_t pad = i % 2 ? 8 : 3; // rows are aligned to 16 bytes, or not
         REQUIRE(pair_open(&p, pair_dtypes[i % 3], false, NULL));
-        static const int32_t groups[] = {1, 64, 128, 256, 300};
-        const int32_t group = groups[i / 3 % 5], width = group * (1 + i % 5), n_rows = 1 + i % 7;
+        static const int32_t groups[] = {1, 64, 128, 256, 300, 320, 2064};
+        const int32_t group = groups[i / 3 % 7], width = group * (1 + i % 5), n_rows = 1 + i % 7;
         const struct backend_limits limits = pair_limits();
         struct gate_args a = {.n_rows = n_rows,
                               .width = width,

@@ -237,7 +237,16 @@ static const struct state_case cases[] = {
     {{STATE_DELTA, 2, 1, 128, 128, true, 0, 4}, 64, 4, -2.0f, false, false, 1, false, false},
     {{STATE_DECAY, 4, 1, 128, 64, false, 0, 4}, 64, 3, 0.0f, true, true, 0, true, false},
     {{STATE_DECAY, 2, 2, 256, 64, false, 0, 4}, 64, 0, 0.0f, true, true, -1, true, false},
+    {{STATE_DECAY, 20, 2, 128, 80, false, 0, 4}, 64, 0, 0.0f, true, true, -1, true, false},
+    {{STATE_DECAY, 3, 1, 256, 128, false, 0, 4}, 64, 3, 0.0f, true, true, 0, true, false},
+    {{STATE_DECAY, 11, 1, 128, 64, false, 0, 4}, 64, 0, 0.0f, false, false, 0, false, false},
 };
+
+/* One of the three dtypes; heads of 256 x 128 in fp32 exceed a multiprocessor. */
+static enum dtype dtype_for(const struct state_case *c, int32_t i)
+{
+    return c->g.key_dim * c->g.value_dim > 128 * 128 && i % 3 == 0 ? DT_BF16 : pair_dtypes[i % 3];
+}
 
 /* Texts in pieces of any length, two or three beside each other. */
 static void pieces(struct scene *s)
@@ -264,7 +273,8 @@ TEST(texts_in_pieces_agree)
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(cases); i++) {
             struct scene s;
-            REQUIRE(open_scene(&s, pair_dtypes[d], i % 4 == 1, &cases[i], (enum way)((i + d) % 3)));
+            REQUIRE(open_scene(&s, dtype_for(&cases[i], d), i % 4 == 1, &cases[i],
+                               (enum way)((i + d) % 3)));
             pieces(&s);
             pair_close(&s.p);
         }
@@ -296,7 +306,7 @@ TEST(rejected_drafts_agree)
         if (cases[i].max_ahead == 0) {
             continue;
         }
-        REQUIRE(open_scene(&s, pair_dtypes[i % 3], false, &cases[i], FUSED));
+        REQUIRE(open_scene(&s, dtype_for(&cases[i], i), false, &cases[i], FUSED));
         for (int32_t at = 0; at < 2 * cases[i].block + 5;) {
             draft(&s, 1, at++);
             const int32_t n = pick(&s, 0, 30);
@@ -365,7 +375,7 @@ TEST(trees_and_their_paths_agree)
         if (cases[i].max_ahead < 5) {
             continue;
         }
-        REQUIRE(open_scene(&s, pair_dtypes[i % 3], i % 2 == 0, &cases[i], FUSED));
+        REQUIRE(open_scene(&s, dtype_for(&cases[i], i), i % 2 == 0, &cases[i], FUSED));
         for (int32_t at = 0; at < 3 * cases[i].block;) {
             const int32_t room = cases[i].block - 2 - at % cases[i].block;
             int32_t depth = pick(&s, 0, 3);
@@ -411,7 +421,7 @@ TEST(snapshots_and_forks_agree)
     NEED_GPU();
     for (int32_t i = 0; i < COUNT(cases); i++) {
         struct scene s;
-        REQUIRE(open_scene(&s, pair_dtypes[i % 3], false, &cases[i], FUSED));
+        REQUIRE(open_scene(&s, dtype_for(&cases[i], i), false, &cases[i], FUSED));
         const int32_t block = cases[i].block, first = pick(&s, 1, block - 1);
         const int32_t known = 3 * block + pick(&s, 0, block - 1);
         const struct state_keep keeps[] = {{0, block, LANES}, {0, 2 * block, LANES + 1}};
@@ -465,12 +475,38 @@ TEST(few_rows_agree)
 {
     NEED_GPU();
     for (int32_t i = 0; i < COUNT(cases); i++) {
-        for (int32_t d = 0; d < COUNT(pair_dtypes) && cases[i].g.key_dim == 128; d++) {
+        for (int32_t d = 0; d < COUNT(pair_dtypes) && cases[i].g.key_dim >= 128; d++) {
             struct scene s;
-            REQUIRE(open_scene(&s, pair_dtypes[d], false, &cases[i], FUSED));
+            REQUIRE(open_scene(&s, dtype_for(&cases[i], d), false, &cases[i], FUSED));
             few_rows(&s);
             pair_close(&s.p);
         }
+    }
+}
+
+/* Single rows of one and two sequences, past the end of a block. How many warps share a head
+ * depends on the number of heads. */
+TEST(many_heads_agree)
+{
+    NEED_GPU();
+    for (int32_t heads = 400; heads <= 1100; heads += 700) {
+        struct scene s;
+        const struct state_case c = {
+            {STATE_DECAY, heads, 2, 128, 64, false, 0, 4}, 64, 0, 0.0f, true, true, 0, true, false};
+        REQUIRE(open_scene(&s, DT_BF16, false, &c, FUSED));
+        const int32_t first = pick(&s, 50, 60), other = pick(&s, 1, 60);
+        feed(&s, 1, 0, first, "before many heads");
+        feed(&s, 4, 0, other, "before many heads");
+        for (int32_t i = 0; i < 16; i++) {
+            begin(&s);
+            add_text(&s, 1, first + i, first + i + 1);
+            if (i % 2) {
+                add_text(&s, 4, other + i / 2, other + i / 2 + 1);
+            }
+            run(&s);
+            check(&s, "many heads");
+        }
+        pair_close(&s.p);
     }
 }
 
@@ -495,7 +531,7 @@ TEST(deterministic_rows_have_the_same_bits_in_any_pieces)
     NEED_GPU();
     for (int32_t i = 0; i < COUNT(cases); i++) {
         struct scene s;
-        REQUIRE(open_scene(&s, pair_dtypes[i % 3], true, &cases[i], (enum way)(i % 2)));
+        REQUIRE(open_scene(&s, dtype_for(&cases[i], i), true, &cases[i], (enum way)(i % 2)));
         const int32_t n = pick(&s, 100, 300);
         const size_t n_bytes = (size_t)n * (size_t)s.values * sizeof(float);
         float *whole = xcalloc(1, n_bytes), *cut = xcalloc(1, n_bytes);

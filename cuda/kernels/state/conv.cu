@@ -216,6 +216,64 @@ __global__ void __launch_bounds__(GATE_WARPS * 32)
     *(struct run *)((T *)p.out + row * p.out_stride + first) = made;
 }
 
+/* One block per row and group, 16 bytes per thread: for wider groups, which a block reads once. */
+template <typename T> __global__ void __launch_bounds__(1024) gate_wide_kernel(struct gate_params p)
+{
+    constexpr int N = vec<T>::N;
+    __shared__ float shared[32];
+    const int32_t i = (int32_t)threadIdx.x * N;
+    const int64_t first = (int64_t)blockIdx.y * p.group + i;
+    const bool has = i < p.group;
+    float weight[N];
+#pragma unroll
+    for (int j = 0; j < N && has; j += 4) {
+        *(float4 *)(weight + j) = *(const float4 *)(p.norm + (p.wide ? first : i) + j);
+    }
+    pdl_wait();
+    pdl_trigger();
+    vec<T> x, gate;
+    float y[N], square = 0.0f;
+    if (has) {
+        x.load((const T *)p.x + blockIdx.x * p.x_stride + first);
+        gate.load((const T *)p.gate + blockIdx.x * p.gate_stride + first);
+    }
+#pragma unroll
+    for (int j = 0; j < N && has; j++) {
+        const float open = opened_fast(p, to_float(gate.v[j]));
+        y[j] = to_float(x.v[j]) * (p.gate_first ? open : 1.0f);
+        square = fmaf(y[j], y[j], square);
+        weight[j] *= p.gate_first ? 1.0f : open;
+    }
+    const float scale = 1.0f / sqrtf(block_sum(square, shared) / (float)p.group + p.eps);
+    if (has) {
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            x.v[j] = from_float<T>(y[j] * scale * weight[j]);
+        }
+        x.store((T *)p.out + blockIdx.x * p.out_stride + first);
+    }
+}
+
+/* True if the groups are 16-bit and fit a block; this does not depend on the rows. */
+static bool in_blocks(const struct gate_args *a, const float *norm)
+{
+    enum { MOST = 1024 * 8 };
+    return norm && (uintptr_t)norm % 16 == 0 && !a->per_group && a->x.dtype != DT_F32 &&
+           a->group % 8 == 0 && a->group <= MOST &&
+           vec_ok(a->gate.mem.p, a->gate.stride, a->width, 2) &&
+           vec_ok(a->x.mem.p, a->x.stride, a->width, 2) &&
+           vec_ok(a->out.mem.p, a->out.stride, a->width, 2);
+}
+
+template <typename T>
+static cudaError_t gate_wide(cudaStream_t stream, const struct gate_params &p,
+                             const struct gate_args *a)
+{
+    const int32_t threads = (a->group / vec<T>::N + 31) / 32 * 32;
+    return launch(gate_wide_kernel<T>, dim3(a->n_rows, a->width / a->group), dim3(threads), 0,
+                  stream, p);
+}
+
 /* A warp for each group of the row. */
 template <typename T, int N>
 static cudaError_t gate_groups(cudaStream_t stream, const struct gate_params &p, int32_t n_rows,
@@ -272,6 +330,10 @@ extern "C" cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, co
         p.group = in_warps;
         return a->x.dtype == DT_BF16 ? gate_by_group<bf16_t>(stream, p, a)
                                      : gate_by_group<f16_t>(stream, p, a);
+    }
+    if (in_blocks(a, norm)) {
+        return a->x.dtype == DT_BF16 ? gate_wide<bf16_t>(stream, p, a)
+                                     : gate_wide<f16_t>(stream, p, a);
     }
     const int32_t threads = p.group >= 256 ? 256 : (p.group + 31) / 32 * 32;
     BY_DTYPE(a->x.dtype, T,

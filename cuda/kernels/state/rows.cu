@@ -405,8 +405,8 @@ __device__ static void run_sequence(const struct rows_params &p, const struct ro
     }
 }
 
-/* The block's work on sequence number i of the pass; n is 0 if k_state_blocks computes the
- * sequence, or if it has no rows in this window. */
+/* The block's work on sequence number i of the pass; n is 0 if k_state_blocks or k_state_single
+ * computes the sequence, or if it has no rows in this window. */
 __device__ __forceinline__ struct work work_of(const struct rows_params &p, int32_t i)
 {
     const struct state_layer &g = p.state.geometry;
@@ -414,7 +414,8 @@ __device__ __forceinline__ struct work work_of(const struct rows_params &p, int3
     struct work w = {p.pass.seqs[i], head, head / per_key, head % per_key == 0, 0, 0};
     const int32_t first = p.window * STATE_WINDOW;
     const bool few = w.seq.tree || w.seq.n_rows <= STATE_WINDOW;
-    if (first < w.seq.n_rows && (few || !p.few_alone)) {
+    const bool single = w.seq.n_rows == 1 && !w.seq.tree;
+    if (first < w.seq.n_rows && (few || !p.few_alone) && !(single && p.several)) {
         w.n = min(w.seq.n_rows - first, (int32_t)STATE_WINDOW);
         w.first = w.seq.first_row + first;
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The parameters of the kernels for few rows of a sequence: rows.cu and few.cu. Thread: device
- * code. */
+/* The parameters of the kernels for few rows of a sequence: rows.cu, few.cu and
+ * single.cu. Thread: device code. */
 #ifndef SLUICE_CUDA_STATE_ROWS_CUH
 #define SLUICE_CUDA_STATE_ROWS_CUH
 
 #include "cuda/kernels/state/state.cuh"
 
-/* Both kernels get the same args; unused ones are 0. */
+/* All get the same args; unused ones are 0. */
 struct rows_params {
     struct state_view state;
     struct pass_view pass;
@@ -18,7 +18,7 @@ struct rows_params {
     struct decay_law law;
     float gate_scale, eps;
     int32_t gate_act;
-    bool gate_first, per_group, silu, few_alone;
+    bool gate_first, per_group, silu, few_alone, several;
 };
 
 /* With a fused convolution rows come from its input, and with a gate they go to its
@@ -49,6 +49,7 @@ static inline struct rows_params rows_params_of(const struct state_rows_launch *
     p.window = l->window;
     p.law = decay_law_of(a);
     p.few_alone = l->few_alone;
+    p.several = l->several;
     p.silu = l->conv && l->conv->silu;
     if (g) {
         p.gate_scale = g->scale;
