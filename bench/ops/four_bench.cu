@@ -71,6 +71,11 @@ void bench_four_check(struct rng &r)
     if (gated) {
         n_out = (n_out + 31) / 32 * 32;
     }
+    /* Rows that are stored eight features at a time, and end in the middle of a tile row. */
+    const bool is_aligned = !gated && r.below(4) == 0;
+    if (is_aligned) {
+        n_out = n_out / CODED_ROWS * CODED_ROWS + CODED_ROWS / 2;
+    }
     const int n_in = 64 * r.between(1, r.below(4) ? 40 : 140);
     const int group = code == CODED_E2M1 ? 32 : groups[r.below(3)];
     const struct four_weight w(r, code, n_out, n_in, group, code == CODED_U4 && r.below(2));
@@ -81,7 +86,7 @@ void bench_four_check(struct rng &r)
     a.n_rows = r.between(1, most[r.below(6)]);
     a.x_stride = n_in + 8 * r.below(3);
     const int width = gated ? n_out / 2 : n_out;
-    a.y_stride = width + r.below(9);
+    a.y_stride = width + (is_aligned ? 8 * r.below(2) : r.below(9));
     a.accumulate = !gated && r.below(4) == 0;
     a.gated = gated;
     a.activation = ACT_SILU;

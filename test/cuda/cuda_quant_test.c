@@ -64,15 +64,17 @@ static double tolerance_of(const struct pair *p, const struct weight *w, int32_t
     return p->dtype == DT_BF16 ? 3e-3 : 4e-4;
 }
 
-/* Compared with fp32 products of the decoded numbers; poison in the padding. */
+/* Compared with fp32 products of the decoded numbers; poison in the padding. Rows of y that can be
+ * stored eight features at a time are. */
 static void product_case(struct pair *p, const char *name, const struct pair_weight *w,
                          int32_t n_rows, bool accumulate, enum dtype y_dtype)
 {
     const int32_t n_out = width_of(w->w[GPU], false), n_in = width_of(w->w[GPU], true);
+    const int32_t stride = n_out + (n_out % 8 == 0 ? 8 : 5);
     struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in + 8, 1.0f);
-    struct pair_tensor y = tensor_poisoned(p, n_rows, n_out + 5, y_dtype);
+    struct pair_tensor y = tensor_poisoned(p, n_rows, stride, y_dtype);
     if (accumulate) {
-        struct pair_tensor start = tensor_random(p, n_rows, n_out, n_out + 5, 1.0f);
+        struct pair_tensor start = tensor_random(p, n_rows, n_out, stride, 1.0f);
         float *values = tensor_get(p, &start, CPU);
         tensor_put(p, &y, values);
         free(values);
@@ -85,14 +87,15 @@ static void product_case(struct pair *p, const char *name, const struct pair_wei
     check_tensor(p, what, &y, n_out, tolerance_of(p, w->w[GPU], n_rows, y_dtype));
 }
 
-/* Two stacked tensors: a cut one, and one of which every second row is used. */
+/* Two stacked tensors: a cut one, and one of which every second row is used. The last ones' outputs
+ * end in the middle of 16. */
 struct shape {
     int32_t n_out, n_in, first_row, n_rows, first_col, n_cols;
 };
 
 static const struct shape shapes[] = {
     {300, 1000, 0, 300, 0, 1000},  {176, 520, 3, 77, 256, 264},  {40, 24, 0, 40, 0, 24},
-    {272, 4096, 16, 256, 0, 4096}, {300, 1088, 0, 300, 0, 1088},
+    {272, 4096, 16, 256, 0, 4096}, {300, 1088, 0, 300, 0, 1088}, {48, 384, 0, 48, 0, 384},
 };
 
 /* Shapes whose parts begin in the middle of a scale's block are among them. */
