@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 16 rows, on Hopper.
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 16 rows, on Hopper, unless
+ * four_lean.cu takes it.
  *
  * A block has a multiprocessor to itself and processes items in turn (items.cuh): a band of tile
  * rows, a range of K and a tile of rows of x. Tile rows come in pairs: two that follow each other
