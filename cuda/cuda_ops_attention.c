@@ -44,9 +44,23 @@ static bool rope_adds_sums(const struct rope_store_args *a, const struct kv_view
            k_rope_takes_sums(a, rope_of(a), vector_length(a->q_norm), vector_length(a->k_norm), kv);
 }
 
+/* True if attention/few.cu probably computes the op (may_be_few knows). */
+static bool rope_is_few(const struct cuda_backend *be, const struct rope_store_args *a,
+                        const struct kv_view *kv)
+{
+    return be->passes.is_few && a->n_kv_heads > 0 &&
+           k_attention_few_takes(a, rope_of(a), vector_length(a->q_norm), vector_length(a->k_norm),
+                                 kv, &be->attention);
+}
+
+/* With few decoding rows the product must be complete: attention that adds sums does not divide a
+ * row's keys among blocks, which takes longer than a product whose K is not cut. */
 bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a)
 {
-    return rope_adds_sums(a, layer_kv(cuda_backend_of(base), a->layer));
+    enum { COMPLETE_ROWS = 16 };
+    const struct cuda_backend *be = cuda_backend_of(base);
+    const struct kv_view *kv = layer_kv(be, a->layer);
+    return rope_adds_sums(a, kv) && !(a->n_rows <= COMPLETE_ROWS && rope_is_few(be, a, kv));
 }
 
 /* Only the fast kernel accepts partial sums of the preceding product. */
@@ -147,13 +161,10 @@ enum status cuda_op_attention(struct backend *base, const struct attention_args 
 static bool may_be_few(const struct cuda_backend *be, const struct rope_store_args *r,
                        const struct attention_args *a, const struct kv_view *kv)
 {
-    return be->passes.is_few && r->n_rows == a->n_rows && r->layer == a->layer &&
-           r->n_kv_heads == a->n_kv_heads && a->chunk <= 0 && r->n_heads == a->n_heads &&
-           r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
-           r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 &&
-           a->softcap <= 0.0f && !a->sinks &&
-           k_attention_few_takes(r, rope_of(r), vector_length(r->q_norm), vector_length(r->k_norm),
-                                 kv, &be->attention);
+    return r->n_rows == a->n_rows && r->layer == a->layer && r->n_kv_heads == a->n_kv_heads &&
+           a->chunk <= 0 && r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p &&
+           r->qkv.dtype == a->q.dtype && r->qkv.stride == a->q.stride && a->scale > 0.0f &&
+           a->window <= 0 && a->softcap <= 0.0f && !a->sinks && rope_is_few(be, r, kv);
 }
 
 /* True if attention may write its out as the codes that `l` reads: those of a head share a scale.

@@ -205,7 +205,9 @@ void bench_naive(const struct gemm_args &a, float *out); // the product in fp32,
 std::vector<float> bench_silu_gated(const std::vector<float> &v, int n_rows, int width,
                                     enum dtype dt);
 void bench_four_check(struct rng &r);
+void bench_four_few_check(struct rng &r);
 void bench_four_time();
+void bench_four_layer();
 /* only: the products to check; NULL: all. Returns false if none has that name. */
 bool bench_gemm_check(const char *only);
 void bench_check_codes(struct rng &r);

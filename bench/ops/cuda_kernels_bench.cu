@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks and times the attention and small-product kernels without the engine.
- * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm] [four] [attention] [step]
+ * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm] [four] [layer] [attention] [step]
  * check N checks N passes of attention and all products, check PRODUCT only that product
  * (gemm_head, gemm_batch, ...). */
 #include "bench/ops/bench.cuh"
@@ -61,6 +61,8 @@ int main(int argc, char **argv)
             bench_gemm_time();
         } else if (strcmp(argv[i], "four") == 0) {
             bench_four_time();
+        } else if (strcmp(argv[i], "layer") == 0) {
+            bench_four_layer();
         } else if (strcmp(argv[i], "attention") == 0) {
             bench_attention_time();
         } else if (strcmp(argv[i], "step") == 0) {

@@ -3,6 +3,7 @@
  * timed. */
 #include "bench/ops/bench.cuh"
 #include "cuda/gemm.h"
+#include "cuda/kernels/kernels.h"
 
 #include <cmath>
 #include <cstring>
@@ -61,8 +62,9 @@ struct four_weight {
 
 enum { SUMS_BYTES = 32 << 20 };
 
-/* Random shapes, formats and numbers of rows; partial sums are added up. */
-void bench_four_check(struct rng &r)
+/* Random shapes, formats and numbers of rows; partial sums are added up. is_few: what the kernels
+ * of few rows take. */
+static void check_four(struct rng &r, bool is_few)
 {
     static const int groups[] = {32, 64, 128};
     const enum coded_code code = r.below(4) ? CODED_U4 : CODED_E2M1;
@@ -71,18 +73,23 @@ void bench_four_check(struct rng &r)
     if (gated) {
         n_out = (n_out + 31) / 32 * 32;
     }
+    /* Rows that are stored eight features at a time, and end in the middle of a tile row. */
+    const bool is_aligned = !gated && r.below(4) == 0;
+    if (is_aligned) {
+        n_out = n_out / CODED_ROWS * CODED_ROWS + CODED_ROWS / 2;
+    }
     const int n_in = 64 * r.between(1, r.below(4) ? 40 : 140);
-    const int group = code == CODED_E2M1 ? 32 : groups[r.below(3)];
+    const int group = code == CODED_E2M1 ? 32 : groups[is_few ? 2 : r.below(3)];
     const struct four_weight w(r, code, n_out, n_in, group, code == CODED_U4 && r.below(2));
     struct coded_args a = {};
     a.x_dtype = r.below(2) ? DT_BF16 : DT_F16;
-    a.y_dtype = gated || r.below(2) ? a.x_dtype : DT_F32;
+    a.y_dtype = is_few || gated || r.below(2) ? a.x_dtype : DT_F32;
     static const int most[] = {8, 16, 32, 64, 128, 256};
-    a.n_rows = r.between(1, most[r.below(6)]);
+    a.n_rows = r.between(1, most[r.below(is_few ? 2 : 6)]);
     a.x_stride = n_in + 8 * r.below(3);
     const int width = gated ? n_out / 2 : n_out;
-    a.y_stride = width + r.below(9);
-    a.accumulate = !gated && r.below(4) == 0;
+    a.y_stride = width + (is_aligned ? 8 * r.below(2) : r.below(9));
+    a.accumulate = !is_few && !gated && r.below(4) == 0;
     a.gated = gated;
     a.activation = ACT_SILU;
     void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
@@ -97,7 +104,7 @@ void bench_four_check(struct rng &r)
     out.prepare(r);
     a.x = x;
     a.y = y;
-    a.bias = r.below(2) ? bias : nullptr;
+    a.bias = r.below(is_few ? 8 : 2) ? nullptr : bias;
     CHECK(coded_expand(0, &w.m, 0, n_out, expanded, a.x_dtype));
     struct gemm_args g = {};
     g.x = x;
@@ -148,6 +155,16 @@ void bench_four_check(struct rng &r)
     for (void *p : {x, y, expanded, (void *)bias, (void *)sums, (void *)expected}) {
         CHECK(cudaFree(p));
     }
+}
+
+void bench_four_check(struct rng &r)
+{
+    check_four(r, false);
+}
+
+void bench_four_few_check(struct rng &r)
+{
+    check_four(r, true);
 }
 
 /* The products of an 8B model's layer with int4 in groups of 128; other formats only gate_up. */
@@ -211,6 +228,150 @@ void bench_four_time()
         }
     }
     for (void *p : {x, y, (void *)sums}) {
+        CHECK(cudaFree(p));
+    }
+}
+
+/* ---- a layer --------------------------------------------------------------------------------- */
+
+/* The products and norms of an 8B model's layer; attention is left out. */
+struct four_layer {
+    enum { HIDDEN = 4096, QKV = 6144, INNER = 14336, GATE_UP = 2 * INNER };
+    struct four_weight qkv, o, gate_up, down;
+
+    explicit four_layer(struct rng &r, enum coded_code code)
+        : qkv(r, code, QKV, HIDDEN, group(code), false),
+          o(r, code, HIDDEN, HIDDEN, group(code), false),
+          gate_up(r, code, GATE_UP, HIDDEN, group(code), false),
+          down(r, code, HIDDEN, INNER, group(code), false)
+    {
+    }
+    static int group(enum coded_code code)
+    {
+        return code == CODED_U4 ? 128 : 32;
+    }
+};
+
+struct four_chain {
+    bf16_t *residual, *in, *mid, *act, *out;
+    float *sums, *norm;
+    int rows;
+
+    struct sum_parts product(cudaStream_t stream, const struct four_weight &w, const bf16_t *x,
+                             bf16_t *y, bool gated) const
+    {
+        struct coded_args a = {};
+        a.x = x;
+        a.y = y;
+        a.x_dtype = a.y_dtype = DT_BF16;
+        a.n_rows = rows;
+        a.x_stride = w.m.n_in;
+        a.y_stride = gated ? w.m.n_out / 2 : w.m.n_out;
+        a.gated = gated;
+        a.activation = ACT_SILU;
+        struct sum_parts left = {sums, nullptr, (int64_t)rows * w.m.n_out, w.m.n_out, 0};
+        CHECK(gemm_four(stream, &w.m, &a, 132, gated ? 0 : (size_t)SUMS_BYTES, &left));
+        return left;
+    }
+
+    /* residual += y, in = norm(residual). */
+    void add(cudaStream_t stream, const struct sum_parts &left) const
+    {
+        struct norm_args n = {};
+        n.x.mem.p = residual;
+        n.delta.mem.p = out;
+        n.out.mem.p = in;
+        n.x.dtype = n.delta.dtype = n.out.dtype = DT_BF16;
+        n.x.stride = n.delta.stride = n.out.stride = n.width = four_layer::HIDDEN;
+        n.n_rows = rows;
+        n.eps = 1e-5f;
+        n.delta_scale = 0.01f;
+        CHECK(k_norm(stream, &n, norm, nullptr, left.n > 0 ? &left : nullptr, nullptr));
+    }
+
+    void layer(cudaStream_t stream, const struct four_layer &l) const
+    {
+        product(stream, l.qkv, in, mid, false);
+        add(stream, product(stream, l.o, mid, out, false)); // reads any numbers
+        product(stream, l.gate_up, in, act, true);
+        add(stream, product(stream, l.down, act, out, false));
+    }
+};
+
+/* The best of three. */
+static double best_us(int n, const std::function<void(cudaStream_t, int)> &issue)
+{
+    double us = time_us(n, issue);
+    for (int i = 0; i < 2; i++) {
+        us = std::min(us, time_us(n, issue));
+    }
+    return us;
+}
+
+/* A line for a code: what a layer and its products take, us, and how many partial sums they leave.
+ */
+static void time_layer(const struct four_chain &of, enum coded_code code)
+{
+    enum { LAYERS = 4 };
+    struct four_chain c = of;
+    struct rng r = {7};
+    std::vector<struct four_layer *> layers;
+    for (int i = 0; i < LAYERS; i++) {
+        layers.push_back(new four_layer(r, code));
+    }
+    const auto layer = [&](cudaStream_t stream, int i) { c.layer(stream, *layers[i % LAYERS]); };
+    c.rows = 1;
+    for (int i = 0; i < 4; i++) { // until the clock is high
+        time_us(4 * LAYERS, layer);
+    }
+    printf("%-5s", code == CODED_U4 ? "int4" : "mx");
+    for (int rows : {1, 4, 8, 16, 32}) {
+        c.rows = rows;
+        const double all = time_us(4 * LAYERS, layer);
+        double us[4];
+        int parts[4];
+        for (int k = 0; k < 4; k++) {
+            us[k] = best_us(4 * LAYERS, [&](cudaStream_t stream, int i) {
+                const struct four_layer &l = *layers[i % LAYERS];
+                const struct four_weight *w[] = {&l.qkv, &l.o, &l.gate_up, &l.down};
+                const bool gated = w[k] == &l.gate_up;
+                const bf16_t *x = w[k] == &l.down ? c.act : c.in;
+                parts[k] = c.product(stream, *w[k], x, gated ? c.act : c.out, gated).n;
+            });
+        }
+        printf(" |%3d: %5.1f =%5.1f(%d)%5.1f(%d)%5.1f%5.1f(%d)", rows, all, us[0], parts[0], us[1],
+               parts[1], us[2], us[3], parts[3]);
+    }
+    printf("\n");
+    for (struct four_layer *l : layers) {
+        delete l;
+    }
+}
+
+void bench_four_layer()
+{
+    enum { MOST = 64 };
+    struct four_chain c = {};
+    c.residual = device_new<bf16_t>((size_t)MOST * four_layer::HIDDEN);
+    c.in = device_new<bf16_t>((size_t)MOST * four_layer::HIDDEN);
+    c.mid = device_new<bf16_t>((size_t)MOST * four_layer::QKV);
+    c.act = device_new<bf16_t>((size_t)MOST * four_layer::INNER);
+    c.out = device_new<bf16_t>((size_t)MOST * four_layer::QKV);
+    c.sums = device_new<float>(SUMS_BYTES / 4);
+    c.norm = device_new<float>(four_layer::HIDDEN);
+    for (bf16_t *p : {c.residual, c.in, c.out}) {
+        fill(p, DT_BF16, (int64_t)MOST * four_layer::HIDDEN, 4, 0.1f);
+    }
+    fill(c.mid, DT_BF16, (int64_t)MOST * four_layer::QKV, 5, 0.1f);
+    fill(c.act, DT_BF16, (int64_t)MOST * four_layer::INNER, 6, 0.1f);
+    fill(c.norm, DT_F32, four_layer::HIDDEN, 7, 0.1f);
+    printf("rows: products and norms of an 8B model's layer with 4-bit weights, us = qkv (partial "
+           "sums) o gate_up down\n");
+    for (enum coded_code code : {CODED_U4, CODED_E2M1}) {
+        time_layer(c, code);
+    }
+    for (void *p : {(void *)c.residual, (void *)c.in, (void *)c.mid, (void *)c.act, (void *)c.out,
+                    (void *)c.sums, (void *)c.norm}) {
         CHECK(cudaFree(p));
     }
 }

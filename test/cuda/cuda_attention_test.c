@@ -3,6 +3,21 @@
  * backend: keys and values enter both caches through the same ops. */
 #include "test/cuda/cuda_layers.h"
 
+#ifdef SLUICE_CUDA
+#include "cuda/cuda_device.h"
+
+static bool has_few(struct backend *be)
+{
+    return cuda_of(be)->sm == 90;
+}
+#else
+static bool has_few(struct backend *be)
+{
+    (void)be;
+    return false;
+}
+#endif
+
 static const struct stored plain_numbers = {.format = KV_PLAIN};
 
 /* Ten sequences in one pass: prompts, decoding rows and trees, with pasts around the edges
@@ -169,6 +184,33 @@ TEST(few_decoding_rows_agree)
             few_case(pair_dtypes[d], &shapes[i]);
         }
     }
+}
+
+/* Attention of few decoding rows divides a row's keys among blocks only if the product before it is
+ * complete. */
+TEST(few_decoding_rows_need_a_complete_product)
+{
+    NEED_GPU();
+    static const struct shape s = {
+        .n_heads = 8, .n_kv_heads = 2, .head_dim = 128, .n_pairs = 64, .block_tokens = 16};
+    static const struct seq_spec past[] = {{0, 30, false}, {0, 17, false}};
+    static const struct seq_spec specs[] = {{30, 1, false}, {17, 1, false}};
+    static struct test_pass t;
+    struct setup u = {0};
+    REQUIRE(open_setup(&u, DT_BF16, false, &s));
+    struct pair *p = &u.p;
+    step_begin(p);
+    give_blocks(p, 2, 8);
+    for (int32_t i = 0; i < 2; i++) {
+        pass_of(&t, i ? specs : past, 2, false, 41);
+        pass_begin(p, &t);
+        struct rope_store_args a = rope_args(&u, 0, t.pass.n_rows, GPU);
+        a.qkv = store_rows(&u, t.pass.n_rows).t[GPU];
+        CHECK_EQ(ops_rope_store_adds_sums(p->be[GPU], &a), i == 0 || !has_few(p->be[GPU]));
+        pass_end(p);
+    }
+    step_end(p, NULL);
+    pair_close(p);
 }
 
 /* Queries, keys and values directly from a product, which the backend may leave as partial sums. */

@@ -18,6 +18,12 @@ __device__ __forceinline__ void cp_async_16(void *shared, const void *from, bool
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n));
 }
 
+/* The same, to an address of shared memory. */
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit()
 {
     asm volatile("cp.async.commit_group;");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 16 rows, on Hopper.
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 16 rows, on Hopper, unless
+ * four_lean.cu takes it.
  *
  * A block has a multiprocessor to itself and processes items in turn (items.cuh): a band of tile
  * rows, a range of K and a tile of rows of x. Tile rows come in pairs: two that follow each other
@@ -16,6 +17,7 @@
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/codes.cuh"
 #include "cuda/kernels/device/hopper.cuh"
+#include "cuda/kernels/device/kept.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/pairs.cuh"
@@ -91,13 +93,6 @@ __device__ __forceinline__ int32_t tile_of(const struct few_params &p, int32_t p
     return p.gated ? pair + f * (p.m.n_tiles / 2) : 2 * pair + f;
 }
 
-/* Keeps a value in a register. Otherwise the compiler computes such values again in every step. */
-template <typename V> __device__ __forceinline__ V kept(V v)
-{
-    asm volatile("" : "+r"(v));
-    return v;
-}
-
 /* The copies of a warp's chunks into its ring, one after another. */
 template <typename S> struct few_copies {
     const uint8_t *codes[2], *scales, *zeros;    // this lane's in the next chunk
@@ -141,27 +136,22 @@ template <typename S> struct few_copies {
             chunk += slices;
 #pragma unroll
             for (int f = 0; f < 2; f++) {
-                copy(to + f * CODED_TILE_BYTES, codes[f]);
-                copy(to + f * CODED_TILE_BYTES + 512, codes[f] + 512);
+                cp_async_16(to + f * CODED_TILE_BYTES, codes[f]);
+                cp_async_16(to + f * CODED_TILE_BYTES + 512, codes[f] + 512);
                 codes[f] += next_codes;
             }
             if (has_scales) {
-                copy(to + to_scale, scales);
+                cp_async_16(to + to_scale, scales);
             }
             scales += next_scales;
             if (has_zeros) {
-                copy(to + to_zero, zeros);
+                cp_async_16(to + to_zero, zeros);
             }
             zeros += next_zeros;
             to += S::SLOT;
             to = to == end ? end - S::RING : to;
         }
         cp_async_commit();
-    }
-
-    static __device__ __forceinline__ void copy(uint32_t to, const uint8_t *from)
-    {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     }
 };
 
@@ -527,6 +517,10 @@ extern "C" cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix 
     }
     if (a->n_rows > MOST_NT * 8) {
         return gemm_four_some(stream, m, a, n_sms, sums_bytes, sums);
+    }
+    cudaError_t e;
+    if (gemm_four_lean(stream, m, a, n_sms, sums_bytes, sums, &e)) {
+        return e;
     }
     struct few_params p = {};
     p.plan = plan_of(m, a, n_sms, sums_bytes);

@@ -15,6 +15,9 @@ cudaError_t gemm_four_some(cudaStream_t stream, const struct coded_matrix *m,
 cudaError_t gemm_four_many(cudaStream_t stream, const struct coded_matrix *m,
                            const struct coded_args *a, int32_t n_sms, size_t sums_bytes,
                            struct sum_parts *sums);
+/* False if it leaves the product to gemm_four; otherwise *e is the launch's error. */
+bool gemm_four_lean(cudaStream_t stream, const struct coded_matrix *m, const struct coded_args *a,
+                    int32_t n_sms, size_t sums_bytes, struct sum_parts *sums, cudaError_t *e);
 /* Whether gemm_four_many sums each group separately and scales the sums; otherwise it scales the
  * codes.
  */

@@ -302,7 +302,7 @@ __device__ __forceinline__ void store(const struct many_params &p, const struct 
     const int quarter = lane & (p.gated ? 1 : 3), shift = p.gated ? 1 : 2; // of 16, or 8, features
     const struct half_tile tile = half_of(p, it, unit, quarter >> 1);
     const int32_t feature = tile.tile * CODED_ROWS + tile.half * 8 + (quarter & 1) * 4;
-    if (tile.tile < 0) {
+    if (tile.tile < 0 || feature >= p.n_out) { // the weight may end in the middle of a tile row
         return;
     }
     const int64_t at = it.run * p.part_stride + first_row * p.y_stride + feature;
