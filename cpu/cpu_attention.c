@@ -76,12 +76,9 @@ static void soften(const struct attn_job *job, float *s, int32_t n, float *max, 
 {
     const struct cpu_kernels *k = job->cpu->kernels;
     *max = k->max(s, n);
-    *sum = 0.0f;
-    if (*max > -INFINITY || *max != *max) {
-        *sum = k->exp_sum(s, n, *max);
-    } else {
-        memset(s, 0, (size_t)n * sizeof *s);
-    }
+    // The maximum passes over NaN. If nothing else is seen, the sum must still be NaN, since the
+    // join leaves out a chunk whose sum is 0.
+    *sum = k->exp_sum(s, n, *max > -INFINITY ? *max : 0.0f);
 }
 
 /* Takes the softmax of each vector over the chunk. Entries outside [first, end) become 0. */

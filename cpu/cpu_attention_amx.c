@@ -315,6 +315,16 @@ static float highest(const float *s, int32_t n)
     return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
 }
 
+static bool has_nan(const float *s, int32_t n)
+{
+    __mmask16 found = 0;
+    for (int32_t i = 0; i < n; i += 16) {
+        const __m512 x = _mm512_loadu_ps(s + i);
+        found |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    }
+    return found != 0;
+}
+
 /* 2^y, precise enough to be rounded to bf16: the relative error is at most 1e-4, and 0 at 0. */
 INLINE __m512 rough_exp2(__m512 y)
 {
@@ -350,7 +360,10 @@ static void soften(const struct unit_scores *a)
         if (a->max[i] == -INFINITY && a->n > 0) {
             a->max[i] = highest(s, a->n);
         }
-        if (a->max[i] == -INFINITY) {
+        if (a->max[i] == -INFINITY && has_nan(s, a->n)) { // the join leaves out a sum of 0
+            total = soften_row(s, a->n, p, 0.0f, total);
+            _mm512_storeu_ps(a->sums[i], total);
+        } else if (a->max[i] == -INFINITY) {
             for (int32_t k = 0; k < a->n / UNIT_K; k++) {
                 _mm512_storeu_si512(p + k * UNIT_STEP, _mm512_setzero_si512());
             }

@@ -347,7 +347,8 @@ struct draw_result {
     float logprob;
     float log_total; // with logprobs: a logit minus this is its log-probability
     /* The row's logits contain NaN or infinity, or nothing above -infinity; the token is then some
-     * id of the vocabulary without meaning. Backends that do not check leave this false. */
+     * id of the vocabulary without meaning. Logits that cannot be drawn (masked or banned) need not
+     * be looked at. */
     bool broken;
     int32_t n_top;
     int32_t top_ids[MAX_TOP_LOGPROBS];

@@ -215,11 +215,79 @@ static void take_prepared(struct call *c)
     call_fail(c, &e);
 }
 
+/* Runs on the pool, so it may only use the server's constants and the store. If a buffer has lost
+ * bytes, the request fails. */
+static void prepare(void *arg)
+{
+    struct call *c = arg;
+    struct request *r = &c->request;
+    const uint64_t n_lost = buf_n_lost();
+    if (!c->renders) {
+        c->stage = prepare_body(r);
+    }
+    if (c->renders || c->stage == PREPARE_PROMPT) {
+        prepare_prompt(r);
+        c->stage = PREPARE_DONE;
+    }
+    if (buf_n_lost() != n_lost) {
+        c->stage = PREPARE_DONE;
+        r->error = (struct call_error){0};
+        call_error_no_memory(&r->error);
+    }
+}
+
+static void on_prepared(void *arg);
+
+static void start_prepare(struct call *c)
+{
+    if (c->server->host->run) {
+        c->server->host->run(c->server, prepare, on_prepared, c);
+    } else {
+        prepare(c);
+        on_prepared(c);
+    }
+}
+
+/* Continues with the next call that has a template of its client, unless one is rendered. */
+static void render_next(struct call_server *s)
+{
+    while (s->template_queue && !s->template_is_taken) {
+        struct call *c = s->template_queue;
+        s->template_queue = c->next_queued;
+        if (!s->template_queue) {
+            s->template_tail = &s->template_queue;
+        }
+        if (c->gone) {
+            c->preparing = false;
+            call_give_back(c);
+            continue;
+        }
+        s->template_is_taken = c->renders = true;
+        start_prepare(c);
+    }
+}
+
+static void enqueue_template(struct call *c)
+{
+    c->next_queued = NULL;
+    *c->server->template_tail = c;
+    c->server->template_tail = &c->next_queued;
+}
+
 /* Back on the loop thread. The client may have gone while the body was read. */
 static void on_prepared(void *arg)
 {
     struct call *c = arg;
     call_watch_memory(c->server);
+    if (c->stage == PREPARE_TEMPLATE) {
+        enqueue_template(c);
+        render_next(c->server);
+        return;
+    }
+    if (c->renders) {
+        c->renders = c->server->template_is_taken = false;
+        render_next(c->server);
+    }
     c->preparing = false;
     if (c->request.kind != c->kind) { // the body has decided the kind
         c->format = call_format_of(c->request.kind);
@@ -242,19 +310,6 @@ static void on_prepared(void *arg)
     c->request.stream = c->request.stream && c->format->finish && c->sink->begin;
     set_id(c, c->request.request_id);
     take_prepared(c);
-}
-
-/* Runs on the pool, so it may only use the server's constants and the store. If a buffer has lost
- * bytes, the request fails. */
-static void prepare(void *arg)
-{
-    struct request *r = &((struct call *)arg)->request;
-    const uint64_t n_lost = buf_n_lost();
-    prepare_request(r);
-    if (buf_n_lost() != n_lost) {
-        r->error = (struct call_error){0};
-        call_error_no_memory(&r->error);
-    }
 }
 
 /* Requests without a seed get different seeds, so that equal requests can get different answers. */
@@ -283,10 +338,5 @@ void call_start(struct call_server *s, struct call *c)
     s->calls = c;
     s->n_calls++;
     c->preparing = true;
-    if (s->host->run) {
-        s->host->run(s, prepare, on_prepared, c);
-    } else {
-        prepare(c);
-        on_prepared(c);
-    }
+    start_prepare(c);
 }

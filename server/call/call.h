@@ -17,6 +17,7 @@
 #include "engine/schedule/request.h"
 #include "server/call/error.h"
 #include "server/call/model.h"
+#include "server/call/prepare.h"
 #include "server/call/request.h"
 #include "server/chat/output.h"
 
@@ -103,6 +104,10 @@ struct call_server {
     /* Offline calls that are waiting because the engine's queue is full. While this is not NULL, no
      * more offline calls should be started. */
     struct call *queue, **queue_tail;
+    /* Prepared calls whose chat template was sent by the client: they render it one after the
+     * other, and so hold one thread of the pool at most. */
+    struct call *template_queue, **template_tail;
+    bool template_is_taken;
     struct call *calls;            // list of all calls in progress
     int64_t n_calls, n_beam_calls; // n_beam_calls: calls with beam search
     int64_t n_shift_calls;         // those whose contexts may shift
@@ -223,13 +228,15 @@ struct call {
     size_t n_requests, n_submitted, n_done; // with beams, the last two count one step's requests
     struct call_choice *choices;
     size_t n_choices, n_finished;
-    int64_t n_waiting;       // the call's part of tenant.n_waiting
-    bool answered;           // one of the sink's four functions that end an answer was called
-    bool saving;             // the answer is being stored, on the pool
-    bool closed;             // the answer is complete
-    bool kept;               // request.detached: its beginning is stored, and its end will be
-    enum call_ending ending; // if not CALL_ANSWERED: how the call must end, as soon as it can
-    char *not_kept, *why;    // error messages of the store and of a failed call; NULL: none
+    int64_t n_waiting;        // the call's part of tenant.n_waiting
+    bool answered;            // one of the sink's four functions that end an answer was called
+    bool saving;              // the answer is being stored, on the pool
+    bool closed;              // the answer is complete
+    bool kept;                // request.detached: its beginning is stored, and its end will be
+    enum call_ending ending;  // if not CALL_ANSWERED: how the call must end, as soon as it can
+    char *not_kept, *why;     // error messages of the store and of a failed call; NULL: none
+    enum prepare_stage stage; // while `preparing`
+    bool renders;             // it has the thread for templates of clients
     bool preparing, queued, streaming, untimed, gone, dead, first_token, deadline_is_queue,
         has_news;
     struct call *next, **link, *next_queued, *next_dead;

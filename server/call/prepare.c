@@ -412,19 +412,20 @@ static bool pools_as_asked(struct request *r)
                           "which this endpoint cannot return: use /embedding or /pooling.");
 }
 
-/* Stops at the first error. Grammars come last, because they cost the most. */
-void prepare_request(struct request *r)
+enum prepare_stage prepare_body(struct request *r)
 {
     r->pooling = r->model->pooling;
     arena_init(&r->arena, ARENA_MAX_BYTES);
     ids_init(&r->ids, 16 << 20);
-    if (!read_body(r)) {
-        return;
+    if (!read_body(r) || (!kinds[r->kind].text && !kinds[r->kind].messages)) {
+        return PREPARE_DONE;
     }
-    const struct kind *kind = &kinds[r->kind];
-    if (!kind->text && !kind->messages) {
-        return;
-    }
+    return r->messages && r->request_template ? PREPARE_TEMPLATE : PREPARE_PROMPT;
+}
+
+/* Stops at the first error. Grammars come last, because they cost the most. */
+void prepare_prompt(struct request *r)
+{
     if (!(r->messages ? render(r) : tokenise(r))) {
         return;
     }
@@ -450,4 +451,11 @@ void prepare_request(struct request *r)
         return;
     }
     request_constrain(r); // last, because it is the most work
+}
+
+void prepare_request(struct request *r)
+{
+    if (prepare_body(r) != PREPARE_DONE) {
+        prepare_prompt(r);
+    }
 }

@@ -7,8 +7,17 @@
 
 #include "server/call/request.h"
 
-/* The caller sets kind, model, text, n_bytes and seed, and zeroes the rest. Sets the result or
- * r->error. Call request_deinit in any case. */
+/* What comes next. PREPARE_TEMPLATE: the prompt, by a chat template that the client sent, which may
+ * take a second of processor time. Only one thread at a time should render such templates. */
+enum prepare_stage { PREPARE_DONE, PREPARE_PROMPT, PREPARE_TEMPLATE };
+
+/* The caller sets kind, model, text, n_bytes and seed, and zeroes the rest. Unless PREPARE_DONE is
+ * returned, prepare_prompt must follow. Both set the result or r->error. Call request_deinit in any
+ * case. */
+enum prepare_stage prepare_body(struct request *r);
+void prepare_prompt(struct request *r);
+
+/* Both, one after the other. */
 void prepare_request(struct request *r);
 
 #endif

@@ -11,6 +11,7 @@ void call_server_init(struct call_server *s, const struct config *config,
 {
     *s = (struct call_server){.config = config, .host = host};
     s->queue_tail = &s->queue;
+    s->template_tail = &s->template_queue;
     s->next_seed = hash_process_key() ^ (uint64_t)config->seed;
     buf_init(&s->scratch, SCRATCH_MAX_BYTES);
 }

@@ -23,7 +23,7 @@ const char *const job_order_names[N_JOB_ORDERS] = {"none", "sorted", "groups", "
 /* What planning needs to know of a line. */
 struct prepared {
     int32_t line, n_ids;
-    int32_t *ids; // ids of the first prompt; NULL: the line will be rejected
+    int32_t *ids; // ids of the first prompt; NULL: it has none yet, or will be rejected
     uint64_t space;
     int32_t n_prompt, n_samples, max_output;
 };
@@ -72,8 +72,11 @@ static enum status prepare_line(struct prepared *p, const struct call_model *mod
                             .model = model,
                             .text = text.data,
                             .n_bytes = text.n_bytes};
-        prepare_request(&r);
-        if (r.error.status == 0) {
+        const enum prepare_stage stage = prepare_body(&r);
+        if (stage == PREPARE_PROMPT) { // a template of the line's own is only rendered to answer it
+            prepare_prompt(&r);
+        }
+        if (stage != PREPARE_TEMPLATE && r.error.status == 0) {
             take_request(p, &r);
         }
         request_deinit(&r);

@@ -115,6 +115,88 @@ OP_TEST(an_invalid_query_is_not_hidden_by_codes)
     }
 }
 
+/* Keys [from, to) of lane 0 are NaN. */
+struct nan_keys {
+    struct geometry g;
+    int32_t from, to;
+};
+
+/* Whether row r, alone in its sequence, sees a key that is NaN. */
+static bool sees_nan(const struct world *w, const struct nan_keys *c, int32_t row)
+{
+    for (int32_t key = c->from; key < c->to; key++) {
+        if (sees(w, &w->pass.seqs[0], row, key)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The rows that see such a key are NaN, also if it is all that they see of a chunk; the others have
+ * the bits of a run without NaN. The last row is also computed alone, its chunks by any thread. */
+static void check_nan_keys(const char *backend, const struct nan_keys *c,
+                           const struct storage *storage)
+{
+    enum { N = 1100 };
+    const struct geometry *g = &c->g;
+    struct world *w = xcalloc(1, sizeof *w);
+    open_world(w, backend, g, storage);
+    const size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * (size_t)g->dim;
+    const size_t out_width = (size_t)g->n_heads * (size_t)value_dim(g);
+    op_add_seq(&w->pass, 0, 0, N);
+    float *qkv = make_qkv(w), *clean = run_pass(w, qkv);
+    for (int32_t key = c->from; key < c->to; key++) {
+        for (int32_t d = 0; d < g->n_kv_heads * g->dim; d++) {
+            qkv[(size_t)key * width + (size_t)(g->n_heads * g->dim + d)] = NAN;
+        }
+    }
+    float *out = run_pass(w, qkv);
+    int32_t n_wrong = 0, n_hit = 0;
+    for (int32_t r = 0; r < N; r++) {
+        const bool hit = sees_nan(w, c, r);
+        n_hit += hit;
+        for (size_t i = (size_t)r * out_width; i < (size_t)(r + 1) * out_width; i++) {
+            n_wrong += hit ? !isnan(out[i]) : memcmp(&out[i], &clean[i], sizeof *out) != 0;
+        }
+    }
+    const bool last = sees_nan(w, c, N - 1);
+    memset(&w->pass, 0, sizeof w->pass);
+    op_add_seq(&w->pass, 0, N - 1, 1);
+    float *alone = run_pass(w, qkv + (N - 1) * width);
+    for (size_t i = 0; i < out_width; i++) {
+        const float want = clean[(N - 1) * out_width + i];
+        n_wrong += last ? !isnan(alone[i]) : memcmp(&alone[i], &want, sizeof want) != 0;
+    }
+    if (n_wrong > 0 || n_hit == 0) {
+        CHECK_FAIL("keys %d to %d, window %d, format %d: %d numbers are wrong", c->from, c->to,
+                   g->window, storage->format, n_wrong);
+    }
+    free(alone);
+    free(out);
+    free(clean);
+    free(qkv);
+    close_world(w);
+    free(w);
+}
+
+/* A whole chunk of 512 keys; all that a window leaves of one; all that it leaves of a run of 128
+ * keys, with which a matrix unit begins; a single key. */
+OP_TEST(a_nan_key_reaches_all_rows_that_see_it)
+{
+    static const struct nan_keys cases[] = {
+        {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0}, 512, 1024},
+        {{3, 1, 20, 5, 0, 30.0f, true, DT_F32, 0, false, 0}, 0, 512},
+        {{4, 1, 64, 16, 400, 0.0f, false, DT_BF16, 0, false, 0}, 700, 1024},
+        {{4, 2, 64, 16, 100, 0.0f, true, DT_BF16, 0, false, 0}, 600, 640},
+        {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 700}, 700, 768},
+        {{4, 2, 64, 16, 0, 0.0f, false, DT_F16, 0, false, 0}, 511, 512},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_nan_keys(backend, &cases[i], &plain);
+        check_nan_keys(backend, &cases[i], &coded[i % N_CODED]);
+    }
+}
+
 /* After blocks were copied and slots moved, each lane reads the expected tokens. */
 OP_TEST(copied_blocks_and_moved_slots_read_the_same)
 {

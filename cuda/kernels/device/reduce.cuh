@@ -3,6 +3,14 @@
 #ifndef SLUICE_CUDA_DEVICE_REDUCE_CUH
 #define SLUICE_CUDA_DEVICE_REDUCE_CUH
 
+/* The greater number; NaN if one of them is. As cheap as fmaxf. */
+__device__ __forceinline__ float max_or_nan(float a, float b)
+{
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
+
 __device__ __forceinline__ float warp_sum(float x)
 {
     for (int mask = 16; mask > 0; mask >>= 1) {

@@ -16,6 +16,7 @@
 #include "cuda/kernels/device/bands.cuh"
 #include "cuda/kernels/device/greedy.cuh"
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
 #include "cuda/kernels/gemm/maps.cuh"
 
@@ -187,12 +188,13 @@ template <typename T, typename S> struct head_computer {
         }
     }
 
+    /* A NaN is the best of its band, so that the draw finds it. */
     __device__ __forceinline__ void keep_best(int r, int32_t feature)
     {
         float value = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < BLOCKS; j++) { // comparisons skip NaN
-            value = fmaxf(value, fmaxf(d[4 * j + 2 * r], d[4 * j + 2 * r + 1]));
+        for (int j = 0; j < BLOCKS; j++) {
+            value = max_or_nan(value, max_or_nan(d[4 * j + 2 * r], d[4 * j + 2 * r + 1]));
         }
         int32_t id = INT32_MAX;
 #pragma unroll
@@ -205,10 +207,8 @@ template <typename T, typename S> struct head_computer {
         for (int mask = 1; mask <= 2; mask <<= 1) {
             const float other = __shfl_xor_sync(0xffffffffu, value, mask);
             const int32_t other_id = __shfl_xor_sync(0xffffffffu, id, mask);
-            if (other > value || (other == value && other_id < id)) {
-                value = other;
-                id = other_id;
-            }
+            id = other > value || (other == value && other_id < id) ? other_id : id;
+            value = max_or_nan(value, other);
         }
         const int row = row0 + 8 * r;
         if ((threadIdx.x & 3) == 0 && row < p.n_rows) {

@@ -162,7 +162,8 @@ __device__ unsigned long long total_mass(struct shared_state *s)
     return sum;
 }
 
-/* Lists the kept elements whose key is at least `least`. Makes no list if there are too many. */
+/* Lists the kept elements whose key is at least `least`, and NaN, so that the draw finds it. Makes
+ * no list if there are too many. */
 __device__ void make_list(struct scores &x, uint32_t least, const struct cut &in,
                           struct shared_state *s)
 {
@@ -173,7 +174,7 @@ __device__ void make_list(struct scores &x, uint32_t least, const struct cut &in
     int *counter = team_at(&s->n_listed, 0);
     each(x, [&](int id, float v) {
         const uint32_t key = key_of(v);
-        if (key >= least && kept(in, key, id)) {
+        if ((key >= least && kept(in, key, id)) || isnan(v)) {
             const int place = atomicAdd(counter, 1);
             if (place < LIST) {
                 x.list_ids[place] = id;
@@ -285,14 +286,15 @@ __device__ __forceinline__ float noisy_bound(float logit, float inverse, uint32_
     return fmaf(fabsf(score), 1e-6f, score) + noise_bound(bits);
 }
 
-/* The arg-max of score + noise over a row without a list. Candidates that cannot exceed the best
- * one that the block has found are skipped, because most of the cost of a draw is divisions and
- * logarithms. */
+/* The arg-max of score + noise over a row without a list; HAS_NAN. Candidates that cannot exceed
+ * the best one that the block has found are skipped, because most of the cost of a draw is
+ * divisions and logarithms. */
 __device__ __noinline__ struct best best_noisy(const struct scores &x, float top, float min_p,
                                                const struct cut &c, uint64_t seed, int position,
                                                struct shared_state *s)
 {
     struct best b = {-INFINITY, INT32_MAX};
+    bool has_nan = false;
     float least = -INFINITY;
     const bool aligned = (uintptr_t)x.row % 16 == 0;
     // Infinite for temperature 0, so that nothing is skipped.
@@ -309,7 +311,7 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
         next = four_scores(x, block + step, aligned);
         const struct rng_block r =
             rng_philox(seed, (uint32_t)position, RNG_SAMPLE, (uint32_t)block, 0);
-        const float most = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+        const float most = max_or_nan(max_or_nan(v[0], v[1]), max_or_nan(v[2], v[3]));
         const uint32_t bits = max(max(r.v[0], r.v[1]), max(r.v[2], r.v[3]));
         if (!(noisy_bound(most, inverse, bits) < least)) {
 #pragma unroll 1
@@ -319,6 +321,7 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
                 if (noisy_bound(from, inverse, own) < least) {
                     continue;
                 }
+                has_nan = has_nan || isnan(from);
                 const float score = x.temperature == 1.0f ? from : __fdiv_rn(from, x.temperature);
                 const float value = __fadd_rn(score, gumbel_noise(own));
                 const int id = block * 4 + e;
@@ -333,11 +336,11 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
         least = most_so_far(b.value, s);
     }
     __syncthreads(); // before most_key is reused
-    return b;
+    return has_nan ? nan_best() : b;
 }
 
 /* The arg-max of score + noise over the elements that are kept, have at least min_p times the
- * probability of the top one, and have not been taken. */
+ * probability of the top one, and have not been taken; HAS_NAN. */
 __device__ struct best draw_noisy(const struct scores &x, float top, float min_p,
                                   const struct cut &c, uint64_t seed, int position,
                                   struct shared_state *s)
@@ -345,6 +348,7 @@ __device__ struct best draw_noisy(const struct scores &x, float top, float min_p
     if (x.n_listed >= 0) {
         struct best b = {-INFINITY, INT32_MAX};
         each(x, [&](int id, float v) {
+            b = isnan(v) ? nan_best() : b;
             if (kept(c, key_of(v), id) && !(min_p > 0.0f && exact_exp(v - top) < min_p)) {
                 const float value =
                     __fadd_rn(v, gumbel_noise(rng_bits(seed, position, RNG_SAMPLE, (uint32_t)id)));

@@ -118,6 +118,33 @@ struct scratchpad {
     int *counts;
 };
 
+/* True if the best of a row, drawn as `b`, is a number. A score may be infinite because of the
+ * temperature; then the logit says it. */
+__device__ __forceinline__ bool is_sound(const struct best &b, const float *logits)
+{
+    return b.id != HAS_NAN && (isfinite(b.value) || isfinite(logits[b.id]));
+}
+
+/* Leaves no law and no further ids: the row is broken. */
+__device__ void draw_nothing(const struct pass_draw &d, const struct pass_view &pass,
+                             struct draw_result *out)
+{
+    if (d.kind == DRAW_DRAFT && d.law > 0) {
+        float *shares = pass.laws + (int64_t)(d.law - 1) * pass.vocab;
+        for (int i = team_thread(); i < pass.vocab; i += team_threads()) {
+            shares[i] = 0.0f;
+        }
+    }
+    if (team_thread() == 0) {
+        if (d.kind == DRAW_DRAFT && d.law > 0) {
+            pass.law_totals[d.law - 1] = 0;
+        }
+        for (int i = 0; d.kind == DRAW_DRAFT && i < d.more && i < MAX_SIBLINGS - 1; i++) {
+            out->top_ids[i] = 0;
+        }
+    }
+}
+
 /* Draws further ids, each as if the earlier ones did not exist. If none is left, the id is
  * `token`. */
 template <typename F>
@@ -147,9 +174,10 @@ __device__ const uint32_t *mask_of(const struct pass_view &pass, const struct pa
     return pass.masks + (int64_t)pass.mask_slots[d.mask - 1] * pass.allowed_stride;
 }
 
-__device__ int draw_token(const float *logits, const struct scratchpad &pad, int n,
-                          const struct pass_draw &d, const struct pass_view &pass,
-                          struct draw_result *out, struct shared_state *s)
+/* Returns the token with a value that is_sound understands. */
+__device__ struct best draw_token(const float *logits, const struct scratchpad &pad, int n,
+                                  const struct pass_draw &d, const struct pass_view &pass,
+                                  struct draw_result *out, struct shared_state *s)
 {
     const struct lane_params &p = pass.params[d.lane];
     const float temperature = temperature_of(p, d);
@@ -163,12 +191,15 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
     struct cut c = {0, INT32_MAX};
     const bool needs_top = temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f || d.law > 0;
     const struct best best = needs_top ? team_argmax(row, n, s) : (struct best){0.0f, 0};
+    if (needs_top && !is_sound(best, logits)) {
+        return best;
+    }
     const bool more = d.kind == DRAW_DRAFT && d.more > 0;
     if (temperature == 0.0f) {
         if (more) {
             draw_more(d, best.id, out, s, [&] { return team_argmax_left(row, n, s); });
         }
-        return best.id;
+        return best;
     }
     struct scores x = {row, n, temperature, pad.list_ids, pad.list, -1};
     const float top = __fdiv_rn(best.value, temperature);
@@ -187,16 +218,18 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
             keep_law(law, shares, total, s);
         } else {
             const int id = test_drafts(pass, d, law, shares, *total, seed, s);
-            return id == INT32_MAX ? best.id : id;
+            return id == INT32_MAX ? best : (struct best){best.value, id};
         }
     }
-    const struct best drawn = draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s);
-    const int token = drawn.id == INT32_MAX ? team_argmax(row, n, s).id : drawn.id;
-    if (more) {
-        draw_more(d, token, out, s,
+    struct best drawn = draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s);
+    if (drawn.id == INT32_MAX) {
+        drawn = team_argmax(row, n, s);
+    }
+    if (more && drawn.id != HAS_NAN) {
+        draw_more(d, drawn.id, out, s,
                   [&] { return draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s); });
     }
-    return token;
+    return drawn;
 }
 
 /* The last block to finish writes the kept tokens to the histories. It does so at the end because
@@ -231,20 +264,65 @@ __device__ void keep_draws(const struct pass_view &pass, int n_draws,
     }
 }
 
-/* A greedy draw from the best logits that the output head has left. */
-__device__ int best_of(const struct row_bests &bests, int row, struct shared_state *s)
+/* A greedy draw from the best logits that the output head has left; -infinity if there is none;
+ * HAS_NAN. */
+__device__ struct best best_of(const struct row_bests &bests, int row, struct shared_state *s)
 {
     const struct best_pair *pairs = bests.pairs + (int64_t)row * bests.stride;
     struct best b = {-INFINITY, INT32_MAX};
     for (int i = team_thread(); i < bests.n_bands; i += team_threads()) {
         const struct best_pair pair = pairs[i];
+        b = isnan(pair.value) ? nan_best() : b;
         if (better(pair.value, pair.id, b)) {
             b.value = pair.value;
             b.id = pair.id;
         }
     }
-    b = team_best(b, s);
-    return b.id == INT32_MAX ? 0 : b.id;
+    return team_best(b, s);
+}
+
+/* One draw with its log-probabilities. A row that is not sound gives token 0 and nothing else. */
+__device__ __forceinline__ void draw(const float *row, const struct scratchpad &pad, int n,
+                                     const struct pass_draw &d, const struct pass_view &pass,
+                                     const struct row_bests &bests, struct draw_result *out,
+                                     struct shared_state *s)
+{
+    const bool score = d.kind == DRAW_SCORE, logprobs = d.logprobs || score;
+    bool broken = false;
+    int token;
+    if (score) {
+        const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
+        token = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : 0;
+    } else if (bests.n_bands > 0 && is_greedy(pass.params[d.lane], d)) {
+        const struct best best = best_of(bests, d.out_row, s); // the row may not be written
+        broken = !isfinite(best.value);
+        token = best.id;
+    } else {
+        const struct best drawn = draw_token(row, pad, n, d, pass, out, s);
+        broken = !is_sound(drawn, row);
+        token = drawn.id;
+    }
+    float lse = 0.0f;
+    if (logprobs && !broken) {
+        const struct best top = team_argmax(row, n, s);
+        broken = !isfinite(top.value);
+        lse = broken ? 0.0f : log_sum(row, n, top.value, s);
+    }
+    if (broken) {
+        draw_nothing(d, pass, out);
+        token = score ? token : 0;
+    }
+    if (team_thread() == 0) {
+        const float logit = token >= 0 && token < n && logprobs ? row[token] : -INFINITY;
+        out->token = token;
+        out->log_total = lse;
+        out->broken = broken;
+        out->logprob = logprobs && !broken ? logit - lse : 0.0f;
+        out->n_top = d.kind == DRAW_DRAFT ? d.more : 0;
+    }
+    if (logprobs && !broken && d.top_n > 0) {
+        most_likely(row, n, d.top_n, lse, pad.list_ids, pad.list, out, s);
+    }
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -268,33 +346,7 @@ __global__ void __launch_bounds__(THREADS)
     const int real = pass.counts->n_draws < n_draws ? pass.counts->n_draws : n_draws;
     for (int i = team; i < real; i += n_teams) {
         const struct pass_draw d = pass.draws[i];
-        const float *row = logits + d.out_row * stride;
-        struct draw_result *out = results + i;
-        int token;
-        if (d.kind == DRAW_SCORE) {
-            const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
-            token = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : 0;
-        } else if (bests.n_bands > 0 && is_greedy(pass.params[d.lane], d)) {
-            token = best_of(bests, d.out_row, &s);
-        } else {
-            token = draw_token(row, pad, n, d, pass, out, &s);
-        }
-        float lse = 0.0f;
-        if (d.logprobs || d.kind == DRAW_SCORE) {
-            lse = log_sum(row, n, team_argmax(row, n, &s).value, &s);
-        }
-        if (team_thread() == 0) {
-            out->token = token;
-            out->log_total = lse;
-            out->broken = false; // unknown, because greedy draws do not read the whole row
-            out->logprob = d.logprobs || d.kind == DRAW_SCORE
-                               ? (token >= 0 && token < n ? row[token] - lse : -INFINITY)
-                               : 0.0f;
-            out->n_top = d.kind == DRAW_DRAFT ? d.more : 0;
-        }
-        if ((d.logprobs || d.kind == DRAW_SCORE) && d.top_n > 0) {
-            most_likely(row, n, d.top_n, lse, pad.list_ids, pad.list, out, &s);
-        }
+        draw(logits + d.out_row * stride, pad, n, d, pass, bests, results + i, &s);
         __syncthreads();
     }
     keep_draws(pass, real, results, arrived, &s);

@@ -101,8 +101,15 @@ struct shared_state {
 
 struct best {
     float value;
-    int id;
+    int id; // HAS_NAN: the row contains NaN, which wins over everything else
 };
+
+enum { HAS_NAN = -1 };
+
+__device__ __forceinline__ struct best nan_best()
+{
+    return {INFINITY, HAS_NAN};
+}
 
 __device__ __forceinline__ bool better(float value, int id, const struct best &b)
 {
@@ -234,17 +241,16 @@ __device__ struct best team_argmax_left(const float *row, int n, struct shared_s
     return team_best(b, s);
 }
 
-/* This thread's arg-max over its share of a row, with many loads in flight. It is a separate
- * function so that its registers do not add to the caller's. */
+/* This thread's arg-max over its share of a row, with many loads in flight. A thread's ids ascend,
+ * so the first of equal values stays. It is a separate function so that its registers do not add to
+ * the caller's. */
 __device__ __noinline__ struct best thread_best(const float *row, int n)
 {
     enum { AT_ONCE = 8 };
     struct best b = {-INFINITY, INT32_MAX};
     auto look = [&](int id, float x) {
-        if (x > b.value || (x == b.value && id < b.id && x > -INFINITY)) {
-            b.value = x;
-            b.id = id;
-        }
+        b.id = x > b.value ? id : b.id;
+        b.value = max_or_nan(b.value, x);
     };
     const int me = team_thread(), all = team_threads();
     int done = 0;
@@ -272,10 +278,10 @@ __device__ __noinline__ struct best thread_best(const float *row, int n)
     for (int i = done + me; i < n; i += all) {
         look(i, row[i]);
     }
-    return b;
+    return isnan(b.value) ? nan_best() : b;
 }
 
-/* The arg-max of the row; id 0 and -infinity if nothing is above -infinity. */
+/* The arg-max of the row; id 0 and -infinity if nothing is above -infinity; HAS_NAN. */
 __device__ struct best team_argmax(const float *row, int n, struct shared_state *s)
 {
     struct best b = team_best(thread_best(row, n), s);
