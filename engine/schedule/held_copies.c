@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/schedule/held_copies.h"
+
+#include "engine/base/minmax.h"
+
+#include <string.h>
+
+/* ---- parts of cached blocks --------------------------------------------------------------- */
+
+/* With recurrent state there are no parts, because a sequence continues only from a boundary. A
+ * sequence that waits for the producer of its next block needs none. */
+void held_copies_find(const struct holdings *h, const struct sequence *seq,
+                      struct cached_front *front)
+{
+    const struct scheduler_limits *l = h->limits;
+    int32_t first = front->n_blocks * l->block_tokens, tokens[MAX_BLOCK_TOKENS];
+    // The last token's row is always computed.
+    int32_t n = lesser(l->block_tokens, seq->n_known - 1 - first);
+    if (l->match_unit >= l->block_tokens || l->state_block > 0 || front->producer >= 0 ||
+        n < l->match_unit) {
+        return;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        tokens[i] = sequence_token(seq, first + i);
+    }
+    front->part = prefix_cache_closest(&h->cache, front->chain, tokens, n, &n);
+    front->n_part = n - n % l->match_unit;
+}
+
+void holdings_spare_part(struct holdings *h, struct cached_front *front, int32_t n_blocks)
+{
+    if (front->n_part > 0 && holdings_available(h) < n_blocks) {
+        kv_pool_release(&h->pool, front->part);
+        front->n_part = 0;
+    }
+}
+
+void held_copies_begin(struct holdings *h, const struct sequence *seq,
+                       const struct cached_front *front)
+{
+    if (front->n_part > 0) {
+        int32_t to = holdings_blocks(h, seq)[front->n_blocks];
+        h->pending_parts[h->n_pending_parts++] = (struct pending_part){seq, {front->part, to}};
+        retention_used(&h->retention, front->part, retention_owner(&h->retention, seq->request));
+    }
+}
+
+static void drop_part(struct holdings *h, const struct sequence *seq)
+{
+    for (int32_t i = h->n_pending_parts - 1; i >= 0; i--) {
+        if (h->pending_parts[i].seq == seq) {
+            kv_pool_release(&h->pool, h->pending_parts[i].copy.from);
+            h->pending_parts[i] = h->pending_parts[--h->n_pending_parts];
+        }
+    }
+}
+
+/* Steps copy before they compute rows, and nothing is allocated after this in the same plan, so the
+ * blocks keep their content until then. */
+static void plan_parts(struct holdings *h, struct plan *p)
+{
+    for (int32_t i = 0; i < h->n_pending_parts; i++) {
+        p->copies[p->n_copies++] = h->pending_parts[i].copy;
+        kv_pool_release(&h->pool, h->pending_parts[i].copy.from);
+    }
+    h->n_pending_parts = 0;
+}
+
+/* ---- siblings ----------------------------------------------------------------------------- */
+
+/* Removes pending forks [first, first + n). */
+static void cut_forks(struct holdings *h, int32_t first, int32_t n)
+{
+    size_t rest = (size_t)(h->n_pending_forks - first - n);
+    memmove(h->pending_forks + first, h->pending_forks + first + n,
+            rest * sizeof *h->pending_forks);
+    h->n_pending_forks -= n;
+}
+
+/* The index of the pending copy with which the sequence was forked; -1: none. A sequence is forked
+ * at most once. */
+static int32_t pending_fork_of(const struct holdings *h, const struct sequence *seq)
+{
+    for (int32_t i = 0; i < h->n_pending_forks; i++) {
+        if (h->pending_forks[i].seq == seq) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+bool held_copies_forks(const struct holdings *h, const struct sequence *seq)
+{
+    return pending_fork_of(h, seq) >= 0;
+}
+
+/* With recurrent layers, a fork also copies the whole state of the lane. */
+static void plan_fork_copies(const struct holdings *h, struct plan *p, const struct pending_fork *f)
+{
+    if (f->has_copy) {
+        p->copies[p->n_copies++] = f->copy;
+    }
+    if (h->limits->state_block > 0) {
+        p->state_copies[p->n_state_copies++] =
+            (struct state_copy){f->from_lane, f->to_lane, f->pos};
+    }
+}
+
+/* ---- both --------------------------------------------------------------------------------- */
+
+void held_copies_drop(struct holdings *h, const struct sequence *seq)
+{
+    int32_t fork = pending_fork_of(h, seq);
+    if (fork >= 0) {
+        cut_forks(h, fork, 1);
+    }
+    drop_part(h, seq);
+}
+
+void held_copies_plan(struct holdings *h, struct plan *p)
+{
+    int32_t n = 0;
+    while (n < h->n_pending_forks && !plan_forks(p, h->pending_forks[n].seq)) {
+        plan_fork_copies(h, p, &h->pending_forks[n++]);
+    }
+    cut_forks(h, 0, n);
+    plan_parts(h, p);
+}
