@@ -1,9 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/held_copies.h"
 
+#include "engine/base/assert.h"
 #include "engine/base/minmax.h"
 
 #include <string.h>
+
+/* The block to copy from is held until here, so no other copy of the plan writes it: backends copy
+ * in any order. Steps copy before they compute rows, and nothing is allocated after this in the
+ * same plan, so it keeps its content until then. */
+static void plan_copy(struct holdings *h, struct plan *p, const struct block_copy *copy)
+{
+    ASSERT(p->n_copies < h->limits->max_lanes);
+    p->copies[p->n_copies++] = *copy;
+    kv_pool_release(&h->pool, copy->from);
+}
 
 /* ---- parts of cached blocks --------------------------------------------------------------- */
 
@@ -45,23 +56,21 @@ void held_copies_begin(struct holdings *h, const struct sequence *seq,
     }
 }
 
-static void drop_part(struct holdings *h, const struct sequence *seq)
+/* The index of the pending copy with which the sequence began; -1: none. */
+static int32_t pending_part_of(const struct holdings *h, const struct sequence *seq)
 {
-    for (int32_t i = h->n_pending_parts - 1; i >= 0; i--) {
+    for (int32_t i = 0; i < h->n_pending_parts; i++) {
         if (h->pending_parts[i].seq == seq) {
-            kv_pool_release(&h->pool, h->pending_parts[i].copy.from);
-            h->pending_parts[i] = h->pending_parts[--h->n_pending_parts];
+            return i;
         }
     }
+    return -1;
 }
 
-/* Steps copy before they compute rows, and nothing is allocated after this in the same plan, so the
- * blocks keep their content until then. */
 static void plan_parts(struct holdings *h, struct plan *p)
 {
     for (int32_t i = 0; i < h->n_pending_parts; i++) {
-        p->copies[p->n_copies++] = h->pending_parts[i].copy;
-        kv_pool_release(&h->pool, h->pending_parts[i].copy.from);
+        plan_copy(h, p, &h->pending_parts[i].copy);
     }
     h->n_pending_parts = 0;
 }
@@ -95,10 +104,10 @@ bool held_copies_forks(const struct holdings *h, const struct sequence *seq)
 }
 
 /* With recurrent layers, a fork also copies the whole state of the lane. */
-static void plan_fork_copies(const struct holdings *h, struct plan *p, const struct pending_fork *f)
+static void plan_fork_copies(struct holdings *h, struct plan *p, const struct pending_fork *f)
 {
     if (f->has_copy) {
-        p->copies[p->n_copies++] = f->copy;
+        plan_copy(h, p, &f->copy);
     }
     if (h->limits->state_block > 0) {
         p->state_copies[p->n_state_copies++] =
@@ -108,13 +117,28 @@ static void plan_fork_copies(const struct holdings *h, struct plan *p, const str
 
 /* ---- both --------------------------------------------------------------------------------- */
 
+int32_t held_copies_source(const struct holdings *h, const struct sequence *seq)
+{
+    int32_t fork = pending_fork_of(h, seq), part = pending_part_of(h, seq);
+    if (fork >= 0 && h->pending_forks[fork].has_copy) {
+        return h->pending_forks[fork].copy.from;
+    }
+    return part >= 0 ? h->pending_parts[part].copy.from : -1;
+}
+
 void held_copies_drop(struct holdings *h, const struct sequence *seq)
 {
-    int32_t fork = pending_fork_of(h, seq);
+    int32_t fork = pending_fork_of(h, seq), part = pending_part_of(h, seq);
+    int32_t from = held_copies_source(h, seq);
+    if (from >= 0) {
+        kv_pool_release(&h->pool, from);
+    }
     if (fork >= 0) {
         cut_forks(h, fork, 1);
     }
-    drop_part(h, seq);
+    if (part >= 0) {
+        h->pending_parts[part] = h->pending_parts[--h->n_pending_parts];
+    }
 }
 
 void held_copies_plan(struct holdings *h, struct plan *p)

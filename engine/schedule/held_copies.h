@@ -19,6 +19,10 @@ void held_copies_begin(struct holdings *h, const struct sequence *seq,
 /* Whether the copies with which the sequence was forked are still pending. */
 bool held_copies_forks(const struct holdings *h, const struct sequence *seq);
 
+/* The block that a pending copy for this sequence holds, since it will be copied; -1: none. A
+ * sequence has at most one such copy. */
+int32_t held_copies_source(const struct holdings *h, const struct sequence *seq);
+
 /* The sequence leaves before its copies are in a plan. */
 void held_copies_drop(struct holdings *h, const struct sequence *seq);
 

@@ -73,6 +73,12 @@ int32_t holdings_available(const struct holdings *h)
     return kv_pool_available(&h->pool);
 }
 
+/* Counts one more hold of a block that is being given up; true if that was the last. */
+static bool gives_up(struct holdings *h, int32_t block)
+{
+    return ++h->scratch[block] == h->pool.refs[block];
+}
+
 /* A block can be reclaimed if all of its holders are among these sequences, so their references to
  * it are counted and compared with the pool's count. */
 int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n)
@@ -80,14 +86,20 @@ int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, i
     int32_t n_blocks = 0;
     for (int32_t k = 0; k < n; k++) {
         const int32_t *blocks = holdings_blocks(h, seqs[k]);
+        int32_t source = held_copies_source(h, seqs[k]);
         for (int32_t i = 0; i < seqs[k]->n_blocks; i++) {
-            n_blocks += ++h->scratch[blocks[i]] == h->pool.refs[blocks[i]];
+            n_blocks += gives_up(h, blocks[i]);
         }
+        n_blocks += source >= 0 && gives_up(h, source);
     }
     for (int32_t k = 0; k < n; k++) {
         const int32_t *blocks = holdings_blocks(h, seqs[k]);
+        int32_t source = held_copies_source(h, seqs[k]);
         for (int32_t i = 0; i < seqs[k]->n_blocks; i++) {
             h->scratch[blocks[i]] = 0;
+        }
+        if (source >= 0) {
+            h->scratch[source] = 0;
         }
     }
     return n_blocks;
@@ -384,6 +396,7 @@ void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
         blocks[seq->n_blocks++] = take_block(h);
         fork.has_copy = true;
         fork.copy = (struct block_copy){shared[n_full], blocks[n_full]};
+        kv_pool_retain(&h->pool, shared[n_full]);
     }
     if (fork.has_copy || h->limits->state_block > 0) {
         h->pending_forks[h->n_pending_forks++] = fork;
@@ -520,13 +533,13 @@ void holdings_check(const struct holdings *h, const struct sequence *order)
     for (const struct sequence *q = order->next; q != order; q = q->next) {
         n_lanes += q->lane >= 0;
         const int32_t *blocks = q->lane >= 0 ? holdings_blocks(h, q) : NULL;
+        if (held_copies_source(h, q) >= 0) {
+            held[held_copies_source(h, q)]++;
+        }
         for (int32_t i = 0; blocks && i < q->n_blocks; i++) {
             held[blocks[i]]++;
             filled[blocks[i]] |= h->draft_producer[blocks[i]] == q->index;
         }
-    }
-    for (int32_t i = 0; i < h->n_pending_parts; i++) {
-        held[h->pending_parts[i].copy.from]++;
     }
     for (int32_t b = 0; b < l->n_blocks; b++) {
         ASSERT(held[b] == h->pool.refs[b]);
