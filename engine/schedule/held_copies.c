@@ -46,13 +46,14 @@ void holdings_spare_part(struct holdings *h, struct cached_front *front, int32_t
     }
 }
 
+/* This does not count as a use by another owner, as sharing a block does: the sequence has its own
+ * copy, so the owner may still release the block. */
 void held_copies_begin(struct holdings *h, const struct sequence *seq,
                        const struct cached_front *front)
 {
     if (front->n_part > 0) {
         int32_t to = holdings_blocks(h, seq)[front->n_blocks];
         h->pending_parts[h->n_pending_parts++] = (struct pending_part){seq, {front->part, to}};
-        retention_used(&h->retention, front->part, retention_owner(&h->retention, seq->request));
     }
 }
 

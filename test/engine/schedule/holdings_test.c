@@ -275,6 +275,28 @@ TEST(a_part_is_whole_units_and_leaves_out_the_last_token)
     }
 }
 
+/* The blocks that both use are nobody's, but the copied one stays its owner's. */
+TEST(a_copied_block_keeps_its_owner)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_units_of(1);
+    open_with(&b, &l, 14);
+    for (int32_t i = 0; i < 2; i++) {
+        b.requests[i].owner = 10 + (uint64_t)i;
+        b.requests[i].cache_share = 1;
+    }
+    begin(&b, 0);
+    publish(&b, 0);
+    int32_t own[3], owner = retention_owner(&b.h.retention, &b.requests[0]);
+    memcpy(own, holdings_blocks(&b.h, &b.seqs[0]), sizeof own);
+    b.requests[1].prompt = parts_in_third;
+    CHECK_EQ(begin(&b, 1).part, own[2]);
+    CHECK_EQ(b.h.pool.idle.user[own[1]], 0);
+    CHECK_EQ(b.h.pool.idle.user[own[2]], owner);
+    CHECK(owner != 0);
+    close_bed(&b);
+}
+
 TEST(a_pending_copy_ends_with_its_sequence)
 {
     struct bed b;
