@@ -27,8 +27,8 @@ enum status cpu_peaks(struct backend *be, struct cpu_peaks *out);
 int32_t cpu_read_weights(struct backend *be, double *seconds, int32_t max);
 
 /* The communicator of CPU ranks, which are threads of this process and, with several nodes, of
- * other processes too. Node 0 adds up the sums of other processes over TCP. Free the communicator
- * after the ranks are closed. With several nodes, cpu_comm_open blocks for up to
+ * other processes too. Node 0 receives the sums of other processes over TCP and adds them up. Free
+ * the communicator after the ranks are closed. With several nodes, cpu_comm_open blocks for up to
  * CPU_COMM_WAIT_S. */
 enum { CPU_COMM_WAIT_S = 120 };
 enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err);

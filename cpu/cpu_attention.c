@@ -40,7 +40,7 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
     t->first_key = INT32_MAX;
     for (int32_t r = t->row; r < t->row + t->n_rows; r++) {
         int32_t low = attn_first_key(job, job->cpu->pass->rows[r].pos);
-        /* The rows of a tree see nodes by their own positions, which are n_past or greater. */
+        /* The slots of a tree's nodes start at n_past, whatever the positions of the nodes. */
         low = low < t->seq->n_past || !t->seq->tree ? low : t->seq->n_past;
         t->first_key = lesser(low, t->first_key);
     }
@@ -301,7 +301,7 @@ static int32_t n_chunks(const struct attn_tile *t)
     return (t->end_key - 1) / ATTN_CHUNK - t->first_key / ATTN_CHUNK + 1;
 }
 
-/* Computes chunk number c of the keys that the tile sees into t->chunk. */
+/* Computes chunk number c of the tile's keys; the result goes to t->chunk. */
 static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_t c, float *max,
                          float *sum)
 {

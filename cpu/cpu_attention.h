@@ -32,9 +32,9 @@ struct attn_job {
     int32_t part_first[SPLIT_ITEMS + 1];
 };
 
-/* The queries that the thread will read next, of which a few cache lines are prefetched at a time:
- * in each of the rows [row, end), n_bytes from `first` on. Of row `row`, the bytes before `at` have
- * been prefetched. */
+/* The queries that the thread will read next: in each of the rows [row, end), n_bytes from `first`
+ * on. A few cache lines of them are prefetched at a time. In row `row`, the bytes before `at` have
+ * been prefetched already. */
 struct attn_ahead {
     int32_t row, end;
     int64_t first, n_bytes, at;
@@ -53,7 +53,7 @@ struct attn_tile {
     float *total;               // [n_vectors, v_stride]
     float *k;                   // pages converted to fp32
     float *v;
-    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // those of `total`
+    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // of each vector in `total`
     int64_t s_stride;
     float *path; // [ATTN_CHUNK], for trees only: a row's scores by position
     /* With a matrix unit (s is then [UNIT_ROWS, s_stride]): */
@@ -99,9 +99,8 @@ static inline void attn_hide(float *s, int32_t from, int32_t to)
 
 /* Prefetches up to n cache lines of t->ahead. */
 void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n);
-/* True if this row of a tree sees the node. */
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
-/* Sets the scores at s, of keys [begin, end), that the row does not see to -infinity. */
+/* s has the scores of keys [begin, end). Sets those that the row does not see to -infinity. */
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                    int32_t begin, int32_t end);
 /* Copies the scores that a row of a tree sees at positions [begin, begin + n) from s[slot - base]

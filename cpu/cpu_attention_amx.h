@@ -32,8 +32,8 @@ struct unit_product {
 };
 
 /* Turns the scores of m rows and n positions (a multiple of 32) into probabilities 2^(s log2 e -
- * max log2 e), stored as operands at p. If max[i] is -infinity it is replaced by the row's highest
- * score; if that does not exist, the probabilities are 0. The rounded probabilities are added to
+ * max log2 e), stored as operands at p. If max[i] is -infinity, it is replaced by the row's highest
+ * score; if there is no score, the probabilities are 0. The rounded probabilities are added to
  * sums[i]. sum: where the totals go at the end, or NULL. */
 struct unit_scores {
     const float *s;

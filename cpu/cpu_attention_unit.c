@@ -20,7 +20,7 @@ enum { CHUNK_SLOTS = ATTN_CHUNK + MAX_TREE_NODES + 2 * UNIT_K, S_STRIDE = CHUNK_
 enum { RUN_KEYS = 128, RUN_STRIDE = RUN_KEYS + PANEL };
 #define LARGE_SUM 1e18f
 
-/* Cache lines of upcoming queries that are prefetched per run, because a run reads only the L1
+/* Cache lines of upcoming queries to prefetch during each run, which itself reads only the L1
  * cache. */
 enum { PREFETCH_LINES = 32 };
 

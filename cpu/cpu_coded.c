@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Weights that stay quantised. Codes are packed once, in the order that dequantised weights would
  * have. Right before each product that reads them they are dequantised, for some inputs of a tile
- * at a time. Products have the same bits as if the whole weight had been dequantised at load. That
- * is the fallback where codes cannot be kept: float32, reordered inputs, scales of very few inputs,
- * and parts of different formats. */
+ * at a time. Products have the same bits as if the whole weight had been dequantised at load.
+ * Dequantising at load is the fallback where codes cannot be kept: float32, reordered inputs,
+ * scales of very few inputs, and parts of different formats. */
 #include "cpu/cpu_coded.h"
 #include "engine/base/minmax.h"
 
@@ -11,12 +11,10 @@
  * inputs are 16 KiB, which leaves room in the L1 cache for rows. */
 enum { DECODE_K = 128 };
 
-/* The scales, zeros and offsets of a block's outputs. */
 struct block_scales {
     float scales[TILE], zeros[TILE], offsets[TILE];
 };
 
-/* The position of a block of a tile. */
 struct block_place {
     int64_t matrix, tile, segment, block;
 };

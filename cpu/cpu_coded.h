@@ -16,7 +16,6 @@ static inline const struct coded *coded_of(const struct weight *w, int64_t tile)
     return &w->coded[i];
 }
 
-/* The address of a tile's codes. */
 static inline char *tile_at(const struct weight *w, const struct coded *c, int64_t matrix,
                             int64_t tile)
 {
@@ -49,7 +48,7 @@ static inline uint8_t *group_at(const struct weight *w, const struct coded *c, i
     return (uint8_t *)tile_at(w, c, matrix, tile) + code_bytes(c->kind, group * n * PANEL);
 }
 
-/* The code that means 0 in packed 8-bit codes. Packing flips bit 7, which turns it into the
+/* The code that means 0 in packed 8-bit codes. Packing flips bit 7, so that this bit becomes the
  * sign. */
 static inline float middle_of(enum dtype dtype)
 {

@@ -100,7 +100,7 @@ static bool part_fits(const struct weight_part *p, enum code_kind *kind)
            kind_of(c->values.dtype, kind) && zero_fits(c, *kind);
 }
 
-/* True if blocks and units end where parts, groups of codes, and each other end. */
+/* True if units are divisible by blocks, and blocks by groups of codes. */
 static bool sizes_fit(const struct coded *c, const struct weight *w)
 {
     int32_t group = code_group(c->kind);

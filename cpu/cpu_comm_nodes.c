@@ -41,9 +41,9 @@ struct introduction {
     int32_t node, unused;
 };
 
-enum { WATCH_MS = 200 }; // while a node waits for another, it looks whether one is lost
+enum { WATCH_MS = 200 }; // chosen: how often a waiting node checks for lost nodes
 
-/* OK: go on waiting. */
+/* Returns OK if the caller should go on waiting. */
 static enum status keep_waiting(const struct comm_place *place, int64_t end_ns, struct err *err)
 {
     struct err why;
@@ -58,7 +58,8 @@ static int64_t moment_ns(void)
     return clock_now_ns() + WATCH_MS * 1000000LL;
 }
 
-/* Accepts a stream only if it presents the secret that node 0 has shared, and says so. */
+/* Accepts a stream only if it presents the secret that node 0 has shared, and confirms this to the
+ * sender. */
 static enum status take_nodes(struct comm *c, const struct comm_place *place, int listener,
                               const struct meeting_point *p, struct err *err)
 {
@@ -90,8 +91,8 @@ static enum status take_nodes(struct comm *c, const struct comm_place *place, in
     return OK;
 }
 
-/* Without node 0's answer its end of the stream may be closed, and neither would know that the
- * other waits. */
+/* Connects to node 0 and waits for its answer. Without the answer, this node would not notice that
+ * node 0 has closed the stream. */
 static enum status introduce(struct comm *c, const struct comm_place *place,
                              const struct meeting_point *p, struct err *err)
 {
@@ -152,7 +153,7 @@ static bool send_floats(struct comm *c, int32_t stream, uint32_t kind, const flo
            wire_send(c->streams[stream], v, n * sizeof *v, deadline_ns()) == OK;
 }
 
-/* Calls are numbered, so that it is noticed if ranks make different calls. */
+/* Calls are numbered, so that ranks that make different calls are noticed. */
 static bool recv_floats(struct comm *c, int32_t stream, uint32_t kind, float *v, size_t n)
 {
     struct call_head h;

@@ -96,7 +96,6 @@ static gemm_fn *gemm_of(const struct cpu_backend *cpu, const struct weight *w)
     }
 }
 
-/* c = the sums of one segment. */
 static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, int32_t s,
                          float *c)
 {

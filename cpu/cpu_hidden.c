@@ -26,7 +26,6 @@ enum status cpu_hidden_open(struct backend *be, int32_t width, enum dtype dtype,
     return h->base ? OK : err_set(err, ERR_NOMEM, "not enough memory for hidden states by slot");
 }
 
-/* The address of a slot's row. */
 static char *row_at(const struct cpu_backend *cpu, int32_t lane, int32_t slot)
 {
     int32_t tokens = cpu->limits.block_tokens, block = cpu->lanes[lane].blocks[slot / tokens];
@@ -69,7 +68,7 @@ static int32_t slot_before(const struct cpu_backend *cpu, int32_t row)
     return before >= 0 ? pass->rows[before].slot_pos : seq->n_past - 1;
 }
 
-/* A row without a predecessor, which is that of the first token, reads zeros. */
+/* The row of the first token has no predecessor and reads zeros. */
 enum status cpu_hidden_load(struct backend *be, const struct hidden_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);

@@ -21,9 +21,9 @@ static float larger(float a, float b)
     return greater(a, b);
 }
 
-/* For stored scales. All parts of a matrix read the same rows, so they get the largest of their
- * scales. An expert that was never reached during calibration has no scale and gets the largest of
- * all. */
+/* Reads the stored scales. All parts of a matrix read the same rows, so they get the largest of
+ * their scales. An expert that was never reached during calibration has no scale and gets the
+ * largest of all. */
 static void read_scales(const struct weight_desc *d, struct weight *w)
 {
     float largest = 0.0f;

@@ -12,9 +12,9 @@
 #include "engine/base/mem.h"
 #include "engine/device/ops.h"
 
-/* The number of rows of activations that a product rounds and packs at a time. PACK_ROWS is chosen
- * so that they fit into a cache. With BLOCKS_PACK_ROWS, for products in blocks, the weights are
- * rarely read from memory again. */
+/* The number of rows of activations that a product rounds and packs at a time. PACK_ROWS rows fit
+ * into a cache. BLOCKS_PACK_ROWS is for products in blocks: with so many rows, weights are rarely
+ * read from memory again. */
 enum { PACK_ROWS = 512, BLOCKS_PACK_ROWS = 2048 };
 
 /* The number of keys in one chunk of attention. The softmax of a chunk is computed separately and
@@ -31,21 +31,21 @@ enum { ATTN_PARTS_BYTES = 64 << 20 };
 
 enum { MAX_HEAD_DIM = 4096 };
 
-/* The quantised form of a weight (cpu_coded.c), or of those of its tiles that have the same format.
+/* The quantised form of a weight (cpu_coded.c), or of consecutive tiles of one format.
  * `packed` holds the codes (struct code_run); scales, zeros and offsets are in separate arrays.
- * Scales of type I8 are steps of an f16 unit, which more inputs share; the same holds for their
- * offsets. */
+ * Scales of type I8 are steps of an f16 unit, and more inputs share a unit; the same holds for
+ * their offsets. */
 struct coded {
     enum code_kind kind;
     int64_t first_tile, n_tiles; // range of its tiles in each matrix
     int64_t at, tile_bytes;      // byte offset of its codes in a matrix
     // block: number of inputs that share a scale; blocks: number of blocks per segment
     int64_t block, blocks;
-    int64_t unit, units; // the same for the units of scales; 0: there are no units
+    int64_t unit, units; // as block and blocks, for the units of scales; 0: no units
     enum dtype scale_dtype;
     char *scales;  // [n_matrices][n_tiles][k_segments][blocks][outputs of a tile]
     char *offsets; // same shape as scales; NULL: none
-    uint16_t *unit_scales, *unit_offsets; // same shape, with [units] instead of [blocks]
+    uint16_t *unit_scales, *unit_offsets; // same shape as scales, with [units] instead of [blocks]
     bool zeroed, has_offset;
     uint16_t *zeros; // bf16, same shape as scales; NULL: none
     enum tensor_scale whole_use;
@@ -54,8 +54,8 @@ struct coded {
     int32_t middle;   // subtracted from six-bit codes
 };
 
-/* For rounding inputs: a scale, the range of some inputs, and the group of a row that has been
- * reached. */
+/* For rounding inputs: a scale, the range of some inputs, and the group that has been reached in a
+ * row. */
 struct input_scale {
     float scale, zero;
 };
@@ -77,7 +77,7 @@ struct weight {
     int32_t panels;         // number of panels per tile
     bool tiled;             // see gemm_fn
     int64_t segment;        // number of inputs in a segment of K
-    int64_t segment_padded; // the same with the padding that it has when packed
+    int64_t segment_padded; // the same, including the padding of packed segments
     int64_t n_tiles;
     size_t tile_bytes, matrix_bytes;
     // [n_coded], in the order of their tiles; NULL: `packed` holds dequantised weights

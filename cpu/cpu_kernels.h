@@ -134,8 +134,8 @@ struct block_unit {
     void (*put_rounded)(const float *a, const float *b, char *to);
 };
 
-/* Consecutive pages of one head's K or V. `first` and `end` are the range of tokens that weigh
- * reads, counted from the first token of the first page. */
+/* Consecutive pages of one head's K or V. `first` and `end` are the range of tokens that the kernel
+ * `weigh` reads, counted from the first token of the first page. */
 struct page_run {
     const struct kv_plane *plane;
     int32_t n_pages;
@@ -192,7 +192,7 @@ struct cpu_kernels {
     void (*fold)(float *p, int64_t p_stride, int32_t m, const struct page_run *v);
     /* acc[i][d] += sum over t of p[i][t] * v[t][d], where v are codes without their scales. The
      * width of a token is a multiple of PANEL. A run of codes has at most ATTN_CHUNK +
-     * MAX_TREE_NODES tokens, of which at most ATTN_CHUNK have a p other than 0. */
+     * MAX_TREE_NODES tokens; at most ATTN_CHUNK of them have a p other than 0. */
     void (*weigh)(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
                   float *acc);
     float (*max)(const float *x, int64_t n);

@@ -68,7 +68,7 @@ static inline int64_t kv_code_at(const struct kv_plane *p, int32_t token, int32_
     }
 }
 
-/* The position in its byte of the code of dim d: a byte holds two codes of 4 bits. */
+/* The bit position of the code of dim d in its byte, which holds two codes of 4 bits. */
 static inline int32_t kv_code_shift(const struct kv_plane *p, int32_t d)
 {
     if (p->format != KV_INT4) {

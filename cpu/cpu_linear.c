@@ -10,9 +10,9 @@
  * busy. */
 enum { ITEM_ROWS = 96 };
 
-/* For rows packed as fp32. The rows of an item should stay in the L2 cache while tiles pass, so an
- * item has fewer rows if K is large; but it has enough of them that the computation takes as long
- * as loading the weights. */
+/* Used for rows packed as fp32. The rows of an item should stay in the L2 cache while tiles pass,
+ * so an item has fewer rows if K is large; but it has enough rows for the computation to take as
+ * long as loading the weights. */
 enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
 
 /* The number of rows that stay in the cache while a tile of weights is read. */
@@ -176,7 +176,6 @@ static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
     return row;
 }
 
-/* The args for the rows from `row` on. */
 static struct linear_args linear_from(const struct linear_args *a, int32_t row)
 {
     struct linear_args rest = *a;

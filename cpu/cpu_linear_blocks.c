@@ -152,7 +152,7 @@ static void pack_tile_rows(void *arg, int32_t item, int32_t thread)
 
 /* ---- results ------------------------------------------------------------------------------ */
 
-/* Stores PANEL sums of a row to y, of which n are real outputs, with bias or accumulation. */
+/* Stores PANEL sums of a row, but at most n, to y, with bias or accumulation. */
 static void put_some(const struct blocks_job *job, const float *c, int64_t out, float *y, int64_t n)
 {
     const struct linear_args *a = job->a;

@@ -17,7 +17,7 @@ enum {
 #define MADV_POPULATE_WRITE 23 // Linux 5.14
 #endif
 
-static _Atomic size_t n_mapped; // by all ranks of this process
+static _Atomic size_t n_mapped; // bytes, over all ranks of this process
 
 size_t cpu_free_bytes(void)
 {

@@ -197,8 +197,7 @@ static void decayed_keys(const struct recurrence_job *job, const struct run *r, 
 
 /* ---- one head of one block ---------------------------------------------------------------- */
 
-/* The number of vectors per row that are multiplied: with the delta rule two, its key and its
- * query. */
+/* The number of vectors per row to multiply: the query, and with the delta rule also the key. */
 static int32_t per_row(const struct recurrence_job *job)
 {
     return job->pages->geometry.kind == STATE_DELTA ? 2 : 1;

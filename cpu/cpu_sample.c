@@ -14,7 +14,6 @@
 #include <math.h>
 #include <string.h>
 
-/* The inputs of one draw. */
 struct draw_job {
     const struct cpu_backend *cpu;
     const struct sample_args *a;
@@ -190,7 +189,7 @@ static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_d
     }
 }
 
-/* The row as the engine reads it: ids that are never drawn are impossible. */
+/* Keeps the row for the engine; ids that are never drawn get -infinity. */
 static void keep_logits(const struct draw_job *job, const struct pass_draw *d, const float *logits,
                         int32_t n)
 {
@@ -291,7 +290,7 @@ enum status cpu_sample(struct backend *be, const struct sample_args *a)
     ASSERT(a->n_vocab_used >= 1 && a->n_vocab_used <= cpu->limits.vocab);
     struct draw_job job = {.cpu = cpu, .a = a, .slot = &cpu->slots[cpu->slot]};
     pool_run(cpu->pool, a->n_draws, draw_item, &job);
-    // After all draws, because a draw may read what another one keeps.
+    // Written after all draws, because a draw may read what another one writes.
     for (int32_t i = 0; i < a->n_draws; i++) {
         const struct pass_draw *d = &cpu->pass->draws[i];
         if (d->keep && d->kind != DRAW_SCORE) {

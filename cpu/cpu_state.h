@@ -2,14 +2,14 @@
 /* State sets: the memory layout of recurrent layers, shared by the file that allocates it
  * (cpu_state.c) and the ops that read and write it (cpu_conv.c, cpu_recurrence.c).
  *
- * A lane's memory for one layer is its records, then its raw rows: pages of `block` slots, of which
- * slot s is in page s / block % n_pages, and a ring of inputs of the convolution.
+ * A lane's memory for one layer is its records, then its raw rows: pages of `block` slots (slot s
+ * is in page s / block % n_pages), and a ring of inputs of the convolution.
  *
  *     record       S [head][key_dim][v_stride] fp32, then inputs [kernel - 1][width] before it
  *     keys         [page][key head][key_dim][block], transposed for scores of many
  *     values (u)   [page][head][block][v_stride]
- *     decays (G)   [page][head][1 or key_dim][block] fp32: sums of log decays since the block's
- * start inputs       [conv_ring][width]
+ *     decays (G)   [page][head][1 or key_dim][block] fp32: running sums of log decays
+ *     inputs       [conv_ring][width]
  *
  * Thread: the rank's owner; items of a pool_run touch the heads or rows that they are given. */
 #ifndef SLUICE_CPU_STATE_H

@@ -10,7 +10,7 @@
 /* How far ahead of their use codes are prefetched, in bytes. */
 enum { CODES_AHEAD = 2048 };
 
-/* VEC bytes as integers, unsigned or signed. For plain C gcc generates code that is five times
+/* VEC bytes as integers, unsigned or signed. The code that gcc generates from plain C is five times
  * slower. */
 VEC_INLINE vi vec_widen_bytes(const char *p)
 {
@@ -60,8 +60,8 @@ VEC_INLINE vf vec_from_int(vi x)
 }
 
 /* Converts E4M3 by way of f16: shifted down by 7, its bits are an f16 with 2^-8 of the value, and
- * denormals cost nothing. The missing factor goes into the scale, which multiplying by a power of
- * two does not round. */
+ * denormals cost nothing. The missing factor goes into the scale; multiplying by a power of two is
+ * exact. */
 #define E4M3_OF_F16 256.0f
 
 VEC_INLINE void pair_from_e4m3(const char *pair, int j, vf *even, vf *odd)

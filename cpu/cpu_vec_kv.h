@@ -82,7 +82,6 @@ VEC_INLINE vf vec_of_ints(vi x)
 #endif
 }
 
-/* VEC unsigned bytes. */
 VEC_INLINE vi vec_from_bytes(const uint8_t *p)
 {
 #if defined(__AVX512F__)
@@ -187,8 +186,8 @@ VEC_INLINE void load_scales(const struct kv_plane *p, const char *head, int32_t 
 enum { PREFETCH_KEYS = 64, PREFETCH_VALUES = 64, PREFETCH_PAGE_BYTES = 4096 };
 
 /* Prefetches the plane of a page. Pages are scattered, and too small for the hardware to notice
- * that they are read in order. Of a large page only the start is prefetched, because the hardware
- * then notices. */
+ * that they are read in order. Only the start of a large page is prefetched, because the hardware
+ * then prefetches the rest. */
 VEC_INLINE void prefetch_page(const struct kv_plane *p, const char *head)
 {
     const size_t n_bytes = lesser(p->n_bytes, PREFETCH_PAGE_BYTES);
@@ -315,7 +314,6 @@ VEC_INLINE void load_values(const char *row, int32_t d, vf *even, vf *odd, const
     }
 }
 
-/* The row that contains a token. */
 VEC_INLINE const char *row_of(const struct kv_plane *p, const char *head, int32_t token,
                               const enum stored kind)
 {
@@ -335,7 +333,7 @@ VEC_INLINE struct kv_scale scale_of(const struct kv_plane *p, const char *head, 
 }
 
 /* V is stored by token. A byte of 4-bit codes has codes of two tokens, so odd tokens begin in the
- * middle of one. */
+ * middle of a byte. */
 VEC_INLINE void unpack_values(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                               int32_t width, bool bf16, void *out, const enum stored kind)
 {

@@ -8,7 +8,7 @@
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_vec.h"
 
-/* In bytes: the best of 0 to 16 KiB on the machines tried. */
+/* How many bytes ahead to prefetch: the best of 0 to 16 KiB on the machines tried. */
 enum { READ_AHEAD = 8192 };
 
 static float read_all(const void *p, size_t n_bytes)

@@ -140,7 +140,7 @@ VEC_INLINE vf swish(vf x, vf z)
     return vec_quotient(x, vec_set(1.0f) + vec_exp(vec_set(0.0f) - z));
 }
 
-/* Computed by way of the sigmoid, so that large inputs do not overflow. */
+/* Uses the sigmoid, so that large inputs do not overflow. */
 VEC_INLINE vf activated(enum activation kind, struct act_shape shape, vf g, vf u)
 {
     switch (kind) {

@@ -129,7 +129,6 @@ VEC_INLINE vi key_words(const char *p, const enum stored kind)
 
 /* ---- scores -------------------------------------------------------------------------------- */
 
-/* A few queries as words. */
 struct word_queries {
     int16_t words[WORD_ROWS][WORD_DIMS];
     float unit[WORD_ROWS], sum[WORD_ROWS];

@@ -91,7 +91,7 @@ struct pack_job {
     _Atomic(const struct weight_part *) broken; // a part that has a value that is NaN or infinite
 };
 
-/* Finds the part by its first row; the parts are sorted by that. */
+/* Finds the part by its first row; the parts are sorted by first row. */
 static const struct weight_part *find_part(const struct pack_job *job, int64_t row, int64_t *local)
 {
     int32_t low = 0, high = job->desc->n_parts - 1;
@@ -205,7 +205,7 @@ static bool has_nan(const float *row, int64_t n)
     return found;
 }
 
-/* Copies a tile whose stored form is the one that is needed; converts any other by way of fp32. */
+/* Copies a tile if it is stored in the packed dtype; otherwise converts it by way of fp32. */
 static void pack_tile(void *arg, int32_t item, int32_t thread)
 {
     struct pack_job *job = arg;
@@ -285,7 +285,7 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
             cpu->max_moe_segments = w->k_segments;
         }
         TRY(cpu_need_moe(cpu));
-        // For the levels of its tree of sums.
+        // Memory for the levels of the tree of sums.
         TRY(cpu_need_scratch(cpu, (size_t)w->n_out * sizeof(float) * 12));
     }
     int64_t *first = xcalloc((size_t)desc->n_parts, sizeof *first);

@@ -121,8 +121,8 @@ static enum status look_ahead(const struct constraint *c, const struct sequence 
 }
 
 /* The state after the known tokens and some more. *ahead: the grammar has not started even after
- * these, so there is no state. Each call may clear the tables that hold states, including the one
- * just computed; it is then computed again with empty tables. */
+ * these, so there is no state. Each call may clear the tables that hold states. A state that was
+ * just computed is then lost, and is computed again with empty tables. */
 static enum status state_after(struct constraint *c, const struct sequence *seq,
                                const int32_t *more, int32_t n_more, struct grammar_state *out,
                                bool *ahead)
@@ -185,7 +185,7 @@ static enum status grammar_part(struct constraint *c, const struct sequence *seq
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
 
-/* The end of reasoning is a part of what a grammar allows there, which constraint_take checks. */
+/* A forced end of reasoning is not checked against the grammar here; constraint_take does that. */
 enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
                             int32_t n_drafts, uint32_t *words)
 {

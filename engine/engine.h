@@ -96,8 +96,8 @@ void engine_stop(struct engine *e, struct engine_request *r, int32_t sample);
  * that shows r->done, the caller owns the request. */
 void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
                   void *arg);
-/* The same for up to `max` requests, those that have waited longest. True: more have news, for
- * which there will be no wake. */
+/* The same for up to `max` requests, those that have waited longest. True: more requests have news,
+ * and there will be no wake for these. */
 bool engine_drain_some(struct engine *e, int max,
                        void (*on_event)(struct engine_request *r, void *arg), void *arg);
 

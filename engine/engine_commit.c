@@ -38,7 +38,7 @@ static bool is_stop(const struct engine_request *r, int32_t token)
     return false;
 }
 
-/* Appends the token of a draw to its sequence. False if that ended it. */
+/* Appends the token of a draw to its sequence. False if the token ended the sequence. */
 static bool append(struct engine *e, const struct planned_step *ps, int32_t draw,
                    const struct draw_result *d)
 {
@@ -173,7 +173,7 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
         if (o->seq->state == SEQ_RETIRING || !ps->step.pools[i].finish) {
             continue;
         }
-        // The backend returns a sum: a mean is over the whole prompt, others over one row.
+        // The backend returns a sum: for a mean over the whole prompt, otherwise over one row.
         float n = r->pool == POOL_MEAN ? (float)o->seq->n_prompt : 1.0f;
         const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
         float *to = r->pooled + (r->pool == POOL_TOKENS ? (size_t)o->pos * hidden : 0);

@@ -54,7 +54,7 @@ void engine_fail_broken(struct engine *e, struct engine_request *r)
     if (e->n_corrupted++ == 0) { // logged once, since every step may repeat it
         log_error("%s: the model's logits hold NaN or infinities, or nothing but -infinity: its "
                   "weights are broken, or its activations too large for the dtype. Such requests "
-                  "fail; --check-weights full looks for the former",
+                  "fail; --check-weights full checks every weight",
                   e->model_dir);
     }
     requests_fail(e, r, ERR_NAN, "the model's logits are not numbers");

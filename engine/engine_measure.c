@@ -123,8 +123,9 @@ static enum status measure_once(const struct site *site, bool draft, int32_t n_r
     return OK;
 }
 
-/* Measures every number of rows once. The first rounds may capture graphs. The minimum over rounds
- * filters out short disturbances by other programs; a longer one affects all points alike. */
+/* Times a pass for each number of rows. The first rounds may capture graphs. The minimum over
+ * rounds filters out short disturbances by other programs; a longer one affects all points alike.
+ */
 static enum status measure_round(const struct site *site, bool draft, float *cost)
 {
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {

@@ -36,7 +36,7 @@ static enum status read_config(struct engine *e, struct err *err)
     return OK;
 }
 
-/* Drafts are never longer than the text served, nor than their model's own limit. */
+/* Limits a draft model's positions to the length that is served and to its own limit. */
 bool engine_fit_draft(struct engine *e, int32_t draft)
 {
     struct model_config *c = e->draft_config[draft];

@@ -161,8 +161,9 @@ static enum status follow_frame(struct engine *e, int64_t *number, const void *b
     return OK;
 }
 
-/* Called when no step has arrived that would reveal a failed device, so checks for one. If the
- * failure is due to a lost set, the next request for a step reports it. */
+/* Called when no step has arrived for a while. A step would reveal a failed device; without one,
+ * this checks the devices. If the whole set of nodes is lost, the next request for a step reports
+ * that. */
 static enum status follow_silence(struct engine *e, struct err *err)
 {
     ranks_check(&e->ranks);

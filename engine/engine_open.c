@@ -96,7 +96,7 @@ static enum status load_drafts(struct rank *r, void *arg)
         }
     }
     if (r->local == 0 && e->spec.options.head == HEAD_MTP && e->config.n_draft_layers > 1) {
-        log_info("%d multi-token prediction modules, of which %d draft, one after the other",
+        log_info("%d multi-token prediction modules; %d of them draft, one after the other",
                  e->config.n_draft_layers, e->spec.options.n_models);
     }
     return OK;
@@ -190,7 +190,8 @@ static enum status check_heads(struct engine *e, struct err *err)
                        e->info.headless ? "the model" : "a draft model");
     }
     if (e->info.headless) {
-        log_warn("there is no lm_head.weight: embeddings are served, requests for tokens refused");
+        log_warn("there is no lm_head.weight: embeddings are served, but requests for tokens are "
+                 "refused");
     }
     return OK;
 }

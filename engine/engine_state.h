@@ -169,9 +169,9 @@ void engine_unwatch_nodes(struct engine *e);
 
 /* engine_fail.c, for the engine thread. engine_fail ends everything. If a node is lost, the devices
  * fail as well; the lost node is then reported, since it is the cause. engine_fail_constrained: the
- * grammar allows no token, or cannot decide within its limits; drawing a token that it does not
- * allow is no way out. engine_fail_broken: the logits contain NaN or infinity, so no drawn token is
- * a valid answer. */
+ * grammar allows no token, or cannot decide within its limits; a token that it does not allow must
+ * not be drawn instead. engine_fail_broken: the logits contain NaN or infinity, so no drawn token
+ * is a valid answer. */
 void engine_fail(struct engine *e, enum status st, const char *text);
 void engine_fail_constrained(struct engine *e, struct sequence *seq);
 void engine_fail_broken(struct engine *e, struct engine_request *r);

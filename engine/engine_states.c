@@ -121,7 +121,7 @@ static int64_t affordable(const struct engine *e, size_t budget, size_t per_bloc
     return (int64_t)lesser(n, half);
 }
 
-/* The most snapshots that all sequences together could use: one where a text starts, ends and
+/* The most snapshots that all sequences together could use: one each where a text starts, ends and
  * branches, and OTHERS more. */
 static int64_t useful(const struct engine *e)
 {

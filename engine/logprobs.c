@@ -3,7 +3,7 @@
 
 #include "engine/base/minmax.h"
 
-/* Comes after the other in the answer: less likely, or as likely with a higher id. */
+/* True if `a` comes after `b` in the answer: it is less likely, or as likely with a higher id. */
 static bool is_after(const struct token_logprobs *t, int32_t a, int32_t b)
 {
     if (t->top_logprobs[a] != t->top_logprobs[b]) {

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Extends a match by one byte. n_matched: the length of the marker's prefix that the text ended
- * with before; returns the length of the longest one that it ends with now. */
+/* Extends a match by one byte. n_matched: the length of the longest prefix of the marker with which
+ * the text ended before this byte. Returns the same length after it. */
 static size_t match(const char *marker, size_t n_matched, char byte)
 {
     char tail[GRAMMAR_AFTER_MAX + 1];

@@ -12,8 +12,8 @@ enum marker_found {
     MARKER_END,    // it ends with this token
 };
 
-/* Reads one more token. *n_matched: the length of the marker's prefix that the tokens so far end
- * with; 0 at first. */
+/* Reads one more token. *n_matched: the length of the marker's prefix with which the tokens so far
+ * end; 0 at first. */
 enum marker_found marker_search(const struct text_marker *m, const struct grammar_vocab *v,
                                 size_t *n_matched, int32_t token);
 

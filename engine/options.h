@@ -24,7 +24,7 @@ struct engine_options {
     const char *check_weights; // "off", "sampled", "full": how much of the checkpoint is checked
     const char *dtype; // of weights and KV, spelled as in config.json; "auto": the checkpoint's
     const char *quantization;   // NULL: none; "fp8" or "int4": quantise plain weights
-    const char *kv_cache_dtype; // a name of kv_choice_find, or "auto": as the checkpoint says
+    const char *kv_cache_dtype; // known to kv_choice_find, or "auto": as the checkpoint says
     const char *activation_quantization; // "none": do not round inputs of quantised weights
     int32_t max_model_len;               // 0: the model's own limit, as far as memory allows
     int32_t max_num_seqs;                // lanes; 0: 256 (CPU: 64; offline on a GPU: up to 1,024)
@@ -44,8 +44,8 @@ struct engine_options {
     bool enable_prefix_caching, enable_chunked_prefill;
     bool disable_cascade_attn; // read a shared prefix once per sequence
     /* A request whose prefix is cached may overtake earlier ones. Each of those is overtaken by at
-     * most this many computed prompt tokens. 0: never; below 0: as many as 10 s of prompt
-     * processing compute. */
+     * most this many computed prompt tokens. 0: never; below 0: as many as are computed in 10 s of
+     * prompt processing. */
     int64_t prefix_overtake_tokens;
     const char *speculative_config; // JSON in vLLM's format; NULL: none
     int32_t tensor_parallel_size;   // ranks over all nodes; 0: 1

@@ -191,7 +191,8 @@ static void add_draw(struct planned_step *ps, int32_t out_row, const struct sequ
     ps->owners[st->pass.n_draws++] = owner;
 }
 
-/* More alternatives than a draw can list are taken from its whole row of logits. */
+/* If the request names the alternatives, or wants more than a draw can list, the draw returns its
+ * whole row of logits. */
 static void ask_logprobs(struct planned_step *ps, struct pass_draw *d, int32_t n_top, bool listed)
 {
     d->logprobs = true;

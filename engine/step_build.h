@@ -18,7 +18,6 @@
 #include "engine/speculate/grove.h"
 #include "engine/speculate/spec.h"
 
-/* The owner of a draw's result. */
 struct draw_owner {
     struct sequence *seq;
     int32_t pos; // position of the row

@@ -2,7 +2,7 @@
 /* The passes that grow token trees, before the target's pass of the same step. First comes the
  * spine, which is drafted like a chain: the device feeds each draft to the next pass, and at the
  * end the host reads all of them, with the most likely alternatives to each. Then, if it pays, one
- * draft pass per level feeds nodes off the spine that the host chooses. Slots after the root hold
+ * draft pass per level feeds nodes off the spine, which the host chooses. Slots after the root hold
  * the fed nodes in the order in which they were fed. New rows see only the past and each other, so
  * each level's pass feeds everything after the trunk again. */
 #include "engine/step_tree.h"

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Inside, and at the end if no token of reasoning is left. */
+/* Reasoning has n tokens so far. If that is the limit, its end is forced from here on. */
 static void enter(const struct thinking_limit *l, struct thinking *t, int32_t n)
 {
     t->phase = n >= l->most ? THINKING_ENDING : THINKING_INSIDE;
@@ -24,7 +24,7 @@ static bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* With a channel: the marker's first token occurs in it only once. */
+/* Looks for the channel's marker, whose first token occurs in it only once. */
 static void open_channel(const struct thinking_limit *l, struct thinking *t, int32_t token)
 {
     const struct token_marker *m = &l->channel;
@@ -46,7 +46,7 @@ static void leave(const struct thinking_limit *l, struct thinking *t, int32_t n_
     t->n_spent = n_spent;
 }
 
-/* A marker that opens reasoning comes first in the answer, after white space. */
+/* Looks for a marker that opens reasoning. Only white space may come before it in the answer. */
 static void open(const struct thinking_limit *l, struct thinking *t, int32_t token)
 {
     size_t n_bytes = 0;

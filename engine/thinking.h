@@ -9,19 +9,19 @@
 
 enum thinking_phase {
     THINKING_BEFORE, // only white space, or the beginning of a marker that opens reasoning; with
-                     // `channel` all that is no reasoning
+                     // `channel` everything that is not reasoning
     THINKING_INSIDE,
-    THINKING_ENDING, // its end is being forced
+    THINKING_ENDING, // the end of reasoning is being forced
     THINKING_OVER,   // closed, or the answer has no reasoning
 };
 
 struct thinking {
     int32_t n_seen; // tokens of the answer that the state covers
     enum thinking_phase phase;
-    int32_t n;         // tokens of reasoning so far, or of its end
+    int32_t n;         // tokens so far of reasoning, or of the end that is forced
     int32_t n_ends;    // how often the end was forced
-    int32_t n_spent;   // with `channel`: tokens of reasoning that is over
-    int32_t n_channel; // and how many tokens of the marker were the last ones
+    int32_t n_spent;   // with `channel`: tokens of reasoning that has ended
+    int32_t n_channel; // with `channel`: how many tokens of its marker came last
     size_t n_opened[MAX_THINKING_MARKS], n_closed[MAX_THINKING_MARKS]; // matched bytes
 };
 

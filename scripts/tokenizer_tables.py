@@ -130,7 +130,7 @@ def rows(values, per_line):
 
 def print_unformed():
     ranges = forms_leave_alone()
-    print("/* First and last of what the normalisation forms leave alone. */")
+    print("/* First and last code point of each range that the normalisation forms leave unchanged. */")
     print(f"const uint32_t unicode_unformed[{len(ranges)}][2] = {{")
     print("\n".join(rows(["{" + f"{a:#x}, {b:#x}" + "}" for a, b in ranges], 5)) + "\n};")
     print(f"const size_t unicode_n_unformed = {len(ranges)};")
@@ -162,7 +162,7 @@ def main():
     print("\n".join(rows(index, 16)) + "\n};\n")
     print(f"const uint8_t unicode_kinds[{len(blocks)} * 128] = {{")
     print("\n".join(rows([k for b in blocks for k in b], 24)) + "\n};\n")
-    print("/* Code point and its lower case, by code point. U+0130 becomes two and is left out. */")
+    print("/* Code point and its lower case, by code point. U+0130 becomes two code points and is left out. */")
     print(f"const uint32_t unicode_lower[{len(single)}][2] = {{")
     print("\n".join(rows(["{" + f"{a:#x}, {b:#x}" + "}" for a, b in single], 5)) + "\n};")
     print(f"const size_t unicode_n_lower = {len(single)};\n")

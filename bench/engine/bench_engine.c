@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tokens per second of the engine without a server, at given batch sizes and context lengths.
  * Sequences with distinct random prompts decode together. Each figure covers the time between two
- * moments, at each of which every sequence has generated a given number of tokens. */
+ * moments; at each of them every sequence has generated a given number of tokens. */
 #include "bench/engine/bench_engine.h"
 
 #include "engine/base/clock.h"
@@ -151,8 +151,8 @@ static int64_t context_of(const struct load *l)
     return n;
 }
 
-/* A step counts once every sequence has its token. The engine's thread writes the counts, so they
- * are read with acquire. */
+/* A step is complete once every sequence has its token. The engine's thread writes the counts, so
+ * they are read with acquire. */
 static int32_t fewest_tokens(const struct load *l)
 {
     int32_t least = INT32_MAX;
@@ -209,8 +209,9 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The first sequences decode while the last are still in prefill; they must not end before the last
- * have been measured. The printed context is the mean over sequences and steps. */
+/* The first sequences decode while the last are still in prefill, so the first must generate enough
+ * tokens not to end before the last have been measured. The printed context is the mean over
+ * sequences and steps. */
 static enum status measure_decode(struct bench *b, int32_t batch, int32_t context, struct err *err)
 {
     const int32_t half = REPEATS * b->n_steps / 2 + WARM_STEPS;
@@ -306,7 +307,7 @@ static enum status measure_cached(struct bench *b, struct err *err)
         const uint64_t seed = 100000 + (uint64_t)r;
         TRY(first_token_of(b, 0, seed, &miss[r], &n_cached, err));
         if (n_cached > 0) {
-            return err_set(err, ERR_INVALID, "%d tokens of a new prompt are in the cache",
+            return err_set(err, ERR_INVALID, "%d tokens of a new prompt are in the cache already",
                            n_cached);
         }
         TRY(first_token_of(b, 1, seed, &hit[r], &n_cached, err));
@@ -385,7 +386,7 @@ static int usage(int code)
         "usage: sluice bench-engine MODEL [--batch N,N...] [--context N,N...] [--prompt N,N...]\n"
         "    [--cached-prompt SHARED/N] [--steps N] [--temperature T] [OPTIONS of sluice serve]\n"
         "Tokens per second of decoding --batch sequences (64) at --context tokens (256), the\n"
-        "median of three times --steps (32) steps, and of prefilling prompts of --prompt tokens\n"
+        "median of three runs of --steps (32) steps, and of prefilling prompts of --prompt tokens\n"
         "(none). --cached-prompt 8192/9216 compares the time to the first token of prompts of\n"
         "9,216 tokens, with the first 8,192 in the prefix cache and with none. With\n"
         "--load-format dummy a folder with a config.json is enough.\n");

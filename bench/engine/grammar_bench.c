@@ -2,8 +2,8 @@
 /* Measures the grammar library for scripts/bench_structured, which compares it with other libraries
  * in the same run. Without arguments it only refers to that script. With "TOKENIZER N_IDS", each
  * line of standard input is {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}. Each line of
- * output has times in us of thread CPU time: of one compilation, of the masks and advances along
- * the answers, and of the masks of drafts in chains and trees. */
+ * output has CPU times of the thread in us: for one compilation, for the masks and advances along
+ * the answers, and for the masks of drafts in chains and trees. */
 #include "engine/base/buf.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
@@ -73,7 +73,6 @@ static size_t n_masks(const struct subject *s)
     return stats.n_masks;
 }
 
-/* The ids of one answer. */
 static int32_t *ids_of(const struct json *list, size_t *n)
 {
     int32_t *ids = xcalloc(json_count(list) + 1, sizeof *ids);
@@ -120,8 +119,8 @@ static const char *follow(struct subject *s, const int32_t *ids, size_t n, bool 
     return NULL;
 }
 
-/* After each token, measures the masks of a chain: of the rows of the next CHAIN drafts and of the
- * row after them. */
+/* After each token, measures the masks of a chain: one for each of the next CHAIN drafts, and one
+ * for the row after them. */
 static void chains(struct subject *s, const int32_t *ids, size_t n)
 {
     struct grammar_state state = grammar_start(s->g);
@@ -265,7 +264,7 @@ static void run_line(const char *line, size_t n_bytes, const struct grammar_voca
 int main(int argc, char **argv)
 {
     if (argc != 3) {
-        printf("grammars: scripts/bench_structured runs this beside others\n");
+        printf("grammars: scripts/bench_structured runs this and compares it with others\n");
         return 0;
     }
     struct tokenizer *tok;

@@ -28,7 +28,7 @@ enum {
 };
 enum { MAX_TURNS = 1000 }; // limit of the turns of a unit
 enum { MAX_SPREAD = 4 };   // upper limit of a length, as a multiple of the mean
-enum { FIRST_ID = 100 };   // most vocabularies have special and byte tokens below
+enum { FIRST_ID = 100 };   // lower ids are special or byte tokens in most vocabularies
 enum { MAX_LINE_BYTES = 64 << 20 };
 enum { MAX_DATASET_BYTES = 1 << 30, MAX_DATASET_VALUES = 1 << 26 };
 
@@ -80,8 +80,8 @@ static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t w
     }
 }
 
-/* The place of request `unit` in the round-robin order of the groups; its group is the place modulo
- * the number of groups. */
+/* The place of request `unit` in the round-robin order of the groups; this place modulo the number
+ * of groups is its group. */
 static int64_t place_of(const struct bench_load *load, int64_t unit)
 {
     const struct bench_options *o = load->o;
@@ -95,7 +95,8 @@ static int64_t place_of(const struct bench_load *load, int64_t unit)
     return unit;
 }
 
-/* Agents have different numbers of turns, uniform between a third and all of them. */
+/* Agents have different numbers of turns, uniformly distributed from a third of --turns to --turns.
+ */
 int64_t bench_load_turns(const struct bench_load *load, int64_t unit)
 {
     const struct bench_options *o = load->o;

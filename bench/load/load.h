@@ -21,7 +21,7 @@ struct bench_load {
     struct sharegpt_item *items;
     size_t n_items;
     int64_t *shuffled; // [groups * members]: a random order of the requests of shared-prefix; NULL:
-                       // another order
+                       // the order is not random
 };
 
 /* Reads the dataset if there is one. `o` and `model` are borrowed. */

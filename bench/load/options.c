@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Options in one table, from which the help is generated as well. Conditions on several options are
+/* All options are in one table, which also generates the help. Conditions on several options are
  * checked at the end. */
 #include "bench/load/options.h"
 
@@ -54,8 +54,8 @@ static const struct option {
     {"order", ORDER, AT(order), 0, 0,
      "O  shared-prefix: order of the groups' requests: round (robin), grouped or shuffled (round)"},
     {"turns", INTEGER, AT(turns), 1, 1000,
-     "N  multi-turn: questions per conversation (4); agent: most turns; the fewest are a third "
-     "(60)"},
+     "N  multi-turn: questions per conversation (4); agent: maximum of turns (60); the minimum is "
+     "a third"},
     {"result-min", INTEGER, AT(result_min), 1, 1e6,
      "N  agent: fewest tokens of a tool's result (200)"},
     {"result-max", INTEGER, AT(result_max), 1, 1e6,
@@ -73,7 +73,7 @@ static const struct option {
     {"ttft-limit", REAL, AT(ttft_limit_ms), 1e-3, 1e9,
      "MS  goodput: limit of the time to first token"},
     {"tpot-limit", REAL, AT(tpot_limit_ms), 1e-3, 1e9,
-     "MS  goodput: limit of the time per later token"},
+     "MS  goodput: limit of the time per token after the first"},
     {"write-batch", TEXT, AT(batch_path), 0, 0,
      "FILE  send nothing, but write the requests as lines of a batch file (needs --model)"},
     {"json", TEXT, AT(json_path), 0, 0,
@@ -190,8 +190,9 @@ static enum status settle(struct bench_options *o, struct err *err)
     }
     if (o->batch_path != NULL && (o->model == NULL || bench_has_turns(o))) {
         return err_set(err, ERR_INVALID,
-                       o->model == NULL ? "--write-batch needs --model NAME"
-                                        : "--write-batch cannot write answers of turns before");
+                       o->model == NULL
+                           ? "--write-batch needs --model NAME"
+                           : "--write-batch cannot write turns that contain earlier answers");
     }
     if (o->workload == WORKLOAD_SHARED_PREFIX && o->n_requests == 0) {
         o->n_requests = o->groups * o->members;

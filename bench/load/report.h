@@ -11,7 +11,7 @@ struct summary {
     double mean, p50, p90, p99, max;
 };
 
-/* A range of conversation turns, counted from 1. Later turns have longer prompts, of which more
+/* A range of conversation turns, counted from 1. Later turns have longer prompts, and more of their
  * tokens are cached. */
 struct turn_range {
     int64_t first, last, prompt_tokens, cached_tokens;

@@ -156,7 +156,7 @@ static enum outcome outcome_of_answer(const struct conn *c)
 }
 
 /* Records the request's result. In a conversation the next turn follows after the think time.
- * Otherwise the connection becomes idle; if its position in the stream is unknown, it is closed. */
+ * Otherwise the connection becomes idle, or is closed if it cannot carry another request. */
 static void finish(struct conn *c, enum outcome outcome)
 {
     struct run *run = c->run;

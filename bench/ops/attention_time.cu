@@ -106,7 +106,6 @@ static void time_formats(const char *what)
     }
 }
 
-/* A pass of equal sequences. */
 static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_rows,
                                 int block_tokens = 32, bool deterministic = false,
                                 bool tree = false)
@@ -149,8 +148,9 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
     const struct timing with = time_scene(a, name);
     struct scene b = shared_scene(n_groups, n_each, n_shared, n_own);
     const struct timing without = time_scene(b, "  the same, without knowing the prefix", false);
-    /* Even if attention does not know the common prefix, reads of it hit the L2 cache after the
-     * first sequence's. So the fair comparison is with the same number of unrelated sequences. */
+    /* Even if attention does not know the common prefix, reads of it hit the L2 cache once the
+     * first sequence has read it. So the fair comparison is with the same number of unrelated
+     * sequences. */
     const struct timing own =
         time_equal("  as many without a common prefix", n_groups * n_each, n_shared + n_own, 1);
     printf("  -> %.2f of the time without sharing (%.2f of the same pages unshared)\n",
@@ -259,10 +259,11 @@ static void time_in_step(int n_seqs, int n_past)
             chain.issue(stream, a, i, (enum layer_chain::way)way);
         });
     }
-    printf("%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); with "
-           "rope in one %6.1f%s\n",
-           n_seqs, n_past + 1, us[1] - us[0], us[0], bytes / 4.5e6, us[2] - us[0],
-           attention_few_keys(n_seqs) > n_past ? ", used" : "");
+    printf(
+        "%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); fused with "
+        "rope %6.1f%s\n",
+        n_seqs, n_past + 1, us[1] - us[0], us[0], bytes / 4.5e6, us[2] - us[0],
+        attention_few_keys(n_seqs) > n_past ? ", used" : "");
     chain.close();
     finish(p);
     destroy(s);
@@ -271,7 +272,7 @@ static void time_in_step(int n_seqs, int n_past)
 /* In a chain, a launch overlaps with its neighbours; timing a single kernel does not show this. */
 void bench_attention_step()
 {
-    printf("attention in a step: the time that it adds to a chain of qkv, rope, attention, o\n");
+    printf("attention in a step: the time that it adds to a chain of qkv, rope, attention and o\n");
     for (int n : {1, 4, 8, 16, 32, 64, 128, 256}) {
         time_in_step(n, 299);
     }

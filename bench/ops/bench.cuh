@@ -110,7 +110,7 @@ static inline std::vector<float> to_host(const void *p, enum dtype dt, size_t n)
     return v;
 }
 
-/* The output of a product that is checked: rows of `width` values, at distances of `stride`. */
+/* The output of a product that is checked: rows of `width` values, `stride` elements apart. */
 struct output {
     void *p;
     enum dtype dtype;
@@ -123,7 +123,8 @@ struct output {
         return (size_t)n_rows * stride;
     }
 
-    /* Writes values to add to, or NaN, which shows what the product leaves as it was. */
+    /* Writes values for the product to add to; otherwise NaN, which shows what it leaves unchanged.
+     */
     void prepare(struct rng &r) const
     {
         if (accumulate) {
@@ -133,7 +134,7 @@ struct output {
         }
     }
 
-    /* The values of all rows. *kept: what lies between the rows is unchanged, as far as NaN shows.
+    /* The values of all rows. *kept: the NaN between the rows are unchanged.
      */
     std::vector<float> read(bool *kept) const
     {
@@ -213,6 +214,6 @@ void bench_attention_check(int n_cases);
 void bench_attention_time();
 void bench_attention_step();
 
-inline int bench_failures; // of all checks
+inline int bench_failures; // failures of all checks so far
 
 #endif

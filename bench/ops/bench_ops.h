@@ -17,10 +17,10 @@ const struct shape *bench_shape(const char *name);
 
 enum {
     BENCH_LANES = 64,
-    BENCH_KV_SETS = 4, // of kv_lines.c: unquantised, and three formats
-    COPIES = 4,        // of each weight in the GPU's table: together they exceed every cache
+    BENCH_KV_SETS = 4, // compared by kv_lines.c: unquantised, and three formats
+    COPIES = 4,        // copies of each weight in the GPU's table; together they exceed every cache
     MOE_SHAPES = 2,
-    BENCH_FORMATS = 4, // of cuda_quant.c
+    BENCH_FORMATS = 4, // measured by cuda_quant.c
     BENCH_QUANT_PRODUCTS = 4,
 };
 
@@ -62,18 +62,17 @@ struct bench {
     struct pass_draw *draws;
     struct pass_pool *pool;
 
-    /* the model */
     struct layer *layers;
     struct weight *embed, *norm;
     double read_rate, fma_rate, product_rate; // per second; 0: unknown
-    double *laps; // [bench_n_laps] or NULL: each is lowered to the time of its op in bench_forward,
-                  // if that is less
+    double *laps; // [bench_n_laps] or NULL: bench_forward lowers each to the time of its op, if
+                  // that is less
     int32_t lap;
     int64_t lap_start;
 
     /* the GPU's table */
-    int32_t next_model; // part of the key of a pass's graph; each line uses another, so that it
-                        // gets its own graph
+    int32_t next_model; // part of the key of a pass's graph; differs from line to line, so that
+                        // each gets its own graph
     double copy_peak, product_peak; // bytes and operations per second
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
     const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;

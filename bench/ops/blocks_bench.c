@@ -28,8 +28,8 @@ struct scene {
     struct tensor x, y;
 };
 
-/* Any values will do if the scales are small, except zeros: the system need not allocate pages for
- * them. */
+/* Any values will do if the scales are small, but not all zeros: the system need not allocate
+ * memory for pages of zeros. */
 static struct weight_part make_part(const char *name, unsigned char **data, double *bytes)
 {
     const struct block_format *f = block_format_find(name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Checks products of E4M3 codes with codes against a naive one over odd shapes. */
+/* Checks products of two matrices of E4M3 codes against a naive product, over odd shapes. */
 #include "bench/ops/bench.cuh"
 #include "cuda/gemm.h"
 

@@ -45,7 +45,8 @@ static enum status issue_moe(struct bench *b, const struct line *l, int32_t i)
     return b->ops->moe_ffn(b->be, &a);
 }
 
-/* Computes the experts' picks, which their lines need even if the router's line is not selected. */
+/* Computes the experts' picks, which the experts' lines need even if the router's line is not
+ * selected. */
 static enum status route_all(struct bench *b, const struct bench_moe *m)
 {
     const struct line l = {.n_rows = ROWS, .shape = PREFILL, .moe = m};

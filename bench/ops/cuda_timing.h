@@ -55,7 +55,6 @@ struct line {
 enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks, bool shared);
 /* Sets the sampling parameters of all lanes. */
 enum status bench_draw_by(struct bench *b, const struct sampling_params *params);
-/* Fills in b->pass for the line's op. */
 void bench_make_pass(struct bench *b, const struct line *l);
 /* Microseconds per launch of the op. */
 enum status bench_run_line(struct bench *b, const struct line *l, double *us);

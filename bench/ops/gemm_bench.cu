@@ -172,7 +172,7 @@ static void check_batch(struct rng &r)
     a.x_dtype = a.w_dtype = a.y_dtype = r.below(2) ? DT_BF16 : DT_F16;
     const bool is_long = r.below(4) == 0;
     a.n_rows =
-        is_long ? r.between(257, 4500) : r.between(129, 256); // by any kernel that supports them
+        is_long ? r.between(257, 4500) : r.between(129, 256); // any kernel that supports so many
     a.n_in = 8 * r.between(16, r.below(4) ? 150 : 520);
     int widest = 120;
     if (!is_long) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Time of finding the prefixes of a job: 6,400 prompts of 2,200 tokens with 400 prefixes of 2,000,
+/* The time to find the prefixes of a job: 6,400 prompts of 2,200 tokens with 400 prefixes of 2,000,
  * in an order that cycles through the prefixes. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"

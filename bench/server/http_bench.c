@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Compares the HTTP front end with a bare epoll loop that sends the same bytes in the same run. It
  * measures the events per second in lock-step with an engine that produces tokens on demand, the
- * age of paced tokens at the client, memory per stream, small requests per second, and the effect
- * of a long prompt on another stream. Servers and clients are separate processes. The machine is
- * shared with other programs, so the two servers alternate, and ratios are medians over the turns.
+ * age at the client of tokens that come at a fixed pace, memory per stream, small requests per
+ * second, and the effect of a long prompt on another stream. Servers and clients are separate
+ * processes. The machine is shared with other programs, so the two servers alternate, and ratios
+ * are medians over the turns.
  *     http_bench [quick] [asleep] [PART...]   parts: see main; without one, all.
  * asleep: the clients wait in epoll_wait, so that sends pay for waking them (http_load.h). 10,000
  * streams need about 10,300 descriptors per process. */
@@ -156,7 +157,7 @@ static struct ages measure(struct side *side, double seconds)
     return a;
 }
 
-/* Every stream gets one token in each period, as an engine would send them. */
+/* Every stream gets one token in each period, as from an engine. */
 static struct ages paced(struct side *side, int n_streams, long long period_ns, double seconds)
 {
     set_streams(side, n_streams);
@@ -206,7 +207,7 @@ static void latency(int n_streams, double seconds, double target_ms)
     fflush(stdout);
 }
 
-/* Offers twice the rate of lock-step. The age must not grow over time. */
+/* Produces events at twice the rate reached in lock-step. Their age must not grow over time. */
 static void overload(int n_streams, double carried)
 {
     struct side *side = &shared->sluice;

@@ -167,7 +167,6 @@ static inline long rss_bytes(void)
 
 /* --- The bare server: an epoll loop that only sends these bytes --- */
 
-/* A stream of the bare server. */
 struct bare_stream {
     int fd;
     bool blocked, open;
@@ -293,7 +292,6 @@ static inline void bare_accept(int lfd, int ep, struct bare_stream *streams, int
     }
 }
 
-/* Handles one event of epoll. */
 static inline void bare_event(struct epoll_event *e, struct steps *steps, int ep)
 {
     struct bare_stream *st = e->data.ptr;
@@ -363,8 +361,8 @@ static inline void bare_main(struct side *side, int max)
 /* To send to a client that sleeps in epoll_wait, the sender must also wake it up. On a virtual
  * machine this is more than half of the cost of a send; a server with remote clients never pays it.
  * So after a round that has read all ready sockets, this client polls again only after LOOK_NS,
- * like a network card that coalesces interrupts. Ages are taken at each read, so they are too long
- * by up to LOOK_NS, never too short. `sleeps` turns this off. */
+ * like a network card that coalesces interrupts. Ages are measured at each read, so they are too
+ * long by up to LOOK_NS, never too short. `sleeps` turns this off. */
 enum { LOOK_NS = 100000 };
 
 /* Connects with a blocking socket, since the client has nothing else to do. */

@@ -13,7 +13,6 @@
 
 enum { TURNS = 51, MAX_RESULTS = 512 };
 
-/* One template. */
 struct result {
     char name[128];
     double compile_ms, median_ms, worst_ms;

@@ -12,7 +12,7 @@
 enum status file_read(const char *path, size_t max_bytes, char **data, size_t *n_bytes,
                       struct err *err);
 
-bool file_exists(const char *path); // and can be read
+bool file_exists(const char *path); // true if it exists and can be read
 
 /* True only if the file does not exist: a file that may exist but cannot be read is not absent. */
 bool file_is_absent(const char *path);
@@ -27,7 +27,7 @@ enum status file_map_open(const char *path, struct file_map *map, struct err *er
 void file_unmap(struct file_map *map); // accepts a zeroed struct
 
 /* After this call, truncating a mapped file ends the program with status 1 and a message that names
- * the file, instead of by a signal. It is the one place below main that exits, because a signal
+ * the file, instead of by a signal. This is the one place below main that exits, because a signal
  * handler has no caller to return an error to. Call it in main, before any map. */
 void file_maps_explain(void);
 

@@ -53,7 +53,7 @@ bool json_rename(struct json *object, const char *from, const char *to);
 size_t json_count(const struct json *array_or_object); // O(n)
 const struct json *json_first(const struct json *array_or_object);
 const struct json *json_next(const struct json *child);
-const char *json_key(const struct json *child); // of an object's child
+const char *json_key(const struct json *child); // the key of an object's child
 
 const char *json_string(const struct json *node); // NULL if not a string
 double json_number(const struct json *node, double otherwise);

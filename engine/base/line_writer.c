@@ -150,8 +150,8 @@ uint64_t line_writer_lost(struct line_writer *w)
     return n;
 }
 
-/* Returns false if the thread could not finish in time. It then keeps its memory, because it may
- * still write. */
+/* Returns false if the thread could not finish in time. The writer then keeps its memory, because
+ * the thread may still write. */
 bool line_writer_close(struct line_writer *w, int timeout_ms)
 {
     struct timespec until;

@@ -26,14 +26,14 @@ void log_line(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);
 #define log_warn(...) log_line(LOG_WARN, __VA_ARGS__)
 #define log_error(...) log_line(LOG_ERROR, __VA_ARGS__)
 
-/* Drops the calling thread's lines while `mute` is set. For a dry run whose real run will log the
- * same lines. */
+/* Drops the calling thread's lines while `mute` is set. Used for a dry run, because the real run
+ * will log the same lines. */
 void log_mute(bool mute);
 
 /* Starts the writer thread. If none can be created, callers keep writing their own lines. */
 void log_open(void);
-/* Stops the writer once all lines are written, or after timeout_ms, when the lines still queued are
- * lost. Later lines are written by their callers, with a bounded wait. */
+/* Stops the writer once all lines are written, but after timeout_ms at the latest; lines that are
+ * still queued then are lost. Later lines are written by their callers, with a bounded wait. */
 void log_close(int timeout_ms);
 /* Lines lost so far. */
 uint64_t log_lost(void);

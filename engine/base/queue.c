@@ -83,8 +83,8 @@ struct queue_link *queue_wait_all(struct queue *q, int64_t timeout_ns)
     return list;
 }
 
-/* Wakes a taker that waits without a timeout when it has something other than an item to look
- * at. */
+/* Wakes the taker although there is no item: it has something else to look at, and may be waiting
+ * without a timeout. */
 void queue_wake(struct queue *q)
 {
     pthread_mutex_lock(&q->lock);

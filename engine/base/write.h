@@ -14,8 +14,8 @@ size_t write_all(int fd, const char *text, size_t n_bytes);
 /* The same with a limit on each wait; the rest is then dropped. Safe in a signal handler. */
 void write_bounded(int fd, const char *text, size_t n_bytes, int patience_ms);
 
-/* For the message that says why the process ends. Writes to standard error immediately, ahead of
- * queued log lines, and gives up after half a second if nobody reads. Safe in a signal handler. */
+/* Writes the message that says why the process ends to standard error, immediately and ahead of
+ * queued log lines. Gives up after half a second if nobody reads. Safe in a signal handler. */
 void write_last(const char *text);
 
 #endif

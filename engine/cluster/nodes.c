@@ -187,7 +187,7 @@ enum status nodes_open(const struct node_place *place, const char *identity, str
     return OK;
 }
 
-/* Says that the end is intended, so that other nodes exit without an error. */
+/* Tells the other nodes that the shutdown is intended, so that they exit without an error. */
 void nodes_goodbye(struct nodes *n)
 {
     if (n->place.node > 0 || atomic_exchange(&n->ending, true) || n->lost) {

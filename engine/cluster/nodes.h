@@ -43,8 +43,8 @@ struct node_place {
 
 struct nodes;
 
-/* Node 0 waits for all others, and any other node until it is admitted, both for at most
- * join_timeout_s. `identity`: lines that must be the same on every node, at most
+/* Node 0 waits until all others have joined; any other node waits until it is admitted. Both wait
+ * for at most join_timeout_s. `identity`: lines that must be the same on every node, at most
  * NODE_IDENTITY_BYTES. A node whose identity differs is rejected with a message that quotes the
  * differing line; node 0 keeps waiting. */
 enum { NODE_IDENTITY_BYTES = 16384 };

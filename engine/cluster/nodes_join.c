@@ -25,7 +25,6 @@ static uint64_t rotate(uint64_t x, int n)
     return x << n | x >> (64 - n);
 }
 
-/* A round of SipHash. */
 static void sip_round(uint64_t v[4])
 {
     v[0] += v[1];

@@ -50,7 +50,7 @@ struct ranks {
 /* Starts n - 1 threads for ranks first .. first + n - 1 of the set. */
 enum status ranks_start(struct ranks *rs, int32_t first, int32_t n, struct err *err);
 
-/* Sets the function that is called when a rank fails, and by ranks_abort; it may be called more
+/* Sets the function to call when a rank fails, and in ranks_abort. The function may be called more
  * than once. Call this before running work. */
 void ranks_on_abort(struct ranks *rs, void (*abort)(void *arg), void *arg);
 

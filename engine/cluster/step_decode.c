@@ -204,7 +204,6 @@ static void get_pool(struct reader *r, struct pass *p, struct pass_pool *pools)
     }
 }
 
-/* A boundary of recurrent state. */
 static int32_t get_boundary(struct reader *r)
 {
     int32_t block = r->sizes->limits->state_block, pos = get(r, block, last_pos(r), "a state");

@@ -99,16 +99,16 @@ struct kv_set_desc {
  * Boundaries are the multiples of `block`; block b covers positions [b, b + block). A record is
  * what a layer needs to continue from a boundary: the state S there, and the last inputs of its
  * convolution before it. A snapshot holds one record per layer. A live slot holds the record of
- * the last boundary, and that of the one before it if rows may be taken back; and, indexed by
+ * the last boundary, and that of the one before it if rows may be rejected; and, indexed by
  * slot_pos, the raw rows (keys, corrected values, decays, convolution inputs) of the block being
  * filled and of any rows ahead of it.
  *
  * - The record from which a row continues depends on its position only. Rows of block 0 read
  *   none, so a new sequence needs no initialisation of its slot.
  * - A pass may cross any number of boundaries. A record is written by the pass that has the row
- *   before its boundary. Rows that are taken back (refused drafts) leave no trace: they are
- *   rewritten when their positions come again, and so is the record. A chain may be taken back
- *   by up to max_ahead rows, which is less than a block.
+ *   before its boundary. Rows of rejected drafts leave no trace: they are rewritten when their
+ *   positions come again, and so is the record. Up to max_ahead rows of a chain may be rejected,
+ *   which is less than a block.
  * - All rows of a tree lie in the root's block, and only the root may be at its last position.
  *   When its path is moved to other slots (move_slots), the raw rows move along.
  * - A row's bits do not depend on how the rows before it were divided into passes, nor on
@@ -169,7 +169,6 @@ struct state_keep {
  * rows. If several heads follow one another, a slot's row holds the inputs of all of them side by
  * side. */
 
-/* Bytes of one block. */
 static inline size_t hidden_block_bytes(int32_t width, enum dtype dtype, int32_t block_tokens)
 {
     return (size_t)block_tokens * (size_t)width * dtype_bytes(dtype);

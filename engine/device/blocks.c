@@ -17,7 +17,6 @@ static void put_nibbles(const unsigned char *bytes, int32_t n_bytes, uint8_t *ou
     }
 }
 
-/* The fifth bits of 32 codes. */
 static void put_fifth_bits(const unsigned char *bytes, uint8_t *out)
 {
     for (int32_t i = 0; i < 32; i++) {

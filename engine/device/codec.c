@@ -423,7 +423,6 @@ static void read_blocks(const struct weight_part *p, int64_t row, int64_t first,
     }
 }
 
-/* Codes of columns [col, col + n) of a tensor's row. */
 static void block_codes(const struct weight_codec *c, int64_t row, int64_t col, int64_t n,
                         uint8_t *out)
 {
@@ -449,7 +448,7 @@ static void fill_values(const struct block_format *f, float values[256])
     }
 }
 
-/* For a part in blocks that is not transposed and takes every column. */
+/* Reads a row of a part in blocks that is not transposed and takes every column. */
 static void read_in_blocks(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                            float *out)
 {

@@ -114,7 +114,7 @@ struct weight_part weight_part_transpose(struct weight_part p);
 
 /* The weight at (row, col); 0 for dummy weights. */
 float weight_part_get(const struct weight_part *p, int64_t row, int64_t col);
-/* The weights at columns [first, first + n) of a row, which is faster. */
+/* The weights at columns [first, first + n) of a row; faster than one by one. */
 void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                       float *out);
 /* The components of weight_part_get, for backends that keep a weight quantised: the stored code,

@@ -30,7 +30,7 @@ struct kv_choice {
     bool stored_scales; // use the checkpoint's scales if it has them
 };
 
-/* The quantised choices one by one; NULL past the last. */
+/* The quantised choice number i; NULL past the last. */
 const struct kv_choice *kv_choice_at(size_t i);
 /* "fp8", "int8" and so on; NULL for other names (the caller handles "auto" and the model's
  * dtype). */

@@ -2,8 +2,8 @@
 /* A backend's table of ops: memory, order, maths, collectives. Each op has one args struct, which
  * is copied at the call. cpu/ has every basic op in scalar C, which is the definition that other
  * implementations are tested against. Rows are those of the current pass. From the last layer's
- * output product on, only its "out rows" remain, the rows that need logits or hidden states; they
- * have been gathered by then unless they are all rows.
+ * output product on, only the "out rows" remain: the rows whose logits or hidden states are needed.
+ * They have been gathered by then, unless all rows are out rows.
  * Thread: the rank's owner. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_H
 #define SLUICE_ENGINE_DEVICE_OPS_H
@@ -19,15 +19,15 @@ extern "C" {
  * empty. A value is valid until the next op that fills one of its kind. */
 
 /* A product left as partial sums over ranges of K (split-K), to be added up by the one op that
- * reads it. linear_args leaves it for norm_args or rope_store_args. */
+ * reads it. linear leaves it for norm or rope_store. */
 struct product_sums {
     struct dmem first, bias; // bias: to be added to the sums, or NULL
     int64_t stride;          // elements from one partial sum to the next
-    int32_t width, n;        // of a row; number of partial sums
+    int32_t width, n;        // elements per row; number of partial sums
 };
 
-/* The best logit of each row in each band of ids, for greedy draws. The head's linear_args leaves
- * it for sample_args. Rows that are read only by greedy draws then need no logits. */
+/* The best logit of each row in each band of ids, for greedy draws. The head's linear leaves it for
+ * sample. Rows that only greedy draws read then need no logits. */
 struct logit_bests {
     struct dmem pairs;
     int32_t stride, n_bands; // distance in pairs from one row to the next; pairs per row
@@ -82,9 +82,9 @@ struct linear_args {
     struct product_sums *sums;
 };
 
-/* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head],
- * of which the first n_in of each head are used; y: [n_rows, heads, y_head], of which the first
- * n_out are written. */
+/* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head];
+ * the first n_in of each head are used. y: [n_rows, heads, y_head]; the first n_out of each head
+ * are written. */
 struct linear_heads_args {
     const struct weight *weight; // HEADS
     struct tensor x, y;
@@ -360,7 +360,7 @@ struct logits_args {
 struct sample_args {
     struct tensor logits;
     int32_t n_out, n_draws, n_vocab_used;
-    struct logit_bests bests; // of these logits
+    struct logit_bests bests; // the best of these logits, for greedy draws
 };
 
 /* The pass's pool list over hidden [n_out, hidden] (final norm applied), in fp32. */
@@ -444,8 +444,8 @@ struct backend_ops {
     /* linear_act, then the product `down` of its result; nothing else need be stored. */
     enum status (*mlp)(struct backend *be, const struct linear_args *up,
                        const struct activation_args *act, const struct linear_args *down);
-    /* norm, then linear of the norm's out, or with act and down (both or neither are NULL) the mlp
-     * of it. The norm's out need not be stored. */
+    /* norm, then linear of the norm's out, or mlp of it if act and down are given (both or
+     * neither). The norm's out need not be stored. */
     enum status (*norm_linear)(struct backend *be, const struct norm_args *norm,
                                const struct linear_args *linear, const struct activation_args *act,
                                const struct linear_args *down);
@@ -456,7 +456,7 @@ struct backend_ops {
                        const struct moe_route_args *route, const struct moe_ffn_args *ffn);
 
     /* rope_store, then attention with its q, which may be left unrotated in memory; then, unless
-     * NULL, a linear that alone reads attention's out, which need not be stored. */
+     * NULL, a linear that is the only reader of attention's out, so that out need not be stored. */
     enum status (*rope_attention)(struct backend *be, const struct rope_store_args *rope,
                                   const struct attention_args *attention,
                                   const struct linear_args *linear);

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 enum {
-    MAX_TOP_LOGPROBS = 20, // OpenAI's limit; more are taken from a whole row of logits
+    MAX_TOP_LOGPROBS = 20, // OpenAI's limit; for more, the whole row of logits is read
     MAX_SAMPLES = 128,     // OpenAI's limit of n
     MAX_STOP_IDS = 64,     // chosen; for the model's and the request's ids together
     MAX_EOS = 16,          // chosen; further end-of-text ids in a model's config are ignored

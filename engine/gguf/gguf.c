@@ -170,7 +170,7 @@ static enum status take_keys(struct reader *r, size_t n, struct key *keys, struc
         }
         for (size_t j = 0; j < i; j++) {
             if (keys[j].n_bytes == k->n_bytes && memcmp(keys[j].name, k->name, k->n_bytes) == 0) {
-                return err_set(err, ERR_FORMAT, "%s: the key %.*s is there twice", r->file,
+                return err_set(err, ERR_FORMAT, "%s: the key %.*s occurs twice", r->file,
                                (int)lesser(k->n_bytes, 100), k->name);
             }
         }
@@ -439,7 +439,7 @@ enum status gguf_is(const char *path, bool *is, struct err *err)
     if (fd < 0) {
         return is_no_file() ? OK : err_set(err, ERR_IO, "%.300s: %s", path, strerror(errno));
     }
-    const ssize_t n = read(fd, head, 4); // of a folder: EISDIR
+    const ssize_t n = read(fd, head, 4); // fails with EISDIR for a folder
     const enum status st =
         n >= 0 || is_no_file() ? OK : err_set(err, ERR_IO, "%.300s: %s", path, strerror(errno));
     *is = n == 4 && memcmp(head, "GGUF", 4) == 0;

@@ -51,8 +51,8 @@ struct gguf_tensor {
 
 struct gguf;
 
-/* *is: the path is a file that starts with GGUF's magic. A path that does not exist is none; a file
- * that cannot be read is an error, since it may be one. */
+/* *is: the path is a file that starts with GGUF's magic. A path that does not exist is not a GGUF
+ * file. A file that cannot be read is an error, since it may be one. */
 enum status gguf_is(const char *path, bool *is, struct err *err);
 
 /* For a split model (...-00001-of-00005.gguf) pass the first file; all of its files are opened. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Generates the small files of a model folder, as JSON text, from the metadata of a GGUF file. One
- * set of readers, with all its checks, then serves both.
+/* Generates the small files of a model folder, as JSON text, from the metadata of a GGUF file. So
+ * the same readers, with all their checks, serve folders and GGUF files.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GGUF_MAKE_H
 #define SLUICE_ENGINE_GGUF_MAKE_H
@@ -28,7 +28,7 @@ enum status gguf_find_pre(const char *name, size_t n_bytes, const struct gguf_pr
 /* Writes "normalizer": ..., "pre_tokenizer": ...; */
 void gguf_put_pre(const struct gguf_pre *p, struct buf *out);
 bool gguf_pre_ignores_merges(const struct gguf_pre *p);
-bool gguf_pre_adds_bos(const struct gguf_pre *p); // the default of files that do not say it
+bool gguf_pre_adds_bos(const struct gguf_pre *p); // the default for files that do not say
 
 /* The vocabulary: texts and kinds of tokens. */
 enum gguf_token_kind {

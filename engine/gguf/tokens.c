@@ -300,8 +300,8 @@ static enum status find_model(const struct gguf *g, const struct model_row **out
         }
     }
     return err_set(err, ERR_UNSUPPORTED,
-                   KEY("model") ": the tokenizer '%.*s' is not supported, but "
-                                "gpt2 (byte-level BPE) and llama (SentencePiece) are",
+                   KEY("model") ": the tokenizer '%.*s' is not supported; only gpt2 (byte-level "
+                                "BPE) and llama (SentencePiece) are",
                    (int)lesser(n, 40), name);
 }
 

@@ -45,7 +45,7 @@ struct automaton {
                                    // the rules that they call
         uint32_t mask;             // slot in masks.c, + 1; 0: none
         bool may_end, is_closed;
-    } *v; // by id of the kernel
+    } *v; // indexed by the kernel's id
     uint32_t cap_v;
     struct item *closed;
     uint32_t n_closed, cap_closed;

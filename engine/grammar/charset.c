@@ -76,9 +76,9 @@ void charset_invert(struct charset *s)
 
 /* ---- letter case ---- */
 
-/* Characters that differ only in case, by Unicode's simple case folding. Each has the class that it
- * belongs to, which is named by one of its members. One list is sorted by character, the other by
- * class. */
+/* Characters that differ only in case, by Unicode's simple case folding. Each entry has the class
+ * of its character; a class is named by one of its members. One list is sorted by character, the
+ * other by class. */
 static struct {
     struct cased {
         uint32_t c, class;

@@ -104,7 +104,7 @@ bool decimal_is_whole(const struct decimal *d)
 /* Adds 1 to the whole part of the magnitude. */
 void decimal_add_one(struct decimal *d)
 {
-    int i = d->n_whole - 1; // below 0 if there are no digits, which stands for 0
+    int i = d->n_whole - 1; // -1 if there are no digits, which means the number 0
     while (i >= 0 && d->whole[i] == '9') {
         d->whole[i--] = '0';
     }

@@ -285,8 +285,8 @@ static int known(const struct exprs *x, uint32_t e)
     return -1;
 }
 
-/* Whether an X_AND only limits the length of another expression, and a text of that one is short
- * enough. A search would have to begin anew for every remaining length. */
+/* True if an X_AND only limits the length of another expression, and that expression has a short
+ * enough text. A search would have to begin anew for every remaining length. */
 static bool fits_length(struct exprs *x, uint32_t id)
 {
     struct expr e = x->v[id];

@@ -92,7 +92,7 @@ struct exprs {
     uint64_t work, max_work; // units of work in this call so far, and their limit
     size_t max_bytes;
     bool failed;
-    int depth; // of recursive constructors, now
+    int depth; // current depth of recursive constructors
 
     uint32_t byte[256]; // by byte: the expression of this one byte; 0: not made yet
     uint32_t any_char;  // exactly one character of UTF-8

@@ -214,8 +214,8 @@ static void factor(struct exprs *x, struct many *m)
 }
 
 /* Collects the branches of all expressions, including those of nested alternatives, and joins sets
- * of bytes to one set. Returns true if one branch is "any text". It includes all others, because
- * all alternatives begin at the same place, at the border of a character. */
+ * of bytes to one set. Returns true if one branch is "any text". That branch includes all others,
+ * because all alternatives begin at the same place, at the border of a character. */
 static bool gather(struct exprs *x, const uint32_t *e, size_t n, struct many *out)
 {
     struct byte_set set = {0};
@@ -444,7 +444,7 @@ void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work)
     expr_make(x, (struct expr){.kind = X_EMPTY, .flags = XF_NULLABLE});
     x->any_char = any_char(x);
     x->any_text = expr_rep(x, x->any_char, 0, EXPR_INF);
-    x->max_bytes = max_bytes; // the common expressions above are made whatever the limits
+    x->max_bytes = max_bytes; // the common expressions above are made regardless of the limits
     x->max_work = max_work;
     x->work = 0;
 }

@@ -20,7 +20,7 @@
 enum { TERMINAL_DEPTH = 100 };
 
 struct definition {
-    size_t at; // where its body is in the text; 0: it is not defined
+    size_t at; // position of its body in the text; 0: it is not defined
     bool terminal, parameter;
     uint32_t e; // for a terminal: its expression, plus 1
     bool busy;  // for a terminal: it is being parsed
@@ -31,11 +31,11 @@ struct lark {
     struct exprs *x;
     struct lark_lex lex;
     struct names names;
-    struct definition *v; // by name
+    struct definition *v; // indexed by the name's number
     uint32_t cap;
     struct lark_calls calls;
     uint32_t ignored; // expression for any number of ignored terminals
-    size_t *ignores;  // where their expressions are in the text
+    size_t *ignores;  // positions of their expressions in the text
     uint32_t n_ignores, cap_ignores;
     int depth;
     // The rule or terminal that is being parsed.
@@ -76,7 +76,7 @@ static enum status expect(struct lark *g, const char *mark)
     if (lark_is(&g->lex, mark)) {
         return lark_next(&g->lex);
     }
-    return lark_fail(&g->lex, "'%s' should stand here", mark);
+    return lark_fail(&g->lex, "'%s' is expected here", mark);
 }
 
 /* ---- names ---- */
@@ -124,8 +124,8 @@ static enum status rule_call(struct lark *g, uint32_t name, uint64_t value, uint
     return OK;
 }
 
-/* The name of a terminal becomes its expression, that of a rule a call, which may pass a
- * parameter. */
+/* The name of a terminal becomes its expression. The name of a rule becomes a call, which may pass
+ * a parameter. */
 static enum status name_expr(struct lark *g, uint32_t *e)
 {
     struct lark_word w = g->lex.word;
@@ -327,7 +327,7 @@ static enum status parse_suffix(struct lark *g, bool *holds)
 
 /* The parts are joined from last to first, so that the sequence nests to the right. If there is a
  * condition at the end and it does not hold, the branch is removed together with its calls.
- * Otherwise recursion with a counter that the condition limits would never end. */
+ * If it were kept, recursion with a counter that the condition limits would never end. */
 static enum status sequence_expr(struct lark *g, uint32_t *e)
 {
     uint32_t *part = NULL, n = 0, cap = 0, n_calls = g->calls.n;
@@ -390,8 +390,8 @@ static enum status define(struct lark *g, struct lark_word w, bool parameter, si
     return OK;
 }
 
-/* The terminals of Lark's "common" are known as regular expressions. "->" may rename them; a rule's
- * name for a terminal is refused. */
+/* The terminals of Lark's "common" are known as regular expressions. "->" may rename them; renaming
+ * a terminal to a rule's name is refused. */
 static enum status import_one(struct lark *g)
 {
     struct lark_word w = g->lex.word, as = w;
@@ -480,7 +480,7 @@ static enum status statement(struct lark *g)
         TRY(lark_next(&g->lex));
         parameter = w.kind == LARK_RULE && g->lex.word.kind == LARK_RULE && g->lex.word.n == 1;
         if (!parameter || g->lex.word.s[0] != '_') {
-            return lark_fail(&g->lex, "a parameter is defined as \"name::_\", of a rule");
+            return lark_fail(&g->lex, "a rule's parameter is defined as \"name::_\"");
         }
         TRY(lark_next(&g->lex));
     }

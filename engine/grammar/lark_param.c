@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Parameters of rules, an extension of Lark by llguidance: a 64-bit value that conditions
- * test and calls change. */
+/* Parameters of rules, an extension of Lark by llguidance: a 64-bit value, which conditions test
+ * and calls change. */
 #include "engine/grammar/lark_param.h"
 #include "engine/base/minmax.h"
 
@@ -12,7 +12,7 @@ static enum status expect(struct lark_lex *l, const char *mark)
     if (lark_is(l, mark)) {
         return lark_next(l);
     }
-    return lark_fail(l, "'%s' should stand here", mark);
+    return lark_fail(l, "'%s' is expected here", mark);
 }
 
 static enum status number(struct lark_lex *l, uint64_t *v)
@@ -24,7 +24,7 @@ static enum status number(struct lark_lex *l, uint64_t *v)
     memcpy(text, l->word.s, l->word.n);
     *v = strtoull(text, &end, 0);
     if (*end) {
-        return lark_fail(l, "\"%s\" is no number", text);
+        return lark_fail(l, "\"%s\" is not a number", text);
     }
     return lark_next(l);
 }

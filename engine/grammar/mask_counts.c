@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A few tokens are stored as a list. Many tokens are bits of a mask, and the bits of their numbers
- * are planes, which are such masks too. All numbers are compared with a limit one word at a time,
- * so every limit costs the same. */
+/* A few tokens are stored as a list. Many tokens are stored as a mask, and each bit of their
+ * numbers as a plane: a mask of the tokens whose number has this bit. All numbers are compared with
+ * a limit one word at a time, so every limit costs the same. */
 #include "engine/grammar/mask_counts.h"
 
 #include "engine/base/minmax.h"

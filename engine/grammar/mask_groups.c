@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* For a state, collects groups of characters such that all states that can be reached by characters
- * of these groups obey the rule. Groups are tried one after the other: a group joins if the states
- * that it adds obey the rule, too, for all groups that have joined. So in a text that may contain
- * anything until a pattern has occurred, all letters join, although some of them change the state.
+/* For a state and a rule (enum groups_rule), collects groups of characters such that every state
+ * reached by characters of these groups obeys the rule. Groups are tried one after the other: a
+ * group joins if the states that it adds also obey the rule for all groups that have joined. So in
+ * a text that may contain anything until a pattern has occurred, all letters join, although some of
+ * them change the state.
  */
 #include "engine/grammar/mask_groups.h"
 
@@ -47,7 +48,7 @@ static bool put_after(struct reach *r, uint32_t to)
     return fits;
 }
 
-/* Whether a byte is in the class of the byte before it, which was in the same range. */
+/* True if a byte and the one before it are in one range (lo to hi) and in one class. */
 static bool is_again(const struct automaton *a, int byte, int lo)
 {
     return byte > lo && a->x->class_of[byte] == a->x->class_of[byte - 1];
@@ -101,8 +102,8 @@ static bool try_state(struct reach *r, uint32_t state, int group)
     return true;
 }
 
-/* Adds a group to those that have joined (bits). If it does not obey the rule, the states that it
- * added are removed. */
+/* Adds a group to those that have joined (bits). If the group does not obey the rule, the states
+ * that it added are removed. */
 static bool try_group(struct reach *r, uint64_t joined, int group)
 {
     uint32_t before = r->n;
@@ -118,7 +119,7 @@ static bool try_group(struct reach *r, uint64_t joined, int group)
     return true;
 }
 
-/* The work is limited to a part of what is left for the mask. */
+/* The work is limited to a part of the work that the mask may still do. */
 static uint64_t collect(struct masks *m, uint32_t state, enum groups_rule rule)
 {
     struct exprs *x = m->a->x;
@@ -144,9 +145,9 @@ uint64_t groups_of(const struct masks *m, const struct byte_set *classes)
     return groups;
 }
 
-/* ---- those that are known ---- */
+/* ---- known groups ---- */
 
-/* A state has one place for each rule; another state that needs it takes it. */
+/* Each state has one place per rule. A later state with the same place takes it over. */
 struct mask_groups {
     uint32_t state; // state + 1; 0: none
     uint16_t rule, visits;

@@ -18,8 +18,8 @@ enum groups_rule {
 enum { GROUPS_MIN = 4 }; // chosen: nodes of a subtree for which the groups are looked up
 
 /* The groups (bits, vocab_groups.h) for which the rule does not hold, or is not known to hold, in a
- * state. They are found when the state has occurred often enough; only occurrences count at which
- * the byte before led from the state back to it (`loops`), because in other states it hardly pays.
+ * state. They are found when the state has occurred often enough. Only occurrences count in which
+ * the previous byte led from the state back to itself (`loops`): for other states this hardly pays.
  */
 uint64_t groups_against(struct masks *m, uint32_t state, enum groups_rule rule, bool loops);
 
@@ -29,7 +29,7 @@ void groups_reset(struct masks *m); // the states are forgotten
 void groups_free(struct masks *m);
 size_t groups_bytes(const struct masks *m);
 
-/* Whether the rule holds for all that is below a node at which the automaton is in `state`. */
+/* True if the rule holds for everything below a node at which the automaton is in `state`. */
 static inline bool groups_hold(struct masks *m, uint32_t node, uint32_t state,
                                enum groups_rule rule)
 {

@@ -8,8 +8,8 @@
 #include "engine/grammar/text.h"
 
 enum {
-    ENDS_MAX = 6000,  // chosen: per head
-    HEADS_MAX = 4096, // chosen: per grammar; beyond that all heads are dropped
+    ENDS_MAX = 6000,  // chosen: ends per head
+    HEADS_MAX = 4096, // chosen: heads per grammar; beyond that all are dropped
 };
 
 /* ---- any head ---- */
@@ -33,9 +33,9 @@ static void fill_head(struct masks *m, struct head *h)
 /* ---- heads that are soon plain text ---- */
 
 /* A text that must differ from some names, or must begin in a certain way, soon becomes
- * unconstrained. From then on its tokens are those of the inside of a string, which the vocabulary
- * has. The trie is walked with both texts at once; where both reach the same state, the tokens
- * below are the same. */
+ * unconstrained. From then on it allows the tokens of any string's inside, which the vocabulary
+ * already lists. The trie is walked with both texts at once; where both reach the same state, the
+ * tokens below are the same. */
 struct beside {
     struct masks *m;
     struct head *h;
@@ -105,9 +105,8 @@ static void walk_beside(struct beside *b, uint32_t state, uint32_t plain)
     exprs_spend(m->a->x, seen / 8);
 }
 
-/* The plain text that a text soon becomes. The text is derived by a letter; if the result is plain,
- * returns the plain text that has this derivative. Several letters are tried, because one of them
- * may be the beginning of a name. */
+/* If the derivative of a text by a letter is plain, returns the plain text that has this
+ * derivative. Several letters are tried, because one of them may be the beginning of a name. */
 static uint32_t soon(struct masks *m, uint32_t e)
 {
     struct exprs *x = m->a->x;

@@ -352,7 +352,7 @@ static struct mask_run *new_run(struct masks *m, uint32_t e)
     return &m->runs[m->n_runs++];
 }
 
-/* The exits of an item's run for the case that what follows begins with a byte in `first`. They are
+/* The exits of an item's run, if the text after the run begins with a byte in `first`. They are
  * computed if they are new. When the cache is full, all runs and heads are dropped. NULL: the run
  * is unfit, or a limit was exceeded. */
 static const struct run_exits *get_exits(struct masks *m, const struct counted *c,

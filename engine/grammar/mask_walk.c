@@ -43,13 +43,13 @@ static void add_passed(struct walk *w, uint32_t end, uint32_t next)
 
 static bool walk_below(struct walk *w, uint32_t from, uint32_t state);
 
-/* The children of a wide node, of which most lead to a dead state. */
+/* Walks the children of a wide node, most of which lead to a dead state. */
 static bool walk_kids(struct walk *w, uint32_t from, uint32_t state)
 {
     struct masks *m = w->m;
     const struct grammar_vocab *v = m->vocab;
     const uint32_t *row = m->a->v[state].row;
-    uint32_t depth = v->v[from].depth, dead = 0; // dead: the first one since the last live child
+    uint32_t depth = v->v[from].depth, dead = 0; // dead: first dead child since a live one
     for (const struct vocab_kid *kid = v->kids + v->kids_at[from]; kid->node; kid++) {
         uint32_t known = row ? row[m->a->x->class_of[kid->byte]] : 0;
         uint32_t to = known ? known - 1 : automaton_step(m->a, state, kid->byte);

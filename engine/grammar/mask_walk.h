@@ -45,7 +45,7 @@ struct masks {
 
     struct head {
         uint32_t e;
-        bool whole;      // it has too many ends to be worth it
+        bool whole;      // the head has too many ends, so the whole vocabulary is walked
         uint32_t *words; // mask of the tokens that stay in the head or end with it; NULL: they are
                          // in `ids`
         int32_t *ids;    // the same tokens as a list, if they are few
@@ -58,7 +58,7 @@ struct masks {
     uint32_t n_runs, cap_runs;
     // Heads and runs were dropped, so masks made from them must be dropped, too.
     bool shared_dropped;
-    struct mask_groups *groups; // by state, those that are known; mask_groups.h
+    struct mask_groups *groups; // the known groups, by state (mask_groups.h)
     uint32_t *path;             // states by depth during a walk
     struct found now, head;     // the mask and the head that are being built
 };

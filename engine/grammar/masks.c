@@ -150,8 +150,8 @@ static void put_plain(struct plain *plain, uint32_t e, uint32_t stack)
     }
 }
 
-/* For items that begin with alternatives. Each alternative may have a different head, although the
- * same expression follows all of them. */
+/* Handles items that begin with alternatives. Each alternative may have a different head, although
+ * the same expression follows all of them. */
 static void add_branches(struct masks *m, uint32_t e, uint32_t stack, struct found *f,
                          struct plain *plain)
 {
@@ -190,8 +190,8 @@ static void add_item(struct masks *m, struct item it, struct found *f, struct pl
     }
 }
 
-/* The items are copied, because the array of automaton_items moves when the automaton grows. Items
- * without a known head are walked together, in one pass. */
+/* The items are copied, because the array that automaton_items returns moves when the automaton
+ * grows. Items without a known head are walked together, in one pass. */
 static void compute(struct masks *m, uint32_t state, struct found *f)
 {
     size_t n;

@@ -6,7 +6,8 @@
 
 enum { MODULUS_MAX = 2000000000, BOUNDED_MODULUS_MAX = 10000, SCALE_MAX = 18 };
 
-/* Keeps the tighter lower bound. An exclusive bound is tighter than the same number inclusive. */
+/* Keeps the tighter lower bound. An exclusive bound is tighter than an inclusive one of the same
+ * value. */
 void number_above(struct number_bounds *b, const struct decimal *v, bool excluded)
 {
     int c = b->has_min ? decimal_compare(v, &b->min) : 1;
@@ -158,8 +159,8 @@ uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
 
 /* ---- numbers with a point ---- */
 
-/* The fraction after a whole part that equals that of the bound, such that the number is at least
- * (or at most) the bound. */
+/* The fractions that may follow if the whole part equals the bound's, so that the number is at
+ * least (or at most) the bound. */
 static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool least,
                               bool excluded)
 {
@@ -233,8 +234,8 @@ static uint32_t magnitudes(struct exprs *x, const struct decimal *lo, bool lo_ex
     return expr_clean(x, expr_and2(x, least, magnitude(x, hi, false, hi_excluded)));
 }
 
-/* Without bounds any spelling that JSON allows, including exponents. With bounds only plain
- * decimals, because exponents would make a range an infinite union. */
+/* Without bounds, numbers may have any spelling that JSON allows, including exponents. With bounds,
+ * they are plain decimals, because exponents would make a range an infinite union. */
 uint32_t number_any(struct exprs *x, const struct number_bounds *b)
 {
     uint32_t minus = expr_byte(x, '-');
@@ -316,8 +317,8 @@ static uint64_t without_factor(uint64_t modulus, uint64_t power)
     return modulus / a;
 }
 
-/* Numbers whose digits are divisible by `of`, by an automaton over the remainder so far. False: the
- * modulus is too large. */
+/* Numbers whose digits are divisible by `of`, as an automaton whose states are remainders. False:
+ * the modulus is too large. */
 bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of,
                      bool whole, uint32_t *e)
 {

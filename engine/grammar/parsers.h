@@ -19,7 +19,7 @@ struct compile {
     struct rules *rules;
     const struct grammar_source *source;
     const struct grammar_limits *limits;
-    grammar_parser *const *parsers;    // by kind, for a source inside this one
+    grammar_parser *const *parsers;    // indexed by kind, for grammars inside this one
     const struct grammar_vocab *vocab; // grammars may name its special tokens; may be NULL
     const struct style *style;         // for a schema; NULL: JSON's style
     bool only_object;                  // for a schema: only objects are allowed

@@ -182,7 +182,7 @@ static enum status parse_flags(struct parser *p, bool *group, struct err *err)
     return regex_wrong(&p->in, err, "a group has no end");
 }
 
-/* For constructs that are not regular, the error names the construct. Flags that are set inside a
+/* A construct that is not regular is an error that names it. Flags that are set inside a
  * group end with it. */
 static enum status parse_group(struct parser *p, uint32_t *node, struct err *err)
 {

@@ -262,8 +262,8 @@ static enum status parse_member(struct regex_source *in, uint32_t *one, struct c
     return OK;
 }
 
-/* Whether a "]" at the start of a class is a member of the class. It is if another "]" follows that
- * can end the class. Otherwise "[]" matches nothing and "[^]" everything, as in ECMA-262. */
+/* Whether a "]" at the start of a class is a member of the class. It is a member if a later "]" can
+ * end the class. Otherwise "[]" matches nothing and "[^]" everything, as in ECMA-262. */
 static bool starts_with_bracket(const struct regex_source *in)
 {
     size_t at = in->at + 1;

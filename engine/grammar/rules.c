@@ -38,7 +38,7 @@ static bool enter(struct exprs *x)
 /* A rewrite: the replacements of calls and objects, and the results so far. */
 struct rewrite {
     struct exprs *x;
-    const uint32_t *call;    // by rule
+    const uint32_t *call;    // indexed by rule: what replaces a call
     const bool *object_dead; // by object; NULL: none
     bool *object_done;
     uint32_t *done, n_done; // by expression: its rewritten form, plus 1
@@ -279,7 +279,7 @@ static uint32_t not_empty(struct exprs *x, uint32_t e)
     return to;
 }
 
-/* After this, no rule matches the empty text; calls of a rule that did become optional. The
+/* After this, no rule matches the empty text; calls of the rules that matched it are optional. The
  * automaton relies on this, because otherwise a step could expand calls for ever. */
 static void remove_empty(struct exprs *x, struct rules *r, uint32_t *start)
 {
@@ -517,7 +517,7 @@ static bool calls_itself_first(struct exprs *x, const struct rules *r, uint32_t 
 }
 
 /* Rules that begin with calls of each other form groups. Within a group, left recursion is replaced
- * by repetition, so that expanding the calls before a byte always ends. */
+ * by repetition, so that expanding calls up to the next byte always ends. */
 static void remove_left_recursion(struct exprs *x, struct rules *r)
 {
     struct graph g;

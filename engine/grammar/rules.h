@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rules: named expressions that may call each other. Parsers add them as they occur; rules_finish
- * converts them to the form that the automaton needs: no rule matches the empty text (calls of a
- * rule that did become optional), no rule is left-recursive, directly or indirectly (it is
+ * converts them to the form that the automaton needs: no rule matches the empty text (calls of the
+ * rules that matched it become optional), no rule is left-recursive, directly or indirectly (it is
  * converted to right recursion), and no rule is dead (every call can complete).
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_RULES_H

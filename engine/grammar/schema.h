@@ -107,7 +107,7 @@ enum status schema_branch(struct schema *s, const struct set *set, bool *chosen,
 enum status schema_implied(struct schema *s, const struct tree_value *schema,
                            const struct tree_value **implied);
 
-/* Whether the "not" of a member, {"enum": ...} or "const", excludes a value. */
+/* Whether a member's "not" of an "enum" or "const" excludes a value. */
 bool schema_excluded(const struct set *set, const struct tree_value *value);
 
 /* Each of these compiles the keywords of one kind, for all members. The functions that read
@@ -115,9 +115,9 @@ bool schema_excluded(const struct set *set, const struct tree_value *value);
 enum status schema_types(struct schema *s, const struct set *set, uint32_t *types);
 enum status schema_enum(struct schema *s, const struct set *set, uint32_t types, bool *found,
                         uint32_t *e);
-/* As written in the output. */
+/* The string as written in the output. */
 enum status schema_string(struct schema *s, const struct set *set, uint32_t *e);
-/* The text of the string. */
+/* The string's content in characters, before it is escaped. */
 enum status schema_content(struct schema *s, const struct set *set, uint32_t *e);
 enum status schema_number(struct schema *s, const struct set *set, bool whole, uint32_t *e);
 enum status schema_array(struct schema *s, const struct set *set, uint32_t *e);

@@ -22,8 +22,8 @@ static enum status chosen_set(struct schema *s, const struct set *set, uint32_t 
     return st;
 }
 
-/* Whether no text that is accepted for branch a is valid for b. For this, a is interpreted as in
- * this project (unmentioned names are not allowed), and b as in the specification. */
+/* True if no text that is accepted for branch a is valid for branch b. For this, a is interpreted
+ * as in this project (unmentioned names are not allowed), and b as in the specification. */
 static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
                             const struct tree_value *a, const struct tree_value *b, bool *is)
 {

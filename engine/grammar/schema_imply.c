@@ -199,8 +199,8 @@ static bool is_annotation(const struct tree_value *v)
     return false;
 }
 
-/* A schema that holds exactly if `v` does not. NULL: this cannot be expressed with the supported
- * keywords. */
+/* A schema for exactly the values that do not satisfy `v`. NULL: this cannot be expressed with the
+ * supported keywords. */
 static const struct tree_value *negate(struct schema *s, const struct tree_value *v, int depth)
 {
     if (!schema_is(v) || depth > 16 || !exprs_spend(s->x, 10)) {

@@ -403,8 +403,8 @@ static uint32_t other_name(struct builder *b, uint32_t names)
     return expr_seq(x, expr_clean(x, expr_and2(x, names, words)), expr_byte(x, b->o->name_end));
 }
 
-/* Adds pairs whose name is in `names`, divided by which of the patterns from p on the name
- * matches. */
+/* Adds pairs whose name is in `names`, in groups: one for each set of patterns, from p on, that a
+ * name may match. */
 static enum status add_others(struct builder *b, uint32_t names, uint32_t p, bool *matched,
                               uint32_t *left)
 {

@@ -113,8 +113,8 @@ static bool is_id(const struct tree_value *v, const char *s, size_t n)
     return len == n && memcmp(id->text, s, n) == 0;
 }
 
-/* Whether the last part of the value's identifier is this one, which is what a relative reference
- * names. */
+/* Whether the last part of the value's identifier is this one. A relative reference names only that
+ * part. */
 static bool ends_id(const struct tree_value *v, const char *s, size_t n)
 {
     const struct tree_value *id = id_of(v);
@@ -126,7 +126,8 @@ static bool ends_id(const struct tree_value *v, const char *s, size_t n)
            (len == n || id->text[len - n - 1] == '/');
 }
 
-/* Whether a value has an identifier, to which the anchors inside it then belong. */
+/* Whether a value has an identifier. If so, the anchors inside the value belong to that identifier.
+ */
 static bool is_resource(const struct tree_value *v)
 {
     const struct tree_value *id = v->type == JSON_OBJECT ? id_of(v) : NULL;
@@ -174,8 +175,8 @@ static void find(struct schema *s, const struct tree_value *v, bool named, struc
     }
 }
 
-/* The schema that a reference without its fragment names, by its whole identifier or by the last
- * part of that. NULL: there is none, or there are several, so that only the full rules of URIs
+/* The schema that a reference (without its fragment) names, by its whole identifier or by the last
+ * part of it. NULL: there is none, or there are several, so that only the full rules of URIs
  * could decide. */
 static const struct tree_value *find_id(struct schema *s, const char *name, size_t n)
 {
@@ -227,8 +228,8 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
         v = find_id(s, ref->text, n_base);
         if (!v) {
             return schema_fail(s, ERR_UNSUPPORTED, ref->parent,
-                               "\"$ref\" to another document, or to one of several schemas here "
-                               "(\"%.60s\"): none is ever fetched",
+                               "\"$ref\": \"%.60s\" names another document (none is ever "
+                               "fetched), or one of several schemas here",
                                ref->text);
         }
     }

@@ -139,7 +139,7 @@ static enum status read_decimal(struct schema *s, const struct tree_value *schem
     return OK;
 }
 
-/* Reads an exclusive bound: in draft 4 a flag beside the bound, later a bound itself. */
+/* Reads an exclusive bound: in draft 4 it is a flag beside the bound, later a bound itself. */
 static enum status read_excluded(struct schema *s, const struct tree_value *schema,
                                  const char *bound, const char *excluded, struct number_bounds *b,
                                  void (*narrow)(struct number_bounds *, const struct decimal *,

@@ -87,8 +87,8 @@ uint32_t schema_style_types(const struct set *set, uint32_t types)
 
 /* ---- how unquoted text is interpreted ---- */
 
-/* What a schema says about a type: nothing, that values may have it, or that they must have
- * another. This must agree with server/chat/tools/value.c, which parses the output. */
+/* What a schema says about a type: nothing, that values may have this type, or that they must have
+ * another one. This must agree with server/chat/tools/value.c, which parses the output. */
 struct reading {
     const char *type;
     bool known, allowed;

@@ -75,7 +75,7 @@ static bool has_lone_surrogate(const char *s, size_t n)
     return false;
 }
 
-/* U+0000 is allowed. An unpaired surrogate is not, because no text could match it. */
+/* U+0000 is allowed. An unpaired surrogate is an error, because no text could match it. */
 static enum status read_string(struct tree *t, const struct json_scan *sc, const char **text,
                                size_t *n, struct err *err)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Notations for the values of a schema. One row is JSON. The others are those that models use for
- * the arguments of a call: the parameters of the outermost object between tags, with unquoted
+/* Notations for the values of a schema. One of them is JSON. The others are those that models use
+ * for the arguments of a call: the parameters of the outermost object between tags, with unquoted
  * strings; or literals similar to JSON. The parsers are in server/chat/tools.
  * Thread: any; the table is constant. */
 #ifndef SLUICE_ENGINE_GRAMMAR_STYLE_H

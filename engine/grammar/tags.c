@@ -35,7 +35,7 @@ static enum status token(struct tags *t, const struct tree_value *v, uint32_t *e
         id = atoi(v->text);
     }
     if (!vocab || id < 0 || id >= vocab->n_ids || vocab->text_n[id] == 0) {
-        return tags_fail(t, ERR_INVALID, v, "no token of this id can be asked for");
+        return tags_fail(t, ERR_INVALID, v, "a grammar cannot use a token of this id");
     }
     const char *bytes = vocab->text + vocab->text_at[id];
     size_t n = vocab->text_n[id];
@@ -55,7 +55,8 @@ static enum status text_or_token(struct tags *t, const struct tree_value *v, uin
     }
     const struct tree_value *name = tree_get(v, "token");
     if (!tree_is_string(tree_get(v, "type"), "token") || !name) {
-        return tags_fail(t, ERR_INVALID, v, "a text, or a format of type \"token\", must be here");
+        return tags_fail(t, ERR_INVALID, v,
+                         "a text, or a format of type \"token\", is expected here");
     }
     return token(t, name, e);
 }
@@ -68,7 +69,8 @@ struct bars {
     const struct bars *more;
 };
 
-/* Adds a word that free text must not contain. It never contains special tokens. */
+/* Adds a word that free text must not contain. Special tokens need not be added: free text never
+ * contains them. */
 static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
 {
     if (v && v->type == JSON_STRING && v->n_text > 0) {
@@ -365,7 +367,7 @@ static enum status repeated(struct tags *t, const struct tree_value *node, const
         TRY(tags_member(t, node, "min", JSON_NUMBER, &lo));
         TRY(tags_member(t, node, "max", JSON_NUMBER, &hi));
         if (lo->n_text > NUMBER_DIGITS || hi->n_text > NUMBER_DIGITS || lo->text[0] == '-') {
-            return tags_fail(t, ERR_INVALID, node, "\"min\" and \"max\" are counts");
+            return tags_fail(t, ERR_INVALID, node, "\"min\" and \"max\" must be counts");
         }
         min = (uint32_t)atoi(lo->text);
         max = atoi(hi->text) < 0 ? EXPR_INF : (uint32_t)atoi(hi->text);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Formats of structural tags that are grammars of another kind: expressions, GBNF, Lark, schemas.
- * They are read, and written by grammar_put_tag. */
+ * This file reads them, and writes them (grammar_put_tag). */
 #include "engine/base/buf.h"
 #include "engine/grammar/tags.h"
 

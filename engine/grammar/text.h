@@ -21,7 +21,6 @@ static inline bool text_is_plain(const struct exprs *x, uint32_t e)
     return x->v[e].b == 0;
 }
 
-/* The derivative of an X_TEXT. */
 uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte);
 /* Adds the bytes that `e` may begin with, given that its language may begin with the bytes in
  * `inside`. */

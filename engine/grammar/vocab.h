@@ -28,8 +28,8 @@ struct grammar_vocab {
     uint32_t *first; // by node, and v[n]: number of tokens at the nodes before it
     int32_t *order;  // ids in the order of their nodes
     uint64_t *below; // by node: groups of characters below it; vocab_groups.h
-    /* The children of wide nodes, next to each other: most states forbid most of them, and to find
-     * them in the trie touches a different part of memory for each. */
+    /* The children of wide nodes, next to each other: most states forbid most of them, and finding
+     * them in the trie would touch a different part of memory for each. */
     struct vocab_kid {
         uint32_t node;
         uint8_t byte;

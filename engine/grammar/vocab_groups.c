@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Few groups, so that a set of them is one word. Classes of patterns rarely divide one of them. */
+/* There are few groups, so a set of them fits in one word. The character classes of patterns rarely
+ * divide a group. */
 #include "engine/grammar/vocab_groups.h"
 
 #include "engine/base/mem.h"
@@ -43,7 +44,7 @@ struct utf8_lead vocab_lead(uint8_t byte)
 
 /* ---- characters in the trie ---- */
 
-/* Where a path stands: in a character of which `left` bytes are missing, the next from lo to hi. */
+/* The position of a path in a character: `left` bytes are missing, the next one from lo to hi. */
 struct place {
     uint8_t left, lo, hi;
     uint32_t first; // the node of the character's first byte
@@ -91,7 +92,7 @@ static uint64_t *own_groups(const struct grammar_vocab *v)
     return own;
 }
 
-/* From the leaves up. Above the first byte of a character, the bytes within it do not count. */
+/* Goes from the leaves up. Nodes above the first byte of a character ignore its other bytes. */
 uint64_t *vocab_groups_below(const struct grammar_vocab *v)
 {
     uint64_t *own = own_groups(v);

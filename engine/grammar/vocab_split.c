@@ -46,8 +46,8 @@ static size_t split_longest(const struct grammar_vocab *v, const char *bytes, si
     return count;
 }
 
-/* Takes the ids from the first one that starts exactly at the text. Earlier ones belong to the
- * anchor, or were added by the tokenizer. */
+/* Takes the ids from the first one that starts exactly at the text. Earlier ids belong to the
+ * newline before it, or were added by the tokenizer. */
 static size_t take(const struct grammar_vocab *v, const struct ids *all, const char *bytes,
                    size_t n, int32_t *ids, size_t max)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Splits a text into tokens of a vocabulary, as its tokenizer would in the middle of another text.
- * Without a tokenizer, or at parts of characters, the longest match is used. Marks of special
+ * Without a tokenizer, or for parts of characters, the longest match is used. Marks of special
  * tokens (vocab.h) become those tokens.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GRAMMAR_VOCAB_SPLIT_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Loads the weights of a layer's attention: stored apart or fused, with norms of heads, with sinks,
- * or MLA. */
+/* Loads the weights of a layer's attention: stored separately or fused, with norms of heads, with
+ * sinks, or MLA. */
 #include "engine/model/part.h"
 
 #include "engine/base/mem.h"
@@ -44,8 +44,8 @@ static int64_t input_width(const struct model_config *c)
     return c->head.kind == HEAD_NONE ? c->hidden : c->head.input_width;
 }
 
-/* Queries, keys and values are stacked into one product, with this rank's heads of each. A file has
- * them apart or fused. A layer that reads another layer's keys has only queries. */
+/* Queries, keys and values are stacked into one product, with this rank's heads of each. A file
+ * stores them separately or fused. A layer that reads another layer's keys has only queries. */
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;

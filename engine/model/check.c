@@ -262,7 +262,7 @@ static enum status check_sums(const struct checkpoint *ck, const char *path, con
     enum status st = OK;
     for (; checkpoint_file(ck, s.n_files, &file); s.n_files++) {
         if (!find_sum(text, file.name)) {
-            return err_set(err, ERR_FORMAT, "%s: no sum of %s", path, file.name);
+            return err_set(err, ERR_FORMAT, "%s: no checksum of %s", path, file.name);
         }
     }
     s.digest = xmalloc((s.n_files + 1) * sizeof *s.digest);

@@ -106,14 +106,15 @@ static bool ends_with(const char *name, const char *end)
 static enum status say_no_weights(const char *dir, const char *other, struct err *err)
 {
     if (*other) {
-        return err_set(err, ERR_IO,
-                       "%.200s: no weights: there is no *.safetensors file; %.100s is of a "
-                       "format that is not read: convert it, or get the model's safetensors files",
-                       dir, other);
+        return err_set(
+            err, ERR_IO,
+            "%.200s: no weights: there is no *.safetensors file; %.100s is in a "
+            "format that is not supported: convert it, or get the model's safetensors files",
+            dir, other);
     }
     return err_set(err, ERR_IO,
                    "%.200s: no weights: there is no *.safetensors file; was a download cut "
-                   "short? (--load-format dummy makes weights up, to measure speed)",
+                   "short? (--load-format dummy uses random weights, to measure speed)",
                    dir);
 }
 
@@ -397,7 +398,7 @@ static enum status index_names(struct checkpoint *ck, struct err *err)
     for (size_t i = 0; i < ck->n_tensors; i++) {
         size_t slot = slot_of(ck, ck->tensors[i].name);
         if (ck->table[slot] >= 0) {
-            return err_set(err, ERR_FORMAT, "%s: tensor %s is there twice", ck->tensors[i].file,
+            return err_set(err, ERR_FORMAT, "%s: tensor %s occurs twice", ck->tensors[i].file,
                            ck->tensors[i].name);
         }
         ck->table[slot] = (int32_t)i;
@@ -563,7 +564,6 @@ bool checkpoint_is_tower(const char *name)
     return false;
 }
 
-/* The i-th file of the checkpoint, for checksums. */
 bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out)
 {
     struct file_map map;

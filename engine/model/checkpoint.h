@@ -40,7 +40,6 @@ const char *checkpoint_where(const struct checkpoint *ck);
 
 const char *checkpoint_dir(const struct checkpoint *ck);
 
-/* All tensors. */
 const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n);
 
 /* Iterates over the checkpoint's files, each mapped as a whole; false after the last one. */

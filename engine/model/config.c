@@ -221,7 +221,7 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     if (strcmp(type, "dynamic") == 0 && !(rope_alpha(j) > 0.0)) {
         longest = (double)max_pos * factor;
     } else if (strcmp(type, "yarn") == 0) {
-        // Users who add YaRN leave the old max_position_embeddings.
+        // Users who add YaRN do not change max_position_embeddings.
         longest = json_get_number(rope, "original_max_position_embeddings", 0.0) * factor;
     }
     if (longest < max_pos) {
@@ -363,8 +363,8 @@ static void read_defaults(const struct json *j, const char *path, struct model_c
     take_default(c, with, path);
 }
 
-/* Takes the ids of the text part and its wrapper; if there are none, the family's, which the
- * defaults have added to j. */
+/* Takes the ids of the text part and its wrapper; if there are none, takes those of the family,
+ * which the defaults have added to j. */
 static void read_eos(const struct json *own, const struct json *wrapper, const struct json *j,
                      struct model_config *c)
 {
@@ -373,8 +373,8 @@ static void read_eos(const struct json *own, const struct json *wrapper, const s
     add_eos(c, wrapper);
 }
 
-/* generation_config.json is optional. Its end-of-text ids are added to those of config.json. If the
- * latter are only the family's usual ids, they are replaced. */
+/* generation_config.json is optional. Its end-of-text ids are added to those of config.json. If
+ * config.json names none, they replace the family's default ids. */
 static enum status read_generation(const char *dir, struct model_config *c, struct err *err)
 {
     c->defaults = sampling_params_default();

@@ -61,9 +61,10 @@ struct head_config {
     int32_t target_hidden; // width of the target's hidden states
     int32_t n_ids;         // EAGLE-3: size of its own vocabulary
     bool norm_before_residual;
-    /* What other files need to know of a kind: they do not test which one it is. */
-    struct hidden_layers fed; // the target's layers after which hidden states are taken; none: they
-                              // are those after its final norm
+    /* What other files need to know about a kind of head, so that they need not test which kind it
+     * is. */
+    struct hidden_layers fed; // the head reads the states after these layers of the target; none:
+                              // the output of the target's final norm
     int32_t input_width;      // of its layer's q, k and v
     bool state_is_normed;     // its own states for later drafts are those after its final norm, and
                               // not before it

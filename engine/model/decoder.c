@@ -291,7 +291,7 @@ static enum status ends(struct flow *f, struct model_outputs want)
     const int32_t n_out = f->n_out;
     struct tensor unused;
     TRY(flow_join_norm(f, NULL, NULL, false, &unused));
-    if (f->x.mem.p != f->out_x.mem.p) { // then all rows are out rows, but in another order
+    if (f->x.mem.p != f->out_x.mem.p) { // narrow() has kept all rows
         TRY(gather(f, &f->x, f->out_x, c->hidden));
     }
     struct norm_args norm = {.x = f->out_x,

@@ -35,8 +35,8 @@ struct flow {
     struct moe_ffn_args moe; // the struct that reduce.moe points to
     bool norm_waits; // the norm has not been issued; the next op, its only reader, will include it
     struct norm_args norm;
-    bool attention_waits; // attention has not been issued: the product of its out, which is read by
-                          // nothing else, includes it
+    bool attention_waits; // attention has not been issued; the only reader of its out, a product,
+                          // will include it
     struct rope_store_args store;
     struct attention_args attention;
 };
@@ -53,8 +53,8 @@ enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight 
                           struct tensor out);
 
 /* Reduces the ranks' partial sums of delta (reduce NULL: not needed), then applies the sub-layer's
- * own norm. Without such a norm the reduction is left to the next flow_join_norm, which may fuse it
- * with its norm. */
+ * own norm. Without such a norm the reduction is left to the next flow_join_norm, which may fuse
+ * the two. */
 enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
                               const struct weight *post_norm);
 

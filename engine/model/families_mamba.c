@@ -92,7 +92,8 @@ static const struct mamba_keys nemotron_keys = {
     "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups",
     "conv_kernel",     "use_conv_bias",  "use_bias"};
 
-/* The range to which time steps are clamped. An infinite end of it is not a number in JSON. */
+/* The range to which time steps are clamped. If an end of the range is infinite, it is not a number
+ * in JSON. */
 static enum status read_steps(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *limit = json_get(j, "time_step_limit");
@@ -100,7 +101,8 @@ static enum status read_steps(const struct json *j, struct model_config *c, stru
     c->state.dt_min = (float)json_number(low, 0.0);
     c->state.dt_max = (float)json_number(high, 0.0);
     if (c->state.dt_min < 0.0f || (json_is(high, JSON_NUMBER) && c->state.dt_max <= 0.0f)) {
-        return err_set(err, ERR_FORMAT, "config.json: time_step_limit is no range of steps");
+        return err_set(err, ERR_FORMAT,
+                       "config.json: time_step_limit is not a range of time steps");
     }
     return OK;
 }
@@ -230,7 +232,7 @@ static float factor(const struct json *j, const char *key)
     return (float)json_get_number(j, key, 1.0);
 }
 
-/* Factors of inputs are moved into the weights, which are linear in them. */
+/* Factors of inputs are moved into the weights, because products are linear. */
 static enum status read_falcon_h1(const struct json *j, struct model_config *c, struct err *err)
 {
     float ssm[5] = {0}, mlp[2] = {0}; // factors for z, x, B, C, dt; for gates and outputs
@@ -300,14 +302,14 @@ static enum status read_pattern(const struct json *j, struct model_config *c, st
     const struct json *words = json_get(j, "layers_block_type");
     const size_t n = pattern ? strlen(pattern) : json_count(words);
     if (n != (size_t)c->n_layers) {
-        return err_set(err, ERR_FORMAT, "config.json: %s is not of %d layers",
+        return err_set(err, ERR_FORMAT, "config.json: %s does not describe %d layers",
                        pattern ? "hybrid_override_pattern" : "layers_block_type", c->n_layers);
     }
     const struct json *word = json_first(words);
     for (int32_t i = 0; i < c->n_layers; i++) {
         char letter = pattern ? pattern[i] : letter_of(json_string(word));
         if (!set_kind(&c->layers[i], letter)) {
-            return err_set(err, ERR_UNSUPPORTED, "config.json: layer %d is of no known kind", i);
+            return err_set(err, ERR_UNSUPPORTED, "config.json: layer %d has an unknown kind", i);
         }
         word = word ? json_next(word) : NULL;
     }
@@ -327,7 +329,7 @@ static enum status read_nemotron_experts(const struct json *j, struct model_conf
                                          struct err *err)
 {
     TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
-    TRY(read_pattern(j, c, err)); // until now every layer has experts
+    TRY(read_pattern(j, c, err)); // so far every layer has experts
     int64_t n_shared = json_get_int(j, "n_shared_experts", 0);
     if (n_shared > 0) {
         TRY(family_size(j, "moe_shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));

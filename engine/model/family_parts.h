@@ -24,7 +24,6 @@
 
 extern const struct tensor_names llama_names;
 
-/* The table rows of one file. */
 struct family_table {
     const struct family *rows;
     size_t n;

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Gate and up are stacked into one product. Each rank has some of their rows and the same columns
- * of down, so only the result of down has to be summed over ranks. */
+/* Gate and up are stacked into one product. Each rank has some of their rows and the corresponding
+ * columns of down, so only the result of down has to be summed over ranks. */
 static enum status load_mlp(struct loader *l, const char *gate, const char *up, const char *fused,
                             const char *down, int32_t layer, int32_t ffn, int32_t ffn_shard,
                             bool bias, const struct weight **gate_up_out,

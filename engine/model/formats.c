@@ -193,7 +193,6 @@ static enum status read_scales(const struct module *m, const struct checkpoint_t
     return need_dims(m, t, 2, grid);
 }
 
-/* Reads the scale of a whole tensor. */
 static enum status read_tensor_scale(const struct module *m, const char *suffix,
                                      enum tensor_scale use, struct weight_codec *out)
 {
@@ -357,7 +356,7 @@ static enum status read_groupwise(const struct module *m, enum dtype dtype,
     return OK;
 }
 
-/* AWQ packs eight outputs into a word, in an order that differs from theirs. */
+/* AWQ packs eight outputs into a word, but not in the order of the outputs. */
 static enum status read_awq(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values;
@@ -433,7 +432,7 @@ static enum status read_mxfp4_experts(const struct module *m, struct weight_code
     const struct checkpoint_tensor *values, *scales;
     int64_t blocks = cut_up(m->n_in, 32);
     if (m->n_in % 32 != 0) {
-        return err_set(m->err, ERR_FORMAT, "%s: %lld inputs are no blocks of 32", m->name,
+        return err_set(m->err, ERR_FORMAT, "%s: %lld inputs are not a multiple of 32", m->name,
                        (long long)m->n_in);
     }
     TRY(need_tensor(m, "_blocks", &values));

@@ -206,8 +206,8 @@ static enum status load_fed(struct loader *l)
     if (t && t->n_dims == 2 && t->dims[1] != n_in) {
         return err_set(
             l->err, ERR_INVALID,
-            "%s: tensor fc.weight reads %lld numbers; %d layers of this model, of hidden "
-            "size %d, are %lld: the head was made for another model",
+            "%s: tensor fc.weight has %lld inputs, but %d layers of this model, of hidden "
+            "size %d, give %lld: the head was made for another model",
             t->file, (long long)t->dims[1], h->fed.n, h->target_hidden, (long long)n_in);
     }
     for (int32_t i = 0; i < h->fed.n; i++) {

@@ -135,11 +135,10 @@ static enum status read_eagle3(const struct json *j, const struct model_config *
     int64_t n_ids = json_get_int(j, "draft_vocab_size", c->vocab);
     if (c->n_layers != 1 || c->n_experts > 0 || c->n_state_layers > 0 || c->kv_lora > 0 ||
         c->attn_gate != ATTN_GATE_NONE || !is_plain_block(c)) {
-        return err_set(
-            err, ERR_UNSUPPORTED,
-            "config.json: an EAGLE-3 head of %d layers of %s is not supported: one plain "
-            "layer of attention and MLP is",
-            c->n_layers, c->model_type);
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: an EAGLE-3 head of %d layers of %s is not supported, only one "
+                       "plain layer of attention and MLP",
+                       c->n_layers, c->model_type);
     }
     if (made_for != target->hidden) {
         return err_set(err, ERR_INVALID,

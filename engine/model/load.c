@@ -262,7 +262,7 @@ static enum status check_device(const struct model_config *c, const struct backe
     if (c->n_experts > 0 && !c->gated && !facts->plain_experts) {
         return err_set(err, ERR_UNSUPPORTED,
                        "experts without a gate are not run on this device yet; "
-                       "--device cpu has them");
+                       "--device cpu supports them");
     }
     if (c->head.kind != HEAD_NONE && !be->ops->hidden_open) {
         return err_set(err, ERR_UNSUPPORTED, "draft heads are not run on this device");

@@ -199,7 +199,7 @@ bool part_exists(const struct loader *l, const char *base)
     return l->quant && l->options->checkpoint && module_is_quantised(&m, &values);
 }
 
-/* Marks tensors as used that are not loaded on purpose. */
+/* Marks as used those tensors that are deliberately not loaded. */
 void part_pass_over(struct loader *l, const char *base)
 {
     char full[NAME_BYTES];

@@ -47,7 +47,7 @@ struct stack {
     // Several pieces, instead of the single ones above; pieces of one tensor are adjacent.
     const struct piece *list;
     int32_t n;
-    int64_t n_in, first_col, n_cols; // the columns that are taken; n_in is the tensor's width
+    int64_t n_in, first_col, n_cols; // the columns to read; n_in is the tensor's width
     bool bias;
     bool stays_plain; // --quantization does not apply: routers, heads
     int32_t k_segments;

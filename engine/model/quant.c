@@ -21,8 +21,8 @@ struct quant {
     char kv_cache[64]; // "": none is requested
 };
 
-/* The places where a quantisation config may be, in order of preference, and the method of files
- * that do not name one. */
+/* The places where a quantisation config may be, in order of preference, and the method that
+ * applies if the file names none. */
 static const struct source {
     const char *file, *keys[2]; // members within members
     const char *method;

@@ -174,7 +174,7 @@ static enum status read_awq(const struct json *j, struct quant_rules *rules, str
 
 /* ---- gptq --------------------------------------------------------------------------------- */
 
-/* Patterns, of which the first match decides. "-:PATTERN" excludes modules; "+:PATTERN" or
+/* Patterns; the first one that matches decides. "-:PATTERN" excludes modules; "+:PATTERN" or
  * "PATTERN" gives them other parameters. */
 static enum status read_dynamic(const struct json *list, const struct quant_scheme *base,
                                 struct quant_rules *rules, struct err *err)

@@ -145,8 +145,8 @@ static enum status check_tensors(const struct job *j)
         if (is_stack(t)) {
             return err_set(j->err, ERR_UNSUPPORTED,
                            "%.200s: tensor %.150s stacks matrices in "
-                           "three dimensions, which is not quantised into a folder (--quantization "
-                           "does it while loading)",
+                           "three dimensions, which cannot be quantised into a folder (only while "
+                           "loading, by --quantization)",
                            t->file, t->name);
         }
         n_quantised += is_quantised(t);
@@ -155,8 +155,7 @@ static enum status check_tensors(const struct job *j)
         return OK;
     }
     return err_set(j->err, ERR_UNSUPPORTED,
-                   "there is no projection of attention "
-                   "or feed-forward that is known by its name");
+                   "no projection of attention or feed-forward was recognised by its name");
 }
 
 /* ---- the tensors that they become -------------------------------------------------------- */
@@ -276,7 +275,7 @@ static bool put_packed(FILE *f, size_t at, const struct weight_part *p, const st
     return good;
 }
 
-/* The values that requantise.c makes fit into bf16 exactly. */
+/* The values that requantise.c computes fit into bf16 exactly. */
 static bool put_bf16(FILE *f, size_t at, const float *v, size_t n)
 {
     uint16_t *halves = xmalloc(n * sizeof *halves);
@@ -532,8 +531,8 @@ static enum status check_source(const char *dir, struct err *err)
     TRY(gguf_is(dir, &is_gguf, err));
     if (is_gguf) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "%.300s: a GGUF file is not quantised; give the "
-                       "folder that it was made of",
+                       "%.300s: a GGUF file cannot be quantised; give the "
+                       "folder that it was made from",
                        dir);
     }
     TRY(quant_open(dir, &quant, err));

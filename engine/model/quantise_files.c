@@ -49,7 +49,7 @@ enum status quantise_make_folder(const char *out, struct err *err)
         return OK;
     }
     if (errno != EEXIST) {
-        return err_set(err, ERR_IO, "%.300s: cannot be made: %s", out, strerror(errno));
+        return err_set(err, ERR_IO, "%.300s: cannot be created: %s", out, strerror(errno));
     }
     DIR *d = opendir(out);
     if (!d) {

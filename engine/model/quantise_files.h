@@ -16,7 +16,6 @@ struct quantise_module {
     int64_t group; // number of inputs that share a scale; 0: all inputs of an output
 };
 
-/* One of the formats of QUANTISE_FORMATS. */
 struct quantise_form {
     // The name in this program, and the format's name in compressed-tensors.
     const char *name, *format;

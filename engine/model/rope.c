@@ -10,7 +10,6 @@
 
 static const double PI = 3.14159265358979323846;
 
-/* The keys of one rope in a config. */
 struct rope_input {
     const struct json *params, *config;
     double theta, factor;

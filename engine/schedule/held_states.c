@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Recurrent states of sequences: which boundaries get a snapshot, and when a state is copied out of
- * or into a lane. Nothing here does anything for models without recurrent layers. */
+ * or into a lane. For models without recurrent layers these functions do nothing. */
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -211,7 +211,7 @@ static void copy_out(struct holdings *h, const struct sequence *seq, int32_t bou
 }
 
 /* Whether the lane still has the state of the last boundary before n_sure. A lane keeps the state
- * of its last boundary, or of the last two if rows may be taken back. */
+ * of its last boundary, or of the last two if rows may be rejected. */
 static bool has_record(const struct holdings *h, const struct sequence *seq, int32_t n_sure)
 {
     int32_t kept = h->limits->state_ahead > 0 ? 2 : 1;
@@ -227,7 +227,7 @@ void held_states_publish(struct holdings *h, struct plan *p, const struct plan_e
     int32_t end = entry->first + entry->n_rows;
     enum state_reason reason;
     if (hs->block == 0 || entry->n_drafts > 0) {
-        return; // drafts may be taken back: see holdings_reached
+        return; // drafts may be rejected: see holdings_reached
     }
     for (int32_t e = last_boundary(hs, entry->first) + hs->block; e <= end; e += hs->block) {
         if (!is_wanted(h, seq, e, &reason)) {
@@ -273,8 +273,8 @@ void held_states_leave(struct holdings *h, const struct sequence *seq, int32_t n
 
 /* ---- copies for the plan ------------------------------------------------------------------- */
 
-/* Adds a copy to the plan and ends its hold on the slot, because copies that are added later also
- * execute later. */
+/* Adds a copy to the plan. Its hold on the slot ends here: a copy that reuses the slot is added
+ * later, and so executes later. */
 static void plan_copy(struct holdings *h, struct plan *p, const struct pending_state *x, bool out)
 {
     int32_t slot = h->limits->max_lanes + x->slot;

@@ -429,7 +429,7 @@ void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int
 static void drop_blocks(struct holdings *h, struct sequence *seq)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
-    // From the end, so that the last blocks are reused first.
+    // Released from the end, so that the last blocks are reused first.
     for (int32_t i = seq->n_blocks - 1; i >= 0; i--) {
         if (produces(h, seq, blocks[i])) {
             bool whole = h->cache.nodes[blocks[i]].state == NODE_AGAIN &&
@@ -448,8 +448,8 @@ static void drop_blocks(struct holdings *h, struct sequence *seq)
     seq->n_blocks = 0;
 }
 
-/* The copies are added to the plan after the one that forks, because the rows to copy have been
- * stored by then. Their order is: states out of lanes, forks, states into lanes. */
+/* The copies are added to the plan that follows the forking one: by then the rows to copy are
+ * stored. Their order is: states out of lanes, forks, states into lanes. */
 void holdings_plan_copies(struct holdings *h, struct plan *p)
 {
     held_states_plan_outs(h, p);

@@ -149,17 +149,17 @@ void holdings_leave(struct holdings *h, struct sequence *seq);
  * enters the blocks that they fill. */
 void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure);
 
-/* Makes the blocks that the plan's rows complete valid, because every later step executes after
+/* Marks as valid the blocks that the plan's rows complete, because every later step executes after
  * this one. Snapshots at the state boundaries that these rows cross are added to the plan. */
 void holdings_publish(struct holdings *h, struct plan *p);
 
 /* Removes all blocks that nobody holds from the cache. */
 void holdings_forget_idle(struct holdings *h);
 
-/* Adds to the plan the copies for sequences that earlier plans forked: its step executes after the
- * one that stored the prompt's last rows, and before the siblings' first rows. Also adds the copies
- * of parts of blocks for sequences that begin with this plan, and those of states, which the
- * previous steps have left in the lanes. */
+/* Adds to the plan the copies for sequences that earlier plans forked: this plan's step executes
+ * after the one that stored the prompt's last rows, and before the siblings' first rows. Also adds
+ * the copies of parts of blocks for sequences that begin with this plan, and the copies of states,
+ * which the previous steps have left in the lanes. */
 void holdings_plan_copies(struct holdings *h, struct plan *p);
 
 /* ---- the draft models' KV */

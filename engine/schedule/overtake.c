@@ -18,8 +18,8 @@ static int64_t cost_of(const struct scheduler *s, const struct sequence *seq,
     return cost;
 }
 
-/* A waiting sequence may be overtaken by at most overtake_tokens computed since its arrival. It is
- * enough to check the first in the order, because it arrived first. */
+/* A waiting sequence may be overtaken by at most overtake_tokens tokens computed since it arrived.
+ * It is enough to check the first in the order, because it arrived first. */
 static bool may_overtake(const struct scheduler *s, const struct sequence *head, int64_t cost)
 {
     return s->overtakers - head->overtakers + cost <= s->overtake_tokens;
@@ -32,8 +32,8 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
         struct sequence *next = seq->next;
         seq->prev->next = seq->next;
         seq->next->prev = seq->prev;
-        // With the turn of `head` and a lower slip it sorts just before `head`, and so before every
-        // sequence that it passed.
+        // The same turn as `head` but a lower slip puts it just before `head` in the order, and so
+        // before every sequence that it overtook.
         seq->turn_ns = head->turn_ns;
         seq->order = head->order;
         seq->slip = s->next_slip++;

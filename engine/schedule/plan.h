@@ -28,7 +28,7 @@ struct scheduler_limits {
 };
 
 /* Rows first .. first + n_rows of a sequence; the last n_drafts of them are drafts. */
-/* The most results of pooling in a step: of a request one, or one of each row with hidden states.
+/* The most results of pooling in a step: one per request, or one per row with hidden states.
  */
 static inline size_t max_pools(const struct scheduler_limits *l)
 {

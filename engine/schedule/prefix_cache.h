@@ -3,8 +3,8 @@
  * its parent node, its exact tokens, and for the first block the salt. The hash only finds
  * candidates; tokens are compared. Nodes are entered when a sequence is admitted, before its rows
  * are computed ("pending", with a producer), so that later sequences with the same prefix wait for
- * it instead of computing it again; they become valid when the step that computes them has been
- * submitted.
+ * it instead of computing it again. Nodes become valid when the step that computes their rows has
+ * been submitted.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
@@ -72,13 +72,13 @@ uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const 
 /* The block with these tokens under this parent, or -1. Changes nothing. */
 int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);
 
-/* The valid block under this parent that begins with the most of these n tokens, at most one
- * block's; *n_equal: how many. -1: none begins with the first one. Only the newest blocks are
- * compared. */
+/* The valid block under this parent whose first tokens agree with the most of these n tokens (at
+ * most a block's); *n_equal: the number that agree. -1: no block begins with the first token. Only
+ * the newest blocks are compared. */
 int32_t prefix_cache_closest(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens,
                              int32_t n, int32_t *n_equal);
 
-/* Enters a held block and returns its uid. The cache must not have an equal node. */
+/* Enters a held block and returns its uid. The cache must not contain an equal node. */
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
                              const int32_t *tokens, enum node_state state, int32_t producer);
 void prefix_cache_validate(struct prefix_cache *c, int32_t block);

@@ -73,11 +73,11 @@ struct token_marker {
 enum { MAX_THINKING_MARKS = 6 }; // chosen
 struct thinking_limit {
     int32_t most;
-    bool opened; // by the prompt; otherwise by one of `opens`, if the answer begins with it
+    bool opened; // the prompt opens reasoning; else an answer that begins with one of `opens`
     int32_t n_opens, n_closes;
     struct text_marker opens[MAX_THINKING_MARKS], closes[MAX_THINKING_MARKS];
-    /* Instead of `opens`, if n > 0: reasoning begins at each of these, anywhere in the answer. All
-     * of it counts; where it begins again without a token left, it ends at once, with last_end. */
+    /* If n > 0, this replaces `opens`: reasoning begins wherever it occurs in the answer. All
+     * reasoning counts; reasoning that begins when no token is left ends at once, with last_end. */
     struct token_marker channel;
     struct token_marker end, last_end;
     const struct grammar_vocab *vocab; // texts of this model's tokens

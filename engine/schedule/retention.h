@@ -39,7 +39,6 @@ void retention_tick(struct retention *r, int64_t now_ns);
  * be looked up for each use. */
 int32_t retention_owner(struct retention *r, const struct engine_request *q);
 
-/* The block has entered the cache. */
 void retention_entered(struct retention *r, int32_t block, int32_t owner);
 void retention_used(struct retention *r, int32_t block, int32_t owner); // the block is held
 void retention_gone(struct retention *r, int32_t block);

@@ -208,7 +208,7 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
     }
 }
 
-enum { RECENT_PLANS = 256 }; // chosen: some seconds
+enum { RECENT_PLANS = 256 }; // chosen: these take some seconds
 
 static bool is_recent(const struct scheduler *s, int64_t plan)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Snapshots of recurrent states: a fixed number of slots, and the choice of the slot that a new
  * snapshot replaces. The value of a snapshot is the number of tokens that it saves times the
- * probability that it is used, which is learnt for each reason to take one. */
+ * probability that it is used. This probability is learnt for each reason to take snapshots. */
 #include "engine/schedule/states.h"
 
 #include "engine/base/assert.h"
@@ -174,7 +174,6 @@ void states_forget(struct states *s, int32_t block)
     }
 }
 
-/* For tests. */
 void states_check(const struct states *s, int32_t n_blocks)
 {
     int32_t taken = 0;

@@ -14,7 +14,7 @@ struct spec_costs {
     // seconds; draft: of all draft models together
     float target[SPEC_COST_POINTS], draft[SPEC_COST_POINTS];
     float round_trip; // seconds in which the host reads a pass's draws and submits the next pass
-    float top_ids; // seconds that a draft pass takes longer if its draws return the most likely ids
+    float top_ids;    // additional seconds of a draft pass whose draws return the most likely ids
 };
 
 /* Measured times of steps with draft passes. */

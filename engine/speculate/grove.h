@@ -14,7 +14,6 @@ struct tree_pick {
     int32_t node;
 };
 
-/* The trees of one step. */
 struct spec_grove {
     int32_t n_trees;
     struct spec_tree *trees; // [max_trees]

@@ -38,7 +38,7 @@ float spec_gain_of(const struct spec_learnt *l, int32_t depth, float logp);
 /* ---- after a verified step */
 
 /* spec_count counts all drafts of a sequence. spec_learn updates the acceptance rate with the first
- * n drafts of a chain or spine, of which `right` were right. */
+ * n drafts of a chain or spine; `right` of them were right. */
 void spec_count(struct spec_learnt *l, int32_t n_drafts, int32_t n_accepted);
 void spec_learn(struct spec_learnt *l, struct spec_trust *trust, int32_t n, int32_t right);
 

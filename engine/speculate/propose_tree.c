@@ -103,8 +103,8 @@ enum spec_passes tree_passes(const struct spec *sp)
 
 /* ---- learning ----------------------------------------------------------------------------- */
 
-/* The number of siblings with rows beside the spine's node at `depth`. *which: the index among them
- * of the sibling in `row`; -1: it is none of them. */
+/* The number of siblings with rows beside the spine's node at `depth`. *which: the index of the one
+ * that has row `row`; -1: none has it. */
 static int32_t find_beside(const struct spec_tree *t, int32_t depth, int32_t row, int32_t *which)
 {
     int32_t n = 0, parent = -1;

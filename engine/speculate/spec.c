@@ -152,8 +152,8 @@ int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
 
 /* ---- depth -------------------------------------------------------------------------------- */
 
-/* The number of drafts with the most tokens per second for one of n sequences whose drafts are each
- * accepted with this probability. 0: drafts do not pay. */
+/* The number of drafts that gives the most tokens per second to one of n sequences, if each draft
+ * is accepted with this probability. 0: drafts do not pay. */
 static int32_t best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most)
 {
     const struct spec_costs *costs = &sp->costs;

@@ -170,7 +170,7 @@ bool class_put_posix(struct buf *b, const char *name)
 /* \p{name}; false if the name is unknown. */
 bool class_put_named(struct buf *b, const char *name)
 {
-    // the first call handles "word"
+    // the property "word" precedes the POSIX class of that name
     return put_property_named(b, name) || class_put_posix(b, name);
 }
 

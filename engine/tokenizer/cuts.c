@@ -19,8 +19,8 @@
 struct cuts {
     uint64_t ascii[128][2]; // [A]: set of the B that may not be cut from A
     uint64_t filter[1 << 13];
-    // Few merges spell a character by part of its bytes. These bit sets say where to look for such
-    // merges.
+    // Few merges contain only a part of a character's bytes. These bit sets say where to look for
+    // such merges.
     uint64_t before_part[64]; // whole characters A before a partial B
     uint64_t after_part[64];  // whole characters B after a partial A
     uint64_t two_parts[4];    // first bytes of B where both are partial

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lists of ids, and the function with which all models append to them. A full list is an error. */
+/* Lists of ids, and the function by which all models append to them. A full list is an error. */
 #include "engine/base/minmax.h"
 #include "engine/tokenizer/impl.h"
 

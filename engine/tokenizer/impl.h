@@ -372,7 +372,7 @@ struct tokenizer {
     struct strings keys;         // what the model looks up; raw bytes if byte level
     struct strings pieces;       // the text that each token adds to a stream
     struct string_table by_text; // the model's vocabulary
-    struct string_table by_key;  // over `keys` if byte level; otherwise unused
+    struct string_table by_key;  // of `keys`, if byte level; otherwise unused
     bool byte_level;             // the model works on bytes, and keys are bytes
     int32_t n_model;             // number of entries of the model's vocabulary
 

@@ -313,7 +313,7 @@ static enum status make_keys(struct tokenizer *tok, struct err *err)
     for (int32_t id = 0; id < tok->texts.n_ids; id++) {
         n_ids += strings_get(&tok->texts, id, NULL) != NULL;
     }
-    // If not, the last of several equal spellings is looked up.
+    // Of several equal spellings, by_text knows only the last one.
     bool unique = n_ids == tok->by_text.n;
     buf_init(&bytes, 1 << 24);
     bool good = string_table_init(&tok->by_key, &tok->keys, (size_t)tok->n_model);

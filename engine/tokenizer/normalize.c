@@ -236,7 +236,6 @@ static bool put_form(enum normalizer_kind form, const char *s, size_t n, struct 
     return !out->failed;
 }
 
-/* The length of the ASCII run that starts at `from`. */
 static size_t ascii_run(const char *s, size_t n, size_t from)
 {
     size_t i = from;
@@ -317,8 +316,8 @@ static bool begins_afresh(const char *s)
     return k > 0 && k <= 18 && !(unicode_flags((uint32_t)first[0]) & U_NFC_UNSAFE);
 }
 
-/* NFD, NFKC and NFKD. ASCII is copied. A piece includes the character before it, with which marks
- * may combine. */
+/* NFD, NFKC and NFKD. ASCII is copied; the rest is normalised in pieces. A piece begins with the
+ * ASCII character before it, because marks may combine with that. */
 static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struct buf *out,
                        bool *changed)
 {
@@ -362,7 +361,6 @@ static void apply_lowercase(const char *s, size_t n, struct buf *out)
     }
 }
 
-/* Drops characters that have one of the bits. */
 static void apply_filter(uint32_t bits, const char *s, size_t n, struct buf *out, bool *head)
 {
     for (size_t i = 0; i < n;) {

@@ -2024,7 +2024,7 @@ const uint8_t unicode_kinds[273 * 128] = {
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 25, 25,
 };
 
-/* Code point and its lower case, by code point. U+0130 becomes two and is left out. */
+/* Code point and its lower case, by code point. U+0130 becomes two code points and is left out. */
 const uint32_t unicode_lower[1487][2] = {
     {0x41, 0x61}, {0x42, 0x62}, {0x43, 0x63}, {0x44, 0x64}, {0x45, 0x65},
     {0x46, 0x66}, {0x47, 0x67}, {0x48, 0x68}, {0x49, 0x69}, {0x4a, 0x6a},
@@ -2327,7 +2327,7 @@ const uint32_t unicode_lower[1487][2] = {
 };
 const size_t unicode_n_lower = 1487;
 
-/* First and last of what the normalisation forms leave alone. */
+/* First and last code point of each range that the normalisation forms leave unchanged. */
 const uint32_t unicode_unformed[42][2] = {
     {0x7fd, 0x7fd}, {0x898, 0x89f}, {0x8ca, 0x8d3}, {0x9fe, 0x9fe}, {0xc3c, 0xc3c},
     {0xd3b, 0xd3c}, {0xeba, 0xeba}, {0x1715, 0x1715}, {0x1abf, 0x1ace}, {0x1df6, 0x1dfa},

@@ -888,4 +888,4 @@ def test_checksums_beside_the_weights_are_used(tmp_path):
     assert run(ck.folder, "--check-weights", "off").returncode == 0
     sums(f"{sum_of()}  {WEIGHTS}x\n")
     done = run(ck.folder)
-    assert done.returncode == 1 and f"no sum of {WEIGHTS}" in done.stderr
+    assert done.returncode == 1 and f"no checksum of {WEIGHTS}" in done.stderr

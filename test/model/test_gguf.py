@@ -219,7 +219,7 @@ def test_broken_files_are_refused(tmp_path):
         refused(path, "cut short")
     w = gguf_files.read(small_model(tmp_path / "m.gguf", ["Q4_0"]))
     w.key("qwen3.block_count", U32, 2)
-    refused(w.write(path), "the key qwen3.block_count is there twice")
+    refused(w.write(path), "the key qwen3.block_count occurs twice")
     for change, word in ((b"GGUF\x01\0\0\0", "version 1"), (b"GGUF\0\0\0\3", "big-endian")):
         with open(path, "wb") as f:
             f.write(change + whole[8:])

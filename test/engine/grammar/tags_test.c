@@ -207,7 +207,7 @@ TEST(refusals)
         {CALLS("") + 0, NULL},
         {"{\"type\":\"triggered_tags\",\"triggers\":[\"<\"],\"tags\":[" TAG("[", ANY, "\"]\"") "]}",
          "begins with none of the triggers"},
-        {"{\"type\":\"token\",\"token\":3}", "no token of this id"},
+        {"{\"type\":\"token\",\"token\":3}", "a token of this id"},
         {STYLED("yaml", "{}"), "no such \"style\""},
         {"{\"type\":\"or\",\"elements\":[]}", "matches nothing"},
     };
