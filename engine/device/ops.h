@@ -395,6 +395,7 @@ struct backend_ops {
     /* Copies the lists as well: they may be freed as soon as the call returns. */
     enum status (*lane_params)(struct backend *be, int32_t lane,
                                const struct sampling_params *params);
+    /* In any order: no copy of the list writes a block that another reads or writes. */
     enum status (*copy_blocks)(struct backend *be, int32_t n, const struct block_copy *copies);
     enum status (*move_slots)(struct backend *be, int32_t n, const struct slot_move *moves,
                               int32_t kv_set);

@@ -7,7 +7,7 @@
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
-#include "engine/schedule/held_parts.h"
+#include "engine/schedule/held_copies.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +73,12 @@ int32_t holdings_available(const struct holdings *h)
     return kv_pool_available(&h->pool);
 }
 
+/* Counts one more hold of a block that is being given up; true if that was the last. */
+static bool gives_up(struct holdings *h, int32_t block)
+{
+    return ++h->scratch[block] == h->pool.refs[block];
+}
+
 /* A block can be reclaimed if all of its holders are among these sequences, so their references to
  * it are counted and compared with the pool's count. */
 int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n)
@@ -80,14 +86,20 @@ int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, i
     int32_t n_blocks = 0;
     for (int32_t k = 0; k < n; k++) {
         const int32_t *blocks = holdings_blocks(h, seqs[k]);
+        int32_t source = held_copies_source(h, seqs[k]);
         for (int32_t i = 0; i < seqs[k]->n_blocks; i++) {
-            n_blocks += ++h->scratch[blocks[i]] == h->pool.refs[blocks[i]];
+            n_blocks += gives_up(h, blocks[i]);
         }
+        n_blocks += source >= 0 && gives_up(h, source);
     }
     for (int32_t k = 0; k < n; k++) {
         const int32_t *blocks = holdings_blocks(h, seqs[k]);
+        int32_t source = held_copies_source(h, seqs[k]);
         for (int32_t i = 0; i < seqs[k]->n_blocks; i++) {
             h->scratch[blocks[i]] = 0;
+        }
+        if (source >= 0) {
+            h->scratch[source] = 0;
         }
     }
     return n_blocks;
@@ -164,7 +176,7 @@ struct cached_front holdings_find(struct holdings *h, const struct sequence *seq
     struct cached_front front = match(h, seq, h->hits);
     held_states_find(h, &front);
     if (reads_cache(h, seq)) {
-        held_parts_find(h, seq, &front);
+        held_copies_find(h, seq, &front);
     }
     return front;
 }
@@ -351,7 +363,7 @@ void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
     }
     seq->n_entered = front->n_blocks;
     held_states_begin(h, seq, front);
-    held_parts_begin(h, seq, front);
+    held_copies_begin(h, seq, front);
     enter(h, seq, seq->n_known / h->limits->block_tokens, NODE_PENDING);
     grant(h, p, seq, true);
 }
@@ -384,6 +396,7 @@ void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
         blocks[seq->n_blocks++] = take_block(h);
         fork.has_copy = true;
         fork.copy = (struct block_copy){shared[n_full], blocks[n_full]};
+        kv_pool_retain(&h->pool, shared[n_full]);
     }
     if (fork.has_copy || h->limits->state_block > 0) {
         h->pending_forks[h->n_pending_forks++] = fork;
@@ -435,68 +448,19 @@ static void drop_blocks(struct holdings *h, struct sequence *seq)
     seq->n_blocks = 0;
 }
 
-/* Removes pending forks [first, first + n). */
-static void cut_forks(struct holdings *h, int32_t first, int32_t n)
-{
-    size_t rest = (size_t)(h->n_pending_forks - first - n);
-    memmove(h->pending_forks + first, h->pending_forks + first + n,
-            rest * sizeof *h->pending_forks);
-    h->n_pending_forks -= n;
-}
-
-/* The index of the pending copy with which the sequence was forked; -1: none. A sequence is forked
- * at most once. */
-static int32_t pending_fork_of(const struct holdings *h, const struct sequence *seq)
-{
-    for (int32_t i = 0; i < h->n_pending_forks; i++) {
-        if (h->pending_forks[i].seq == seq) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-/* Cancels the copies for this sequence that are not in a plan yet. */
-static void drop_pending(struct holdings *h, const struct sequence *seq)
-{
-    int32_t fork = pending_fork_of(h, seq);
-    if (fork >= 0) {
-        cut_forks(h, fork, 1);
-    }
-    held_parts_drop(h, seq);
-    held_states_drop(h, seq);
-}
-
-/* With recurrent layers, a fork also copies the whole state of the lane. */
-static void plan_fork_copies(const struct holdings *h, struct plan *p, const struct pending_fork *f)
-{
-    if (f->has_copy) {
-        p->copies[p->n_copies++] = f->copy;
-    }
-    if (h->limits->state_block > 0) {
-        p->state_copies[p->n_state_copies++] =
-            (struct state_copy){f->from_lane, f->to_lane, f->pos};
-    }
-}
-
 /* The copies are added to the plan that follows the forking one: by then the rows to copy are
  * stored. Their order is: states out of lanes, forks, states into lanes. */
 void holdings_plan_copies(struct holdings *h, struct plan *p)
 {
-    int32_t n = 0;
     held_states_plan_outs(h, p);
-    while (n < h->n_pending_forks && !plan_forks(p, h->pending_forks[n].seq)) {
-        plan_fork_copies(h, p, &h->pending_forks[n++]);
-    }
-    cut_forks(h, 0, n);
-    held_parts_plan(h, p);
+    held_copies_plan(h, p);
     held_states_plan_ins(h, p);
 }
 
 void holdings_settle(struct holdings *h, struct sequence *seq, int32_t n_sure,
                      enum state_reason reason)
 {
-    if (pending_fork_of(h, seq) < 0) {
+    if (!held_copies_forks(h, seq)) {
         enter(h, seq, n_sure / h->limits->block_tokens, NODE_VALID);
         held_states_leave(h, seq, n_sure, reason);
     }
@@ -504,7 +468,8 @@ void holdings_settle(struct holdings *h, struct sequence *seq, int32_t n_sure,
 
 void holdings_leave(struct holdings *h, struct sequence *seq)
 {
-    drop_pending(h, seq);
+    held_copies_drop(h, seq);
+    held_states_drop(h, seq);
     drop_blocks(h, seq);
     h->free_lanes[h->n_free_lanes++] = seq->lane;
     seq->lane = -1;
@@ -568,13 +533,13 @@ void holdings_check(const struct holdings *h, const struct sequence *order)
     for (const struct sequence *q = order->next; q != order; q = q->next) {
         n_lanes += q->lane >= 0;
         const int32_t *blocks = q->lane >= 0 ? holdings_blocks(h, q) : NULL;
+        if (held_copies_source(h, q) >= 0) {
+            held[held_copies_source(h, q)]++;
+        }
         for (int32_t i = 0; blocks && i < q->n_blocks; i++) {
             held[blocks[i]]++;
             filled[blocks[i]] |= h->draft_producer[blocks[i]] == q->index;
         }
-    }
-    for (int32_t i = 0; i < h->n_pending_parts; i++) {
-        held[h->pending_parts[i].copy.from]++;
     }
     for (int32_t b = 0; b < l->n_blocks; b++) {
         ASSERT(held[b] == h->pool.refs[b]);

@@ -19,7 +19,8 @@
 #include "engine/schedule/retention.h"
 
 /* The copy that a sibling (another sample of the same request) gets from its leader's lane, once
- * the leader's last prompt rows are stored. */
+ * the leader's last prompt rows are stored. Until the copy is in a plan, it holds the block to copy
+ * from, because the leader may leave before. */
 struct pending_fork {
     const struct sequence *seq;
     int32_t from_lane, to_lane, pos; // for recurrent state: lanes and position
@@ -65,7 +66,7 @@ int32_t holdings_blocks_for(const struct holdings *h, int32_t n_tokens);
 
 /* holdings_available: blocks that could be allocated now. holdings_reclaimable: blocks that
  * preempting these n sequences would add; a shared block counts if all its holders are among
- * them. */
+ * them, with the pending copies for these sequences. */
 int32_t holdings_available(const struct holdings *h);
 int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n);
 

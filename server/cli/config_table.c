@@ -105,8 +105,8 @@ const struct option_row option_rows[] = {
     {ROW("block-size", OPTION_INT, engine.block_size, "auto", "tokens per block of the KV cache"),
      .min = 0, .max = 256, .same_on_nodes = true},
     {ROW("prefix-match-unit", OPTION_INT, engine.prefix_match_unit, "auto",
-         "after whole blocks, a cached prefix is used up to a multiple of this many tokens; auto: "
-         "16"),
+         "after whole blocks, a cached prefix is used up to a multiple of this many tokens, which "
+         "divides block-size; auto: 16, or block-size if 16 does not divide it"),
      .min = 0, .max = 256},
     {ROW("gpu-memory-utilization", OPTION_REAL, engine.gpu_memory_utilization, "0",
          "share of the device's free memory to use; 0 means 0.9, on a CPU 0.4"),

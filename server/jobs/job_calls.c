@@ -120,14 +120,16 @@ static int64_t blocks_of(int64_t n_tokens, int32_t block_tokens)
     return (n_tokens + block_tokens - 1) / block_tokens;
 }
 
-/* The blocks that a member is expected to need, without those that its group shares. */
+/* The blocks that a member is expected to need, without the whole ones that its group shares: of a
+ * part of a block each member has a copy. */
 static int64_t own_blocks(const struct job *j, const struct job_member *m, int32_t block_tokens)
 {
     int64_t output = m->max_output / m->n_samples;
     if (j->n_ended >= LEARNED && j->ended_output / j->n_ended < output) {
         output = j->ended_output / j->n_ended + 1;
     }
-    return blocks_of(m->n_prompt - m->n_shared, block_tokens) +
+    int32_t shared = m->n_shared - m->n_shared % block_tokens;
+    return blocks_of(m->n_prompt - shared, block_tokens) +
            m->n_samples * blocks_of(output, block_tokens);
 }
 

@@ -10,7 +10,9 @@
  *
  * The cache shares prefixes in units of several tokens, so all lengths here are rounded down to
  * units; a prompt's last token is never shared, since its row must be computed for the first
- * sample. Thread: one owner. */
+ * sample. A unit inside a block is shared only if an earlier prompt or its answer fills the block,
+ * which is not known here: the tokens to compute are the fewest possible.
+ * Thread: one owner. */
 #ifndef SLUICE_SERVER_JOBS_PREFIX_GROUPS_H
 #define SLUICE_SERVER_JOBS_PREFIX_GROUPS_H
 

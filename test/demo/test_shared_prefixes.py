@@ -26,6 +26,7 @@ TWIN = os.environ.get("SLUICE_TWIN", os.path.join(ROOT, "models", "demo-twin"))
 # where prompts diverge, which only the third prompt with the prefix can use.
 MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 0, 13), "twin": (TWIN, 2, 2.5)}
 NO_CACHE = ["--no-enable-prefix-caching"]
+PARTS = ["--block-size", "64", "--prefix-match-unit", "4"]
 MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3, "fixed": True})]
 
 
@@ -119,7 +120,8 @@ def test_enough_answers_are_right(plain):
     assert n_right(answers) >= len(TASKS) - most_wrong
 
 
-@pytest.mark.parametrize("flags", [[*MTP], [*NO_CACHE, *MTP], []], ids=["cache and mtp", "mtp", "cache"])
+@pytest.mark.parametrize("flags", [[*MTP], [*NO_CACHE, *MTP], [], [*MTP, *PARTS]],
+                         ids=["cache and mtp", "mtp", "cache", "parts of blocks and mtp"])
 def test_answers_are_the_same_and_as_often_right(plain, tmp_path, flags):
     want, (model, most_wrong, found_at_once) = plain
     cached, drafts = "--no-enable-prefix-caching" not in flags, "--speculative-config" in flags

@@ -193,11 +193,21 @@ static enum status fake_lane_params(struct backend *be, int32_t lane,
     return OK;
 }
 
+/* A backend may make the copies of a call in any order, so none may write what another reads. */
+static void check_copies(const struct block_copy *copies, int32_t n)
+{
+    for (int32_t i = 0; i < n * n; i++) {
+        const struct block_copy *a = &copies[i / n], *b = &copies[i % n];
+        ASSERT(a->to != b->from && (a == b || a->to != b->to));
+    }
+}
+
 /* All KV sets have the same block numbers, so each copy is made in every set. */
 static enum status fake_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
 {
     struct fake *f = fake_of(be);
     size_t size = (size_t)f->l.block_tokens;
+    check_copies(copies, n);
     for (int32_t i = 0; i < SETS * n; i++) {
         struct slot *slots = f->slots[i % SETS];
         const struct block_copy *c = &copies[i / SETS];

@@ -149,6 +149,7 @@ def test_two_processes_give_the_stored_answers(family):
 
 CASES = {
     "chunked, tiny pool, two processes": (2, 2, "plain", cube.CHUNKS["chunked"] + cube.POOL["tiny pool"]),
+    "parts of blocks, two processes": (2, 2, "plain", ["--block-size", "16", "--prefix-match-unit", "4"]),
     "n-grams, two processes of two ranks": (2, 4, "ngram", []),
     "draft model, two processes": (2, 2, "draft", cube.POOL["tiny pool"]),
     "own draft, four processes": (4, 4, "own draft", []),
@@ -170,6 +171,8 @@ def test_several_processes_give_the_bits_of_one(family, case):
     with followers(model, port, nodes, ranks, more):
         answers = golden.generate(family, cube.requests(), *flags(port, 0, nodes, ranks), *more, "--threads", "1")
     cube.check_same(answers, want, f"{family}, {case}")
+    if "--prefix-match-unit" in more:
+        assert any(a["usage"]["cached_tokens"] % 16 for a in answers)
 
 
 def test_a_requests_lists_outlive_the_step_that_brings_them():

@@ -275,6 +275,28 @@ TEST(a_part_is_whole_units_and_leaves_out_the_last_token)
     }
 }
 
+/* The blocks that both use are nobody's, but the copied one stays its owner's. */
+TEST(a_copied_block_keeps_its_owner)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_units_of(1);
+    open_with(&b, &l, 14);
+    for (int32_t i = 0; i < 2; i++) {
+        b.requests[i].owner = 10 + (uint64_t)i;
+        b.requests[i].cache_share = 1;
+    }
+    begin(&b, 0);
+    publish(&b, 0);
+    int32_t own[3], owner = retention_owner(&b.h.retention, &b.requests[0]);
+    memcpy(own, holdings_blocks(&b.h, &b.seqs[0]), sizeof own);
+    b.requests[1].prompt = parts_in_third;
+    CHECK_EQ(begin(&b, 1).part, own[2]);
+    CHECK_EQ(b.h.pool.idle.user[own[1]], 0);
+    CHECK_EQ(b.h.pool.idle.user[own[2]], owner);
+    CHECK(owner != 0);
+    close_bed(&b);
+}
+
 TEST(a_pending_copy_ends_with_its_sequence)
 {
     struct bed b;
@@ -284,6 +306,48 @@ TEST(a_pending_copy_ends_with_its_sequence)
     holdings_leave(&b.h, &b.seqs[1]);
     holdings_plan_copies(&b.h, &b.p);
     CHECK_EQ(b.p.n_copies, 0);
+    close_bed(&b);
+}
+
+/* Copies of one step are made in any order, so the block that a sibling's copy reads must not
+ * become the one that another copy writes, even if the leader has left by then. */
+TEST(no_copy_writes_what_another_copy_of_the_plan_reads)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_units_of(1);
+    open_parted(&b, &l, parts_in_third, 14);
+    b.requests[2] = b.requests[0];
+    holdings_fork(&b.h, &b.p, &b.seqs[2], &b.seqs[0]);
+    holdings_check(&b.h, &b.order);
+    int32_t partial = holdings_blocks(&b.h, &b.seqs[0])[3];
+    holdings_leave(&b.h, &b.seqs[0]);
+    plan_clear(&b.p);
+    CHECK_EQ(begin(&b, 1).n_part, 3);
+    holdings_plan_copies(&b.h, &b.p);
+    REQUIRE(b.p.n_copies == 2);
+    CHECK_EQ(b.p.copies[0].from, partial);
+    for (int32_t i = 0; i < 2; i++) {
+        CHECK(b.p.copies[i].from != b.p.copies[!i].to);
+    }
+    close_bed(&b);
+}
+
+/* A sibling that leaves gives up its hold on the leader's last block, and counts as a holder when
+ * blocks are reclaimed. */
+TEST(a_pending_fork_holds_the_block_that_it_copies)
+{
+    struct bed b;
+    open_bed(&b, 14);
+    begin(&b, 0);
+    publish(&b, 0);
+    holdings_fork(&b.h, &b.p, &b.seqs[1], &b.seqs[0]);
+    struct sequence *both[] = {&b.seqs[0], &b.seqs[1]};
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 2), 5);
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 0);
+    holdings_leave(&b.h, &b.seqs[0]);
+    CHECK_EQ(holdings_available(&b.h), BLOCKS - 5);
+    holdings_leave(&b.h, &b.seqs[1]);
+    CHECK_EQ(holdings_available(&b.h), BLOCKS);
     close_bed(&b);
 }
 

@@ -51,38 +51,43 @@ def text_of(answer):
 # ---- the ladder
 
 
-def shared(prompts):
-    """Tokens that each prompt shares with an earlier one, in whole blocks, as an unbounded cache would find them."""
+def shared(prompts, block, unit=16):
+    """Tokens that each prompt shares with an earlier one, in units after whole blocks, as an unbounded cache would find them: only full
+    blocks are cached."""
     seen, n = set(), 0
     for p in prompts:
-        for k in range((len(p) - 1) // BLOCK, 0, -1):
-            if tuple(p[: k * BLOCK]) in seen:
-                n += k * BLOCK
+        for k in range((len(p) - 1) // unit, 0, -1):
+            if tuple(p[: k * unit]) in seen:
+                n += k * unit
                 break
-        seen.update(tuple(p[: k * BLOCK]) for k in range(1, len(p) // BLOCK + 1))
+        seen.update(tuple(p[: k * unit]) for k in range(1, len(p) // block * block // unit + 1))
     return n
 
 
-def test_the_ladder_counts_computed_tokens(tmp_path):
+# In blocks of 64 the prefixes end inside a block.
+@pytest.mark.parametrize("block, prefix, pool", [(16, 51, 14), (64, 179, 6)])
+def test_the_ladder_counts_computed_tokens(tmp_path, block, prefix, pool):
     rng = random.Random(5)
     ids = lambda n: [rng.randrange(300, 900) for _ in range(n)]  # noqa: E731
-    prefixes = [ids(3 * BLOCK + 3) for _ in range(8)]
-    prompts = [prefixes[i % 8] + ids(rng.randrange(8, 20)) for i in range(32)]
+    prefixes = [ids(prefix) for _ in range(8)]
+    prompts = [prefixes[i % 8] + ids(rng.randrange(16, 28)) for i in range(32)]
     path = tmp_path / "in.jsonl"
     path.write_text("".join(line("r%d" % i, {"prompt": p, "max_tokens": 2, "temperature": 0, "ignore_eos": True})
                             for i, p in enumerate(prompts)))
-    logical, least = sum(map(len, prompts)), sum(map(len, prompts)) - shared(prompts)
+    logical, least = sum(map(len, prompts)), sum(map(len, prompts)) - shared(prompts, block)
+    assert least == 8 * (prefix - 3) + sum(len(p) - (prefix - 3) for p in prompts)  # 3 tokens are less than a unit
     computed, texts = {}, {}
-    small = ["--max-num-seqs", "1", "--num-gpu-blocks-override", "14"]
+    small = ["--max-num-seqs", "1", "--num-gpu-blocks-override", str(pool)]
     for name, flags in (("nothing", ["--group-order", "none", "--no-enable-prefix-caching", *small]),
                         ("arrival", ["--group-order", "none", *small]),
                         ("roomy", ["--group-order", "none", "--max-num-seqs", "1", "--num-gpu-blocks-override", "400"]),
                         ("sorted", ["--group-order", "sorted", *small]),
                         ("groups", ["--group-order", "groups", *small]),
                         ("ratio", ["--group-order", "ratio", *small])):
-        done = run(path, tmp_path / name, *flags)
+        done = run(path, tmp_path / name, "--block-size", str(block), *flags)
         assert figure(done, "prompt tokens") == logical
         computed[name] = figure(done, "computed")
+        assert figure(done, "could be saved") == pytest.approx(100 * (1 - least / logical), abs=0.06)
         texts[name] = {k: text_of(v) for k, v in answers(tmp_path / name).items()}
         assert texts[name] == texts["nothing"] and len(texts[name]) == len(prompts)
     assert computed["nothing"] == logical

@@ -12,6 +12,7 @@
 
 enum { MAX_LINES = 200, BLOCK = 16 };
 
+static int32_t match_unit; // of the engine; 0: its default, a block
 static struct config config;
 static struct bed bed;
 static struct call_server server;
@@ -77,6 +78,7 @@ static inline bool open_server(int32_t n_blocks, int32_t max_waiting, int32_t la
     bed = (struct bed){0};
     struct engine_options o = options_of(&bed, BLOCK, n_blocks);
     o.max_num_seqs = lanes;
+    o.prefix_match_unit = match_unit;
     o.max_waiting = max_waiting;
     if (!start(&bed, &o) || config_load(&config, 3, (char **)argv, NULL, &err) != OK) {
         CHECK_FAIL("%s", err.text);

@@ -50,6 +50,30 @@ TEST(the_pool_is_filled_by_blocks_and_not_by_a_number_of_requests)
     }
 }
 
+/* Members share four blocks, and begin with copies of three quarters of a fifth one: such a copy
+ * takes a block of each member, which has 92 tokens of prompt and 16 of output in seven blocks. */
+TEST(copies_of_parts_of_blocks_count_for_each_member)
+{
+    struct bench_job b;
+    struct engine_stats stats;
+    match_unit = 4;
+    REQUIRE(open_server(64, 0, 100));
+    begin(&b);
+    for (int i = 0; i < 120; i++) {
+        add(&b, i, i % 4, SHARED * BLOCK + 12, BLOCK, "\"max_tokens\":16");
+    }
+    REQUIRE(read_lines(&b));
+    open_job(&b, JOB_ORDER_GROUPS);
+    CHECK(fewest_running(&b, 14) <= 62 / 3);
+    check_all_once(&b);
+    engine_stats(bed.e, &stats);
+    CHECK_EQ(stats.preemptions, 0);
+    CHECK_EQ(stats.prefix_hits, (120 - 4) * (SHARED * BLOCK + 12));
+    end(&b);
+    close_server();
+    match_unit = 0;
+}
+
 /* The steps of a job on 8 lanes with 96 prompts in 12 groups: three groups decode 60 tokens, the
  * others 2. */
 static int64_t steps_of(enum job_order order)
