@@ -61,6 +61,7 @@ static const struct {
     {"CohereEmbedRequest", FORM_COHERE_EMBED},
     {"CompletionRequest", FORM_COMPLETIONS},
     {"TokensRequest", FORM_TOKENS},
+    {"ParseContext", FORM_CONTEXT},
     {"DerenderChatRequest", FORM_DERENDER_CHAT},
     {"DerenderRequest", FORM_DERENDER},
     {"MessagesRequest", FORM_MESSAGES},

@@ -121,5 +121,10 @@
     "'items':{'type':'object','required':['token_ids'],'properties':{'token_ids':{'type':"         \
     "'array','minItems':1,'items':{'$ref':'#/components/schemas/TokenId'}},"                       \
     "'finish_reason':{'type':['string','null']}}}}}"
+#define GENERATED_CHUNK                                                                            \
+    "'required':['choices'],'properties':{'choices':{'type':'array','maxItems':1,'items':{'type':" \
+    "'object','properties':{'token_ids':{'type':['array','null'],'items':{'$ref':"                 \
+    "'#/components/schemas/TokenId'}},'finish_reason':{'type':['string','null']},'stop_reason':{"  \
+    "'type':['string','integer','null']}}}}}"
 
 #endif

@@ -176,11 +176,16 @@ bool read_generate_responses(struct request *r);
 bool read_prompt_count(struct request *r);
 bool read_prompt_counts(struct request *r);
 bool read_chat_request(struct request *r);
+bool read_generate_chunk(struct request *r);
+bool read_prompt_id_list(struct request *r);
 bool read_completion_request(struct request *r);
 bool derender_end(struct request *r);
 bool derender_chat_end(struct request *r);
 
 bool read_token_ids(struct request *r);
+bool read_parse_context(struct request *r);
+bool request_names_parser(const struct request *r); // rather than by the template
+void request_hide_reasoning(struct request *r);
 bool read_detokenize(struct request *r);
 
 /* Reads `suffix`, the text that follows the answer (request_fim.c): prompts become

@@ -87,9 +87,14 @@ enum {
     FORM_DERENDER = 1 << KIND_DERENDER,
     FORM_TOKENIZE_CHAT = 1 << N_KINDS_WITH_FORM,
     FORM_POOL_CHAT = 1 << (N_KINDS_WITH_FORM + 1),
-    N_FORMS = N_KINDS_WITH_FORM + 2,
+    FORM_CONTEXT = 1 << (N_KINDS_WITH_FORM + 2), // the parse_context of FORM_TOKENS
+    N_FORMS = N_KINDS_WITH_FORM + 3,
 };
 _Static_assert(N_FORMS <= 31, "forms are bits of an int: struct member and request.form need 64");
+
+/* What /inference/v1/generate returns: ids alone, with their text, or with the parsed message. */
+enum output_mode { OUTPUT_TOKENS, OUTPUT_TEXT, OUTPUT_DERENDER };
+#define OUTPUT_MODES "tokens|text|derender"
 
 /* One of several conversations. */
 struct request_chat {
@@ -191,6 +196,12 @@ struct request {
 
     bool stream, include_usage, continuous_usage;
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
+    bool hides_metadata;     // the answer must not show the reasoning's tokens either
+    uint8_t output_mode;     // generate: enum output_mode
+    bool returns_prompt;     // generate: prompt_token_ids are asked for
+    struct body context;     // generate: the parse_context
+    const char *prompt_text; // generate: the text of its prompt's ids, if it is parsed
+    size_t prompt_text_bytes;
     int32_t n_top; // top_logprobs, or completions' logprobs
     const char *suffix,
         *prefix; // for fill-in-the-middle, or NULL; the prompt follows the prefix

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bodies of /inference/v1/generate and of the two /render endpoints. Members of
  * "sampling_params" in the former are read like members of the body. */
-#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
+#include "engine/base/words.h"
+#include "server/call/members.h"
 #include "server/call/readers.h"
 
 #include <string.h>
@@ -38,21 +40,107 @@ bool read_detokenize(struct request *r)
 {
     bool wanted = true;
     body_bool(&r->body, "detokenize", &wanted);
-    if (wanted || r->output.n_stop == 0) {
+    if (wanted || (r->output.n_stop == 0 && r->output_mode == OUTPUT_TOKENS)) {
         return true;
     }
     return call_error_set(&r->error, 400, "invalid_value", "detokenize",
-                          "Stop strings are found in text: 'detokenize' must not be false.");
+                          "Stop strings and the output modes 'text' and 'derender' need text: "
+                          "'detokenize' must not be false.");
+}
+
+/* What a newer server has added could change how the text is parsed. */
+static bool knows_context(struct request *r)
+{
+    for (size_t i = 0; i < r->body.n_members; i++) {
+        const char *key = r->body.members[i].key;
+        if (!member_find(key, FORM_CONTEXT)) {
+            return call_error_set(&r->error, 400, "unknown_parameter", "parse_context",
+                                  "Unknown parameter: 'parse_context.%.60s'.", key);
+        }
+    }
+    return true;
+}
+
+/* The members of the context are read like those of a chat. */
+bool read_parse_context(struct request *r)
+{
+    const struct json *context = NULL;
+    if (!body_object(&r->body, "parse_context", &context) || r->output_mode != OUTPUT_DERENDER) {
+        return r->error.status == 0;
+    }
+    const struct body_member *m = body_get(&r->body, "parse_context");
+    char *text = arena_strndup(&r->arena, m->start, m->n_bytes);
+    if (!text) {
+        return request_too_large(r);
+    }
+    const struct body outer = r->body;
+    r->body = (struct body){0};
+    bool good = body_open(&r->body, text, m->n_bytes, &r->arena, &r->error) && knows_context(r);
+    r->form = FORM_CONTEXT;
+    good = good && members_read(r);
+    r->form = FORM_TOKENS;
+    r->context = r->body;
+    r->body = outer;
+    return good;
+}
+
+bool request_names_parser(const struct request *r)
+{
+    const struct config *c = r->model->config;
+    return words_find("auto|none", c->tool_call_parser) < 0 ||
+           words_find("auto|none", c->reasoning_parser) < 0;
+}
+
+/* The prompt's text tells whether it has opened the reasoning. */
+static bool keep_prompt_text(struct request *r)
+{
+    struct buf text;
+    const struct request_prompt *p = &r->prompts[0];
+    buf_init(&text, 256 << 20);
+    tokenizer_decode(r->model->tok, p->ids, (size_t)p->n, false, &text);
+    r->prompt_text = arena_strndup(&r->arena, or_empty(text.data), text.n_bytes);
+    r->prompt_text_bytes = text.n_bytes;
+    buf_deinit(&text);
+    return r->prompt_text || request_too_large(r);
+}
+
+/* The message is parsed as that of the chat would be. */
+static bool parse_message(struct request *r)
+{
+    if (r->stream) {
+        return call_error_set(&r->error, 400, "unsupported_value", "output_mode",
+                              "The output mode 'derender' is not available when 'stream' is "
+                              "enabled.");
+    }
+    if (!r->context.root) {
+        return !request_names_parser(r) ||
+               call_error_set(&r->error, 400, "missing_required_parameter", "parse_context",
+                              "The output mode 'derender' needs the 'parse_context' that /render "
+                              "returns, because this server parses calls or reasoning.");
+    }
+    r->output.reasoning = r->model->reasoning;
+    request_hide_reasoning(r);
+    if (!keep_prompt_text(r)) {
+        return false;
+    }
+    r->output.starts_in_reasoning =
+        reasoning_is_open(r->output.reasoning, r->prompt_text, r->prompt_text_bytes);
+    return true;
 }
 
 bool tokens_end(struct request *r)
 {
+    r->returns_prompt = r->return_token_ids;
     r->return_token_ids = true;
     r->has_max_tokens |= r->max_is_asked;
-    if (r->logprobs && r->n_top < 1) {
-        r->n_top = 1;
-    } // includes the token itself
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
-    return true;
+    if (r->output_mode == OUTPUT_TOKENS) {
+        return true;
+    }
+    if (!r->model->tok) {
+        return call_error_set(&r->error, 400, "unsupported_value", "output_mode",
+                              "This model has no tokenizer: its output mode is 'tokens'.");
+    }
+    return r->output_mode == OUTPUT_TEXT || parse_message(r);
 }
