@@ -33,6 +33,11 @@ static const struct {
     {"generate_chunk", ~0u,
      "{'anyOf':[{'required':['generate_chunk'],'properties':{'generate_chunk':{'type':'object'}}},"
      "{'properties':{'stream':{'enum':[false,null]}}}]}"},
+    {"tool_choice", FORM_CHAT | FORM_CONTEXT,
+     "{'anyOf':[{'required':['tools'],'properties':{'tools':{'type':'array','minItems':1}}},"
+     "{'required':['functions'],'properties':{'functions':{'type':'array','minItems':1}}},"
+     "{'properties':{'tool_choice':{'enum':[null,'none']},'function_call':{'enum':[null,'none']}}"
+     "}]}"},
     {"data_1", FORM_SCORE,
      "{'anyOf':[" PAIR(
          "text_1", "text_2", "queries", "documents", "items", "data_1",

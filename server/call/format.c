@@ -477,12 +477,14 @@ void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct 
         const struct token_logprobs *lp = &r->prompt_logprobs[i];
         bool seen = false;
         buf_puts(b, ",{");
-        for (int32_t k = 0; k < lp->n_top; k++) {
+        const int32_t n =
+            r->params.prompt_logprob_ids ? 0 : lp->n_top; // those are not the likeliest
+        for (int32_t k = 0; k < n; k++) {
             put_ranked(b, c, lp->top_ids[k], lp->top_logprobs[k], k + 1, k == 0);
             seen = seen || lp->top_ids[k] == r->prompt[i];
         }
         if (!seen) {
-            put_ranked(b, c, r->prompt[i], lp->logprob, 0, lp->n_top == 0);
+            put_ranked(b, c, r->prompt[i], lp->logprob, 0, n == 0);
         }
         buf_putc(b, '}');
     }

@@ -3,7 +3,9 @@
  * text, or the message that a chat would have returned. */
 #include "engine/base/optional.h"
 #include "server/call/format.h"
+#include "server/call/packed.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- log-probabilities ------------------------------------------------------------------------
@@ -178,6 +180,39 @@ static void end_call(struct call_choice *ch)
     call_chat_format.call_end(ch);
 }
 
+/* The scores of listed tokens: base64 of NumPy's file format, as in vLLM, with a row for each token
+ * of the prompt. */
+static void put_scores(struct buf *b, const struct call *c)
+{
+    const struct engine_request *q = &c->requests[0];
+    const int32_t n = q->params.prompt_top_logprobs, n_rows = c->request.n_scored;
+    const int32_t first = q->params.prompt_logprob_start + 1;
+    char head[129];
+    struct buf file;
+    if (!q->params.prompt_logprob_ids) {
+        buf_puts(b, ",\"prompt_token_id_logprobs\":null");
+        return;
+    }
+    buf_init(&file, (size_t)1 << 30);
+    snprintf(head, sizeof head, "{'descr': '<f4', 'fortran_order': False, 'shape': (%d, %d), }",
+             n_rows, n);
+    buf_put(&file, "\x93NUMPY\x01\x00\x76\x00", 10);
+    buf_printf(&file, "%-117s\n", head); // the whole head has 128 bytes
+    for (int32_t i = 0; i < n_rows; i++) {
+        for (int32_t k = 0; k < n; k++) {
+            uint32_t bits;
+            memcpy(&bits, &q->prompt_logprobs[first + i].top_logprobs[k], sizeof bits);
+            const unsigned char bytes[4] = {(unsigned char)bits, (unsigned char)(bits >> 8),
+                                            (unsigned char)(bits >> 16),
+                                            (unsigned char)(bits >> 24)};
+            buf_put(&file, bytes, sizeof bytes);
+        }
+    }
+    buf_puts(b, ",\"prompt_token_id_logprobs\":");
+    packed_put_bytes(b, (const unsigned char *)file.data, file.n_bytes);
+    buf_deinit(&file);
+}
+
 static void end(struct call *c)
 {
     if (c->request.stream) {
@@ -199,6 +234,7 @@ static void end(struct call *c)
     buf_putc(&body, ']');
     call_put_usage(&body, c);
     call_put_prompt_logprobs(&body, c, &c->requests[0]);
+    put_scores(&body, c);
     put_prompt(&body, c);
     buf_puts(&body, ",\"kv_transfer_params\":null}");
     call_whole(c, &body);

@@ -425,7 +425,15 @@ void prepare_request(struct request *r)
     if (!kind->text && !kind->messages) {
         return;
     }
-    if (!(r->messages ? render(r) : tokenise(r))) {
+    bool good;
+    if (r->given_prompt.n > 0) {
+        good = request_use_given(r);
+    } else if (r->messages) {
+        good = render(r);
+    } else {
+        good = tokenise(r);
+    }
+    if (!good) {
         return;
     }
     if (!pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {

@@ -184,6 +184,10 @@ bool derender_chat_end(struct request *r);
 
 bool read_token_ids(struct request *r);
 bool read_parse_context(struct request *r);
+bool read_scored_ids(struct request *r);
+bool request_check_scores(struct request *r);
+bool read_transfer(struct request *r);
+bool request_use_given(struct request *r);          // the prompt is `given_prompt`
 bool request_names_parser(const struct request *r); // rather than by the template
 void request_hide_reasoning(struct request *r);
 bool read_detokenize(struct request *r);

@@ -196,11 +196,13 @@ struct request {
 
     bool stream, include_usage, continuous_usage;
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
-    bool hides_metadata;     // the answer must not show the reasoning's tokens either
-    uint8_t output_mode;     // generate: enum output_mode
-    bool returns_prompt;     // generate: prompt_token_ids are asked for
-    struct body context;     // generate: the parse_context
-    const char *prompt_text; // generate: the text of its prompt's ids, if it is parsed
+    bool hides_metadata;         // the answer must not show the reasoning's tokens either
+    uint8_t output_mode;         // generate: enum output_mode
+    bool returns_prompt;         // generate: prompt_token_ids are asked for
+    struct body context;         // generate: the parse_context
+    int32_t n_scored;            // generate: rows of params.prompt_logprob_ids
+    struct id_list given_prompt; // chat: kv_transfer_params.prompt_token_ids; n 0: none
+    const char *prompt_text;     // the text of a prompt of ids, if the answer is parsed
     size_t prompt_text_bytes;
     int32_t n_top; // top_logprobs, or completions' logprobs
     const char *suffix,

@@ -2,6 +2,7 @@
 /* The bodies of the two /derender endpoints. The answers of /inference/v1/generate, or one chunk of
  * its stream, are read first; then the request that they answer takes the place of the body, so
  * that its members decide, as they do for that request, how the text is parsed. */
+#include "engine/base/words.h"
 #include "server/call/derender.h"
 #include "server/call/members.h"
 #include "server/call/readers.h"
@@ -24,6 +25,13 @@ static bool too_long(struct request *r, const char *where)
                           where, r->model->info->max_model_len);
 }
 
+static bool no_token(struct request *r, const char *where, int64_t id)
+{
+    return call_error_set(&r->error, 400, "invalid_value", where,
+                          "Invalid '%s': %lld is not a token id of this model.", where,
+                          (long long)id);
+}
+
 /* Appends a list of ids, each in the vocabulary, to `ids`, which has room for the context. */
 static bool add_ids(struct request *r, const char *where, const struct json *list, int32_t *ids,
                     int32_t *n)
@@ -40,9 +48,7 @@ static bool add_ids(struct request *r, const char *where, const struct json *lis
             return body_wrong_type(&r->error, where, "an array of token ids", v);
         }
         if (id < 0 || id >= r->model->info->vocab) {
-            return call_error_set(&r->error, 400, "invalid_value", where,
-                                  "Invalid '%s': %lld is not a token id of this model.", where,
-                                  (long long)id);
+            return no_token(r, where, id);
         }
         ids[(*n)++] = (int32_t)id;
     }
@@ -137,6 +143,12 @@ static bool read_choice(struct request *r, const char *where, const struct json 
         return body_wrong_type(&r->error, place, "a string", finish);
     }
     c->finish = json_string(finish);
+    if (c->finish && !words_is_id(c->finish, strlen(c->finish))) {
+        char place[128];
+        snprintf(place, sizeof place, "%s.finish_reason", where);
+        return call_error_set(&r->error, 400, "invalid_value", place,
+                              "Invalid '%s': expected a word.", place);
+    }
     if (!c->finish && !r->derender->streams) {
         c->finish = "stop";
     }
@@ -367,6 +379,11 @@ bool read_prompt_id_list(struct request *r)
     for (size_t i = 0; i < n; i++) {
         if (lists[i].n > (size_t)r->model->info->max_model_len) {
             return too_long(r, "prompt_token_ids");
+        }
+        for (size_t k = 0; k < lists[i].n; k++) {
+            if (lists[i].ids[k] >= r->model->info->vocab) {
+                return no_token(r, "prompt_token_ids", lists[i].ids[k]);
+            }
         }
     }
     return true;

@@ -101,7 +101,73 @@ static bool keep_prompt_text(struct request *r)
     r->prompt_text = arena_strndup(&r->arena, or_empty(text.data), text.n_bytes);
     r->prompt_text_bytes = text.n_bytes;
     buf_deinit(&text);
-    return r->prompt_text || request_too_large(r);
+    if (!r->prompt_text) {
+        return request_too_large(r);
+    }
+    r->output.starts_in_reasoning =
+        reasoning_is_open(r->output.reasoning, r->prompt_text, r->prompt_text_bytes);
+    return true;
+}
+
+/* vLLM's prefill stage returns the prompt's ids, so that the next stage need not tokenize the
+ * messages. What else it returns says where keys and values are, which are not transferred here. */
+bool read_transfer(struct request *r)
+{
+    static const char place[] = "kv_transfer_params.prompt_token_ids";
+    const struct json *transfer = NULL, *ids = NULL;
+    if (!body_object(&r->body, "kv_transfer_params", &transfer)) {
+        return r->error.status == 0;
+    }
+    for (const struct json *m = json_first(transfer); m; m = json_next(m)) {
+        const char *key = json_key(m);
+        if (strcmp(key, "prompt_token_ids") == 0) {
+            ids = m;
+        } else if (json_type(m) != JSON_NULL && (!json_is(m, JSON_BOOL) || json_bool(m, true))) {
+            return call_error_set(&r->error, 400, "unsupported_parameter", "kv_transfer_params",
+                                  "Unsupported parameter: 'kv_transfer_params.%.60s': keys and "
+                                  "values are not transferred between servers.",
+                                  key);
+        }
+    }
+    if (json_type(ids) == JSON_NULL) {
+        return true;
+    }
+    if (!json_is(ids, JSON_ARRAY)) {
+        return body_wrong_type(&r->error, place, "an array of token ids", ids);
+    }
+    if (json_count(ids) == 0) {
+        return call_error_empty(&r->error, place);
+    }
+    int32_t *list = arena_alloc(&r->arena, json_count(ids), sizeof *list);
+    if (!list) {
+        return request_too_large(r);
+    }
+    for (const struct json *v = json_first(ids); v; v = json_next(v)) {
+        int64_t id;
+        if (!json_int64(v, &id)) {
+            return body_wrong_type(&r->error, place, "an array of token ids", v);
+        }
+        if (id < 0 || id >= r->model->info->vocab) {
+            return call_error_set(&r->error, 400, "invalid_value", place,
+                                  "Invalid '%s': token id %lld is out of vocabulary.", place,
+                                  (long long)id);
+        }
+        list[r->given_prompt.n++] = (int32_t)id;
+    }
+    r->given_prompt.ids = list;
+    return true;
+}
+
+bool request_use_given(struct request *r)
+{
+    r->prompts = arena_alloc(&r->arena, 1, sizeof r->prompts[0]);
+    if (!r->prompts) {
+        return request_too_large(r);
+    }
+    r->prompts[0] =
+        (struct request_prompt){.ids = r->given_prompt.ids, .n = (int32_t)r->given_prompt.n};
+    r->n_prompts = 1;
+    return !r->model->tok || keep_prompt_text(r);
 }
 
 /* The message is parsed as that of the chat would be. */
@@ -120,12 +186,7 @@ static bool parse_message(struct request *r)
     }
     r->output.reasoning = r->model->reasoning;
     request_hide_reasoning(r);
-    if (!keep_prompt_text(r)) {
-        return false;
-    }
-    r->output.starts_in_reasoning =
-        reasoning_is_open(r->output.reasoning, r->prompt_text, r->prompt_text_bytes);
-    return true;
+    return keep_prompt_text(r);
 }
 
 bool tokens_end(struct request *r)
@@ -135,6 +196,9 @@ bool tokens_end(struct request *r)
     r->has_max_tokens |= r->max_is_asked;
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
+    if (!request_check_scores(r)) {
+        return false;
+    }
     if (r->output_mode == OUTPUT_TOKENS) {
         return true;
     }

@@ -229,6 +229,7 @@ WRONG = [({}, "generate_response"), ({"generate_response": 5}, "generate_respons
          ({"generate_chunk": {"choices": [{"token_ids": [5] * 3000}]}, "stream_state": {"output_token_ids": [5] * 3000}}, "generate_chunk.choices[0].token_ids"),
          ({"generate_chunk": {"choices": []}, "chat_request": {"messages": USER("a"), "stop": "b"}}, "chat_request.stop"),
          ({"generate_response": response(), "prompt_token_ids": [5] * 5000}, "prompt_token_ids"), ({"generate_response": response(), "prompt_token_ids": [[5], [6]]}, "prompt_token_ids"),
+         ({"generate_response": {"choices": [{"token_ids": [5], "finish_reason": "a\"b"}]}}, "generate_response.choices[0].finish_reason"), ({"generate_response": response(), "prompt_token_ids": [10 ** 6]}, "prompt_token_ids"),
          ({"generate_response": {"choices": [{"token_ids": [5], "stop_reason": {}}]}}, "generate_response.choices[0].stop_reason"),
          ({"generate_response": {"choices": [{"token_ids": [5], "logprobs": {"content": [{"token_id": 5, "logprob": -1, "top_logprobs": [{"token_id": 5}] * 30}]}}]}}, "generate_response.choices[0].logprobs.content"),
          ({"generate_response": response(), "prompt_tokens": -1}, "prompt_tokens"),

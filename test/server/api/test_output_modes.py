@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's output modes of /inference/v1/generate: ids, text, and the message that the chat itself would have had."""
+import base64
+import math
+import struct
+
 import pytest
 from api import Server
 
@@ -111,6 +115,47 @@ def test_reasoning_is_parsed_or_hidden():
             assert more == {} or all(c["choices"][0]["logprobs"] is None and "token_ids" not in c["choices"][0] for c in chunks)
         r = s.post(GENERATE, {"token_ids": [5], "output_mode": "derender"})  # the parser was named, so plain text would be wrong
         assert r.status == 400 and r.error["param"] == "parse_context"
+
+
+def test_the_ids_of_another_stage_are_the_prompt(server):
+    first = good(server.post(CHAT, {"messages": USER("Copy: a b c d"), "temperature": 0, "max_tokens": 12, "return_token_ids": True}))
+    ids = first["prompt_token_ids"]
+    for more in ({}, {"do_remote_prefill": False, "remote_host": None}):
+        body = {"messages": USER("unrelated"), "temperature": 0, "max_tokens": 12, "return_token_ids": True, "kv_transfer_params": {"prompt_token_ids": ids, **more}}
+        j = good(server.post(CHAT, body))
+        assert j["prompt_token_ids"] == ids and j["choices"][0]["message"]["content"] == first["choices"][0]["message"]["content"] and j["usage"]["prompt_tokens"] == len(ids)
+        chunks = server.post(CHAT, {**body, "stream": True}).chunks()
+        assert chunks[0]["prompt_token_ids"] == ids and "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == j["choices"][0]["message"]["content"]
+    for wrong in (5, [], ["a"], [-1], [10 ** 6], {}):
+        r = server.post(CHAT, {"messages": USER("a"), "kv_transfer_params": {"prompt_token_ids": wrong}})
+        assert r.status == 400 and r.error["param"] == "kv_transfer_params.prompt_token_ids", r.body
+    for path, body in ((CHAT, {"messages": USER("a"), "kv_transfer_params": {"do_remote_decode": True}}), ("/v1/completions", {"prompt": "a", "kv_transfer_params": {"prompt_token_ids": [5]}}),
+                       (CHAT + "/batch", {"messages": [USER("a")], "kv_transfer_params": {"prompt_token_ids": [5]}})):
+        r = server.post(path, body)
+        assert r.status == 400 and r.error["param"] == "kv_transfer_params"
+    assert good(server.post(CHAT, {"messages": USER("a"), "max_tokens": 1, "kv_transfer_params": {"prompt_token_ids": None}}))
+
+
+def test_listed_ids_of_the_prompt_are_scored(server):
+    ids, rows = [11, 22, 33, 44, 55], [[33], [44, 100], [55, -1]]
+    ask = lambda **p: server.post(GENERATE, {"token_ids": ids, "sampling_params": {"max_tokens": 1, "prompt_logprob_token_ids": rows, "prompt_logprob_start": 1, **p}})
+    j = good(ask(prompt_logprobs=0))
+    file = base64.b64decode(j["prompt_token_id_logprobs"])
+    assert file[:10] == b"\x93NUMPY\x01\x00\x76\x00" and len(file) == 128 + 6 * 4 and file[127:128] == b"\n" and b"'shape': (3, 2)" in file[:128]
+    scores = struct.unpack("<6f", file[128:])
+    for i, target in enumerate(ids[2:]):
+        assert abs(scores[2 * i] - j["prompt_logprobs"][i + 2][str(target)]["logprob"]) < 1e-5
+    assert scores[1] == scores[5] == -math.inf and -50 < scores[3] < 0
+    whole = good(server.post(GENERATE, {"token_ids": ids, "sampling_params": {"max_tokens": 1, "prompt_logprob_token_ids": [[100]] * 4}}))
+    assert struct.unpack("<4f", base64.b64decode(whole["prompt_token_id_logprobs"])[128:])[2] == scores[3] and whole["prompt_logprobs"] is None
+    assert good(server.post(GENERATE, {"token_ids": ids, "sampling_params": {"max_tokens": 1}}))["prompt_token_id_logprobs"] is None
+    for wrong in ({"prompt_logprob_token_ids": rows[:2]}, {"prompt_logprob_token_ids": [[]] * 3}, {"prompt_logprob_token_ids": [5]}, {"prompt_logprob_token_ids": [[-2]] * 3},
+                  {"prompt_logprob_token_ids": [[10 ** 6]] * 3}, {"prompt_logprob_token_ids": [["a"]] * 3}, {"prompt_logprob_token_ids": "a"}, {"prompt_logprobs": 2},
+                  {"prompt_logprob_token_ids": [[5] * 21] * 3}, {"prompt_logprob_start": 0}):
+        r = ask(**wrong)
+        assert r.status == 400 and r.error["param"] == "prompt_logprob_token_ids", (wrong, r.body)
+    assert server.post(GENERATE, {"token_ids": ids, "stream": True, "sampling_params": {"prompt_logprob_token_ids": [[5]] * 4}}).status == 400
+    assert server.post("/v1/completions", {"prompt": ids, "prompt_logprob_token_ids": [[5]] * 4}).error["param"] == "prompt_logprob_token_ids"
 
 
 CONTEXT = lambda c: {"token_ids": [5], "output_mode": "derender", "parse_context": c}
