@@ -32,8 +32,9 @@ const struct option_row option_rows[] = {
          "file with a Jinja template, or llama.cpp's name of one: " CHAT_TEMPLATE_NAMES)},
     {ROW("default-chat-template-kwargs", OPTION_JSON, default_chat_template_kwargs, NULL,
          "JSON object passed to the template; keys of a request take precedence; on, off and auto "
-         "(llama.cpp's --reasoning): whether it has enable_thinking"),
-     .synonyms = "on={\"enable_thinking\":true}|off={\"enable_thinking\":false}|auto={}"},
+         "(llama.cpp's --reasoning): the value of enable_thinking, which auto leaves on"),
+     .synonyms = "on={\"enable_thinking\":true}|off={\"enable_thinking\":false}|auto={\"enable_"
+                 "thinking\":true}"},
     {ROW("generation-config", OPTION_STRING, generation_config, "auto",
          "source of sampling defaults: 'auto': the model's generation_config.json; 'vllm': none; "
          "or a folder")},

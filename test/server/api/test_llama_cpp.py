@@ -446,6 +446,12 @@ def test_disabled_routes_are_not_served():
         assert [s.get(path).status for path in ("/props", "/v1/models", "/health")] == [200] * 3
 
 
+def test_reasoning_is_on_unless_it_is_off():
+    for word, want in (("on", "True"), ("auto", "True"), ("off", "False")):
+        with Server(real=True, reasoning=word, chat_template="{{ enable_thinking }}") as s:
+            assert s.post("/apply-template", {"messages": [{"role": "user", "content": "a"}]}).json()["prompt"] == want
+
+
 def test_flags_of_llama_cpp_disable_routes():
     with Server(real=True, more=["--no-slots", "--no-webui", "--no-metrics"]) as s:
         assert [s.get(path).status for path in ("/slots", "/metrics", "/", "/props")] == [501, 501, 404, 200]
