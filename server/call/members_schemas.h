@@ -122,7 +122,7 @@
     "'array','minItems':1,'items':{'$ref':'#/components/schemas/TokenId'}},"                       \
     "'finish_reason':{'type':['string','null'],'pattern':'^[A-Za-z0-9._:-]{1,128}$'}}}}}"
 #define TRANSFER                                                                                   \
-    "'additionalProperties':{'enum':[null,false]},'properties':{'prompt_token_ids':{'type':['"     \
+    "'additionalProperties':{'type':'null'},'properties':{'prompt_token_ids':{'type':['"           \
     "array','null'],'minItems':1,'items':{'$ref':'#/components/schemas/TokenId'}}}"
 #define GENERATED_CHUNK                                                                            \
     "'required':['choices'],'properties':{'choices':{'type':'array','maxItems':1,'items':{'type':" \
