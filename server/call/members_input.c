@@ -102,7 +102,8 @@ static const struct member rows[] = {
      FORM_NATIVE_EMBED, HAND(PROMPTS, read_mixed_input), .max = MAX_INPUTS, .mixes = true,
      .required = true, .may_be_empty = true},
     {"content", "Another name for input.", FORM_NATIVE_EMBED, WITH(PROMPTS, "input"),
-     .max = MAX_INPUTS, .mixes = true, .may_be_empty = true, .instead_of = "input"},
+     .max = MAX_INPUTS, .mixes = true, .may_be_empty = true, .instead_of = "input",
+     .is_rival = true},
     {"embd_normalize", "llama.cpp's form of normalize: 2 scales to length 1, -1 does not scale.",
      FORM_NATIVE_EMBED, HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
 

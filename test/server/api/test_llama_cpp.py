@@ -446,6 +446,13 @@ def test_disabled_routes_are_not_served():
         assert [s.get(path).status for path in ("/props", "/v1/models", "/health")] == [200] * 3
 
 
+def test_an_embedding_has_one_input():
+    with Server(real=True) as s:
+        assert s.post("/embedding", {"content": "a"}).json() == s.post("/embedding", {"input": "a"}).json()
+        r = s.post("/embedding", {"content": "a", "input": "b"})
+        assert r.status == 400 and r.error["param"] == "content"
+
+
 def test_reasoning_is_on_unless_it_is_off():
     for word, want in (("on", "True"), ("auto", "True"), ("off", "False")):
         with Server(real=True, reasoning=word, chat_template="{{ enable_thinking }}") as s:
