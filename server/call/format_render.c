@@ -4,6 +4,7 @@
 #include "engine/base/optional.h"
 #include "server/call/format.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static void put_ids_member(struct buf *b, const struct request *r, const char *key,
@@ -13,6 +14,20 @@ static void put_ids_member(struct buf *b, const struct request *r, const char *k
         buf_printf(b, ",\"%s\":", key);
         call_put_ids(b, ids, n);
     }
+}
+
+/* Messages call stop strings stop_sequences. */
+static void put_stop_sequences(struct buf *b, const struct request *r)
+{
+    if (r->form != FORM_MESSAGES || r->output.n_stop == 0) {
+        return;
+    }
+    buf_puts(b, ",\"stop\":[");
+    for (size_t i = 0; i < r->output.n_stop; i++) {
+        buf_puts(b, i > 0 ? "," : "");
+        buf_put_json(b, r->output.stop[i], r->output.stop_bytes[i]);
+    }
+    buf_putc(b, ']');
 }
 
 /* Writes "sampling_params" with the sampling members of the request, as given. The server that
@@ -60,6 +75,7 @@ static void put_sampling(struct buf *b, const struct request *r)
     if (is_chat && r->logprobs) { // a count in sampling_params, a flag and a count in a chat
         buf_printf(b, ",\"logprobs\":%d", r->n_top);
     }
+    put_stop_sequences(b, r);
     put_ids_member(b, r, "stop_token_ids", r->params.stop_ids, r->params.n_stop_ids);
     put_ids_member(b, r, "allowed_token_ids", r->params.allowed, r->params.n_allowed);
     buf_putc(b, '}');
@@ -76,20 +92,42 @@ static void put_member(struct buf *b, const struct request *r, const char *key, 
     }
 }
 
+/* The choice of a message, in the words of chats. */
+static void put_message_choice(struct buf *b, const struct request *r)
+{
+    static const char *const words[] = {"\"none\"", "\"auto\"", "\"required\""};
+    const struct body_member *m = body_get(&r->body, "tool_choice");
+    const char *name = m ? json_get_string(m->node, "name") : NULL;
+    buf_puts(b, ",\"tool_choice\":");
+    if (r->tool_mode == TOOLS_MUST && name) {
+        buf_puts(b, "{\"type\":\"function\",\"function\":{\"name\":");
+        buf_put_json(b, name, strlen(name));
+        buf_puts(b, "}}");
+    } else {
+        buf_puts(b, words[r->tool_mode]);
+    }
+}
+
 /* How the answer to a chat is parsed. */
 static void put_context(struct buf *b, const struct request *r)
 {
-    if (r->form != FORM_CHAT) {
+    if (!(r->form & (FORM_CHAT | FORM_MESSAGES))) {
         buf_puts(b, ",\"parse_context\":null");
         return;
     }
     buf_puts(b, ",\"parse_context\":{\"tools\":");
-    if (r->tools_json) {
+    if (r->form == FORM_CHAT && r->tools_json) {
         call_put_node(b, r->tools_json);
+    } else if (r->tools) { // as the template gets them
+        buf_put(b, r->tools, r->tools_bytes);
     } else {
         buf_puts(b, "null");
     }
-    put_member(b, r, "tool_choice", r->tools_json ? "\"auto\"" : "\"none\"");
+    if (r->form == FORM_CHAT) {
+        put_member(b, r, "tool_choice", r->tools_json ? "\"auto\"" : "\"none\"");
+    } else {
+        put_message_choice(b, r);
+    }
     buf_printf(b, ",\"parallel_tool_calls\":%s,\"include_reasoning\":%s",
                bool_word(r->parallel_tool_calls), bool_word(r->include_reasoning));
     buf_puts(b, ",\"chat_template_kwargs\":");
@@ -106,12 +144,18 @@ static void put_rendered(struct buf *b, const struct call *c, size_t i)
 {
     const struct request *r = &c->request;
     buf_puts(b, "{\"request_id\":");
-    buf_put_json(b, c->id, strlen(c->id));
+    if (r->n_prompts > 1) { // each has an id of its own
+        char id[sizeof c->id + 24];
+        const int n = snprintf(id, sizeof id, "%s-%zu", c->id, i);
+        buf_put_json(b, id, (size_t)n);
+    } else {
+        buf_put_json(b, c->id, strlen(c->id));
+    }
     buf_puts(b, ",\"model\":");
     buf_put_json(b, r->model_name, strlen(r->model_name));
     buf_puts(b, ",\"token_ids\":");
     call_put_ids(b, r->prompts[i].ids, r->prompts[i].n);
-    buf_puts(b, ",\"sampling_params\":");
+    buf_puts(b, ",\"token_offsets\":null,\"sampling_params\":");
     put_sampling(b, r);
     const struct body_member *stream = body_get(&r->body, "stream");
     bool streams = stream && json_bool(stream->node, false);

@@ -183,6 +183,8 @@ bool derender_end(struct request *r);
 bool derender_chat_end(struct request *r);
 
 bool read_token_ids(struct request *r);
+void render_response_begin(struct request *r);
+void render_message_begin(struct request *r);
 bool read_parse_context(struct request *r);
 bool read_scored_ids(struct request *r);
 bool request_check_scores(struct request *r);

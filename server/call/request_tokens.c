@@ -20,6 +20,26 @@ void render_begin(struct request *r)
     completion_begin(r);
 }
 
+/* What is stored is not rendered: the client has to send the whole conversation. */
+void render_response_begin(struct request *r)
+{
+    static const char *const stored[] = {"previous_response_id", "conversation"};
+    r->form = FORM_RESPONSES;
+    for (int i = 0; i < 2; i++) {
+        if (body_has(&r->body, stored[i])) {
+            call_error_unsupported(&r->error, stored[i]);
+            return;
+        }
+    }
+    responses_begin(r);
+}
+
+void render_message_begin(struct request *r)
+{
+    r->form = FORM_MESSAGES;
+    messages_begin(r);
+}
+
 void tokens_begin(struct request *r)
 {
     body_lift(&r->body, "sampling_params");

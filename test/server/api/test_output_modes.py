@@ -101,6 +101,36 @@ def test_the_context_of_a_chat(server):
     assert c["parse_context"] is None and c["return_token_ids"] is False
 
 
+def test_messages_and_responses_are_rendered(server):
+    ids = prompt_ids(server)
+    j = good(server.post("/v1/messages/render", {"messages": USER("Copy: a b c d"), "max_tokens": 7, "stop_sequences": ["zz"], "temperature": 0, "tool_choice": {"type": "tool", "name": "get_weather"},
+                                                 "tools": [{"name": "get_weather", "input_schema": TOOLS[0]["function"]["parameters"]}]}))
+    p = j["sampling_params"]
+    assert (p["max_tokens"], p["stop"], p["temperature"]) == (7, ["zz"], 0) and j["token_offsets"] is None
+    assert j["parse_context"]["tools"] == TOOLS and j["parse_context"]["tool_choice"] == {"type": "function", "function": {"name": "get_weather"}}
+    (c,) = good(server.post(GENERATE, {**j, "output_mode": "derender", "sampling_params": {**p, "max_tokens": 60}}))["choices"]
+    assert c["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    plain = good(server.post("/v1/messages/render", {"messages": USER("Copy: a b c d"), "max_tokens": 7}))
+    assert plain["token_ids"] == ids and plain["parse_context"]["tools"] is None and plain["parse_context"]["tool_choice"] == "none"
+    j = good(server.post("/v1/responses/render", {"input": "Copy: a b c d", "max_output_tokens": 16}))
+    assert j["token_ids"] == ids and j["sampling_params"]["max_tokens"] == 16 and j["parse_context"] is None
+    for key in ("previous_response_id", "conversation"):
+        r = server.post("/v1/responses/render", {"input": "a", key: "resp_1"})
+        assert r.status == 400 and r.error["param"] == key
+    r = server.post("/v1/messages/render", {"messages": []})
+    assert r.status == 400 and r.json()["type"] == "error"
+    assert len({c["request_id"] for c in good(server.post("/v1/completions/render", {"prompt": ["a", "b"]}))}) == 2
+
+
+def test_the_routes_need_a_key(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("k inference n\na admin m\n")
+    with Server(api_key_file=keys) as s:
+        for path in ("/v1/messages/render", "/v1/responses/render"):
+            assert s.post(path, {}).status == 401 and s.post(path, {}, headers={"authorization": "Bearer a"}).status == 403
+            assert s.post(path, {}, headers={"authorization": "Bearer k"}).status == 400
+
+
 def test_reasoning_is_parsed_or_hidden():
     with Server(real=True, threads=2, chat_template=OPENED, reasoning_parser="qwen3") as s:
         for more in ({}, {"include_reasoning": False}):
