@@ -23,7 +23,13 @@ static void fill_logprobs(const struct planned_step *ps, int32_t draw, struct to
     const struct sampling_params *p = &ps->owners[draw].seq->request->params;
     struct logprobs_wanted wanted = {p->top_logprobs, p->logprob_ids};
     if (ps->owners[draw].score) {
+        const int32_t row = ps->owners[draw].pos - p->prompt_logprob_start;
         wanted = (struct logprobs_wanted){.n = p->prompt_top_logprobs};
+        if (p->prompt_logprob_ids && row >= 0) {
+            wanted.ids = p->prompt_logprob_ids + (int64_t)row * wanted.n;
+        } else if (p->prompt_logprob_ids) {
+            wanted.n = 0;
+        }
     }
     logprobs_fill(out, d, row_of(ps, draw), ps->step.vocab, &wanted);
 }

@@ -3,7 +3,9 @@
 
 #include "engine/base/minmax.h"
 
-/* True if `a` comes after `b` in the answer: it is less likely, or as likely with a higher id. */
+#include <math.h>
+
+/* Comes after the other in the answer: less likely, or as likely with a higher id. */
 static bool is_after(const struct token_logprobs *t, int32_t a, int32_t b)
 {
     if (t->top_logprobs[a] != t->top_logprobs[b]) {
@@ -66,8 +68,9 @@ static void take_row(struct token_logprobs *out, const float *row, int32_t vocab
     if (wanted->ids) {
         out->n_top = wanted->n;
         for (int32_t i = 0; i < out->n_top; i++) {
-            out->top_ids[i] = wanted->ids[i];
-            out->top_logprobs[i] = row[wanted->ids[i]];
+            const int32_t id = wanted->ids[i];
+            out->top_ids[i] = id;
+            out->top_logprobs[i] = id < 0 ? -INFINITY : row[id];
         }
         return;
     }

@@ -9,7 +9,8 @@
 /* The alternatives that a request asks for. */
 struct logprobs_wanted {
     int32_t n;
-    const int32_t *ids; // [n]; NULL: the likeliest
+    const int32_t *ids; // [n], -1: none, with the log-probability minus infinity; NULL: the
+                        // likeliest
 };
 
 /* `row`: the logits of the whole vocabulary, if the draw returned them; else NULL, and the draw

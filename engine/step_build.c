@@ -220,7 +220,8 @@ static void add_sample(struct planned_step *ps, int32_t out_row, struct sequence
 static void add_score(struct planned_step *ps, int32_t out_row, struct sequence *seq, int32_t pos)
 {
     struct pass_draw d = {.kind = DRAW_SCORE, .tree_row = -1};
-    ask_logprobs(ps, &d, seq->request->params.prompt_top_logprobs, false);
+    const struct sampling_params *p = &seq->request->params;
+    ask_logprobs(ps, &d, p->prompt_top_logprobs, p->prompt_logprob_ids);
     add_draw(ps, out_row, seq, d, (struct draw_owner){seq, pos, true, false});
 }
 

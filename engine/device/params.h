@@ -68,6 +68,10 @@ struct sampling_params {
     const int32_t *bad_word_lengths; // [n_bad_words]
     const int32_t *bad_word_tokens;  // concatenated
     int32_t num_speculative_tokens;  // the most drafts per step; -1: the engine's setting
+    /* For prompt tokens: [rows][prompt_top_logprobs] alternatives, where row 0 belongs to the token
+     * after prompt_logprob_start, and -1 stands for none; NULL: the likeliest. */
+    const int32_t *prompt_logprob_ids;
+    int32_t prompt_logprob_start;
     const int32_t *logprob_ids; // [top_logprobs], the alternatives to report, in this order; NULL:
                                 // the likeliest
 };

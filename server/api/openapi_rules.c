@@ -30,6 +30,14 @@ static const struct {
     {"tool_choice", FORM_MESSAGES | FORM_COUNT_TOKENS,
      "{'anyOf':[{'required':['tools'],'properties':{'tools':{'type':'array','minItems':1}}},"
      "{'properties':{'tool_choice':{'type':'null'}}}]}"},
+    {"generate_chunk", ~0u,
+     "{'anyOf':[{'required':['generate_chunk'],'properties':{'generate_chunk':{'type':'object'}}},"
+     "{'properties':{'stream':{'enum':[false,null]}}}]}"},
+    /* "functions" would do as well, but with a third alternative Schemathesis fails to generate. */
+    {"tool_choice", FORM_CHAT | FORM_CONTEXT,
+     "{'anyOf':[{'required':['tools'],'properties':{'tools':{'type':'array','minItems':1}}},"
+     "{'properties':{'tool_choice':{'enum':[null,'none']},'function_call':{'enum':[null,'none']}}"
+     "}]}"},
     {"data_1", FORM_SCORE,
      "{'anyOf':[" PAIR(
          "text_1", "text_2", "queries", "documents", "items", "data_1",

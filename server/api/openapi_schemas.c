@@ -61,6 +61,7 @@ static const struct {
     {"CohereEmbedRequest", FORM_COHERE_EMBED},
     {"CompletionRequest", FORM_COMPLETIONS},
     {"TokensRequest", FORM_TOKENS},
+    {"ParseContext", FORM_CONTEXT},
     {"DerenderChatRequest", FORM_DERENDER_CHAT},
     {"DerenderRequest", FORM_DERENDER},
     {"MessagesRequest", FORM_MESSAGES},
@@ -172,7 +173,8 @@ static void put_list(struct buf *b, int64_t most)
     put_json(b, ",'items':");
 }
 
-/* A list of texts and ids: one prompt if it has an id, otherwise one for each item. */
+/* A list of texts and ids: one prompt if it has an id, otherwise one for each text. Or a list of
+ * texts and of such lists. */
 static void put_mixed(struct buf *b, int64_t most, const char *text,
                       const struct openapi_facts *facts)
 {
@@ -181,6 +183,10 @@ static void put_mixed(struct buf *b, int64_t most, const char *text,
     put_json(b, text);
     buf_putc(b, ',');
     put_id(b, facts);
+    put_json(b, "]}}");
+    put_list(b, most);
+    put_json(b, "{'anyOf':[");
+    put_json(b, text);
     put_json(b, ",{'type':'array','minItems':1,'items':{'anyOf':[{'type':'string'},");
     put_id(b, facts);
     put_json(b, "]}}]}}");

@@ -37,6 +37,8 @@ CALL(either_completion, KIND_EITHER_COMPLETION)
 CALL(tokens, KIND_TOKENS)
 CALL(render, KIND_RENDER)
 CALL(render_chat, KIND_RENDER_CHAT)
+CALL(render_response, KIND_RENDER_RESPONSE)
+CALL(render_message, KIND_RENDER_MESSAGE)
 CALL(derender, KIND_DERENDER)
 CALL(derender_chat, KIND_DERENDER_CHAT)
 CALL(chat_input_tokens, KIND_CHAT_INPUT_TOKENS)
@@ -54,6 +56,8 @@ const struct http_route api_routes[] = {
     INFER("/completions", either_completion),
     INFER("/v1/chat/completions/render", render_chat),
     INFER("/v1/completions/render", render),
+    INFER("/v1/responses/render", render_response),
+    INFER("/v1/messages/render", render_message),
     INFER("/v1/chat/completions/derender", derender_chat),
     INFER("/v1/completions/derender", derender),
     INFER("/inference/v1/generate", tokens),

@@ -180,9 +180,10 @@ struct call_choice {
     struct engine_request *request;
     int32_t sample;
     struct output output;
-    int32_t n_taken;    // tokens that the output has processed
-    size_t n_chars;     // characters of text before the next token (text_offset)
-    const char *finish; // the finish reason, set when the sample has ended
+    int32_t n_taken;               // tokens that the output has processed
+    size_t n_chars;                // characters of text before the next token (text_offset)
+    const char *finish;            // the finish reason, set when the sample has ended
+    const struct json *stop_given; // derender: the stop_reason that the ids came with; NULL: none
     int32_t stop_id; // the stop token that ended the sample, unless it is one of the model's own;
                      // -1: none
     /* The whole output so far, or in a stream the part that was not sent yet. */

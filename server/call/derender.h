@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /* vLLM's /derender: token ids that another server generated become an answer of chat or
- * completions. Thread: the request's owner. */
+ * completions, or a chunk of its stream. Thread: the request's owner. */
 #ifndef SLUICE_SERVER_CALL_DERENDER_H
 #define SLUICE_SERVER_CALL_DERENDER_H
 
-#include "server/call/body.h"
+#include "server/call/call.h"
 
 struct derendered_choice {
-    const int32_t *ids;
+    int32_t *ids; // all ids of the answer so far
     int32_t n;
-    const char *finish;          // "stop", "length", ...
+    int32_t n_before; // of these, those of earlier chunks
+    int32_t index;
+    const char *finish;          // "stop", "length", ...; NULL: not said, or not finished
+    const struct json *stop;     // the stop_reason; NULL: none
     const struct json *logprobs; // its "content"; NULL: none
 };
 
@@ -17,18 +20,38 @@ struct derendered_choice {
 struct derendered {
     struct derendered_choice *choices;
     size_t n_choices;
-    int64_t n_prompt; // number of tokens of its prompt, as stated by the client
+    int64_t n_prompt;              // tokens of its prompt, as the client says
+    const struct json *prompt_ids; // that the answer has; NULL: none
 };
 
 struct derender {
-    struct body outer; // the nodes below belong to it
+    struct body outer; // the nodes belong to it
     struct derendered *answers;
     size_t n_answers;
     const char *id;
-    const struct json *prompt_logprobs, *transfer; // passed on as they are; NULL: none
-    const char *chat; // the chat that the ids answer, as JSON text; NULL: not given
-    size_t chat_bytes;
-    bool has_logprobs;
+    /* Passed on as they are; NULL: none. */
+    const struct json *prompt_logprobs, *transfer, *metrics;
+    const char *of; // the request that the ids answer, as JSON text; NULL: not given
+    size_t of_bytes;
+    bool has_logprobs, returns_ids; // returns_ids: the request asks for them
+    int64_t n_top;                  // alternatives that it asks for; -1: all that there are
+    /* A chunk: */
+    bool streams, role_sent, has_usage, has_n_prompt;
+    int64_t n_usage_prompt, n_usage_answer;
 };
+
+/* The outputs as the engine would have left them, at the beginning without any token. False: no
+ * memory. */
+bool derender_open(struct call *c);
+/* Processes the first n ids of a choice, which ends there if `ends`. */
+void derender_take(struct call_choice *ch, int32_t n, bool ends);
+const struct derendered_choice *derender_source(const struct call_choice *ch);
+/* Log-probabilities in the form of chats, and of completions, whose first token begins after
+ * `offset` characters. */
+void derender_chat_logprobs(struct call_choice *ch);
+void derender_list_logprobs(struct call_choice *ch, size_t offset);
+/* Answer with a chunk, and the state that the client sends with the next one. */
+void derender_chat_chunk(struct call *c);
+void derender_text_chunk(struct call *c);
 
 #endif

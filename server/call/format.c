@@ -240,9 +240,14 @@ void call_native_prob(struct call_choice *ch, int32_t token, const struct token_
 
 void call_put_transfer(struct buf *b, const struct call *c)
 {
-    if (c->request.derender && c->request.derender->transfer) {
+    const struct derender *d = c->request.derender;
+    if (d && d->transfer) {
         buf_puts(b, ",\"kv_transfer_params\":");
-        call_put_node(b, c->request.derender->transfer);
+        call_put_node(b, d->transfer);
+    }
+    if (d && d->metrics && d->n_answers == 1) {
+        buf_puts(b, ",\"metrics\":");
+        call_put_node(b, d->metrics);
     }
 }
 
@@ -268,7 +273,9 @@ void call_put_stop_reason(struct buf *b, const struct call_choice *ch)
 {
     const struct output *o = &ch->output;
     buf_puts(b, ",\"stop_reason\":");
-    if (o->stopped) {
+    if (ch->stop_given) {
+        call_put_node(b, ch->stop_given);
+    } else if (o->stopped) {
         buf_put_json(b, o->options->stop[o->stop_index], o->options->stop_bytes[o->stop_index]);
     } else if (ch->stop_id >= 0) {
         buf_put_int(b, ch->stop_id);
@@ -306,7 +313,12 @@ void call_put_token_ids(struct buf *b, struct call_choice *ch)
  * vLLM. */
 void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r)
 {
-    if (c->request.return_token_ids) {
+    const struct derender *d = c->request.derender;
+    const struct json *given = d ? d->answers[r - c->requests].prompt_ids : NULL;
+    if (c->request.return_token_ids && given) {
+        buf_puts(b, ",\"prompt_token_ids\":");
+        call_put_node(b, given);
+    } else if (c->request.return_token_ids && !d) {
         buf_puts(b, ",\"prompt_token_ids\":");
         call_put_ids(b, r->prompt, r->n_prompt);
     } else if (!c->request.stream) {
@@ -466,29 +478,32 @@ void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct 
         const struct token_logprobs *lp = &r->prompt_logprobs[i];
         bool seen = false;
         buf_puts(b, ",{");
-        for (int32_t k = 0; k < lp->n_top; k++) {
+        const int32_t n =
+            r->params.prompt_logprob_ids ? 0 : lp->n_top; // those are not the likeliest
+        for (int32_t k = 0; k < n; k++) {
             put_ranked(b, c, lp->top_ids[k], lp->top_logprobs[k], k + 1, k == 0);
             seen = seen || lp->top_ids[k] == r->prompt[i];
         }
         if (!seen) {
-            put_ranked(b, c, r->prompt[i], lp->logprob, 0, lp->n_top == 0);
+            put_ranked(b, c, r->prompt[i], lp->logprob, 0, n == 0);
         }
         buf_putc(b, '}');
     }
     buf_putc(b, ']');
 }
 
-/* Makes the id of a tool call from a counter and the random seed; it only has to be unique. */
+/* Makes the id of a tool call from a counter and the random seed; it only has to be unique. It
+ * ends with 16 hexadecimal digits, as vLLM's ids do. */
 void call_make_id(struct call *c, const char *prefix, char out[40])
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+    static const char digits[] = "0123456789abcdef";
     /* Different in every call of the process, and between processes: the seed is random. */
     uint64_t x = c->request.seed ^ (uint64_t)c->created << 20, y = ++c->next_id;
     size_t n = strlen(prefix);
     memcpy(out, prefix, n);
-    for (size_t i = 0; i < 24; i++) {
+    for (size_t i = 0; i < 16; i++) {
         x = (x ^ (x >> 29) ^ y) * 0xbf58476d1ce4e5b9ULL + 0x94d049bb133111ebULL;
-        out[n + i] = letters[(x >> 33) % 36];
+        out[n + i] = digits[x >> 60];
     }
-    out[n + 24] = '\0';
+    out[n + 16] = '\0';
 }

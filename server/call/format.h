@@ -95,8 +95,14 @@ void call_put_progress(struct buf *b, const struct call_choice *ch);
  * member of another answer. */
 void call_put_native(struct buf *b, struct call_choice *ch);
 void call_put_verbose(struct buf *b, struct call *c);
-void call_put_transfer(struct buf *b, const struct call *c); // ,"kv_transfer_params" if derendered
-void call_put_node(struct buf *b, const struct json *node);  // writes a tree as text
+/* ,"kv_transfer_params" and ,"metrics" of an answer that is derendered. */
+void call_put_transfer(struct buf *b, const struct call *c);
+/* "reasoning_content":..,"reasoning":.. of a chat, in both names. */
+void call_put_reasoning(struct buf *b, const struct buf *text);
+/* The lists of completions; null if there are none. */
+void call_put_list_logprobs(struct buf *b, struct call_choice *ch);
+void call_put_message(struct buf *b, struct call_choice *ch); // the message of a whole chat
+void call_put_node(struct buf *b, const struct json *node);   // writes a tree as text
 /* ,"stop_reason": the stop string, the id of the stop token, or null; for a choice that has
  * ended */
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch);
@@ -140,7 +146,7 @@ void call_put_response(struct buf *b, struct call *c);
 /* The events of a background response so far, framed as in a stream. They are numbered from 0. The
  * last event is added when the response is stored. */
 const char *call_response_events(struct call *c, size_t *n_bytes);
-/* "call_" and 24 letters. */
+/* "call_" and 16 hexadecimal digits. */
 void call_make_id(struct call *c, const char *prefix, char out[40]);
 
 #endif

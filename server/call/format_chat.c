@@ -92,7 +92,7 @@ static const char *arguments_key(const struct call_choice *ch)
     return "\"function\":{\"arguments\":";
 }
 
-static void put_reasoning(struct buf *b, const struct buf *text)
+void call_put_reasoning(struct buf *b, const struct buf *text)
 {
     buf_puts(b, "\"reasoning_content\":");
     buf_put_json(b, text->data, text->n_bytes);
@@ -118,7 +118,7 @@ static void put_delta(struct buf *b, struct call_choice *ch)
             buf_puts(b, "}}]");
         }
     } else if (ch->reasoning.n_bytes > 0) {
-        put_reasoning(b, &ch->reasoning);
+        call_put_reasoning(b, &ch->reasoning);
     } else if (ch->content.n_bytes > 0) {
         buf_puts(b, "\"content\":");
         buf_put_json(b, ch->content.data, ch->content.n_bytes);
@@ -239,7 +239,7 @@ static void finish(struct call_choice *ch)
  */
 
 /* If there are calls and no text, content is null, unless the client selected the tool by name. */
-static void put_message(struct buf *b, struct call_choice *ch)
+void call_put_message(struct buf *b, struct call_choice *ch)
 {
     const struct buf *calls = &ch->calls;
     buf_puts(b, "{\"role\":\"assistant\",\"content\":");
@@ -252,7 +252,7 @@ static void put_message(struct buf *b, struct call_choice *ch)
     buf_puts(b, ",\"refusal\":null,\"annotations\":[]");
     if (ch->has_reasoning) {
         buf_putc(b, ',');
-        put_reasoning(b, &ch->reasoning);
+        call_put_reasoning(b, &ch->reasoning);
     } else {
         buf_puts(b, ",\"reasoning\":null"); // vLLM's clients read it without a check
     }
@@ -279,7 +279,7 @@ static void put_choice(struct buf *b, struct call_choice *ch)
     buf_puts(b, "{\"index\":");
     buf_put_int(b, ch->index);
     buf_puts(b, ",\"message\":");
-    put_message(b, ch);
+    call_put_message(b, ch);
     buf_puts(b, ",\"logprobs\":");
     if (r->logprobs) {
         buf_puts(b, "{\"content\":[");

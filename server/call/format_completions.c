@@ -96,7 +96,7 @@ static void start(struct call_choice *ch)
 }
 
 /* The logprobs object; in a stream, with the tokens of this chunk. */
-static void put_logprobs(struct buf *b, struct call_choice *ch)
+void call_put_list_logprobs(struct buf *b, struct call_choice *ch)
 {
     static const char *const names[] = {"token_logprobs", "top_logprobs", "text_offset"};
     if (!ch->call->request.logprobs || (ch->call->request.stream && ch->logprobs.n_bytes == 0)) {
@@ -136,7 +136,7 @@ static void put_choice(struct buf *b, struct call_choice *ch, const char *text, 
     buf_puts(b, ",\"text\":");
     buf_put_json(b, or_empty(text), n_bytes);
     buf_puts(b, ",\"logprobs\":");
-    put_logprobs(b, ch);
+    call_put_list_logprobs(b, ch);
     buf_puts(b, ",\"finish_reason\":");
     if (ch->finish) {
         buf_printf(b, "\"%s\"", ch->finish);

@@ -171,6 +171,8 @@ static const struct member rows[] = {
     {"parse_tool_calls", "leaving tool calls in the text.", DRAWS, REFUSED(ANY, "true")},
 
     /* ---- inputs ---- */
+    {"prompt_logprob_token_ids", "a member of generate.", DRAWS & ~FORM_TOKENS,
+     REFUSED(ANY, NOTHING)},
     {"ec_transfer_params", "inputs computed elsewhere.", DRAWS, REFUSED(ANY, EMPTY)},
     {"bootstrap_host", "a prompt computed elsewhere.", DRAWS, REFUSED(ANY, EMPTY)},
     {"input_embeds", "a prompt of hidden states.", DRAWS, REFUSED(ANY, EMPTY)},

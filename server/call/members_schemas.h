@@ -120,6 +120,14 @@
     "'required':['choices'],'properties':{'choices':{'type':'array','minItems':1,'maxItems':128,"  \
     "'items':{'type':'object','required':['token_ids'],'properties':{'token_ids':{'type':"         \
     "'array','minItems':1,'items':{'$ref':'#/components/schemas/TokenId'}},"                       \
-    "'finish_reason':{'type':['string','null']}}}}}"
+    "'finish_reason':{'type':['string','null'],'pattern':'^[A-Za-z0-9._:-]{1,128}$'}}}}}"
+#define TRANSFER                                                                                   \
+    "'additionalProperties':{'type':'null'},'properties':{'prompt_token_ids':{'type':['"           \
+    "array','null'],'minItems':1,'items':{'$ref':'#/components/schemas/TokenId'}}}"
+#define GENERATED_CHUNK                                                                            \
+    "'required':['choices'],'properties':{'choices':{'type':'array','maxItems':1,'items':{'type':" \
+    "'object','properties':{'token_ids':{'type':['array','null'],'items':{'$ref':"                 \
+    "'#/components/schemas/TokenId'}},'finish_reason':{'type':['string','null'],"                  \
+    "'pattern':'^[A-Za-z0-9._:-]{1,128}$'},'stop_reason':{'type':['string','integer','null']}}}}}"
 
 #endif

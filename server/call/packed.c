@@ -38,7 +38,7 @@ static uint32_t code_of(const struct layout *l, float v)
     return code | (signbit(v) ? 1u << (8 * l->n_bytes - 1) : 0);
 }
 
-static void put_base64(struct buf *b, const unsigned char *p, size_t n_bytes)
+void packed_put_bytes(struct buf *b, const unsigned char *p, size_t n_bytes)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     buf_putc(b, '"');
@@ -65,6 +65,6 @@ void packed_put(struct buf *b, const float *v, size_t n, uint8_t type, uint8_t o
             *at++ = (unsigned char)(code >> 8 * which);
         }
     }
-    put_base64(b, bytes, n * (size_t)n_bytes);
+    packed_put_bytes(b, bytes, n * (size_t)n_bytes);
     free(bytes);
 }

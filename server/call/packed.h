@@ -17,4 +17,7 @@ enum { PACKED_BIG = 2 };
  * largest one. */
 void packed_put(struct buf *b, const float *v, size_t n, uint8_t type, uint8_t order);
 
+/* The bytes themselves, with quotation marks. */
+void packed_put_bytes(struct buf *b, const unsigned char *bytes, size_t n);
+
 #endif

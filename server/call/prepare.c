@@ -55,6 +55,8 @@ static const struct kind {
     [KIND_DERENDER] = {NULL, derender_end, NULL, NULL},
     [KIND_RENDER] = {render_begin, completion_end, "prompt", NULL},
     [KIND_RENDER_CHAT] = {render_chat_begin, chat_end, NULL, "messages"},
+    [KIND_RENDER_RESPONSE] = {render_response_begin, responses_end, NULL, "input"},
+    [KIND_RENDER_MESSAGE] = {render_message_begin, messages_end, NULL, "messages"},
     [KIND_CHAT_INPUT_TOKENS] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
     [KIND_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
@@ -420,13 +422,15 @@ enum prepare_stage prepare_body(struct request *r)
     if (!read_body(r) || (!kinds[r->kind].text && !kinds[r->kind].messages)) {
         return PREPARE_DONE;
     }
-    return r->messages && r->request_template ? PREPARE_TEMPLATE : PREPARE_PROMPT;
-}
-
-/* Stops at the first error. Grammars come last, because they cost the most. */
-void prepare_prompt(struct request *r)
-{
-    if (!(r->messages ? render(r) : tokenise(r))) {
+    bool good;
+    if (r->given_prompt.n > 0) {
+        good = request_use_given(r);
+    } else if (r->messages) {
+        good = render(r);
+    } else {
+        good = tokenise(r);
+    }
+    if (!good) {
         return;
     }
     if (!pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {

@@ -176,11 +176,22 @@ bool read_generate_responses(struct request *r);
 bool read_prompt_count(struct request *r);
 bool read_prompt_counts(struct request *r);
 bool read_chat_request(struct request *r);
+bool read_generate_chunk(struct request *r);
+bool read_prompt_id_list(struct request *r);
 bool read_completion_request(struct request *r);
 bool derender_end(struct request *r);
 bool derender_chat_end(struct request *r);
 
 bool read_token_ids(struct request *r);
+void render_response_begin(struct request *r);
+void render_message_begin(struct request *r);
+bool read_parse_context(struct request *r);
+bool read_scored_ids(struct request *r);
+bool request_check_scores(struct request *r);
+bool read_transfer(struct request *r);
+bool request_use_given(struct request *r);          // the prompt is `given_prompt`
+bool request_names_parser(const struct request *r); // rather than by the template
+void request_hide_reasoning(struct request *r);
 bool read_detokenize(struct request *r);
 
 /* Reads `suffix`, the text that follows the answer (request_fim.c): prompts become

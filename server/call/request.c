@@ -497,6 +497,7 @@ void request_deinit(struct request *r)
         grammars_give(r->model->grammars, r->grammar);
     }
     body_close(&r->body);
+    body_close(&r->context);
     if (r->derender) {
         body_close(&r->derender->outer);
     }

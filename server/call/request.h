@@ -49,6 +49,8 @@ enum request_kind {
     KIND_APPLY_TEMPLATE,
     KIND_RENDER,            // renders a completion's prompts to ids
     KIND_RENDER_CHAT,       // renders a chat to ids
+    KIND_RENDER_RESPONSE,   // or the input of a response
+    KIND_RENDER_MESSAGE,    // or the turns of a message
     KIND_CHAT_INPUT_TOKENS, // counts a chat's ids
     KIND_INVOCATIONS,       // SageMaker's: becomes another kind, by the body's members
     KIND_LLAMA_CHAT,        // becomes a chat with `llama`
@@ -87,9 +89,14 @@ enum {
     FORM_DERENDER = 1 << KIND_DERENDER,
     FORM_TOKENIZE_CHAT = 1 << N_KINDS_WITH_FORM,
     FORM_POOL_CHAT = 1 << (N_KINDS_WITH_FORM + 1),
-    N_FORMS = N_KINDS_WITH_FORM + 2,
+    FORM_CONTEXT = 1 << (N_KINDS_WITH_FORM + 2), // the parse_context of FORM_TOKENS
+    N_FORMS = N_KINDS_WITH_FORM + 3,
 };
 _Static_assert(N_FORMS <= 31, "forms are bits of an int: struct member and request.form need 64");
+
+/* What /inference/v1/generate returns: ids alone, with their text, or with the parsed message. */
+enum output_mode { OUTPUT_TOKENS, OUTPUT_TEXT, OUTPUT_DERENDER };
+#define OUTPUT_MODES "tokens|text|derender"
 
 /* One of several conversations. */
 struct request_chat {
@@ -190,6 +197,14 @@ struct request {
 
     bool stream, include_usage, continuous_usage;
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
+    bool hides_metadata;         // the answer must not show the reasoning's tokens either
+    uint8_t output_mode;         // generate: enum output_mode
+    bool returns_prompt;         // generate: prompt_token_ids are asked for
+    struct body context;         // generate: the parse_context
+    int32_t n_scored;            // generate: rows of params.prompt_logprob_ids
+    struct id_list given_prompt; // chat: kv_transfer_params.prompt_token_ids; n 0: none
+    const char *prompt_text;     // the text of a prompt of ids, if the answer is parsed
+    size_t prompt_text_bytes;
     int32_t n_top; // top_logprobs, or completions' logprobs
     const char *suffix,
         *prefix; // for fill-in-the-middle, or NULL; the prompt follows the prefix

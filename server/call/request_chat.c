@@ -589,6 +589,7 @@ bool chat_end(struct request *r)
     r->params.top_logprobs = r->n_top;
     r->has_max_tokens |= r->max_is_asked;
     r->output.reasoning = r->model->reasoning;
+    request_hide_reasoning(r);
     r->parallel_tool_calls &= !r->old_calls;
     return true;
 }

@@ -396,6 +396,10 @@ bool read_input(struct request *r)
 
 bool read_mixed_input(struct request *r)
 {
+    if (body_has(&r->body, "input") && body_has(&r->body, "content")) {
+        return call_error_set(&r->error, 400, "invalid_value", "content",
+                              "'input' and 'content' cannot both be given.");
+    }
     return request_read_mixed(r, "input", MAX_INPUTS);
 }
 

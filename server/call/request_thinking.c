@@ -223,3 +223,13 @@ bool request_limit_thinking(struct request *r)
     }
     return true;
 }
+
+/* Log-probabilities and ids would show the reasoning that the client does not want. */
+void request_hide_reasoning(struct request *r)
+{
+    r->hides_metadata = !r->include_reasoning && r->output.reasoning != REASONING_NONE;
+    if (r->hides_metadata) {
+        r->logprobs = r->return_token_ids = r->params.logprobs = false;
+        r->n_top = r->params.top_logprobs = 0;
+    }
+}

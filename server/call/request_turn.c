@@ -193,8 +193,10 @@ static bool thinks(const struct request *r)
 {
     bool off = (r->has_thinks && !r->thinks) || (r->effort && strcmp(r->effort, "none") == 0);
     const struct request_prompt *p = &r->prompts[0];
-    bool closed = p->text && reasoning_is_closed(r->output.reasoning, p->text, p->text_bytes);
-    return r->messages && !off && !closed && !r->continue_final_message;
+    const char *text = r->prompt_text ? r->prompt_text : p->text;
+    const size_t n_bytes = r->prompt_text ? r->prompt_text_bytes : p->text_bytes;
+    bool closed = text && reasoning_is_closed(r->output.reasoning, text, n_bytes);
+    return (r->messages || r->prompt_text) && !off && !closed && !r->continue_final_message;
 }
 
 /* Reasoning that the prompt has opened, and that a single token ends, is handled by the engine:

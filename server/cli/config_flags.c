@@ -106,6 +106,7 @@ static enum status read_flag(struct loading *l, int n_left, char **words, int *u
     if (!find_name(&n)) {
         return loading_unknown(words[0], (size_t)(n.text - words[0]) + n.n_bytes, err);
     }
+    loading_note_name(l, n.text, n.n_bytes);
     bool maybe = n.flag && n.flag->takes == TAKES_MAYBE;
     bool alone = takes_no_value(&n) || (maybe && (!next || is_flag(next)));
     if (n.value || (alone && !equals)) {

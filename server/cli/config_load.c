@@ -138,6 +138,18 @@ static void trim_slashes(const char **folder)
     }
 }
 
+/* llama.cpp's server ignores the model that a request names, and its clients write anything there:
+ * with a command line of its, so does this server, unless the names are given as for vLLM. */
+static enum status allow_any_name(struct loading *l, struct err *err)
+{
+    if (!l->is_llama || l->has_names) {
+        return OK;
+    }
+    log_info("requests may name any model, as in llama.cpp, whose flags were given; "
+             "--served-model-name limits the names");
+    return config_value_set(l->config, loading_find_row("served-model-name", 17), "*", err);
+}
+
 /* The file is named by a flag or variable, so these are read first; `source` remembers for
  * each option where its value comes from. */
 enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err)
@@ -160,6 +172,9 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     }
     if (st == OK && l.file) {
         st = loading_read_file(&l, err);
+    }
+    if (st == OK) {
+        st = allow_any_name(&l, err);
     }
     if (st == OK) {
         st = check(c, err);

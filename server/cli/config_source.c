@@ -59,6 +59,34 @@ const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes)
     return NULL;
 }
 
+/* Aliases of options, and other flags, that only command lines of llama.cpp's server have. */
+static bool is_llama_name(const char *key, size_t n_bytes)
+{
+    // clang-format off
+    static const char *const aliases[] = {
+        "alias", "a", "c", "ctx-size", "np", "parallel", "ctk", "cache-type-k", "ctv", "cache-type-v",
+        "hf-repo", "hf", "hfr", "rea", "keep", "chat-template-file", "cors-origins",
+        "cors-credentials", "ssl-key-file", "ssl-cert-file",
+    };
+    // clang-format on
+    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++) {
+        if (loading_is_name(aliases[i], key, n_bytes)) {
+            return true;
+        }
+    }
+    const struct vllm_flag *flag = loading_find_flag(key, n_bytes);
+    return !loading_find_row(key, n_bytes) && flag >= llama_flags &&
+           flag < llama_flags + n_llama_flags;
+}
+
+void loading_note_name(struct loading *l, const char *key, size_t n_bytes)
+{
+    const bool negated = n_bytes > 3 && memcmp(key, "no-", 3) == 0;
+    l->is_llama |= is_llama_name(key, n_bytes);
+    l->is_llama |= negated && is_llama_name(key + 3, n_bytes - 3);
+    l->has_names |= loading_is_name("served-model-name", key, n_bytes);
+}
+
 /* The error for an unknown key, with the nearest name among options, aliases and vLLM's
  * flags. */
 enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
@@ -142,11 +170,15 @@ enum status loading_take_flag(struct loading *l, const struct vllm_flag *flag, c
 {
     TRY(vllm_flag_check(flag, value, err));
     const char *other = flag->becomes, *member;
+    const bool off = strcasecmp(value, "false") == 0;
+    if (flag->closes && off) {
+        return loading_set(l, loading_find_row("disable-routes", 14), flag->closes, source, err);
+    }
     if (!other) {
         log_info("option %s has no effect here: %s", flag->name, flag->why);
         return OK;
     }
-    if (*value == '\0' || strcasecmp(value, "false") == 0) { // as if the flag were absent
+    if (*value == '\0' || off) { // as if the flag were absent
         return OK;
     }
     const struct option_row *row = loading_find_member(other, strlen(other), &member);

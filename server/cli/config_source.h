@@ -21,13 +21,19 @@ struct loading {
     /* The list that "- item" lines of the file extend: at most one of the two is set. */
     const struct option_row *list;
     const struct vllm_flag *flag_list;
+    /* The command line has a name that only llama.cpp's server knows; it has --served-model-name.
+     */
+    bool is_llama, has_names;
 };
 
 /* Compares keys, treating '_' like '-'. */
 bool loading_is_name(const char *name, const char *key, size_t n_bytes);
 
-/* These find the option with this name or alias, or the flag of vLLM that is not an option here.
- * NULL: not found. */
+/* Remembers which server's name was used for an option or a flag of the command line. */
+void loading_note_name(struct loading *l, const char *key, size_t n_bytes);
+
+/* Find the option with this name or alias, or the flag of vLLM that is not an option here. NULL:
+ * not found. */
 const struct option_row *loading_find_row(const char *key, size_t n_bytes);
 const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes);
 

@@ -31,9 +31,10 @@ const struct option_row option_rows[] = {
     {ROW("chat-template", OPTION_STRING, chat_template, NULL,
          "file with a Jinja template, or llama.cpp's name of one: " CHAT_TEMPLATE_NAMES)},
     {ROW("default-chat-template-kwargs", OPTION_JSON, default_chat_template_kwargs, NULL,
-         "JSON object passed to the template; keys of a request take precedence; 'on' and 'off' "
-         "(llama.cpp's --reasoning) only set enable_thinking, 'auto' sets nothing"),
-     .synonyms = "on={\"enable_thinking\":true}|off={\"enable_thinking\":false}|auto={}"},
+         "JSON object passed to the template; keys of a request take precedence; on, off and auto "
+         "(llama.cpp's --reasoning): the value of enable_thinking, which auto leaves on"),
+     .synonyms = "on={\"enable_thinking\":true}|off={\"enable_thinking\":false}|auto={\"enable_"
+                 "thinking\":true}"},
     {ROW("generation-config", OPTION_STRING, generation_config, "auto",
          "source of sampling defaults: 'auto': the model's generation_config.json; 'vllm': none; "
          "or a folder")},

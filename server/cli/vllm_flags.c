@@ -308,10 +308,7 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("additional-config", TAKES_VALUE, "kernels are selected by device, dtype and shape")},
     {FLAG("enable-flashinfer-autotune", TAKES_NOTHING,
           "kernels are selected by device, dtype and shape")},
-    {FLAG("n-gpu-layers", TAKES_VALUE, "all layers are on the device; see --device"),
-     .alias = "ngl"},
-    {FLAG("enable-metrics", TAKES_NOTHING, "always on"), .alias = "metrics"},
-    {FLAG("jinja", TAKES_NOTHING, "always on")},
+    {FLAG("enable-metrics", TAKES_NOTHING, "always on")},
 
     /* Several devices, hosts and replicas. */
     {FLAG("device-ids", TAKES_VALUE, "set CUDA_VISIBLE_DEVICES instead"), .harmless = ""},

@@ -28,6 +28,7 @@ struct vllm_flag {
     const char *harmless;
     const char *becomes; // the option that replaces it: "no-OPTION", or "OPTION.KEY" of an object;
                          // NULL: none
+    const char *closes;  // the route that the flag's negation disables; NULL: none
     const char *why;     // why it has no effect, or is refused
 };
 

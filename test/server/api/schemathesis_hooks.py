@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Schemathesis leaves out of bodies, for test_schemathesis.py and scripts/check_schemathesis: members that hold texts of
-other languages (grammars, patterns, JSON schemas). The document cannot say which texts are valid; other tests cover them."""
+other languages (grammars, patterns, JSON schemas), of which the document cannot say which are valid, and lengths whose limit depends on
+the prompt; they have tests of their own."""
 
 import schemathesis
 
 LANGUAGES = ["ebnf", "format", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern", "json_schema",
              "output_config", "output_format", "regex", "response_format", "structural_tag", "structured_outputs", "text"]
+LENGTHS = ["min_tokens", "min_new_tokens"]
 
 
 @schemathesis.hook
 def before_load_schema(context, raw_schema):
     for body in raw_schema["components"]["schemas"].values():
-        for key in LANGUAGES:
+        for key in LANGUAGES + LENGTHS:
             body.get("properties", {}).pop(key, None)

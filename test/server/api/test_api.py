@@ -66,7 +66,7 @@ def test_tool_calls_and_reasoning_parse(server):
     m = server.chat(seed=1, tools=[WEATHER]).json()["choices"][0]
     assert m["finish_reason"] == "tool_calls" and m["message"]["content"] == "Let me see."
     (call,) = m["message"]["tool_calls"]
-    assert re.fullmatch(r"call_[a-z0-9]{24}", call["id"]) and call["type"] == "function"
+    assert re.fullmatch(r"call_[0-9a-f]{16}", call["id"]) and call["type"] == "function"
     assert json.loads(call["function"]["arguments"]) == {"city": 'Paris "x" \u00e9\U0001F600'}
     m = server.chat(seed=2, tools=[WEATHER]).json()["choices"][0]["message"]
     assert m["content"] is None and len(m["tool_calls"]) == 2 and len({c["id"] for c in m["tool_calls"]}) == 2

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from api import DEMO, Server, scripted
+from api import DEMO, SMALL, Server, scripted
 
 ROOM = 512  # tokens of a sequence of the real model
 TEXTS = ["One\ntwo STOP three", "a" * 30]
@@ -444,6 +444,36 @@ def test_disabled_routes_are_not_served():
     with Server(disable_routes="/slots,/metrics,/") as s:
         assert [s.get(path).status for path in ("/slots", "/metrics", "/")] == [501, 501, 404]
         assert [s.get(path).status for path in ("/props", "/v1/models", "/health")] == [200] * 3
+
+
+def test_an_embedding_has_one_input():
+    with Server(real=True) as s:
+        assert s.post("/embedding", {"content": "a"}).json() == s.post("/embedding", {"input": "a"}).json()
+        r = s.post("/embedding", {"content": "a", "input": "b"})
+        assert r.status == 400 and r.error["param"] == "content"
+
+
+def test_reasoning_is_on_unless_it_is_off():
+    for word, want in (("on", "True"), ("auto", "True"), ("off", "False")):
+        with Server(real=True, reasoning=word, chat_template="{{ enable_thinking }}") as s:
+            assert s.post("/apply-template", {"messages": [{"role": "user", "content": "a"}]}).json()["prompt"] == want
+
+
+def test_flags_of_llama_cpp_disable_routes():
+    with Server(real=True, more=["--no-slots", "--no-webui", "--no-metrics"]) as s:
+        assert [s.get(path).status for path in ("/slots", "/metrics", "/", "/props")] == [501, 501, 404, 200]
+    with Server(real=True, more=["--slots", "--ui", "--metrics"]) as s:
+        assert [s.get(path).status for path in ("/slots", "/metrics", "/")] == [200, 200, 200]
+
+
+@pytest.mark.parametrize("more, any_name", [(["--temp", "0"], True), (["-c", "512"], True), (["--alias", "b,a"], True), (["--no-warmup"], True),
+                                            (["--max-model-len", "512"], False), (["--temp", "0", "--served-model-name", "b"], False)], ids=str)
+def test_with_a_command_line_of_llama_cpp_requests_may_name_any_model(more, any_name):
+    with Server(real=True, model=SMALL, more=more) as s:
+        for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}), ("/v1/embeddings", {"input": "x"})):
+            r = s.post(path, {**body, "model": "gpt-3.5-turbo-instruct", "max_tokens": 1})
+            assert r.status == (200 if any_name else 404), r.body
+        assert "*" not in [m["id"] for m in s.get("/v1/models").json()["data"]]
 
 
 @pytest.mark.parametrize("name, prompt", [
