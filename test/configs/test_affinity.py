@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# test/run: long
+# test/run: waits
 """Prefix affinity of the load balancers in configs/: the key of each request, and the hit rate of the prefix caches of four
 real replicas."""
 
