@@ -98,7 +98,7 @@ def test_two_ranks_and_small_chunks_give_the_bits_of_one(family):
     n = 4 if NIGHTLY or family in THROUGHOUT else 3  # the last one has four samples
     some, want = requests()[1:n], [alone(family, i) for i in range(1, n)]
     tree = ["--tensor-parallel-size", "2", *DRAFTS["tree"]]
-    threads = golden.TWO_THREADS if family in THROUGHOUT else []
+    threads = golden.TWO_THREADS if NIGHTLY or family in THROUGHOUT else []
     ngram = ["--tensor-parallel-size", "2", *CHUNKS["chunked"], *DRAFTS["ngram"], *threads]
     small = [*CHUNKS["chunked"], *POOL["tiny pool"]]
     for flags in (ngram, tree, small) if NIGHTLY else (ngram, tree if family in KINDS else small):
