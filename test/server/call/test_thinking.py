@@ -37,15 +37,28 @@ def close_of(s):
     return close
 
 
+KEYS = ["thinking_token_budget", "thinking_budget_tokens", "reasoning_budget"]
+
+
+@pytest.fixture(scope="module")
+def free(server):
+    """The tokens of an answer without a limit."""
+    return ask(server)["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_no_limit_is_the_default(server, free, key):
+    assert close_of(server) not in free
+    assert ask(server, **{key: -1})["choices"][0]["token_ids"] == ask(server, **{key: None})["choices"][0]["token_ids"] == free
+
+
 @pytest.mark.parametrize("budget", [0, 1, 5, 20])
-@pytest.mark.parametrize("key", ["thinking_token_budget", "thinking_budget_tokens", "reasoning_budget"])
-def test_reasoning_ends_at_the_limit(server, budget, key):
-    close, free = close_of(server), ask(server)["choices"][0]["token_ids"]
-    assert close not in free
+@pytest.mark.parametrize("key", KEYS)
+def test_reasoning_ends_at_the_limit(server, free, budget, key):
+    close = close_of(server)
     c = ask(server, **{key: budget})["choices"][0]
     assert c["token_ids"][:budget + 1] == free[:budget] + [close] and c["finish_reason"] == "length"
     assert c["message"]["content"] and bool(c["message"]["reasoning"]) == (budget > 0)
-    assert ask(server, **{key: -1})["choices"][0]["token_ids"] == ask(server, **{key: None})["choices"][0]["token_ids"] == free
 
 
 def test_it_is_the_same_under_drafts_and_in_batches(server):
