@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// test/run: long
 /* A row of attention has the same bits in every batch, in any chunks and in trees. */
 #include "test/cpu/attention_world.h"
 

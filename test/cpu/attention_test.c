@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// test/run: long
 /* Stores and attention together: K and V are written to pages by each op that stores, and the
  * output of each row equals a naive softmax over the keys that it sees. */
 #include "test/cpu/attention_world.h"
