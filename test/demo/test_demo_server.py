@@ -154,8 +154,7 @@ def free(tmp_path_factory):
     "flags",
     [
         ["--speculative-config", TREE],
-        ["--speculative-config", MTP],
-        *at_night([], ["--speculative-config", NGRAM], ["--speculative-config", DRAFT], ["--speculative-config", EAGLE3]),
+        *at_night([], ["--speculative-config", MTP], ["--speculative-config", NGRAM], ["--speculative-config", DRAFT], ["--speculative-config", EAGLE3]),
     ],
 )
 def test_constrained_answers_match_their_format_and_are_as_often_right(free, tmp_path, flags):
