@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# test/run: long
+# test/run: waits
 """Prefix affinity of the load balancers in configs/: the key of each request, and the hit rate of the prefix caches of four
 real replicas."""
 
@@ -40,6 +40,7 @@ class Replica(ThreadingHTTPServer):
     def __init__(self, number):
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # head and body in one packet: the second would wait for the receipt of the first
 
             def log_message(self, *_):
                 pass

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// test/run: long
 /* Products: values, odd shapes, padding, segments of K, and equal bits for any number of rows. */
 #include "engine/device/ops_default.h"
 #include "test/device/op_harness.h"

@@ -187,7 +187,7 @@ static int32_t judge_case(const char *backend, const struct law_case *c, int32_t
 /* The rate of acceptance must also be the highest possible one. */
 OP_TEST(judged_drafts_follow_the_targets_law)
 {
-    enum { N = 30000 };
+    const int32_t N = check_nightly() ? 30000 : 15000;
     static const struct law_case cases[] = {{1.0f, 1.0f, 0.5f, 0, 0},
                                             {0.7f, 1.0f, 0.0f, 0, 0},
                                             {1.5f, 1.0f, 0.9f, 4, 0},
@@ -203,7 +203,7 @@ OP_TEST(judged_drafts_follow_the_targets_law)
 /* More siblings are accepted more often. */
 OP_TEST(siblings_tried_in_turn_keep_the_targets_law)
 {
-    enum { N = 20000 };
+    const int32_t N = check_nightly() ? 20000 : 10000;
     static const struct law_case cases[] = {{1.0f, 1.0f, 0.5f, 0, 2}, {0.7f, 1.0f, 0.0f, 0, 4},
                                             {1.5f, 1.0f, 0.8f, 4, 6}, {1.0f, 0.8f, 0.3f, 0, 3},
                                             {1.0f, 1.0f, 1.0f, 0, 2}, {1.0f, 1.0f, 0.0f, 0, 12}};

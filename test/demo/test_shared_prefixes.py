@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import test_demo_server
-from nightly import NIGHTLY
+from nightly import NIGHTLY, nightly
 from test_demo_server import DEVICE, ROOT, Server
 
 sys.path.insert(0, os.path.join(ROOT, "scripts", "train_demo"))
@@ -120,8 +120,9 @@ def test_enough_answers_are_right(plain):
     assert n_right(answers) >= len(TASKS) - most_wrong
 
 
-@pytest.mark.parametrize("flags", [[*MTP], [*NO_CACHE, *MTP], [], [*MTP, *PARTS]],
-                         ids=["cache and mtp", "mtp", "cache", "parts of blocks and mtp"])
+@pytest.mark.parametrize("flags", [pytest.param([*MTP, *PARTS], id="parts of blocks and mtp"), pytest.param([], id="cache"),
+                                   pytest.param([*MTP], id="cache and mtp", marks=nightly),
+                                   pytest.param([*NO_CACHE, *MTP], id="mtp", marks=nightly)])
 def test_answers_are_the_same_and_as_often_right(plain, tmp_path, flags):
     want, (model, most_wrong, found_at_once) = plain
     cached, drafts = "--no-enable-prefix-caching" not in flags, "--speculative-config" in flags

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 
+from nightly import NIGHTLY
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GOLDEN = os.path.join(ROOT, "test", "golden")
 SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
@@ -122,9 +124,10 @@ def check_exact_unscored(family, tolerance=1e-3, *flags, but=()):
 
 def check_rounded_unscored(family, *flags):
     """Like check_rounded, but each prompt token is sampled after the ones before it, as the only allowed token; its
-    log-probability is the model's own."""
+    log-probability is the model's own. In `make test` that is a third of the tokens."""
     ours = theirs = 0.0
     asked = [(case, i) for case in expected(family)["cases"] for i in range(1, len(case["prompt"]))]
+    asked = asked if NIGHTLY else asked[::3]
     requests = [{"prompt_token_ids": case["prompt"][:i], "max_tokens": 1, "logprobs": 0, "ignore_eos": True,
                  "allowed_token_ids": [case["prompt"][i]]} for case, i in asked]
     for (case, i), answer in zip(asked, generate(family, requests, *flags)):

@@ -13,6 +13,7 @@ from statistics import median
 import pytest
 
 import golden
+from nightly import NIGHTLY
 
 SOURCE = os.path.join(golden.GOLDEN, "llama-3")
 MOE = os.path.join(golden.GOLDEN, "qwen3-moe")
@@ -785,7 +786,7 @@ def mutate_json(rng, value):
 def test_random_damage_never_crashes(source, tmp_path):
     """Exit status 0 (harmless damage) or 1, never another, and never a hang."""
     rng = random.Random(os.path.basename(source))
-    for i in range(int(os.environ.get("DAMAGE_RUNS", "25"))):
+    for i in range(int(os.environ.get("DAMAGE_RUNS", "200" if NIGHTLY else "12"))):
         folder = tmp_path / str(i)
         c = Checkpoint(folder, source)
         kind = rng.randrange(3)

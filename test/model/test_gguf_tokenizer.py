@@ -7,6 +7,7 @@ import json
 import pytest
 
 import gguf_files
+from nightly import NIGHTLY
 from test_tokenizer import NAMES, ROOT, SHARED, TOK, check, decode_lines, encode_lines, run, stream_lines, unpack, \
     without_special_ids
 
@@ -30,11 +31,12 @@ def write(path, tok, vectors, pre, arch="llama"):
     return w.write(path)
 
 
-def check_file(path, source, vectors):
+def check_file(path, source, vectors, streams=True):
     real_id = {} if vectors.get("real_ids") else without_special_ids(source)
     check(path, encode_lines(vectors, real_id), lambda a: a.get("ids"))
     check(path, decode_lines(vectors), lambda a: a.get("text"), "--decode")
-    check(path, stream_lines(vectors), lambda a: (a.get("deltas"), a.get("flush")), "--stream")
+    if streams:
+        check(path, stream_lines(vectors), lambda a: (a.get("deltas"), a.get("flush")), "--stream")
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -52,4 +54,5 @@ def test_real(name, tmp_path):
     source = unpack(SHARED / vectors["tokenizer_file"], tmp_path)
     tok = json.loads((tmp_path / "tokenizer.json").read_text())
     arch = "phi3" if name == "phi-3" else "llama"
-    check_file(write(tmp_path / "t.gguf", tok, vectors, REAL[name], arch), source, vectors)
+    # Streams are cut by code that knows nothing of files: test_own and test_tokenizer.py have them.
+    check_file(write(tmp_path / "t.gguf", tok, vectors, REAL[name], arch), source, vectors, streams=NIGHTLY)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft heads: their drafts equal those of an independent implementation; no setting and no other request changes a bit
 of an answer; heads that do not fit are refused by name."""
-import functools
 import itertools
 import json
 import os
@@ -142,10 +141,8 @@ def folders(tmp_path_factory):
     return {"llama-2": dense, "deepseek-v3": moe}
 
 
-@functools.cache
 def alone(family):
-    flags = ["--no-enable-prefix-caching"]
-    return [essence(golden.generate(family, [r], *flags)[0]) for r in test_cube.requests()]
+    return test_cube.alone(family, "auto")
 
 
 def head_for(tmp_path, folder):
@@ -169,11 +166,14 @@ def check_cube(folder, head, requests, want, runs, base, wanted):
     assert all(saw.values()), saw  # without these events the cube would prove nothing
 
 
-@pytest.mark.parametrize("family", ["llama-2", "deepseek-v3"])
+FOLDERS = ["llama-2", "deepseek-v3"]
+
+
+@pytest.mark.parametrize("family", FOLDERS)
 def test_no_setting_and_no_other_request_changes_a_request(tmp_path, folders, family):
     cube = test_cube
     axes = [sum(flags, []) for flags in itertools.product(cube.CHUNKS.values(), cube.CACHE.values(), cube.POOL.values())]
-    runs = zip(axes * 2, itertools.cycle(SHAPES))
+    runs = share(zip(axes * 2, itertools.cycle(SHAPES)), FOLDERS.index(family), of=2)
     check_cube(folders[family], head_for(tmp_path, folders[family]), cube.requests(), alone(family), runs,
                ["--max-model-len", "256", "--block-size", "16", "--prefix-match-unit", "4"], ["preemptions", "cached_tokens", "accepted_draft_tokens"])
 

@@ -37,7 +37,7 @@ def test_answers_are_those_of_llama_cpp(model):
 
 def test_in_bf16_answers_diverge_only_at_near_ties(model):
     """bf16, where weights stay quantised, compared with float32."""
-    texts = real.prompts(10 if NIGHTLY else 4)
+    texts = real.prompts(10 if NIGHTLY else 2)
     exact, rounded = (real.ours(golden.SLUICE, model, texts, 16, ["--device", golden.DEVICE, "--dtype", dtype])
                       for dtype in ("float32", "bfloat16"))
     for (ids, tops), (others, _) in zip(exact, rounded):

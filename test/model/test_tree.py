@@ -8,6 +8,7 @@ import struct
 import pytest
 
 import golden
+from nightly import share
 
 FAMILY = "llama-3"
 OWN = os.path.join(golden.GOLDEN, FAMILY)
@@ -111,8 +112,8 @@ def test_paths_off_the_spine_have_the_bits_of_a_plain_run(family, tmp_path):
     some = [{"prompt_token_ids": prompt(i, 5 + 9 * i), "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i,
              "temperature": i % 2, "n": 1 + i % 3} for i in range(6)]
     want = [essence(a) for a in golden.generate(family, some, *how)]
-    for shape, threads in (({"expansion": [1, 2, 3, 1]}, []),
-                           ({"num_speculative_tokens": 4, "tree_nodes": 40}, golden.TWO_THREADS)):
+    shapes = [({"expansion": [1, 2, 3, 1]}, []), ({"num_speculative_tokens": 4, "tree_nodes": 40}, golden.TWO_THREADS)]
+    for shape, threads in share(shapes, golden.families().index(family), of=2):
         answers = golden.generate(family, some, *how, *flags(model=model, **shape), *threads)
         assert [essence(a) for a in answers] == want, f"{family}, {shape}"
         assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 40

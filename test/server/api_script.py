@@ -51,7 +51,7 @@ def running(server):
     return server.get("/load").json()["running"] + server.get("/load").json()["waiting"]
 
 
-def eventually(check, seconds=5):
+def eventually(check, seconds=30):
     end = time.time() + seconds
     while time.time() < end:
         if check():

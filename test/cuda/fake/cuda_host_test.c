@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// test/run: long
 /* The host side of the CUDA backend, below the whole engine, on a device that computes nothing
  * (fake_cuda.h): its calls keep the contract of a device, and each failure ends every request and
  * leaks nothing. Answers are zeros; op tests and goldens compare real ones, on a GPU. */

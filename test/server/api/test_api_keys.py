@@ -100,7 +100,7 @@ def test_a_key_is_limited_in_concurrent_requests_and_its_share_of_the_queue():
         assert eventually(lambda: count() == 2)
         r = s.ask("a", max_tokens=1)
         assert r.status == 429 and "2 requests at once" in r.error["message"] and r.headers["retry-after"] == "1"
-        time.sleep(0.2)  # one of the two is running
+        assert eventually(lambda: s.get("/load").json()["running"] == 1)
         four = [ask("b") for _ in range(2)]
         assert eventually(lambda: count() == 4)
         r = s.ask("b", max_tokens=1)

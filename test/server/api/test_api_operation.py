@@ -73,14 +73,14 @@ def test_the_status_remembers_the_last_minutes(server):
 def test_histograms_count_what_happened(server):
     before = server.metric("vllm:e2e_request_latency_seconds_count")
     server.chat(seed=0)
-    time.sleep(0.2)
+    assert eventually(lambda: server.metric("vllm:e2e_request_latency_seconds_count") > before)
     assert server.metric("vllm:e2e_request_latency_seconds_count") == before + 1
 
 
 def test_log_lines_have_every_member(server):
     server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "seed": 0},
                 headers={"x-request-id": "my-id", "x-stainless-retry-count": "2"})
-    time.sleep(0.2)
+    assert eventually(lambda: any(l["id"] == "my-id" for l in server.log_lines()))
     line = [l for l in server.log_lines() if l["id"] == "my-id"][0]
     assert line["status"] == 200 and line["finish"] == "stop" and line["output_tokens"] > 5 and line["prompt_tokens"] > 2
 
@@ -108,7 +108,7 @@ def test_a_client_that_leaves_frees_the_engine():
         assert eventually(lambda: running(s) == 7)
         for c in clients + [plain]:
             c.close()
-        assert eventually(lambda: running(s) == 0, 2)
+        assert eventually(lambda: running(s) == 0)
         assert s.metric("sluice_aborted_total", cause="disconnect") == 7
 
 
@@ -158,8 +158,7 @@ def test_a_responses_stream_that_fails_has_an_error_event():
 def test_overload_is_refused_with_retry_after():
     with Server(max_num_queued_reqs=4, env={"FAKE_STEP_US": "50000", "FAKE_LANES": "1"}) as s:
         clients = [open_stream(s, max_tokens=2000)]
-        assert eventually(lambda: running(s) == 1)
-        time.sleep(0.3)  # the first request is running: the queue is empty for the next four
+        assert eventually(lambda: s.get("/load").json()["running"] == 1)  # the queue is empty for the next four
         clients += [open_stream(s, max_tokens=2000) for _ in range(4)]
         assert eventually(lambda: running(s) == 5)
         r = s.complete("x")
@@ -179,8 +178,9 @@ def test_overload_is_refused_with_retry_after():
 def test_the_queue_limit_holds_in_a_burst():
     """Requests that have arrived since the engine's last step count, too: forty of them arrive within one step."""
     with Server(real=True, max_num_seqs=4, max_num_queued_reqs=2) as s:
+        body = {"prompt": "x" * 50, "max_tokens": 1000, "ignore_eos": True}  # on a busy machine they take a minute
         with concurrent.futures.ThreadPoolExecutor(40) as pool:
-            replies = list(pool.map(lambda i: s.complete("x" * 50, max_tokens=2000, ignore_eos=True), range(40)))
+            replies = list(pool.map(lambda i: s.post("/v1/completions", body, timeout=400), range(40)))
         codes = [r.status for r in replies]
         assert set(codes) == {200, 503} and 32 <= codes.count(503) <= 34, codes
         assert all(r.error["code"] == "server_overloaded" and r.headers["retry-after"] for r in replies if r.status == 503)

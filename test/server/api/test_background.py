@@ -121,7 +121,9 @@ def test_a_running_response_can_be_cancelled_but_not_deleted(server):
     results = []
     follower = threading.Thread(target=lambda: results.append(server.get(path(r, "?stream=true"))))
     follower.start()
-    time.sleep(0.3)
+    written = server.metric("vllm:generation_tokens_total")
+    while server.metric("vllm:generation_tokens_total") < written + 5:
+        time.sleep(0.02)
     j = server.post(path(r, "/cancel"), {}).json()
     follower.join()
     assert j["status"] == "cancelled" and j["error"] is None and 0 < j["usage"]["output_tokens"] < 1500

@@ -16,7 +16,7 @@ USER = lambda text: [{"role": "user", "content": text}]
 
 @pytest.fixture(scope="module")
 def server():
-    with Server(real=True, threads=2, max_logprobs=-1) as s:
+    with Server(real=True, threads=2, max_logprobs=-1, max_num_batched_tokens=64, max_num_seqs=16) as s:
         yield s
 
 
@@ -67,7 +67,7 @@ def test_prompts_have_them_too(server):
         assert len(a) == VOCAB and sorted(v["rank"] for v in a.values()) == list(range(1, VOCAB + 1))
         assert all({**a[k], "rank": 0} == {**v, "rank": 0} for k, v in f.items())
     # a prompt of several chunks, and its echo
-    long = choice(server, prompt=[7 + i % 90 for i in range(600)], prompt_logprobs=-1, max_tokens=1)["prompt_logprobs"]
+    long = choice(server, prompt=[7 + i % 90 for i in range(150)], prompt_logprobs=-1, max_tokens=1)["prompt_logprobs"]
     assert all(len(p) == VOCAB and sum(math.exp(v["logprob"]) for v in p.values()) == pytest.approx(1, abs=1e-5) for p in long[1::5])
     echo = choice(server, logprobs=-1, echo=True, max_tokens=1, return_tokens_as_token_ids=True)["logprobs"]["top_logprobs"]
     assert echo[0] is None and all(len(t) == VOCAB for t in echo[1:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# test/run: alone
+# test/run: waits
 """Behind nginx and HAProxy, with the configurations that ship: two replicas, one drained, one killed, under load."""
 
 import json
@@ -86,7 +86,7 @@ def wait_for_work(load, n):
 def test_a_drained_and_a_killed_replica_cost_no_request(name):
     find(name)
     ports = [free_port(), free_port()]
-    start = lambda i: Front(listen=["127.0.0.1:%d" % ports[i]], drain_delay_ms=600, drain_timeout_ms=5000)
+    start = lambda i: Front(listen=["127.0.0.1:%d" % ports[i]], drain_delay_ms=1500, drain_timeout_ms=5000)
     a, b = start(0), start(1)
     proxy = Balancer(name, ports, ready="/health")
     wait_for_both(proxy, a, b)
