@@ -422,18 +422,22 @@ enum prepare_stage prepare_body(struct request *r)
     if (!read_body(r) || (!kinds[r->kind].text && !kinds[r->kind].messages)) {
         return PREPARE_DONE;
     }
-    bool good;
+    const bool renders = r->messages && r->given_prompt.n == 0;
+    return renders && r->request_template ? PREPARE_TEMPLATE : PREPARE_PROMPT;
+}
+
+static bool find_prompts(struct request *r)
+{
     if (r->given_prompt.n > 0) {
-        good = request_use_given(r);
-    } else if (r->messages) {
-        good = render(r);
-    } else {
-        good = tokenise(r);
+        return request_use_given(r);
     }
-    if (!good) {
-        return;
-    }
-    if (!pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {
+    return r->messages ? render(r) : tokenise(r);
+}
+
+/* Stops at the first error. Grammars come last, because they cost the most. */
+void prepare_prompt(struct request *r)
+{
+    if (!find_prompts(r) || !pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {
         return;
     }
     for (size_t i = 0; i < r->n_prompts; i++) {
