@@ -286,18 +286,6 @@ FAMILIES = [
         "legacy": True,
     },
     {
-        "folder": "llama-bias",
-        "model_type": "llama",
-        "config": {
-            "head_dim": 32,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "num_hidden_layers": 2,
-            "intermediate_size": 64,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        },
-    },
-    {
         "folder": "gemma-3",
         "model_type": "gemma3_text",
         "config": {
