@@ -225,7 +225,7 @@ def test_install(installed):
     assert rc == 0 and re.fullmatch(r"sluice \d+\.\d+\.\d+\n", text)
     rc, text = run(top / "bin/sluice", "generate", top / "share/sluice/models/demo", "Once", "--max-tokens", "4")
     assert rc == 0, text
-    for name in ("share/sluice/models/demo-draft/model.safetensors", "share/sluice/configs/nginx.conf",
+    for name in ("share/sluice/models/demo-draft/model.safetensors", "share/sluice/models/demo-draft/tokenizer.json", "share/sluice/configs/nginx.conf",
                  "share/sluice/configs/kubernetes/deployment.yaml", "share/doc/sluice/README.md", "etc/sluice/sluice.conf"):
         assert (top / name).is_file(), name
     for name in ("lib/systemd/system/sluice.service", "etc/sluice/sluice.conf"):
