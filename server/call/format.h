@@ -51,7 +51,7 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
     call_ollama_load_format, call_ollama_embed_format, call_ollama_old_embed_format,
     call_native_format, call_native_embed_format, call_labels_format, call_classify_format,
     call_pooling_format, call_cohere_format, call_apply_format, call_token_format,
-    call_render_format, call_render_chat_format;
+    call_render_format, call_render_chat_format, call_render_response_format;
 
 /* NULL only for KIND_GENERATE, whose caller has the format (request_test checks it). */
 const struct call_format *call_format_of(enum request_kind kind); // call.c

@@ -205,5 +205,7 @@ static void reply_rendered_prompts(struct call *c)
 
 const struct call_format call_render_chat_format = {.id_prefix = "chatcmpl-",
                                                     .reply = reply_rendered_chat};
+const struct call_format call_render_response_format = {.id_prefix = "resp_",
+                                                        .reply = reply_rendered_chat};
 const struct call_format call_render_format = {.id_prefix = "cmpl-",
                                                .reply = reply_rendered_prompts};

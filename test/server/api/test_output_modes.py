@@ -113,7 +113,7 @@ def test_messages_and_responses_are_rendered(server):
     plain = good(server.post("/v1/messages/render", {"messages": USER("Copy: a b c d"), "max_tokens": 7}))
     assert plain["token_ids"] == ids and plain["parse_context"]["tools"] is None and plain["parse_context"]["tool_choice"] == "none"
     j = good(server.post("/v1/responses/render", {"input": "Copy: a b c d", "max_output_tokens": 16}))
-    assert j["token_ids"] == ids and j["sampling_params"]["max_tokens"] == 16 and j["parse_context"] is None
+    assert j["token_ids"] == ids and j["request_id"].startswith("resp_") and j["sampling_params"]["max_tokens"] == 16 and j["parse_context"] is None
     for key in ("previous_response_id", "conversation"):
         r = server.post("/v1/responses/render", {"input": "a", key: "resp_1"})
         assert r.status == 400 and r.error["param"] == key

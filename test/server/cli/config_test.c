@@ -218,7 +218,7 @@ TEST(reasoning_is_switched_by_a_word)
 {
     static const char *const words[][2] = {{"on", "{\"enable_thinking\":true}"},
                                            {"off", "{\"enable_thinking\":false}"},
-                                           {"auto", "{}"}};
+                                           {"auto", "{\"enable_thinking\":true}"}};
     for (int i = 0; i < 3; i++) {
         LOAD("m", i ? "--reasoning" : "-rea", words[i][0]);
         REQUIRE(st == OK);
