@@ -267,7 +267,7 @@ def main():
         (OUT / f"{name}.json").write_text(json.dumps(json.loads(t.to_str()), ensure_ascii=False,
                                                      separators=(",", ":")) + "\n")
         (OUT / f"{name}.vectors.json").write_text(
-            json.dumps(vectors(name, t), separators=(",", ":")) + "\n")
+            json.dumps(vectors(name, t), ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 main()
