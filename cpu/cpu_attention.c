@@ -15,6 +15,10 @@
  * one token. RUN_TOKENS: tokens whose values are transposed out of K at a time. */
 enum { RUN_PAGES = ATTN_CHUNK + MAX_TREE_NODES + 1, RUN_TOKENS = 64 };
 
+/* Chosen: the next chunk is prefetched only if it is not larger than this, because the L2 cache
+ * must hold most of this chunk as well. */
+enum { AHEAD_BYTES = 256 << 10 };
+
 /* ---- which keys a row sees ---------------------------------------------------------------- */
 
 /* The inverse of attn_tree_path: copies t->path back to the slots in s, and zeroes all other
@@ -60,7 +64,7 @@ static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_
 {
     const char *pages[RUN_PAGES];
     int32_t tokens = job->cpu->limits.block_tokens, dim = job->a->head_dim_k;
-    struct page_run run = {.plane = &job->pages->k, .pages = pages};
+    struct page_run run = {.plane = &job->pages->k, .pages = pages, .ahead = &t->next};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
         run.n_pages = 0;
         while (run.n_pages < RUN_PAGES && key + run.n_pages * tokens < end) {
@@ -144,7 +148,7 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     int32_t most = lesser(room, RUN_PAGES);
     most = greater(1, most);
     const struct kv_plane rows = kv_plane_make(KV_PLAIN, DT_F32, false, tokens, p->v_stride, 0, 0);
-    struct page_run run = {.plane = turned ? &rows : &p->v, .pages = pages};
+    struct page_run run = {.plane = turned ? &rows : &p->v, .pages = pages, .ahead = &t->next};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
         run.n_pages = 0;
         while (run.n_pages < most && key + run.n_pages * tokens < end) {
@@ -298,6 +302,22 @@ static int32_t n_chunks(const struct attn_tile *t)
     return (t->end_key - 1) / ATTN_CHUNK - t->first_key / ATTN_CHUNK + 1;
 }
 
+/* Has K and V of the chunk at `begin` prefetched while the chunk before it is computed. Both are
+ * read together, because they are adjacent in memory. */
+static void announce_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin)
+{
+    int32_t tokens = job->cpu->limits.block_tokens;
+    int32_t end = lesser(begin + ATTN_CHUNK, t->end_key);
+    size_t n_bytes = job->pages->head_bytes;
+    t->next = (struct page_ahead){.pages = t->next_pages, .n_bytes = n_bytes};
+    if (n_bytes * ATTN_CHUNK / (size_t)tokens > AHEAD_BYTES) {
+        return;
+    }
+    for (int32_t key = begin / tokens * tokens; key < end; key += tokens) {
+        t->next_pages[t->next.n_pages++] = attn_page(job, t, key);
+    }
+}
+
 /* Computes chunk number c of the tile's keys; the result goes to t->chunk. */
 static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_t c, float *max,
                          float *sum)
@@ -307,6 +327,7 @@ static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_
         attn_unit_chunk(job, t, begin, max, sum);
         return;
     }
+    announce_chunk(job, t, begin + ATTN_CHUNK);
     memset(t->chunk, 0, (size_t)t->n_vectors * (size_t)job->pages->v_stride * sizeof(float));
     if (t->seq->tree) {
         tree_chunk(job, t, begin, max, sum);

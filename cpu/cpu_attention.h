@@ -56,6 +56,9 @@ struct attn_tile {
     float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // of each vector in `total`
     int64_t s_stride;
     float *path; // [ATTN_CHUNK], for trees only: a row's scores by position
+    /* The pages of the chunk that the thread most likely reads next. */
+    struct page_ahead next;
+    const char *next_pages[ATTN_CHUNK];
     /* With a matrix unit (s is then [UNIT_ROWS, s_stride]): */
     char *operands;      // q as operands, in groups of UNIT_ROWS vectors
     char *probabilities; // operands for UNIT_ROWS vectors

@@ -134,6 +134,15 @@ struct block_unit {
     void (*put_rounded)(const float *a, const float *b, char *to);
 };
 
+/* Pages that will be read after those of a run. Kernels prefetch the first n_bytes of each into the
+ * L2 cache, a few cache lines at a time between their sums. Of page `page`, the bytes before `at`
+ * have been prefetched. */
+struct page_ahead {
+    const char *const *pages;
+    int32_t n_pages, page;
+    size_t n_bytes, at;
+};
+
 /* Consecutive pages of one head's K or V. `first` and `end` are the range of tokens that the kernel
  * `weigh` reads, counted from the first token of the first page. */
 struct page_run {
@@ -141,6 +150,7 @@ struct page_run {
     int32_t n_pages;
     int32_t first, end;
     const char *const *pages; // where the head starts in each page
+    struct page_ahead *ahead; // may be NULL
 };
 
 struct argmax {

@@ -65,6 +65,7 @@ VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t firs
         for (int v = 0; v < vecs; v++) {
             load_keys(from[v] + at, &even[v], &odd[v], kind);
         }
+        prefetch_ahead(j->k->ahead);
         for (int i = 0; i < rows; i++) {
             vf one = vec_set(q[i * j->q_stride + d]);
             for (int v = 0; v < vecs; v++) {
@@ -226,6 +227,7 @@ struct weigh_sums {
     vf sum[BLOCK_ROWS][BLOCK_VECS];
     const float *p, *zeros;
     int64_t p_stride;
+    struct page_ahead *ahead;
 };
 
 /* Adds one token's values for several rows, so that V is read only once. */
@@ -258,6 +260,7 @@ VEC_INLINE void weigh_page(struct weigh_sums *s, const struct kv_plane *plane, c
         for (int v = 0; v < vecs; v++) {
             load_values(row, column + v * VEC, &even[v], &odd[v], kind);
         }
+        prefetch_ahead(s->ahead);
         if (!in_pairs(kind) || t >= 0) {
             weigh_token(s, even, t, rows, vecs, kind);
         }
@@ -275,6 +278,7 @@ VEC_INLINE void weigh_block(const struct weigh_job *j, int32_t row, int32_t colu
     const struct kv_plane *plane = j->v->plane;
     float *acc = j->acc + (int64_t)row * plane->width + column;
     s.p_stride = j->p_stride;
+    s.ahead = j->v->ahead;
     for (int i = 0; i < rows; i++) {
         for (int v = 0; v < vecs; v++) {
             s.sum[i][v] = vec_load(acc + (int64_t)i * plane->width + v * VEC);

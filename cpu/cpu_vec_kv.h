@@ -207,6 +207,21 @@ VEC_INLINE void prefetch_tokens(const struct page_run *run, int32_t from, int32_
     }
 }
 
+/* A burst of prefetches would occupy all line buffers, and the sums would wait. So this is called
+ * in each step of a sum. */
+VEC_INLINE void prefetch_ahead(struct page_ahead *a)
+{
+    enum { LINES = 2 };
+    for (int i = 0; i < LINES && a && a->page < a->n_pages; i++) {
+        __builtin_prefetch(a->pages[a->page] + a->at, 0, 2);
+        a->at += 64;
+        if (a->at >= a->n_bytes) {
+            a->at = 0;
+            a->page++;
+        }
+    }
+}
+
 /* ---- elements ------------------------------------------------------------------------------ */
 
 /* The bytes of a token's next dim of K, or of the next two if they are in pairs. */

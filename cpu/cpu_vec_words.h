@@ -177,6 +177,7 @@ VEC_INLINE void score_words(const struct word_score_job *j, int32_t row, int32_t
         for (int v = 0; v < vecs; v++) {
             words[v] = key_words(from[v] + at, kind);
         }
+        prefetch_ahead(j->k->ahead);
         for (int i = 0; i < rows; i++) {
             vi q = both_words(j->q.words[row + i] + d);
             for (int v = 0; v < vecs; v++) {
@@ -333,6 +334,7 @@ VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t
             for (int v = 0; v < vecs; v++) {
                 words[v] = value_words(from, column + v * VEC, kind);
             }
+            prefetch_ahead(j->v->ahead);
             for (int i = 0; i < rows; i++) {
                 vi h = both_words(j->w->high[row + i] + k), l = both_words(j->w->low[row + i] + k);
                 for (int v = 0; v < vecs; v++) {
