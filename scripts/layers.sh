@@ -57,7 +57,7 @@ circles='
 ^engine/grammar/(derive|text|object)$: a derivative is made of derivatives, and each kind of expression has its file
 ^engine/grammar/schema_?(|object|enum|branch|array)$: schemas are in schemas, and each group of keywords has its file
 ^server/http/(turn|daemon|request|conn|reply|stream)$: one state machine: a turn of the loop runs libmicrohttpd, which calls back into requests, connections and streams, and each of those makes work for the turn
-^server/call/(members|members_read|members_input|request_derender)$: a body of /derender holds the chat that it belongs to, which is read by the same tables
+^server/call/(members|members_common|members_read|members_input|request_derender|request_tokens)$: a body of /derender holds the chat that it belongs to, and one of /generate the parse_context of a chat, which are read by the same tables
 ^server/chat/jinja/(eval|call|exec|macro)$: an expression calls a macro, whose body is statements, which hold expressions
 ^server/chat/jinja/parse_(expr|literal|postfix)$: recursive descent: brackets and arguments hold expressions
 '

@@ -40,7 +40,7 @@ void held_copies_find(const struct holdings *h, const struct sequence *seq,
 
 void holdings_spare_part(struct holdings *h, struct cached_front *front, int32_t n_blocks)
 {
-    if (front->n_part > 0 && holdings_available(h) < n_blocks) {
+    if (front->n_part > 0 && kv_pool_available(&h->pool) < n_blocks) {
         kv_pool_release(&h->pool, front->part);
         front->n_part = 0;
     }

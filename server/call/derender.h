@@ -50,8 +50,8 @@ const struct derendered_choice *derender_source(const struct call_choice *ch);
  * `offset` characters. */
 void derender_chat_logprobs(struct call_choice *ch);
 void derender_list_logprobs(struct call_choice *ch, size_t offset);
-/* Answer with a chunk, and the state that the client sends with the next one. */
-void derender_chat_chunk(struct call *c);
-void derender_text_chunk(struct call *c);
+/* Answer with all outputs at once. */
+void derender_chat_whole(struct call *c);
+void derender_text_whole(struct call *c);
 
 #endif

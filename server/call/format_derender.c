@@ -338,24 +338,12 @@ static void reply_whole(struct call *c, const struct call_format *format, bool c
     format->end(c);
 }
 
-static void reply_chat(struct call *c)
+void derender_chat_whole(struct call *c)
 {
-    if (c->request.derender->streams) {
-        derender_chat_chunk(c);
-    } else {
-        reply_whole(c, &call_chat_format, true);
-    }
+    reply_whole(c, &call_chat_format, true);
 }
 
-static void reply_completions(struct call *c)
+void derender_text_whole(struct call *c)
 {
-    if (c->request.derender->streams) {
-        derender_text_chunk(c);
-    } else {
-        reply_whole(c, &call_completion_format, false);
-    }
+    reply_whole(c, &call_completion_format, false);
 }
-
-const struct call_format call_derender_chat_format = {.id_prefix = "chatcmpl-",
-                                                      .reply = reply_chat};
-const struct call_format call_derender_format = {.id_prefix = "cmpl-", .reply = reply_completions};

@@ -204,12 +204,24 @@ static void reply(struct call *c, const char *object,
     call_whole(c, &body);
 }
 
-void derender_chat_chunk(struct call *c)
+static void reply_chat(struct call *c)
 {
-    reply(c, "chat.completion.chunk", put_chat_choice);
+    if (c->request.derender->streams) {
+        reply(c, "chat.completion.chunk", put_chat_choice);
+    } else {
+        derender_chat_whole(c);
+    }
 }
 
-void derender_text_chunk(struct call *c)
+static void reply_completions(struct call *c)
 {
-    reply(c, "text_completion", put_text_choice);
+    if (c->request.derender->streams) {
+        reply(c, "text_completion", put_text_choice);
+    } else {
+        derender_text_whole(c);
+    }
 }
+
+const struct call_format call_derender_chat_format = {.id_prefix = "chatcmpl-",
+                                                      .reply = reply_chat};
+const struct call_format call_derender_format = {.id_prefix = "cmpl-", .reply = reply_completions};
