@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A chunk of /derender: the server keeps nothing between the chunks of a stream. The client sends
- * the ids of all earlier chunks, which are parsed again; what they have yielded is dropped, and the
- * rest is the delta. */
+/* /derender: whole answers, which format_derender.c writes, or chunks of a stream. The server keeps
+ * nothing between chunks. The client sends the ids of all earlier chunks, which are parsed again;
+ * what they have yielded is dropped, and the rest is the delta. */
 #include "engine/base/optional.h"
 #include "server/call/derender.h"
 #include "server/call/format.h"

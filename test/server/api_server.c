@@ -278,6 +278,7 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
         .hidden = 8,
         .max_model_len = number("FAKE_CONTEXT", 2048),
         .block_tokens = 16,
+        .match_unit = 16,
         .n_blocks = 100,
         .max_num_seqs = number("FAKE_LANES", 64),
         .max_sequences = MAX_REQUESTS,
