@@ -38,14 +38,6 @@ void held_copies_find(const struct holdings *h, const struct sequence *seq,
     front->n_part = n - n % l->match_unit;
 }
 
-void holdings_spare_part(struct holdings *h, struct cached_front *front, int32_t n_blocks)
-{
-    if (front->n_part > 0 && kv_pool_available(&h->pool) < n_blocks) {
-        kv_pool_release(&h->pool, front->part);
-        front->n_part = 0;
-    }
-}
-
 /* This does not count as a use by another owner, as sharing a block does: the sequence has its own
  * copy, so the owner may still release the block. */
 void held_copies_begin(struct holdings *h, const struct sequence *seq,

@@ -312,6 +312,14 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front)
     }
 }
 
+void holdings_spare_part(struct holdings *h, struct cached_front *front, int32_t n_blocks)
+{
+    if (front->n_part > 0 && holdings_available(h) < n_blocks) {
+        kv_pool_release(&h->pool, front->part);
+        front->n_part = 0;
+    }
+}
+
 /* Reports that the sequence uses these cached blocks, which may belong to another owner. */
 static void report_use(struct holdings *h, const struct sequence *seq,
                        const struct cached_front *front)
