@@ -62,6 +62,38 @@ struct four_weight {
 
 enum { SUMS_BYTES = 32 << 20 };
 
+/* The features of a random weight. is_aligned: rows are stored eight features at a time, and end in
+ * the middle of a tile row. */
+static int draw_features(struct rng &r, bool gated, bool *is_aligned)
+{
+    const int n = r.between(1, r.below(4) ? 1500 : 9000);
+    *is_aligned = !gated && r.below(4) == 0;
+    if (gated) {
+        return (n + 31) / 32 * 32;
+    }
+    return *is_aligned ? n / CODED_ROWS * CODED_ROWS + CODED_ROWS / 2 : n;
+}
+
+/* The same product with the weight in x's type. */
+static struct gemm_args expanded_product(const struct coded_args &a, const void *weight, int n_out,
+                                         int n_in)
+{
+    struct gemm_args g = {};
+    g.x = a.x;
+    g.weight = weight;
+    g.y = a.y;
+    g.bias = a.bias;
+    g.x_dtype = g.w_dtype = a.x_dtype;
+    g.y_dtype = a.y_dtype;
+    g.n_rows = a.n_rows;
+    g.n_out = n_out;
+    g.n_in = n_in;
+    g.x_stride = (int32_t)a.x_stride;
+    g.y_stride = (int32_t)a.y_stride;
+    g.accumulate = a.accumulate;
+    return g;
+}
+
 /* Random shapes, formats and numbers of rows; partial sums are added up. is_few: what the kernels
  * of few rows take. */
 static void check_four(struct rng &r, bool is_few)
@@ -69,15 +101,8 @@ static void check_four(struct rng &r, bool is_few)
     static const int groups[] = {32, 64, 128};
     const enum coded_code code = r.below(4) ? CODED_U4 : CODED_E2M1;
     const bool gated = r.below(3) == 0;
-    int n_out = r.between(1, r.below(4) ? 1500 : 9000);
-    if (gated) {
-        n_out = (n_out + 31) / 32 * 32;
-    }
-    /* Rows that are stored eight features at a time, and end in the middle of a tile row. */
-    const bool is_aligned = !gated && r.below(4) == 0;
-    if (is_aligned) {
-        n_out = n_out / CODED_ROWS * CODED_ROWS + CODED_ROWS / 2;
-    }
+    bool is_aligned;
+    const int n_out = draw_features(r, gated, &is_aligned);
     const int n_in = 64 * r.between(1, r.below(4) ? 40 : 140);
     const int group = code == CODED_E2M1 ? 32 : groups[is_few ? 2 : r.below(3)];
     const struct four_weight w(r, code, n_out, n_in, group, code == CODED_U4 && r.below(2));
@@ -106,19 +131,7 @@ static void check_four(struct rng &r, bool is_few)
     a.y = y;
     a.bias = r.below(is_few ? 8 : 2) ? nullptr : bias;
     CHECK(coded_expand(0, &w.m, 0, n_out, expanded, a.x_dtype));
-    struct gemm_args g = {};
-    g.x = x;
-    g.weight = expanded;
-    g.y = y;
-    g.bias = a.bias;
-    g.x_dtype = g.w_dtype = a.x_dtype;
-    g.y_dtype = a.y_dtype;
-    g.n_rows = a.n_rows;
-    g.n_out = n_out;
-    g.n_in = n_in;
-    g.x_stride = (int32_t)a.x_stride;
-    g.y_stride = (int32_t)a.y_stride;
-    g.accumulate = a.accumulate;
+    const struct gemm_args g = expanded_product(a, expanded, n_out, n_in);
     bench_naive(g, expected);
     CHECK(cudaDeviceSynchronize());
     struct sum_parts left = {sums, a.bias, (int64_t)a.n_rows * n_out, n_out, 0};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The form in which messages reach a template: content as text or parts, arguments, reasoning, roles
- * and continued answers, as the template uses them. */
+/* The form in which messages reach a template: content as text or parts, arguments, reasoning,
+ * roles and continued answers, as the template uses them. */
 #include "server/chat/jinja/jinja.h"
 #include "test/server/chat/rendered.h"
 
