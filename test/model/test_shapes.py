@@ -89,3 +89,17 @@ def test_a_shape_loses_layers_until_it_fits():
                                                                    short["num_hidden_layers"] + 1})[0] * 2
     once, many = (module.roofline(short, batch, 256, 4.3e12, 790e12) for batch in (1, 64))
     assert once < many < 64 * once
+
+
+@pytest.mark.parametrize("name, kind, values", [("bamba-9.8b", "mamba", 128 * 64 * 128), ("qwen3.5-27b", "delta", 48 * 128 * 128),
+                                                ("kimi-linear-48b-a3b", "delta", 32 * 128 * 128), ("lfm2-1.2b", "conv", 0)])
+def test_the_roofline_counts_each_sequences_states(name, kind, values):
+    module, c = bench_shapes(), shape(name)
+    assert module.state(c, kind) == values
+    n_layers = module.kinds(c)[0].count(kind)
+    assert n_layers > 0
+    bytes_of = [module.roofline(c, batch, 0, 1.0, 1e99) for batch in (1, 2)]  # no keys and values, no time to multiply
+    if module.experts_of(c)[0] == 0:
+        assert bytes_of[1] - bytes_of[0] == 4 * values * n_layers
+    else:
+        assert bytes_of[1] - bytes_of[0] > 4 * values * n_layers
