@@ -103,6 +103,7 @@ static bool read_body(struct request *r)
         r->kind = KIND_CHAT;
         r->llama = true;
     }
+    r->llama |= r->kind == KIND_CHAT && r->model->is_llama;
     if (r->kind == KIND_EITHER_EMBED) {
         r->kind = r->model->pooling == POOL_TOKENS ? KIND_NATIVE_EMBED : KIND_EMBEDDINGS;
     }
@@ -237,6 +238,7 @@ static bool render_chat(struct request *r, const struct chat_template *t,
         .add_generation_prompt = r->add_generation_prompt,
         .continue_final_message = r->continue_final_message,
         .local_us = chat_clock_us(),
+        .has_dates = r->model->is_llama,
     };
     struct chat_output out;
     enum status st = chat_template_render(t, &in, &out, &err);

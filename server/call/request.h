@@ -220,7 +220,7 @@ struct request {
     bool activates, returns_documents, bare_list;
     /* llama.cpp's return_tokens, timings_per_token, return_progress, verbose */
     bool native_tokens, timings, tells_prompt, verbose, post_sampling;
-    bool llama;                         // sent to a route that only llama.cpp has
+    bool llama;                         // a chat that is answered like llama.cpp's
     const struct json *fields;          // members of llama.cpp's answer to return; NULL: all
     const struct request_prompt *query; // labels: combined with each item
     bool item_first;

@@ -372,7 +372,7 @@ static int look(const struct probe *p, const char *messages, const char *tools)
     struct jv v, list;
     struct jstr *out;
     int seen = 0;
-    if (jinja_begin(&rt, p->t, 0) &&
+    if (jinja_begin(&rt, p->t, 0) && chat_set_dates(&rt, 0) &&
         jinja_from_json(&rt, messages, strlen(messages), PROV_INPUT, "messages", &v)) {
         for (size_t i = 0; i < p->n_tokens; i++) {
             struct jstr *text = js_lit(&rt, p->tokens[i].text);

@@ -413,7 +413,7 @@ static bool set_variables(struct jrt *rt, const struct chat_template *t,
         return false;
     }
     if (!in->raw) {
-        if (!set_tokens(rt, t)) {
+        if (!set_tokens(rt, t) || (in->has_dates && !chat_set_dates(rt, in->local_us))) {
             return false;
         }
         jinja_set(rt, "add_generation_prompt", 21,

@@ -138,16 +138,55 @@ static void trim_slashes(const char **folder)
     }
 }
 
+static enum status choose_conventions(struct loading *l, struct err *err)
+{
+    const struct option_row *row = loading_find_row("conventions", 11);
+    if (strcmp(l->config->conventions, "auto") != 0) {
+        l->is_llama = strcmp(l->config->conventions, "llama.cpp") == 0;
+        return OK;
+    }
+    if (l->is_llama) {
+        log_info("answers follow llama.cpp's conventions, because its flags were given; see "
+                 "--conventions");
+        return config_value_set(l->config, row, "llama.cpp", err);
+    }
+    return config_value_set(l->config, row, "vllm", err);
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
 /* llama.cpp's server ignores the model that a request names, and its clients write anything there:
- * with a command line of its, so does this server, unless the names are given as for vLLM. */
+ * with its conventions, so does this server, unless the names are given as for vLLM. Of several
+ * aliases its default is the first in alphabetical order. */
 static enum status allow_any_name(struct loading *l, struct err *err)
 {
+    struct string_list *names = &l->config->served_model_name;
     if (!l->is_llama || l->has_names) {
         return OK;
     }
-    log_info("requests may name any model, as in llama.cpp, whose flags were given; "
-             "--served-model-name limits the names");
+    if (names->n > 1) {
+        qsort(names->items, names->n, sizeof names->items[0], by_text);
+    }
+    log_info("requests may name any model, as in llama.cpp; --served-model-name limits the names");
     return config_value_set(l->config, loading_find_row("served-model-name", 17), "*", err);
+}
+
+/* llama.cpp divides --ctx-size by --parallel, unless the sequences share one cache. */
+static void divide_context(const struct loading *l)
+{
+    struct engine_options *e = &l->config->engine;
+    if (!l->is_llama || !l->has_ctx_size || !l->has_parallel || l->is_unified) {
+        return;
+    }
+    if (e->max_num_seqs > 1 && e->max_model_len >= e->max_num_seqs) {
+        e->max_model_len /= e->max_num_seqs;
+        log_info("each sequence has a context of %lld tokens, --ctx-size divided by --parallel as "
+                 "in llama.cpp; with --kv-unified, or --max-model-len, it is not divided",
+                 (long long)e->max_model_len);
+    }
 }
 
 /* The file is named by a flag or variable, so these are read first; `source` remembers for
@@ -174,7 +213,11 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
         st = loading_read_file(&l, err);
     }
     if (st == OK) {
+        st = choose_conventions(&l, err);
+    }
+    if (st == OK) {
         st = allow_any_name(&l, err);
+        divide_context(&l);
     }
     if (st == OK) {
         st = check(c, err);

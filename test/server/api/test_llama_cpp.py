@@ -418,6 +418,33 @@ def test_the_first_chunk_has_no_content(server):
         assert ["timings" in c for c in r.chunks()[:2]] == [content is not None, True]
 
 
+def test_with_its_conventions_chats_are_those_of_llama_cpp():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    for conventions, content, calls in (("llama.cpp", None, False), ("vllm", "", True)):
+        with scripted(TEXTS, conventions=conventions) as s:
+            assert s.post("/v1/chat/completions", {**body, "stream": True}).chunks()[0]["choices"][0]["delta"] == {"role": "assistant", "content": content}
+            message = s.post("/v1/chat/completions", {**body, "tools": [tool]}).json()["choices"][0]["message"]
+            assert ("tool_calls" in message) == calls
+
+
+def test_with_its_conventions_templates_are_told_the_date():
+    template = "{{ date_string | default('none') }}, {{ datetime | default('none') }}"
+    for more, told in ((["--conventions", "llama.cpp"], True), (["--temp", "0"], True), (["--temp", "0", "--conventions", "vllm"], False), ([], False)):
+        with Server(chat_template=template, more=more) as s:
+            body = {"messages": [{"role": "user", "content": "x"}]}
+            days = [time.strftime("%d %b %Y, %b %d %Y")]
+            prompt = s.post("/apply-template", body).json()["prompt"]
+            days.append(time.strftime("%d %b %Y, %b %d %Y"))  # midnight may pass in between
+            assert prompt in (days if told else ["none, none"])
+            assert s.post("/apply-template", {**body, "chat_template_kwargs": {"date_string": "D"}}).json()["prompt"].startswith("D, ")
+
+
+def test_with_its_conventions_a_template_may_be_any_text():
+    with Server(chat_template="This is no template, but a text", conventions="llama.cpp") as s:
+        assert s.post("/apply-template", {"messages": [{"role": "user", "content": "x"}]}).json()["prompt"] == "This is no template, but a text"
+
+
 def test_an_answer_that_the_context_ends_is_truncated():
     with Server(max_model_len=64) as s:
         r = s.post("/completion", {"prompt": "a story", "n_predict": -1, "ignore_eos": True}).json()
