@@ -350,6 +350,7 @@ static void truncate_prompt(const struct request *r, struct request_prompt *p, i
     if (r->truncate != 0 && keep > 0 && p->n > keep) {
         if (!r->truncate_right) {
             p->ids += p->n - keep;
+            p->offsets = p->offsets ? p->offsets + 2 * (p->n - keep) : NULL;
         }
         p->n = (int32_t)keep;
         p->text = NULL; // the text stands for more tokens than remain
@@ -439,7 +440,8 @@ static bool find_prompts(struct request *r)
 /* Stops at the first error. Grammars come last, because they cost the most. */
 void prepare_prompt(struct request *r)
 {
-    if (!find_prompts(r) || !pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {
+    if (!find_prompts(r) || !request_find_offsets(r) || !pools_as_asked(r) ||
+        !request_split_inputs(r, prompt_key(r))) {
         return;
     }
     for (size_t i = 0; i < r->n_prompts; i++) {

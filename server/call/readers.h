@@ -163,6 +163,9 @@ bool tokens_end(struct request *r);
 /* Long inputs of embeddings (request_chunks.c). `key`: the member that has them. */
 int64_t request_input_limit(const struct request *r);
 bool request_split_inputs(struct request *r, const char *key);
+/* Finds the offsets of the tokens in the prompts' texts, if they are asked for
+ * (request_offsets.c). */
+bool request_find_offsets(struct request *r);
 
 /* Namespaces of tools (request_namespaces.c). Replaces the list and its text if some tools are in
  * namespaces. flat_name: NULL if there is no memory. */

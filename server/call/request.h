@@ -119,6 +119,8 @@ struct request_prompt {
     const char *text; // the text as given or rendered; NULL if ids were given or the text was
                       // truncated
     size_t text_bytes;
+    const int32_t *offsets; // [2 * n]: the first character of each token and the one after it; or
+                            // NULL
     int32_t max_tokens;
     /* The text divided by provenance: control tokens, template text, the client's text. NULL: it is
      * not divided. */
@@ -199,6 +201,7 @@ struct request {
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     bool hides_metadata;         // the answer must not show the reasoning's tokens either
     uint8_t output_mode;         // generate: enum output_mode
+    bool wants_offsets;          // render: the places of the tokens are asked for
     bool returns_prompt;         // generate: prompt_token_ids are asked for
     struct body context;         // generate: the parse_context
     int32_t n_scored;            // generate: rows of params.prompt_logprob_ids
