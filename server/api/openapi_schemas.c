@@ -55,6 +55,8 @@ static const struct {
     {"ChatRequest", FORM_CHAT},
     {"ChatsRequest", FORM_CHAT_BATCH},
     {"LabelsRequest", FORM_LABELS},
+    {"SystemoneRequest", FORM_SYSTEMONE},
+    {"DecisionsRequest", FORM_DECISIONS},
     {"ClassifyTexts", FORM_CLASSIFY},
     {"PoolingTexts", FORM_POOLING},
     {"PooledMessages", FORM_POOL_CHAT},

@@ -28,6 +28,8 @@ CALL(native_embed, KIND_NATIVE_EMBED)
 CALL(apply_template, KIND_APPLY_TEMPLATE)
 CALL(chat_batch, KIND_CHAT_BATCH)
 CALL(labels, KIND_LABELS)
+CALL(systemone, KIND_SYSTEMONE)
+CALL(decisions, KIND_DECISIONS)
 CALL(classify, KIND_CLASSIFY)
 CALL(pooling, KIND_POOLING)
 CALL(cohere_embed, KIND_COHERE_EMBED)
@@ -91,6 +93,8 @@ const struct http_route api_routes[] = {
     INFER("/v1/reranking", rerank),
     INFER("/reranking", rerank),
     INFER("/generative_scoring", labels),
+    INFER("/v1/systemone", systemone),
+    INFER("/v1/decisions", decisions),
     INFER("/classify", classify),
     INFER("/pooling", pooling),
     INFER("/v2/embed", cohere_embed),

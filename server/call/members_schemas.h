@@ -116,6 +116,84 @@
 #define A_CHOICE "'enum':[null,'none','auto']"
 
 /* A part of the answer of /inference/v1/generate. */
+/* Questions with a few answers (decisions.h). */
+#define SYSTEMONE_QUESTION(type, criteria)                                                         \
+    "{'type':'object','additionalProperties':false,'required':['type','criteria'],'properties':{"  \
+    "'type':{'const':'" type "'},'instructions':{'type':'string'},'criteria':" criteria "}}"
+#define SYSTEMONE_QUESTIONS                                                                                                                                                               \
+    "'minProperties':1,'maxProperties':64,'propertyNames':{'minLength':1},"                                                                                                               \
+    "'additionalProperties':{'anyOf':[" SYSTEMONE_QUESTION(                                                                                                                               \
+        "choice",                                                                                                                                                                         \
+        "{'type':'object','minProperties':1,'maxProperties':26,"                                                                                                                          \
+        "'additionalProperties':{'type':['string','null']}}") "," SYSTEMONE_QUESTION("noul", "{'"                                                                                         \
+                                                                                             "typ"                                                                                        \
+                                                                                             "e':"                                                                                        \
+                                                                                             "['"                                                                                         \
+                                                                                             "obj"                                                                                        \
+                                                                                             "ect"                                                                                        \
+                                                                                             "','"                                                                                        \
+                                                                                             "nul"                                                                                        \
+                                                                                             "l']"                                                                                        \
+                                                                                             ",'"                                                                                         \
+                                                                                             "add"                                                                                        \
+                                                                                             "iti"                                                                                        \
+                                                                                             "ona"                                                                                        \
+                                                                                             "lP"                                                                                         \
+                                                                                             "rop"                                                                                        \
+                                                                                             "ert"                                                                                        \
+                                                                                             "ies"                                                                                        \
+                                                                                             "':"                                                                                         \
+                                                                                             "fal"                                                                                        \
+                                                                                             "se,"                                                                                        \
+                                                                                             "'"                                                                                          \
+                                                                                             "pro"                                                                                        \
+                                                                                             "per"                                                                                        \
+                                                                                             "tie"                                                                                        \
+                                                                                             "s'"                                                                                         \
+                                                                                             ":{"                                                                                         \
+                                                                                             "'tr"                                                                                        \
+                                                                                             "ue'"                                                                                        \
+                                                                                             ":{'"                                                                                        \
+                                                                                             "typ"                                                                                        \
+                                                                                             "e':"                                                                                        \
+                                                                                             "'"                                                                                          \
+                                                                                             "str"                                                                                        \
+                                                                                             "ing"                                                                                        \
+                                                                                             "'},"                                                                                        \
+                                                                                             "'"                                                                                          \
+                                                                                             "fal"                                                                                        \
+                                                                                             "se'"                                                                                        \
+                                                                                             ":{'"                                                                                        \
+                                                                                             "typ"                                                                                        \
+                                                                                             "e':"                                                                                        \
+                                                                                             "'"                                                                                          \
+                                                                                             "str"                                                                                        \
+                                                                                             "ing"                                                                                        \
+                                                                                             "'}}"                                                                                        \
+                                                                                             "}") "," SYSTEMONE_QUESTION("score",                                                         \
+                                                                                                                         "{'type':'array','minItems':2,'maxItems':10,'uniqueItems':true," \
+                                                                                                                         "'items':{'type':'string'}}") "]}"
+#define DECISION_INPUT                                                                             \
+    "'anyOf':[{'type':'string'},{'type':'array','items':{'type':'object','required':['role',"      \
+    "'content'],'properties':{'role':{'const':'user'},'content':{'type':'string'}}}}]"
+#define DECISION_QUESTION(type, more, list)                                                        \
+    "{'type':'object','additionalProperties':false,'required':['type','instructions'" more         \
+    "],'properties':{'type':{'const':'" type                                                       \
+    "'},'instructions':{'type':'string'},'name':{'type':'string'}" list "}}"
+#define DECISION_OPTIONS(list, name, values, most)                                                 \
+    ",'" list "':{'type':'array','minItems':2,'maxItems':" most                                    \
+    ",'uniqueItems':true,'items':{'type':'object','additionalProperties':false,'required':['" name \
+    "'],'properties':{'" name "':{'type':" values "}}}}"
+#define DECISION_QUESTIONS                                                                         \
+    "'minItems':1,'maxItems':64,'items':{'anyOf':[" DECISION_QUESTION(                             \
+        "predicate", "",                                                                           \
+        "") "," DECISION_QUESTION("choice", ",'choices'",                                          \
+                                  DECISION_OPTIONS(                                                \
+                                      "choices", "value", "['string','boolean']",                  \
+                                      "26")) "," DECISION_QUESTION("score", ",'levels'",           \
+                                                                   DECISION_OPTIONS(               \
+                                                                       "levels", "label",          \
+                                                                       "'string'", "10")) "]}"
 #define GENERATED                                                                                  \
     "'required':['choices'],'properties':{'choices':{'type':'array','minItems':1,'maxItems':128,"  \
     "'items':{'type':'object','required':['token_ids'],'properties':{'token_ids':{'type':"         \

@@ -53,6 +53,8 @@ static const struct kind {
     [KIND_TOKENS] = {tokens_begin, tokens_end, "token_ids", NULL, .generates = true},
     [KIND_DERENDER_CHAT] = {NULL, derender_chat_end, NULL, "messages"},
     [KIND_DERENDER] = {NULL, derender_end, NULL, NULL},
+    [KIND_SYSTEMONE] = {decisions_begin, decisions_end, NULL, "state", .generates = true},
+    [KIND_DECISIONS] = {decisions_begin, decisions_end, NULL, "input", .generates = true},
     [KIND_RENDER] = {render_begin, completion_end, "prompt", NULL},
     [KIND_RENDER_CHAT] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_RENDER_RESPONSE] = {render_response_begin, responses_end, NULL, "input"},
@@ -440,8 +442,8 @@ static bool find_prompts(struct request *r)
 /* Stops at the first error. Grammars come last, because they cost the most. */
 void prepare_prompt(struct request *r)
 {
-    if (!find_prompts(r) || !request_find_offsets(r) || !pools_as_asked(r) ||
-        !request_split_inputs(r, prompt_key(r))) {
+    if (!find_prompts(r) || !request_find_offsets(r) || !request_find_labels(r) ||
+        !pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {
         return;
     }
     for (size_t i = 0; i < r->n_prompts; i++) {

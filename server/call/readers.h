@@ -173,6 +173,15 @@ bool request_flatten_tools(struct request *r, const struct json **list, const ch
                            size_t *n_bytes);
 const char *request_flat_name(struct request *r, const char *space, const char *name);
 
+/* /v1/systemone and /v1/decisions (request_decisions.c, request_decision_prompts.c) */
+void decisions_begin(struct request *r);
+bool decisions_end(struct request *r);
+bool read_decision_state(struct request *r);
+bool read_decision_input(struct request *r);
+bool read_decision_instructions(struct request *r);
+bool read_questions(struct request *r);
+bool request_find_labels(struct request *r); // the ids of the labels, once the prompts are known
+
 /* /derender (request_derender.c) */
 bool read_generate_response(struct request *r);
 bool read_generate_responses(struct request *r);

@@ -42,6 +42,8 @@ enum request_kind {
     KIND_COHERE_EMBED,  // Cohere's
     KIND_DERENDER_CHAT, // ids that another server generated become a chat's answer
     KIND_DERENDER,      // or one of completions
+    KIND_SYSTEMONE,     // questions about a state, answered by the probabilities of labels
+    KIND_DECISIONS,     // the same in another form
     N_KINDS_WITH_FORM,  // the kinds below use the forms of those above
     KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // an Ollama request without messages or prompt, which
                                           // only loads the model
@@ -87,6 +89,8 @@ enum {
     FORM_COHERE_EMBED = 1 << KIND_COHERE_EMBED,
     FORM_DERENDER_CHAT = 1 << KIND_DERENDER_CHAT,
     FORM_DERENDER = 1 << KIND_DERENDER,
+    FORM_SYSTEMONE = 1 << KIND_SYSTEMONE,
+    FORM_DECISIONS = 1 << KIND_DECISIONS,
     FORM_TOKENIZE_CHAT = 1 << N_KINDS_WITH_FORM,
     FORM_POOL_CHAT = 1 << (N_KINDS_WITH_FORM + 1),
     FORM_CONTEXT = 1 << (N_KINDS_WITH_FORM + 2), // the parse_context of FORM_TOKENS
@@ -285,21 +289,22 @@ struct request {
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if from the assistant; or NULL
     size_t echoed_bytes;
-    const char *effort;        // effort of reasoning; NULL: not given
-    bool thinks, has_thinks;   // enable_thinking
-    const char *instructions;  // responses: the system's message
-    int n_stripped_lines;      // messages: removed from the system prompt (--strip-prompt-lines)
-    bool stores;               // responses: the response is stored
-    bool tells_messages;       // responses: include the prompt and the answer as text and ids
-    bool detached;             // responses: it continues without its client ("background")
-    bool wants_events;         // if detached: the client asked for a stream; events are recorded
-                               // in any case
-    struct derender *derender; // the ids to derender (derender.h); NULL: none
-    const char *previous;      // responses: id of the previous response; or NULL
-    const char *conversation;  // responses: id of the conversation; or NULL
-    const char *items;         // responses: the request's own input items, as JSON texts joined
-                               // by commas
-    const char *history;       // responses: the earlier items, as a JSON array; or NULL
+    const char *effort;          // effort of reasoning; NULL: not given
+    bool thinks, has_thinks;     // enable_thinking
+    const char *instructions;    // responses: the system's message
+    int n_stripped_lines;        // messages: removed from the system prompt (--strip-prompt-lines)
+    bool stores;                 // responses: the response is stored
+    bool tells_messages;         // responses: include the prompt and the answer as text and ids
+    bool detached;               // responses: it continues without its client ("background")
+    bool wants_events;           // if detached: the client asked for a stream; events are recorded
+                                 // in any case
+    struct derender *derender;   // the ids to derender (derender.h); NULL: none
+    struct decisions *decisions; // the questions (decisions.h); NULL: none
+    const char *previous;        // responses: id of the previous response; or NULL
+    const char *conversation;    // responses: id of the conversation; or NULL
+    const char *items;           // responses: the request's own input items, as JSON texts joined
+                                 // by commas
+    const char *history;         // responses: the earlier items, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
     const char *repeated; // members of the body that the answer repeats, as JSON text
 };
