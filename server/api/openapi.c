@@ -45,6 +45,11 @@ static const struct about {
      "ClassifyRequest", ANSWER_JSON, false},
     {"POST", "/pooling", "vLLM's: embeds texts, in its own format.", "PoolingRequest", ANSWER_JSON,
      false},
+    {"POST", "/cohere/v2/chat", "Cohere's: answers a conversation.", "CohereChatRequest",
+     ANSWER_EVENTS, false},
+    {"POST", "/cohere/v2/chat/render",
+     "vLLM's: returns the token ids and settings of a conversation.", "CohereChatRequest",
+     ANSWER_JSON, false},
     {"POST", "/v2/embed", "Cohere's: embeds texts.", "CohereEmbedRequest", ANSWER_JSON, false},
     {"POST", "/v1/completions/render", "vLLM's: returns the token ids and settings of prompts.",
      "CompletionRequest", ANSWER_LIST, false},
@@ -282,11 +287,10 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
     }
     put_json(b, ",'default':{'description':'An error','content':{'application/json':{'schema':{"
                 "'$ref':'#/components/schemas/");
-    static const char *const errors[] = {[REPLY_OPENAI] = "Error",
-                                         [REPLY_ANTHROPIC] = "TypedError",
-                                         [REPLY_OLLAMA] = "PlainError",
-                                         [REPLY_VLLM] = "Error",
-                                         [REPLY_LLAMA] = "Error"};
+    static const char *const errors[] = {
+        [REPLY_OPENAI] = "Error",      [REPLY_ANTHROPIC] = "TypedError",
+        [REPLY_OLLAMA] = "PlainError", [REPLY_COHERE] = "MessageError",
+        [REPLY_VLLM] = "Error",        [REPLY_LLAMA] = "Error"};
     buf_puts(b, errors[form]);
     put_json(b, "'}}}}}");
 }

@@ -33,6 +33,8 @@ CALL(decisions, KIND_DECISIONS)
 CALL(classify, KIND_CLASSIFY)
 CALL(pooling, KIND_POOLING)
 CALL(cohere_embed, KIND_COHERE_EMBED)
+CALL(cohere_chat, KIND_COHERE_CHAT)
+CALL(render_cohere, KIND_RENDER_COHERE)
 CALL(invocations, KIND_INVOCATIONS)
 CALL(llama_chat, KIND_LLAMA_CHAT)
 CALL(either_completion, KIND_EITHER_COMPLETION)
@@ -98,6 +100,8 @@ const struct http_route api_routes[] = {
     INFER("/classify", classify),
     INFER("/pooling", pooling),
     INFER("/v2/embed", cohere_embed),
+    INFER("/cohere/v2/chat", cohere_chat),
+    INFER("/cohere/v2/chat/render", render_cohere),
     INFER("/invocations", invocations),
     INFER("/predict", api_predict),
     INFER("/completion", native),

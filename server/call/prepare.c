@@ -59,6 +59,8 @@ static const struct kind {
     [KIND_RENDER_CHAT] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_RENDER_RESPONSE] = {render_response_begin, responses_end, NULL, "input"},
     [KIND_RENDER_MESSAGE] = {render_message_begin, messages_end, NULL, "messages"},
+    [KIND_COHERE_CHAT] = {cohere_chat_begin, chat_end, NULL, "messages", .generates = true},
+    [KIND_RENDER_COHERE] = {cohere_chat_begin, chat_end, NULL, "messages"},
     [KIND_CHAT_INPUT_TOKENS] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
     [KIND_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},

@@ -173,6 +173,9 @@ bool request_flatten_tools(struct request *r, const struct json **list, const ch
                            size_t *n_bytes);
 const char *request_flat_name(struct request *r, const char *space, const char *name);
 
+/* Rewrites the body of Cohere's chat as that of a chat (request_cohere_chat.c). */
+void cohere_chat_begin(struct request *r);
+
 /* /v1/systemone and /v1/decisions (request_decisions.c, request_decision_prompts.c) */
 void decisions_begin(struct request *r);
 bool decisions_end(struct request *r);

@@ -53,6 +53,8 @@ enum request_kind {
     KIND_RENDER_CHAT,       // renders a chat to ids
     KIND_RENDER_RESPONSE,   // or the input of a response
     KIND_RENDER_MESSAGE,    // or the turns of a message
+    KIND_COHERE_CHAT,       // Cohere's chat, whose body becomes that of a chat
+    KIND_RENDER_COHERE,     // renders it
     KIND_CHAT_INPUT_TOKENS, // counts a chat's ids
     KIND_INVOCATIONS,       // SageMaker's: becomes another kind, by the body's members
     KIND_LLAMA_CHAT,        // becomes a chat with `llama`

@@ -98,7 +98,7 @@ const struct vllm_flag vllm_flags[] = {
           "templates get enable_thinking false instead"),
      .harmless = "auto|none"},
     {FLAG("cohere-format", TAKES_VALUE, "prompts are written by the chat template")},
-    {FLAG("cohere-is-reasoning-model", TAKES_NOTHING, "Cohere's chat is not served")},
+    {FLAG("cohere-is-reasoning-model", TAKES_NOTHING, "reasoning is a block of its own in Cohere's chat")},
     {FLAG("tool-server", TAKES_VALUE, "only the client calls tools"), .harmless = ""},
     {FLAG("structured-outputs-config", TAKES_VALUE, "there is one implementation")},
     {FLAG("guided-decoding-backend", TAKES_VALUE, "there is one implementation")},

@@ -202,8 +202,13 @@ def test_bodies_that_the_schema_allows_never_cause_a_server_error(server, docume
             assert r.status < 500, (path, body, r.body)
             if r.status >= 400:
                 schema_of = o["responses"]["default"]["content"]["application/json"]["schema"]
-                error = resolve(document, schema_of["$ref"])["properties"]["error"]
-                assert isinstance(r.error, str) if error["type"] == "string" else set(r.error) >= set(error["required"]), r.body
+                form = resolve(document, schema_of["$ref"])
+                assert set(r.json()) >= set(form["required"]), r.body
+                error = form["properties"].get("error")  # Cohere's errors have no such member
+                if error and error["type"] == "string":
+                    assert isinstance(r.error, str), r.body
+                elif error:
+                    assert set(r.error) >= set(error["required"]), r.body
             statuses.append(r.status)
     for path, statuses in done.items():
         assert statuses.count(200) >= 5 or path in ("/v1/batches", "/api/show", "/infill", "/classify"), (path, statuses)  # needs a file, a model, tokens, a head
