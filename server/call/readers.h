@@ -173,6 +173,9 @@ bool request_flatten_tools(struct request *r, const struct json **list, const ch
                            size_t *n_bytes);
 const char *request_flat_name(struct request *r, const char *space, const char *name);
 
+/* Decides whether the last message is continued (request_continue.c). */
+bool request_continue_as_llama(struct request *r);
+
 /* Rewrites the body of Cohere's chat as that of a chat (request_cohere_chat.c). */
 void cohere_chat_begin(struct request *r);
 
