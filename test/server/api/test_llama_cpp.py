@@ -405,6 +405,9 @@ def test_a_final_turn_of_the_assistant_is_continued(server):
     assert r["__verbose"]["prompt"].endswith("assistant\n")
     r = server.post("/chat/completions", {"messages": said, "max_tokens": 1, "verbose": True, "add_generation_prompt": True}).json()
     assert r["__verbose"]["prompt"].endswith("assistant\n")
+    parts = [said[0], {"role": "assistant", "content": [{"type": "text", "text": t} for t in ("Wh", "ill\U0001f600")]}]
+    r = server.post("/chat/completions", {"messages": parts, "max_tokens": 1, "verbose": True}).json()
+    assert r["__verbose"]["prompt"].endswith("assistant\nWh\n\nill\U0001f600")  # blank lines separate parts
     twice = {"messages": said + said[1:], "max_tokens": 1}
     assert server.post("/chat/completions", twice).status == 400
     assert server.post("/v1/chat/completions", twice).status == 200
