@@ -242,7 +242,7 @@ static bool render_chat(struct request *r, const struct chat_template *t,
         .add_generation_prompt = r->add_generation_prompt,
         .continue_final_message = r->continue_final_message,
         .local_us = chat_clock_us(),
-        .has_dates = r->model->is_llama,
+        .llama_variables = r->model->is_llama,
     };
     struct chat_output out;
     enum status st = chat_template_render(t, &in, &out, &err);

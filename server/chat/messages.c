@@ -372,7 +372,7 @@ static int look(const struct probe *p, const char *messages, const char *tools)
     struct jv v, list;
     struct jstr *out;
     int seen = 0;
-    if (jinja_begin(&rt, p->t, 0) && chat_set_dates(&rt, 0) &&
+    if (jinja_begin(&rt, p->t, 0) &&
         jinja_from_json(&rt, messages, strlen(messages), PROV_INPUT, "messages", &v)) {
         for (size_t i = 0; i < p->n_tokens; i++) {
             struct jstr *text = js_lit(&rt, p->tokens[i].text);
@@ -386,6 +386,7 @@ static int look(const struct probe *p, const char *messages, const char *tools)
             jinja_from_json(&rt, tools, strlen(tools), PROV_INPUT, "tools", &list);
         }
         jinja_set(&rt, "tools", 5, list);
+        chat_set_llama_variables(&rt, 0, list); // the probed word is not in them
         jinja_set(&rt, "documents", 9, jv_none());
         jinja_set(&rt, "add_generation_prompt", 21, jv_bool(true));
         if (jinja_run(&rt, &out)) {

@@ -443,6 +443,13 @@ def test_with_its_conventions_templates_are_told_the_date():
             assert s.post("/apply-template", {**body, "chat_template_kwargs": {"date_string": "D"}}).json()["prompt"].startswith("D, ")
 
 
+def test_with_its_conventions_templates_have_the_tools_as_text():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    with Server(chat_template="<{{ functions }}>", conventions="llama.cpp") as s:
+        prompt = lambda **body: s.post("/apply-template", {"messages": [{"role": "user", "content": "x"}], **body}).json()["prompt"]
+        assert prompt() == "<>" and json.loads(prompt(tools=[tool])[1:-1]) == [tool]
+
+
 def test_with_its_conventions_a_template_may_be_any_text():
     with Server(chat_template="This is no template, but a text", conventions="llama.cpp") as s:
         assert s.post("/apply-template", {"messages": [{"role": "user", "content": "x"}]}).json()["prompt"] == "This is no template, but a text"
