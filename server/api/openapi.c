@@ -91,6 +91,9 @@ static const struct about {
     {"POST", "/api/push", "Ollama's; refused.", NULL, ANSWER_JSON, false},
     {"POST", "/api/create", "Ollama's; refused.", NULL, ANSWER_JSON, false},
     {"POST", "/api/copy", "Ollama's; refused.", NULL, ANSWER_JSON, false},
+    {"GET", "/v1/stream", "llama.cpp's: the events of a stream that outlives its client.", NULL,
+     ANSWER_EVENTS, false},
+    {"DELETE", "/v1/stream", "llama.cpp's: ends such a stream.", NULL, ANSWER_TEXT, false},
     {"DELETE", "/api/delete", "Ollama's; refused.", NULL, ANSWER_JSON, false},
     {"POST", "/api/embeddings",
      "Ollama's older route: embeds one text, without normalising the vector.",
@@ -208,6 +211,11 @@ static const struct {
     {"GET", "/v1/responses/{id}",
      "{'name':'stream','in':'query','schema':{'type':'boolean'}},{'name':'starting_after','in':"
      "'query','schema':{'type':'integer','minimum':0}}"},
+    {"GET", "/v1/stream",
+     "{'name':'conv_id','in':'query','required':true,'schema':" PRINTABLE
+     "},{'name':'from','in':'query','schema':{'type':'integer','minimum':0}}"},
+    {"DELETE", "/v1/stream",
+     "{'name':'conv_id','in':'query','required':true,'schema':" PRINTABLE "}"},
     {"GET", "/slots", "{'name':'fail_on_no_slot','in':'query','schema':" PRINTABLE "}"},
     {"GET", "/v1/files",
      AFTER

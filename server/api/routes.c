@@ -110,6 +110,8 @@ const struct http_route api_routes[] = {
     INFER("/apply-template", apply_template),
     {"GET", "/props", api_props, SCOPE_ADMIN, 0, 0},
     {"GET", "/slots", api_slots, SCOPE_ADMIN, 0, 0},
+    {"GET", "/v1/stream", api_stream_resume, SCOPE_INFERENCE, 0, 0},
+    {"DELETE", "/v1/stream", api_stream_delete, SCOPE_INFERENCE, 0, 0},
     INFER("/api/chat", ollama_chat),
     INFER("/api/generate", ollama_generate),
     INFER("/api/embed", ollama_embed),
