@@ -3,6 +3,7 @@
  * before it, whatever the order in which they are read. */
 #include "server/cli/config_load.h"
 
+#include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/optional.h"
@@ -12,6 +13,7 @@
 #include "server/cli/config_value.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -189,6 +191,34 @@ static void divide_context(const struct loading *l)
     }
 }
 
+/* llama.cpp's --spec-draft-n-max says nothing without a draft model, and may be large. */
+static enum status settle_drafts(const struct loading *l, struct err *err)
+{
+    enum { MOST = 15 }; // the engine's limit
+    static const char key[] = "num_speculative_tokens";
+    const struct option_row *row = loading_find_row("speculative-config", 18);
+    const char *text = l->config->engine.speculative_config;
+    struct json *config = NULL;
+    char most[16];
+    enum status st = OK;
+    if (!l->is_llama || !text || json_parse(text, strlen(text), NULL, &config, NULL) != OK) {
+        return OK;
+    }
+    snprintf(most, sizeof most, "%d", MOST);
+    if (!json_get(config, "model") && !json_get(config, "method")) {
+        log_info("there are no drafts without a draft model or a method; see --speculative-config");
+        config_value_clear(l->config, row);
+    } else if (json_get_int(config, key, 0) > MOST && json_count(config) == 2) {
+        log_info("a step has at most %s drafts of a sequence", most);
+        const char *model = json_get_string(config, "model"); // the only other flag there is
+        config_value_clear(l->config, row);
+        st = config_value_set_member(l->config, row, "model", model ? model : "", err);
+        st = st == OK ? config_value_set_member(l->config, row, key, most, err) : st;
+    }
+    json_free(config);
+    return st;
+}
+
 /* The file is named by a flag or variable, so these are read first; `source` remembers for
  * each option where its value comes from. */
 enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err)
@@ -218,6 +248,9 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     if (st == OK) {
         st = allow_any_name(&l, err);
         divide_context(&l);
+    }
+    if (st == OK) {
+        st = settle_drafts(&l, err);
     }
     if (st == OK) {
         st = check(c, err);

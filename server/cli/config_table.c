@@ -386,6 +386,7 @@ const size_t n_option_rows = sizeof option_rows / sizeof option_rows[0];
 /* Short forms, and the names that other servers use. */
 const struct option_alias option_aliases[] = {
     {"h", "help"},
+    {"usage", "help"},
     {"m", "model"},
     {"model-path", "model"},
     {"tokenizer-path", "tokenizer"},
