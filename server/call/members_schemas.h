@@ -115,85 +115,49 @@
     "'type':['integer','null'],'minimum':-2,'maximum':2147483647,'not':{'const':0}"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
-/* A part of the answer of /inference/v1/generate. */
 /* Questions with a few answers (decisions.h). */
-#define SYSTEMONE_QUESTION(type, criteria)                                                         \
-    "{'type':'object','additionalProperties':false,'required':['type','criteria'],'properties':{"  \
-    "'type':{'const':'" type "'},'instructions':{'type':'string'},'criteria':" criteria "}}"
-#define SYSTEMONE_QUESTIONS                                                                                                                                                               \
-    "'minProperties':1,'maxProperties':64,'propertyNames':{'minLength':1},"                                                                                                               \
-    "'additionalProperties':{'anyOf':[" SYSTEMONE_QUESTION(                                                                                                                               \
-        "choice",                                                                                                                                                                         \
-        "{'type':'object','minProperties':1,'maxProperties':26,"                                                                                                                          \
-        "'additionalProperties':{'type':['string','null']}}") "," SYSTEMONE_QUESTION("noul", "{'"                                                                                         \
-                                                                                             "typ"                                                                                        \
-                                                                                             "e':"                                                                                        \
-                                                                                             "['"                                                                                         \
-                                                                                             "obj"                                                                                        \
-                                                                                             "ect"                                                                                        \
-                                                                                             "','"                                                                                        \
-                                                                                             "nul"                                                                                        \
-                                                                                             "l']"                                                                                        \
-                                                                                             ",'"                                                                                         \
-                                                                                             "add"                                                                                        \
-                                                                                             "iti"                                                                                        \
-                                                                                             "ona"                                                                                        \
-                                                                                             "lP"                                                                                         \
-                                                                                             "rop"                                                                                        \
-                                                                                             "ert"                                                                                        \
-                                                                                             "ies"                                                                                        \
-                                                                                             "':"                                                                                         \
-                                                                                             "fal"                                                                                        \
-                                                                                             "se,"                                                                                        \
-                                                                                             "'"                                                                                          \
-                                                                                             "pro"                                                                                        \
-                                                                                             "per"                                                                                        \
-                                                                                             "tie"                                                                                        \
-                                                                                             "s'"                                                                                         \
-                                                                                             ":{"                                                                                         \
-                                                                                             "'tr"                                                                                        \
-                                                                                             "ue'"                                                                                        \
-                                                                                             ":{'"                                                                                        \
-                                                                                             "typ"                                                                                        \
-                                                                                             "e':"                                                                                        \
-                                                                                             "'"                                                                                          \
-                                                                                             "str"                                                                                        \
-                                                                                             "ing"                                                                                        \
-                                                                                             "'},"                                                                                        \
-                                                                                             "'"                                                                                          \
-                                                                                             "fal"                                                                                        \
-                                                                                             "se'"                                                                                        \
-                                                                                             ":{'"                                                                                        \
-                                                                                             "typ"                                                                                        \
-                                                                                             "e':"                                                                                        \
-                                                                                             "'"                                                                                          \
-                                                                                             "str"                                                                                        \
-                                                                                             "ing"                                                                                        \
-                                                                                             "'}}"                                                                                        \
-                                                                                             "}") "," SYSTEMONE_QUESTION("score",                                                         \
-                                                                                                                         "{'type':'array','minItems':2,'maxItems':10,'uniqueItems':true," \
-                                                                                                                         "'items':{'type':'string'}}") "]}"
+#define A_QUESTION(type, required, properties)                                                     \
+    "{'type':'object','additionalProperties':false,'required':['type'," required                   \
+    "],'properties':{'type':{'const':'" type "'},'instructions':{'type':'string'}," properties     \
+    "}}"
+#define CHOICE_CRITERIA                                                                            \
+    "'criteria':{'type':'object','minProperties':1,'maxProperties':26,"                            \
+    "'additionalProperties':{'type':['string','null']}}"
+#define NOUL_CRITERIA                                                                              \
+    "'criteria':{'type':['object','null'],'additionalProperties':false,'properties':{"             \
+    "'true':{'type':'string'},'false':{'type':'string'}}}"
+#define SCORE_CRITERIA                                                                             \
+    "'criteria':{'type':'array','minItems':2,'maxItems':10,'uniqueItems':true,"                    \
+    "'items':{'type':'string'}}"
+#define CHOICE_QUESTION A_QUESTION("choice", "'criteria'", CHOICE_CRITERIA)
+#define NOUL_QUESTION A_QUESTION("noul", "'criteria'", NOUL_CRITERIA)
+#define SCORE_QUESTION A_QUESTION("score", "'criteria'", SCORE_CRITERIA)
+#define SYSTEMONE_QUESTIONS                                                                        \
+    "'minProperties':1,'maxProperties':64,'propertyNames':{'minLength':1},"                        \
+    "'additionalProperties':{'anyOf':[" CHOICE_QUESTION "," NOUL_QUESTION "," SCORE_QUESTION "]}"
+
 #define DECISION_INPUT                                                                             \
     "'anyOf':[{'type':'string'},{'type':'array','items':{'type':'object','required':['role',"      \
     "'content'],'properties':{'role':{'const':'user'},'content':{'type':'string'}}}}]"
-#define DECISION_QUESTION(type, more, list)                                                        \
-    "{'type':'object','additionalProperties':false,'required':['type','instructions'" more         \
-    "],'properties':{'type':{'const':'" type                                                       \
-    "'},'instructions':{'type':'string'},'name':{'type':'string'}" list "}}"
-#define DECISION_OPTIONS(list, name, values, most)                                                 \
-    ",'" list "':{'type':'array','minItems':2,'maxItems':" most                                    \
-    ",'uniqueItems':true,'items':{'type':'object','additionalProperties':false,'required':['" name \
-    "'],'properties':{'" name "':{'type':" values "}}}}"
+#define QUESTION_NAME "'name':{'type':'string'}"
+#define QUESTION_CHOICES                                                                           \
+    QUESTION_NAME ",'choices':{'type':'array','minItems':2,'maxItems':26,'uniqueItems':true,"      \
+                  "'items':{'type':'object','additionalProperties':false,'required':['value'],'"   \
+                  "properties':{"                                                                  \
+                  "'value':{'type':['string','boolean']}}}}"
+#define QUESTION_LEVELS                                                                            \
+    QUESTION_NAME ",'levels':{'type':'array','minItems':2,'maxItems':10,'uniqueItems':true,"       \
+                  "'items':{'type':'object','additionalProperties':false,'required':['label'],'"   \
+                  "properties':{"                                                                  \
+                  "'label':{'type':'string'}}}}"
+#define PREDICATE A_QUESTION("predicate", "'instructions'", QUESTION_NAME)
+#define LISTED_CHOICE A_QUESTION("choice", "'instructions','choices'", QUESTION_CHOICES)
+#define LISTED_SCORE A_QUESTION("score", "'instructions','levels'", QUESTION_LEVELS)
 #define DECISION_QUESTIONS                                                                         \
-    "'minItems':1,'maxItems':64,'items':{'anyOf':[" DECISION_QUESTION(                             \
-        "predicate", "",                                                                           \
-        "") "," DECISION_QUESTION("choice", ",'choices'",                                          \
-                                  DECISION_OPTIONS(                                                \
-                                      "choices", "value", "['string','boolean']",                  \
-                                      "26")) "," DECISION_QUESTION("score", ",'levels'",           \
-                                                                   DECISION_OPTIONS(               \
-                                                                       "levels", "label",          \
-                                                                       "'string'", "10")) "]}"
+    "'minItems':1,'maxItems':64,'items':{'anyOf':[" PREDICATE "," LISTED_CHOICE "," LISTED_SCORE   \
+    "]}"
+
+/* A part of the answer of /inference/v1/generate. */
 #define GENERATED                                                                                  \
     "'required':['choices'],'properties':{'choices':{'type':'array','minItems':1,'maxItems':128,"  \
     "'items':{'type':'object','required':['token_ids'],'properties':{'token_ids':{'type':"         \
