@@ -9,6 +9,7 @@
 #include "server/api/keys.h"
 #include "server/api/log_request.h"
 #include "server/api/origin.h"
+#include "server/api/resume.h"
 #include "server/call/tenant.h"
 #include "server/jobs/batches.h"
 
@@ -62,6 +63,7 @@ void api_deinit(struct api *a)
 {
     batches_close(a->batches);
     call_server_deinit(&a->calls);
+    resume_close(a);
     keys_close(a->keys);
     a->keys = NULL;
     tenant_drop(a->anyone);

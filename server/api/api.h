@@ -20,6 +20,7 @@
 struct batches;
 struct keys;
 struct store;
+struct kept_stream;
 
 /* Limits of /v1/files: a body is held in memory, within http's max_body_total_bytes. */
 enum { API_MAX_FILE_BYTES = 200 << 20, API_MAX_FORM_BYTES = API_MAX_FILE_BYTES + (1 << 16) };
@@ -36,9 +37,10 @@ struct api {
     struct tenant *anyone; // shared by all clients if there are no keys
     struct metrics metrics;
     struct status_history history;
-    struct store *store;      // NULL if the build has no store; not owned
-    struct batches *batches;  // NULL if there is no store
-    int64_t data_retention_s; // how long files and batches are kept; 0: for ever
+    struct store *store;         // NULL if the build has no store; not owned
+    struct batches *batches;     // NULL if there is no store
+    struct kept_stream *streams; // that can be resumed (resume.c)
+    int64_t data_retention_s;    // how long files and batches are kept; 0: for ever
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread
     int64_t started_ns, ready_ns;
@@ -140,6 +142,8 @@ void api_llama_models(struct http_request *req, void *arg);
 void api_props(struct http_request *req, void *arg);
 void api_predict(struct http_request *req, void *arg); // predict.c
 void api_slots(struct http_request *req, void *arg);
+void api_stream_resume(struct http_request *req, void *arg); // resume.c
+void api_stream_delete(struct http_request *req, void *arg);
 void api_ollama_tags(struct http_request *req, void *arg);
 void api_ollama_running(struct http_request *req, void *arg);
 void api_ollama_manage(struct http_request *req, void *arg);

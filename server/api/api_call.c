@@ -65,5 +65,6 @@ void api_call_over(struct call *c)
 {
     tenant_leave(c->tenant);
     tenant_drop(c->tenant);
+    free(api_call_of(c)->conversation);
     free(api_call_of(c));
 }

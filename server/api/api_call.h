@@ -7,13 +7,16 @@
 
 #include "server/api/api.h"
 
-struct background; // background.c
+struct background;  // background.c
+struct kept_stream; // resume.c
 
 struct api_call {
     struct call call;         // must be first
     struct http_request *req; // NULL after its terminal call
     struct http_timer deadline;
     struct background *background; // state of a background response, or NULL
+    char *conversation;            // X-Conversation-Id of a stream to be kept, or NULL
+    struct kept_stream *stream;    // its state (resume.c), or NULL
 };
 
 static inline struct api_call *api_call_of(const struct call *c)

@@ -6,6 +6,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/api/log_request.h"
+#include "server/api/resume.h"
 #include "server/call/tenant.h"
 
 #include <stdio.h>
@@ -72,6 +73,8 @@ static void prepared(struct call *c)
     reply_tell_id(api_call_of(c)->req);
     if (c->request.detached) {
         background_take(c);
+    } else {
+        resume_take(c);
     }
 }
 
@@ -205,7 +208,9 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
     };
     struct call *c = arg;
     (void)req;
-    if (c->sink != &background_sink) { // background responses continue
+    if (resume_has(c)) {
+        resume_leave(c);
+    } else if (c->sink != &background_sink) { // background responses continue
         call_gone(c, causes[why]);
     }
 }
@@ -213,7 +218,11 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 static void on_writable(struct http_request *req, void *arg)
 {
     (void)req;
-    call_on_room(arg);
+    if (resume_has(arg)) {
+        resume_continue(arg);
+    } else {
+        call_on_room(arg);
+    }
 }
 
 static const struct http_events events = {on_gone, on_writable};
@@ -299,6 +308,7 @@ void api_start(struct api *a, struct http_request *req, enum request_kind kind)
     }
     snprintf(c->call.owner, sizeof c->call.owner, "%s", api_log(req)->owner);
     note_retry(a, req);
+    resume_note(a, &c->call);
     http_defer(req, &events, c);
     call_start(&a->calls, &c->call);
 }

@@ -37,10 +37,19 @@ static const struct about {
      ANSWER_JSON, false},
     {"POST", "/generative_scoring", "vLLM's: the probabilities of given tokens after each text.",
      "LabelsRequest", ANSWER_JSON, false},
+    {"POST", "/v1/systemone", "vLLM's: answers questions by the probabilities of a few labels.",
+     "SystemoneRequest", ANSWER_JSON, false},
+    {"POST", "/v1/decisions", "vLLM's: the same as /v1/systemone, in another form.",
+     "DecisionsRequest", ANSWER_JSON, false},
     {"POST", "/classify", "vLLM's: classifies texts with a model that answers yes or no.",
      "ClassifyRequest", ANSWER_JSON, false},
     {"POST", "/pooling", "vLLM's: embeds texts, in its own format.", "PoolingRequest", ANSWER_JSON,
      false},
+    {"POST", "/cohere/v2/chat", "Cohere's: answers a conversation.", "CohereChatRequest",
+     ANSWER_EVENTS, false},
+    {"POST", "/cohere/v2/chat/render",
+     "vLLM's: returns the token ids and settings of a conversation.", "CohereChatRequest",
+     ANSWER_JSON, false},
     {"POST", "/v2/embed", "Cohere's: embeds texts.", "CohereEmbedRequest", ANSWER_JSON, false},
     {"POST", "/v1/completions/render", "vLLM's: returns the token ids and settings of prompts.",
      "CompletionRequest", ANSWER_LIST, false},
@@ -82,6 +91,9 @@ static const struct about {
     {"POST", "/api/push", "Ollama's; refused.", NULL, ANSWER_JSON, false},
     {"POST", "/api/create", "Ollama's; refused.", NULL, ANSWER_JSON, false},
     {"POST", "/api/copy", "Ollama's; refused.", NULL, ANSWER_JSON, false},
+    {"GET", "/v1/stream", "llama.cpp's: the events of a stream that outlives its client.", NULL,
+     ANSWER_EVENTS, false},
+    {"DELETE", "/v1/stream", "llama.cpp's: ends such a stream.", NULL, ANSWER_TEXT, false},
     {"DELETE", "/api/delete", "Ollama's; refused.", NULL, ANSWER_JSON, false},
     {"POST", "/api/embeddings",
      "Ollama's older route: embeds one text, without normalising the vector.",
@@ -199,6 +211,11 @@ static const struct {
     {"GET", "/v1/responses/{id}",
      "{'name':'stream','in':'query','schema':{'type':'boolean'}},{'name':'starting_after','in':"
      "'query','schema':{'type':'integer','minimum':0}}"},
+    {"GET", "/v1/stream",
+     "{'name':'conv_id','in':'query','required':true,'schema':" PRINTABLE
+     "},{'name':'from','in':'query','schema':{'type':'integer','minimum':0}}"},
+    {"DELETE", "/v1/stream",
+     "{'name':'conv_id','in':'query','required':true,'schema':" PRINTABLE "}"},
     {"GET", "/slots", "{'name':'fail_on_no_slot','in':'query','schema':" PRINTABLE "}"},
     {"GET", "/v1/files",
      AFTER
@@ -278,11 +295,10 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
     }
     put_json(b, ",'default':{'description':'An error','content':{'application/json':{'schema':{"
                 "'$ref':'#/components/schemas/");
-    static const char *const errors[] = {[REPLY_OPENAI] = "Error",
-                                         [REPLY_ANTHROPIC] = "TypedError",
-                                         [REPLY_OLLAMA] = "PlainError",
-                                         [REPLY_VLLM] = "Error",
-                                         [REPLY_LLAMA] = "Error"};
+    static const char *const errors[] = {
+        [REPLY_OPENAI] = "Error",      [REPLY_ANTHROPIC] = "TypedError",
+        [REPLY_OLLAMA] = "PlainError", [REPLY_COHERE] = "MessageError",
+        [REPLY_VLLM] = "Error",        [REPLY_LLAMA] = "Error"};
     buf_puts(b, errors[form]);
     put_json(b, "'}}}}}");
 }

@@ -55,6 +55,8 @@ static const struct {
     {"ChatRequest", FORM_CHAT},
     {"ChatsRequest", FORM_CHAT_BATCH},
     {"LabelsRequest", FORM_LABELS},
+    {"SystemoneRequest", FORM_SYSTEMONE},
+    {"DecisionsRequest", FORM_DECISIONS},
     {"ClassifyTexts", FORM_CLASSIFY},
     {"PoolingTexts", FORM_POOLING},
     {"PooledMessages", FORM_POOL_CHAT},
@@ -373,6 +375,17 @@ void openapi_put_components(struct buf *b, const struct openapi_facts *facts)
                 "'request_id':{'type':['string','null']}}},"
                 "'PlainError':{'type':'object','required':['error'],'properties':{'error':{"
                 "'type':'string'}}},"
+                "'MessageError':{'type':'object','required':['message'],'properties':{'message':{"
+                "'type':'string'},'id':{'type':['string','null']}}},"
+                "'CohereChatRequest':{'type':'object','required':['messages'],'properties':{"
+                "'model':{'type':'string'},'messages':{'type':'array','minItems':1,'items':{"
+                "'type':'object','required':['role','content'],'properties':{'role':{'enum':["
+                "'system','user','assistant']},'content':{'type':'string'}}}},"
+                "'stream':{'type':'boolean'},'max_tokens':{'type':'integer','minimum':1,"
+                "'maximum':64},'temperature':{'type':'number','minimum':0,'maximum':1},"
+                "'p':{'type':'number','minimum':0.01,'maximum':0.99},'k':{'type':'integer',"
+                "'minimum':0,'maximum':500},'seed':{'type':'integer','minimum':0,'maximum':"
+                "1000000},'logprobs':{'type':'boolean'}}},"
                 "'OllamaShowRequest':{'type':'object','required':['model'],'properties':{'model':{"
                 "'type':'string'}}},"
                 "'OllamaOldEmbedRequest':{'type':'object','required':['prompt'],'properties':{"

@@ -36,21 +36,14 @@ enum reply_form reply_form_of(const struct http_route *route)
         const char *path;
         enum reply_form form;
     } forms[] = {
-        {"/v1/messages", REPLY_ANTHROPIC},
-        {"/api", REPLY_OLLAMA},
-        {"/pooling", REPLY_VLLM},
-        {"/classify", REPLY_VLLM},
-        {"/generative_scoring", REPLY_VLLM},
-        {"/inference", REPLY_VLLM},
-        {"/completion", REPLY_LLAMA},
-        {"/completions", REPLY_LLAMA},
-        {"/chat/completions", REPLY_LLAMA},
-        {"/embeddings", REPLY_LLAMA},
-        {"/infill", REPLY_LLAMA},
-        {"/embedding", REPLY_LLAMA},
-        {"/apply-template", REPLY_LLAMA},
-        {"/props", REPLY_LLAMA},
-        {"/slots", REPLY_LLAMA},
+        {"/v1/messages", REPLY_ANTHROPIC}, {"/api", REPLY_OLLAMA},
+        {"/cohere", REPLY_COHERE},         {"/pooling", REPLY_VLLM},
+        {"/classify", REPLY_VLLM},         {"/generative_scoring", REPLY_VLLM},
+        {"/inference", REPLY_VLLM},        {"/completion", REPLY_LLAMA},
+        {"/completions", REPLY_LLAMA},     {"/chat/completions", REPLY_LLAMA},
+        {"/embeddings", REPLY_LLAMA},      {"/infill", REPLY_LLAMA},
+        {"/embedding", REPLY_LLAMA},       {"/apply-template", REPLY_LLAMA},
+        {"/props", REPLY_LLAMA},           {"/slots", REPLY_LLAMA},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         size_t n = strlen(forms[i].path);
@@ -82,7 +75,7 @@ static enum call_error_names names_of(struct http_request *req)
     static const enum call_error_names names[] = {
         [REPLY_OPENAI] = CALL_ERROR_OPENAI, [REPLY_ANTHROPIC] = CALL_ERROR_ANTHROPIC,
         [REPLY_OLLAMA] = CALL_ERROR_OPENAI, [REPLY_VLLM] = CALL_ERROR_VLLM,
-        [REPLY_LLAMA] = CALL_ERROR_LLAMA,
+        [REPLY_LLAMA] = CALL_ERROR_LLAMA,   [REPLY_COHERE] = CALL_ERROR_OPENAI,
     };
     return names[api_log(req)->form];
 }
@@ -93,6 +86,7 @@ static void put_form(struct buf *b, struct http_request *req, const struct call_
     switch (api_log(req)->form) {
     case REPLY_ANTHROPIC: call_error_put_typed(b, e, http_request_id(req)); break;
     case REPLY_OLLAMA: call_error_put_plain(b, e); break;
+    case REPLY_COHERE: call_error_put_message(b, e, http_request_id(req)); break;
     default: call_error_put(b, e, names_of(req)); break;
     }
 }
@@ -199,7 +193,7 @@ void reply_stream_end(struct http_request *req, const struct call_error *e, bool
             reply_line(req, b.data, b.n_bytes);
             done = false;
         } else {
-            call_error_put(&b, e, names_of(req));
+            put_form(&b, req, e);
             reply_event(req, b.data, b.n_bytes);
         }
         buf_deinit(&b);

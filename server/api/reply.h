@@ -15,7 +15,14 @@ void reply_set_options(struct http_options *o);
 
 /* The error format of a route. Anthropic's clients also expect the request id under another name:
  * call reply_note_route before the first reply; reply_tell_id adds the header. */
-enum reply_form { REPLY_OPENAI, REPLY_ANTHROPIC, REPLY_OLLAMA, REPLY_VLLM, REPLY_LLAMA };
+enum reply_form {
+    REPLY_OPENAI,
+    REPLY_ANTHROPIC,
+    REPLY_OLLAMA,
+    REPLY_VLLM,
+    REPLY_LLAMA,
+    REPLY_COHERE
+};
 enum reply_form reply_form_of(const struct http_route *route);
 void reply_note_route(struct http_request *req, const struct http_route *route);
 void reply_tell_id(struct http_request *req); // no effect on other routes

@@ -28,9 +28,13 @@ CALL(native_embed, KIND_NATIVE_EMBED)
 CALL(apply_template, KIND_APPLY_TEMPLATE)
 CALL(chat_batch, KIND_CHAT_BATCH)
 CALL(labels, KIND_LABELS)
+CALL(systemone, KIND_SYSTEMONE)
+CALL(decisions, KIND_DECISIONS)
 CALL(classify, KIND_CLASSIFY)
 CALL(pooling, KIND_POOLING)
 CALL(cohere_embed, KIND_COHERE_EMBED)
+CALL(cohere_chat, KIND_COHERE_CHAT)
+CALL(render_cohere, KIND_RENDER_COHERE)
 CALL(invocations, KIND_INVOCATIONS)
 CALL(llama_chat, KIND_LLAMA_CHAT)
 CALL(either_completion, KIND_EITHER_COMPLETION)
@@ -91,9 +95,13 @@ const struct http_route api_routes[] = {
     INFER("/v1/reranking", rerank),
     INFER("/reranking", rerank),
     INFER("/generative_scoring", labels),
+    INFER("/v1/systemone", systemone),
+    INFER("/v1/decisions", decisions),
     INFER("/classify", classify),
     INFER("/pooling", pooling),
     INFER("/v2/embed", cohere_embed),
+    INFER("/cohere/v2/chat", cohere_chat),
+    INFER("/cohere/v2/chat/render", render_cohere),
     INFER("/invocations", invocations),
     INFER("/predict", api_predict),
     INFER("/completion", native),
@@ -102,6 +110,8 @@ const struct http_route api_routes[] = {
     INFER("/apply-template", apply_template),
     {"GET", "/props", api_props, SCOPE_ADMIN, 0, 0},
     {"GET", "/slots", api_slots, SCOPE_ADMIN, 0, 0},
+    {"GET", "/v1/stream", api_stream_resume, SCOPE_INFERENCE, 0, 0},
+    {"DELETE", "/v1/stream", api_stream_delete, SCOPE_INFERENCE, 0, 0},
     INFER("/api/chat", ollama_chat),
     INFER("/api/generate", ollama_generate),
     INFER("/api/embed", ollama_embed),

@@ -228,6 +228,15 @@ void call_error_put_typed(struct buf *b, const struct call_error *e, const char 
     buf_putc(b, '}');
 }
 
+void call_error_put_message(struct buf *b, const struct call_error *e, const char *id)
+{
+    buf_puts(b, "{\"message\":");
+    buf_put_json(b, e->message, strlen(e->message));
+    buf_puts(b, ",\"id\":");
+    buf_put_json(b, id, strlen(id));
+    buf_putc(b, '}');
+}
+
 void call_error_put_plain(struct buf *b, const struct call_error *e)
 {
     buf_puts(b, "{\"error\":");

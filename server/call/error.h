@@ -56,6 +56,8 @@ void call_error_put(struct buf *b, const struct call_error *e, enum call_error_n
  * "request_id"}: `type` depends on the status, and `details` has the code. */
 void call_error_put_typed(struct buf *b, const struct call_error *e, const char *request_id);
 
+/* The object that Cohere's clients read, {"message": .., "id": ..}; `id` of the request. */
+void call_error_put_message(struct buf *b, const struct call_error *e, const char *id);
 /* The object that Ollama's clients read, {"error": "message"}. */
 void call_error_put_plain(struct buf *b, const struct call_error *e);
 

@@ -79,6 +79,9 @@ void call_put_logprob(struct buf *b, float logprob)
     }
     snprintf(text, sizeof text, "%.9g", (double)logprob);
     buf_puts(b, text);
+    if (!strpbrk(text, ".e")) { // clients that tell floats from integers expect a float
+        buf_puts(b, ".0");
+    }
 }
 
 /* Characters of the token's own text, for offsets in the answer; special tokens that are

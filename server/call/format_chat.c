@@ -267,7 +267,8 @@ void call_put_message(struct buf *b, struct call_choice *ch)
         if (!old) {
             buf_puts(b, "]");
         }
-    } else if (ch->call->request.tool_mode != TOOLS_OFF && !ch->call->request.old_calls) {
+    } else if (ch->call->request.tool_mode == TOOLS_AUTO && !ch->call->request.old_calls &&
+               !ch->call->request.llama) {
         buf_puts(b, ",\"tool_calls\":[]"); // as in vLLM, so that clients can count them
     }
     buf_putc(b, '}');

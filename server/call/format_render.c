@@ -139,6 +139,19 @@ static void put_context(struct buf *b, const struct request *r)
     buf_printf(b, ",\"history_tool_call_cnt\":%d}", r->n_past_calls);
 }
 
+static void put_offsets(struct buf *b, const struct request_prompt *p)
+{
+    buf_puts(b, ",\"token_offsets\":");
+    if (!p->offsets) {
+        buf_puts(b, "null");
+        return;
+    }
+    for (int32_t i = 0; i < p->n; i++) {
+        buf_printf(b, "%s[%d,%d]", i > 0 ? "," : "[", p->offsets[2 * i], p->offsets[2 * i + 1]);
+    }
+    buf_puts(b, p->n > 0 ? "]" : "[]");
+}
+
 /* Writes what another server needs to generate: ids, sampling parameters and features. */
 static void put_rendered(struct buf *b, const struct call *c, size_t i)
 {
@@ -155,7 +168,8 @@ static void put_rendered(struct buf *b, const struct call *c, size_t i)
     buf_put_json(b, r->model_name, strlen(r->model_name));
     buf_puts(b, ",\"token_ids\":");
     call_put_ids(b, r->prompts[i].ids, r->prompts[i].n);
-    buf_puts(b, ",\"token_offsets\":null,\"sampling_params\":");
+    put_offsets(b, &r->prompts[i]);
+    buf_puts(b, ",\"sampling_params\":");
     put_sampling(b, r);
     const struct body_member *stream = body_get(&r->body, "stream");
     bool streams = stream && json_bool(stream->node, false);

@@ -101,7 +101,7 @@ static const struct member rows[] = {
     {"documents", "Documents that the template may quote.", TALKS,
      WITH(ANY, "chat_template_kwargs")},
     {"chat_template_kwargs", "Additional variables for the template.",
-     TALKS | FORM_POOL_CHAT | FORM_CONTEXT, HAND(OBJECT, read_template_variables)},
+     TALKS | FORM_POOL_CHAT | FORM_CONTEXT | QUESTIONS, HAND(OBJECT, read_template_variables)},
     {"history_tool_call_cnt", "How many calls the conversation has.", FORM_CONTEXT,
      INT(n_past_calls, 0, INT32_MAX)},
     {"modalities", "Text alone.", CHATS, HAND(ARRAY, read_modalities),

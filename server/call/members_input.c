@@ -225,6 +225,23 @@ static const struct member rows[] = {
     {"tokens", "The token ids to convert to text.", FORM_DETOKENIZE, HAND(IDS, read_tokens),
      .required = true, .may_be_empty = true},
 
+    /* ---- questions ---- */
+    {"state", "What the questions are about: a text, or JSON, which the model reads as text.",
+     FORM_SYSTEMONE, HAND(ANY, read_decision_state), .required = true},
+    {"questions", "The questions, by their ids.", FORM_SYSTEMONE, HAND(OBJECT, read_questions),
+     .required = true, .schema = SYSTEMONE_QUESTIONS},
+    {"instructions", "A system message before the state.", FORM_SYSTEMONE,
+     HAND(STRING, read_decision_instructions)},
+    {"images", "images and sound.", FORM_SYSTEMONE, REFUSED(ANY, NOTHING)},
+    {"audio", "images and sound.", FORM_SYSTEMONE, REFUSED(ANY, NOTHING)},
+    {"videos", "images and sound.", FORM_SYSTEMONE, REFUSED(ANY, NOTHING)},
+    {"input", "What the questions are about.", FORM_DECISIONS, HAND(ANY, read_decision_input),
+     .required = true, .schema = DECISION_INPUT},
+    {"questions", "The questions.", FORM_DECISIONS, HAND(ARRAY, read_questions), .required = true,
+     .schema = DECISION_QUESTIONS},
+    {"joint", "reading several answers at once, which needs a diffusion model.", QUESTIONS,
+     REFUSED(BOOL, "false")},
+
     /* ---- ids that another server generated ---- */
     {"stream", "Whether a chunk is given instead of whole answers.", DERENDERS,
      WITH(BOOL, "generate_chunk")},

@@ -21,7 +21,9 @@ enum {
                                                                            // server accepts
     PAIRS = FORM_SCORE | FORM_RERANK,
     POOLED = FORM_CLASSIFY | FORM_POOLING | FORM_POOL_CHAT,
-    SCORES = PAIRS | FORM_LABELS | POOLED | FORM_COHERE_EMBED, // forms that generate no text
+    QUESTIONS = FORM_SYSTEMONE | FORM_DECISIONS,
+    SCORES = PAIRS | FORM_LABELS | POOLED | FORM_COHERE_EMBED | QUESTIONS, // forms that generate no
+                                                                           // text
     VECTORS = FORM_EMBEDDINGS | FORM_POOLING | FORM_POOL_CHAT,
     DERENDERS = FORM_DERENDER | FORM_DERENDER_CHAT,
     LISTS_LOGPROBS = FORM_CHAT | FORM_CHAT_BATCH | FORM_COMPLETIONS | FORM_TOKENS,

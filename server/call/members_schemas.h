@@ -115,6 +115,48 @@
     "'type':['integer','null'],'minimum':-2,'maximum':2147483647,'not':{'const':0}"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
+/* Questions with a few answers (decisions.h). */
+#define A_QUESTION(type, required, properties)                                                     \
+    "{'type':'object','additionalProperties':false,'required':['type'," required                   \
+    "],'properties':{'type':{'const':'" type "'},'instructions':{'type':'string'}," properties     \
+    "}}"
+#define CHOICE_CRITERIA                                                                            \
+    "'criteria':{'type':'object','minProperties':1,'maxProperties':26,"                            \
+    "'additionalProperties':{'type':['string','null']}}"
+#define NOUL_CRITERIA                                                                              \
+    "'criteria':{'type':['object','null'],'additionalProperties':false,'properties':{"             \
+    "'true':{'type':'string'},'false':{'type':'string'}}}"
+#define SCORE_CRITERIA                                                                             \
+    "'criteria':{'type':'array','minItems':2,'maxItems':10,'uniqueItems':true,"                    \
+    "'items':{'type':'string'}}"
+#define CHOICE_QUESTION A_QUESTION("choice", "'criteria'", CHOICE_CRITERIA)
+#define NOUL_QUESTION A_QUESTION("noul", "'criteria'", NOUL_CRITERIA)
+#define SCORE_QUESTION A_QUESTION("score", "'criteria'", SCORE_CRITERIA)
+#define SYSTEMONE_QUESTIONS                                                                        \
+    "'minProperties':1,'maxProperties':64,'propertyNames':{'minLength':1},"                        \
+    "'additionalProperties':{'anyOf':[" CHOICE_QUESTION "," NOUL_QUESTION "," SCORE_QUESTION "]}"
+
+#define DECISION_INPUT                                                                             \
+    "'anyOf':[{'type':'string'},{'type':'array','items':{'type':'object','required':['role',"      \
+    "'content'],'properties':{'role':{'const':'user'},'content':{'type':'string'}}}}]"
+#define QUESTION_NAME "'name':{'type':'string'}"
+#define QUESTION_CHOICES                                                                           \
+    QUESTION_NAME ",'choices':{'type':'array','minItems':2,'maxItems':26,'uniqueItems':true,"      \
+                  "'items':{'type':'object','additionalProperties':false,'required':['value'],'"   \
+                  "properties':{"                                                                  \
+                  "'value':{'type':['string','boolean']}}}}"
+#define QUESTION_LEVELS                                                                            \
+    QUESTION_NAME ",'levels':{'type':'array','minItems':2,'maxItems':10,'uniqueItems':true,"       \
+                  "'items':{'type':'object','additionalProperties':false,'required':['label'],'"   \
+                  "properties':{"                                                                  \
+                  "'label':{'type':'string'}}}}"
+#define PREDICATE A_QUESTION("predicate", "'instructions'", QUESTION_NAME)
+#define LISTED_CHOICE A_QUESTION("choice", "'instructions','choices'", QUESTION_CHOICES)
+#define LISTED_SCORE A_QUESTION("score", "'instructions','levels'", QUESTION_LEVELS)
+#define DECISION_QUESTIONS                                                                         \
+    "'minItems':1,'maxItems':64,'items':{'anyOf':[" PREDICATE "," LISTED_CHOICE "," LISTED_SCORE   \
+    "]}"
+
 /* A part of the answer of /inference/v1/generate. */
 #define GENERATED                                                                                  \
     "'required':['choices'],'properties':{'choices':{'type':'array','minItems':1,'maxItems':128,"  \

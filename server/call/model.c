@@ -126,6 +126,12 @@ static enum status load_template(struct call_model *m, const struct config *conf
     return chat_template_load(model, &m->template, err);
 }
 
+/* False for what is rather the mistyped name of a file. llama.cpp takes any text. */
+static bool is_template_text(const struct call_model *m, const char *text)
+{
+    return strchr(text, '{') || (m->is_llama && strchr(text, ' '));
+}
+
 /* --chat-template is a file or a template's text; otherwise the model's folder has one. The
  * template's text determines the parsers for reasoning and calls, unless options name them. */
 static enum status open_template(struct call_model *m, const struct config *config, struct err *err)
@@ -146,7 +152,7 @@ static enum status open_template(struct call_model *m, const struct config *conf
         buf_puts(&text, chat_template_named(config->chat_template));
     } else if (config->chat_template) {
         buf_puts(&text, config->chat_template);
-        if (!strchr(config->chat_template, '{')) {
+        if (!is_template_text(m, config->chat_template)) {
             st = err_set(err, ERR_IO,
                          "chat-template: '%.100s' is not a file, nor one of " CHAT_TEMPLATE_NAMES,
                          config->chat_template);
@@ -500,12 +506,20 @@ enum status call_model_check(const struct config *config, struct err *err)
                    from);
 }
 
+static bool follows_llama(const struct config *config)
+{
+    return config->conventions && strcmp(config->conventions, "llama.cpp") == 0;
+}
+
 /* Sets the fields that need no file. Returns the path of the tokenizer. */
 static const char *begin(struct call_model *m, const struct config *config,
                          const struct engine_info *info)
 {
-    *m = (struct call_model){
-        .config = config, .info = info, .created = clock_wall_sec(), .grammars = grammars_open()};
+    *m = (struct call_model){.config = config,
+                             .is_llama = follows_llama(config),
+                             .info = info,
+                             .created = clock_wall_sec(),
+                             .grammars = grammars_open()};
     const char *model = config->engine.model;
     const char *from = text_source(config);
     make_names(m, config);

@@ -20,6 +20,7 @@ struct call_model {
     const char *const *names; // accepted names; the first is the default and is not a path
     size_t n_names;
     bool any_name;         // requests may name any model; this one answers
+    bool is_llama;         // follows llama.cpp's conventions where they differ from vLLM's
     char *folder_name;     // the last part of the model's path, which is the default name
     const char *text_dir;  // folder of the tokenizer's files: that of --tokenizer or the model's
     struct tokenizer *tok; // NULL: only token ids are supported

@@ -53,10 +53,14 @@ static const struct kind {
     [KIND_TOKENS] = {tokens_begin, tokens_end, "token_ids", NULL, .generates = true},
     [KIND_DERENDER_CHAT] = {NULL, derender_chat_end, NULL, "messages"},
     [KIND_DERENDER] = {NULL, derender_end, NULL, NULL},
+    [KIND_SYSTEMONE] = {decisions_begin, decisions_end, NULL, "state", .generates = true},
+    [KIND_DECISIONS] = {decisions_begin, decisions_end, NULL, "input", .generates = true},
     [KIND_RENDER] = {render_begin, completion_end, "prompt", NULL},
     [KIND_RENDER_CHAT] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_RENDER_RESPONSE] = {render_response_begin, responses_end, NULL, "input"},
     [KIND_RENDER_MESSAGE] = {render_message_begin, messages_end, NULL, "messages"},
+    [KIND_COHERE_CHAT] = {cohere_chat_begin, chat_end, NULL, "messages", .generates = true},
+    [KIND_RENDER_COHERE] = {cohere_chat_begin, chat_end, NULL, "messages"},
     [KIND_CHAT_INPUT_TOKENS] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
     [KIND_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
@@ -103,6 +107,7 @@ static bool read_body(struct request *r)
         r->kind = KIND_CHAT;
         r->llama = true;
     }
+    r->llama |= r->kind == KIND_CHAT && r->model->is_llama;
     if (r->kind == KIND_EITHER_EMBED) {
         r->kind = r->model->pooling == POOL_TOKENS ? KIND_NATIVE_EMBED : KIND_EMBEDDINGS;
     }
@@ -237,6 +242,7 @@ static bool render_chat(struct request *r, const struct chat_template *t,
         .add_generation_prompt = r->add_generation_prompt,
         .continue_final_message = r->continue_final_message,
         .local_us = chat_clock_us(),
+        .llama_variables = r->model->is_llama,
     };
     struct chat_output out;
     enum status st = chat_template_render(t, &in, &out, &err);
@@ -348,6 +354,7 @@ static void truncate_prompt(const struct request *r, struct request_prompt *p, i
     if (r->truncate != 0 && keep > 0 && p->n > keep) {
         if (!r->truncate_right) {
             p->ids += p->n - keep;
+            p->offsets = p->offsets ? p->offsets + 2 * (p->n - keep) : NULL;
         }
         p->n = (int32_t)keep;
         p->text = NULL; // the text stands for more tokens than remain
@@ -437,7 +444,8 @@ static bool find_prompts(struct request *r)
 /* Stops at the first error. Grammars come last, because they cost the most. */
 void prepare_prompt(struct request *r)
 {
-    if (!find_prompts(r) || !pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {
+    if (!find_prompts(r) || !request_find_offsets(r) || !request_find_labels(r) ||
+        !pools_as_asked(r) || !request_split_inputs(r, prompt_key(r))) {
         return;
     }
     for (size_t i = 0; i < r->n_prompts; i++) {

@@ -163,12 +163,30 @@ bool tokens_end(struct request *r);
 /* Long inputs of embeddings (request_chunks.c). `key`: the member that has them. */
 int64_t request_input_limit(const struct request *r);
 bool request_split_inputs(struct request *r, const char *key);
+/* Finds the offsets of the tokens in the prompts' texts, if they are asked for
+ * (request_offsets.c). */
+bool request_find_offsets(struct request *r);
 
 /* Namespaces of tools (request_namespaces.c). Replaces the list and its text if some tools are in
  * namespaces. flat_name: NULL if there is no memory. */
 bool request_flatten_tools(struct request *r, const struct json **list, const char **text,
                            size_t *n_bytes);
 const char *request_flat_name(struct request *r, const char *space, const char *name);
+
+/* Decides whether the last message is continued (request_continue.c). */
+bool request_continue_as_llama(struct request *r);
+
+/* Rewrites the body of Cohere's chat as that of a chat (request_cohere_chat.c). */
+void cohere_chat_begin(struct request *r);
+
+/* /v1/systemone and /v1/decisions (request_decisions.c, request_decision_prompts.c) */
+void decisions_begin(struct request *r);
+bool decisions_end(struct request *r);
+bool read_decision_state(struct request *r);
+bool read_decision_input(struct request *r);
+bool read_decision_instructions(struct request *r);
+bool read_questions(struct request *r);
+bool request_find_labels(struct request *r); // the ids of the labels, once the prompts are known
 
 /* /derender (request_derender.c) */
 bool read_generate_response(struct request *r);

@@ -42,6 +42,8 @@ enum request_kind {
     KIND_COHERE_EMBED,  // Cohere's
     KIND_DERENDER_CHAT, // ids that another server generated become a chat's answer
     KIND_DERENDER,      // or one of completions
+    KIND_SYSTEMONE,     // questions about a state, answered by the probabilities of labels
+    KIND_DECISIONS,     // the same in another form
     N_KINDS_WITH_FORM,  // the kinds below use the forms of those above
     KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // an Ollama request without messages or prompt, which
                                           // only loads the model
@@ -51,6 +53,8 @@ enum request_kind {
     KIND_RENDER_CHAT,       // renders a chat to ids
     KIND_RENDER_RESPONSE,   // or the input of a response
     KIND_RENDER_MESSAGE,    // or the turns of a message
+    KIND_COHERE_CHAT,       // Cohere's chat, whose body becomes that of a chat
+    KIND_RENDER_COHERE,     // renders it
     KIND_CHAT_INPUT_TOKENS, // counts a chat's ids
     KIND_INVOCATIONS,       // SageMaker's: becomes another kind, by the body's members
     KIND_LLAMA_CHAT,        // becomes a chat with `llama`
@@ -87,6 +91,8 @@ enum {
     FORM_COHERE_EMBED = 1 << KIND_COHERE_EMBED,
     FORM_DERENDER_CHAT = 1 << KIND_DERENDER_CHAT,
     FORM_DERENDER = 1 << KIND_DERENDER,
+    FORM_SYSTEMONE = 1 << KIND_SYSTEMONE,
+    FORM_DECISIONS = 1 << KIND_DECISIONS,
     FORM_TOKENIZE_CHAT = 1 << N_KINDS_WITH_FORM,
     FORM_POOL_CHAT = 1 << (N_KINDS_WITH_FORM + 1),
     FORM_CONTEXT = 1 << (N_KINDS_WITH_FORM + 2), // the parse_context of FORM_TOKENS
@@ -119,6 +125,8 @@ struct request_prompt {
     const char *text; // the text as given or rendered; NULL if ids were given or the text was
                       // truncated
     size_t text_bytes;
+    const int32_t *offsets; // [2 * n]: the first character of each token and the one after it; or
+                            // NULL
     int32_t max_tokens;
     /* The text divided by provenance: control tokens, template text, the client's text. NULL: it is
      * not divided. */
@@ -199,6 +207,7 @@ struct request {
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     bool hides_metadata;         // the answer must not show the reasoning's tokens either
     uint8_t output_mode;         // generate: enum output_mode
+    bool wants_offsets;          // render: the places of the tokens are asked for
     bool returns_prompt;         // generate: prompt_token_ids are asked for
     struct body context;         // generate: the parse_context
     int32_t n_scored;            // generate: rows of params.prompt_logprob_ids
@@ -220,7 +229,7 @@ struct request {
     bool activates, returns_documents, bare_list;
     /* llama.cpp's return_tokens, timings_per_token, return_progress, verbose */
     bool native_tokens, timings, tells_prompt, verbose, post_sampling;
-    bool llama;                         // sent to a route that only llama.cpp has
+    bool llama;                         // a chat that is answered like llama.cpp's
     const struct json *fields;          // members of llama.cpp's answer to return; NULL: all
     const struct request_prompt *query; // labels: combined with each item
     bool item_first;
@@ -282,21 +291,22 @@ struct request {
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if from the assistant; or NULL
     size_t echoed_bytes;
-    const char *effort;        // effort of reasoning; NULL: not given
-    bool thinks, has_thinks;   // enable_thinking
-    const char *instructions;  // responses: the system's message
-    int n_stripped_lines;      // messages: removed from the system prompt (--strip-prompt-lines)
-    bool stores;               // responses: the response is stored
-    bool tells_messages;       // responses: include the prompt and the answer as text and ids
-    bool detached;             // responses: it continues without its client ("background")
-    bool wants_events;         // if detached: the client asked for a stream; events are recorded
-                               // in any case
-    struct derender *derender; // the ids to derender (derender.h); NULL: none
-    const char *previous;      // responses: id of the previous response; or NULL
-    const char *conversation;  // responses: id of the conversation; or NULL
-    const char *items;         // responses: the request's own input items, as JSON texts joined
-                               // by commas
-    const char *history;       // responses: the earlier items, as a JSON array; or NULL
+    const char *effort;          // effort of reasoning; NULL: not given
+    bool thinks, has_thinks;     // enable_thinking
+    const char *instructions;    // responses: the system's message
+    int n_stripped_lines;        // messages: removed from the system prompt (--strip-prompt-lines)
+    bool stores;                 // responses: the response is stored
+    bool tells_messages;         // responses: include the prompt and the answer as text and ids
+    bool detached;               // responses: it continues without its client ("background")
+    bool wants_events;           // if detached: the client asked for a stream; events are recorded
+                                 // in any case
+    struct derender *derender;   // the ids to derender (derender.h); NULL: none
+    struct decisions *decisions; // the questions (decisions.h); NULL: none
+    const char *previous;        // responses: id of the previous response; or NULL
+    const char *conversation;    // responses: id of the conversation; or NULL
+    const char *items;           // responses: the request's own input items, as JSON texts joined
+                                 // by commas
+    const char *history;         // responses: the earlier items, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
     const char *repeated; // members of the body that the answer repeats, as JSON text
 };

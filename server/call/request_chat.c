@@ -547,42 +547,9 @@ static bool find_echo(struct request *r)
     return r->echoed || request_too_large(r);
 }
 
-static bool is_from_assistant(const struct json *message)
-{
-    const char *role = json_get_string(message, "role");
-    return role && strcmp(role, "assistant") == 0;
-}
-
-/* llama.cpp continues a final turn of the assistant, unless it is told not to. */
-static bool continue_as_llama(struct request *r)
-{
-    const struct body_member *m = body_get(&r->body, "messages");
-    const struct json *last = NULL, *before = NULL;
-    for (const struct json *i = m ? json_first(m->node) : NULL; i; i = json_next(i)) {
-        before = last;
-        last = i;
-    }
-    if (!is_from_assistant(last)) {
-        return true;
-    }
-    if (is_from_assistant(before)) {
-        return call_error_set(&r->error, 400, "invalid_messages", "messages",
-                              "Invalid 'messages': the conversation ends with two turns of the "
-                              "assistant, but only one can be continued.");
-    }
-    const struct json *content = json_get(last, "content");
-    bool told =
-        body_has(&r->body, "add_generation_prompt") || body_has(&r->body, "continue_final_message");
-    if (!told && json_type(content) != JSON_NULL) {
-        r->continue_final_message = true;
-        r->add_generation_prompt = false;
-    }
-    return true;
-}
-
 bool chat_end(struct request *r)
 {
-    if (!find_echo(r) || (r->llama && !continue_as_llama(r))) {
+    if (!find_echo(r) || (r->llama && !request_continue_as_llama(r))) {
         return false;
     }
     r->params.logprobs = r->logprobs;

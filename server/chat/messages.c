@@ -386,6 +386,7 @@ static int look(const struct probe *p, const char *messages, const char *tools)
             jinja_from_json(&rt, tools, strlen(tools), PROV_INPUT, "tools", &list);
         }
         jinja_set(&rt, "tools", 5, list);
+        chat_set_llama_variables(&rt, 0, list); // the probed word is not in them
         jinja_set(&rt, "documents", 9, jv_none());
         jinja_set(&rt, "add_generation_prompt", 21, jv_bool(true));
         if (jinja_run(&rt, &out)) {

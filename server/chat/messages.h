@@ -36,4 +36,8 @@ bool chat_shape(struct jrt *rt, struct jv messages, const struct chat_traits *tr
 /* Marks only roles, for requests that are passed on unchanged. */
 bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant);
 
+/* Defines date_string ("29 Nov 2026"), datetime ("Nov 29 2026") and functions (the tools as text),
+ * as llama.cpp does (llama_variables.c). */
+bool chat_set_llama_variables(struct jrt *rt, int64_t local_us, struct jv tools);
+
 #endif

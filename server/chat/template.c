@@ -413,7 +413,8 @@ static bool set_variables(struct jrt *rt, const struct chat_template *t,
         return false;
     }
     if (!in->raw) {
-        if (!set_tokens(rt, t)) {
+        if (!set_tokens(rt, t) ||
+            (in->llama_variables && !chat_set_llama_variables(rt, in->local_us, tools))) {
             return false;
         }
         jinja_set(rt, "add_generation_prompt", 21,

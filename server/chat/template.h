@@ -64,6 +64,7 @@ struct chat_input {
     bool trust_assistant; // treat content of the role assistant as the template's text: control
                           // tokens in it take effect
     int64_t local_us;     // for strftime_now: chat_clock_us(), or a fixed time
+    bool llama_variables; // define date_string, datetime and functions, as in llama.cpp
 };
 
 /* The text, divided into spans of one provenance each (in order, none empty). */

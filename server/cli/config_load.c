@@ -3,6 +3,7 @@
  * before it, whatever the order in which they are read. */
 #include "server/cli/config_load.h"
 
+#include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/optional.h"
@@ -12,6 +13,7 @@
 #include "server/cli/config_value.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,16 +140,83 @@ static void trim_slashes(const char **folder)
     }
 }
 
+static enum status choose_conventions(struct loading *l, struct err *err)
+{
+    const struct option_row *row = loading_find_row("conventions", 11);
+    if (strcmp(l->config->conventions, "auto") != 0) {
+        l->is_llama = strcmp(l->config->conventions, "llama.cpp") == 0;
+        return OK;
+    }
+    if (l->is_llama) {
+        log_info("answers follow llama.cpp's conventions, because its flags were given; see "
+                 "--conventions");
+        return config_value_set(l->config, row, "llama.cpp", err);
+    }
+    return config_value_set(l->config, row, "vllm", err);
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
 /* llama.cpp's server ignores the model that a request names, and its clients write anything there:
- * with a command line of its, so does this server, unless the names are given as for vLLM. */
+ * with its conventions, so does this server, unless the names are given as for vLLM. Of several
+ * aliases its default is the first in alphabetical order. */
 static enum status allow_any_name(struct loading *l, struct err *err)
 {
+    struct string_list *names = &l->config->served_model_name;
     if (!l->is_llama || l->has_names) {
         return OK;
     }
-    log_info("requests may name any model, as in llama.cpp, whose flags were given; "
-             "--served-model-name limits the names");
+    if (names->n > 1) {
+        qsort(names->items, names->n, sizeof names->items[0], by_text);
+    }
+    log_info("requests may name any model, as in llama.cpp; --served-model-name limits the names");
     return config_value_set(l->config, loading_find_row("served-model-name", 17), "*", err);
+}
+
+/* llama.cpp divides --ctx-size by --parallel, unless the sequences share one cache. */
+static void divide_context(const struct loading *l)
+{
+    struct engine_options *e = &l->config->engine;
+    if (!l->is_llama || !l->has_ctx_size || !l->has_parallel || l->is_unified) {
+        return;
+    }
+    if (e->max_num_seqs > 1 && e->max_model_len >= e->max_num_seqs) {
+        e->max_model_len /= e->max_num_seqs;
+        log_info("each sequence has a context of %lld tokens, --ctx-size divided by --parallel as "
+                 "in llama.cpp; with --kv-unified, or --max-model-len, it is not divided",
+                 (long long)e->max_model_len);
+    }
+}
+
+/* llama.cpp's --spec-draft-n-max says nothing without a draft model, and may be large. */
+static enum status settle_drafts(const struct loading *l, struct err *err)
+{
+    enum { MOST = 15 }; // the engine's limit
+    static const char key[] = "num_speculative_tokens";
+    const struct option_row *row = loading_find_row("speculative-config", 18);
+    const char *text = l->config->engine.speculative_config;
+    struct json *config = NULL;
+    char most[16];
+    enum status st = OK;
+    if (!l->is_llama || !text || json_parse(text, strlen(text), NULL, &config, NULL) != OK) {
+        return OK;
+    }
+    snprintf(most, sizeof most, "%d", MOST);
+    if (!json_get(config, "model") && !json_get(config, "method")) {
+        log_info("there are no drafts without a draft model or a method; see --speculative-config");
+        config_value_clear(l->config, row);
+    } else if (json_get_int(config, key, 0) > MOST && json_count(config) == 2) {
+        log_info("a step has at most %s drafts of a sequence", most);
+        const char *model = json_get_string(config, "model"); // the only other flag there is
+        config_value_clear(l->config, row);
+        st = config_value_set_member(l->config, row, "model", model ? model : "", err);
+        st = st == OK ? config_value_set_member(l->config, row, key, most, err) : st;
+    }
+    json_free(config);
+    return st;
 }
 
 /* The file is named by a flag or variable, so these are read first; `source` remembers for
@@ -174,7 +243,14 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
         st = loading_read_file(&l, err);
     }
     if (st == OK) {
+        st = choose_conventions(&l, err);
+    }
+    if (st == OK) {
         st = allow_any_name(&l, err);
+        divide_context(&l);
+    }
+    if (st == OK) {
+        st = settle_drafts(&l, err);
     }
     if (st == OK) {
         st = check(c, err);

@@ -41,16 +41,29 @@ const struct option_row *loading_find_row(const char *key, size_t n_bytes)
     return NULL;
 }
 
-/* vLLM's flags come first, so they win if both servers use a name. */
+/* vLLM's flags come first, so they win if both servers use a name. NULL after the last. */
 static const struct vllm_flag *flag_at(size_t i)
 {
-    return i < n_vllm_flags ? &vllm_flags[i] : &llama_flags[i - n_vllm_flags];
+    if (i < n_vllm_flags) {
+        return &vllm_flags[i];
+    }
+    i -= n_vllm_flags;
+    if (i < n_llama_flags) {
+        return &llama_flags[i];
+    }
+    i -= n_llama_flags;
+    return i < n_llama_draft_flags ? &llama_draft_flags[i] : NULL;
+}
+
+static bool is_of_llama(const struct vllm_flag *flag)
+{
+    return flag && (flag < vllm_flags || flag >= vllm_flags + n_vllm_flags);
 }
 
 const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes)
 {
-    for (size_t i = 0; i < n_vllm_flags + n_llama_flags; i++) {
-        const struct vllm_flag *f = flag_at(i);
+    const struct vllm_flag *f;
+    for (size_t i = 0; (f = flag_at(i)) != NULL; i++) {
         if (loading_is_name(f->name, key, n_bytes) ||
             (f->alias && loading_is_name(f->alias, key, n_bytes))) {
             return f;
@@ -75,16 +88,30 @@ static bool is_llama_name(const char *key, size_t n_bytes)
         }
     }
     const struct vllm_flag *flag = loading_find_flag(key, n_bytes);
-    return !loading_find_row(key, n_bytes) && flag >= llama_flags &&
-           flag < llama_flags + n_llama_flags;
+    return !loading_find_row(key, n_bytes) && is_of_llama(flag);
+}
+
+/* `names` ends with NULL. */
+static bool is_any_name(const char *const *names, const char *key, size_t n_bytes)
+{
+    while (*names && !loading_is_name(*names, key, n_bytes)) {
+        names++;
+    }
+    return *names;
 }
 
 void loading_note_name(struct loading *l, const char *key, size_t n_bytes)
 {
+    static const char *const ctx_size[] = {"ctx-size", "c", NULL};
+    static const char *const parallel[] = {"parallel", "np", NULL};
+    static const char *const kv_unified[] = {"kv-unified", "kvu", NULL};
     const bool negated = n_bytes > 3 && memcmp(key, "no-", 3) == 0;
     l->is_llama |= is_llama_name(key, n_bytes);
     l->is_llama |= negated && is_llama_name(key + 3, n_bytes - 3);
     l->has_names |= loading_is_name("served-model-name", key, n_bytes);
+    l->has_ctx_size |= is_any_name(ctx_size, key, n_bytes);
+    l->has_parallel |= is_any_name(parallel, key, n_bytes);
+    l->is_unified |= is_any_name(kv_unified, key, n_bytes);
 }
 
 /* The error for an unknown key, with the nearest name among options, aliases and vLLM's
@@ -100,7 +127,7 @@ enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
     for (size_t i = 0; i < n_option_aliases; i++) {
         nearest_try(&nearest, option_aliases[i].alias);
     }
-    for (size_t i = 0; i < n_vllm_flags + n_llama_flags; i++) {
+    for (size_t i = 0; flag_at(i); i++) {
         nearest_try(&nearest, flag_at(i)->name);
     }
     const char *meant = nearest_word(&nearest);

@@ -320,7 +320,11 @@ const struct option_row option_rows[] = {
      .min = 0, .max = 1e9},
 
     {.section = "Answers",
-     ROW("tool-call-parser", OPTION_CHOICE, tool_call_parser, "auto",
+     ROW("conventions", OPTION_CHOICE, conventions, "auto",
+         "which server's habits are followed where the two differ (server/README.md, llama.cpp); "
+         "auto: llama.cpp's if the command line has a flag that only its server knows"),
+     .choices = "auto|vllm|llama.cpp"},
+    {ROW("tool-call-parser", OPTION_CHOICE, tool_call_parser, "auto",
          "format in which the model writes tool calls"),
      .choices = "auto|none|" TOOL_PARSER_NAMES},
     {ROW("reasoning-parser", OPTION_CHOICE, reasoning_parser, "auto",
@@ -382,6 +386,7 @@ const size_t n_option_rows = sizeof option_rows / sizeof option_rows[0];
 /* Short forms, and the names that other servers use. */
 const struct option_alias option_aliases[] = {
     {"h", "help"},
+    {"usage", "help"},
     {"m", "model"},
     {"model-path", "model"},
     {"tokenizer-path", "tokenizer"},

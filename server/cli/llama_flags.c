@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Flags of llama.cpp's llama-server that are neither options here nor vLLM's. */
+/* Flags of llama.cpp's llama-server that are neither options here nor vLLM's; those for drafts are
+ * in llama_draft_flags.c. */
 #include "server/cli/vllm_flags.h"
 
 #define FLAG(flag, what, reason) .name = flag, .takes = what, .why = reason
@@ -127,6 +128,7 @@ const struct vllm_flag llama_flags[] = {
      .harmless = ""},
     {FLAG("mmproj-url", TAKES_VALUE, "images, audio and video are not supported"), .alias = "mmu",
      .harmless = ""},
+    {FLAG("no-mmproj", TAKES_NOTHING, "images, audio and video are not supported")},
     {FLAG("mmproj-auto", TAKES_NOTHING, "images, audio and video are not supported")},
     {FLAG("mmproj-offload", TAKES_NOTHING, "images, audio and video are not supported")},
     {FLAG("mmproj-device", TAKES_VALUE, "images, audio and video are not supported"),
@@ -143,24 +145,6 @@ const struct vllm_flag llama_flags[] = {
     {FLAG("models-max", TAKES_VALUE, "one server serves one model")},
     {FLAG("models-autoload", TAKES_NOTHING, "one server serves one model")},
     {FLAG("sleep-idle-seconds", TAKES_VALUE, "the model stays loaded"), .harmless = "-1"},
-
-    /* Drafts. */
-    {FLAG("model-draft", TAKES_VALUE, "see --speculative-config"), .alias = "md", .harmless = ""},
-    {FLAG("spec-draft-model", TAKES_VALUE, "see --speculative-config"), .harmless = ""},
-    {FLAG("draft-max", TAKES_VALUE, "see --speculative-config")},
-    {FLAG("draft-min", TAKES_VALUE, "see --speculative-config")},
-    {FLAG("draft-p-min", TAKES_VALUE, "see --speculative-config")},
-    {FLAG("draft-n", TAKES_VALUE, "see --speculative-config")},
-    {FLAG("ctx-size-draft", TAKES_VALUE, "see --speculative-config"), .alias = "cd"},
-    {FLAG("gpu-layers-draft", TAKES_VALUE, "see --speculative-config"), .alias = "ngld"},
-    {FLAG("threads-draft", TAKES_VALUE, "threads are chosen for the machine; see --threads"),
-     .alias = "td"},
-    {FLAG("cache-type-k-draft", TAKES_VALUE, "see --speculative-config"), .alias = "ctkd"},
-    {FLAG("cache-type-v-draft", TAKES_VALUE, "see --speculative-config"), .alias = "ctvd"},
-    {FLAG("spec-draft-type-k", TAKES_VALUE, "see --speculative-config")},
-    {FLAG("spec-draft-type-v", TAKES_VALUE, "see --speculative-config")},
-    {FLAG("lookup-cache-static", TAKES_VALUE, "see --speculative-config"), .alias = "lcs"},
-    {FLAG("lookup-cache-dynamic", TAKES_VALUE, "see --speculative-config"), .alias = "lcd"},
 
     /* Defaults of requests. */
     {FLAG("predict", TAKES_VALUE, "it sets a default for requests"),
@@ -251,6 +235,32 @@ const struct vllm_flag llama_flags[] = {
     {FLAG("mcp-servers-config", TAKES_VALUE, "only the client calls tools"), .harmless = ""},
     {FLAG("mcp-servers-json", TAKES_VALUE, "only the client calls tools"), .harmless = ""},
     {FLAG("agent", TAKES_NOTHING, "only the client calls tools"), .alias = "ag", .harmless = ""},
+    {FLAG("embd-gemma-default", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("fim-qwen-1.5b-default", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("fim-qwen-3b-default", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("fim-qwen-7b-default", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("fim-qwen-7b-spec", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("fim-qwen-14b-spec", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("fim-qwen-30b-default", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("gpt-oss-20b-default", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("gpt-oss-120b-default", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("vision-gemma-4b-default", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("vision-gemma-12b-default", TAKES_NOTHING, "a model is given by its name or folder"),
+     .harmless = ""},
+    {FLAG("cache-list", TAKES_NOTHING, "see sluice list"), .harmless = ""},
+    {FLAG("version", TAKES_NOTHING, "see sluice version"), .harmless = ""},
+    {FLAG("completion-bash", TAKES_NOTHING, "there are no completions for shells"), .harmless = ""},
+    {FLAG("log-prompts-dir", TAKES_VALUE, "the texts of requests are never written to files")},
     {FLAG("log-disable", TAKES_NOTHING,
           "requests are logged as JSON lines, messages on standard error")},
     {FLAG("log-file", TAKES_VALUE,

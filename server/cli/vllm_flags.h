@@ -36,6 +36,8 @@ extern const struct vllm_flag vllm_flags[];
 extern const size_t n_vllm_flags;
 extern const struct vllm_flag llama_flags[];
 extern const size_t n_llama_flags;
+extern const struct vllm_flag llama_draft_flags[];
+extern const size_t n_llama_draft_flags;
 
 /* OK if the value changes nothing; otherwise an error with the reason. `value` is "true" for a bare
  * flag and "false" for its negation. */

@@ -65,6 +65,7 @@ struct config {
     int64_t data_max_bytes;
     double data_retention; // 0: keep for ever
     // answers
+    const char *conventions; // "vllm" or "llama.cpp"
     const char *tool_call_parser, *reasoning_parser;
     bool clamp_max_tokens, strict_parameters, trust_request_chat_template;
     bool enable_force_include_usage, exclude_tools_when_tool_choice_none;

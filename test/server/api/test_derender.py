@@ -101,6 +101,7 @@ def test_ids_counts_and_transfer_params_are_passed_on(server):
     first, second = c["logprobs"]["content"]
     assert c["finish_reason"] == "abort" and first["token"][:5] != "token" and first["bytes"] and first["top_logprobs"] == [{"token": "é", "logprob": -2, "bytes": [195, 169]}]
     assert second["token"] == "token_id:99999" and second["top_logprobs"] == []
+    assert isinstance(first["logprob"], float) and isinstance(second["logprob"], float)  # never written as integers
 
 
 def ids_of(server, text):

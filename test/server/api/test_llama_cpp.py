@@ -405,6 +405,9 @@ def test_a_final_turn_of_the_assistant_is_continued(server):
     assert r["__verbose"]["prompt"].endswith("assistant\n")
     r = server.post("/chat/completions", {"messages": said, "max_tokens": 1, "verbose": True, "add_generation_prompt": True}).json()
     assert r["__verbose"]["prompt"].endswith("assistant\n")
+    parts = [said[0], {"role": "assistant", "content": [{"type": "text", "text": t} for t in ("Wh", "ill\U0001f600")]}]
+    r = server.post("/chat/completions", {"messages": parts, "max_tokens": 1, "verbose": True}).json()
+    assert r["__verbose"]["prompt"].endswith("assistant\nWh\n\nill\U0001f600")  # blank lines separate parts
     twice = {"messages": said + said[1:], "max_tokens": 1}
     assert server.post("/chat/completions", twice).status == 400
     assert server.post("/v1/chat/completions", twice).status == 200
@@ -416,6 +419,40 @@ def test_the_first_chunk_has_no_content(server):
         assert r.chunks()[0]["choices"][0]["delta"] == {"role": "assistant", "content": content}
         r = server.post(path, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": True, "timings_per_token": True})
         assert ["timings" in c for c in r.chunks()[:2]] == [content is not None, True]
+
+
+def test_with_its_conventions_chats_are_those_of_llama_cpp():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    for conventions, content, calls in (("llama.cpp", None, False), ("vllm", "", True)):
+        with scripted(TEXTS, conventions=conventions) as s:
+            assert s.post("/v1/chat/completions", {**body, "stream": True}).chunks()[0]["choices"][0]["delta"] == {"role": "assistant", "content": content}
+            message = s.post("/v1/chat/completions", {**body, "tools": [tool]}).json()["choices"][0]["message"]
+            assert ("tool_calls" in message) == calls
+
+
+def test_with_its_conventions_templates_are_told_the_date():
+    template = "{{ date_string | default('none') }}, {{ datetime | default('none') }}"
+    for more, told in ((["--conventions", "llama.cpp"], True), (["--temp", "0"], True), (["--temp", "0", "--conventions", "vllm"], False), ([], False)):
+        with Server(chat_template=template, more=more) as s:
+            body = {"messages": [{"role": "user", "content": "x"}]}
+            days = [time.strftime("%d %b %Y, %b %d %Y")]
+            prompt = s.post("/apply-template", body).json()["prompt"]
+            days.append(time.strftime("%d %b %Y, %b %d %Y"))  # midnight may pass in between
+            assert prompt in (days if told else ["none, none"])
+            assert s.post("/apply-template", {**body, "chat_template_kwargs": {"date_string": "D"}}).json()["prompt"].startswith("D, ")
+
+
+def test_with_its_conventions_templates_have_the_tools_as_text():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    with Server(chat_template="<{{ functions }}>", conventions="llama.cpp") as s:
+        prompt = lambda **body: s.post("/apply-template", {"messages": [{"role": "user", "content": "x"}], **body}).json()["prompt"]
+        assert prompt() == "<>" and json.loads(prompt(tools=[tool])[1:-1]) == [tool]
+
+
+def test_with_its_conventions_a_template_may_be_any_text():
+    with Server(chat_template="This is no template, but a text", conventions="llama.cpp") as s:
+        assert s.post("/apply-template", {"messages": [{"role": "user", "content": "x"}]}).json()["prompt"] == "This is no template, but a text"
 
 
 def test_an_answer_that_the_context_ends_is_truncated():

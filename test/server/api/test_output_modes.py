@@ -122,6 +122,30 @@ def test_messages_and_responses_are_rendered(server):
     assert len({c["request_id"] for c in good(server.post("/v1/completions/render", {"prompt": ["a", "b"]}))}) == 2
 
 
+def test_offsets_are_characters_of_the_prompt(server):
+    """Also of characters that several tokens share, and of tokens that a template adds."""
+    text = "Grüße, \U0001f600 world. 日本"
+    pieces = lambda ids: [server.post("/detokenize", {"tokens": [i]}).json()["prompt"] for i in ids]
+    render = lambda path, **body: good(server.post(path + "/render", {"return_token_offsets": True, **body}))
+    for add in (True, False):
+        (j,) = render("/v1/completions", prompt=text, add_special_tokens=add)
+        whole = [(s, e) for (s, e), p in zip(j["token_offsets"], pieces(j["token_ids"]), strict=True) if "\ufffd" not in p and not p.startswith("<|")]
+        assert len(whole) > 5 and all(text[s:e] in pieces(j["token_ids"]) for s, e in whole)
+        spans = j["token_offsets"][1 if add else 0:]
+        assert spans[0][0] == 0 and spans[-1][1] == len(text) and all(a[1] - 1 <= b[0] <= a[1] for a, b in zip(spans, spans[1:]))
+        assert not add or j["token_offsets"][0] == [0, 0]
+    (j,) = render("/v1/completions", prompt=text, truncate_prompt_tokens=4)
+    assert len(j["token_offsets"]) == len(j["token_ids"]) == 4 and j["token_offsets"][-1][1] == len(text) and j["token_offsets"][0][0] > 0
+    assert len(render("/v1/completions", prompt=["a b", "c"])[1]["token_offsets"]) > 0
+    (j,) = render("/v1/completions", prompt=[5, 6])
+    assert j["token_offsets"] is None  # a prompt of ids has no text
+    chat = render(CHAT, messages=USER(text))
+    assert len(chat["token_offsets"]) == len(chat["token_ids"]) and chat["token_offsets"][0][0] == 0
+    prompt = "".join(pieces(chat["token_ids"]))
+    assert chat["token_offsets"][-1][1] <= len(prompt) and all(s <= e for s, e in chat["token_offsets"])
+    assert good(server.post(CHAT + "/render", {"messages": USER(text)}))["token_offsets"] is None
+
+
 def test_the_routes_need_a_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n\na admin m\n")

@@ -450,6 +450,37 @@ TEST(nodes_compare_the_options_that_their_rows_mark)
     buf_deinit(&same);
 }
 
+/* llama.cpp's --ctx-size is for all sequences together, unless these share one cache. */
+TEST(a_command_line_of_llama_cpp_divides_the_context)
+{
+    LOAD("m", "--ctx-size", "8192", "--parallel", "4", "--alias", "b,a");
+    REQUIRE(st == OK);
+    CHECK_EQ(c.engine.max_model_len, 2048);
+    CHECK_STR(c.conventions, "llama.cpp");
+    CHECK_STR(c.served_model_name.items[0], "a");
+    config_deinit(&c);
+}
+
+static void check_context(int n, const char **argv, const char *conventions, int64_t len)
+{
+    struct config c;
+    struct err err = {""};
+    REQUIRE(config_load(&c, n, (char **)argv, env, &err) == OK);
+    CHECK_STR(c.conventions, conventions);
+    CHECK_EQ(c.engine.max_model_len, len);
+    config_deinit(&c);
+}
+
+TEST(other_command_lines_do_not_divide_the_context)
+{
+    const char *shared[] = {"serve", "m", "-c", "8192", "-np", "4", "--kv-unified"};
+    const char *longest[] = {"serve", "m", "--max-model-len", "8192", "-np", "4"};
+    const char *vllm[] = {"serve", "m", "-c", "8192", "-np", "4", "--conventions", "vllm"};
+    check_context(7, shared, "llama.cpp", 8192);
+    check_context(6, longest, "llama.cpp", 8192);
+    check_context(8, vllm, "vllm", 8192);
+}
+
 /* An option without a line in --help cannot be found by users. */
 TEST(aliases_name_rows_and_help_names_all)
 {

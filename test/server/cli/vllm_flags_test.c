@@ -4,7 +4,9 @@
  * value has a reason. */
 #include "server/cli/config_load.h"
 
+#include "engine/base/json.h"
 #include "engine/base/optional.h"
+#include "engine/schedule/request.h"
 #include "server/cli/config_table.h"
 #include "server/cli/vllm_flags.h"
 #include "test/check.h"
@@ -137,6 +139,29 @@ TEST(flags_of_llama_server_that_matter)
     CHECK_EQ(load("temp", "hot", &err), OK); // its value is checked later, with the model's
                                              // defaults
     CHECK_EQ(load("pooling", "none", &err), OK);
+    CHECK_EQ(load("spec-synth-rates", "0.5", &err), ERR_UNSUPPORTED);
+}
+
+/* A draft model of llama.cpp's server is one here; the number of drafts needs one. */
+TEST(drafts_of_llama_server)
+{
+    static char *no_env[] = {NULL};
+    const char *argv[] = {
+        "serve",         "m", "--spec-type", "draft-simple", "--spec-draft-n-max", "99",
+        "--model-draft", "d"};
+    struct config c;
+    struct err err = {""};
+    REQUIRE(config_load(&c, 8, (char **)argv, no_env, &err) == OK);
+    struct json *drafts;
+    REQUIRE(json_parse(c.engine.speculative_config, strlen(c.engine.speculative_config), NULL,
+                       &drafts, NULL) == OK);
+    CHECK_STR(json_get_string(drafts, "model"), "d");
+    CHECK_EQ(json_get_int(drafts, "num_speculative_tokens", 0), MAX_DRAFTS - 1);
+    json_free(drafts);
+    config_deinit(&c);
+    REQUIRE(config_load(&c, 6, (char **)argv, no_env, &err) == OK);
+    CHECK(c.engine.speculative_config == NULL);
+    config_deinit(&c);
 }
 
 static enum vllm_takes takes_of(const struct row *r)

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Streams that outlive their client, as in llama.cpp: with its conventions, a stream whose request
+ * has an X-Conversation-Id continues when the client leaves. Its bytes are kept, and can be read
+ * from any position under /v1/stream, also while it runs, until five minutes after its end.
+ * Thread: the loop. */
+#ifndef SLUICE_SERVER_API_RESUME_H
+#define SLUICE_SERVER_API_RESUME_H
+
+#include "server/api/api.h"
+
+/* Called by the handler of a request, which has its headers. */
+void resume_note(struct api *a, struct call *c);
+/* Keeps the stream of a prepared call if its request asks for that. */
+void resume_take(struct call *c);
+bool resume_has(const struct call *c); // true: it was taken
+void resume_leave(struct call *c);     // its client has left
+void resume_continue(struct call *c);  // its client has room again
+void resume_close(struct api *a);      // frees what is kept; after the loop
+
+#endif
