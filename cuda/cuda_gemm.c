@@ -214,6 +214,40 @@ static bool is_few(const struct gemms *g, const struct gemm_args *a)
     return a->n_rows <= CODED_MAX_ROWS || g->device->options.deterministic;
 }
 
+/* If the reader cannot add up partial sums (with several ranks each rank's part is needed whole),
+ * products of this many rows are still cut along K and added up by a kernel of its own: with few
+ * features and no cuts, most multiprocessors would have nothing to do. */
+enum { MIN_JOINED_ROWS = 17 };
+
+static bool joins(const struct gemm_args *a, int32_t min_rows)
+{
+    return !a->may_split && !a->accumulate && !a->gated && a->y_dtype != DT_F32 &&
+           a->n_rows >= min_rows;
+}
+
+static cudaError_t leave_or_join(struct gemms *g, const struct gemm_args *a, bool is_joined,
+                                 struct sum_parts *left, struct sum_parts *sums)
+{
+    if (left->n > 0 && is_joined) {
+        left->bias = a->bias;
+        return gemm_join(g->device->stream, a, left);
+    }
+    if (left->n > 0) {
+        *sums = *left;
+    }
+    return cudaSuccess;
+}
+
+static cudaError_t on_four(struct gemms *g, const struct gemm_args *a, const struct coded_args *c,
+                           struct sum_parts *sums)
+{
+    const bool is_joined = joins(a, MIN_JOINED_ROWS), is_left = a->may_split && sums;
+    struct sum_parts left = sums_of(g, a, 0);
+    const cudaError_t e = gemm_four(g->device->stream, a->coded, c, g->device->n_sms,
+                                    is_joined || is_left ? SUMS_BYTES : 0, &left);
+    return e == cudaSuccess ? leave_or_join(g, a, is_joined, &left, sums) : e;
+}
+
 static bool on_coded(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums,
                      cudaError_t *e)
 {
@@ -229,12 +263,7 @@ static bool on_coded(struct gemms *g, const struct gemm_args *a, struct sum_part
                                  .gated = a->gated,
                                  .activation = ACT_SILU};
     if (!g->device->options.deterministic && gemm_four_takes(a->coded, &c, g->device->sm)) {
-        struct sum_parts left = sums_of(g, a, 0);
-        *e = gemm_four(g->device->stream, a->coded, &c, g->device->n_sms,
-                       a->may_split && sums ? SUMS_BYTES : 0, &left);
-        if (left.n > 0) {
-            *sums = left;
-        }
+        *e = on_four(g, a, &c, sums);
         return true;
     }
     if (!is_few(g, a) || !gemm_coded_takes(a->coded, &c)) {
@@ -308,6 +337,7 @@ struct codes_product {
     struct product_scales scales;
     struct round_args round; // how the codes of x are computed
     bool is_few;             // for gemm_eight
+    bool is_joined;          // partial sums are added up here
 };
 
 /* False if this product cannot multiply codes. The activation of a gated one is another op, which
@@ -330,6 +360,8 @@ static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struc
     p->args.w_stride = (int32_t)coded_row_bytes(m);
     p->args.x_dtype = p->args.w_dtype = DT_E4M3;
     p->args.scales = &p->scales;
+    p->is_joined = joins(a, g->device->options.n_ranks > 1 ? 1 : MIN_JOINED_ROWS);
+    p->args.may_split = a->may_split || p->is_joined;
     p->is_few = gemm_eight_takes(&p->args, g->device->sm);
     return p->is_few || gemm_plans_take(g, &p->args);
 }
@@ -349,10 +381,7 @@ static cudaError_t on_eight(struct gemms *g, const struct gemm_args *a,
     const cudaError_t e =
         gemm_eight(g->device->stream, &p->args, g->device->n_sms,
                    rounds_itself(g, a, p) ? &p->round : NULL, a->x_is_gated, SUMS_BYTES, &left);
-    if (left.n > 0) {
-        *sums = left;
-    }
-    return e;
+    return e == cudaSuccess ? leave_or_join(g, a, p->is_joined, &left, sums) : e;
 }
 
 /* FP8 by FP8: x is rounded first, unless the preceding op has done so. */
