@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { MB = 1 << 20 };
@@ -155,6 +156,28 @@ TEST(memory_that_leaves_little_is_committed_at_once)
     CHECK_EQ(setrlimit(RLIMIT_AS, &before), 0);
     CHECK_EQ(share, 100);
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+/* A read behind an allocation ends the process, although ASan does not know of mappings. */
+TEST(asan_sees_the_end_of_an_allocation)
+{
+    struct cpu_backend cpu = {0};
+    volatile char *p = cpu_memory(&cpu, 1000);
+    REQUIRE(p);
+    for (int past = 0; past < 2; past++) {
+        const pid_t child = fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            fclose(stderr);
+            _exit(p[999 + past]); // 0
+        }
+        int status = 0;
+        CHECK_EQ(waitpid(child, &status, 0), child);
+        CHECK_EQ(status != 0, past);
+    }
+    cpu_memory_free(&cpu, (void *)p);
+}
+#endif
 
 /* The tree is removed again, whatever the tests did. */
 int main(int argc, char **argv)
