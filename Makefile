@@ -24,8 +24,11 @@ OPT         := $(OPT_$(FLAVOUR))
 CFLAGS  += -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer $(OPT) $(WARN) -DSLUICE_VERSION='"$(VERSION)"'
 # One file per instruction set of the CPU backend; one of them is selected at run time.
 ifneq ($(filter x86_64%,$(shell $(CC) -dumpmachine)),)
-# No coverage in the kernels: it would not help a fuzzer, and instrumenting them takes minutes.
-KERNEL := $(if $(filter fuzz,$(FLAVOUR)),-fno-sanitize=all) -O3
+# Under ASan and UBSan the kernels are compiled with -O1: with -O3 each file takes many minutes. For a fuzzer they are not
+# instrumented: coverage of them would not help it.
+KERNEL_asan := -O1
+KERNEL_fuzz := -fno-sanitize=all -O3
+KERNEL := $(or $(KERNEL_$(FLAVOUR)),-O3)
 AVX2   := $(KERNEL) -mavx2 -mfma -mf16c
 AVX512 := $(KERNEL) -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
 CFLAGS_cpu_cpu_kernels_avx2       := $(AVX2)

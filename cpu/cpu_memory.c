@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 enum {
     HUGE_PAGE = 2 << 20,
@@ -48,6 +51,25 @@ static void commit_if_near(void *p, size_t n_bytes)
     }
 }
 
+/* ASan knows nothing of mappings: it is told that what follows the allocation is nobody's. */
+static void forbid_end(char *p, size_t n_bytes, size_t size)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_POISON_MEMORY_REGION(p + n_bytes, size - n_bytes);
+#else
+    (void)p, (void)n_bytes, (void)size;
+#endif
+}
+
+static void allow_all(char *p, size_t size)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(p, size);
+#else
+    (void)p, (void)size;
+#endif
+}
+
 void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes)
 {
     size_t size = n_bytes > HUGE_PAGE ? n_bytes + HUGE_PAGE : n_bytes + 4096;
@@ -66,6 +88,7 @@ void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes)
     *m = (struct memory){.next = cpu->memories, .p = p, .n_bytes = size};
     cpu->memories = m;
     commit_if_near(p, size);
+    forbid_end(p, n_bytes, size);
     atomic_fetch_add(&n_mapped, size);
     return p;
 }
@@ -76,6 +99,7 @@ void cpu_memory_free(struct cpu_backend *cpu, void *p)
         struct memory *m = *at;
         if (m->p == p) {
             *at = m->next;
+            allow_all(m->p, m->n_bytes); // another mapping may take the place
             munmap(m->p, m->n_bytes);
             atomic_fetch_sub(&n_mapped, m->n_bytes);
             free(m);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trees of /proc and /sys as machines and containers show them. */
+/* Trees of /proc and /sys as machines and containers show them; which memory is committed. */
+#include "cpu/cpu_internal.h"
 #include "cpu/cpu_room.h"
 #include "test/check.h"
 
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { MB = 1 << 20 };
@@ -108,6 +112,72 @@ TEST(unreadable_lines_are_no_limit)
     put("/proc/meminfo", "nothing\n");
     CHECK_EQ(cpu_room(root), SIZE_MAX);
 }
+
+/* How many percent of a new allocation's pages are there before it is used. */
+static size_t share_committed(size_t n_bytes)
+{
+    struct cpu_backend cpu = {0};
+    char *p = cpu_memory(&cpu, n_bytes);
+    if (!p) {
+        CHECK_FAIL("no memory");
+        return 0;
+    }
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), n = n_bytes / page;
+    unsigned char *there = xcalloc(n, 1);
+    char *first = (char *)(((uintptr_t)p + page - 1) & ~(uintptr_t)(page - 1));
+    CHECK_EQ(mincore(first, (n - 1) * page, there), 0);
+    size_t n_there = 0;
+    for (size_t i = 0; i < n; i++) {
+        n_there += there[i] & 1;
+    }
+    free(there);
+    cpu_memory_free(&cpu, p);
+    return 100 * (n_there + 1) / n;
+}
+
+/* The address space ends 300 MB after what is used now and what is left to others. */
+TEST(memory_that_leaves_little_is_committed_at_once)
+{
+    enum { LARGE = 200 * MB, LEFT = 300 * MB, FOR_OTHERS = 64 * MB };
+    if (cpu_free_bytes() < (size_t)3 * LARGE) {
+        SKIP("this machine has too little memory");
+    }
+    CHECK(share_committed(LARGE) < 10);
+    size_t pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    REQUIRE(f && fscanf(f, "%zu", &pages) == 1);
+    fclose(f);
+    struct rlimit before, small;
+    REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+    small = before;
+    small.rlim_cur = pages * (size_t)sysconf(_SC_PAGESIZE) + LEFT + FOR_OTHERS;
+    REQUIRE(setrlimit(RLIMIT_AS, &small) == 0);
+    const size_t share = share_committed(LARGE);
+    CHECK_EQ(setrlimit(RLIMIT_AS, &before), 0);
+    CHECK_EQ(share, 100);
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+/* A read behind an allocation ends the process, although ASan does not know of mappings. */
+TEST(asan_sees_the_end_of_an_allocation)
+{
+    struct cpu_backend cpu = {0};
+    volatile char *p = cpu_memory(&cpu, 1000);
+    REQUIRE(p);
+    for (int past = 0; past < 2; past++) {
+        const pid_t child = fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            fclose(stderr);
+            _exit(p[999 + past]); // 0
+        }
+        int status = 0;
+        CHECK_EQ(waitpid(child, &status, 0), child);
+        CHECK_EQ(status != 0, past);
+    }
+    cpu_memory_free(&cpu, (void *)p);
+}
+#endif
 
 /* The tree is removed again, whatever the tests did. */
 int main(int argc, char **argv)

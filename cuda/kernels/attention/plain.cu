@@ -124,11 +124,9 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
             s = p.softcap > 0.0f ? p.softcap * tanhf(s / p.softcap) : s;
         }
         const float new_top = fmaxf(top, block_max(s, shared));
-        if (new_top == -INFINITY) {
-            continue;
-        }
-        const float decay = expf(top - new_top);
-        const float e = s == -INFINITY ? 0.0f : expf(s - new_top);
+        const float safe = new_top == -INFINITY ? 0.0f : new_top; // all scores may be NaN
+        const float decay = expf(top - safe);
+        const float e = s == -INFINITY ? 0.0f : expf(s - safe);
         score[threadIdx.x] = e;
         sum = sum * decay + block_sum(e, shared);
         top = new_top;
@@ -147,8 +145,8 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
     }
     for (int c = 0; c * PLAIN_TILE < kv.head_dim_v; c++) {
         const int i = c * PLAIN_TILE + threadIdx.x;
-        if (i < kv.head_dim_v) {
-            to[i] = from_float<T>(sum > 0.0f ? acc[c] / sum : 0.0f);
+        if (i < kv.head_dim_v) { // a sum that is NaN is not 0
+            to[i] = from_float<T>(sum == 0.0f ? 0.0f : acc[c] / sum);
         }
     }
 }

@@ -3,8 +3,8 @@
  * full sink. */
 #include "engine/base/clock.h"
 #include "engine/base/line_writer.h"
-
 #include "engine/base/minmax.h"
+#include "engine/base/write.h"
 #include "test/check.h"
 
 #include <fcntl.h>
@@ -126,6 +126,33 @@ TEST(a_full_disk_costs_lines_and_nothing_else)
     CHECK_EQ(line_writer_lost(w), 2);
     CHECK(line_writer_close(w, 5000));
     close(fd);
+}
+
+/* Why a process ends is written by the thread that ends it: all of it if somebody reads, and
+ * otherwise it waits no longer than it was told. */
+TEST(the_last_words_wait_for_a_reader_but_not_for_ever)
+{
+    static char text[1 << 20];
+    int fds[2];
+    REQUIRE(pipe(fds) == 0);
+    fcntl(fds[1], F_SETFL, O_NONBLOCK);
+    while (write(fds[1], text, sizeof text) > 0) {
+    }
+    fcntl(fds[1], F_SETFL, 0); // as it is for a process that inherits it
+    const int64_t start = clock_now_ns();
+    write_bounded(fds[1], "why\n", 4, 100);
+    const int64_t took = clock_now_ns() - start;
+    CHECK(took >= 90000000 && took < 5000000000);
+    ssize_t n = read(fds[0], text, sizeof text);
+    CHECK(n > 0 && memchr(text, 'w', (size_t)n) == NULL);
+    write_bounded(fds[1], "why\n", 4, 100);
+    close(fds[1]);
+    size_t n_last = 0;
+    while ((n = read(fds[0], text + n_last, sizeof text - n_last)) > 0) {
+        n_last += (size_t)n;
+    }
+    CHECK(n_last >= 4 && memcmp(text + n_last - 4, "why\n", 4) == 0);
+    close(fds[0]);
 }
 
 int main(int argc, char **argv)

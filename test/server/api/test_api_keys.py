@@ -123,6 +123,19 @@ def test_a_key_is_limited_to_a_range_of_priorities():
         assert [s.complete().status for _ in range(3)] == [200, 200, 429]
 
 
+def test_addresses_of_clients_are_shown_to_admins_alone():
+    slow = {"FAKE_STEP_US": "50000"}
+    with keyed("i\nm metrics\nops admin\n", env=slow) as s, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        get = lambda path, key: s.get(path, headers={"authorization": "Bearer " + key})
+        running = pool.submit(s.ask, "i", max_tokens=40)
+        assert eventually(lambda: "127.0.0.1:" in get("/requests", "ops").body.decode())
+        assert get("/requests", "m").status == get("/requests", "i").status == 403
+        for path in ("/status.json", "/metrics", "/load"):
+            r = get(path, "m")
+            assert r.status == 200 and b"127.0.0.1" not in r.body, path
+        assert running.result().status == 200
+
+
 @pytest.mark.parametrize("line, why", [("k requests=5", "unknown setting 'requests'"), ("k concurrent=x", "not a number"),
                                        ("k queue-share=1.5", "a share from 0 to 1"), ("k cache-share=-1", "a share from 0 to 1"), ("k min-priority=4 max-priority=3", "above"),
                                        ("k max-priority=3000000000", "not a number"), ("k requests-per-minute=-1", "not a number")])

@@ -48,7 +48,7 @@ def test_a_hung_engine_is_reported():
     r = c.getresponse()  # the request that the engine holds ends too
     assert (r.status, json.loads(r.read())["error"]["code"]) == (503, "engine_dead")
     c.close()
-    s.process.kill()
+    assert s.process.wait(40) == 2 and "engine: dead" in s.stderr()
 
 
 def test_a_dead_engine_ends_requests_and_the_process():

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# test/run: waits
+"""A model whose logits are NaN: its requests fail, in every form, and the operator learns why."""
+
+import json
+import os
+import shutil
+import struct
+
+import pytest
+from api import SMALL, Server
+from api_script import eventually
+
+NAN = b"\xc0\x7f"  # in bf16
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in os.listdir(SMALL):
+        shutil.copy(os.path.join(SMALL, name), tmp_path)
+    path = tmp_path / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    n = struct.unpack("<Q", raw[:8])[0]
+    at = 8 + n + json.loads(raw[8:8 + n])["model.norm.weight"]["data_offsets"][0]
+    raw[at:at + 2] = NAN
+    path.write_bytes(raw)
+    return str(tmp_path)
+
+
+def test_requests_to_a_model_of_nan_fail_and_the_operator_learns_why(folder):
+    with Server(real=True, model=folder, check_weights="off") as s:
+        for r in (s.complete(max_tokens=3), s.chat(max_tokens=3), s.chat(max_tokens=3, temperature=1, n=2),
+                  s.chat(max_tokens=3, stream=True)):
+            assert (r.status, r.error["type"], r.error["code"]) == (500, "server_error", "model_output_invalid")
+            assert "not numbers" in r.error["message"]
+        assert s.metric("vllm:corrupted_requests_total") == 4
+        assert s.get("/health").status == 200 and s.metric("vllm:num_requests_running") == 0
+        assert eventually(lambda: "--check-weights full" in s.stderr())
+        lines = [line for line in s.stderr().splitlines() if "hold NaN" in line]
+        assert len(lines) == 1 and folder in lines[0]
+
+
+def test_weights_that_are_nan_stop_the_start(folder):
+    with pytest.raises(RuntimeError, match="model.norm.weight"):
+        Server(real=True, model=folder)
