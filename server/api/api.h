@@ -74,6 +74,8 @@ void api_on_done(const struct http_record *record, const void *room, void *arg);
 /* Starts its timer. */
 void api_watch(struct api *a);
 enum api_health api_check_health(struct api *a, int64_t now_ns);
+/* True if calls must be refused at the moment; then it has answered the request. */
+bool api_refuses(struct api *a, struct http_request *req);
 
 /* ---- the answers of calls (calls.c) ---------------------------------------------------------- */
 
@@ -81,8 +83,6 @@ extern const struct call_host api_call_host;
 
 /* Called from a handler; takes the request. */
 void api_start(struct api *a, struct http_request *req, enum request_kind kind);
-/* True if calls must be refused at the moment; then it has answered the request. */
-bool api_refuses(struct api *a, struct http_request *req);
 /* The address of the client that waits for the answer, "192.0.2.1:5555"; NULL if none waits. */
 const char *api_call_peer(const struct call *c);
 

@@ -227,34 +227,6 @@ static void on_writable(struct http_request *req, void *arg)
 
 static const struct http_events events = {on_gone, on_writable};
 
-/* True if calls must be rejected at the moment; *e says why. */
-static bool refuse(struct api *a, struct call_error *e)
-{
-    e->type = "server_error";
-    if (a->load_failed || a->health == HEALTH_DEAD) {
-        a->calls.counts.rejected[REJECT_DEAD]++;
-        call_error_set(e, 503, "engine_dead", NULL, "The engine has failed.");
-        return true;
-    }
-    if (!a->ready) {
-        a->calls.counts.rejected[REJECT_LOADING]++;
-        e->retry_after_s = 2;
-        call_error_set(e, 503, "model_loading", NULL, "The model is still loading.");
-        return true;
-    }
-    return false;
-}
-
-bool api_refuses(struct api *a, struct http_request *req)
-{
-    struct call_error e = {0};
-    bool refused = refuse(a, &e);
-    if (refused) {
-        reply_error(req, &e);
-    }
-    return refused;
-}
-
 /* The value of a header with seconds, up to ten days; 0 if it is missing or invalid. */
 static double positive_header(const struct http_request *req, const char *name)
 {
@@ -280,8 +252,7 @@ static void note_retry(struct api *a, struct http_request *req)
 void api_start(struct api *a, struct http_request *req, enum request_kind kind)
 {
     struct call_error e = {0};
-    if (refuse(a, &e)) {
-        reply_error(req, &e);
+    if (api_refuses(a, req)) {
         return;
     }
     struct tenant *tenant = api_log(req)->tenant;

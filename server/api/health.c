@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The watchdog: checks that the engine completes steps. */
+/* The watchdog: checks that the engine completes steps, and refuses calls if it cannot. */
 #include "engine/engine.h"
 #include "server/api/api.h"
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/minmax.h"
+#include "server/api/reply.h"
 #include "server/jobs/batches.h"
 
 const char *const api_health_names[N_HEALTHS] = {
@@ -49,6 +50,34 @@ enum api_health api_check_health(struct api *a, int64_t now_ns)
                  h == HEALTH_STALLED ? ": work is pending and no step ends" : "");
     }
     return a->health = h;
+}
+
+/* True if calls must be rejected at the moment; *e says why. */
+static bool refuse(struct api *a, struct call_error *e)
+{
+    e->type = "server_error";
+    if (a->load_failed || a->health == HEALTH_DEAD) {
+        a->calls.counts.rejected[REJECT_DEAD]++;
+        call_error_set(e, 503, "engine_dead", NULL, "The engine has failed.");
+        return true;
+    }
+    if (!a->ready) {
+        a->calls.counts.rejected[REJECT_LOADING]++;
+        e->retry_after_s = 2;
+        call_error_set(e, 503, "model_loading", NULL, "The model is still loading.");
+        return true;
+    }
+    return false;
+}
+
+bool api_refuses(struct api *a, struct http_request *req)
+{
+    struct call_error e = {0};
+    const bool refused = refuse(a, &e);
+    if (refused) {
+        reply_error(req, &e);
+    }
+    return refused;
 }
 
 /* Called twice a second. If the engine is dead, all calls are ended, and after a while the process
