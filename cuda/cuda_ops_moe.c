@@ -110,16 +110,22 @@ static struct moe_weights weights_of(const struct moe_ffn_args *a)
     };
 }
 
-/* Processes as many rows at a time as the scratch memory holds. */
-enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
+/* True if k_moe_ffn_sm90 is to compute these rows. Of the two kernels, only k_moe_ffn gives a row
+ * the same bits whatever the number of rows. */
+static bool on_many(const struct cuda_backend *be, const struct moe_ffn_args *a,
+                    const struct moe_weights *w)
 {
-    struct cuda_backend *be = cuda_backend_of(base);
-    TRY(be->device.lost);
-    TRY(experts_ok(a));
+    return !be->device.options.deterministic && !w->gate_up_coded && !w->down_coded &&
+           k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
+}
+
+/* Processes as many rows at a time as the scratch memory holds. gate: as for k_moe_ffn_sm90, which
+ * alone takes it. */
+static enum status run_experts(struct cuda_backend *be, const struct moe_ffn_args *a,
+                               const float *gate)
+{
     const struct moe_weights w = weights_of(a);
-    /* Of the two kernels, only k_moe_ffn gives a row the same bits whatever the number of rows. */
-    const bool many = !be->device.options.deterministic && !w.gate_up_coded && !w.down_coded &&
-                      k_moe_sm90_takes(a, &w, be->device.sm, be->device.n_sms);
+    const bool many = on_many(be, a, &w);
     struct moe_scratch s;
     int32_t slice = a->n_rows;
     while (slice > 1 && moe_bytes(be, a, many, slice, &s) > be->scratch.n_bytes) {
@@ -137,13 +143,21 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
         part.y.mem = dmem_at(a->y.mem, (size_t)first * (size_t)a->y.stride * element);
         part.ids = dmem_at(a->ids, picks * sizeof(int32_t));
         part.weights = dmem_at(a->weights, picks * sizeof(float));
-        const cudaError_t e = many
-                                  ? k_moe_ffn_sm90(be->device.stream, &part, &w, be->scratch.memory,
-                                                   real, first, be->device.n_sms)
-                                  : k_moe_ffn(be->device.stream, &part, &w, &s, real, first);
+        const cudaError_t e =
+            many ? k_moe_ffn_sm90(be->device.stream, &part, &w, gate, be->scratch.memory, real,
+                                  first, be->device.n_sms)
+                 : k_moe_ffn(be->device.stream, &part, &w, &s, real, first);
         TRY(cuda_check(&be->device, e, "the experts"));
     }
     return OK;
+}
+
+enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    TRY(experts_ok(a));
+    return run_experts(be, a, NULL);
 }
 
 /* ---- all of a mixture at once ---------------------------------------------------------------- */
@@ -210,6 +224,20 @@ static bool on_few(struct cuda_backend *be, const struct shared_expert_args *sha
     return true;
 }
 
+/* The weight of the shared expert's gate, if the sum over a row's picks can apply it; else NULL. */
+static const float *gate_of_sum(const struct cuda_backend *be, const struct row_gate_args *gate,
+                                const struct moe_ffn_args *a)
+{
+    if (!gate || !a->accumulate || gate->x.mem.p != a->x.mem.p || gate->x.stride != a->x.stride ||
+        gate->y.mem.p != a->y.mem.p || gate->y.stride != a->y.stride || gate->n_rows != a->n_rows ||
+        experts_ok(a) != OK || vector_length(gate->weight) < a->gate_up->n_in ||
+        gate->x_width != a->gate_up->n_in || gate->y_width != a->gate_up->n_in) {
+        return NULL;
+    }
+    const struct moe_weights w = weights_of(a);
+    return on_many(be, a, &w) ? vector(gate->weight) : NULL;
+}
+
 /* With few rows a chain of special kernels computes everything. Otherwise the shared experts,
  * the router and the experts follow one another. */
 enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
@@ -221,10 +249,12 @@ enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *s
     if (on_few(be, shared, route, ffn, &st)) {
         return st;
     }
+    const float *gate = gate_of_sum(be, shared ? shared->gate : NULL, ffn);
     if (shared) {
         TRY(cuda_op_mlp(base, &shared->up, &shared->act, &shared->down));
-        TRY(shared->gate ? cuda_op_row_gate(base, shared->gate) : OK);
+        TRY(shared->gate && !gate ? cuda_op_row_gate(base, shared->gate) : OK);
     }
     TRY(cuda_op_moe_route(base, route));
-    return cuda_op_moe_ffn(base, ffn);
+    TRY(experts_ok(ffn));
+    return run_experts(be, ffn, gate);
 }

@@ -166,13 +166,14 @@ cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const int32_t *real, int32_t row_offset);
 /* moe/sm90.cu: the same on Hopper, for experts that are not quantised and have many rows each. `sm`
  * and `n_sms` describe the device. A row's bits differ from those of k_moe_ffn. The scratch memory
- * is for n_rows of the call's rows at a time. */
+ * is for n_rows of the call's rows at a time. gate: the weight of the gate of a shared expert whose
+ * result, before the gate, is in y; NULL: y needs no gate. */
 bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm,
                       int32_t n_sms);
 size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows);
 cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
-                           const struct moe_weights *w, void *scratch, const int32_t *real,
-                           int32_t row_offset, int32_t n_sms);
+                           const struct moe_weights *w, const float *gate, void *scratch,
+                           const int32_t *real, int32_t row_offset, int32_t n_sms);
 /* moe/few.cu: the router, the experts and the shared expert beside them, for few rows. y is
  * overwritten with the sum of the experts and the shared expert. */
 struct moe_few {

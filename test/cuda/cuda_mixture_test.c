@@ -167,6 +167,29 @@ TEST(mixtures_agree)
     }
 }
 
+/* Two to eight rows have kernels of their own: pieces of weight rows that end early, more features
+ * than warps and fewer, experts up to the most. With many rows the sum over a row's picks applies
+ * the gate of the shared expert. */
+static const struct mixture_case several_rows[] = {
+    {2, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {4, 24, 8, 1032, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {8, 12, 3, 2056, 72, 1032, true, true, MOE_SIGMOID, 1, 1, ACT_GELU},
+    {5, 512, 10, 136, 8, 0, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH},
+    {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS},
+    {7, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU},
+    {150, 4, 2, 328, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
+    {70, 4, 2, 2056, 64, 72, true, true, MOE_SIGMOID, 1, 1, ACT_SILU},
+};
+
+TEST(mixtures_of_several_rows_agree)
+{
+    NEED_GPU();
+    for (int32_t i = 0; i < COUNT(several_rows); i++) {
+        mixture_case_of(DT_BF16, &several_rows[i], false);
+        mixture_case_of(DT_F16, &several_rows[i], i % 2 == 1);
+    }
+}
+
 /* A few rows have the bits that each has alone, even if launches of other sizes follow each
  * other. */
 TEST(a_row_of_a_mixture_does_not_depend_on_the_others)

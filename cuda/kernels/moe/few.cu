@@ -13,37 +13,13 @@
  * two rows that pick one expert share it in the L2 cache. Before their waits, `scores` loads the
  * router, and `down` the weights of all picks. The scores that `down` reads before its wait are
  * complete, because `up` triggers only after its own wait. A row's bits do not depend on the number
- * of rows, but differ from those of moe.cu. */
-#include "cuda/kernels/device/activation.cuh"
-#include "cuda/kernels/device/launch.cuh"
-#include "cuda/kernels/device/mma_tile.cuh"
-#include "cuda/kernels/kernels.h"
-#include "cuda/kernels/moe/pick.cuh"
+ * of rows, but differ from those of moe.cu. The products of 2 to 8 rows are some.cu's, whose blocks
+ * pick once and not in each of several waves. */
+#include "cuda/kernels/moe/few.cuh"
 
 enum { MOST_ROWS = 16, MOST_EXPERTS = 512, SCORE_WARPS = 2, UP_WARPS = 8, MOST_DOWN_WARPS = 8 };
-enum { DOWN_BYTES = 100 << 10 };   // shared memory of a block of `down`: two fit a multiprocessor
-enum { MOST_HIDDEN = 16384 };      // a row fits a block's shared memory
-enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at once
-
-struct few_params {
-    struct route_params route;
-    const float *correction, *expert_scale, *up_bias, *down_bias;
-    const int32_t *real; // NULL: all rows are real
-    float *logits;       // [n_rows][n_scores]
-    int32_t *ids;        // [n_rows][k]
-    float *weights;
-    const void *x, *gate_up, *down, *shared_gate_up, *shared_down;
-    void *act, *y; // act: [n_rows][n_acts]
-    int64_t x_stride, y_stride;
-    int32_t hidden, ffn, shared_ffn, n_scores, n_acts;
-    bool gate; // the last score is that of the shared expert's gate
-    struct act_shape shape;
-};
-
-__device__ __forceinline__ int32_t n_real(const struct few_params &p)
-{
-    return p.real ? min(p.route.n_rows, *p.real) : p.route.n_rows;
-}
+enum { DOWN_BYTES = 100 << 10 }; // shared memory of a block of `down`: two fit a multiprocessor
+enum { MOST_HIDDEN = 16384 };    // a row fits a block's shared memory
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
@@ -71,7 +47,7 @@ __global__ void __launch_bounds__(32 * SCORE_WARPS)
         return;
     }
     const int32_t n_rows = n_real(p);
-    for (int32_t row = 0; row < n_rows; row++) {
+    for (int32_t row = blockIdx.y; row < n_rows; row += gridDim.y) {
         const T *x = (const T *)p.x + row * p.x_stride;
         float sum = 0.0f, xs[LANE], ws[LANE];
 #pragma unroll
@@ -101,16 +77,6 @@ __global__ void __launch_bounds__(32 * SCORE_WARPS)
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
-
-template <typename T>
-__device__ __forceinline__ float dot_run(const vec<T> &a, const vec<T> &b, float sum)
-{
-#pragma unroll
-    for (int i = 0; i < RUN; i++) {
-        sum = fmaf(to_float(a.v[i]), to_float(b.v[i]), sum);
-    }
-    return sum;
-}
 
 /* Elements [at, at + RUN) of a row of n; zeros past its end. */
 template <typename T>
@@ -409,8 +375,11 @@ template <typename T, int EACH>
 static cudaError_t few(cudaStream_t stream, const struct moe_few *m, const struct few_params &p)
 {
     cudaError_t e =
-        launch(few_scores_kernel<T>, dim3(blocks(p.n_scores, SCORE_WARPS)), dim3(32 * SCORE_WARPS),
-               0, stream, p, m->router, m->router_bias, m->shared_gate);
+        launch(few_scores_kernel<T>, dim3(blocks(p.n_scores, SCORE_WARPS), p.route.n_rows),
+               dim3(32 * SCORE_WARPS), 0, stream, p, m->router, m->router_bias, m->shared_gate);
+    if (e == cudaSuccess && k_moe_some_takes(p)) {
+        return k_moe_some(stream, p, m->ffn->x.dtype, m->ffn->kind);
+    }
     e = e == cudaSuccess ? up<T, EACH>(stream, p, m->ffn->kind) : e;
     return e == cudaSuccess ? down<T, EACH>(stream, p, row_bytes(m)) : e;
 }

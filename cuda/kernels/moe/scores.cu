@@ -2,20 +2,39 @@
 /* A router's scores of many rows, on the tensor cores. The router is fp32, and its scores decide
  * between experts, so each weight is split into a sum of three bf16 numbers: the three products
  * with bf16 rows are exact, and added in fp32. A block computes ROWS rows by EXPERTS experts (fewer
- * if there would be few blocks; this does not change a score's bits), a warp 16 of the rows; the
- * split is made on the way to shared memory. Bound by reading both operands from the L2 cache. */
+ * if there would be few blocks; this does not change a score's bits), a warp 16 or 32 of the rows;
+ * the split is made on the way to shared memory. Bound by reading shared memory, and by latency if
+ * there are few rows. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/kernels.h"
 
 enum { ROWS = 128, MOST_EXPERTS = 64, FEW_EXPERTS = 16, DEPTH = 64, TERMS = 3, PAD = 8 };
-enum { WARPS = ROWS / 16, THREADS = WARPS * 32 };
+enum { WARPS = 8, THREADS = WARPS * 32 };
 
 /* float4 of the router that a thread splits */
 template <int EXPERTS> static constexpr int RUNS = EXPERTS * DEPTH / 4 / THREADS;
 
+/* How the warps divide a tile, and how far ahead of the products its operands are loaded: blocks of
+ * few experts have little to compute, so they wait for their loads. */
+template <int EXPERTS> struct division {
+    static constexpr bool FEW = EXPERTS < 32;
+    static constexpr int MF = FEW ? 1 : 2, OF_ROWS = ROWS / (16 * MF), OF_EXPERTS = WARPS / OF_ROWS;
+    static constexpr int COLUMNS = EXPERTS / OF_EXPERTS, NF = COLUMNS / 8;
+    static constexpr int STAGES = FEW ? 4 : 2, AHEAD = FEW ? 2 : 1;
+
+    __device__ __forceinline__ static int row()
+    {
+        return (int)(threadIdx.x >> 5) % OF_ROWS * MF * 16;
+    }
+    __device__ __forceinline__ static int expert()
+    {
+        return (int)(threadIdx.x >> 5) / OF_ROWS * COLUMNS;
+    }
+};
+
 template <int EXPERTS> struct scores_room {
-    bf16_t x[2][ROWS][DEPTH + PAD];
+    bf16_t x[division<EXPERTS>::STAGES][ROWS][DEPTH + PAD];
     bf16_t w[2][TERMS][EXPERTS][DEPTH + PAD];
 };
 
@@ -82,69 +101,105 @@ __device__ __forceinline__ static void split_router(bf16_t (*to)[EXPERTS][DEPTH 
     }
 }
 
-template <int EXPERTS>
+template <int EXPERTS, typename D = division<EXPERTS>>
 __device__ __forceinline__ static void multiply(const bf16_t (*x)[DEPTH + PAD],
                                                 const bf16_t (*w)[EXPERTS][DEPTH + PAD],
-                                                float (&sum)[EXPERTS / 8][4])
+                                                float (&sum)[D::MF][D::NF][4])
 {
-    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * 16;
+    const int lane = threadIdx.x & 31, row = D::row() + (lane & 15);
+    const int expert = D::expert() + (lane & 7) + (lane >> 4) * 8;
 #pragma unroll
     for (int k = 0; k < DEPTH; k += 16) {
-        uint32_t rows[4];
-        ldmatrix_x4(rows, &x[first + (lane & 15)][k + (lane >> 4) * 8]);
+        uint32_t rows[D::MF][4];
+#pragma unroll
+        for (int m = 0; m < D::MF; m++) {
+            ldmatrix_x4(rows[m], &x[row + m * 16][k + (lane >> 4) * 8]);
+        }
 #pragma unroll
         for (int t = TERMS - 1; t >= 0; t--) { // small terms first
 #pragma unroll
-            for (int n = 0; n < EXPERTS; n += 16) {
+            for (int n = 0; n < D::COLUMNS; n += 16) {
                 uint32_t columns[4];
-                ldmatrix_x4(columns,
-                            &w[t][n + (lane & 7) + (lane >> 4) * 8][k + (lane >> 3 & 1) * 8]);
-                mma_16x8x16(sum[n / 8], rows, columns[0], columns[1], bf16_t());
-                mma_16x8x16(sum[n / 8 + 1], rows, columns[2], columns[3], bf16_t());
+                ldmatrix_x4(columns, &w[t][expert + n][k + (lane >> 3 & 1) * 8]);
+#pragma unroll
+                for (int m = 0; m < D::MF; m++) {
+                    mma_16x8x16(sum[m][n / 8], rows[m], columns[0], columns[1], bf16_t());
+                    mma_16x8x16(sum[m][n / 8 + 1], rows[m], columns[2], columns[3], bf16_t());
+                }
             }
         }
     }
 }
 
-template <int EXPERTS>
-__global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_params p)
+template <int EXPERTS, typename D = division<EXPERTS>>
+__device__ __forceinline__ static void store_scores(const struct scores_params &p,
+                                                    const float (&sum)[D::MF][D::NF][4])
 {
-    extern __shared__ __align__(16) char memory[];
-    scores_room<EXPERTS> &m = *(scores_room<EXPERTS> *)memory;
-    float sum[EXPERTS / 8][4] = {};
-    float4 w[RUNS<EXPERTS>];
-    load_router<EXPERTS>(p, w, 0);
-    split_router<EXPERTS>(m.w[0], w);
-    pdl_wait();
-    pdl_trigger();
-    load_x(p, m.x[0], 0);
-    cp_async_commit();
-    for (int32_t k = 0, stage = 0; k < p.hidden; k += DEPTH, stage ^= 1) {
-        cp_async_wait<0>();
-        __syncthreads(); // this stage has arrived, and the other may be refilled
-        const bool more = k + DEPTH < p.hidden;
-        if (more) {
-            load_x(p, m.x[stage ^ 1], k + DEPTH);
-            load_router<EXPERTS>(p, w, k + DEPTH);
-        }
-        cp_async_commit();
-        multiply<EXPERTS>(m.x[stage], m.w[stage], sum);
-        if (more) {
-            split_router<EXPERTS>(m.w[stage ^ 1], w);
-        }
-    }
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int lane = threadIdx.x & 31;
 #pragma unroll
-    for (int n = 0; n < EXPERTS / 8; n++) {
+    for (int m = 0; m < D::MF; m++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int32_t row = blockIdx.x * ROWS + warp * 16 + (i >> 1) * 8 + (lane >> 2);
-            const int32_t e = blockIdx.y * EXPERTS + n * 8 + (lane & 3) * 2 + (i & 1);
-            if (row < p.n_rows && e < p.n_experts) {
-                p.logits[(int64_t)row * p.n_experts + e] = sum[n][i] + (p.bias ? p.bias[e] : 0.0f);
+        for (int n = 0; n < D::NF; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int32_t row =
+                    blockIdx.x * ROWS + D::row() + m * 16 + (i >> 1) * 8 + (lane >> 2);
+                const int32_t e =
+                    blockIdx.y * EXPERTS + D::expert() + n * 8 + (lane & 3) * 2 + (i & 1);
+                if (row < p.n_rows && e < p.n_experts) {
+                    p.logits[(int64_t)row * p.n_experts + e] =
+                        sum[m][n][i] + (p.bias ? p.bias[e] : 0.0f);
+                }
             }
         }
     }
+}
+
+/* Step s multiplies columns s * DEPTH on. Its rows are loaded STAGES - 1 steps before, and its part
+ * of the router AHEAD steps before, to be split in the step before. */
+template <int EXPERTS>
+__global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_params p)
+{
+    typedef division<EXPERTS> D;
+    extern __shared__ __align__(16) char memory[];
+    scores_room<EXPERTS> &m = *(scores_room<EXPERTS> *)memory;
+    float sum[D::MF][D::NF][4] = {};
+    float4 w[D::AHEAD][RUNS<EXPERTS>];
+#pragma unroll
+    for (int a = 0; a < D::AHEAD; a++) {
+        load_router<EXPERTS>(p, w[a], a * DEPTH);
+    }
+    split_router<EXPERTS>(m.w[0], w[0]);
+    pdl_wait();
+    pdl_trigger();
+#pragma unroll
+    for (int s = 0; s < D::STAGES - 1; s++) {
+        load_x(p, m.x[s], s * DEPTH);
+        cp_async_commit();
+    }
+    int32_t stage = 0, last = D::STAGES - 1, half = 0;
+    for (int32_t first = 0; first < p.hidden; first += D::AHEAD * DEPTH) {
+#pragma unroll
+        for (int a = 0; a < D::AHEAD; a++) {
+            const int32_t k = first + a * DEPTH;
+            if (k >= p.hidden) {
+                break;
+            }
+            cp_async_wait<D::STAGES - 2>();
+            __syncthreads(); // this stage has arrived, and the last one may be refilled
+            if (k + (D::STAGES - 1) * DEPTH < p.hidden) {
+                load_x(p, m.x[last], k + (D::STAGES - 1) * DEPTH);
+            }
+            cp_async_commit();
+            load_router<EXPERTS>(p, w[a], k + D::AHEAD * DEPTH);
+            multiply<EXPERTS>(m.x[stage], m.w[half], sum);
+            half ^= 1;
+            split_router<EXPERTS>(m.w[half], w[(a + 1) % D::AHEAD]);
+            last = stage;
+            stage = stage + 1 == D::STAGES ? 0 : stage + 1;
+        }
+    }
+    store_scores<EXPERTS>(p, sum);
 }
 
 bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype, int32_t hidden)

@@ -11,7 +11,7 @@
  * weights), and two that compute 64 rows x COLUMNS each; one without rows only releases the stages.
  * The up product's band is half gate, half up rows, so that a thread holds both halves of each pair
  * and writes act(gate) * up; its rows are gathered as they are loaded. The down product writes each
- * pick's output in 16 bits, and moe_sum adds a row's picks in order of expert id. No sum crosses a
+ * pick's output in 16 bits, and sum.cu adds a row's picks in order of expert id. No sum crosses a
  * tile, so a row's bits depend neither on its batch nor on its place in it.
  *
  * Blocks form clusters of two, because the L2 cache cannot feed 132 tiles of 128 x 256: two tiles
@@ -97,7 +97,8 @@ __device__ __forceinline__ struct piece find_piece(const struct product_params &
     const struct moe_tile t =
         load_tile(p.tiles + any.group_first + (is_paired ? (i & ~1) + rank : i));
     const int band = bands + (is_paired ? i & 1 : rank);
-    return {t.expert, t.first, band, (int16_t)(band < p.n_bands ? t.n_rows : 0), is_paired};
+    return {t.expert,  t.first,         band, (int16_t)(band < p.n_bands ? t.n_rows : 0),
+            is_paired, any.group_n == 1};
 }
 
 struct ring {
@@ -112,13 +113,15 @@ struct ring {
     }
 };
 
-/* Loads a box of the band's weights, and of its rows if those are contiguous (the down product). */
+/* Loads a box of the band's weights, and of its rows if those are contiguous (the down product).
+ * Weights that no other tile reads leave the L2 cache first. */
 template <bool UP>
 __device__ __forceinline__ void load_box(const struct product_params &p, const CUtensorMap *w_map,
                                          const CUtensorMap *x_map, const struct piece &u, int box,
                                          int rank, char *to, uint64_t *bar)
 {
     const uint64_t policy = policy_normal();
+    const uint64_t w_policy = u.is_alone ? policy_evict_first() : policy;
     char *w_to = to + X_BYTES;
     const int column = box * DEPTH, w_row = u.expert * p.w_rows + u.band * p.band_rows;
     const bool whole = u.n_rows > HALF_ROWS;
@@ -130,10 +133,10 @@ __device__ __forceinline__ void load_box(const struct product_params &p, const C
     barrier_expect(bar, W_BYTES + (UP ? 0 : x_bytes));
     if (u.is_paired) { // the neighbouring block loads the other half
         tensor_load_multicast(w_to + rank * (W_BYTES / 2), w_map, bar, column,
-                              w_row + rank * p.second, 3, policy);
+                              w_row + rank * p.second, 3, w_policy);
     } else {
-        tensor_load(w_to, w_map, bar, column, w_row, policy);
-        tensor_load(w_to + W_BYTES / 2, w_map, bar, column, w_row + p.second, policy);
+        tensor_load(w_to, w_map, bar, column, w_row, w_policy);
+        tensor_load(w_to + W_BYTES / 2, w_map, bar, column, w_row + p.second, w_policy);
     }
     if (!UP) {
         tensor_load(to, x_map, bar, column, u.first, policy);
@@ -343,61 +346,6 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* ---- the sum over a row's picks ------------------------------------------------------------ */
-
-struct sum_params {
-    const int32_t *ids;
-    const float *weights;
-    const int32_t *real;
-    int32_t row_offset, k, hidden;
-    int64_t y_stride;
-    bool accumulate;
-};
-
-template <typename T> __global__ void moe_sum_kernel(T *y, const T *out, struct sum_params p)
-{
-    __shared__ int32_t order[MOE_MAX_K];
-    __shared__ float weight[MOE_MAX_K];
-    pdl_wait();
-    pdl_trigger();
-    const int64_t row = blockIdx.x;
-    if (p.real && row + p.row_offset >= *p.real) {
-        return;
-    }
-    if ((int)threadIdx.x < p.k) {
-        const int32_t id = p.ids[row * p.k + threadIdx.x];
-        int place = 0;
-        for (int j = 0; j < p.k; j++) {
-            const int32_t other = p.ids[row * p.k + j];
-            place += other < id || (other == id && j < (int)threadIdx.x);
-        }
-        order[place] = (int32_t)threadIdx.x;
-        weight[place] = p.weights[row * p.k + threadIdx.x];
-    }
-    __syncthreads();
-    for (int i = threadIdx.x * 8; i < p.hidden; i += blockDim.x * 8) {
-        float sum[8] = {};
-#pragma unroll 8
-        for (int j = 0; j < p.k; j++) {
-            vec<T> v;
-            v.load(out + (row * p.k + order[j]) * p.hidden + i);
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
-                sum[e] = fmaf(weight[j], to_float(v.v[e]), sum[e]);
-            }
-        }
-        vec<T> to;
-        if (p.accumulate) {
-            to.load(y + row * p.y_stride + i);
-        }
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            to.v[e] = from_float<T>(p.accumulate ? to_float(to.v[e]) + sum[e] : sum[e]);
-        }
-        to.store(y + row * p.y_stride + i);
-    }
-}
-
 /* ---- host ---------------------------------------------------------------------------------- */
 
 static int64_t max_tiles(int64_t picks, int64_t n_experts)
@@ -510,8 +458,9 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
 
 template <typename T>
 static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
-                                const struct moe_weights *w, const struct moe_work &s,
-                                const int32_t *real, int32_t row_offset, int32_t n_sms)
+                                const struct moe_weights *w, const float *gate,
+                                const struct moe_work &s, const int32_t *real, int32_t row_offset,
+                                int32_t n_sms)
 {
     cudaError_t e = moe_sort(stream, a, s, real, row_offset);
     if (e == cudaSuccess) {
@@ -520,24 +469,16 @@ static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *
     if (e != cudaSuccess) {
         return e;
     }
-    const struct sum_params sum = {(const int32_t *)a->ids.p,
-                                   (const float *)a->weights.p,
-                                   real,
-                                   row_offset,
-                                   a->k,
-                                   w->hidden,
-                                   a->y.stride,
-                                   a->accumulate};
-    return launch(moe_sum_kernel<T>, dim3(a->n_rows), dim3(256), 0, stream, (T *)a->y.mem.p,
-                  (const T *)s.out, sum);
+    return moe_sum(stream, a, gate, s, w->hidden, real, row_offset);
 }
 
 extern "C" cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
-                                      const struct moe_weights *w, void *scratch,
+                                      const struct moe_weights *w, const float *gate, void *scratch,
                                       const int32_t *real, int32_t row_offset, int32_t n_sms)
 {
     struct moe_work s;
     lay_out((char *)scratch, (int64_t)a->n_rows * a->k, a, w->hidden, &s);
-    return w->dtype == DT_BF16 ? moe_ffn_sm90<bf16_t>(stream, a, w, s, real, row_offset, n_sms)
-                               : moe_ffn_sm90<f16_t>(stream, a, w, s, real, row_offset, n_sms);
+    return w->dtype == DT_BF16
+               ? moe_ffn_sm90<bf16_t>(stream, a, w, gate, s, real, row_offset, n_sms)
+               : moe_ffn_sm90<f16_t>(stream, a, w, gate, s, real, row_offset, n_sms);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by moe/sm90.cu and the sort of its picks: the tiles, and a call's scratch memory.
- * Thread: the rank's owner. */
+/* Shared by moe/sm90.cu, the sort of its picks and the sum over them: the tiles, and a call's
+ * scratch memory. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_SM90_CUH
 #define SLUICE_CUDA_KERNELS_MOE_SM90_CUH
 
@@ -32,5 +32,10 @@ struct moe_work {
 /* moe/sort.cu: writes all of `w` except act and out. */
 cudaError_t moe_sort(cudaStream_t stream, const struct moe_ffn_args *a, const struct moe_work &w,
                      const int32_t *real, int32_t row_offset);
+
+/* moe/sum.cu: y from w.out. gate: as for k_moe_ffn_sm90. */
+cudaError_t moe_sum(cudaStream_t stream, const struct moe_ffn_args *a, const float *gate,
+                    const struct moe_work &w, int32_t hidden, const int32_t *real,
+                    int32_t row_offset);
 
 #endif

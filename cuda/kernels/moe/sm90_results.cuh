@@ -35,6 +35,7 @@ struct piece {
     int32_t expert, first, band;
     int16_t n_rows;
     bool is_paired; // the other block has the same band of the same expert
+    bool is_alone;  // no other tile reads the band
 };
 
 #if HAVE_SM90A

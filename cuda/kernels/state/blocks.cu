@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The recurrence of ops.h for prompts: sequences of more than STATE_WINDOW rows, one block of the
  * state at a time. Two kernels compute, for all blocks in parallel, everything that does not depend
- * on S: queries, keys and values after the convolution (bound by memory bandwidth), and the decayed
- * products of the block's keys and queries with its keys, with the inverse that the delta rule
- * needs (bound by the inverse, each column of which one thread computes serially). Then
- * k_state_scan processes a sequence's blocks in order. The intermediate results go through scratch
- * memory, as many blocks at a time as fit.
+ * on S: first queries, keys and values after the convolution, and the sums of log decays (bound by
+ * memory bandwidth and arithmetic); then the decayed products of the block's keys and queries with
+ * its keys, with the inverse that the delta rule needs (bound by latency). Then k_state_scan
+ * processes a sequence's blocks in order. The intermediate results go through scratch memory, as
+ * many blocks at a time as fit. The code is short, because every launch fetches it again.
  *
  * Let L be the strictly lower part of strength_i (k_i . k_j) exp(G_i - G_j). A block's values are u
  * = (1 + L)^-1 r with r_i = strength_i (v_i - exp(G_i) k_i S). Rows from earlier passes have no row
@@ -17,49 +17,73 @@ enum { THREADS = 128, WARPS = THREADS / 32, ROWS = BLOCK / WARPS };
 /* ---- the convolution --------------------------------------------------------------------------
  */
 
-/* A warp processes ROWS rows of a head's queries, keys or values; a lane has E of its channels. */
+/* A head's queries, keys or values: N of a row's channels, of which a lane has N / 32. The block's
+ * inputs and the TAPS - 1 before them come through shared memory, so that all of them are in flight
+ * at once without much code, which every launch fetches again. */
 struct part {
-    int32_t channel; // the lane's first channel
+    int32_t channel; // the head's first channel
     bool normed;     // divided by the vector's length
     float scale;     // further factor, if normed
 };
 
-template <typename T, int E>
-__device__ static pack<T, E> load_input(const struct blocks_params &p, const struct block_item &b,
-                                        int32_t pos, int32_t channel)
+template <typename T, int N> struct inputs_room {
+    T x[BLOCK + TAPS - 1][N]; // of positions from begin - (TAPS - 1) on
+};
+
+template <typename T, int N>
+__device__ static void load_inputs(const struct blocks_params &p, const struct block_item &b,
+                                   int32_t channel, struct inputs_room<T, N> &room)
 {
-    pack<T, E> in;
-    const int32_t past = b.seq.n_past, row = b.seq.first_row + pos - past;
-    const T *from = pos >= past ? (const T *)p.x + row * p.x_stride
-                                : inputs_at<T>(p.state, b.seq.lane, max(pos, 0));
-    if (pos >= 0 && pos >= past - (TAPS - 1) && pos < past + b.seq.n_rows) {
-        return *(const pack<T, E> *)(from + channel);
+    constexpr int VECS = N / 8;
+    const int32_t past = b.seq.n_past, end = past + b.seq.n_rows;
+#pragma unroll 2
+    for (int32_t i = threadIdx.x; i < (BLOCK + TAPS - 1) * VECS; i += THREADS) {
+        const int32_t row = i / VECS, c = i % VECS * 8, pos = b.begin - (TAPS - 1) + row;
+        const T *from = pos >= past ? (const T *)p.x + (b.seq.first_row + pos - past) * p.x_stride
+                                    : inputs_at<T>(p.state, b.seq.lane, max(pos, 0));
+        const bool is = pos >= 0 && pos >= past - (TAPS - 1) && pos < end;
+        cp_async_16(&room.x[row][c], is ? from + channel + c : (const T *)p.x, is);
     }
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        in.v[e] = from_float<T>(0.0f);
-    }
-    return in;
+    cp_async_commit();
 }
 
-template <typename T, int E>
-__device__ static void convolve(const struct blocks_params &p, const struct block_item &b,
-                                const struct part &part, const T *old, T *to)
+/* x * sigmoid(x) in few instructions */
+__device__ __forceinline__ float silu(float x)
 {
+    float e, r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.4426950408889634f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+    return x * r;
+}
+
+/* A warp processes ROWS rows. old: the keys of earlier passes, or NULL. */
+template <typename T, int N>
+__device__ static void convolve(const struct blocks_params &p, const struct block_item &b,
+                                const struct part &part, const T *old, T *to,
+                                struct inputs_room<T, N> &room)
+{
+    constexpr int E = N / 32;
     const int32_t lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * ROWS;
     float weight[TAPS][E], bias[E], in[TAPS][E];
 #pragma unroll
-    for (int e = 0; e < E; e++) {
-        const int32_t channel = part.channel + e;
-        bias[e] = p.vectors.bias ? p.vectors.bias[channel] : 0.0f;
-#pragma unroll
-        for (int j = 0; j < TAPS; j++) {
-            weight[j][e] = p.vectors.kernel[(int64_t)j * p.state.geometry.conv_width + channel];
-        }
+    for (int j = 0; j < TAPS; j++) {
+        const int32_t at = part.channel + lane * E;
+        *(pack<float, E> *)weight[j] =
+            *(const pack<float, E> *)(p.vectors.kernel + (int64_t)j * p.state.geometry.conv_width +
+                                      at);
     }
 #pragma unroll
+    for (int e = 0; e < E; e++) {
+        bias[e] = p.vectors.bias ? p.vectors.bias[part.channel + lane * E + e] : 0.0f;
+    }
+    pdl_wait(); // what was read before is written by no kernel of the pass
+    pdl_trigger();
+    load_inputs<T, N>(p, b, part.channel, room);
+    cp_async_wait<0>();
+    __syncthreads();
+#pragma unroll
     for (int j = 1; j < TAPS; j++) {
-        const pack<T, E> x = load_input<T, E>(p, b, b.begin + first - TAPS + j, part.channel);
+        const pack<T, E> x = *(const pack<T, E> *)&room.x[first + j - 1][lane * E];
 #pragma unroll
         for (int e = 0; e < E; e++) {
             in[j][e] = to_float(x.v[e]);
@@ -67,7 +91,7 @@ __device__ static void convolve(const struct blocks_params &p, const struct bloc
     }
 #pragma unroll 4
     for (int32_t t = first; t < first + ROWS; t++) {
-        const pack<T, E> x = load_input<T, E>(p, b, b.begin + t, part.channel);
+        const pack<T, E> x = *(const pack<T, E> *)&room.x[t + TAPS - 1][lane * E];
         float y[E], square = 0.0f;
 #pragma unroll
         for (int e = 0; e < E; e++) {
@@ -81,89 +105,59 @@ __device__ static void convolve(const struct blocks_params &p, const struct bloc
             for (int j = 0; j < TAPS; j++) {
                 sum = fmaf(in[j][e], weight[j][e], sum);
             }
-            y[e] = p.silu ? sum / (1.0f + __expf(-sum)) : sum;
+            y[e] = p.silu ? silu(sum) : sum;
             square = fmaf(y[e], y[e], square);
         }
-        const float by = part.normed ? rsqrtf(warp_sum(square) + 1e-6f) * part.scale : 1.0f;
-        const bool is_here = t >= b.at && t < b.end;
+        float by = t >= b.at && t < b.end ? 1.0f : 0.0f; // 0: y is finite, since its inputs are 0
+        if (part.normed) {
+            by *= rsqrtf(warp_sum(square) + 1e-6f) * part.scale;
+        }
         pack<T, E> made;
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            made.v[e] = from_float<T>(is_here ? y[e] * by : 0.0f);
+            made.v[e] = from_float<T>(by != 0.0f ? y[e] * by : 0.0f);
         }
         if (old && t < b.at) { // a key from an earlier pass
-            made = *(const pack<T, E> *)(old + (int64_t)t * p.state.geometry.n_key_heads * E * 32 +
+            made = *(const pack<T, E> *)(old + (int64_t)t * p.state.geometry.n_key_heads * N +
                                          lane * E);
         }
-        *(pack<T, E> *)(to + (int64_t)t * E * 32 + lane * E) = made;
+        *(pack<T, E> *)(to + t * N + lane * E) = made;
     }
 }
 
-template <typename T, int KEY, int VALUE>
-__global__ void __launch_bounds__(THREADS) state_inputs_kernel(struct blocks_params p)
-{
-    const struct state_layer &g = p.state.geometry;
-    const int32_t n_keys = g.n_key_heads, lane = threadIdx.x & 31;
-    const int32_t unit = blockIdx.x, item = blockIdx.y;
-    const bool delta = g.kind == STATE_DELTA;
-    struct block_item b;
-    pdl_wait();
-    pdl_trigger();
-    if (!find_item(p, item, &b)) {
-        return;
-    }
-    if (unit < 2 * n_keys) {
-        const bool is_key = unit >= n_keys;
-        const int32_t head = is_key ? unit - n_keys : unit;
-        const struct part part = {(is_key ? p.k_at : p.q_at) + head * KEY + lane * (KEY / 32),
-                                  delta, is_key ? 1.0f : rsqrtf((float)KEY)};
-        const T *old = is_key ? keys_at<T>(p.state, b.seq.lane, b.begin, head) : NULL;
-        T *to = (T *)(is_key ? p.k : p.q) + ((int64_t)item * n_keys + head) * BLOCK * KEY;
-        convolve<T, KEY / 32>(p, b, part, old, to);
-        return;
-    }
-    const int32_t head = unit - 2 * n_keys;
-    const struct part part = {p.v_at + head * VALUE + lane * (VALUE / 32), false, 1.0f};
-    T *to = (T *)p.v + ((int64_t)item * g.n_heads + head) * BLOCK * VALUE;
-    convolve<T, VALUE / 32>(p, b, part, (const T *)NULL, to);
-}
-
-/* ---- products between the rows of a block -----------------------------------------------------
- */
-
-template <typename T, int KEY> struct scores_room {
-    static constexpr int LD = KEY + 8; // padded so that ldmatrix has no bank conflicts
-    union {
-        struct {
-            T q[BLOCK][LD], k[BLOCK][LD];
-        };
-        float lower[BLOCK][BLOCK + 4]; // once q and k have been read
-    };
-    float g[BLOCK], strength[BLOCK];
-};
-
-/* The first warp computes sums of log decays, and the strength of each row's value. */
+/* A warp computes the sums of a head's log decays, and the strength of each row's value. Both rows
+ * of a lane are loaded before either is used. */
 template <typename T>
 __device__ static void sum_decays(const struct blocks_params &p, const struct block_item &b,
                                   int32_t head, float *g, float *strength)
 {
     const bool delta = p.state.geometry.kind == STATE_DELTA;
     const int32_t lane = threadIdx.x & 31, slot = b.begin;
-    const float rate = expf(p.vectors.a_log[head]);
+    const float rate = expf(p.vectors.a_log[head]), dt_bias = p.vectors.dt_bias[head];
+    T decay[2], beta[2];
     float own[2], sum;
+#pragma unroll
     for (int i = 0; i < 2; i++) {
         const int32_t t = 2 * lane + i;
         const int64_t row = b.seq.first_row + b.begin + t - b.seq.n_past;
+        const bool is = t >= b.at && t < b.end;
+        decay[i] = beta[i] = from_float<T>(0.0f);
+        if (is) {
+            decay[i] = ((const T *)p.decay + row * p.decay_stride)[head];
+        }
+        if (is && delta) {
+            beta[i] = ((const T *)p.beta)[row * p.beta_stride + head];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int32_t t = 2 * lane + i;
         own[i] = 0.0f;
         strength[t] = 0.0f;
         if (t >= b.at && t < b.end) {
-            const float x = decay_input(p.law, ((const T *)p.decay + row * p.decay_stride)[head],
-                                        p.vectors.dt_bias[head]);
+            const float x = decay_input(p.law, decay[i], dt_bias);
             own[i] = log_decay(p.law, rate, x);
-            strength[t] =
-                delta ? 1.0f / (1.0f +
-                                expf(-to_float(((const T *)p.beta)[row * p.beta_stride + head])))
-                      : dt_of(p.law, x);
+            strength[t] = delta ? 1.0f / (1.0f + expf(-to_float(beta[i]))) : dt_of(p.law, x);
         }
     }
     sum = own[0] + own[1];
@@ -184,25 +178,144 @@ __device__ static void sum_decays(const struct blocks_params &p, const struct bl
     }
 }
 
-/* One thread computes column `column` of (1 + L)^-1, from row FIRST on. */
-template <typename T, int FIRST>
-__device__ static void invert_column(const float (*lower)[BLOCK + 4], int32_t column, T *to)
+/* Units: the heads' queries, keys, values, and then the decays of WARPS heads. */
+template <typename T, int KEY, int VALUE>
+__global__ void __launch_bounds__(THREADS) state_inputs_kernel(struct blocks_params p)
 {
-    float x[BLOCK];
-#pragma unroll
-    for (int i = FIRST; i < BLOCK; i++) {
-        float sum[4] = {i == column ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (int m = FIRST; m < i; m++) {
-            sum[m & 3] = fmaf(-lower[i][m], x[m], sum[m & 3]);
+    __shared__ __align__(16) struct inputs_room<T, (KEY > VALUE ? KEY : VALUE)> room;
+    const struct state_layer &g = p.state.geometry;
+    const int32_t n_keys = g.n_key_heads, unit = blockIdx.x, item = blockIdx.y;
+    const bool is_value = unit >= 2 * n_keys, is_key = unit >= n_keys && !is_value;
+    const int32_t head = is_value ? unit - 2 * n_keys : (is_key ? unit - n_keys : unit);
+    const bool normed = g.kind == STATE_DELTA && !is_value;
+    struct block_item b;
+    if (!find_item(p, item, &b)) {
+        pdl_wait();
+        return;
+    }
+    if (unit >= 2 * n_keys + g.n_heads) {
+        const int32_t of = (unit - 2 * n_keys - g.n_heads) * WARPS + (threadIdx.x >> 5);
+        pdl_wait();
+        pdl_trigger();
+        if (of < g.n_heads) {
+            const int64_t at = ((int64_t)item * g.n_heads + of) * BLOCK;
+            sum_decays<T>(p, b, of, p.g + at, p.strength + at);
         }
-        x[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-        to[i * BLOCK + column] = from_float<T>(x[i]);
+        return;
+    }
+    const T *old = is_key ? keys_at<T>(p.state, b.seq.lane, b.begin, head) : NULL;
+    T *to = (T *)(is_key ? p.k : p.q) + ((int64_t)item * n_keys + head) * BLOCK * KEY;
+    struct part part = {(is_key ? p.k_at : p.q_at) + head * KEY, normed,
+                        is_key ? 1.0f : rsqrtf((float)KEY)};
+    if (is_value) {
+        part.channel = p.v_at + head * VALUE;
+        to = (T *)p.v + ((int64_t)item * g.n_heads + head) * BLOCK * VALUE;
+    }
+    if (KEY == VALUE || !is_value) {
+        convolve<T, KEY>(p, b, part, old, to, *(struct inputs_room<T, KEY> *)&room);
+    } else {
+        convolve<T, VALUE>(p, b, part, old, to, *(struct inputs_room<T, VALUE> *)&room);
+    }
+}
+
+/* ---- products between the rows of a block -----------------------------------------------------
+ */
+
+template <typename T, int KEY> struct scores_room {
+    static constexpr int LD = KEY + 8; // padded so that ldmatrix has no bank conflicts
+    union {
+        struct {
+            T q[BLOCK][LD], k[BLOCK][LD];
+        };
+        struct { // once q and k have been read
+            float lower[BLOCK][BLOCK + 4], half[BLOCK / 2][BLOCK / 2 + 4];
+        };
+    };
+    float g[BLOCK], strength[BLOCK];
+};
+
+/* (1 + L)^-1 is made of squares of 16, 32 and 64 rows. A square's inverse, from the inverses A and
+ * B of its upper left and lower right quarters, has -B L A as its lower left quarter. All of this
+ * is in fp32. The strict upper half of `lower` is zero, and the results replace L. */
+enum { SQUARE = 16 };
+
+/* A warp inverts one square on the diagonal; lane l < 16 has column l. */
+__device__ __forceinline__ static void invert_square(float (*lower)[BLOCK + 4], int32_t first)
+{
+    const int32_t column = threadIdx.x & (SQUARE - 1);
+    float x[SQUARE];
+#pragma unroll
+    for (int i = 0; i < SQUARE; i++) {
+        float sum[2] = {i == column ? 1.0f : 0.0f, 0.0f};
+#pragma unroll
+        for (int m = 0; m < i; m++) {
+            sum[m & 1] = fmaf(-lower[first + i][first + m], x[m], sum[m & 1]);
+        }
+        x[i] = sum[0] + sum[1];
+    }
+    __syncwarp();
+    if ((threadIdx.x & 31) < SQUARE) {
+#pragma unroll
+        for (int i = 0; i < SQUARE; i++) {
+            lower[first + i][first + column] = x[i];
+        }
+    }
+}
+
+/* This thread's EACH adjacent elements of the product of two N x N matrices, from row `row` and
+ * column `column` on; `sign` times it. */
+template <int N, int EACH, int LD_A, int LD_B, int LD_C>
+__device__ __forceinline__ static void multiply_square(const float (*a)[LD_A],
+                                                       const float (*b)[LD_B], float (*c)[LD_C],
+                                                       int32_t row, int32_t column, float sign)
+{
+    float sum[EACH] = {};
+#pragma unroll 4
+    for (int m = 0; m < N; m++) {
+        const float x = a[row][m];
+#pragma unroll
+        for (int e = 0; e < EACH; e += 4) {
+            const float4 y = *(const float4 *)&b[m][column + e];
+            sum[e] = fmaf(x, y.x, sum[e]);
+            sum[e + 1] = fmaf(x, y.y, sum[e + 1]);
+            sum[e + 2] = fmaf(x, y.z, sum[e + 2]);
+            sum[e + 3] = fmaf(x, y.w, sum[e + 3]);
+        }
     }
 #pragma unroll
-    for (int i = 0; i < FIRST; i++) {
-        to[i * BLOCK + column] = from_float<T>(0.0f);
+    for (int e = 0; e < EACH; e++) {
+        c[row][column + e] = sign * sum[e];
     }
+}
+
+/* Joins the inverses of N rows each, of which the first begins at row `first`: -B L A. `threads`
+ * threads, of which this is `thread`, share the work; `half` has their L A. */
+template <int N, int THREADS_N>
+__device__ __forceinline__ static void
+join_squares(float (*lower)[BLOCK + 4], float (*half)[BLOCK / 2 + 4], int32_t first, int32_t thread)
+{
+    constexpr int EACH = N * N / THREADS_N;
+    const int32_t row = thread / (N / EACH), column = thread % (N / EACH) * EACH;
+    const auto at = [&](int32_t r, int32_t c) {
+        return (float (*)[BLOCK + 4]) & lower[first + r][first + c];
+    };
+    multiply_square<N, EACH>((const float (*)[BLOCK + 4]) at(N, 0),
+                             (const float (*)[BLOCK + 4]) at(0, 0), half, row, column, 1.0f);
+    __syncthreads();
+    multiply_square<N, EACH>((const float (*)[BLOCK + 4]) at(N, N),
+                             (const float (*)[BLOCK / 2 + 4]) half, at(N, 0), row, column, -1.0f);
+    __syncthreads();
+}
+
+/* All threads of the block. */
+__device__ static void invert(float (*lower)[BLOCK + 4], float (*half)[BLOCK / 2 + 4])
+{
+    const int32_t warp = threadIdx.x >> 5;
+    invert_square(lower, warp * SQUARE);
+    __syncthreads();
+    join_squares<SQUARE, THREADS / 2>(lower, half + (warp / 2) * SQUARE, warp / 2 * 2 * SQUARE,
+                                      threadIdx.x % (THREADS / 2));
+    join_squares<2 * SQUARE, THREADS>(lower, half, 0, threadIdx.x);
 }
 
 template <typename T, int KEY, bool DELTA>
@@ -216,9 +329,10 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
                   key_head = head / (g.n_heads / g.n_key_heads);
     const int32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     struct block_item b;
+    const bool is = find_item(p, item, &b);
     pdl_wait();
     pdl_trigger();
-    if (!find_item(p, item, &b)) {
+    if (!is) {
         return;
     }
     const int64_t keys = ((int64_t)item * g.n_key_heads + key_head) * BLOCK * KEY;
@@ -227,22 +341,20 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
         cp_async_16(&m.q[t][d], (const T *)p.q + keys + t * KEY + d, true);
         cp_async_16(&m.k[t][d], (const T *)p.k + keys + t * KEY + d, true);
     }
-    cp_async_commit();
     const int64_t of_head = (int64_t)item * g.n_heads + head;
-    if (warp == 0) {
-        sum_decays<T>(p, b, head, m.g, m.strength);
-        __syncwarp();
-        for (int32_t t = lane; t < BLOCK; t += 32) {
-            p.g[of_head * BLOCK + t] = m.g[t];
-            p.strength[of_head * BLOCK + t] = m.strength[t];
-        }
+    if (threadIdx.x < BLOCK / 4) {
+        cp_async_16(&m.g[threadIdx.x * 4], p.g + of_head * BLOCK + threadIdx.x * 4, true);
+    } else if (threadIdx.x < BLOCK / 2) {
+        const int32_t t = threadIdx.x * 4 - BLOCK;
+        cp_async_16(&m.strength[t], p.strength + of_head * BLOCK + t, true);
     }
+    cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
 
     float qk[BLOCK / 8][4] = {}, kk[BLOCK / 8][4] = {};
     const int32_t mine = warp * 16; // row; columns after it are masked
-#pragma unroll
+#pragma unroll 2
     for (int k = 0; k < KEY; k += 16) {
         uint32_t q_rows[4], k_rows[4], columns[4];
         ldmatrix_x4(q_rows, &m.q[mine + (lane & 15)][(lane >> 4) * 8 + k]);
@@ -284,10 +396,15 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
     if (DELTA) {
         T *inverse = (T *)p.inverse + of_head * BLOCK * BLOCK;
         __syncthreads();
-        if (warp == 0) {
-            invert_column<T, 0>(m.lower, lane, inverse);
-        } else if (warp == 1) {
-            invert_column<T, 32>(m.lower, 32 + lane, inverse);
+        invert(m.lower, m.half);
+        for (int32_t i = threadIdx.x * 8; i < BLOCK * BLOCK; i += THREADS * 8) {
+            const float *from = &m.lower[i / BLOCK][i % BLOCK];
+            pack<T, 8> row;
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                row.v[e] = from_float<T>(from[e]);
+            }
+            *(pack<T, 8> *)(inverse + i) = row;
         }
     }
 }
@@ -347,7 +464,8 @@ template <typename T, int KEY, int VALUE>
 static cudaError_t launch_blocks(cudaStream_t stream, const struct blocks_params &p)
 {
     const struct state_layer &g = p.state.geometry;
-    const int32_t units = 2 * g.n_key_heads + g.n_heads, n_bytes = (int)sizeof(scores_room<T, KEY>);
+    const int32_t units = 2 * g.n_key_heads + g.n_heads + (g.n_heads + WARPS - 1) / WARPS;
+    const int32_t n_bytes = (int)sizeof(scores_room<T, KEY>);
     const auto scores = g.kind == STATE_DELTA ? state_scores_kernel<T, KEY, true>
                                               : state_scores_kernel<T, KEY, false>;
     cudaError_t e =

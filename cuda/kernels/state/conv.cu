@@ -171,7 +171,10 @@ template <typename T> __global__ void gate_kernel(struct gate_params p)
 __device__ __forceinline__ float opened_fast(const struct gate_params &p, float gate)
 {
     const float x = p.scale * gate;
-    return gate_factor(p.act, x, __fdividef(1.0f, 1.0f + __expf(-x)));
+    float e, open;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.4426950408889634f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(open) : "f"(1.0f + e));
+    return gate_factor(p.act, x, open);
 }
 
 /* A warp takes a group; a lane has 2 * N adjacent bytes of it. */
@@ -181,14 +184,21 @@ enum { GATE_WARPS = 8 };
  * and 256. */
 template <typename T, int N>
 __global__ void __launch_bounds__(GATE_WARPS * 32)
-    gate_groups_kernel(struct gate_params p, int64_t n, int32_t per_row)
+    gate_groups_kernel(struct gate_params p, uint32_t n, uint32_t per_row)
 {
     struct alignas(N * sizeof(T)) run {
         T v[N];
     };
-    const int32_t lane = threadIdx.x & 31;
-    const int64_t item = blockIdx.x * (int64_t)GATE_WARPS + (threadIdx.x >> 5);
-    const int64_t row = item / per_row, group = item % per_row, first = group * N * 32 + lane * N;
+    struct alignas(N % 4 == 0 ? 16 : 8) weights {
+        float v[N];
+    };
+    const uint32_t lane = threadIdx.x & 31, item = blockIdx.x * GATE_WARPS + (threadIdx.x >> 5);
+    const uint32_t row = item / per_row, group = item - row * per_row;
+    const uint32_t first = group * N * 32 + lane * N;
+    struct weights weight = {};
+    if (p.norm) { // no kernel writes it
+        weight = *(const struct weights *)(p.norm + (p.wide ? first : lane * N));
+    }
     pdl_wait();
     pdl_trigger();
     if (item >= n) {
@@ -207,11 +217,16 @@ __global__ void __launch_bounds__(GATE_WARPS * 32)
         y[i] = to_float(x.v[i]) * (p.gate_first ? open[i] : 1.0f);
         square = fmaf(y[i], y[i], square);
     }
-    const float scale = p.norm ? 1.0f / sqrtf(warp_sum(square) / (N * 32) + p.eps) : 1.0f;
+    if (p.norm) {
+        const float scale = rsqrtf(warp_sum(square) * (1.0f / (N * 32)) + p.eps);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            open[i] *= scale * weight.v[i];
+        }
+    }
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const float weight = p.norm ? p.norm[p.wide ? first + i : lane * N + i] : 1.0f;
-        made.v[i] = from_float<T>(to_float(x.v[i]) * scale * weight * open[i]);
+        made.v[i] = from_float<T>(to_float(x.v[i]) * open[i]);
     }
     *(struct run *)((T *)p.out + row * p.out_stride + first) = made;
 }
@@ -279,9 +294,8 @@ template <typename T, int N>
 static cudaError_t gate_groups(cudaStream_t stream, const struct gate_params &p, int32_t n_rows,
                                int32_t width)
 {
-    const int32_t per_row = width / (N * 32);
-    const int64_t n = (int64_t)n_rows * per_row;
-    return launch(gate_groups_kernel<T, N>, dim3((unsigned)((n + GATE_WARPS - 1) / GATE_WARPS)),
+    const uint32_t per_row = (uint32_t)width / (N * 32), n = (uint32_t)n_rows * per_row;
+    return launch(gate_groups_kernel<T, N>, dim3((n + GATE_WARPS - 1) / GATE_WARPS),
                   dim3(GATE_WARPS * 32), 0, stream, p, n, per_row);
 }
 
@@ -326,7 +340,7 @@ extern "C" cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, co
     p.wide = wide;
     p.scale = a->scale;
     p.eps = a->eps;
-    if (in_groups(a, in_warps)) {
+    if (in_groups(a, in_warps) && (uintptr_t)norm % 16 == 0) {
         p.group = in_warps;
         return a->x.dtype == DT_BF16 ? gate_by_group<bf16_t>(stream, p, a)
                                      : gate_by_group<f16_t>(stream, p, a);

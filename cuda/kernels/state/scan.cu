@@ -8,36 +8,11 @@
  *     out = exp(G) (q S) + scores u + skip v
  *     S = exp(G_last) S + k^T (exp(G_last - G) u)
  *
- * The tensor cores multiply S and values rounded to 16 bits, with fp32 sums. Bound by reading keys
- * and queries, which come from the L2 cache for all but the first of the thread blocks that share a
- * head. The values that later passes need (keys, values, decays, inputs, records) are written here,
- * after every read of the old contents. */
-#include "cuda/kernels/state/blocks.cuh"
-
-enum { COLUMNS = 32, SCAN_WARPS = 8, SCAN_THREADS = SCAN_WARPS * 32, LEFT = 2 };
-
-template <typename T, int KEY, bool DELTA> struct stage {
-    T k[BLOCK][KEY + 8], q[BLOCK][KEY + 8];
-    T scores[BLOCK][BLOCK + 8], inverse[DELTA ? BLOCK : 1][BLOCK + 8];
-    T v[BLOCK][COLUMNS + 8]; // u for rows of earlier passes
-    float g[BLOCK], strength[BLOCK];
-};
-
-template <typename T, int KEY, bool DELTA> struct scan_room {
-    struct stage<T, KEY, DELTA> stages[2];
-    T s[KEY][COLUMNS + 8];
-    T r[DELTA ? BLOCK : 1][COLUMNS + 8];
-    T u[BLOCK][COLUMNS + 8], u_decayed[BLOCK][COLUMNS + 8];
-};
-
-/* A thread block's work. */
-struct scan {
-    struct pass_seq seq;
-    int32_t head, key_head, column; // column: the first of its columns
-    bool owns_key, owns_head;       // this block stores the key head's rows; the head's decays
-    int32_t first, n;               // items of the launch; `first` is the sequence's n-th
-    int32_t nth;
-};
+ * The tensor cores multiply S and values rounded to 16 bits, with fp32 sums. Bound by the latency
+ * of a block's steps, and by reading keys and queries, which come from the L2 cache for all but the
+ * first of the thread blocks that share a head. The values that later passes need (keys, values,
+ * decays, inputs, records) are written here, after every read of the old contents. */
+#include "cuda/kernels/state/scan.cuh"
 
 /* ---- inputs -----------------------------------------------------------------------------------
  */
@@ -80,150 +55,6 @@ __device__ static void load_stage(const struct blocks_params &p, const struct sc
     } else if (threadIdx.x < BLOCK / 2) {
         const int32_t t = threadIdx.x * 4 - BLOCK;
         cp_async_16(&to->strength[t], p.strength + of_head * BLOCK + t, true);
-    }
-}
-
-/* ---- S ----------------------------------------------------------------------------------------
- */
-
-/* A warp's part of S: KEY / 4 rows by COLUMNS / 2 columns, in fragments of 16 x 8. */
-template <int KEY> struct state_part {
-    static constexpr int MF = KEY / 64, NF = COLUMNS / 16;
-    float x[MF][NF][4];
-
-    /* The position of x[m][n][2 * half] and the next element. */
-    __device__ __forceinline__ static int row(int m, int half)
-    {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        return (warp & 3) * (KEY / 4) + m * 16 + half * 8 + (lane >> 2);
-    }
-    __device__ __forceinline__ static int col(int n)
-    {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        return (warp >> 2) * (COLUMNS / 2) + n * 8 + (lane & 3) * 2;
-    }
-};
-
-/* Calls f for every pair of elements of S with its position. */
-template <int KEY, typename F>
-__device__ __forceinline__ static void each_pair(struct state_part<KEY> &s, F f)
-{
-#pragma unroll
-    for (int m = 0; m < s.MF; m++) {
-#pragma unroll
-        for (int n = 0; n < s.NF; n++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                f(s.row(m, half), s.col(n), s.x[m][n][half * 2], s.x[m][n][half * 2 + 1]);
-            }
-        }
-    }
-}
-
-template <int KEY>
-__device__ static void load_state(const struct blocks_params &p, const struct scan &w,
-                                  int32_t begin, struct state_part<KEY> &s)
-{
-    const int32_t dv = p.state.geometry.value_dim;
-    const float *from = (const float *)record_of(p.state, w.seq.lane, begin) +
-                        (int64_t)w.head * KEY * dv + w.column;
-    each_pair(s, [&](int row, int col, float &a, float &b) {
-        const float2 x =
-            begin > 0 ? *(const float2 *)(from + (int64_t)row * dv + col) : make_float2(0.0f, 0.0f);
-        a = x.x;
-        b = x.y;
-    });
-}
-
-template <int KEY>
-__device__ static void store_state(const struct blocks_params &p, const struct scan &w,
-                                   char *record, struct state_part<KEY> &s)
-{
-    const int32_t dv = p.state.geometry.value_dim;
-    float *to = (float *)record + (int64_t)w.head * KEY * dv + w.column;
-    each_pair(s, [&](int row, int col, float &a, float &b) {
-        *(float2 *)(to + (int64_t)row * dv + col) = make_float2(a, b);
-    });
-}
-
-/* ---- values kept for later passes -------------------------------------------------------------
- */
-
-/* Number of channels whose inputs this thread block stores, and channel i of them. */
-template <int KEY> __device__ __forceinline__ static int32_t channels_of(const struct scan &w)
-{
-    return COLUMNS + (w.owns_key ? 2 * KEY : 0);
-}
-
-template <int KEY>
-__device__ __forceinline__ static int32_t channel_of(const struct blocks_params &p,
-                                                     const struct scan &w, int32_t i)
-{
-    if (i < COLUMNS) {
-        return p.v_at + w.head * p.state.geometry.value_dim + w.column + i;
-    }
-    i -= COLUMNS;
-    return (i < KEY ? p.q_at : p.k_at - KEY) + w.key_head * KEY + i;
-}
-
-/* The input at a position up to the sequence's last; 0 before the first. */
-template <typename T>
-__device__ __forceinline__ static T input_of(const struct blocks_params &p, const struct scan &w,
-                                             int32_t pos, int32_t channel)
-{
-    if (pos < 0) {
-        return from_float<T>(0.0f);
-    }
-    const int64_t row = w.seq.first_row + pos - w.seq.n_past;
-    return pos >= w.seq.n_past ? ((const T *)p.x)[row * p.x_stride + channel]
-                               : inputs_at<T>(p.state, w.seq.lane, pos)[channel];
-}
-
-/* Stores the last inputs before the boundary that ends the block to its record. */
-template <typename T, int KEY>
-__device__ static void store_tail(const struct blocks_params &p, const struct scan &w,
-                                  int32_t boundary, char *record)
-{
-    T *to = (T *)(record + p.state.s_bytes);
-    const int32_t n = channels_of<KEY>(w);
-    for (int32_t i = threadIdx.x; i < n * (TAPS - 1); i += SCAN_THREADS) {
-        const int32_t tap = i / n, channel = channel_of<KEY>(p, w, i % n);
-        to[(int64_t)tap * p.state.geometry.conv_width + channel] =
-            input_of<T>(p, w, boundary - (TAPS - 1) + tap, channel);
-    }
-}
-
-/* Stores the sequence's last inputs to the ring. */
-template <typename T, int KEY>
-__device__ static void store_inputs(const struct blocks_params &p, const struct scan &w)
-{
-    const int32_t end = w.seq.n_past + w.seq.n_rows, n = channels_of<KEY>(w);
-    const int32_t first = max(w.seq.n_past, end - p.state.conv_ring);
-    for (int32_t i = threadIdx.x; i < n * (end - first); i += SCAN_THREADS) {
-        const int32_t pos = first + i / n, channel = channel_of<KEY>(p, w, i % n);
-        inputs_at<T>(p.state, w.seq.lane, pos)[channel] = input_of<T>(p, w, pos, channel);
-    }
-}
-
-/* Stores the keys, decays and values of a block's new rows. */
-template <typename T, int KEY, bool DELTA>
-__device__ static void
-store_rows(const struct blocks_params &p, const struct scan &w, const struct block_item &b,
-           const struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA> &in)
-{
-    const int32_t lane = w.seq.lane, n = b.end - b.at;
-    for (int32_t i = threadIdx.x; w.owns_key && i < n * KEY / 8; i += SCAN_THREADS) {
-        const int32_t t = b.at + i / (KEY / 8), d = i % (KEY / 8) * 8;
-        *(uint4 *)(keys_at<T>(p.state, lane, b.begin + t, w.key_head) + d) =
-            *(const uint4 *)&in.k[t][d];
-    }
-    for (int32_t i = threadIdx.x; i < n * COLUMNS / 8; i += SCAN_THREADS) {
-        const int32_t t = b.at + i / (COLUMNS / 8), c = i % (COLUMNS / 8) * 8;
-        *(uint4 *)(values_at<T>(p.state, lane, b.begin + t, w.head) + w.column + c) =
-            *(const uint4 *)&m.u[t][c];
-    }
-    for (int32_t t = b.at + (int32_t)threadIdx.x; w.owns_head && t < b.end; t += SCAN_THREADS) {
-        *decays_at(p.state, lane, b.begin + t, w.head) = in.g[t];
     }
 }
 
@@ -310,11 +141,41 @@ template <typename T> __device__ __forceinline__ static void put_pair(T *to, flo
     *(pack<T, 2> *)to = pair;
 }
 
+/* What the thread's two rows of a block are scaled by, and its values. It is read before the
+ * products whose results it is combined with, since the compiler moves no load before a store. */
+template <typename T> struct row_facts {
+    float strength[2], decay[2], to_end[2]; // decay: from the block's beginning; to_end: to its end
+    float last;                             // decay of S
+    pack<T, 2> v[rows_part::NF][2];
+};
+
+template <typename T, int KEY, bool DELTA>
+__device__ __forceinline__ static struct row_facts<T>
+facts_of(const struct stage<T, KEY, DELTA> &in)
+{
+    struct row_facts<T> f;
+    const float last = in.g[BLOCK - 1];
+    f.last = __expf(last);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int t = part_row(half);
+        const float g = in.g[t];
+        f.strength[half] = in.strength[t];
+        f.decay[half] = __expf(g);
+        f.to_end[half] = __expf(last - g);
+#pragma unroll
+        for (int n = 0; n < rows_part::NF; n++) {
+            f.v[n][half] = *(const pack<T, 2> *)&in.v[t][part_col(n)];
+        }
+    }
+    return f;
+}
+
 /* u, and u decayed to the end of the block. */
 template <typename T, int KEY, bool DELTA>
-__device__ static void make_values(struct scan_room<T, KEY, DELTA> &m,
-                                   const struct stage<T, KEY, DELTA> &in, int32_t at,
-                                   struct rows_part known)
+__device__ __forceinline__ static void
+make_values(struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA> &in,
+            const struct row_facts<T> &f, int32_t at, const struct rows_part &known)
 {
     struct rows_part u = {};
 #pragma unroll
@@ -322,12 +183,12 @@ __device__ static void make_values(struct scan_room<T, KEY, DELTA> &m,
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int t = part_row(half), c = part_col(n);
-            const float strength = in.strength[t], e = DELTA ? __expf(in.g[t]) : 0.0f;
             float r[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const float v = to_float(in.v[t][c + i]);
-                r[i] = t < at ? v : strength * (v - e * known.x[n][half * 2 + i]);
+                const float v = to_float(f.v[n][half].v[i]);
+                const float by_s = DELTA ? f.decay[half] * known.x[n][half * 2 + i] : 0.0f;
+                r[i] = t < at ? v : f.strength[half] * (v - by_s);
                 u.x[n][half * 2 + i] = DELTA ? 0.0f : r[i];
             }
             if (DELTA) {
@@ -339,7 +200,6 @@ __device__ static void make_values(struct scan_room<T, KEY, DELTA> &m,
         __syncthreads();
         multiply<T, BLOCK>(u, in.inverse, m.r);
     }
-    const float last = in.g[BLOCK - 1];
 #pragma unroll
     for (int n = 0; n < u.NF; n++) {
 #pragma unroll
@@ -347,56 +207,61 @@ __device__ static void make_values(struct scan_room<T, KEY, DELTA> &m,
             const int t = part_row(half), c = part_col(n);
             const float a = to_float(from_float<T>(u.x[n][half * 2]));
             const float b = to_float(from_float<T>(u.x[n][half * 2 + 1]));
-            const float e = __expf(last - in.g[t]);
             put_pair(&m.u[t][c], a, b);
-            put_pair(&m.u_decayed[t][c], e * a, e * b);
+            put_pair(&m.u_decayed[t][c], f.to_end[half] * a, f.to_end[half] * b);
         }
     }
 }
 
+/* by_s: q S. Afterwards it is the rows' output. */
 template <typename T, int KEY, bool DELTA>
-__device__ static void write_rows(const struct blocks_params &p, const struct scan &w,
-                                  const struct block_item &b,
-                                  const struct scan_room<T, KEY, DELTA> &m,
-                                  const struct stage<T, KEY, DELTA> &in, struct rows_part by_s)
+__device__ __forceinline__ static void
+make_rows(const struct blocks_params &p, const struct scan &w,
+          const struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA> &in,
+          const struct row_facts<T> &f, struct rows_part &by_s)
 {
     const float skip = p.vectors.skip ? p.vectors.skip[w.head] : 0.0f;
 #pragma unroll
     for (int n = 0; n < by_s.NF; n++) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int t = part_row(half), c = part_col(n);
-            const float e = __expf(in.g[t]);
-            by_s.x[n][half * 2] = fmaf(skip, to_float(in.v[t][c]), e * by_s.x[n][half * 2]);
-            by_s.x[n][half * 2 + 1] =
-                fmaf(skip, to_float(in.v[t][c + 1]), e * by_s.x[n][half * 2 + 1]);
+        for (int i = 0; i < 4; i++) {
+            by_s.x[n][i] =
+                fmaf(skip, to_float(f.v[n][i / 2].v[i % 2]), f.decay[i / 2] * by_s.x[n][i]);
         }
     }
     multiply<T, BLOCK>(by_s, in.scores, m.u);
+}
+
+template <typename T>
+__device__ __forceinline__ static void write_rows(const struct blocks_params &p,
+                                                  const struct scan &w, const struct block_item &b,
+                                                  const struct rows_part &rows)
+{
     const int64_t row = b.seq.first_row + b.begin - b.seq.n_past;
     T *to = (T *)p.out + (int64_t)w.head * p.state.geometry.value_dim + w.column;
 #pragma unroll
-    for (int n = 0; n < by_s.NF; n++) {
+    for (int n = 0; n < rows.NF; n++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int t = part_row(half);
             if (t >= b.at && t < b.end) {
-                put_pair(to + (row + t) * p.out_stride + part_col(n), by_s.x[n][half * 2],
-                         by_s.x[n][half * 2 + 1]);
+                put_pair(to + (row + t) * p.out_stride + part_col(n), rows.x[n][half * 2],
+                         rows.x[n][half * 2 + 1]);
             }
         }
     }
 }
 
+/* After a block that is not full S is not used. */
 template <typename T, int KEY, bool DELTA>
-__device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
-                               const struct stage<T, KEY, DELTA> &in, struct state_part<KEY> &s)
+__device__ __forceinline__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
+                                               const struct stage<T, KEY, DELTA> &in, float decay,
+                                               struct state_part<KEY> &s)
 {
     const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5 & 3) * (KEY / 4);
-    const float e = __expf(in.g[BLOCK - 1]);
     each_pair(s, [&](int, int, float &a, float &b) {
-        a *= e;
-        b *= e;
+        a *= decay;
+        b *= decay;
     });
     uint32_t columns[BLOCK / 16][4];
 #pragma unroll
@@ -476,35 +341,38 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
                                   struct scan_room<T, KEY, DELTA> &m)
 {
     struct state_part<KEY> s;
-    load_stage(p, w, 0, &m.stages[0]);
-    cp_async_commit();
     load_state(p, w, item_of(w.seq, w.nth).begin, s);
     struct next_keep keep = find_keep(p, w, item_of(w.seq, w.nth).begin + 1);
+    pdl_wait();
+    pdl_trigger();
+    load_stage(p, w, 0, &m.stages[0]);
+    cp_async_commit();
     for (int32_t i = 0; i < w.n; i++) {
         const struct stage<T, KEY, DELTA> &in = m.stages[i & 1];
         const struct block_item b = item_of(w.seq, w.nth + i);
-        __syncthreads(); // the other stage may be refilled
-        if (i + 1 < w.n) {
-            load_stage(p, w, i + 1, &m.stages[i + 1 & 1]);
-        }
-        cp_async_commit();
         each_pair(s, [&](int row, int col, float &a, float &c) { put_pair(&m.s[row][col], a, c); });
-        cp_async_wait<1>();
-        __syncthreads();
+        cp_async_wait<0>();
+        __syncthreads(); // S and this stage are there, and the other stage may be refilled
+        const struct row_facts<T> f = facts_of(in);
         struct rows_part by_k = {}, by_q = {};
         if constexpr (DELTA) {
             multiply_two<T, KEY>(by_k, by_q, in.k, in.q, m.s);
         } else {
             multiply<T, KEY>(by_q, in.q, m.s);
         }
-        make_values(m, in, b.at, by_k);
+        if (i + 1 < w.n) { // not before the products that the next steps wait for
+            load_stage(p, w, i + 1, &m.stages[i + 1 & 1]);
+        }
+        cp_async_commit();
+        make_values(m, in, f, b.at, by_k);
         __syncthreads();
-        write_rows(p, w, b, m, in, by_q);
+        move_on(m, in, f.last, s);
+        make_rows(p, w, m, in, f, by_q);
+        write_rows<T>(p, w, b, by_q);
         if (w.nth + i >= items_of(w.seq) - LEFT) {
             store_rows(p, w, b, m, in);
         }
         if (b.end == BLOCK) {
-            move_on(m, in, s);
             keep_boundary<T>(p, w, b, w.n - 1 - i, s, keep);
         }
         if (b.is_last) {
@@ -513,6 +381,8 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
     }
 }
 
+/* Before the wait a block finds its sequence and loads S. An earlier launch of the pass that wrote
+ * S has ended, since all kernels between wait before they trigger. */
 template <typename T, int KEY, bool DELTA>
 __global__ void __launch_bounds__(SCAN_THREADS, 1) state_scan_kernel(struct blocks_params p)
 {
@@ -526,12 +396,11 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) state_scan_kernel(struct bloc
     w.key_head = w.head / per_key;
     w.owns_head = w.column == 0;
     w.owns_key = w.owns_head && w.head % per_key == 0;
-    pdl_wait();
-    pdl_trigger();
     int32_t nth = blockIdx.y, before = 0;
     const int32_t seq =
         find_seq(p.pass, &nth, [](const struct pass_seq &s) { return (int32_t)(items_of(s) > 0); });
     if (seq < 0) {
+        pdl_wait();
         return;
     }
     for (int32_t i = threadIdx.x & 31; i < seq; i += 32) {
@@ -546,6 +415,8 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) state_scan_kernel(struct bloc
     w.n = min(items_of(w.seq) - w.nth, p.n_items - w.first);
     if (w.n > 0) {
         run_blocks(p, w, m);
+    } else {
+        pdl_wait();
     }
 }
 

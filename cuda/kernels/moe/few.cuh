@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Shared by moe/few.cu and moe/some.cu, which compute all of a mixture for few rows: the parameters
+ * of their kernels, and the dot products of 16-bit rows.
+ * Thread: device code; k_moe_some the rank's owner. */
+#ifndef SLUICE_CUDA_KERNELS_MOE_FEW_CUH
+#define SLUICE_CUDA_KERNELS_MOE_FEW_CUH
+
+#include "cuda/kernels/device/activation.cuh"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
+#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/moe/pick.cuh"
+
+enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at once
+
+struct few_params {
+    struct route_params route;
+    const float *correction, *expert_scale, *up_bias, *down_bias;
+    const int32_t *real; // NULL: all rows are real
+    float *logits;       // [n_rows][n_scores]
+    int32_t *ids;        // [n_rows][k]
+    float *weights;
+    const void *x, *gate_up, *down, *shared_gate_up, *shared_down;
+    void *act, *y; // act: [n_rows][n_acts]
+    int64_t x_stride, y_stride;
+    int32_t hidden, ffn, shared_ffn, n_scores, n_acts;
+    bool gate; // the last score is that of the shared expert's gate
+    struct act_shape shape;
+};
+
+__device__ __forceinline__ int32_t n_real(const struct few_params &p)
+{
+    return p.real ? min(p.route.n_rows, *p.real) : p.route.n_rows;
+}
+
+template <typename T>
+__device__ __forceinline__ float dot_run(const vec<T> &a, const vec<T> &b, float sum)
+{
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        sum = fmaf(to_float(a.v[i]), to_float(b.v[i]), sum);
+    }
+    return sum;
+}
+
+/* moe/some.cu: the products of 2 to 8 rows after the scores, with the bits that few.cu gives. */
+bool k_moe_some_takes(const struct few_params &p);
+cudaError_t k_moe_some(cudaStream_t stream, const struct few_params &p, enum dtype dtype,
+                       enum activation kind);
+
+#endif
