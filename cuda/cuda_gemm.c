@@ -25,9 +25,12 @@ static enum status setup_rounded(struct gemms *g, int32_t max_rows)
     if (n_in == 0) {
         return OK;
     }
-    TRY(cuda_alloc(g->device, rows * (n_in + 15) / 16 * 16 * sizeof(uint16_t), &g->rounded.rows));
-    return cuda_alloc(g->device, rows * (n_in / 128 + 1) * sizeof(float),
-                      (void **)&g->rounded.scales);
+    const size_t codes = rows * (n_in + 15) / 16 * 16, scales = rows * (n_in / 128 + 1);
+    TRY(cuda_alloc(g->device, codes * sizeof(uint16_t), &g->rounded.rows));
+    TRY(cuda_alloc(g->device, 2 * scales * sizeof(float), (void **)&g->rounded.scales));
+    g->rounded.after_rows = (uint8_t *)g->rounded.rows + codes; // codes fill half of `rows`
+    g->rounded.after_scales = g->rounded.scales + scales;
+    return OK;
 }
 
 /* Called once the largest sizes are known. */
@@ -337,21 +340,21 @@ struct codes_product {
     struct product_scales scales;
     struct round_args round; // how the codes of x are computed
     bool is_few;             // for gemm_eight
+    bool is_many;            // for gemm_eight_many
     bool is_joined;          // partial sums are added up here
 };
 
-/* False if this product cannot multiply codes. The activation of a gated one is another op, which
- * rounds the inputs of the next product. */
+/* False if this product cannot multiply codes. */
 static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struct codes_product *p)
 {
     const struct coded_matrix *m = a->coded;
-    if (!can_round(g, a) || !is_for_codes(g, a) || a->gated) {
+    if (!can_round(g, a) || !is_for_codes(g, a)) {
         return false;
     }
     p->round = rounding_of(a);
-    p->round.codes = g->rounded.rows;
+    p->round.codes = a->is_after_codes ? g->rounded.after_rows : g->rounded.rows;
     p->round.code_stride = a->n_in;
-    p->round.scales = g->rounded.scales;
+    p->round.scales = a->is_after_codes ? g->rounded.after_scales : g->rounded.scales;
     p->scales = (struct product_scales){m->product_scales, p->round.scales, m->product_blocks};
     p->args = *a;
     p->args.x = p->round.codes;
@@ -363,7 +366,8 @@ static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struc
     p->is_joined = joins(a, g->device->options.n_ranks > 1 ? 1 : MIN_JOINED_ROWS);
     p->args.may_split = a->may_split || p->is_joined;
     p->is_few = gemm_eight_takes(&p->args, g->device->sm);
-    return p->is_few || gemm_plans_take(g, &p->args);
+    p->is_many = !p->is_few && gemm_eight_many_takes(&p->args, g->device->sm, g->device->n_sms);
+    return p->is_few || p->is_many || (!a->gated && gemm_plans_take(g, &p->args));
 }
 
 /* True if gemm_eight rounds x itself. */
@@ -384,6 +388,15 @@ static cudaError_t on_eight(struct gemms *g, const struct gemm_args *a,
     return e == cudaSuccess ? leave_or_join(g, a, p->is_joined, &left, sums) : e;
 }
 
+static cudaError_t on_eight_many(struct gemms *g, const struct codes_product *p,
+                                 struct sum_parts *sums)
+{
+    struct sum_parts left = sums_of(g, &p->args, 0);
+    const cudaError_t e =
+        gemm_eight_many(g->device->stream, &p->args, g->device->n_sms, SUMS_BYTES, &left);
+    return e == cudaSuccess ? leave_or_join(g, &p->args, p->is_joined, &left, sums) : e;
+}
+
 /* FP8 by FP8: x is rounded first, unless the preceding op has done so. */
 static bool on_codes(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums,
                      cudaError_t *e)
@@ -396,6 +409,10 @@ static bool on_codes(struct gemms *g, const struct gemm_args *a, struct sum_part
                                                   : round_inputs(g->device->stream, &p.round);
     if (*e == cudaSuccess && p.is_few) {
         *e = on_eight(g, a, &p, sums);
+        return true;
+    }
+    if (*e == cudaSuccess && p.is_many) {
+        *e = on_eight_many(g, &p, sums);
         return true;
     }
     return *e != cudaSuccess || gemm_on_cublas(g, &p.args, e);
@@ -433,10 +450,17 @@ static enum status with_rounded(struct gemms *g, struct gemm_args *a)
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     if (!a->coded) {
-        return gated_of_numbers(g, a, st);
+        return !a->y_codes && gated_of_numbers(g, a, st);
     }
     struct gemm_args b = *a;
     cudaError_t e = cudaSuccess;
+    if (a->n_rows > 0 && on_codes(g, a, NULL, &e)) {
+        *st = cuda_check(g->device, e, "a gated product of codes");
+        return true;
+    }
+    if (a->y_codes) {
+        return false;
+    }
     if (a->n_rows > 0 && can_round(g, a)) {
         if (a->is_rounded || is_for_codes(g, a) || !is_few(g, a)) {
             return false;

@@ -20,6 +20,8 @@ struct gemms {
     struct { // rounded rows; valid for one product
         void *rows;
         float *scales;
+        uint8_t *after_rows; // codes of the product after one that reads `rows`
+        float *after_scales;
     } rounded;
     struct row_bests bests; // where the output head stores the best logits
 };

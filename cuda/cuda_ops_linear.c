@@ -120,14 +120,22 @@ enum status cuda_op_linear(struct backend *base, const struct linear_args *a)
     return linear(be, a, false);
 }
 
-bool linear_wants_codes(struct cuda_backend *be, const struct linear_args *a,
+/* is_after_codes: as in struct gemm_args. */
+static bool wants_codes(struct cuda_backend *be, const struct linear_args *a, bool is_after_codes,
                         struct round_args *codes)
 {
     if (!linear_ok(a)) {
         return false;
     }
-    const struct gemm_args g = plain_product_of(be, a);
+    struct gemm_args g = plain_product_of(be, a);
+    g.is_after_codes = is_after_codes;
     return cuda_gemm_codes(&be->gemms, &g, codes);
+}
+
+bool linear_wants_codes(struct cuda_backend *be, const struct linear_args *a,
+                        struct round_args *codes)
+{
+    return wants_codes(be, a, false, codes);
 }
 
 enum status linear_of_codes(struct cuda_backend *be, const struct linear_args *a)
@@ -196,9 +204,10 @@ static bool may_be_gated(const struct linear_args *l, const struct activation_ar
 }
 
 /* Computes the product and its activation in one kernel, which does not write the product's own y.
- * False: no kernel supports the shape. */
+ * codes: if not NULL, written instead of a->out. False: no kernel supports the shape. */
 static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
-                         const struct activation_args *a, bool is_rounded, enum status *st)
+                         const struct activation_args *a, bool is_rounded,
+                         const struct round_args *codes, enum status *st)
 {
     if (!may_be_gated(l, a)) {
         return false;
@@ -210,6 +219,7 @@ static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
     g.bias = l->weight->bias;
     g.gated = true;
     g.is_rounded = is_rounded;
+    g.y_codes = codes;
     return cuda_gemm_gated(&be->gemms, &g, st);
 }
 
@@ -220,7 +230,7 @@ enum status cuda_op_linear_act(struct backend *base, const struct linear_args *l
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     enum status st = OK;
-    if (linear_gated(be, l, a, false, &st)) {
+    if (linear_gated(be, l, a, false, NULL, &st)) {
         return st;
     }
     TRY(cuda_op_linear(base, l));
@@ -253,6 +263,26 @@ static bool linear_of_gates(struct cuda_backend *be, const struct activation_arg
     return true;
 }
 
+/* Both products of an MLP, if they multiply codes and the first one writes those that the second
+ * one reads. False if they do not. */
+static bool gated_to_codes(struct cuda_backend *be, const struct linear_args *up,
+                           const struct activation_args *a, const struct linear_args *down,
+                           bool is_rounded, enum status *st)
+{
+    struct round_args codes;
+    if (!is_followed(a, down) || !wants_codes(be, down, true, &codes) ||
+        !linear_gated(be, up, a, is_rounded, &codes, st)) {
+        return false;
+    }
+    if (*st == OK) {
+        struct gemm_args g = plain_product_of(be, down);
+        g.is_rounded = true;
+        g.is_after_codes = true;
+        *st = multiply(be, down, &g);
+    }
+    return true;
+}
+
 /* Unless the activation is fused with the first product, it is computed by the second one, or
  * writes FP8 codes if that one reads them. */
 static enum status mlp(struct cuda_backend *be, const struct linear_args *up,
@@ -261,7 +291,10 @@ static enum status mlp(struct cuda_backend *be, const struct linear_args *up,
 {
     enum status st = OK;
     struct round_args codes;
-    if (linear_gated(be, up, a, is_rounded, &st)) {
+    if (gated_to_codes(be, up, a, down, is_rounded, &st)) {
+        return st;
+    }
+    if (linear_gated(be, up, a, is_rounded, NULL, &st)) {
         TRY(st);
         return linear(be, down, false);
     }

@@ -55,6 +55,8 @@ struct gemm_args {
                                           // at all
     bool is_rounded;                      // the producer of x has rounded it already, see
                                           // cuda_gemm_codes
+    bool is_after_codes;                  // with is_rounded: the producer is itself a product of
+                                          // codes, so x is in the second area for codes
     bool x_is_gated;                      // x has rows of gates and factors, [n_rows, 2 n_in]; the
                                           // product's input is silu(gate) * factor. See
                                           // cuda_gemm_takes_gates
@@ -71,6 +73,8 @@ struct gemm_args {
     bool may_split;   // y may be left as partial sums; see cuda_gemm
     int32_t n_parts;  // gemm_small and gemm_fixed sum K in this many equal parts, which are then
                       // added in order (gemm_parts_ok); 0: K is not divided
+    const struct round_args *y_codes; // a gated product's results are rounded to these codes
+                                      // instead of being stored in y; NULL: they are not
     bool gated; // y = silu(gate) * up, computed from the two halves of n_out; so y is half as wide.
                 // Only this project's kernels support it
     /* n_batch products of equal shape, and the distances between their operands in elements. 1: a
@@ -163,6 +167,14 @@ bool gemm_eight_rounds(const struct gemm_args *a, int32_t n_sms, size_t sums_byt
 cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                        const struct round_args *raw, bool is_gated, size_t sums_bytes,
                        struct sum_parts *sums);
+
+/* gemm/eight_many.cu: products of E4M3 codes with codes (a->scales), also gated, for any number of
+ * rows; gemm_eight_many_takes: true if it is the fastest. y is bf16 or, if not gated, fp32. With
+ * may_split and memory for partial sums (as for gemm_four) y may be left as sums->n of them. It
+ * reads the weight before the preceding kernels are done. */
+bool gemm_eight_many_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
+cudaError_t gemm_eight_many(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
+                            size_t sums_bytes, struct sum_parts *sums);
 
 /* gemm/tile.cu: any shape, and any of the dtypes. */
 cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);

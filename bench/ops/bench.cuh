@@ -211,6 +211,7 @@ void bench_four_layer();
 /* only: the products to check; NULL: all. Returns false if none has that name. */
 bool bench_gemm_check(const char *only);
 void bench_check_codes(struct rng &r);
+void bench_check_many_codes(struct rng &r);
 void bench_gemm_time();
 void bench_attention_check(int n_cases);
 void bench_attention_time();

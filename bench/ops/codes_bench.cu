@@ -170,3 +170,98 @@ void bench_check_codes(struct rng &r)
     c.judge("gemm_eight", d, c.a.y_dtype == DT_BF16 ? 4e-3 : 2e-3, kept, sums.n);
     CHECK(cudaFree(parts));
 }
+
+static struct gemm_args random_many(struct rng &r)
+{
+    struct gemm_args a = random_shape(r);
+    a.gated = r.below(2);
+    a.y_dtype = a.gated || r.below(3) ? DT_BF16 : DT_F32;
+    a.n_rows = r.between(a.gated ? 1 : 65, 1 << r.between(7, 10));
+    a.n_out = (a.gated ? 256 : 128) * r.between(1, 20);
+    a.n_in = 16 * r.between(1, 200);
+    a.x_stride = a.n_in + 16 * r.below(3);
+    a.w_stride = a.n_in + 16 * r.below(3);
+    a.y_stride = a.n_out + 8 * r.below(5);
+    a.accumulate = false;
+    return a;
+}
+
+/* The codes of a gated product are those of its results, rounded by the separate kernel. */
+static void check_gated_codes(struct rng &r, struct gemm_args a)
+{
+    const int width = a.n_out / 2, groups = (width + 127) / 128;
+    const size_t n = (size_t)a.n_rows * width, n_scales = (size_t)a.n_rows * groups;
+    uint8_t *codes[2];
+    float *scales[2];
+    struct round_args round = {};
+    round.x = a.y;
+    round.x_dtype = DT_BF16;
+    round.x_stride = a.y_stride;
+    round.n_rows = a.n_rows;
+    round.n_in = width;
+    round.code_stride = width;
+    round.power_of_two = r.below(2);
+    if (r.below(3) == 0) {
+        round.scale = 0.01f;
+    } else {
+        round.group = 128;
+    }
+    std::vector<uint8_t> host_codes[2];
+    std::vector<float> host_scales[2];
+    for (int i = 0; i < 2; i++) {
+        codes[i] = device_new<uint8_t>(n);
+        scales[i] = device_new<float>(n_scales);
+        CHECK(cudaMemset(codes[i], 0xff, n));
+        CHECK(cudaMemset(scales[i], 0, n_scales * sizeof(float)));
+        round.codes = codes[i];
+        round.scales = scales[i];
+        if (i == 0) {
+            CHECK(round_inputs(0, &round));
+        } else {
+            struct sum_parts none = {};
+            a.y_codes = &round;
+            a.y = nullptr;
+            CHECK(gemm_eight_many(0, &a, 132, 0, &none));
+        }
+        host_codes[i].resize(n);
+        host_scales[i].resize(n_scales);
+        CHECK(cudaMemcpy(host_codes[i].data(), codes[i], n, cudaMemcpyDeviceToHost));
+        CHECK(cudaMemcpy(host_scales[i].data(), scales[i], n_scales * sizeof(float),
+                         cudaMemcpyDeviceToHost));
+        CHECK(cudaFree(codes[i]));
+        CHECK(cudaFree(scales[i]));
+    }
+    if (host_codes[0] != host_codes[1] || host_scales[0] != host_scales[1]) {
+        printf("gemm_eight_many FAILED: codes of %d x %d x %d, group %d\n", a.n_rows, a.n_out,
+               a.n_in, round.group);
+        bench_failures++;
+    }
+}
+
+/* The same for gemm_eight_many. */
+void bench_check_many_codes(struct rng &r)
+{
+    enum { MOST_PARTS = 8 };
+    struct codes_case c(r, random_many(r));
+    std::vector<float> want = c.want();
+    const int width = c.a.gated ? c.a.n_out / 2 : c.a.n_out;
+    if (c.a.gated) {
+        want = bench_silu_gated(want, c.a.n_rows, width, c.a.y_dtype);
+    }
+    float *parts = device_new<float>(MOST_PARTS * c.one);
+    CHECK(cudaMemset(parts, 0xff, MOST_PARTS * c.one * sizeof *parts));
+    struct sum_parts sums = {parts, c.a.bias, (int64_t)c.one, c.a.n_out, 0};
+    CHECK(gemm_eight_many(0, &c.a, 132, MOST_PARTS * c.one * sizeof *parts, &sums));
+    if (sums.n > 0) {
+        CHECK(gemm_join(0, &c.a, &sums));
+    }
+    CHECK(cudaDeviceSynchronize());
+    bool kept = false;
+    const double d = distance(c.output_of(width).read(&kept), want);
+    c.judge("gemm_eight_many", d, c.a.y_dtype == DT_BF16 ? (c.a.gated ? 8e-3 : 4e-3) : 2e-3, kept,
+            sums.n);
+    if (c.a.gated) {
+        check_gated_codes(r, c.a);
+    }
+    CHECK(cudaFree(parts));
+}

@@ -191,47 +191,57 @@ TEST(norms_leave_the_codes_that_rounding_makes)
     }
 }
 
-/* An activation whose output is codes equals one whose output is numbers and then rounded, except
- * for the last bit of its exponentials. */
+/* The ops of an MLP in one call equal separate ops, except for the last bit of the activation's
+ * exponentials: its output is codes, or is numbers that are then rounded. */
+static void mlp_case(struct pair *p, const struct pair_weight *up, const struct pair_weight *down,
+                     int32_t n_rows, int32_t n_in, int32_t ffn, int32_t n_out, enum activation kind,
+                     const char *name)
+{
+    const struct backend_ops *ops = p->be[GPU]->ops;
+    struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in, 1.0f);
+    struct pair_tensor mid = tensor_poisoned(p, n_rows, 2 * ffn, p->dtype);
+    struct pair_tensor h = tensor_poisoned(p, n_rows, ffn, p->dtype);
+    struct pair_tensor y = tensor_poisoned(p, n_rows, n_out, DT_F32);
+    const struct linear_args a = {
+        .weight = up->w[GPU], .x = x.t[GPU], .y = mid.t[GPU], .n_rows = n_rows};
+    const struct activation_args act = {.x = mid.t[GPU],
+                                        .out = h.t[GPU],
+                                        .n_rows = n_rows,
+                                        .width = ffn,
+                                        .kind = kind,
+                                        .gated = true};
+    const struct linear_args b = {
+        .weight = down->w[GPU], .x = h.t[GPU], .y = y.t[GPU], .n_rows = n_rows};
+    CHECK_EQ(ops->mlp(p->be[GPU], &a, &act, &b), OK);
+    float *fused = tensor_get(p, &y, GPU);
+    CHECK_EQ(ops->linear(p->be[GPU], &a), OK);
+    CHECK_EQ(ops->activation(p->be[GPU], &act), OK);
+    CHECK_EQ(ops->linear(p->be[GPU], &b), OK);
+    float *apart = tensor_get(p, &y, GPU);
+    char what[96];
+    snprintf(what, sizeof what, "%s: an mlp of %d rows, %d wide", name, n_rows, ffn);
+    check_near(what, apart, fused, n_rows, n_out, n_out, 4e-3);
+    free(fused);
+    free(apart);
+}
+
 TEST(activations_leave_the_codes_that_rounding_makes)
 {
     NEED_GPU();
-    enum { N_IN = 256, FFN = 1088, N_OUT = 272 };
-    for (int32_t i = 0; i < COUNT(fused_cases); i++) {
+    enum { N_IN = 256, N_OUT = 272 };
+    static const int32_t widths[] = {1088, 1152}; // the second in whole blocks of 128
+    for (int32_t i = 0; i < COUNT(fused_cases) * COUNT(widths); i++) {
+        const struct inputs_case *c = &fused_cases[i / COUNT(widths)];
+        const int32_t ffn = widths[i % COUNT(widths)];
         struct pair p;
-        REQUIRE(pair_open(&p, i % 2 ? DT_F16 : DT_BF16, false, NULL));
-        struct pair_weight up = open_rounded(&p, &fused_cases[i], 2 * FFN, N_IN);
-        struct pair_weight down = open_rounded(&p, &fused_cases[i], N_OUT, FFN);
+        REQUIRE(pair_open(&p, ffn == widths[0] && i / COUNT(widths) % 2 ? DT_F16 : DT_BF16, false,
+                          NULL));
+        struct pair_weight up = open_rounded(&p, c, 2 * ffn, N_IN);
+        struct pair_weight down = open_rounded(&p, c, N_OUT, ffn);
         set_up_pair(&p);
-        const struct backend_ops *ops = p.be[GPU]->ops;
         for (int32_t r = 0; r < 2 * COUNT(fused_rows); r++) {
-            const int32_t n = fused_rows[r / 2];
-            struct pair_tensor x = tensor_random(&p, n, N_IN, N_IN, 1.0f);
-            struct pair_tensor mid = tensor_poisoned(&p, n, 2 * FFN, p.dtype);
-            struct pair_tensor h = tensor_poisoned(&p, n, FFN, p.dtype);
-            struct pair_tensor y = tensor_poisoned(&p, n, N_OUT, DT_F32);
-            const struct linear_args a = {
-                .weight = up.w[GPU], .x = x.t[GPU], .y = mid.t[GPU], .n_rows = n};
-            const struct activation_args act = {.x = mid.t[GPU],
-                                                .out = h.t[GPU],
-                                                .n_rows = n,
-                                                .width = FFN,
-                                                .kind = r % 2 ? ACT_GELU_TANH : ACT_SILU,
-                                                .gated = true};
-            const struct linear_args b = {
-                .weight = down.w[GPU], .x = h.t[GPU], .y = y.t[GPU], .n_rows = n};
-            CHECK_EQ(ops->mlp(p.be[GPU], &a, &act, &b), OK);
-            float *fused = tensor_get(&p, &y, GPU);
-            CHECK_EQ(ops->linear(p.be[GPU], &a), OK);
-            CHECK_EQ(ops->activation(p.be[GPU], &act), OK);
-            CHECK_EQ(ops->linear(p.be[GPU], &b), OK);
-            float *apart = tensor_get(&p, &y, GPU);
-            char what[96];
-            snprintf(what, sizeof what, "%s: an mlp of %d rows",
-                     formats[fused_cases[i].format].name, n);
-            check_near(what, apart, fused, n, N_OUT, N_OUT, 4e-3);
-            free(fused);
-            free(apart);
+            mlp_case(&p, &up, &down, fused_rows[r / 2], N_IN, ffn, N_OUT,
+                     r % 2 ? ACT_GELU_TANH : ACT_SILU, formats[c->format].name);
         }
         pair_close(&p);
     }

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What gemm/eight_many.cu works with: its items, the ring of stages and the loads that fill it, and
+ * the stores of codes. Thread: device code. */
+#ifndef SLUICE_CUDA_GEMM_EIGHT_MANY_CUH
+#define SLUICE_CUDA_GEMM_EIGHT_MANY_CUH
+
+#include "cuda/gemm.h"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/pairs.cuh"
+#include "cuda/kernels/device/rounding.cuh"
+#include "cuda/kernels/device/wgmma.cuh"
+
+enum {
+    BOX = 128,  // inputs of a stage, a byte each
+    HALF = 128, // features
+    BAND = 2 * HALF,
+    GROUP_ROWS = 64, // of a warpgroup
+    HALF_BYTES = HALF * BOX,
+    W_BYTES = BAND * BOX,
+    MAX_STAGES = 5,
+    TOGETHER = 8, // tiles of rows whose bands are computed together, while they are in the L2 cache
+    MAX_RUNS = 8,
+    PAIRS = HALF / 8 * 2, // pairs of results of a thread: [2 j + r] has features 8 j + 2 t, + 1 of
+                          // row g + 8 r
+};
+
+struct many_params {
+    void *y;
+    const float *bias;
+    struct product_scales scales;
+    struct round_args codes; // if codes.codes is not NULL, the results are rounded to these codes
+    bool is_f32;             // y holds fp32, otherwise bf16
+    int32_t n_rows, n_out;   // size of y
+    int32_t n_boxes, n_bands, n_tiles, n_runs, n_items;
+    int64_t y_stride, part_stride;
+};
+
+struct many_item {
+    int32_t row, band, run, box, end; // row: of the tile
+};
+
+/* Items in groups of a few tiles, band after band, so that repeated reads hit the L2 cache. */
+__host__ __device__ static inline struct many_item many_item_at(const struct many_params &p,
+                                                                int32_t i, int32_t tile_rows)
+{
+    struct many_item item;
+    const int32_t per_run = p.n_bands * p.n_tiles, per_group = p.n_bands * TOGETHER;
+    item.run = i / per_run;
+    i %= per_run;
+    const int32_t first = i / per_group * TOGETHER;
+    const int32_t n = p.n_tiles - first < TOGETHER ? p.n_tiles - first : (int32_t)TOGETHER;
+    i %= per_group;
+    item.row = (first + i % n) * tile_rows;
+    item.band = i / n;
+    item.box = item.run * p.n_boxes / p.n_runs;
+    item.end = (item.run + 1) * p.n_boxes / p.n_runs;
+    return item;
+}
+
+/* GROUPS: computing warpgroups of a block. */
+template <int GROUPS, int CLUSTER> struct many_shape {
+    static constexpr int TILE_ROWS = GROUPS * GROUP_ROWS;
+    static constexpr int ROWS = CLUSTER * TILE_ROWS; // of an item
+    static constexpr int X_BYTES = TILE_ROWS * BOX;
+    static constexpr int BYTES = W_BYTES + X_BYTES; // of a stage
+    static constexpr int STAGES = GROUPS == 1 ? 5 : 4;
+    static constexpr int THREADS = (GROUPS + 1) * 128;
+    static constexpr int SMEM = STAGES * BYTES + 1024;
+};
+
+#if HAVE_SM90A
+
+struct many_ring {
+    uint64_t full_w[MAX_STAGES], full_x[MAX_STAGES], empty[MAX_STAGES];
+};
+
+/* The first feature of a half of a band, among those of the weight. */
+template <bool GATED>
+__device__ __forceinline__ int32_t half_start(const struct many_params &p, int32_t band,
+                                              int32_t half)
+{
+    return GATED ? band * HALF + half * p.n_out : band * BAND + half * HALF;
+}
+
+/* A position: box after box of item after item. */
+template <typename S, int CLUSTER> struct many_walk {
+    const struct many_params &p;
+    int32_t which;
+    struct many_item item;
+    int32_t box;
+    int slot = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ explicit many_walk(const struct many_params &p)
+        : p(p), which((int32_t)blockIdx.x / CLUSTER), item(many_item_at(p, which, S::ROWS)),
+          box(item.box)
+    {
+    }
+    __device__ __forceinline__ bool is_done() const
+    {
+        return which >= p.n_items;
+    }
+    __device__ __forceinline__ void next_item()
+    {
+        which += (int32_t)gridDim.x / CLUSTER;
+        item = many_item_at(p, which, S::ROWS);
+        box = item.box;
+    }
+    __device__ __forceinline__ void next_slot()
+    {
+        if (++slot == S::STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* A loading thread: of W or of x. */
+template <typename S, int CLUSTER, bool GATED> struct many_loader {
+    const struct many_params &p;
+    const CUtensorMap *map;
+    char *stages;
+    struct many_ring *ring;
+    int32_t rank; // rank of the block in its cluster
+
+    template <bool IS_X>
+    __device__ __forceinline__ void load(const many_walk<S, CLUSTER> &at, uint64_t policy) const
+    {
+        char *to = stages + at.slot * S::BYTES;
+        const int32_t column = at.box * BOX;
+        if (IS_X) {
+            barrier_expect(&ring->full_x[at.slot], S::X_BYTES);
+            tensor_load(to + W_BYTES, map, &ring->full_x[at.slot], column,
+                        at.item.row + rank * S::TILE_ROWS, policy);
+            return;
+        }
+        barrier_expect(&ring->full_w[at.slot], W_BYTES);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int32_t feature = half_start<GATED>(p, at.item.band, half);
+            if (CLUSTER == 1) {
+                tensor_load(to + half * HALF_BYTES, map, &ring->full_w[at.slot], column, feature,
+                            policy);
+            } else if (half == rank) {
+                tensor_load_multicast(to + half * HALF_BYTES, map, &ring->full_w[at.slot], column,
+                                      feature, (1 << CLUSTER) - 1, policy);
+            }
+        }
+    }
+
+    template <bool IS_X> __device__ __forceinline__ void run() const
+    {
+        const uint64_t w_policy = p.n_tiles > 1 ? policy_normal() : policy_evict_first();
+        const uint64_t policy = IS_X ? policy_evict_last() : w_policy;
+        int fresh = S::STAGES; // stages not used yet
+        many_walk<S, CLUSTER> at(p);
+#pragma unroll 1
+        for (; !at.is_done(); at.next_item()) {
+#pragma unroll 1
+            for (; at.box < at.item.end; at.box++, at.next_slot()) {
+                if (fresh > 0) {
+                    fresh--;
+                } else {
+                    barrier_wait(&ring->empty[at.slot], at.parity ^ 1);
+                }
+                load<IS_X>(at, policy);
+            }
+        }
+    }
+};
+
+/* Gives each of four lanes 32 adjacent codes of the row that they share. words[i] has the lane's
+ * codes of features 16 i + 2 t, + 1 and, in its upper half, 8 features further on. */
+__device__ __forceinline__ void store_codes(uint8_t *to, const uint32_t (&words)[8], bool valid)
+{
+    const bool is_upper = threadIdx.x & 2, is_odd = threadIdx.x & 1;
+    uint32_t from[4][2]; // the words for this lane, from lane t ^ i
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t near[2], far[2];
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            const uint32_t low = words[2 * b + i], high = words[2 * (b + 2) + i];
+            near[b] = is_upper ? high : low;
+            far[b] = __shfl_xor_sync(0xffffffffu, is_upper ? low : high, 2);
+        }
+        from[0][i] = is_odd ? near[1] : near[0];
+        from[1][i] = __shfl_xor_sync(0xffffffffu, is_odd ? near[0] : near[1], 1);
+        from[2][i] = is_odd ? far[1] : far[0];
+        from[3][i] = __shfl_xor_sync(0xffffffffu, is_odd ? far[0] : far[1], 1);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t a = is_odd ? from[1][i] : from[0][i], b = is_odd ? from[0][i] : from[1][i];
+        const uint32_t c = is_odd ? from[3][i] : from[2][i], d = is_odd ? from[2][i] : from[3][i];
+        const uint32_t l0 = is_upper ? c : a, l1 = is_upper ? d : b;
+        const uint32_t l2 = is_upper ? a : c, l3 = is_upper ? b : d;
+        if (valid) {
+            *(uint4 *)(to + 16 * i) =
+                make_uint4(__byte_perm(l0, l1, 0x5410), __byte_perm(l2, l3, 0x5410),
+                           __byte_perm(l0, l1, 0x7632), __byte_perm(l2, l3, 0x7632));
+        }
+    }
+}
+
+#endif // HAVE_SM90A
+
+#endif
