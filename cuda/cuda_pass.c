@@ -267,11 +267,16 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
 /* True if attention/few.cu is to compute the pass. That kernel reads each row's keys separately, so
  * a prefix that 17 or more rows share goes to the general path. With more than 32 rows it does not
  * split a row's keys, so passes with a few long rows among short ones go there, too: each long row
- * would keep one block busy after all others have ended. */
-static bool is_few(const struct pass *p, int32_t n_rows)
+ * would keep one block busy after all others have ended. In deterministic mode it never splits
+ * them, and a long row keeps a single warp busy. */
+static bool is_few(const struct pass *p, int32_t n_rows, bool deterministic)
 {
     enum { NO_GROUPS_FROM = 17, WHOLE_FROM = 33, SHORT = 512, LONGEST_SHARE = 24 };
-    const int32_t most = attention_few_keys(n_rows);
+    const int32_t share = deterministic ? 2 * LONGEST_SHARE : LONGEST_SHARE;
+    int32_t most = attention_few_keys(n_rows);
+    if (deterministic && n_rows < WHOLE_FROM) {
+        most = lesser(most, (int32_t)SHORT);
+    }
     int32_t longest = 0;
     int64_t sum = 0;
     bool few = most > 0 && p->n_seqs == p->n_rows && (n_rows < NO_GROUPS_FROM || p->n_groups == 0);
@@ -281,8 +286,7 @@ static bool is_few(const struct pass *p, int32_t n_rows)
         longest = greater(n_past, longest);
         sum += n_past;
     }
-    return few &&
-           (n_rows < WHOLE_FROM || longest < SHORT || (int64_t)longest * LONGEST_SHARE <= sum);
+    return few && (n_rows < WHOLE_FROM || longest < SHORT || (int64_t)longest * share <= sum);
 }
 
 static int32_t at_least(int32_t n, int32_t least)
@@ -362,7 +366,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
         TRY(draw_masks_send(&p->masks, lanes, pass->masks, pass->n_masks));
     }
     TRY(send_meta(p, lanes, pass, shape));
-    p->is_few = is_few(pass, shape->n_rows);
+    p->is_few = is_few(pass, shape->n_rows, be->options.deterministic);
     p->state_work = state_work_of(p, pass, may_capture);
     if (may_capture && !be->options.enforce_eager) {
         struct graph_key key = {.model = pass->model,

@@ -236,7 +236,7 @@ struct layer_chain {
 
 /* Times decoding after rope and between products, whose weights evict everything else from the L2
  * cache. Attention's time is that of the chain with it minus that of the chain without it. */
-static void time_in_step(int n_seqs, int n_past)
+static void time_in_step(int n_seqs, int n_past, bool deterministic)
 {
     struct scene s = llama_8b(64);
     for (int i = 0; i < n_seqs; i++) {
@@ -246,7 +246,7 @@ static void time_in_step(int n_seqs, int n_past)
     const int n_layers = std::max(4, std::min(12, (int)(800e6 / bytes)));
     build(s, n_layers, 7);
     struct prepared p;
-    prepare(p, s, 0, s.seqs, s.groups, 0, false);
+    prepare(p, s, 0, s.seqs, s.groups, 0, deterministic);
     struct layer_chain chain;
     chain.open(n_layers, n_seqs);
     p.launch.q = chain.qkv;
@@ -260,10 +260,10 @@ static void time_in_step(int n_seqs, int n_past)
         });
     }
     printf(
-        "%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); fused with "
+        "%s%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); fused with "
         "rope %6.1f%s\n",
-        n_seqs, n_past + 1, us[1] - us[0], us[0], bytes / 4.5e6, us[2] - us[0],
-        attention_few_keys(n_seqs) > n_past ? ", used" : "");
+        deterministic ? "deterministic " : "", n_seqs, n_past + 1, us[1] - us[0], us[0],
+        bytes / 4.5e6, us[2] - us[0], attention_few_keys(n_seqs) > n_past ? ", used" : "");
     chain.close();
     finish(p);
     destroy(s);
@@ -274,15 +274,17 @@ void bench_attention_step()
 {
     printf("attention in a step: the time that it adds to a chain of qkv, rope, attention and o\n");
     for (int n : {1, 4, 8, 16, 32, 64, 128, 256}) {
-        time_in_step(n, 299);
+        time_in_step(n, 299, false);
+        time_in_step(n, 299, true);
     }
     for (int n : {1, 64, 256}) {
-        time_in_step(n, 256);
+        time_in_step(n, 256, false);
     }
     for (int n : {1, 8, 64}) {
-        time_in_step(n, 2047);
+        time_in_step(n, 2047, false);
+        time_in_step(n, 2047, true);
     }
-    time_in_step(1, 8191);
+    time_in_step(1, 8191, false);
 }
 
 /* The environment variables FORMATS and SHORT select a part. */

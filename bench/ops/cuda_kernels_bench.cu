@@ -2,7 +2,7 @@
 /* Checks and times the attention and small-product kernels without the engine.
  * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm] [four] [layer] [attention] [step]
  * check N checks N passes of attention and all products, check PRODUCT only that product
- * (gemm_head, gemm_batch, ...). */
+ * (gemm_head, gemm_batch, ...; attention: 100 passes of attention). */
 #include "bench/ops/bench.cuh"
 
 #include <cstring>
@@ -48,7 +48,9 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "check") == 0) {
             const char *what = i + 1 < argc ? argv[++i] : "100";
-            if (!bench_gemm_check(atoi(what) > 0 ? nullptr : what)) {
+            if (strcmp(what, "attention") == 0) {
+                bench_attention_check(100);
+            } else if (!bench_gemm_check(atoi(what) > 0 ? nullptr : what)) {
                 printf("no such product: %s\n", what);
                 return 1;
             }

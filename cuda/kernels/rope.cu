@@ -261,7 +261,7 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
             float sum = 0.0f;
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                sum += a[e] * a[e] + b[e] * b[e];
+                sum = add_squares(sum, a[e], b[e]);
             }
             const unsigned lanes = __activemask();
             for (int mask = group >> 1; mask > 0; mask >>= 1) {
@@ -285,11 +285,8 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
 #pragma unroll
             for (int e = 0; e < N; e += 2) {
                 const float4 cs = cos_sin[e / 2];
-                const float a0 = a[e], b0 = b[e], a1 = a[e + 1], b1 = b[e + 1];
-                a[e] = a0 * cs.x - b0 * cs.y;
-                b[e] = b0 * cs.x + a0 * cs.y;
-                a[e + 1] = a1 * cs.z - b1 * cs.w;
-                b[e + 1] = b1 * cs.z + a1 * cs.w;
+                turn(a[e], b[e], cs.x, cs.y);
+                turn(a[e + 1], b[e + 1], cs.z, cs.w);
             }
         }
         if (NORM == NORM_LAST && !is_v) {

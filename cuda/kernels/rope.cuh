@@ -20,6 +20,20 @@ __device__ __forceinline__ void slot_of(const struct pass_view &pass, const stru
     *token = row.slot_pos % block_tokens;
 }
 
+/* Rotates a pair of elements, and adds the squares of a pair to a sum. The operations are spelled
+ * out, so that every kernel that uses them gives the same bits. */
+__device__ __forceinline__ void turn(float &a, float &b, float cos, float sin)
+{
+    const float x = a;
+    a = __fmaf_rn(x, cos, -__fmul_rn(b, sin));
+    b = __fmaf_rn(b, cos, __fmul_rn(x, sin));
+}
+
+__device__ __forceinline__ float add_squares(float sum, float a, float b)
+{
+    return __fadd_rn(sum, __fmaf_rn(a, a, __fmul_rn(b, b)));
+}
+
 /* Rotates element i of a head whose elements are in `head`, shared by the warp. */
 __device__ __forceinline__ float rotated(const float *head, int i, const struct rope_view &rope,
                                          const float *cos_sin)
@@ -33,9 +47,10 @@ __device__ __forceinline__ float rotated(const float *head, int i, const struct 
     }
     const bool second = rope.interleaved ? i & 1 : i >= rope.n_pairs;
     const float c = cos_sin[2 * pair], s = cos_sin[2 * pair + 1];
-    const float a = head[rope.interleaved ? 2 * pair : pair];
-    const float b = head[rope.interleaved ? 2 * pair + 1 : pair + rope.n_pairs];
-    return second ? b * c + a * s : a * c - b * s;
+    float a = head[rope.interleaved ? 2 * pair : pair];
+    float b = head[rope.interleaved ? 2 * pair + 1 : pair + rope.n_pairs];
+    turn(a, b, c, s);
+    return second ? b : a;
 }
 
 #endif

@@ -190,24 +190,22 @@ TEST(mixtures_of_several_rows_agree)
     }
 }
 
-/* A few rows have the bits that each has alone, even if launches of other sizes follow each
- * other. */
-TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
+/* The first rows have the bits that they have among all, even if launches of other sizes follow
+ * each other. */
+static void rows_of_a_mixture(bool deterministic, int32_t most, const int32_t *rows, int32_t n_rows)
 {
-    NEED_GPU();
-    static const struct mixture_case c = {
-        16, 24, 4, 520, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU};
-    static const int32_t rows[] = {1, 4, 16, 2, 2, 9, 3, 1, 1, 16};
+    const struct mixture_case c = {most, 24, 4,       520, 72, 40, true, false, MOE_SOFTMAX_TOPK,
+                                   1,    1,  ACT_SILU};
     struct pair p;
     struct mixture m;
-    REQUIRE(pair_open(&p, DT_BF16, false, NULL));
+    REQUIRE(pair_open(&p, DT_BF16, deterministic, NULL));
     make_mixture(&p, &c, &m);
     struct backend *be = p.be[GPU];
     const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16);
     char *all = xmalloc(row * (size_t)c.n_rows), *some = xmalloc(row * (size_t)c.n_rows);
     CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
     CHECK_EQ(be->ops->read(be, all, m.y.t[GPU].mem, row * (size_t)c.n_rows), OK);
-    for (int32_t i = 0; i < COUNT(rows); i++) {
+    for (int32_t i = 0; i < n_rows; i++) {
         const int32_t n = rows[i];
         m.route[GPU].n_rows = m.ffn[GPU].n_rows = m.gate[GPU].n_rows = n;
         m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = m.shared[GPU].act.n_rows = n;
@@ -222,6 +220,15 @@ TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
     free(all);
     free(some);
     pair_close(&p);
+}
+
+TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
+{
+    NEED_GPU();
+    static const int32_t few[] = {1, 4, 16, 2, 2, 9, 3, 1, 1, 16};
+    static const int32_t any[] = {1, 2, 7, 8, 9, 16, 1, 33, 5, 64, 129, 256, 512};
+    rows_of_a_mixture(false, 16, few, COUNT(few));
+    rows_of_a_mixture(true, 512, any, COUNT(any));
 }
 
 /* A pass of one sequence. */

@@ -53,6 +53,47 @@ TEST(norms_agree)
     }
 }
 
+/* In deterministic mode a row's norm has the same bits for every number of rows, also if there are
+ * more rows than blocks. */
+TEST(a_row_of_a_norm_does_not_depend_on_the_others_in_deterministic_mode)
+{
+    NEED_GPU();
+    enum { ROWS = 2048 };
+    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 129, 256, 512}, widths[] = {67, 512, 1024};
+    for (int32_t i = 0; i < COUNT(pair_dtypes) * COUNT(widths); i++) {
+        const int32_t width = widths[i % COUNT(widths)];
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[i / COUNT(widths)], true, NULL));
+        struct backend *be = p.be[GPU];
+        struct pair_tensor x = tensor_random(&p, ROWS, width, width, 2.0f);
+        struct pair_tensor y = tensor_poisoned(&p, ROWS, width, p.dtype);
+        struct pair_weight w = vector_make(&p, width, 1.0f);
+        struct norm_args a = {.x = x.t[GPU],
+                              .out = y.t[GPU],
+                              .weight = w.w[GPU],
+                              .width = width,
+                              .kind = i % 2 ? NORM_RMS : NORM_LAYER,
+                              .eps = 1e-5f};
+        float *all = NULL;
+        for (int32_t k = COUNT(rows); k >= 0; k--) {
+            a.n_rows = k < COUNT(rows) ? rows[k] : ROWS;
+            CHECK_EQ(be->ops->norm(be, &a), OK);
+            float *got = tensor_get(&p, &y, GPU);
+            if (all && memcmp(got, all, (size_t)a.n_rows * (size_t)width * sizeof *got) != 0) {
+                CHECK_FAIL("dtype %d, width %d: %d rows have different bits", p.dtype, width,
+                           a.n_rows);
+            }
+            if (all) {
+                free(got);
+            } else {
+                all = got;
+            }
+        }
+        free(all);
+        pair_close(&p);
+    }
+}
+
 /* Gated and not, in rows with padding. */
 TEST(activations_agree)
 {

@@ -172,12 +172,13 @@ TEST(quantised_weights_are_decoded_in_float32)
 TEST(rows_of_quantised_products_do_not_depend_on_others)
 {
     NEED_GPU();
-    enum { ROWS = 130, N_OUT = 300, N_IN = 1000 };
-    static const int32_t some[] = {1, 8, 9, 16, 32, 33, 64, 100};
-    for (int32_t i = 0; i < COUNT(formats); i++) {
+    enum { ROWS = 2048, N_OUT = 300, N_IN = 520 };
+    static const int32_t some[] = {1, 2, 7, 16, 33, 64, 100, 129, 256, 512};
+    for (int32_t i = 0; i < 2 * COUNT(formats); i++) {
         struct pair p;
-        REQUIRE(pair_open(&p, DT_BF16, true, NULL));
-        struct weight_part whole = make_tensor(&formats[i], N_OUT, N_IN);
+        REQUIRE(pair_open(&p, i < COUNT(formats) ? DT_BF16 : DT_F16, true, NULL));
+        const struct format *f = &formats[i % COUNT(formats)];
+        struct weight_part whole = make_tensor(f, N_OUT, N_IN);
         struct pair_weight w = open_parts(&p, WEIGHT_LINEAR, &whole, 1, 1, false);
         struct pair_tensor x = tensor_random(&p, ROWS, N_IN, N_IN, 1.0f);
         struct pair_tensor y = tensor_poisoned(&p, ROWS, N_OUT, DT_F32);
@@ -189,7 +190,7 @@ TEST(rows_of_quantised_products_do_not_depend_on_others)
             CHECK_EQ(p.be[GPU]->ops->linear(p.be[GPU], &a), OK);
             float *few = tensor_get(&p, &y, GPU);
             if (memcmp(few, all, (size_t)some[s] * N_OUT * sizeof *few) != 0) {
-                CHECK_FAIL("%s: %d rows have different bits", formats[i].name, some[s]);
+                CHECK_FAIL("%s: %d rows have different bits", f->name, some[s]);
             }
             free(few);
         }
@@ -270,6 +271,59 @@ struct experts_case {
     int32_t n_rows, n_experts, k, hidden, ffn;
     enum activation kind;
 };
+
+/* Deterministic mode: a row's bits do not depend on the other rows. */
+TEST(rows_of_quantised_experts_do_not_depend_on_others)
+{
+    NEED_GPU();
+    enum { ROWS = 512, EXPERTS = 5, K = 2, HIDDEN = 256, FFN = 128 };
+    static const int32_t some[] = {1, 2, 7, 16, 33, 64, 129, 256};
+    for (int32_t i = 0; i < COUNT(formats); i++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, i % 2 ? DT_BF16 : DT_F16, true, NULL));
+        struct pair_weight up = open_experts(&p, &formats[i], EXPERTS, 2 * FFN, HIDDEN, true);
+        struct pair_weight down = open_experts(&p, &formats[i], EXPERTS, HIDDEN, FFN, true);
+        const struct backend_limits limits = pair_limits();
+        struct backend *be = p.be[GPU];
+        struct err err;
+        CHECK_EQ(be->ops->setup(be, &limits, &err), OK);
+        struct pair_tensor x = tensor_random(&p, ROWS, HIDDEN, HIDDEN, 0.3f);
+        struct pair_tensor y = tensor_poisoned(&p, ROWS, HIDDEN, p.dtype);
+        struct moe_ffn_args a = {.gate_up = up.w[GPU],
+                                 .down = down.w[GPU],
+                                 .x = x.t[GPU],
+                                 .y = y.t[GPU],
+                                 .n_experts = EXPERTS,
+                                 .k = K,
+                                 .ffn = FFN,
+                                 .kind = ACT_SILU,
+                                 .shape = ACT_SHAPE_PUBLISHED};
+        int32_t ids[ROWS * K];
+        float weights[ROWS * K];
+        for (int32_t k = 0; k < ROWS * K; k++) {
+            ids[k] = (k / K * 3 + k % K * (1 + k / 16 % (EXPERTS - 1))) % EXPERTS;
+            weights[k] = 0.25f + (float)(random_bits() & 255) / 512.0f;
+        }
+        CHECK_EQ(be->ops->alloc(be, sizeof ids, &a.ids), OK);
+        CHECK_EQ(be->ops->alloc(be, sizeof weights, &a.weights), OK);
+        CHECK_EQ(be->ops->write(be, a.ids, ids, sizeof ids), OK);
+        CHECK_EQ(be->ops->write(be, a.weights, weights, sizeof weights), OK);
+        a.n_rows = ROWS;
+        CHECK_EQ(be->ops->moe_ffn(be, &a), OK);
+        float *all = tensor_get(&p, &y, GPU);
+        for (int32_t s = 0; s < COUNT(some); s++) {
+            a.n_rows = some[s];
+            CHECK_EQ(be->ops->moe_ffn(be, &a), OK);
+            float *few = tensor_get(&p, &y, GPU);
+            if (memcmp(few, all, (size_t)some[s] * HIDDEN * sizeof *few) != 0) {
+                CHECK_FAIL("experts of %s: %d rows have different bits", formats[i].name, some[s]);
+            }
+            free(few);
+        }
+        free(all);
+        pair_close(&p);
+    }
+}
 
 /* The same picks for both backends, as in cuda_moe_test.c. */
 static void experts_case(const struct experts_case *c, enum dtype dtype, bool weigh_inputs)

@@ -201,6 +201,18 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
+/* Exponentials are taken relative to a reference, one per row, in units of scores. It moves to the
+ * row's maximum only if a score exceeds it by more than KEEP powers of two: sums cannot overflow
+ * before that, and as long as no reference moves, nothing has to be rescaled. high: the largest
+ * score of the next tile. */
+__device__ __forceinline__ float next_reference(float reference, float high, float scale_log2)
+{
+    constexpr float KEEP = 8.0f;
+    high = fmaxf(high, reference);
+    // The comparison is false if both are -inf.
+    return (high - reference) * scale_log2 <= KEEP ? reference : high;
+}
+
 /* cap * tanh(score * scale / cap) */
 __device__ __forceinline__ float soft_cap(const struct attention_params &p, float score)
 {

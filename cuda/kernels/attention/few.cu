@@ -194,12 +194,12 @@ extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const str
                                       const struct attention_limits *limits)
 {
     const int d = a->head_dim, bt = kv->block_tokens;
-    return kv->codes.format == KV_PLAIN && limits->sm == 90 && !limits->deterministic &&
-           a->qkv.dtype == kv->dtype && (kv->dtype == DT_BF16 || kv->dtype == DT_F16) &&
-           (d == 64 || d == 128) && kv->head_dim_k == d && kv->head_dim_v == d &&
-           (bt == 16 || bt == 32 || bt == 64) && kv->v_token_stride == d && kv->v_offset > 0 &&
-           kv->v_offset % d == 0 && kv->head_stride % d == 0 && kv->page_stride % d == 0 &&
-           a->qkv.stride % 8 == 0 && ((uintptr_t)kv->base | (uintptr_t)a->qkv.mem.p) % 16 == 0 &&
+    return kv->codes.format == KV_PLAIN && limits->sm == 90 && a->qkv.dtype == kv->dtype &&
+           (kv->dtype == DT_BF16 || kv->dtype == DT_F16) && (d == 64 || d == 128) &&
+           kv->head_dim_k == d && kv->head_dim_v == d && (bt == 16 || bt == 32 || bt == 64) &&
+           kv->v_token_stride == d && kv->v_offset > 0 && kv->v_offset % d == 0 &&
+           kv->head_stride % d == 0 && kv->page_stride % d == 0 && a->qkv.stride % 8 == 0 &&
+           ((uintptr_t)kv->base | (uintptr_t)a->qkv.mem.p) % 16 == 0 &&
            a->n_heads % a->n_kv_heads == 0 && log_parts_of(a->n_heads / a->n_kv_heads) >= 0 &&
            fills(a->n_rows, a->n_kv_heads << log_parts_of(a->n_heads / a->n_kv_heads),
                  limits->n_sms) &&
@@ -319,6 +319,9 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.growth = r->growth;
     p.scale_log2 = a->scale * 1.4426950408889634f;
     const bool norm = r->qk_norm == QK_NORM_HEAD;
+    if (a->limits->deterministic) {
+        return attention_few_fixed(stream, p, norm, a->limits->n_sms);
+    }
     return a->dtype == DT_BF16 ? by_dim<bf16_t>(stream, p, norm, a->limits->n_sms)
                                : by_dim<f16_t>(stream, p, norm, a->limits->n_sms);
 }

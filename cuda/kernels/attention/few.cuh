@@ -39,6 +39,10 @@ struct few_params {
     struct query_growth growth;
 };
 
+/* few_fixed.cu: deterministic mode. norm: queries and keys have norms. */
+cudaError_t attention_few_fixed(cudaStream_t stream, const struct few_params &p, bool norm,
+                                int n_sms);
+
 template <int DIM, few_way WAY> struct few_shape {
     static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
     /* SLOTS: number of chunks of keys in flight per warp. BLOCKS: resident blocks per

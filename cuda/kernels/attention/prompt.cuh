@@ -7,9 +7,7 @@
  * warpgroups take turns at issuing, so that one's softmax overlaps the other's products. No wgmma
  * may be in flight across a branch, because ptxas would serialise it.
  *
- * Exponentials are taken relative to a reference, one per row. The reference moves to the row's
- * maximum only if a score exceeds it by more than KEEP powers of two: sums cannot overflow before
- * that, and as long as no reference moves, nothing has to be rescaled.
+ * The sums have the bits of wide.cuh.
  *
  * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_PROMPT_CUH
@@ -22,7 +20,6 @@
 template <typename T, int NB> struct prompt_computer {
     using S = shape<NB>;
     static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;
-    static constexpr float KEEP = 8.0f;
     const struct attention_params &p;
     char *slots, *q_tile;
     uint64_t *full, *empty, *q_empty;
@@ -163,15 +160,13 @@ template <typename T, int NB> struct prompt_computer {
                     fmaxf(high[r][j & 1], fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
             }
         }
-        float safe[2], add[2] = {0.0f, 0.0f};
+        float safe[2], add[4] = {0.0f, 0.0f, 0.0f, 0.0f}; // even and odd keys, as in wide.cuh
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float h = fmaxf(high[r][0], high[r][1]);
             h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 1));
             h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 2));
-            h = fmaxf(h, top[r]);
-            // The comparison is false if both are -inf.
-            h = (h - top[r]) * p.scale_log2 <= KEEP ? top[r] : h;
+            h = next_reference(top[r], h, p.scale_log2);
             safe[r] = h == -INFINITY ? 0.0f : __fmul_rn(h, p.scale_log2);
             /* Not fused: if the reference does not move, the result must be exactly 1. */
             decay[r] = exp2_fast(__fsub_rn(__fmul_rn(top[r], p.scale_log2), safe[r]));
@@ -182,10 +177,10 @@ template <typename T, int NB> struct prompt_computer {
             const int r = n & 1, i = n >> 1;
             float &s = scores[(i >> 1) * 4 + 2 * r + (i & 1)];
             s = exp2_fast(__fmaf_rn(s, p.scale_log2, -safe[r]));
-            add[r] += s;
+            add[n & 3] += s;
         }
-        sum[0] = __fmaf_rn(sum[0], decay[0], add[0]);
-        sum[1] = __fmaf_rn(sum[1], decay[1], add[1]);
+        sum[0] = __fmaf_rn(sum[0], decay[0], add[0] + add[2]);
+        sum[1] = __fmaf_rn(sum[1], decay[1], add[1] + add[3]);
     }
 
     __device__ __forceinline__ void to_probs()
@@ -210,8 +205,8 @@ template <typename T, int NB> struct prompt_computer {
         }
     }
 
-    /* Computes the scores of the unit's first tile. */
-    __device__ __forceinline__ void first_step(const struct attention_unit &u, bool hidden)
+    /* Computes the scores of a run's first tile. */
+    __device__ __forceinline__ void first_step(const struct attention_unit &u, int lo, bool hidden)
     {
         barrier_wait(&full[at.slot], at.parity);
         issue_scores();
@@ -220,7 +215,7 @@ template <typename T, int NB> struct prompt_computer {
         release(at.slot);
         at.next();
         if (hidden) {
-            hide(u, u.lo);
+            hide(u, lo);
         }
         softmax();
         to_probs();
@@ -280,22 +275,30 @@ template <typename T, int NB> struct prompt_computer {
         at.next();
     }
 
-    /* Processes the keys of the unit, into values, top and sum. */
-    __device__ __forceinline__ void run(const struct attention_unit &u)
+    /* Processes keys [lo, end), into values, top and sum. */
+    __device__ __forceinline__ void run(const struct attention_unit &u, int lo, int end)
     {
-        const int plain = p.softcap > 0.0f ? INT32_MAX : u.all_lo, plain_end = min(u.hi, u.all_hi);
-        first_step(u, u.lo < plain || u.lo + KEYS > plain_end);
-        int start = u.lo + KEYS;
+        top[0] = top[1] = -INFINITY;
+        sum[0] = sum[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) {
+            values[i] = 0.0f;
+        }
+        const int plain = p.softcap > 0.0f ? INT32_MAX : u.all_lo, plain_end = min(end, u.all_hi);
+        first_step(u, lo, lo < plain || lo + KEYS > plain_end);
+        int start = lo + KEYS;
 #pragma unroll 1
-        for (; start < u.hi; start += KEYS) {
+        for (; start < end; start += KEYS) {
             if (start >= plain && start + KEYS <= plain_end) {
                 step<false>(u, start);
             } else {
                 step<true>(u, start);
             }
         }
-        release_q();
-        last_values(u.hi - (start - KEYS));
+        if (end == u.hi) {
+            release_q();
+        }
+        last_values(end - (start - KEYS));
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
@@ -307,12 +310,16 @@ template <typename T, int NB> struct prompt_computer {
     /* For a unit in which this warpgroup has no rows: releases the loaders. */
     __device__ __forceinline__ void skip(const struct attention_unit &u)
     {
-        const int n = u.lo < u.hi ? 2 * ((u.hi - u.lo + KEYS - 1) / KEYS) : 0;
 #pragma unroll 1
-        for (int i = 0; i < n; i++) {
-            barrier_wait(&full[at.slot], at.parity);
-            release(at.slot);
-            at.next();
+        for (int lo = u.lo; lo < u.hi;) {
+            const int end = run_end(u, lo), n = 2 * ((end - lo + KEYS - 1) / KEYS);
+#pragma unroll 1
+            for (int i = 0; i < n; i++) {
+                barrier_wait(&full[at.slot], at.parity);
+                release(at.slot);
+                at.next();
+            }
+            lo = end;
         }
         release_q();
     }
@@ -392,16 +399,30 @@ template <typename T, int NB> struct prompt_computer {
         for (int r = 0; r < 2; r++) {
             view[r] = row_view(p, u, group * GROUP_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r);
         }
-        top[0] = top[1] = -INFINITY;
-        sum[0] = sum[1] = 0.0f;
+        if (u.lo >= u.hi) {
+            top[0] = top[1] = -INFINITY;
+            sum[0] = sum[1] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; i++) {
-            values[i] = 0.0f;
-        }
-        if (u.lo < u.hi) {
-            run(u);
-        } else {
+            for (int i = 0; i < HEAD_DIM / 2; i++) {
+                values[i] = 0.0f;
+            }
             release_q();
+        }
+        float all_top[2] = {-INFINITY, -INFINITY}, all_sum[2] = {-1.0f, -1.0f};
+#pragma unroll 1
+        for (int lo = u.lo; lo < u.hi;) {
+            const int end = run_end(u, lo);
+            run(u, lo, end);
+            if (u.item.fold) {
+                fold_run(p.scratch +
+                             (int64_t)(blockIdx.x * 2 + group) * (HEAD_DIM / 2) * WARPGROUP + tid,
+                         end == u.hi, values, top, sum, all_top, all_sum);
+                top[0] = all_top[0];
+                top[1] = all_top[1];
+                sum[0] = all_sum[0];
+                sum[1] = all_sum[1];
+            }
+            lo = end;
         }
         store(u);
     }

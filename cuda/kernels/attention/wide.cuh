@@ -30,7 +30,7 @@ template <typename T, int NB> struct wide_computer {
     float scores[KEYS / 2];
     float values[HEAD_DIM / 2];
     uint32_t probs[KEYS / 16][4];
-    float top[2], sum[2], decay[2]; // for rows g and g + 8; top is in units of scores
+    float top[2], sum[2], decay[2]; // for rows g and g + 8; top: the reference, in units of scores
     struct attention_row_view view[2];
 
     __device__ __forceinline__ void release(int slot)
@@ -156,22 +156,22 @@ template <typename T, int NB> struct wide_computer {
             }
             high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
             high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-            high = fmaxf(high, top[r]);
+            high = next_reference(top[r], high, p.scale_log2);
             const float safe = high == -INFINITY ? 0.0f : __fmul_rn(high, p.scale_log2);
-            /* Not fused: for a tile without a new maximum, the result must be exactly 1. */
+            /* Not fused: if the reference does not move, the result must be exactly 1. */
             decay[r] = exp2_fast(__fsub_rn(__fmul_rn(top[r], p.scale_log2), safe));
             top[r] = high;
-            float add = 0.0f;
+            float add[2] = {0.0f, 0.0f}; // even and odd keys, as in few_fixed.cuh
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++) {
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float &s = scores[4 * j + 2 * r + e];
                     s = exp2_fast(__fmaf_rn(s, p.scale_log2, -safe));
-                    add += s;
+                    add[e] += s;
                 }
             }
-            sum[r] = __fmaf_rn(sum[r], decay[r], add);
+            sum[r] = __fmaf_rn(sum[r], decay[r], add[0] + add[1]);
         }
     }
 
