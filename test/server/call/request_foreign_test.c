@@ -113,6 +113,11 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     } else if (form & FORM_DERENDER_CHAT) {
         *kind = KIND_DERENDER_CHAT;
         buf_puts(&b, "\"generate_response\":{\"choices\":[{\"token_ids\":[5]}]}");
+    } else if (form & FORM_SYSTEMONE) {
+        *kind = KIND_SYSTEMONE;
+        buf_puts(
+            &b,
+            "\"state\":\"a\",\"questions\":{\"q\":{\"type\":\"noul\",\"instructions\":\"b?\"}}");
     } else if (form & FORM_COHERE_EMBED) {
         *kind = KIND_COHERE_EMBED;
         buf_puts(&b, "\"texts\":[\"a\"]");
