@@ -212,9 +212,9 @@ def test_two_ranks_give_the_bits_of_one(family):
         check_same(answers, want, f"{family}, {how}, KV {kv}")
 
 
-def sharded(flags):
+def sharded(flags, n_ranks=2):
     config = json.loads(flags[1])
-    return ["--speculative-config", json.dumps({**config, "draft_tensor_parallel_size": 2})]
+    return ["--speculative-config", json.dumps({**config, "draft_tensor_parallel_size": n_ranks})]
 
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="GPUs add in another order")
@@ -232,4 +232,4 @@ def test_the_draft_model_may_be_sharded_too(family):
 
 def test_a_sharded_draft_model_needs_as_many_ranks():
     with pytest.raises(AssertionError, match="draft_tensor_parallel_size must be 1 or"):
-        golden.generate("llama-3", [], *sharded(drafts("llama-3")["own draft"]))
+        golden.generate("llama-3", [], *sharded(drafts("llama-3")["own draft"], golden.N_RANKS + 1))
