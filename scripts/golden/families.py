@@ -132,29 +132,6 @@ FAMILIES = [
         "legacy": True,
     },
     {
-        # Biases in the dense MLP and in the shared experts, none in the routed ones.
-        "folder": "deepseek-v2-bias",
-        "model_type": "deepseek_v2",
-        "config": {
-            "num_hidden_layers": 2,
-            "num_key_value_heads": 4,
-            "q_lora_rank": 24,
-            "kv_lora_rank": 32,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 16,
-            "v_head_dim": 16,
-            "head_dim": 16,
-            "first_k_dense_replace": 1,
-            "n_routed_experts": 6,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "topk_method": "greedy",
-            "mlp_bias": True,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        },
-    },
-    {
         # A clamp that takes effect in the experts, with a slope other than that of the published models.
         "folder": "gpt-oss-clamp",
         "weights_of": "gpt-oss",
