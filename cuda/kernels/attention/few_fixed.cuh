@@ -250,24 +250,12 @@ template <typename T, int DIM, bool NORM> struct fixed_few : fixed_row<T, DIM, N
     __device__ __forceinline__ void end_run(bool is_first, float (&all_top)[2], float (&all_sum)[2],
                                             float (&kept)[TILES][4])
     {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(0xffffffffu, sum[h], 8));
-            sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(0xffffffffu, sum[h], 16));
-            top[h] = __fmul_rn(top[h], p.scale_log2);
-        }
+        R::finish_run(top, sum);
         if (n_chunks <= S::RUN) {
             return;
         }
         struct join_weights w[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            all_top[h] = is_first ? -INFINITY : all_top[h];
-            all_sum[h] = is_first ? 0.0f : all_sum[h];
-            w[h] = join(all_top[h], all_sum[h], top[h], sum[h]);
-            top[h] = all_top[h];
-            sum[h] = all_sum[h];
-        }
+        R::join_run(is_first, top, sum, all_top, all_sum, w);
 #pragma unroll
         for (int f = 0; f < TILES; f++) {
 #pragma unroll

@@ -345,6 +345,33 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 8));
         return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 16));
     }
+
+    /* Adds up a run's sums in all lanes, and scales its tops. */
+    __device__ __forceinline__ void finish_run(float (&top)[2], float (&sum)[2]) const
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(0xffffffffu, sum[h], 8));
+            sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(0xffffffffu, sum[h], 16));
+            top[h] = __fmul_rn(top[h], p.scale_log2);
+        }
+    }
+
+    /* Joins a run to the earlier ones. Its top and sum become those of all of them; w: the weights
+     * of the values. */
+    __device__ __forceinline__ static void join_run(bool is_first, float (&top)[2], float (&sum)[2],
+                                                    float (&all_top)[2], float (&all_sum)[2],
+                                                    struct join_weights (&w)[2])
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            all_top[h] = is_first ? -INFINITY : all_top[h];
+            all_sum[h] = is_first ? 0.0f : all_sum[h];
+            w[h] = join(all_top[h], all_sum[h], top[h], sum[h]);
+            top[h] = all_top[h];
+            sum[h] = all_sum[h];
+        }
+    }
 };
 
 #endif // HAVE_SM90A

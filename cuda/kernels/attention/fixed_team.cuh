@@ -214,12 +214,7 @@ template <typename T, int DIM, bool NORM> struct fixed_team : fixed_row<T, DIM, 
     __device__ __forceinline__ void end_run(bool is_first, float (&all_top)[2], float (&all_sum)[2],
                                             float (&kept)[4])
     {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(0xffffffffu, sum[h], 8));
-            sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(0xffffffffu, sum[h], 16));
-            top[h] = __fmul_rn(top[h], p.scale_log2);
-        }
+        R::finish_run(top, sum);
         if (warp == S::WARPS - 1 && lane < 4) {
             room->sum[lane] = make_float2(sum[0], sum[1]);
         }
@@ -230,14 +225,7 @@ template <typename T, int DIM, bool NORM> struct fixed_team : fixed_row<T, DIM, 
             return;
         }
         struct join_weights w[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            all_top[h] = is_first ? -INFINITY : all_top[h];
-            all_sum[h] = is_first ? 0.0f : all_sum[h];
-            w[h] = join(all_top[h], all_sum[h], top[h], sum[h]);
-            top[h] = all_top[h];
-            sum[h] = all_sum[h];
-        }
+        R::join_run(is_first, top, sum, all_top, all_sum, w);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             values[e] = kept[e] = join_value(w[e & 1], is_first ? 0.0f : kept[e], values[e]);
