@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A call over HTTP, and functions that its sinks share. calls.c has the usual sinks, background.c
- * the sink of responses that continue without their client.
+ * the sink of responses that continue without their client, and resume.c that of streams that do.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_API_CALL_H
 #define SLUICE_SERVER_API_API_CALL_H
