@@ -153,8 +153,9 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
      * sequences. */
     const struct timing own =
         time_equal("  as many without a common prefix", n_groups * n_each, n_shared + n_own, 1);
-    printf("  -> %.2f of the time without sharing (%.2f of the same pages unshared)\n",
-           with.us / own.us, with.us / without.us);
+    printf(
+        "  -> %.2f of the time of unrelated sequences (%.2f of the same pages read one by one)\n",
+        with.us / own.us, with.us / without.us);
 }
 
 /* ---- in a step ----------------------------------------------------------------------------- */

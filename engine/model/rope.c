@@ -232,7 +232,7 @@ static enum status read_proportional(const struct rope_input *in, struct rope_co
 static const struct rope_row {
     const char *name;
     enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
-    bool needs_factor, whole; // whole: the head is rotated in halves, whatever the share
+    bool needs_factor, whole; // whole: pairs span the whole head, even if only a part is rotated
 } rope_rows[] = {
     {"default", read_default, false, false}, {"linear", read_linear, true, false},
     {"dynamic", read_dynamic, true, false},  {"llama3", read_llama3, true, false},

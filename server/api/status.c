@@ -105,7 +105,8 @@ static void put_row(struct buf *b, const struct status_sample *sample)
     buf_putc(b, ']');
 }
 
-/* Writes the column names, then rows, oldest first. This takes a third of the size of objects. */
+/* Writes the column names, then rows, oldest first. Rows
+ * without names take a third of the space of objects. */
 static void put_history(struct buf *b, const struct status_history *h)
 {
     const size_t n = lesser(h->n_taken, STATUS_SECONDS);

@@ -160,9 +160,9 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* llama.cpp's server ignores the model that a request names, and its clients write anything there:
- * with its conventions, so does this server, unless the names are given as for vLLM. Of several
- * aliases its default is the first in alphabetical order. */
+/* llama.cpp's server ignores the model that a request names, because its clients write anything
+ * there. With its conventions this server ignores it, too, unless --served-model-name is given. Of
+ * several aliases its default is the first in alphabetical order. */
 static enum status allow_any_name(struct loading *l, struct err *err)
 {
     struct string_list *names = &l->config->served_model_name;
