@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads the models' folders, and the options that concern them, before anything is loaded. */
+#include "engine/base/optional.h"
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -54,7 +55,7 @@ static bool is_dummy(const struct engine_options *o)
 static enum status choose_dtype(const struct engine *e, enum dtype *out, struct err *err)
 {
     const struct model_config *c = &e->config;
-    const char *asked = e->options.dtype ? e->options.dtype : "auto";
+    const char *asked = or_text(e->options.dtype, "auto");
     if (strcmp(asked, "auto") != 0) {
         if (!dtype_find(asked, out)) {
             return err_set(err, ERR_UNSUPPORTED, "dtype: '%.60s' is not supported", asked);

@@ -3,6 +3,7 @@
  * dynamic, yarn, longrope, llama3, proportional. If they depend on the length of the input, the
  * served length is used instead (rope_fit), because keys in the cache are already rotated. */
 #include "engine/base/json.h"
+#include "engine/base/optional.h"
 #include "engine/model/config.h"
 
 #include <math.h>
@@ -261,7 +262,7 @@ const char *rope_type(const struct json *params)
     if (!type) {
         type = json_get_string(params, "type");
     }
-    return type ? type : "default";
+    return or_text(type, "default");
 }
 
 static const struct rope_row *find_row(const struct json *params)

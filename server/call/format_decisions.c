@@ -125,7 +125,7 @@ static void put_answer(struct buf *b, const struct question *q, const struct ans
     }
     buf_puts(b, ",\"probabilities\":{");
     for (int k = 0; k < q->n_options; k++) {
-        buf_puts(b, k > 0 ? "," : "");
+        buf_puts(b, text_if(k > 0, ","));
         put_name(b, q, k);
         buf_putc(b, ':');
         buf_put_double(b, a->probs[k]);

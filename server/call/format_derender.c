@@ -53,7 +53,7 @@ static void put_entry(struct buf *b, const struct call *c, const struct json *en
     call_put_logprob(b, value_of(entry));
     buf_puts(b, ",\"bytes\":[");
     for (const char *p = token; p && *p; p++) {
-        buf_printf(b, "%s%d", p > token ? "," : "", (unsigned char)*p);
+        buf_printf(b, "%s%d", text_if(p > token, ","), (unsigned char)*p);
     }
     buf_putc(b, ']');
 }

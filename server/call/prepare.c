@@ -2,6 +2,7 @@
 /* Prepares a request on the pool: body, members, template, tokens, grammar. It works on
  * the request alone, so requests are prepared in parallel. */
 #include "server/call/prepare.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/minmax.h"
 #include "server/call/beams.h"
@@ -180,7 +181,7 @@ static bool no_tokenizer(struct request *r)
     const char *why = r->model->no_tok.text;
     return call_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
                           "This model has no tokenizer%s%s%s: '%s' must be token ids.",
-                          *why ? " (" : "", why, *why ? ")" : "", prompt_key(r));
+                          text_if(*why, " ("), why, text_if(*why, ")"), prompt_key(r));
 }
 
 /* Ids of all prompts share one list, which may move while it grows, so positions are kept

@@ -2,6 +2,7 @@
 /* The constraint on a request's whole output: the answer's constraint, calls that are forced or
  * must match their tools, and the model's own format around both (chat/turn.h). Compiled as the
  * last step of preparation. */
+#include "engine/base/optional.h"
 #include "server/call/readers.h"
 
 #include "engine/base/json_scan.h"
@@ -80,7 +81,7 @@ static bool blame(struct request *r, enum status whole, const struct err *why)
             return refuse_tool(r, i, st, &err);
         }
     }
-    const char *param = r->constraint_param ? r->constraint_param : "tools";
+    const char *param = or_text(r->constraint_param, "tools");
     return call_error_set(&r->error, 400, code_of(whole, r->constraint.kind), param,
                           "Invalid '%s': %s", param, why->text);
 }

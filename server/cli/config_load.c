@@ -212,7 +212,7 @@ static enum status settle_drafts(const struct loading *l, struct err *err)
         log_info("a step has at most %s drafts of a sequence", most);
         const char *model = json_get_string(config, "model"); // the only other flag there is
         config_value_clear(l->config, row);
-        st = config_value_set_member(l->config, row, "model", model ? model : "", err);
+        st = config_value_set_member(l->config, row, "model", or_empty(model), err);
         st = st == OK ? config_value_set_member(l->config, row, key, most, err) : st;
     }
     json_free(config);

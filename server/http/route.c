@@ -211,8 +211,8 @@ const struct http_route *http_route_find(struct http_request *req, struct buf *a
             req->second_param = copy_part(&room, parts[1]);
             return r;
         }
-        buf_printf(allow, "%s%s%s", allow->n_bytes > 0 ? ", " : "", r->method,
-                   strcmp(r->method, "GET") == 0 ? ", HEAD" : "");
+        buf_printf(allow, "%s%s%s", text_if(allow->n_bytes > 0, ", "), r->method,
+                   text_if(strcmp(r->method, "GET") == 0, ", HEAD"));
     }
     return NULL;
 }
