@@ -147,6 +147,7 @@ static bool kind_of(struct slice instance, enum request_kind *kind)
     return !format.s;
 }
 
+/* Makes a call of one instance. Its sink collects the answer instead of sending it. */
 static void start(struct prediction *p, struct slice instance)
 {
     struct call_error e = {0};

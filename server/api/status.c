@@ -47,6 +47,7 @@ static const char *const columns[N_STATUS_COLUMNS] = {
     [TTFT_SUM] = "ttft_sum",
 };
 
+/* Counters since the start, from whose differences readers compute rates. */
 static void take_sample(struct api *a, struct status_sample *out)
 {
     const struct metric_series *ttft = &a->metrics.hist[MEASURE_TTFT];

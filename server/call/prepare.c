@@ -292,6 +292,7 @@ static bool render_all(struct request *r, const struct chat_template *t)
     return true;
 }
 
+/* The request's own template is used if it has one, otherwise the model's. */
 static bool compile_and_render(struct request *r)
 {
     struct err err = {""};

@@ -132,6 +132,8 @@ static bool list_tools(struct plan *p)
     return true;
 }
 
+/* Decides whether the answer's grammar contains calls. They can be enforced only if it is known
+ * how the model writes them. */
 static bool plan_calls(struct plan *p)
 {
     struct request *r = p->r;
@@ -230,6 +232,8 @@ static bool compile(struct request *r, const struct grammar_source *source)
     return st == OK || blame(r, st, &err);
 }
 
+/* Without calls, reasoning and markers the constraint itself is the grammar; otherwise it
+ * becomes a part of a grammar of tags. */
 static bool constrain(struct plan *p)
 {
     struct request *r = p->r;

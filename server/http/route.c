@@ -47,6 +47,7 @@ static bool decode(const char *from, size_t n_bytes, bool plus_is_space, char **
     return true;
 }
 
+/* Keys and values become strings one after the other, from req->query to req->query_end. */
 static bool decode_query(struct http_request *req, const char *q, size_t n_bytes, char **out)
 {
     req->query = *out;

@@ -364,6 +364,7 @@ static enum status remove_locked(const struct hub_name *name, const char *repo, 
     return remove_revision(repo, commit, err);
 }
 
+/* All locks of the repository are held meanwhile, so no download is in progress. */
 enum status hub_remove(const struct hub_settings *s, const struct hub_name *name,
                        int64_t *freed_bytes, struct err *err)
 {
