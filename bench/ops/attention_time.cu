@@ -288,33 +288,28 @@ void bench_attention_step()
     time_in_step(1, 8191, false);
 }
 
-/* The environment variables FORMATS and SHORT select a part. */
-void bench_attention_time()
+/* A few lines, for comparing two builds. */
+static void time_some()
 {
-    if (getenv("FORMATS")) {
-        time_formats(getenv("FORMATS"));
-        return;
+    for (int n : {1024, 4096}) {
+        time_equal("prefill", 1, 0, n);
     }
-    if (getenv("SHORT")) {
-        for (int n : {1024, 4096}) {
-            time_equal("prefill", 1, 0, n);
-        }
-        for (int q : {256, 2048}) {
-            time_equal("chunk", 1, 8192 - q, q);
-        }
-        time_equal("decode", 1, 2047, 1);
-        time_equal("decode", 32, 2047, 1);
-        time_equal("decode", 128, 2047, 1, 16);
-        time_equal("decode", 128, 2047, 1, 32);
-        time_equal("decode", 128, 2047, 1, 64);
-        time_equal("verify", 32, 2047, 16);
-        time_equal("prefill", 1, 0, 2048);
-        time_equal("prefill", 1, 0, 8192);
-        return;
+    for (int q : {256, 2048}) {
+        time_equal("chunk", 1, 8192 - q, q);
     }
-    printf("attention, 32 query heads, 8 KV heads, dim 128, bf16; in a graph, rotating layers\n");
-    printf("%-44s %9s %7s %6s %8s %6s %6s %7s\n", "pass", "us", "TB/s", "of 4.8", "TFLOP/s",
-           "items", "slots", "plan us");
+    time_equal("decode", 1, 2047, 1);
+    time_equal("decode", 32, 2047, 1);
+    time_equal("decode", 128, 2047, 1, 16);
+    time_equal("decode", 128, 2047, 1, 32);
+    time_equal("decode", 128, 2047, 1, 64);
+    time_equal("verify", 32, 2047, 16);
+    time_equal("prefill", 1, 0, 2048);
+    time_equal("prefill", 1, 0, 8192);
+}
+
+/* Decoding rows: contexts of equal and of different lengths, pages of different sizes. */
+static void time_decode()
+{
     for (int n : {1, 2, 8, 32, 64, 128, 256}) {
         time_equal("decode", n, 256, 1);
     }
@@ -336,6 +331,11 @@ void bench_attention_time()
         add_seq(mixed, r.between(100, 4000), 1, false);
     }
     time_scene(mixed, "decode: 100 of 100 to 4000");
+}
+
+/* What the rows of drafts cost, compared with one row of the same sequences. */
+static void time_verify()
+{
     for (int n : {8, 32}) {
         const struct timing one = time_equal("one row", n, 2047, 1);
         for (int q : {4, 16, 32}) {
@@ -345,13 +345,12 @@ void bench_attention_time()
         const struct timing t = time_equal("verify, tree", n, 2047, 16, 32, false, true);
         printf("  -> %.2f of one row\n", t.us / one.us);
     }
-    time_shared(1, 16, 2000, 200);
-    time_shared(8, 16, 2000, 200);
-    time_shared(32, 16, 2000, 200);
-    for (int n : {1024, 2048, 4096, 8192, 16384}) {
-        if (n <= 8192) {
-            time_equal("prefill", 1, 0, n);
-        }
+}
+
+static void time_prompts()
+{
+    for (int n : {1024, 2048, 4096, 8192}) {
+        time_equal("prefill", 1, 0, n);
     }
     time_equal("prefill", 4, 0, 2048);
     time_equal("prefill", 8, 0, 1024);
@@ -367,5 +366,27 @@ void bench_attention_time()
         add_seq(both, 2047, 1, false);
     }
     time_scene(both, "both: 64 decode at 2k + prefill 2048");
+}
+
+/* The environment variables FORMATS and SHORT select a part. */
+void bench_attention_time()
+{
+    if (getenv("FORMATS")) {
+        time_formats(getenv("FORMATS"));
+        return;
+    }
+    if (getenv("SHORT")) {
+        time_some();
+        return;
+    }
+    printf("attention, 32 query heads, 8 KV heads, dim 128, bf16; in a graph, rotating layers\n");
+    printf("%-44s %9s %7s %6s %8s %6s %6s %7s\n", "pass", "us", "TB/s", "of 4.8", "TFLOP/s",
+           "items", "slots", "plan us");
+    time_decode();
+    time_verify();
+    time_shared(1, 16, 2000, 200);
+    time_shared(8, 16, 2000, 200);
+    time_shared(32, 16, 2000, 200);
+    time_prompts();
     time_formats("");
 }
