@@ -66,7 +66,7 @@ bool request_read_prompts(struct request *r, const char *key, size_t max_prompts
     if (!r->prompts) {
         return request_too_large(r);
     }
-    struct json_scan sc; // advances with the tree, whose strings lack U+0000
+    struct json_scan sc; // in step with the tree, because the tree's strings lack U+0000
     json_scan_init(&sc, m->start, m->n_bytes, 8);
     for (const struct json *s = list ? json_first(m->node) : m->node; s;
          s = list ? json_next(s) : NULL) {
