@@ -103,7 +103,10 @@ static enum status read_draft_config(struct engine *e, int32_t i, struct model_c
     case HEAD_NONE: st = model_config_load(folder, c, err); break;
     case HEAD_EAGLE3: st = head_config_eagle3(folder, &e->config, c, err); break;
     }
-    return st == OK ? OK : err_prefix(err, st, "the draft model");
+    if (st != OK) {
+        st = err_prefix(err, st, "the draft model");
+    }
+    return st;
 }
 
 /* The number of modules that draft, at most one per draft. Trees use only the first module. */

@@ -2,6 +2,7 @@
 /* Times attention: passes alone, shared prefixes, and steps in which attention runs between a
  * layer's products. */
 #include "bench/ops/attention_scene.cuh"
+#include "engine/base/optional.h"
 
 /* The shape of Llama 3 8B, for comparison with published numbers. */
 static struct scene llama_8b(int block_tokens)
@@ -120,7 +121,7 @@ static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_
     }
     char name[128];
     snprintf(name, sizeof name, "%s: %d x %d rows after %d, page %d%s", what, n_seqs, n_rows,
-             n_past, block_tokens, deterministic ? ", det." : "");
+             n_past, block_tokens, text_if(deterministic, ", det."));
     return time_scene(s, name, true, deterministic);
 }
 
@@ -263,8 +264,8 @@ static void time_in_step(int n_seqs, int n_past, bool deterministic)
     printf(
         "%s%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); fused with "
         "rope %6.1f%s\n",
-        deterministic ? "deterministic " : "", n_seqs, n_past + 1, us[1] - us[0], us[0],
-        bytes / 4.5e6, us[2] - us[0], attention_few_keys(n_seqs) > n_past ? ", used" : "");
+        text_if(deterministic, "deterministic "), n_seqs, n_past + 1, us[1] - us[0], us[0],
+        bytes / 4.5e6, us[2] - us[0], text_if(attention_few_keys(n_seqs) > n_past, ", used"));
     chain.close();
     finish(p);
     destroy(s);

@@ -486,5 +486,5 @@ int cmd_bench_ops(int argc, char **argv)
         fprintf(stderr, "sluice bench-ops: %s\n", err.text[0] ? err.text : status_name(st));
     }
     bench_close(&b);
-    return st == OK ? 0 : 1;
+    return st != OK;
 }

@@ -397,7 +397,7 @@ static bool fit(struct request *r, struct request_prompt *p)
     }
     bool clamps = !r->max_is_asked || r->max_shrinks || kinds[r->kind].clamps ||
                   r->model->config->clamp_max_tokens;
-    int64_t least = wanted == 0 || kinds[r->kind].may_fill ? 0 : 1;
+    int64_t least = wanted != 0 && !kinds[r->kind].may_fill;
     if (room < least || (room < wanted && !clamps)) {
         return call_error_context_exceeded(&r->error, prompt_key(r), context, p->n,
                                            r->max_is_asked ? r->max_tokens : 0);

@@ -213,7 +213,9 @@ static enum status settle_drafts(const struct loading *l, struct err *err)
         const char *model = json_get_string(config, "model"); // the only other flag there is
         config_value_clear(l->config, row);
         st = config_value_set_member(l->config, row, "model", or_empty(model), err);
-        st = st == OK ? config_value_set_member(l->config, row, key, most, err) : st;
+        if (st == OK) {
+            st = config_value_set_member(l->config, row, key, most, err);
+        }
     }
     json_free(config);
     return st;

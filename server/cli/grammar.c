@@ -422,7 +422,7 @@ static int run(const struct model *m, bool json)
     buf_deinit(&line.space);
     buf_deinit(&line.prefix);
     buf_deinit(&out);
-    return ferror(stdout) ? 1 : 0;
+    return ferror(stdout) != 0;
 }
 
 /* Loads the model's tokens; its weights are not read. */
