@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The rules in a body's schema that relate several members: which of them replace others, and which
  * exclude each other. */
+#include "engine/base/optional.h"
 #include "server/api/openapi_parts.h"
 
 #include "server/call/members.h"
@@ -119,5 +120,5 @@ void openapi_put_rules(struct buf *b, unsigned form)
             put_json(b, rules[i].schema);
         }
     }
-    buf_puts(b, any ? "]" : "");
+    buf_puts(b, text_if(any, "]"));
 }

@@ -192,7 +192,9 @@ static bool has_room(struct api *a)
     struct kept_stream *ended = NULL;
     int n = 0;
     for (struct kept_stream *s = a->streams; s; s = s->next, n++) {
-        ended = s->call ? ended : s; // new ones are put in front
+        if (!s->call) {
+            ended = s; // new ones are put in front
+        }
     }
     if (n >= MAX_STREAMS && ended) {
         free_stream(ended);

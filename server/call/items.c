@@ -2,6 +2,7 @@
 /* Items of conversations: checking them, and splitting a list into texts with ids, the form in
  * which they are stored. */
 #include "server/call/items.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/mem.h"
 #include "engine/base/words.h"
@@ -18,7 +19,7 @@ static const char kinds[] = "message|function_call|function_call_output|custom_t
 static const char *kind_of(const struct json *item)
 {
     const char *type = json_get_string(item, "type");
-    return type ? type : "message";
+    return or_text(type, "message");
 }
 
 /* Checks a message's role and content; other kinds of items have rows below. */

@@ -238,7 +238,7 @@ bool read_bad_words(struct request *r)
         for (int spaced = 0; spaced < 2; spaced++) {
             struct ids ids;
             ids_init(&ids, MAX_BAD_TOKENS);
-            struct text_span spans[2] = {{" ", spaced ? 1 : 0, true}, {text, strlen(text), true}};
+            struct text_span spans[2] = {{" ", spaced, true}, {text, strlen(text), true}};
             enum status st = tokenizer_encode(r->model->tok, spans, 2,
                                               (struct tokenizer_flags){false, false}, &ids, NULL);
             bool fits = st == OK && n_tokens + (int32_t)ids.n <= MAX_BAD_TOKENS;

@@ -14,7 +14,7 @@ enum { MAX_MESSAGES = 4096 /* arbitrary */ };
 
 static const char *at(char *text, size_t n_bytes, size_t message, const char *field)
 {
-    snprintf(text, n_bytes, "messages[%zu]%s%s", message, *field ? "." : "", field);
+    snprintf(text, n_bytes, "messages[%zu]%s%s", message, text_if(*field, "."), field);
     return text;
 }
 

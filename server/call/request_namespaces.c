@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Responses' namespaces of tools. To templates and parsers a tool `f` of the namespace `n` is the
  * function n__f, as in vLLM; calls are reported with the tool's own name and its namespace. */
+#include "engine/base/optional.h"
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
@@ -100,7 +101,7 @@ static bool put_all(struct flat *f, const struct json *list)
                 return false;
             }
         } else {
-            buf_puts(&f->out, f->n++ ? "," : "");
+            buf_puts(&f->out, text_if(f->n++, ","));
             convert_node(&f->out, t);
         }
     }

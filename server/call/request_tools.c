@@ -121,7 +121,7 @@ static bool bad_type(struct reader *t, const char *type)
         t->shape == &shapes[SHAPE_RESPONSES] ? "unsupported_parameter" : "unsupported_value", place,
         "Unsupported value: tools of type '%.40s' are not supported by this "
         "server; %s.",
-        type ? type : "(none)",
+        or_text(type, "(none)"),
         t->shape->custom ? "'function' and 'custom' are" : "only 'custom' is");
 }
 

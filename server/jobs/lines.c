@@ -336,7 +336,7 @@ void job_lines_put_errors(const struct job_lines *l, struct buf *out)
     buf_puts(out, "{\"object\":\"list\",\"data\":[");
     for (int32_t i = 0; i < l->n_errors; i++) {
         const struct line_error *e = &l->errors[i];
-        buf_printf(out, "%s{\"code\":\"%s\",\"message\":", i ? "," : "", e->code);
+        buf_printf(out, "%s{\"code\":\"%s\",\"message\":", text_if(i, ","), e->code);
         buf_put_json(out, e->message, strlen(e->message));
         buf_puts(out, ",\"param\":");
         if (e->param[0]) {
