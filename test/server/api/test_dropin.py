@@ -46,6 +46,41 @@ def test_a_nul_in_a_block_is_a_character_like_others(server):
     assert server.post("/v1/messages/count_tokens", body).json()["input_tokens"] >= n
 
 
+def test_a_nul_in_a_stored_item_is_given_back(server):
+    text = "a\0b\uffff"
+    r = server.post("/v1/responses", {"input": text, "max_output_tokens": 16}).json()
+    listed = server.get("/v1/responses/%s/input_items" % r["id"])
+    assert listed.status == 200 and listed.json()["data"][0]["content"][0]["text"] == text
+    c = server.post("/v1/conversations", {"items": [{"role": "user", "content": text, "id": "x\0"}], "metadata": {"k\0": text}}).json()
+    assert c["metadata"] == {"k\0": text}
+    r = server.post("/v1/responses", {"input": "c\0d", "conversation": c["id"], "max_output_tokens": 300})
+    assert text in r.json()["output"][-1]["content"][0]["text"]
+    items = server.get("/v1/conversations/%s/items?order=asc" % c["id"]).json()["data"]
+    assert [i["content"][0]["text"] for i in items[:2]] == [text, "c\0d"] and text in items[2]["content"][0]["text"]
+    assert items[0]["id"].startswith("msg_")
+
+
+TOOLS = {"/v1/chat/completions": lambda f: {"tools": [{"type": "function", "function": f}]}, "/v1/responses": lambda f: {"tools": [{"type": "function", **f}]},
+         "/v1/messages": lambda f: {"tools": [{"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}]}}
+
+
+@pytest.mark.parametrize("path", TOOLS)
+def test_a_nul_in_a_tool_reaches_the_template(server, path):
+    function = {"name": "f", "description": "d\0e", "parameters": {"type": "object", "properties": {"p\0q": {"type": "string"}}}}
+    body = {"max_tokens": 4, "max_output_tokens": 16, **({"input": "x"} if "responses" in path else {"messages": [{"role": "user", "content": "x"}]})}
+    r = server.post(path + "/render", {**body, **TOOLS[path](function)})
+    assert r.status == 200, r.body
+    text = server.post("/detokenize", {"tokens": r.json()["token_ids"]}).json()["prompt"]
+    assert r"d\u0000e" in text and r"p\u0000q" in text  # the template writes JSON
+    r = server.post(path, {**body, **TOOLS[path]({**function, "name": "f\0"})})
+    assert r.status == 400 and "U+0000" in r.json()["error"]["message"]
+
+
+def test_a_nul_in_a_model_is_an_unknown_model_or_value(server):
+    r = server.chat("x", model="demo\0")
+    assert r.status == 400 and r.error["param"] == "model" and "\ufffe" not in r.error["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_with_echo_begins_with_the_last_message(server, stream):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text", "text": "one\0"}, {"type": "text", "text": "two"}]}]
