@@ -81,6 +81,22 @@ def test_a_nul_in_a_model_is_an_unknown_model_or_value(server):
     assert r.status == 400 and r.error["param"] == "model" and "\ufffe" not in r.error["message"]
 
 
+OLD = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+       {"role": "function", "name": "f", "content": "21"}, {"role": "user", "content": "y"}]
+
+
+def test_calls_in_the_older_form_are_rendered_like_others(server):
+    call = {"id": "c", "type": "function", "function": OLD[1]["function_call"]}
+    new = [OLD[0], {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "21"}, OLD[3]]
+    functions = [{"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}]
+    bodies = [{"messages": OLD, "functions": functions}, {"messages": new, "tools": [{"type": "function", "function": f} for f in functions]}]
+    ids = [server.post("/v1/chat/completions/render", b).json()["token_ids"] for b in bodies]
+    assert ids[0] == ids[1]
+    for call in ("f", {"name": "f"}, {"arguments": "{}"}, {"name": "f", "arguments": {}}):
+        r = server.chat(messages=[OLD[0], {"role": "assistant", "function_call": call}], max_tokens=1)
+        assert (r.status, r.error["param"]) == (400, "messages[1].function_call")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_with_echo_begins_with_the_last_message(server, stream):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text", "text": "one\0"}, {"type": "text", "text": "two"}]}]
