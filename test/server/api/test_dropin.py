@@ -12,6 +12,12 @@ def server():
         yield s
 
 
+@pytest.fixture(scope="module")
+def real():
+    with Server(real=True) as s:
+        yield s
+
+
 # ---- members ----
 
 ITEMS = [[{"role": "user", "content": "a\0b"}],
@@ -74,6 +80,23 @@ def test_a_nul_in_a_tool_reaches_the_template(server, path):
     assert r"d\u0000e" in text and r"p\u0000q" in text  # the template writes JSON
     r = server.post(path, {**body, **TOOLS[path]({**function, "name": "f\0"})})
     assert r.status == 400 and "U+0000" in r.json()["error"]["message"]
+
+
+TEXTS = [("/v1/decisions", {"input": "%s", "questions": [{"type": "predicate", "instructions": "x"}]}),
+         ("/v1/decisions", {"input": [{"role": "user", "content": "%s"}], "instructions": "%s", "questions": [{"type": "predicate", "instructions": "x"}]}),
+         ("/v1/systemone", {"state": "%s", "questions": {"q": {"type": "noul", "instructions": "x"}}}),
+         ("/v1/responses", {"input": "x", "previous_input_messages": [{"role": "user", "content": "%s"}], "max_output_tokens": 16}),
+         ("/v1/rerank", {"query": "%s", "documents": ["%s", {"text": "%s"}]}), ("/generative_scoring", {"query": "%s", "items": ["%s"], "label_token_ids": [1, 2]})]
+
+
+@pytest.mark.parametrize("path, body", TEXTS, ids=range(len(TEXTS)))
+def test_a_nul_has_as_many_tokens_as_another_control_character(real, path, body):
+    usages = []
+    for character in ("\\u0000", "\\u0001"):
+        r = real.request("POST", path, json.dumps(body).replace("%s", "a" + character + "b"))
+        assert r.status == 200, r.body
+        usages.append(next(v for k, v in r.json()["usage"].items() if k in ("prompt_tokens", "input_tokens")))
+    assert usages[0] == usages[1]
 
 
 def test_a_nul_in_a_model_is_an_unknown_model_or_value(server):
