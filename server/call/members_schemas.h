@@ -12,11 +12,14 @@
     "'tool_calls':{'type':['array','null'],'items':{'type':'object','required':['function'],'"     \
     "properties':{"                                                                                \
     "'function':{'type':'object','required':['name','arguments'],"                                 \
-    "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}}"
+    "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}},"        \
+    "'function_call':{'type':['object','null'],'required':['name','arguments'],'properties':{"     \
+    "'name':{'type':'string'},'arguments':{'type':'string'}}}"
 /* Other roles are accepted if the chat template supports them. */
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
-    "'role':{'enum':['developer','system','user']},'content':{'anyOf':[{'type':'string'}," PARTS   \
+    "'role':{'enum':['developer','system','user','function']},'content':{'anyOf':[{'type':'"       \
+    "string'}," PARTS                                                                              \
     "]}}},{'type':'object','required':['role'],'anyOf':[{'required':['content']},{'required':["    \
     "'tool_calls'],'properties':{'tool_calls':{'type':'array'}}}],'properties':{"                  \
     "'role':{'const':'assistant'},'content':{'anyOf':[{'type':['string','null']}," PARTS           \
@@ -46,7 +49,8 @@
     "'const':'function'}," FUNCTION "}}"
 #define SCHEMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['name','input_schema'],'properties':{"    \
-    "'type':{'const':'custom'},'name':{'type':'string'},'description':{'type':'string'},"          \
+    "'type':{'const':'custom'},'name':{'type':'string','minLength':1},'description':{'type':"      \
+    "'string'},"                                                                                   \
     "'input_schema':{'type':'object'}}}"
 #define TEXT_BLOCK                                                                                 \
     "{'type':'object','required':['type','text'],'properties':{'type':{'const':'text'},'text':{"   \
