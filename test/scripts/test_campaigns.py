@@ -27,7 +27,7 @@ def test_a_short_soak_finds_no_leak_and_no_wrong_answer():
 
 
 @pytest.mark.parametrize("scenario,rounds", [("kill", 3), ("memory", 1), ("partition", 1),
-                                             *at_night(("freeze", 1), ("descriptors", 1), ("disk", 1), ("clock", 2))])
+                                             *at_night(("lossy", 1), ("freeze", 1), ("descriptors", 1), ("disk", 1), ("clock", 2))])
 def test_short_faults_are_survived(scenario, rounds):
     if SANITIZED and scenario == "memory":
         pytest.skip("a sanitizer needs address space")
