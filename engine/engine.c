@@ -169,6 +169,7 @@ void engine_turn(struct engine *e)
     if (e->n_inflight > 0 && scheduler_plans_late(&e->scheduler)) {
         engine_commit_step(e);
     }
+    engine_explain_broken(e);
     requests_take(e, busy ? 0 : patience);
     int64_t now = clock_now_ns();
     requests_expire(e, now);
@@ -251,6 +252,7 @@ void engine_stop_all(struct engine *e)
         return; // opening failed half-way
     }
     drain_steps(e);
+    engine_explain_broken(e);
     requests_take(e, 0);
     struct engine_request *r;
     while ((r = requests_any(e)) != NULL) {

@@ -46,7 +46,7 @@ def test_answers_that_depend_on_the_load_would_be_found(tmp_path):
 
 
 @pytest.mark.parametrize("scenario,rounds", [("kill", 3), ("memory", 1), ("partition", 1),
-                                             *at_night(("freeze", 1), ("descriptors", 1), ("disk", 1), ("clock", 2))])
+                                             *at_night(("lossy", 1), ("freeze", 1), ("descriptors", 1), ("disk", 1), ("clock", 2))])
 def test_short_faults_are_survived(scenario, rounds):
     if SANITIZED and scenario == "memory":
         pytest.skip("a sanitizer needs address space")
