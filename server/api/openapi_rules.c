@@ -24,6 +24,9 @@ static const struct {
      "{'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true},"
      "'prompt_logprobs':{'type':'null'}}},"
      "{'properties':{'stream':{'enum':[false,null]},'stream_options':{'type':'null'}}}]}"},
+    {"echo", FORM_COMPLETIONS,
+     "{'anyOf':[{'required':['echo'],'properties':{'echo':{'const':true}}},"
+     "{'properties':{'max_tokens':{'not':{'const':0}}}}]}"},
     {"top_logprobs",
      FORM_CHAT | FORM_CHAT_BATCH | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE,
      "{'anyOf':[{'required':['logprobs'],'properties':{'logprobs':{'const':true}}},"

@@ -287,6 +287,27 @@ static bool read_shape(struct request *r, const struct shape *shape)
     return good;
 }
 
+/* Beside tools, functions have no effect, but must be valid. */
+static bool check_unused_functions(struct request *r)
+{
+    const struct json *list = NULL;
+    struct reader t = {.r = r, .shape = &shapes[SHAPE_FUNCTIONS]};
+    struct request_tool unused = {0};
+    struct slice_items items;
+    if (!body_array(&r->body, "functions", &list)) {
+        return r->error.status == 0;
+    }
+    const struct body_member *m = body_get(&r->body, "functions");
+    bool good = request_check_n_tools(r, "functions", json_count(list));
+    buf_init(&t.out, MAX_BYTES);
+    slice_items(&items, (struct slice){m->start, m->n_bytes});
+    for (const struct json *v = json_first(list); good && v; v = json_next(v), t.index++) {
+        good = read_tool(&t, v, slice_next(&items), &unused);
+    }
+    buf_deinit(&t.out);
+    return good;
+}
+
 /* Chat's tools, or the older functions. */
 bool read_tools(struct request *r)
 {
@@ -294,7 +315,7 @@ bool read_tools(struct request *r)
     if (body_array(&r->body, "tools", &list)) {
         bool none = json_count(list) == 0 && r->kind == KIND_APPLY_TEMPLATE; // as in llama.cpp
         if (json_count(list) > 0) {
-            return read_shape(r, &shapes[SHAPE_CHAT]);
+            return read_shape(r, &shapes[SHAPE_CHAT]) && check_unused_functions(r);
         }
         return none || call_error_empty(&r->error, "tools");
     }

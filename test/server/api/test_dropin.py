@@ -120,6 +120,13 @@ def test_calls_in_the_older_form_are_rendered_like_others(server):
         assert (r.status, r.error["param"]) == (400, "messages[1].function_call")
 
 
+def test_functions_beside_tools_are_checked(server):
+    function = {"name": "f", "parameters": {"type": "object"}}
+    for functions, param in (([function], None), ([{**function, "parameters": [None]}], "functions[0].parameters"), ([function, {"name": ""}], "functions[1].name")):
+        r = server.chat("x", tools=[{"type": "function", "function": function}], functions=functions, max_tokens=1)
+        assert r.status == 200 if param is None else (r.status, r.error["param"]) == (400, param)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_with_echo_begins_with_the_last_message(server, stream):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text", "text": "one\0"}, {"type": "text", "text": "two"}]}]

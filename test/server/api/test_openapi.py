@@ -220,8 +220,13 @@ RELATED = [({"top_logprobs": 2}, False), ({"top_logprobs": 2, "logprobs": True},
            ({"tool_choice": "required"}, False), ({"tool_choice": "none"}, True)]
 
 
+OF_COMPLETIONS = [({"max_tokens": 0}, False), ({"max_tokens": 0, "echo": True}, True), ({"max_tokens": 1, "echo": False}, True)]
+
+
 def meets(rule, body):
     def holds(schema, value):
+        if "not" in schema:
+            return not holds(schema["not"], value)
         return value == schema["const"] if "const" in schema else value in schema["enum"] if "enum" in schema else value is None if schema["type"] == "null" else isinstance(value, list)
     return any(set(b.get("required", [])) <= set(body) and all(holds(s, body[k]) for k, s in b["properties"].items() if k in body) for b in rule["anyOf"])
 
@@ -231,6 +236,13 @@ def test_rules_between_members_are_those_of_the_server(server, document, members
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **members}
     assert all(meets(rule, body) for rule in document["components"]["schemas"]["ChatRequest"]["allOf"]) == valid
     assert server.post("/v1/chat/completions", body).status == (200 if valid else 400)
+
+
+@pytest.mark.parametrize("members, valid", OF_COMPLETIONS, ids=range(len(OF_COMPLETIONS)))
+def test_rules_of_completions_are_those_of_the_server(server, document, members, valid):
+    body = {"prompt": "x", **members}
+    assert all(meets(rule, body) for rule in document["components"]["schemas"]["CompletionRequest"]["allOf"]) == valid
+    assert server.post("/v1/completions", body).status == (200 if valid else 400)
 
 
 # ---- the page ----
