@@ -39,7 +39,7 @@
     "{'type':'object','required':['type'],'properties':{'type':{'const':'reasoning'}}}]}}]"
 #define FUNCTION                                                                                   \
     "'name':{'type':'string','minLength':1},'description':{'type':'string'},'parameters':{'type':" \
-    "'object'}"
+    "['object','null']}"
 #define TOOLS                                                                                      \
     "'minItems':1,'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"  \
     "'type':{'const':'function'},'function':{'type':'object','required':['name'],'properties':"    \
