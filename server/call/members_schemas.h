@@ -38,8 +38,8 @@
     "'const':'function_call_output'},'call_id':{'type':'string'},'output':{'type':'string'}}},"    \
     "{'type':'object','required':['type'],'properties':{'type':{'const':'reasoning'}}}]}}]"
 #define FUNCTION                                                                                   \
-    "'name':{'type':'string','minLength':1},'description':{'type':'string'},'parameters':{'type':" \
-    "['object','null']}"
+    "'name':{'type':'string','minLength':1},'description':{'type':['string','null']},"             \
+    "'parameters':{'type':['object','null']}"
 #define TOOLS                                                                                      \
     "'minItems':1,'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"  \
     "'type':{'const':'function'},'function':{'type':'object','required':['name'],'properties':"    \
@@ -49,8 +49,8 @@
     "'const':'function'}," FUNCTION "}}"
 #define SCHEMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['name','input_schema'],'properties':{"    \
-    "'type':{'const':'custom'},'name':{'type':'string','minLength':1},'description':{'type':"      \
-    "'string'},"                                                                                   \
+    "'type':{'const':'custom'},'name':{'type':'string','minLength':1},'description':{'type':["     \
+    "'string','null']},"                                                                           \
     "'input_schema':{'type':'object'}}}"
 #define TEXT_BLOCK                                                                                 \
     "{'type':'object','required':['type','text'],'properties':{'type':{'const':'text'},'text':{"   \

@@ -233,6 +233,11 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
     if (body_text_has_nul(&t->r->body, to->name)) {
         return bad_nul(t->r, place);
     }
+    const struct json *about = json_get(function, "description");
+    if (json_type(about) != JSON_NULL && !json_string(about)) {
+        snprintf(place, sizeof place, "%s.description", where);
+        return body_wrong_type(&t->r->error, place, "a string", about);
+    }
     if (custom) {
         t->has_custom = true;
         if (t->index) {

@@ -122,7 +122,8 @@ def test_calls_in_the_older_form_are_rendered_like_others(server):
 
 def test_functions_beside_tools_are_checked(server):
     function = {"name": "f", "parameters": {"type": "object"}}
-    for functions, param in (([function], None), ([{**function, "parameters": [None]}], "functions[0].parameters"), ([function, {"name": ""}], "functions[1].name")):
+    for functions, param in (([function], None), ([{**function, "parameters": [None]}], "functions[0].parameters"), ([function, {"name": ""}], "functions[1].name"),
+                             ([{**function, "description": 5}], "functions[0].description"), ([{**function, "description": None}], None)):
         r = server.chat("x", tools=[{"type": "function", "function": function}], functions=functions, max_tokens=1)
         assert r.status == 200 if param is None else (r.status, r.error["param"]) == (400, param)
 
