@@ -488,6 +488,8 @@ struct tree_cut {
     int32_t begin, base, first, n_slots, from, mid, to;
 };
 
+/* One chunk of a tree, for some vectors. The values of the past, up to cut->mid, are packed once
+ * for all rows; those of nodes for each row, because every row has a path of its own. */
 static void tree_share(const struct attn_job *job, struct attn_tile *t, const struct tree_cut *cut,
                        const struct share *v, float *max, float *sum)
 {

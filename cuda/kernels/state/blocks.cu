@@ -318,6 +318,8 @@ __device__ static void invert(float (*lower)[BLOCK + 4], float (*half)[BLOCK / 2
     join_squares<2 * SQUARE, THREADS>(lower, half, 0, threadIdx.x);
 }
 
+/* The products of a block's queries and keys with its keys, with their decays, for one head; for
+ * delta nets also the inverse that turns r into u. A warp computes 16 rows, up to the diagonal. */
 template <typename T, int KEY, bool DELTA>
 __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_params p)
 {
