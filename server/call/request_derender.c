@@ -129,6 +129,7 @@ static bool read_logprobs(struct request *r, const char *where, const struct jso
     return true;
 }
 
+/* Reads one choice of an engine's answer: why it ended, its index, log-probabilities and tokens. */
 static bool read_choice(struct request *r, const char *where, const struct json *choice,
                         struct derendered_choice *c)
 {
@@ -159,6 +160,7 @@ static bool read_choice(struct request *r, const char *where, const struct json 
            read_ids(r, where, json_get(choice, "token_ids"), c);
 }
 
+/* Reads an engine's answer. A stream's chunk has at most one choice, and may have none. */
 static bool read_answer(struct request *r, const char *where, const struct json *answer,
                         struct derendered *a)
 {
