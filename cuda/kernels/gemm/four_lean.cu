@@ -432,8 +432,9 @@ static int32_t part_of(int32_t run_chunks, int32_t n_rows)
 }
 
 /* The bands and cuts of K for which the busiest block loads least, if each multiprocessor has one
- * block at most. A part of x costs as much as 12 KiB: its copies and two barriers; a chunk of the
- * busiest warp as much as 4 KiB, and a range of K its reader as much. False: there is none. */
+ * block at most. Other work is counted in bytes that could be loaded in its time: a part of x, with
+ * its copies and two barriers, is 12 KiB; a chunk of the busiest warp is 4 KiB; and so is a range
+ * of K, for the kernel that reads its sums. False: there is none. */
 static bool plan_of(const struct coded_matrix *m, const struct coded_args *a, int32_t n_sms,
                     size_t sums_bytes, struct lean_plan *best)
 {
