@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bodies of the two /derender endpoints. The answers of /inference/v1/generate, or one chunk of
- * its stream, are read first; then the request that they answer takes the place of the body, so
- * that its members decide, as they do for that request, how the text is parsed. */
+/* The bodies of the two /derender endpoints. First the answers of /inference/v1/generate are read,
+ * or one chunk of its stream. Then the request that they answer takes the place of the body,
+ * because its members decide how the text is parsed. */
 #include "engine/base/words.h"
 #include "server/call/derender.h"
 #include "server/call/members.h"
