@@ -45,7 +45,9 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
     for (int32_t r = t->row; r < t->row + t->n_rows; r++) {
         int32_t low = attn_first_key(job, job->cpu->pass->rows[r].pos);
         /* The slots of a tree's nodes start at n_past, whatever the positions of the nodes. */
-        low = low < t->seq->n_past || !t->seq->tree ? low : t->seq->n_past;
+        if (low >= t->seq->n_past && t->seq->tree) {
+            low = t->seq->n_past;
+        }
         t->first_key = lesser(low, t->first_key);
     }
     if (t->seq->tree) {

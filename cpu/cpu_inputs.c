@@ -36,7 +36,9 @@ static void read_scales(const struct weight_desc *d, struct weight *w)
     }
     for (int32_t i = 0; i < w->n_matrices; i++) {
         struct input_scale *s = &w->input_scales[i];
-        s->scale = s->scale > 0.0f ? s->scale : largest;
+        if (!(s->scale > 0.0f)) {
+            s->scale = largest;
+        }
     }
 }
 

@@ -391,9 +391,13 @@ static struct ahead rows_ahead(const struct blocks_item *item, int32_t done, int
     int32_t tile = item->first_tile + done, end = item->first_tile + item->n_tiles;
     if (tile == end) {
         base += PART_K;
-        tile = base < job->k ? item->first_tile : end % job->row_tiles;
-        end = base < job->k ? end : job->row_tiles;
-        base = base < job->k ? base : 0;
+        if (base < job->k) {
+            tile = item->first_tile;
+        } else { // the next item begins
+            tile = end % job->row_tiles;
+            end = job->row_tiles;
+            base = 0;
+        }
     }
     int64_t n_bytes = next_tiles(end - tile) * part_inputs(job, base) * ROW_TILE * 2;
     return ahead_of(rows_at(job, tile, base, base), n_bytes, n_blocks);

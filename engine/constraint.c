@@ -225,7 +225,7 @@ enum status constraint_take(struct constraint *c, const struct sequence *seq, in
         return OK;
     }
     bool end = grammar_is_end(g, token);
-    enum status st = state_after(c, seq, &token, end ? 0 : 1, &s, &ahead);
+    enum status st = state_after(c, seq, &token, !end, &s, &ahead);
     if (st == OK && end) {
         return grammar_may_end(g, s) ? OK : ERR_INVALID;
     }

@@ -187,7 +187,7 @@ static void read_braces(struct translator *t)
         t->i++;
         return;
     }
-    buf_printf(t->out, "{%s%s%s}", low[0] ? low : "0", comma ? "," : "", high);
+    buf_printf(t->out, "{%s%s%s}", low[0] ? low : "0", text_if(comma, ","), high);
     t->i += k + 1;
     if (pattern_peek(t, 0) == '+' || (pattern_peek(t, 0) == '?' && !comma)) {
         wrap_atom(t);

@@ -145,7 +145,7 @@ static void put_class(struct buf *out, const struct class_text *c, bool negated)
     const char *items = or_empty(c->items.data);
     const char *more = or_empty(c->more.data);
     if (*more == '\0') {
-        buf_printf(out, "[%s%s]", negated ? "^" : "", items);
+        buf_printf(out, "[%s%s]", text_if(negated, "^"), items);
         return;
     }
     if (negated) {

@@ -151,7 +151,7 @@ static void close_block(struct call_choice *ch)
         buf_puts(&m->calls, "}}");
     } else {
         const char *name = block_name(m->open);
-        buf_printf(&m->content, "%s{\"type\":\"%s\",\"%s\":", m->content.n_bytes > 0 ? "," : "",
+        buf_printf(&m->content, "%s{\"type\":\"%s\",\"%s\":", text_if(m->content.n_bytes > 0, ","),
                    name, name);
         buf_put_json(&m->content, m->text.data, m->text.n_bytes);
         buf_putc(&m->content, '}');
@@ -224,7 +224,7 @@ static void call(struct call_choice *ch, const char *name, const char *id)
         buf_puts(b, "\"\"}}}}");
         send(c, b);
     } else {
-        buf_puts(&m->calls, m->calls.n_bytes > 0 ? "," : "");
+        buf_puts(&m->calls, text_if(m->calls.n_bytes > 0, ","));
         put_call_head(&m->calls, name, id);
     }
 }

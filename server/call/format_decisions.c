@@ -49,7 +49,9 @@ static struct answer answer_of(const struct call *c, size_t i)
         a.probs[k] = exp((double)r->logprobs[place]);
         a.mass += a.probs[k];
         a.is_label |= d->ids[place] == r->token;
-        a.best = a.probs[k] > a.probs[a.best] ? k : a.best;
+        if (a.probs[k] > a.probs[a.best]) {
+            a.best = k;
+        }
     }
     for (int k = 0; k < q->n_options; k++) { // labels without any probability are equally likely
         a.probs[k] = a.mass > 0 ? a.probs[k] / a.mass : 1.0 / q->n_options;
@@ -125,7 +127,7 @@ static void put_answer(struct buf *b, const struct question *q, const struct ans
     }
     buf_puts(b, ",\"probabilities\":{");
     for (int k = 0; k < q->n_options; k++) {
-        buf_puts(b, k > 0 ? "," : "");
+        buf_puts(b, text_if(k > 0, ","));
         put_name(b, q, k);
         buf_putc(b, ':');
         buf_put_double(b, a->probs[k]);

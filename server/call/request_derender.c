@@ -172,7 +172,7 @@ static bool read_answer(struct request *r, const char *where, const struct json 
         return missing_or_wrong(r, place, "an array", choices);
     }
     struct derender *d = r->derender;
-    const size_t n = json_count(choices), least = d->streams ? 0 : 1;
+    const size_t n = json_count(choices), least = !d->streams;
     const size_t most = d->streams ? 1 : MAX_SAMPLES;
     if (n < least || n > most) {
         return call_error_set(&r->error, 400, "invalid_value", place,
@@ -197,12 +197,18 @@ static bool read_answer(struct request *r, const char *where, const struct json 
         d->id = json_get_string(answer, "request_id");
     }
     const struct json *transfer = json_get(answer, "kv_transfer_params");
-    d->transfer = json_is(transfer, JSON_OBJECT) ? transfer : d->transfer;
+    if (json_is(transfer, JSON_OBJECT)) {
+        d->transfer = transfer;
+    }
     const struct json *scores = json_get(answer, "prompt_logprobs");
-    d->prompt_logprobs = json_is(scores, JSON_ARRAY) ? scores : d->prompt_logprobs;
+    if (json_is(scores, JSON_ARRAY)) {
+        d->prompt_logprobs = scores;
+    }
     const struct json *metrics = json_get(answer, "metrics"),
                       *ids = json_get(answer, "prompt_token_ids");
-    d->metrics = json_is(metrics, JSON_OBJECT) ? metrics : d->metrics;
+    if (json_is(metrics, JSON_OBJECT)) {
+        d->metrics = metrics;
+    }
     a->prompt_ids = json_is(ids, JSON_ARRAY) ? ids : NULL;
     return true;
 }

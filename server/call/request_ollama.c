@@ -23,7 +23,7 @@ struct ollama {
 
 static const char *where(struct ollama *o, const char *field)
 {
-    snprintf(o->place, sizeof o->place, "messages[%zu]%s%s", o->index, *field ? "." : "", field);
+    snprintf(o->place, sizeof o->place, "messages[%zu]%s%s", o->index, text_if(*field, "."), field);
     return o->place;
 }
 

@@ -16,7 +16,9 @@
  *
  * If a single tile of rows has fewer bands than there are multiprocessors, K is split, if the
  * caller allows it, and partial sums are left for the kernel that reads the product. Weights are
- * loaded before the wait for the preceding kernel. */
+ * loaded before the wait for the preceding kernel.
+ *
+ * Bound by reading W; from 128 rows on by adding up the sums in fp32. */
 #include "cuda/kernels/gemm/eight_many.cuh"
 
 #if HAVE_SM90A
