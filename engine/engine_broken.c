@@ -12,7 +12,7 @@
 
 /* Whether the row can be computed again after the step: all it reads must still be there. In a tree
  * it reads the rows of its path, which lie in consecutive slots only if slots are positions. A
- * recurrent layer's state must not have gone on to the next block. */
+ * recurrent layer's state must not have gone on to another row or block. */
 static bool is_repeatable(const struct engine *e, const struct sequence *seq,
                           const struct pass_row *row)
 {
@@ -20,8 +20,10 @@ static bool is_repeatable(const struct engine *e, const struct sequence *seq,
     if (seq->state != SEQ_RUNNING || seq->lane != row->lane || row->slot_pos != row->pos) {
         return false;
     }
-    return block == 0 || seq->n_computed / block == row->pos / block;
+    return block == 0 || (seq->n_computed == row->pos + 1 && seq->n_computed % block != 0);
 }
+
+enum { CAREFUL_TURNS = 10000 }; // chosen: seconds to minutes
 
 void engine_fail_broken(struct engine *e, struct sequence *seq, const struct planned_step *ps,
                         int32_t out_row)
@@ -37,6 +39,7 @@ void engine_fail_broken(struct engine *e, struct sequence *seq, const struct pla
     if (!b->waits && !b->named && (repeatable || !b->told)) {
         b->waits = true;
         b->repeatable = repeatable;
+        b->careful_turns = repeatable || e->states.block == 0 ? 0 : CAREFUL_TURNS;
         b->row = *row;
     }
     requests_fail(e, seq->request, ERR_NAN, text);
@@ -146,6 +149,7 @@ static enum status find_place(struct engine *e, char *out, size_t size)
     int32_t layer;
     struct found found;
     TRY(first_broken_layer(e, &layer));
+    e->broken.layer = layer;
     if (layer < n) {
         const char *or_before = layer == 0 ? ", or in the embedding before it" : "";
         snprintf(out, size, "this begins in layer %d (of 0 to %d)%s", layer, n - 1, or_before);
@@ -169,6 +173,7 @@ void engine_explain_broken(struct engine *e)
 {
     char place[160] = "the layer at which this begins could not be determined";
     struct broken_row *b = &e->broken;
+    b->careful_turns -= b->careful_turns > 0;
     if (!b->waits) {
         return;
     }
