@@ -123,7 +123,8 @@ static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
-/* For a page whose V lies inside K: transposes its values into rows. */
+/* For a page whose V lies inside K: transposes its values into rows. If a key's scale is NaN, the
+ * rows that see it have a weight of NaN, and the others must not multiply NaN by 0. */
 static void turn_values(const struct attn_job *job, struct attn_tile *t, const char *page,
                         float *to)
 {
@@ -132,7 +133,8 @@ static void turn_values(const struct attn_job *job, struct attn_tile *t, const c
     job->cpu->kernels->unpack(&p->k, page, 0, tokens, dim, false, t->k);
     for (int32_t i = 0; i < tokens; i++) {
         for (int32_t d = 0; d < p->v_stride; d++) {
-            to[(int64_t)i * p->v_stride + d] = d < dim ? t->k[(int64_t)d * tokens + i] : 0.0f;
+            const float x = d < dim ? t->k[(int64_t)d * tokens + i] : 0.0f;
+            to[(int64_t)i * p->v_stride + d] = x == x ? x : 0.0f;
         }
     }
 }

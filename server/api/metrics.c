@@ -231,7 +231,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
         (double)e->generated_tokens);
     one(b, s, "vllm:num_preemptions_total", "counter", "Preemptions.", (double)e->preemptions);
     one(b, s, "vllm:corrupted_requests_total", "counter",
-        "Requests that failed because logits were NaN.", (double)e->n_corrupted);
+        "Requests that failed because logits or embeddings were NaN.", (double)e->n_corrupted);
     one(b, s, "vllm:prefix_cache_queries_total", "counter",
         "Prompt tokens looked up in the prefix cache.", (double)e->prefix_queries);
     one(b, s, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.",

@@ -141,13 +141,12 @@ bool convert_keep_messages(struct request *r, struct buf *array)
 }
 
 /* Tools are needed as text (for the template) and as a tree (for parsers). */
-bool convert_keep_tools(struct request *r, const struct buf *array)
+bool convert_keep_tools(struct request *r, struct buf *array)
 {
-    if (!keep(r, array, &r->tools, &r->tools_bytes)) {
-        return false;
-    }
-    if (json_parse(r->tools, r->tools_bytes, NULL, &r->own_tools, NULL) == OK) {
+    if (!array->failed &&
+        json_parse(array->data, array->n_bytes, NULL, &r->own_tools, NULL) == OK) {
         r->tools_json = r->own_tools;
     }
-    return true;
+    body_put_nuls_back(&r->body, array);
+    return keep(r, array, &r->tools, &r->tools_bytes);
 }

@@ -73,6 +73,7 @@ static bool put_chat(struct request *r, const struct question *q, struct request
     convert_text(&text, content.data);
     buf_puts(&text, "}]");
     buf_deinit(&content);
+    body_put_nuls_back(&r->body, &text);
     *chat = (struct request_chat){
         .text = text.failed ? NULL : arena_strndup(&r->arena, text.data, text.n_bytes),
         .n_bytes = text.n_bytes};

@@ -85,6 +85,7 @@ bool read_decision_state(struct request *r)
         buf_puts(&text, json_string(m->node));
     } else if (m->node) {
         put_spaced(&text, m->node);
+        body_put_nuls_back(&r->body, &text);
     } else { // an array of numbers, of which there is no tree
         buf_put(&text, m->start, m->n_bytes);
     }
