@@ -171,6 +171,9 @@ void engine_turn(struct engine *e)
     if (e->n_inflight > 0 && late) {
         engine_commit_step(e);
     }
+    while (e->broken.waits && e->n_inflight > 0) {
+        engine_commit_step(e);
+    }
     engine_explain_broken(e);
     requests_take(e, busy ? 0 : patience);
     int64_t now = clock_now_ns();

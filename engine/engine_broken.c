@@ -177,9 +177,6 @@ void engine_explain_broken(struct engine *e)
     if (!b->waits) {
         return;
     }
-    while (e->n_inflight > 0) {
-        engine_commit_step(e);
-    }
     b->waits = false;
     b->told = true; // once, since every step may repeat it
     if (e->failed == OK && b->repeatable) {

@@ -190,8 +190,8 @@ void engine_fail_constrained(struct engine *e, struct sequence *seq);
 /* engine_broken.c, for the engine thread. engine_fail_broken: an out row's logits, or its hidden
  * states, contain NaN or infinity, so nothing drawn or pooled from them is a valid answer.
  * engine_explain_broken: logs, once, in which layer this began. It must come before the next plan,
- * which may give the row's lane to another sequence, and not while draws wait; it commits what is
- * in flight. engine_is_finite: true if n values are numbers. */
+ * which may give the row's lane to another sequence, and not while draws wait; if broken.waits, the
+ * steps in flight must have been committed. engine_is_finite: true if n values are numbers. */
 void engine_fail_broken(struct engine *e, struct sequence *seq, const struct planned_step *ps,
                         int32_t out_row);
 void engine_explain_broken(struct engine *e);

@@ -154,8 +154,8 @@ static void make_tails(struct text_tails *t, uint32_t max_depth, struct closings
 enum language {
     FREE,
     COUNTED,
-    LATE, // free text whose characters cannot be counted, because it has a \uXXXX that only free
-          // text allows
+    LATE, // as FREE, but has a \uXXXX that counted text does not allow: its characters cannot be
+          // counted
 };
 
 /* The number of characters that begin in a token up to a node. For LATE, only those before the

@@ -79,8 +79,8 @@ static void put_presence(struct buf *b, const struct member *m)
     put_json(b, "':{'not':{'type':'null'}}}}");
 }
 
-/* Writes the rule that the required member, or one that can replace it, must be present; if there
- * are rivals, exactly one of them all. */
+/* Writes the rule that the required member, or one that can replace it, must be present. If some
+ * of these exclude each other, the rule asks for exactly one of them. */
 static void put_stand_ins(struct buf *b, const struct member *m, unsigned form)
 {
     bool rivals = false;

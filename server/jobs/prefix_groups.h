@@ -4,9 +4,9 @@
  *
  * The prompts, sorted, are the leaves of a compact prefix tree: an inner node is a run of tokens
  * that all prompts below it share. The prefix cache uses every level of that tree. Attention over
- * shared blocks uses only one level, so each prompt is also assigned to one group: the prompts
- * under one first-level node after "enlargement", which moves a subtree to the first level if
- * recomputing its parent's tokens costs less than sharing its own tokens saves.
+ * shared blocks uses only one level, so each prompt is also in one group: all prompts under a node
+ * of the first level. Before that, "enlargement" moves a subtree to the first level if recomputing
+ * its parent's tokens costs less than sharing its own tokens saves.
  *
  * The cache shares prefixes in units of several tokens, so all lengths here are rounded down to
  * units; a prompt's last token is never shared, since its row must be computed for the first
