@@ -110,11 +110,20 @@ static struct moe_weights weights_of(const struct moe_ffn_args *a)
     };
 }
 
+/* With one rank the experts add their biases themselves, instead of cuda_op_reduce. */
+static struct moe_ffn_args with_bias(const struct cuda_backend *be, const struct moe_ffn_args *a)
+{
+    struct moe_ffn_args own = *a;
+    own.partial = a->partial && be->device.options.n_ranks > 1;
+    return own;
+}
+
 /* Processes as many rows at a time as the scratch memory holds. */
-enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
+enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *given)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
+    const struct moe_ffn_args own = with_bias(be, given), *a = &own;
     TRY(experts_ok(a));
     const struct moe_weights w = weights_of(a);
     /* Of the two kernels, only k_moe_ffn gives a row the same bits whatever the number of rows. */
@@ -161,8 +170,8 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     const struct tensor *x = &s->up.x, *y = &s->down.y;
     if (!up || !down || weight_coded(up) || weight_coded(down) || up->dtype != m->weights.dtype ||
         down->dtype != up->dtype || up->bias || down->bias || s->down.accumulate ||
-        up->n_out != 2 * down->n_in || up->n_in != m->weights.hidden ||
-        down->n_out != m->weights.hidden || !s->act.gated || s->act.kind != a->kind ||
+        up->n_out != (a->plain ? 1 : 2) * down->n_in || up->n_in != m->weights.hidden ||
+        down->n_out != m->weights.hidden || s->act.gated == a->plain || s->act.kind != a->kind ||
         s->act.up.mem.p || s->act.shape.limit != a->shape.limit ||
         s->act.shape.alpha != a->shape.alpha || x->mem.p != a->x.mem.p ||
         x->stride != a->x.stride || y->mem.p != a->y.mem.p || s->up.n_rows != a->n_rows) {
@@ -180,18 +189,18 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     return true;
 }
 
-/* True if k_moe_few is to compute these rows. False if a row's bits must not depend on the number
- * of rows. */
-static bool on_few(struct cuda_backend *be, const struct shared_expert_args *shared,
-                   const struct moe_route_args *route, const struct moe_ffn_args *ffn,
-                   enum status *st)
+/* True if k_moe_few is to compute these rows; fills in its arguments. False if a row's bits must
+ * not depend on the number of rows. */
+static bool are_few(struct cuda_backend *be, const struct shared_expert_args *shared,
+                    const struct moe_route_args *route, const struct moe_ffn_args *ffn,
+                    struct moe_few *m)
 {
     const struct weight *router = route->router;
     if (be->device.options.deterministic || route_ok(route) != OK || experts_ok(ffn) != OK ||
         router->dtype != DT_F32 || router->n_in != ffn->gate_up->n_in) {
         return false;
     }
-    struct moe_few m = {
+    *m = (struct moe_few){
         .route = route,
         .ffn = ffn,
         .weights = weights_of(ffn),
@@ -200,26 +209,32 @@ static bool on_few(struct cuda_backend *be, const struct shared_expert_args *sha
         .correction = vector(route->correction),
         .expert_scale = vector(route->expert_scale),
         .real = real_rows(be, ffn->n_rows),
+        .n_sms = be->device.n_sms,
     };
-    if (!add_shared(&m, shared) || !k_moe_few_takes(&m) ||
-        k_moe_few_scratch(&m) > be->scratch.n_bytes) {
-        return false;
-    }
-    *st = cuda_check(&be->device, k_moe_few(be->device.stream, &m, be->scratch.memory),
-                     "the experts of few rows");
-    return true;
+    return add_shared(m, shared) && k_moe_few_takes(m) &&
+           k_moe_few_scratch(m) <= be->scratch.n_bytes;
 }
 
-/* With few rows a chain of special kernels computes everything. Otherwise the shared experts,
- * the router and the experts follow one another. */
-enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
-                        const struct moe_route_args *route, const struct moe_ffn_args *ffn)
+/* With few rows a chain of special kernels computes everything. Otherwise the norm, the shared
+ * experts, the router and the experts follow one another. */
+enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
+                        const struct shared_expert_args *shared, const struct moe_route_args *route,
+                        const struct moe_ffn_args *ffn)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    enum status st = OK;
-    if (on_few(be, shared, route, ffn, &st)) {
-        return st;
+    struct moe_few m;
+    const struct moe_ffn_args own = with_bias(be, ffn);
+    const bool few = are_few(be, shared, route, &own, &m);
+    if (norm && few && norm_ok(norm) == OK && k_moe_few_takes_norm(&m, norm)) {
+        m.norm = norm;
+        m.norm_weight = vector(norm->weight);
+    } else if (norm) {
+        TRY(cuda_op_norm(base, norm));
+    }
+    if (few) {
+        return cuda_check(&be->device, k_moe_few(be->device.stream, &m, be->scratch.memory),
+                          "the experts of few rows");
     }
     if (shared) {
         TRY(cuda_op_mlp(base, &shared->up, &shared->act, &shared->down));
