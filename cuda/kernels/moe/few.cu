@@ -23,8 +23,8 @@
 enum { MOST_ROWS = 16, MOST_EXPERTS = 512 };
 enum { MOST_HIDDEN = 16384 };         // a row fits a block's shared memory
 enum { UP_WARPS = 8, UP_BLOCKS = 3 }; // of `up`: blocks on a multiprocessor
-enum { RING_BYTES = 160 << 10 };      // shared memory of the weights of a block of `down`,
-enum { MOST_ACT_BYTES = 64 << 10 };   // and most of its inputs
+/* Shared memory of a block of `down`: so that it fits beside blocks of `up` if it can; at most. */
+enum { DOWN_BYTES = 190 << 10, MOST_DOWN_BYTES = 216 << 10 };
 
 /* ---- up -------------------------------------------------------------------------------------- */
 
@@ -189,13 +189,13 @@ bool k_moe_few_takes(const struct moe_few *m)
     const bool plain = w->dtype == a->x.dtype && !w->gate_up_coded && !w->down_coded &&
                        (!a->plain || a->kind == ACT_RELU2) && !a->weigh_inputs &&
                        a->accumulate == (m->shared_ffn > 0);
-    const int32_t acts = a->k * a->ffn + m->shared_ffn;
+    const int32_t pieces = a->k * ((a->ffn + STEP - 1) / STEP) + (m->shared_ffn + STEP - 1) / STEP;
     const bool runs = w->hidden % RUN == 0 && a->ffn % RUN == 0 && m->shared_ffn % RUN == 0 &&
                       vec_ok(a->x.mem.p, a->x.stride, w->hidden, 2) &&
                       vec_ok(r->x.mem.p, r->x.stride, w->hidden, 2);
     return a->x.dtype != DT_F32 && a->n_rows <= MOST_ROWS && a->n_experts <= MOST_EXPERTS &&
            a->k <= a->n_experts && a->k <= MOE_MAX_K && r->n_group <= 64 && same && plain && runs &&
-           w->hidden <= MOST_HIDDEN && acts * 2 <= MOST_ACT_BYTES;
+           w->hidden <= MOST_HIDDEN && pieces <= MOST_PIECES;
 }
 
 bool k_moe_few_takes_norm(const struct moe_few *m, const struct norm_args *norm)
@@ -312,9 +312,17 @@ static cudaError_t launch_down(cudaStream_t stream, const struct few_params &p, 
 template <typename T, int EACH>
 static cudaError_t down(cudaStream_t stream, const struct few_params &p, int32_t n_sms)
 {
-    const int32_t warps = down_warps(p, n_sms), stages = RING_BYTES / (warps * STAGE_BYTES);
-    return stages >= 5 ? launch_down<T, EACH, 5>(stream, p, warps, n_sms)
-                       : launch_down<T, EACH, 4>(stream, p, warps, n_sms);
+    const int32_t warps = down_warps(p, n_sms), act = act_bytes(p), each = warps * STAGE_BYTES;
+    int32_t stages = (DOWN_BYTES - act) / each;
+    stages = stages < 3 ? (MOST_DOWN_BYTES - act) / each : stages;
+    switch (stages) {
+    case 0:
+    case 1: return cudaErrorInvalidValue;
+    case 2: return launch_down<T, EACH, 2>(stream, p, warps, n_sms);
+    case 3: return launch_down<T, EACH, 3>(stream, p, warps, n_sms);
+    case 4: return launch_down<T, EACH, 4>(stream, p, warps, n_sms);
+    default: return launch_down<T, EACH, 5>(stream, p, warps, n_sms);
+    }
 }
 
 template <typename T, int HALVES, bool NORM>
