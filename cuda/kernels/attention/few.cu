@@ -317,7 +317,9 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.eps = r->eps;
     p.norm_offset = r->norm_offset;
     p.growth = r->growth;
-    p.scale_log2 = a->scale * 1.4426950408889634f;
+    p.scale_log2 = a->scale * LOG2E;
+    p.window = a->window;
+    p.sinks = a->sinks;
     const bool norm = r->qk_norm == QK_NORM_HEAD;
     if (a->limits->deterministic) {
         return attention_few_fixed(stream, p, norm, a->limits->n_sms);

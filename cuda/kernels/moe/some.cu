@@ -195,6 +195,9 @@ __global__ void __launch_bounds__(THREADS, 1) some_up_kernel(struct few_params p
         }
     }
     __syncthreads();
+    if (blockIdx.x < n_rows) {
+        store_added<T>(p, (int32_t)blockIdx.x);
+    }
     up_features<T, KIND>(p, picks, x, mine);
 }
 
