@@ -62,8 +62,6 @@ struct state_rows_launch {
     const struct short_conv_args *conv;
     const struct recurrence_args *a;
     const struct gate_args *gate;
-    const struct gate_args
-        *before; // for k_short_conv: the gate of its x; `gate` is that of its out
     struct state_vectors vectors;
     struct state_view state;
     struct pass_view pass;
@@ -75,6 +73,7 @@ struct state_rows_launch {
     /* For k_state_blocks: the maximum number of such sequences, and of blocks of the state in which
      * they have rows. */
     int32_t n_chains, n_blocks;
+    const struct gate_args *before; // k_short_conv: the gate of x; `gate` is that of out
 };
 /* True if the layer's shape fits into a multiprocessor. */
 bool k_state_rows_takes(const struct state_view *state);

@@ -9,7 +9,6 @@
 #include "cuda/kernels/attention/sm90.cuh"
 #include "cuda/kernels/device/growth.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
-#include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/sums.cuh"
 
 #if HAVE_SM90A
@@ -21,15 +20,26 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x)
     return y;
 }
 
+template <typename T> __device__ __forceinline__ float2 unpack(uint32_t v);
+template <> __device__ __forceinline__ float2 unpack<bf16_t>(uint32_t v)
+{
+    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+}
+template <> __device__ __forceinline__ float2 unpack<f16_t>(uint32_t v)
+{
+    return __half22float2(*reinterpret_cast<const __half2 *>(&v));
+}
+
 /* A warp's part of the units of its block, which are a single unit or every step-th one from
  * `first` on. It fetches ahead across the borders of units. */
-template <typename T, int DIM, bool NORM, few_way WAY> struct few {
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few {
     using S = few_shape<DIM, WAY>;
     static constexpr bool ALONE = WAY != BY_CLUSTER;
     const struct few_params &p;
-    const CUtensorMap *map; // boxes of pages
-    uint64_t *full;         // this warp's barriers, one per slot
-    char *slots;            // this warp's ring
+    const CUtensorMap *map;          // boxes of pages
+    const struct few_bounds &bounds; // unless BOUNDED, not read
+    uint64_t *full;                  // this warp's barriers, one per slot
+    char *slots;                     // this warp's ring
     int rank, warp, lane, worker, n_workers;
     int first, step, n_units; // units of this block, at most MAX_UNITS
 
@@ -111,7 +121,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
     /* The chunk of the first key that a row sees. */
     __device__ __forceinline__ int first_seen(int past) const
     {
-        return S::MANY || p.window <= 0 ? 0 : max(past + 1 - p.window, 0) / CHUNK;
+        return !BOUNDED || bounds.window <= 0 ? 0 : max(past + 1 - bounds.window, 0) / CHUNK;
     }
 
     /* The pages of 32 chunks of unit k, from chunk i on. */
@@ -279,7 +289,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
             for (int j = 0; j < S::J; j++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const float2 x = unpack_pair<T>(q[j][e]);
+                    const float2 x = unpack<T>(q[j][e]);
                     sum += x.x * x.x + x.y * x.y;
                 }
             }
@@ -292,7 +302,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float4 cs = cos_sin[j * 4 + e];
-                float2 a = unpack_pair<T>(q[j][e]), b = unpack_pair<T>(q[j + S::J / 2][e]);
+                float2 a = unpack<T>(q[j][e]), b = unpack<T>(q[j + S::J / 2][e]);
                 if (NORM) {
                     const float *low = (const float *)&weight[j * 2 + e / 2] + e % 2 * 2;
                     const float *high =
@@ -356,7 +366,8 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int at = key + e / 2 * 8;
-            const bool seen = at <= past && (S::MANY || p.window <= 0 || at > past - p.window);
+            const bool seen =
+                at <= past && (!BOUNDED || bounds.window <= 0 || at > past - bounds.window);
             x[e] = seen ? s[0][e] + s[1][e] : -INFINITY;
         }
 #pragma unroll
@@ -501,8 +512,9 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
             }
             const float2 *rest = (const float2 *)(room + n_workers * n_mine) + h;
             // a sink counts as a key without a value
-            const float sink =
-                !S::MANY && p.sinks ? p.sinks[to.head + h] * LOG2E / p.scale_log2 : -INFINITY;
+            const float sink = BOUNDED && bounds.sinks
+                                   ? bounds.sinks[to.head + h] * LOG2E / p.scale_log2
+                                   : -INFINITY;
             float high = sink, sum = 0.0f, value = 0.0f;
 #pragma unroll 1
             for (int first = 0; first < n; first += 4) {
@@ -511,7 +523,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
                     high = fmaxf(high, rest[min(first + k, n - 1) << p.log_heads].x);
                 }
             }
-            if (!S::MANY) {
+            if (BOUNDED) {
                 sum = exp2_fast((sink - high) * p.scale_log2);
             }
 #pragma unroll 1

@@ -36,7 +36,10 @@ struct few_params {
     int32_t log_parts, log_heads, log_bt, log_cluster;
     float eps, norm_offset, scale_log2;
     struct query_growth growth;
-    // Of up to 32 rows: keys that a row sees, including its own (0: all); sinks or NULL.
+};
+
+/* Keys that a row sees, including its own (0: all), and sinks or NULL. Not for units in turn. */
+struct few_bounds {
     int32_t window;
     const float *sinks;
 };

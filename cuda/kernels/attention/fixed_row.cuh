@@ -159,7 +159,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
             part[j] = 0.0f;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float2 a = unpack_pair<T>(q[j][e]), b = unpack_pair<T>(q[j + J / 2][e]);
+                const float2 a = unpack<T>(q[j][e]), b = unpack<T>(q[j + J / 2][e]);
                 part[j] = add_squares(part[j], a.x, b.x);
                 part[j] = add_squares(part[j], a.y, b.y);
             }
@@ -191,7 +191,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float4 cs = cos_sin[j * 4 + e];
-                float2 a = unpack_pair<T>(q[j][e]), b = unpack_pair<T>(q[j + J / 2][e]);
+                float2 a = unpack<T>(q[j][e]), b = unpack<T>(q[j + J / 2][e]);
                 if (NORM) {
                     const float4 low = weights_at(j, e / 2, scale);
                     const float4 high = weights_at(j + J / 2, e / 2, scale);
