@@ -328,8 +328,9 @@ static cudaError_t launch_scores(cudaStream_t stream, const struct moe_few *m,
 {
     const int32_t warps = NORM ? NORM_WARPS : SCORE_WARPS, each = warps / HALVES;
     return launch(few_scores_kernel<T, HALVES, NORM>,
-                  dim3((p.n_scores + each - 1) / each, p.route.n_rows), dim3(32 * warps), NORM ? (size_t)p.hidden * sizeof(T) : 0, stream, p, m->router,
-                  m->router_bias, m->shared_gate);
+                  dim3((p.n_scores + each - 1) / each, p.route.n_rows), dim3(32 * warps),
+                  NORM ? (size_t)p.hidden * sizeof(T) : 0, stream, p, m->router, m->router_bias,
+                  m->shared_gate);
 }
 
 template <typename T>

@@ -83,6 +83,40 @@ __device__ __forceinline__ float dot_run(const vec<T> &a, const vec<T> &b, float
     return sum;
 }
 
+/* Waits until at most the last N groups of this thread's copies are in flight. */
+template <int N> __device__ __forceinline__ void wait_copies()
+{
+    cp_async_wait<N>();
+    asm volatile("" ::: "memory");
+}
+
+/* Lets a kernel have that much shared memory. A multiprocessor that runs it gets the most there is:
+ * with less, no block of the next kernel would fit beside its blocks. The attributes are per
+ * device, and each rank has one device. */
+template <typename K> static cudaError_t allow_shared(K kernel, int32_t bytes)
+{
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return e != cudaSuccess
+               ? e
+               : cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared);
+}
+
+/* All devices of a process are of the same kind. */
+static inline int32_t n_multiprocessors()
+{
+    static const int32_t n_sms = [] {
+        int device = 0, n = 0;
+        return cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) ==
+                           cudaSuccess
+                   ? n
+                   : 1;
+    }();
+    return n_sms;
+}
+
 /* moe/some.cu: the products of 2 to 8 rows after the scores, for experts with gates. */
 bool k_moe_some_takes(const struct few_params &p);
 cudaError_t k_moe_some(cudaStream_t stream, const struct few_params &p, enum dtype dtype,

@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 4) few_down_kernel(struc
 #pragma unroll 1
     for (int stage = 0; at.feature < p.hidden; stage = stage + 1 < STAGES ? stage + 1 : 0) {
         T *here = ring + stage * STAGE_STEPS * STEP;
-        cp_async_wait<STAGES - 1>();
+        wait_copies<STAGES - 1>();
         add_stage(p, picks, n, at, step, shared, here, sum);
         load_stage(p, pieces, n, ahead, step, here);
     }
