@@ -243,6 +243,38 @@ static const float *gate_of_sum(const struct cuda_backend *be, const struct row_
     return on_many(be, a, &w) ? vector(gate->weight) : NULL;
 }
 
+/* In deterministic mode the picks of few rows are not an op of their own: the kernels after the
+ * scores make them. The scores are at the end of the scratch memory. False if this is not
+ * possible. */
+static bool on_picks(struct cuda_backend *be, const struct moe_route_args *route,
+                     const struct moe_ffn_args *a, enum status *st)
+{
+    if (!be->device.options.deterministic || a->n_rows > MOE_PLAN_ROWS || route_ok(route) != OK ||
+        experts_ok(a) != OK || route->n_rows != a->n_rows || route->n_experts != a->n_experts ||
+        route->k != a->k || route->ids.p != a->ids.p || route->weights.p != a->weights.p) {
+        return false;
+    }
+    const struct moe_weights w = weights_of(a);
+    const struct weight *router = route->router;
+    const size_t n = (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float);
+    struct moe_scratch s;
+    const size_t at = (be->scratch.n_bytes - n) / 256 * 256;
+    if (n > be->scratch.n_bytes || moe_bytes(be, a, false, a->n_rows, &s) > at ||
+        !k_moe_ffn_picks(a, &w)) {
+        return false;
+    }
+    float *logits = (float *)(void *)((char *)be->scratch.memory + at);
+    const struct moe_picks picks = {route, logits, vector(route->correction),
+                                    vector(route->expert_scale)};
+    cudaError_t e = k_moe_route_scores(be->device.stream, route, router->data, router->dtype,
+                                       router->bias, (int32_t)router->n_in, logits);
+    if (e == cudaSuccess) {
+        e = k_moe_ffn_of_scores(be->device.stream, a, &w, &s, real_rows(be, a->n_rows), &picks);
+    }
+    *st = cuda_check(&be->device, e, "the experts with their picks");
+    return true;
+}
+
 /* With few rows a chain of special kernels computes everything. Otherwise the norm, the shared
  * experts, the router and the experts follow one another. */
 enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
@@ -268,6 +300,10 @@ enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
     if (shared) {
         TRY(cuda_op_mlp(base, &shared->up, &shared->act, &shared->down));
         TRY(shared->gate && !gate ? cuda_op_row_gate(base, shared->gate) : OK);
+    }
+    enum status st = OK;
+    if (on_picks(be, route, &own, &st)) {
+        return st;
     }
     TRY(cuda_op_moe_route(base, route));
     TRY(experts_ok(ffn));

@@ -182,11 +182,26 @@ cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, co
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
                         const float *expert_scale, int32_t hidden, float *logits, bool has_scores);
+/* Only the scores. */
+cudaError_t k_moe_route_scores(cudaStream_t stream, const struct moe_route_args *a,
+                               const void *router, enum dtype router_dtype, const float *bias,
+                               int32_t hidden, float *logits);
 /* `real` (in device memory; NULL: all are real) is the number of real rows; this call computes
  * those from row_offset on. Padding rows are not routed. */
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const int32_t *real, int32_t row_offset);
+/* The same for up to MOE_PLAN_ROWS rows whose picks are still to be made and stored, if
+ * k_moe_ffn_picks says that it can. */
+enum { MOE_PLAN_ROWS = 8 };
+struct moe_picks {
+    const struct moe_route_args *route;
+    const float *logits, *correction, *expert_scale;
+};
+bool k_moe_ffn_picks(const struct moe_ffn_args *a, const struct moe_weights *w);
+cudaError_t k_moe_ffn_of_scores(cudaStream_t stream, const struct moe_ffn_args *a,
+                                const struct moe_weights *w, const struct moe_scratch *scratch,
+                                const int32_t *real, const struct moe_picks *picks);
 /* moe/sm90.cu: the same on Hopper, for experts that are not quantised and have many rows each. `sm`
  * and `n_sms` describe the device. A row's bits differ from those of k_moe_ffn. The scratch memory
  * is for n_rows of the call's rows at a time. gate: the weight of the gate of a shared expert whose

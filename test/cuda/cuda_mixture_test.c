@@ -265,10 +265,9 @@ TEST(mixtures_of_several_rows_agree)
 
 /* The first rows have the bits that they have among all, even if launches of other sizes follow
  * each other. */
-static void rows_of_a_mixture(bool deterministic, int32_t most, const int32_t *rows, int32_t n_rows)
+static void rows_of_a_mixture(bool deterministic, struct mixture_case c, const int32_t *rows,
+                              int32_t n_rows)
 {
-    const struct mixture_case c = {most, 24, 4,       520, 72, 40, true, false, MOE_SOFTMAX_TOPK,
-                                   1,    1,  ACT_SILU, false, false, false};
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, DT_BF16, deterministic, NULL));
@@ -276,7 +275,8 @@ static void rows_of_a_mixture(bool deterministic, int32_t most, const int32_t *r
     struct backend *be = p.be[GPU];
     const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16);
     char *all = xmalloc(row * (size_t)c.n_rows), *some = xmalloc(row * (size_t)c.n_rows);
-    CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+    const struct shared_expert_args *shared = c.shared > 0 ? &m.shared[GPU] : NULL;
+    CHECK_EQ(ops_moe(be, NULL, shared, &m.route[GPU], &m.ffn[GPU]), OK);
     CHECK_EQ(be->ops->read(be, all, m.y.t[GPU].mem, row * (size_t)c.n_rows), OK);
     for (int32_t i = 0; i < n_rows; i++) {
         const int32_t n = rows[i];
@@ -284,7 +284,7 @@ static void rows_of_a_mixture(bool deterministic, int32_t most, const int32_t *r
         m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = m.shared[GPU].act.n_rows = n;
         memset(some, 0xff, row * (size_t)n);
         CHECK_EQ(be->ops->write(be, m.y.t[GPU].mem, some, row * (size_t)n), OK);
-        CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+        CHECK_EQ(ops_moe(be, NULL, shared, &m.route[GPU], &m.ffn[GPU]), OK);
         CHECK_EQ(be->ops->read(be, some, m.y.t[GPU].mem, row * (size_t)n), OK);
         if (memcmp(all, some, row * (size_t)n) != 0) {
             CHECK_FAIL("%d of %d rows have different bits alone", n, c.n_rows);
@@ -298,10 +298,32 @@ static void rows_of_a_mixture(bool deterministic, int32_t most, const int32_t *r
 TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
 {
     NEED_GPU();
-    static const int32_t few[] = {1, 4, 16, 2, 2, 9, 3, 1, 1, 16};
+    struct mixture_case c = {16, 24, 4,        520,   72,    40,   true, false, MOE_SOFTMAX_TOPK,
+                             1,  1,  ACT_SILU, false, false, false};
+    static const int32_t few[] = {1, 16, 9, 1, 1, 16}, some[] = {8, 2, 4, 2, 3, 7};
     static const int32_t any[] = {1, 2, 7, 8, 9, 16, 1, 33, 5, 64, 129, 256, 512};
-    rows_of_a_mixture(false, 16, few, COUNT(few));
-    rows_of_a_mixture(true, 512, any, COUNT(any));
+    rows_of_a_mixture(false, c, few, COUNT(few));
+    c.n_rows = 8;
+    rows_of_a_mixture(false, c, some, COUNT(some));
+    c.n_rows = 512;
+    rows_of_a_mixture(true, c, any, COUNT(any));
+}
+
+/* More picks than warps, inputs longer than a ring, more than 256 experts. */
+TEST(few_rows_of_a_deterministic_mixture_have_the_bits_of_many)
+{
+    NEED_GPU();
+    static const struct mixture_case cases[] = {
+        {40, 24, 10, 1096, 200, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false,
+         false},
+        {40, 16, 8, 2048, 1032, 0, false, false, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, false},
+        {40, 300, 3, 264, 72, 40, false, false, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false,
+         false},
+    };
+    static const int32_t rows[] = {1, 2, 3, 4, 1, 5, 40};
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        rows_of_a_mixture(true, cases[i], rows, COUNT(rows));
+    }
 }
 
 /* A pass of one sequence. */
