@@ -157,8 +157,8 @@ enum status cuda_op_gated_conv(struct backend *base, const struct gate_args *bef
     enum { ROWS = 64 };
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    if (be->device.options.deterministic || conv->n_rows > ROWS || !conv_gates(before, conv, &conv->x) ||
-        (after && !conv_gates(after, conv, &conv->out))) {
+    if (be->device.options.deterministic || conv->n_rows > ROWS ||
+        !conv_gates(before, conv, &conv->x) || (after && !conv_gates(after, conv, &conv->out))) {
         TRY(cuda_op_gate(base, before));
         TRY(cuda_op_short_conv(base, conv));
         return after ? cuda_op_gate(base, after) : OK;

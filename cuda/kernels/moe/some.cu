@@ -10,8 +10,8 @@
  *
  * `down` makes its picks and fills its ring before its wait, beside the last blocks of `up`: the
  * shared memory of both fits a multiprocessor, but not that of two blocks of `up`, which would
- * leave another multiprocessor without one. Sums have few.cu's order and bits. Bound by reading the
- * weights of the picks. */
+ * leave another multiprocessor without one. The sums of `down` have an order of their own. Bound by
+ * reading the weights of the picks. */
 #include "cuda/kernels/moe/few.cuh"
 
 enum { WARPS = 16, THREADS = 32 * WARPS, LEAST_ROWS = 2, MOST_ROWS = 8 };
