@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The CPU image: `docker build -t sluice .`, then `docker run -p 8000:8000 sluice` serves the demo model;
 # `docker run -p 8000:8000 -v /models:/models:ro sluice serve /models/NAME --host 0.0.0.0` serves
 # another model, and `docker run -p 8000:8000 -v models:/cache sluice serve ORG/NAME --host 0.0.0.0`

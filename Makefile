@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # sluice: `make` builds build/sluice; `make help` lists the rest.
 # Each flavour has its own build tree: FLAVOUR=release (default), asan, tsan, fuzz (with CC=clang).
 # CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a". Optional parts: scripts/parts.mk.

@@ -45,7 +45,9 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
     for (int32_t r = t->row; r < t->row + t->n_rows; r++) {
         int32_t low = attn_first_key(job, job->cpu->pass->rows[r].pos);
         /* The slots of a tree's nodes start at n_past, whatever the positions of the nodes. */
-        low = low < t->seq->n_past || !t->seq->tree ? low : t->seq->n_past;
+        if (low >= t->seq->n_past && t->seq->tree) {
+            low = t->seq->n_past;
+        }
         t->first_key = lesser(low, t->first_key);
     }
     if (t->seq->tree) {
@@ -121,7 +123,8 @@ static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
-/* For a page whose V lies inside K: transposes its values into rows. */
+/* For a page whose V lies inside K: transposes its values into rows. If a key's scale is NaN, the
+ * rows that see it have a weight of NaN, and the others must not multiply NaN by 0. */
 static void turn_values(const struct attn_job *job, struct attn_tile *t, const char *page,
                         float *to)
 {
@@ -130,7 +133,8 @@ static void turn_values(const struct attn_job *job, struct attn_tile *t, const c
     job->cpu->kernels->unpack(&p->k, page, 0, tokens, dim, false, t->k);
     for (int32_t i = 0; i < tokens; i++) {
         for (int32_t d = 0; d < p->v_stride; d++) {
-            to[(int64_t)i * p->v_stride + d] = d < dim ? t->k[(int64_t)d * tokens + i] : 0.0f;
+            const float x = d < dim ? t->k[(int64_t)d * tokens + i] : 0.0f;
+            to[(int64_t)i * p->v_stride + d] = x == x ? x : 0.0f;
         }
     }
 }
@@ -199,6 +203,7 @@ static void join(const struct attn_job *job, struct attn_tile *t, const float *m
 
 /* ---- items -------------------------------------------------------------------------------- */
 
+/* Divides a thread's scratch memory among the arrays of a tile. */
 static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch)
 {
     if (job->unit) {
@@ -336,6 +341,7 @@ static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
+/* Finds the sequence, the rows and the heads of an item of the pass. */
 static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile *t)
 {
     const struct cpu_backend *cpu = job->cpu;

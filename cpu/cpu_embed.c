@@ -16,7 +16,9 @@ static void embed_item(void *arg, int32_t row, int32_t thread)
     (void)thread;
     /* A row past the end of a sequence may read a token that was never drawn. Its result is
      * discarded. */
-    token = token >= 0 && token < a->table->n_out ? token : 0;
+    if (token < 0 || token >= a->table->n_out) {
+        token = 0;
+    }
     cpu_weight_row(job->cpu, a->table, token, x);
     if (a->scale != 1.0f) {
         job->cpu->kernels->scale(x, a->scale, a->table->n_in);

@@ -36,7 +36,9 @@ static void read_scales(const struct weight_desc *d, struct weight *w)
     }
     for (int32_t i = 0; i < w->n_matrices; i++) {
         struct input_scale *s = &w->input_scales[i];
-        s->scale = s->scale > 0.0f ? s->scale : largest;
+        if (!(s->scale > 0.0f)) {
+            s->scale = largest;
+        }
     }
 }
 
@@ -219,6 +221,7 @@ void cpu_input_ranges(const struct weight *w, const float *x, struct input_range
     }
 }
 
+/* Rounds n inputs that share a scale, and converts them back. */
 static void round_some(const struct input_rule *rule, struct input_scale s, const float *x,
                        int64_t n, float *out)
 {

@@ -376,10 +376,12 @@ struct kv_slot {
 };
 struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages *pages,
                            int32_t lane, int32_t pos);
-void cpu_kv_store_k(const struct cpu_backend *cpu, const struct kv_pages *pages,
-                    struct kv_slot slot, int32_t head, const float *k);
-void cpu_kv_store_v(const struct cpu_backend *cpu, const struct kv_pages *pages,
-                    struct kv_slot slot, int32_t head, const float *v);
+/* Stores a head's key and value. _joined: a key whose first elements are the value; changed if it
+ * is not numbers. */
+void cpu_kv_store(const struct cpu_backend *cpu, const struct kv_pages *pages, struct kv_slot slot,
+                  int32_t head, const float *k, const float *v);
+void cpu_kv_store_joined(const struct cpu_backend *cpu, const struct kv_pages *pages,
+                         struct kv_slot slot, int32_t head, float *key);
 /* Bytes of scratch that one attention item over such pages needs; see cpu_attention.c. */
 size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p);
 const struct kv_pages *cpu_kv_layer(const struct cpu_backend *cpu, int32_t layer);

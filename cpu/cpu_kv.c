@@ -4,6 +4,7 @@
  * panels. */
 #include "cpu/cpu_internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,18 +116,63 @@ static void store(const struct cpu_backend *cpu, const struct kv_plane *p, struc
     kv_put_codes(p, head, slot.token, codes, n, scale);
 }
 
-void cpu_kv_store_k(const struct cpu_backend *cpu, const struct kv_pages *pages,
-                    struct kv_slot slot, int32_t head, const float *k)
+/* The least number that becomes infinite in a page. Codes have a scale. */
+static float overflow_of(const struct kv_plane *p)
 {
-    store(cpu, &pages->k, slot, slot.block + (size_t)head * pages->head_bytes, k,
-          pages->geometry.head_dim_k);
+    if (p->format != KV_PLAIN || p->dtype == DT_F32) {
+        return INFINITY;
+    }
+    return p->dtype == DT_F16 ? 65520.0f : 0x1.ffp127f;
 }
 
-void cpu_kv_store_v(const struct cpu_backend *cpu, const struct kv_pages *pages,
-                    struct kv_slot slot, int32_t head, const float *v)
+static bool is_storable(const struct kv_plane *p, const float *x, int32_t n)
 {
-    store(cpu, &pages->v, slot, slot.block + (size_t)head * pages->head_bytes, v,
-          pages->geometry.head_dim_v);
+    const float most = overflow_of(p);
+    bool ok = true;
+    for (int32_t i = 0; i < n; i++) {
+        ok &= fabsf(x[i]) < most;
+    }
+    return ok;
+}
+
+static void fill(float *x, float value, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = value;
+    }
+}
+
+/* Values that are not numbers never go to a page. A tile of rows multiplies the values of all keys
+ * that any of its rows sees, for the other rows by a weight of 0, and 0 times NaN is NaN: a broken
+ * row would spoil the rows before it, and through the prefix cache other requests. A key of NaN is
+ * stored instead, from which the rows that see it, and only those, become NaN. */
+void cpu_kv_store(const struct cpu_backend *cpu, const struct kv_pages *pages, struct kv_slot slot,
+                  int32_t head, const float *k, const float *v)
+{
+    const struct kv_layer *g = &pages->geometry;
+    char *at = slot.block + (size_t)head * pages->head_bytes;
+    float nan[MAX_HEAD_DIM], zeros[MAX_HEAD_DIM];
+    if (!is_storable(&pages->v, v, g->head_dim_v)) {
+        fill(nan, NAN, g->head_dim_k);
+        fill(zeros, 0.0f, g->head_dim_v);
+        k = nan;
+        v = zeros;
+    }
+    store(cpu, &pages->k, slot, at, k, g->head_dim_k);
+    store(cpu, &pages->v, slot, at, v, g->head_dim_v);
+}
+
+/* The same where the values are the first elements of the key. */
+void cpu_kv_store_joined(const struct cpu_backend *cpu, const struct kv_pages *pages,
+                         struct kv_slot slot, int32_t head, float *key)
+{
+    const struct kv_layer *g = &pages->geometry;
+    char *at = slot.block + (size_t)head * pages->head_bytes;
+    if (!is_storable(&pages->k, key, g->head_dim_v)) {
+        fill(key, 0.0f, g->head_dim_v);
+        fill(key + g->head_dim_v, NAN, g->head_dim_k - g->head_dim_v);
+    }
+    store(cpu, &pages->k, slot, at, key, g->head_dim_k);
 }
 
 /* Copies in all sets, because draft models use the same block ids. */

@@ -5,9 +5,8 @@
 
 #include <string.h>
 
-/* The number of rows by which a tile is multiplied at a time: their sums, 24 KiB, stay in the L1
- * cache. It is also the number of rows of an item if there are too few tiles to keep the threads
- * busy. */
+/* A tile is multiplied with this many rows at a time: their sums, 24 KiB, stay in the L1 cache. It
+ * is also the number of rows of an item if there are too few tiles to keep the threads busy. */
 enum { ITEM_ROWS = 96 };
 
 /* Used for rows packed as fp32. The rows of an item should stay in the L2 cache while tiles pass,

@@ -143,8 +143,7 @@ static void store_item(void *arg, int32_t row, int32_t thread)
         if (a->v_norm) {
             job->cpu->kernels->norm(NORM_RMS, value, NULL, 0.0f, NULL, a->eps, a->head_dim, value);
         }
-        cpu_kv_store_k(job->cpu, job->pages, slot, h, k + (int64_t)h * a->head_dim);
-        cpu_kv_store_v(job->cpu, job->pages, slot, h, value);
+        cpu_kv_store(job->cpu, job->pages, slot, h, k + (int64_t)h * a->head_dim, value);
     }
 }
 
@@ -179,8 +178,8 @@ static void mla_item(void *arg, int32_t row, int32_t thread)
                             a->eps, a->kv_lora, key);
     memcpy(key + a->kv_lora, kv + a->kv_lora, (size_t)a->rope_dim * sizeof *key);
     rotate(job->cpu, a->rope, p->pos, key + a->kv_lora);
-    cpu_kv_store_k(job->cpu, job->pages, cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos), 0,
-                   key);
+    cpu_kv_store_joined(job->cpu, job->pages,
+                        cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos), 0, key);
     float growth = growth_at(&a->growth, p->pos);
     for (int32_t h = 0; h < a->n_heads; h++) {
         float *q = tensor_row(&a->q, row) + (int64_t)h * a->q_head;

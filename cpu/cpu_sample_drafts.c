@@ -15,7 +15,9 @@ uint64_t cpu_make_law(const struct cpu_backend *cpu, const float *s, int32_t n, 
     uint64_t total = 0;
     cpu->kernels->exp_exact(s, n, max, shares);
     for (int32_t i = 0; i < n; i++) {
-        shares[i] = s[i] > -INFINITY ? shares[i] : 0.0f;
+        if (!(s[i] > -INFINITY)) {
+            shares[i] = 0.0f;
+        }
         total += mass_of(shares[i]);
     }
     return total;

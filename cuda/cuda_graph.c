@@ -5,12 +5,16 @@
  * requested hidden states, is_few, the work of recurrent layers, and whether the draws belong to
  * the graph. */
 #include "cuda/cuda_graph.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_GRAPHS = 1024 };
+enum {
+    MAX_GRAPHS = 1024,
+    RESERVE_BYTES = 32 << 20, // chosen: more than the largest graph takes
+};
 
 struct graph {
     struct graph_key key;
@@ -24,6 +28,10 @@ struct graphs {
     int32_t n;
     struct graph *current; // graph of the current pass; NULL: it has none
     enum graph_use use;
+    /* Graphs are the only device memory that is taken after the start. If other processes leave
+     * none, the captured pass has not run yet and still needs its graph: it gets this memory. */
+    void *reserve;
+    bool full; // the reserve is spent, so no more passes are captured
 };
 
 /* Pads n. The padded values are so few that each can have a graph, and so close together that
@@ -45,6 +53,10 @@ struct graphs *graphs_open(struct cuda *device)
 {
     struct graphs *g = xcalloc(1, sizeof *g);
     g->device = device;
+    if (!device->options.enforce_eager && cudaMalloc(&g->reserve, RESERVE_BYTES) != cudaSuccess) {
+        (void)cudaGetLastError(); // loading the weights will say that there is no memory
+        g->reserve = NULL;
+    }
     return g;
 }
 
@@ -54,6 +66,9 @@ void graphs_close(struct graphs *g)
         if (g->all[i].exec) {
             cudaGraphExecDestroy(g->all[i].exec);
         }
+    }
+    if (g && g->reserve) {
+        cudaFree(g->reserve);
     }
     free(g);
 }
@@ -82,7 +97,7 @@ enum status graphs_begin(struct graphs *g, const struct graph_key *key, enum gra
         entry->n_seen += entry->n_seen < 3;
         if (entry->exec) {
             g->use = GRAPH_REPLAY;
-        } else if (entry->n_seen >= 2) {
+        } else if (entry->n_seen >= 2 && !g->full) {
             CUDA_TRY(g->device,
                      cudaStreamBeginCapture(g->device->stream, cudaStreamCaptureModeThreadLocal));
             g->use = GRAPH_CAPTURE;
@@ -92,12 +107,31 @@ enum status graphs_begin(struct graphs *g, const struct graph_key *key, enum gra
     return OK;
 }
 
+/* True if a call that failed with e may be tried again, with the memory of the reserve. */
+static bool spend_reserve(struct graphs *g, cudaError_t e)
+{
+    if (e != cudaErrorMemoryAllocation || !g->reserve) {
+        return false;
+    }
+    (void)cudaGetLastError();
+    (void)cudaFree(g->reserve);
+    g->reserve = NULL;
+    g->full = true;
+    log_warn("device %d has no memory left, since other processes use it as well: no more passes "
+             "are captured in graphs, which makes steps of few sequences slower",
+             g->device->options.device);
+    return true;
+}
+
 static enum status end_capture(struct graphs *g, struct graph *entry)
 {
     cudaGraph_t graph = NULL;
     cudaError_t e = cudaStreamEndCapture(g->device->stream, &graph);
     if (e == cudaSuccess) {
         e = cudaGraphInstantiate(&entry->exec, graph, 0);
+        if (spend_reserve(g, e)) {
+            e = cudaGraphInstantiate(&entry->exec, graph, 0);
+        }
     }
     if (graph) {
         cudaGraphDestroy(graph);
@@ -119,7 +153,12 @@ enum status graphs_end(struct graphs *g)
         TRY(end_capture(g, entry));
     }
     if (use != GRAPH_NONE) {
-        CUDA_TRY(g->device, cudaGraphLaunch(entry->exec, g->device->stream));
+        cudaError_t e =
+            cudaGraphLaunch(entry->exec, g->device->stream); // the first one may allocate
+        if (spend_reserve(g, e)) {
+            e = cudaGraphLaunch(entry->exec, g->device->stream);
+        }
+        CUDA_TRY(g->device, e);
     }
     return OK;
 }

@@ -167,7 +167,10 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
     struct kv_set *set = &kv->all[index];
     const enum status st = cuda_alloc(be, total, &set->memory);
     if (st != OK) {
-        return err_set(err, st, "no %zu MiB of device memory are left for the KV cache",
+        return err_set(err, st,
+                       "no %zu MiB of device memory are left for the KV cache; they were free a "
+                       "moment ago, so another process may have taken them: start again, or lower "
+                       "--gpu-memory-utilization",
                        total >> 20);
     }
     if (desc->format != KV_PLAIN) {

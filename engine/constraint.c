@@ -151,6 +151,9 @@ static enum status state_after(struct constraint *c, const struct sequence *seq,
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
 
+/* The mask of the grammar alone; all ones before the grammar has started. A stale state is
+ * rebuilt once from the beginning; if that does not help, the text exceeds the grammar's limits.
+ * */
 static enum status grammar_part(struct constraint *c, const struct sequence *seq,
                                 const int32_t *drafts, int32_t n_drafts, uint32_t *words)
 {
@@ -225,7 +228,7 @@ enum status constraint_take(struct constraint *c, const struct sequence *seq, in
         return OK;
     }
     bool end = grammar_is_end(g, token);
-    enum status st = state_after(c, seq, &token, end ? 0 : 1, &s, &ahead);
+    enum status st = state_after(c, seq, &token, !end, &s, &ahead);
     if (st == OK && end) {
         return grammar_may_end(g, s) ? OK : ERR_INVALID;
     }

@@ -106,6 +106,7 @@ static bool submit_step(struct engine *e)
 
 /* ---- the thread --------------------------------------------------------------------------- */
 
+/* Copies the counters, which only this thread changes, to the snapshot that other threads read. */
 static void publish_stats(struct engine *e)
 {
     const struct scheduler *s = &e->scheduler;
@@ -166,9 +167,11 @@ void engine_turn(struct engine *e)
 {
     bool busy = e->n_inflight > 0 || e->scheduler.n_running + e->scheduler.n_waiting > 0;
     int64_t patience = e->options.no_thread ? 0 : idle_timeout(e);
-    if (e->n_inflight > 0 && scheduler_plans_late(&e->scheduler)) {
+    bool late = scheduler_plans_late(&e->scheduler) || e->broken.careful_turns > 0;
+    if (e->n_inflight > 0 && late) {
         engine_commit_step(e);
     }
+    engine_explain_broken(e);
     requests_take(e, busy ? 0 : patience);
     int64_t now = clock_now_ns();
     requests_expire(e, now);
@@ -251,6 +254,7 @@ void engine_stop_all(struct engine *e)
         return; // opening failed half-way
     }
     drain_steps(e);
+    engine_explain_broken(e);
     requests_take(e, 0);
     struct engine_request *r;
     while ((r = requests_any(e)) != NULL) {

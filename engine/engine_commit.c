@@ -121,7 +121,7 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
             break;
         }
         if (d.broken) {
-            engine_fail_broken(e, r);
+            engine_fail_broken(e, seq, ps, ps->step.draws[draw].out_row);
             goes_on = false;
             break;
         }
@@ -163,7 +163,7 @@ static void commit_scores(struct engine *e, const struct planned_step *ps)
         }
         struct engine_request *r = o->seq->request;
         if (d->broken) {
-            engine_fail_broken(e, r);
+            engine_fail_broken(e, o->seq, ps, ps->step.draws[i].out_row);
         } else if (r->prompt_logprobs && o->seq->sample == 0) {
             fill_logprobs(ps, i, &r->prompt_logprobs[o->pos + 1], d);
         }
@@ -180,9 +180,14 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
             continue;
         }
         // The backend returns a sum: for a mean over the whole prompt, otherwise over one row.
+        const struct pass_pool *pool = &ps->step.pools[i];
         float n = r->pool == POOL_MEAN ? (float)o->seq->n_prompt : 1.0f;
         const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
         float *to = r->pooled + (r->pool == POOL_TOKENS ? (size_t)o->pos * hidden : 0);
+        if (!engine_is_finite(sum, e->info.hidden)) {
+            engine_fail_broken(e, o->seq, ps, pool->first_out + pool->n_out - 1);
+            continue;
+        }
         for (size_t k = 0; k < hidden; k++) {
             to[k] = sum[k] / n;
         }

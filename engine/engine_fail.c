@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How requests end when the device, a node, the model's numbers or a grammar fails. */
+/* How requests end when the device, a node or a grammar fails. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -47,15 +47,4 @@ void engine_fail_constrained(struct engine *e, struct sequence *seq)
     if (seq->state != SEQ_RETIRING) {
         requests_fail(e, seq->request, ERR_LIMIT, constraint_failure(&e->constraints[seq->index]));
     }
-}
-
-void engine_fail_broken(struct engine *e, struct engine_request *r)
-{
-    if (e->n_corrupted++ == 0) { // logged once, since every step may repeat it
-        log_error("%s: the model's logits hold NaN or infinities, or nothing but -infinity: its "
-                  "weights are broken, or its activations too large for the dtype. Such requests "
-                  "fail; --check-weights full checks every weight",
-                  e->model_dir);
-    }
-    requests_fail(e, r, ERR_NAN, "the model's logits are not numbers");
 }

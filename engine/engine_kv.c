@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Chooses how each model's keys and values are stored: by --kv-cache-dtype, then by the speculative
  * config, then by the checkpoints. Also describes the KV sets to the backend. */
+#include "engine/base/optional.h"
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -18,7 +19,7 @@ static const struct kv_choice *automatic(const struct engine *e, const struct mo
     const struct kv_choice *asked = kv_choice_find(m->kv_cache);
     if (!asked || e->info.dtype == DT_F32) {
         log_warn("the checkpoint asks for a KV cache of %s; keys and values are stored as %s%s",
-                 m->kv_cache, plain->name, asked ? ", since everything is" : "");
+                 m->kv_cache, plain->name, text_if(asked, ", since everything is"));
         return plain;
     }
     return asked;

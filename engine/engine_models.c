@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads the models' folders, and the options that concern them, before anything is loaded. */
+#include "engine/base/optional.h"
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -54,7 +55,7 @@ static bool is_dummy(const struct engine_options *o)
 static enum status choose_dtype(const struct engine *e, enum dtype *out, struct err *err)
 {
     const struct model_config *c = &e->config;
-    const char *asked = e->options.dtype ? e->options.dtype : "auto";
+    const char *asked = or_text(e->options.dtype, "auto");
     if (strcmp(asked, "auto") != 0) {
         if (!dtype_find(asked, out)) {
             return err_set(err, ERR_UNSUPPORTED, "dtype: '%.60s' is not supported", asked);
@@ -102,7 +103,10 @@ static enum status read_draft_config(struct engine *e, int32_t i, struct model_c
     case HEAD_NONE: st = model_config_load(folder, c, err); break;
     case HEAD_EAGLE3: st = head_config_eagle3(folder, &e->config, c, err); break;
     }
-    return st == OK ? OK : err_prefix(err, st, "the draft model");
+    if (st != OK) {
+        st = err_prefix(err, st, "the draft model");
+    }
+    return st;
 }
 
 /* The number of modules that draft, at most one per draft. Trees use only the first module. */

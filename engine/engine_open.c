@@ -70,7 +70,9 @@ static enum status load_rank(struct rank *r, void *arg)
                                          .index = 0,
                                          .on_progress = r->local == 0 ? report : NULL,
                                          .progress_arg = e};
-    return model_load(&options, r->be, &r->target, &r->err);
+    TRY(model_load(&options, r->be, &r->target, &r->err));
+    r->target.max_hidden = 1; // engine_broken.c
+    return OK;
 }
 
 /* Unless the options shard it, every rank holds the whole draft model: it is small, and without
@@ -122,6 +124,8 @@ static enum status open_set(const struct engine *e, const struct model *m, struc
     return engine_states_open(e, m, err);
 }
 
+/* Runs on the rank's thread: first the backend's own memory, then KV sets and hidden states, and
+ * activations last. Draft models use the same memory for logits as the target. */
 static enum status setup_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;

@@ -33,6 +33,18 @@ struct engine_states {
     struct state_sizes sizes;             // bytes per rank
 };
 
+/* engine_broken.c: a row whose results are not numbers, until the log says so. */
+struct broken_row {
+    bool waits;       // to be explained
+    bool told, named; // the log says it; and in which layer it began
+    bool repeatable;  // the row can be computed again
+    /* Turns during which only one step is in flight, so that the next such row of a recurrent model
+     * can be. */
+    int32_t careful_turns;
+    int32_t layer; // if named; the number of layers: after the last one
+    struct pass_row row;
+};
+
 struct engine {
     struct engine_options options; // constant after open
     struct engine_info info;
@@ -68,6 +80,7 @@ struct engine {
                             // since then; otherwise 0
     double rows_per_s;      // measured on steps full of prompt rows; 0: none yet
     int64_t n_finished[N_FINISH_REASONS], n_corrupted;
+    struct broken_row broken;
     enum status failed; // sticky
     struct buf wire;    // the step in the form in which it is sent to the other nodes
     pthread_t thread;
@@ -170,11 +183,19 @@ void engine_unwatch_nodes(struct engine *e);
 /* engine_fail.c, for the engine thread. engine_fail ends everything. If a node is lost, the devices
  * fail as well; the lost node is then reported, since it is the cause. engine_fail_constrained: the
  * grammar allows no token, or cannot decide within its limits; a token that it does not allow must
- * not be drawn instead. engine_fail_broken: the logits contain NaN or infinity, so no drawn token
- * is a valid answer. */
+ * not be drawn instead. */
 void engine_fail(struct engine *e, enum status st, const char *text);
 void engine_fail_constrained(struct engine *e, struct sequence *seq);
-void engine_fail_broken(struct engine *e, struct engine_request *r);
+
+/* engine_broken.c, for the engine thread. engine_fail_broken: an out row's logits, or its hidden
+ * states, contain NaN or infinity, so nothing drawn or pooled from them is a valid answer.
+ * engine_explain_broken: logs, once, in which layer this began. It must come before the next plan,
+ * which may give the row's lane to another sequence, and not while draws wait; it commits what is
+ * in flight. engine_is_finite: true if n values are numbers. */
+void engine_fail_broken(struct engine *e, struct sequence *seq, const struct planned_step *ps,
+                        int32_t out_row);
+void engine_explain_broken(struct engine *e);
+bool engine_is_finite(const float *x, int32_t n);
 
 /* engine_commit.c: waits for the oldest step in flight and hands its results to the requests. */
 void engine_commit_step(struct engine *e);

@@ -16,7 +16,7 @@ struct engine_info {
     enum dtype dtype;
     int32_t vocab, hidden, max_model_len, block_tokens, n_blocks, max_num_seqs, max_rows;
     int32_t
-        match_unit; // after whole blocks, a cached prefix may end at multiples of this many tokens
+        match_unit; // a cached prefix ends with a block, or this many tokens (or a multiple) later
     // Maximum number of samples that wait or run at a time, over all requests.
     int32_t max_sequences;
     int32_t n_eos;

@@ -43,9 +43,9 @@ struct engine_options {
     int32_t mamba_block_size;
     bool enable_prefix_caching, enable_chunked_prefill;
     bool disable_cascade_attn; // read a shared prefix once per sequence
-    /* A request whose prefix is cached may overtake earlier ones. Each of those is overtaken by at
-     * most this many computed prompt tokens. 0: never; below 0: as many as are computed in 10 s of
-     * prompt processing. */
+    /* A request whose prefix is cached may overtake earlier ones. While an
+     * earlier request waits, overtakers may compute this many prompt tokens. 0: none; below 0: as
+     * many as take 10 s. */
     int64_t prefix_overtake_tokens;
     const char *speculative_config; // JSON in vLLM's format; NULL: none
     int32_t tensor_parallel_size;   // ranks over all nodes; 0: 1

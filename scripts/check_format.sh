@@ -8,9 +8,9 @@ version=$(sed -n 's/^# Pinned: clang-format \([0-9.]*[0-9]\).*/\1/p' .clang-form
 fix=${1:-}
 
 sources() { git ls-files '*.c' '*.h' '*.cu' '*.cuh' | grep -vxFf .clang-format-ignore; }
-scripts() { git grep -lIE '^#!.*(bash|sh|python3?)$' -- scripts test .ci bench ; }
+scripts() { git grep -lIE '^#!.*(bash|sh|python3?)$' -- scripts test .ci bench; }
 
-missing=$({ git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.py'; scripts; } | sort -u |
+missing=$({ git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.py' '*.js' '*.css' '*.html' '*.mk' '*Makefile' 'Dockerfile*'; scripts; } | sort -u |
     xargs -r awk 'FNR == 1 {found = 0} FNR <= 2 && /SPDX-License-Identifier: Apache-2.0/ {found = 1}
                   FNR == 2 && !found {print FILENAME}')
 [ -z "$missing" ] || { echo "no SPDX line at the top of:"; echo "$missing"; exit 1; } >&2

@@ -10,7 +10,7 @@ install: $(BUILD)/sluice  ## install program, demo model, examples and systemd u
 	install -D -m 755 $(BUILD)/sluice $(DESTDIR)$(PREFIX)/bin/sluice
 	for d in $$(find models configs -type d); do install -d $(SHARE)/sluice/$$d; done
 	for f in $$(find -L models configs -type f); do install -m 644 $$f $(SHARE)/sluice/$$f; done
-	install -D -m 644 -t $(SHARE)/doc/sluice README.md LICENSE *_PARTY.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
+	install -D -m 644 -t $(SHARE)/doc/sluice README.md LICENSE NOTICE *_PARTY.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 	install -D -m 644 -t $(SHARE)/doc/sluice/docs docs/*.md docs/*.svg docs/*.png
 	install -D -m 644 -t $(SHARE)/doc/sluice/docs/results docs/results/*.csv
 	for d in server engine cpu cuda bench; do install -D -m 644 $$d/README.md $(SHARE)/doc/sluice/$$d.md; done

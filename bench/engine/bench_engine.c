@@ -471,5 +471,5 @@ int bench_engine(int argc, char **argv, const struct engine_opener *opener)
     free(rest);
     pthread_cond_destroy(&b.changed);
     pthread_mutex_destroy(&b.lock);
-    return st == OK ? 0 : 1;
+    return st != OK;
 }

@@ -93,5 +93,5 @@ int cmd_bench(int argc, char **argv)
         fprintf(stderr, "sluice bench: %s\n", err.text);
         return 1;
     }
-    return all_good ? 0 : 1;
+    return !all_good;
 }

@@ -2,6 +2,7 @@
 /* All options are in one table, which also generates the help. Conditions on several options are
  * checked at the end. */
 #include "bench/load/options.h"
+#include "engine/base/optional.h"
 
 #include <errno.h>
 #include <math.h>
@@ -138,7 +139,7 @@ static enum status set_choice(const struct option *opt, const char *const *names
             return OK;
         }
         const size_t n = strlen(all);
-        snprintf(all + n, sizeof all - n, "%s%s", i > 0 ? ", " : "", names[i]);
+        snprintf(all + n, sizeof all - n, "%s%s", text_if(i > 0, ", "), names[i]);
     }
     return err_set(err, ERR_INVALID, "--%s: '%s' is not one of %s", opt->name, value, all);
 }

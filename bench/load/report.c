@@ -2,6 +2,7 @@
 /* Summarises a run, as a table and as JSON: percentiles of the time to the first token, of the time
  * between tokens and of the whole request; for conversations also by turn. */
 #include "bench/load/report.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
@@ -265,7 +266,7 @@ static void put_ranges(struct buf *b, const struct bench_report *rep)
     buf_puts(b, "\"turns\":[");
     for (int i = 0; i < rep->n_ranges; i++) {
         const struct turn_range *t = &rep->ranges[i];
-        buf_printf(b, "%s{\"first\":%lld,\"last\":%lld,", i > 0 ? "," : "", (long long)t->first,
+        buf_printf(b, "%s{\"first\":%lld,\"last\":%lld,", text_if(i > 0, ","), (long long)t->first,
                    (long long)t->last);
         buf_printf(b, "\"prompt_tokens\":%lld,\"cached_tokens\":%lld,", (long long)t->prompt_tokens,
                    (long long)t->cached_tokens);

@@ -435,7 +435,7 @@ static void print_progress(struct run *run, bool last)
             "\r%6.1f s  %lld of %lld done, %lld in flight, %lld failed, %.0f events/s\033[K%s",
             (double)run->now / 1e9, (long long)run->n_done, (long long)total,
             (long long)run->n_in_flight, (long long)run->n_failed,
-            s > 0 ? (double)(events - run->last_events) / s : 0, last ? "\r\033[K" : "");
+            s > 0 ? (double)(events - run->last_events) / s : 0, text_if(last, "\r\033[K"));
     run->last_print = run->now;
     run->last_events = events;
 }

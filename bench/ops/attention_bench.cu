@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks attention against a naive fp32 version, over random passes. */
 #include "bench/ops/attention_scene.cuh"
+#include "engine/base/optional.h"
 
 /* An element of any dtype as fp32. */
 __device__ float element(const void *p, enum dtype dt, int64_t i)
@@ -443,7 +444,7 @@ static bool few_is_right(int seed, bool deterministic, double *worst, int *n_tak
     }
     if (!good) {
         printf("few case %d%s FAILED: heads %d/%d dim %d %s page %d rows %d of %zu: farthest %g\n",
-               seed, deterministic ? " (bits)" : "", s.n_heads, s.n_kv_heads, s.dim_k,
+               seed, text_if(deterministic, " (bits)"), s.n_heads, s.n_kv_heads, s.dim_k,
                s.dtype == DT_BF16 ? "bf16" : "f16", s.block_tokens, c.p.launch.n_rows,
                s.seqs.size(), far);
     }
@@ -504,7 +505,7 @@ void bench_attention_check(int n_cases)
                    i, bits ? "" : " (bits)", s.n_heads, s.n_kv_heads, s.dim_k, s.dim_v,
                    name_of(s.dtype), s.block_tokens, s.window, s.softcap, s.sinks, s.format,
                    s.stored, s.n_rows(), s.seqs.size(), s.groups.size(),
-                   deterministic ? " deterministic" : "", d, far);
+                   text_if(deterministic, " deterministic"), d, far);
         }
         destroy(s);
     }

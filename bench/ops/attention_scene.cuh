@@ -253,6 +253,42 @@ template <typename T> static T *keep(struct prepared &p, const std::vector<T> &v
     return d;
 }
 
+/* The plan of the pass; p.plan_us is the time that it takes. */
+static inline std::vector<char> make_plan(struct prepared &p, const struct pass &pass, int n_rows)
+{
+    std::vector<char> plan(attention_plan_bytes(&p.limits, n_rows));
+    size_t used = 0;
+    for (int i = 0; i < 2; i++) { // the second launch finds its memory warm
+        struct timespec a, b;
+        clock_gettime(CLOCK_MONOTONIC, &a);
+        if (attention_plan(&p.limits, &pass, n_rows, plan.data(), &used) != OK) {
+            printf("attention_plan FAILED\n");
+            exit(1);
+        }
+        clock_gettime(CLOCK_MONOTONIC, &b);
+        p.plan_us = (b.tv_sec - a.tv_sec) * 1e6 + (b.tv_nsec - a.tv_nsec) * 1e-3;
+    }
+    if (used > plan.size()) {
+        printf("attention_plan FAILED: %zu of %zu bytes\n", used, plan.size());
+        exit(1);
+    }
+    plan.resize(used);
+    return plan;
+}
+
+/* The launch's own memory, filled with NaN. */
+static inline void give_memory(struct prepared &p)
+{
+    struct attention_launch &a = p.launch;
+    a.run_memory = device_new<char>(p.limits.run_bytes);
+    p.memory.push_back(a.run_memory);
+    CHECK(cudaMemset(a.run_memory, 0xff, p.limits.run_bytes));
+    a.workspace_bytes = attention_workspace_bytes(&p.limits);
+    a.workspace = device_new<char>(a.workspace_bytes);
+    p.memory.push_back(a.workspace);
+    CHECK(cudaMemset(a.workspace, 0xff, a.workspace_bytes));
+}
+
 /* Copies everything to the device, so that the pass can be launched many times. */
 static inline void prepare(struct prepared &p, const struct scene &s, int first_row,
                            const std::vector<struct pass_seq> &seqs,
@@ -281,23 +317,7 @@ static inline void prepare(struct prepared &p, const struct scene &s, int first_
     pass.n_groups = (int)groups.size();
     pass.groups = groups.data();
     pass.tree_mask = masks.data();
-    std::vector<char> plan(attention_plan_bytes(&p.limits, n_rows + padding));
-    size_t used = 0;
-    for (int i = 0; i < 2; i++) { // the second launch finds its memory warm
-        struct timespec a, b;
-        clock_gettime(CLOCK_MONOTONIC, &a);
-        if (attention_plan(&p.limits, &pass, n_rows + padding, plan.data(), &used) != OK) {
-            printf("attention_plan FAILED\n");
-            exit(1);
-        }
-        clock_gettime(CLOCK_MONOTONIC, &b);
-        p.plan_us = (b.tv_sec - a.tv_sec) * 1e6 + (b.tv_nsec - a.tv_nsec) * 1e-3;
-    }
-    if (used > plan.size()) {
-        printf("attention_plan FAILED: %zu of %zu bytes\n", used, plan.size());
-        exit(1);
-    }
-    plan.resize(used);
+    const std::vector<char> plan = make_plan(p, pass, n_rows + padding);
     p.n_items = ((struct attention_plan_head *)plan.data())->n_items;
     const struct attention_plan_facts facts = attention_plan_facts(plan.data());
     p.n_slots = facts.n_slots;
@@ -327,17 +347,11 @@ static inline void prepare(struct prepared &p, const struct scene &s, int first_
     a.has_no_slots = p.n_slots == 0;
     a.n_runs = facts.n_runs;
     a.has_others = facts.has_others;
-    a.run_memory = device_new<char>(p.limits.run_bytes);
-    p.memory.push_back(a.run_memory);
-    CHECK(cudaMemset(a.run_memory, 0xff, p.limits.run_bytes));
     a.scale = 1.0f / sqrtf((float)s.dim_k);
     a.window = s.window;
     a.softcap = s.softcap;
     a.sinks = s.sinks ? s.sink_values : nullptr;
-    a.workspace_bytes = attention_workspace_bytes(&p.limits);
-    a.workspace = device_new<char>(a.workspace_bytes);
-    p.memory.push_back(a.workspace);
-    CHECK(cudaMemset(a.workspace, 0xff, a.workspace_bytes));
+    give_memory(p);
     a.limits = &p.limits;
 }
 

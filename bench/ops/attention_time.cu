@@ -2,6 +2,7 @@
 /* Times attention: passes alone, shared prefixes, and steps in which attention runs between a
  * layer's products. */
 #include "bench/ops/attention_scene.cuh"
+#include "engine/base/optional.h"
 
 /* The shape of Llama 3 8B, for comparison with published numbers. */
 static struct scene llama_8b(int block_tokens)
@@ -120,7 +121,7 @@ static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_
     }
     char name[128];
     snprintf(name, sizeof name, "%s: %d x %d rows after %d, page %d%s", what, n_seqs, n_rows,
-             n_past, block_tokens, deterministic ? ", det." : "");
+             n_past, block_tokens, text_if(deterministic, ", det."));
     return time_scene(s, name, true, deterministic);
 }
 
@@ -153,8 +154,9 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
      * sequences. */
     const struct timing own =
         time_equal("  as many without a common prefix", n_groups * n_each, n_shared + n_own, 1);
-    printf("  -> %.2f of the time without sharing (%.2f of the same pages unshared)\n",
-           with.us / own.us, with.us / without.us);
+    printf(
+        "  -> %.2f of the time of unrelated sequences (%.2f of the same pages read one by one)\n",
+        with.us / own.us, with.us / without.us);
 }
 
 /* ---- in a step ----------------------------------------------------------------------------- */
@@ -262,8 +264,8 @@ static void time_in_step(int n_seqs, int n_past, bool deterministic)
     printf(
         "%s%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); fused with "
         "rope %6.1f%s\n",
-        deterministic ? "deterministic " : "", n_seqs, n_past + 1, us[1] - us[0], us[0],
-        bytes / 4.5e6, us[2] - us[0], attention_few_keys(n_seqs) > n_past ? ", used" : "");
+        text_if(deterministic, "deterministic "), n_seqs, n_past + 1, us[1] - us[0], us[0],
+        bytes / 4.5e6, us[2] - us[0], text_if(attention_few_keys(n_seqs) > n_past, ", used"));
     chain.close();
     finish(p);
     destroy(s);
@@ -287,33 +289,28 @@ void bench_attention_step()
     time_in_step(1, 8191, false);
 }
 
-/* The environment variables FORMATS and SHORT select a part. */
-void bench_attention_time()
+/* A few lines, for comparing two builds. */
+static void time_some()
 {
-    if (getenv("FORMATS")) {
-        time_formats(getenv("FORMATS"));
-        return;
+    for (int n : {1024, 4096}) {
+        time_equal("prefill", 1, 0, n);
     }
-    if (getenv("SHORT")) {
-        for (int n : {1024, 4096}) {
-            time_equal("prefill", 1, 0, n);
-        }
-        for (int q : {256, 2048}) {
-            time_equal("chunk", 1, 8192 - q, q);
-        }
-        time_equal("decode", 1, 2047, 1);
-        time_equal("decode", 32, 2047, 1);
-        time_equal("decode", 128, 2047, 1, 16);
-        time_equal("decode", 128, 2047, 1, 32);
-        time_equal("decode", 128, 2047, 1, 64);
-        time_equal("verify", 32, 2047, 16);
-        time_equal("prefill", 1, 0, 2048);
-        time_equal("prefill", 1, 0, 8192);
-        return;
+    for (int q : {256, 2048}) {
+        time_equal("chunk", 1, 8192 - q, q);
     }
-    printf("attention, 32 query heads, 8 KV heads, dim 128, bf16; in a graph, rotating layers\n");
-    printf("%-44s %9s %7s %6s %8s %6s %6s %7s\n", "pass", "us", "TB/s", "of 4.8", "TFLOP/s",
-           "items", "slots", "plan us");
+    time_equal("decode", 1, 2047, 1);
+    time_equal("decode", 32, 2047, 1);
+    time_equal("decode", 128, 2047, 1, 16);
+    time_equal("decode", 128, 2047, 1, 32);
+    time_equal("decode", 128, 2047, 1, 64);
+    time_equal("verify", 32, 2047, 16);
+    time_equal("prefill", 1, 0, 2048);
+    time_equal("prefill", 1, 0, 8192);
+}
+
+/* Decoding rows: contexts of equal and of different lengths, pages of different sizes. */
+static void time_decode()
+{
     for (int n : {1, 2, 8, 32, 64, 128, 256}) {
         time_equal("decode", n, 256, 1);
     }
@@ -335,6 +332,11 @@ void bench_attention_time()
         add_seq(mixed, r.between(100, 4000), 1, false);
     }
     time_scene(mixed, "decode: 100 of 100 to 4000");
+}
+
+/* What the rows of drafts cost, compared with one row of the same sequences. */
+static void time_verify()
+{
     for (int n : {8, 32}) {
         const struct timing one = time_equal("one row", n, 2047, 1);
         for (int q : {4, 16, 32}) {
@@ -344,13 +346,12 @@ void bench_attention_time()
         const struct timing t = time_equal("verify, tree", n, 2047, 16, 32, false, true);
         printf("  -> %.2f of one row\n", t.us / one.us);
     }
-    time_shared(1, 16, 2000, 200);
-    time_shared(8, 16, 2000, 200);
-    time_shared(32, 16, 2000, 200);
-    for (int n : {1024, 2048, 4096, 8192, 16384}) {
-        if (n <= 8192) {
-            time_equal("prefill", 1, 0, n);
-        }
+}
+
+static void time_prompts()
+{
+    for (int n : {1024, 2048, 4096, 8192}) {
+        time_equal("prefill", 1, 0, n);
     }
     time_equal("prefill", 4, 0, 2048);
     time_equal("prefill", 8, 0, 1024);
@@ -366,5 +367,27 @@ void bench_attention_time()
         add_seq(both, 2047, 1, false);
     }
     time_scene(both, "both: 64 decode at 2k + prefill 2048");
+}
+
+/* The environment variables FORMATS and SHORT select a part. */
+void bench_attention_time()
+{
+    if (getenv("FORMATS")) {
+        time_formats(getenv("FORMATS"));
+        return;
+    }
+    if (getenv("SHORT")) {
+        time_some();
+        return;
+    }
+    printf("attention, 32 query heads, 8 KV heads, dim 128, bf16; in a graph, rotating layers\n");
+    printf("%-44s %9s %7s %6s %8s %6s %6s %7s\n", "pass", "us", "TB/s", "of 4.8", "TFLOP/s",
+           "items", "slots", "plan us");
+    time_decode();
+    time_verify();
+    time_shared(1, 16, 2000, 200);
+    time_shared(8, 16, 2000, 200);
+    time_shared(32, 16, 2000, 200);
+    time_prompts();
     time_formats("");
 }

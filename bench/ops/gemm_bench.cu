@@ -84,10 +84,9 @@ static void check_one(struct rng &r)
     }
 }
 
-/* The same for gemm_wide; the host adds up the partial sums. */
-static void check_wide(struct rng &r)
+/* A random product for gemm_wide, and a plan that may compute it. */
+static struct wide_plan random_wide(struct rng &r, struct gemm_args &a)
 {
-    struct gemm_args a = {};
     a.x_dtype = a.w_dtype = r.below(2) ? DT_BF16 : DT_F16;
     a.y_dtype = r.below(2) ? a.x_dtype : DT_F32;
     a.n_rows = r.between(1, 64);
@@ -112,6 +111,14 @@ static void check_wide(struct rng &r)
     } else {
         plan.band = r.below(2) ? 128 : other;
     }
+    return plan;
+}
+
+/* The same for gemm_wide; the host adds up the partial sums. */
+static void check_wide(struct rng &r)
+{
+    struct gemm_args a = {};
+    const struct wide_plan plan = random_wide(r, a);
     const int n_y_out = a.gated ? a.n_out / 2 : a.n_out;
     if (r.below(2)) {
         a.y_stride = (n_y_out + 7) / 8 * 8;

@@ -5,6 +5,7 @@
 #include "cuda/cuda_fixed.h"
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
+#include "engine/base/optional.h"
 
 #include <cmath>
 #include <cublasLt.h>
@@ -145,8 +146,8 @@ static void time_fixed(const char *weights, size_t pool, char *x, char *y, void 
             const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
                 lt_issue(p, weights + bytes * (size_t)(i % n_copies), x, y, workspace, stream);
             });
-            printf("%-5s %4d  %8.2f%s  %8.2f  %.2f\n", s.name, m, own, parts.n > 0 ? " (sums)" : "",
-                   theirs, own / theirs);
+            printf("%-5s %4d  %8.2f%s  %8.2f  %.2f\n", s.name, m, own,
+                   text_if(parts.n > 0, " (sums)"), theirs, own / theirs);
         }
     }
     CHECK(cudaFree(sums));
@@ -212,7 +213,7 @@ void bench_gemm_time()
             const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
                 lt_issue(p, weights + bytes * (size_t)(i % n_copies), x, y, lt_workspace, stream);
             });
-            const char *note = wide ? " wide" : "";
+            const char *note = text_if(wide, " wide");
             if (wide && plan.n_splits > 1) {
                 note = "  wide, partial sums not added up";
             }

@@ -9,6 +9,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -224,7 +225,7 @@ int main(void)
 {
     char program[512];
     const char *build = getenv("SLUICE_BUILD");
-    snprintf(program, sizeof program, "%s/sluice", build ? build : "build/release");
+    snprintf(program, sizeof program, "%s/sluice", or_text(build, "build/release"));
     make_answer();
     const double bursts = run(program, false, 8000), single = run(program, true, 2000);
     if (bursts < WANTED || single <= 0) {

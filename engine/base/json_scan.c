@@ -2,6 +2,7 @@
 /* A state machine: `state` says what may come next, and one bit per level says whether that level
  * is an object. */
 #include "engine/base/json_scan.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/assert.h"
 #include "engine/base/utf8.h"
@@ -416,5 +417,5 @@ enum status json_scan_error(const struct json_scan *sc, struct err *err)
 {
     bool deep = sc->why && strcmp(sc->why, "nested too deeply") == 0;
     return err_set(err, deep ? ERR_LIMIT : ERR_FORMAT, "%s at byte %zu",
-                   sc->why ? sc->why : "not JSON", sc->at);
+                   or_text(sc->why, "not JSON"), sc->at);
 }

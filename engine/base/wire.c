@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/base/wire.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/clock.h"
 
@@ -67,12 +68,12 @@ static int bind_to(const struct addrinfo *a)
 enum status wire_listen(const char *host, int32_t port, int *out, int32_t *bound_port,
                         struct err *err)
 {
-    const char *shown = host ? host : "all addresses";
+    const char *shown = or_text(host, "all addresses");
     char service[16];
     *out = -1;
     snprintf(service, sizeof service, "%d", port);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
-    int rc = getaddrinfo(host ? host : "::", service, &hints, &list);
+    int rc = getaddrinfo(or_text(host, "::"), service, &hints, &list);
     if (rc != 0) {
         return err_set(err, ERR_INVALID, "cannot resolve '%s': %s", shown, gai_strerror(rc));
     }

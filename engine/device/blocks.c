@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/device/blocks.h"
+#include "engine/base/optional.h"
 
 #include <stdio.h>
 
@@ -167,6 +168,6 @@ void block_format_list(char *out, size_t n_bytes)
 {
     size_t n = 0;
     for (size_t i = 0; i < N_FORMATS && n < n_bytes; i++) {
-        n += (size_t)snprintf(out + n, n_bytes - n, "%s%s", i > 0 ? ", " : "", formats[i].name);
+        n += (size_t)snprintf(out + n, n_bytes - n, "%s%s", text_if(i > 0, ", "), formats[i].name);
     }
 }

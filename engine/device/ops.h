@@ -363,7 +363,8 @@ struct sample_args {
     struct logit_bests bests; // the best of these logits, for greedy draws
 };
 
-/* The pass's pool list over hidden [n_out, hidden] (final norm applied), in fp32. */
+/* The pass's pool list over hidden [n_out, width], in fp32: the out rows after the final norm, or
+ * after one of the layers. */
 struct pool_args {
     struct tensor hidden;
     int32_t n_out, width;

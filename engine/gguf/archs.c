@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One table row per architecture: its name in Hugging Face's configs, and the mapping of its keys.
  * To add an architecture, add a row; engine/model/checkpoint_gguf.c maps its tensor names. */
+#include "engine/base/optional.h"
 #include "engine/gguf/make.h"
 #include "engine/gguf/maker.h"
 
@@ -174,7 +175,7 @@ static enum status unknown_arch(const char *name, struct err *err)
     char known[400] = "";
     for (size_t i = 0; i < N_ARCHS; i++) {
         size_t at = strlen(known);
-        snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "", archs[i].name);
+        snprintf(known + at, sizeof known - at, "%s%s", text_if(i, ", "), archs[i].name);
     }
     return err_set(err, ERR_UNSUPPORTED, "general.architecture: '%s' is not one of %s", name,
                    known);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Generates config.json and generation_config.json. */
+#include "engine/base/optional.h"
 #include "engine/gguf/make.h"
 #include "engine/gguf/maker.h"
 
@@ -89,6 +90,9 @@ static const char *dtype_of(const struct gguf *g)
     return most < 3 ? rows[most].name : NULL;
 }
 
+/* Sizes that a config.json states. Some have no key in GGUF files: the vocabulary follows from
+ * the shape of the embedding, and the size of a head, if it has no key, from width and number of
+ * heads. */
 static enum status put_sizes(const struct maker *m)
 {
     double heads, width, kv = 0, key = 0, value = 0, ffn = 0;
@@ -139,7 +143,7 @@ static void put_facts(const struct maker *m)
     maker_put_flag(m, "use_qkv_bias", maker_has_tensor(m, "blk.0.attn_q.bias"));
     maker_put_flag(m, "mlp_bias", maker_has_tensor(m, "blk.0.ffn_down.bias"));
     const char *dtype = dtype_of(m->g);
-    buf_printf(m->out, "\"dtype\":\"%s\",", dtype ? dtype : "bfloat16");
+    buf_printf(m->out, "\"dtype\":\"%s\",", or_text(dtype, "bfloat16"));
     if (!dtype) { // most of the bytes are block-quantised
         buf_puts(m->out, "\"quantization_config\":{\"quant_method\":\"gguf\"},");
     }
@@ -165,7 +169,7 @@ static enum status put_ends(const struct maker *m)
     if (n > 0) {
         buf_puts(m->out, "\"eos_token_id\":[");
         for (size_t i = 0; i < n; i++) {
-            buf_printf(m->out, "%s%lld", i ? "," : "", (long long)ids[i]);
+            buf_printf(m->out, "%s%lld", text_if(i, ","), (long long)ids[i]);
         }
         buf_puts(m->out, "],");
     }
@@ -220,6 +224,8 @@ static enum status put_yarn(const struct maker *m)
     return maker_put_all(m, rows);
 }
 
+/* Divisors of the frequencies that the file stores as tensors take precedence over its keys
+ * about scaling. */
 static enum status put_scaling(const struct maker *m, const char *type)
 {
     double factor =

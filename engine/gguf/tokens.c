@@ -216,8 +216,7 @@ static enum status put_gpt2(const struct gguf *g, const struct gguf_vocab *v, st
     }
     gguf_put_pre(pre, out);
     buf_puts(out, "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",");
-    buf_printf(out, "\"ignore_merges\":%s,\"vocab\":{",
-               gguf_pre_ignores_merges(pre) ? "true" : "false");
+    buf_printf(out, "\"ignore_merges\":%s,\"vocab\":{", bool_word(gguf_pre_ignores_merges(pre)));
     for (size_t i = 0; i < v->n; i++) {
         if (i > 0) {
             buf_puts(out, ",");
@@ -385,7 +384,7 @@ enum status gguf_make_tokenizer_config(const struct gguf *g, struct buf *out, st
     put_named(g, &v, "pad_token", KEY("padding_token_id"), -1, out);
     gguf_get_bool(g, KEY("add_eos_token"), &eos);
     buf_printf(out, "\"add_bos_token\":%s,\"add_eos_token\":%s",
-               has_bos && adds_bos(g, is_llama) ? "true" : "false", bool_word(eos));
+               bool_word(has_bos && adds_bos(g, is_llama)), bool_word(eos));
     put_templates(g, out);
     buf_putc(out, '}');
     gguf_vocab_close(&v);

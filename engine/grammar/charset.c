@@ -128,8 +128,11 @@ static size_t first_case(const struct cased *v, uint32_t c, uint32_t class, bool
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
         bool below = classes ? v[mid].class < class : v[mid].c < c;
-        lo = below ? mid + 1 : lo;
-        hi = below ? hi : mid;
+        if (below) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
     }
     return lo;
 }

@@ -103,7 +103,7 @@ void counts_allow(const struct counts *t, struct masks *m, uint32_t limit, struc
         allow_words(m, t->words, f);
     } else if (t->words) {
         for (size_t at = 0; at < n_words; at += BLOCK) {
-            size_t n = n_words - at < BLOCK ? n_words - at : BLOCK;
+            size_t n = lesser(n_words - at, BLOCK);
             allow_block(t, at, n, n_words, limit, f->words + at);
         }
         f->n_ids = f->max_ids + 1; // too many for a list

@@ -56,7 +56,9 @@ static bool walk_kids(struct walk *w, uint32_t from, uint32_t state)
         row = m->a->v[state].row;
         w->seen++;
         if (to == STATE_DEAD) {
-            dead = dead ? dead : kid->node;
+            if (!dead) {
+                dead = kid->node;
+            }
             continue;
         }
         if (dead) {

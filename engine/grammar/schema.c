@@ -95,8 +95,8 @@ static enum status gather(struct schema *s, struct member m, struct set *to, boo
     return OK;
 }
 
-/* Drops members without further effect: `true`, and references that have been followed, in drafts
- * in which $ref hides the keywords beside it. */
+/* Drops members that have no further effect: `true`, and, in drafts in which $ref hides the
+ * keywords beside it, references that have been followed. */
 static void drop_references(const struct schema *s, struct set *set)
 {
     uint32_t n = 0;

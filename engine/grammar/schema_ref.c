@@ -164,7 +164,9 @@ static void find(struct schema *s, const struct tree_value *v, bool named, struc
                                         NULL};
     s->x->work++;
     if (!named && to->is(v, to->name, to->n)) {
-        to->found = to->found ? to->found : v;
+        if (!to->found) {
+            to->found = v;
+        }
         to->count++;
     }
     for (const struct tree_value *c = v->first; c; c = c->next) {

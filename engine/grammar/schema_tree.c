@@ -269,5 +269,5 @@ void tree_path(const struct tree_value *v, char *out, size_t n_bytes)
         memcpy(text + at, name, n);
         text[--at] = '/';
     }
-    snprintf(out, n_bytes, "#%s%s", v && v->parent ? "..." : "", text + at);
+    snprintf(out, n_bytes, "#%s%s", text_if(v && v->parent, "..."), text + at);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The shortest text of an expression, as far as its form shows it. */
+#include "engine/base/minmax.h"
 #include "engine/grammar/expr.h"
 
 enum {
@@ -23,7 +24,7 @@ static uint64_t shortest_alt(struct exprs *x, struct expr e, int *parts, int dep
     uint64_t least = EXPR_INF;
     for (uint32_t i = 0; i < e.b; i++) {
         uint64_t n = shortest(x, x->list[e.a + i], parts, depth + 1);
-        least = n < least ? n : least;
+        least = lesser(n, least);
     }
     return least;
 }
@@ -44,7 +45,7 @@ static uint64_t shortest(struct exprs *x, uint32_t id, int *parts, int depth)
     case X_ALT: return shortest_alt(x, e, parts, depth);
     case X_REP: {
         uint64_t n = e.b * shortest(x, e.a, parts, depth + 1);
-        return n < EXPR_INF ? n : EXPR_INF;
+        return lesser(n, EXPR_INF);
     }
     default: return EXPR_INF;
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/model/config.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/file.h"
 #include "engine/base/json.h"
@@ -170,7 +171,7 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
             c->layers[i].window = window;
         } else {
             return err_set(err, ERR_UNSUPPORTED, "config.json: the layer type '%s' is not known",
-                           name ? name : "(not a string)");
+                           or_text(name, "(not a string)"));
         }
     }
     return OK;
@@ -439,7 +440,7 @@ static enum status open_family(const struct json *root, struct json *config,
         char known[320]; // leaves room for the rest of the message
         family_list(known, sizeof known);
         return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%.64s' is not one of %s",
-                       type ? type : "(missing)", known);
+                       or_text(type, "(missing)"), known);
     }
     TRY(model_keys_check(root, err));
     if (config != root) {

@@ -66,10 +66,10 @@ struct head_config {
     struct hidden_layers fed; // the head reads the states after these layers of the target; none:
                               // the output of the target's final norm
     int32_t input_width;      // of its layer's q, k and v
-    bool state_is_normed;     // its own states for later drafts are those after its final norm, and
-                              // not before it
-    bool in_target;           // its weights are in the target's checkpoint
-    bool may_lack_embed;      // its checkpoint may have no embedding
+    bool state_is_normed; // the states that its later drafts read are those after its final norm,
+                          // not those before it
+    bool in_target;       // its weights are in the target's checkpoint
+    bool may_lack_embed;  // its checkpoint may have no embedding
 };
 
 struct model_config {

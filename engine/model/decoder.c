@@ -310,7 +310,8 @@ static enum status ends(struct flow *f, struct model_outputs want)
                              .weight_offset = c->norm_offset};
     TRY(f->ops->norm(f->be, &norm));
     if (want.pooled) {
-        struct pool_args pool = {.hidden = m->out_h, .n_out = n_out, .width = c->hidden};
+        struct pool_args pool = {
+            .hidden = want.hidden.n > 0 ? m->hidden : m->out_h, .n_out = n_out, .width = c->hidden};
         TRY(f->ops->pool(f->be, &pool));
     }
     if (c->head.kind != HEAD_NONE) {

@@ -2,6 +2,7 @@
 /* The model families. Each is a row: the names of its tensors, and its differences from plain Llama
  * (pre-norm RMSNorm, SwiGLU, no biases, rope on whole heads). A new family is a row in the file of
  * its kind. */
+#include "engine/base/optional.h"
 #include "engine/model/family_parts.h"
 
 #include <stdio.h>
@@ -37,7 +38,7 @@ void family_list(char *out, size_t n_bytes)
                 snprintf(out + n, n_bytes - n, "%s", rest);
                 return;
             }
-            n += (size_t)snprintf(out + n, n_bytes - n, "%s%s", n > 0 ? ", " : "", name);
+            n += (size_t)snprintf(out + n, n_bytes - n, "%s%s", text_if(n > 0, ", "), name);
         }
     }
 }

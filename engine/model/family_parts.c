@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Parts that several families share: reading sizes, windows, experts and their routing. */
 #include "engine/model/family_parts.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/json.h"
 #include "engine/base/minmax.h"
@@ -236,7 +237,7 @@ enum status family_dense_layers(const struct json *j, int64_t n_dense, struct mo
             if (!c->layers[i].moe && (!name || strcmp(name, "dense") != 0)) {
                 return err_set(err, ERR_UNSUPPORTED,
                                "config.json: the mlp_layer_type '%s' is not known",
-                               name ? name : "(not a string)");
+                               or_text(name, "(not a string)"));
             }
             type = json_next(type);
         }

@@ -61,8 +61,8 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
     int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
     int64_t hidden = width_of_experts(c);
     const char *bases[3] = {c->names->expert_gate, c->names->expert_up, c->names->expert_down};
-    struct weight_part *outs[3] = {&gate_up[0], &gate_up[c->gated ? 1 : 0], down};
-    for (int32_t i = c->gated ? 0 : 1; i < 3; i++) {
+    struct weight_part *outs[3] = {&gate_up[0], &gate_up[c->gated], down};
+    for (int32_t i = !c->gated; i < 3; i++) {
         char pattern[NAME_BYTES], name[NAME_BYTES];
         part_layer_name(bases[i], layer, pattern);
         part_numbered_name(pattern, e, name);

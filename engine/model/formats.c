@@ -3,6 +3,7 @@
  * weight_codec that describes them. Nothing is converted; a codec only says where each number is
  * stored. */
 #include "engine/model/formats.h"
+#include "engine/base/optional.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -69,7 +70,7 @@ static void print_dims(char *out, size_t n_bytes, int32_t n, const int64_t *dims
     out[0] = 0;
     for (int32_t i = 0; i < n; i++) {
         size_t at = strlen(out);
-        snprintf(out + at, n_bytes - at, "%s%lld", i ? ", " : "", (long long)dims[i]);
+        snprintf(out + at, n_bytes - at, "%s%lld", text_if(i, ", "), (long long)dims[i]);
     }
 }
 

@@ -167,7 +167,7 @@ static enum status check_t2d(struct loader *l, const int32_t *ids)
     if (known == l->c->head.n_ids && named == known) {
         return OK;
     }
-    return bad_map(l, "t2d", "knows other ids than d2t leads to");
+    return bad_map(l, "t2d", "marks other ids than those that d2t maps to");
 }
 
 /* The map from the head's ids to the model's. For dummy weights (no checkpoint) it is the

@@ -26,8 +26,8 @@ enum status head_config_eagle3(const char *dir, const struct model_config *targe
                                struct model_config *c, struct err *err);
 
 /* Start of a head's pass, once the embeddings of the tokens are in x. Replaces x by the head's own
- * input, and sets `input` to what its layer reads instead of its norm of x. (If input has no
- * memory, the layer uses that norm.) */
+ * input. If the head's layer does not read the norm of x, `input` is what it reads instead;
+ * otherwise `input` has no memory. */
 enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input);
 /* Stores the hidden states of a head's out rows, given x after the layer and its norm. */
 enum status head_leave(struct model *m, struct tensor x, struct tensor normed, int32_t n_out);

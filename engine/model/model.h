@@ -165,7 +165,8 @@ struct model_outputs {
     bool logits, pooled; // outputs for the pass's out rows
     bool all_logits;     // compute all logits, even those that no draw reads, and no best logits
     struct hidden_layers hidden; // the pass's own list; these states, too, are those of the out
-                                 // rows, and go to model.hidden
+                                 // rows, and go to model.hidden; `pooled` then pools those of the
+                                 // first of these layers
 };
 
 /* Call it between pass_begin and pass_end. Runs the whole forward pass, and computes the logits of

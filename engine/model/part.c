@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Finds tensors by name, checks and slices them, and passes them to the backend. */
 #include "engine/model/part.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/assert.h"
 #include "engine/base/hash.h"
@@ -258,11 +259,11 @@ static enum status shape_error(const struct loader *l, const struct checkpoint_t
 {
     char want[128] = "", have[128] = "";
     for (int32_t i = 0; i < n; i++) {
-        snprintf(want + strlen(want), sizeof want - strlen(want), "%s%lld", i ? ", " : "",
+        snprintf(want + strlen(want), sizeof want - strlen(want), "%s%lld", text_if(i, ", "),
                  (long long)dims[i]);
     }
     for (int32_t i = 0; i < t->n_dims; i++) {
-        snprintf(have + strlen(have), sizeof have - strlen(have), "%s%lld", i ? ", " : "",
+        snprintf(have + strlen(have), sizeof have - strlen(have), "%s%lld", text_if(i, ", "),
                  (long long)t->dims[i]);
     }
     return err_set(l->err, ERR_FORMAT,

@@ -54,7 +54,7 @@ static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
         if (fp8) {
             snprintf(out, n_bytes, "fp8");
         } else {
-            snprintf(out, n_bytes, "%.30s of %lld bits", type ? type : "numbers", (long long)bits);
+            snprintf(out, n_bytes, "%.30s of %lld bits", or_text(type, "numbers"), (long long)bits);
         }
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The quant_methods. Each translates its config to rules. */
+#include "engine/base/optional.h"
 #include "engine/model/quant_rules.h"
 
 #include "engine/base/log.h"
@@ -277,7 +278,7 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
     s->format = name ? format_find(name) : NULL;
     if (!s->format) {
         return err_set(err, ERR_UNSUPPORTED, "the format '%.80s' is not supported",
-                       name ? name : "(none)");
+                       or_text(name, "(none)"));
     }
     const char *strategy = json_get_string(weights, "strategy");
     TRY(read_int(weights, "num_bits", 1, 16, 8, &s->bits, err));
@@ -399,7 +400,7 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
         }
     }
     return err_set(err, ERR_UNSUPPORTED, "the quant_algo '%.80s' is not supported",
-                   algo ? algo : "(none)");
+                   or_text(algo, "(none)"));
 }
 
 /* With mixed schemes, modules are listed by name, or by a common name for all experts. */
@@ -469,6 +470,6 @@ void quant_method_list(char *out, size_t n_bytes)
     out[0] = 0;
     for (size_t i = 0; i < N_METHODS; i++) {
         size_t at = strlen(out);
-        snprintf(out + at, n_bytes - at, "%s%s", i ? ", " : "", methods[i].name);
+        snprintf(out + at, n_bytes - at, "%s%s", text_if(i, ", "), methods[i].name);
     }
 }

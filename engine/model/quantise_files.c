@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The files of a quantised folder other than weights. */
 #include "engine/model/quantise_files.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/file.h"
 #include "engine/base/json.h"
@@ -189,7 +190,7 @@ static void put_groups(struct buf *b, const struct quantise_form *f,
         if (!has_group(modules, n, sizes[i])) {
             continue;
         }
-        buf_printf(b, "%s\"group_%d\": {\"targets\": [", n_groups ? ", " : "", n_groups);
+        buf_printf(b, "%s\"group_%d\": {\"targets\": [", text_if(n_groups, ", "), n_groups);
         if (n_groups++ == 0) {
             buf_puts(b, "\"Linear\"");
         } else {

@@ -3,6 +3,7 @@
  * dynamic, yarn, longrope, llama3, proportional. If they depend on the length of the input, the
  * served length is used instead (rope_fit), because keys in the cache are already rotated. */
 #include "engine/base/json.h"
+#include "engine/base/optional.h"
 #include "engine/model/config.h"
 
 #include <math.h>
@@ -232,7 +233,7 @@ static enum status read_proportional(const struct rope_input *in, struct rope_co
 static const struct rope_row {
     const char *name;
     enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
-    bool needs_factor, whole; // whole: the head is rotated in halves, whatever the share
+    bool needs_factor, whole; // whole: pairs span the whole head, even if only a part is rotated
 } rope_rows[] = {
     {"default", read_default, false, false}, {"linear", read_linear, true, false},
     {"dynamic", read_dynamic, true, false},  {"llama3", read_llama3, true, false},
@@ -261,7 +262,7 @@ const char *rope_type(const struct json *params)
     if (!type) {
         type = json_get_string(params, "type");
     }
-    return type ? type : "default";
+    return or_text(type, "default");
 }
 
 static const struct rope_row *find_row(const struct json *params)

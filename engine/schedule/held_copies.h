@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The holdings' part for copies of blocks that are not in a plan yet: a sibling's copy of its
- * leader's last block, and the copy of a cached block whose first tokens are a sequence's next
- * ones, and which the sequence then overwrites from there on. Only holdings.c calls this.
- * Thread: the engine's. */
+/* The holdings' part for copies of blocks that are not in a plan yet. A sibling gets a copy of its
+ * leader's last block. A sequence whose next tokens are the first ones of a cached block gets a
+ * copy of that block, and overwrites the rest of it. Only holdings.c calls this. Thread: the
+ * engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_HELD_COPIES_H
 #define SLUICE_ENGINE_SCHEDULE_HELD_COPIES_H
 

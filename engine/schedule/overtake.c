@@ -18,8 +18,8 @@ static int64_t cost_of(const struct scheduler *s, const struct sequence *seq,
     return cost;
 }
 
-/* A waiting sequence may be overtaken by at most overtake_tokens tokens computed since it arrived.
- * It is enough to check the first in the order, because it arrived first. */
+/* Since a waiting sequence arrived, overtakers may compute at most overtake_tokens tokens. It is
+ * enough to check the first sequence in the order, because it arrived first. */
 static bool may_overtake(const struct scheduler *s, const struct sequence *head, int64_t cost)
 {
     return s->overtakers - head->overtakers + cost <= s->overtake_tokens;

@@ -16,8 +16,8 @@ enum { MAX_BLOCK_TOKENS = 256 };
 struct scheduler_limits {
     int32_t max_rows, max_out, max_draws, max_lanes, max_sequences;
     int32_t max_len, n_blocks, block_tokens, max_blocks_per_lane;
-    int32_t match_unit; // after whole blocks, a cached prefix may end at multiples of this many
-                        // tokens; block_tokens: whole blocks only
+    int32_t match_unit; // a cached prefix ends with a block, or this many tokens (or a multiple)
+                        // later; block_tokens: only with a block
     bool prefix_cache, chunked;
     uint64_t hash_key;
 

@@ -139,7 +139,7 @@ enum status spec_options_read_models(struct spec_options *o, const struct json *
         return err_set(err, ERR_INVALID,
                        "speculative-config: 'model' must name the draft model's "
                        "folder%s",
-                       most > 1 ? ", or be a list of up to 3" : "");
+                       text_if(most > 1, ", or be a list of up to 3"));
     }
     return OK;
 }

@@ -2,6 +2,7 @@
 /* Speculation as the engine sees it: the options, the proposer, and how many tokens to draft for
  * each sequence now, given what was measured and learnt. */
 #include "engine/speculate/spec.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/json.h"
 #include "engine/base/minmax.h"
@@ -51,11 +52,11 @@ static enum status refuse_method(const char *name, struct err *err)
     char known[256] = "";
     size_t used = 0;
     for (size_t i = 0; i < sizeof proposers / sizeof proposers[0] && used < sizeof known; i++) {
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "",
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", text_if(i > 0, ", "),
                                  proposers[i]->name);
     }
     return err_set(err, ERR_UNSUPPORTED, "speculative-config: the method '%s' is not one of %s",
-                   name ? name : "(missing)", known);
+                   or_text(name, "(missing)"), known);
 }
 
 /* A model without a method is a draft model, as in vLLM. */

@@ -410,7 +410,9 @@ enum status tokenizer_load_memory(const struct tokenizer_files *files, struct to
     }
     if (st == OK) {
         st = load_all(&l, config, map);
-        st = st == OK ? OK : err_prefix(err, st, "tokenizer.json");
+        if (st != OK) {
+            st = err_prefix(err, st, "tokenizer.json");
+        }
     }
     json_free(config);
     json_free(map);
@@ -453,7 +455,9 @@ static enum status load_gguf(const char *path, struct tokenizer **out, struct er
     files.config = config;
     if (st == OK) {
         st = tokenizer_load_memory(&files, out, err);
-        st = st == OK ? OK : err_prefix(err, st, "%.200s", path);
+        if (st != OK) {
+            st = err_prefix(err, st, "%.200s", path);
+        }
     }
     free(json);
     free(config);
@@ -490,7 +494,9 @@ enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, stru
     files.map = specials;
     if (st == OK) {
         st = tokenizer_load_memory(&files, out, err);
-        st = st == OK ? OK : err_prefix(err, st, "%s", dir_or_file);
+        if (st != OK) {
+            st = err_prefix(err, st, "%s", dir_or_file);
+        }
     }
     file_unmap(&map);
     free(config);

@@ -43,6 +43,8 @@ static void put_boundary(struct translator *t, bool is_boundary)
     buf_deinit(&word);
 }
 
+/* A shorthand such as \w, a character, a boundary, or an escape that means the same in PCRE2 and
+ * is copied. */
 static enum status read_backslash(struct translator *t)
 {
     bool is = false;
@@ -187,7 +189,7 @@ static void read_braces(struct translator *t)
         t->i++;
         return;
     }
-    buf_printf(t->out, "{%s%s%s}", low[0] ? low : "0", comma ? "," : "", high);
+    buf_printf(t->out, "{%s%s%s}", low[0] ? low : "0", text_if(comma, ","), high);
     t->i += k + 1;
     if (pattern_peek(t, 0) == '+' || (pattern_peek(t, 0) == '?' && !comma)) {
         wrap_atom(t);

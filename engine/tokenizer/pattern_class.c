@@ -145,7 +145,7 @@ static void put_class(struct buf *out, const struct class_text *c, bool negated)
     const char *items = or_empty(c->items.data);
     const char *more = or_empty(c->more.data);
     if (*more == '\0') {
-        buf_printf(out, "[%s%s]", negated ? "^" : "", items);
+        buf_printf(out, "[%s%s]", text_if(negated, "^"), items);
         return;
     }
     if (negated) {
@@ -258,6 +258,7 @@ static enum status read_class_char(struct translator *t, uint32_t *cp)
     return pattern_refuse(t, "an escape in a class that is not known");
 }
 
+/* A class within the class, a shorthand, a character or a range. */
 static enum status read_class_item(struct translator *t, struct class_text *c)
 {
     bool is = false;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Health, load, metrics, and actions of operators. Nothing here waits for the engine. */
+#include "engine/base/optional.h"
 #include "engine/engine.h"
 #include "server/api/api.h"
 
@@ -225,7 +226,7 @@ static void put_call(struct buf *b, const struct call *c, int64_t now_ns)
                ",\"phase\":\"%s\",\"age_ms\":%" PRId64 ",\"prompt_tokens\":%" PRId64
                ",\"output_tokens\":%" PRId64 ",\"stream\":%s",
                phase_of(c), (now_ns - c->t_start_ns) / 1000000, prompt, taken,
-               c->request.stream && !c->preparing ? "true" : "false");
+               bool_word(c->request.stream && !c->preparing));
     if (peer) {
         buf_puts(b, ",\"client\":");
         buf_put_json(b, peer, strlen(peer));

@@ -10,8 +10,15 @@
 struct background;  // background.c
 struct kept_stream; // resume.c
 
+/* What a call does when its client leaves, or has room again. */
+struct api_client {
+    void (*gone)(struct call *c, enum call_abort why);
+    void (*room)(struct call *c);
+};
+
 struct api_call {
-    struct call call;         // must be first
+    struct call call; // must be first
+    const struct api_client *client;
     struct http_request *req; // NULL after its terminal call
     struct http_timer deadline;
     struct background *background; // state of a background response, or NULL

@@ -225,7 +225,7 @@ static void over(struct call *c)
 }
 
 /* The sink of a call without a client. */
-const struct call_sink background_sink = {
+static const struct call_sink sink = {
     .id = id,
     .kept = kept,
     .begin = begin,
@@ -238,10 +238,20 @@ const struct call_sink background_sink = {
     .over = over,
 };
 
+/* The response continues without its client. */
+static void leave(struct call *c, enum call_abort why)
+{
+    (void)c;
+    (void)why;
+}
+
+static const struct api_client client = {leave, call_on_room};
+
 void background_take(struct call *c)
 {
+    api_call_of(c)->client = &client;
     api_call_of(c)->background = xcalloc(1, sizeof(struct background));
-    c->sink = &background_sink;
+    c->sink = &sink;
 }
 
 /* ---- from handlers --------------------------------------------------------------------------- */
@@ -250,7 +260,7 @@ void background_take(struct call *c)
 struct call *background_find(struct api *a, const char *owner, const char *id)
 {
     for (struct call *c = a->calls.calls; c; c = c->next) {
-        if (c->sink == &background_sink && c->kept && !c->answered && strcmp(c->id, id) == 0 &&
+        if (c->sink == &sink && c->kept && !c->answered && strcmp(c->id, id) == 0 &&
             strcmp(c->owner, owner) == 0) {
             return c;
         }

@@ -7,8 +7,6 @@
 
 #include "server/api/api.h"
 
-extern const struct call_sink background_sink;
-
 /* Sets this sink on a prepared call that is to run in the background. */
 void background_take(struct call *c);
 /* A running response; NULL if there is none. */

@@ -206,24 +206,17 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
         [HTTP_GONE_SLOW] = ABORT_SLOW_READER,
         [HTTP_GONE_SHUTDOWN] = ABORT_SHUTDOWN,
     };
-    struct call *c = arg;
     (void)req;
-    if (resume_has(c)) {
-        resume_leave(c);
-    } else if (c->sink != &background_sink) { // background responses continue
-        call_gone(c, causes[why]);
-    }
+    api_call_of(arg)->client->gone(arg, causes[why]);
 }
 
 static void on_writable(struct http_request *req, void *arg)
 {
     (void)req;
-    if (resume_has(arg)) {
-        resume_continue(arg);
-    } else {
-        call_on_room(arg);
-    }
+    api_call_of(arg)->client->room(arg);
 }
+
+static const struct api_client client = {call_gone, call_on_room};
 
 static const struct http_events events = {on_gone, on_writable};
 
@@ -264,6 +257,7 @@ void api_start(struct api *a, struct http_request *req, enum request_kind kind)
     }
     struct api_call *c = xcalloc(1, sizeof *c);
     c->req = req;
+    c->client = &client;
     c->call.tenant = tenant_hold(tenant);
     bool lines = api_log(req)->form == REPLY_OLLAMA;
     c->call.sink = lines ? &line_sink : &sink;

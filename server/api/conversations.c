@@ -74,7 +74,7 @@ static bool read_items(struct body *b, struct asked *a, bool required)
     if (!items_check(array, "items", b->error)) {
         return false;
     }
-    return items_take(array, &a->items, &a->n_items) ||
+    return items_take(array, &b->nul, &a->items, &a->n_items) ||
            call_error_set(b->error, 413, "request_too_large", "items", "The items are too large.");
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The watchdog: checks that the engine completes steps, and refuses calls if it cannot. */
+#include "engine/base/optional.h"
 #include "engine/engine.h"
 #include "server/api/api.h"
 
@@ -47,7 +48,7 @@ enum api_health api_check_health(struct api *a, int64_t now_ns)
     if (h != a->health) {
         log_line(h == HEALTH_STALLED || h == HEALTH_DEAD ? LOG_ERROR : LOG_INFO, "engine: %s%s",
                  api_health_names[h],
-                 h == HEALTH_STALLED ? ": work is pending and no step ends" : "");
+                 text_if(h == HEALTH_STALLED, ": work is pending and no step ends"));
     }
     return a->health = h;
 }

@@ -36,7 +36,7 @@ static void put_defaults(struct buf *b, const struct call_model *m)
     buf_printf(b,
                "{\"id\":0,\"id_task\":-1,\"n_ctx\":%d,\"speculative\":%s,\"is_processing\":false,"
                "\"params\":{\"n_predict\":%d,\"seed\":%" PRId64 ",\"top_k\":%d,\"temperature\":",
-               m->info->max_model_len, m->info->n_spec_tokens > 0 ? "true" : "false",
+               m->info->max_model_len, bool_word(m->info->n_spec_tokens > 0),
                m->has_default_max_tokens ? p->max_tokens : -1,
                m->config->seed != 0 ? m->config->seed : -1, p->top_k);
     buf_put_double(b, (double)p->temperature);
@@ -87,7 +87,7 @@ static void put_slot(struct buf *b, const struct api *a, int32_t id, const struc
 {
     const struct engine_info *i = a->calls.model.info;
     buf_printf(b, "%s{\"id\":%d,\"n_ctx\":%d,\"speculative\":%s,\"is_processing\":%s",
-               id ? "," : "", id, i->max_model_len, i->n_spec_tokens > 0 ? "true" : "false",
+               text_if(id, ","), id, i->max_model_len, bool_word(i->n_spec_tokens > 0),
                bool_word(ch));
     if (ch) {
         int32_t left = ch->request->params.max_tokens - ch->n_taken;

@@ -4,6 +4,7 @@
 #include "server/api/metrics.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/engine.h"
 
 #include <inttypes.h>
@@ -118,7 +119,7 @@ static const char *known_method(const char *method)
  * so clients cannot create series, and there is room for all. */
 void metrics_http(struct metrics *m, const struct http_record *record)
 {
-    const char *route = record->route ? record->route : "none";
+    const char *route = or_text(record->route, "none");
     const char *method = record->method && record->route ? known_method(record->method) : "";
     for (size_t i = 0; i < m->n_http; i++) {
         struct metric_http *h = &m->http[i];
@@ -167,7 +168,7 @@ static void sample(struct buf *b, const struct metrics_source *s, const char *na
 {
     buf_printf(b, "%s{", name);
     labels(b, s);
-    buf_printf(b, "%s%s} ", *more ? "," : "", more);
+    buf_printf(b, "%s%s} ", text_if(*more, ","), more);
     buf_put_double(b, v);
     buf_putc(b, '\n');
 }
@@ -230,7 +231,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
         (double)e->generated_tokens);
     one(b, s, "vllm:num_preemptions_total", "counter", "Preemptions.", (double)e->preemptions);
     one(b, s, "vllm:corrupted_requests_total", "counter",
-        "Requests that failed because logits were NaN.", (double)e->n_corrupted);
+        "Requests that failed because logits or embeddings were NaN.", (double)e->n_corrupted);
     one(b, s, "vllm:prefix_cache_queries_total", "counter",
         "Prompt tokens looked up in the prefix cache.", (double)e->prefix_queries);
     one(b, s, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.",

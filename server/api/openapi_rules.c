@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The rules in a body's schema that relate several members: which of them replace others, and which
  * exclude each other. */
+#include "engine/base/optional.h"
 #include "server/api/openapi_parts.h"
 
 #include "server/call/members.h"
-
-/* The body must meet at least one of two conditions, each about one member. */
-#define EITHER(first, second) "{'anyOf':[{'properties':{" first "}},{'properties':{" second "}}]}"
-#define STREAMS "'stream':{'const':true}"
 
 #define THERE(key) "'" key "':{'not':{'type':'null'}}"
 #define NONE(key) "'" key "':{'type':'null'}"
@@ -22,11 +19,15 @@ static const struct {
     unsigned forms;
     const char *schema;
 } rules[] = {
+    /* A single rule, because Schemathesis combines the alternatives of all rules. */
     {"stream_options", ~0u,
-     "{'anyOf':[{'required':['stream'],'properties':{" STREAMS "}},"
-     "{'properties':{'stream_options':{'type':'null'}}}]}"},
-    {"prompt_logprobs", ~0u,
-     EITHER("'stream':{'enum':[false,null]}", "'prompt_logprobs':{'type':'null'}")},
+     "{'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true},"
+     "'prompt_logprobs':{'type':'null'}}},"
+     "{'properties':{'stream':{'enum':[false,null]},'stream_options':{'type':'null'}}}]}"},
+    {"top_logprobs",
+     FORM_CHAT | FORM_CHAT_BATCH | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE,
+     "{'anyOf':[{'required':['logprobs'],'properties':{'logprobs':{'const':true}}},"
+     "{'properties':{'top_logprobs':{'enum':[0,null]}}}]}"},
     {"tool_choice", FORM_MESSAGES | FORM_COUNT_TOKENS,
      "{'anyOf':[{'required':['tools'],'properties':{'tools':{'type':'array','minItems':1}}},"
      "{'properties':{'tool_choice':{'type':'null'}}}]}"},
@@ -119,5 +120,5 @@ void openapi_put_rules(struct buf *b, unsigned form)
             put_json(b, rules[i].schema);
         }
     }
-    buf_puts(b, any ? "]" : "");
+    buf_puts(b, text_if(any, "]"));
 }

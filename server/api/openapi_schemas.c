@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The schemas of /openapi.json. The bodies of a model's requests are made from the table of request
  * members; other bodies are written out. */
+#include "engine/base/optional.h"
 #include "server/api/openapi_parts.h"
 
 #include "server/call/members.h"
@@ -41,7 +42,7 @@ static void put_other_bodies(struct buf *b)
 {
     put_json(b, other_bodies);
     for (size_t i = 0; job_endpoint(i); i++) {
-        buf_puts(b, i > 0 ? "," : "");
+        buf_puts(b, text_if(i > 0, ","));
         put_text(b, job_endpoint(i));
     }
     put_json(b, batch_rest);
@@ -95,7 +96,7 @@ unsigned openapi_forms(void)
 /* Writes the words of "a|b|c" as items of an array, with or without quotes. */
 static void put_words(struct buf *b, const char *words, bool quoted)
 {
-    const char *quote = quoted ? "\"" : "";
+    const char *quote = text_if(quoted, "\"");
     while (*words) {
         size_t n = strcspn(words, "|");
         buf_puts(b, quote);

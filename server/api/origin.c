@@ -63,6 +63,13 @@ static bool is_own_page(const struct http_request *req)
     return authority && host && strcasecmp(authority + 3, host) == 0;
 }
 
+/* The user follows a link. The page with the link does not learn what is answered. */
+static bool is_link(const struct http_request *req, const struct http_route *route)
+{
+    const char *mode = http_header(req, "sec-fetch-mode");
+    return strcmp(route->method, "GET") == 0 && mode && strcasecmp(mode, "navigate") == 0;
+}
+
 bool origin_check(struct api *a, const struct http_request *req, const struct http_route *route,
                   struct call_error *e)
 {
@@ -77,7 +84,7 @@ bool origin_check(struct api *a, const struct http_request *req, const struct ht
                               "not answer to the name '%.100s' unless it is in --allowed-hosts.",
                               host);
     }
-    bool guarded = acts && (local || route->scope == SCOPE_ADMIN);
+    bool guarded = local ? !is_link(req, route) : acts && route->scope == SCOPE_ADMIN;
     if (guarded && !http_origin_is_good(req) && !(local && is_own_page(req))) {
         return call_error_set(e, 403, "origin_not_allowed", NULL,
                               "Web pages may not use a server without API keys unless their origin "

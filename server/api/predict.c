@@ -2,6 +2,7 @@
 /* POST /predict: Vertex AI's envelope of several requests, as llama.cpp accepts it. Each instance
  * is a separate call; they run one after another, and the answer has their answers in order. The
  * first error is the answer to the whole request. */
+#include "engine/base/optional.h"
 #include "server/api/api_call.h"
 
 #include "engine/base/clock.h"
@@ -65,7 +66,7 @@ static const char *id(struct call *c, const char *asked)
 static void whole(struct call *c, struct buf *json)
 {
     struct prediction *p = prediction_of(c);
-    buf_puts(&p->answers, p->n++ ? "," : "");
+    buf_puts(&p->answers, text_if(p->n++, ","));
     buf_put(&p->answers, json->data, json->n_bytes);
     buf_deinit(json);
     api_log(p->req)->call = c->record;
@@ -146,6 +147,7 @@ static bool kind_of(struct slice instance, enum request_kind *kind)
     return !format.s;
 }
 
+/* Makes a call of one instance. Its sink collects the answer instead of sending it. */
 static void start(struct prediction *p, struct slice instance)
 {
     struct call_error e = {0};

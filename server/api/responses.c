@@ -6,6 +6,7 @@
 
 #include "engine/base/mem.h"
 #include "server/call/convert.h"
+#include "server/call/items.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -227,21 +228,15 @@ static void put_page(struct api_work *w, const struct json *const *items, size_t
 /* The stored input is a JSON list without its brackets. */
 static void list_items(struct api_work *w)
 {
-    const struct json_limits limits = {.max_depth = 256};
     struct stored_response r;
-    struct json *root = NULL;
-    struct buf array;
+    struct stand_in nul;
     if (!find(w, &r)) {
         return;
     }
-    buf_init(&array, r.input.n_bytes + 16);
-    buf_putc(&array, '[');
-    buf_put(&array, r.input.data, r.input.n_bytes);
-    buf_putc(&array, ']');
-    if (array.failed || json_parse(array.data, array.n_bytes, &limits, &root, NULL) != OK) {
-        call_error_set(
-            &w->error, 400, "invalid_value", "id",
-            "The input cannot be listed: it contains the character U+0000, or is too large.");
+    struct json *root = items_parse(r.input.data, r.input.n_bytes, &nul);
+    if (!root) {
+        call_error_set(&w->error, 400, "invalid_value", "id",
+                       "The input cannot be listed: it is too large.");
     } else {
         size_t n = json_count(root), i = 0;
         const struct json **items = xcalloc(n + 1, sizeof items[0]);
@@ -249,10 +244,10 @@ static void list_items(struct api_work *w)
             items[i++] = item;
         }
         put_page(w, items, n);
+        stand_in_put_back(&nul, &w->reply);
         free(items);
     }
     json_free(root);
-    buf_deinit(&array);
     stored_response_deinit(&r);
 }
 

@@ -192,7 +192,9 @@ static bool has_room(struct api *a)
     struct kept_stream *ended = NULL;
     int n = 0;
     for (struct kept_stream *s = a->streams; s; s = s->next, n++) {
-        ended = s->call ? ended : s; // new ones are put in front
+        if (!s->call) {
+            ended = s; // new ones are put in front
+        }
     }
     if (n >= MAX_STREAMS && ended) {
         free_stream(ended);
@@ -321,13 +323,10 @@ static const struct call_sink sink = {
     .over = api_call_over,
 };
 
-bool resume_has(const struct call *c)
+/* The stream continues. */
+static void leave(struct call *c, enum call_abort why)
 {
-    return c->sink == &sink;
-}
-
-void resume_leave(struct call *c)
-{
+    (void)why;
     struct http_request *req = api_call_take_request(c);
     if (stream_of(c)->begun) {
         http_stream_end(req);
@@ -336,10 +335,12 @@ void resume_leave(struct call *c)
     }
 }
 
-void resume_continue(struct call *c)
+static void proceed(struct call *c)
 {
     feed_all(stream_of(c));
 }
+
+static const struct api_client client = {leave, proceed};
 
 /* A conversation has one stream: a new one takes the place of the one before. */
 void resume_take(struct call *c)
@@ -371,6 +372,7 @@ void resume_take(struct call *c)
     }
     a->streams = s;
     api_call_of(c)->stream = s;
+    api_call_of(c)->client = &client;
     c->sink = &sink;
 }
 

@@ -12,9 +12,6 @@
 void resume_note(struct api *a, struct call *c);
 /* Keeps the stream of a prepared call if its request asks for that. */
 void resume_take(struct call *c);
-bool resume_has(const struct call *c); // true: it was taken
-void resume_leave(struct call *c);     // its client has left
-void resume_continue(struct call *c);  // its client has room again
-void resume_close(struct api *a);      // frees what is kept; after the loop
+void resume_close(struct api *a); // frees what is kept; after the loop
 
 #endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/api/status.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/clock.h"
 #include "engine/base/minmax.h"
@@ -46,6 +47,7 @@ static const char *const columns[N_STATUS_COLUMNS] = {
     [TTFT_SUM] = "ttft_sum",
 };
 
+/* Counters since the start, from whose differences readers compute rates. */
 static void take_sample(struct api *a, struct status_sample *out)
 {
     const struct metric_series *ttft = &a->metrics.hist[MEASURE_TTFT];
@@ -105,13 +107,14 @@ static void put_row(struct buf *b, const struct status_sample *sample)
     buf_putc(b, ']');
 }
 
-/* Writes the column names, then rows, oldest first. This takes a third of the size of objects. */
+/* Writes the column names, then rows, oldest first. Rows
+ * without names take a third of the space of objects. */
 static void put_history(struct buf *b, const struct status_history *h)
 {
     const size_t n = lesser(h->n_taken, STATUS_SECONDS);
     buf_puts(b, ",\"history\":{\"columns\":[");
     for (int i = 0; i < N_STATUS_COLUMNS; i++) {
-        buf_printf(b, "%s\"%s\"", i ? "," : "", columns[i]);
+        buf_printf(b, "%s\"%s\"", text_if(i, ","), columns[i]);
     }
     buf_puts(b, "],\"rows\":[");
     for (size_t i = 0; i < n; i++) {
@@ -154,7 +157,7 @@ void api_status_data(struct http_request *req, void *arg)
     buf_put_json(&b, name, strlen(name));
     buf_puts(&b, ",\"device\":");
     buf_put_json(&b, device, strlen(device));
-    buf_printf(&b, ",\"chat\":%s", a->ready && a->calls.model.template ? "true" : "false");
+    buf_printf(&b, ",\"chat\":%s", bool_word(a->ready && a->calls.model.template));
     take_sample(a, &now);
     for (int i = 0; i < N_STATUS_COLUMNS; i++) {
         buf_printf(&b, ",\"%s\":", columns[i]);

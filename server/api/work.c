@@ -211,5 +211,6 @@ bool api_read_metadata(struct body *b, struct buf *out)
         buf_put_json(out, text, strlen(text));
     }
     buf_putc(out, '}');
+    body_put_nuls_back(b, out);
     return true;
 }

@@ -128,90 +128,43 @@ static bool is_ids(const struct body_member *m)
     return false;
 }
 
-/* The first \u0000 of n bytes of JSON, not counting what follows an escaped backslash; or NULL. */
-static char *find_nul(char *p, size_t n_bytes)
-{
-    for (char *end = p + n_bytes; (p = memchr(p, '\\', (size_t)(end - p))) != NULL; p += 2) {
-        if (end - p >= 6 && memcmp(p, "\\u0000", 6) == 0) {
-            return p;
-        }
-    }
-    return NULL;
-}
-
-/* Chooses a stand-in that the text does not contain, from U+FFFE, U+FFFF and U+FDD0 to U+FDEF.
- * These are noncharacters, so a text is unlikely to contain all of them. */
-static bool choose_stand_in(struct stand_in *s, const char *text, size_t n_bytes)
-{
-    enum { N_TAIL = 2, N_ALL = N_TAIL + 32 };
-    for (unsigned i = 0; i < N_ALL && !s->utf8[0]; i++) {
-        unsigned cp = i < N_TAIL ? 0xfffe + i : 0xfdd0 + i - N_TAIL;
-        char utf8[] = {(char)(0xe0 | cp >> 12), (char)(0x80 | (cp >> 6 & 63)),
-                       (char)(0x80 | (cp & 63)), '\0'};
-        char small[7], large[7];
-        snprintf(small, sizeof small, "\\u%04x", cp);
-        snprintf(large, sizeof large, "\\u%04X", cp);
-        if (!memmem(text, n_bytes, utf8, 3) && !memmem(text, n_bytes, small, 6) &&
-            !memmem(text, n_bytes, large, 6)) {
-            memcpy(s->utf8, utf8, sizeof utf8);
-            memcpy(s->escaped, small, sizeof small);
-        }
-    }
-    return s->utf8[0] != '\0';
-}
-
 bool body_hide_nuls(struct body *b, const char *body_text, size_t body_bytes, char *text,
                     size_t n_bytes)
 {
-    char *nul = find_nul(text, n_bytes);
-    if (!nul) {
+    if (!stand_in_find_nul(text, n_bytes)) {
         return true;
-    }
-    struct stand_in own = {.utf8 = ""};
-    if (!choose_stand_in(&own, text, n_bytes)) {
-        return false;
     }
     if (!b->nul.utf8[0]) { // the body has none yet: choose one that neither text contains
         struct buf both;
         buf_init(&both, body_bytes + n_bytes + 1);
         buf_put(&both, body_text, body_bytes);
         buf_put(&both, text, n_bytes);
-        bool found = !both.failed && choose_stand_in(&b->nul, both.data, both.n_bytes);
+        bool found = !both.failed && stand_in_choose(&b->nul, both.data, both.n_bytes);
         buf_deinit(&both);
         if (!found) {
             return false;
         }
-    } else if (memmem(text, n_bytes, b->nul.utf8, 3) || memmem(text, n_bytes, b->nul.escaped, 6)) {
+    } else if (stand_in_occurs(&b->nul, text, n_bytes)) {
         return false;
     }
-    for (; nul; nul = find_nul(nul, n_bytes - (size_t)(nul - text))) {
-        memcpy(nul, b->nul.escaped, 6);
-    }
+    stand_in_hide(&b->nul, text, n_bytes);
     return true;
 }
 
 void body_put_nuls_back(const struct body *b, struct buf *json)
 {
-    const char *from = json->data, *end = from + json->n_bytes, *at;
-    if (!b->nul.utf8[0] || json->failed || json->n_bytes == 0) {
-        return;
-    }
-    struct buf out;
-    buf_init(&out, json->max_bytes);
-    while ((at = memmem(from, (size_t)(end - from), b->nul.utf8, 3)) != NULL) {
-        buf_put(&out, from, (size_t)(at - from));
-        buf_puts(&out, "\\u0000");
-        from = at + 3;
-    }
-    buf_put(&out, from, (size_t)(end - from));
-    buf_deinit(json);
-    *json = out;
+    stand_in_put_back(&b->nul, json);
+}
+
+bool body_text_has_nul(const struct body *b, const char *string)
+{
+    return string && b->nul.utf8[0] && strstr(string, b->nul.utf8);
 }
 
 const char *body_text(const struct body *b, const char *string, size_t *n_bytes)
 {
     *n_bytes = strlen(string);
-    if (!b->nul.utf8[0] || !strstr(string, b->nul.utf8)) {
+    if (!body_text_has_nul(b, string)) {
         return string;
     }
     char *copy = arena_strndup(b->arena, string, *n_bytes), *to = copy;
@@ -230,16 +183,16 @@ const char *body_text(const struct body *b, const char *string, size_t *n_bytes)
  * which the arena keeps. */
 static bool hide_from_tree(struct body *b, struct body_member *m, char *text, size_t n_bytes)
 {
-    char *at = text + (m->start - text), *end = at + m->n_bytes;
+    char *at = text + (m->start - text);
     static const char of_ids[] =
         "prompt|prompt_token_ids|token_ids|input|tokens|query|items|label_token_ids";
     bool ids = m->n_bytes > 2 && is_ids(m) && words_find(of_ids, m->key) >= 0;
-    char *nul = ids ? NULL : find_nul(at, m->n_bytes);
+    const bool nul = !ids && stand_in_find_nul(at, m->n_bytes);
     if (!ids && !nul) {
         return true;
     }
     m->start = arena_strndup(b->arena, at, m->n_bytes);
-    m->has_nul = nul != NULL;
+    m->has_nul = nul;
     if (!m->start && b->arena->no_memory) {
         return call_error_no_memory(b->error);
     }
@@ -250,11 +203,11 @@ static bool hide_from_tree(struct body *b, struct body_member *m, char *text, si
         memset(at, ' ', m->n_bytes);
         memcpy(at, "[]", 2);
     }
-    if (nul && !b->nul.utf8[0] && !choose_stand_in(&b->nul, text, n_bytes)) {
+    if (nul && !b->nul.utf8[0] && !stand_in_choose(&b->nul, text, n_bytes)) {
         return not_json(b->error, "U+0000 together with all of Unicode's noncharacters");
     }
-    for (; nul; nul = find_nul(nul, (size_t)(end - nul))) {
-        memcpy(nul, b->nul.escaped, 6);
+    if (nul) {
+        stand_in_hide(&b->nul, at, m->n_bytes);
     }
     return true;
 }

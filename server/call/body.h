@@ -9,6 +9,7 @@
 #include "engine/base/arena.h"
 #include "engine/base/json.h"
 #include "server/call/error.h"
+#include "server/call/stand_in.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,12 +26,6 @@ struct body_member {
      * NUL-terminated: the exact text can be read from `start`, or restored (body_put_nuls_back).
      * Readers do that for the members in which it is allowed (members_read). */
     bool has_nul;
-};
-
-/* The character that replaces U+0000 in the tree: one that the text does not contain. */
-struct stand_in {
-    char utf8[4];    // the character; "": none was needed
-    char escaped[7]; // as JSON, "\\ufffe"
 };
 
 struct body {
@@ -80,6 +75,8 @@ void body_put_nuls_back(const struct body *b, struct buf *json);
 /* The same for a plain string. Returns the string itself, or a copy in the arena; NULL: too
  * large. */
 const char *body_text(const struct body *b, const char *string, size_t *n_bytes);
+/* True if the string has the stand-in. False for NULL. */
+bool body_text_has_nul(const struct body *b, const char *string);
 
 /* "Invalid type for 'x': expected a string, but got an object instead." */
 bool body_wrong_type(struct call_error *e, const char *param, const char *expected,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One sample: passes the engine's tokens through the output parser to the format. */
+#include "engine/base/optional.h"
 #include "engine/engine.h"
 #include "server/call/call.h"
 
@@ -71,7 +72,7 @@ static void make_call_id(struct call_choice *ch, const char *name, char *id, siz
         snprintf(id, n_bytes, "functions.%.64s:%d", name, r->n_past_calls + ch->n_calls);
     } else {
         const char *prefix = ch->call->format->call_prefix;
-        call_make_id(ch->call, prefix ? prefix : "call_", id);
+        call_make_id(ch->call, or_text(prefix, "call_"), id);
     }
 }
 

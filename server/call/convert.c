@@ -2,6 +2,7 @@
 /* Converts items and tools of other APIs to messages and tools of a chat, as the JSON text that
  * templates receive. */
 #include "server/call/convert.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/words.h"
 
@@ -41,7 +42,7 @@ void convert_node(struct buf *out, const struct json *node) // the parser limits
 {
     switch (json_type(node)) {
     case JSON_NULL: buf_puts(out, "null"); break;
-    case JSON_BOOL: buf_puts(out, json_bool(node, false) ? "true" : "false"); break;
+    case JSON_BOOL: buf_puts(out, bool_word(json_bool(node, false))); break;
     case JSON_NUMBER: buf_put_double(out, json_number(node, 0)); break;
     case JSON_STRING: convert_text(out, json_string(node)); break;
     case JSON_ARRAY: put_children(out, node, false); break;
@@ -92,7 +93,7 @@ static void put_item(struct buf *out, const struct json *item, bool with_id)
     const char *type = json_get_string(item, "type"), *role = json_get_string(item, "role");
     const struct json *content = json_get(item, "content");
     buf_puts(out, "{\"type\":");
-    convert_text(out, type ? type : "message");
+    convert_text(out, or_text(type, "message"));
     if (json_is(content, JSON_STRING)) {
         bool said = role && strcmp(role, "assistant") == 0;
         buf_puts(out, ",\"content\":[{\"type\":");
@@ -140,13 +141,12 @@ bool convert_keep_messages(struct request *r, struct buf *array)
 }
 
 /* Tools are needed as text (for the template) and as a tree (for parsers). */
-bool convert_keep_tools(struct request *r, const struct buf *array)
+bool convert_keep_tools(struct request *r, struct buf *array)
 {
-    if (!keep(r, array, &r->tools, &r->tools_bytes)) {
-        return false;
-    }
-    if (json_parse(r->tools, r->tools_bytes, NULL, &r->own_tools, NULL) == OK) {
+    if (!array->failed &&
+        json_parse(array->data, array->n_bytes, NULL, &r->own_tools, NULL) == OK) {
         r->tools_json = r->own_tools;
     }
-    return true;
+    body_put_nuls_back(&r->body, array);
+    return keep(r, array, &r->tools, &r->tools_bytes);
 }

@@ -21,6 +21,6 @@ void convert_item_but_id(struct buf *out, const struct json *item);
 
 /* Stores the finished array in the request. False: r->error is set. */
 bool convert_keep_messages(struct request *r, struct buf *array);
-bool convert_keep_tools(struct request *r, const struct buf *array);
+bool convert_keep_tools(struct request *r, struct buf *array);
 
 #endif

@@ -229,12 +229,12 @@ void call_native_prob(struct call_choice *ch, int32_t token, const struct token_
     struct buf *b = &ch->logprobs;
     struct post_sampling post;
     post_sampling_of(&ch->request->params, lp, token, &post);
-    buf_puts(b, b->n_bytes ? "," : "");
+    buf_puts(b, text_if(b->n_bytes, ","));
     put_native_prob(b, ch->call, token, post.drawn);
     buf_puts(b, ",\"top_probs\":[");
     for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
         const double prob = i < post.n ? post_sampling_prob(&post, lp, i) : 0;
-        buf_puts(b, i ? "," : "");
+        buf_puts(b, text_if(i, ","));
         put_native_prob(b, ch->call, lp->top_ids[i], prob);
         buf_putc(b, '}');
     }

@@ -134,6 +134,8 @@ static void send_piece(struct call *c, const struct buf *text, int32_t call_inde
 /* ---- blocks -----------------------------------------------------------------------------------
  */
 
+/* Ends the open block or call: in a stream by its event, otherwise by adding it to the message's
+ * JSON. */
 static void close_block(struct call_choice *ch)
 {
     struct call *c = ch->call;
@@ -151,7 +153,7 @@ static void close_block(struct call_choice *ch)
         buf_puts(&m->calls, "}}");
     } else {
         const char *name = block_name(m->open);
-        buf_printf(&m->content, "%s{\"type\":\"%s\",\"%s\":", m->content.n_bytes > 0 ? "," : "",
+        buf_printf(&m->content, "%s{\"type\":\"%s\",\"%s\":", text_if(m->content.n_bytes > 0, ","),
                    name, name);
         buf_put_json(&m->content, m->text.data, m->text.n_bytes);
         buf_putc(&m->content, '}');
@@ -224,7 +226,7 @@ static void call(struct call_choice *ch, const char *name, const char *id)
         buf_puts(b, "\"\"}}}}");
         send(c, b);
     } else {
-        buf_puts(&m->calls, m->calls.n_bytes > 0 ? "," : "");
+        buf_puts(&m->calls, text_if(m->calls.n_bytes > 0, ","));
         put_call_head(&m->calls, name, id);
     }
 }

@@ -49,7 +49,9 @@ static struct answer answer_of(const struct call *c, size_t i)
         a.probs[k] = exp((double)r->logprobs[place]);
         a.mass += a.probs[k];
         a.is_label |= d->ids[place] == r->token;
-        a.best = a.probs[k] > a.probs[a.best] ? k : a.best;
+        if (a.probs[k] > a.probs[a.best]) {
+            a.best = k;
+        }
     }
     for (int k = 0; k < q->n_options; k++) { // labels without any probability are equally likely
         a.probs[k] = a.mass > 0 ? a.probs[k] / a.mass : 1.0 / q->n_options;
@@ -109,6 +111,8 @@ static void put_legend(struct buf *b, const struct question *q)
     buf_putc(b, '}');
 }
 
+/* An answer in SystemOne's form. The confidence is the best option's share of the whole
+ * vocabulary's probability. */
 static void put_answer(struct buf *b, const struct question *q, const struct answer *a)
 {
     static const char *const types[] = {
@@ -125,7 +129,7 @@ static void put_answer(struct buf *b, const struct question *q, const struct ans
     }
     buf_puts(b, ",\"probabilities\":{");
     for (int k = 0; k < q->n_options; k++) {
-        buf_puts(b, k > 0 ? "," : "");
+        buf_puts(b, text_if(k > 0, ","));
         put_name(b, q, k);
         buf_putc(b, ':');
         buf_put_double(b, a->probs[k]);
@@ -135,6 +139,7 @@ static void put_answer(struct buf *b, const struct question *q, const struct ans
     buf_putc(b, '}');
 }
 
+/* The whole reply: the answers, then how sure the model was of each of them. */
 static void end_systemone(struct call *c)
 {
     const struct decisions *d = c->request.decisions;
@@ -183,6 +188,8 @@ static void put_probabilities(struct buf *b, const struct question *q, const str
     buf_putc(b, ']');
 }
 
+/* An answer in the listed form, which names its question. A predicate has one probability, that
+ * of true. */
 static void put_listed(struct buf *b, const struct question *q, const struct answer *a)
 {
     static const char *const types[] = {[QUESTION_CHOICE] = "choice",

@@ -28,7 +28,9 @@ static int32_t id_of(const struct call *c, const struct json *entry)
         const char *digits = token + sizeof prefix - 1;
         char *end = NULL;
         id = strtoll(digits, &end, 10);
-        id = end != digits && *end == '\0' ? id : -1;
+        if (end == digits || *end != '\0') {
+            id = -1;
+        }
     }
     return id >= 0 && id < c->request.model->info->vocab ? (int32_t)id : -1;
 }
@@ -53,7 +55,7 @@ static void put_entry(struct buf *b, const struct call *c, const struct json *en
     call_put_logprob(b, value_of(entry));
     buf_puts(b, ",\"bytes\":[");
     for (const char *p = token; p && *p; p++) {
-        buf_printf(b, "%s%d", p > token ? "," : "", (unsigned char)*p);
+        buf_printf(b, "%s%d", text_if(p > token, ","), (unsigned char)*p);
     }
     buf_putc(b, ']');
 }

@@ -22,7 +22,7 @@ static void put_real(struct buf *b, const char *key, double v)
 static void put_biases(struct buf *b, const struct sampling_params *p)
 {
     for (int32_t i = 0; i < p->n_bias; i++) {
-        buf_printf(b, "%s{\"token\":%d,\"bias\":", i ? "," : "", p->bias[i].token);
+        buf_printf(b, "%s{\"token\":%d,\"bias\":", text_if(i, ","), p->bias[i].token);
         if (p->bias[i].bias > -100) {
             buf_put_double(b, (double)p->bias[i].bias);
         } else {
@@ -306,7 +306,7 @@ static void end(struct call *c)
     struct buf b;
     buf_init(&b, (size_t)1 << 30);
     for (size_t i = 0; i < c->n_choices; i++) {
-        const char *open = list ? "[" : "";
+        const char *open = text_if(list, "[");
         if (i) {
             buf_puts(&b, ",");
         } else {

@@ -24,7 +24,7 @@ static void put_stop_sequences(struct buf *b, const struct request *r)
     }
     buf_puts(b, ",\"stop\":[");
     for (size_t i = 0; i < r->output.n_stop; i++) {
-        buf_puts(b, i > 0 ? "," : "");
+        buf_puts(b, text_if(i > 0, ","));
         buf_put_json(b, r->output.stop[i], r->output.stop_bytes[i]);
     }
     buf_putc(b, ']');

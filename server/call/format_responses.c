@@ -117,6 +117,8 @@ static void send_text_done(struct call *c, const char *type, const char *key, bo
     send(c, type, b);
 }
 
+/* Sends the events that end the open item, the innermost first, and keeps the item for the
+ * response object. */
 static void close_item(struct call *c, const char *status)
 {
     struct responses *s = response_state(c);

@@ -18,7 +18,7 @@ static void put_pieces(struct buf *b, const struct call *c, const struct request
         } else {
             piece = tokenizer_piece(tok, p->ids[i], &n);
         }
-        buf_printf(b, "%s{\"id\":%d,\"piece\":", i ? "," : "", p->ids[i]);
+        buf_printf(b, "%s{\"id\":%d,\"piece\":", text_if(i, ","), p->ids[i]);
         if (piece && utf8_check(piece, n) != n) {
             for (size_t k = 0; k < n; k++) {
                 buf_printf(b, "%c%d", k ? ',' : '[', (unsigned char)piece[k]);

@@ -147,7 +147,8 @@ static bool check_nuls(struct request *r)
     static const char may[] =
         "prompt|input|content|messages|system|instructions|suffix|query|documents|texts|items|"
         "queries|text_1|text_2|data_1|data_2|input_prefix|input_suffix|stop|stop_sequences|user|"
-        "metadata|safety_identifier|prompt_cache_key";
+        "metadata|safety_identifier|prompt_cache_key|tools|functions|bad_words|"
+        "chat_template_kwargs|state|previous_input_messages";
     for (size_t i = 0; i < r->body.n_members && r->body.nul.utf8[0]; i++) {
         const struct body_member *m = &r->body.members[i];
         const struct member *known = member_find(m->key, r->form);
@@ -184,10 +185,10 @@ static bool check_names(struct request *r)
 
 bool members_read(struct request *r)
 {
-    /* The first row is the model: the error for an unknown model takes precedence over all
-     * others. */
+    /* The first row is the model: the error for an unknown model takes precedence over those for
+     * the values of other members. */
     const struct member *m = member_at(0);
-    if (!read_member(r, m) || !check_names(r) || !check_nuls(r)) {
+    if (!check_nuls(r) || !read_member(r, m) || !check_names(r)) {
         return false;
     }
     for (size_t i = 1; (m = member_at(i)) != NULL; i++) {

@@ -12,11 +12,14 @@
     "'tool_calls':{'type':['array','null'],'items':{'type':'object','required':['function'],'"     \
     "properties':{"                                                                                \
     "'function':{'type':'object','required':['name','arguments'],"                                 \
-    "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}}"
+    "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}},"        \
+    "'function_call':{'type':['object','null'],'required':['name','arguments'],'properties':{"     \
+    "'name':{'type':'string'},'arguments':{'type':'string'}}}"
 /* Other roles are accepted if the chat template supports them. */
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
-    "'role':{'enum':['developer','system','user']},'content':{'anyOf':[{'type':'string'}," PARTS   \
+    "'role':{'enum':['developer','system','user','function']},'content':{'anyOf':[{'type':'"       \
+    "string'}," PARTS                                                                              \
     "]}}},{'type':'object','required':['role'],'anyOf':[{'required':['content']},{'required':["    \
     "'tool_calls'],'properties':{'tool_calls':{'type':'array'}}}],'properties':{"                  \
     "'role':{'const':'assistant'},'content':{'anyOf':[{'type':['string','null']}," PARTS           \
@@ -46,7 +49,8 @@
     "'const':'function'}," FUNCTION "}}"
 #define SCHEMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['name','input_schema'],'properties':{"    \
-    "'type':{'const':'custom'},'name':{'type':'string'},'description':{'type':'string'},"          \
+    "'type':{'const':'custom'},'name':{'type':'string','minLength':1},'description':{'type':"      \
+    "'string'},"                                                                                   \
     "'input_schema':{'type':'object'}}}"
 #define TEXT_BLOCK                                                                                 \
     "{'type':'object','required':['type','text'],'properties':{'type':{'const':'text'},'text':{"   \
@@ -89,20 +93,16 @@
     "'items':{'type':'object','required':['role'],'properties':{'role':{'enum':['system','user',"  \
     "'assistant','tool']},'content':{'type':['string','null']},'thinking':{'type':['string',"      \
     "'null']},'tool_name':{'type':'string'}}}"
-#define DIRECTIVE                                                                                  \
-    "{'type':'object','required':['priority'],'additionalProperties':false,'properties':{"         \
-    "'priority':{'type':'integer','minimum':0,'maximum':100},'duration':{'type':['number',"        \
-    "'null'],'minimum':0,'maximum':2592000},'start':{'type':'integer','minimum':0},'end':{"        \
-    "'type':['integer','null'],'minimum':1},'covers_output':{'type':'boolean'}}}"
+/* What a payload may be depends on the type of the action, and most types are ignored. */
 #define KV_HINTS                                                                                   \
     "'anyOf':[{'type':'null'},{'type':'object','maxProperties':0},{'type':'object','required':["   \
     "'protocol_version','message_id','actions'],'properties':{'protocol_version':{"                \
-    "'type':'string'},'message_id':{'type':'string'},'actions':{'type':'array','maxItems':16,"     \
+    "'type':'string'},'message_id':{'type':'string'},'actions':{'type':'array',"                   \
     "'items':{'type':'object','required':['action_id','action_type','action_version','payload'],"  \
     "'properties':{'action_id':{'type':'string'},'action_type':{'type':'string'},"                 \
-    "'action_version':{'type':'string'},'payload':{'type':'object','properties':{'scope':{"        \
-    "'type':['string','null']},'directives':{'type':'array','maxItems':128,'items':" DIRECTIVE     \
-    "}}}}}}}}]"
+    "'action_version':{'type':'string'},'payload':{'type':'object','description':"                 \
+    "'Of kv.retain 1.x: scope (a string or null) and directives, at most 128 objects with "        \
+    "priority (0 to 100), duration (seconds) and either start and end or covers_output.'}}}}}}]"
 /* llama.cpp's logit_bias: a number or false for each text or id. */
 #define A_BIAS "{'anyOf':[{'type':'number','minimum':-100,'maximum':100},{'const':false}]}"
 #define NATIVE_BIAS                                                                                \

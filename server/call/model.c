@@ -259,7 +259,7 @@ static enum status check_keys(const struct json *o, struct err *err)
             const char *name = i < N_REALS ? reals[i].key : others[i - N_REALS];
             size_t n = strlen(names);
             known = strcmp(json_key(c), name) == 0;
-            snprintf(names + n, sizeof names - n, "%s%s", i > 0 ? ", " : "", name);
+            snprintf(names + n, sizeof names - n, "%s%s", text_if(i > 0, ", "), name);
         }
         if (!known) {
             return err_set(err, ERR_INVALID, "unknown key '%.60s'; the known keys are %s",
@@ -406,7 +406,7 @@ static enum status read_model_pooling(struct call_model *m, const char *dir, str
  * pooling it was trained with. */
 static enum status open_pooling(struct call_model *m, const struct config *config, struct err *err)
 {
-    const char *text = config->pooler_config ? config->pooler_config : "auto";
+    const char *text = or_text(config->pooler_config, "auto");
     m->pooling = POOL_MEAN;
     m->normalize = true;
     TRY(read_model_pooling(m, config->engine.model, err));

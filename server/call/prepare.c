@@ -2,6 +2,7 @@
 /* Prepares a request on the pool: body, members, template, tokens, grammar. It works on
  * the request alone, so requests are prepared in parallel. */
 #include "server/call/prepare.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/minmax.h"
 #include "server/call/beams.h"
@@ -180,7 +181,7 @@ static bool no_tokenizer(struct request *r)
     const char *why = r->model->no_tok.text;
     return call_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
                           "This model has no tokenizer%s%s%s: '%s' must be token ids.",
-                          *why ? " (" : "", why, *why ? ")" : "", prompt_key(r));
+                          text_if(*why, " ("), why, text_if(*why, ")"), prompt_key(r));
 }
 
 /* Ids of all prompts share one list, which may move while it grows, so positions are kept
@@ -291,6 +292,7 @@ static bool render_all(struct request *r, const struct chat_template *t)
     return true;
 }
 
+/* The request's own template is used if it has one, otherwise the model's. */
 static bool compile_and_render(struct request *r)
 {
     struct err err = {""};
@@ -395,7 +397,7 @@ static bool fit(struct request *r, struct request_prompt *p)
     }
     bool clamps = !r->max_is_asked || r->max_shrinks || kinds[r->kind].clamps ||
                   r->model->config->clamp_max_tokens;
-    int64_t least = wanted == 0 || kinds[r->kind].may_fill ? 0 : 1;
+    int64_t least = wanted != 0 && !kinds[r->kind].may_fill;
     if (room < least || (room < wanted && !clamps)) {
         return call_error_context_exceeded(&r->error, prompt_key(r), context, p->n,
                                            r->max_is_asked ? r->max_tokens : 0);

@@ -232,13 +232,18 @@ bool read_bad_words(struct request *r)
     int32_t n = 0, n_tokens = 0;
     for (const struct json *w = json_first(words); w; w = json_next(w)) {
         const char *text = json_string(w);
+        size_t n_bytes;
         if (!text || !*text) {
             return body_wrong_type(&r->error, "bad_words", "an array of non-empty strings", w);
+        }
+        text = body_text(&r->body, text, &n_bytes);
+        if (!text) {
+            return request_too_large(r);
         }
         for (int spaced = 0; spaced < 2; spaced++) {
             struct ids ids;
             ids_init(&ids, MAX_BAD_TOKENS);
-            struct text_span spans[2] = {{" ", spaced ? 1 : 0, true}, {text, strlen(text), true}};
+            struct text_span spans[2] = {{" ", spaced, true}, {text, n_bytes, true}};
             enum status st = tokenizer_encode(r->model->tok, spans, 2,
                                               (struct tokenizer_flags){false, false}, &ids, NULL);
             bool fits = st == OK && n_tokens + (int32_t)ids.n <= MAX_BAD_TOKENS;

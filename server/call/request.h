@@ -192,7 +192,8 @@ struct request {
     bool max_shrinks; // a value that exceeds the context is reduced rather than refused (n_predict)
     bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt that was too long was cut
     int64_t n_keep, n_discard;
-    bool has_max_tokens, max_is_asked; // neither: all that fit; only the first: a default, clamped
+    bool has_max_tokens, max_is_asked; // neither: as many as fit; only the first: a default, which
+                                       // is reduced to what fits
     int64_t max_tokens;
     int32_t n, best_of;
     bool beams; // use_beam_search; there are n beams

@@ -39,7 +39,7 @@ static bool bad_keys(struct request *r, const struct json *map)
     buf_init(&names, 4096);
     for (const struct json *v = json_first(map); v; v = json_next(v)) {
         if (!is_id(json_key(v))) {
-            buf_printf(&names, "%s'%.40s'", n_bad++ ? ", " : "", json_key(v));
+            buf_printf(&names, "%s'%.40s'", text_if(n_bad++, ", "), json_key(v));
         }
     }
     call_error_set(&r->error, 400, "invalid_value", "logit_bias",

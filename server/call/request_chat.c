@@ -14,7 +14,7 @@ enum { MAX_MESSAGES = 4096 /* arbitrary */ };
 
 static const char *at(char *text, size_t n_bytes, size_t message, const char *field)
 {
-    snprintf(text, n_bytes, "messages[%zu]%s%s", message, *field ? "." : "", field);
+    snprintf(text, n_bytes, "messages[%zu]%s%s", message, text_if(*field, "."), field);
     return text;
 }
 
@@ -120,13 +120,31 @@ static bool check_call(struct request *r, const struct json *call, size_t index,
     return true;
 }
 
+/* The older form of a call, which chat/old_calls.c converts. */
+static bool check_old_call(struct request *r, const struct json *m, size_t index)
+{
+    char where[64];
+    const struct json *call = json_get(m, "function_call");
+    if (json_type(call) == JSON_NULL) {
+        return true;
+    }
+    if (!json_get_string(call, "name") || !json_get_string(call, "arguments")) {
+        at(where, sizeof where, index, "function_call");
+        return call_error_set(&r->error, 400, "invalid_value", where,
+                              "Invalid '%s': expected 'name' and 'arguments', both strings.",
+                              where);
+    }
+    r->n_past_calls++;
+    return true;
+}
+
 /* Earlier calls must be well-formed, because templates read them without checks. */
 static bool check_calls(struct request *r, const struct json *m, size_t index)
 {
     char where[64];
     const struct json *calls = json_get(m, "tool_calls");
     if (json_type(calls) == JSON_NULL) {
-        return true;
+        return check_old_call(r, m, index);
     }
     if (!json_is(calls, JSON_ARRAY)) {
         return body_wrong_type(&r->error, at(where, sizeof where, index, "tool_calls"), "an array",

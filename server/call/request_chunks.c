@@ -19,6 +19,7 @@ int64_t request_input_limit(const struct request *r)
     return m->max_embed_tokens;
 }
 
+/* Inputs longer than the context become several prompts, whose vectors are joined in the answer. */
 bool request_split_inputs(struct request *r, const char *key)
 {
     const int64_t most = request_input_limit(r), context = r->model->info->max_model_len;

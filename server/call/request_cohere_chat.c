@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The body of Cohere's chat (v2), which is rewritten as the body of a chat. What it has in common
  * with that is left as it is. */
+#include "engine/base/optional.h"
 #include "engine/base/words.h"
 #include "server/call/convert.h"
 #include "server/call/readers.h"
@@ -92,7 +93,7 @@ static void put_tool_part(struct buf *b, const struct json *part)
     buf_init(&text, 64 << 20);
     convert_node(&text, document);
     buf_puts(b, "{\"type\":\"text\",\"text\":");
-    buf_put_json(b, text.data ? text.data : "", text.n_bytes);
+    buf_put_json(b, or_empty(text.data), text.n_bytes);
     b->failed |= text.failed;
     buf_putc(b, '}');
     buf_deinit(&text);

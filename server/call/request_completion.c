@@ -66,7 +66,7 @@ bool request_read_prompts(struct request *r, const char *key, size_t max_prompts
     if (!r->prompts) {
         return request_too_large(r);
     }
-    struct json_scan sc; // advances with the tree, whose strings lack U+0000
+    struct json_scan sc; // in step with the tree, because the tree's strings lack U+0000
     json_scan_init(&sc, m->start, m->n_bytes, 8);
     for (const struct json *s = list ? json_first(m->node) : m->node; s;
          s = list ? json_next(s) : NULL) {
@@ -130,7 +130,7 @@ bool read_completion_max(struct request *r)
     if (max && max->node && json_type(max->node) == JSON_NULL) {
         r->has_max_tokens = false;
     }
-    r->max_is_asked |= body_int(&r->body, "max_tokens", r->echo ? 0 : 1, INT32_MAX, &r->max_tokens);
+    r->max_is_asked |= body_int(&r->body, "max_tokens", !r->echo, INT32_MAX, &r->max_tokens);
     r->has_max_tokens |= r->max_is_asked;
     return true;
 }
@@ -265,7 +265,9 @@ bool tokenize_end(struct request *r)
     bool chat = r->form == FORM_TOKENIZE_CHAT;
     r->stream = false;
     // The answer of apply-template is text, which is not truncated.
-    r->truncate = r->kind == KIND_APPLY_TEMPLATE ? 0 : r->truncate;
+    if (r->kind == KIND_APPLY_TEMPLATE) {
+        r->truncate = 0;
+    }
     return (!chat || chat_end(r)) && (r->model->tok || no_tokenizer(r));
 }
 

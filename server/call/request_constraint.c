@@ -2,6 +2,7 @@
 /* Constraints on the answer: converts the members of several APIs to one grammar source. A schema's
  * text is taken from the body as written, since a tree loses the spelling of numbers and the order
  * of equal keys. */
+#include "engine/base/optional.h"
 #include "server/call/readers.h"
 #include "server/call/slice.h"
 
@@ -119,7 +120,7 @@ static bool read_format(struct request *r, const struct json *format, const char
     if (json_type(schema) == JSON_NULL) {
         char place[64];
         snprintf(place, sizeof place, "%s.%sschema", param,
-                 strcmp(param, "response_format") == 0 ? "json_schema." : "");
+                 text_if(strcmp(param, "response_format") == 0, "json_schema."));
         return call_error_missing(&r->error, place);
     }
     return constrain_at(r, param, GRAMMAR_SCHEMA, key, schema_path);
@@ -174,8 +175,8 @@ bool request_read_output_format(struct request *r, const char *key, const char *
 {
     const char *type = json_get_string(format, "type");
     char schema_path[32], place[48];
-    snprintf(place, sizeof place, "%s%s%s", key, *path ? "." : "", path);
-    snprintf(schema_path, sizeof schema_path, "%s%sschema", path, *path ? "/" : "");
+    snprintf(place, sizeof place, "%s%s%s", key, text_if(*path, "."), path);
+    snprintf(schema_path, sizeof schema_path, "%s%sschema", path, text_if(*path, "/"));
     if (!type || strcmp(type, "json_schema") != 0) {
         return call_error_set(
             &r->error, 400, "unsupported_value", place,

@@ -20,7 +20,7 @@ static void put_joined(struct buf *out, const struct json *parts)
     for (const struct json *p = json_first(parts); p; p = json_next(p)) {
         const char *part = json_get_string(p, "text");
         buf_puts(&text, p == json_first(parts) ? "" : "\n\n");
-        buf_puts(&text, part ? part : "");
+        buf_puts(&text, or_empty(part));
     }
     buf_put_json(out, or_empty(text.data), text.n_bytes);
     out->failed |= text.failed;

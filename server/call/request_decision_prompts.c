@@ -51,6 +51,8 @@ static void put_question(struct buf *b, const struct question *q)
     }
 }
 
+/* A question's chat. The text comes before the question, so that all questions share it as a
+ * prefix. */
 static bool put_chat(struct request *r, const struct question *q, struct request_chat *chat)
 {
     const struct decisions *d = r->decisions;
@@ -71,6 +73,7 @@ static bool put_chat(struct request *r, const struct question *q, struct request
     convert_text(&text, content.data);
     buf_puts(&text, "}]");
     buf_deinit(&content);
+    body_put_nuls_back(&r->body, &text);
     *chat = (struct request_chat){
         .text = text.failed ? NULL : arena_strndup(&r->arena, text.data, text.n_bytes),
         .n_bytes = text.n_bytes};

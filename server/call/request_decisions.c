@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bodies of vLLM's /v1/systemone and /v1/decisions: questions become chats, and their labels
  * token ids (decisions.h). */
+#include "engine/base/optional.h"
 #include "server/call/convert.h"
 #include "server/call/decisions.h"
 #include "server/call/readers.h"
@@ -37,7 +38,7 @@ static struct decisions *decisions_of(struct request *r)
 static const char *keep(struct request *r, struct buf *text, size_t *n_bytes)
 {
     const char *copy =
-        text->failed ? NULL : arena_strndup(&r->arena, text->data ? text->data : "", text->n_bytes);
+        text->failed ? NULL : arena_strndup(&r->arena, or_empty(text->data), text->n_bytes);
     if (n_bytes) {
         *n_bytes = text->n_bytes;
     }
@@ -84,6 +85,7 @@ bool read_decision_state(struct request *r)
         buf_puts(&text, json_string(m->node));
     } else if (m->node) {
         put_spaced(&text, m->node);
+        body_put_nuls_back(&r->body, &text);
     } else { // an array of numbers, of which there is no tree
         buf_put(&text, m->start, m->n_bytes);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bodies of the two /derender endpoints. The answers of /inference/v1/generate, or one chunk of
- * its stream, are read first; then the request that they answer takes the place of the body, so
- * that its members decide, as they do for that request, how the text is parsed. */
+/* The bodies of the two /derender endpoints. First the answers of /inference/v1/generate are read,
+ * or one chunk of its stream. Then the request that they answer takes the place of the body,
+ * because its members decide how the text is parsed. */
 #include "engine/base/words.h"
 #include "server/call/derender.h"
 #include "server/call/members.h"
@@ -129,6 +129,7 @@ static bool read_logprobs(struct request *r, const char *where, const struct jso
     return true;
 }
 
+/* Reads one choice of an engine's answer: why it ended, its index, log-probabilities and tokens. */
 static bool read_choice(struct request *r, const char *where, const struct json *choice,
                         struct derendered_choice *c)
 {
@@ -159,6 +160,7 @@ static bool read_choice(struct request *r, const char *where, const struct json 
            read_ids(r, where, json_get(choice, "token_ids"), c);
 }
 
+/* Reads an engine's answer. A stream's chunk has at most one choice, and may have none. */
 static bool read_answer(struct request *r, const char *where, const struct json *answer,
                         struct derendered *a)
 {
@@ -172,7 +174,7 @@ static bool read_answer(struct request *r, const char *where, const struct json 
         return missing_or_wrong(r, place, "an array", choices);
     }
     struct derender *d = r->derender;
-    const size_t n = json_count(choices), least = d->streams ? 0 : 1;
+    const size_t n = json_count(choices), least = !d->streams;
     const size_t most = d->streams ? 1 : MAX_SAMPLES;
     if (n < least || n > most) {
         return call_error_set(&r->error, 400, "invalid_value", place,
@@ -197,12 +199,18 @@ static bool read_answer(struct request *r, const char *where, const struct json 
         d->id = json_get_string(answer, "request_id");
     }
     const struct json *transfer = json_get(answer, "kv_transfer_params");
-    d->transfer = json_is(transfer, JSON_OBJECT) ? transfer : d->transfer;
+    if (json_is(transfer, JSON_OBJECT)) {
+        d->transfer = transfer;
+    }
     const struct json *scores = json_get(answer, "prompt_logprobs");
-    d->prompt_logprobs = json_is(scores, JSON_ARRAY) ? scores : d->prompt_logprobs;
+    if (json_is(scores, JSON_ARRAY)) {
+        d->prompt_logprobs = scores;
+    }
     const struct json *metrics = json_get(answer, "metrics"),
                       *ids = json_get(answer, "prompt_token_ids");
-    d->metrics = json_is(metrics, JSON_OBJECT) ? metrics : d->metrics;
+    if (json_is(metrics, JSON_OBJECT)) {
+        d->metrics = metrics;
+    }
     a->prompt_ids = json_is(ids, JSON_ARRAY) ? ids : NULL;
     return true;
 }

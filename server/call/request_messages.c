@@ -14,6 +14,8 @@ enum { MAX_TURNS = 100000 /* Anthropic's limit */ };
 /* ---- the system prompt
  * --------------------------------------------------------------------------- */
 
+/* The system prompt becomes the first message. Lines that change with each request are left out
+ * (--strip-prompt-lines), because they would prevent cache hits. */
 static bool put_system(struct turns *t)
 {
     struct request *r = t->r;
@@ -56,6 +58,7 @@ static bool put_system(struct turns *t)
 /* ---- all of them
  * --------------------------------------------------------------------------------- */
 
+/* Reads all turns. If the last one is text of the assistant, the answer continues it. */
 static bool put_turns(struct turns *t)
 {
     struct call_error *e = &t->r->error;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Responses' namespaces of tools. To templates and parsers a tool `f` of the namespace `n` is the
  * function n__f, as in vLLM; calls are reported with the tool's own name and its namespace. */
+#include "engine/base/optional.h"
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
@@ -100,7 +101,7 @@ static bool put_all(struct flat *f, const struct json *list)
                 return false;
             }
         } else {
-            buf_puts(&f->out, f->n++ ? "," : "");
+            buf_puts(&f->out, text_if(f->n++, ","));
             convert_node(&f->out, t);
         }
     }
@@ -126,13 +127,15 @@ bool request_flatten_tools(struct request *r, const struct json **list, const ch
     bool good = put_all(&f, *list);
     buf_putc(&f.out, ']');
     if (good) {
+        good = !f.out.failed &&
+               json_parse(f.out.data, f.out.n_bytes, NULL, &r->flat_tools, NULL) == OK;
+        body_put_nuls_back(&r->body, &f.out);
         *text = f.out.failed ? NULL : arena_strndup(&r->arena, f.out.data, f.out.n_bytes);
         *n_bytes = f.out.n_bytes;
+        *list = r->flat_tools;
         r->namespaced = f.spaced;
         r->n_namespaced = f.n_spaced;
-        good = *text && json_parse(*text, *n_bytes, NULL, &r->flat_tools, NULL) == OK;
-        *list = r->flat_tools;
-        good = good || request_too_large(r);
+        good = (good && *text) || request_too_large(r);
     }
     buf_deinit(&f.out);
     return good;

@@ -296,7 +296,7 @@ static bool read_file(struct request *r, const struct json *extra, struct fim_fi
                               "Invalid 'input_extra': expected objects with a 'text' and a "
                               "'filename'.");
     }
-    *file = (struct fim_file){.name = name ? name : "tmp", .text = text, .n_bytes = strlen(text)};
+    *file = (struct fim_file){.name = or_text(name, "tmp"), .text = text, .n_bytes = strlen(text)};
     return true;
 }
 

@@ -23,7 +23,7 @@ struct ollama {
 
 static const char *where(struct ollama *o, const char *field)
 {
-    snprintf(o->place, sizeof o->place, "messages[%zu]%s%s", o->index, *field ? "." : "", field);
+    snprintf(o->place, sizeof o->place, "messages[%zu]%s%s", o->index, text_if(*field, "."), field);
     return o->place;
 }
 
@@ -105,6 +105,7 @@ static bool put_result(struct ollama *o, const struct json *m)
     return true;
 }
 
+/* Writes an Ollama message as a message of a chat completion. */
 static bool put_message(struct ollama *o, const struct json *m)
 {
     struct call_error *e = &o->r->error;

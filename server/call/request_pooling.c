@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bodies of vLLM's /pooling and /classify, whose prompts are texts, ids or a conversation, and
  * of Cohere's /v2/embed. */
+#include "engine/base/optional.h"
 #include "server/call/readers.h"
 
 #include "engine/base/words.h"
@@ -82,7 +83,7 @@ bool read_task(struct request *r)
         return call_error_set(
             &r->error, 400, "unsupported_value", "task",
             "Unsupported task: '%.40s'. This model supports: 'embed', 'token_embed'%s.", task,
-            r->model->scoring.judges ? ", 'classify'" : "");
+            text_if(r->model->scoring.judges, ", 'classify'"));
     }
     r->generates = which == 1;
     r->pools = !r->generates;

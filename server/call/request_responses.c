@@ -70,7 +70,7 @@ static void end_turn(struct messages *m)
 
 static const char *where(struct messages *m, const char *field)
 {
-    snprintf(m->place, sizeof m->place, "input[%zu]%s%s", m->index, *field ? "." : "", field);
+    snprintf(m->place, sizeof m->place, "input[%zu]%s%s", m->index, text_if(*field, "."), field);
     return m->place;
 }
 
@@ -100,7 +100,7 @@ static bool put_content(struct messages *m, const struct json *content, const ch
                               strcmp(type, "output_text") == 0 || strcmp(type, "refusal") == 0);
         if (!known) {
             return call_error_text_only(e, where(m, field), "content parts",
-                                        type ? type : "(none)");
+                                        or_text(type, "(none)"));
         }
         if (!text) {
             char place[64];

@@ -114,8 +114,8 @@ static void take(struct request *r, const struct texts *queries, const struct te
     r->n_documents = documents->n;
 }
 
-/* Checks that the same texts are not also given under another name: only names in `these` are
- * allowed. */
+/* Checks that the texts are given under one name only: of the names in `all`, the body may have
+ * those in `these`. */
 static bool only_these(struct request *r, const char *all, const char *these)
 {
     for (size_t i = 0; i < r->body.n_members; i++) {

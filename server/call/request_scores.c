@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The member prompt_logprob_token_ids of /inference/v1/generate: for each token of the prompt, ids
  * whose log-probabilities at its place are wanted. */
+#include "engine/base/minmax.h"
 #include "server/call/readers.h"
 
 static const char key[] = "prompt_logprob_token_ids";
@@ -40,7 +41,7 @@ static bool keep_rows(struct request *r, const struct id_list *lists, size_t n_r
     const int64_t most = r->model->config->max_logprobs;
     size_t n_ids = 0;
     for (size_t i = 0; i < n_rows; i++) {
-        n_ids = lists[i].n > n_ids ? lists[i].n : n_ids;
+        n_ids = greater(lists[i].n, n_ids);
     }
     if (n_ids == 0) {
         return call_error_empty(&r->error, key);
@@ -108,5 +109,5 @@ bool request_check_scores(struct request *r)
     }
     return call_error_set(&r->error, 400, "invalid_value", key,
                           "Invalid '%s': %d rows were given, but the prompt has %d scored rows.",
-                          key, r->n_scored, expected > 0 ? expected : 0);
+                          key, r->n_scored, greater(expected, 0));
 }

@@ -27,6 +27,15 @@ static const struct shape {
 };
 enum { SHAPE_CHAT, SHAPE_FUNCTIONS, SHAPE_RESPONSES, SHAPE_MESSAGES };
 
+/* Names and grammars are C strings. */
+static bool bad_nul(struct request *r, const char *place)
+{
+    return call_error_set(&r->error, 400, "invalid_value", place,
+                          "Invalid '%s': it contains the character U+0000, which is not supported "
+                          "there.",
+                          place);
+}
+
 /* ---- custom tools -----------------------------------------------------------------------------
  */
 
@@ -53,6 +62,9 @@ static bool read_custom_format(struct request *r, const struct json *custom,
             "Invalid '%s': expected type 'text', or 'grammar' with 'syntax' 'lark' "
             "or 'regex' and 'definition'.",
             tool->place);
+    }
+    if (body_text_has_nul(&r->body, definition)) {
+        return bad_nul(r, tool->place);
     }
     struct buf out;
     buf_init(&out, MAX_BYTES);
@@ -121,7 +133,7 @@ static bool bad_type(struct reader *t, const char *type)
         t->shape == &shapes[SHAPE_RESPONSES] ? "unsupported_parameter" : "unsupported_value", place,
         "Unsupported value: tools of type '%.40s' are not supported by this "
         "server; %s.",
-        type ? type : "(none)",
+        or_text(type, "(none)"),
         t->shape->custom ? "'function' and 'custom' are" : "only 'custom' is");
 }
 
@@ -214,9 +226,12 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
     to->custom = custom;
     to->allowed = true;
     snprintf(to->place, sizeof to->place, "%s.%s", where, custom ? "format" : t->shape->schema);
+    snprintf(place, sizeof place, "%s.name", where);
     if (!to->name || !*to->name) {
-        snprintf(place, sizeof place, "%s.name", where);
         return call_error_missing(&t->r->error, place);
+    }
+    if (body_text_has_nul(&t->r->body, to->name)) {
+        return bad_nul(t->r, place);
     }
     if (custom) {
         t->has_custom = true;

@@ -2,6 +2,7 @@
 /* The constraint on a request's whole output: the answer's constraint, calls that are forced or
  * must match their tools, and the model's own format around both (chat/turn.h). Compiled as the
  * last step of preparation. */
+#include "engine/base/optional.h"
 #include "server/call/readers.h"
 
 #include "engine/base/json_scan.h"
@@ -80,7 +81,7 @@ static bool blame(struct request *r, enum status whole, const struct err *why)
             return refuse_tool(r, i, st, &err);
         }
     }
-    const char *param = r->constraint_param ? r->constraint_param : "tools";
+    const char *param = or_text(r->constraint_param, "tools");
     return call_error_set(&r->error, 400, code_of(whole, r->constraint.kind), param,
                           "Invalid '%s': %s", param, why->text);
 }
@@ -131,6 +132,8 @@ static bool list_tools(struct plan *p)
     return true;
 }
 
+/* Decides whether the answer's grammar contains calls. They can be enforced only if it is known
+ * how the model writes them. */
 static bool plan_calls(struct plan *p)
 {
     struct request *r = p->r;
@@ -229,6 +232,8 @@ static bool compile(struct request *r, const struct grammar_source *source)
     return st == OK || blame(r, st, &err);
 }
 
+/* Without calls, reasoning and markers the constraint itself is the grammar; otherwise it
+ * becomes a part of a grammar of tags. */
 static bool constrain(struct plan *p)
 {
     struct request *r = p->r;

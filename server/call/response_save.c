@@ -41,8 +41,7 @@ static bool add_items(struct call *c, struct stored_item **items, size_t *n)
     bool good = items_take_text(r->items, r->items_bytes, items, n) &&
                 items_take_text(output->data, output->n_bytes, items, n);
     if (!good) {
-        log_warn("a response is not added to its conversation: it is too large, or has the "
-                 "character U+0000");
+        log_warn("a response is not added to its conversation: it is too large");
     }
     return good;
 }

@@ -199,6 +199,8 @@ static void shift(struct piece *p)
     make(p, n - (int32_t)drop);
 }
 
+/* Copies the piece's progress to the output of the whole answer. If the context is full and the
+ * answer may become longer, drops tokens and starts the next piece. */
 struct engine_request *shifts_take(struct call *c, struct engine_request *r)
 {
     struct piece *p = (struct piece *)r;

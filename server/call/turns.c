@@ -12,14 +12,14 @@ const char *const turn_role_names[] = {"user", "assistant", "system"};
 
 const char *turns_where_turn(struct turns *t, const char *field)
 {
-    snprintf(t->place, sizeof t->place, "messages[%zu]%s%s", t->turn, *field ? "." : "", field);
+    snprintf(t->place, sizeof t->place, "messages[%zu]%s%s", t->turn, text_if(*field, "."), field);
     return t->place;
 }
 
 const char *turns_where(struct turns *t, const char *field)
 {
     snprintf(t->place, sizeof t->place, "messages[%zu].content[%zu]%s%s", t->turn, t->block,
-             *field ? "." : "", field);
+             text_if(*field, "."), field);
     return t->place;
 }
 

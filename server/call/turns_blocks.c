@@ -61,6 +61,7 @@ static bool pass_over(struct turns *t, const struct json *block, enum turn_role 
     return name_of(t, block, "data") != NULL;
 }
 
+/* Reads a block that calls a tool, and adds it to the message's tool calls. */
 static bool read_call(struct turns *t, const struct json *block, enum turn_role role)
 {
     const char *id = name_of(t, block, "id");
@@ -115,7 +116,7 @@ static bool put_result(struct turns *t, const struct json *content)
     for (const struct json *b = json_first(content); good && b; b = json_next(b)) {
         const char *type = json_get_string(b, "type"), *part = json_get_string(b, "text");
         if (!type || strcmp(type, "text") != 0) {
-            good = unsupported_block(t, "content", type ? type : "(none)");
+            good = unsupported_block(t, "content", or_text(type, "(none)"));
         } else if (!part) {
             good = call_error_missing(&t->r->error, turns_where(t, "content.text"));
         } else {

@@ -314,8 +314,8 @@ static bool shape_message(struct jrt *rt, struct jv message, const struct chat_t
             return false;
         }
     }
-    return shape_reasoning(rt, message, traits) && shape_content(rt, message, traits) &&
-           shape_calls(rt, message, traits);
+    return chat_shape_old_call(rt, message) && shape_reasoning(rt, message, traits) &&
+           shape_content(rt, message, traits) && shape_calls(rt, message, traits);
 }
 
 /* Changes messages in place, since they belong to this render. */

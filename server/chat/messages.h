@@ -36,6 +36,9 @@ bool chat_shape(struct jrt *rt, struct jv messages, const struct chat_traits *tr
 /* Marks only roles, for requests that are passed on unchanged. */
 bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant);
 
+/* Rewrites `function_call` and the role `function` (old_calls.c). */
+bool chat_shape_old_call(struct jrt *rt, struct jv message);
+
 /* Defines date_string ("29 Nov 2026"), datetime ("Nov 29 2026") and functions (the tools as text),
  * as llama.cpp does (llama_variables.c). */
 bool chat_set_llama_variables(struct jrt *rt, int64_t local_us, struct jv tools);

@@ -216,7 +216,7 @@ static bool settle(struct chat *c, const struct chat_answer *a, enum status st, 
         c->over = true;
     }
     say_error(c, a->error.n_bytes > 0 ? a->error.data : err->text);
-    c->exit_code = c->terminal && !c->over ? 0 : 1;
+    c->exit_code = !c->terminal || c->over;
     return false;
 }
 

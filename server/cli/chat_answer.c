@@ -254,7 +254,7 @@ static void show_figures(const struct chat_answer *a)
     printf(DIM "[%lld token%s, %.1f tokens/s, first after %.0f ms%s]" PLAIN "\n", (long long)n,
            n == 1 ? "" : "s", (double)(at_once ? n : n - 1) * 1e9 / (double)(a->last_ns - from),
            (double)(a->first_ns - a->begin_ns) * 1e-6,
-           strcmp(a->finish, "length") == 0 ? ", cut at the token limit" : "");
+           text_if(strcmp(a->finish, "length") == 0, ", cut at the token limit"));
 }
 
 /* Ends an unfinished line or colour on the terminal. Statistics are shown to people only. */

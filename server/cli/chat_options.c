@@ -79,7 +79,7 @@ enum status chat_settings_set(struct chat_settings *s, const char *name, const c
         }
         const char *meant = nearest_word(&nearest);
         return err_set(err, ERR_INVALID, "there is no setting '%.60s'%s%s%s", name,
-                       meant ? "; did you mean '" : "", or_empty(meant), meant ? "'?" : "");
+                       text_if(meant, "; did you mean '"), or_empty(meant), text_if(meant, "'?"));
     }
     if (strcmp(value, "default") == 0) {
         s->is_set[i] = false;
@@ -90,8 +90,8 @@ enum status chat_settings_set(struct chat_settings *s, const char *name, const c
     if (end == value || *end || !(v >= settings[i].min && v <= settings[i].max) ||
         (settings[i].whole && v != floor(v))) {
         return err_set(err, ERR_INVALID, "%s: '%.60s' is not a %snumber from %.15g to %.15g",
-                       settings[i].name, value, settings[i].whole ? "whole " : "", settings[i].min,
-                       settings[i].max);
+                       settings[i].name, value, text_if(settings[i].whole, "whole "),
+                       settings[i].min, settings[i].max);
     }
     s->value[i] = v;
     s->is_set[i] = true;
@@ -104,7 +104,7 @@ void chat_settings_print(const struct chat_settings *s, struct buf *out)
     const size_t begin = out->n_bytes;
     for (int i = 0; i < N_CHAT_SETTINGS; i++) {
         if (s->is_set[i]) {
-            buf_printf(out, "%s%s %.15g", out->n_bytes > begin ? ", " : "", settings[i].name,
+            buf_printf(out, "%s%s %.15g", text_if(out->n_bytes > begin, ", "), settings[i].name,
                        s->value[i]);
         }
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads a configuration from command-line flags. */
+#include "engine/base/optional.h"
 #include "server/cli/config_source.h"
 
 #include "engine/base/mem.h"
@@ -111,7 +112,7 @@ static enum status read_flag(struct loading *l, int n_left, char **words, int *u
     bool alone = takes_no_value(&n) || (maybe && (!next || is_flag(next)));
     if (n.value || (alone && !equals)) {
         *used = 1;
-        return take(l, &n, n.value ? n.value : "true", err);
+        return take(l, &n, or_text(n.value, "true"), err);
     }
     if (!value) {
         return err_set(err, ERR_INVALID, "--%s needs a value", n.row ? n.row->name : n.flag->name);

@@ -160,9 +160,9 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* llama.cpp's server ignores the model that a request names, and its clients write anything there:
- * with its conventions, so does this server, unless the names are given as for vLLM. Of several
- * aliases its default is the first in alphabetical order. */
+/* llama.cpp's server ignores the model that a request names, because its clients write anything
+ * there. With its conventions this server ignores it, too, unless --served-model-name is given. Of
+ * several aliases its default is the first in alphabetical order. */
 static enum status allow_any_name(struct loading *l, struct err *err)
 {
     struct string_list *names = &l->config->served_model_name;
@@ -212,8 +212,10 @@ static enum status settle_drafts(const struct loading *l, struct err *err)
         log_info("a step has at most %s drafts of a sequence", most);
         const char *model = json_get_string(config, "model"); // the only other flag there is
         config_value_clear(l->config, row);
-        st = config_value_set_member(l->config, row, "model", model ? model : "", err);
-        st = st == OK ? config_value_set_member(l->config, row, key, most, err) : st;
+        st = config_value_set_member(l->config, row, "model", or_empty(model), err);
+        if (st == OK) {
+            st = config_value_set_member(l->config, row, key, most, err);
+        }
     }
     json_free(config);
     return st;

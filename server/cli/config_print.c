@@ -65,7 +65,7 @@ static void put_row_help(const struct option_row *row, struct buf *out)
     }
     bool negatable = row->type == OPTION_BOOL && row->initial && row->initial[0] == 't';
     int column = (int)strlen(row->name) + (negatable ? 9 : 4);
-    buf_printf(out, "  --%s%s", negatable ? "[no-]" : "", row->name);
+    buf_printf(out, "  --%s%s", text_if(negatable, "[no-]"), row->name);
     if (column < HELP_INDENT) {
         buf_printf(out, "%*s", HELP_INDENT - column, "");
     } else {
@@ -117,7 +117,7 @@ void config_print(const struct config *c, bool only_set, struct buf *out)
         } else if (value.n_bytes == 0) {
             buf_printf(out, "# %s:\n", row->name);
         } else {
-            buf_printf(out, "%s: %s%s\n", row->name, value.data, initial ? "  # default" : "");
+            buf_printf(out, "%s: %s%s\n", row->name, value.data, text_if(initial, "  # default"));
         }
         buf_deinit(&value);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Names of options in all spellings, and the precedence of sources. */
 #include "server/cli/config_source.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -134,7 +135,7 @@ enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
     int n = n_bytes > 100 ? 100 : (int)n_bytes;
     if (meant) {
         return err_set(err, ERR_INVALID, "unknown option '%.*s'; did you mean '%s%s'?", n, key,
-                       n_dashes ? "--" : "", meant);
+                       text_if(n_dashes, "--"), meant);
     }
     return err_set(err, ERR_INVALID, "unknown option '%.*s'", n, key);
 }

@@ -200,8 +200,8 @@ const struct option_row option_rows[] = {
          "requests may set a priority; if disabled, only those whose key has its own min-priority "
          "or max-priority")},
     {ROW("key-min-priority", OPTION_INT, key_min_priority, "-2147483648",
-         "lowest value, which is the best priority, that a key's requests may set; without keys, "
-         "the key-* options apply to all requests together"),
+         "best priority (the lowest value) that a key's requests may set; without keys, the key-* "
+         "options apply to all requests together"),
      .min = INT32_MIN, .max = INT32_MAX},
     {ROW("key-max-priority", OPTION_INT, key_max_priority, "2147483647",
          "highest value that a key's requests may set"),
@@ -334,8 +334,8 @@ const struct option_row option_rows[] = {
          "when the context is full, drop half of its tokens and continue the answer, up to its "
          "max_tokens")},
     {ROW("context-keep", OPTION_INT, context_keep, "0",
-         "tokens at the beginning of a prompt that a context shift keeps; -1: all; default for "
-         "n_keep"),
+         "a context shift keeps this many tokens at the beginning of the prompt, unless the "
+         "request has n_keep; -1: all"),
      .min = -1, .max = INT32_MAX},
     {ROW("reasoning-budget", OPTION_INT, reasoning_budget, "-1",
          "most tokens of an answer's reasoning, unless the request sets a limit; -1: no limit"),

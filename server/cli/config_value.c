@@ -422,7 +422,7 @@ void config_value_print(const struct config *c, const struct option_row *row, st
         }
         break;
     case OPTION_LIST: print_list(at, out); break;
-    case OPTION_BOOL: buf_puts(out, *(const bool *)at ? "true" : "false"); break;
+    case OPTION_BOOL: buf_puts(out, bool_word(*(const bool *)at)); break;
     case OPTION_INT:
     case OPTION_BYTES:
         v = get_int(c, row);

@@ -106,7 +106,7 @@ static void end_text(struct call *c, bool done)
 static void tell(struct call *c, const struct call_error *e)
 {
     of(c)->failed = true;
-    fprintf(stderr, "%ssluice: %s\n", of(c)->has_begun ? "\n" : "", e->message);
+    fprintf(stderr, "%ssluice: %s\n", text_if(of(c)->has_begun, "\n"), e->message);
 }
 
 /* For output to a person: text as it is generated, errors on standard error. */

@@ -20,7 +20,7 @@ static void put_top(struct buf *out, const struct token_logprobs *l)
 {
     buf_putc(out, '[');
     for (int32_t i = 0; i < l->n_top; i++) {
-        buf_printf(out, "%s[%d, ", i ? ", " : "", l->top_ids[i]);
+        buf_printf(out, "%s[%d, ", text_if(i, ", "), l->top_ids[i]);
         put_logprob(out, l->top_logprobs[i]);
         buf_putc(out, ']');
     }
@@ -72,7 +72,7 @@ static void put_output(struct buf *out, struct call_choice *ch)
         buf_puts(out, "{\"token_ids\": [");
     }
     for (int32_t i = 0; i < ch->n_taken; i++) {
-        buf_printf(out, "%s%d", i ? ", " : "", o->tokens[i]);
+        buf_printf(out, "%s%d", text_if(i, ", "), o->tokens[i]);
     }
     buf_puts(out, "], ");
     if (c->request.params.logprobs) {
@@ -90,7 +90,7 @@ static void put_embedding(struct buf *out, const float *v, int32_t n)
 {
     buf_puts(out, "\"embedding\": [");
     for (int32_t i = 0; i < n; i++) {
-        buf_printf(out, "%s%.9g", i ? ", " : "", isfinite(v[i]) ? (double)v[i] : 0.0);
+        buf_printf(out, "%s%.9g", text_if(i, ", "), isfinite(v[i]) ? (double)v[i] : 0.0);
     }
     buf_puts(out, "], ");
 }

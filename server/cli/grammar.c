@@ -327,7 +327,7 @@ static void put_allowed(const struct model *m, bool may_end, bool json, struct b
     if (json) {
         buf_printf(out, "],\"may_end\":%s}\n", bool_word(may_end));
     } else {
-        buf_printf(out, "  %zu tokens may follow%s\n", n, may_end ? "; the text may end" : "");
+        buf_printf(out, "  %zu tokens may follow%s\n", n, text_if(may_end, "; the text may end"));
     }
 }
 
@@ -422,7 +422,7 @@ static int run(const struct model *m, bool json)
     buf_deinit(&line.space);
     buf_deinit(&line.prefix);
     buf_deinit(&out);
-    return ferror(stdout) ? 1 : 0;
+    return ferror(stdout) != 0;
 }
 
 /* Loads the model's tokens; its weights are not read. */

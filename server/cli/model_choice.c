@@ -131,11 +131,11 @@ static enum status ask(const struct offers *o, const char **model, struct err *e
     for (size_t i = 0; i < o->n; i++) {
         const bool demo = strlen(o->models[i]) >= 11 &&
                           strcmp(o->models[i] + strlen(o->models[i]) - 11, "models/demo") == 0;
-        fprintf(stderr, "  %2zu  %s%s\n", i + 1, o->models[i], demo ? " (small, bundled)" : "");
+        fprintf(stderr, "  %2zu  %s%s\n", i + 1, o->models[i], text_if(demo, " (small, bundled)"));
     }
     fprintf(stderr,
             "\nEnter a number%s, a folder, a GGUF file, or a name such as ORG/NAME to download: ",
-            o->n > 0 ? " (default: 1)" : "");
+            text_if(o->n > 0, " (default: 1)"));
     fflush(stderr);
     return read_choice(o, model, err);
 }
@@ -155,7 +155,7 @@ enum status model_choose(struct config *c, bool may_ask, struct err *err)
         st = err_set(err, ERR_INVALID,
                      "no model was given: pass a folder with config.json, a GGUF file, or a name "
                      "such as ORG/NAME to download; models on this machine:%s%.150s%s%.150s",
-                     o.n > 0 ? " " : " none", o.n > 0 ? o.models[0] : "", o.n > 1 ? ", " : "",
+                     o.n > 0 ? " " : " none", o.n > 0 ? o.models[0] : "", text_if(o.n > 1, ", "),
                      o.n > 1 ? o.models[1] : "");
     }
     free_offers(&o);

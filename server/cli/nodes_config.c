@@ -304,6 +304,7 @@ static enum status put_model(const struct config *c, struct buf *out, const char
                    : put_weights(out, weights_label, dir, err);
 }
 
+/* Config and weights of each draft model are part of the identity. */
 static enum status put_draft(const struct config *c, struct buf *out, struct err *err)
 {
     struct json *j = NULL;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `sluice serve MODEL`: starts listening at once, loads the model on a pool thread, serves,
  * drains. */
+#include "engine/base/optional.h"
 #include "server/cli/commands.h"
 
 #include "engine/base/clock.h"
@@ -227,7 +228,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .tls_cert = c->ssl_certfile,
         .tls_key = c->ssl_keyfile,
         .tls13_only = c->ssl_min_version && strcmp(c->ssl_min_version, "1.3") == 0,
-        .cors_origins = origins ? origins : "loopback",
+        .cors_origins = or_text(origins, "loopback"),
         .cors_scope = SCOPE_INFERENCE,
         .cors_credentials = c->allow_credentials,
         .root_path = c->root_path,

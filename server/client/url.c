@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "engine/base/optional.h"
 #include "server/client/client.h"
 
 #include <stdio.h>
@@ -36,7 +37,7 @@ enum status client_url_parse(const char *url, struct client_peer *peer, struct e
     memset(peer, 0, sizeof *peer);
     if (strncmp(url, "http://", 7) != 0) {
         return err_set(err, ERR_INVALID, "'%.200s' does not begin with http://%s", url,
-                       strncmp(url, "https:", 6) == 0 ? " (TLS is not supported)" : "");
+                       text_if(strncmp(url, "https:", 6) == 0, " (TLS is not supported)"));
     }
     const char *s = take_host(url + 7, peer);
     s = s != NULL ? take_port(s, peer) : NULL;

@@ -94,6 +94,8 @@ static enum status read_pem(const char *path, char **text, struct err *err)
     return err_set(err, ERR_IO, "%s is empty", path);
 }
 
+/* conn.c keeps all deadlines, so libmicrohttpd gets none. One thread makes all calls, so version
+ * 1.0 need not lock. */
 static struct MHD_Daemon *start(struct http_daemon *d, char *cert, char *key)
 {
     struct http_server *s = d->server;

@@ -180,6 +180,7 @@ static enum MHD_Result take_host(struct guard *g, const char *value, size_t n_va
     return MHD_YES;
 }
 
+/* Checks a header as it was received, and keeps the values that the front end needs. */
 static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char *name,
                                  size_t n_name, const char *value, size_t n_value)
 {
@@ -260,6 +261,8 @@ static bool ends_head(const struct guard *g, const char *method)
            info->header_size == (size_t)(g->expected + 2 - method);
 }
 
+/* With 0.9.75, g.expected is where the next line has to begin in the received text. If
+ * libmicrohttpd has folded or skipped anything, it begins elsewhere. */
 int http_guard(struct http_request *req, const char *method, const char *version, const char **why)
 {
     struct guard g = {.req = req};

@@ -284,16 +284,21 @@ static void out_of_descriptors(struct http_server *s, struct http_listener *l)
     pause_listeners(s, true);
 }
 
+/* The number of connections above the limit. */
+static unsigned reserve_of(const struct http_server *s)
+{
+    return 16 + s->options.max_connections / 20;
+}
+
 /* Accepts some connections above the limit too, for HTTP_ROUTE_ALWAYS and so that other requests
  * get a proper error. Connections beyond that reserve are refused at once. */
 static void take(struct http_server *s, struct http_listener *l, int fd,
                  const struct sockaddr_storage *sa, socklen_t n_sa)
 {
     const struct http_options *o = &s->options;
-    unsigned reserve = 16 + o->max_connections / 20;
     bool tls = s->tls && !l->is_unix;
     s->stats.n_accepted++;
-    unsigned most = o->max_connections + reserve, n = s->stats.n_connections;
+    unsigned most = o->max_connections + reserve_of(s), n = s->stats.n_connections;
     if (n >= most + N_CUT || (n >= most && !http_conn_make_place(s))) {
         refuse(s, fd, tls, "Too many connections.");
         return;
@@ -328,6 +333,15 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
     s->accepting = NULL;
 }
 
+/* The number of connections above the limit that are accepted per turn: so few that a head that has
+ * come with its connection is read before so many later connections are accepted that this one
+ * would be cut. libmicrohttpd reads, and closes what was cut, up to two turns later. */
+static unsigned accepts_over_limit(const struct http_server *s)
+{
+    const unsigned few = reserve_of(s) / 4;
+    return few < N_CUT / 2 ? few : N_CUT / 2;
+}
+
 /* Accepts a bounded number of connections per turn, so that running requests get their time. */
 static void on_listener(uv_poll_t *poll, int status, int events)
 {
@@ -336,13 +350,16 @@ static void on_listener(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     s->now_ns = clock_now_ns();
-    for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+    const unsigned most_over = accepts_over_limit(s);
+    unsigned n_over = 0;
+    for (int i = 0; i < ACCEPTS_PER_TURN && n_over < most_over; i++) {
         struct sockaddr_storage sa;
         socklen_t n_sa = sizeof sa;
         memset(&sa, 0, sizeof sa);
         int fd = accept4(l->fd, (struct sockaddr *)&sa, &n_sa, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             take(s, l, fd, &sa, n_sa);
+            n_over += s->stats.n_connections > s->options.max_connections;
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             out_of_descriptors(s, l);
             break;

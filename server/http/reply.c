@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A response: the headers of every reply, and passing it to libmicrohttpd. */
+#include "engine/base/optional.h"
 #include "server/http/private.h"
 
 #include <stdarg.h>
@@ -203,8 +204,7 @@ struct MHD_Response *http_make_stream(struct http_request *req)
     if (!r) {
         return NULL;
     }
-    add(r, "Content-Type",
-        req->stream.content_type ? req->stream.content_type : "text/event-stream; charset=utf-8");
+    add(r, "Content-Type", or_text(req->stream.content_type, "text/event-stream; charset=utf-8"));
     add(r, "Cache-Control", "no-cache, no-transform");
     add(r, "X-Accel-Buffering", "no");
     add_common(req, r);
@@ -253,7 +253,7 @@ bool http_cors_preflight(struct http_request *req)
     const char *headers = http_header(req, "Access-Control-Request-Headers");
     http_reply_header(req, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
     http_reply_header(req, "Access-Control-Allow-Headers",
-                      headers ? headers : "authorization, content-type");
+                      or_text(headers, "authorization, content-type"));
     http_reply_header(req, "Access-Control-Max-Age", "86400");
     http_reply(req, 200, NULL, "", 0);
     return true;

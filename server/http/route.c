@@ -47,6 +47,7 @@ static bool decode(const char *from, size_t n_bytes, bool plus_is_space, char **
     return true;
 }
 
+/* Keys and values become strings one after the other, from req->query to req->query_end. */
 static bool decode_query(struct http_request *req, const char *q, size_t n_bytes, char **out)
 {
     req->query = *out;
@@ -211,8 +212,8 @@ const struct http_route *http_route_find(struct http_request *req, struct buf *a
             req->second_param = copy_part(&room, parts[1]);
             return r;
         }
-        buf_printf(allow, "%s%s%s", allow->n_bytes > 0 ? ", " : "", r->method,
-                   strcmp(r->method, "GET") == 0 ? ", HEAD" : "");
+        buf_printf(allow, "%s%s%s", text_if(allow->n_bytes > 0, ", "), r->method,
+                   text_if(strcmp(r->method, "GET") == 0, ", HEAD"));
     }
     return NULL;
 }

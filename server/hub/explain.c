@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Explains in one sentence why a download failed, and what to do. */
+#include "engine/base/optional.h"
 #include "server/hub/pull.h"
 
 #include <stdio.h>
@@ -95,7 +96,7 @@ static enum status explain_answer(struct pull *p, const struct net_request *r, c
     return err_set(p->err, ERR_IO,
                    "%s: the hub answered with status %ld for %.150s: try again later; the download "
                    "continues where it stopped",
-                   id, a->status, what ? what : "its list of files");
+                   id, a->status, or_text(what, "its list of files"));
 }
 
 /* Explains a request that got no answer: names, connections, certificates, timeouts. */
@@ -122,12 +123,12 @@ static enum status explain_failure(struct pull *p, const struct net_request *r, 
         return err_set(p->err, ERR_TIMEOUT,
                        "%s: no byte of %.100s was received for %d s: try again; the download "
                        "continues where it stopped (HF_HUB_DOWNLOAD_TIMEOUT sets this time)",
-                       id, what ? what : "its list of files", p->settings->timeout_s);
+                       id, or_text(what, "its list of files"), p->settings->timeout_s);
     default:
         return err_set(p->err, ERR_IO,
                        "%s: the transfer of %.100s failed (%.200s): try again; the download "
                        "continues where it stopped",
-                       id, what ? what : "its list of files", r->why);
+                       id, or_text(what, "its list of files"), r->why);
     }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The contents of the cache: listing it, and deleting a model or a revision. */
+#include "engine/base/optional.h"
 #include "server/hub/private.h"
 
 #include "engine/base/mem.h"
@@ -45,7 +46,7 @@ static void read_tree(const char *folder, const char *under, struct hub_paths *o
     read_names(at, &names);
     for (size_t i = 0; i < names.n; i++) {
         struct stat info;
-        if (hub_path(path, NULL, "%s%s%s", under, *under ? "/" : "", names.items[i]) != OK ||
+        if (hub_path(path, NULL, "%s%s%s", under, text_if(*under, "/"), names.items[i]) != OK ||
             hub_path(at, NULL, "%s/%s", folder, path) != OK || lstat(at, &info) != 0) {
             continue;
         }
@@ -363,6 +364,7 @@ static enum status remove_locked(const struct hub_name *name, const char *repo, 
     return remove_revision(repo, commit, err);
 }
 
+/* All locks of the repository are held meanwhile, so no download is in progress. */
 enum status hub_remove(const struct hub_settings *s, const struct hub_name *name,
                        int64_t *freed_bytes, struct err *err)
 {

@@ -25,6 +25,8 @@ static bool is_part(const char *s, size_t n_bytes)
     return true;
 }
 
+/* No empty parts, "." or "..", backslashes or control characters: the path stays within its
+ * folder. */
 bool hub_path_is_safe(const char *path)
 {
     const size_t n_bytes = strlen(path);

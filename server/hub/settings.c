@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads the environment, with the names and defaults of huggingface_hub. */
+#include "engine/base/optional.h"
 #include "server/hub/private.h"
 
 #include "engine/base/file.h"
@@ -124,7 +125,7 @@ static enum status read_token(struct hub_settings *s, const char *home, struct e
 static enum status read_endpoint(struct hub_settings *s, struct err *err)
 {
     const char *given = variable("HF_ENDPOINT");
-    const char *url = given ? given : "https://huggingface.co";
+    const char *url = or_text(given, "https://huggingface.co");
     size_t n = strlen(url);
     while (n > 0 && url[n - 1] == '/') {
         n--;

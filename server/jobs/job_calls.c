@@ -154,6 +154,8 @@ bool job_has_room(const struct job *j, const struct job_member *m)
 
 /* ---- starting calls -------------------------------------------------------------------------- */
 
+/* Counts the blocks that the line is expected to need; the first running member of a group also
+ * counts the shared prefix. */
 void job_start_call(struct job *j, struct fetched *f)
 {
     struct job_call *jc = xcalloc(1, sizeof *jc);

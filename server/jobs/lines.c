@@ -156,9 +156,13 @@ static const struct body_member *check_body(struct reader *r, const struct body 
 }
 
 /* Ids tell which line an answer belongs to, so they must be unique. */
-static bool check_id(struct reader *r, const char *id)
+static bool check_id(struct reader *r, const struct body *b, const char *id)
 {
     size_t n = strlen(id);
+    if (body_get(b, "custom_id")->has_nul) {
+        refuse(r, "invalid_value", "custom_id", "The custom_id contains the character U+0000.");
+        return false;
+    }
     if (n == 0 || n > MAX_ID_BYTES) {
         refuse(r, "invalid_value", "custom_id", "The custom_id must have 1 to %d bytes.",
                MAX_ID_BYTES);
@@ -208,7 +212,7 @@ static void check_line(struct reader *r, const struct body *b, const char *text,
     if (check_url(r, url, &kind)) {
         body = check_body(r, b);
     }
-    if (!body || !check_id(r, id)) {
+    if (!body || !check_id(r, b, id)) {
         return;
     }
     const char *model = json_get_string(body->node, "model");
@@ -336,7 +340,7 @@ void job_lines_put_errors(const struct job_lines *l, struct buf *out)
     buf_puts(out, "{\"object\":\"list\",\"data\":[");
     for (int32_t i = 0; i < l->n_errors; i++) {
         const struct line_error *e = &l->errors[i];
-        buf_printf(out, "%s{\"code\":\"%s\",\"message\":", i ? "," : "", e->code);
+        buf_printf(out, "%s{\"code\":\"%s\",\"message\":", text_if(i, ","), e->code);
         buf_put_json(out, e->message, strlen(e->message));
         buf_puts(out, ",\"param\":");
         if (e->param[0]) {

@@ -257,7 +257,8 @@ static inline void store_keys(struct world *w, struct tensor qkv)
         struct kv_slot slot =
             cpu_kv_slot(cpu, pages, w->pass.rows[r].lane, w->pass.rows[r].slot_pos);
         for (int32_t h = 0; h < g->n_kv_heads; h++) {
-            cpu_kv_store_k(cpu, pages, slot, h, tensor_row(&qkv, r) + (g->n_heads + h) * g->dim);
+            float *key = tensor_row(&qkv, r) + (g->n_heads + h) * g->dim;
+            cpu_kv_store_joined(cpu, pages, slot, h, key);
         }
     }
 }

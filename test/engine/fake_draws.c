@@ -144,6 +144,13 @@ static void fill_logits(struct fake *f, struct draw_result *r, const struct pass
     r->logprob = row[r->token] - r->log_total;
 }
 
+static bool is_broken(struct fake *f, const struct pass_draw *d)
+{
+    const struct pass_row *row = &f->pass->rows[f->pass->out_rows[d->out_row]];
+    const int32_t token = row->token >= 0 ? row->token : *history_at(f, row->lane, row->slot_pos);
+    return f->control->broken_after > 0 && token == f->control->broken_after;
+}
+
 /* The answer of each draw is a function of the row's hash, so it does not depend on the
  * batch. */
 enum status fake_sample(struct backend *be, const struct sample_args *a)
@@ -157,8 +164,7 @@ enum status fake_sample(struct backend *be, const struct sample_args *a)
         uint64_t h = hash_of_row(f, f->pass->out_rows[d->out_row]);
         struct draw_result *r = &f->results[f->slot_now][f->n_passes][i];
         int32_t *next = history_at(f, d->lane, d->pos + 1);
-        int32_t after = f->control->broken_after;
-        *r = (struct draw_result){.broken = after && *history_at(f, d->lane, d->pos) == after};
+        *r = (struct draw_result){.broken = is_broken(f, d)};
         if (d->kind == DRAW_SCORE) {
             r->token = *next;
             r->logprob = score(fake_hash_step(h, *next));

@@ -87,7 +87,7 @@ TEST(a_restore_longer_than_the_budget_completes)
 }
 
 /* Runs four samples and stops two of them early, with or without a preemption of the other two.
- * Returns the rows computed; *again is how many of them the restore should cost. */
+ * Returns the rows computed; *again is how many of them should be due to the restore. */
 static int64_t rows_of_siblings(bool preempted, int64_t *again)
 {
     enum { PROMPT = 22, OUT = 30, SIZE = 4 };
@@ -269,7 +269,7 @@ TEST(a_large_request_is_not_starved_by_small_ones_that_came_later)
     stop(&b);
 }
 
-/* Either blocks or a lane may be what is missing. */
+/* The request lacks either a lane or blocks. */
 TEST(an_urgent_request_takes_blocks_or_a_lane_at_once)
 {
     for (int32_t lanes = 1; lanes < 3; lanes++) { // 1: the lane is missing; 2: the blocks

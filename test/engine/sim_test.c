@@ -42,8 +42,11 @@ struct sim {
  * only if every event occurred. */
 static struct {
     int64_t copies, keeps, hits, again, preemptions, kept, ended;
-    int64_t parts; // of any model: requests whose cached prefix ended inside a block
+    int64_t parts;         // of any model: requests whose cached prefix ended inside a block
+    int64_t broken, named; // of any model: requests with NaN, and runs that found its layer
 } saw;
+
+enum fault { NO_FAULT, DEVICE_IS_LOST, ROWS_ARE_BROKEN };
 
 static uint32_t draw(struct sim *s, uint32_t below)
 {
@@ -270,6 +273,22 @@ static void check_request(const struct sim_request *q, bool failed)
     }
 }
 
+/* Whether the request has the token after which rows are broken. */
+static bool has_broken(const struct sim *s, const struct sim_request *q)
+{
+    const int32_t broken = s->control.broken_after;
+    bool found = false;
+    for (int32_t i = 0; i < q->r.n_prompt; i++) {
+        found = found || q->prompt[i] == broken;
+    }
+    for (int32_t k = 0; k < q->r.n && q->r.pool == POOL_NONE; k++) {
+        for (int32_t i = 0; i < q->outputs[k].n_tokens; i++) {
+            found = found || q->tokens[k][i] == broken;
+        }
+    }
+    return found;
+}
+
 /* A full queue is not a failure: the request is submitted again later. */
 static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn)
 {
@@ -341,12 +360,12 @@ static void take_turn(struct sim *s, int32_t turn)
 }
 
 /* Runs until all requests have ended; the number of turns is bounded. */
-static void run_once(uint64_t seed, bool faults)
+static void run_once(uint64_t seed, enum fault fault)
 {
     static struct sim s;
     s = (struct sim){.seed = seed};
     struct engine_options o = options_of(&s);
-    int32_t fail_at_step = faults ? 1 + (int32_t)draw(&s, 40) : 0;
+    int32_t fail_at_step = fault == DEVICE_IS_LOST ? 1 + (int32_t)draw(&s, 40) : 0;
     s.n_requests = 1 + (int32_t)draw(&s, MAX_REQUESTS);
     for (int32_t i = 0; i < s.n_requests; i++) {
         make_request(&s, i);
@@ -362,6 +381,10 @@ static void run_once(uint64_t seed, bool faults)
     } else {
         s.control.fail_at_step = 0;
     }
+    if (fault == ROWS_ARE_BROKEN) {
+        const struct engine_request *r = &s.requests[draw(&s, (uint32_t)s.n_requests)].r;
+        s.control.broken_after = r->prompt[r->n_prompt - 1];
+    }
     s.control.n_wrong = s.control.max_rows_seen = 0; // what was measured at the start
     for (int32_t turn = 0; turn < 5000 && s.n_done < s.n_requests; turn++) {
         take_turn(&s, turn);
@@ -375,8 +398,11 @@ static void run_once(uint64_t seed, bool faults)
     CHECK(s.control.max_rows_seen <= o.max_num_batched_tokens);
     for (int32_t i = 0; i < s.n_requests && s.n_done == s.n_requests; i++) {
         bool late = s.requests[i].r.error == ERR_TIMEOUT;
+        bool broken = s.requests[i].r.error == ERR_NAN;
         CHECK(!late || s.requests[i].late_turn >= 0);
-        check_request(&s.requests[i], failed || late);
+        CHECK(!broken || (fault == ROWS_ARE_BROKEN && has_broken(&s, &s.requests[i])));
+        check_request(&s.requests[i], failed || late || broken);
+        saw.broken += broken;
         saw.parts += s.requests[i].r.n_cached % s.e->info.block_tokens != 0;
     }
     if (s.e->states.block > 0) {
@@ -389,35 +415,42 @@ static void run_once(uint64_t seed, bool faults)
     }
     CHECK(failed || s.e->scheduler.n_running + s.e->scheduler.n_waiting == 0);
     engine_stop_all(s.e);
+    saw.named += s.e->broken.named;
     engine_drain(s.e, on_event, &s);
     engine_close(s.e);
 }
 
 /* SIM_RUNS is the number of runs, SIM_SEED the first seed. */
-static void run_many(bool faults)
+static void run_many(enum fault fault)
 {
     const char *runs = getenv("SIM_RUNS"), *from = getenv("SIM_SEED");
     uint64_t first = from ? strtoull(from, NULL, 10) : 1;
     int n = runs ? (int)strtol(runs, NULL, 10) : 400;
     for (int i = 0; i < n; i++) {
-        run_once(first + (uint64_t)i, faults);
+        run_once(first + (uint64_t)i, fault);
         if (check_failures > 0) {
             printf("SIM_SEED=%llu\n", (unsigned long long)first + (unsigned long long)i);
             return;
         }
     }
+    CHECK(n < 400 || fault != ROWS_ARE_BROKEN || (saw.broken > n / 4 && saw.named > n / 4));
     CHECK(n < 400 || (saw.copies > 0 && saw.keeps > 0 && saw.hits > 0 && saw.again > 0 &&
                       saw.preemptions > 0 && saw.kept > 0 && saw.ended > 0 && saw.parts > 0));
 }
 
 TEST(every_request_ends_once_and_right)
 {
-    run_many(false);
+    run_many(NO_FAULT);
 }
 
 TEST(a_lost_device_ends_every_request)
 {
-    run_many(true);
+    run_many(DEVICE_IS_LOST);
+}
+
+TEST(rows_that_are_not_numbers_end_their_requests_alone)
+{
+    run_many(ROWS_ARE_BROKEN);
 }
 
 int main(int argc, char **argv)

@@ -839,7 +839,7 @@ def test_nan_weights_are_named(tmp_path, name, element, value):
     for depth in ((), ("--check-weights", "full")):
         done = run(ck.folder, *depth)
         assert done.returncode == 1 and f"tensor {name}: element {element} (" in done.stderr and "is NaN or infinite" in done.stderr, done.stderr
-    assert "NaN" not in run(ck.folder, "--check-weights", "off").stderr.split("logits")[0]
+    assert "NaN" not in run(ck.folder, "--check-weights", "off").stderr.split("results")[0]
 
 
 def test_a_full_check_finds_what_a_sampled_one_misses(tmp_path):
@@ -870,7 +870,7 @@ def test_nan_logits_are_an_error(tmp_path):
     ck.write()
     done = run(ck.folder, "--check-weights", "off")
     assert "not numbers" in done.stdout + done.stderr
-    assert done.stderr.count("the model's logits hold NaN") == 1, done.stderr
+    assert done.stderr.count("the model's results hold NaN") == 1, done.stderr
 
 
 def test_checksums_beside_the_weights_are_used(tmp_path):

@@ -270,7 +270,7 @@ def test_a_head_that_does_not_fit_is_refused_by_name(tmp_path):
     says("tensor d2t leads out of the vocabulary", moved(7, -1))
     says("tensor d2t leads to an id twice", moved(7, int(tensors["d2t"][8] + 8)))
     says("tensor d2t is not an I64 for each", {"d2t": tensors["d2t"][:50]})
-    says("tensor t2d knows other ids", {"t2d": ~tensors["t2d"]})
+    says("tensor t2d marks other ids", {"t2d": ~tensors["t2d"]})
     says("of 2 layers of llama is not supported", num_hidden_layers=2)
     says("must be up to 4 rising numbers from 1 to 4", eagle_aux_hidden_state_layer_ids=[1, 3, 5])
     says("must be up to 4 rising numbers from 1 to 4", eagle_aux_hidden_state_layer_ids=[2, 2])

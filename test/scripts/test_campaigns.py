@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short runs of scripts/soak, scripts/chaos and scripts/fuzz_long; longer ones in `make nightly`."""
+"""Short runs of scripts/soak, scripts/check_alone, scripts/chaos and scripts/fuzz_long; longer ones in `make nightly`."""
 import csv
 import os
 import subprocess
@@ -11,6 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "test"))
 from nightly import NIGHTLY, at_night  # noqa: E402
 
+SLUICE = os.path.abspath(os.path.join(os.environ.get("SLUICE_BUILD", os.path.join(ROOT, "build/release")), "sluice"))
 SANITIZED = any(s in os.environ.get("SLUICE_BUILD", "") for s in ("asan", "tsan"))
 
 
@@ -26,8 +27,26 @@ def test_a_short_soak_finds_no_leak_and_no_wrong_answer():
     assert rc == 0, said[-3000:]
 
 
+def check_alone(sluice, *args):
+    return run("check_alone", "--sluice", sluice, "--model", os.path.join(ROOT, "models/demo-draft"), "--clients", 16, *args)
+
+
+def test_answers_beside_changing_load_are_those_of_each_request_alone():
+    rc, said = check_alone(SLUICE, "--requests", 2000 if NIGHTLY else 40)
+    assert rc == 0 and " 0 different" in said, said[-3000:]
+
+
+def test_answers_that_depend_on_the_load_would_be_found(tmp_path):
+    """A program that serves with other keys than it answers a batch with."""
+    other = tmp_path / "sluice"
+    other.write_text('#!/bin/sh\n[ "$1" = serve ] && set -- "$@" --kv-cache-dtype int4\nexec %s "$@"\n' % SLUICE)
+    other.chmod(0o755)
+    rc, said = check_alone(other, "--requests", 8, "--output-len", 24)
+    assert rc == 1 and "differs at token" in said, said[-3000:]
+
+
 @pytest.mark.parametrize("scenario,rounds", [("kill", 3), ("memory", 1), ("partition", 1),
-                                             *at_night(("freeze", 1), ("descriptors", 1), ("disk", 1), ("clock", 2))])
+                                             *at_night(("lossy", 1), ("freeze", 1), ("descriptors", 1), ("disk", 1), ("clock", 2))])
 def test_short_faults_are_survived(scenario, rounds):
     if SANITIZED and scenario == "memory":
         pytest.skip("a sanitizer needs address space")

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
 /* The chat. The conversation is `talk`, which is only in this page's memory; each of its messages has an element in the
  * log. An answer is shown as Markdown while it arrives. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
 /* Converts Markdown, as models write it, to elements. The model's text only becomes text nodes: HTML in it is shown as
  * text, an image is shown as its description and address, and a link with its address. The patterns are simple enough

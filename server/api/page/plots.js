@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
 /* Plots of /status.json: first the server's history of the last minutes, then a sample each second. A plot's value is
  * computed from two consecutive samples (p, then d) that are t seconds apart; null: nothing happened that has such a

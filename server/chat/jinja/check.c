@@ -252,6 +252,8 @@ static bool check_statement(struct check *c, const struct jnode *n, struct place
     }
 }
 
+/* An unknown filter or test is an error, unless Jinja2 too reports it only when it is evaluated
+ * (at.soft). */
 static bool check_inner(struct check *c, const struct jnode *n, struct place at)
 {
     bool known;

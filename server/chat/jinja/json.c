@@ -294,6 +294,7 @@ static bool put_json_dict(struct jsb *b, const struct jdict *d, const struct jjs
     return true;
 }
 
+/* Every value counts as a step, so the limits on templates hold here, too. */
 static bool put_json(struct jsb *b, struct jv v, const struct jjson_style *style, int nest)
 {
     if (nest > JINJA_MAX_NEST) {

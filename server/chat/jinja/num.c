@@ -2,6 +2,7 @@
 /* Python's numbers: integers of any size (int64_t as long as they fit) and floats; their
  * arithmetic, comparison, parsing and formatting. */
 #include "server/chat/jinja/num.h"
+#include "engine/base/optional.h"
 
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/unicode.h"
@@ -582,7 +583,7 @@ bool jnum_int_text(struct jrt *rt, struct jv v, const char **s, size_t *n_bytes)
         return true;
     }
     const struct jbig *b = v.u.big;
-    size_t n = (size_t)snprintf(text, cap, "%s%u", b->negative ? "-" : "", b->digit[b->n - 1]);
+    size_t n = (size_t)snprintf(text, cap, "%s%u", text_if(b->negative, "-"), b->digit[b->n - 1]);
     for (int i = b->n - 1; i-- > 0;) {
         n += (size_t)snprintf(text + n, cap - n, "%09u", b->digit[i]);
     }

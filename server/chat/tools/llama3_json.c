@@ -92,6 +92,7 @@ static bool between(struct tool_parse *p)
     return open_brace(p);
 }
 
+/* The tag begins a call only if an object follows; otherwise both are text. */
 static bool step(struct tool_parse *p, bool final)
 {
     static const char *const words[] = {tag, NULL};

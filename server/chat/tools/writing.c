@@ -37,7 +37,7 @@ static void put_arguments(struct buf *out, const struct tool_writing *w,
         }
     }
     buf_puts(out, ",\"style\":");
-    put_text(out, text_of(w->style ? w->style : "json"));
+    put_text(out, text_of(or_text(w->style, "json")));
     buf_putc(out, '}');
 }
 

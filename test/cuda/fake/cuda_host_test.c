@@ -6,7 +6,10 @@
 #include "test/cuda/fake/host_bed.h"
 
 #ifdef SLUICE_CUDA
+#include "cuda/cuda_backend.h"
 #include "engine/base/mem.h"
+
+#include <math.h>
 
 #define OWN "test/golden/llama-3"
 #define STRANGER "test/golden/llama-tied"
@@ -23,6 +26,7 @@ struct bed {
     int32_t prompt[MAX_PROMPT], tokens[N][MAX_N][MAX_OUT], top_ids[MAX_TOP_LOGPROBS];
     float top_logprobs[MAX_TOP_LOGPROBS], pooled[1 << 13];
     int32_t n_done, n_failed;
+    bool broken; // the model's results are not numbers
 };
 
 /* Greedy, drawn, several samples, log-probabilities, all sampling parameters, embeddings. Some
@@ -106,7 +110,7 @@ static void serve(struct bed *b, int32_t longest, int32_t n_samples)
     engine_stats(b->e, &stats);
     CHECK_EQ(stats.n_running + stats.n_waiting, 0);
     CHECK_EQ(stats.n_blocks_held, 0);
-    CHECK(b->n_failed == 0 || stats.state == ENGINE_FAILED);
+    CHECK(b->n_failed == 0 || b->broken || stats.state == ENGINE_FAILED);
 }
 
 /* Opens an engine, serves and closes it. True if it could be opened. */
@@ -436,6 +440,89 @@ TEST(a_capture_allows_no_wait)
         CHECK_EQ(fake_cuda_counts().left, 0);
     }
     fake_cuda_reset(1, 90, 1 << 20);
+}
+
+/* ---- results that are not numbers ----------------------------------------------------------- */
+
+/* The CUDA backend, except that no draw is valid, and the hidden states after layer 1 and later
+ * ones are NaN. */
+static struct backend_ops broken_ops;
+static struct hidden_layers asked; // of the last pass
+
+static enum status broken_pass_begin(struct backend *be, const struct pass *pass,
+                                     struct pass_shape *shape)
+{
+    asked = pass->hidden;
+    return cuda_ops.pass_begin(be, pass, shape);
+}
+
+static enum status broken_step_wait(struct backend *be, int32_t slot, struct pass_results *results,
+                                    int32_t max_passes)
+{
+    TRY(cuda_ops.step_wait(be, slot, results, max_passes));
+    struct pass_results *last = &results[max_passes - 1];
+    for (int32_t i = 0; i < last->n_draws; i++) {
+        ((struct draw_result *)last->draws)[i].broken = true;
+    }
+    if (asked.n > 0 && asked.ids[0] >= 1) {
+        *(float *)last->pooled = NAN;
+    }
+    return OK;
+}
+
+static enum status open_broken(const struct backend_options *options, struct backend **out,
+                               struct err *err, void *arg)
+{
+    TRY(host_open(options, out, err, arg));
+    broken_ops = cuda_ops;
+    broken_ops.pass_begin = broken_pass_begin;
+    broken_ops.step_wait = broken_step_wait;
+    (*out)->ops = &broken_ops;
+    return OK;
+}
+
+/* The passes that look for the layer are valid calls, and nothing but the requests with such
+ * results fails. */
+static int live_broken(const void *arg)
+{
+    struct bed *b = xcalloc(1, sizeof *b);
+    struct err err = {0};
+    fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
+    struct engine_options o = {.model = OWN,
+                               .block_size = 16,
+                               .num_gpu_blocks_override = 60,
+                               .enable_prefix_caching = true,
+                               .enable_chunked_prefill = true,
+                               .max_num_seqs = 5,
+                               .max_num_batched_tokens = 61,
+                               .no_thread = true,
+                               .open_backend = open_broken};
+    b->broken = true;
+    for (int32_t i = 0; i < MAX_PROMPT; i++) {
+        b->prompt[i] = 3 + i * i * 7 % 290;
+    }
+    if (engine_open(&o, &b->e, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+        return 0;
+    }
+    serve(b, 90, 2);
+    for (int32_t i = 0; i < N; i++) {
+        CHECK_EQ(b->r[i].error, b->r[i].pool ? OK : ERR_NAN);
+    }
+    CHECK(b->e->broken.named);
+    CHECK_EQ(b->e->broken.layer, 1);
+    engine_stop_all(b->e);
+    engine_close(b->e);
+    host_check("broken", 1);
+    free(b);
+    return 0;
+}
+
+TEST(the_layer_of_results_that_are_not_numbers_is_found)
+{
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(live_broken, sm);
+    }
 }
 
 TEST(a_call_without_memory_is_an_error_or_a_loss)

@@ -5,7 +5,8 @@
  * never at once; pinned memory must not change before that; a launch must be valid on a device; an
  * address must be inside an allocation of that device. test/cuda/fake/sluice is the program on such
  * a device: the device is lost once the file $FAKE_CUDA_LOST exists, each wait for an event, or
- * query of one, takes $FAKE_CUDA_WAIT_US longer, and once the file $FAKE_CUDA_HANGS exists the
+ * query of one, takes $FAKE_CUDA_WAIT_US longer, once the file $FAKE_CUDA_OTHERS exists other
+ * processes have taken all memory that was free, and once the file $FAKE_CUDA_HANGS exists the
  * calls that it names ("event", "collective", "health", "abort") never return. Thread: any; one
  * lock. */
 #ifndef SLUICE_TEST_FAKE_CUDA_H

@@ -38,6 +38,9 @@ struct fake_memory *fake_find(const void *p);
 /* Complains unless [p, p + n_bytes) lies in one allocation of the device. */
 struct fake_memory *fake_on_device(const void *p, size_t n_bytes, const char *what);
 size_t fake_free_bytes(int32_t device);
+/* Memory that is not an allocation of the program's own. */
+cudaError_t fake_take(int32_t device, size_t n_bytes);
+void fake_put_back(int32_t device, size_t n_bytes);
 void fake_memory_end(void);
 /* from NULL: fills with the value. Memory that is already all zeroes is not filled with zeroes
  * again, so that its pages stay untouched. */

@@ -17,6 +17,8 @@ struct CUgraph_st {
     struct ops ops;
 };
 
+enum { GRAPH_BYTES = 1 << 20 }; // of a device's memory
+
 struct CUgraphExec_st {
     struct ops ops;
     int32_t device;
@@ -449,7 +451,10 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
 {
     (void)flags;
     fake_lock();
-    const cudaError_t e = fake_call();
+    cudaError_t e = fake_call();
+    if (e == cudaSuccess) {
+        e = fake_take(fake_device(), GRAPH_BYTES);
+    }
     if (e == cudaSuccess) {
         *out = calloc(1, sizeof **out);
         (*out)->device = fake_device();
@@ -503,6 +508,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
     fake_lock();
     const cudaError_t e = fake_call();
+    fake_put_back(exec->device, GRAPH_BYTES);
     ops_deinit(&exec->ops);
     free(exec);
     fake_died();

@@ -128,6 +128,19 @@ def test_a_lost_device_ends_every_stream_with_an_error(start, args):
     assert args or s.p.wait(30) != 0  # waits 10 s for probes to see it: tested in one case
 
 
+@pytest.mark.parametrize("args", RANKS)
+def test_memory_that_other_processes_take_stops_nothing(start, args, tmp_path):
+    """Between the start and the first request. Nothing is captured yet, and a graph takes memory."""
+    others = tmp_path / "others"
+    s = start(*args, env={"FAKE_CUDA_OTHERS": str(others)})
+    others.touch()
+    for n in (1, 5, 2):  # steps of different shapes
+        with s.open("/v1/completions", {**BODY, "max_tokens": 50, "stream": False, "n": n, "temperature": 1}) as r:
+            answer = json.load(r)
+        assert [c["finish_reason"] for c in answer["choices"]] == ["length"] * n
+    assert s.says("has no memory left, since other processes use it") and s.status("/health") == 200
+
+
 def wait_until_lost(s):
     end = time.time() + 10
     while s.status("/health/live") == 200:

@@ -3,6 +3,7 @@
 """Several processes that share one model, on this host: the bits are those of one process; a node that dies, is silent,
 never comes, or has another model; strangers on the port; what mpirun, srun and a LeaderWorkerSet set."""
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 import golden
 import test_cube as cube
 import test_hybrid as hybrid
+from test_checkpoint import Checkpoint, poke
 from nightly import NIGHTLY, share
 
 LLAMA = os.path.join(golden.GOLDEN, "llama-3")
@@ -37,14 +39,14 @@ def flags(port, node, nodes=2, ranks=2):
 
 
 class Process:
-    """One `sluice serve`, whose log the tests read."""
+    """One `sluice serve`, whose log the tests read; `into`: where the log goes instead."""
 
-    def __init__(self, model, *args, env=None):
+    def __init__(self, model, *args, env=None, into=None):
         self.log_path = f"/tmp/sluice-node-{os.getpid()}-{id(self)}.log"
         self.log_file = open(self.log_path, "w")
         command = [golden.SLUICE, "serve", model, "--device", "cpu", "--threads", "1", *args]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMI_", "LWS_", "MASTER_"))}
-        self.p = subprocess.Popen(command, stderr=self.log_file, stdout=self.log_file, env={**clean, **(env or {})})
+        self.p = subprocess.Popen(command, stderr=into or self.log_file, stdout=into or self.log_file, env={**clean, **(env or {})})
 
     def log(self):
         with open(self.log_path) as f:
@@ -176,6 +178,31 @@ def test_several_processes_give_the_bits_of_one(family, case):
         assert any(a["usage"]["cached_tokens"] % 16 for a in answers)
 
 
+def test_the_layer_in_which_nan_begins_is_found_on_all_nodes(start, tmp_path):
+    """The other node takes part in finding it, and both continue. Only one token's embedding is NaN."""
+    ck = Checkpoint(tmp_path / "m")
+    poke(ck, "model.embed_tokens.weight", 6 * ck.header["model.embed_tokens.weight"]["shape"][1], "nan")
+    ck.write()
+    port, http = free_port(), free_port()
+    zero = start(ck.folder, *flags(port, 0), "--port", str(http), "--drain-delay", "0", "--check-weights", "off")
+    one = start(ck.folder, *flags(port, 1), "--check-weights", "off")
+    wait_ready(http, zero)
+
+    def answer(*tokens):
+        return json.load(complete(http, model=ck.folder, prompt=[*tokens]))["choices"][0]["text"]
+
+    before = answer(5, 7, 8)
+    for _ in range(2):
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            answer(5, 6)
+        assert failed.value.code == 500
+        assert answer(5, 7, 8) == before
+    zero.wait_log("this begins in layer 0 (of 0 to 3), or in the embedding before it")
+    assert zero.log().count("hold NaN") == 1
+    zero.p.send_signal(signal.SIGTERM)
+    assert zero.wait() == 0 and one.wait() == 0
+
+
 def test_a_requests_lists_outlive_the_step_that_brings_them():
     """Each of these requests has a list that all its draws read. The C library overwrites what the other node frees."""
     lists = [{"logit_bias": {"40": 3, "50": 2, "60": 3, "70": 4}}, {"allowed_token_ids": list(range(20, 60))},
@@ -251,6 +278,32 @@ def test_a_killed_node_ends_all_requests_with_an_error_and_the_process(pair):
     lose(zero, http, one.p.kill)
     exits(zero, 30)
     assert time.time() - start < 30
+
+
+def lost_lines(http):
+    return float(re.search(r"^sluice_log_lost_lines_total(?:\{.*\})? (\S+)", get(http, "/metrics")[1], re.M)[1])
+
+
+def test_a_lost_node_is_noticed_while_nobody_reads_the_log(start):
+    """Node 0 writes to a pipe that is full."""
+    port, http = free_port(), free_port()
+    out, into = os.pipe()
+    fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 4096)
+    zero = leader(start, port, http, into=into)
+    os.close(into)
+    one = start(LLAMA, *flags(port, 1))
+    try:
+        wait_ready(http, zero)
+        end = time.time() + 60
+        while lost_lines(http) == 0:
+            assert time.time() < end, "the log never overflowed"
+            for _ in range(200):  # each requests a report of several lines
+                zero.p.send_signal(signal.SIGUSR1)
+                time.sleep(0.001)
+        lose(zero, http, one.p.kill)
+        exits(zero, 30)
+    finally:
+        os.close(out)
 
 
 def test_a_silent_node_is_a_lost_node(pair):

@@ -175,6 +175,13 @@ def test_web_pages_cannot_use_a_loopback_server_without_keys():
             for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/embeddings"):
                 r = post(path, **headers)
                 assert (r.status, r.error["code"]) == (403, "origin_not_allowed"), headers
+            for path in ("/v1/models", "/requests", "/metrics"):
+                r = s.get(path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+                assert (r.status, r.error["code"]) == (403, "origin_not_allowed"), headers
+        for headers in ({}, {"sec-fetch-site": "none"}, {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+                        {"origin": own, "sec-fetch-site": "same-origin"}, {"origin": "https://ops.example"}):
+            assert s.get("/v1/models", headers=headers).status == 200, headers
+        assert s.get("/health", headers={"origin": "http://evil.example"}).status == 200  # probes say nothing
         for headers in ({}, {"origin": own}, {"origin": own, "sec_fetch_site": "same-origin"}, {"origin": "https://ops.example"}):
             assert post(**headers).status == 200, headers
         for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.0.1"):

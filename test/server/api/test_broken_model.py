@@ -37,7 +37,16 @@ def test_requests_to_a_model_of_nan_fail_and_the_operator_learns_why(folder):
         assert s.get("/health").status == 200 and s.metric("vllm:num_requests_running") == 0
         assert eventually(lambda: "--check-weights full" in s.stderr())
         lines = [line for line in s.stderr().splitlines() if "hold NaN" in line]
-        assert len(lines) == 1 and folder in lines[0]
+        assert len(lines) == 1 and folder in lines[0] and "begins after the last layer, in the final norm" in lines[0]
+
+
+def test_embeddings_that_are_nan_are_errors(folder):
+    with Server(real=True, model=folder, check_weights="off") as s:
+        for body in ({"input": "one"}, {"input": ["one", "two"]}):
+            r = s.post("/v1/embeddings", body)
+            assert (r.status, r.error["code"]) == (500, "model_output_invalid") and "not numbers" in r.error["message"]
+        assert s.metric("vllm:num_requests_running") == 0
+        assert eventually(lambda: "in the final norm" in s.stderr())
 
 
 def test_weights_that_are_nan_stop_the_start(folder):

@@ -12,6 +12,12 @@ def server():
         yield s
 
 
+@pytest.fixture(scope="module")
+def real():
+    with Server(real=True) as s:
+        yield s
+
+
 # ---- members ----
 
 ITEMS = [[{"role": "user", "content": "a\0b"}],
@@ -44,6 +50,74 @@ def test_a_nul_in_a_block_is_a_character_like_others(server):
     plain = json.loads(json.dumps(body).replace("\\u0000", "-"))
     n = server.post("/v1/messages/count_tokens", plain).json()["input_tokens"]
     assert server.post("/v1/messages/count_tokens", body).json()["input_tokens"] >= n
+
+
+def test_a_nul_in_a_stored_item_is_given_back(server):
+    text = "a\0b\uffff"
+    r = server.post("/v1/responses", {"input": text, "max_output_tokens": 16}).json()
+    listed = server.get("/v1/responses/%s/input_items" % r["id"])
+    assert listed.status == 200 and listed.json()["data"][0]["content"][0]["text"] == text
+    c = server.post("/v1/conversations", {"items": [{"role": "user", "content": text, "id": "x\0"}], "metadata": {"k\0": text}}).json()
+    assert c["metadata"] == {"k\0": text}
+    r = server.post("/v1/responses", {"input": "c\0d", "conversation": c["id"], "max_output_tokens": 300})
+    assert text in r.json()["output"][-1]["content"][0]["text"]
+    items = server.get("/v1/conversations/%s/items?order=asc" % c["id"]).json()["data"]
+    assert [i["content"][0]["text"] for i in items[:2]] == [text, "c\0d"] and text in items[2]["content"][0]["text"]
+    assert items[0]["id"].startswith("msg_")
+
+
+TOOLS = {"/v1/chat/completions": lambda f: {"tools": [{"type": "function", "function": f}]}, "/v1/responses": lambda f: {"tools": [{"type": "function", **f}]},
+         "/v1/messages": lambda f: {"tools": [{"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}]}}
+
+
+@pytest.mark.parametrize("path", TOOLS)
+def test_a_nul_in_a_tool_reaches_the_template(server, path):
+    function = {"name": "f", "description": "d\0e", "parameters": {"type": "object", "properties": {"p\0q": {"type": "string"}}}}
+    body = {"max_tokens": 4, "max_output_tokens": 16, **({"input": "x"} if "responses" in path else {"messages": [{"role": "user", "content": "x"}]})}
+    r = server.post(path + "/render", {**body, **TOOLS[path](function)})
+    assert r.status == 200, r.body
+    text = server.post("/detokenize", {"tokens": r.json()["token_ids"]}).json()["prompt"]
+    assert r"d\u0000e" in text and r"p\u0000q" in text  # the template writes JSON
+    r = server.post(path, {**body, **TOOLS[path]({**function, "name": "f\0"})})
+    assert r.status == 400 and "U+0000" in r.json()["error"]["message"]
+
+
+TEXTS = [("/v1/decisions", {"input": "%s", "questions": [{"type": "predicate", "instructions": "x"}]}),
+         ("/v1/decisions", {"input": [{"role": "user", "content": "%s"}], "instructions": "%s", "questions": [{"type": "predicate", "instructions": "x"}]}),
+         ("/v1/systemone", {"state": "%s", "questions": {"q": {"type": "noul", "instructions": "x"}}}),
+         ("/v1/responses", {"input": "x", "previous_input_messages": [{"role": "user", "content": "%s"}], "max_output_tokens": 16}),
+         ("/v1/rerank", {"query": "%s", "documents": ["%s", {"text": "%s"}]}), ("/generative_scoring", {"query": "%s", "items": ["%s"], "label_token_ids": [1, 2]})]
+
+
+@pytest.mark.parametrize("path, body", TEXTS, ids=range(len(TEXTS)))
+def test_a_nul_has_as_many_tokens_as_another_control_character(real, path, body):
+    usages = []
+    for character in ("\\u0000", "\\u0001"):
+        r = real.request("POST", path, json.dumps(body).replace("%s", "a" + character + "b"))
+        assert r.status == 200, r.body
+        usages.append(next(v for k, v in r.json()["usage"].items() if k in ("prompt_tokens", "input_tokens")))
+    assert usages[0] == usages[1]
+
+
+def test_a_nul_in_a_model_is_an_unknown_model_or_value(server):
+    r = server.chat("x", model="demo\0")
+    assert r.status == 400 and r.error["param"] == "model" and "\ufffe" not in r.error["message"]
+
+
+OLD = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+       {"role": "function", "name": "f", "content": "21"}, {"role": "user", "content": "y"}]
+
+
+def test_calls_in_the_older_form_are_rendered_like_others(server):
+    call = {"id": "c", "type": "function", "function": OLD[1]["function_call"]}
+    new = [OLD[0], {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "21"}, OLD[3]]
+    functions = [{"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}]
+    bodies = [{"messages": OLD, "functions": functions}, {"messages": new, "tools": [{"type": "function", "function": f} for f in functions]}]
+    ids = [server.post("/v1/chat/completions/render", b).json()["token_ids"] for b in bodies]
+    assert ids[0] == ids[1]
+    for call in ("f", {"name": "f"}, {"arguments": "{}"}, {"name": "f", "arguments": {}}):
+        r = server.chat(messages=[OLD[0], {"role": "assistant", "function_call": call}], max_tokens=1)
+        assert (r.status, r.error["param"]) == (400, "messages[1].function_call")
 
 
 @pytest.mark.parametrize("stream", [False, True])

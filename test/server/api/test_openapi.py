@@ -215,6 +215,24 @@ def test_bodies_that_the_schema_allows_never_cause_a_server_error(server, docume
     assert server.get("/health").status == 200
 
 
+RELATED = [({"top_logprobs": 2}, False), ({"top_logprobs": 2, "logprobs": True}, True), ({"top_logprobs": 0}, True), ({"stream_options": {}}, False),
+           ({"stream": True, "stream_options": {}}, True), ({"stream": True, "prompt_logprobs": 1}, False), ({"stream": False, "prompt_logprobs": 1}, True),
+           ({"tool_choice": "required"}, False), ({"tool_choice": "none"}, True)]
+
+
+def meets(rule, body):
+    def holds(schema, value):
+        return value == schema["const"] if "const" in schema else value in schema["enum"] if "enum" in schema else value is None if schema["type"] == "null" else isinstance(value, list)
+    return any(set(b.get("required", [])) <= set(body) and all(holds(s, body[k]) for k, s in b["properties"].items() if k in body) for b in rule["anyOf"])
+
+
+@pytest.mark.parametrize("members, valid", RELATED, ids=range(len(RELATED)))
+def test_rules_between_members_are_those_of_the_server(server, document, members, valid):
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **members}
+    assert all(meets(rule, body) for rule in document["components"]["schemas"]["ChatRequest"]["allOf"]) == valid
+    assert server.post("/v1/chat/completions", body).status == (200 if valid else 400)
+
+
 # ---- the page ----
 
 def test_the_page_has_no_remote_parts(server):

@@ -102,6 +102,16 @@ TEST(a_nul_in_a_text_reaches_the_tokenizer)
     }
 }
 
+TEST(a_nul_in_a_bad_word_is_part_of_it)
+{
+    ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"bad_words\":[\"a\\u0000b\"]}");
+    const struct request_prompt word = {.ids = r.params.bad_word_tokens,
+                                        .n = r.params.bad_word_lengths[0]};
+    CHECK_EQ(r.params.n_bad_words, 2);
+    check_ids_are(&word, "a\0b", 3);
+    DONE();
+}
+
 /* {"k1":0,"k2":0,...,"temperature":-3}, with `n` keys in all. */
 static void many_keys(struct buf *b, int n)
 {

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -656,6 +657,24 @@ def test_probes_get_through_a_crowd_that_sends_slowly(sent):
             s.close()
         f.wait_for(active=1, connections=1)
         assert get(f, "/hello").status == 200
+
+
+@pytest.mark.parametrize("limit", [200, 2000])
+def test_probes_get_through_a_crowd_that_comes_at_once(limit):
+    """All connections wait when the server comes to accept them, some behind the probes."""
+    with Front(max_connections=limit) as f:
+        f.process.send_signal(signal.SIGSTOP)
+        sockets, probes = [], []
+        for i in range(limit + 600):
+            sockets.append(f.connect())
+            if i % 100 == 99:
+                probes.append(f.connect())
+                probes[-1].sendall(request("GET", "/health"))
+        f.process.send_signal(signal.SIGCONT)
+        assert [Reader(s).response().status for s in probes] == [200] * len(probes)
+        for s in sockets + probes:
+            s.close()
+        f.wait_for(active=1, connections=1)
 
 
 def test_an_address_has_its_share_of_the_connections():

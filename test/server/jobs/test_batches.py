@@ -57,6 +57,7 @@ def test_every_endpoint(server):
 @pytest.mark.parametrize("text,code,number", [
     ("{nonsense\n", "invalid_json_line", 1),
     (line("a", {"prompt": "x"}) + "\n" + line("a", {"prompt": "y"}), "duplicate_custom_id", 3),
+    (line("a\0", {"prompt": "x"}), "invalid_value", 1),
     (line("a", {"prompt": "x"}, url="/v1/chat/completions"), "invalid_url", 1),
     (line("a", {"prompt": "x"}, method="GET"), "invalid_method", 1),
     (line("a", {"prompt": "x", "stream": True}), "unsupported_parameter", 1),
