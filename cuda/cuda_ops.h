@@ -42,6 +42,8 @@ static inline struct sum_parts sums_in(const struct product_sums *s)
 /* cuda_ops_linear.c */
 enum status cuda_op_norm(struct backend *base, const struct norm_args *a);
 enum status cuda_op_linear(struct backend *base, const struct linear_args *a);
+enum status norm_ok(const struct norm_args *a); // vectors and dtypes fit
+enum status cuda_op_norms(struct backend *base, const struct norm_args *a, int32_t n);
 enum status cuda_op_linear_heads(struct backend *base, const struct linear_heads_args *a);
 enum status cuda_op_activation(struct backend *base, const struct activation_args *a);
 enum status cuda_op_row_gate(struct backend *base, const struct row_gate_args *a);
@@ -68,16 +70,22 @@ enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args 
 enum status cuda_op_attention(struct backend *base, const struct attention_args *a);
 enum status cuda_op_rope_attention(struct backend *base, const struct rope_store_args *r,
                                    const struct attention_args *a, const struct linear_args *l);
+enum status cuda_op_mla(struct backend *base, const struct mla_store_args *store,
+                        const struct linear_heads_args *absorb, const struct attention_args *a,
+                        const struct linear_heads_args *expand);
 bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a);
 
 /* cuda_ops_moe.c */
 enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args *a);
 enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a);
-enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
-                        const struct moe_route_args *route, const struct moe_ffn_args *ffn);
+enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
+                        const struct shared_expert_args *shared, const struct moe_route_args *route,
+                        const struct moe_ffn_args *ffn);
 
 /* cuda_ops_state.c */
 enum status cuda_op_short_conv(struct backend *base, const struct short_conv_args *a);
+enum status cuda_op_gated_conv(struct backend *base, const struct gate_args *before,
+                               const struct short_conv_args *conv, const struct gate_args *after);
 enum status cuda_op_recurrence(struct backend *base, const struct recurrence_args *a);
 enum status cuda_op_gate(struct backend *base, const struct gate_args *a);
 enum status cuda_op_recurrent(struct backend *base, const struct short_conv_args *conv,

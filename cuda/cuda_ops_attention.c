@@ -80,6 +80,19 @@ enum status cuda_op_rope_store(struct backend *base, const struct rope_store_arg
     return OK;
 }
 
+static enum status mla_ok(const struct cuda_backend *be, const struct mla_store_args *a,
+                          const struct kv_view *kv)
+{
+    const bool ok =
+        kv && a->n_rows <= be->passes.view.n_rows && kv->n_kv_heads == 1 &&
+        kv->head_dim_k == a->kv_lora + a->rope_dim && fits(a->kv, a->kv_lora + a->rope_dim) &&
+        fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) &&
+        fits(a->q_out, (a->n_heads - 1) * a->q_out_head + a->q_out_offset + a->rope_dim) &&
+        a->q.dtype == a->q_out.dtype && a->kv.dtype == a->q.dtype && growth_ok(&a->growth) &&
+        (!a->rope || 2 * a->rope->view.n_pairs <= a->rope_dim);
+    return ok ? OK : ERR_INVALID;
+}
+
 /* The latent key and the rotated part are stored as one head of the cache. Queries are rotated in
  * the same kernel. */
 enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args *a)
@@ -87,14 +100,7 @@ enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args 
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     const struct kv_view *kv = layer_kv(be, a->layer);
-    if (!kv || a->n_rows > be->passes.view.n_rows || kv->n_kv_heads != 1 ||
-        kv->head_dim_k != a->kv_lora + a->rope_dim || !fits(a->kv, a->kv_lora + a->rope_dim) ||
-        !fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) ||
-        !fits(a->q_out, (a->n_heads - 1) * a->q_out_head + a->q_out_offset + a->rope_dim) ||
-        a->q.dtype != a->q_out.dtype || a->kv.dtype != a->q.dtype || !growth_ok(&a->growth) ||
-        (a->rope && 2 * a->rope->view.n_pairs > a->rope_dim)) {
-        return ERR_INVALID;
-    }
+    TRY(mla_ok(be, a, kv));
     CUDA_TRY(&be->device, k_mla_store(be->device.stream, a, a->rope ? &a->rope->view : &no_rope,
                                       vector(a->kv_norm), kv, &be->passes.view));
     return OK;
@@ -161,10 +167,14 @@ enum status cuda_op_attention(struct backend *base, const struct attention_args 
 static bool may_be_few(const struct cuda_backend *be, const struct rope_store_args *r,
                        const struct attention_args *a, const struct kv_view *kv)
 {
+    enum { BOUNDED_ROWS = 32 }; // few.cu reads windows and sinks only in passes of so many rows
+    const bool plain = a->window <= 0 && !a->sinks;
+    const bool bounded =
+        !be->device.options.deterministic && a->n_rows <= BOUNDED_ROWS && r->sums.n == 0;
     return r->n_rows == a->n_rows && r->layer == a->layer && r->n_kv_heads == a->n_kv_heads &&
            a->chunk <= 0 && r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p &&
            r->qkv.dtype == a->q.dtype && r->qkv.stride == a->q.stride && a->scale > 0.0f &&
-           a->window <= 0 && a->softcap <= 0.0f && !a->sinks && rope_is_few(be, r, kv);
+           (plain || bounded) && a->softcap <= 0.0f && rope_is_few(be, r, kv);
 }
 
 /* True if attention may write its out as the codes that `l` reads: those of a head share a scale.
@@ -208,4 +218,69 @@ enum status cuda_op_rope_attention(struct backend *base, const struct rope_store
         return linear_of_codes(be, l);
     }
     return l ? cuda_op_linear(base, l) : OK;
+}
+
+/* True if a weight of heads is plain numbers of this dtype, and its product reads and writes what
+ * the ops beside it do. */
+static bool heads_are(const struct weight *w, enum dtype dtype, int32_t n_heads, int32_t n_out,
+                      int32_t n_in)
+{
+    return w && w->kind == WEIGHT_HEADS && w->dtype == dtype && w->data &&
+           w->n_experts == n_heads && w->n_out == n_out && w->n_in == n_in && !w->bias;
+}
+
+/* True if one kernel can do all of it: each row is a separate sequence, attention is plain, and the
+ * ops feed each other. Fills in its arguments. */
+static bool mla_is_few(const struct cuda_backend *be, const struct mla_store_args *s,
+                       const struct linear_heads_args *absorb, const struct attention_args *a,
+                       const struct linear_heads_args *expand, struct mla_few *m)
+{
+    const struct kv_view *kv = layer_kv(be, s->layer);
+    const int32_t v_dim = expand->weight ? (int32_t)expand->weight->n_out : 0;
+    const bool same = be->passes.is_few && s->layer == a->layer && s->n_heads == a->n_heads &&
+                      s->n_rows == a->n_rows && absorb->n_rows == a->n_rows &&
+                      expand->n_rows == a->n_rows && absorb->x.mem.p == s->q.mem.p &&
+                      absorb->x_head == s->q_head && absorb->y.mem.p == a->q.mem.p &&
+                      s->q_out.mem.p == a->q.mem.p && expand->x.mem.p == a->out.mem.p &&
+                      expand->y_head >= v_dim;
+    if (!same || a->window > 0 || a->chunk > 0 || a->softcap > 0.0f || a->sinks ||
+        !heads_are(absorb->weight, s->q.dtype, s->n_heads, s->kv_lora, s->q_rope_offset) ||
+        !heads_are(expand->weight, s->q.dtype, s->n_heads, v_dim, s->kv_lora) ||
+        expand->y.dtype != s->q.dtype ||
+        !fits(expand->y, (s->n_heads - 1) * expand->y_head + v_dim)) {
+        return false;
+    }
+    *m = (struct mla_few){.store = s,
+                          .absorb = absorb->weight->data,
+                          .expand = expand->weight->data,
+                          .out = expand->y,
+                          .v_dim = v_dim,
+                          .out_head = expand->y_head,
+                          .scale = a->scale,
+                          .rope = s->rope ? &s->rope->view : &no_rope,
+                          .kv_norm = vector(s->kv_norm),
+                          .pages = kv,
+                          .pass = &be->passes.view,
+                          .limits = &be->attention};
+    return k_mla_few_takes(m);
+}
+
+/* Few decoding rows have one kernel; other passes call four ops. */
+enum status cuda_op_mla(struct backend *base, const struct mla_store_args *store,
+                        const struct linear_heads_args *absorb, const struct attention_args *a,
+                        const struct linear_heads_args *expand)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct kv_view *kv = layer_kv(be, store->layer);
+    TRY(mla_ok(be, store, kv));
+    TRY(attention_ok(be, a, kv));
+    struct mla_few m;
+    if (mla_is_few(be, store, absorb, a, expand, &m)) {
+        return cuda_check(&be->device, k_mla_few(be->device.stream, &m), "MLA of few rows");
+    }
+    TRY(cuda_op_mla_store(base, store));
+    TRY(cuda_op_linear_heads(base, absorb));
+    TRY(cuda_op_attention(base, a));
+    return cuda_op_linear_heads(base, expand);
 }

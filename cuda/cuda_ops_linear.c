@@ -5,7 +5,7 @@
 #include "cuda/cuda_ops.h"
 
 /* Vectors may be longer than the width, but not shorter. */
-static enum status norm_ok(const struct norm_args *a)
+enum status norm_ok(const struct norm_args *a)
 {
     const bool short_vector = (a->weight && vector_length(a->weight) < a->width) ||
                               (a->bias && vector_length(a->bias) < a->width);
@@ -35,6 +35,27 @@ enum status cuda_op_norm(struct backend *base, const struct norm_args *a)
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     return norm(be, a, NULL);
+}
+
+/* With few rows one kernel does all of them, with sums of its own shape. */
+enum status cuda_op_norms(struct backend *base, const struct norm_args *a, int32_t n)
+{
+    enum { ROWS = 16 };
+    struct cuda_backend *be = cuda_backend_of(base);
+    const float *weights[NORM_LIST];
+    TRY(be->device.lost);
+    if (be->device.options.deterministic || a->n_rows > ROWS || !k_norms_take(a, n)) {
+        for (int32_t i = 0; i < n; i++) {
+            TRY(norm(be, &a[i], NULL));
+        }
+        return OK;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        TRY(norm_ok(&a[i]));
+        weights[i] = vector(a[i].weight);
+    }
+    CUDA_TRY(&be->device, k_norms(be->device.stream, a, weights, n));
+    return OK;
 }
 
 bool cuda_op_norm_adds_sums(struct backend *base, const struct norm_args *a)
@@ -76,8 +97,9 @@ static struct gemm_args plain_product_of(const struct cuda_backend *be, const st
     g.y = a->y.mem.p;
     g.y_dtype = a->y.dtype;
     g.y_stride = a->y.stride;
-    g.bias = a->partial ? NULL : w->bias;
-    g.bias_act = a->partial ? NULL : w->bias_act;
+    const bool later = a->partial && be->device.options.n_ranks > 1; // cuda_op_reduce adds it
+    g.bias = later ? NULL : w->bias;
+    g.bias_act = later ? NULL : w->bias_act;
     g.accumulate = a->accumulate;
     /* Partial sums may be left for the reader only if no other rank's part and no bias must still
      * be added. */
@@ -355,7 +377,8 @@ static const float *reduce_bias(const struct reduce_args *a)
     return a->linear ? a->linear->bias : NULL;
 }
 
-/* Sums over the ranks in the fastest way for the size, and adds biases once. */
+/* Sums over the ranks in the fastest way for the size, and adds biases once. With one rank the
+ * products have added theirs. */
 enum status cuda_op_reduce(struct backend *base, const struct reduce_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -365,7 +388,10 @@ enum status cuda_op_reduce(struct backend *base, const struct reduce_args *a)
     }
     enum status st = OK;
     bool has_bias = false;
-    if (be->device.options.n_ranks > 1 && !a->whole) {
+    if (be->device.options.n_ranks == 1) {
+        return OK;
+    }
+    if (!a->whole) {
         has_bias = peers_reduce(&be->peers, a, reduce_bias(a), NULL, NULL, NULL, &st);
         if (!has_bias) {
             st = cuda_comm_all_reduce(&be->device, a->y, a->n_rows, a->width);

@@ -119,11 +119,20 @@ static bool on_many(const struct cuda_backend *be, const struct moe_ffn_args *a,
            k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
 }
 
+/* With one rank the experts add their biases themselves, instead of cuda_op_reduce. */
+static struct moe_ffn_args with_bias(const struct cuda_backend *be, const struct moe_ffn_args *a)
+{
+    struct moe_ffn_args own = *a;
+    own.partial = a->partial && be->device.options.n_ranks > 1;
+    return own;
+}
+
 /* Processes as many rows at a time as the scratch memory holds. gate: as for k_moe_ffn_sm90, which
  * alone takes it. */
-static enum status run_experts(struct cuda_backend *be, const struct moe_ffn_args *a,
+static enum status run_experts(struct cuda_backend *be, const struct moe_ffn_args *given,
                                const float *gate)
 {
+    const struct moe_ffn_args own = with_bias(be, given), *a = &own;
     const struct moe_weights w = weights_of(a);
     const bool many = on_many(be, a, &w);
     struct moe_scratch s;
@@ -175,8 +184,8 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     const struct tensor *x = &s->up.x, *y = &s->down.y;
     if (!up || !down || weight_coded(up) || weight_coded(down) || up->dtype != m->weights.dtype ||
         down->dtype != up->dtype || up->bias || down->bias || s->down.accumulate ||
-        up->n_out != 2 * down->n_in || up->n_in != m->weights.hidden ||
-        down->n_out != m->weights.hidden || !s->act.gated || s->act.kind != a->kind ||
+        up->n_out != (a->plain ? 1 : 2) * down->n_in || up->n_in != m->weights.hidden ||
+        down->n_out != m->weights.hidden || s->act.gated == a->plain || s->act.kind != a->kind ||
         s->act.up.mem.p || s->act.shape.limit != a->shape.limit ||
         s->act.shape.alpha != a->shape.alpha || x->mem.p != a->x.mem.p ||
         x->stride != a->x.stride || y->mem.p != a->y.mem.p || s->up.n_rows != a->n_rows) {
@@ -194,18 +203,18 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     return true;
 }
 
-/* True if k_moe_few is to compute these rows. False if a row's bits must not depend on the number
- * of rows. */
-static bool on_few(struct cuda_backend *be, const struct shared_expert_args *shared,
-                   const struct moe_route_args *route, const struct moe_ffn_args *ffn,
-                   enum status *st)
+/* True if k_moe_few is to compute these rows; fills in its arguments. False if a row's bits must
+ * not depend on the number of rows. */
+static bool are_few(struct cuda_backend *be, const struct shared_expert_args *shared,
+                    const struct moe_route_args *route, const struct moe_ffn_args *ffn,
+                    struct moe_few *m)
 {
     const struct weight *router = route->router;
     if (be->device.options.deterministic || route_ok(route) != OK || experts_ok(ffn) != OK ||
         router->dtype != DT_F32 || router->n_in != ffn->gate_up->n_in) {
         return false;
     }
-    struct moe_few m = {
+    *m = (struct moe_few){
         .route = route,
         .ffn = ffn,
         .weights = weights_of(ffn),
@@ -214,14 +223,10 @@ static bool on_few(struct cuda_backend *be, const struct shared_expert_args *sha
         .correction = vector(route->correction),
         .expert_scale = vector(route->expert_scale),
         .real = real_rows(be, ffn->n_rows),
+        .n_sms = be->device.n_sms,
     };
-    if (!add_shared(&m, shared) || !k_moe_few_takes(&m) ||
-        k_moe_few_scratch(&m) > be->scratch.n_bytes) {
-        return false;
-    }
-    *st = cuda_check(&be->device, k_moe_few(be->device.stream, &m, be->scratch.memory),
-                     "the experts of few rows");
-    return true;
+    return add_shared(m, shared) && k_moe_few_takes(m) &&
+           k_moe_few_scratch(m) <= be->scratch.n_bytes;
 }
 
 /* The weight of the shared expert's gate, if the sum over a row's picks can apply it; else NULL. */
@@ -238,21 +243,67 @@ static const float *gate_of_sum(const struct cuda_backend *be, const struct row_
     return on_many(be, a, &w) ? vector(gate->weight) : NULL;
 }
 
-/* With few rows a chain of special kernels computes everything. Otherwise the shared experts,
- * the router and the experts follow one another. */
-enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
-                        const struct moe_route_args *route, const struct moe_ffn_args *ffn)
+/* In deterministic mode the picks of few rows are not an op of their own: the kernels after the
+ * scores make them. The scores are at the end of the scratch memory. False if this is not
+ * possible. */
+static bool on_picks(struct cuda_backend *be, const struct moe_route_args *route,
+                     const struct moe_ffn_args *a, enum status *st)
+{
+    if (!be->device.options.deterministic || a->n_rows > MOE_PLAN_ROWS || route_ok(route) != OK ||
+        experts_ok(a) != OK || route->n_rows != a->n_rows || route->n_experts != a->n_experts ||
+        route->k != a->k || route->ids.p != a->ids.p || route->weights.p != a->weights.p) {
+        return false;
+    }
+    const struct moe_weights w = weights_of(a);
+    const struct weight *router = route->router;
+    const size_t n = (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float);
+    struct moe_scratch s;
+    const size_t at = (be->scratch.n_bytes - n) / 256 * 256;
+    if (n > be->scratch.n_bytes || moe_bytes(be, a, false, a->n_rows, &s) > at ||
+        !k_moe_ffn_picks(a, &w)) {
+        return false;
+    }
+    float *logits = (float *)(void *)((char *)be->scratch.memory + at);
+    const struct moe_picks picks = {route, logits, vector(route->correction),
+                                    vector(route->expert_scale)};
+    cudaError_t e = k_moe_route_scores(be->device.stream, route, router->data, router->dtype,
+                                       router->bias, (int32_t)router->n_in, logits);
+    if (e == cudaSuccess) {
+        e = k_moe_ffn_of_scores(be->device.stream, a, &w, &s, real_rows(be, a->n_rows), &picks);
+    }
+    *st = cuda_check(&be->device, e, "the experts with their picks");
+    return true;
+}
+
+/* With few rows a chain of special kernels computes everything. Otherwise the norm, the shared
+ * experts, the router and the experts follow one another. */
+enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
+                        const struct shared_expert_args *shared, const struct moe_route_args *route,
+                        const struct moe_ffn_args *ffn)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    enum status st = OK;
-    if (on_few(be, shared, route, ffn, &st)) {
-        return st;
+    struct moe_few m;
+    const struct moe_ffn_args own = with_bias(be, ffn);
+    const bool few = are_few(be, shared, route, &own, &m);
+    if (norm && few && norm_ok(norm) == OK && k_moe_few_takes_norm(&m, norm)) {
+        m.norm = norm;
+        m.norm_weight = vector(norm->weight);
+    } else if (norm) {
+        TRY(cuda_op_norm(base, norm));
+    }
+    if (few) {
+        return cuda_check(&be->device, k_moe_few(be->device.stream, &m, be->scratch.memory),
+                          "the experts of few rows");
     }
     const float *gate = gate_of_sum(be, shared ? shared->gate : NULL, ffn);
     if (shared) {
         TRY(cuda_op_mlp(base, &shared->up, &shared->act, &shared->down));
         TRY(shared->gate && !gate ? cuda_op_row_gate(base, shared->gate) : OK);
+    }
+    enum status st = OK;
+    if (on_picks(be, route, &own, &st)) {
+        return st;
     }
     TRY(cuda_op_moe_route(base, route));
     TRY(experts_ok(ffn));

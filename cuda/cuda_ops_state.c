@@ -124,15 +124,50 @@ static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l
     return OK;
 }
 
+static enum status short_conv_ok(const struct state_view *s, const struct short_conv_args *a)
+{
+    return !s || conv_ok(s, a) != OK || !fits(a->out, a->width) || a->out.dtype != s->dtype
+               ? ERR_INVALID
+               : OK;
+}
+
 enum status cuda_op_short_conv(struct backend *base, const struct short_conv_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     const struct state_view *s = layer_state(be, a->layer, a->n_rows);
-    if (!s || conv_ok(s, a) != OK || !fits(a->out, a->width) || a->out.dtype != s->dtype) {
-        return ERR_INVALID;
-    }
+    TRY(short_conv_ok(s, a));
     const struct state_rows_launch l = state_launch(be, s, a, NULL);
+    CUDA_TRY(&be->device, k_short_conv(be->device.stream, &l));
+    return OK;
+}
+
+/* True if the convolution can apply a gate itself, of its input or of its output. */
+static bool conv_gates(const struct gate_args *a, const struct short_conv_args *conv,
+                       const struct tensor *t)
+{
+    return gate_ok(a) == OK && k_short_conv_takes_gate(a) && a->width == conv->width &&
+           a->n_rows == conv->n_rows && a->out.mem.p == t->mem.p && a->x.mem.p == t->mem.p;
+}
+
+/* With few rows one kernel does all three. */
+enum status cuda_op_gated_conv(struct backend *base, const struct gate_args *before,
+                               const struct short_conv_args *conv, const struct gate_args *after)
+{
+    enum { ROWS = 64 };
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    if (be->device.options.deterministic || conv->n_rows > ROWS ||
+        !conv_gates(before, conv, &conv->x) || (after && !conv_gates(after, conv, &conv->out))) {
+        TRY(cuda_op_gate(base, before));
+        TRY(cuda_op_short_conv(base, conv));
+        return after ? cuda_op_gate(base, after) : OK;
+    }
+    const struct state_view *s = layer_state(be, conv->layer, conv->n_rows);
+    TRY(short_conv_ok(s, conv));
+    struct state_rows_launch l = state_launch(be, s, conv, NULL);
+    l.before = before;
+    l.gate = after;
     CUDA_TRY(&be->device, k_short_conv(be->device.stream, &l));
     return OK;
 }

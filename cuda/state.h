@@ -75,6 +75,7 @@ struct state_rows_launch {
     /* For k_state_blocks: the maximum number of such sequences, and of blocks of the state in which
      * they have rows. */
     int32_t n_chains, n_blocks;
+    const struct gate_args *before; // k_short_conv: the gate of x; `gate` is that of out
 };
 /* True if the layer's shape fits into a multiprocessor. */
 bool k_state_rows_takes(const struct state_view *state);
@@ -99,6 +100,8 @@ size_t k_state_blocks_bytes(const struct state_view *state,
                             int32_t n_blocks); // scratch bytes; n_blocks 1 gives the minimum
 cudaError_t k_state_blocks(cudaStream_t stream, const struct state_rows_launch *l, void *scratch,
                            size_t n_bytes);
+/* Gates that it takes have no norm, one value per element, and no function. */
+bool k_short_conv_takes_gate(const struct gate_args *a);
 cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows_launch *l);
 cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm, bool wide);
 

@@ -54,6 +54,12 @@ bool k_norm_makes_codes(const struct norm_args *a);
 cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
                    const float *bias, const struct sum_parts *sums, const struct round_args *codes);
 
+/* Several norms of the same rows, one after the other, in one kernel; weights: of each, or NULL. */
+enum { NORM_LIST = 9 };
+bool k_norms_take(const struct norm_args *a, int32_t n);
+cudaError_t k_norms(cudaStream_t stream, const struct norm_args *a, const float *const *weights,
+                    int32_t n);
+
 /* ---- all_reduce.cu: rows of at most 64 KiB; all memory in 16-byte vectors. `a` NULL: y becomes
  * the sum (+ sum_bias). Otherwise the norm op is computed with the sum as its delta, and y stays
  * unchanged. */
@@ -98,6 +104,23 @@ bool k_attention_few_makes_codes(const struct rope_store_args *r, const struct s
 cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
                         const struct rope_view *rope, const float *kv_norm,
                         const struct kv_view *kv, const struct pass_view *pass);
+/* attention/mla_few.cu: mla_store, the absorbed product, attention and the expansion in one kernel,
+ * for passes in which each row is a separate sequence. out: [n_rows, n_heads, out_head], of whose
+ * heads v_dim elements are written. */
+struct mla_few {
+    const struct mla_store_args *store;
+    const void *absorb, *expand; // the weights, in the dtype of q
+    struct tensor out;
+    int32_t v_dim, out_head;
+    float scale;
+    const struct rope_view *rope;
+    const float *kv_norm;
+    const struct kv_view *pages;
+    const struct pass_view *pass;
+    const struct attention_limits *limits;
+};
+bool k_mla_few_takes(const struct mla_few *m);
+cudaError_t k_mla_few(cudaStream_t stream, const struct mla_few *m);
 cudaError_t k_activation(cudaStream_t stream, const struct activation_args *a);
 /* Gated activations, written as codes instead of to `out`. k_activation_makes_codes: true if there
  * is a kernel for it. */
@@ -159,11 +182,26 @@ cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, co
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
                         const float *expert_scale, int32_t hidden, float *logits, bool has_scores);
+/* Only the scores. */
+cudaError_t k_moe_route_scores(cudaStream_t stream, const struct moe_route_args *a,
+                               const void *router, enum dtype router_dtype, const float *bias,
+                               int32_t hidden, float *logits);
 /* `real` (in device memory; NULL: all are real) is the number of real rows; this call computes
  * those from row_offset on. Padding rows are not routed. */
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const int32_t *real, int32_t row_offset);
+/* The same for up to MOE_PLAN_ROWS rows whose picks are still to be made and stored, if
+ * k_moe_ffn_picks says that it can. */
+enum { MOE_PLAN_ROWS = 8 };
+struct moe_picks {
+    const struct moe_route_args *route;
+    const float *logits, *correction, *expert_scale;
+};
+bool k_moe_ffn_picks(const struct moe_ffn_args *a, const struct moe_weights *w);
+cudaError_t k_moe_ffn_of_scores(cudaStream_t stream, const struct moe_ffn_args *a,
+                                const struct moe_weights *w, const struct moe_scratch *scratch,
+                                const int32_t *real, const struct moe_picks *picks);
 /* moe/sm90.cu: the same on Hopper, for experts that are not quantised and have many rows each. `sm`
  * and `n_sms` describe the device. A row's bits differ from those of k_moe_ffn. The scratch memory
  * is for n_rows of the call's rows at a time. gate: the weight of the gate of a shared expert whose
@@ -177,6 +215,8 @@ cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
 /* moe/few.cu: the router, the experts and the shared expert beside them, for few rows. y is
  * overwritten with the sum of the experts and the shared expert. */
 struct moe_few {
+    const struct norm_args *norm; // of x, before everything else; NULL: none
+    const float *norm_weight;
     const struct moe_route_args *route;
     const struct moe_ffn_args *ffn;
     struct moe_weights weights;
@@ -185,8 +225,10 @@ struct moe_few {
     const float *shared_gate; // NULL: the shared expert has no gate
     int32_t shared_ffn;       // 0: no shared expert
     const int32_t *real;      // as for k_moe_ffn
+    int32_t n_sms;            // multiprocessors of the device
 };
 bool k_moe_few_takes(const struct moe_few *m);
+bool k_moe_few_takes_norm(const struct moe_few *m, const struct norm_args *norm);
 size_t k_moe_few_scratch(const struct moe_few *m);
 cudaError_t k_moe_few(cudaStream_t stream, const struct moe_few *m, void *scratch);
 cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,

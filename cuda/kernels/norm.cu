@@ -249,6 +249,122 @@ static enum dtype act_dtype(const struct norm_args *a)
     return a->delta.mem.p ? a->delta.dtype : a->x.dtype;
 }
 
+/* ---- a list of norms -------------------------------------------------------------------------
+ * A block executes all of them for its row, one after the other. Thread i reads and writes the same
+ * elements of every operand, so that it needs no barrier to read what an earlier norm has stored.
+ * Bound by latency; a norm takes a quarter of the time of a launch. */
+
+struct norm_step {
+    void *x, *out;
+    const void *delta;
+    const float *weight;
+    int64_t x_stride, out_stride, delta_stride;
+    float eps, weight_offset, delta_scale, x_scale;
+};
+
+struct norm_list {
+    struct norm_step step[NORM_LIST];
+    int32_t n, width;
+};
+
+/* One norm of a row, of which this thread has the vector at i. */
+template <typename T>
+__device__ __forceinline__ void norm_one(const struct norm_step &s, int32_t width, float *shared)
+{
+    constexpr int N = vec<T>::N;
+    const int32_t i = (int32_t)threadIdx.x * N;
+    const int64_t row = blockIdx.x;
+    const bool has = i < width;
+    vec<T> v[1], d;
+    float w[N], sum = 0.0f;
+    if (has) {
+        v[0].load((const T *)s.x + row * s.x_stride + i);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            w[e] = s.weight ? s.weight[i + e] + s.weight_offset : 1.0f;
+        }
+        if (s.delta) {
+            d.load((const T *)s.delta + row * s.delta_stride + i);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float f = to_float(v[0].v[e]) + s.delta_scale * to_float(d.v[e]);
+                v[0].v[e] = from_float<T>(f * s.x_scale);
+            }
+            v[0].store((T *)s.x + row * s.x_stride + i);
+        }
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            sum = moment_add(sum, to_float(v[0].v[e]), false);
+        }
+    }
+    if (!s.out) {
+        return;
+    }
+    const struct row_moments m = row_moments_of<T, 1>(v, sum, false, width, s.eps, shared);
+    if (has) {
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            v[0].v[e] = from_float<T>(normed(to_float(v[0].v[e]), w[e], 0.0f, m.mean, m.scale));
+        }
+        v[0].store((T *)s.out + row * s.out_stride + i);
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(1024) norm_list_kernel(const __grid_constant__ struct norm_list p)
+{
+    __shared__ float shared[32];
+    const int32_t i = (int32_t)threadIdx.x * vec<T>::N;
+#pragma unroll 1
+    for (int k = 0; k < p.n && i < p.width; k++) {
+        if (p.step[k].weight) {
+            asm volatile("prefetch.global.L1 [%0];" ::"l"(p.step[k].weight + i));
+        }
+    }
+    pdl_trigger(); // before the wait: see device/launch.cuh
+    pdl_wait();
+#pragma unroll 1
+    for (int k = 0; k < p.n; k++) {
+        norm_one<T>(p.step[k], p.width, shared);
+    }
+}
+
+extern "C" bool k_norms_take(const struct norm_args *a, int32_t n)
+{
+    bool takes = n <= NORM_LIST;
+    for (int32_t i = 0; takes && i < n; i++) {
+        const enum dtype act = act_dtype(&a[i]);
+        takes = a[i].n_rows == a->n_rows && a[i].width == a->width && a[i].kind != NORM_LAYER &&
+                !a[i].bias && a[i].delta_sums.n == 0 && act == act_dtype(a) && act != DT_F32 &&
+                has_vectors(&a[i], act) && a->width <= 1024 * 8;
+    }
+    return takes;
+}
+
+extern "C" cudaError_t k_norms(cudaStream_t stream, const struct norm_args *a,
+                               const float *const *weights, int32_t n)
+{
+    struct norm_list p = {};
+    p.n = n;
+    p.width = a->width;
+    for (int32_t i = 0; i < n; i++) {
+        p.step[i] = {a[i].x.mem.p,
+                     a[i].out.mem.p,
+                     a[i].delta.mem.p,
+                     weights[i],
+                     a[i].x.stride,
+                     a[i].out.stride,
+                     a[i].delta.stride,
+                     a[i].eps,
+                     a[i].weight_offset,
+                     a[i].delta_scale,
+                     a[i].x_scale != 0.0f ? a[i].x_scale : 1.0f};
+    }
+    const dim3 grid(a->n_rows), block((a->width / 8 + 31) / 32 * 32);
+    return act_dtype(a) == DT_BF16 ? launch(norm_list_kernel<bf16_t>, grid, block, 0, stream, p)
+                                   : launch(norm_list_kernel<f16_t>, grid, block, 0, stream, p);
+}
+
 extern "C" bool k_norm_takes_sums(const struct norm_args *a)
 {
     return has_vectors(a, act_dtype(a)) &&

@@ -309,7 +309,7 @@ struct shared_expert_args {
 
 /* Adds up the ranks' partial sums of y (not needed with one rank, or if each rank's y is `whole`).
  * Then adds the biases of the products that computed y: of the row-sharded product and of the
- * experts' down products. */
+ * experts' down products. With one rank a backend may have these products add their biases. */
 struct reduce_args {
     struct tensor y;
     int32_t n_rows, width;
@@ -436,6 +436,8 @@ struct backend_ops {
     enum status (*pool)(struct backend *be, const struct pool_args *a);
 
     /* ---- optional: NULL is composed from basic ops by engine/device/ops_default.h */
+    /* n norms of as many rows and the same width, one after the other. */
+    enum status (*norms)(struct backend *be, const struct norm_args *a, int32_t n);
     /* reduce, then norm with the reduced y as its delta; y itself may be left unreduced. */
     enum status (*reduce_norm)(struct backend *be, const struct reduce_args *reduce,
                                const struct norm_args *norm);
@@ -451,16 +453,25 @@ struct backend_ops {
                                const struct linear_args *linear, const struct activation_args *act,
                                const struct linear_args *down);
 
-    /* The shared expert (NULL: none), moe_route, and moe_ffn, which accumulates on the shared
-     * expert's y. Of the values in between only the picks need be stored. */
-    enum status (*moe)(struct backend *be, const struct shared_expert_args *shared,
-                       const struct moe_route_args *route, const struct moe_ffn_args *ffn);
+    /* A norm, of which the rest is the only reader (NULL: none), the shared expert (NULL: none),
+     * moe_route, and moe_ffn, which accumulates on the shared expert's y. Of the values in between
+     * only the picks and the norm's x need be stored. */
+    enum status (*moe)(struct backend *be, const struct norm_args *norm,
+                       const struct shared_expert_args *shared, const struct moe_route_args *route,
+                       const struct moe_ffn_args *ffn);
 
     /* rope_store, then attention with its q, which may be left unrotated in memory; then, unless
      * NULL, a linear that is the only reader of attention's out, so that out need not be stored. */
     enum status (*rope_attention)(struct backend *be, const struct rope_store_args *rope,
                                   const struct attention_args *attention,
                                   const struct linear_args *linear);
+
+    /* mla_store, the absorbed product of its q, attention, and the product of attention's out with
+     * the values' weight. Of these only the key and the last product need be stored. */
+    enum status (*mla)(struct backend *be, const struct mla_store_args *store,
+                       const struct linear_heads_args *absorb,
+                       const struct attention_args *attention,
+                       const struct linear_heads_args *expand);
 
     /* Optional: true if the op, alone or fused, accepts a product left as partial sums in these
      * args and adds them itself. NULL: it never does, so products that it reads must be
@@ -485,6 +496,11 @@ struct backend_ops {
      * none); the intermediate results need not be stored. */
     enum status (*recurrent)(struct backend *be, const struct short_conv_args *conv,
                              const struct recurrence_args *a, const struct gate_args *gate);
+
+    /* Optional: gate, then short_conv of its out, then the gate of that result (NULL: none); the
+     * intermediate results need not be stored. */
+    enum status (*gated_conv)(struct backend *be, const struct gate_args *before,
+                              const struct short_conv_args *conv, const struct gate_args *after);
 
     /* ---- hidden states by slot: all of these or none (NULL: draft heads are unsupported).
      * hidden_open is called with kv_open. */

@@ -7,6 +7,17 @@
 
 #include "engine/device/ops.h"
 
+static inline enum status ops_norms(struct backend *be, const struct norm_args *a, int32_t n)
+{
+    if (n > 1 && be->ops->norms) {
+        return be->ops->norms(be, a, n);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        TRY(be->ops->norm(be, &a[i]));
+    }
+    return OK;
+}
+
 static inline enum status ops_linear_act(struct backend *be, const struct linear_args *linear,
                                          const struct activation_args *act)
 {
@@ -53,13 +64,15 @@ static inline enum status ops_reduce_norm(struct backend *be, const struct reduc
     return be->ops->norm(be, norm);
 }
 
-static inline enum status ops_moe(struct backend *be, const struct shared_expert_args *shared,
+static inline enum status ops_moe(struct backend *be, const struct norm_args *norm,
+                                  const struct shared_expert_args *shared,
                                   const struct moe_route_args *route,
                                   const struct moe_ffn_args *ffn)
 {
     if (be->ops->moe) {
-        return be->ops->moe(be, shared, route, ffn);
+        return be->ops->moe(be, norm, shared, route, ffn);
     }
+    TRY(norm ? be->ops->norm(be, norm) : OK);
     if (shared) {
         TRY(ops_mlp(be, &shared->up, &shared->act, &shared->down));
         TRY(shared->gate ? be->ops->row_gate(be, shared->gate) : OK);
@@ -81,6 +94,20 @@ static inline enum status ops_rope_attention(struct backend *be, const struct ro
     return linear ? be->ops->linear(be, linear) : OK;
 }
 
+static inline enum status ops_mla(struct backend *be, const struct mla_store_args *store,
+                                  const struct linear_heads_args *absorb,
+                                  const struct attention_args *attention,
+                                  const struct linear_heads_args *expand)
+{
+    if (be->ops->mla) {
+        return be->ops->mla(be, store, absorb, attention, expand);
+    }
+    TRY(be->ops->mla_store(be, store));
+    TRY(be->ops->linear_heads(be, absorb));
+    TRY(be->ops->attention(be, attention));
+    return be->ops->linear_heads(be, expand);
+}
+
 static inline enum status ops_recurrent(struct backend *be, const struct short_conv_args *conv,
                                         const struct recurrence_args *a,
                                         const struct gate_args *gate)
@@ -94,6 +121,18 @@ static inline enum status ops_recurrent(struct backend *be, const struct short_c
         return be->ops->gate(be, gate);
     }
     return OK;
+}
+
+static inline enum status ops_gated_conv(struct backend *be, const struct gate_args *before,
+                                         const struct short_conv_args *conv,
+                                         const struct gate_args *after)
+{
+    if (be->ops->gated_conv) {
+        return be->ops->gated_conv(be, before, conv, after);
+    }
+    TRY(be->ops->gate(be, before));
+    TRY(be->ops->short_conv(be, conv));
+    return after ? be->ops->gate(be, after) : OK;
 }
 
 /* True if the next op, given these args, accepts a product left as partial sums. */

@@ -204,6 +204,26 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
     return st;
 }
 
+/* The products that read a layer's input, as one: of the query, if it has one, and of the key. */
+static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const int64_t kv = c->kv_lora + c->rope_dim;
+    char q_name[NAME_BYTES], kv_name[NAME_BYTES], norm[NAME_BYTES];
+    struct stack low = {.n_in = c->hidden, .n_cols = c->hidden, .bias = c->o_bias};
+    if (c->q_lora) {
+        part_layer_name(c->names->q_a, layer, q_name);
+        low.pieces[low.n++] = (struct piece){q_name, c->q_lora, 0, c->q_lora};
+        part_layer_name(c->names->q_a_norm, layer, norm);
+        TRY(part_vector(l, norm, ".weight", c->q_lora, &w->q_a_norm));
+    }
+    part_layer_name(c->names->kv_a, layer, kv_name);
+    low.pieces[low.n++] = (struct piece){kv_name, kv, 0, kv};
+    TRY(part_linear(l, &low, l->options->dtype, &w->low));
+    part_layer_name(c->names->kv_a_norm, layer, norm);
+    return part_vector(l, norm, ".weight", c->kv_lora, &w->kv_a_norm);
+}
+
 /* The head-wise parts of kv_b become w_uk and w_uv, so that attention can work on the compressed
  * keys (absorbed queries). */
 static enum status load_mla(struct loader *l, int32_t layer, struct layer_weights *w)
@@ -214,17 +234,6 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     int64_t q_head = c->nope_dim + c->rope_dim;
     struct stack q = {.n = 1, .n_in = c->q_lora ? c->q_lora : c->hidden};
     q.n_cols = q.n_in;
-    if (c->q_lora) {
-        part_layer_name(c->names->q_a, layer, name);
-        struct stack a = {.pieces = {{name, c->q_lora, 0, c->q_lora}},
-                          .n = 1,
-                          .n_in = c->hidden,
-                          .n_cols = c->hidden,
-                          .bias = c->o_bias};
-        TRY(part_linear(l, &a, l->options->dtype, &w->q_a));
-        part_layer_name(c->names->q_a_norm, layer, name);
-        TRY(part_vector(l, name, ".weight", c->q_lora, &w->q_a_norm));
-    }
     part_layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
     q.pieces[0] =
         (struct piece){name, c->n_heads * q_head, s->first_head * q_head, s->n_heads * q_head};
@@ -233,16 +242,7 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
         q.pieces[q.n++] = (struct piece){gate, c->n_heads, s->first_head, s->n_heads};
     }
     TRY(part_linear(l, &q, l->options->dtype, &w->qkv));
-    int64_t kv = c->kv_lora + c->rope_dim;
-    part_layer_name(c->names->kv_a, layer, name);
-    struct stack a = {.pieces = {{name, kv, 0, kv}},
-                      .n = 1,
-                      .n_in = c->hidden,
-                      .n_cols = c->hidden,
-                      .bias = c->o_bias};
-    TRY(part_linear(l, &a, l->options->dtype, &w->kv_a));
-    part_layer_name(c->names->kv_a_norm, layer, name);
-    TRY(part_vector(l, name, ".weight", c->kv_lora, &w->kv_a_norm));
+    TRY(load_mla_low(l, layer, w));
     TRY(load_mla_heads(l, layer, false, &w->w_uk));
     TRY(load_mla_heads(l, layer, true, &w->w_uv));
     return load_o(l, layer, c->v_dim, w);

@@ -74,8 +74,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
                                       (int64_t)m->max_hidden * c->hidden, max_out};
     }
     if (mla) {
-        int64_t low = greater(kv_low, c->q_lora);
-        p[n++] = (struct buffer_plan){&m->low, NULL, m->act, low, max_rows};
+        p[n++] = (struct buffer_plan){&m->low, NULL, m->act, c->q_lora + kv_low, max_rows};
         p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, s->n_heads * kv_low, max_rows};
         p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, (int64_t)s->n_heads * c->kv_lora,
                                       max_rows};
@@ -102,6 +101,9 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     }
     if (c->n_experts > 0) {
         p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
+        if (c->names->experts_norm) {
+            p[n++] = (struct buffer_plan){&m->experts_in, NULL, m->act, c->hidden, max_rows};
+        }
         p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
         p[n++] =
             (struct buffer_plan){NULL, &m->route_weights, DT_F32, c->experts_per_token, max_rows};

@@ -221,11 +221,15 @@ static enum status layer_forward(struct flow *f, int32_t layer)
         TRY(take_hidden(f, layer));
         TRY(narrow(f, layer, NULL));
     }
+    if (w->experts_norm) {
+        flow_norm_after(f, w->router_norm, f->m->routed);
+        flow_norm_after(f, w->experts_norm, f->m->experts_in);
+    }
     // attention's output is added to x, while `in` stays the input of both sub-layers
     if (parallel) {
         TRY(flow_join_norm(f, NULL, NULL, false, &unused));
     } else {
-        TRY(flow_join_norm(f, w->ffn_norm, w->ffn_norm_bias, !lc->moe, &in));
+        TRY(flow_join_norm(f, w->ffn_norm, w->ffn_norm_bias, decoder_ffn_is_one_op(f, layer), &in));
     }
     TRY(decoder_ffn(f, layer, in));
     scale_delta(f, c->ffn_out_scale);

@@ -12,6 +12,8 @@
 
 /* The values passed between layers: the residual stream, and an output that has not been added to
  * it yet. */
+enum { FLOW_NORMS = 4 };
+
 struct flow {
     struct model *m;
     const struct backend_ops *ops;
@@ -33,6 +35,10 @@ struct flow {
     struct product_sums delta_sums; // delta as partial sums, if its product left it in that form
     struct reduce_args reduce;
     struct moe_ffn_args moe; // the struct that reduce.moe points to
+    // Norms of sub-layers' results, and of x, which the next flow_join_norm issues before and after
+    // its own, all as one op.
+    struct norm_args before[FLOW_NORMS], after[FLOW_NORMS];
+    int32_t n_before, n_after;
     bool norm_waits; // the norm has not been issued; the next op, its only reader, will include it
     struct norm_args norm;
     bool attention_waits; // attention has not been issued; the only reader of its out, a product,
@@ -44,13 +50,19 @@ struct flow {
 static const struct tensor no_tensor = {{NULL}, DT_F32, 0};
 
 /* x += pending delta; out = norm(x). If `weight` is NULL, it only adds, and *input is x. `once`:
- * only one product reads the input, so norm and product may be one op. */
+ * only one product or one mixture reads the input, so that the norm may be a part of that op. */
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
                            bool once, struct tensor *input);
 
 /* out = norm(in), for a norm inside a sub-layer. */
 enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight *weight,
                           struct tensor out);
+struct norm_args flow_own_norm_args(const struct flow *f, struct tensor in,
+                                    const struct weight *weight, struct tensor out);
+
+/* Leaves norms to the next flow_join_norm: of what is added to x, and of x after that. */
+void flow_norm_before(struct flow *f, const struct norm_args *a);
+void flow_norm_after(struct flow *f, const struct weight *weight, struct tensor out);
 
 /* Reduces the ranks' partial sums of delta (reduce NULL: not needed), then applies the sub-layer's
  * own norm. Without such a norm the reduction is left to the next flow_join_norm, which may fuse
@@ -81,5 +93,7 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in);
 
 /* decoder_ffn.c: an MLP, experts, or both, from `in` into delta. */
 enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in);
+/* True if the op that reads its input may include the norm before it. */
+bool decoder_ffn_is_one_op(const struct flow *f, int32_t layer);
 
 #endif

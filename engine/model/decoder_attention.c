@@ -86,9 +86,9 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
     int32_t q_head = c->nope_dim + c->rope_dim, key = c->kv_lora + c->rope_dim;
-    struct tensor q_in = in;
-    if (w->q_a) { // [T, D] -> [T, q_lora]
-        TRY(flow_linear(f, w->q_a, in, m->low, NULL));
+    struct tensor q_in = in, kv = m->low;
+    TRY(flow_linear(f, w->low, in, m->low, NULL)); // [T, D] -> [T, q_lora + kv_lora + rope]
+    if (c->q_lora) {
         struct norm_args norm = {.x = m->low,
                                  .delta = no_tensor,
                                  .out = m->low,
@@ -98,11 +98,11 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                  .eps = c->mla_norm_eps};
         TRY(f->ops->norm(f->be, &norm));
         q_in = m->low;
+        kv.mem = dmem_at(kv.mem, (size_t)c->q_lora * dtype_bytes(kv.dtype));
     }
     TRY(flow_linear(f, w->qkv, q_in, m->qkv, NULL)); // [T, H (nope + rope)]
-    TRY(flow_linear(f, w->kv_a, in, m->low, NULL));  // [T, kv_lora + rope]
     struct mla_store_args store = {.q = m->qkv,
-                                   .kv = m->low,
+                                   .kv = kv,
                                    .q_out = m->q_abs,
                                    .rope = c->layers[layer].rope >= 0 ? m->ropes[0] : NULL,
                                    .n_rows = f->n_rows,
@@ -117,17 +117,16 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                    .kv_norm = w->kv_a_norm,
                                    .eps = c->mla_norm_eps,
                                    .growth = c->layers[layer].growth};
-    TRY(f->ops->mla_store(f->be, &store));
     if (flow_stores_only(f, layer)) {
-        return OK;
+        return f->ops->mla_store(f->be, &store);
     }
+    // [T, H, nope] -> [T, H, kv_lora]
     struct linear_heads_args absorb = {.weight = w->w_uk,
                                        .x = m->qkv,
                                        .y = m->q_abs,
                                        .n_rows = f->n_rows,
                                        .x_head = q_head,
                                        .y_head = key};
-    TRY(f->ops->linear_heads(f->be, &absorb)); // [T, H, nope] -> [T, H, kv_lora]
     struct attention_args a = {.q = m->q_abs,
                                .out = m->attn_v,
                                .n_rows = f->n_rows,
@@ -139,13 +138,13 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                .scale = c->attn_scale,
                                .window = c->layers[layer].window,
                                .softcap = c->attn_softcap};
-    TRY(f->ops->attention(f->be, &a));
+    // [T, H, kv_lora] -> [T, H, v]
     struct linear_heads_args expand = {.weight = w->w_uv,
                                        .x = m->attn_v,
                                        .y = m->attn,
                                        .n_rows = f->n_rows,
                                        .x_head = c->kv_lora,
                                        .y_head = c->v_dim};
-    TRY(f->ops->linear_heads(f->be, &expand)); // [T, H, kv_lora] -> [T, H, v]
+    TRY(ops_mla(f->be, &store, &absorb, &a, &expand));
     return gate_heads(f, m->shard.n_heads, q_head, c->v_dim);
 }

@@ -96,16 +96,16 @@ static enum status shared_experts(struct flow *f, const struct layer_weights *w,
 }
 
 /* delta += routed; both are reduced already. */
-static enum status join_routed(struct flow *f)
+static void join_routed(struct flow *f)
 {
     struct model *m = f->m;
-    struct norm_args add = {.x = m->delta,
-                            .delta = m->routed,
-                            .out = no_tensor,
-                            .n_rows = f->n_rows,
-                            .width = m->config->hidden,
-                            .delta_scale = 1.0f};
-    return f->ops->norm(f->be, &add);
+    const struct norm_args add = {.x = m->delta,
+                                  .delta = m->routed,
+                                  .out = no_tensor,
+                                  .n_rows = f->n_rows,
+                                  .width = m->config->hidden,
+                                  .delta_scale = 1.0f};
+    flow_norm_before(f, &add);
 }
 
 static struct moe_route_args route_of(const struct flow *f, const struct layer_weights *w,
@@ -194,7 +194,9 @@ static enum status apart(struct flow *f, const struct layer_weights *w, struct t
                                      .moe = &ffn};
         TRY(f->ops->reduce(f->be, &reduce));
     }
-    TRY(shared ? join_routed(f) : OK);
+    if (shared) {
+        join_routed(f);
+    }
     return flow_finish_delta(f, NULL, w->ffn_post_norm);
 }
 
@@ -211,7 +213,9 @@ static enum status together(struct flow *f, const struct layer_weights *w, struc
     const struct row_gate_args gate = shared_gate_of(f, w, in);
     const struct shared_expert_args beside = {
         .up = a.up, .act = a.act, .down = a.down, .gate = w->shared_router ? &gate : NULL};
-    TRY(ops_moe(f->be, shared ? &beside : NULL, &picks, &ffn));
+    const struct norm_args *norm = f->norm_waits ? &f->norm : NULL;
+    f->norm_waits = false;
+    TRY(ops_moe(f->be, norm, shared ? &beside : NULL, &picks, &ffn));
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
                                  .width = m->config->hidden,
@@ -222,14 +226,24 @@ static enum status together(struct flow *f, const struct layer_weights *w, struc
     return flow_finish_delta(f, &reduce, w->ffn_post_norm);
 }
 
-static enum status moe(struct flow *f, const struct layer_weights *w, struct tensor in)
+static bool are_apart(const struct flow *f, const struct layer_weights *w)
 {
-    const bool shared = w->shared_gate_up != NULL;
-    return w->latent_in || (shared && f->m->exact_ranks) ? apart(f, w, in) : together(f, w, in);
+    return w->latent_in || (w->shared_gate_up && f->m->exact_ranks);
 }
 
-/* An MLP that reads `in`, plus experts with separate norms before and after them. Router and
- * experts read x. */
+static enum status moe(struct flow *f, const struct layer_weights *w, struct tensor in)
+{
+    return are_apart(f, w) ? apart(f, w, in) : together(f, w, in);
+}
+
+bool decoder_ffn_is_one_op(const struct flow *f, int32_t layer)
+{
+    const struct layer_weights *w = &f->m->layers[layer];
+    return !f->m->config->layers[layer].moe || (!w->experts_norm && !are_apart(f, w));
+}
+
+/* An MLP that reads `in`, plus experts with separate norms before and after them: the layer has
+ * left the normed inputs of the router and of the experts in m->routed and m->experts_in. */
 static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;
@@ -242,17 +256,18 @@ static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor 
     struct reduce_args reduce = {
         .y = m->delta, .n_rows = f->n_rows, .width = c->hidden, .whole = whole, .linear = w->down};
     TRY(f->ops->reduce(f->be, &reduce));
-    TRY(flow_own_norm(f, m->delta, w->mlp_post_norm, m->delta));
-    TRY(flow_own_norm(f, f->x, w->router_norm, f->h));
-    TRY(route(f, w, f->h));
-    TRY(flow_own_norm(f, f->x, w->experts_norm, f->h));
-    struct moe_ffn_args experts = experts_of(f, w, f->h, m->routed);
-    TRY(f->ops->moe_ffn(f->be, &experts));
+    const struct moe_route_args picks = route_of(f, w, m->routed);
+    struct moe_ffn_args experts = experts_of(f, w, m->experts_in, m->routed);
+    TRY(ops_moe(f->be, NULL, NULL, &picks, &experts));
     reduce = (struct reduce_args){
         .y = m->routed, .n_rows = f->n_rows, .width = c->hidden, .whole = whole, .moe = &experts};
     TRY(f->ops->reduce(f->be, &reduce));
-    TRY(flow_own_norm(f, m->routed, w->experts_post_norm, m->routed));
-    TRY(join_routed(f));
+    const struct norm_args posts[2] = {
+        flow_own_norm_args(f, m->delta, w->mlp_post_norm, m->delta),
+        flow_own_norm_args(f, m->routed, w->experts_post_norm, m->routed)};
+    flow_norm_before(f, &posts[0]);
+    flow_norm_before(f, &posts[1]);
+    join_routed(f);
     return flow_finish_delta(f, NULL, w->ffn_post_norm);
 }
 

@@ -1,7 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What a pass carries from one sub-layer to the next: x, and a delta that has not been added to it
  * yet. */
+#include "engine/base/assert.h"
 #include "engine/model/decoder.h"
+
+/* The norms that have been left to this one, in their order. */
+static enum status join_norms(struct flow *f, const struct norm_args *join)
+{
+    struct norm_args all[2 * FLOW_NORMS + 1];
+    int32_t n = 0;
+    for (int32_t i = 0; i < f->n_before; i++) {
+        all[n++] = f->before[i];
+    }
+    all[n++] = *join;
+    for (int32_t i = 0; i < f->n_after; i++) {
+        all[n++] = f->after[i];
+    }
+    f->n_before = f->n_after = 0;
+    return ops_norms(f->be, all, n);
+}
 
 /* Adds the pending delta to x and norms the sum, in one op. Without a norm the input is x
  * itself. */
@@ -34,6 +51,10 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
     f->pending = f->partial = false;
     f->x_scale = 0.0f;
     f->delta_sums = (struct product_sums){.n = 0};
+    if (f->n_before + f->n_after > 0) {
+        TRY(partial ? f->ops->reduce(f->be, &f->reduce) : OK);
+        return join_norms(f, &a);
+    }
     if (!waits || joins) {
         if (partial) {
             return ops_reduce_norm(f->be, &f->reduce, &a);
@@ -48,20 +69,38 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
     return OK;
 }
 
+struct norm_args flow_own_norm_args(const struct flow *f, struct tensor in,
+                                    const struct weight *weight, struct tensor out)
+{
+    const struct model_config *c = f->m->config;
+    return (struct norm_args){.x = in,
+                              .delta = no_tensor,
+                              .out = out,
+                              .weight = weight,
+                              .n_rows = f->n_rows,
+                              .width = c->hidden,
+                              .kind = c->norm_kind,
+                              .eps = c->norm_eps,
+                              .weight_offset = c->norm_offset};
+}
+
 enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight *weight,
                           struct tensor out)
 {
-    const struct model_config *c = f->m->config;
-    struct norm_args a = {.x = in,
-                          .delta = no_tensor,
-                          .out = out,
-                          .weight = weight,
-                          .n_rows = f->n_rows,
-                          .width = c->hidden,
-                          .kind = c->norm_kind,
-                          .eps = c->norm_eps,
-                          .weight_offset = c->norm_offset};
+    const struct norm_args a = flow_own_norm_args(f, in, weight, out);
     return f->ops->norm(f->be, &a);
+}
+
+void flow_norm_before(struct flow *f, const struct norm_args *a)
+{
+    ASSERT(f->n_before < FLOW_NORMS);
+    f->before[f->n_before++] = *a;
+}
+
+void flow_norm_after(struct flow *f, const struct weight *weight, struct tensor out)
+{
+    ASSERT(f->n_after < FLOW_NORMS);
+    f->after[f->n_after++] = flow_own_norm_args(f, f->x, weight, out);
 }
 
 /* Leaves a sub-layer's result pending. Partial results of the ranks are reduced here only if the
@@ -87,7 +126,9 @@ enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
     if (!post_norm) {
         return OK;
     }
-    return flow_own_norm(f, m->delta, post_norm, m->delta);
+    const struct norm_args own = flow_own_norm_args(f, m->delta, post_norm, m->delta);
+    flow_norm_before(f, &own);
+    return OK;
 }
 
 /* The place for partial sums if the next norm can add them up. NULL: the product must add them up

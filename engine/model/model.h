@@ -26,7 +26,8 @@ struct layer_weights {
     const struct weight *experts_norm, *experts_post_norm, *mlp_post_norm;
     const struct weight *input_gate, *input_up, *input_post_norm; // for the per-layer input
     float x_scale; // factor of the layer's output; 0: none
-    const struct weight *q_a, *q_a_norm, *kv_a, *kv_a_norm, *w_uk, *w_uv; // MLA; q_b is qkv
+    // MLA: low is q_a, if there is one, above kv_a; qkv is q_b or q
+    const struct weight *low, *q_a_norm, *kv_a_norm, *w_uk, *w_uv;
     struct state_weights state;
     float k_scale, v_scale; // the checkpoint's scales for an FP8 cache; 0: it has none
 };
@@ -94,8 +95,8 @@ struct model {
 
     /* Activations, allocated by model_setup for passes of this many rows, including padding. */
     int32_t max_rows, max_out;
-    struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h,
-        out_attn, mix, mix_conv, mix_decay, mix_gate, latent, latent_y;
+    struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, experts_in, ff_in, ff, low, out_x,
+        out_h, out_attn, mix, mix_conv, mix_decay, mix_gate, latent, latent_y;
     // per-layer inputs; out_input: the last layer's, for the out rows
     struct tensor inputs, inputs_proj_out, out_input;
     struct tensor logits, logits_local; // logits is shared by all models of a rank

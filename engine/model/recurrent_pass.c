@@ -42,15 +42,11 @@ static enum status gated_conv(struct model *m, int32_t layer, int32_t n_rows, bo
                           .group = s->out_width,
                           .act = m->config->state.gate,
                           .scale = 1.0f};
-    TRY(m->be->ops->gate(m->be, &a));
-    struct short_conv_args conv = conv_of(m, layer, m->attn, n_rows);
-    TRY(m->be->ops->short_conv(m->be, &conv));
-    a.x = a.out = m->attn;
-    a.gate = part_of_row(m->mix, s->gate_at);
-    if (!stores) {
-        return m->be->ops->gate(m->be, &a);
-    }
-    return OK;
+    const struct short_conv_args conv = conv_of(m, layer, m->attn, n_rows);
+    struct gate_args after = a;
+    after.x = after.out = m->attn;
+    after.gate = part_of_row(m->mix, s->gate_at);
+    return ops_gated_conv(m->be, &a, &conv, stores ? NULL : &after);
 }
 
 static enum status low_product(struct model *m, const struct weight *w, int32_t at, struct tensor y,

@@ -166,6 +166,8 @@ TEST(few_decoding_rows_agree)
         {3, 3, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 64, false, 0, false, 0},
         {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 20, 0.0f, false, 16, false, 0, false, 0},
         {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, false, 16, false, 0, false, 0},
+        {8, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 33, 0.0f, true, 16, false, 0, false, 0},
+        {16, 8, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 50, 0.0f, true, 32, false, 0, false, 0},
         {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, true, 16, false, 0, false, 0},
         {8, 1, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
         /* Enough units for blocks that work alone, without clusters. */

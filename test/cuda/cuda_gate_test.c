@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What surrounds a recurrence, compared with the scalar backend: short convolutions by themselves,
  * and gated norms. */
+#include "engine/device/ops_default.h"
 #include "test/cuda/cuda_pass.h"
 
 /* Convolutions of several lengths, whose only state is their last inputs. */
@@ -42,6 +43,71 @@ TEST(short_convolutions_agree)
             check_tensor(&p, "a short convolution", &out, width, pair_tolerance(&p));
         }
         pair_close(&p);
+    }
+}
+
+/* The same between two gates, as one op, for few and many rows. */
+static void gated_conv_case(enum dtype dtype, int32_t width, int32_t first_rows, bool is_last)
+{
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    const int32_t kernel = 3;
+    const struct state_layer g = {.kind = STATE_CONV, .conv_width = width, .conv_kernel = kernel};
+    const struct state_set_desc d = {1, &g, dtype, 32, 2};
+    limits.max_lanes = 6;
+    REQUIRE(pair_open(&p, dtype, false, &limits));
+    for (int b = 0; b < 2; b++) {
+        struct err err = {""};
+        CHECK_EQ(p.be[b]->ops->state_open(p.be[b], 0, &d, 0, &err), OK);
+    }
+    struct pair_weight weight = vector_make(&p, kernel * width, 0.5f);
+    struct seq_spec specs[2] = {{0, first_rows, false}, {0, 1, false}};
+    for (int32_t step = 0; step < 4; step++) {
+        static struct test_pass t;
+        pass_of(&t, specs, 2, false, p.seed++);
+        const int32_t n = t.pass.n_rows;
+        struct pair_tensor x = tensor_random(&p, n, 3 * width, 3 * width + 8, 1.0f);
+        struct pair_tensor out = tensor_poisoned(&p, n, width + 2, dtype);
+        step_begin(&p);
+        pass_begin(&p, &t);
+        for (int b = FIRST; b <= GPU; b++) {
+            struct gate_args before = {.x = x.t[b],
+                                       .out = x.t[b],
+                                       .gate = x.t[b],
+                                       .n_rows = n,
+                                       .width = width,
+                                       .group = width,
+                                       .act = GATE_AS_IS,
+                                       .scale = 1.0f};
+            struct gate_args after = before;
+            const size_t bytes = (size_t)width * dtype_bytes(x.t[b].dtype);
+            before.gate.mem = dmem_at(x.t[b].mem, bytes);
+            after.gate.mem = dmem_at(x.t[b].mem, 2 * bytes);
+            after.x = after.out = out.t[b];
+            const struct short_conv_args conv = {.x = x.t[b],
+                                                 .out = out.t[b],
+                                                 .weight = weight.w[b],
+                                                 .n_rows = n,
+                                                 .width = width,
+                                                 .kernel = kernel};
+            CHECK_EQ(ops_gated_conv(p.be[b], &before, &conv, is_last ? NULL : &after), OK);
+        }
+        pass_end(&p);
+        step_end(&p, NULL);
+        check_tensor(&p, "a convolution between gates", &out, width, 2.0 * pair_tolerance(&p));
+        specs[0] = (struct seq_spec){specs[0].n_past + specs[0].n_new, 1, false};
+        specs[1] = (struct seq_spec){specs[1].n_past + specs[1].n_new, 1 + step % 2, false};
+    }
+    pair_close(&p);
+}
+
+TEST(gated_convolutions_agree)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < 3; d++) {
+        gated_conv_case(pair_dtypes[d], 72, 5, false);
+        gated_conv_case(pair_dtypes[d], 200, 90, false);
+        gated_conv_case(pair_dtypes[d], 256, 31, true);
     }
 }
 

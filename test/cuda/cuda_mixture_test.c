@@ -13,7 +13,16 @@ struct mixture_case {
     enum moe_scoring scoring;
     int32_t n_group, topk_group;
     enum activation kind;
+    bool plain;      // without gates
+    bool own_router; // the router does not read what the experts read
+    bool norm;       // x is the norm of another tensor
 };
+
+/* The rows of a weight for each feature. */
+static int32_t factors(const struct mixture_case *c)
+{
+    return c->plain ? 1 : 2;
+}
 
 /* The args of both backends. */
 struct mixture {
@@ -21,7 +30,8 @@ struct mixture {
     struct moe_ffn_args ffn[2];
     struct shared_expert_args shared[2];
     struct row_gate_args gate[2];
-    struct pair_tensor y;
+    struct norm_args norm[2];
+    struct pair_tensor y, x, residual;
 };
 
 static struct pair_weight matrix(struct pair *p, int32_t n_out, int32_t n_in)
@@ -34,10 +44,10 @@ static struct pair_weight matrix(struct pair *p, int32_t n_out, int32_t n_in)
 static void add_shared(struct pair *p, const struct mixture_case *c, struct mixture *m,
                        const struct pair_tensor *x)
 {
-    const struct pair_weight up = matrix(p, 2 * c->shared, c->hidden);
+    const struct pair_weight up = matrix(p, factors(c) * c->shared, c->hidden);
     const struct pair_weight down = matrix(p, c->hidden, c->shared);
     const struct pair_weight gate = vector_make(p, c->hidden, 0.1f);
-    const struct pair_tensor in = tensor_poisoned(p, c->n_rows, 2 * c->shared, p->dtype);
+    const struct pair_tensor in = tensor_poisoned(p, c->n_rows, factors(c) * c->shared, p->dtype);
     const struct pair_tensor out = tensor_poisoned(p, c->n_rows, c->shared, p->dtype);
     for (int b = 0; b < 2; b++) {
         m->gate[b] = (struct row_gate_args){.x = x->t[b],
@@ -53,7 +63,7 @@ static void add_shared(struct pair *p, const struct mixture_case *c, struct mixt
                     .n_rows = c->n_rows,
                     .width = c->shared,
                     .kind = c->kind,
-                    .gated = true,
+                    .gated = !c->plain,
                     .shape = ACT_SHAPE_PUBLISHED},
             .down = {.weight = down.w[b],
                      .x = out.t[b],
@@ -64,11 +74,32 @@ static void add_shared(struct pair *p, const struct mixture_case *c, struct mixt
     }
 }
 
+/* The norm that makes x, with the addition before it; the memory of y holds the delta. */
+static void add_norm(struct pair *p, const struct mixture_case *c, struct mixture *m)
+{
+    const struct pair_weight weight = vector_make(p, c->hidden, 1.0f);
+    const struct pair_tensor delta =
+        tensor_random(p, c->n_rows, c->hidden, m->y.t[CPU].stride, 1.0f);
+    m->residual = tensor_random(p, c->n_rows, c->hidden, c->hidden + 8, 1.0f);
+    for (int b = 0; b < 2; b++) {
+        m->norm[b] = (struct norm_args){.x = m->residual.t[b],
+                                        .delta = c->n_rows == 3 ? delta.t[b] : m->y.t[b],
+                                        .out = m->x.t[b],
+                                        .weight = weight.w[b],
+                                        .n_rows = c->n_rows,
+                                        .width = c->hidden,
+                                        .eps = 1e-5f,
+                                        .weight_offset = 0.5f,
+                                        .delta_scale = 0.7f};
+    }
+}
+
 /* Everything that ops_moe needs, on both backends. */
 static void make_mixture(struct pair *p, const struct mixture_case *c, struct mixture *m)
 {
-    const struct pair_weight up = weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, 2 * c->ffn,
-                                              c->hidden, c->bias, 1.0f / sqrtf((float)c->hidden));
+    const struct pair_weight up =
+        weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, factors(c) * c->ffn, c->hidden,
+                    c->bias, 1.0f / sqrtf((float)c->hidden));
     const struct pair_weight down =
         weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, c->hidden, c->ffn, c->bias,
                     1.0f / sqrtf((float)c->ffn));
@@ -78,13 +109,15 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
     const struct pair_weight scale = vector_make(p, c->n_experts, 1.0f);
     const struct backend_limits limits = pair_limits();
     const struct pair_tensor x = tensor_random(p, c->n_rows, c->hidden, c->hidden + 8, 1.0f);
-    m->y = tensor_poisoned(p, c->n_rows, c->hidden, p->dtype);
+    const struct pair_tensor own = tensor_random(p, c->n_rows, c->hidden, c->hidden + 16, 1.0f);
+    m->y = c->norm ? tensor_random(p, c->n_rows, c->hidden, c->hidden, 1.0f)
+                   : tensor_poisoned(p, c->n_rows, c->hidden, p->dtype);
     for (int b = 0; b < 2; b++) {
         struct err err;
         const size_t n = (size_t)c->n_rows * (size_t)c->k * 4;
         struct moe_route_args *r = &m->route[b];
         *r = (struct moe_route_args){.router = router.w[b],
-                                     .x = x.t[b],
+                                     .x = c->own_router ? own.t[b] : x.t[b],
                                      .n_rows = c->n_rows,
                                      .n_experts = c->n_experts,
                                      .k = c->k,
@@ -110,7 +143,12 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
                                           .ffn = c->ffn,
                                           .kind = c->kind,
                                           .accumulate = c->shared > 0,
+                                          .plain = c->plain,
                                           .shape = ACT_SHAPE_PUBLISHED};
+    }
+    m->x = x;
+    if (c->norm) {
+        add_norm(p, c, m);
     }
     if (c->shared > 0) {
         add_shared(p, c, m, &x);
@@ -127,12 +165,19 @@ static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool
     REQUIRE(p.be[GPU]->ops->moe);
     for (int b = FIRST; b <= GPU; b++) {
         m.ffn[b].partial = partial;
-        CHECK_EQ(ops_moe(p.be[b], c->shared > 0 ? &m.shared[b] : NULL, &m.route[b], &m.ffn[b]), OK);
+        CHECK_EQ(ops_moe(p.be[b], c->norm ? &m.norm[b] : NULL, c->shared > 0 ? &m.shared[b] : NULL,
+                         &m.route[b], &m.ffn[b]),
+                 OK);
     }
     char what[128];
     snprintf(what, sizeof what, "mixture dtype %d rows %d experts %d k %d hidden %d ffn %d + %d",
              dtype, c->n_rows, c->n_experts, c->k, c->hidden, c->ffn, c->shared);
-    check_tensor(&p, what, &m.y, c->hidden, 2.0 * pair_tolerance(&p));
+    if (!partial) {
+        check_tensor(&p, what, &m.y, c->hidden, 2.0 * pair_tolerance(&p));
+    }
+    if (c->norm) {
+        check_tensor(&p, "x before a mixture", &m.residual, c->hidden, pair_tolerance(&p));
+    }
     if (partial) { // reads the picks
         struct reduce_args r = {.n_rows = c->n_rows, .width = c->hidden};
         BOTH(&p, reduce, r, r.y = m.y.t[b]; r.moe = &m.ffn[b]);
@@ -144,41 +189,69 @@ static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool
 
 /* On the GPU up to 16 rows of 16 bits are computed by special kernels. */
 static const struct mixture_case mixtures[] = {
-    {1, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-    {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS},
-    {4, 40, 8, 2312, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-    {16, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU},
-    {5, 300, 10, 136, 8, 72, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH},
-    {17, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-    {2, 5, 5, 50, 33, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-    {2, 6, 3, 72, 33, 17, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-    {1, 12, 3, 5000, 72, 1032, true, true, MOE_SIGMOID, 1, 1, ACT_GELU},
-    {9, 20, 4, 4616, 136, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_RELU2},
+    {1, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, false},
+    {4, 8, 8, 2312, 136, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {16, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, false},
+    {5, 300, 10, 136, 8, 72, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false, false},
+    {17, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {2, 5, 5, 50, 33, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {2, 6, 3, 72, 33, 17, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {1, 4, 3, 5000, 72, 264, true, true, MOE_SIGMOID, 1, 1, ACT_GELU, false, false, false},
+    {9, 4, 4, 4616, 72, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_RELU2, false, false, false},
+    {1, 8, 6, 2312, 72, 520, false, false, MOE_SIGMOID, 1, 1, ACT_RELU2, true, false, false},
+    {4, 8, 2, 136, 72, 0, false, true, MOE_SIGMOID, 1, 1, ACT_RELU2, true, false, false},
+    {2, 8, 2, 136, 72, 40, false, true, MOE_SIGMOID, 1, 1, ACT_GELU, true, false, false},
+    {3, 12, 8, 328, 200, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_GELU_TANH, false, true,
+     false},
+    {16, 6, 4, 264, 520, 264, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, false},
+    {1, 8, 8, 136, 1544, 3080, false, false, MOE_TOPK_SOFTMAX, 1, 1, ACT_SILU, false, false, false},
+    {1, 40, 4, 2048, 64, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, true},
+    {3, 8, 4, 4616, 40, 0, false, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
+    {16, 9, 2, 264, 40, 72, false, false, MOE_SIGMOID, 1, 1, ACT_RELU2, true, false, true},
+    {17, 9, 2, 264, 40, 72, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
 };
 
-TEST(mixtures_agree)
+static void all_mixtures(enum dtype dtype)
+{
+    for (int32_t i = 0; i < COUNT(mixtures); i++) {
+        mixture_case_of(dtype, &mixtures[i], false);
+    }
+    mixture_case_of(dtype, &mixtures[1], true);
+}
+
+TEST(mixtures_agree_in_float32)
 {
     NEED_GPU();
-    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
-        for (int32_t i = 0; i < COUNT(mixtures); i++) {
-            mixture_case_of(pair_dtypes[d], &mixtures[i], false);
-        }
-        mixture_case_of(pair_dtypes[d], &mixtures[1], true);
-    }
+    all_mixtures(DT_F32);
+}
+
+TEST(mixtures_agree_in_bfloat16)
+{
+    NEED_GPU();
+    all_mixtures(DT_BF16);
+}
+
+TEST(mixtures_agree_in_float16)
+{
+    NEED_GPU();
+    all_mixtures(DT_F16);
 }
 
 /* Two to eight rows have kernels of their own: pieces of weight rows that end early, more features
  * than warps and fewer, experts up to the most. With many rows the sum over a row's picks applies
  * the gate of the shared expert. */
 static const struct mixture_case several_rows[] = {
-    {2, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-    {4, 24, 8, 1032, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-    {8, 12, 3, 2056, 72, 1032, true, true, MOE_SIGMOID, 1, 1, ACT_GELU},
-    {5, 512, 10, 136, 8, 0, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH},
-    {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS},
-    {7, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU},
-    {150, 4, 2, 328, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU},
-    {70, 4, 2, 2056, 64, 72, true, true, MOE_SIGMOID, 1, 1, ACT_SILU},
+    {2, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {4, 24, 8, 1032, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {8, 12, 3, 2056, 72, 1032, true, true, MOE_SIGMOID, 1, 1, ACT_GELU, false, false, false},
+    {5, 512, 10, 136, 8, 0, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false, false},
+    {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, false},
+    {7, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, false},
+    {150, 4, 2, 328, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {70, 4, 2, 2056, 64, 72, true, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, false},
+    {4, 8, 4, 4616, 40, 72, false, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
+    {2, 9, 2, 264, 40, 0, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, true, false},
 };
 
 TEST(mixtures_of_several_rows_agree)
@@ -192,10 +265,9 @@ TEST(mixtures_of_several_rows_agree)
 
 /* The first rows have the bits that they have among all, even if launches of other sizes follow
  * each other. */
-static void rows_of_a_mixture(bool deterministic, int32_t most, const int32_t *rows, int32_t n_rows)
+static void rows_of_a_mixture(bool deterministic, struct mixture_case c, const int32_t *rows,
+                              int32_t n_rows)
 {
-    const struct mixture_case c = {most, 24, 4,       520, 72, 40, true, false, MOE_SOFTMAX_TOPK,
-                                   1,    1,  ACT_SILU};
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, DT_BF16, deterministic, NULL));
@@ -203,7 +275,8 @@ static void rows_of_a_mixture(bool deterministic, int32_t most, const int32_t *r
     struct backend *be = p.be[GPU];
     const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16);
     char *all = xmalloc(row * (size_t)c.n_rows), *some = xmalloc(row * (size_t)c.n_rows);
-    CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+    const struct shared_expert_args *shared = c.shared > 0 ? &m.shared[GPU] : NULL;
+    CHECK_EQ(ops_moe(be, NULL, shared, &m.route[GPU], &m.ffn[GPU]), OK);
     CHECK_EQ(be->ops->read(be, all, m.y.t[GPU].mem, row * (size_t)c.n_rows), OK);
     for (int32_t i = 0; i < n_rows; i++) {
         const int32_t n = rows[i];
@@ -211,7 +284,7 @@ static void rows_of_a_mixture(bool deterministic, int32_t most, const int32_t *r
         m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = m.shared[GPU].act.n_rows = n;
         memset(some, 0xff, row * (size_t)n);
         CHECK_EQ(be->ops->write(be, m.y.t[GPU].mem, some, row * (size_t)n), OK);
-        CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+        CHECK_EQ(ops_moe(be, NULL, shared, &m.route[GPU], &m.ffn[GPU]), OK);
         CHECK_EQ(be->ops->read(be, some, m.y.t[GPU].mem, row * (size_t)n), OK);
         if (memcmp(all, some, row * (size_t)n) != 0) {
             CHECK_FAIL("%d of %d rows have different bits alone", n, c.n_rows);
@@ -225,10 +298,32 @@ static void rows_of_a_mixture(bool deterministic, int32_t most, const int32_t *r
 TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
 {
     NEED_GPU();
-    static const int32_t few[] = {1, 4, 16, 2, 2, 9, 3, 1, 1, 16};
+    struct mixture_case c = {16, 24, 4,        520,   72,    40,   true, false, MOE_SOFTMAX_TOPK,
+                             1,  1,  ACT_SILU, false, false, false};
+    static const int32_t few[] = {1, 16, 9, 1, 1, 16}, some[] = {8, 2, 4, 2, 3, 7};
     static const int32_t any[] = {1, 2, 7, 8, 9, 16, 1, 33, 5, 64, 129, 256, 512};
-    rows_of_a_mixture(false, 16, few, COUNT(few));
-    rows_of_a_mixture(true, 512, any, COUNT(any));
+    rows_of_a_mixture(false, c, few, COUNT(few));
+    c.n_rows = 8;
+    rows_of_a_mixture(false, c, some, COUNT(some));
+    c.n_rows = 512;
+    rows_of_a_mixture(true, c, any, COUNT(any));
+}
+
+/* More picks than warps, inputs longer than a ring, more than 256 experts. */
+TEST(few_rows_of_a_deterministic_mixture_have_the_bits_of_many)
+{
+    NEED_GPU();
+    static const struct mixture_case cases[] = {
+        {40, 24, 10, 1096, 200, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false,
+         false},
+        {40, 16, 8, 2048, 1032, 0, false, false, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, false},
+        {40, 300, 3, 264, 72, 40, false, false, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false,
+         false},
+    };
+    static const int32_t rows[] = {1, 2, 3, 4, 1, 5, 40};
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        rows_of_a_mixture(true, cases[i], rows, COUNT(rows));
+    }
 }
 
 /* A pass of one sequence. */
@@ -246,7 +341,8 @@ static void replay_mixture(int32_t n)
 {
     enum { PASSES = 6, MOST = 16 };
     static const struct mixture_case c = {
-        MOST, 24, 4, 520, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU};
+        MOST, 24, 4,        520,   72,    40,   true, false, MOE_SOFTMAX_TOPK,
+        1,    1,  ACT_SILU, false, false, false};
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, DT_BF16, false, NULL));
@@ -267,7 +363,7 @@ static void replay_mixture(int32_t n)
         m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = shape.n_rows;
         m.shared[GPU].act.n_rows = shape.n_rows;
         if (shape.issue) {
-            CHECK_EQ(ops_moe(be, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+            CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
         }
         CHECK_EQ(be->ops->pass_end(be), OK);
         CHECK_EQ(be->ops->step_end(be), OK);

@@ -95,6 +95,61 @@ TEST(a_row_of_a_norm_does_not_depend_on_the_others_in_deterministic_mode)
 }
 
 /* Gated and not, in rows with padding. */
+/* A list as a layer with experts beside an MLP has it: later norms read what earlier ones store. */
+static void norm_list_case(enum dtype dtype, int32_t n_rows, int32_t width, int32_t pad)
+{
+    enum { NORMS = 6 };
+    struct pair p;
+    REQUIRE(pair_open(&p, dtype, false, NULL));
+    struct pair_tensor x = tensor_random(&p, n_rows, width, width + pad, 1.0f);
+    struct pair_tensor d = tensor_random(&p, n_rows, width, width + 2 * pad, 1.0f);
+    struct pair_tensor e = tensor_random(&p, n_rows, width, width + pad, 1.0f);
+    struct pair_tensor y = tensor_poisoned(&p, n_rows, width + pad, p.dtype);
+    struct pair_tensor z = tensor_poisoned(&p, n_rows, width + pad, p.dtype);
+    struct pair_weight w[NORMS];
+    for (int32_t i = 0; i < NORMS; i++) {
+        w[i] = vector_make(&p, width, 1.0f);
+    }
+    for (int b = FIRST; b <= GPU; b++) {
+        struct norm_args a[NORMS] = {
+            {.x = d.t[b], .out = d.t[b], .weight = w[0].w[b]},
+            {.x = e.t[b], .out = e.t[b], .weight = w[1].w[b], .weight_offset = 1.0f},
+            {.x = d.t[b], .delta = e.t[b], .delta_scale = 1.0f},
+            {.x = d.t[b], .out = d.t[b]},
+            {.x = x.t[b],
+             .delta = d.t[b],
+             .out = y.t[b],
+             .weight = w[4].w[b],
+             .delta_scale = 0.7f,
+             .x_scale = 0.5f},
+            {.x = x.t[b], .out = z.t[b], .weight = w[5].w[b]},
+        };
+        for (int32_t i = 0; i < NORMS; i++) {
+            a[i].n_rows = n_rows;
+            a[i].width = width;
+            a[i].eps = 1e-5f;
+        }
+        CHECK_EQ(ops_norms(p.be[b], a, NORMS), OK);
+    }
+    check_rows(&p, "x of a list of norms", &x, width, pair_tolerance(&p));
+    check_tensor(&p, "a list's norm of x and delta", &y, width, 2.0 * pair_tolerance(&p));
+    check_tensor(&p, "a list's last norm", &z, width, 2.0 * pair_tolerance(&p));
+    pair_close(&p);
+}
+
+TEST(lists_of_norms_agree)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < 3; d++) {
+        norm_list_case(pair_dtypes[d], 1, 2816, 8);
+        norm_list_case(pair_dtypes[d], 3, 328, 16);
+        norm_list_case(pair_dtypes[d], 16, 8192, 8);
+        norm_list_case(pair_dtypes[d], 2, 8200, 8); // more than one kernel from here on
+        norm_list_case(pair_dtypes[d], 2, 65, 3);
+        norm_list_case(pair_dtypes[d], 17, 264, 8);
+    }
+}
+
 TEST(activations_agree)
 {
     NEED_GPU();
@@ -142,9 +197,12 @@ TEST(row_gate_reduce_and_logits_agree)
         check_tensor(&p, "row_gate", &y, 101, pair_tolerance(&p));
 
         struct pair_weight l = weight_make(&p, WEIGHT_LINEAR, p.dtype, 1, 101, 16, true, 1.0f);
-        struct reduce_args r = {.n_rows = 9, .width = 101};
+        struct pair_tensor in = tensor_random(&p, 9, 16, 16, 1.0f);
+        struct linear_args product = {.n_rows = 9, .partial = true};
+        struct reduce_args r = {.n_rows = 9, .width = 101}; // either of the two adds the bias
+        BOTH(&p, linear, product, product.x = in.t[b]; product.y = y.t[b]; product.weight = l.w[b]);
         BOTH(&p, reduce, r, r.y = y.t[b]; r.linear = l.w[b]);
-        check_tensor(&p, "reduce", &y, 101, pair_tolerance(&p));
+        check_tensor(&p, "a partial product and reduce", &y, 101, pair_tolerance(&p));
 
         struct pair_tensor local = tensor_make(&p, 6, 1003, DT_F32);
         float *values = xmalloc(6 * 1003 * sizeof(float));

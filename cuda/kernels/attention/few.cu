@@ -86,10 +86,11 @@ __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
 
 #endif // HAVE_SM90A
 
-template <typename T, int DIM, bool NORM, few_way WAY>
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED>
 __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM, WAY>::BLOCKS)
     attention_few_kernel(const __grid_constant__ struct few_params p,
-                         const __grid_constant__ CUtensorMap map)
+                         const __grid_constant__ CUtensorMap map,
+                         const __grid_constant__ struct few_bounds bounds)
 {
 #if HAVE_SM90A
     using S = few_shape<DIM, WAY>;
@@ -99,8 +100,8 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
     uint64_t *bar = (uint64_t *)(smem + S::WARPS * S::SLOTS * S::SLOT);
     float *room = (float *)((char *)bar + BARRIER_BYTES);
     char *rows = (char *)room + S::room_bytes(p);
-    few<T, DIM, NORM, WAY> f = {p, &map, bar + 2 + warp * S::SLOTS,
-                                smem + warp * S::SLOTS * S::SLOT};
+    few<T, DIM, NORM, WAY, BOUNDED> f = {p, &map, bounds, bar + 2 + warp * S::SLOTS,
+                                         smem + warp * S::SLOTS * S::SLOT};
     f.rank = ALONE ? 0 : (int)cluster_rank();
     f.warp = warp;
     f.lane = threadIdx.x & 31;
@@ -226,11 +227,12 @@ extern "C" bool k_attention_few_makes_codes(const struct rope_store_args *r,
     return r->head_dim == ROUND_GROUP && is_alone(p, r->head_dim, limits->n_sms);
 }
 
-template <typename T, int DIM, bool NORM, few_way WAY>
-static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p, int n_sms)
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED = false>
+static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
+                              const struct few_bounds &bounds, int n_sms)
 {
     using S = few_shape<DIM, WAY>;
-    const auto kernel = attention_few_kernel<T, DIM, NORM, WAY>;
+    const auto kernel = attention_few_kernel<T, DIM, NORM, WAY, BOUNDED>;
     const int smem = S::bytes(p), cluster = 1 << p.log_cluster;
     CUtensorMap map;
     cudaError_t e = // the attribute is per device, and each rank has one device
@@ -249,32 +251,40 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p, i
         n_blocks = std::min(p.n_units, std::max(fit * n_sms, least));
     }
     return launch_clusters((unsigned)cluster, kernel, dim3((unsigned)n_blocks), dim3(S::WARPS * 32),
-                           (size_t)smem, stream, p, map);
+                           (size_t)smem, stream, p, map, bounds);
 }
 
 template <typename T, int DIM, bool NORM>
-static cudaError_t by_way(cudaStream_t stream, const struct few_params &given, int n_sms)
+static cudaError_t by_way(cudaStream_t stream, const struct few_params &given,
+                          const struct few_bounds &bounds, int n_sms)
 {
     struct few_params p = given;
     if (p.sums.n > 0) {
-        return launch_few<T, DIM, NORM, IN_TURN_OF_SUMS>(stream, p, n_sms);
+        return launch_few<T, DIM, NORM, IN_TURN_OF_SUMS>(stream, p, bounds, n_sms);
     }
     if (is_many(p.n_rows)) {
-        return launch_few<T, DIM, NORM, IN_TURN>(stream, p, n_sms);
+        return launch_few<T, DIM, NORM, IN_TURN>(stream, p, bounds, n_sms);
     }
     p.log_cluster = log_cluster_of(p, DIM, n_sms);
-    return p.log_cluster > 0 ? launch_few<T, DIM, NORM, BY_CLUSTER>(stream, p, n_sms)
-                             : launch_few<T, DIM, NORM, BY_BLOCK>(stream, p, n_sms);
+    if (bounds.window > 0 || bounds.sinks) {
+        return p.log_cluster > 0
+                   ? launch_few<T, DIM, NORM, BY_CLUSTER, true>(stream, p, bounds, n_sms)
+                   : launch_few<T, DIM, NORM, BY_BLOCK, true>(stream, p, bounds, n_sms);
+    }
+    return p.log_cluster > 0 ? launch_few<T, DIM, NORM, BY_CLUSTER>(stream, p, bounds, n_sms)
+                             : launch_few<T, DIM, NORM, BY_BLOCK>(stream, p, bounds, n_sms);
 }
 
 template <typename T>
-static cudaError_t by_dim(cudaStream_t stream, const struct few_params &p, bool norm, int n_sms)
+static cudaError_t by_dim(cudaStream_t stream, const struct few_params &p,
+                          const struct few_bounds &bounds, bool norm, int n_sms)
 {
     if (p.kv.head_dim_k == 64) {
-        return norm ? by_way<T, 64, true>(stream, p, n_sms)
-                    : by_way<T, 64, false>(stream, p, n_sms);
+        return norm ? by_way<T, 64, true>(stream, p, bounds, n_sms)
+                    : by_way<T, 64, false>(stream, p, bounds, n_sms);
     }
-    return norm ? by_way<T, 128, true>(stream, p, n_sms) : by_way<T, 128, false>(stream, p, n_sms);
+    return norm ? by_way<T, 128, true>(stream, p, bounds, n_sms)
+                : by_way<T, 128, false>(stream, p, bounds, n_sms);
 }
 
 extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_store_args *r,
@@ -317,11 +327,12 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.eps = r->eps;
     p.norm_offset = r->norm_offset;
     p.growth = r->growth;
-    p.scale_log2 = a->scale * 1.4426950408889634f;
+    p.scale_log2 = a->scale * LOG2E;
+    const struct few_bounds bounds = {a->window, a->sinks};
     const bool norm = r->qk_norm == QK_NORM_HEAD;
     if (a->limits->deterministic) {
         return attention_few_fixed(stream, p, norm, a->limits->n_sms);
     }
-    return a->dtype == DT_BF16 ? by_dim<bf16_t>(stream, p, norm, a->limits->n_sms)
-                               : by_dim<f16_t>(stream, p, norm, a->limits->n_sms);
+    return a->dtype == DT_BF16 ? by_dim<bf16_t>(stream, p, bounds, norm, a->limits->n_sms)
+                               : by_dim<f16_t>(stream, p, bounds, norm, a->limits->n_sms);
 }

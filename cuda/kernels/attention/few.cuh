@@ -5,72 +5,11 @@
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
 
 #include "cuda/kernels/attention/few_codes.cuh"
+#include "cuda/kernels/attention/few_params.cuh"
 #include "cuda/kernels/attention/sm90.cuh"
 #include "cuda/kernels/device/growth.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/sums.cuh"
-
-/* How units are processed: by a cluster each; by a block each; or, with many rows, by blocks that
- * fill the device and take units in turn, with or without adding partial sums. */
-enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS };
-
-enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
-
-struct few_params {
-    const void *qkv;
-    struct sum_parts sums; // partial sums of qkv; n 0: qkv is complete
-    void *out;
-    struct round_args codes;    // written instead of out, unless codes.codes is NULL
-    int32_t stride, out_stride; // in elements
-    struct kv_view kv;
-    const struct pass_row *rows;
-    const int32_t *row_seq;
-    const int32_t *blocks;
-    int32_t blocks_stride;
-    const float *cos_sin, *q_norm, *k_norm;
-    int32_t n_rows, max_pos, n_heads, group;
-    int32_t n_units; // rows x KV heads (or parts of their groups)
-    // Strides of pages, in rows of one token's elements of one head.
-    int32_t page_rows, head_rows, v_rows;
-    /* Logarithms to base 2: the number of parts of a KV head's query heads (each part has `group`
-     * heads, and room for 2^log_heads); the tokens of a page; the blocks of a cluster. */
-    int32_t log_parts, log_heads, log_bt, log_cluster;
-    float eps, norm_offset, scale_log2;
-    struct query_growth growth;
-};
-
-/* few_fixed.cu: deterministic mode. norm: queries and keys have norms. */
-cudaError_t attention_few_fixed(cudaStream_t stream, const struct few_params &p, bool norm,
-                                int n_sms);
-
-template <int DIM, few_way WAY> struct few_shape {
-    static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
-    /* SLOTS: number of chunks of keys in flight per warp. BLOCKS: resident blocks per
-     * multiprocessor. Four blocks of three warps divide 128 or 256 rows of 8 KV heads more evenly
-     * than three blocks of four. */
-    static constexpr int WARPS = MANY ? 3 : 4, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
-    static constexpr int J = DIM / 32;     // vectors of a key per lane
-    static constexpr int TILES = DIM / 16; // tiles per value
-    static constexpr int LOG_TILES = DIM == 128 ? 3 : 2;
-    // Bytes of 64 elements of a chunk's keys or values, swizzled.
-    static constexpr int BOX = CHUNK * 128;
-    static constexpr int BOXES = DIM / 64;
-    static constexpr int SLOT = 2 * BOXES * BOX;
-
-    /* The bytes of the warps' results: values and, per head, the maximum and the sum. */
-    __host__ __device__ static int room_bytes(const struct few_params &p)
-    {
-        const int n_workers = WARPS << p.log_cluster, dims = DIM >> p.log_cluster;
-        return (n_workers * (dims + 2) << p.log_heads) * (int)sizeof(float);
-    }
-    /* Shared memory: the slots, the barriers, the results, and the rows of partial sums of one
-     * unit. */
-    static int bytes(const struct few_params &p)
-    {
-        return WARPS * SLOTS * SLOT + BARRIER_BYTES + room_bytes(p) +
-               (WAY == IN_TURN_OF_SUMS ? (p.group + 2) * DIM * 2 : 0);
-    }
-};
 
 #if HAVE_SM90A
 
@@ -93,13 +32,14 @@ template <> __device__ __forceinline__ float2 unpack<f16_t>(uint32_t v)
 
 /* A warp's part of the units of its block, which are a single unit or every step-th one from
  * `first` on. It fetches ahead across the borders of units. */
-template <typename T, int DIM, bool NORM, few_way WAY> struct few {
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few {
     using S = few_shape<DIM, WAY>;
     static constexpr bool ALONE = WAY != BY_CLUSTER;
     const struct few_params &p;
-    const CUtensorMap *map; // boxes of pages
-    uint64_t *full;         // this warp's barriers, one per slot
-    char *slots;            // this warp's ring
+    const CUtensorMap *map;          // boxes of pages
+    const struct few_bounds &bounds; // unless BOUNDED, not read
+    uint64_t *full;                  // this warp's barriers, one per slot
+    char *slots;                     // this warp's ring
     int rank, warp, lane, worker, n_workers;
     int first, step, n_units; // units of this block, at most MAX_UNITS
 
@@ -107,15 +47,16 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
 
     /* The next chunk to fetch. */
     struct {
-        int unit, i, n_chunks, kv_head;
+        int unit, i, first_chunk, n_chunks, kv_head;
         uint32_t pages, next_pages; // lane l has the page of this warp's chunk i, where i % 32 == l
     } ahead;
     int slot = 0; // the slot to process next
     uint32_t parity = 0;
 
     int row, kv_head, part;
-    // past: number of older keys; n_chunks: number of chunks, including the new key
-    int past, n_chunks;
+    // past: number of older keys; n_chunks: number of chunks from first_chunk on, including the new
+    // key
+    int past, first_chunk, n_chunks;
     uint32_t new_page;
     uint32_t q[S::J][4];
     uint4 value;
@@ -177,13 +118,20 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
+    /* The chunk of the first key that a row sees. */
+    __device__ __forceinline__ int first_seen(int past) const
+    {
+        return !BOUNDED || bounds.window <= 0 ? 0 : max(past + 1 - bounds.window, 0) / CHUNK;
+    }
+
     /* The pages of 32 chunks of unit k, from chunk i on. */
     __device__ __forceinline__ uint32_t look_up(int k, int i) const
     {
-        const int end = __shfl_sync(0xffffffffu, info.slot_pos, k) / CHUNK;
+        const int past = __shfl_sync(0xffffffffu, info.slot_pos, k), end = past / CHUNK;
         const int32_t *blocks =
             p.blocks + (int64_t)__shfl_sync(0xffffffffu, info.lane, k) * p.blocks_stride;
-        return blocks[min(worker + (i + lane) * n_workers, end) * CHUNK >> p.log_bt];
+        const int chunk = first_seen(past) + worker + (i + lane) * n_workers;
+        return blocks[min(chunk, end) * CHUNK >> p.log_bt];
     }
 
     __device__ __forceinline__ void enter(int k)
@@ -191,7 +139,8 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         const int past = __shfl_sync(0xffffffffu, info.slot_pos, k);
         ahead.unit = k;
         ahead.i = 0;
-        ahead.n_chunks = past < 0 ? 0 : past / CHUNK + 1;
+        ahead.first_chunk = first_seen(past);
+        ahead.n_chunks = past < 0 ? 0 : past / CHUNK + 1 - ahead.first_chunk;
         ahead.kv_head = (first + k * step) % heads_y() >> p.log_parts;
         ahead.pages = ahead.next_pages;
         if (S::MANY && k + 1 < n_units) {
@@ -215,7 +164,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
         const int page = (int)__shfl_sync(0xffffffffu, ahead.pages, ahead.i & 31);
         const int first_row = page * p.page_rows + ahead.kv_head * p.head_rows +
-                              (chunk * CHUNK & (p.kv.block_tokens - 1));
+                              ((ahead.first_chunk + chunk) * CHUNK & (p.kv.block_tokens - 1));
         if (lane == 0) {
             barrier_expect(&full[to], S::SLOT);
         }
@@ -235,7 +184,8 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         kv_head = unit % heads_y() >> p.log_parts;
         part = unit & ((1 << p.log_parts) - 1);
         past = __shfl_sync(0xffffffffu, info.slot_pos, k);
-        n_chunks = past < 0 ? 0 : past / CHUNK + 1;
+        first_chunk = first_seen(past);
+        n_chunks = past < 0 ? 0 : past / CHUNK + 1 - first_chunk;
         if (past < 0) {
             return;
         }
@@ -415,7 +365,10 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         float decay[2], x[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            x[e] = key + e / 2 * 8 <= past ? s[0][e] + s[1][e] : -INFINITY;
+            const int at = key + e / 2 * 8;
+            const bool seen =
+                at <= past && (!BOUNDED || bounds.window <= 0 || at > past - bounds.window);
+            x[e] = seen ? s[0][e] + s[1][e] : -INFINITY;
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -470,7 +423,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
             if (c == n_chunks - 1) {
                 add_new(at);
             }
-            add_chunk(at, c * CHUNK);
+            add_chunk(at, (first_chunk + c) * CHUNK);
             __syncwarp();
             fetch(slot);
             if (++slot == S::SLOTS) {
@@ -558,13 +511,20 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
                 continue;
             }
             const float2 *rest = (const float2 *)(room + n_workers * n_mine) + h;
-            float high = -INFINITY, sum = 0.0f, value = 0.0f;
+            // a sink counts as a key without a value
+            const float sink = BOUNDED && bounds.sinks
+                                   ? bounds.sinks[to.head + h] * LOG2E / p.scale_log2
+                                   : -INFINITY;
+            float high = sink, sum = 0.0f, value = 0.0f;
 #pragma unroll 1
             for (int first = 0; first < n; first += 4) {
 #pragma unroll
                 for (int k = 0; k < 4; k++) { // past the end, repeat the last one
                     high = fmaxf(high, rest[min(first + k, n - 1) << p.log_heads].x);
                 }
+            }
+            if (BOUNDED) {
+                sum = exp2_fast((sink - high) * p.scale_log2);
             }
 #pragma unroll 1
             for (int first = 0; first < n; first += 4) {

@@ -13,20 +13,60 @@
 
 enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at once
 
+/* A norm before the router; x NULL: none. */
+struct few_norm {
+    void *x;
+    const void *delta;
+    const float *weight;
+    int64_t x_stride, delta_stride;
+    float eps, offset, delta_scale, x_scale;
+};
+
 struct few_params {
+    struct few_norm norm;
     struct route_params route;
     const float *correction, *expert_scale, *up_bias, *down_bias;
     const int32_t *real; // NULL: all rows are real
     float *logits;       // [n_rows][n_scores]
     int32_t *ids;        // [n_rows][k]
     float *weights;
-    const void *x, *gate_up, *down, *shared_gate_up, *shared_down;
+    const void *route_x, *x; // what the router and the experts read
+    const void *gate_up, *down, *shared_gate_up, *shared_down;
     void *act, *y; // act: [n_rows][n_acts]
-    int64_t x_stride, y_stride;
+    int64_t route_stride, x_stride, y_stride;
     int32_t hidden, ffn, shared_ffn, n_scores, n_acts;
     bool gate; // the last score is that of the shared expert's gate
     struct act_shape shape;
 };
+
+/* The row of the residual stream with its delta added. */
+template <typename T>
+__device__ __forceinline__ vec<T> added(const struct few_norm &n, int32_t row, int32_t at)
+{
+    vec<T> v, d;
+    v.load((const T *)n.x + row * n.x_stride + at);
+    if (n.delta) {
+        d.load((const T *)n.delta + row * n.delta_stride + at);
+#pragma unroll
+        for (int e = 0; e < RUN; e++) {
+            const float f = to_float(v.v[e]) + n.delta_scale * to_float(d.v[e]);
+            v.v[e] = from_float<T>(f * n.x_scale);
+        }
+    }
+    return v;
+}
+
+/* Stores that row, which was not possible while blocks still read what it is made of. By one block.
+ */
+template <typename T>
+__device__ __forceinline__ void store_added(const struct few_params &p, int32_t row)
+{
+    const struct few_norm &n = p.norm;
+    for (int32_t at = (int32_t)threadIdx.x * RUN; n.delta && at < p.hidden;
+         at += (int32_t)blockDim.x * RUN) {
+        added<T>(n, row, at).store((T *)n.x + row * n.x_stride + at);
+    }
+}
 
 __device__ __forceinline__ int32_t n_real(const struct few_params &p)
 {
@@ -43,7 +83,41 @@ __device__ __forceinline__ float dot_run(const vec<T> &a, const vec<T> &b, float
     return sum;
 }
 
-/* moe/some.cu: the products of 2 to 8 rows after the scores, with the bits that few.cu gives. */
+/* Waits until at most the last N groups of this thread's copies are in flight. */
+template <int N> __device__ __forceinline__ void wait_copies()
+{
+    cp_async_wait<N>();
+    asm volatile("" ::: "memory");
+}
+
+/* Lets a kernel have that much shared memory. A multiprocessor that runs it gets the most there is:
+ * with less, no block of the next kernel would fit beside its blocks. The attributes are per
+ * device, and each rank has one device. */
+template <typename K> static cudaError_t allow_shared(K kernel, int32_t bytes)
+{
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return e != cudaSuccess
+               ? e
+               : cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared);
+}
+
+/* All devices of a process are of the same kind. */
+static inline int32_t n_multiprocessors()
+{
+    static const int32_t n_sms = [] {
+        int device = 0, n = 0;
+        return cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) ==
+                           cudaSuccess
+                   ? n
+                   : 1;
+    }();
+    return n_sms;
+}
+
+/* moe/some.cu: the products of 2 to 8 rows after the scores, for experts with gates. */
 bool k_moe_some_takes(const struct few_params &p);
 cudaError_t k_moe_some(cudaStream_t stream, const struct few_params &p, enum dtype dtype,
                        enum activation kind);

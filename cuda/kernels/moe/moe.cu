@@ -10,78 +10,8 @@
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/kernels.h"
-
-/* ---- the work list: a block per expert ---------------------------------------------------- */
-
-struct plan_params {
-    int32_t n_rows, n_experts, k, tile;
-};
-
-/* Padding rows of the pass are not routed. */
-__global__ void moe_plan_kernel(const int32_t *ids, struct plan_params p, struct moe_scratch s,
-                                const int32_t *real, int32_t row_offset)
-{
-    __shared__ int32_t histogram[MOE_MAX_EXPERTS], warp_count[32], base;
-    pdl_wait();
-    pdl_trigger();
-    const int me = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    int32_t n_rows = p.n_rows;
-    if (real) {
-        n_rows = min(n_rows, max(*real - row_offset, 0));
-    }
-    const int32_t n = n_rows * p.k;
-    for (int i = threadIdx.x; i < p.n_experts; i += blockDim.x) {
-        histogram[i] = 0;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const int32_t id = ids[i];
-        if (id >= 0 && id < p.n_experts) {
-            atomicAdd(&histogram[id], 1);
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        int32_t first = 0, tile = 0;
-        for (int e = 0; e < me; e++) {
-            first += histogram[e];
-            tile += (histogram[e] + p.tile - 1) / p.tile;
-        }
-        base = first;
-        s.first[me] = first;
-        for (int i = 0; i < histogram[me]; i += p.tile) {
-            s.tile_expert[tile] = me;
-            s.tile_first[tile++] = first + i;
-        }
-        if (me == p.n_experts - 1) {
-            s.first[me + 1] = first + histogram[me];
-            *s.n_tiles = tile;
-        }
-    }
-    __syncthreads();
-    for (int i0 = 0; i0 < n; i0 += blockDim.x) {
-        const int i = i0 + threadIdx.x;
-        const bool is_mine = i < n && ids[i] == me;
-        const unsigned votes = __ballot_sync(0xffffffffu, is_mine);
-        if (lane == 0) {
-            warp_count[warp] = __popc(votes);
-        }
-        __syncthreads();
-        int before = 0, all = 0;
-        for (int w = 0; w < (int)(blockDim.x >> 5); w++) {
-            before += w < warp ? warp_count[w] : 0;
-            all += warp_count[w];
-        }
-        if (is_mine) {
-            s.sorted[base + before + __popc(votes & ((1u << lane) - 1))] = i;
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            base += all;
-        }
-        __syncthreads();
-    }
-}
+#include "cuda/kernels/moe/few_fixed.cuh"
+#include "cuda/kernels/moe/plan.cuh"
 
 /* ---- grouped products on the tensor cores -------------------------------------------------- */
 
@@ -503,26 +433,47 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
     return cudaErrorInvalidValue;
 }
 
+/* True if the products run on tensor cores, and so from a work list. */
+extern "C" bool k_moe_ffn_picks(const struct moe_ffn_args *a, const struct moe_weights *w)
+{
+    return a->x.dtype != DT_F32 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
+           a->ffn % 8 == 0 && vec_ok(a->x.mem.p, a->x.stride, w->hidden, sizeof(uint16_t));
+}
+
+static cudaError_t pick_and_plan(cudaStream_t stream, const struct moe_ffn_args *a,
+                                 const struct plan_params &plan, const struct moe_scratch &s,
+                                 const int32_t *real, const struct moe_picks &picks)
+{
+    const struct route_params route = route_params_of(picks.route);
+    return launch(a->n_experts <= 256 ? moe_pick_plan_kernel<8> : moe_pick_plan_kernel<32>,
+                  dim3(a->n_experts), dim3(a->n_rows <= 4 ? 128 : 32 * MOE_PLAN_ROWS),
+                  a->n_rows * pick_floats(route) * sizeof(float), stream, picks.logits,
+                  picks.correction, picks.expert_scale, route, (int32_t *)a->ids.p,
+                  (float *)a->weights.p, plan, s, real);
+}
+
+/* picks: NULL if they have been made. */
 template <typename T>
 static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const struct moe_scratch *s,
-                           const int32_t *real, int32_t row_offset)
+                           const int32_t *real, int32_t row_offset, const struct moe_picks *picks)
 {
     const float *weights = (const float *)a->weights.p;
     const struct group_params p = {
         a->k, a->ffn, w->hidden, a->x.stride, a->shape, a->weigh_inputs ? weights : NULL, a->kind};
-    const bool on_tensor_cores = sizeof(T) == 2 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
-                                 a->ffn % 8 == 0 &&
-                                 vec_ok(a->x.mem.p, a->x.stride, w->hidden, sizeof(T));
+    const bool on_tensor_cores = k_moe_ffn_picks(a, w);
     cudaError_t e = cudaSuccess;
     const bool coded = w->gate_up_coded || w->down_coded;
-    if (coded && (!on_tensor_cores || (a->plain && a->weigh_inputs))) {
+    if ((coded && (!on_tensor_cores || (a->plain && a->weigh_inputs))) ||
+        (picks && (!on_tensor_cores || a->n_rows > MOE_PLAN_ROWS))) {
         return cudaErrorInvalidValue;
     }
     if (on_tensor_cores) {
         const struct plan_params plan = {a->n_rows, a->n_experts, a->k, tile_of(a, w)};
-        e = launch(moe_plan_kernel, dim3(a->n_experts), dim3(a->n_rows * a->k > 512 ? 512 : 128), 0,
-                   stream, (const int32_t *)a->ids.p, plan, *s, real, row_offset);
+        e = picks ? pick_and_plan(stream, a, plan, *s, real, *picks)
+                  : launch(moe_plan_kernel, dim3(a->n_experts),
+                           dim3(a->n_rows * a->k > 512 ? 512 : 128), 0, stream,
+                           (const int32_t *)a->ids.p, plan, *s, real, row_offset);
     }
     if (e == cudaSuccess) {
         e = cudaErrorInvalidValue;
@@ -550,7 +501,19 @@ extern "C" cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args 
     if (a->k > MOE_MAX_K || a->n_experts > MOE_MAX_EXPERTS) {
         return cudaErrorInvalidValue;
     }
-    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, scratch, real, row_offset));
+    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, scratch, real, row_offset, NULL));
+    return cudaErrorInvalidValue;
+}
+
+extern "C" cudaError_t k_moe_ffn_of_scores(cudaStream_t stream, const struct moe_ffn_args *a,
+                                           const struct moe_weights *w,
+                                           const struct moe_scratch *scratch, const int32_t *real,
+                                           const struct moe_picks *picks)
+{
+    if (moe_few_fixed_takes(a, w)) {
+        return moe_few_fixed(stream, a, w, scratch->act, real, picks);
+    }
+    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, scratch, real, 0, picks));
     return cudaErrorInvalidValue;
 }
 

@@ -8,22 +8,44 @@
 #include "cuda/kernels/moe/pick.cuh"
 
 /* A warp computes the scores of R rows for E experts. Lane l sums elements 4 l .. 4 l + 3 of every
- * 128, then a butterfly joins the lanes: the same bits for every R and E. */
+ * 128, then a butterfly joins the lanes: the same bits for every R and E. With few rows the first
+ * weights are loaded before the wait. */
 template <typename T, typename W, int R, int E, bool VECTORS>
 __global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *router,
                                     const float *bias, float *logits, int32_t n_rows,
                                     int32_t n_experts, int32_t hidden)
 {
-    pdl_wait();
-    pdl_trigger();
+    constexpr int AHEAD = R * E == 1 ? 16 : 0;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int r0 = blockIdx.x * R, e0 = (blockIdx.y * (blockDim.x >> 5) + warp) * E;
+    float ahead[AHEAD + 1][4];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+        const int i = k * 128 + lane * 4;
+        if (i < hidden && e0 < n_experts) {
+            load_4<VECTORS>(router + (int64_t)e0 * hidden, i, hidden, ahead[k]);
+        }
+    }
+    pdl_wait();
+    pdl_trigger();
     if (e0 >= n_experts) {
         return;
     }
     float sum[R][E] = {};
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+        const int i = k * 128 + lane * 4;
+        float xs[4];
+        if (i < hidden) {
+            load_4<VECTORS>(x + (int64_t)r0 * x_stride, i, hidden, xs);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                sum[0][0] = fmaf(xs[j], ahead[k][j], sum[0][0]);
+            }
+        }
+    }
 #pragma unroll(R *E == 1 ? 8 : 1)
-    for (int i = lane * 4; i < hidden; i += 128) {
+    for (int i = AHEAD * 128 + lane * 4; i < hidden; i += 128) {
         float xs[R][4], ws[4];
 #pragma unroll
         for (int r = 0; r < R; r++) {
@@ -103,20 +125,33 @@ static cudaError_t route_scores(cudaStream_t stream, const struct moe_route_args
                : route_scores_as<T, W, 8, 4, true>(stream, a, router, bias, hidden, logits);
 }
 
+static bool fits_picks(const struct moe_route_args *a)
+{
+    return a->k <= MOE_MAX_K && a->k <= a->n_experts && a->n_experts <= MOE_MAX_EXPERTS &&
+           a->n_group <= 64;
+}
+
+extern "C" cudaError_t k_moe_route_scores(cudaStream_t stream, const struct moe_route_args *a,
+                                          const void *router, enum dtype router_dtype,
+                                          const float *bias, int32_t hidden, float *logits)
+{
+    if (!fits_picks(a)) {
+        return cudaErrorInvalidValue;
+    }
+    BY_DTYPE(a->x.dtype, T,
+             BY_DTYPE(router_dtype, W,
+                      return route_scores<T, W>(stream, a, router, bias, hidden, logits)));
+    return cudaErrorInvalidValue;
+}
+
 extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a,
                                    const void *router, enum dtype router_dtype, const float *bias,
                                    const float *correction, const float *expert_scale,
                                    int32_t hidden, float *logits, bool has_scores)
 {
-    if (a->k > MOE_MAX_K || a->k > a->n_experts || a->n_experts > MOE_MAX_EXPERTS ||
-        a->n_group > 64) {
-        return cudaErrorInvalidValue;
-    }
-    cudaError_t e = cudaSuccess;
+    cudaError_t e = fits_picks(a) ? cudaSuccess : cudaErrorInvalidValue;
     if (!has_scores) {
-        BY_DTYPE(a->x.dtype, T,
-                 BY_DTYPE(router_dtype, W,
-                          e = route_scores<T, W>(stream, a, router, bias, hidden, logits)));
+        e = k_moe_route_scores(stream, a, router, router_dtype, bias, hidden, logits);
     }
     if (e != cudaSuccess) {
         return e;

@@ -10,8 +10,8 @@
  *
  * `down` makes its picks and fills its ring before its wait, beside the last blocks of `up`: the
  * shared memory of both fits a multiprocessor, but not that of two blocks of `up`, which would
- * leave another multiprocessor without one. Sums have few.cu's order and bits. Bound by reading the
- * weights of the picks. */
+ * leave another multiprocessor without one. The sums of `down` have an order of their own. Bound by
+ * reading the weights of the picks. */
 #include "cuda/kernels/moe/few.cuh"
 
 enum { WARPS = 16, THREADS = 32 * WARPS, LEAST_ROWS = 2, MOST_ROWS = 8 };
@@ -19,13 +19,6 @@ enum { PIECE = 2 * STEP }; // elements of a weight row that a warp loads at once
 enum { UP_STAGES = 3, DOWN_STAGES = 4 };
 enum { UP_RING = UP_STAGES * 2 * PIECE, DOWN_RING = DOWN_STAGES * PIECE }; // elements per warp
 enum { UP_LEAST_BYTES = 116 << 10, MOST_BYTES = 220 << 10 };
-
-/* Waits until at most the last N groups of this thread's copies are in flight. */
-template <int N> __device__ __forceinline__ void wait_copies()
-{
-    cp_async_wait<N>();
-    asm volatile("" ::: "memory");
-}
 
 /* The lane's part of a piece of a row of n elements: runs STEP apart. */
 template <typename T>
@@ -195,6 +188,9 @@ __global__ void __launch_bounds__(THREADS, 1) some_up_kernel(struct few_params p
         }
     }
     __syncthreads();
+    if (blockIdx.x < n_rows) {
+        store_added<T>(p, (int32_t)blockIdx.x);
+    }
     up_features<T, KIND>(p, picks, x, mine);
 }
 
@@ -358,19 +354,6 @@ static size_t down_bytes(const struct few_params &p)
     return (size_t)(WARPS * DOWN_RING + p.route.n_rows * p.n_acts) * sizeof(uint16_t);
 }
 
-static unsigned n_multiprocessors()
-{
-    static const unsigned n_sms = [] {
-        int device = 0, n = 0;
-        return cudaGetDevice(&device) == cudaSuccess &&
-                       cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) ==
-                           cudaSuccess
-                   ? (unsigned)n
-                   : 1u;
-    }();
-    return n_sms;
-}
-
 bool k_moe_some_takes(const struct few_params &p)
 {
     const size_t of_pick = (size_t)pick_floats(p.route) * sizeof(float);
@@ -384,8 +367,7 @@ template <typename T, int EACH>
 static cudaError_t up(cudaStream_t stream, const struct few_params &p, enum activation kind)
 {
     BY_ACTIVATION(kind, KIND, {
-        const cudaError_t e = cudaFuncSetAttribute(
-            some_up_kernel<T, KIND, EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_BYTES);
+        const cudaError_t e = allow_shared(some_up_kernel<T, KIND, EACH>, MOST_BYTES);
         return e != cudaSuccess ? e
                                 : launch(some_up_kernel<T, KIND, EACH>, dim3(n_multiprocessors()),
                                          dim3(THREADS), up_bytes(p), stream, p);
@@ -397,10 +379,7 @@ template <typename T, int EACH>
 static cudaError_t some(cudaStream_t stream, const struct few_params &p, enum activation kind)
 {
     cudaError_t e = up<T, EACH>(stream, p, kind);
-    e = e != cudaSuccess
-            ? e
-            : cudaFuncSetAttribute(some_down_kernel<T, EACH>,
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_BYTES);
+    e = e != cudaSuccess ? e : allow_shared(some_down_kernel<T, EACH>, MOST_BYTES);
     return e != cudaSuccess ? e
                             : launch(some_down_kernel<T, EACH>, dim3(n_multiprocessors()),
                                      dim3(THREADS), down_bytes(p), stream, p);

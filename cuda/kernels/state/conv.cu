@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The short convolution of layers that have no other state, and gates.
+/* The short convolution of layers that have no other state, with few rows also the gates of its
+ * input and output; and gates alone.
  *
  * One thread per channel of a sequence processes its rows in order: only it reads and writes the
  * channel's inputs, so no synchronisation is needed. Bound by latency for long prompts (the loads
@@ -18,8 +19,29 @@ struct conv_params {
     const void *x;
     void *out;
     int64_t x_stride, out_stride;
+    const void *before, *after; // gates of x and of out; NULL: none
+    int64_t before_stride, after_stride;
+    float before_scale, after_scale;
     bool silu;
 };
+
+/* A value times its gate, rounded as the gate alone would store it. */
+template <typename T>
+__device__ __forceinline__ float gated(float x, const void *gate, int64_t stride, float scale,
+                                       int32_t row, int32_t channel)
+{
+    return gate ? to_float(from_float<T>(
+                      x * (scale * to_float(((const T *)gate + row * stride)[channel]))))
+                : x;
+}
+
+/* The convolution's input at a row of the pass. */
+template <typename T>
+__device__ __forceinline__ float input_of(const struct conv_params &p, int32_t row, int32_t channel)
+{
+    return gated<T>(to_float(((const T *)p.x + row * p.x_stride)[channel]), p.before,
+                    p.before_stride, p.before_scale, row, channel);
+}
 
 /* The inputs at positions pos - (kernel - 1) to pos on the row's path. */
 template <typename T>
@@ -31,7 +53,7 @@ __device__ static void gather_inputs(const struct conv_params &p, const struct p
         const int32_t from = pos - (kernel - 1 - i), at = path_row(p.pass, seq, row, from);
         in[i] = 0.0f;
         if (at >= 0) {
-            in[i] = to_float(((const T *)p.x + at * p.x_stride)[channel]);
+            in[i] = input_of<T>(p, at, channel);
         } else if (from >= 0) {
             in[i] = to_float(inputs_at<T>(p.state, seq.lane, from)[channel]);
         }
@@ -75,14 +97,16 @@ template <typename T> __global__ void short_conv_kernel(struct conv_params p)
                 for (int32_t j = 1; j < g.conv_kernel; j++) {
                     in[j - 1] = in[j];
                 }
-                in[g.conv_kernel - 1] = to_float(((const T *)p.x + row * p.x_stride)[channel]);
+                in[g.conv_kernel - 1] = input_of<T>(p, row, channel);
             }
             float sum = p.bias ? p.bias[channel] : 0.0f;
             for (int32_t j = 0; j < g.conv_kernel; j++) {
                 sum = fmaf(in[j], p.kernel[(int64_t)j * g.conv_width + channel], sum);
             }
             sum = p.silu ? sum / (1.0f + expf(-sum)) : sum;
-            ((T *)p.out + row * p.out_stride)[channel] = from_float<T>(sum);
+            sum = to_float(from_float<T>(sum));
+            ((T *)p.out + row * p.out_stride)[channel] =
+                from_float<T>(gated<T>(sum, p.after, p.after_stride, p.after_scale, row, channel));
             inputs_at<T>(p.state, seq.lane, p.pass.rows[row].slot_pos)[channel] =
                 from_float<T>(in[g.conv_kernel - 1]);
             if ((p.pass.rows[row].pos + 1) % p.state.block == 0) {
@@ -90,6 +114,11 @@ template <typename T> __global__ void short_conv_kernel(struct conv_params p)
             }
         }
     }
+}
+
+extern "C" bool k_short_conv_takes_gate(const struct gate_args *a)
+{
+    return !a->norm && !a->per_group && a->act == GATE_AS_IS;
 }
 
 extern "C" cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows_launch *l)
@@ -108,6 +137,16 @@ extern "C" cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows
     p.out = a->out.mem.p;
     p.out_stride = a->out.stride;
     p.silu = a->silu;
+    if (l->before) {
+        p.before = l->before->gate.mem.p;
+        p.before_stride = l->before->gate.stride;
+        p.before_scale = l->before->scale;
+    }
+    if (l->gate) {
+        p.after = l->gate->gate.mem.p;
+        p.after_stride = l->gate->gate.stride;
+        p.after_scale = l->gate->scale;
+    }
     BY_DTYPE(l->state.dtype, T,
              return launch(short_conv_kernel<T>, dim3(columns, l->n_seqs < most ? l->n_seqs : most),
                            dim3(CHANNELS), 0, stream, p));

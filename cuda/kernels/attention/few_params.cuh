@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The parameters of few.cu, and how it divides the device among units.
+ * Thread: plain data. */
+#ifndef SLUICE_CUDA_KERNELS_ATTENTION_FEW_PARAMS_CUH
+#define SLUICE_CUDA_KERNELS_ATTENTION_FEW_PARAMS_CUH
+
+#include "cuda/gemm.h"
+#include "cuda/kernels/kernels.h"
+
+/* How units are processed: by a cluster each; by a block each; or, with many rows, by blocks that
+ * fill the device and take units in turn, with or without adding partial sums. */
+enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS };
+
+enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
+
+static constexpr float LOG2E = 1.4426950408889634f;
+
+struct few_params {
+    const void *qkv;
+    struct sum_parts sums; // partial sums of qkv; n 0: qkv is complete
+    void *out;
+    struct round_args codes;    // written instead of out, unless codes.codes is NULL
+    int32_t stride, out_stride; // in elements
+    struct kv_view kv;
+    const struct pass_row *rows;
+    const int32_t *row_seq;
+    const int32_t *blocks;
+    int32_t blocks_stride;
+    const float *cos_sin, *q_norm, *k_norm;
+    int32_t n_rows, max_pos, n_heads, group;
+    int32_t n_units; // rows x KV heads (or parts of their groups)
+    // Strides of pages, in rows of one token's elements of one head.
+    int32_t page_rows, head_rows, v_rows;
+    /* Logarithms to base 2: the number of parts of a KV head's query heads (each part has `group`
+     * heads, and room for 2^log_heads); the tokens of a page; the blocks of a cluster. */
+    int32_t log_parts, log_heads, log_bt, log_cluster;
+    float eps, norm_offset, scale_log2;
+    struct query_growth growth;
+};
+
+/* Keys that a row sees, including its own (0: all), and sinks or NULL. Not for units in turn. */
+struct few_bounds {
+    int32_t window;
+    const float *sinks;
+};
+
+/* few_fixed.cu: deterministic mode. norm: queries and keys have norms. */
+cudaError_t attention_few_fixed(cudaStream_t stream, const struct few_params &p, bool norm,
+                                int n_sms);
+
+template <int DIM, few_way WAY> struct few_shape {
+    static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
+    /* SLOTS: number of chunks of keys in flight per warp. BLOCKS: resident blocks per
+     * multiprocessor. Four blocks of three warps divide 128 or 256 rows of 8 KV heads more evenly
+     * than three blocks of four. */
+    static constexpr int WARPS = MANY ? 3 : 4, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
+    static constexpr int J = DIM / 32;     // vectors of a key per lane
+    static constexpr int TILES = DIM / 16; // tiles per value
+    static constexpr int LOG_TILES = DIM == 128 ? 3 : 2;
+    // Bytes of 64 elements of a chunk's keys or values, swizzled.
+    static constexpr int BOX = CHUNK * 128;
+    static constexpr int BOXES = DIM / 64;
+    static constexpr int SLOT = 2 * BOXES * BOX;
+
+    /* The bytes of the warps' results: values and, per head, the maximum and the sum. */
+    __host__ __device__ static int room_bytes(const struct few_params &p)
+    {
+        const int n_workers = WARPS << p.log_cluster, dims = DIM >> p.log_cluster;
+        return (n_workers * (dims + 2) << p.log_heads) * (int)sizeof(float);
+    }
+    /* Shared memory: the slots, the barriers, the results, and the rows of partial sums of one
+     * unit. */
+    static int bytes(const struct few_params &p)
+    {
+        return WARPS * SLOTS * SLOT + BARRIER_BYTES + room_bytes(p) +
+               (WAY == IN_TURN_OF_SUMS ? (p.group + 2) * DIM * 2 : 0);
+    }
+};
+
+#endif

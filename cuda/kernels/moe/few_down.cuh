@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The last kernel of few.cu: the `down` product of all picks and of the shared expert. A warp reads
+ * the rows of an output feature one after another through a ring of its own, which it fills before
+ * the wait: the inputs are multiplied by the weights of their picks first, so that what is left is
+ * one long dot product. Thread: device code. */
+#ifndef SLUICE_CUDA_KERNELS_MOE_FEW_DOWN_CUH
+#define SLUICE_CUDA_KERNELS_MOE_FEW_DOWN_CUH
+
+#include "cuda/kernels/moe/few.cuh"
+
+enum { LEAST_DOWN_WARPS = 6, MOST_DOWN_WARPS = 10, MOST_PIECES = 128 };
+enum { STAGE_STEPS = 8, STAGE_BYTES = STAGE_STEPS * STEP * 2 };
+
+/* The rows of an output feature in the `down` weights, one of each pick and one of the shared
+ * expert, in pieces of a warp's load. */
+struct down_piece {
+    const char *from;     // of feature 0
+    int32_t row_bytes, n; // from one feature to the next; elements, the rest of a load is zeros
+    int32_t act;          // the first of the inputs that it is multiplied by
+    float weight;         // of the pick
+};
+
+static __host__ __device__ int32_t pieces_of(const struct few_params &p)
+{
+    return p.route.k * ((p.ffn + STEP - 1) / STEP) + (p.shared_ffn + STEP - 1) / STEP;
+}
+
+/* Describes all pieces, by all threads. */
+template <typename T>
+__device__ __forceinline__ void list_pieces(const struct few_params &p, const struct pick *picks,
+                                            struct down_piece *pieces)
+{
+    const int32_t each = (p.ffn + STEP - 1) / STEP, n = pieces_of(p), n_routed = p.route.k * each;
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < n; i += (int32_t)blockDim.x) {
+        const bool routed = i < n_routed;
+        const int32_t slot = routed ? i / each : p.route.k, at = (i - slot * each) * STEP;
+        const int32_t width = routed ? p.ffn : p.shared_ffn;
+        const T *w = routed ? (const T *)p.down + (int64_t)picks[slot].id * p.hidden * width
+                            : (const T *)p.shared_down;
+        pieces[i] = {(const char *)(w + at), width * (int32_t)sizeof(T), min(width - at, (int)STEP),
+                     slot * p.ffn + at, picks[slot].weight};
+    }
+    __syncthreads();
+}
+
+/* A warp's place in its rows: it takes every n-th feature. */
+struct down_place {
+    int32_t feature, piece;
+
+    /* True if that was the feature's last piece. */
+    __device__ __forceinline__ bool next(int32_t n_pieces, int32_t step)
+    {
+        if (++piece < n_pieces) {
+            return false;
+        }
+        piece = 0;
+        feature += step;
+        return true;
+    }
+};
+
+/* Starts to load a stage of a warp's ring, where each lane reads what it has copied. */
+template <typename T>
+__device__ __forceinline__ void load_stage(const struct few_params &p,
+                                           const struct down_piece *pieces, int32_t n_pieces,
+                                           struct down_place &from, int32_t step, T *stage)
+{
+    const int32_t lane = threadIdx.x & 31;
+#pragma unroll 2
+    for (int i = 0; i < STAGE_STEPS; i++) {
+        if (from.feature < p.hidden) {
+            const struct down_piece &piece = pieces[from.piece];
+            const bool is = lane * RUN < piece.n;
+            cp_async_16(stage + i * STEP + lane * RUN,
+                        piece.from + (int64_t)from.feature * piece.row_bytes + (is ? lane * 16 : 0),
+                        is);
+            from.next(n_pieces, step);
+        }
+    }
+    cp_async_commit();
+}
+
+/* Stores a feature's sum. */
+template <typename T>
+__device__ __forceinline__ void store_feature(const struct few_params &p, const struct pick *picks,
+                                              int32_t feature, float sum)
+{
+    const int32_t lane = threadIdx.x & 31;
+    if (p.down_bias && lane < p.route.k) { // the bias of each pick is weighted as well
+        sum = fmaf(picks[lane].weight, p.down_bias[(int64_t)picks[lane].id * p.hidden + feature],
+                   sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        ((T *)p.y)[blockIdx.y * p.y_stride + feature] = from_float<T>(sum);
+    }
+}
+
+/* Adds a stage's products. A lane's four even and four odd inputs of a piece are apart, so that
+ * neither has bank conflicts. */
+template <typename T>
+__device__ __forceinline__ void add_stage(const struct few_params &p, const struct pick *picks,
+                                          int32_t n_pieces, struct down_place &at, int32_t step,
+                                          const float *act, const T *stage, float (&sum)[2])
+{
+    const int32_t lane = threadIdx.x & 31;
+#pragma unroll 2
+    for (int i = 0; i < STAGE_STEPS; i++) {
+        if (at.feature >= p.hidden) {
+            continue;
+        }
+        const float *x = act + at.piece * STEP + lane * 4;
+        const float4 a = *(const float4 *)x, b = *(const float4 *)(x + STEP / 2);
+        vec<T> w;
+        w.load(stage + i * STEP + lane * RUN);
+        sum[0] = fmaf(to_float(w.v[0]), a.x, sum[0]);
+        sum[1] = fmaf(to_float(w.v[4]), b.x, sum[1]);
+        sum[0] = fmaf(to_float(w.v[1]), a.y, sum[0]);
+        sum[1] = fmaf(to_float(w.v[5]), b.y, sum[1]);
+        sum[0] = fmaf(to_float(w.v[2]), a.z, sum[0]);
+        sum[1] = fmaf(to_float(w.v[6]), b.z, sum[1]);
+        sum[0] = fmaf(to_float(w.v[3]), a.w, sum[0]);
+        sum[1] = fmaf(to_float(w.v[7]), b.w, sum[1]);
+        const int32_t feature = at.feature;
+        if (at.next(n_pieces, step)) {
+            store_feature<T>(p, picks, feature, sum[0] + sum[1]);
+            sum[0] = sum[1] = 0.0f;
+        }
+    }
+}
+
+/* Before the wait the first warp picks, from the scores of the kernel before last. */
+template <int EACH>
+__device__ __forceinline__ void pick_again(const struct few_params &p, int32_t row, float *shared,
+                                           struct pick *picks)
+{
+    const int32_t lane = threadIdx.x & 31, k = p.route.k;
+    if (threadIdx.x < 32) {
+        const float *logits = p.logits + row * p.n_scores;
+        const struct pick mine =
+            pick_row<EACH>(logits, p.correction, p.expert_scale, p.route, shared);
+        if (lane < k) {
+            picks[lane] = mine;
+        }
+        if (lane == 0) {
+            picks[k].weight = p.gate ? 1.0f / (1.0f + expf(-logits[p.n_scores - 1])) : 1.0f;
+        }
+    }
+    __syncthreads();
+}
+
+/* The inputs of a block of `down` in shared memory, as floats; first, what the picks need. */
+__host__ __device__ static inline int32_t act_bytes(const struct few_params &p)
+{
+    const int32_t picks = (pick_floats(p.route) + 3) / 4 * 4, acts = pieces_of(p) * STEP;
+    return (picks > acts ? picks : acts) * (int32_t)sizeof(float);
+}
+
+/* Inputs times the weights of their picks, and zeros where a piece is not full. */
+template <typename T>
+__device__ __forceinline__ void copy_act(const struct few_params &p,
+                                         const struct down_piece *pieces, int32_t n_pieces,
+                                         int32_t row, float *to)
+{
+    const int32_t lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    const T *act = (const T *)p.act + (int64_t)row * p.n_acts;
+#pragma unroll 2
+    for (int32_t i = (int32_t)threadIdx.x >> 5; i < n_pieces; i += warps) {
+        float x[RUN];
+        vec<T> v;
+        if (lane * RUN < pieces[i].n) {
+            v.load(act + pieces[i].act + lane * RUN);
+        } else {
+            *(uint4 *)v.v = uint4{0, 0, 0, 0};
+        }
+#pragma unroll
+        for (int e = 0; e < RUN; e++) {
+            x[e] = to_float(v.v[e]) * pieces[i].weight;
+        }
+        float *here = to + i * STEP + lane * 4;
+        *(float4 *)here = make_float4(x[0], x[1], x[2], x[3]);
+        *(float4 *)(here + STEP / 2) = make_float4(x[4], x[5], x[6], x[7]);
+    }
+    __syncthreads();
+}
+
+/* A block per multiprocessor, beside those of `up`; a warp takes every n-th feature. */
+template <typename T, int EACH, int STAGES>
+__global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 4) few_down_kernel(struct few_params p)
+{
+    extern __shared__ __align__(16) float shared[]; // inputs, then the warps' rings
+    __shared__ struct pick picks[MOE_MAX_K + 1];
+    __shared__ struct down_piece pieces[MOST_PIECES];
+    const int32_t warp = threadIdx.x >> 5, row = blockIdx.y, n = pieces_of(p);
+    const int32_t step = gridDim.x * (blockDim.x >> 5);
+    if (row >= n_real(p)) {
+        pdl_wait();
+        return;
+    }
+    pick_again<EACH>(p, row, shared, picks);
+    list_pieces<T>(p, picks, pieces);
+    T *ring = (T *)((char *)shared + act_bytes(p)) + warp * STAGES * STAGE_STEPS * STEP;
+    struct down_place at = {(int32_t)(warp * gridDim.x + blockIdx.x), 0}, ahead = at;
+#pragma unroll 1
+    for (int i = 0; i < STAGES; i++) {
+        load_stage(p, pieces, n, ahead, step, ring + i * STAGE_STEPS * STEP);
+    }
+    pdl_wait();
+    pdl_trigger();
+    copy_act<T>(p, pieces, n, row, shared);
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll 1
+    for (int stage = 0; at.feature < p.hidden; stage = stage + 1 < STAGES ? stage + 1 : 0) {
+        T *here = ring + stage * STAGE_STEPS * STEP;
+        wait_copies<STAGES - 1>();
+        add_stage(p, picks, n, at, step, shared, here, sum);
+        load_stage(p, pieces, n, ahead, step, here);
+    }
+    cp_async_wait<0>();
+}
+
+#endif
