@@ -5,6 +5,7 @@
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
 
 #include "cuda/kernels/attention/few_codes.cuh"
+#include "cuda/kernels/attention/few_norm.cuh"
 #include "cuda/kernels/attention/sm90.cuh"
 #include "cuda/kernels/device/growth.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
@@ -12,7 +13,7 @@
 
 /* How units are processed: by a cluster each; by a block each; or, with many rows, by blocks that
  * fill the device and take units in turn, with or without adding partial sums. */
-enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS };
+enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS, BY_CLUSTER_OF_CODES };
 
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
 
@@ -43,12 +44,16 @@ struct few_params {
 cudaError_t attention_few_fixed(cudaStream_t stream, const struct few_params &p, bool norm,
                                 int n_sms);
 
+/* few_kv.cu: pages of codes. Each unit is processed by a cluster. */
+cudaError_t attention_few_kv(cudaStream_t stream, const struct few_params &p);
+
 template <int DIM, few_way WAY> struct few_shape {
     static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
     /* SLOTS: number of chunks of keys in flight per warp. BLOCKS: resident blocks per
      * multiprocessor. Four blocks of three warps divide 128 or 256 rows of 8 KV heads more evenly
      * than three blocks of four. */
-    static constexpr int WARPS = MANY ? 3 : 4, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
+    static constexpr int FEW_WARPS = WAY == BY_CLUSTER_OF_CODES ? 8 : 4;
+    static constexpr int WARPS = MANY ? 3 : FEW_WARPS, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
     static constexpr int J = DIM / 32;     // vectors of a key per lane
     static constexpr int TILES = DIM / 16; // tiles per value
     static constexpr int LOG_TILES = DIM == 128 ? 3 : 2;
@@ -81,21 +86,11 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x)
     return y;
 }
 
-template <typename T> __device__ __forceinline__ float2 unpack(uint32_t v);
-template <> __device__ __forceinline__ float2 unpack<bf16_t>(uint32_t v)
-{
-    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
-}
-template <> __device__ __forceinline__ float2 unpack<f16_t>(uint32_t v)
-{
-    return __half22float2(*reinterpret_cast<const __half2 *>(&v));
-}
-
 /* A warp's part of the units of its block, which are a single unit or every step-th one from
  * `first` on. It fetches ahead across the borders of units. */
 template <typename T, int DIM, bool NORM, few_way WAY> struct few {
     using S = few_shape<DIM, WAY>;
-    static constexpr bool ALONE = WAY != BY_CLUSTER;
+    static constexpr bool ALONE = WAY != BY_CLUSTER && WAY != BY_CLUSTER_OF_CODES;
     const struct few_params &p;
     const CUtensorMap *map; // boxes of pages
     uint64_t *full;         // this warp's barriers, one per slot
