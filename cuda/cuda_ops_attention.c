@@ -167,10 +167,12 @@ enum status cuda_op_attention(struct backend *base, const struct attention_args 
 static bool may_be_few(const struct cuda_backend *be, const struct rope_store_args *r,
                        const struct attention_args *a, const struct kv_view *kv)
 {
-    enum { BOUNDED_ROWS = 32 }; // few.cu reads windows and sinks only in passes of so many rows
+    // few.cu reads windows and sinks only in passes of so many rows; few_kv.cu and few_fixed.cu
+    // never.
+    enum { BOUNDED_ROWS = 32 };
     const bool plain = a->window <= 0 && !a->sinks;
-    const bool bounded =
-        !be->device.options.deterministic && a->n_rows <= BOUNDED_ROWS && r->sums.n == 0;
+    const bool bounded = !be->device.options.deterministic && kv->codes.format == KV_PLAIN &&
+                         a->n_rows <= BOUNDED_ROWS && r->sums.n == 0;
     return r->n_rows == a->n_rows && r->layer == a->layer && r->n_kv_heads == a->n_kv_heads &&
            a->chunk <= 0 && r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p &&
            r->qkv.dtype == a->q.dtype && r->qkv.stride == a->q.stride && a->scale > 0.0f &&

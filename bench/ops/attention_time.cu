@@ -86,7 +86,8 @@ static void time_formats(const char *what)
                                                  {"int8", KV_INT8, 0.0f},
                                                  {"int4", KV_INT4, 0.0f}};
     static const int passes[][3] = {{128, 2047, 1}, {8, 32767, 1}, {64, 8191, 1}, {1, 8191, 1},
-                                    {32, 2047, 16}, {1, 0, 2048},  {1, 0, 8192},  {1, 6144, 2048}};
+                                    {32, 2047, 16}, {1, 0, 2048},  {1, 0, 8192},  {1, 6144, 2048},
+                                    {1, 7680, 512}, {8, 1000, 60}, {64, 1000, 4}};
     for (const auto &pass : passes) {
         for (const struct format_time &f : formats) {
             char name[128];
@@ -238,13 +239,15 @@ struct layer_chain {
 
 /* Times decoding after rope and between products, whose weights evict everything else from the L2
  * cache. Attention's time is that of the chain with it minus that of the chain without it. */
-static void time_in_step(int n_seqs, int n_past, bool deterministic)
+static void time_in_step(int n_seqs, int n_past, bool deterministic,
+                         enum kv_format format = KV_PLAIN)
 {
     struct scene s = llama_8b(64);
+    s.format = format;
     for (int i = 0; i < n_seqs; i++) {
         add_seq(s, n_past, 1, false);
     }
-    const double bytes = (double)n_seqs * (n_past + 1) * 4096;
+    const double bytes = (double)n_seqs * (n_past + 1) * token_bytes(s);
     const int n_layers = std::max(4, std::min(12, (int)(800e6 / bytes)));
     build(s, n_layers, 7);
     struct prepared p;
@@ -261,20 +264,33 @@ static void time_in_step(int n_seqs, int n_past, bool deterministic)
             chain.issue(stream, a, i, (enum layer_chain::way)way);
         });
     }
-    printf(
-        "%s%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); fused with "
-        "rope %6.1f%s\n",
-        text_if(deterministic, "deterministic "), n_seqs, n_past + 1, us[1] - us[0], us[0],
-        bytes / 4.5e6, us[2] - us[0], text_if(attention_few_keys(n_seqs) > n_past, ", used"));
+    printf("%s%s%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); fused "
+           "with rope %6.1f%s\n",
+           text_if(deterministic, "deterministic "), text_if(format != KV_PLAIN, "codes "), n_seqs,
+           n_past + 1, us[1] - us[0], us[0], bytes / 4.5e6, us[2] - us[0],
+           text_if(attention_few_keys(n_seqs) > n_past, ", used"));
     chain.close();
     finish(p);
     destroy(s);
 }
 
-/* In a chain, a launch overlaps with its neighbours; timing a single kernel does not show this. */
+/* FORMATS set: only pages of codes. In a chain, a launch overlaps with its neighbours; timing a
+ * single kernel does not show this. */
 void bench_attention_step()
 {
     printf("attention in a step: the time that it adds to a chain of qkv, rope, attention and o\n");
+    for (enum kv_format f : {KV_INT4, KV_FP8}) {
+        for (int n : {1, 4, 8}) {
+            time_in_step(n, 299, false, f);
+        }
+        time_in_step(1, 2047, false, f);
+        time_in_step(4, 2047, false, f);
+        time_in_step(8, 2047, false, f);
+        time_in_step(1, 8191, false, f);
+    }
+    if (getenv("FORMATS")) {
+        return;
+    }
     for (int n : {1, 4, 8, 16, 32, 64, 128, 256}) {
         time_in_step(n, 299, false);
         time_in_step(n, 299, true);

@@ -119,13 +119,13 @@ TEST(attention_to_codes_agrees)
 /* Decode steps whose rows read what earlier steps stored: rope, store and attention are one kernel
  * for the shapes that it supports. The second pass of each step attends to nothing, like a pass
  * that ends with its last layer's keys; the keys must be stored all the same. */
-static void few_case(enum dtype dtype, const struct shape *s)
+static void few_case(enum dtype dtype, const struct shape *s, struct stored stored)
 {
     struct seq_spec specs[] = {{100, 1, false}, {0, 1, false},  {14, 1, false},
                                {64, 1, false},  {47, 1, false}, {150, 1, false}};
     static struct test_pass t;
     struct setup u = {0};
-    REQUIRE(open_setup(&u, dtype, false, s));
+    REQUIRE(open_setup_of(&u, dtype, false, s, stored));
     struct pair *p = &u.p;
     step_begin(p);
     store_past(&u, &t, specs, COUNT(specs));
@@ -133,9 +133,11 @@ static void few_case(enum dtype dtype, const struct shape *s)
         pass_of(&t, specs, COUNT(specs), false, 12 + (uint64_t)step);
         pass_begin(p, &t);
         store_rows(&u, t.pass.n_rows);
-        char what[128];
-        snprintf(what, sizeof what, "few: dtype %d heads %d/%d of %d norm %d window %d, step %d",
-                 dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->qk_norm, s->window, step);
+        char what[160];
+        snprintf(what, sizeof what,
+                 "few: dtype %d heads %d/%d of %d norm %d window %d, format %d of %g, step %d",
+                 dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->qk_norm, s->window,
+                 stored.format, (double)stored.k_scale, step);
         store_and_attend(&u, t.pass.n_rows, what);
         pass_end(p);
         for (int32_t i = 0; i < COUNT(specs); i++) {
@@ -183,7 +185,25 @@ TEST(few_decoding_rows_agree)
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
-            few_case(pair_dtypes[d], &shapes[i]);
+            few_case(pair_dtypes[d], &shapes[i], plain_numbers);
+        }
+    }
+}
+
+/* The same with quantised pages, in which the kernel encodes the new keys and values. */
+TEST(few_decoding_rows_of_codes_agree)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64, false, 0, false, 0},
+        {8, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 20, false, 0},
+        {7, 1, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, false, 0, false, 0},
+        {3, 3, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+    };
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(shapes) * COUNT(stored_codes); i++) {
+            few_case(pair_dtypes[d], &shapes[i / COUNT(stored_codes)],
+                     stored_codes[i % COUNT(stored_codes)]);
         }
     }
 }

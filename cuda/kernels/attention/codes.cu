@@ -15,13 +15,16 @@
  * code is moved individually. A key's scale and zero are applied to its score. A value's scale is a
  * term of the exponent, and values' zeros are summed separately.
  *
+ * That is the way of deterministic mode, of FP8 and of units with more than 8 vectors; the others
+ * are thin (codes_thin.cuh).
+ *
  * With few rows (decoding) it is bound by reading codes. With more rows per unit it is bound by the
  * tensor cores, and the codes are read again for every 32 query vectors; so prompts with many rows
  * are expanded instead (expand.cu).
  *
  * A row's result depends only on its own keys and their slots: chunks are assigned to warps by
  * position, sums run in key order, and masked keys change nothing. */
-#include "cuda/kernels/attention/codes.cuh"
+#include "cuda/kernels/attention/codes_thin.cuh"
 
 template <enum kv_format F, int D, bool FULL>
 __global__ void __launch_bounds__(CODE_THREADS, ATTENTION_CODE_BLOCKS)
@@ -69,18 +72,29 @@ __global__ void __launch_bounds__(CODE_THREADS, ATTENTION_CODE_BLOCKS)
     pdl_trigger();
     struct unit_walk<S::KEYS> units = walk;
     struct attention_unit u;
+    const auto run = [&](auto c) {
+        while (units.next(u)) {
+            codes_unit<S::KEYS>(c, u);
+        }
+    };
+    if constexpr (F != KV_FP8) {
+        if (is_few && p.a.may_be_thin) {
+            if (head.tile_rows * p.a.group <= 4) {
+                run(codes_thin<F, D, 1, FULL>{
+                    {p, loader, room, folded, queries, query_sums, warp, lane}});
+            } else {
+                run(codes_thin<F, D, 2, FULL>{
+                    {p, loader, room, folded, queries, query_sums, warp, lane}});
+            }
+            return;
+        }
+    }
     if (is_few) {
-        codes_computer<F, D, 1, FULL> c = {p,       loader,     room, folded,
-                                           queries, query_sums, warp, lane};
-        while (units.next(u)) {
-            c.unit(u);
-        }
+        run(codes_computer<F, D, 1, FULL>{p, loader, room, folded, queries, query_sums, warp,
+                                          lane});
     } else {
-        codes_computer<F, D, S::MANY, FULL> c = {p,       loader,     room, folded,
-                                                 queries, query_sums, warp, lane};
-        while (units.next(u)) {
-            c.unit(u);
-        }
+        run(codes_computer<F, D, S::MANY, FULL>{p, loader, room, folded, queries, query_sums, warp,
+                                                lane});
     }
 #endif
 }
@@ -110,6 +124,7 @@ static cudaError_t launch_codes(cudaStream_t stream, const struct attention_laun
     const int numbers = 16 * (F == KV_INT4 ? 2 : 1);
     struct codes_params p = {};
     p.a = params;
+    p.a.may_be_thin = !a->limits->deterministic && a->q_stride % 8 == 0;
     p.is_bf16 = a->dtype == DT_BF16;
     p.record_room = (a->kv.codes.record_bytes + 127) / 128 * 128;
     p.n_k = (a->kv.head_dim_k + numbers - 1) / numbers;

@@ -227,17 +227,27 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         float k, k_zero, v_log, v_inverse, v_zero;
     };
 
-    /* Loads the factors of the key that has this lane's number. is_there: such a key exists. */
+    /* The factors of a key with these words. is_there: such a key exists. k_unit, zero_unit:
+     * factors of the scale and of the zero of K. */
+    __device__ __forceinline__ static struct key_scales
+    scales_of_words(enum kv_format format, uint32_t k_word, uint32_t v_word, bool is_there,
+                    float k_unit, float zero_unit)
+    {
+        const struct kv_scale k = kv_scale_of_word(format, k_word);
+        const struct kv_scale v = kv_scale_of_word(format, v_word);
+        return is_there ? key_scales{k.scale * k_unit, k.zero * zero_unit, log2_fast(v.scale),
+                                     reciprocal(v.scale), v.zero}
+                        : key_scales{};
+    }
+
+    /* Loads the factors of the key that has this lane's number. */
     __device__ __forceinline__ struct key_scales own_scales(bool is_there) const
     {
         const struct kv_codes &c = p.a.kv.codes;
         const uint32_t *words =
             (const uint32_t *)(record_at(RECORDS == 1 ? 0 : lane >> 4) + c.words_offset);
-        const struct kv_scale k = kv_scale_of_word(c.format, words[lane & 15]);
-        const struct kv_scale v = kv_scale_of_word(c.format, words[RECORD_KEYS + (lane & 15)]);
-        return is_there ? key_scales{k.scale * score_unit(), k.zero * (1.0f / K::UNIT),
-                                     log2_fast(v.scale), reciprocal(v.scale), v.zero}
-                        : key_scales{};
+        return scales_of_words(c.format, words[lane & 15], words[RECORD_KEYS + (lane & 15)],
+                               is_there, score_unit(), 1.0f / K::UNIT);
     }
 
     __device__ __forceinline__ float score_unit() const
@@ -453,14 +463,14 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     }
 
     /* Stores this warp's results for column j: the values of each vector, its maximum and its
-     * sum. */
-    __device__ __forceinline__ void put_column(int j)
+     * sum. The lane has vectors first_vector and first_vector + vector_step. */
+    __device__ __forceinline__ void put_column(int j, int first_vector, int vector_step)
     {
         const float stored = p.a.kv.codes.word_bytes == 0 ? p.a.kv.codes.v_scale : 1.0f;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const float zero = of_all_keys(zeros[j][e]), total = of_all_keys(sum[j][e]);
-            float *to = room + (warp * 8 + 2 * t() + e) * S::PITCH;
+            float *to = room + (warp * 8 + first_vector + e * vector_step) * S::PITCH;
 #pragma unroll
             for (int f = 0; f < TILES; f++) {
                 const int d = f / K::STEPS * K::NUMBERS + g() * 2 * K::STEPS + f % K::STEPS * 2;
@@ -538,7 +548,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
 
     /* Joins and stores all warps' results for one run of the unit's keys. */
     __device__ __forceinline__ void finish(const struct attention_unit &u, bool is_first,
-                                           bool is_last)
+                                           bool is_last, int first_vector, int vector_step)
     {
         const int dims = p.a.kv.head_dim_v;
 #pragma unroll
@@ -546,7 +556,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
             if (j * 8 >= u.n_packed) {
                 break;
             }
-            put_column(j);
+            put_column(j, first_vector, vector_step);
             __syncthreads();
             const int n_vectors = min(8, u.n_packed - j * 8);
 #pragma unroll 1
@@ -569,23 +579,10 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    __device__ __forceinline__ void unit(const struct attention_unit &u)
+    __device__ __forceinline__ void finish_run(const struct attention_unit &u, bool is_first,
+                                               bool is_last)
     {
-        const int n_columns = (u.n_packed + 7) / 8;
-        load_queries(u);
-        bool is_first = true;
-        for (int lo = u.lo; is_first || lo < u.hi; is_first = false) {
-            const int run = u.lo < u.hi ? run_end(u, lo) : u.hi;
-            clear();
-            const int begin = u.item.kv_begin, first = (lo - begin) / S::KEYS;
-            int c = first + ((warp - first) & (CODE_WARPS - 1));
-#pragma unroll 1
-            for (; begin + c * S::KEYS < run; c += CODE_WARPS) {
-                chunk(u, begin + c * S::KEYS, n_columns);
-            }
-            finish(u, is_first, run >= u.hi);
-            lo = run;
-        }
+        finish(u, is_first, is_last, 2 * t(), 1);
     }
 };
 

@@ -28,7 +28,7 @@ struct codes_params {
  * at full speed, so a single mask makes an operand. */
 template <enum kv_format F> struct code_kind {
     static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // steps of 16 elements per chunk
-    static constexpr int NUMBERS = 16 * STEPS;
+    static constexpr int NUMBERS = 16 * STEPS, BITS = 8 / STEPS;
     static constexpr float UNIT = F == KV_FP8 ? 1.0f : 16777216.0f;
     // additional factor of every second operand
     static constexpr float ODD = F == KV_INT4 ? 0.0625f : 1.0f;
@@ -51,6 +51,40 @@ template <int D> struct codes_shape {
 };
 
 #if HAVE_SM90A
+
+/* The word at an address of shared memory. */
+__device__ __forceinline__ uint32_t shared_word(uint32_t at)
+{
+    uint32_t x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+    return x;
+}
+
+/* ldmatrix_x4 and ldmatrix_x4_transposed from an address of shared memory. */
+__device__ __forceinline__ void matrices_from(uint32_t (&r)[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+__device__ __forceinline__ void transposed_matrices_from(uint32_t (&r)[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* d += a b, with unsigned bytes in a and signed ones in b. */
+__device__ __forceinline__ void mma_16x8x32(int32_t (&d)[4], const uint32_t (&a)[4], uint2 b)
+{
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}
 
 /* Transposes an 8 x 8 matrix of 16-bit elements, of which each lane holds two elements of a row. */
 __device__ __forceinline__ uint32_t matrix_transposed(uint32_t x)

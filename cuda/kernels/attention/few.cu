@@ -25,7 +25,6 @@
  * Bound by reading the keys and values if contexts are long, otherwise by launch and memory
  * latency. */
 #include "cuda/kernels/attention/few.cuh"
-#include "cuda/kernels/kernels.h"
 
 #include <algorithm>
 
@@ -190,17 +189,36 @@ static int log_parts_of(int group)
     return -1;
 }
 
+static bool plain_takes(const struct kv_view *kv, int d)
+{
+    return kv->v_token_stride == d && kv->v_offset % d == 0 && kv->head_stride % d == 0 &&
+           kv->page_stride % d == 0;
+}
+
+/* Codes are for clusters, and for so few rows that the preceding product is complete
+ * (rope_store_adds_sums). */
+static bool coded_takes(const struct rope_store_args *a, const struct kv_view *kv,
+                        const struct attention_limits *limits)
+{
+    struct few_params p = {};
+    p.n_units =
+        a->n_rows * (a->n_kv_heads << std::max(0, log_parts_of(a->n_heads / a->n_kv_heads)));
+    return !limits->deterministic && kv->codes.tokens == CHUNK &&
+           (kv->codes.word_bytes == 0 || kv->codes.word_bytes == 4) && a->n_rows <= 16 &&
+           log_cluster_of(p, a->head_dim, limits->n_sms) > 0;
+}
+
 extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
                                       int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
                                       const struct attention_limits *limits)
 {
     const int d = a->head_dim, bt = kv->block_tokens;
-    return kv->codes.format == KV_PLAIN && limits->sm == 90 && a->qkv.dtype == kv->dtype &&
+    return limits->sm == 90 && a->qkv.dtype == kv->dtype &&
            (kv->dtype == DT_BF16 || kv->dtype == DT_F16) && (d == 64 || d == 128) &&
            kv->head_dim_k == d && kv->head_dim_v == d && (bt == 16 || bt == 32 || bt == 64) &&
-           kv->v_token_stride == d && kv->v_offset > 0 && kv->v_offset % d == 0 &&
-           kv->head_stride % d == 0 && kv->page_stride % d == 0 && a->qkv.stride % 8 == 0 &&
+           kv->v_offset > 0 && a->qkv.stride % 8 == 0 &&
            ((uintptr_t)kv->base | (uintptr_t)a->qkv.mem.p) % 16 == 0 &&
+           (kv->codes.format == KV_PLAIN ? plain_takes(kv, d) : coded_takes(a, kv, limits)) &&
            a->n_heads % a->n_kv_heads == 0 && log_parts_of(a->n_heads / a->n_kv_heads) >= 0 &&
            fills(a->n_rows, a->n_kv_heads << log_parts_of(a->n_heads / a->n_kv_heads),
                  limits->n_sms) &&
@@ -330,6 +348,11 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.scale_log2 = a->scale * LOG2E;
     const struct few_bounds bounds = {a->window, a->sinks};
     const bool norm = r->qk_norm == QK_NORM_HEAD;
+    if (a->kv.codes.format != KV_PLAIN) {
+        p.q_norm = norm ? q_norm : nullptr;
+        p.log_cluster = log_cluster_of(p, a->kv.head_dim_k, a->limits->n_sms);
+        return attention_few_kv(stream, p);
+    }
     if (a->limits->deterministic) {
         return attention_few_fixed(stream, p, norm, a->limits->n_sms);
     }

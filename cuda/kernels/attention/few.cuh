@@ -5,6 +5,7 @@
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
 
 #include "cuda/kernels/attention/few_codes.cuh"
+#include "cuda/kernels/attention/few_norm.cuh"
 #include "cuda/kernels/attention/few_params.cuh"
 #include "cuda/kernels/attention/sm90.cuh"
 #include "cuda/kernels/device/growth.cuh"
@@ -20,21 +21,11 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x)
     return y;
 }
 
-template <typename T> __device__ __forceinline__ float2 unpack(uint32_t v);
-template <> __device__ __forceinline__ float2 unpack<bf16_t>(uint32_t v)
-{
-    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
-}
-template <> __device__ __forceinline__ float2 unpack<f16_t>(uint32_t v)
-{
-    return __half22float2(*reinterpret_cast<const __half2 *>(&v));
-}
-
 /* A warp's part of the units of its block, which are a single unit or every step-th one from
  * `first` on. It fetches ahead across the borders of units. */
 template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few {
     using S = few_shape<DIM, WAY>;
-    static constexpr bool ALONE = WAY != BY_CLUSTER;
+    static constexpr bool ALONE = WAY != BY_CLUSTER && WAY != BY_CLUSTER_OF_CODES;
     const struct few_params &p;
     const CUtensorMap *map;          // boxes of pages
     const struct few_bounds &bounds; // unless BOUNDED, not read

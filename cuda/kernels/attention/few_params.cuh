@@ -9,7 +9,7 @@
 
 /* How units are processed: by a cluster each; by a block each; or, with many rows, by blocks that
  * fill the device and take units in turn, with or without adding partial sums. */
-enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS };
+enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS, BY_CLUSTER_OF_CODES };
 
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
 
@@ -48,12 +48,16 @@ struct few_bounds {
 cudaError_t attention_few_fixed(cudaStream_t stream, const struct few_params &p, bool norm,
                                 int n_sms);
 
+/* few_kv.cu: pages of codes. Each unit is processed by a cluster. */
+cudaError_t attention_few_kv(cudaStream_t stream, const struct few_params &p);
+
 template <int DIM, few_way WAY> struct few_shape {
     static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
     /* SLOTS: number of chunks of keys in flight per warp. BLOCKS: resident blocks per
      * multiprocessor. Four blocks of three warps divide 128 or 256 rows of 8 KV heads more evenly
      * than three blocks of four. */
-    static constexpr int WARPS = MANY ? 3 : 4, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
+    static constexpr int FEW_WARPS = WAY == BY_CLUSTER_OF_CODES ? 8 : 4;
+    static constexpr int WARPS = MANY ? 3 : FEW_WARPS, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
     static constexpr int J = DIM / 32;     // vectors of a key per lane
     static constexpr int TILES = DIM / 16; // tiles per value
     static constexpr int LOG_TILES = DIM == 128 ? 3 : 2;

@@ -6,8 +6,6 @@
 #define SLUICE_CUDA_KERNELS_ATTENTION_FIXED_ROW_CUH
 
 #include "cuda/kernels/attention/few.cuh"
-#include "cuda/kernels/kernels.h"
-#include "cuda/kernels/rope.cuh"
 
 template <int DIM> struct fixed_row_shape {
     static constexpr int J = DIM / 32;      // vectors of a head per lane
@@ -149,27 +147,6 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         }
     }
 
-    /* The scale of the norm of this lane's head: the squares are added as in rope.cu, of which a
-     * thread has one vector and its partner. */
-    __device__ __forceinline__ float norm_scale() const
-    {
-        float part[J / 2];
-#pragma unroll
-        for (int j = 0; j < J / 2; j++) {
-            part[j] = 0.0f;
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float2 a = unpack<T>(q[j][e]), b = unpack<T>(q[j + J / 2][e]);
-                part[j] = add_squares(part[j], a.x, b.x);
-                part[j] = add_squares(part[j], a.y, b.y);
-            }
-            part[j] = __fadd_rn(part[j], __shfl_xor_sync(0xffffffffu, part[j], 2));
-            part[j] = __fadd_rn(part[j], __shfl_xor_sync(0xffffffffu, part[j], 1));
-        }
-        const float all = J == 4 ? __fadd_rn(part[0], part[J / 2 - 1]) : part[0];
-        return 1.0f / sqrtf(all / (float)DIM + p.eps);
-    }
-
     __device__ __forceinline__ float4 weights_at(int j, int e, float scale) const
     {
         const float *from = (lane >> 2 < p.group ? p.q_norm : p.k_norm) + dim_at(j) + e * 4;
@@ -185,7 +162,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
     __device__ __forceinline__ void rotate(const float4 (&cos_sin)[J * 2], float growth,
                                            bool stores = true)
     {
-        const float scale = NORM ? norm_scale() : 1.0f;
+        const float scale = NORM ? few_norm_scale<T, DIM>(q, p.eps) : 1.0f;
 #pragma unroll
         for (int j = 0; j < J / 2; j++) {
 #pragma unroll

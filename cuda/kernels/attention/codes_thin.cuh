@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Attention over integer codes in units of up to 8 query vectors. Queries are rounded to 15 bits
+ * and multiplied as two digits of 8 bits on the integer tensor cores, which take codes of 8 bits as
+ * they are stored and codes of 4 bits after a mask. The products are exact. A vector's digits are
+ * neighbouring columns, so a lane has complete scores, half as many as codes_computer's lanes.
+ * Values are multiplied as there. Since queries are rounded differently, a row's bits differ from
+ * codes_computer's; deterministic mode does not use this.
+ * Thread: device code, one warp at a time. */
+#ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH
+#define SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH
+
+#include "cuda/kernels/attention/codes.cuh"
+
+#if HAVE_SM90A
+
+/* SETS: number of sets of four query vectors. A lane has vectors t and, if there are two sets,
+ * t + 4: elements [0][0] and [0][1] of top, sum, zeros, q_sum and of a tile's values. */
+template <enum kv_format F, int D, int SETS, bool FULL>
+struct codes_thin : codes_computer<F, D, 1, FULL> {
+    using B = codes_computer<F, D, 1, FULL>;
+    using S = typename B::S;
+    using K = typename B::K;
+    using key_scales = typename B::key_scales;
+    static constexpr int RECORDS = B::RECORDS, PAIRS = B::PIECES / 2; // pairs of pieces
+    static constexpr int EACH = 4 * K::STEPS; // consecutive elements of a piece that a lane has
+    static constexpr int HALF_DIGIT = 128, DIGIT = 256, LARGEST_POWER = 13;
+    static constexpr int PRODUCT = F == KV_INT4 ? 16 : 1; // factor of the sums of products
+    static constexpr float KEEP = 8.0f;                   // as in next_reference
+
+    /* The digits of the lane's column (a digit of a vector), for the codes in the low bits of bytes
+     * and, of 4-bit codes, in the high ones. */
+    uint2 digits[SETS][PAIRS][K::STEPS];
+    float q_unit[SETS]; // the value of a vector's lowest bit
+    // The ring in shared memory, kept in a register: otherwise every chunk computes it again.
+    uint32_t ring = kept(smem_address(B::loader.slots));
+    uint32_t at; // the chunk in it
+
+    __device__ __forceinline__ static uint32_t kept(uint32_t x)
+    {
+        asm volatile("" : "+r"(x));
+        return x;
+    }
+
+    /* ---- the layout of a record, constant if rows have exactly D elements */
+
+    static constexpr int ROW = D * K::BITS / 8;
+
+    __device__ __forceinline__ int row_bytes(bool is_v) const
+    {
+        const struct kv_codes &c = B::p.a.kv.codes;
+        const int row = is_v ? c.v_row : c.k_row;
+        return FULL ? ROW : row;
+    }
+
+    __device__ __forceinline__ int v_offset() const
+    {
+        return FULL ? RECORD_KEYS * ROW : B::p.a.kv.codes.v_offset;
+    }
+
+    __device__ __forceinline__ int words_offset() const
+    {
+        return FULL ? 2 * RECORD_KEYS * ROW : B::p.a.kv.codes.words_offset;
+    }
+
+    __device__ __forceinline__ int room() const
+    {
+        return FULL ? (2 * RECORD_KEYS * (ROW + 4) + 127) / 128 * 128 : B::p.record_room;
+    }
+
+    /* As codes_computer::matrices_at. */
+    __device__ __forceinline__ uint32_t matrices_at(int r, bool is_v, int c) const
+    {
+        const int byte = (B::lane & 15) * row_bytes(is_v) + (c + (B::lane >> 4)) * 16;
+        return at + (uint32_t)((byte ^ (byte >> 3 & 0x70)) + r * room() + (is_v ? v_offset() : 0));
+    }
+
+    /* Word i of this lane's key: K's or V's. */
+    __device__ __forceinline__ uint32_t own_word(int i) const
+    {
+        const int r = RECORDS == 1 ? 0 : B::lane >> 4;
+        const int word = i * RECORD_KEYS + (B::lane & 15);
+        return shared_word(at + (uint32_t)(r * room() + words_offset() + word * 4));
+    }
+
+    /* ---- queries */
+
+    __device__ __forceinline__ float2 query_pair(uint32_t pair) const
+    {
+        return B::p.is_bf16
+                   ? make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u))
+                   : half_values(pair);
+    }
+
+    /* Loads the lane's elements of the vector whose digit is this lane's column. Returns the
+     * largest magnitude of the vector, as bits. */
+    __device__ __forceinline__ uint32_t load_vector(const struct attention_unit &u, int vector,
+                                                    uint32_t (&raw)[B::PIECES][EACH / 2]) const
+    {
+        const struct attention_params &a = B::p.a;
+        const int k = u.first_packed + min(vector, u.n_packed - 1);
+        const int row = u.item.first_row + k / a.group, head = u.kv_head * a.group + k % a.group;
+        const uint32_t *from =
+            (const uint32_t *)((const char *)a.q +
+                               ((int64_t)row * a.q_stride + (int64_t)head * a.kv.head_dim_k) * 2);
+        uint32_t largest = 0;
+#pragma unroll
+        for (int c = 0; c < B::PIECES; c++) {
+            const int first = c * K::NUMBERS + B::t() * EACH;
+            const bool is_real = vector < u.n_packed && first < a.kv.head_dim_k;
+#pragma unroll
+            for (int i = 0; i < EACH / 2; i += 2) {
+                const uint2 v = is_real ? *(const uint2 *)(from + first / 2 + i) : uint2{0, 0};
+                raw[c][i] = v.x;
+                raw[c][i + 1] = v.y;
+            }
+#pragma unroll
+            for (int i = 0; i < EACH / 2; i++) {
+                const float2 v = query_pair(raw[c][i]);
+                largest = max(largest, max(__float_as_uint(v.x) & 0x7fffffffu,
+                                           __float_as_uint(v.y) & 0x7fffffffu));
+            }
+        }
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        return max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    }
+
+    /* A digit of x. */
+    __device__ __forceinline__ static uint32_t digit_of(int x, bool is_low)
+    {
+        const int high = (x + HALF_DIGIT) >> 8;
+        return (uint32_t)(is_low ? x - high * DIGIT : high) & 0xffu;
+    }
+
+    __device__ __forceinline__ void load_set(const struct attention_unit &u, int e)
+    {
+        const bool is_low = B::g() & 1;
+        uint32_t raw[B::PIECES][EACH / 2];
+        const uint32_t largest = load_vector(u, (B::g() >> 1) + 4 * e, raw);
+        /* The largest element becomes a number of 14 bits; tiny ones are 0. */
+        const uint32_t exponent = max(largest >> 23, LARGEST_POWER + 1u);
+        const float factor = __uint_as_float((LARGEST_POWER + 254u - exponent) << 23);
+        float unit = __uint_as_float((exponent - LARGEST_POWER) << 23);
+        unit = largest >= 0x7f800000u ? __uint_as_float(0x7fc00000u) : unit; // infinity or NaN
+        int total = 0;
+#pragma unroll
+        for (int c = 0; c < B::PIECES; c++) {
+            uint32_t words[K::STEPS] = {};
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const float2 v = query_pair(raw[c][i / 2]);
+                const int x = __float2int_rn((i % 2 ? v.y : v.x) * factor);
+                total += x;
+                words[i % K::STEPS] |= digit_of(x, is_low) << (i / K::STEPS * 8);
+            }
+#pragma unroll
+            for (int s = 0; s < K::STEPS; s++) {
+                (c % 2 ? digits[e][c / 2][s].y : digits[e][c / 2][s].x) = words[s];
+            }
+        }
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        // Vector t is in columns 2 t and 2 t + 1, each of four lanes.
+        B::q_sum[0][e] = (float)(__shfl_sync(0xffffffffu, total, B::t() * 8) * PRODUCT);
+        q_unit[e] = __shfl_sync(0xffffffffu, unit, B::t() * 8) * (1.0f / PRODUCT);
+    }
+
+    __device__ __forceinline__ void load_queries(const struct attention_unit &u)
+    {
+#pragma unroll
+        for (int e = 0; e < SETS; e++) {
+            load_set(u, e);
+        }
+    }
+
+    /* ---- a chunk */
+
+    /* Computes the products of queries and codes, times PRODUCT, for keys g ([0]) and g + 8 ([1])
+     * of each record. 4-bit codes in the high bits of bytes count 16 times. */
+    __device__ __forceinline__ void score(float (&scores)[RECORDS][2][SETS])
+    {
+        int32_t dots[RECORDS][SETS][2][4] = {};
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            if (!FULL && 2 * i >= B::p.n_k) {
+                break; // digits of a piece that does not exist are 0
+            }
+#pragma unroll
+            for (int r = 0; r < RECORDS; r++) {
+                uint32_t words[4];
+                matrices_from(words, matrices_at(r, false, 2 * i));
+                multiply(dots[r], words, i);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < RECORDS * SETS * 2; i++) {
+            const int r = i / (SETS * 2), e = i / 2 % SETS, k = i % 2;
+            const int32_t (&d)[2][4] = dots[r][e];
+            const int high = d[0][2 * k] * PRODUCT + d[1][2 * k];
+            const int low = d[0][2 * k + 1] * PRODUCT + d[1][2 * k + 1];
+            scores[r][k][e] = (float)(high * DIGIT + low);
+        }
+    }
+
+    /* Adds the products with pair i of pieces of a record's keys. */
+    __device__ __forceinline__ void multiply(int32_t (&dots)[SETS][2][4],
+                                             const uint32_t (&words)[4], int i)
+    {
+        if constexpr (F == KV_INT4) {
+            uint32_t low[4], high[4];
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                low[w] = words[w] & 0x0f0f0f0fu;
+                high[w] = words[w] & 0xf0f0f0f0u;
+            }
+#pragma unroll
+            for (int e = 0; e < SETS; e++) {
+                mma_16x8x32(dots[e][0], low, digits[e][i][0]);
+                mma_16x8x32(dots[e][1], high, digits[e][i][1]);
+            }
+        } else {
+#pragma unroll
+            for (int e = 0; e < SETS; e++) {
+                mma_16x8x32(dots[e][i & 1], words, digits[e][i][0]);
+            }
+        }
+    }
+
+    /* Which keys of the record that starts with key `first` are visible: bit 2 e + k is for key
+     * g + 8 k and vector t + 4 e. */
+    __device__ __forceinline__ uint32_t seen_of(const struct attention_unit &u, int first) const
+    {
+        uint32_t seen = 0;
+#pragma unroll 1
+        for (int i = 0; i < 2 * SETS; i++) {
+            const int vector = B::t() + (i >> 1) * 4;
+            seen |= (uint32_t)B::sees(u, vector, first + B::g() + (i & 1) * 8) << i;
+        }
+        return seen;
+    }
+
+    /* Applies the keys' scales to the scores, which become exponents that include the values'
+     * scales. */
+    template <bool CAPPED>
+    __device__ __forceinline__ void apply_scales(const key_scales (&keys)[RECORDS * 2],
+                                                 float (&scores)[RECORDS][2][SETS]) const
+    {
+#pragma unroll
+        for (int i = 0; i < RECORDS * 2; i++) {
+            const key_scales &key = keys[i];
+#pragma unroll
+            for (int e = 0; e < SETS; e++) {
+                float &x = scores[i / 2][i % 2][e];
+                x = __fmaf_rn(-key.k_zero, B::q_sum[0][e], x) * q_unit[e];
+                if (CAPPED) {
+                    x = __fmaf_rn(soft_cap(B::p.a, x * key.k), B::p.a.scale_log2, key.v_log);
+                } else {
+                    x = __fmaf_rn(x, key.k, key.v_log);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void hide_unseen(const struct attention_unit &u, int first,
+                                                float (&scores)[RECORDS][2][SETS]) const
+    {
+        if (first >= u.all_lo && first + S::KEYS <= u.all_hi) {
+            return;
+        }
+#pragma unroll
+        for (int r = 0; r < RECORDS; r++) {
+            const uint32_t seen = seen_of(u, first + r * RECORD_KEYS);
+#pragma unroll
+            for (int i = 0; i < 2 * SETS; i++) {
+                float &x = scores[r][i & 1][i >> 1];
+                x = seen >> i & 1 ? x : -INFINITY;
+            }
+        }
+    }
+
+    /* Moves the references of the lane's vectors if a score exceeds one by more than KEEP. */
+    __device__ __forceinline__ void move_references(const float (&high)[SETS])
+    {
+        bool moves = false;
+#pragma unroll
+        for (int e = 0; e < SETS; e++) {
+            moves |= high[e] > B::top[0][e] + KEEP;
+        }
+        if (!__any_sync(0xffffffffu, moves)) {
+            return;
+        }
+#pragma unroll
+        for (int e = 0; e < SETS; e++) {
+            const float old = B::top[0][e], next = high[e] > old + KEEP ? high[e] : old;
+            const float decay = exp2_fast(__fsub_rn(old, next == -INFINITY ? 0.0f : next));
+            B::top[0][e] = next;
+            B::sum[0][e] *= decay;
+            B::zeros[0][e] *= decay;
+#pragma unroll
+            for (int f = 0; f < S::TILES; f++) {
+                B::values[0][f][e] *= decay;
+                B::values[0][f][2 + e] *= decay;
+            }
+        }
+    }
+
+    /* Turns scores into weights for the value codes: probabilities times the values' scales,
+     * relative to the reference. */
+    __device__ __forceinline__ void softmax(const struct attention_unit &u, int first,
+                                            float (&scores)[RECORDS][2][SETS],
+                                            uint32_t (&weights)[RECORDS][1][2])
+    {
+        const int own = first + (B::lane & (S::KEYS - 1));
+        const bool capped = B::p.a.softcap > 0.0f;
+        const key_scales lanes = B::scales_of_words(
+            F == KV_INT4 ? KV_INT4 : B::p.a.kv.codes.format, own_word(0), own_word(1),
+            own >= u.first && own < u.hi, capped ? 1.0f : B::p.a.scale_log2, 1.0f);
+        key_scales keys[RECORDS * 2];
+#pragma unroll
+        for (int i = 0; i < RECORDS * 2; i++) {
+            const auto of = [&](float x) { return __shfl_sync(0xffffffffu, x, i * 8 + B::g()); };
+            keys[i] = {of(lanes.k), of(lanes.k_zero), of(lanes.v_log), of(lanes.v_inverse),
+                       of(lanes.v_zero)};
+        }
+        if (capped) {
+            apply_scales<true>(keys, scores);
+        } else {
+            apply_scales<false>(keys, scores);
+        }
+        hide_unseen(u, first, scores);
+        float high[SETS];
+#pragma unroll
+        for (int e = 0; e < SETS; e++) {
+            high[e] = scores[0][0][e];
+#pragma unroll
+            for (int i = 1; i < RECORDS * 2; i++) {
+                high[e] = fmaxf(high[e], scores[i / 2][i % 2][e]);
+            }
+#pragma unroll
+            for (int mask = 4; mask <= 16; mask *= 2) {
+                high[e] = fmaxf(high[e], __shfl_xor_sync(0xffffffffu, high[e], mask));
+            }
+        }
+        move_references(high);
+#pragma unroll
+        for (int i = 0; i < RECORDS * 2; i++) {
+            const key_scales &key = keys[i];
+            float x[2] = {};
+#pragma unroll
+            for (int e = 0; e < SETS; e++) {
+                const float top = B::top[0][e];
+                x[e] = exp2_fast(__fsub_rn(scores[i / 2][i % 2][e], top == -INFINITY ? 0.0f : top));
+                B::sum[0][e] = __fmaf_rn(x[e], key.v_inverse, B::sum[0][e]);
+            }
+            const uint32_t pair = half_pair(x[0], x[1]);
+            const float2 rounded = half_values(pair);
+            B::zeros[0][0] = __fmaf_rn(rounded.x, key.v_zero, B::zeros[0][0]);
+            if (SETS == 2) {
+                B::zeros[0][1] = __fmaf_rn(rounded.y, key.v_zero, B::zeros[0][1]);
+            }
+            weights[i / 2][0][i % 2] = matrix_transposed(pair);
+        }
+    }
+
+    __device__ __forceinline__ void add_values(const uint32_t (&weights)[RECORDS][1][2])
+    {
+#pragma unroll
+        for (int c = 0; c < B::PIECES; c += 2) {
+            if (B::is_past(c, B::p.n_v)) {
+                break;
+            }
+#pragma unroll
+            for (int r = 0; r < RECORDS; r++) {
+                uint32_t words[4];
+                transposed_matrices_from(words, matrices_at(r, true, c));
+                B::add_pieces(words, weights[r], c, 1);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void chunk(const struct attention_unit &u, int first, int)
+    {
+        float scores[RECORDS][2][SETS];
+        uint32_t weights[RECORDS][1][2];
+        at = ring + (uint32_t)(B::slot * RECORDS * room());
+        barrier_wait(&B::loader.full[B::slot], B::parity);
+        score(scores);
+        softmax(u, first, scores, weights);
+        add_values(weights);
+        __syncwarp();
+        B::loader.fetch(B::slot);
+        if (++B::slot == B::p.n_slots) {
+            B::slot = 0;
+            B::parity ^= 1;
+        }
+    }
+
+    __device__ __forceinline__ void finish_run(const struct attention_unit &u, bool is_first,
+                                               bool is_last)
+    {
+        B::finish(u, is_first, is_last, B::t(), 4);
+    }
+};
+
+/* Processes a unit; C is a codes_computer or a codes_thin. */
+template <int KEYS, typename C>
+__device__ __forceinline__ void codes_unit(C &c, const struct attention_unit &u)
+{
+    const int n_columns = (u.n_packed + 7) / 8;
+    c.load_queries(u);
+    bool is_first = true;
+    for (int lo = u.lo; is_first || lo < u.hi; is_first = false) {
+        const int run = u.lo < u.hi ? run_end(u, lo) : u.hi;
+        c.clear();
+        const int begin = u.item.kv_begin, first = (lo - begin) / KEYS;
+        int i = first + ((c.warp - first) & (CODE_WARPS - 1));
+#pragma unroll 1
+        for (; begin + i * KEYS < run; i += CODE_WARPS) {
+            c.chunk(u, begin + i * KEYS, n_columns);
+        }
+        c.finish_run(u, is_first, run >= u.hi);
+        lo = run;
+    }
+}
+
+#endif // HAVE_SM90A
+
+#endif
