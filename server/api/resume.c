@@ -389,11 +389,15 @@ void resume_note(struct api *a, struct call *c)
 /* The front end and its timers no longer exist. */
 void resume_close(struct api *a)
 {
-    while (a->streams) {
-        while (a->streams->readers) {
-            forget(a->streams->readers);
+    struct kept_stream *after;
+    for (struct kept_stream *s = a->streams; s; s = after) {
+        struct reader *next;
+        for (struct reader *r = s->readers; r; r = next) {
+            next = r->next;
+            forget(r);
         }
-        unlink_stream(a->streams);
+        after = s->next;
+        unlink_stream(s);
     }
 }
 
