@@ -203,6 +203,7 @@ static void join(const struct attn_job *job, struct attn_tile *t, const float *m
 
 /* ---- items -------------------------------------------------------------------------------- */
 
+/* Divides a thread's scratch memory among the arrays of a tile. */
 static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch)
 {
     if (job->unit) {
@@ -340,6 +341,7 @@ static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
+/* Finds the sequence, the rows and the heads of an item of the pass. */
 static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile *t)
 {
     const struct cpu_backend *cpu = job->cpu;

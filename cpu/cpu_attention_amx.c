@@ -351,6 +351,8 @@ INLINE __m512 soften_row(const float *s, int32_t n, char *p, float max, __m512 t
     return total;
 }
 
+/* The maximum of a row that has seen no key yet is -infinity; the first scores set it. A row
+ * that sees nothing but NaN gets NaN as its sum. */
 static void soften(const struct unit_scores *a)
 {
     const float *s = a->s;
@@ -396,6 +398,8 @@ INLINE void join_row(float *total, const float *chunk, float old, float new, int
     }
 }
 
+/* Joins a chunk to the totals of n vectors. A vector that sees nothing in the chunk keeps its
+ * total; the first chunk that it sees replaces it. */
 static void join(const struct unit_join *j)
 {
     const __m512 log2_e = _mm512_set1_ps(1.44269504f), none = _mm512_setzero_ps();

@@ -5,6 +5,7 @@
  * a row does not see have weight 0, which changes no sum. So a row's bits do not depend on the
  * other rows of the item. */
 #include "cpu/cpu_attention.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
@@ -43,16 +44,6 @@ static int32_t up(int32_t n, int32_t unit)
     return down(n + unit - 1, unit);
 }
 
-static int32_t lower(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
-static int32_t higher(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
-
 /* ---- memory ------------------------------------------------------------------------------- */
 
 static int64_t padded_dim(const struct kv_pages *p)
@@ -63,7 +54,7 @@ static int64_t padded_dim(const struct kv_pages *p)
 /* Bytes of the K, or V, of PANEL tokens as bf16. */
 static int64_t image_bytes(const struct kv_pages *p)
 {
-    int64_t width = padded_dim(p) > p->v_stride ? padded_dim(p) : p->v_stride;
+    int64_t width = greater(padded_dim(p), p->v_stride);
     return p->k.format == KV_PLAIN ? 0 : round_up(width * PANEL * 2, 64);
 }
 
@@ -210,12 +201,12 @@ static void pack_path(const struct attn_job *job, const struct attn_tile *t, int
     int64_t step_bytes = (int64_t)(job->pages->v_stride / PANEL) * UNIT_BLOCK;
     int32_t n_past = t->seq->n_past, low = attn_first_key(job, pass->rows[row].pos);
     memset(t->values, 0, (size_t)((to - from) / UNIT_K * step_bytes));
-    for (int32_t key = higher(begin + from, low); key < lower(begin + to, n_past); key++) {
+    for (int32_t key = greater(begin + from, low); key < lesser(begin + to, n_past); key++) {
         place_value(job, t, key - begin - from, key);
     }
     for (int32_t node = 0; node < t->seq->n_rows; node++) {
         int32_t pos = pass->rows[t->seq->first_row + node].pos;
-        if (pos >= higher(begin + from, low) && pos < begin + to &&
+        if (pos >= greater(begin + from, low) && pos < begin + to &&
             attn_tree_sees(job, row, node)) {
             place_value(job, t, pos - begin - from, n_past + node);
         }
@@ -320,7 +311,7 @@ static struct share run_of(const struct share *v, int32_t from)
 {
     struct share run = *v;
     run.from = from;
-    run.to = lower(v->to, up(from + 1, RUN_KEYS));
+    run.to = lesser(v->to, up(from + 1, RUN_KEYS));
     run.p = v->p + (from - v->from) / UNIT_K * UNIT_STEP;
     return run;
 }
@@ -423,11 +414,11 @@ static void many_vectors(const struct attn_job *job, struct attn_tile *t, int32_
     pack_keys(job, t, begin + packed, first, end);
     pack_values(job, t, begin, packed, up(end - begin, UNIT_K), first, end);
     for (int32_t i = 0; i < t->n_vectors; i += UNIT_ROWS) {
-        struct share v = share_of(t, i, lower(UNIT_ROWS, t->n_vectors - i));
+        struct share v = share_of(t, i, lesser(UNIT_ROWS, t->n_vectors - i));
         int32_t row = t->row + i / t->n_heads, last = t->row + (i + v.m - 1) / t->n_heads;
         int32_t low = attn_first_key(job, job->cpu->pass->rows[row].pos);
-        int32_t high = lower(end, n_past + last - t->seq->first_row + 1);
-        v.from = higher(packed, down(higher(low - begin, 0), UNIT_K));
+        int32_t high = lesser(end, n_past + last - t->seq->first_row + 1);
+        v.from = greater(packed, down(greater(low - begin, 0), UNIT_K));
         v.to = up(high - begin, UNIT_K);
         if (v.to > v.from) {
             score_and_soften(job, t, begin, packed, &v, max, sum);
@@ -446,7 +437,7 @@ static void many_vectors(const struct attn_job *job, struct attn_tile *t, int32_
 static void few_vectors(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                         int32_t first, int32_t end, float *max, float *sum)
 {
-    int32_t some = higher(UNIT_K, down(FEW_BYTES / 2 / (int32_t)padded_dim(job->pages), UNIT_K));
+    int32_t some = greater(UNIT_K, down(FEW_BYTES / 2 / (int32_t)padded_dim(job->pages), UNIT_K));
     struct share all = share_of(t, 0, t->n_vectors);
     struct softened soft;
     all.from = down(first - begin, UNIT_K);
@@ -454,9 +445,9 @@ static void few_vectors(const struct attn_job *job, struct attn_tile *t, int32_t
     for (int32_t i = all.from; i < all.to; i += some) {
         struct share v = all;
         v.from = i;
-        v.to = lower(i + some, all.to);
+        v.to = lesser(i + some, all.to);
         v.s = all.s + (i - all.from);
-        pack_keys(job, t, begin + v.from, first, lower(begin + v.to, end));
+        pack_keys(job, t, begin + v.from, first, lesser(begin + v.to, end));
         run_product(job, score(job, t, &v, 0));
     }
     mask(job, t, begin, &all);
@@ -464,7 +455,7 @@ static void few_vectors(const struct attn_job *job, struct attn_tile *t, int32_t
     soften_runs(job, &all, &soft);
     end_softening(job, &all, &soft, max, sum);
     for (int32_t i = all.from; i < all.to; i += some) {
-        int32_t to = lower(i + some, all.to);
+        int32_t to = lesser(i + some, all.to);
         pack_values(job, t, begin, i, to, first, end);
         run_product(job, weigh(job, t, &all, i, i, to, i == all.from));
     }
@@ -473,7 +464,7 @@ static void few_vectors(const struct attn_job *job, struct attn_tile *t, int32_t
 static void plain_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                         float *sum)
 {
-    int32_t first = higher(begin, t->first_key), end = lower(begin + ATTN_CHUNK, t->end_key);
+    int32_t first = greater(begin, t->first_key), end = lesser(begin + ATTN_CHUNK, t->end_key);
     if (t->n_vectors <= UNIT_FEW) {
         few_vectors(job, t, begin, first, end, max, sum);
     } else {
@@ -488,6 +479,8 @@ struct tree_cut {
     int32_t begin, base, first, n_slots, from, mid, to;
 };
 
+/* One chunk of a tree, for some vectors. The values of the past, up to cut->mid, are packed once
+ * for all rows; those of nodes for each row, because every row has a path of its own. */
 static void tree_share(const struct attn_job *job, struct attn_tile *t, const struct tree_cut *cut,
                        const struct share *v, float *max, float *sum)
 {
@@ -509,7 +502,7 @@ static void tree_share(const struct attn_job *job, struct attn_tile *t, const st
         run_product(job, weigh(job, t, v, cut->from, cut->from, cut->mid, true));
     }
     for (int32_t j = v->i; j < v->i + v->m && cut->to > cut->mid;) {
-        int32_t row = j / t->n_heads, end = lower((row + 1) * t->n_heads, v->i + v->m);
+        int32_t row = j / t->n_heads, end = lesser((row + 1) * t->n_heads, v->i + v->m);
         struct share own = {.i = j, .m = end - j, .p = v->p + (j - v->i) * UNIT_LINE};
         pack_path(job, t, t->row + row, cut->begin, cut->mid, cut->to);
         run_product(job, weigh(job, t, &own, cut->mid, cut->mid, cut->to, cut->mid <= cut->from));
@@ -522,16 +515,16 @@ static void tree_share(const struct attn_job *job, struct attn_tile *t, const st
 static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                        float *sum)
 {
-    int32_t n_past = t->seq->n_past, first = higher(lower(begin, n_past), t->first_key);
+    int32_t n_past = t->seq->n_past, first = greater(lesser(begin, n_past), t->first_key);
     int32_t end = begin + ATTN_CHUNK <= n_past ? begin + ATTN_CHUNK : n_past + t->seq->n_rows;
     struct tree_cut cut = {.begin = begin, .base = down(first, PANEL), .first = first};
     cut.n_slots = up(end - cut.base, PANEL);
-    cut.to = lower(ATTN_CHUNK, up(n_past + t->seq->n_rows - begin, UNIT_K));
-    cut.from = lower(cut.to, down(higher(first - begin, 0), UNIT_K));
-    cut.mid = higher(cut.from, lower(cut.to, down(higher(n_past - begin, 0), UNIT_K)));
+    cut.to = lesser(ATTN_CHUNK, up(n_past + t->seq->n_rows - begin, UNIT_K));
+    cut.from = lesser(cut.to, down(greater(first - begin, 0), UNIT_K));
+    cut.mid = greater(cut.from, lesser(cut.to, down(greater(n_past - begin, 0), UNIT_K)));
     pack_keys(job, t, cut.base, first, end);
     for (int32_t i = 0; i < t->n_vectors; i += UNIT_ROWS) {
-        struct share v = share_of(t, i, lower(UNIT_ROWS, t->n_vectors - i));
+        struct share v = share_of(t, i, lesser(UNIT_ROWS, t->n_vectors - i));
         v.to = cut.n_slots;
         tree_share(job, t, &cut, &v, max, sum);
     }

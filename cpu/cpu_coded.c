@@ -87,7 +87,7 @@ static void decode(const struct cpu_backend *cpu, const struct gemm_tile *t, int
     struct block_place place = {t->matrix, t->tile, segment, 0};
     struct code_run run = run_of(w, c, &s, out);
     for (int64_t k = first; k < first + n; k += run.k) {
-        place.block = k / c->block < c->blocks ? k / c->block : c->blocks - 1;
+        place.block = lesser(k / c->block, c->blocks - 1);
         int64_t end;
         if (place.block == c->blocks - 1) {
             end = w->segment_padded;

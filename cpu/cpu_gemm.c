@@ -3,6 +3,7 @@
  * fixed order (cpu_kernels.h), segment by segment, so its bits do not depend on how a product is
  * split. */
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -61,7 +62,7 @@ void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, int32_t
             float rounded[AT_A_TIME];
             const float *from = x + k;
             if (w->inputs.numbers != INPUT_AS_IT_IS) {
-                int64_t most = end - k < AT_A_TIME ? end - k : AT_A_TIME;
+                int64_t most = lesser(end - k, AT_A_TIME);
                 n = cpu_round_inputs(w, matrix, x, ranges, k, most, rounded, &group);
                 from = rounded;
             }
@@ -110,7 +111,7 @@ static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *
         return;
     }
     for (int64_t k = 0; k < w->segment_padded; k += block) {
-        int64_t n = w->segment_padded - k < block ? w->segment_padded - k : block;
+        int64_t n = lesser(w->segment_padded - k, block);
         int64_t at = s * w->segment_padded + k;
         gemm(t->rows + at * size, t->row_bytes / size, t->n_rows,
              tile + (size_t)(at * width) * dtype_bytes(w->dtype), w->panels, n, c, k == 0);
@@ -123,7 +124,7 @@ static void store(const struct cpu_backend *cpu, const struct gemm_tile *t, floa
     const struct cpu_kernels *k = cpu->kernels;
     const struct weight *w = t->weight;
     int64_t width = (int64_t)w->panels * PANEL, first = t->tile * width;
-    int64_t n = w->n_out - first < width ? w->n_out - first : width;
+    int64_t n = lesser(w->n_out - first, width);
     const float *bias = t->bias ? t->bias + first : NULL;
     for (int32_t i = 0; i < t->n_rows; i++) {
         float *from = c + (int64_t)i * TILE, *to = y + i * t->y_stride + first;

@@ -111,13 +111,13 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
     int64_t a_bytes = a_stride * 2, w_step = (int64_t)panels * PANEL_BYTES;
     int32_t configured = 0; // number of rows of the current configuration
     while (m > 0) {
-        int32_t n = m < 2 * TILE_ROWS ? m : 2 * TILE_ROWS;
+        int32_t n = lesser(m, 2 * TILE_ROWS);
         bool few = n <= TILE_ROWS || panels == 1;
         if (few) {
             n = lesser(n, TILE_ROWS);
         }
         if (configured != n) {
-            configure(n < TILE_ROWS ? n : TILE_ROWS, n - TILE_ROWS, few);
+            configure(lesser(n, TILE_ROWS), n - TILE_ROWS, few);
             configured = n;
         }
         if (few && panels == MAX_PANELS) {

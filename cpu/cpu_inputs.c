@@ -221,6 +221,7 @@ void cpu_input_ranges(const struct weight *w, const float *x, struct input_range
     }
 }
 
+/* Rounds n inputs that share a scale, and converts them back. */
 static void round_some(const struct input_rule *rule, struct input_scale s, const float *x,
                        int64_t n, float *out)
 {

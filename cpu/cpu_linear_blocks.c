@@ -105,11 +105,6 @@ size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)
     return greater(sums, row);
 }
 
-static int32_t lower(int32_t a, int32_t b)
-{
-    return lesser(a, b);
-}
-
 /* ---- rows --------------------------------------------------------------------------------- */
 
 /* The number of inputs in the part of K that starts at `base`. */
@@ -130,7 +125,7 @@ static char *rows_at(const struct blocks_job *job, int32_t i, int64_t base, int6
 static void pack_tile_rows(void *arg, int32_t item, int32_t thread)
 {
     const struct blocks_job *job = arg;
-    int32_t first = item * ROW_TILE, n_rows = lower(ROW_TILE, job->n_rows - first);
+    int32_t first = item * ROW_TILE, n_rows = lesser(ROW_TILE, job->n_rows - first);
     char *packed = job->cpu->scratch[thread].p;
     float *normed = (float *)(packed + cpu_row_bytes(job->cpu, job->a->weight));
     for (int32_t i = 0; i < n_rows; i++) {
@@ -189,7 +184,7 @@ static void put_rows(void *arg, int32_t i)
 {
     const struct results *r = arg;
     const struct blocks_job *job = r->job;
-    int32_t first = i * ROWS_ASIDE, n = lower(ROWS_ASIDE, r->n_rows - first);
+    int32_t first = i * ROWS_ASIDE, n = lesser(ROWS_ASIDE, r->n_rows - first);
     float made[2][ROWS_ASIDE * PANEL];
     const float *c[2];
     for (int32_t p = 0; p < 2; p++) {
@@ -294,7 +289,7 @@ static int32_t next_tiles(int32_t left)
     if (left == 2 || left == 4) {
         return 2;
     }
-    return lower(left, BLOCK_TILES);
+    return lesser(left, BLOCK_TILES);
 }
 
 /* Memory to prefetch while blocks are computed; each block prefetches an equal share. */
@@ -352,7 +347,7 @@ static void block_part(struct blocks_item *item, const struct place *at, int64_t
                 .c = gate,
                 .up = up ? b.c : NULL,
                 .row = job->first_row + row,
-                .n_rows = lower(at->n_tiles * ROW_TILE, job->n_rows - row),
+                .n_rows = lesser(at->n_tiles * ROW_TILE, job->n_rows - row),
                 .n_tiles = at->n_tiles,
                 .out = ((int64_t)at->unit * pairs + at->pair) * BLOCK_N,
             };
@@ -431,8 +426,8 @@ static void blocks_run(void *arg, int32_t index, int32_t thread)
                                .first_unit = index / job->n_panels * job->units_per_item,
                                .first_tile = index % job->n_panels * job->panel_tiles,
                                .c = (float *)job->cpu->scratch[thread].p};
-    item.n_units = lower(job->units_per_item, job->units - item.first_unit);
-    item.n_tiles = lower(job->panel_tiles, job->row_tiles - item.first_tile);
+    item.n_units = lesser(job->units_per_item, job->units - item.first_unit);
+    item.n_tiles = lesser(job->panel_tiles, job->row_tiles - item.first_tile);
     item.level_floats =
         BLOCK_FLOATS * slots(job->k, item.n_tiles, item.n_units * (job->gated ? 2 : 1),
                              job->a->weight->panels / 2);

@@ -105,6 +105,8 @@ static void router_logits(const struct cpu_backend *cpu, const struct moe_route_
     }
 }
 
+/* Picks the k experts of a row, and computes their weights. Groups and corrections only affect
+ * which experts are picked. */
 static void pick(const struct moe_route_args *a, float *score, int32_t *ids, float *weights)
 {
     float choice[MAX_EXPERTS];

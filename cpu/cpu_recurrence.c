@@ -97,6 +97,7 @@ static void divide_by_length(float *x, int32_t n, float scale)
     }
 }
 
+/* Scales a row's queries and keys, and stores the keys in their slots. */
 static void keys_item(void *arg, int32_t item, int32_t thread)
 {
     const struct recurrence_job *job = arg;
@@ -390,6 +391,8 @@ static void gather_slot(const struct recurrence_job *job, const struct run *r, i
                 p->decays, p->block, t, in_page);
 }
 
+/* A row of a tree: gathers the rows of its path into one run, processes the row, and stores its
+ * value and decay in its slot. */
 static void tree_row(const struct recurrence_job *job, const struct pass_seq *seq, int32_t row,
                      int32_t head, struct space *s)
 {
@@ -421,6 +424,8 @@ static void tree_row(const struct recurrence_job *job, const struct pass_seq *se
 
 /* ---- the op ------------------------------------------------------------------------------- */
 
+/* One head of one sequence. Rows of a chain are a run in the pages themselves; those of a tree
+ * are processed one by one. */
 static void heads_item(void *arg, int32_t item, int32_t thread)
 {
     const struct recurrence_job *job = arg;

@@ -70,6 +70,7 @@ static void keep_top(float *s, int32_t n, uint64_t target, bool by_mass,
     }
 }
 
+/* Applies top-k, top-p and min-p, in this order: scores that they exclude become -infinity. */
 static void narrow(const struct cpu_backend *cpu, const struct sampling_params *p, float *s,
                    int32_t n, float max, const struct scratchpad *pad)
 {
@@ -237,6 +238,8 @@ static void draw_nothing(const struct cpu_backend *cpu, const struct pass_draw *
     }
 }
 
+/* One draw: its token, its siblings, log-probabilities, and the row of logits, as far as they
+ * are requested. */
 static void draw_item(void *arg, int32_t item, int32_t thread)
 {
     const struct draw_job *job = arg;

@@ -30,6 +30,8 @@ void cpu_find_known(const struct cpu_backend *cpu, const struct pass_draw *d, st
     }
 }
 
+/* The repetition penalty counts prompt and answer, the other two only the answer. All entries of
+ * pad->count are 0 before and after. */
 static void penalise(const struct sampling_params *p, const struct known *k, int32_t n_prompt,
                      int32_t n_vocab, const struct scratchpad *pad)
 {

@@ -38,13 +38,15 @@ struct state_view {
  * overwrites anything that it reads, whatever the order in which its blocks run. */
 enum { STATE_WINDOW = 16 };
 
-/* The work of a pass's recurrent layers. windows: launches of k_state_rows if it computes only
- * sequences of few rows and trees; all_windows: the same if it computes all sequences; n_chains:
- * sequences of more rows; n_blocks: blocks of the state in which those have rows. has_single,
- * has_several: there are sequences of one row, and trees or sequences of 2 to STATE_WINDOW rows. */
+/* The work of a pass's recurrent layers. */
 struct state_work {
-    int32_t windows, all_windows, n_chains, n_blocks, has_trees;
-    int32_t has_single, has_several;
+    int32_t windows;     // launches of k_state_rows if it computes only few rows and trees
+    int32_t all_windows; // the same if it computes all sequences
+    int32_t n_chains;    // sequences of more than STATE_WINDOW rows, other than trees
+    int32_t n_blocks;    // blocks of the state in which chains have rows
+    int32_t has_trees;
+    int32_t has_single;  // sequences of one row
+    int32_t has_several; // trees, or sequences of 2 to STATE_WINDOW rows
 };
 
 /* The vectors of the ops, in device memory. */

@@ -151,6 +151,9 @@ static enum status state_after(struct constraint *c, const struct sequence *seq,
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
 
+/* The mask of the grammar alone; all ones before the grammar has started. A stale state is
+ * rebuilt once from the beginning; if that does not help, the text exceeds the grammar's limits.
+ * */
 static enum status grammar_part(struct constraint *c, const struct sequence *seq,
                                 const int32_t *drafts, int32_t n_drafts, uint32_t *words)
 {

@@ -106,6 +106,7 @@ static bool submit_step(struct engine *e)
 
 /* ---- the thread --------------------------------------------------------------------------- */
 
+/* Copies the counters, which only this thread changes, to the snapshot that other threads read. */
 static void publish_stats(struct engine *e)
 {
     const struct scheduler *s = &e->scheduler;

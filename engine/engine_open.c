@@ -124,6 +124,8 @@ static enum status open_set(const struct engine *e, const struct model *m, struc
     return engine_states_open(e, m, err);
 }
 
+/* Runs on the rank's thread: first the backend's own memory, then KV sets and hidden states, and
+ * activations last. Draft models use the same memory for logits as the target. */
 static enum status setup_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;

@@ -164,7 +164,7 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
     }
     ps->step.n_draft_passes = deepest;
     for (int32_t j = 1; j < deepest; j++) {
-        begin_pass(&ps->step.draft[j], j < n_feeding ? j : n_feeding - 1);
+        begin_pass(&ps->step.draft[j], lesser(j, n_feeding - 1));
         if (j < n_feeding) {
             feed_again(ps, j);
         } else {

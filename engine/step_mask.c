@@ -8,8 +8,8 @@
 
 /* ---- the target's draws ------------------------------------------------------------------- */
 
-/* The drafts before the draw of row `row`, where the rows of a sequence under verification count
- * from 0. In a chain these are the first drafts, in a tree the path to the row's node. */
+/* The drafts that precede the draw of a row. `row` counts from 0 among the rows that the sequence
+ * verifies. In a chain these are the first drafts, in a tree the path to the row's node. */
 static int32_t path_to(const struct sequence *seq, int32_t row, int32_t drafts[MAX_DRAFTS])
 {
     if (seq->tree) {

@@ -64,6 +64,25 @@ __device__ void warp_stats(const X &x, int n, bool layer, float eps, float *mean
     *scale = 1.0f / sqrtf(warp_sum(sum) / (float)n + eps);
 }
 
+/* Where a K or V head of a token starts in pages that are not quantised. */
+template <typename C>
+__device__ __forceinline__ C *plain_head(const struct kv_view &kv, int64_t page, int32_t token,
+                                         int32_t kv_head, bool is_v)
+{
+    return (C *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
+           (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
+}
+
+/* A head's weights of the norm of q or k; NULL if the norm has none. */
+__device__ __forceinline__ const float *head_weight(const float *weight, int32_t n_weight,
+                                                    int32_t head_dim, int head)
+{
+    if (weight && n_weight > head_dim) { // there is one row of weights per head
+        weight += head * head_dim;
+    }
+    return weight;
+}
+
 /* The general kernel: one warp per head and row, for any width. The head is in shared memory
  * between norm and rotation. */
 template <typename T, typename C>
@@ -91,11 +110,8 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     float mean = 0.0f, scale = 1.0f;
     const float *weight = NULL;
     if (normed && !is_v) {
-        const int32_t n_weight = is_q ? p.q_norm_n : p.k_norm_n;
-        weight = is_q ? q_norm : k_norm;
-        if (weight && n_weight > p.head_dim) { // there is one row of weights per head
-            weight += (is_q ? h : h - p.n_heads) * p.head_dim;
-        }
+        weight = head_weight(is_q ? q_norm : k_norm, is_q ? p.q_norm_n : p.k_norm_n, p.head_dim,
+                             is_q ? h : h - p.n_heads);
     }
     const auto norm = [&](float f, int i) {
         return (f - mean) * scale * (weight ? weight[i] + p.norm_offset : 1.0f);
@@ -144,8 +160,7 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
         kv_store_head(kv.codes, kv_place_of(kv, page, kv_head, token), is_v, head, p.head_dim);
         return;
     }
-    C *to = (C *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
-            (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
+    C *to = plain_head<C>(kv, page, token, kv_head, is_v);
     for (int i = lane; i < p.head_dim; i += 32) {
         to[i] = from_float<C>(made(i));
     }
@@ -184,6 +199,19 @@ __device__ __forceinline__ void store_codes(const struct kv_view &kv, const stru
         make_uint2(kv_codes_of(c.format, s, b), kv_codes_of(c.format, s, b + 4));
 }
 
+/* The cosines and sines of N pairs of a position, from pair d on. */
+template <int N>
+__device__ __forceinline__ void load_angles(float4 *cos_sin, const struct rope_view &rope,
+                                            int32_t position, int32_t d)
+{
+    const int32_t pos = position < rope.max_pos ? position : rope.max_pos - 1;
+    const float4 *table = (const float4 *)(rope.cos_sin + ((int64_t)pos * rope.n_pairs + d) * 2);
+#pragma unroll
+    for (int e = 0; e < N; e += 2) {
+        cos_sin[e / 2] = table[e / 2];
+    }
+}
+
 /* The common case: 16-bit heads of which all elements or the first ones are rotated in halves, with
  * an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the first half of the
  * rotated elements and its partner in the second half, or two of the elements that are not rotated.
@@ -217,13 +245,7 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
     const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
     float4 cos_sin[N / 2];
     if (turns && !is_v) {
-        const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
-        const float4 *table =
-            (const float4 *)(rope.cos_sin + ((int64_t)pos * rope.n_pairs + d) * 2);
-#pragma unroll
-        for (int e = 0; e < N; e += 2) {
-            cos_sin[e / 2] = table[e / 2];
-        }
+        load_angles<N>(cos_sin, rope, row.pos, d);
     }
     T *to = head;
     struct kv_place at = {};
@@ -235,8 +257,7 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
         if (CODES) {
             at = kv_place_of(kv, page, kv_head, token);
         } else {
-            to = (T *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
-                 (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
+            to = plain_head<T>(kv, page, token, kv_head, is_v);
         }
     }
     vec<T> low, high;

@@ -68,6 +68,8 @@ static const int32_t *get_ids(struct reader *r, int32_t n, int64_t end, const ch
     return r->bad ? NULL : ids;
 }
 
+/* The members in the order of put_params (step_encode.c). Counts and ids are checked as they are
+ * read, and then the whole as for a request. */
 static void get_params(struct reader *r, struct sampling_params *p)
 {
     float reals[6] = {0};
@@ -303,6 +305,8 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     get_tree(r, p);
 }
 
+/* The accepted paths, and the moves of slots in each KV set. Sets that no draft model has must
+ * have none. */
 static void get_moves(struct reader *r, struct tree_moves *m)
 {
     const struct scheduler_limits *l = r->sizes->limits;

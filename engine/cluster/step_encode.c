@@ -13,6 +13,7 @@ static void put_ids(struct buf *b, const int32_t *ids, int32_t n)
     buf_put(b, ids, (size_t)n * sizeof *ids);
 }
 
+/* get_params (step_decode.c) reads this order. */
 static void put_params(struct buf *b, const struct sampling_params *p)
 {
     const float reals[] = {
@@ -85,6 +86,7 @@ static void put_tree(struct buf *b, const struct pass *p)
     }
 }
 
+/* If the draws wait for masks, these are not known yet and are sent later (step_wire.h). */
 static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
 {
     const int32_t counts[] = {

@@ -40,6 +40,7 @@ static enum status check_range(const char *name, double v, double low, double hi
     return OK;
 }
 
+/* Lists of ids: their lengths, and that every id is in the vocabulary. */
 static enum status check_lists(const struct sampling_params *p, int32_t vocab, struct err *err)
 {
     TRY(check_ids("stop_token_ids", p->stop_ids, p->n_stop_ids, MAX_STOP_IDS, vocab, err));

@@ -90,6 +90,9 @@ static const char *dtype_of(const struct gguf *g)
     return most < 3 ? rows[most].name : NULL;
 }
 
+/* Sizes that a config.json states. Some have no key in GGUF files: the vocabulary follows from
+ * the shape of the embedding, and the size of a head, if it has no key, from width and number of
+ * heads. */
 static enum status put_sizes(const struct maker *m)
 {
     double heads, width, kv = 0, key = 0, value = 0, ffn = 0;
@@ -221,6 +224,8 @@ static enum status put_yarn(const struct maker *m)
     return maker_put_all(m, rows);
 }
 
+/* Divisors of the frequencies that the file stores as tensors take precedence over its keys
+ * about scaling. */
 static enum status put_scaling(const struct maker *m, const char *type)
 {
     double factor =

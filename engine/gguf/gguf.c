@@ -503,8 +503,7 @@ enum status gguf_architecture(const struct gguf *g, char out[GGUF_ARCH_BYTES], s
     if (!gguf_get_string(g, "general.architecture", &name, &n) || n == 0) {
         return err_set(err, ERR_FORMAT, "the key general.architecture is missing");
     }
-    snprintf(out, GGUF_ARCH_BYTES, "%.*s", (int)(n < GGUF_ARCH_BYTES ? n : GGUF_ARCH_BYTES - 1),
-             name);
+    snprintf(out, GGUF_ARCH_BYTES, "%.*s", (int)lesser(n, (size_t)GGUF_ARCH_BYTES - 1), name);
     return OK;
 }
 

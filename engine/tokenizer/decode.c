@@ -29,6 +29,7 @@ static enum status set_text(struct decoder *d, const struct json *node, const ch
     return OK;
 }
 
+/* One step of the decoder, by its type's name in tokenizer.json. */
 static enum status load_details(struct decoder *d, const struct json *node, const char *type,
                                 struct err *err)
 {

@@ -43,6 +43,8 @@ static void put_boundary(struct translator *t, bool is_boundary)
     buf_deinit(&word);
 }
 
+/* A shorthand such as \w, a character, a boundary, or an escape that means the same in PCRE2 and
+ * is copied. */
 static enum status read_backslash(struct translator *t)
 {
     bool is = false;

@@ -258,6 +258,7 @@ static enum status read_class_char(struct translator *t, uint32_t *cp)
     return pattern_refuse(t, "an escape in a class that is not known");
 }
 
+/* A class within the class, a shorthand, a character or a range. */
 static enum status read_class_item(struct translator *t, struct class_text *c)
 {
     bool is = false;

@@ -157,6 +157,7 @@ static enum status load_fixed(struct tokenizer *tok, const struct json *node, st
     return OK;
 }
 
+/* A pre-tokenizer by its type's name in tokenizer.json; it becomes one stage or two. */
 static enum status load_one(struct tokenizer *tok, const struct json *node, struct err *err)
 {
     const char *type = json_get_string(node, "type");

@@ -232,6 +232,7 @@ void api_batch_get(struct http_request *req, void *arg)
     api_work_start(arg, req, get, NULL);
 }
 
+/* GET /v1/batches: a page of the caller's batches, newest first. */
 static void list(struct api_work *w)
 {
     struct store_page page = {.after = w->after, .limit = w->limit};

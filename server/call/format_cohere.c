@@ -134,6 +134,8 @@ static void send_piece(struct call *c, const struct buf *text, int32_t call_inde
 /* ---- blocks -----------------------------------------------------------------------------------
  */
 
+/* Ends the open block or call: in a stream by its event, otherwise by adding it to the message's
+ * JSON. */
 static void close_block(struct call_choice *ch)
 {
     struct call *c = ch->call;

@@ -128,6 +128,8 @@ static void put_echo(struct buf *text, const struct call_choice *ch)
     }
 }
 
+/* A choice of a whole reply or of an event. Prompt tokens come once per choice; the prompt's
+ * log-probabilities only in whole replies. */
 static void put_choice(struct buf *b, struct call_choice *ch, const char *text, size_t n_bytes)
 {
     const struct request *r = &ch->call->request;

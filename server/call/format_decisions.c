@@ -111,6 +111,8 @@ static void put_legend(struct buf *b, const struct question *q)
     buf_putc(b, '}');
 }
 
+/* An answer in SystemOne's form. The confidence is the best option's share of the whole
+ * vocabulary's probability. */
 static void put_answer(struct buf *b, const struct question *q, const struct answer *a)
 {
     static const char *const types[] = {
@@ -137,6 +139,7 @@ static void put_answer(struct buf *b, const struct question *q, const struct ans
     buf_putc(b, '}');
 }
 
+/* The whole reply: the answers, then how sure the model was of each of them. */
 static void end_systemone(struct call *c)
 {
     const struct decisions *d = c->request.decisions;
@@ -185,6 +188,8 @@ static void put_probabilities(struct buf *b, const struct question *q, const str
     buf_putc(b, ']');
 }
 
+/* An answer in the listed form, which names its question. A predicate has one probability, that
+ * of true. */
 static void put_listed(struct buf *b, const struct question *q, const struct answer *a)
 {
     static const char *const types[] = {[QUESTION_CHOICE] = "choice",

@@ -106,6 +106,7 @@ static void put_state(struct buf *b, const struct call *c)
     buf_printf(b, ",\"role_sent\":%s}}", bool_word(d->role_sent || c->n_choices > 0));
 }
 
+/* What the chunk's tokens added to the message. Only the first delta names the role. */
 static void put_delta(struct buf *b, struct call_choice *ch)
 {
     const char *comma = "";
@@ -174,6 +175,7 @@ static void put_text_choice(struct buf *b, struct call_choice *ch)
     buf_putc(b, '}');
 }
 
+/* Answers with one chunk, and with the state that the next call has to send back. */
 static void reply(struct call *c, const char *object,
                   void (*put_choice)(struct buf *b, struct call_choice *ch))
 {

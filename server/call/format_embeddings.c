@@ -88,6 +88,7 @@ void call_put_vector(struct buf *b, struct call *c, size_t input)
     buf_putc(b, ']');
 }
 
+/* The whole reply: all vectors in the order of the inputs, and the prompts' tokens as usage. */
 static void end(struct call *c)
 {
     int64_t tokens = 0;

@@ -213,6 +213,7 @@ static void put_scores(struct buf *b, const struct call *c)
     buf_deinit(&file);
 }
 
+/* Ends a stream with its usage, or sends the whole reply. */
 static void end(struct call *c)
 {
     if (c->request.stream) {

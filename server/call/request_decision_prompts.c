@@ -51,6 +51,8 @@ static void put_question(struct buf *b, const struct question *q)
     }
 }
 
+/* A question's chat. The text comes before the question, so that all questions share it as a
+ * prefix. */
 static bool put_chat(struct request *r, const struct question *q, struct request_chat *chat)
 {
     const struct decisions *d = r->decisions;

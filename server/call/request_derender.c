@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bodies of the two /derender endpoints. The answers of /inference/v1/generate, or one chunk of
- * its stream, are read first; then the request that they answer takes the place of the body, so
- * that its members decide, as they do for that request, how the text is parsed. */
+/* The bodies of the two /derender endpoints. First the answers of /inference/v1/generate are read,
+ * or one chunk of its stream. Then the request that they answer takes the place of the body,
+ * because its members decide how the text is parsed. */
 #include "engine/base/words.h"
 #include "server/call/derender.h"
 #include "server/call/members.h"
@@ -129,6 +129,7 @@ static bool read_logprobs(struct request *r, const char *where, const struct jso
     return true;
 }
 
+/* Reads one choice of an engine's answer: why it ended, its index, log-probabilities and tokens. */
 static bool read_choice(struct request *r, const char *where, const struct json *choice,
                         struct derendered_choice *c)
 {
@@ -159,6 +160,7 @@ static bool read_choice(struct request *r, const char *where, const struct json 
            read_ids(r, where, json_get(choice, "token_ids"), c);
 }
 
+/* Reads an engine's answer. A stream's chunk has at most one choice, and may have none. */
 static bool read_answer(struct request *r, const char *where, const struct json *answer,
                         struct derendered *a)
 {

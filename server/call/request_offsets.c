@@ -51,6 +51,7 @@ static bool lay(const struct request_prompt *p, struct place *place, const char 
     return true;
 }
 
+/* Finds where each token's text starts and ends in the prompt, counted in characters. */
 static bool find_offsets(struct request *r, struct request_prompt *p)
 {
     const struct tokenizer *tok = r->model->tok;

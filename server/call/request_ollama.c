@@ -105,6 +105,7 @@ static bool put_result(struct ollama *o, const struct json *m)
     return true;
 }
 
+/* Writes an Ollama message as a message of a chat completion. */
 static bool put_message(struct ollama *o, const struct json *m)
 {
     struct call_error *e = &o->r->error;

@@ -61,6 +61,7 @@ static bool pass_over(struct turns *t, const struct json *block, enum turn_role 
     return name_of(t, block, "data") != NULL;
 }
 
+/* Reads a block that calls a tool, and adds it to the message's tool calls. */
 static bool read_call(struct turns *t, const struct json *block, enum turn_role role)
 {
     const char *id = name_of(t, block, "id");

@@ -180,6 +180,7 @@ static void put_result(const struct render *r, const struct chat_output *o, stru
     }
 }
 
+/* Renders a line's request, and adds a line with the result or the error to out. */
 static void render_line(const struct render *r, const char *line, size_t n_bytes, struct buf *out)
 {
     struct rendered rq = {0};

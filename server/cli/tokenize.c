@@ -111,6 +111,7 @@ static enum status read_member(struct json_scan *sc, struct line *line, struct e
     return OK;
 }
 
+/* Reads a line of input: one JSON object with nothing after it. */
 static enum status read_line(struct line *line, const char *s, size_t n, struct err *err)
 {
     struct json_scan sc;

@@ -189,8 +189,8 @@ static void check_nan_keys(const char *backend, const struct nan_keys *c,
     free(w);
 }
 
-/* A whole chunk of 512 keys; all that a window leaves of one; all that it leaves of a run of 128
- * keys, with which a matrix unit begins; a single key. */
+/* The keys that are NaN: a whole chunk of 512 keys; all keys of a chunk that a window leaves; all
+ * keys that it leaves of a matrix unit's first run of 128; a single key. */
 OP_TEST(a_nan_key_reaches_all_rows_that_see_it)
 {
     static const struct nan_keys cases[] = {

@@ -46,8 +46,8 @@ static bool sees(const struct test_pass *t, int32_t row, int32_t node)
     return t->tree_mask[(size_t)row * TREE_MASK_WORDS + (size_t)node / 64] >> (node % 64) & 1;
 }
 
-/* The node that `row` finds as number k of the new keys of the lane that its tile reads; -1: none.
- */
+/* A tile of the sequence reads the new keys of `lane`: its own, or one that a path is copied to.
+ * Returns the node whose key is number k of these; -1: none. */
 static int32_t node_at(const struct test_pass *t, const struct plan *p, const struct pass_seq *s,
                        int32_t lane, int32_t k)
 {

@@ -2,8 +2,8 @@
 /* Attention for Hopper: wgmma on tiles that the bulk copy engine loads.
  *
  * Grid: one block per multiprocessor, fixed. Units (item x KV head) are dealt out longest first in
- * alternating direction, so every block can compute its own list. Block: three warpgroups. One warp
- * of the first loads; the other two warpgroups compute, each for 64 of a unit's up to 128 packed
+ * alternating direction, so every block can compute its own list. Block: three warpgroups. In the
+ * first, one warp loads; the other two warpgroups compute, each for 64 of a unit's up to 128 packed
  * rows. A pass of short units with at most 64 packed rows (decoding) runs *narrow*: each computing
  * warpgroup has its own units, its own loading warp and half of the ring, so that the arithmetic of
  * one hides the waits of the other. The order of a row's sums, and hence its bits, is the same in

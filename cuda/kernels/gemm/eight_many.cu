@@ -2,8 +2,8 @@
 /* y = x W^T of E4M3 codes with codes for more rows than gemm/eight.cu takes, and with SiLU for
  * fewer rows too, on Hopper.
  *
- * D[rows, features] = x W^T by wgmma. An item is a tile of rows, a band of 256 features, in two
- * halves, and a range of K. If the product is gated, the halves are 128 gates and the 128 matching
+ * D[rows, features] = x W^T by wgmma. An item is a tile of rows, a band of 256 features (two
+ * halves) and a range of K. If the product is gated, the halves are 128 gates and the 128 matching
  * factors, so that a thread has both, and a group of four lanes has all values of a row that share
  * a scale: the activation and its rounding to codes need no other thread. A warpgroup computes 64
  * rows. Above 128 rows a cluster of two blocks takes an item, 128 rows each, and each block loads

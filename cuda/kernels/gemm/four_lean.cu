@@ -198,8 +198,9 @@ __device__ __forceinline__ void stage_x(const struct lean_params &p, const struc
                 *(uint4 *)(to + at * 16) = v[0];
             }
             if (L::IS_INT) {
-                /* As an operand of mma, four lanes have a column, so that lane t has the sums of 8
-                 * lanes from 8 t on; half a warp has a chunk. */
+                /* A product with ones adds them up. Four lanes hold a column of the operand, and
+                 * lane t gets the sums of two columns: those of lanes 8 t to 8 t + 7. Half a warp
+                 * holds a chunk. */
                 float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                 const uint32_t ones[4] = {one, one, one, one};
                 mma_16x8x16(sum, ones, v[0].x, v[0].y, T());
@@ -241,8 +242,8 @@ __device__ __forceinline__ void add_chunk(const struct lean_params &p, const cha
             sums[0][i / 2][i % 2 * 2 + 1] = -zero * of_x.y;
         }
     }
-    /* Adds the sums over a group, scaled, and begins the next ones: a chunk is a group of integers,
-     * 32 inputs are one of float codes. */
+    /* Adds the sums over a group, scaled, and begins the next ones. A group is a chunk for
+     * integers, and 32 inputs for float codes. */
     auto add_group = [&]() {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -432,8 +433,9 @@ static int32_t part_of(int32_t run_chunks, int32_t n_rows)
 }
 
 /* The bands and cuts of K for which the busiest block loads least, if each multiprocessor has one
- * block at most. A part of x costs as much as 12 KiB: its copies and two barriers; a chunk of the
- * busiest warp as much as 4 KiB, and a range of K its reader as much. False: there is none. */
+ * block at most. Other work is counted in bytes that could be loaded in its time: a part of x, with
+ * its copies and two barriers, is 12 KiB; a chunk of the busiest warp is 4 KiB; and so is a range
+ * of K, for the kernel that reads its sums. False: there is none. */
 static bool plan_of(const struct coded_matrix *m, const struct coded_args *a, int32_t n_sms,
                     size_t sums_bytes, struct lean_plan *best)
 {

@@ -318,6 +318,44 @@ __device__ static void invert(float (*lower)[BLOCK + 4], float (*half)[BLOCK / 2
     join_squares<2 * SQUARE, THREADS>(lower, half, 0, threadIdx.x);
 }
 
+/* Stores the inverse, rounded. */
+template <typename T>
+__device__ __forceinline__ void store_inverse(T *inverse, const float (*lower)[BLOCK + 4])
+{
+    for (int32_t i = threadIdx.x * 8; i < BLOCK * BLOCK; i += THREADS * 8) {
+        const float *from = &lower[i / BLOCK][i % BLOCK];
+        pack<T, 8> row;
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            row.v[e] = from_float<T>(from[e]);
+        }
+        *(pack<T, 8> *)(inverse + i) = row;
+    }
+}
+
+/* Starts the loads of a block's rows: queries, keys, decays and strengths. */
+template <typename T, int KEY>
+__device__ __forceinline__ void load_scores(scores_room<T, KEY> &m, const struct blocks_params &p,
+                                            int32_t item, int32_t head, int32_t key_head)
+{
+    const struct state_layer &g = p.state.geometry;
+    const int64_t keys = ((int64_t)item * g.n_key_heads + key_head) * BLOCK * KEY;
+    for (int32_t i = threadIdx.x; i < BLOCK * KEY / 8; i += THREADS) {
+        const int32_t t = i / (KEY / 8), d = i % (KEY / 8) * 8;
+        cp_async_16(&m.q[t][d], (const T *)p.q + keys + t * KEY + d, true);
+        cp_async_16(&m.k[t][d], (const T *)p.k + keys + t * KEY + d, true);
+    }
+    const int64_t of_head = (int64_t)item * g.n_heads + head;
+    if (threadIdx.x < BLOCK / 4) {
+        cp_async_16(&m.g[threadIdx.x * 4], p.g + of_head * BLOCK + threadIdx.x * 4, true);
+    } else if (threadIdx.x < BLOCK / 2) {
+        const int32_t t = threadIdx.x * 4 - BLOCK;
+        cp_async_16(&m.strength[t], p.strength + of_head * BLOCK + t, true);
+    }
+}
+
+/* The products of a block's queries and keys with its keys, with their decays, for one head; for
+ * delta nets also the inverse that turns r into u. A warp computes 16 rows, up to the diagonal. */
 template <typename T, int KEY, bool DELTA>
 __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_params p)
 {
@@ -335,19 +373,7 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
     if (!is) {
         return;
     }
-    const int64_t keys = ((int64_t)item * g.n_key_heads + key_head) * BLOCK * KEY;
-    for (int32_t i = threadIdx.x; i < BLOCK * KEY / 8; i += THREADS) {
-        const int32_t t = i / (KEY / 8), d = i % (KEY / 8) * 8;
-        cp_async_16(&m.q[t][d], (const T *)p.q + keys + t * KEY + d, true);
-        cp_async_16(&m.k[t][d], (const T *)p.k + keys + t * KEY + d, true);
-    }
-    const int64_t of_head = (int64_t)item * g.n_heads + head;
-    if (threadIdx.x < BLOCK / 4) {
-        cp_async_16(&m.g[threadIdx.x * 4], p.g + of_head * BLOCK + threadIdx.x * 4, true);
-    } else if (threadIdx.x < BLOCK / 2) {
-        const int32_t t = threadIdx.x * 4 - BLOCK;
-        cp_async_16(&m.strength[t], p.strength + of_head * BLOCK + t, true);
-    }
+    load_scores<T, KEY>(m, p, item, head, key_head);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -373,6 +399,7 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
             }
         }
     }
+    const int64_t of_head = (int64_t)item * g.n_heads + head;
     T *scores = (T *)p.scores + of_head * BLOCK * BLOCK;
     __syncthreads();
 #pragma unroll
@@ -397,15 +424,7 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
         T *inverse = (T *)p.inverse + of_head * BLOCK * BLOCK;
         __syncthreads();
         invert(m.lower, m.half);
-        for (int32_t i = threadIdx.x * 8; i < BLOCK * BLOCK; i += THREADS * 8) {
-            const float *from = &m.lower[i / BLOCK][i % BLOCK];
-            pack<T, 8> row;
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
-                row.v[e] = from_float<T>(from[e]);
-            }
-            *(pack<T, 8> *)(inverse + i) = row;
-        }
+        store_inverse(inverse, m.lower);
     }
 }
 

@@ -85,8 +85,8 @@ __device__ __forceinline__ int32_t my_channel(const struct rows_params &p, const
     return c == 0 ? of_keys : p.v_at + w.head * VALUE + i % VALUE;
 }
 
-/* Adds N values over the lanes that differ in the bits of `mask` and below it, log2(N) bits in all.
- * A lane gets the sum of the value whose number is in those bits. */
+/* Adds each of N values over a group of N lanes. The lanes of a group differ only in log2(N) bits
+ * of their number, of which `mask` is the highest; lane i of the group gets the sum of value i. */
 template <int N> __device__ __forceinline__ float fold(const float (&v)[N], int mask)
 {
     if constexpr (N == 1) {

@@ -484,6 +484,8 @@ static bool put_field(struct formatter *fm, struct jsb *b, struct jstr *field, i
     return !b->failed;
 }
 
+/* Copies f to b with its fields in braces replaced, and with single braces for {{ and }}. A
+ * field's format may itself have fields. */
 static bool format_into(struct formatter *fm, struct jsb *b, struct jstr *f, int nest)
 {
     if (nest > 2) {

@@ -37,6 +37,7 @@ static bool body_to(struct jparser *p, const char *end, struct jnode *n)
     return true;
 }
 
+/* An if statement with its elifs and its else, up to and with endif. */
 static struct jnode *parse_if(struct jparser *p)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};

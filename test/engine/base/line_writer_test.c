@@ -128,8 +128,8 @@ TEST(a_full_disk_costs_lines_and_nothing_else)
     close(fd);
 }
 
-/* Why a process ends is written by the thread that ends it: all of it if somebody reads, and
- * otherwise it waits no longer than it was told. */
+/* The thread that ends the process writes why. If somebody reads, it writes all of it; otherwise it
+ * waits no longer than it was told. */
 TEST(the_last_words_wait_for_a_reader_but_not_for_ever)
 {
     static char text[1 << 20];

@@ -81,8 +81,8 @@ def test_a_request_may_lower_the_number_but_not_raise_it(speculating):
 
 
 def test_a_stop_string_inside_an_accepted_run_cuts_there(plain, speculating):
-    """At every seventh position of the text (`make nightly`: every one), one or several characters long: nothing after it is
-    returned or counted."""
+    """Stop strings of one and of several characters, from every seventh position of the text (`make nightly`: from every one):
+    nothing after them is returned or counted."""
     whole = plain.chat(COPY, temperature=0, max_tokens=64).json()["choices"][0]["message"]["content"]
     assert len(whole) > 40
     for i in range(0, len(whole) - 6, 1 if NIGHTLY else 7):  # runs of up to four or six tokens begin anywhere

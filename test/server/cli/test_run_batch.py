@@ -52,8 +52,8 @@ def text_of(answer):
 
 
 def shared(prompts, block, unit=16):
-    """Tokens that each prompt shares with an earlier one, in units after whole blocks, as an unbounded cache would find them: only full
-    blocks are cached."""
+    """The number of prompt tokens that an unbounded cache would find. Prompts are compared in units, but only their whole blocks
+    are cached."""
     seen, n = set(), 0
     for p in prompts:
         for k in range((len(p) - 1) // unit, 0, -1):

@@ -142,7 +142,8 @@ TEST(flags_of_llama_server_that_matter)
     CHECK_EQ(load("spec-synth-rates", "0.5", &err), ERR_UNSUPPORTED);
 }
 
-/* A draft model of llama.cpp's server is one here; the number of drafts needs one. */
+/* The flags of llama.cpp's server for a draft model name our draft model. Without one, the number
+ * of drafts has no effect. */
 TEST(drafts_of_llama_server)
 {
     static char *no_env[] = {NULL};
