@@ -346,6 +346,7 @@ FAMILIES = [
         "folder": "stablelm-2",
         "model_type": "stablelm",
         "config": {
+            "num_hidden_layers": 2,
             "hidden_size": 96,
             "num_attention_heads": 6,
             "num_key_value_heads": 2,
