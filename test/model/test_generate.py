@@ -168,7 +168,7 @@ def test_nan_weights_still_give_valid_json(tmp_path):
     done = subprocess.run([*golden.RUN, str(tmp_path), "--json", "--check-weights", "off"],
                           input="\n".join(map(json.dumps, lines)), capture_output=True, text=True, timeout=60)
     scored, pooled = [json.loads(line, parse_constant=no_constant) for line in done.stdout.splitlines()]
-    assert "not numbers" in scored["error"] and 0.0 in pooled["embedding"]
+    assert "not numbers" in scored["error"] and "not numbers" in pooled["error"]
 
 
 HIDDEN = ["unshare", "-rm", "sh", "-c", 'mount --bind /dev/null /proc/meminfo && exec "$@"', "sh"]
