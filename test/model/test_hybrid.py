@@ -139,7 +139,7 @@ def test_little_is_recomputed_wherever_prompts_diverge(family):
     whole = [rng.randrange(3, 378) for _ in range(1300)]
     places = [1, 15, 16, 63, 64, 65, 300, 511, 512, 513, 700, 1023, 1024, 1025, 1180, 1299, 1300]
     prompts = [whole] + [whole[:at] + [3 + at % 300, 4 + at % 300, 5] for at in places]
-    answers = in_turn(family, prompts, "--max-num-batched-tokens", "640")
+    answers = in_turn(family, prompts, "--block-size", "16", "--max-num-batched-tokens", "640")
     for at, answer in zip(places, answers[1:]):
         usage = answer["usage"]
         assert usage["recomputed_tokens"] <= EVERY, (at, usage)
