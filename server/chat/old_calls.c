@@ -38,11 +38,13 @@ static bool shape_call(struct jrt *rt, struct jv message, struct jv function)
 bool chat_shape_old_call(struct jrt *rt, struct jv message)
 {
     const struct jv *call = member(rt, message, "function_call");
-    const struct jv *calls = member(rt, message, "tool_calls");
-    const struct jv *role = member(rt, message, "role");
-    if (call && call->type == JV_DICT && (!calls || calls->type != JV_LIST)) {
-        return shape_call(rt, message, *call);
+    if (call && call->type == JV_DICT) {
+        const struct jv *calls = member(rt, message, "tool_calls");
+        if (!calls || calls->type != JV_LIST) {
+            return shape_call(rt, message, *call);
+        }
     }
+    const struct jv *role = member(rt, message, "role");
     if (role && role->type == JV_STR && js_flat(rt, role->u.s) && js_is(role->u.s, "function")) {
         return set_text(rt, message.u.dict, "role", "tool") &&
                set_text(rt, message.u.dict, "tool_call_id", id);
