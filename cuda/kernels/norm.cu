@@ -180,15 +180,7 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
 static int n_blocks_of(int n_rows, int n_vecs, int threads)
 {
     enum { MANY = 8, THREADS_AT_ONCE = 1024 };
-    static const int n_sms = [] {
-        int device = 0, n = 0;
-        return cudaGetDevice(&device) == cudaSuccess &&
-                       cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) ==
-                           cudaSuccess
-                   ? n
-                   : 1;
-    }();
-    const int fit = THREADS_AT_ONCE / threads * n_sms;
+    const int n_sms = n_multiprocessors(), fit = THREADS_AT_ONCE / threads * n_sms;
     return n_vecs <= threads && n_rows > MANY * n_sms && n_rows > fit ? fit : n_rows;
 }
 

@@ -54,6 +54,19 @@ static inline int launch_sm()
     return sm;
 }
 
+static inline int32_t n_multiprocessors()
+{
+    static const int32_t n_sms = [] {
+        int device = 0, n = 0;
+        return cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) ==
+                           cudaSuccess
+                   ? n
+                   : 1;
+    }();
+    return n_sms;
+}
+
 /* Launches in clusters of `cluster` blocks along x, which must divide grid.x. More than one block
  * per cluster needs sm_90 or later. */
 template <typename... P, typename... A>

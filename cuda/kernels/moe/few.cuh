@@ -103,20 +103,6 @@ template <typename K> static cudaError_t allow_shared(K kernel, int32_t bytes)
                                       cudaSharedmemCarveoutMaxShared);
 }
 
-/* All devices of a process are of the same kind. */
-static inline int32_t n_multiprocessors()
-{
-    static const int32_t n_sms = [] {
-        int device = 0, n = 0;
-        return cudaGetDevice(&device) == cudaSuccess &&
-                       cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) ==
-                           cudaSuccess
-                   ? n
-                   : 1;
-    }();
-    return n_sms;
-}
-
 /* moe/some.cu: the products of 2 to 8 rows after the scores, for experts with gates. */
 bool k_moe_some_takes(const struct few_params &p);
 cudaError_t k_moe_some(cudaStream_t stream, const struct few_params &p, enum dtype dtype,
