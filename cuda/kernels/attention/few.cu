@@ -18,7 +18,7 @@
  *
  * Scores are K Q^T and outputs V^T P^T (mma.sync). The 16 rows of a product are keys or, for
  * outputs, elements of a value; its 8 columns are heads. K's operand is loaded as stored, 16 bytes
- * per lane. Which elements a lane gets (dim_at) only permutes the dimension that is summed. The
+ * per lane. Which elements a lane gets (few_dim) only permutes the dimension that is summed. The
  * permutation is chosen such that loads have no bank conflicts, and an element is in the same lane
  * as the element with which it is rotated. The new key is an extra row of Q.
  *
@@ -111,18 +111,8 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
     f.n_units = ALONE ? (p.n_units - 1 - f.first) / f.step + 1 : 1;
     f.begin();
     f.enter_unit(0);
-    if (!ALONE) {
-        if (f.past < 0) { // padding; all blocks of the cluster come to the same result
-            pdl_wait();
-            return;
-        }
-        if (threadIdx.x == 0) {
-            barrier_init(bar, 1);
-            barrier_init_done();
-            barrier_expect(bar, f.bytes_sent());
-        }
-        __syncthreads();
-        cluster_begun();
+    if (!ALONE && !f.begin_cluster(bar)) {
+        return;
     }
     if (S::MANY) { // the next kernel is gemm/wide.cu, or one that must not start early
         pdl_trigger();
@@ -333,7 +323,7 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.n_heads = a->n_heads;
     p.log_parts = log_parts_of(a->n_heads / a->kv.n_kv_heads);
     p.group = a->n_heads / a->kv.n_kv_heads >> p.log_parts;
-    p.n_units = p.n_rows * (p.kv.n_kv_heads << p.log_parts);
+    p.n_units = p.n_rows * p.heads_y();
     p.log_heads = 1;
     while (1 << p.log_heads < p.group && p.log_heads < 3) {
         p.log_heads++;

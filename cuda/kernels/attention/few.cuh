@@ -21,6 +21,28 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x)
     return y;
 }
 
+/* The first of the eight consecutive elements of a head that a lane holds in vector j. Vectors j
+ * and j + DIM / 64 are rotated together. */
+template <int DIM> __device__ __forceinline__ int few_dim(int lane, int j)
+{
+    return DIM == 128 ? (lane & 3) * 16 + (j >> 1) * 64 + (j & 1) * 8 : (lane & 3) * 8 + j * 32;
+}
+
+/* Where element `dim` of a chunk's row is in a slot. */
+__device__ __forceinline__ int slot_place(int row, int dim)
+{
+    return (dim >> 6) * FEW_BOX_BYTES + (int)swizzled(row, dim >> 3 & 7);
+}
+
+/* The largest value of a column of scores, of which each lane has two. */
+__device__ __forceinline__ float column_max(float a, float b)
+{
+    float high = fmaxf(a, b);
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 4));
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 8));
+    return fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 16));
+}
+
 /* A warp's part of the units of its block, which are a single unit or every step-th one from
  * `first` on. It fetches ahead across the borders of units. */
 template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few {
@@ -55,23 +77,6 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
 
     float4 cos_sin[S::J * 2], weight[NORM ? S::J * 2 : 1];
 
-    /* The first of the eight consecutive elements of a head that the lane holds in vector j. */
-    __device__ __forceinline__ int dim_at(int j) const
-    {
-        return DIM == 128 ? (lane & 3) * 16 + (j >> 1) * 64 + (j & 1) * 8 : (lane & 3) * 8 + j * 32;
-    }
-
-    /* Where element `dim` of a chunk's row is in a slot. */
-    __device__ __forceinline__ static int place_of(int row, int dim)
-    {
-        return (dim >> 6) * S::BOX + (int)swizzled(row, dim >> 3 & 7);
-    }
-
-    __device__ __forceinline__ int heads_y() const
-    {
-        return p.kv.n_kv_heads << p.log_parts;
-    }
-
     /* Loads the rows of the block's units and starts the first fetches. */
     __device__ __forceinline__ void begin()
     {
@@ -82,7 +87,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
             barrier_init_done();
             tensor_map_prefetch(map);
         }
-        const int r = (first + min(lane, n_units - 1) * step) / heads_y();
+        const int r = (first + min(lane, n_units - 1) * step) / p.heads_y();
         info = p.rows[r];
         if (p.row_seq[r] < 0) {
             info.slot_pos = -1;
@@ -104,7 +109,8 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
             const float *from = lane >> 2 < p.group ? p.q_norm : p.k_norm;
 #pragma unroll
             for (int j = 0; j < S::J * 2; j++) {
-                weight[j] = *reinterpret_cast<const float4 *>(from + dim_at(j / 2) + j % 2 * 4);
+                weight[j] =
+                    *reinterpret_cast<const float4 *>(from + few_dim<DIM>(lane, j / 2) + j % 2 * 4);
             }
         }
     }
@@ -132,7 +138,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         ahead.i = 0;
         ahead.first_chunk = first_seen(past);
         ahead.n_chunks = past < 0 ? 0 : past / CHUNK + 1 - ahead.first_chunk;
-        ahead.kv_head = (first + k * step) % heads_y() >> p.log_parts;
+        ahead.kv_head = (first + k * step) % p.heads_y() >> p.log_parts;
         ahead.pages = ahead.next_pages;
         if (S::MANY && k + 1 < n_units) {
             ahead.next_pages = look_up(k + 1, 0);
@@ -171,8 +177,8 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
     __device__ __forceinline__ void enter_unit(int k)
     {
         const int unit = first + k * step;
-        row = unit / heads_y();
-        kv_head = unit % heads_y() >> p.log_parts;
+        row = unit / p.heads_y();
+        kv_head = unit % p.heads_y() >> p.log_parts;
         part = unit & ((1 << p.log_parts) - 1);
         past = __shfl_sync(0xffffffffu, info.slot_pos, k);
         first_chunk = first_seen(past);
@@ -186,7 +192,8 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         const float *table = p.cos_sin + (int64_t)min(pos, p.max_pos - 1) * DIM;
 #pragma unroll
         for (int j = 0; j < S::J * 2; j++) {
-            cos_sin[j] = *reinterpret_cast<const float4 *>(table + dim_at(j / 4) * 2 + j % 4 * 4);
+            cos_sin[j] = *reinterpret_cast<const float4 *>(table + few_dim<DIM>(lane, j / 4) * 2 +
+                                                           j % 4 * 4);
         }
         // some models scale a query by its position when they rotate it
         if (p.growth.beta != 0.0f && lane >> 2 < p.group) {
@@ -208,7 +215,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
     __device__ __forceinline__ int column_of(int j) const
     {
         const int g = lane >> 2, head = g < p.group ? first_head() + g : p.n_heads + kv_head;
-        return j < S::J ? head * DIM + dim_at(j)
+        return j < S::J ? head * DIM + few_dim<DIM>(lane, j)
                         : (p.n_heads + p.kv.n_kv_heads + kv_head) * DIM + lane % (DIM / 8) * 8;
     }
 
@@ -243,7 +250,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
     __device__ __forceinline__ char *shared_at(char *rows, int j) const
     {
         const int r = j < S::J ? min(lane >> 2, p.group) : p.group + 1;
-        return rows + (r * DIM + (j < S::J ? dim_at(j) : lane % (DIM / 8) * 8)) * 2;
+        return rows + (r * DIM + (j < S::J ? few_dim<DIM>(lane, j) : lane % (DIM / 8) * 8)) * 2;
     }
 
     __device__ __forceinline__ void put_share(char *rows) const
@@ -319,17 +326,17 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
 #pragma unroll
             for (int j = 0; j < S::J; j++) {
                 const uint4 v = make_uint4(q[j][0], q[j][1], q[j][2], q[j][3]);
-                *reinterpret_cast<uint4 *>(chunk + place_of(at, dim_at(j))) = v;
+                *reinterpret_cast<uint4 *>(chunk + slot_place(at, few_dim<DIM>(lane, j))) = v;
                 if (part == 0) {
-                    *reinterpret_cast<uint4 *>(to + dim_at(j)) = v;
+                    *reinterpret_cast<uint4 *>(to + few_dim<DIM>(lane, j)) = v;
                 }
             }
         }
         if (lane < DIM / 8) {
             char *v = chunk + S::BOXES * S::BOX;
-            *reinterpret_cast<uint4 *>(v + place_of(at, lane * 8)) = value;
+            *reinterpret_cast<uint4 *>(v + slot_place(at, lane * 8)) = value;
             for (int r = at + 1; r < CHUNK; r++) { // the rows after the new key contain garbage
-                *reinterpret_cast<uint4 *>(v + place_of(r, lane * 8)) = make_uint4(0, 0, 0, 0);
+                *reinterpret_cast<uint4 *>(v + slot_place(r, lane * 8)) = make_uint4(0, 0, 0, 0);
             }
             if (part == 0) {
                 *reinterpret_cast<uint4 *>(to + p.kv.v_offset + lane * 8) = value;
@@ -345,7 +352,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         float s[2][4] = {};
 #pragma unroll
         for (int j = 0; j < S::J; j++) {
-            const char *k = slot + place_of(lane >> 2, dim_at(j));
+            const char *k = slot + slot_place(lane >> 2, few_dim<DIM>(lane, j));
             const uint4 x = *reinterpret_cast<const uint4 *>(k);
             const uint4 y = *reinterpret_cast<const uint4 *>(k + 8 * 128);
             const uint32_t a[4] = {x.x, y.x, x.y, y.y}, b[4] = {x.z, y.z, x.w, y.w};
@@ -363,11 +370,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float high = fmaxf(x[h], x[h + 2]);
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 4));
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 8));
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 16));
-            high = fmaxf(high, top[h]);
+            const float high = fmaxf(column_max(x[h], x[h + 2]), top[h]);
             decay[h] = exp2_fast((top[h] - high) * p.scale_log2);
             top[h] = high;
             x[h] = exp2_fast((x[h] - high) * p.scale_log2);
@@ -386,7 +389,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
 #pragma unroll
         for (int f = 0; f < S::TILES; f++) {
             uint32_t a[4];
-            ldmatrix_x4_transposed(a, v + place_of(r, f * 16 + half));
+            ldmatrix_x4_transposed(a, v + slot_place(r, f * 16 + half));
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 values[f][e] *= decay[e & 1];
@@ -478,6 +481,24 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
     __device__ __forceinline__ uint32_t bytes_sent() const
     {
         return (uint32_t)(min(n_workers, n_chunks) * heads_sent() * (dims_mine() * 4 + 8));
+    }
+
+    /* Starts the unit of a cluster. False: its row is padding, as all blocks of the cluster find.
+     */
+    __device__ __forceinline__ bool begin_cluster(uint64_t *bar)
+    {
+        if (past < 0) {
+            pdl_wait();
+            return false;
+        }
+        if (threadIdx.x == 0) {
+            barrier_init(bar, 1);
+            barrier_init_done();
+            barrier_expect(bar, bytes_sent());
+        }
+        __syncthreads();
+        cluster_begun();
+        return true;
     }
 
     /* Where this block's elements of the unit are written. */

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(fixed_team_shape<DIM>::WARPS * 32, 2)
     f.n_slots = n_slots;
     f.warp = warp_of_block();
     f.lane = threadIdx.x & 31;
-    const int row = (int)blockIdx.x / f.heads_y();
+    const int row = (int)blockIdx.x / p.heads_y();
     struct pass_row info = p.rows[row];
     if (p.row_seq[row] < 0) {
         info.slot_pos = -1;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(fixed_team_shape<DIM>::WARPS * 32, 2)
     float4 cos_sin[S::J * 2];
     float growth = 1.0f;
     f.table = p.blocks + (int64_t)info.lane * p.blocks_stride;
-    f.enter(row, (int)blockIdx.x - row * f.heads_y(), info, cos_sin, &growth);
+    f.enter(row, (int)blockIdx.x - row * p.heads_y(), info, cos_sin, &growth);
     f.begin();
     pdl_wait();
     pdl_trigger();

@@ -55,7 +55,7 @@ template <typename T, int DIM, bool NORM> struct fixed_few : fixed_row<T, DIM, N
             tensor_map_prefetch(map);
         }
         __syncwarp();
-        row_number = (first + min(lane, n_units - 1) * step) / R::heads_y();
+        row_number = (first + min(lane, n_units - 1) * step) / R::p.heads_y();
         info = p.rows[row_number];
         if (p.row_seq[row_number] < 0) {
             info.slot_pos = -1;
@@ -70,7 +70,7 @@ template <typename T, int DIM, bool NORM> struct fixed_few : fixed_row<T, DIM, N
     /* The KV head of unit k, and the part of its group. */
     __device__ __forceinline__ int head_of(int k) const
     {
-        return first + k * step - __shfl_sync(0xffffffffu, row_number, k) * R::heads_y();
+        return first + k * step - __shfl_sync(0xffffffffu, row_number, k) * R::p.heads_y();
     }
 
     /* The pages of a run of unit k, from its chunk on. */

@@ -35,17 +35,9 @@ __global__ void __launch_bounds__(few_shape<DIM, BY_CLUSTER_OF_CODES>::WARPS * 3
     f.n_units = 1;
     f.start();
     f.enter_unit(0);
-    if (f.past < 0) { // padding; all blocks of the cluster come to the same result
-        pdl_wait();
+    if (!f.begin_cluster(bar)) {
         return;
     }
-    if (threadIdx.x == 0) {
-        barrier_init(bar, 1);
-        barrier_init_done();
-        barrier_expect(bar, f.bytes_sent());
-    }
-    __syncthreads();
-    cluster_begun();
     pdl_wait();
     pdl_trigger();
     f.load_rows();

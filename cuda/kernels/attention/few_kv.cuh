@@ -49,7 +49,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
             }
             barrier_init_done();
         }
-        const int r = B::first / B::heads_y();
+        const int r = B::first / B::p.heads_y();
         B::info = B::p.rows[r];
         if (B::p.row_seq[r] < 0) {
             B::info.slot_pos = -1;
@@ -119,7 +119,8 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
         if (B::p.q_norm) {
 #pragma unroll
             for (int e = 0; e < 8; e += 4) {
-                const float4 w = *reinterpret_cast<const float4 *>(weight + B::dim_at(j) + e);
+                const float4 w =
+                    *reinterpret_cast<const float4 *>(weight + few_dim<DIM>(B::lane, j) + e);
                 x[e] *= scale * (w.x + B::p.norm_offset);
                 x[e + 1] *= scale * (w.y + B::p.norm_offset);
                 x[e + 2] *= scale * (w.z + B::p.norm_offset);
@@ -150,8 +151,8 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
             if (stores && B::lane >> 2 == B::p.group) {
 #pragma unroll
                 for (int e = 0; e < 8; e++) {
-                    fresh[B::dim_at(j) + e] = a[e];
-                    fresh[B::dim_at(j + J / 2) + e] = b[e];
+                    fresh[few_dim<DIM>(B::lane, j) + e] = a[e];
+                    fresh[few_dim<DIM>(B::lane, j + J / 2) + e] = b[e];
                 }
             }
         }
@@ -239,7 +240,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
         for (int j = 0; j < J; j++) {
 #pragma unroll
             for (int w = 0; w < WORDS; w++) {
-                const int byte = B::dim_at(j) * K::BITS / 8 + w * 4;
+                const int byte = few_dim<DIM>(B::lane, j) * K::BITS / 8 + w * 4;
                 uint32_t low[2 * K::STEPS], high[2 * K::STEPS];
                 key_operands<F>(*(const uint32_t *)(record + swizzled_byte(g, byte)), low);
                 key_operands<F>(*(const uint32_t *)(record + swizzled_byte(g + 8, byte)), high);
@@ -299,11 +300,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float high = fmaxf(x[h], x[h + 2]);
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 4));
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 8));
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 16));
-            high = fmaxf(high, B::top[h]);
+            const float high = fmaxf(column_max(x[h], x[h + 2]), B::top[h]);
             const float safe = high == -INFINITY ? 0.0f : high;
             decay[h] = exp2_fast(B::top[h] - safe);
             B::top[h] = high;

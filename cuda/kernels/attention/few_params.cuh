@@ -12,6 +12,7 @@
 enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS, BY_CLUSTER_OF_CODES };
 
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
+enum { FEW_BOX_BYTES = CHUNK * 128 }; // 64 elements of a chunk's keys or values, swizzled
 
 static constexpr float LOG2E = 1.4426950408889634f;
 
@@ -36,6 +37,12 @@ struct few_params {
     int32_t log_parts, log_heads, log_bt, log_cluster;
     float eps, norm_offset, scale_log2;
     struct query_growth growth;
+
+    /* KV heads, or parts of their groups: the units of a row. */
+    __host__ __device__ int heads_y() const
+    {
+        return kv.n_kv_heads << log_parts;
+    }
 };
 
 /* Keys that a row sees, including its own (0: all), and sinks or NULL. Not for units in turn. */
@@ -61,8 +68,7 @@ template <int DIM, few_way WAY> struct few_shape {
     static constexpr int J = DIM / 32;     // vectors of a key per lane
     static constexpr int TILES = DIM / 16; // tiles per value
     static constexpr int LOG_TILES = DIM == 128 ? 3 : 2;
-    // Bytes of 64 elements of a chunk's keys or values, swizzled.
-    static constexpr int BOX = CHUNK * 128;
+    static constexpr int BOX = FEW_BOX_BYTES;
     static constexpr int BOXES = DIM / 64;
     static constexpr int SLOT = 2 * BOXES * BOX;
 

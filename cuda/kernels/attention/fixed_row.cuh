@@ -8,9 +8,9 @@
 #include "cuda/kernels/attention/few.cuh"
 
 template <int DIM> struct fixed_row_shape {
-    static constexpr int J = DIM / 32;      // vectors of a head per lane
-    static constexpr int TILES = DIM / 16;  // tiles per value, and steps of a score
-    static constexpr int BOX = CHUNK * 128; // bytes of 64 elements of a chunk's keys or values
+    static constexpr int J = DIM / 32;     // vectors of a head per lane
+    static constexpr int TILES = DIM / 16; // tiles per value, and steps of a score
+    static constexpr int BOX = FEW_BOX_BYTES;
     static constexpr int BOXES = DIM / 64;
     static constexpr int SLOT = BOXES * BOX; // a chunk's keys or its values
     // Chunks of a tile, whose keys share a maximum, and of a run, which is summed separately.
@@ -38,22 +38,6 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
     uint32_t q[J][4];
     uint4 value;
 
-    /* The first element of the lane's vector j. Vectors j and j + J / 2 are rotated together. */
-    __device__ __forceinline__ int dim_at(int j) const
-    {
-        return DIM == 128 ? (lane & 3) * 16 + (j >> 1) * 64 + (j & 1) * 8 : (lane & 3) * 8 + j * 32;
-    }
-
-    __device__ __forceinline__ static int place_of(int row, int dim)
-    {
-        return (dim >> 6) * S::BOX + (int)swizzled(row, dim >> 3 & 7);
-    }
-
-    __device__ __forceinline__ int heads_y() const
-    {
-        return p.kv.n_kv_heads << p.log_parts;
-    }
-
     /* Loads the inputs of a unit that do not depend on the preceding product. The row is number
      * `number` of the pass; head: its KV head, or the part of its group. */
     __device__ __forceinline__ void enter(int number, int head, const struct pass_row &info,
@@ -71,7 +55,8 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         const float *table = p.cos_sin + (int64_t)min(info.pos, p.max_pos - 1) * DIM;
 #pragma unroll
         for (int j = 0; j < J * 2; j++) {
-            cos_sin[j] = *reinterpret_cast<const float4 *>(table + dim_at(j / 4) * 2 + j % 4 * 4);
+            cos_sin[j] = *reinterpret_cast<const float4 *>(table + few_dim<DIM>(lane, j / 4) * 2 +
+                                                           j % 4 * 4);
         }
         *growth = lane >> 2 < p.group ? growth_at(p.growth, info.pos) : 1.0f;
     }
@@ -85,7 +70,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
     __device__ __forceinline__ int column_of(int j) const
     {
         const int g = lane >> 2, head = g < p.group ? first_head() + g : p.n_heads + kv_head;
-        return j < J ? head * DIM + dim_at(j)
+        return j < J ? head * DIM + few_dim<DIM>(lane, j)
                      : (p.n_heads + p.kv.n_kv_heads + kv_head) * DIM + lane % (DIM / 8) * 8;
     }
 
@@ -149,7 +134,8 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
 
     __device__ __forceinline__ float4 weights_at(int j, int e, float scale) const
     {
-        const float *from = (lane >> 2 < p.group ? p.q_norm : p.k_norm) + dim_at(j) + e * 4;
+        const float *from =
+            (lane >> 2 < p.group ? p.q_norm : p.k_norm) + few_dim<DIM>(lane, j) + e * 4;
         float4 w = *reinterpret_cast<const float4 *>(from);
         w.x = scale * (w.x + p.norm_offset);
         w.y = scale * (w.y + p.norm_offset);
@@ -204,7 +190,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         if (lane >> 2 == p.group) {
 #pragma unroll
             for (int j = 0; j < J; j++) {
-                *reinterpret_cast<uint4 *>(to + dim_at(j)) =
+                *reinterpret_cast<uint4 *>(to + few_dim<DIM>(lane, j)) =
                     make_uint4(q[j][0], q[j][1], q[j][2], q[j][3]);
             }
         }
@@ -250,7 +236,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
             const int at = past & (CHUNK - 1);
 #pragma unroll
             for (int n = 0; n < DIM / 8; n++) {
-                *reinterpret_cast<uint32_t *>(chunk + place_of(at, n * 8) + (lane & 3) * 4) =
+                *reinterpret_cast<uint32_t *>(chunk + slot_place(at, n * 8) + (lane & 3) * 4) =
                     operand(n);
             }
         }
@@ -262,9 +248,10 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
     {
         if (lane < DIM / 8) {
             const int at = past & (CHUNK - 1);
-            *reinterpret_cast<uint4 *>(chunk + place_of(at, lane * 8)) = value;
+            *reinterpret_cast<uint4 *>(chunk + slot_place(at, lane * 8)) = value;
             for (int r = at + 1; r < CHUNK; r++) { // the rows after the new key contain garbage
-                *reinterpret_cast<uint4 *>(chunk + place_of(r, lane * 8)) = make_uint4(0, 0, 0, 0);
+                *reinterpret_cast<uint4 *>(chunk + slot_place(r, lane * 8)) =
+                    make_uint4(0, 0, 0, 0);
             }
         }
         fence_async();
@@ -298,7 +285,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
     __device__ __forceinline__ void load_values(const char *v, int f, uint32_t (&a)[4]) const
     {
         const int r = (lane & 7) + (lane >> 4) * 8, half = (lane >> 3 & 1) * 8;
-        ldmatrix_x4_transposed(a, v + place_of(r, f * 16 + half));
+        ldmatrix_x4_transposed(a, v + slot_place(r, f * 16 + half));
     }
 
     /* Stores elements f * 16 to f * 16 + 15 of the heads, `v` times the heads' weights. */
