@@ -32,6 +32,43 @@ __device__ __forceinline__ void load_row(vec<T> (&v)[NV], const T *row, int32_t 
     }
 }
 
+/* The elements of the norm's weight that the thread's vectors need. */
+template <int NV, int N>
+__device__ __forceinline__ void load_weight(float (&w)[NV][N], const float *weight,
+                                            const struct norm_params &p)
+{
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = (j * blockDim.x + threadIdx.x) * N;
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            w[j][e] = weight && i < p.width ? weight[i + e] + p.weight_offset : 1.0f;
+        }
+    }
+}
+
+/* Normalises the thread's vectors of a row. STORES: writes them to out. */
+template <bool STORES, typename T, int NV, int N>
+__device__ __forceinline__ void norm_row(vec<T> (&v)[NV], const float (&w)[NV][N],
+                                         const float *bias, const struct row_moments &m, int width,
+                                         T *out)
+{
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = (j * blockDim.x + threadIdx.x) * N;
+        if (i < width) {
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                v[j].v[e] = from_float<T>(normed(to_float(v[j].v[e]), w[j][e],
+                                                 bias ? bias[i + e] : 0.0f, m.mean, m.scale));
+            }
+            if (STORES) {
+                v[j].store(out + i);
+            }
+        }
+    }
+}
+
 /* Each thread keeps NV vectors of the row in registers. CODES: writes p.codes. MANY: a block has
  * several rows, and loads the next one while it computes; otherwise there are enough registers left
  * for the product whose blocks start beside it. */
@@ -44,14 +81,7 @@ __global__ void __launch_bounds__(1024)
     __shared__ float shared[32];
     /* No kernel writes the weights, so they can be loaded before the row arrives. */
     float w[NV][N];
-#pragma unroll
-    for (int j = 0; j < NV; j++) {
-        const int i = (j * blockDim.x + threadIdx.x) * N;
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-            w[j][e] = weight && i < p.width ? weight[i + e] + p.weight_offset : 1.0f;
-        }
-    }
+    load_weight(w, weight, p);
     pdl_trigger(); // before the wait: see device/launch.cuh
     /* A product that leaves partial sums triggers this kernel only after all kernels before it have
      * ended. The residual is not the output of that product, so it can be read before the wait. */
@@ -105,21 +135,7 @@ __global__ void __launch_bounds__(1024)
         if (out) {
             const struct row_moments m =
                 row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
-#pragma unroll
-            for (int j = 0; j < NV; j++) {
-                const int i = (j * blockDim.x + threadIdx.x) * N;
-                if (i < p.width) {
-#pragma unroll
-                    for (int e = 0; e < N; e++) {
-                        v[j].v[e] =
-                            from_float<T>(normed(to_float(v[j].v[e]), w[j][e],
-                                                 bias ? bias[i + e] : 0.0f, m.mean, m.scale));
-                    }
-                    if (!CODES) {
-                        v[j].store(out + (int64_t)row * p.out_stride + i);
-                    }
-                }
-            }
+            norm_row<!CODES>(v, w, bias, m, p.width, out + (int64_t)row * p.out_stride);
             if constexpr (CODES) {
                 round_row<T, NV>(p.codes, row, 0, v, shared);
             }
