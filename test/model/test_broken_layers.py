@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import golden
-from test_checkpoint import HEAD, Checkpoint, poke
+from test_checkpoint import HEAD, Checkpoint, broken
 from test_cube import DRAFT, NGRAM, essence
 
 FAMILIES = os.path.join(golden.SHARED, "golden-families")
@@ -24,13 +24,6 @@ def run(folder, requests, *flags):
                           input=lines, capture_output=True, text=True, timeout=120)
     assert done.returncode in (0, 1), golden.ended(done)
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
-
-
-def broken(path, source, tensor, element=3):
-    ck = Checkpoint(path, source)
-    poke(ck, tensor, element, "nan")
-    ck.write()
-    return ck.folder
 
 
 def places(log):

@@ -830,6 +830,14 @@ def poke(ck, name, element, bits):
     ck.data = ck.data[:at] + value + ck.data[at + size:]
 
 
+def broken(path, source, tensor, element=3):
+    """A copy of a model with one element that is NaN; its folder."""
+    ck = Checkpoint(path, source)
+    poke(ck, tensor, element, "nan")
+    ck.write()
+    return ck.folder
+
+
 @pytest.mark.parametrize("name, element, value", [(NORM, 3, "nan"), (DOWN, 0, "inf"), (HEAD, -1, "nan")])
 def test_nan_weights_are_named(tmp_path, name, element, value):
     ck = Checkpoint(tmp_path / "m")

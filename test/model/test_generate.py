@@ -4,14 +4,13 @@ import json
 import os
 import re
 import resource
-import shutil
-import struct
 import subprocess
 import threading
 
 import pytest
 
 import golden
+from test_checkpoint import broken
 
 MODEL = os.path.join(golden.GOLDEN, "llama-3")
 GOOD = {"prompt_token_ids": [5, 6, 7], "max_tokens": 2, "temperature": 0}
@@ -153,19 +152,12 @@ def test_without_a_tokenizer_ids_go_in_and_out(text, why, tmp_path):
 
 
 def test_nan_weights_still_give_valid_json(tmp_path):
-    for name in os.listdir(MODEL):
-        shutil.copy(os.path.join(MODEL, name), tmp_path)
-    path = tmp_path / "model.safetensors"
-    raw = bytearray(path.read_bytes())
-    n = struct.unpack("<Q", raw[:8])[0]
-    at = 8 + n + json.loads(raw[8:8 + n])["model.norm.weight"]["data_offsets"][0]
-    raw[at:at + 2] = b"\xc0\x7f"  # NaN
-    path.write_bytes(raw)
+    folder = broken(tmp_path / "m", MODEL, "model.norm.weight")
 
     def no_constant(name):
         raise AssertionError(name)
     lines = [dict(GOOD, logprobs=2, prompt_logprobs=2), {"prompt_token_ids": [5, 6], "pool": "mean"}]
-    done = subprocess.run([*golden.RUN, str(tmp_path), "--json", "--check-weights", "off"],
+    done = subprocess.run([*golden.RUN, folder, "--json", "--check-weights", "off"],
                           input="\n".join(map(json.dumps, lines)), capture_output=True, text=True, timeout=60)
     scored, pooled = [json.loads(line, parse_constant=no_constant) for line in done.stdout.splitlines()]
     assert "not numbers" in scored["error"] and "not numbers" in pooled["error"]

@@ -144,6 +144,18 @@ static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, c
     return opened;
 }
 
+/* Few blocks, places and rows, so that all kinds of steps come soon. */
+static struct engine_options small(const char *model)
+{
+    return (struct engine_options){.model = model,
+                                   .block_size = 16,
+                                   .num_gpu_blocks_override = 60,
+                                   .enable_prefix_caching = true,
+                                   .enable_chunked_prefill = true,
+                                   .max_num_seqs = 5,
+                                   .max_num_batched_tokens = 61};
+}
+
 /* Each family uses different ops, so each is opened and run on every architecture that the
  * build has. */
 static int all_families(const void *arg)
@@ -156,15 +168,9 @@ static int all_families(const void *arg)
         snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
         fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
         fake_cuda_has_products(i % 4 != 1);
-        struct engine_options o = {.model = dir,
-                                   .block_size = 16,
-                                   .num_gpu_blocks_override = 60,
-                                   .enable_prefix_caching = true,
-                                   .enable_chunked_prefill = true,
-                                   .max_num_seqs = 5,
-                                   .max_num_batched_tokens = 61,
-                                   .backend.enforce_eager = i % 4 == 2,
-                                   .backend.deterministic = i % 4 == 3};
+        struct engine_options o = small(dir);
+        o.backend.enforce_eager = i % 4 == 2;
+        o.backend.deterministic = i % 4 == 3;
         live(&o, 90, 2, dir);
         CHECK(fake_cuda_counts().kernels >= 10);
         CHECK(i % 4 == 2 || fake_cuda_counts().replays > 5);
@@ -329,15 +335,9 @@ static int live_until_lost(const void *arg)
              l->e == cudaErrorMemoryAllocation ? "out of memory" : "lost", l->n);
     fake_cuda_reset(l->n_ranks, host_archs()[0], (size_t)1 << 32);
     fake_cuda_fail(l->n, l->e);
-    struct engine_options o = {.model = OWN,
-                               .block_size = 16,
-                               .num_gpu_blocks_override = 60,
-                               .enable_prefix_caching = true,
-                               .enable_chunked_prefill = true,
-                               .max_num_seqs = 5,
-                               .max_num_batched_tokens = 61,
-                               .speculative_config = l->config,
-                               .tensor_parallel_size = l->n_ranks};
+    struct engine_options o = small(OWN);
+    o.speculative_config = l->config;
+    o.tensor_parallel_size = l->n_ranks;
     const bool opened = live(&o, 90, 2, what);
     if (!fake_cuda_failed()) {
         return NOT_REACHED;
@@ -372,16 +372,10 @@ static int ranks(const void *arg)
         char dir[64];
         snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
         fake_cuda_reset(3, *(const int32_t *)arg, (size_t)1 << 32);
-        struct engine_options o = {.model = dir,
-                                   .block_size = 16,
-                                   .num_gpu_blocks_override = 60,
-                                   .enable_prefix_caching = true,
-                                   .enable_chunked_prefill = true,
-                                   .max_num_seqs = 5,
-                                   .max_num_batched_tokens = 61,
-                                   .tensor_parallel_size = 2,
-                                   .backend.enforce_eager = i % 4 == 2,
-                                   .backend.deterministic = i % 4 == 3};
+        struct engine_options o = small(dir);
+        o.tensor_parallel_size = 2;
+        o.backend.enforce_eager = i % 4 == 2;
+        o.backend.deterministic = i % 4 == 3;
         live(&o, 90, 2, dir);
         CHECK(i % 4 == 2 || fake_cuda_counts().replays > 5);
     }
@@ -488,15 +482,9 @@ static int live_broken(const void *arg)
     struct bed *b = xcalloc(1, sizeof *b);
     struct err err = {0};
     fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
-    struct engine_options o = {.model = OWN,
-                               .block_size = 16,
-                               .num_gpu_blocks_override = 60,
-                               .enable_prefix_caching = true,
-                               .enable_chunked_prefill = true,
-                               .max_num_seqs = 5,
-                               .max_num_batched_tokens = 61,
-                               .no_thread = true,
-                               .open_backend = open_broken};
+    struct engine_options o = small(OWN);
+    o.no_thread = true;
+    o.open_backend = open_broken;
     b->broken = true;
     for (int32_t i = 0; i < MAX_PROMPT; i++) {
         b->prompt[i] = 3 + i * i * 7 % 290;

@@ -1,30 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: waits
 """A model whose logits are NaN: its requests fail, in every form, and the operator learns why."""
-
-import json
-import os
-import shutil
-import struct
-
 import pytest
 from api import SMALL, Server
 from api_script import eventually
-
-NAN = b"\xc0\x7f"  # in bf16
+from test_checkpoint import broken
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for name in os.listdir(SMALL):
-        shutil.copy(os.path.join(SMALL, name), tmp_path)
-    path = tmp_path / "model.safetensors"
-    raw = bytearray(path.read_bytes())
-    n = struct.unpack("<Q", raw[:8])[0]
-    at = 8 + n + json.loads(raw[8:8 + n])["model.norm.weight"]["data_offsets"][0]
-    raw[at:at + 2] = NAN
-    path.write_bytes(raw)
-    return str(tmp_path)
+    return broken(tmp_path / "m", SMALL, "model.norm.weight")
 
 
 def test_requests_to_a_model_of_nan_fail_and_the_operator_learns_why(folder):
