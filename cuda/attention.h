@@ -18,9 +18,9 @@ extern "C" {
 
 enum { ATTENTION_CAPTURED_ROWS = 512 }; // launches of up to this many rows may be captured
 
-/* For passes in which every row is a separate sequence (attention/few.cu): the maximum number of
- * keys of a row, including its new key, if the pass has n_rows rows. 0 if the general path is as
- * fast. */
+/* attention/few.cu computes passes in which every row is a separate sequence. Returns the maximum
+ * number of keys (including the new one) that a row may have in such a pass of n_rows rows. 0: the
+ * general path is as fast. */
 static inline int32_t attention_few_keys(int32_t n_rows)
 {
     if (n_rows < 1 || n_rows > 256) {
@@ -48,9 +48,9 @@ struct attention_limits {
     int32_t sm;         // compute capability: 80, 90...
     bool deterministic; // KV is split at fixed positions counted from 0, whatever else is in the
                         // batch
-    // Number of tree paths in KV set 0 that are copied (attention_plan.h); 0: none.
+    // Maximum number of tree paths that a pass copies in KV set 0 (attention_plan.h); 0: none.
     int32_t max_paths;
-    // Number of runs of prompts' codes that are expanded (attention_plan.h); 0: none.
+    // Maximum number of runs of prompts' codes that a pass expands (attention_plan.h); 0: none.
     int32_t max_runs;
     size_t run_bytes; // memory for the expanded runs
     /* What attention_learn has recorded about the layers of each KV set. Without it a plan neither

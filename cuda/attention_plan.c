@@ -136,9 +136,10 @@ static int32_t choose_split(const struct planner *p)
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
-/* The sort class of an item with n_keys keys; items with more keys come first. Short items are
- * classed by quarters of a tile: the lengths of a prompt's units grow in such steps, so that they
- * pair up to equal sums. Very long items are classed by two tiles. */
+/* The sort class of an item with n_keys keys; items with more keys come first. Classes are a
+ * quarter of a tile wide, because the units of a prompt differ in length by such steps; sorted that
+ * finely, long and short units add up to equal work. Only very long items have wider classes, of
+ * two tiles. */
 static int32_t class_of(int32_t n_keys)
 {
     const int32_t fine = ATTENTION_KV_TILE / 4, coarse = 2 * ATTENTION_KV_TILE;
@@ -233,7 +234,7 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
     p.tiles = p.items + p.max_items;
     attention_make_tiles(&p, true);
     int32_t split = choose_split(&p);
-    // There are not enough slots: nothing is shared, and then nothing needs to be split.
+    // There are not enough slots. If no prefix is shared, no tile needs to be split.
     if (split < 0) {
         attention_make_tiles(&p, false);
         split = choose_split(&p);

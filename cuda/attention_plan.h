@@ -6,12 +6,12 @@
  *       | struct attention_path [max_paths] | struct attention_run [max_runs]
  *       | struct attention_item [n]
  *
- * An item is processed once per KV head; its rows times the query heads of the group are packed
- * into one tile. If one item covers all keys of a row, it writes the output directly. Otherwise
- * each item leaves (unnormalised output, maximum, sum) in the row's slot `split`, and a second
- * kernel joins slots 0, 1, ... in that order. A prefix shared by several sequences becomes items
- * whose rows belong to several sequences and whose keys are read through the first one's block
- * table.
+ * An item is processed once per KV head. A tile then has one packed row for each pair of a query
+ * row and a query head that uses this KV head. If one item covers all keys of a row, it writes the
+ * output directly. Otherwise each item leaves (unnormalised output, maximum, sum) in the row's slot
+ * `split`, and a second kernel joins slots 0, 1, ... in that order. A prefix shared by several
+ * sequences becomes items whose rows belong to several sequences and whose keys are read through
+ * the first one's block table.
  *
  * In deterministic mode a tree row must get the same bits as a plain run over its ancestors, so its
  * keys must be where they would be in that run. If the keys of a row's ancestors already are there
@@ -22,8 +22,8 @@
  *
  * Keys that many rows read are treated in the same way if pages hold codes, the mode is not
  * deterministic, and the pass is never captured: before every layer's attention they are expanded
- * to floating point (attention/expand.cu), and their items belong to lanes after the null lane,
- * whose tables name the expanded pages. Compiles as C11 and C++17.
+ * to floating point (attention/expand.cu). The items that read them belong to extra lanes after the
+ * null lane, whose block tables name the expanded pages. Compiles as C11 and C++17.
  * Thread: plain data. */
 #ifndef SLUICE_CUDA_ATTENTION_PLAN_H
 #define SLUICE_CUDA_ATTENTION_PLAN_H
@@ -74,8 +74,8 @@ struct attention_row {
     int32_t first_slot, n_slots; // n_slots 0: there is nothing to join
 };
 
-/* Path i of the plan uses lane max_lanes + 1 + i. It consists of the lane's past from its last page
- * on, then the ancestors of pass row `row` in order, and then that row. */
+/* Path i of the plan uses lane max_lanes + 1 + i. It consists of the past tokens in the lane's last
+ * page, then the ancestors of pass row `row` in order, and then that row. */
 struct attention_path {
     int32_t row, seq_row; // seq_row: the sequence's first row
     int32_t lane, n_past;
@@ -85,7 +85,7 @@ struct attention_path {
  * max_lanes + 1 + i. */
 struct attention_run {
     int32_t lane, begin, end;
-    int32_t first_page; // where the page that contains `begin` goes
+    int32_t first_page; // first expanded page: it holds the page that contains `begin`
     int32_t low_pos;    // lowest position among the rows that read the run
 };
 
@@ -96,7 +96,7 @@ struct attention_plan_head {
     int32_t mean_keys;          // average number of keys per item
     int32_t n_paths, paths_offset;
     int32_t n_runs, runs_offset;
-    int32_t n_others; // number of items whose lanes are not runs
+    int32_t n_others; // number of tiles that read keys outside the expanded runs
     int32_t reserved[6];
 };
 

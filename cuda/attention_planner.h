@@ -22,8 +22,9 @@ struct planner {
     struct attention_plan_head *head;
     struct attention_row *rows;
     struct attention_item *items;
-    /* The tiles before they are split. `fold` marks rows that are also served by a tile of a shared
-     * prefix. Such a tile either starts where the prefix ends or is the prefix itself. */
+    /* The tiles before they are split. `fold` is set if the tile's rows read a shared prefix: in
+     * the tile of the prefix itself, and in the tiles of these rows' remaining keys, which start
+     * where the prefix ends. */
     struct attention_item *tiles;
     int32_t n_tiles, most_rows; // most_rows: the largest n_rows of any tile
     struct attention_path *paths;

@@ -180,7 +180,7 @@ void attention_make_tiles(struct planner *p, bool with_groups)
         const struct pass_seq *first = &pass->seqs[s];
         const struct pass_seq *last = &pass->seqs[s + group->n_seqs - 1];
         const int32_t n_rows = last->first_row + last->n_rows - first->first_row;
-        /* The prefix is before the position of every row. */
+        /* Every row's position is after the prefix. */
         const struct attention_run run = {.lane = first->lane, .end = shared, .low_pos = shared};
         const struct attention_item prefix = {
             .mask = ATTENTION_ALL,

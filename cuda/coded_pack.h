@@ -22,7 +22,7 @@ struct coded_source {
 };
 
 /* Returns false if the weight must be stored in floating point. Experts stay quantised only if both
- * halves of gate_up start at the border of a tile. */
+ * halves of gate_up start at a tile boundary. */
 bool coded_source_init(struct coded_source *s, const struct weight_desc *d);
 void coded_source_deinit(struct coded_source *s);
 

@@ -20,7 +20,7 @@ struct gemms {
     struct { // rounded rows; valid for one product
         void *rows;
         float *scales;
-        uint8_t *after_rows; // codes of the product after one that reads `rows`
+        uint8_t *after_rows; // codes for a second product, written by a product that reads `rows`
         float *after_scales;
     } rounded;
     struct row_bests bests; // where the output head stores the best logits
@@ -30,9 +30,9 @@ enum status gemms_open(struct gemms *g, struct cuda *device);
 enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows);
 void gemms_close(struct gemms *g);
 
-/* With may_split, y may be left as *sums instead (split-K partial sums that are not added up), for
- * which there is only one area. Without it, or if sums->n stays 0, y is complete. sums may be NULL
- * without may_split. */
+/* If a->may_split is set, the product may be left as split-K partial sums, which *sums then
+ * describes, instead of in y. There is only one area for them. In all other cases sums->n stays 0
+ * and y is complete. sums may be NULL if may_split is not set. */
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums);
 /* True if x is multiplied as FP8 codes; *round describes how to compute them. In that case the
  * producer of x may write the codes itself just before the product, pass is_rounded, and leave x

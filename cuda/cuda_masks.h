@@ -18,7 +18,7 @@ struct draw_masks {
     struct known_mask {
         uint64_t hash, pass; // pass: the last one that had this mask; 0: the slot is empty
         int32_t next;        // next in the same place of the table; -1: none
-        bool again;          // another pass has used it since the hand of the clock passed it
+        bool again;          // used again since the clock's hand was last here
     } *known;
     uint32_t *copies; // host copies of the words in the slots
     int32_t *table, table_size;

@@ -44,7 +44,7 @@ static bool rope_adds_sums(const struct rope_store_args *a, const struct kv_view
            k_rope_takes_sums(a, rope_of(a), vector_length(a->q_norm), vector_length(a->k_norm), kv);
 }
 
-/* True if attention/few.cu probably computes the op (may_be_few knows). */
+/* True if attention/few.cu will probably compute the op; may_be_few decides. */
 static bool rope_is_few(const struct cuda_backend *be, const struct rope_store_args *a,
                         const struct kv_view *kv)
 {
@@ -53,8 +53,8 @@ static bool rope_is_few(const struct cuda_backend *be, const struct rope_store_a
                                  kv, &be->attention);
 }
 
-/* With few decoding rows the product must be complete: attention that adds sums does not divide a
- * row's keys among blocks, which takes longer than a product whose K is not cut. */
+/* With few decoding rows the product must be complete. If attention added up partial sums, it could
+ * not divide a row's keys among blocks, and that would cost more time than splitting K saves. */
 bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a)
 {
     enum { COMPLETE_ROWS = 16 };
@@ -167,8 +167,8 @@ enum status cuda_op_attention(struct backend *base, const struct attention_args 
 static bool may_be_few(const struct cuda_backend *be, const struct rope_store_args *r,
                        const struct attention_args *a, const struct kv_view *kv)
 {
-    // few.cu reads windows and sinks only in passes of so many rows; few_kv.cu and few_fixed.cu
-    // never.
+    // few.cu supports windows and sinks up to this number of rows; few_kv.cu and few_fixed.cu do
+    // not support them.
     enum { BOUNDED_ROWS = 32 };
     const bool plain = a->window <= 0 && !a->sinks;
     const bool bounded = !be->device.options.deterministic && kv->codes.format == KV_PLAIN &&
@@ -179,7 +179,8 @@ static bool may_be_few(const struct cuda_backend *be, const struct rope_store_ar
            (plain || bounded) && a->softcap <= 0.0f && rope_is_few(be, r, kv);
 }
 
-/* True if attention may write its out as the codes that `l` reads: those of a head share a scale.
+/* True if attention can write its output as the codes that product `l` reads. The inputs that share
+ * a scale must then be those of one head.
  */
 static bool makes_codes(struct cuda_backend *be, const struct rope_store_args *r,
                         const struct attention_args *a, const struct sum_parts *sums,
@@ -191,8 +192,8 @@ static bool makes_codes(struct cuda_backend *be, const struct rope_store_args *r
            codes->n_in == a->n_heads * a->head_dim_v;
 }
 
-/* Decoding rows of few heads have one kernel for both ops, which may also round its out for the
- * product that follows; other passes call them separately. */
+/* For decoding rows that may_be_few accepts, one kernel computes both ops, and may round its output
+ * for the product that follows. Other passes call the ops separately. */
 enum status cuda_op_rope_attention(struct backend *base, const struct rope_store_args *r,
                                    const struct attention_args *a, const struct linear_args *l)
 {
@@ -222,8 +223,8 @@ enum status cuda_op_rope_attention(struct backend *base, const struct rope_store
     return l ? cuda_op_linear(base, l) : OK;
 }
 
-/* True if a weight of heads is plain numbers of this dtype, and its product reads and writes what
- * the ops beside it do. */
+/* True if the weight has one matrix per head, of this shape and dtype, not quantised and without
+ * bias. */
 static bool heads_are(const struct weight *w, enum dtype dtype, int32_t n_heads, int32_t n_out,
                       int32_t n_in)
 {
@@ -231,8 +232,8 @@ static bool heads_are(const struct weight *w, enum dtype dtype, int32_t n_heads,
            w->n_experts == n_heads && w->n_out == n_out && w->n_in == n_in && !w->bias;
 }
 
-/* True if one kernel can do all of it: each row is a separate sequence, attention is plain, and the
- * ops feed each other. Fills in its arguments. */
+/* True if one kernel can compute all four ops: each row is a separate sequence, attention is plain,
+ * and each op reads what the one before it writes. Fills in the kernel's arguments. */
 static bool mla_is_few(const struct cuda_backend *be, const struct mla_store_args *s,
                        const struct linear_heads_args *absorb, const struct attention_args *a,
                        const struct linear_heads_args *expand, struct mla_few *m)

@@ -37,7 +37,8 @@ enum status cuda_op_norm(struct backend *base, const struct norm_args *a)
     return norm(be, a, NULL);
 }
 
-/* With few rows one kernel does all of them, with sums of its own shape. */
+/* With few rows one kernel computes all of them, except in deterministic mode: it sums in another
+ * order. */
 enum status cuda_op_norms(struct backend *base, const struct norm_args *a, int32_t n)
 {
     enum { ROWS = 16 };
@@ -259,14 +260,15 @@ enum status cuda_op_linear_act(struct backend *base, const struct linear_args *l
     return cuda_op_activation(base, a);
 }
 
-/* An activation followed by the product that alone reads it. */
+/* True if `down` multiplies the whole result of the activation. */
 static bool is_followed(const struct activation_args *a, const struct linear_args *down)
 {
     return a->out.mem.p == down->x.mem.p && a->width == (int32_t)down->weight->n_in &&
            a->n_rows == down->n_rows;
 }
 
-/* The second product of an MLP computes the activation of its input itself. False if it cannot. */
+/* Lets the second product of an MLP compute the activation of its input itself. False if it
+ * cannot. */
 static bool linear_of_gates(struct cuda_backend *be, const struct activation_args *a,
                             const struct linear_args *down, enum status *st)
 {
@@ -285,8 +287,8 @@ static bool linear_of_gates(struct cuda_backend *be, const struct activation_arg
     return true;
 }
 
-/* Both products of an MLP, if they multiply codes and the first one writes those that the second
- * one reads. False if they do not. */
+/* Computes both products of an MLP if the first one can write the codes that the second one
+ * multiplies. False if it cannot. */
 static bool gated_to_codes(struct cuda_backend *be, const struct linear_args *up,
                            const struct activation_args *a, const struct linear_args *down,
                            bool is_rounded, enum status *st)

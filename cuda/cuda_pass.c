@@ -11,8 +11,8 @@ struct meta_layout {
     size_t rows, row_seq, seqs, groups, out_rows, draws, pool, keeps, plan, plan_bytes, tree, end;
 };
 
-/* The maximum number of state boundaries that a pass of n_rows rows may keep; its sequences can
- * have rows in several blocks. */
+/* The maximum number of state boundaries that a pass of n_rows rows may store as snapshots. A
+ * sequence can pass several boundaries. */
 static int32_t most_keeps(int32_t n_rows)
 {
     return n_rows / 8 + 1;
@@ -48,7 +48,8 @@ static struct meta_layout meta_layout(const struct attention_limits *attention, 
     return m;
 }
 
-/* A result of pooling for each sequence, or for each row with hidden states. */
+/* The maximum number of pooled results of a pass: one per sequence, or one per row whose hidden
+ * state is returned. */
 static int32_t max_pooled(const struct backend_limits *limits)
 {
     return limits->max_out_rows + limits->max_lanes;
@@ -267,8 +268,8 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
 /* True if attention/few.cu is to compute the pass. That kernel reads each row's keys separately, so
  * a prefix that 17 or more rows share goes to the general path. With more than 32 rows it does not
  * split a row's keys, so passes with a few long rows among short ones go there, too: each long row
- * would keep one block busy after all others have ended. In deterministic mode it never splits
- * them, and a long row keeps a single warp busy. */
+ * would keep one block busy after all others have ended. In deterministic mode a row's keys are
+ * never split, so a long row would keep a single warp busy. */
 static bool is_few(const struct pass *p, int32_t n_rows, bool deterministic)
 {
     enum { NO_GROUPS_FROM = 17, WHOLE_FROM = 33, SHORT = 512, LONGEST_SHARE = 24 };
@@ -399,7 +400,8 @@ enum status passes_pause(struct passes *p)
     return p->pass && p->pass->draws_wait ? graphs_end(p->graphs) : ERR_INVALID;
 }
 
-/* Masks arrive after the pass has begun. The draws are then issued; they are never replayed. */
+/* For a pass whose masks arrive after it has begun: sends the masks. The draws are then launched,
+ * never replayed. */
 enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape)
 {
     struct cuda *be = p->device;

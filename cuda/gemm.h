@@ -55,8 +55,8 @@ struct gemm_args {
                                           // at all
     bool is_rounded;                      // the producer of x has rounded it already, see
                                           // cuda_gemm_codes
-    bool is_after_codes;                  // with is_rounded: the producer is itself a product of
-                                          // codes, so x is in the second area for codes
+    bool is_after_codes;                  // with is_rounded: the producer of x itself multiplied
+                                          // codes, so the codes of x are in the second area
     bool x_is_gated;                      // x has rows of gates and factors, [n_rows, 2 n_in]; the
                                           // product's input is silu(gate) * factor. See
                                           // cuda_gemm_takes_gates
@@ -108,9 +108,10 @@ cudaError_t gemm_join(cudaStream_t stream, const struct gemm_args *a, const stru
 /* The plan for n_splits, which must be above 1 if the product is not gated, and 1 if it is. */
 struct wide_plan gemm_wide_plan(const struct gemm_args *a, int32_t n_sms, int32_t n_splits);
 
-/* gemm/fixed.cu: products with any number of rows, aligned, 16 bits, with pairs of features, not
- * gated. K is summed in a->n_parts parts. With may_split these may be left as partial sums if
- * sums_bytes suffices (sums->n is then n_parts, otherwise 0; the caller sets the other fields). */
+/* gemm/fixed.cu: products that are not gated, with any number of rows, aligned 16-bit operands and
+ * an even number of features. K is summed in a->n_parts parts. With may_split these may be left as
+ * partial sums if sums_bytes suffices (sums->n is then n_parts, otherwise 0; the caller sets the
+ * other fields). */
 cudaError_t gemm_fixed(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                        size_t sums_bytes, struct sum_parts *sums);
 /* Each part must consist of whole stages of both kernels. */
@@ -120,8 +121,8 @@ static inline bool gemm_parts_ok(int32_t n_in, int32_t n_parts)
     return n_in > 0 && n_in % (n_parts * STAGE) == 0;
 }
 
-/* gemm/batch.cu: gated products with at least 209 rows, aligned, 16 bits, that fill the kernel's
- * tiles. */
+/* gemm/batch.cu: gated products of aligned 16-bit operands, with at least 209 rows, that fill most
+ * of the kernel's tiles. */
 bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_batch(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 

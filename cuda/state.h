@@ -100,7 +100,8 @@ size_t k_state_blocks_bytes(const struct state_view *state,
                             int32_t n_blocks); // scratch bytes; n_blocks 1 gives the minimum
 cudaError_t k_state_blocks(cudaStream_t stream, const struct state_rows_launch *l, void *scratch,
                            size_t n_bytes);
-/* Gates that it takes have no norm, one value per element, and no function. */
+/* True if k_short_conv can apply the gate itself: one value per element, used as it is, and no
+ * norm. */
 bool k_short_conv_takes_gate(const struct gate_args *a);
 cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows_launch *l);
 cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm, bool wide);
