@@ -5,10 +5,10 @@
  *
  * Grid: up to two blocks per multiprocessor; a block takes rows blockIdx.x, + gridDim.x, ..., and a
  * thread holds NV 16-byte vectors of a row. A block sends all its rows before it waits for the
- * first. Every rank assigns rows to blocks in the same way, and a block waits only for rows of
- * earlier or equal blocks of other ranks, so the kernel makes progress however many blocks are
- * resident. Bound by the latency of the links for small messages and by their bandwidth for large
- * ones. */
+ * first. Every rank assigns rows to blocks in the same way, and a block waits only for rows that
+ * blocks of the same or a lower number send on other ranks, so the kernel makes progress however
+ * many blocks are resident. Bound by the latency of the links for small messages and by their
+ * bandwidth for large ones. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/device/peer.cuh"

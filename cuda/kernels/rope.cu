@@ -212,9 +212,10 @@ __device__ __forceinline__ void load_angles(float4 *cos_sin, const struct rope_v
     }
 }
 
-/* The common case: 16-bit heads of which all elements or the first ones are rotated in halves, with
- * an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the first half of the
- * rotated elements and its partner in the second half, or two of the elements that are not rotated.
+/* The common case: 16-bit heads that are rotated in halves, either whole or only their first
+ * elements, with an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the
+ * first half of the rotated elements and its partner in the second half, or two of the elements
+ * that are not rotated.
  */
 template <typename T, norm_when NORM, bool CODES>
 __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rotary position embedding for multi-head latent attention (MLA): the norm of the latent, the
- * rotation of the key's part with positions, and the store of both as one key per token; and the
+ * rotation of the key's positional part, and the store of both as one key per token; and the
  * rotation of the queries' last elements. A block stores a row's key, or rotates four of the row's
  * query heads, one per warp. Bound by memory bandwidth or, with few rows, by latency. */
 #include "cuda/kernels/device/launch.cuh"
@@ -8,7 +8,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/rope.cuh"
 
-/* A row of MLA has the latent, which is normed, and the part with positions, which is rotated. */
+/* A row of MLA has the latent, which is normed, and the positional part, which is rotated. */
 struct mla_params {
     int32_t q_stride, q_head, q_rope_offset;
     int32_t out_stride, out_head, out_offset;

@@ -22,7 +22,7 @@ struct attention_params {
     const int32_t *blocks;
     int32_t blocks_stride;
     int32_t n_rows, n_heads, group; // group: query heads per KV head
-    float softcap, cap_scale;       // group: number of query heads per KV head
+    float softcap, cap_scale;       // cap_scale: converts a score to an exponent for soft_cap
     float scale_log2; // converts a score to an exponent of 2; applied after the soft cap
     int32_t window, chunk;
     const float *sinks;
@@ -153,7 +153,7 @@ row_view(const struct attention_params &p, const struct attention_unit &u, int p
 }
 
 /* True if a row of a tree sees new slot `node`; w: the row's mask. With a sliding window, the
- * position of the node counts, which is its depth. */
+ * node's position counts, which follows from its depth. */
 __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
                                           const struct attention_unit &u,
                                           const struct attention_row_view &v,

@@ -45,7 +45,7 @@ template <int NB> struct kv_loader {
         using S = shape<NB>;
         const int log_bt = 31 - __clz(p.kv.block_tokens), bt = 1 << log_bt;
         const int n_keys = min(S::KEYS, end - start), n_pages = (n_keys + bt - 1) >> log_bt;
-        // pages that are loaded whole, because enough of their keys is needed
+        // pages that are loaded whole, because enough of their keys are needed
         const int n_whole = (n_keys + PART_ROWS - 1) >> log_bt;
         const int n_parts = (max(n_keys - (n_whole << log_bt), 0) + PART_ROWS - 1) / PART_ROWS;
         const int lane = threadIdx.x & 31, page0 = start >> log_bt;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* MLA for few decoding rows, each of which is a separate sequence, for Hopper: the store of the new
  * key, the absorbed product of the query, attention, and the expansion of its result in one launch.
- * Apart these are up to six launches, each of which takes longer than reading its operands.
+ * Separately these take up to six launches, each of which lasts longer than reading its operands.
  *
  * A unit is a row and a head; a cluster of blocks processes it. Every block
  *   1. computes its slice of the absorbed query and sends it to all blocks,
@@ -9,8 +9,8 @@
  *      values as well and stay in its registers (a lane has some elements of each),
  *   3. sends its sums to all blocks, joins those of all, and computes its slice of the head.
  * The blocks exchange data by stores that the receiver's mbarrier counts, so no barrier of the
- * cluster orders data. A row of a latent key is read once for each head, which is why contexts are
- * short (attention_few_keys); the general path reads it once for 64 heads.
+ * cluster orders data. Each head reads the latent keys again, which is why this kernel is only for
+ * short contexts (attention_few_keys); the general path reads them once for 64 heads.
  *
  * The weights of steps 1 and 3 and each warp's first keys do not depend on the preceding kernel and
  * are fetched before the wait for it. Bound by latency: launch, two exchanges, a load of keys. */
@@ -23,7 +23,7 @@
 enum {
     WARPS = 8,
     THREADS = 32 * WARPS,
-    ROPE = 64,   // elements of a key with positions
+    ROPE = 64,   // elements of a key's positional part
     BATCH = 2,   // keys that a warp loads at once; they are in one page
     MOST_LOG = 3 // log2 of the blocks of a cluster
 };
@@ -54,8 +54,8 @@ template <int LORA> struct mla_layout {
         expand = absorb + (LORA >> p.log_cluster) * p.nope * 2;
         query = expand + (p.v_dim >> p.log_cluster) * LORA * 2;
         nope = query + (LORA + ROPE) * 4;
-        latent =
-            nope + (p.nope + 2 * ROPE) * 4; // after it: the raw parts with positions of q and k
+        latent = nope + (p.nope + 2 * ROPE) * 4; // after it: the positional parts of q and k, not
+                                                 // yet rotated
         room = latent + LORA * 4;
         parts = room + WARPS * PART * 4;
         bytes = parts + (PART << p.log_cluster) * 4;
@@ -64,7 +64,7 @@ template <int LORA> struct mla_layout {
 
 #if HAVE_SM90A
 
-/* Keys as a lane holds them: eight elements of every 256, and two of the part with positions. */
+/* Keys as a lane holds them: eight elements of every 256, and two of the positional part. */
 template <typename T, int LORA> struct key_of {
     vec<T> latent[LORA / 256];
     uint32_t rope;
@@ -171,7 +171,7 @@ template <typename T, int LORA> struct mla_unit {
         return p.rope.cos_sin + (int64_t)pos * p.rope.n_pairs * 2;
     }
 
-    /* Brings the head's query to shared memory, its part with positions rotated. */
+    /* Brings the head's query to shared memory, and rotates its positional part. */
     __device__ __forceinline__ void load_query()
     {
         const T *q = (const T *)p.q + (int64_t)row_id * p.q_stride + (int64_t)head * p.q_head;
@@ -364,7 +364,7 @@ template <typename T, int LORA> struct mla_unit {
         }
     }
 
-    /* How much the sums with maximum `part` count beside those with maximum `all`. */
+    /* The factor that converts sums relative to the maximum `part` to sums relative to `all`. */
     __device__ __forceinline__ float share(float part, float all) const
     {
         return part == -INFINITY ? 0.0f : exp2_fast((part - all) * p.scale_log2);
@@ -394,7 +394,8 @@ template <typename T, int LORA> struct mla_unit {
         return v;
     }
 
-    /* Joins the warps' sums, sends the block's to all blocks, and joins those: the latent result.
+    /* Joins the sums of the block's warps, sends the result to all blocks, and joins what all
+     * blocks sent: attention's output, in latent form.
      */
     __device__ __forceinline__ void exchange()
     {

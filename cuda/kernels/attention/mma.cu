@@ -51,7 +51,7 @@ static int most_shared(int sm)
     return (sm >= 90 && sm < 120 ? 227 : 99) << 10;
 }
 
-/* Supports every layer, on sm_80 and later, whose tile fits into shared memory and whose rows are
+/* True for every layer, on sm_80 and later, whose tile fits into shared memory and whose rows are
  * whole vectors. */
 bool attention_mma_takes(const struct attention_launch *a)
 {

@@ -408,7 +408,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
             score(u, stage, start);
             softmax();
             add_values(stage, u.n_packed);
-            __syncthreads(); // all have read the stage, probabilities and maxima
+            __syncthreads(); // all threads have read the stage, probabilities and maxima
         }
         copy_wait<0>();
 #pragma unroll

@@ -7,7 +7,7 @@
  * warpgroups take turns at issuing, so that one's softmax overlaps the other's products. No wgmma
  * may be in flight across a branch, because ptxas would serialise it.
  *
- * The sums have the bits of wide.cuh.
+ * The sums have the same bits as those of wide.cuh.
  *
  * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_PROMPT_CUH

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention of a few rows (decoding): the computing half of sm90.cu for units of at most 8 packed
- * rows. wgmma would compute 64 rows, and the softmax of 64 rows. Here the four warps of a warpgroup
- * share the keys of a tile, and each uses mma.sync on 16 rows, of which 8 are real. Each warp keeps
- * its own maximum and sums, which are joined at the end of the unit.
+ * rows. With wgmma, both the products and the softmax would be computed for 64 rows. Here the four
+ * warps of a warpgroup share the keys of a tile, and each uses mma.sync on 16 rows, of which 8 are
+ * real. Each warp keeps its own maximum and sums, which are joined at the end of the unit.
  * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_THIN_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_THIN_CUH

@@ -58,7 +58,8 @@ template <typename T> __device__ __forceinline__ uint32_t pair_minus(uint32_t a,
     return *(const uint32_t *)&p;
 }
 
-/* (a & mask) | other, in one instruction: left to itself the compiler spends two on constants. */
+/* (a & mask) | other, in one instruction. Otherwise the compiler spends two more on loading the
+ * constants. */
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t other)
 {
     uint32_t to;
@@ -79,16 +80,16 @@ __device__ __forceinline__ uint32_t shifted(uint32_t word, int n)
     return n >= 0 ? word << n : word >> -n;
 }
 
-/* Converts two of the word's codes, less the zero: nibbles i and i + 4 of 4-bit codes, bytes i and
- * i + 2 of 8-bit codes. The exponent bits are moved unchanged to the exponent field of T. The
- * difference of the biases is then corrected by multiplying by a power of two, which is exact for
- * subnormal codes, too. */
+/* Converts two of the word's codes and subtracts the zero point: nibbles i and i + 4 of 4-bit
+ * codes, bytes i and i + 2 of 8-bit codes. The exponent bits are moved unchanged to the exponent
+ * field of T. The difference of the biases is then corrected by multiplying by a power of two,
+ * which is exact for subnormal codes, too. */
 template <typename T, enum coded_code CODE>
 __device__ __forceinline__ uint32_t pair_of(uint32_t word, int i, uint32_t zero)
 {
     using C = code_constants<T>;
     if constexpr (CODE == CODED_E4M3) {
-        // Takes one shift less than converting halves.
+        // Both bytes are shifted at once, which saves a shift.
         constexpr uint32_t MASK = 0x7f007f00u >> C::E4M3_DOWN;
         const uint32_t size = i == 0 ? word << (8 - C::E4M3_DOWN) : word >> C::E4M3_DOWN;
         const uint32_t sign = i == 0 ? word << 8 : word;
@@ -110,10 +111,11 @@ __device__ __forceinline__ uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c)
     return *(const uint32_t *)&p;
 }
 
-/* A word of 4-bit codes as four pairs at once, nibbles i and i + 4 for i from 0 to 3, times FACTOR.
- * Integers: a nibble in the lowest eight bits of a half is a subnormal number of T, or the first
- * normal ones, which have the same spacing. One multiplication makes it a normal number and
- * subtracts the zero, so that there is one shift to a word. */
+/* Converts a word of 4-bit codes to four pairs at once; pair i has nibbles i and i + 4, times
+ * FACTOR. An integer code needs almost no shifts: a nibble in the lower eight bits of a 16-bit
+ * half, read as a number of T, is subnormal or among the smallest normal numbers, which are equally
+ * spaced. One fused multiply-add scales it to the normal range and subtracts the zero point, so a
+ * word needs only one shift. */
 template <typename T, enum coded_code CODE> struct word_codes {
     using C = code_constants<T>;
     static constexpr float FACTOR = CODE == CODED_U4 ? C::INT_FACTOR : 1.0f;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keeps a value in a register. Otherwise the compiler computes values that do not change again in
- * every step of a loop.
+/* Keeps a value in a register. Otherwise the compiler recomputes a loop's invariant values in every
+ * iteration.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_KEPT_CUH
 #define SLUICE_CUDA_DEVICE_KEPT_CUH

@@ -265,8 +265,8 @@ __device__ __forceinline__ void kv_store_head(const struct kv_codes &c, const st
     }
 }
 
-/* The address of part e of a token's K and V of all heads, for copies. Parts are 16 bytes; the last
- * part of a head has the scale words, 4 bytes each. */
+/* Part e of a token's data, for copies. The parts are numbered head after head: first the codes of
+ * K and V, 16 bytes per part, then the scale words, 4 bytes per part. */
 struct kv_part {
     char *at;
     int32_t n_bytes;

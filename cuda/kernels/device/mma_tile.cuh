@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One block's tile of a matrix product with 16-bit operands on the tensor cores (mma.sync), with
- * cp.async stages. Functions give the rows of both operands, so that gathered rows (experts) and
- * interleaved rows (gate and up side by side) share this code.
+ * cp.async stages. The caller's functions give the addresses of both operands' rows, so the same
+ * code serves gathered rows (experts) and interleaved rows (gate and up side by side).
  *
  * K is summed in ascending order, in steps of 16, in one accumulator. So the bits of an element
  * depend neither on the size of the tile nor on other rows. Deterministic mode relies on that.

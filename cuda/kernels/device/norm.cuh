@@ -14,9 +14,8 @@ __device__ __forceinline__ float normed(float x, float weight, float bias, float
     return fmaf((x - mean) * scale, weight, bias);
 }
 
-/* The first sum with a value's share added: the value itself for a layer norm, otherwise its
- * square. Both cases are written out, because a compiler may or may not fuse `sum += layer ? f : f
- * * f`. */
+/* Adds a value to the row's first sum: the value itself for a layer norm, otherwise its square.
+ * Both cases are written out, because a compiler may or may not fuse `sum += layer ? f : f * f`. */
 __device__ __forceinline__ float moment_add(float sum, float f, bool layer)
 {
     return layer ? sum + f : fmaf(f, f, sum);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* y = silu(x W_gate^T) * (x W_up^T) for 209 or more rows on Hopper. Bound by arithmetic, not by
- * reading the weights; the power it takes limits the clock.
+ * reading the weights; it draws so much power that the clock is lowered.
  *
  * An item is a tile of 256 rows and a band: BAND / 2 features of the gate and the BAND / 2 matching
  * features of the up matrix. A cluster of two neighbouring blocks takes an item, 128 rows per block

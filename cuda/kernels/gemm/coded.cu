@@ -21,7 +21,7 @@
 #include "cuda/kernels/device/mma_tile.cuh"
 
 enum { WARPS = 8, THREADS = WARPS * 32, TILES = 2, MAX_NT = 4 };
-// the latter is the maximum on sm_80
+// SMEM_ONE_BLOCK is the maximum on sm_80.
 enum { SMEM_TWO_BLOCKS = 108 * 1024, SMEM_ONE_BLOCK = 163 * 1024 };
 
 struct coded_params {
@@ -393,8 +393,8 @@ __global__ void __launch_bounds__(THREADS, NT == 1 ? 2 : 1)
     int slot = 0;
     for (int chunk = warp; chunk < p.m.n_chunks; chunk += WARPS) {
         cp_async_wait<S::N - 2>();
-        __syncwarp(); // other lanes copied the scales; also all lanes have read the slot that is
-                      // refilled next
+        __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot that
+                      // is refilled next
         const int next = slot == 0 ? S::N - 1 : slot - 1, ahead = chunk + (S::N - 1) * WARPS;
         ring.fetch_w(next, ahead);
         ring.fetch_x(next, ahead);

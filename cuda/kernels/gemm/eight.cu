@@ -7,10 +7,10 @@
  * registers. A block has a multiprocessor to itself and processes items in turn: a band of up to
  * 256 features, a range of K and a tile of rows. A thread loads boxes of W and x through a ring of
  * stages that fills shared memory, and four warpgroups compute. A band has one, two or four
- * tiles of up to 64 features. With fewer tiles than warpgroups, several take a tile's boxes in
- * turn, and their sums are added at the end of the item. If there are fewer bands than
- * multiprocessors K is split, if the caller allows it, and the partial sums are left in fp32 for
- * the kernel that reads the product.
+ * tiles of up to 64 features. If there are fewer tiles than warpgroups, several warpgroups take the
+ * boxes of one tile in turn, and their sums are added at the end of the item. If there are fewer
+ * bands than multiprocessors K is split, if the caller allows it, and the partial sums are left in
+ * fp32 for the kernel that reads the product.
  *
  * The tensor cores sum over 128 inputs at most, because they accumulate codes with fewer bits than
  * fp32. Those sums are scaled and accumulated in fp32. Scales of blocks are copied to shared memory
@@ -113,7 +113,7 @@ sum_item(const struct eight_params &p, const struct eight_item &item, const stru
     }
 }
 
-/* Adds the sums of a tile's ways, in order. */
+/* Adds up, in order, the sums of the warpgroups that share a tile. */
 template <int HALF>
 __device__ __forceinline__ void join_ways(const struct eight_params &p,
                                           const struct eight_part &part, float *room,

@@ -274,8 +274,8 @@ __device__ __forceinline__ void put_codes(char *to, const vec<T> &v, float scale
     *(uint2 *)to = *(const uint2 *)codes;
 }
 
-/* An item's x with a scale per group of 128: half a warp has a group, and a thread several pieces
- * in flight. */
+/* Rounds an item's x with one scale per group of 128 inputs. Half a warp processes a group, and a
+ * thread has several pieces in flight. */
 template <typename T>
 __device__ __forceinline__ void round_groups(const struct eight_params &p,
                                              const struct eight_item &item, char *x, float *scales)
@@ -307,7 +307,8 @@ __device__ __forceinline__ void round_groups(const struct eight_params &p,
     }
 }
 
-/* An item's x with a scale per row, of which the block inspects all of K. */
+/* Rounds an item's x with one scale per row, which the block computes from the whole row (all of
+ * K). */
 template <typename T>
 __device__ __forceinline__ void round_rows(const struct eight_params &p,
                                            const struct eight_item &item, char *x, float *scales,

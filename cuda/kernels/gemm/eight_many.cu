@@ -37,7 +37,7 @@ template <typename S, int CLUSTER, bool GATED, bool BLOCKS> struct many_computer
     int32_t row0; // the first of the thread's two rows in the item
     many_walk<S, CLUSTER> at;
     int32_t to_release; // boxes whose stage will be refilled
-    int32_t turns;      // left of the warpgroup
+    int32_t turns;      // turns left to this warpgroup
     float sums[BAND / 2];
 
     __device__ __forceinline__ many_computer(const struct many_params &p, char *stages,
@@ -407,11 +407,12 @@ static int32_t up(int64_t a, int64_t b)
     return (int32_t)((a + b - 1) / b);
 }
 
-/* The number of ranges of K, by an estimate in boxes of time. */
+/* Chooses the number of ranges of K by estimated time. The unit of time is a box's. */
 static int32_t runs_of(const struct many_params &p, const struct gemm_args *a, int32_t at_once,
                        size_t sums_bytes)
 {
-    enum { START = 5, BOX_BYTES = 5 << 20 }; // of an item; bytes of sums that take as long as a box
+    // The start of an item, in boxes; the bytes of sums that take as long as a box.
+    enum { START = 5, BOX_BYTES = 5 << 20 };
     const int64_t bytes = (int64_t)a->n_rows * a->n_out * (int64_t)sizeof(float);
     int32_t best = 1;
     int64_t least = INT64_MAX;
@@ -431,17 +432,17 @@ static int32_t runs_of(const struct many_params &p, const struct gemm_args *a, i
     return best;
 }
 
-/* A result of a gated product may be rounded: with a scale for each group of HALF, or one that is
- * known before. */
+/* True if a gated product can round its results in this way: with one scale per group of HALF
+ * features, or with a scale that is known in advance. */
 static bool rounds_ok(const struct round_args *r)
 {
     return r->codes && (r->group == HALF || (r->group == 0 && r->scale != 0.0f)) &&
            r->code_stride % 16 == 0 && (uintptr_t)r->codes % 16 == 0;
 }
 
-/* Gated, it saves the launch and the bytes of the activation, if its bands fill the machine.
- * Otherwise it is faster where it cuts K and cuBLASLt does not: in products with scales of rows and
- * fewer outputs than inputs. */
+/* A gated product saves the launch and the memory traffic of the activation, which pays if its
+ * bands fill the machine. Other products are faster where this kernel cuts K and cuBLASLt does not:
+ * with scales per row, and fewer outputs than inputs. */
 static bool is_faster(const struct gemm_args *a, int32_t n_sms)
 {
     enum { LEAST_GATED = 33, LEAST_ROWS = 65, MOST_ROWS = 128 };

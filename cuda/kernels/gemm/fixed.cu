@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T for 33 or more rows on Hopper, with the bits of gemm_small and gemm_wide: K is summed
- * in the weight's parts (a->n_parts), each in one accumulator in steps of 16, and the parts are
- * added in order. Deterministic mode's counterpart of cuBLASLt.
+/* y = x W^T for 33 or more rows on Hopper, with the same bits as gemm_small and gemm_wide: K is
+ * summed in the weight's parts (a->n_parts), each in one accumulator in steps of 16, and the parts
+ * are added in order. Deterministic mode's counterpart of cuBLASLt.
  *
  * An item is a tile of 256 rows, a band of features, and either all parts of K, whose sums are
  * added in registers, or one part, which is left in fp32 for the op that reads the product. A
@@ -28,7 +28,8 @@ enum {
     RING_BYTES = 220 * 1024, // the rest lets small kernels run beside it
     X_BYTES = TILE_ROWS * DEPTH * 2,
     TOGETHER = 8, // tiles per group: repeated reads of their weights hit the L2 cache
-    STEPS = 4,    // steps of storing an item's results, one in each of the next item's first boxes
+    STEPS = 4,    // an item's results are stored in this many steps, one in each of the next item's
+                  // first boxes
 };
 
 template <int BAND> struct fixed_shape {

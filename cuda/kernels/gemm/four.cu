@@ -202,9 +202,9 @@ template <typename T, enum coded_code CODE> struct few_lane {
     }
 };
 
-/* Adds a chunk: `from` is a slot of the warp's ring, x the chunk's rows. The sums are too small by
- * word_codes::FACTOR. With up to eight rows the loop is short, since fetching code takes longer
- * than running it. */
+/* Adds a chunk: `from` is a slot of the warp's ring, x the chunk's rows. The sums come out
+ * multiplied by word_codes::FACTOR. With up to eight rows the loop is short, since fetching code
+ * takes longer than running it. */
 template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
 __device__ __forceinline__ void add_chunk(const struct few_params &p,
                                           const struct few_lane<T, CODE> &mine, const char *from,
@@ -394,8 +394,8 @@ __device__ __forceinline__ void compute(const struct few_params &p, const CUtens
 #pragma unroll 1
         while (chunk < n_chunks || !keeps_x) {
             cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // other lanes copied the scales; also all lanes have read the slot that
-                          // is refilled next
+            __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot
+                          // that is refilled next
             copies.fetch();
             const char *rows = x.go_to(chunk < n_chunks ? chunk : x.n_slots * S::X_CHUNKS);
             if (chunk >= n_chunks) {

@@ -6,7 +6,7 @@
 
 #include "cuda/gemm.h"
 
-enum { FOUR_SOME_ROWS = 32, FOUR_MOST_ROWS = 256 }; // the most that each of them takes
+enum { FOUR_SOME_ROWS = 32, FOUR_MOST_ROWS = 256 }; // maximum number of rows of each
 
 extern "C" {
 cudaError_t gemm_four_some(cudaStream_t stream, const struct coded_matrix *m,
@@ -18,8 +18,8 @@ cudaError_t gemm_four_many(cudaStream_t stream, const struct coded_matrix *m,
 /* False if it leaves the product to gemm_four; otherwise *e is the launch's error. */
 bool gemm_four_lean(cudaStream_t stream, const struct coded_matrix *m, const struct coded_args *a,
                     int32_t n_sms, size_t sums_bytes, struct sum_parts *sums, cudaError_t *e);
-/* Whether gemm_four_many sums each group separately and scales the sums; otherwise it scales the
- * codes.
+/* True if gemm_four_many sums each group separately and then scales the sums; false if it scales
+ * the codes.
  */
 bool four_is_exact(const struct coded_matrix *m, int32_t n_rows);
 }

@@ -59,8 +59,8 @@ __device__ __forceinline__ void compute_exact(const struct many_params &p, const
             float d[2][N / 2];
             uint32_t a[2][2][4][4];
             cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // other lanes copied the scales; also all lanes have read the slot that
-                          // is refilled next
+            __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot
+                          // that is refilled next
             copies.fetch(p, ring);
             codes.read(p, ring + from);
             from = from + S::SLOT == S::RING ? 0 : from + S::SLOT;

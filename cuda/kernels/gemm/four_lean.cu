@@ -16,9 +16,9 @@
  * normal ones, which have the same spacing; so is a float code whose exponent's last bit lies on
  * the half's. The tensor cores multiply such numbers exactly, so a pair of codes takes one
  * instruction. Products with bf16 would be too small for fp32, so x is scaled by 2^64 as it is
- * copied, or by 2^60 where the codes are sixteen times too large. The zero point times the sum of x
- * over a group, which the tensor cores compute when x is copied, is what the group's sums begin
- * with. */
+ * copied, or by 2^60 where the codes are sixteen times too large. A group's sums start from minus
+ * the zero point times the sum of x over the group, which the tensor cores compute when x is
+ * copied. */
 #include "cuda/kernels/device/codes.cuh"
 #include "cuda/kernels/device/hopper.cuh"
 #include "cuda/kernels/device/kept.cuh"
@@ -67,16 +67,16 @@ struct lean_params {
 
 #if HAVE_SM90A
 
-/* How a word of codes becomes pairs of T, nibbles i and i + 4. Integers of pairs 1 and 3 are
- * sixteen times too large: bf16 inputs are smaller there, and fp16, which has not the exponents for
- * that, has sums of its own for them (CHAINS). */
+/* How a word of codes becomes pairs of T, nibbles i and i + 4. The integers of pairs 1 and 3 come
+ * out sixteen times too large. For bf16 the inputs there are scaled down to compensate. fp16 lacks
+ * the exponent range for that, so these pairs have separate sums (CHAINS). */
 template <typename T, enum coded_code CODE> struct lean_codes {
     static constexpr bool IS_BF16 = std::is_same<T, bf16_t>::value, IS_INT = CODE == CODED_U4;
     static constexpr uint32_t UP = 0x5f805f80u, UP_ODD = IS_INT ? 0x5d805d80u : UP;  // 2^64, 2^60
     static constexpr uint32_t ONE = 0x00010001u, ONE_ODD = IS_BF16 ? ONE << 4 : ONE; // integers
     static constexpr int CHAINS = IS_INT && !IS_BF16 ? 2 : 1;
 
-    /* What the sums have to be multiplied by. */
+    /* The factor that the sums must be multiplied by. */
     static __device__ __forceinline__ float unit()
     {
         constexpr int BF16 = (IS_INT ? 133 : 126) - 64, F16 = IS_INT ? 24 : 14;
@@ -400,8 +400,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 #pragma unroll 1
         for (; chunk < part_end; chunk += p.n_slices) {
             cp_async_wait<SLOTS - 2>();
-            __syncwarp(); // scales are other lanes' copies; also all lanes have read the slot that
-                          // is refilled next
+            __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot
+                          // that is refilled next
             copies.fetch();
             const int in_part = chunk - part;
             add_chunk<T, CODE>(p, ring + at, x + in_part * (CHUNK * 2),
@@ -432,10 +432,10 @@ static int32_t part_of(int32_t run_chunks, int32_t n_rows)
     return items_up(run_chunks, items_up(run_chunks, most));
 }
 
-/* The bands and cuts of K for which the busiest block loads least, if each multiprocessor has one
- * block at most. Other work is counted in bytes that could be loaded in its time: a part of x, with
- * its copies and two barriers, is 12 KiB; a chunk of the busiest warp is 4 KiB; and so is a range
- * of K, for the kernel that reads its sums. False: there is none. */
+/* Chooses the bands and the cuts of K for which the busiest block loads the fewest bytes, with at
+ * most one block per multiprocessor. Other work is counted as the bytes that could be loaded in the
+ * same time: 12 KiB per part of x (its copies and two barriers), 4 KiB per chunk of the busiest
+ * warp, and 4 KiB per range of K (the next kernel reads its sums). False: no plan fits. */
 static bool plan_of(const struct coded_matrix *m, const struct coded_args *a, int32_t n_sms,
                     size_t sums_bytes, struct lean_plan *best)
 {
@@ -493,7 +493,8 @@ static cudaError_t by_code(cudaStream_t stream, const struct lean_params &p, enu
     return cudaErrorInvalidValue;
 }
 
-/* Codes with one scale to a chunk, or four of one byte; the result has 16 bits. */
+/* True if the kernel supports this product: a chunk has one scale of four bytes per output, or four
+ * of one byte, and y has 16 bits. */
 static bool takes(const struct coded_matrix *m, const struct coded_args *a)
 {
     return a->n_rows <= ROWS && m->record_bytes == RECORD && m->record_shift == 0 &&

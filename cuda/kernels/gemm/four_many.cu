@@ -39,8 +39,8 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
 #pragma unroll 1
         for (int32_t chunk = it.first_chunk; chunk < it.end_chunk; chunk++) {
             cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // other lanes copied the scales; also all lanes have read the slot that
-                          // is refilled next
+            __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot
+                          // that is refilled next
             copies.fetch(p, ring);
             codes.read(p, ring + from);
             from = from + S::SLOT == S::RING ? 0 : from + S::SLOT;
@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
-/* The best plan of blocks whose warps have this many units, and its cost. A block spends on each
- * chunk the time that the tensor cores need for all its units, or that loading x takes, even if the
- * band has fewer units. That time was measured; it is given as the bytes that a multiprocessor
+/* The best plan in which each warp has n_units units, and its cost. For each chunk a block needs as
+ * long as the tensor cores do for all its units, or as loading x does, even if the band has fewer
+ * units. This time was measured, and is expressed as the number of bytes that a multiprocessor
  * reads in it. */
 static struct item_plan plan_of(const struct coded_matrix *m, const struct coded_args *a,
                                 int32_t n_sms, size_t sums_bytes, int32_t n_units, int64_t *cost)

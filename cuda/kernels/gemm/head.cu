@@ -39,8 +39,8 @@ struct head_params {
     bool in_pairs; // rows of y are aligned to two features
 };
 
-/* Band sizes by blocks in a cluster. For 128,256 features, 594 bands of 216 are 9 rounds of 66
- * clusters, and 518 bands of 248 are nearly 4 rounds of 132 blocks. */
+/* Band sizes, which depend on the number of blocks in a cluster. For 128,256 features, 594 bands of
+ * 216 are 9 rounds of 66 clusters, and 518 bands of 248 are nearly 4 rounds of 132 blocks. */
 template <int CLUSTER_, int GROUPS_> struct head_shape {
     static constexpr int CLUSTER = CLUSTER_, GROUPS = GROUPS_; // blocks; warpgroups per block
     static constexpr int TILE_ROWS = GROUPS * GROUP_ROWS;
@@ -97,8 +97,8 @@ template <typename S> struct head_loader {
     }
 };
 
-/* Bit r % 32 of wanted[r / 32]: row first + r is read by more than greedy draws. Called by all
- * computing threads before any continues. */
+/* Sets bit r % 32 of wanted[r / 32] if a draw that is not greedy reads row first + r. All computing
+ * threads call this, and none returns before all bits are set. */
 template <typename S>
 __device__ __forceinline__ void want_rows(const struct head_params &p, const struct pass_view &pass,
                                           int32_t first, uint32_t *wanted)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* How a product is divided into items for the blocks of a persistent grid. An item is a band of a
  * weight's tile rows, a range of K, and a tile of rows of x. Bands and ranges are cut evenly. A
- * block takes every n-th item if there are n blocks. Ranges of K that were cut leave partial sums
- * in fp32, which the op that reads the product adds (device/sums.cuh).
+ * block takes every n-th item if there are n blocks. If K is cut, each range leaves partial sums in
+ * fp32, which the op that reads the product adds up (device/sums.cuh).
  *
  * It knows no format: a tile row is any number of features that are stored together, and a chunk
  * the inputs that are loaded together. Thread: any. */

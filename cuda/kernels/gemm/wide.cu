@@ -442,8 +442,8 @@ extern "C" bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n
             }
         }
     }
-    /* If no plan keeps the multiprocessors busy, cuBLASLt has finer tiles. It, too, reads x more
-     * often when there are more rows. */
+    /* If no plan keeps the multiprocessors busy, cuBLASLt with its finer tiles is faster. Above 64
+     * rows the limit is higher, because cuBLASLt then reads x more often, too. */
     return a->n_rows > 64 && !a->gated ? best < 2 * weight : 2 * best < 3 * weight;
 }
 

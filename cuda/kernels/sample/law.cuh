@@ -37,8 +37,8 @@ __device__ __forceinline__ unsigned long long mass_of_share(float share)
     return (unsigned long long)(share * 1099511627776.0f);
 }
 
-/* The part of a row that is kept, and the threshold. `share` is 0 for elements that are not
- * kept. */
+/* What a draft was drawn from: the scores of a row, which of them are kept, and the min_p
+ * threshold. The share of an element that is not kept is 0. */
 struct law {
     struct scores x; // has no list, so it includes all ids
     struct cut c;

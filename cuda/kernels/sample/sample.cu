@@ -118,8 +118,8 @@ struct scratchpad {
     int *counts;
 };
 
-/* True if the best of a row, drawn as `b`, is a number. A score may be infinite because of the
- * temperature; then the logit says it. */
+/* True if the best of a row, drawn as `b`, is a number. If the score is infinite, which may be due
+ * to the temperature alone, the logit decides. */
 __device__ __forceinline__ bool is_sound(const struct best &b, const float *logits)
 {
     return b.id != HAS_NAN && (isfinite(b.value) || isfinite(logits[b.id]));
@@ -174,7 +174,7 @@ __device__ const uint32_t *mask_of(const struct pass_view &pass, const struct pa
     return pass.masks + (int64_t)pass.mask_slots[d.mask - 1] * pass.allowed_stride;
 }
 
-/* Returns the token with a value that is_sound understands. */
+/* Returns the token, with the value that is_sound checks. */
 __device__ struct best draw_token(const float *logits, const struct scratchpad &pad, int n,
                                   const struct pass_draw &d, const struct pass_view &pass,
                                   struct draw_result *out, struct shared_state *s)

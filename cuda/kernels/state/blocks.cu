@@ -234,9 +234,10 @@ template <typename T, int KEY> struct scores_room {
     float g[BLOCK], strength[BLOCK];
 };
 
-/* (1 + L)^-1 is made of squares of 16, 32 and 64 rows. A square's inverse, from the inverses A and
- * B of its upper left and lower right quarters, has -B L A as its lower left quarter. All of this
- * is in fp32. The strict upper half of `lower` is zero, and the results replace L. */
+/* (1 + L)^-1 is built from squares of 16, 32 and 64 rows. If A and B are the inverses of a square's
+ * upper left and lower right quarters, the lower left quarter of the square's inverse is -B L A,
+ * with L from that quarter. All of this is in fp32. The strict upper half of `lower` is zero, and
+ * the results replace L. */
 enum { SQUARE = 16 };
 
 /* A warp inverts one square on the diagonal; lane l < 16 has column l. */
@@ -262,8 +263,8 @@ __device__ __forceinline__ static void invert_square(float (*lower)[BLOCK + 4], 
     }
 }
 
-/* This thread's EACH adjacent elements of the product of two N x N matrices, from row `row` and
- * column `column` on; `sign` times it. */
+/* Computes c = sign * a * b for N x N matrices: this thread's EACH adjacent elements, from (row,
+ * column) on. */
 template <int N, int EACH, int LD_A, int LD_B, int LD_C>
 __device__ __forceinline__ static void multiply_square(const float (*a)[LD_A],
                                                        const float (*b)[LD_B], float (*c)[LD_C],
@@ -288,8 +289,8 @@ __device__ __forceinline__ static void multiply_square(const float (*a)[LD_A],
     }
 }
 
-/* Joins the inverses of N rows each, of which the first begins at row `first`: -B L A. `threads`
- * threads, of which this is `thread`, share the work; `half` has their L A. */
+/* Computes -B L A for two neighbouring squares of N rows, the first of which starts at row `first`.
+ * THREADS_N threads share the work, of which this is number `thread`; `half` receives L A. */
 template <int N, int THREADS_N>
 __device__ __forceinline__ static void
 join_squares(float (*lower)[BLOCK + 4], float (*half)[BLOCK / 2 + 4], int32_t first, int32_t thread)
@@ -307,7 +308,7 @@ join_squares(float (*lower)[BLOCK + 4], float (*half)[BLOCK / 2 + 4], int32_t fi
     __syncthreads();
 }
 
-/* All threads of the block. */
+/* Called by all threads of the block. */
 __device__ static void invert(float (*lower)[BLOCK + 4], float (*half)[BLOCK / 2 + 4])
 {
     const int32_t warp = threadIdx.x >> 5;

@@ -57,8 +57,8 @@ __device__ __forceinline__ int32_t items_of(const struct pass_seq &s)
     return few ? 0 : (s.n_past + s.n_rows - 1) / BLOCK - s.n_past / BLOCK + 1;
 }
 
-/* Finds the sequence in which the running sum of of_seq exceeds `i`; `i` becomes the rest within
- * it, and the sum of the earlier ones is returned too. -1: there is none. Called by whole warps. */
+/* Returns the sequence in which the running sum of of_seq exceeds *i, and subtracts the sum of the
+ * sequences before it from *i. -1: there is none. Called by whole warps. */
 template <typename F>
 __device__ __forceinline__ int32_t find_seq(const struct pass_view &pass, int32_t *i, F of_seq)
 {

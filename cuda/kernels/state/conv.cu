@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The short convolution of layers that have no other state, with few rows also the gates of its
- * input and output; and gates alone.
+/* The short convolution of layers that have no other state; with few rows it also applies the gates
+ * of its input and output. Also a kernel for gates alone.
  *
  * One thread per channel of a sequence processes its rows in order: only it reads and writes the
  * channel's inputs, so no synchronisation is needed. Bound by latency for long prompts (the loads

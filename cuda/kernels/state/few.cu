@@ -4,9 +4,9 @@
  *
  * A block is one head of one sequence. There is little to compute, so it is bound by latency: of
  * the launch, of the loads, and of fetching the code. S and the rows of its block are therefore
- * loaded into registers before the wait, and the row's code is run once on no inputs meanwhile,
+ * loaded into registers before the wait. Meanwhile the code for a row runs once without inputs,
  * which fetches it. For this the blocks must start beside those of the preceding product, which
- * leave 7 KiB of a multiprocessor's shared memory and 80 registers for each of 160 threads.
+ * leave 7 KiB of a multiprocessor's shared memory, and whose 160 threads take 80 registers each.
  *
  * A warp owns COLUMNS columns of S and of the values. Lane l has 4 of these columns, from l % 4 * 4
  * on, in rows l / 4, l / 4 + 8, ... The warp also owns every eighth of the block's keys, with 4
@@ -492,7 +492,8 @@ __device__ static void move_on(const struct rows_params &p, const struct few_wor
 /* ---- all rows ---------------------------------------------------------------------------------
  */
 
-/* `rehearsed`: the code is run once on no inputs, before the wait for the kernel that makes them.
+/* `rehearsed`: the code runs once without inputs, before the wait for the kernel that computes
+ * them.
  */
 template <typename T>
 __device__ __forceinline__ void run_rows(const struct rows_params &p, const struct few_work &w,

@@ -368,7 +368,8 @@ __device__ __forceinline__ struct row row_of(const struct rows_params &p, const 
     return {w.first + i, of.pos, of.slot_pos, at, of.pos - at, w.seq.tree ? p.state.block + i : at};
 }
 
-/* `have`: where the block begins whose S and rows are being loaded to shared memory; -1: none. */
+/* `have`: the first position of the block whose S and rows are in shared memory or on their way
+ * there; -1: none. */
 template <typename T, bool EACH>
 __device__ static void run_sequence(const struct rows_params &p, const struct room<T> &m,
                                     const struct work &w, int32_t have)
@@ -422,8 +423,8 @@ __device__ __forceinline__ struct work work_of(const struct rows_params &p, int3
     return w;
 }
 
-/* The first window's past is loaded before the wait: no kernel of this pass writes it, nor the
- * pass's lists. A later window reads what the ones before it have written. */
+/* In the first window the past is loaded before the wait, because no kernel of this pass writes it
+ * or the pass's lists. Later windows read what earlier ones have written. */
 template <typename T, bool EACH>
 __global__ void __launch_bounds__(THREADS, 2) state_rows_kernel(struct rows_params p)
 {

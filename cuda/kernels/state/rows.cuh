@@ -61,8 +61,8 @@ static inline struct rows_params rows_params_of(const struct state_rows_launch *
     return p;
 }
 
-/* The channel of the convolution that is number c of a head's queries, keys and values, in this
- * order. */
+/* The convolution's channel for element c of a head's queries, keys and values, which are counted
+ * in this order. */
 __device__ __forceinline__ int32_t channel_of(const struct rows_params &p, int32_t key_head,
                                               int32_t head, int32_t c)
 {

@@ -9,7 +9,8 @@
 
 enum { THREADS = 256, WARPS = THREADS / 32, MAX_KERNEL = 16 };
 
-/* A block's shared memory: pages hold offsets [0, block) of the past, then the window's rows. */
+/* A block's shared memory. g, keys and values have the rows of the state's block at their offsets
+ * [0, block), then the window's rows. */
 template <typename T> struct room {
     float *s; // [key_dim][value_dim]
     float *q, *k, *q_decayed, *k_decayed, *v;
@@ -19,7 +20,8 @@ template <typename T> struct room {
     float *sum;               // [32]
     float *g;                 // [block + window][decays]
     T *keys, *values;         // [block + window][...]
-    int32_t *place;           // [block]: page rows of a tree's path
+    int32_t *place;           // [block]: for a tree, which rows of g, keys and values are on the
+                              // path
     const T **input;          // [MAX_KERNEL]
 };
 
@@ -66,7 +68,7 @@ struct work {
 /* The current row. */
 struct row {
     int32_t index, pos, slot, at, begin;
-    int32_t mine; // its page row
+    int32_t mine; // its row in g, keys and values
 };
 
 __device__ __forceinline__ int32_t place_of(const int32_t *place, const struct work &w,
@@ -159,8 +161,8 @@ __device__ static void load_block(const struct rows_params &p, const struct room
     }
 }
 
-/* Where the inputs of the row's convolution are, and the page rows of a tree's path. Rows of
- * earlier windows are loaded to their offsets. */
+/* Finds the inputs of the row's convolution and, for a tree, the rows on its path. Rows of earlier
+ * windows are loaded to their offsets. */
 template <typename T>
 __device__ static void find_path(const struct rows_params &p, const struct room<T> &m,
                                  const struct work &w, const struct row &r)

@@ -141,8 +141,9 @@ template <typename T> __device__ __forceinline__ static void put_pair(T *to, flo
     *(pack<T, 2> *)to = pair;
 }
 
-/* What the thread's two rows of a block are scaled by, and its values. It is read before the
- * products whose results it is combined with, since the compiler moves no load before a store. */
+/* The factors of the thread's two rows of a block, and its values. They are read before the
+ * products whose results they are combined with, since the compiler does not move loads ahead of
+ * stores. */
 template <typename T> struct row_facts {
     float strength[2], decay[2], to_end[2]; // decay: from the block's beginning; to_end: to its end
     float last;                             // decay of S
@@ -252,7 +253,7 @@ __device__ __forceinline__ static void write_rows(const struct blocks_params &p,
     }
 }
 
-/* After a block that is not full S is not used. */
+/* S is not used after a block that is not full. */
 template <typename T, int KEY, bool DELTA>
 __device__ __forceinline__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
                                                const struct stage<T, KEY, DELTA> &in, float decay,

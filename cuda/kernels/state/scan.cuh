@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a thread block of scan.cu holds, S among it, and what it stores for later passes.
+/* What a thread block of scan.cu holds, including S, and what it stores for later passes.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_STATE_SCAN_CUH
 #define SLUICE_CUDA_STATE_SCAN_CUH
@@ -27,7 +27,7 @@ struct scan {
     struct pass_seq seq;
     int32_t head, key_head, column; // column: the first of its columns
     bool owns_key, owns_head;       // this block stores the key head's rows; the head's decays
-    int32_t first, n;               // items of the launch; `first` is the sequence's n-th
+    int32_t first, n;               // the sequence's items in this launch; `first` is its nth item
     int32_t nth;
 };
 

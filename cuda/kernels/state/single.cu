@@ -3,8 +3,8 @@
  * the shapes listed in `launch_single`, in 16 bits, from the convolution to the output gate.
  *
  * With many sequences it is bound by reading S. So a warp reads S and the values of its head
- * straight into registers, without barriers. What the heads of a key head share, the products of
- * the row's query with the block's keys, is computed once for the heads of a block.
+ * straight into registers, without barriers. The products of the row's query with the block's keys
+ * are the same for all heads of a key head, so a thread block computes them once for its heads.
  *
  * With few sequences there are too few heads to occupy the device, so several warps share one: each
  * has a part of its rows, and their sums are joined in the end. The order of the sums depends on
@@ -152,7 +152,7 @@ __device__ __forceinline__ void weigh(const struct rows_params &p, const struct 
     weight[lane + 32] = lane + 32 < w.at ? m.score[lane + 32] * __expf(g - h.g_past[1]) : 0.0f;
 }
 
-/* The sums of the head's columns over all its warps, of which the lane has four. */
+/* The sums of the lane's four columns over all warps of the head. */
 template <typename T, int DK, int DV>
 __device__ __forceinline__ void
 finish_head(const struct rows_params &p, const struct single_work &w,
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(THREADS, DV == 80 ? 2 : 3)
                                       n_heads, first == 0,     seq.n_past,
                                       at,      seq.n_past - at};
         if (!waits) {
-            __syncthreads(); // the memory of the sequence before has been read
+            __syncthreads(); // all threads have read the previous sequence's data
         }
         run_single(p, w, m, waits);
         waits = false;
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(THREADS, DV == 80 ? 2 : 3)
     }
 }
 
-/* As many warps to a head as occupy the device. */
+/* The number of warps per head: enough to occupy the device. */
 static int32_t parts_for(const struct state_rows_launch *l)
 {
     enum { ENOUGH = 132 * 8 };

@@ -215,7 +215,7 @@ __device__ __forceinline__ struct mine<T, DK, DV> find_mine(const struct rows_pa
     return h;
 }
 
-/* Adds n rows of partial sums, of which the lane has four columns. */
+/* Adds up n rows of partial sums, for the lane's four columns. */
 template <int DV>
 __device__ __forceinline__ void add_sums(const float *sums, int32_t n, float (&y)[EACH])
 {
