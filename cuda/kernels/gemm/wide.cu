@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(G * 128 + 64, 1)
             loader l = {p, &x_map, smem, &ring};
             l.template run<true>();
         }
-        pdl_trigger(); // takes effect once all threads of the block have called it or exited
+        pdl_trigger(); // without effect: the computing threads have triggered already
         pdl_wait();
         return;
     }
