@@ -82,8 +82,8 @@ static void soften(const struct attn_job *job, float *s, int32_t n, float *max, 
 {
     const struct cpu_kernels *k = job->cpu->kernels;
     *max = k->max(s, n);
-    // The maximum passes over NaN. If nothing else is seen, the sum must still be NaN, since the
-    // join leaves out a chunk whose sum is 0.
+    // The maximum ignores NaN. If a row sees only NaN, its sum must be NaN as well, since the join
+    // skips a chunk whose sum is 0.
     *sum = k->exp_sum(s, n, *max > -INFINITY ? *max : 0.0f);
 }
 

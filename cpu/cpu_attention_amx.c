@@ -362,7 +362,7 @@ static void soften(const struct unit_scores *a)
         if (a->max[i] == -INFINITY && a->n > 0) {
             a->max[i] = highest(s, a->n);
         }
-        if (a->max[i] == -INFINITY && has_nan(s, a->n)) { // the join leaves out a sum of 0
+        if (a->max[i] == -INFINITY && has_nan(s, a->n)) { // the join skips a sum of 0
             total = soften_row(s, a->n, p, 0.0f, total);
             _mm512_storeu_ps(a->sums[i], total);
         } else if (a->max[i] == -INFINITY) {

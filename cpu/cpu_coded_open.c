@@ -136,8 +136,8 @@ static void take_part(struct coded *piece, const struct weight_part *p)
     }
 }
 
-/* A piece is a run of consecutive parts of a matrix that have the same format. It must begin at the
- * border of a tile. */
+/* A piece is a run of consecutive parts of a matrix that have the same format. It must begin at a
+ * tile boundary. */
 struct pieces {
     struct coded v[MAX_PIECES];
     const struct weight_codec *codec[MAX_PIECES]; // codec of each piece's first part

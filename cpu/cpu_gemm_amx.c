@@ -233,7 +233,7 @@ INLINE void block(const struct block_product *p, const int tiles)
     const int64_t lines = (p->next_bytes + 64 * steps - 1) / (64 * steps) * 64;
     const int32_t calls = (int32_t)((p->n_aside + steps - 1) / steps);
     const char *a = p->a, *w = p->w, *next = p->next, *next_end = p->next + p->next_bytes;
-    /* The sums so far of the next block are stored after those of this block. */
+    /* In memory, the next block's sums so far follow those of this block. */
     const char *sums = (const char *)(p->c + tiles * TILE_ROWS * BLOCK_N), *sums_end = sums;
     const int64_t sum_lines = (tiles * TILE_ROWS * BLOCK_N / 16 + steps - 1) / steps * 64;
     if (!p->first) {

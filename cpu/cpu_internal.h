@@ -33,8 +33,8 @@ enum { MAX_HEAD_DIM = 4096 };
 
 /* The quantised form of a weight (cpu_coded.c), or of consecutive tiles of one format.
  * `packed` holds the codes (struct code_run); scales, zeros and offsets are in separate arrays.
- * Scales of type I8 are steps of an f16 unit, and more inputs share a unit; the same holds for
- * their offsets. */
+ * Scales of type I8 count steps of an f16 unit, which more inputs share than a scale; the same
+ * holds for their offsets. */
 struct coded {
     enum code_kind kind;
     int64_t first_tile, n_tiles; // range of its tiles in each matrix
@@ -376,8 +376,8 @@ struct kv_slot {
 };
 struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages *pages,
                            int32_t lane, int32_t pos);
-/* Stores a head's key and value. _joined: a key whose first elements are the value; changed if it
- * is not numbers. */
+/* Stores a head's key and value. _joined: for a key whose first elements are the value; the key is
+ * changed if it has elements that are not numbers. */
 void cpu_kv_store(const struct cpu_backend *cpu, const struct kv_pages *pages, struct kv_slot slot,
                   int32_t head, const float *k, const float *v);
 void cpu_kv_store_joined(const struct cpu_backend *cpu, const struct kv_pages *pages,

@@ -26,7 +26,7 @@ struct kv_scale {
 };
 
 /* One head's K or V in a page. K is [dim][token], V is [token][dim]. 8-bit integers are stored in
- * pairs: those of K of two dims, [dim / 2][token][2]; those of V of two tokens, [token /
+ * pairs: for K two dims of a token, [dim / 2][token][2]; for V two tokens of a dim, [token /
  * 2][dim][2]. A byte of KV_INT4 holds two successive dims of K, [dim / 2][token], or dims d and d +
  * 16 of V, [token / 2][dim / 2][2]; the first is in the low half. The scales follow: [token] as
  * fp32 or as words; in fp32 models, all scales and then all zeros. */

@@ -51,7 +51,8 @@ static void commit_if_near(void *p, size_t n_bytes)
     }
 }
 
-/* ASan knows nothing of mappings: it is told that what follows the allocation is nobody's. */
+/* ASan does not know about mappings, so it is told that the memory after the allocation must not be
+ * accessed. */
 static void forbid_end(char *p, size_t n_bytes, size_t size)
 {
 #if defined(__SANITIZE_ADDRESS__)
