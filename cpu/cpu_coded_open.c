@@ -216,7 +216,8 @@ static void fill_values(const struct weight_codec *c, struct coded *out)
     }
 }
 
-/* If `wanted`, allocates one element of this dtype per block of `n` outputs. */
+/* Allocates n elements of this dtype, or sets *out to NULL if they are not wanted. False: out of
+ * memory. */
 static bool take_memory(struct cpu_backend *cpu, bool wanted, size_t n, enum dtype dtype, void *out)
 {
     void *p = wanted ? cpu_memory(cpu, n * dtype_bytes(dtype)) : NULL;

@@ -116,7 +116,8 @@ static void store(const struct cpu_backend *cpu, const struct kv_plane *p, struc
     kv_put_codes(p, head, slot.token, codes, n, scale);
 }
 
-/* The least number that becomes infinite in a page. Codes have a scale. */
+/* The smallest number that a page would store as infinity. Codes have a scale, so for them it is
+ * infinity itself. */
 static float overflow_of(const struct kv_plane *p)
 {
     if (p->format != KV_PLAIN || p->dtype == DT_F32) {

@@ -123,8 +123,8 @@ static enum status repeat_row(struct engine *e, int32_t layer, struct found *out
 }
 
 /* The first layer whose output is not numbers; the number of layers if there is none. Once the
- * residual stream holds NaN or infinity, that stays, so half of the layers can be ruled out each
- * time. */
+ * residual stream contains NaN or infinity, it does so after every later layer, too, so a binary
+ * search finds the layer. */
 static enum status first_broken_layer(struct engine *e, int32_t *layer)
 {
     int32_t low = 0, high = e->config.n_layers;

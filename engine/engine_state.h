@@ -39,7 +39,7 @@ struct broken_row {
     bool told, named; // the log says it; and in which layer it began
     bool repeatable;  // the row can be computed again
     /* Turns during which only one step is in flight, so that the next such row of a recurrent model
-     * can be. */
+     * can be computed again. */
     int32_t careful_turns;
     int32_t layer; // if named; the number of layers: after the last one
     struct pass_row row;

@@ -453,9 +453,9 @@ struct backend_ops {
                                const struct linear_args *linear, const struct activation_args *act,
                                const struct linear_args *down);
 
-    /* A norm, of which the rest is the only reader (NULL: none), the shared expert (NULL: none),
-     * moe_route, and moe_ffn, which accumulates on the shared expert's y. Of the values in between
-     * only the picks and the norm's x need be stored. */
+    /* A norm that only the following ops read (NULL: none), the shared expert (NULL: none),
+     * moe_route, and moe_ffn, which adds to the shared expert's y. Of the intermediate values only
+     * the picks and the norm's x need be stored. */
     enum status (*moe)(struct backend *be, const struct norm_args *norm,
                        const struct shared_expert_args *shared, const struct moe_route_args *route,
                        const struct moe_ffn_args *ffn);

@@ -10,7 +10,7 @@
 enum {
     STATES_MAX = 8, // chosen: states that the characters of the groups lead to
     INNER_MAX = 8,  // chosen: states within a character
-    // Chosen: after so many groups that lead to too many states, no more are tried.
+    // Chosen: once this many groups have led to too many states, no more groups are tried.
     OVERFLOWS_MAX = 3,
     VISITS = 8,    // chosen: occurrences of a state before its groups are found
     N_KNOWN = 256, // states that are remembered

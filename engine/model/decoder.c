@@ -59,8 +59,8 @@ static enum status take_hidden(struct flow *f, int32_t layer)
 
 /* Drops all rows except the out rows. Called once the last layer's attention has stored all keys
  * and values, because only the out rows are needed then. `in`: the layer's input; NULL if it is not
- * read again. x must be gathered first: the next norm may read it before everything queued in front
- * of that norm has ended (cuda/README.md). */
+ * read again. x must be gathered first: the next norm may read it before all ops queued ahead of
+ * that norm have ended (cuda/README.md). */
 static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
 {
     struct model *m = f->m;

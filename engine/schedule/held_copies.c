@@ -6,9 +6,9 @@
 
 #include <string.h>
 
-/* The block to copy from is held until here, so no other copy of the plan writes it: backends copy
- * in any order. Steps copy before they compute rows, and nothing is allocated after this in the
- * same plan, so it keeps its content until then. */
+/* The block to copy from is held until here, so no other copy of the plan writes to it, and
+ * backends may copy in any order. A step copies before it computes rows, and this plan allocates
+ * nothing more, so the block keeps its content until it is copied. */
 static void plan_copy(struct holdings *h, struct plan *p, const struct block_copy *copy)
 {
     ASSERT(p->n_copies < h->limits->max_lanes);

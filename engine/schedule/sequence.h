@@ -54,7 +54,7 @@ struct sequence {
     int32_t priority;
     int64_t turn_ns; // arrival time, shifted by its priority (priority_worth_ns)
     uint64_t order;  // rank in arrival, or that of the sequence that it overtook
-    // 0; for an overtaker negative: how far before the sequence that it overtook it is placed
+    // 0, or, for an overtaker, negative: orders it before the sequence whose rank it took
     int64_t slip;
     int32_t n_prompt;
     int32_t max_tokens; // limited to what fits in max_len
