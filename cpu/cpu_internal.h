@@ -33,8 +33,8 @@ enum { MAX_HEAD_DIM = 4096 };
 
 /* The quantised form of a weight (cpu_coded.c), or of consecutive tiles of one format.
  * `packed` holds the codes (struct code_run); scales, zeros and offsets are in separate arrays.
- * Scales of type I8 count steps of an f16 unit, which more inputs share than a scale; the same
- * holds for their offsets. */
+ * Scales of type I8 are multiples of an f16 unit, and several scales share a unit; the same holds
+ * for their offsets. */
 struct coded {
     enum code_kind kind;
     int64_t first_tile, n_tiles; // range of its tiles in each matrix

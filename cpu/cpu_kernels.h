@@ -86,8 +86,8 @@ static inline uint32_t code_at(enum code_kind kind, const uint8_t *group, int32_
     return kind == CODE_5 ? low | (high >> i & 1u) << 4 : low | (high >> 2 * i & 3u) << 4;
 }
 
-/* The position of a panel's pair of inputs in the operand of a bf16 product, in units of one
- * panel's pair. */
+/* Where a panel's pair of inputs is in the operand of a bf16 product, counted in such pairs (PANEL
+ * outputs by 2 inputs). */
 static inline int64_t pair_at(const struct code_run *r, int64_t pair, int32_t panel)
 {
     enum { PAIRS = 16 };
@@ -135,8 +135,8 @@ struct block_unit {
 };
 
 /* Pages that will be read after those of a run. Kernels prefetch the first n_bytes of each into the
- * L2 cache, a few cache lines at a time between their sums. Of page `page`, the bytes before `at`
- * have been prefetched. */
+ * L2 cache, a few cache lines at a time between their sums. They have got to byte `at` of page
+ * number `page`. */
 struct page_ahead {
     const char *const *pages;
     int32_t n_pages, page;

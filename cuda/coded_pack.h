@@ -30,7 +30,7 @@ void coded_source_deinit(struct coded_source *s);
  * frees. NULL: the weight has no such blocks. */
 float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, size_t *n);
 
-/* upload_fill callback: packs one tile row (tile rows count through all experts). */
+/* upload_fill callback: packs one tile row (tile rows are numbered through all experts). */
 void coded_fill_tiles(const void *source, int64_t tile, char *to);
 void coded_fill_scales(const void *source, int64_t tile, char *to);
 void coded_fill_zeros(const void *source, int64_t tile, char *to);

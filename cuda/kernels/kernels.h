@@ -54,7 +54,8 @@ bool k_norm_makes_codes(const struct norm_args *a);
 cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
                    const float *bias, const struct sum_parts *sums, const struct round_args *codes);
 
-/* Several norms of the same rows, one after the other, in one kernel; weights: of each, or NULL. */
+/* Several norms of the same rows, one after the other, in one kernel. weights: one per norm, each
+ * of which may be NULL. */
 enum { NORM_LIST = 9 };
 bool k_norms_take(const struct norm_args *a, int32_t n);
 cudaError_t k_norms(cudaStream_t stream, const struct norm_args *a, const float *const *weights,

@@ -305,8 +305,8 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     get_tree(r, p);
 }
 
-/* The accepted paths, and the moves of slots in each KV set. Sets that no draft model has must
- * have none. */
+/* The accepted paths, and the moves of slots in each KV set. There must be no moves for a set that
+ * no draft model uses. */
 static void get_moves(struct reader *r, struct tree_moves *m)
 {
     const struct scheduler_limits *l = r->sizes->limits;

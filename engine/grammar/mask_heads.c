@@ -33,9 +33,9 @@ static void fill_head(struct masks *m, struct head *h)
 /* ---- heads that are soon plain text ---- */
 
 /* A text that must differ from some names, or must begin in a certain way, soon becomes
- * unconstrained. From then on it allows the tokens of any string's inside, which the vocabulary
- * already lists. The trie is walked with both texts at once; where both reach the same state, the
- * tokens below are the same. */
+ * unconstrained. From then on it allows the same tokens as any plain string, which the vocabulary
+ * already lists. The trie is walked with both texts at once; where both reach the same state, they
+ * allow the same tokens from there on. */
 struct beside {
     struct masks *m;
     struct head *h;

@@ -47,7 +47,7 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
 }
 
 /* The best waiting sequence, provided that its front is as long as estimated and that no other
- * sequence is computing the next block. If one is, waiting for it is better. */
+ * sequence is computing the next block (otherwise it is better to wait for that block). */
 static struct sequence *find_best(struct scheduler *s, struct cached_front *front)
 {
     for (int k = 0; k < MAX_TRIES; k++) {

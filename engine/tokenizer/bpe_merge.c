@@ -334,8 +334,8 @@ static bool merge_many(const struct merge_rules *rules, struct scratch *sc, size
         uint64_t key = heap_pop(sc);
         uint32_t at = (uint32_t)key;
         struct symbol *a = &sym[at];
-        // An entry is stale if the pair at its place has another rank now. (The text covered by the
-        // pair at one place only grows, so an equal rank means the same pair.)
+        // An entry is stale if the pair at its place has another rank now. (A pair at one place can
+        // only be replaced by one that covers more text, so an equal rank means the same pair.)
         if (a->id < 0 || a->rank != key >> 32) {
             continue;
         }
