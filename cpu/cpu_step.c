@@ -185,8 +185,8 @@ static void copy_allowed(uint32_t *to, const struct sampling_params *p, int32_t 
     }
 }
 
-/* Copies the lists as well: draws of all later steps read them, and on other nodes than node 0 they
- * lie in the message that brought this step. */
+/* Copies the lists as well: draws of all later steps read them, but on nodes other than node 0 they
+ * are in the message of this step. */
 enum status cpu_lane_params(struct backend *be, int32_t lane, const struct sampling_params *params)
 {
     struct cpu_backend *cpu = cpu_of(be);

@@ -347,7 +347,7 @@ static bool search_match(struct exprs *x, uint32_t e)
     return found != UINT32_MAX;
 }
 
-/* An alternative without branches that match nothing. */
+/* Cleans an alternative: drops the branches that match nothing. */
 static uint32_t clean_alt(struct exprs *x, struct expr e)
 {
     struct branches out;

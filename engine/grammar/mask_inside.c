@@ -3,8 +3,7 @@
  * them ready. */
 #include "engine/grammar/mask_inside.h"
 
-/* Whether an expression is such a string, and between which limits its number of characters must
- * be. */
+/* Whether an expression is such a string, and the limits for its number of characters. */
 bool inside_is(const struct masks *m, uint32_t e, struct inside *in)
 {
     const struct exprs *x = m->a->x;

@@ -204,7 +204,8 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
     return st;
 }
 
-/* The products that read a layer's input, as one: of the query, if it has one, and of the key. */
+/* One product in place of those that read the layer's input: the key's, and the query's if it has
+ * one. */
 static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;

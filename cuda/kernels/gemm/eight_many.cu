@@ -407,7 +407,8 @@ static int32_t up(int64_t a, int64_t b)
     return (int32_t)((a + b - 1) / b);
 }
 
-/* Chooses the number of ranges of K by estimated time. The unit of time is a box's. */
+/* Chooses the number of ranges of K by estimated time. Time is counted in boxes: 1 is the time of
+ * one box. */
 static int32_t runs_of(const struct many_params &p, const struct gemm_args *a, int32_t at_once,
                        size_t sums_bytes)
 {

@@ -13,12 +13,12 @@
  * kernel. Bound by reading the weight, and by the work done once per launch.
  *
  * A nibble in the lowest eight bits of a 16-bit half is a subnormal number, or one of the first
- * normal ones, which have the same spacing; so is a float code whose exponent's last bit lies on
- * the half's. The tensor cores multiply such numbers exactly, so a pair of codes takes one
- * instruction. Products with bf16 would be too small for fp32, so x is scaled by 2^64 as it is
- * copied, or by 2^60 where the codes are sixteen times too large. A group's sums start from minus
- * the zero point times the sum of x over the group, which the tensor cores compute when x is
- * copied. */
+ * normal ones, which have the same spacing. A float code also becomes a small number, if it is
+ * shifted so that the last bit of its exponent is at the last bit of the half's exponent. The
+ * tensor cores multiply such numbers exactly, so a pair of codes takes one instruction. Products
+ * with bf16 would be too small for fp32, so x is scaled by 2^64 as it is copied, or by 2^60 where
+ * the codes are sixteen times too large. A group's sums start from minus the zero point times the
+ * sum of x over the group, which the tensor cores compute when x is copied. */
 #include "cuda/kernels/device/codes.cuh"
 #include "cuda/kernels/device/hopper.cuh"
 #include "cuda/kernels/device/kept.cuh"
@@ -56,7 +56,7 @@ struct lean_params {
     int32_t n_pairs, all_pairs;            // of a band, and of the weight
     int32_t n_slices, inverse;             // warps to a pair, and 2^16 / n_pairs
     int32_t run_chunks, part_chunks;       // of a range of K, and of a part of x
-    int32_t other;                         // tile rows from the first of a pair to the second
+    int32_t other;                         // the second tile row of a pair, minus the first
     int32_t row_bits;                      // n_rows is at most 2^row_bits
     int32_t x_pitch;                       // bytes from a row of x to the next in shared memory
     float zero;

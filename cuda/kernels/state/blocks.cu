@@ -76,7 +76,7 @@ __device__ static void convolve(const struct blocks_params &p, const struct bloc
     for (int e = 0; e < E; e++) {
         bias[e] = p.vectors.bias ? p.vectors.bias[part.channel + lane * E + e] : 0.0f;
     }
-    pdl_wait(); // what was read before is written by no kernel of the pass
+    pdl_wait(); // no kernel of the pass writes what was read before
     pdl_trigger();
     load_inputs<T, N>(p, b, part.channel, room);
     cp_async_wait<0>();

@@ -382,8 +382,8 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
     }
 }
 
-/* Before the wait a block finds its sequence and loads S. An earlier launch of the pass that wrote
- * S has ended, since all kernels between wait before they trigger. */
+/* Before the wait a block finds its sequence and loads S. If an earlier launch of this pass wrote
+ * S, it has ended, because all kernels in between wait before they trigger. */
 template <typename T, int KEY, bool DELTA>
 __global__ void __launch_bounds__(SCAN_THREADS, 1) state_scan_kernel(struct blocks_params p)
 {
