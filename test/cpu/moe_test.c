@@ -90,6 +90,42 @@ static void expert_ref(const struct ffn *f, const float *x, const float *gu, con
     free(h);
 }
 
+/* Each row alone has the same bits as in y, the result of `a`. */
+static void check_alone(struct op_rig *rig, const struct ffn *f, const struct moe_ffn_args *a,
+                        const float *y)
+{
+    for (int32_t r = 0; r < f->rows && !f->accumulate; r += 5) {
+        struct moe_ffn_args one = *a;
+        one.n_rows = 1;
+        one.x.mem = dmem_at(a->x.mem, (size_t)r * a->x.stride * 4);
+        one.y.mem = dmem_at(a->y.mem, (size_t)r * a->y.stride * 4);
+        one.ids = dmem_at(a->ids, (size_t)r * f->k * 4);
+        one.weights = dmem_at(a->weights, (size_t)r * f->k * 4);
+        CHECK_EQ(rig->ops->moe_ffn(rig->be, &one), OK);
+        float *alone = op_fetch(rig, one.y, 1, f->hidden);
+        CHECK_MEM(alone, y + (size_t)r * f->hidden, (size_t)f->hidden * 4);
+        free(alone);
+    }
+}
+
+/* Partial sums have no bias: reduce adds it. */
+static void check_partial(struct op_rig *rig, const struct ffn *f, const struct moe_ffn_args *a,
+                          const double *wanted)
+{
+    if (f->bias && !f->accumulate) {
+        struct moe_ffn_args part = *a;
+        part.partial = true;
+        CHECK_EQ(rig->ops->moe_ffn(rig->be, &part), OK);
+        struct reduce_args reduce = {
+            .y = a->y, .n_rows = f->rows, .width = f->hidden, .moe = &part};
+        CHECK_EQ(rig->ops->reduce(rig->be, &reduce), OK);
+        float *joined = op_fetch(rig, a->y, f->rows, f->hidden);
+        CHECK(op_distance(joined, wanted, (size_t)f->rows * f->hidden) <
+              (f->dtype == DT_F32 ? 2e-5 : 5e-3));
+        free(joined);
+    }
+}
+
 /* The reference sums experts in the order of their ids, in double precision. */
 static void try_ffn(const char *backend, const struct ffn *f)
 {
@@ -97,12 +133,9 @@ static void try_ffn(const char *backend, const struct ffn *f)
     struct op_rig rig = op_open(backend, f->dtype, &limits);
     size_t n_gu = (size_t)f->experts * 2 * f->ffn * f->hidden, n_x = (size_t)f->rows * f->hidden;
     float *gu = op_random(n_gu, 0.2f), *down = op_random(n_gu / 2, 0.2f);
-    float *gu_bias = NULL;
+    float *gu_bias = NULL, *down_bias = NULL;
     if (f->bias) {
         gu_bias = op_random((size_t)f->experts * 2 * f->ffn, 1.0f);
-    }
-    float *down_bias = NULL;
-    if (f->bias) {
         down_bias = op_random((size_t)f->experts * f->hidden, 1.0f);
     }
     float *x = op_random(n_x, 1.0f), *before = op_random(n_x, 1.0f);
@@ -150,30 +183,8 @@ static void try_ffn(const char *backend, const struct ffn *f)
     }
     /* A hidden value next to a rounding boundary of bf16 may round to either side. */
     CHECK(op_distance(y, wanted, n_x) < (f->dtype == DT_F32 ? 2e-5 : 5e-3));
-
-    /* Each row alone has the same bits. */
-    for (int32_t r = 0; r < f->rows && !f->accumulate; r += 5) {
-        struct moe_ffn_args one = a;
-        one.n_rows = 1;
-        one.x.mem = dmem_at(a.x.mem, (size_t)r * a.x.stride * 4);
-        one.y.mem = dmem_at(a.y.mem, (size_t)r * a.y.stride * 4);
-        one.ids = dmem_at(a.ids, (size_t)r * f->k * 4);
-        one.weights = dmem_at(a.weights, (size_t)r * f->k * 4);
-        CHECK_EQ(rig.ops->moe_ffn(rig.be, &one), OK);
-        float *alone = op_fetch(&rig, one.y, 1, f->hidden);
-        CHECK_MEM(alone, y + (size_t)r * f->hidden, (size_t)f->hidden * 4);
-        free(alone);
-    }
-    /* Partial sums have no bias: reduce adds it. */
-    if (f->bias && !f->accumulate) {
-        a.partial = true;
-        CHECK_EQ(rig.ops->moe_ffn(rig.be, &a), OK);
-        struct reduce_args reduce = {.y = a.y, .n_rows = f->rows, .width = f->hidden, .moe = &a};
-        CHECK_EQ(rig.ops->reduce(rig.be, &reduce), OK);
-        float *joined = op_fetch(&rig, a.y, f->rows, f->hidden);
-        CHECK(op_distance(joined, wanted, n_x) < (f->dtype == DT_F32 ? 2e-5 : 5e-3));
-        free(joined);
-    }
+    check_alone(&rig, f, &a, y);
+    check_partial(&rig, f, &a, wanted);
     free(y);
     free(wanted);
     free(gu);

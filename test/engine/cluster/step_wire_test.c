@@ -43,21 +43,8 @@ static const struct logit_bias bias[] = {{5, -1.5f}};
 static uint64_t mask[ROWS * TREE_MASK_WORDS];
 static const uint32_t masks[2 * ((VOCAB + 31) / 32)] = {1, 2, 3, 0x80000000u};
 
-/* A step with something in every field that travels, each with a value that differs from
- * its neighbours, so that two fields swapped on the wire are seen. */
-static void fill(struct step *st)
+static void fill_lanes(struct step *st)
 {
-    step_init(st, 1, &chain);
-    if (!moves.paths) {
-        tree_moves_init(&moves, &limits);
-        tree_moves_init(&sent_moves, &limits);
-    }
-    sent_moves.n_paths = 1;
-    sent_moves.paths[0] = (struct tree_path){.lane = 1, .first = 3, .n = 2, .tokens = {5, 6}};
-    sent_moves.n_moves[1] = 1;
-    sent_moves.moves[1][0] = (struct slot_move){1, 9, 4};
-    st->moves = &sent_moves;
-    st->want = (struct model_outputs){.logits = true};
     st->n_lanes = 2;
     st->lanes[0] = (struct lane_update){.lane = 2,
                                         .first_block = 1,
@@ -83,13 +70,10 @@ static void fill(struct step *st)
     p->n_bad_words = 2;
     p->bad_word_tokens = bad;
     st->lanes[1] = (struct lane_update){.lane = 3, .n_blocks = 1, .blocks = blocks};
-    st->n_copies = 1;
-    st->copies[0] = (struct block_copy){4, 5};
-    st->n_state_copies = 3;
-    st->state_copies[0] = (struct state_copy){1, LANES + 4, 16};
-    st->state_copies[1] = (struct state_copy){1, 3, 13};
-    st->state_copies[2] = (struct state_copy){LANES, 1, 8};
-    st->keeps[0] = (struct state_keep){3, 8, LANES + 1};
+}
+
+static void fill_pass(struct step *st)
+{
     st->pass = (struct pass){.n_rows = 3,
                              .rows = st->rows,
                              .n_seqs = 2,
@@ -128,6 +112,10 @@ static void fill(struct step *st)
                                       .mask = 2};
     st->pools[0] = (struct pass_pool){2, 0, 1, true, false};
     mask[5] = 77;
+}
+
+static void fill_draft(struct step *st)
+{
     st->n_draft_passes = 1;
     struct draft_pass *d = &st->draft[0];
     d->pass = (struct pass){.model = 1, // the second of two draft models
@@ -144,6 +132,33 @@ static void fill(struct step *st)
     d->out_rows[0] = 0;
     d->draws[0] = (struct pass_draw){
         .lane = 1, .pos = 2, .kind = DRAW_DRAFT, .tree_row = -1, .more = 3, .more_slot = 5};
+}
+
+/* A step with something in every field that travels, each with a value that differs from
+ * its neighbours, so that two fields swapped on the wire are seen. */
+static void fill(struct step *st)
+{
+    step_init(st, 1, &chain);
+    if (!moves.paths) {
+        tree_moves_init(&moves, &limits);
+        tree_moves_init(&sent_moves, &limits);
+    }
+    sent_moves.n_paths = 1;
+    sent_moves.paths[0] = (struct tree_path){.lane = 1, .first = 3, .n = 2, .tokens = {5, 6}};
+    sent_moves.n_moves[1] = 1;
+    sent_moves.moves[1][0] = (struct slot_move){1, 9, 4};
+    st->moves = &sent_moves;
+    st->want = (struct model_outputs){.logits = true};
+    fill_lanes(st);
+    st->n_copies = 1;
+    st->copies[0] = (struct block_copy){4, 5};
+    st->n_state_copies = 3;
+    st->state_copies[0] = (struct state_copy){1, LANES + 4, 16};
+    st->state_copies[1] = (struct state_copy){1, 3, 13};
+    st->state_copies[2] = (struct state_copy){LANES, 1, 8};
+    st->keeps[0] = (struct state_keep){3, 8, LANES + 1};
+    fill_pass(st);
+    fill_draft(st);
 }
 
 /* All fields of the wire format: some are compared by value, and encoding the decoded step
