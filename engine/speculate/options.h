@@ -23,8 +23,8 @@ struct spec_options {
     int32_t min_n, max_n;                // shortest and longest suffix that n-gram lookup matches
     int32_t max_batch;                   // no proposals while more sequences than this are running
     int32_t draft_max_len; // longest text that the draft models support; set when they are opened
-    int32_t draft_ranks;   // 1: every rank holds the whole draft models; otherwise they are sharded
-                           // over all ranks. 0: as the target's, for a module of the target
+    int32_t draft_ranks;   // 1: every rank holds the whole draft models; the number of ranks, or 0:
+                           // they are sharded over all ranks
     char kv_cache_dtype[32]; // KV format of the draft models; "": the target's
     bool fixed;              // always k drafts: for tests and experiments
     enum spec_rejection rejection;

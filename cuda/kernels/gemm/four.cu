@@ -308,7 +308,7 @@ __device__ __forceinline__ void store(const struct few_params &p, const struct i
     const int step = share.n_pairs * (S::RING / 4);
 #pragma unroll 1
     for (int i = threadIdx.x; i < n; i += WARPS * 32) {
-        /* Rows of eight in an order without bank conflicts. */
+        /* The rows of a group of eight in an order that avoids bank conflicts. */
         const int feature = i % 16, tile = i / 16 >> p.row_bits;
         int r = i / 16 & ((1 << p.row_bits) - 1);
         if (p.row_bits >= 3) {
