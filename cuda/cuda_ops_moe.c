@@ -110,13 +110,11 @@ static struct moe_weights weights_of(const struct moe_ffn_args *a)
     };
 }
 
-/* True if k_moe_ffn_sm90 is to compute these rows. Of the two kernels, only k_moe_ffn gives a row
- * the same bits whatever the number of rows. */
+/* True if k_moe_ffn_sm90 is to compute these rows. */
 static bool on_many(const struct cuda_backend *be, const struct moe_ffn_args *a,
                     const struct moe_weights *w)
 {
-    return !be->device.options.deterministic && !w->gate_up_coded && !w->down_coded &&
-           k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
+    return k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
 }
 
 /* With one rank the experts add their biases themselves, instead of cuda_op_reduce. */
@@ -229,11 +227,13 @@ static bool are_few(struct cuda_backend *be, const struct shared_expert_args *sh
            k_moe_few_scratch(m) <= be->scratch.n_bytes;
 }
 
-/* The weight of the shared expert's gate, if the sum over a row's picks can apply it; else NULL. */
+/* The weight of the shared expert's gate, if the sum over a row's picks can apply it; else NULL. It
+ * cannot in deterministic mode, because it adds up the gate in another order than k_row_gate. */
 static const float *gate_of_sum(const struct cuda_backend *be, const struct row_gate_args *gate,
                                 const struct moe_ffn_args *a)
 {
-    if (!gate || !a->accumulate || gate->x.mem.p != a->x.mem.p || gate->x.stride != a->x.stride ||
+    if (!gate || be->device.options.deterministic || !a->accumulate ||
+        gate->x.mem.p != a->x.mem.p || gate->x.stride != a->x.stride ||
         gate->y.mem.p != a->y.mem.p || gate->y.stride != a->y.stride || gate->n_rows != a->n_rows ||
         experts_ok(a) != OK || vector_length(gate->weight) < a->gate_up->n_in ||
         gate->x_width != a->gate_up->n_in || gate->y_width != a->gate_up->n_in) {

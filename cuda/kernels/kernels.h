@@ -203,8 +203,8 @@ cudaError_t k_moe_ffn_of_scores(cudaStream_t stream, const struct moe_ffn_args *
                                 const struct moe_weights *w, const struct moe_scratch *scratch,
                                 const int32_t *real, const struct moe_picks *picks);
 /* moe/sm90.cu: the same on Hopper, for experts that are not quantised and have many rows each. `sm`
- * and `n_sms` describe the device. A row's bits differ from those of k_moe_ffn. The scratch memory
- * is for n_rows of the call's rows at a time. gate: the weight of the gate of a shared expert whose
+ * and `n_sms` describe the device. A row's bits are those of k_moe_ffn. The scratch memory is
+ * for n_rows of the call's rows at a time. gate: the weight of the gate of a shared expert whose
  * result, before the gate, is in y; NULL: y needs no gate. */
 bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm,
                       int32_t n_sms);
