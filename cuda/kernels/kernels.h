@@ -178,7 +178,13 @@ struct moe_weights {
 bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype, int32_t hidden);
 cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
                          const float *bias, int32_t hidden, float *logits);
-/* logits: scratch for [n_rows, n_experts]. has_scores: k_moe_scores has filled it in. */
+/* The same for any number of rows, on which a row's bits do not depend. */
+bool k_moe_scores_fixed_takes(const struct moe_route_args *a, enum dtype router_dtype,
+                              int32_t hidden);
+cudaError_t k_moe_scores_fixed(cudaStream_t stream, const struct moe_route_args *a,
+                               const float *router, const float *bias, int32_t hidden,
+                               float *logits);
+/* logits: scratch for [n_rows, n_experts]. has_scores: another function has filled it in. */
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
                         const float *expert_scale, int32_t hidden, float *logits, bool has_scores);
