@@ -363,7 +363,7 @@ TEST(any_number_of_rows_of_a_deterministic_mixture_has_the_same_bits)
         {513, 8, 3, 264, 136, 0, false, false, MOE_SIGMOID, 1, 1, ACT_GELU, false, true, false},
         {513, 8, 3, 264, 136, 0, false, true, MOE_SIGMOID, 1, 1, ACT_RELU2, false, false, false},
     };
-    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 129, 512, 2048, 4096};
+    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 129, 256, 512, 2048, 4096};
     for (int32_t i = 0; i < COUNT(cases); i++) {
         int32_t n = 0;
         while (n < COUNT(rows) && rows[n] <= cases[i].n_rows) {
@@ -384,7 +384,7 @@ TEST(any_number_of_rows_of_many_deterministic_experts_has_the_same_bits)
         {4096, 128, 8, 264, 72, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false,
          false},
     };
-    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 129, 512, 2048, 4096};
+    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 129, 256, 512, 2048, 4096};
     for (int32_t i = 0; i < COUNT(cases); i++) {
         rows_of_a_mixture(true, cases[i], rows, COUNT(rows));
     }
