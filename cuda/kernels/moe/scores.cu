@@ -15,7 +15,7 @@
 
 enum { ROWS = 128, MOST_EXPERTS = 64, FEW_EXPERTS = 16, DEPTH = 64, TERMS = 3, PAD = 8 };
 enum { WARPS = 8, THREADS = WARPS * 32 };
-enum { PART = 256, MOST_PARTS = 64 }; // columns of a part of K in deterministic mode
+enum { PART = 128, MOST_PARTS = 96 }; // columns of a part of K in deterministic mode
 
 /* float4 of the router that a thread splits */
 template <int EXPERTS> static constexpr int RUNS = EXPERTS * DEPTH / 4 / THREADS;
@@ -247,26 +247,7 @@ static cudaError_t launch_scores(cudaStream_t stream, const struct scores_params
 
 /* ---- few rows in deterministic mode -------------------------------------------------------- */
 
-enum { TILE = 16, TILE_EXPERTS = 8, STEPS = PART / 16 };
-
-/* A lane's elements of an expert's row in a part of K: of step s, columns 16 s + 2 t and the next
- * one, and 16 s + 2 t + 8 and the next one. */
-__device__ __forceinline__ static void load_part(const struct scores_params &p, int32_t part,
-                                                 float2 (&w)[STEPS][2])
-{
-    const int lane = threadIdx.x & 31;
-    const int32_t e = blockIdx.x * TILE_EXPERTS + (lane >> 2);
-#pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int32_t at = part * PART + s * 16 + h * 8 + (lane & 3) * 2;
-            w[s][h] = e < p.n_experts && at < p.hidden
-                          ? *(const float2 *)(p.router + (int64_t)e * p.hidden + at)
-                          : make_float2(0.0f, 0.0f);
-        }
-    }
-}
+enum { TILE = 16, TILE_EXPERTS = 8, STEPS = PART / 16, PART_WARPS = 16 };
 
 /* The largest term of the split of both elements, which is subtracted from them. */
 __device__ __forceinline__ static uint32_t next_term(float2 &left)
@@ -277,48 +258,79 @@ __device__ __forceinline__ static uint32_t next_term(float2 &left)
     return *(const uint32_t *)term;
 }
 
-/* The products of 16 rows and eight experts over a part of K, in multiply's order. */
-__device__ __forceinline__ static void multiply_part(const struct scores_params &p, int32_t part,
-                                                     float2 (&w)[STEPS][2], float (&sum)[4])
+/* Where a lane's pair h of step s begins in a part of K. */
+__device__ __forceinline__ static int32_t pair_column(int32_t part, int s, int h)
 {
-    const int lane = threadIdx.x & 31;
-    const int32_t row = blockIdx.y * TILE + (lane >> 2);
+    return part * PART + s * 16 + h * 8 + (int)(threadIdx.x & 3) * 2;
+}
+
+/* A lane's elements of an expert's row in a part of K, split. */
+__device__ __forceinline__ static void load_part(const struct scores_params &p, int32_t part,
+                                                 uint32_t (&terms)[STEPS][2][TERMS])
+{
+    const int32_t e = blockIdx.x * TILE_EXPERTS + (int32_t)(threadIdx.x >> 2 & 7);
+    float2 w[STEPS][2];
 #pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-        uint32_t x[4], terms[TERMS][2];
+    for (int i = 0; i < 2 * STEPS; i++) {
+        const int32_t at = pair_column(part, i / 2, i % 2);
+        w[i / 2][i % 2] = e < p.n_experts && at < p.hidden
+                              ? *(const float2 *)(p.router + (int64_t)e * p.hidden + at)
+                              : make_float2(0.0f, 0.0f);
+    }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int32_t r = row + (i & 1) * 8;
-            const int32_t at = part * PART + s * 16 + (i >> 1) * 8 + (lane & 3) * 2;
-            x[i] =
-                r < p.n_rows && at < p.hidden ? *(const uint32_t *)(p.x + r * p.x_stride + at) : 0;
-        }
+    for (int i = 0; i < 2 * STEPS; i++) {
 #pragma unroll
         for (int t = 0; t < TERMS; t++) {
-            terms[t][0] = next_term(w[s][0]);
-            terms[t][1] = next_term(w[s][1]);
-        }
-#pragma unroll
-        for (int t = TERMS - 1; t >= 0; t--) {
-            mma_16x8x16(sum, x, terms[t][0], terms[t][1], bf16_t());
+            terms[i / 2][i % 2][t] = next_term(w[i / 2][i % 2]);
         }
     }
 }
 
-/* A block has 16 rows and eight experts, its warps a part of K after another. */
-__global__ void __launch_bounds__(THREADS) route_fixed_kernel(struct scores_params p)
+/* A lane's elements of two rows in a part of K. */
+__device__ __forceinline__ static void load_rows(const struct scores_params &p, int32_t part,
+                                                 uint32_t (&x)[STEPS][4])
+{
+    const int32_t row = blockIdx.y * TILE + (int32_t)(threadIdx.x >> 2 & 7);
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; i++) {
+        const int32_t r = row + (i & 1) * 8, at = pair_column(part, i / 4, i >> 1 & 1);
+        x[i / 4][i % 4] =
+            r < p.n_rows && at < p.hidden ? *(const uint32_t *)(p.x + r * p.x_stride + at) : 0;
+    }
+}
+
+/* The products of 16 rows and eight experts over a part of K, in multiply's order. */
+__device__ __forceinline__ static void multiply_part(const uint32_t (&x)[STEPS][4],
+                                                     const uint32_t (&terms)[STEPS][2][TERMS],
+                                                     float (&sum)[4])
+{
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+        for (int t = TERMS - 1; t >= 0; t--) {
+            mma_16x8x16(sum, x[s], terms[s][0][t], terms[s][1][t], bf16_t());
+        }
+    }
+}
+
+/* A block has 16 rows and eight experts, its warps a part of K after another. All of a part is
+ * loaded before it is multiplied, because a few rows are bound by latency. */
+__global__ void __launch_bounds__(PART_WARPS * 32) route_fixed_kernel(struct scores_params p)
 {
     extern __shared__ float sums[]; // [parts][TILE][TILE_EXPERTS]
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int32_t n_parts = (p.hidden + PART - 1) / PART;
-    float2 w[STEPS][2];
-    load_part(p, warp, w);
+    uint32_t terms[STEPS][2][TERMS], x[STEPS][4];
+    load_part(p, warp, terms);
     pdl_wait();
     pdl_trigger();
-    for (int32_t part = warp; part < n_parts; part += WARPS) {
+    for (int32_t part = warp; part < n_parts; part += PART_WARPS) {
         float sum[4] = {};
-        multiply_part(p, part, w, sum);
-        load_part(p, part + WARPS, w);
+        load_rows(p, part, x);
+        multiply_part(x, terms, sum);
+        if (part + PART_WARPS < n_parts) {
+            load_part(p, part + PART_WARPS, terms);
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int r = (lane >> 2) + (i >> 1) * 8, e = (lane & 3) * 2 + (i & 1);
@@ -373,7 +385,7 @@ cudaError_t k_moe_scores_fixed(cudaStream_t stream, const struct moe_route_args 
         const dim3 grid((p.n_experts + TILE_EXPERTS - 1) / TILE_EXPERTS,
                         (p.n_rows + TILE - 1) / TILE);
         const int32_t n_parts = (hidden + PART - 1) / PART;
-        return launch(route_fixed_kernel, grid, dim3(THREADS),
+        return launch(route_fixed_kernel, grid, dim3(PART_WARPS * 32),
                       (size_t)n_parts * TILE * TILE_EXPERTS * sizeof(float), stream, p);
     }
     return few_blocks(p) ? launch_scores<FEW_EXPERTS, true>(stream, p)
