@@ -2,15 +2,37 @@
 /* The router and the experts of a mixture. */
 #include "cuda/cuda_ops.h"
 
-/* Checks what the router's kernel relies on. */
+/* Checks what the router's kernels rely on. */
 static enum status route_ok(const struct moe_route_args *a)
 {
     const struct weight *w = a->router;
     return !w || w->n_out != a->n_experts || !fits(a->x, (int32_t)w->n_in) || a->k < 1 ||
+                   a->k > MOE_MAX_K || a->k > a->n_experts || a->n_experts > MOE_MAX_EXPERTS ||
+                   a->n_group > 64 ||
                    (a->n_group > 1 && (a->n_experts % a->n_group != 0 || a->topk_group < 1)) ||
                    (a->expert_scale && vector_length(a->expert_scale) < a->n_experts)
                ? ERR_INVALID
                : OK;
+}
+
+/* Computes the scores on the tensor cores if this is possible, which in deterministic mode does not
+ * depend on the number of rows. */
+static enum status scores_on_tensor_cores(struct cuda_backend *be, const struct moe_route_args *a,
+                                          float *logits, bool *done)
+{
+    const struct weight *w = a->router;
+    const int32_t hidden = (int32_t)w->n_in;
+    const bool fixed = be->device.options.deterministic;
+    *done = fixed ? k_moe_scores_fixed_takes(a, w->dtype, hidden)
+                  : k_moe_scores_takes(a, w->dtype, hidden);
+    if (!*done) {
+        return OK;
+    }
+    return cuda_check(
+        &be->device,
+        fixed ? k_moe_scores_fixed(be->device.stream, a, w->data, w->bias, hidden, logits)
+              : k_moe_scores(be->device.stream, a, w->data, w->bias, hidden, logits),
+        "the router's scores");
 }
 
 /* Computes the scores of all experts by a product, then the picks of each row. */
@@ -23,15 +45,11 @@ enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args 
     if ((size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch.n_bytes) {
         return ERR_INVALID;
     }
-    const bool many =
-        !be->device.options.deterministic && k_moe_scores_takes(a, w->dtype, (int32_t)w->n_in);
-    if (many) {
-        CUDA_TRY(&be->device, k_moe_scores(be->device.stream, a, w->data, w->bias, (int32_t)w->n_in,
-                                           be->scratch.memory));
-    }
-    CUDA_TRY(&be->device,
-             k_moe_route(be->device.stream, a, w->data, w->dtype, w->bias, vector(a->correction),
-                         vector(a->expert_scale), (int32_t)w->n_in, be->scratch.memory, many));
+    bool has_scores = false;
+    TRY(scores_on_tensor_cores(be, a, be->scratch.memory, &has_scores));
+    CUDA_TRY(&be->device, k_moe_route(be->device.stream, a, w->data, w->dtype, w->bias,
+                                      vector(a->correction), vector(a->expert_scale),
+                                      (int32_t)w->n_in, be->scratch.memory, has_scores));
     return OK;
 }
 
@@ -110,13 +128,11 @@ static struct moe_weights weights_of(const struct moe_ffn_args *a)
     };
 }
 
-/* True if k_moe_ffn_sm90 is to compute these rows. Of the two kernels, only k_moe_ffn gives a row
- * the same bits whatever the number of rows. */
+/* True if k_moe_ffn_sm90 is to compute these rows. */
 static bool on_many(const struct cuda_backend *be, const struct moe_ffn_args *a,
                     const struct moe_weights *w)
 {
-    return !be->device.options.deterministic && !w->gate_up_coded && !w->down_coded &&
-           k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
+    return k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
 }
 
 /* With one rank the experts add their biases themselves, instead of cuda_op_reduce. */
@@ -229,11 +245,13 @@ static bool are_few(struct cuda_backend *be, const struct shared_expert_args *sh
            k_moe_few_scratch(m) <= be->scratch.n_bytes;
 }
 
-/* The weight of the shared expert's gate, if the sum over a row's picks can apply it; else NULL. */
+/* The weight of the shared expert's gate, if the sum over a row's picks can apply it; else NULL. It
+ * cannot in deterministic mode, because it adds up the gate in another order than k_row_gate. */
 static const float *gate_of_sum(const struct cuda_backend *be, const struct row_gate_args *gate,
                                 const struct moe_ffn_args *a)
 {
-    if (!gate || !a->accumulate || gate->x.mem.p != a->x.mem.p || gate->x.stride != a->x.stride ||
+    if (!gate || be->device.options.deterministic || !a->accumulate ||
+        gate->x.mem.p != a->x.mem.p || gate->x.stride != a->x.stride ||
         gate->y.mem.p != a->y.mem.p || gate->y.stride != a->y.stride || gate->n_rows != a->n_rows ||
         experts_ok(a) != OK || vector_length(gate->weight) < a->gate_up->n_in ||
         gate->x_width != a->gate_up->n_in || gate->y_width != a->gate_up->n_in) {
@@ -266,8 +284,16 @@ static bool on_picks(struct cuda_backend *be, const struct moe_route_args *route
     float *logits = (float *)(void *)((char *)be->scratch.memory + at);
     const struct moe_picks picks = {route, logits, vector(route->correction),
                                     vector(route->expert_scale)};
-    cudaError_t e = k_moe_route_scores(be->device.stream, route, router->data, router->dtype,
-                                       router->bias, (int32_t)router->n_in, logits);
+    bool done = false;
+    cudaError_t e = cudaSuccess;
+    *st = scores_on_tensor_cores(be, route, logits, &done);
+    if (*st != OK) {
+        return true;
+    }
+    if (!done) {
+        e = k_moe_route_scores(be->device.stream, route, router->data, router->dtype, router->bias,
+                               (int32_t)router->n_in, logits);
+    }
     if (e == cudaSuccess) {
         e = k_moe_ffn_of_scores(be->device.stream, a, &w, &s, real_rows(be, a->n_rows), &picks);
     }

@@ -179,7 +179,13 @@ struct moe_weights {
 bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype, int32_t hidden);
 cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
                          const float *bias, int32_t hidden, float *logits);
-/* logits: scratch for [n_rows, n_experts]. has_scores: k_moe_scores has filled it in. */
+/* The same for any number of rows, on which a row's bits do not depend. */
+bool k_moe_scores_fixed_takes(const struct moe_route_args *a, enum dtype router_dtype,
+                              int32_t hidden);
+cudaError_t k_moe_scores_fixed(cudaStream_t stream, const struct moe_route_args *a,
+                               const float *router, const float *bias, int32_t hidden,
+                               float *logits);
+/* logits: scratch for [n_rows, n_experts]. has_scores: another function has filled it in. */
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
                         const float *expert_scale, int32_t hidden, float *logits, bool has_scores);
@@ -204,8 +210,8 @@ cudaError_t k_moe_ffn_of_scores(cudaStream_t stream, const struct moe_ffn_args *
                                 const struct moe_weights *w, const struct moe_scratch *scratch,
                                 const int32_t *real, const struct moe_picks *picks);
 /* moe/sm90.cu: the same on Hopper, for experts that are not quantised and have many rows each. `sm`
- * and `n_sms` describe the device. A row's bits differ from those of k_moe_ffn. The scratch memory
- * is for n_rows of the call's rows at a time. gate: the weight of the gate of a shared expert whose
+ * and `n_sms` describe the device. A row's bits are those of k_moe_ffn. The scratch memory is
+ * for n_rows of the call's rows at a time. gate: the weight of the gate of a shared expert whose
  * result, before the gate, is in y; NULL: y needs no gate. */
 bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm,
                       int32_t n_sms);

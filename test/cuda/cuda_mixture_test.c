@@ -107,7 +107,8 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
         weight_make(p, WEIGHT_LINEAR, DT_F32, 1, c->n_experts, c->hidden, c->bias, 0.3f);
     const struct pair_weight correction = vector_make(p, c->n_experts, 0.2f);
     const struct pair_weight scale = vector_make(p, c->n_experts, 1.0f);
-    const struct backend_limits limits = pair_limits();
+    struct backend_limits limits = pair_limits();
+    limits.max_rows = c->n_rows > limits.max_rows ? c->n_rows : limits.max_rows;
     const struct pair_tensor x = tensor_random(p, c->n_rows, c->hidden, c->hidden + 8, 1.0f);
     const struct pair_tensor own = tensor_random(p, c->n_rows, c->hidden, c->hidden + 16, 1.0f);
     m->y = c->norm ? tensor_random(p, c->n_rows, c->hidden, c->hidden, 1.0f)
@@ -156,11 +157,12 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
 }
 
 /* The fused op against separate ops of the scalar backend. */
-static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool partial)
+static void mixture_case_in(enum dtype dtype, const struct mixture_case *c, bool partial,
+                            bool deterministic)
 {
     struct pair p;
     struct mixture m;
-    REQUIRE(pair_open(&p, dtype, false, NULL));
+    REQUIRE(pair_open(&p, dtype, deterministic, NULL));
     make_mixture(&p, c, &m);
     REQUIRE(p.be[GPU]->ops->moe);
     for (int b = FIRST; b <= GPU; b++) {
@@ -185,6 +187,11 @@ static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool
                      2.0 * pair_tolerance(&p));
     }
     pair_close(&p);
+}
+
+static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool partial)
+{
+    mixture_case_in(dtype, c, partial, false);
 }
 
 /* On the GPU up to 16 rows of 16 bits are computed by special kernels. */
@@ -263,17 +270,26 @@ TEST(mixtures_of_several_rows_agree)
     }
 }
 
+TEST(deterministic_mixtures_agree)
+{
+    NEED_GPU();
+    for (int32_t i = 0; i < COUNT(several_rows); i++) {
+        mixture_case_in(DT_BF16, &several_rows[i], false, true);
+        mixture_case_in(DT_F16, &several_rows[i], i % 2 == 1, true);
+    }
+}
+
 /* The first rows have the bits that they have among all, even if launches of other sizes follow
  * each other. */
-static void rows_of_a_mixture(bool deterministic, struct mixture_case c, const int32_t *rows,
-                              int32_t n_rows)
+static void rows_of_a_mixture_in(enum dtype dtype, bool deterministic, struct mixture_case c,
+                                 const int32_t *rows, int32_t n_rows)
 {
     struct pair p;
     struct mixture m;
-    REQUIRE(pair_open(&p, DT_BF16, deterministic, NULL));
+    REQUIRE(pair_open(&p, dtype, deterministic, NULL));
     make_mixture(&p, &c, &m);
     struct backend *be = p.be[GPU];
-    const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16);
+    const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(dtype);
     char *all = xmalloc(row * (size_t)c.n_rows), *some = xmalloc(row * (size_t)c.n_rows);
     const struct shared_expert_args *shared = c.shared > 0 ? &m.shared[GPU] : NULL;
     CHECK_EQ(ops_moe(be, NULL, shared, &m.route[GPU], &m.ffn[GPU]), OK);
@@ -293,6 +309,12 @@ static void rows_of_a_mixture(bool deterministic, struct mixture_case c, const i
     free(all);
     free(some);
     pair_close(&p);
+}
+
+static void rows_of_a_mixture(bool deterministic, struct mixture_case c, const int32_t *rows,
+                              int32_t n_rows)
+{
+    rows_of_a_mixture_in(DT_BF16, deterministic, c, rows, n_rows);
 }
 
 TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
@@ -321,6 +343,48 @@ TEST(few_rows_of_a_deterministic_mixture_have_the_bits_of_many)
          false},
     };
     static const int32_t rows[] = {1, 2, 3, 4, 1, 5, 40};
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        rows_of_a_mixture(true, cases[i], rows, COUNT(rows));
+    }
+}
+
+/* From 32 rows per expert on the GPU has a kernel of its own: with a shared expert and its gate,
+ * with biases, for every activation, and for sizes that are not multiples of its tiles. */
+TEST(any_number_of_rows_of_a_deterministic_mixture_has_the_same_bits)
+{
+    NEED_GPU();
+    static const struct mixture_case cases[] = {
+        {4096, 16, 4, 520, 264, 72, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false,
+         false},
+        {4096, 32, 4, 1096, 200, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false,
+         false},
+        {2048, 8, 2, 328, 72, 40, true, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false,
+         false},
+        {513, 8, 3, 264, 136, 0, false, false, MOE_SIGMOID, 1, 1, ACT_GELU, false, true, false},
+        {513, 8, 3, 264, 136, 0, false, true, MOE_SIGMOID, 1, 1, ACT_RELU2, false, false, false},
+    };
+    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 129, 256, 512, 2048, 4096};
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        int32_t n = 0;
+        while (n < COUNT(rows) && rows[n] <= cases[i].n_rows) {
+            n++;
+        }
+        rows_of_a_mixture_in(DT_BF16, true, cases[i], rows, n);
+        rows_of_a_mixture_in(DT_F16, true, cases[i], rows, n);
+    }
+}
+
+/* Qwen3-30B-A3B's sizes with fewer experts, and its number of experts with smaller ones. */
+TEST(any_number_of_rows_of_many_deterministic_experts_has_the_same_bits)
+{
+    NEED_GPU();
+    static const struct mixture_case cases[] = {
+        {4096, 16, 8, 2048, 768, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false,
+         false},
+        {4096, 128, 8, 264, 72, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false,
+         false},
+    };
+    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 129, 256, 512, 2048, 4096};
     for (int32_t i = 0; i < COUNT(cases); i++) {
         rows_of_a_mixture(true, cases[i], rows, COUNT(rows));
     }

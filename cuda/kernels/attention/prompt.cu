@@ -5,8 +5,9 @@
  * kernel is for passes in which some tile has more than GROUP_ROWS packed rows. A row's bits are
  * the same.
  *
- * Grid, block, shared memory and ring are those of attention/sm90.cu. Bound by the tensor cores and
- * by the exponentials of the softmax, which overlap. */
+ * Grid, block, shared memory and ring are those of attention/sm90.cu; in deterministic mode the
+ * ring is shorter. Bound by the tensor cores and by the exponentials of the softmax, which overlap.
+ */
 #include "cuda/kernels/attention/load.cuh"
 #include "cuda/kernels/attention/prompt.cuh"
 
@@ -34,7 +35,7 @@ __device__ __forceinline__ void for_units(const struct attention_params &p,
 
 #endif // HAVE_SM90A
 
-template <typename T, int NB>
+template <typename T, int NB, bool FOLDS>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     attention_prompt_kernel(const __grid_constant__ struct attention_params p,
                             const __grid_constant__ struct attention_maps map)
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     const int group = (int)threadIdx.x / WARPGROUP - 1, warp = (int)threadIdx.x / 32;
     // The computing warpgroup that this thread belongs to or serves.
     const int side = group >= 0 ? group : warp & 1;
-    const struct ring ring = {S::SLOTS};
+    const struct ring ring = {FOLDS ? S::SLOTS - FOLD_SLOTS : S::SLOTS};
     char *q_tile = smem + side * S::Q_BYTES;
     q_full += side;
     q_empty += side;
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         registers_more<232>();
         pdl_wait();
         pdl_trigger();
-        prompt_computer<T, NB> c = {
+        prompt_computer<T, NB, FOLDS> c = {
             p, slots, q_tile, full, empty, q_empty, ring, group, (int)threadIdx.x % WARPGROUP};
         if (group == 1) {
             c.pass_turn_first();
@@ -114,7 +115,9 @@ template <typename T>
 static cudaError_t launch_prompt(cudaStream_t stream, const struct attention_params &p,
                                  const struct attention_maps &map, int n_sms)
 {
-    return launch_block<2>(stream, attention_prompt_kernel<T, 2>, p, map, n_sms);
+    return p.may_be_thin // not deterministic: items have one run
+               ? launch_block<2>(stream, attention_prompt_kernel<T, 2, false>, p, map, n_sms)
+               : launch_block<2>(stream, attention_prompt_kernel<T, 2, true>, p, map, n_sms);
 }
 
 cudaError_t attention_prompt(cudaStream_t stream, enum dtype dtype,

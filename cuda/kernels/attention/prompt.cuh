@@ -17,9 +17,17 @@
 
 #if HAVE_SM90A
 
-template <typename T, int NB> struct prompt_computer {
+/* If items may have several runs, the values of earlier runs take the place of the ring's last
+ * slots. In global memory they would add half as much to the traffic of the L2 cache as the keys
+ * and values are. */
+enum { FOLD_SLOTS = 2 };
+
+/* FOLDS: items may have several runs. */
+template <typename T, int NB, bool FOLDS> struct prompt_computer {
     using S = shape<NB>;
     static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;
+    static_assert(FOLD_SLOTS * S::SLOT_BYTES >= HEAD_DIM * WARPGROUP * (int)sizeof(float),
+                  "room for the values of both warpgroups");
     const struct attention_params &p;
     char *slots, *q_tile;
     uint64_t *full, *empty, *q_empty;
@@ -312,7 +320,7 @@ template <typename T, int NB> struct prompt_computer {
     {
 #pragma unroll 1
         for (int lo = u.lo; lo < u.hi;) {
-            const int end = run_end(u, lo), n = 2 * ((end - lo + KEYS - 1) / KEYS);
+            const int end = FOLDS ? run_end(u, lo) : u.hi, n = 2 * ((end - lo + KEYS - 1) / KEYS);
 #pragma unroll 1
             for (int i = 0; i < n; i++) {
                 barrier_wait(&full[at.slot], at.parity);
@@ -411,12 +419,12 @@ template <typename T, int NB> struct prompt_computer {
         float all_top[2] = {-INFINITY, -INFINITY}, all_sum[2] = {-1.0f, -1.0f};
 #pragma unroll 1
         for (int lo = u.lo; lo < u.hi;) {
-            const int end = run_end(u, lo);
+            const int end = FOLDS ? run_end(u, lo) : u.hi;
             run(u, lo, end);
-            if (u.item.fold) {
-                fold_run(p.scratch +
-                             (int64_t)(blockIdx.x * 2 + group) * (HEAD_DIM / 2) * WARPGROUP + tid,
-                         end == u.hi, values, top, sum, all_top, all_sum);
+            if (FOLDS && u.item.fold) {
+                float *keep = (float *)(slots + (S::SLOTS - FOLD_SLOTS) * S::SLOT_BYTES);
+                fold_run(keep + group * (HEAD_DIM / 2) * WARPGROUP + tid, end == u.hi, values, top,
+                         sum, all_top, all_sum);
                 top[0] = all_top[0];
                 top[1] = all_top[1];
                 sum[0] = all_sum[0];

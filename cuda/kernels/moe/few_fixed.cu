@@ -15,6 +15,8 @@
  * the picks. */
 #include "cuda/kernels/moe/few.cuh"
 #include "cuda/kernels/moe/few_fixed.cuh"
+#include "cuda/kernels/moe/gated.cuh"
+#include "cuda/kernels/moe/sm90.cuh"
 
 enum { WARPS = 8, THREADS = 32 * WARPS, MOST_ROWS = 4, MOST_EXPERTS = 512 };
 enum { FEATURES = 8, DEPTH = 64, STAGE = FEATURES * DEPTH }; // weight rows and elements of each
@@ -145,14 +147,14 @@ __device__ __forceinline__ void store_up(const struct few_params &p, const int32
     }
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-        float gate = acc[0][e], up = acc[1][e];
+        float gate = rounded<T>(acc[0][e]), up = rounded<T>(acc[1][e]);
         if (p.up_bias) {
             const float *bias = p.up_bias + (int64_t)picks[slot] * 2 * p.ffn + j + e;
             gate += bias[0];
             up += bias[p.ffn];
         }
         ((T *)p.act)[((int64_t)row * p.route.k + slot) * p.ffn + j + e] =
-            from_float<T>(act_gated<KIND>(gate, up, p.shape));
+            from_float<T>(gated<KIND>(gate, up, p.shape));
     }
 }
 
@@ -295,7 +297,7 @@ down_dots(const struct few_params &p, const struct ordered_picks &picks,
         for (int e = 0; lane < 4 && e < 2; e++) {
             const int64_t row = (int64_t)picks.pick[i].id * p.hidden + blockIdx.x * FEATURES;
             dots[i][lane * 2 + e] =
-                acc[0][e] + (p.down_bias ? p.down_bias[row + lane * 2 + e] : 0.0f);
+                rounded_out<T>(acc[0][e], p.down_bias ? p.down_bias + row + lane * 2 + e : NULL);
         }
     }
 }
@@ -354,8 +356,7 @@ static size_t down_bytes(int32_t k, int32_t ffn)
 bool moe_few_fixed_takes(const struct moe_ffn_args *a, const struct moe_weights *w)
 {
     return launch_sm() >= 90 && a->n_rows <= MOST_ROWS && a->n_experts <= MOST_EXPERTS &&
-           !a->plain && !a->weigh_inputs && !w->gate_up_coded && !w->down_coded &&
-           w->hidden % RUN == 0 && a->ffn % RUN == 0 && up_bytes(w->hidden) <= MOST_BYTES &&
+           moe_rounds(a, w) && up_bytes(w->hidden) <= MOST_BYTES &&
            down_bytes(a->k, a->ffn) <= MOST_BYTES;
 }
 

@@ -5,13 +5,14 @@
  * block computes one output tile of one expert. Bound by reading the experts' weights while each
  * has few rows, by the tensor cores otherwise. */
 #include "cuda/coded.h"
-#include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/moe/few_fixed.cuh"
+#include "cuda/kernels/moe/gated.cuh"
 #include "cuda/kernels/moe/plan.cuh"
+#include "cuda/kernels/moe/sm90.cuh"
 
 /* ---- grouped products on the tensor cores -------------------------------------------------- */
 
@@ -22,6 +23,7 @@ struct group_params {
     struct act_shape shape;
     const float *weights; // by pick, multiplied into the experts' inputs; NULL: none
     int32_t kind;         // activation of experts without a gate
+    bool rounds;          // as moe/sm90.cu does
 };
 
 enum { NO_GATE = -1 }; // template value that replaces an activation kind
@@ -51,7 +53,7 @@ __device__ __forceinline__ float expert_act(const struct group_params &p, float 
     if constexpr (KIND == NO_GATE) {
         return act_of(p.kind, gate);
     } else {
-        return act_gated<KIND>(gate, up, p.shape);
+        return p.rounds ? gated<KIND>(gate, up, p.shape) : act_gated<KIND>(gate, up, p.shape);
     }
 }
 
@@ -104,6 +106,10 @@ __global__ void __launch_bounds__(WM *WN * 32)
                 const int row = weight_row(j);
                 if (place < last && row >= 0) {
                     float g = tile.acc[mf][nf][e], u = GATED ? tile.acc[mf][nf + GATED][e] : 0.0f;
+                    if (p.rounds) {
+                        g = rounded<T>(g);
+                        u = rounded<T>(u);
+                    }
                     if (bias) {
                         g += bias[first_row + row];
                         u += GATED ? bias[first_row + p.ffn + row] : 0.0f;
@@ -154,8 +160,9 @@ __global__ void __launch_bounds__(WM *WN * 32)
                 for (int e = 0; e < 2; e++) {
                     const int n = n0 + tile.col(nf) + e;
                     if (n < p.hidden) {
-                        to[n] = tile.acc[mf][nf][half * 2 + e] +
-                                (bias ? bias[(int64_t)expert * p.hidden + n] : 0.0f);
+                        const float sum = tile.acc[mf][nf][half * 2 + e];
+                        const float *b = bias ? bias + (int64_t)expert * p.hidden + n : NULL;
+                        to[n] = p.rounds ? rounded_out<T>(sum, b) : sum + (b ? *b : 0.0f);
                     }
                 }
             }
@@ -459,8 +466,14 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                            const int32_t *real, int32_t row_offset, const struct moe_picks *picks)
 {
     const float *weights = (const float *)a->weights.p;
-    const struct group_params p = {
-        a->k, a->ffn, w->hidden, a->x.stride, a->shape, a->weigh_inputs ? weights : NULL, a->kind};
+    const struct group_params p = {.k = a->k,
+                                   .ffn = a->ffn,
+                                   .hidden = w->hidden,
+                                   .x_stride = a->x.stride,
+                                   .shape = a->shape,
+                                   .weights = a->weigh_inputs ? weights : NULL,
+                                   .kind = a->kind,
+                                   .rounds = moe_rounds(a, w)};
     const bool on_tensor_cores = k_moe_ffn_picks(a, w);
     cudaError_t e = cudaSuccess;
     const bool coded = w->gate_up_coded || w->down_coded;

@@ -125,19 +125,10 @@ static cudaError_t route_scores(cudaStream_t stream, const struct moe_route_args
                : route_scores_as<T, W, 8, 4, true>(stream, a, router, bias, hidden, logits);
 }
 
-static bool fits_picks(const struct moe_route_args *a)
-{
-    return a->k <= MOE_MAX_K && a->k <= a->n_experts && a->n_experts <= MOE_MAX_EXPERTS &&
-           a->n_group <= 64;
-}
-
 extern "C" cudaError_t k_moe_route_scores(cudaStream_t stream, const struct moe_route_args *a,
                                           const void *router, enum dtype router_dtype,
                                           const float *bias, int32_t hidden, float *logits)
 {
-    if (!fits_picks(a)) {
-        return cudaErrorInvalidValue;
-    }
     BY_DTYPE(a->x.dtype, T,
              BY_DTYPE(router_dtype, W,
                       return route_scores<T, W>(stream, a, router, bias, hidden, logits)));
@@ -149,7 +140,7 @@ extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_a
                                    const float *correction, const float *expert_scale,
                                    int32_t hidden, float *logits, bool has_scores)
 {
-    cudaError_t e = fits_picks(a) ? cudaSuccess : cudaErrorInvalidValue;
+    cudaError_t e = cudaSuccess;
     if (!has_scores) {
         e = k_moe_route_scores(stream, a, router, router_dtype, bias, hidden, logits);
     }

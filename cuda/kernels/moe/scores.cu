@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A router's scores of many rows, on the tensor cores. The router is fp32, and its scores decide
- * between experts, so each weight is split into a sum of three bf16 numbers: the three products
- * with bf16 rows are exact, and added in fp32. A block computes ROWS rows by EXPERTS experts (fewer
- * if there would be few blocks; this does not change a score's bits), a warp 16 or 32 of the rows;
- * the split is made on the way to shared memory. Bound by reading shared memory, and by latency if
- * there are few rows. */
+/* A router's scores on the tensor cores: of many rows, and in deterministic mode of any number. The
+ * router is fp32, and its scores decide between experts, so each weight is split into a sum of
+ * three bf16 numbers: the three products with bf16 rows are exact, and added in fp32.
+ *
+ * Many rows: a block computes ROWS rows by EXPERTS experts (fewer if there would be few blocks;
+ * this does not change a score's bits), a warp 16 or 32 of the rows; the split is made on the way
+ * to shared memory. Bound by reading shared memory, and by latency if there are few rows.
+ *
+ * In deterministic mode K is summed in parts of PART columns, which are added in order. With few
+ * rows each part has a warp, which splits its weights in registers. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/kernels.h"
 
 enum { ROWS = 128, MOST_EXPERTS = 64, FEW_EXPERTS = 16, DEPTH = 64, TERMS = 3, PAD = 8 };
 enum { WARPS = 8, THREADS = WARPS * 32 };
+enum { PART = 128, MOST_PARTS = 96 }; // columns of a part of K in deterministic mode
 
 /* float4 of the router that a thread splits */
 template <int EXPERTS> static constexpr int RUNS = EXPERTS * DEPTH / 4 / THREADS;
@@ -155,15 +160,33 @@ __device__ __forceinline__ static void store_scores(const struct scores_params &
     }
 }
 
+/* Adds the sums of a part of K to those of the parts before it. */
+template <int EXPERTS, typename D = division<EXPERTS>>
+__device__ __forceinline__ static void end_part(float (&sum)[D::MF][D::NF][4],
+                                                float (&total)[D::MF][D::NF][4])
+{
+#pragma unroll
+    for (int m = 0; m < D::MF; m++) {
+#pragma unroll
+        for (int n = 0; n < D::NF; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                total[m][n][i] += sum[m][n][i];
+                sum[m][n][i] = 0.0f;
+            }
+        }
+    }
+}
+
 /* Step s multiplies columns s * DEPTH on. Its rows are loaded STAGES - 1 steps before, and its part
  * of the router AHEAD steps before, to be split in the step before. */
-template <int EXPERTS>
+template <int EXPERTS, bool FIXED>
 __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_params p)
 {
     typedef division<EXPERTS> D;
     extern __shared__ __align__(16) char memory[];
     scores_room<EXPERTS> &m = *(scores_room<EXPERTS> *)memory;
-    float sum[D::MF][D::NF][4] = {};
+    float sum[D::MF][D::NF][4] = {}, total[D::MF][D::NF][4] = {};
     float4 w[D::AHEAD][RUNS<EXPERTS>];
 #pragma unroll
     for (int a = 0; a < D::AHEAD; a++) {
@@ -193,13 +216,16 @@ __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_pa
             cp_async_commit();
             load_router<EXPERTS>(p, w[a], k + D::AHEAD * DEPTH);
             multiply<EXPERTS>(m.x[stage], m.w[half], sum);
+            if (FIXED && ((k + DEPTH) % PART == 0 || k + DEPTH >= p.hidden)) {
+                end_part<EXPERTS>(sum, total);
+            }
             half ^= 1;
             split_router<EXPERTS>(m.w[half], w[(a + 1) % D::AHEAD]);
             last = stage;
             stage = stage + 1 == D::STAGES ? 0 : stage + 1;
         }
     }
-    store_scores<EXPERTS>(p, sum);
+    store_scores<EXPERTS>(p, FIXED ? total : sum);
 }
 
 bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype, int32_t hidden)
@@ -208,31 +234,168 @@ bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype,
            hidden % 8 == 0 && vec_ok(a->x.mem.p, a->x.stride, hidden, sizeof(bf16_t));
 }
 
-template <int EXPERTS>
+template <int EXPERTS, bool FIXED>
 static cudaError_t launch_scores(cudaStream_t stream, const struct scores_params &p)
 {
     const size_t n_bytes = sizeof(scores_room<EXPERTS>);
     const dim3 grid((p.n_rows + ROWS - 1) / ROWS, (p.n_experts + EXPERTS - 1) / EXPERTS);
-    const cudaError_t e = cudaFuncSetAttribute(
-        route_many_kernel<EXPERTS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
-    return e != cudaSuccess
-               ? e
-               : launch(route_many_kernel<EXPERTS>, grid, dim3(THREADS), n_bytes, stream, p);
+    const auto kernel = route_many_kernel<EXPERTS, FIXED>;
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
+    return e != cudaSuccess ? e : launch(kernel, grid, dim3(THREADS), n_bytes, stream, p);
+}
+
+/* ---- few rows in deterministic mode -------------------------------------------------------- */
+
+enum { TILE = 16, TILE_EXPERTS = 8, STEPS = PART / 16, PART_WARPS = 16 };
+
+/* The largest term of the split of both elements, which is subtracted from them. */
+__device__ __forceinline__ static uint32_t next_term(float2 &left)
+{
+    alignas(4) const bf16_t term[2] = {from_float<bf16_t>(left.x), from_float<bf16_t>(left.y)};
+    left.x -= to_float(term[0]);
+    left.y -= to_float(term[1]);
+    return *(const uint32_t *)term;
+}
+
+/* Where a lane's pair h of step s begins in a part of K. */
+__device__ __forceinline__ static int32_t pair_column(int32_t part, int s, int h)
+{
+    return part * PART + s * 16 + h * 8 + (int)(threadIdx.x & 3) * 2;
+}
+
+/* A lane's elements of an expert's row in a part of K, split. */
+__device__ __forceinline__ static void load_part(const struct scores_params &p, int32_t part,
+                                                 uint32_t (&terms)[STEPS][2][TERMS])
+{
+    const int32_t e = blockIdx.x * TILE_EXPERTS + (int32_t)(threadIdx.x >> 2 & 7);
+    float2 w[STEPS][2];
+#pragma unroll
+    for (int i = 0; i < 2 * STEPS; i++) {
+        const int32_t at = pair_column(part, i / 2, i % 2);
+        w[i / 2][i % 2] = e < p.n_experts && at < p.hidden
+                              ? *(const float2 *)(p.router + (int64_t)e * p.hidden + at)
+                              : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * STEPS; i++) {
+#pragma unroll
+        for (int t = 0; t < TERMS; t++) {
+            terms[i / 2][i % 2][t] = next_term(w[i / 2][i % 2]);
+        }
+    }
+}
+
+/* A lane's elements of two rows in a part of K. */
+__device__ __forceinline__ static void load_rows(const struct scores_params &p, int32_t part,
+                                                 uint32_t (&x)[STEPS][4])
+{
+    const int32_t row = blockIdx.y * TILE + (int32_t)(threadIdx.x >> 2 & 7);
+#pragma unroll
+    for (int i = 0; i < 4 * STEPS; i++) {
+        const int32_t r = row + (i & 1) * 8, at = pair_column(part, i / 4, i >> 1 & 1);
+        x[i / 4][i % 4] =
+            r < p.n_rows && at < p.hidden ? *(const uint32_t *)(p.x + r * p.x_stride + at) : 0;
+    }
+}
+
+/* The products of 16 rows and eight experts over a part of K, in multiply's order. */
+__device__ __forceinline__ static void multiply_part(const uint32_t (&x)[STEPS][4],
+                                                     const uint32_t (&terms)[STEPS][2][TERMS],
+                                                     float (&sum)[4])
+{
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+        for (int t = TERMS - 1; t >= 0; t--) {
+            mma_16x8x16(sum, x[s], terms[s][0][t], terms[s][1][t], bf16_t());
+        }
+    }
+}
+
+/* A block has 16 rows and eight experts, its warps a part of K after another. All of a part is
+ * loaded before it is multiplied, because a few rows are bound by latency. */
+__global__ void __launch_bounds__(PART_WARPS * 32) route_fixed_kernel(struct scores_params p)
+{
+    extern __shared__ float sums[]; // [parts][TILE][TILE_EXPERTS]
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int32_t n_parts = (p.hidden + PART - 1) / PART;
+    uint32_t terms[STEPS][2][TERMS], x[STEPS][4];
+    load_part(p, warp, terms);
+    pdl_wait();
+    pdl_trigger();
+    for (int32_t part = warp; part < n_parts; part += PART_WARPS) {
+        float sum[4] = {};
+        load_rows(p, part, x);
+        multiply_part(x, terms, sum);
+        if (part + PART_WARPS < n_parts) {
+            load_part(p, part + PART_WARPS, terms);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int r = (lane >> 2) + (i >> 1) * 8, e = (lane & 3) * 2 + (i & 1);
+            sums[(part * TILE + r) * TILE_EXPERTS + e] = sum[i];
+        }
+    }
+    __syncthreads();
+    const int32_t row = blockIdx.y * TILE + threadIdx.x / TILE_EXPERTS;
+    const int32_t e = blockIdx.x * TILE_EXPERTS + threadIdx.x % TILE_EXPERTS;
+    if (threadIdx.x < TILE * TILE_EXPERTS && row < p.n_rows && e < p.n_experts) {
+        float total = 0.0f;
+        for (int32_t part = 0; part < n_parts; part++) {
+            total += sums[part * TILE * TILE_EXPERTS + threadIdx.x];
+        }
+        p.logits[(int64_t)row * p.n_experts + e] = total + (p.bias ? p.bias[e] : 0.0f);
+    }
+}
+
+bool k_moe_scores_fixed_takes(const struct moe_route_args *a, enum dtype router_dtype,
+                              int32_t hidden)
+{
+    return a->x.dtype == DT_BF16 && router_dtype == DT_F32 && hidden % 8 == 0 &&
+           hidden <= PART * MOST_PARTS && vec_ok(a->x.mem.p, a->x.stride, hidden, sizeof(bf16_t));
+}
+
+static struct scores_params params_of(const struct moe_route_args *a, const float *router,
+                                      const float *bias, int32_t hidden, float *logits)
+{
+    return {(const bf16_t *)a->x.mem.p,
+            router,
+            bias,
+            logits,
+            a->x.stride,
+            a->n_rows,
+            a->n_experts,
+            hidden};
+}
+
+/* True if blocks of all EXPERTS would be too few. */
+static bool few_blocks(const struct scores_params &p)
+{
+    enum { FEW_BLOCKS = 66 }; // half of a device's multiprocessors
+    return (p.n_rows + ROWS - 1) / ROWS * ((p.n_experts - 1) / MOST_EXPERTS + 1) <= FEW_BLOCKS;
+}
+
+cudaError_t k_moe_scores_fixed(cudaStream_t stream, const struct moe_route_args *a,
+                               const float *router, const float *bias, int32_t hidden,
+                               float *logits)
+{
+    const struct scores_params p = params_of(a, router, bias, hidden, logits);
+    if (p.n_rows < ROWS) {
+        const dim3 grid((p.n_experts + TILE_EXPERTS - 1) / TILE_EXPERTS,
+                        (p.n_rows + TILE - 1) / TILE);
+        const int32_t n_parts = (hidden + PART - 1) / PART;
+        return launch(route_fixed_kernel, grid, dim3(PART_WARPS * 32),
+                      (size_t)n_parts * TILE * TILE_EXPERTS * sizeof(float), stream, p);
+    }
+    return few_blocks(p) ? launch_scores<FEW_EXPERTS, true>(stream, p)
+                         : launch_scores<MOST_EXPERTS, true>(stream, p);
 }
 
 cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
                          const float *bias, int32_t hidden, float *logits)
 {
-    enum { FEW_BLOCKS = 66 }; // half of a device's multiprocessors
-    const struct scores_params p = {(const bf16_t *)a->x.mem.p,
-                                    router,
-                                    bias,
-                                    logits,
-                                    a->x.stride,
-                                    a->n_rows,
-                                    a->n_experts,
-                                    hidden};
-    const int32_t n = (p.n_rows + ROWS - 1) / ROWS * ((p.n_experts - 1) / MOST_EXPERTS + 1);
-    return n <= FEW_BLOCKS ? launch_scores<FEW_EXPERTS>(stream, p)
-                           : launch_scores<MOST_EXPERTS>(stream, p);
+    const struct scores_params p = params_of(a, router, bias, hidden, logits);
+    return few_blocks(p) ? launch_scores<FEW_EXPERTS, false>(stream, p)
+                         : launch_scores<MOST_EXPERTS, false>(stream, p);
 }

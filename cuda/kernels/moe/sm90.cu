@@ -12,7 +12,9 @@
  * The up product's band is half gate, half up rows, so that a thread holds both halves of each pair
  * and writes act(gate) * up; its rows are gathered as they are loaded. The down product writes each
  * pick's output in 16 bits, and sum.cu adds a row's picks in order of expert id. No sum crosses a
- * tile, so a row's bits depend neither on its batch nor on its place in it.
+ * tile, and K is summed in steps of 16 in one accumulator, so a row's bits depend neither on its
+ * batch nor on its place in it, and are those of moe.cu, whose fewer rows are rounded as here
+ * (gated.cuh).
  *
  * Blocks form clusters of two, because the L2 cache cannot feed 132 tiles of 128 x 256: two tiles
  * of an expert take the same band, and each block loads half of it for both. A tile without a
@@ -379,18 +381,23 @@ extern "C" size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidde
     return lay_out(NULL, (int64_t)n_rows * a->k, a, hidden, &w);
 }
 
-extern "C" bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w,
-                                 int32_t sm, int32_t n_sms)
+bool moe_rounds(const struct moe_ffn_args *a, const struct moe_weights *w)
 {
-    return sm == 90 && n_sms >= 2 && !a->weigh_inputs && !a->plain &&
+    return !a->weigh_inputs && !a->plain && !w->gate_up_coded && !w->down_coded &&
            (w->dtype == DT_BF16 || w->dtype == DT_F16) && a->x.dtype == w->dtype &&
-           (int64_t)a->n_rows * a->k >= (int64_t)a->n_experts * MIN_ROWS_PER_EXPERT &&
            w->hidden % 8 == 0 && a->ffn % 8 == 0 && a->k <= MOE_MAX_K &&
            a->n_experts <= MOE_MAX_EXPERTS &&
            (int64_t)a->n_experts * (w->hidden > 2 * a->ffn ? w->hidden : 2 * a->ffn) < 1 << 30 &&
            ((uintptr_t)w->gate_up | (uintptr_t)w->down) % 16 == 0 &&
            vec_ok(a->x.mem.p, a->x.stride, w->hidden, 2) &&
            vec_ok(a->y.mem.p, a->y.stride, w->hidden, 2);
+}
+
+extern "C" bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w,
+                                 int32_t sm, int32_t n_sms)
+{
+    return sm == 90 && n_sms >= 2 && moe_rounds(a, w) &&
+           (int64_t)a->n_rows * a->k >= (int64_t)a->n_experts * MIN_ROWS_PER_EXPERT;
 }
 
 template <typename T, int KIND>

@@ -5,9 +5,9 @@
 #ifndef SLUICE_CUDA_KERNELS_MOE_SM90_RESULTS_CUH
 #define SLUICE_CUDA_KERNELS_MOE_SM90_RESULTS_CUH
 
-#include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
+#include "cuda/kernels/moe/gated.cuh"
 #include "cuda/kernels/moe/sm90.cuh"
 
 enum { COLUMNS = 256, HALF_COLUMNS = COLUMNS / 2, WARPGROUP = 128 };
@@ -39,24 +39,6 @@ struct piece {
 };
 
 #if HAVE_SM90A
-
-/* act_gated with fast exponentials and division, since the result is rounded to 16 bits. */
-template <int KIND>
-__device__ __forceinline__ float gated(float g, float u, const struct act_shape &s)
-{
-    if (KIND == ACT_SILU) {
-        return silu_gated(g, u);
-    }
-    if (KIND == ACT_GELU_TANH) { // 1 + tanh(z) = 2 / (1 + exp(-2 z))
-        return __fdividef(g, 1.0f + __expf(-1.5957691216057308f * (g + 0.044715f * g * g * g))) * u;
-    }
-    if (KIND == ACT_GPT_OSS) {
-        g = fminf(g, s.limit);
-        u = fminf(fmaxf(u, -s.limit), s.limit);
-        return __fdividef(g, 1.0f + __expf(-s.alpha * g)) * (u + 1.0f);
-    }
-    return act_gated<KIND>(g, u, s);
-}
 
 /* Transposes 4 x 4 among four lanes: before, lane t has pair t of blocks 0 to 3; afterwards, all
  * pairs of block t. */
