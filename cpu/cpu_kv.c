@@ -116,10 +116,13 @@ static void store(const struct cpu_backend *cpu, const struct kv_plane *p, struc
     kv_put_codes(p, head, slot.token, codes, n, scale);
 }
 
-/* The least number that becomes infinite in a page. Codes have a scale. */
+/* The least number that becomes infinite in a page, or that could make the scale of codes so. */
 static float overflow_of(const struct kv_plane *p)
 {
-    if (p->format != KV_PLAIN || p->dtype == DT_F32) {
+    if (p->format != KV_PLAIN) {
+        return 0x1p126f;
+    }
+    if (p->dtype == DT_F32) {
         return INFINITY;
     }
     return p->dtype == DT_F16 ? 65520.0f : 0x1.ffp127f;
