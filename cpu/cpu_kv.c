@@ -116,11 +116,14 @@ static void store(const struct cpu_backend *cpu, const struct kv_plane *p, struc
     kv_put_codes(p, head, slot.token, codes, n, scale);
 }
 
-/* The smallest number that a page would store as infinity. Codes have a scale, so for them it is
- * infinity itself. */
+/* The smallest number that becomes infinite in a page, or that could make the scale of codes
+ * infinite. */
 static float overflow_of(const struct kv_plane *p)
 {
-    if (p->format != KV_PLAIN || p->dtype == DT_F32) {
+    if (p->format != KV_PLAIN) {
+        return 0x1p126f;
+    }
+    if (p->dtype == DT_F32) {
         return INFINITY;
     }
     return p->dtype == DT_F16 ? 65520.0f : 0x1.ffp127f;

@@ -42,6 +42,7 @@ void engine_fail_broken(struct engine *e, struct sequence *seq, const struct pla
         b->careful_turns = repeatable || e->states.block == 0 ? 0 : CAREFUL_TURNS;
         b->row = *row;
     }
+    scheduler_doubt(&e->scheduler, seq->request);
     requests_fail(e, seq->request, ERR_NAN, text);
 }
 

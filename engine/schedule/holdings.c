@@ -210,6 +210,25 @@ void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure)
     held_states_reached(h, seq, n_sure, before);
 }
 
+void holdings_prove(struct holdings *h, struct sequence *seq)
+{
+    const int32_t *blocks = holdings_blocks(h, seq);
+    // the row of the last token saw all before that token
+    int32_t end = (seq->n_known - 1) / h->limits->block_tokens;
+    end = lesser(end, seq->n_entered);
+    for (; seq->n_known > seq->n_begun && seq->n_proven < end; seq->n_proven++) {
+        prefix_cache_prove(&h->cache, blocks[seq->n_proven]);
+    }
+}
+
+void holdings_doubt(struct holdings *h, const struct sequence *seq, int64_t now)
+{
+    const int32_t *blocks = holdings_blocks(h, seq);
+    for (int32_t i = 0; i < seq->n_blocks; i++) {
+        prefix_cache_doubt(&h->cache, blocks[i], now);
+    }
+}
+
 /* Whether this sequence is computing the cached block, for the first time or again. */
 static bool produces(const struct holdings *h, const struct sequence *seq, int32_t block)
 {
@@ -268,7 +287,8 @@ static void take_lane(struct holdings *h, struct sequence *seq)
 {
     ASSERT(h->n_free_lanes > 0);
     seq->lane = h->free_lanes[--h->n_free_lanes];
-    seq->n_blocks = seq->n_granted = 0;
+    seq->n_blocks = seq->n_granted = seq->n_proven = 0;
+    seq->n_begun = seq->n_known;
     // holdings_draft_rows skips what the blocks already have
     seq->draft_computed = seq->draft_marked = 0;
 }

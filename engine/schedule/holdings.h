@@ -5,9 +5,8 @@
  * the plan.
  *
  * The holdings write these members of a sequence: lane, n_blocks, n_granted, chain, n_entered,
- * branch, draft_computed and draft_marked (the draft passes that a step builds also advance
- * draft_computed).
- * Thread: the engine's. */
+ * n_proven, n_begun, branch, draft_computed and draft_marked (the draft passes that a step builds
+ * also advance draft_computed). Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 #define SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 
@@ -148,6 +147,14 @@ void holdings_leave(struct holdings *h, struct sequence *seq);
 /* Called when the rows of the sequence's first n_sure tokens, all known, have been submitted:
  * enters the blocks that they fill. */
 void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure);
+
+/* Called when results of the sequence have been committed: tokens that it has sampled since it got
+ * its blocks prove those that their rows see. */
+void holdings_prove(struct holdings *h, struct sequence *seq);
+
+/* A result of the sequence is not numbers: unless something has proven them, its blocks leave the
+ * cache, so that the same tokens are computed again. `now`: see prefix_cache_doubt. */
+void holdings_doubt(struct holdings *h, const struct sequence *seq, int64_t now);
 
 /* Marks as valid the blocks that the plan's rows complete, because every later step executes after
  * this one. Snapshots at the state boundaries that these rows cross are added to the plan. */

@@ -219,6 +219,25 @@ void prefix_cache_remove(struct prefix_cache *c, int32_t block)
     kv_pool_set_cached(c->pool, block, false);
 }
 
+void prefix_cache_prove(struct prefix_cache *c, int32_t block)
+{
+    c->nodes[block].proven = true;
+}
+
+/* The blocks of a prompt that many requests share are proven by each of them. Without a second
+ * chance a request that breaks at its end would take them, and all that is cached after them, out
+ * of the cache. */
+void prefix_cache_doubt(struct prefix_cache *c, int32_t block, int64_t now)
+{
+    struct prefix_node *n = &c->nodes[block];
+    if (n->proven) {
+        n->proven = false;
+        n->doubted = now;
+    } else if (n->state == NODE_VALID && n->doubted != now) {
+        prefix_cache_remove(c, block);
+    }
+}
+
 void prefix_cache_reset(struct prefix_cache *c)
 {
     while (c->pool->idle.n > 0) {

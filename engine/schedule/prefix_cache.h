@@ -30,6 +30,8 @@ struct prefix_node {
     int32_t older, newer;
     int32_t producer; // index of the sequence, while pending or being recomputed
     uint8_t state;    // enum node_state
+    bool proven;      // a row that sees the block had numbers as its result
+    int64_t doubted;  // value of `now` at the last doubt that proofs outweighed; 0: none
 };
 
 enum { PREFIX_MAX_SALTS = 256 }; // chosen; prefix_cache_root says what happens beyond that
@@ -85,6 +87,12 @@ void prefix_cache_validate(struct prefix_cache *c, int32_t block);
 /* The node changes from NODE_VALID to NODE_AGAIN. */
 void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer);
 void prefix_cache_remove(struct prefix_cache *c, int32_t block); // also tells the pool
+
+/* A row that sees the block had a result: numbers (prove), or something else (doubt). In the second
+ * case the block may be what broke it. It leaves the cache, unless it has been proven since the
+ * last doubt; doubts with the same `now`, which is above 0, count as one. */
+void prefix_cache_prove(struct prefix_cache *c, int32_t block);
+void prefix_cache_doubt(struct prefix_cache *c, int32_t block, int64_t now);
 
 /* Forgets every idle block. */
 void prefix_cache_reset(struct prefix_cache *c);

@@ -386,6 +386,17 @@ void scheduler_commit(struct scheduler *s, struct sequence *seq)
         seq->n_computed = seq->n_known - 1;
     }
     holdings_reached(&s->holdings, seq, sequence_sure(seq));
+    holdings_prove(&s->holdings, seq);
+}
+
+void scheduler_doubt(struct scheduler *s, const struct engine_request *r)
+{
+    for (struct sequence *q = s->order.next; q != &s->order; q = q->next) {
+        if (q->state == SEQ_RUNNING && q->request == r) {
+            q->is_doubted = true;
+            holdings_doubt(&s->holdings, q, s->n_plans);
+        }
+    }
 }
 
 /* Releases everything that the sequence holds. */
@@ -412,8 +423,9 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
         fronts_remove(&s->fronts, seq);
         s->n_waiting--;
         s->waiting_tokens -= seq->n_prompt;
-    } else { // these arrays will soon belong to the caller again
+    } else if (!seq->is_doubted) { // these arrays will soon belong to the caller again
         holdings_settle(&s->holdings, seq, sequence_sure(seq), STATE_END);
+        holdings_prove(&s->holdings, seq);
         hints_apply(&s->holdings, seq, sequence_sure(seq));
     }
     seq->state = SEQ_RETIRING;

@@ -61,6 +61,10 @@ bool scheduler_plans_late(const struct scheduler *s);
  * grown). Enters full blocks into the cache, drops rows of rejected drafts. */
 void scheduler_commit(struct scheduler *s, struct sequence *seq);
 
+/* Results of the request, whose sequences are about to be retired, are not numbers: they leave
+ * nothing in the cache that may be the cause (holdings_doubt). */
+void scheduler_doubt(struct scheduler *s, const struct engine_request *r);
+
 /* The sequence has ended: it is not planned again, and is freed once no step has it in flight. True
  * if it was freed immediately. The scheduler does not access its request any more. */
 bool scheduler_retire(struct scheduler *s, struct sequence *seq);

@@ -68,6 +68,7 @@ struct sequence {
     int32_t n_inflight; // number of submitted, uncommitted steps that contain its rows
     // Drafts in flight; the sequence is not planned again before they are verified.
     int32_t n_verifying;
+    bool is_doubted;    // its results are not numbers, perhaps because of a block that it holds
     bool was_admitted;  // makes hit statistics count the first admission only
     int64_t overtakers; // value of scheduler.overtakers when it arrived
 
@@ -81,7 +82,9 @@ struct sequence {
     uint64_t chain;    // uid of the last block entered, the parent of the next one
     // Full blocks that were entered into the cache, or skipped because it had an equal node.
     int32_t n_entered;
-    int32_t branch; // a state boundary up to which other sequences had the same tokens; 0: none
+    int32_t n_proven; // full blocks that a result of this sequence has proven
+    int32_t n_begun;  // value of n_known when it got its blocks
+    int32_t branch;   // a state boundary up to which other sequences had the same tokens; 0: none
     int32_t draft_computed; // the draft models' KV below this row is that of known tokens
     int32_t draft_marked;   // blocks below this one are marked as having draft KV
 

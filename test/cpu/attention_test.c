@@ -207,6 +207,59 @@ OP_TEST(a_nan_key_reaches_all_rows_that_see_it)
     }
 }
 
+/* Two elements of a value of row ROW are these numbers, which pages do not hold. The rows that see
+ * it are NaN, also for codes, whose scale would not be a number; those before it, in the same tile,
+ * have the bits of a run without it. */
+static void check_broken_value(const char *backend, const struct geometry *g,
+                               const struct storage *storage, float one, float two)
+{
+    enum { N = 40, ROW = 21 };
+    struct world *w = xcalloc(1, sizeof *w);
+    open_world(w, backend, g, storage);
+    const size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * (size_t)g->dim;
+    const size_t out_width = (size_t)g->n_heads * (size_t)value_dim(g);
+    const int32_t head = g->n_heads + (g->dim_v > 0 ? 0 : g->n_kv_heads); // of the value
+    op_add_seq(&w->pass, 0, 0, N);
+    float *qkv = make_qkv(w), *clean = run_pass(w, qkv);
+    float *value = qkv + (size_t)ROW * width + (size_t)(head * g->dim);
+    value[3] = one;
+    value[4] = two;
+    float *out = run_pass(w, qkv);
+    int32_t n_wrong = 0;
+    const int32_t group = g->n_heads / g->n_kv_heads, of_head = group * value_dim(g);
+    for (size_t i = 0; i < N * out_width; i++) { // of the first KV head
+        const bool hit = i / out_width >= ROW && (int32_t)(i % out_width) < of_head;
+        n_wrong += hit ? !isnan(out[i]) : memcmp(&out[i], &clean[i], sizeof *out) != 0;
+    }
+    if (n_wrong > 0) {
+        CHECK_FAIL("values %g and %g, format %d, dtype %d: %d numbers are wrong", (double)one,
+                   (double)two, storage->format, g->dtype, n_wrong);
+    }
+    free(out);
+    free(clean);
+    free(qkv);
+    close_world(w);
+    free(w);
+}
+
+OP_TEST(a_value_that_is_no_number_spoils_only_rows_that_see_it)
+{
+    static const struct geometry cases[] = {
+        {4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
+        {3, 1, 20, 5, 0, 0.0f, false, DT_F32, 0, false, 0},
+        {4, 2, 64, 16, 0, 0.0f, false, DT_F16, 0, false, 0},
+        {18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56, false, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_broken_value(backend, &cases[i], &plain, NAN, 1.0f);
+        check_broken_value(backend, &cases[i], &plain, 1.0f, -INFINITY);
+        for (int32_t j = 0; j < N_CODED; j++) {
+            check_broken_value(backend, &cases[i], &coded[j], NAN, 1.0f);
+            check_broken_value(backend, &cases[i], &coded[j], 3e38f, -3e38f);
+        }
+    }
+}
+
 /* After blocks were copied and slots moved, each lane reads the expected tokens. */
 OP_TEST(copied_blocks_and_moved_slots_read_the_same)
 {

@@ -25,6 +25,13 @@ def test_requests_to_a_model_of_nan_fail_and_the_operator_learns_why(folder):
         assert len(lines) == 1 and folder in lines[0] and "begins after the last layer, in the final norm" in lines[0]
 
 
+def test_later_requests_do_not_find_what_a_failed_one_has_computed(folder):
+    with Server(real=True, model=folder, check_weights="off") as s:
+        for _ in range(3):
+            assert s.complete(prompt=[7] * 200, max_tokens=1).error["code"] == "model_output_invalid"
+        assert s.metric("vllm:prefix_cache_queries_total") >= 600 and s.metric("vllm:prefix_cache_hits_total") == 0
+
+
 def test_embeddings_that_are_nan_are_errors(folder):
     with Server(real=True, model=folder, check_weights="off") as s:
         for body in ({"input": "one"}, {"input": ["one", "two"]}):
