@@ -15,12 +15,12 @@
  * code is moved individually. A key's scale and zero are applied to its score. A value's scale is a
  * term of the exponent, and values' zeros are summed separately.
  *
- * That is the way of deterministic mode, of FP8 and of units with more than 8 vectors; the others
- * are thin (codes_thin.cuh).
+ * That is the way of deterministic mode and of FP8. Units of other codes are thin (codes_thin.cuh),
+ * with at most 8 vectors, if no item has more of them or heads have 65 to 128 elements.
  *
- * With few rows (decoding) it is bound by reading codes. With more rows per unit it is bound by the
- * tensor cores, and the codes are read again for every 32 query vectors; so prompts with many rows
- * are expanded instead (expand.cu).
+ * With few rows (decoding) it is bound by reading codes. With more rows per unit it is bound by
+ * instructions, and the codes are read again for every 8 or 32 query vectors; so prompts with many
+ * rows are expanded instead (expand.cu).
  *
  * A row's result depends only on its own keys and their slots: chunks are assigned to warps by
  * position, sums run in key order, and masked keys change nothing. */
@@ -42,18 +42,14 @@ __global__ void __launch_bounds__(CODE_THREADS, ATTENTION_CODE_BLOCKS)
     uint64_t *full = (uint64_t *)(query_sums + S::MANY * 8) + warp * CODE_MAX_SLOTS;
     float *room = (float *)((uint64_t *)(query_sums + S::MANY * 8) + CODE_WARPS * CODE_MAX_SLOTS);
     float *folded = room + S::ROOM;
-    if (lane == 0) {
-        for (int i = 0; i < p.n_slots; i++) {
-            barrier_init(&full[i], 1);
-        }
-        barrier_init_done();
-    }
-    __syncwarp();
+    open_ring(full, p.n_slots, lane);
     /* The plan, the tables and older keys were written before the preceding kernel started. There
      * is one exception: if tree paths are laid out, that kernel writes their tables. */
     const struct attention_plan_head head = *plan_head(p.a.plan);
     const bool is_few = head.tile_rows * p.a.group <= 8;
-    const int tile_rows = is_few ? 8 : 8 * S::MANY;
+    // With smaller and with larger heads, dividing items into thin units takes longer.
+    const bool is_thin = F != KV_FP8 && p.a.may_be_thin && (is_few || D == 128);
+    const int tile_rows = is_few || is_thin ? 8 : 8 * S::MANY;
     int n_sub;
     const int n_units = units_of(p.a, head, tile_rows, &n_sub);
     const struct unit_walk<S::KEYS> walk = {
@@ -78,7 +74,7 @@ __global__ void __launch_bounds__(CODE_THREADS, ATTENTION_CODE_BLOCKS)
         }
     };
     if constexpr (F != KV_FP8) {
-        if (is_few && p.a.may_be_thin) {
+        if (is_thin) {
             if (head.tile_rows * p.a.group <= 4) {
                 run(codes_thin<F, D, 1, FULL>{
                     {p, loader, room, folded, queries, query_sums, warp, lane}});

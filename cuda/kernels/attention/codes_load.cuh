@@ -180,6 +180,18 @@ template <enum kv_format F> __device__ __forceinline__ constexpr int q_pair()
     }
 }
 
+/* Prepares the barriers of a warp's ring. */
+__device__ __forceinline__ void open_ring(uint64_t *full, int n_slots, int lane)
+{
+    if (lane == 0) {
+        for (int i = 0; i < n_slots; i++) {
+            barrier_init(&full[i], 1);
+        }
+        barrier_init_done();
+    }
+    __syncwarp();
+}
+
 /* Iterates over the units of a block, in order. */
 template <int KEYS> struct unit_walk {
     const struct attention_params &p;
