@@ -42,15 +42,15 @@
     "'parameters':{'type':['object','null']}"
 #define TOOLS                                                                                      \
     "'minItems':1,'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"  \
-    "'type':{'const':'function'},'function':{'type':'object','required':['name'],'properties':"    \
-    "{" FUNCTION "}}}}"
+    "'type':{'enum':['function',null]},'function':{'type':'object','required':['name'],"           \
+    "'properties':{" FUNCTION "}}}}"
 #define FLAT_TOOLS                                                                                 \
     "'maxItems':128,'items':{'type':'object','required':['type','name'],'properties':{'type':{"    \
     "'const':'function'}," FUNCTION "}}"
 #define SCHEMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['name','input_schema'],'properties':{"    \
-    "'type':{'const':'custom'},'name':{'type':'string','minLength':1},'description':{'type':["     \
-    "'string','null']},"                                                                           \
+    "'type':{'enum':['custom',null]},'name':{'type':'string','minLength':1},'description':{"       \
+    "'type':['string','null']},"                                                                   \
     "'input_schema':{'type':'object'}}}"
 #define TEXT_BLOCK                                                                                 \
     "{'type':'object','required':['type','text'],'properties':{'type':{'const':'text'},'text':{"   \
@@ -87,8 +87,8 @@
 #define ONE_TEXT TEXT_OR_TEXTS("1")
 #define OLLAMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['function'],'properties':{'type':{"       \
-    "'const':'function'},'function':{'type':'object','required':['name'],'properties':{" FUNCTION  \
-    "}}}}"
+    "'enum':['function',null]},'function':{'type':'object','required':['name'],'properties':"      \
+    "{" FUNCTION "}}}}"
 #define OLLAMA_MESSAGES                                                                            \
     "'items':{'type':'object','required':['role'],'properties':{'role':{'enum':['system','user',"  \
     "'assistant','tool']},'content':{'type':['string','null']},'thinking':{'type':['string',"      \

@@ -36,6 +36,10 @@ TEST(messages_and_tools_are_checked)
     REFUSES(KIND_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":[]}}"), "invalid_type",
             "messages[0].tool_calls[0].function.arguments");
     REFUSES(KIND_CHAT, CALLS("5"), "invalid_type", "messages[0].tool_calls[0]");
+    REFUSES(KIND_CHAT,
+            "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[],\"function_call\":{"
+            "\"name\":\"f\",\"arguments\":{}}}]}",
+            "invalid_value", "messages[0].function_call");
     REFUSES(KIND_RESPONSES, "{\"input\":[{\"role\":\"user\"}]}", "missing_required_parameter",
             "input[0].content");
     REFUSES(KIND_RESPONSES,
@@ -46,6 +50,8 @@ TEST(messages_and_tools_are_checked)
             "tools[0].custom");
     REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":\"web_search\"}]}", "unsupported_value",
             "tools[0].type");
+    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":{},\"function\":{\"name\":\"f\"}}]}",
+            "invalid_type", "tools[0].type");
     REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"function\":{}}]}", "missing_required_parameter",
             "tools[0].function.name");
     REFUSES(KIND_CHAT, "{" HI ",\"tool_choice\":\"auto\"}", "invalid_value", "tool_choice");
