@@ -36,8 +36,8 @@ static const struct member rows[] = {
 
     /* ---- samplers ---- */
     {"repeat_last_n",
-     "The number of tokens that penalties consider: must be -1, the whole text, if there are "
-     "penalties.",
+     "The number of tokens that penalties consider: if there are penalties, -1, the whole text, or "
+     "0, none.",
      DRAWS, HAND(INT, read_repeat_window), .min = -1, .max = INT32_MAX},
     {"typical_p", "locally typical sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},
     {"tfs_z", "tail-free sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},
