@@ -260,7 +260,11 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
             put_json(b, ",'enum':[null,-1]");
             break;
         }
-        put_type(b, types[m->type], m);
+        if (m->may_be_false) {
+            put_json(b, ",'anyOf':[{'enum':[false]},{'type':['integer','null']");
+        } else {
+            put_type(b, types[m->type], m);
+        }
         if (m->is_dimension && facts->info) {
             least = most = facts->info->hidden;
         }
@@ -269,6 +273,7 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
         }
         put_bound(b, "minimum", least);
         put_bound(b, "maximum", most);
+        buf_puts(b, text_if(m->may_be_false, "}]"));
         break;
     case MEMBER_REAL:
         put_type(b, types[m->type], m);

@@ -46,6 +46,7 @@ struct member {
     bool is_within;         // MEMBER_INT: at most the model's context
     bool has_ids;           // MEMBER_OBJECT: its keys are token ids
     bool is_share;          // MEMBER_INT: up to the vocabulary's size; -1: all of it, if allowed
+    bool may_be_false;      // MEMBER_INT: false counts as absent
     const char *instead_of; // the required member that this one can replace; NULL: none
     bool is_rival;          // instead_of: a body must not have both
     bool limits_reasoning;  // refused for models whose reasoning cannot be told from answers

@@ -8,7 +8,7 @@ static const struct member rows[] = {
      FORM_COMPLETIONS | FORM_OLLAMA_GENERATE, HAND(STRING, read_suffix)},
     {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
     {"logprobs", "The log probability of each token, and of this many alternatives.",
-     FORM_COMPLETIONS, HAND(INT, read_completion_logprobs), SHARE},
+     FORM_COMPLETIONS, HAND(INT, read_completion_logprobs), SHARE, .may_be_false = true},
 
     /* ---- the answer's length: of several names, the endpoint's own counts ---- */
     {"n_predict", "llama.cpp's name for max_tokens; -1: as many as fit.", DRAWS,
@@ -35,7 +35,7 @@ static const struct member rows[] = {
     /* ---- ids in, ids out ---- */
     {"token_ids", "The prompt.", FORM_TOKENS, HAND(IDS, read_token_ids), .required = true},
     {"logprobs", "The log probability of each token, and of this many of the likeliest.",
-     FORM_TOKENS, HAND(INT, read_completion_logprobs), SHARE},
+     FORM_TOKENS, HAND(INT, read_completion_logprobs), SHARE, .may_be_false = true},
     {"max_tokens", "The most tokens of an answer.", FORM_TOKENS, LENGTH},
     {"output_mode", "Returns token ids, also their text, or also the message parsed from it.",
      FORM_TOKENS, CHOICE(output_mode, OUTPUT_MODES)},
