@@ -13,6 +13,8 @@
     "{'required':['" first "','" second "'],'properties':{" THERE(first) "," THERE(                \
         second) "," NONE(a) "," NONE(b) "," NONE(c) "," NONE(d) "," NONE(e) "}}"
 
+#define FILLED "{'not':{'const':''},'items':{'not':{'enum':['',['']]}}}"
+
 /* A rule is in the schema of each form that has the member. */
 static const struct {
     const char *key;
@@ -24,6 +26,13 @@ static const struct {
      "{'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true},"
      "'prompt_logprobs':{'type':'null'}}},"
      "{'properties':{'stream':{'enum':[false,null]},'stream_options':{'type':'null'}}}]}"},
+    /* Without the tokens that a tokenizer adds, an empty text has none. */
+    {"add_special_tokens", FORM_EMBEDDINGS | FORM_NATIVE | FORM_NATIVE_EMBED,
+     "{'anyOf':[{'properties':{'add_special_tokens':{'enum':[null,true]}}},{'properties':{"
+     "'input':" FILLED ",'content':" FILLED ",'prompt':" FILLED "}}]}"},
+    {"detokenize", FORM_TOKENS,
+     "{'anyOf':[{'properties':{'detokenize':{'enum':[null,true]}}},"
+     "{'properties':{'stop':{'enum':[null,[]]},'output_mode':{'enum':[null,'tokens']}}}]}"},
     {"echo", FORM_COMPLETIONS,
      "{'anyOf':[{'required':['echo'],'properties':{'echo':{'const':true}}},"
      "{'properties':{'max_tokens':{'not':{'const':0}}}}]}"},

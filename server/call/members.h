@@ -41,6 +41,7 @@ struct member {
     bool required;
     bool unlisted;          // not in /openapi.json: a schema cannot describe all accepted values
     bool may_be_empty;      // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are valid
+    bool empty_if_added;    // MEMBER_PROMPTS: empty texts are valid if the tokenizer adds a token
     bool mixes;             // MEMBER_PROMPTS: a list may mix texts and ids
     bool is_dimension;      // MEMBER_INT: only the length of the model's vectors is valid
     bool is_within;         // MEMBER_INT: at most the model's context

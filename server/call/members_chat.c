@@ -25,7 +25,8 @@ static const struct member rows[] = {
     {"thinking", "Whether the model is to think; budget_tokens limits the reasoning.", MESSAGES,
      HAND(OBJECT, read_typed_thinking),
      .schema = "'required':['type'],'properties':{'type':{'enum':['enabled','adaptive',"
-               "'between_tools','disabled']},'budget_tokens':{'type':'integer','minimum':1}}"},
+               "'between_tools','disabled']},'budget_tokens':{'type':['integer','null'],'minimum':"
+               "1}}"},
     {"cache_control", "the cache keeps as much as it has space for.", MESSAGES, IGNORED(ANY)},
     {"context_management", "no turns are dropped.", MESSAGES, IGNORED(ANY)},
     {"inference_geo", "there is only one location.", MESSAGES, IGNORED(ANY)},

@@ -165,7 +165,7 @@ static const struct member rows[] = {
     {"enable_response_messages", "vLLM's, for /v1/responses only.", DRAWS & ~FORM_RESPONSES,
      REFUSED(ANY, "false")},
     {"previous_input_messages", "Messages of the conversation that precede the input.",
-     FORM_RESPONSES, WITH(ARRAY, "input")},
+     FORM_RESPONSES, WITH(ARRAY, "input"), .schema = PREVIOUS_MESSAGES},
     {"previous_input_messages", "vLLM's, for /v1/responses only.", DRAWS & ~FORM_RESPONSES,
      REFUSED(ANY, NOTHING)},
     {"parse_tool_calls", "leaving tool calls in the text.", DRAWS, REFUSED(ANY, "true")},

@@ -37,6 +37,16 @@
     "{'type':'object','required':['type','call_id','output'],'properties':{'type':{"               \
     "'const':'function_call_output'},'call_id':{'type':'string'},'output':{'type':'string'}}},"    \
     "{'type':'object','required':['type'],'properties':{'type':{'const':'reasoning'}}}]}}]"
+#define PREVIOUS_ROLE "'role':{'enum':['user','assistant','system','developer']}"
+#define PREVIOUS_REST                                                                              \
+    "'recipient':{'type':'null'},'tool_calls':{'type':'null'},'content':{'anyOf':[{'type':"        \
+    "'string'},{'type':'array','items':{'type':'object','required':['text'],'properties':{"        \
+    "'text':{'type':'string'}}}}]}"
+#define PREVIOUS_MESSAGES                                                                          \
+    "'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':"               \
+    "{" PREVIOUS_ROLE ",'author':{'type':'null'}," PREVIOUS_REST                                   \
+    "}},{'type':'object','required':['author','content'],'properties':{'author':{'type':"          \
+    "'object','required':['role'],'properties':{" PREVIOUS_ROLE "}}," PREVIOUS_REST "}}]}"
 #define FUNCTION                                                                                   \
     "'name':{'type':'string','minLength':1},'description':{'type':['string','null']},"             \
     "'parameters':{'type':['object','null']}"
@@ -136,20 +146,39 @@
     "'minProperties':1,'maxProperties':64,'propertyNames':{'minLength':1},"                        \
     "'additionalProperties':{'anyOf':[" CHOICE_QUESTION "," NOUL_QUESTION "," SCORE_QUESTION "]}"
 
+#define DECISION_CONTENT                                                                           \
+    "{'anyOf':[{'type':'string'},{'type':'array','items':{'anyOf':[{'type':'object','required':["  \
+    "'type','text'],'properties':{'type':{'enum':['input_text','output_text']},'text':{'type':'"   \
+    "string'}}},{'type':'object','required':['type','refusal'],'properties':{'type':{'const':'"    \
+    "refusal'},'refusal':{'type':'string'}}},{'type':'object','required':['type','data'],'"        \
+    "properties':{'type':{'const':'input_json'},'data':{'type':['object','array']}}}]}}]}"
+#define DECISION_CALL(type, text)                                                                  \
+    "{'type':'object','required':['type','call_id','name','" text "'],'properties':{'type':{"      \
+    "'const':'" type "'},'call_id':{'type':'string'},'name':{'type':'string'},'" text "':{'type':" \
+    "'string'}}}"
 #define DECISION_INPUT                                                                             \
-    "'anyOf':[{'type':'string'},{'type':'array','items':{'type':'object','required':['role',"      \
-    "'content'],'properties':{'role':{'const':'user'},'content':{'type':'string'}}}}]"
+    "'anyOf':[{'type':'string'},{'type':'array','items':{'anyOf':[{'type':'object','required':["   \
+    "'role','content'],'properties':{'type':{'const':'message'},'role':{'enum':['user','"          \
+    "assistant','system','developer']},'content':" DECISION_CONTENT                                \
+    "}}," DECISION_CALL("function_call", "arguments") "," DECISION_CALL(                           \
+        "custom_tool_call", "input") ",{'type':'"                                                  \
+                                     "object','"                                                   \
+                                     "required':["                                                 \
+                                     "'type','call_id','output'],'properties':{'type':{'enum':['"  \
+                                     "function_call_output','"                                     \
+                                     "custom_tool_call_output']},'call_id':{'type':'string'},'"    \
+                                     "output':" DECISION_CONTENT "}}]}}]"
 #define QUESTION_NAME "'name':{'type':'string'}"
 #define QUESTION_CHOICES                                                                           \
     QUESTION_NAME ",'choices':{'type':'array','minItems':2,'maxItems':26,'uniqueItems':true,"      \
                   "'items':{'type':'object','additionalProperties':false,'required':['value'],'"   \
                   "properties':{"                                                                  \
-                  "'value':{'type':['string','boolean']}}}}"
+                  "'value':{'type':['string','boolean']},'description':{}}}}"
 #define QUESTION_LEVELS                                                                            \
     QUESTION_NAME ",'levels':{'type':'array','minItems':2,'maxItems':10,'uniqueItems':true,"       \
                   "'items':{'type':'object','additionalProperties':false,'required':['label'],'"   \
                   "properties':{"                                                                  \
-                  "'label':{'type':'string'}}}}"
+                  "'label':{'type':'string'},'description':{}}}}"
 #define PREDICATE A_QUESTION("predicate", "'instructions'", QUESTION_NAME)
 #define LISTED_CHOICE A_QUESTION("choice", "'instructions','choices'", QUESTION_CHOICES)
 #define LISTED_SCORE A_QUESTION("score", "'instructions','levels'", QUESTION_LEVELS)

@@ -335,6 +335,34 @@ static bool put_history(struct messages *m)
     return good;
 }
 
+/* The text of a message: a string, or parts that have texts. NULL: the error is set. */
+static const char *previous_text(struct request *r, const struct json *content, const char *place)
+{
+    const char *all;
+    struct buf text;
+    if (json_is(content, JSON_STRING)) {
+        return json_string(content);
+    }
+    buf_init(&text, MAX_BYTES);
+    for (const struct json *part = json_first(content); part; part = json_next(part)) {
+        const char *piece = json_get_string(part, "text");
+        text.failed |= !piece;
+        buf_puts(&text, or_empty(piece));
+    }
+    const bool good = json_is(content, JSON_ARRAY) && !text.failed;
+    all = good ? arena_strndup(&r->arena, or_empty(text.data), text.n_bytes) : NULL;
+    buf_deinit(&text);
+    if (!good) {
+        call_error_set(&r->error, 400, "invalid_value", place,
+                       "Invalid '%s': its content must be a string, or an array of parts with "
+                       "'text'.",
+                       place);
+    } else if (!all) {
+        request_too_large(r);
+    }
+    return all;
+}
+
 /* A message of chat, or Harmony's with an author and a channel, as text. Messages of calls would
  * need their ids, which Harmony's do not have. */
 static bool put_previous(struct messages *m, const struct json *message, size_t index)
@@ -342,37 +370,35 @@ static bool put_previous(struct messages *m, const struct json *message, size_t 
     struct request *r = m->r;
     char place[64];
     const struct json *author = json_get(message, "author");
-    const struct json *from = json_is(author, JSON_OBJECT) ? author : message;
-    const char *role = json_get_string(from, "role"), *to = json_get_string(message, "recipient");
+    const struct json *from = json_type(author) == JSON_NULL ? message : author;
+    const char *role = json_get_string(from, "role");
     snprintf(place, sizeof place, "previous_input_messages[%zu]", index);
     if (!json_is(message, JSON_OBJECT)) {
         return body_wrong_type(&r->error, place, "an object", message);
     }
-    if (role && words_find("system|developer", role) >= 0) {
-        return true; // instructions are those of this request, as in vLLM
-    }
-    if (!role || words_find("user|assistant", role) < 0 || to ||
+    if (!role || words_find("user|assistant|system|developer", role) < 0 ||
+        json_type(json_get(message, "recipient")) != JSON_NULL ||
         json_type(json_get(message, "tool_calls")) != JSON_NULL) {
         return call_error_set(
             &r->error, 400, "unsupported_value", place,
-            "Unsupported value: '%s' may only have messages of the roles 'user' and "
-            "'assistant', without calls; give calls and their outputs as items "
-            "of 'input'.",
+            "Unsupported value: '%s' may only have messages of the roles 'user', 'assistant' and, "
+            "without effect, 'system' and 'developer', without calls; give calls and their outputs "
+            "as items of 'input'.",
             place);
     }
     const char *channel = json_get_string(message, "channel");
-    const char *text = json_get_string(message, "content");
-    if (!text) {
-        text = json_get_string(json_first(json_get(message, "content")), "text");
+    const char *text = previous_text(r, json_get(message, "content"), place);
+    if (!text || words_find("system|developer", role) >= 0) {
+        return text; // instructions are those of this request, as in vLLM
     }
     if (channel && strcmp(channel, "analysis") == 0) {
-        buf_puts(&m->reasoning, or_empty(text));
+        buf_puts(&m->reasoning, text);
         return true;
     }
     end_turn(m);
     open_message(m, role);
     buf_puts(&m->out, ",\"content\":");
-    convert_text(&m->out, or_empty(text));
+    convert_text(&m->out, text);
     if (strcmp(role, "assistant") == 0) {
         put_reasoning(m);
     }

@@ -26,8 +26,10 @@ bool read_include(struct request *r)
     const struct json *include = NULL;
     body_array(&r->body, "include", &include);
     for (const struct json *i = json_first(include); i; i = json_next(i)) {
-        r->logprobs |=
-            json_string(i) && strcmp(json_string(i), "message.output_text.logprobs") == 0;
+        if (!json_is(i, JSON_STRING)) {
+            return body_wrong_type(&r->error, "include", "an array of strings", i);
+        }
+        r->logprobs |= strcmp(json_string(i), "message.output_text.logprobs") == 0;
     }
     return true;
 }

@@ -222,6 +222,10 @@ RELATED = [({"top_logprobs": 2}, False), ({"top_logprobs": 2, "logprobs": True},
            ({"penalize_nl": False, "presence_penalty": 1}, False), ({"penalize_nl": True, "presence_penalty": 1}, True)]
 
 
+OF_GENERATE = [({"detokenize": False}, True), ({"detokenize": False, "stop": []}, True), ({"detokenize": False, "stop": "a"}, False), ({"stop": "a"}, True),
+               ({"detokenize": False, "output_mode": "text"}, False), ({"detokenize": True, "output_mode": "text"}, True)]
+
+
 OF_COMPLETIONS = [({"max_tokens": 0}, False), ({"max_tokens": 0, "echo": True}, True), ({"max_tokens": 1, "echo": False}, True)]
 
 
@@ -245,6 +249,31 @@ def test_rules_of_completions_are_those_of_the_server(server, document, members,
     body = {"prompt": "x", **members}
     assert all(meets(rule, body) for rule in document["components"]["schemas"]["CompletionRequest"]["allOf"]) == valid
     assert server.post("/v1/completions", body).status == (200 if valid else 400)
+
+
+@pytest.mark.parametrize("members, valid", OF_GENERATE, ids=range(len(OF_GENERATE)))
+def test_rules_of_generate_are_those_of_the_server(server, document, members, valid):
+    body = {"token_ids": [5], "max_tokens": 1, **members}
+    assert all(meets(rule, body) for rule in document["components"]["schemas"]["TokensRequest"]["allOf"]) == valid
+    assert server.post("/inference/v1/generate", body).status == (200 if valid else 400)
+
+
+def test_a_text_may_be_empty_if_the_tokenizer_adds_a_token(server, document):
+    empty = [s for s in document["components"]["schemas"]["EmbeddingTexts"]["properties"]["input"]["anyOf"] if s["type"] == "string"][0]
+    assert empty["minLength"] == 1 and server.post("/v1/embeddings", {"input": ""}).status == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/render"])
+def test_messages_require_max_tokens_itself(server, path):
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    assert server.post(path, {**body, "max_tokens": 1}).status == 200
+    for more in ({}, {"max_new_tokens": 1}, {"max_tokens": None}):
+        assert server.post(path, {**body, **more}).status == 400
+
+
+def test_additions_to_responses_are_strings(server):
+    assert server.post("/v1/responses", {"input": "x", "max_output_tokens": 1, "include": ["reasoning.encrypted_content"]}).status == 200
+    assert server.post("/v1/responses", {"input": "x", "include": [None]}).error["param"] == "include"
 
 
 # ---- the page ----
