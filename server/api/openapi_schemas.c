@@ -407,7 +407,7 @@ void openapi_put_components(struct buf *b, const struct openapi_facts *facts)
                 "'OllamaOldEmbedRequest':{'type':'object','required':['prompt'],'properties':{"
                 "'model':{'type':['string','null']},'prompt':{'type':'string','minLength':1}}},"
                 "'PredictRequest':{'type':'object','required':['instances'],'properties':{"
-                "'instances':{'type':'array','maxItems':3,'items':{"
+                "'instances':{'type':'array','items':{"
                 "'$ref':'#/components/schemas/AnyRequest'}}}},"
                 "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
                 "{'$ref':'#/components/schemas/CompletionRequest'},"

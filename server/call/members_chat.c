@@ -55,8 +55,10 @@ static const struct member rows[] = {
     {"input", "A user's text, or the items of the conversation so far.", FORM_RESPONSES,
      HAND(ANY, read_items), .required = true, .schema = ITEMS},
     /* ---- both ---- */
-    {"tools", "Functions that the model may call.", (WITH_TOOLS & ~OLLAMA) | FORM_CONTEXT,
+    {"tools", "Functions that the model may call.", FORM_CHAT | FORM_CONTEXT,
      HAND(ARRAY, read_tools), .schema = TOOLS},
+    {"tools", "Functions that the model may call.", FORM_TOKENIZE_CHAT, HAND(ARRAY, read_tools),
+     .schema = ANY_TOOLS},
     {"tools", "Functions that the model may call.", FORM_OLLAMA_CHAT,
      HAND(ARRAY, read_ollama_tools), .schema = OLLAMA_TOOLS},
     {"functions", "The older form of tools; the answer then has function_call.", WITH_TOOLS,

@@ -50,10 +50,11 @@
 #define FUNCTION                                                                                   \
     "'name':{'type':'string','minLength':1},'description':{'type':['string','null']},"             \
     "'parameters':{'type':['object','null']}"
-#define TOOLS                                                                                      \
-    "'minItems':1,'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"  \
+#define ANY_TOOLS                                                                                  \
+    "'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"               \
     "'type':{'enum':['function',null]},'function':{'type':'object','required':['name'],"           \
     "'properties':{" FUNCTION "}}}}"
+#define TOOLS "'minItems':1," ANY_TOOLS
 #define FLAT_TOOLS                                                                                 \
     "'maxItems':128,'items':{'type':'object','required':['type','name'],'properties':{'type':{"    \
     "'const':'function'}," FUNCTION "}}"
@@ -102,7 +103,7 @@
 #define OLLAMA_MESSAGES                                                                            \
     "'items':{'type':'object','required':['role'],'properties':{'role':{'enum':['system','user',"  \
     "'assistant','tool']},'content':{'type':['string','null']},'thinking':{'type':['string',"      \
-    "'null']},'tool_name':{'type':'string'}}}"
+    "'null']},'tool_name':{'type':['string','null']}}}"
 /* What a payload may be depends on the type of the action, and most types are ignored. */
 #define KV_HINTS                                                                                   \
     "'anyOf':[{'type':'null'},{'type':'object','maxProperties':0},{'type':'object','required':["   \
@@ -119,7 +120,7 @@
     "'anyOf':[{'type':'null'},{'type':'object','maxProperties':1024,'propertyNames':{'pattern':"   \
     "'^[^0-9]'},'additionalProperties':" A_BIAS                                                    \
     "},{'type':'array','maxItems':1024,'items':{'type':'array','minItems':2,'prefixItems':[{"      \
-    "'type':'string'}," A_BIAS "]}}]"
+    "'anyOf':[{'type':'string'},{'$ref':'#/components/schemas/TokenId'}]}," A_BIAS "]}}]"
 /* A length that may also be -1 or -2: as much as fits. */
 #define LENGTH_OR_ALL                                                                              \
     "'type':['integer','null'],'minimum':-2,'maximum':2147483647,'not':{'const':0}"

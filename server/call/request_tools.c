@@ -324,7 +324,7 @@ bool read_tools(struct request *r)
 {
     const struct json *list = NULL;
     if (body_array(&r->body, "tools", &list)) {
-        bool none = json_count(list) == 0 && r->kind == KIND_APPLY_TEMPLATE; // as in llama.cpp
+        bool none = json_count(list) == 0 && r->form == FORM_TOKENIZE_CHAT; // as in llama.cpp
         if (json_count(list) > 0) {
             return read_shape(r, &shapes[SHAPE_CHAT]) && check_unused_functions(r);
         }

@@ -50,7 +50,9 @@ TEST(the_document_has_every_route)
         if (!summary || !*summary) { // a row is missing in openapi.c
             CHECK_FAIL("%s %s has no words", r->method, r->path);
         }
-        CHECK(at(operation, "responses", "200") && at(operation, "responses", "default"));
+        const struct json *answers = json_get(operation, "responses");
+        CHECK(json_get(answers, "default") &&
+              (json_get(answers, "200") || json_get(answers, "204")));
         CHECK(!json_get(operation, "security")); // there are no keys here
     }
     json_free(doc);
