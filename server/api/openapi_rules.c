@@ -13,7 +13,9 @@
     "{'required':['" first "','" second "'],'properties':{" THERE(first) "," THERE(                \
         second) "," NONE(a) "," NONE(b) "," NONE(c) "," NONE(d) "," NONE(e) "}}"
 
-#define FILLED "{'not':{'const':''},'items':{'not':{'enum':['',['']]}}}"
+#define FILLED                                                                                     \
+    "{'anyOf':[{'type':['null','object']},{'type':'string','minLength':1},{'type':'array','items'" \
+    ":{'anyOf':[{'type':['integer','array','object']},{'type':'string','minLength':1}]}}]}"
 
 /* A rule is in the schema of each form that has the member. */
 static const struct {

@@ -59,8 +59,8 @@ static const struct member rows[] = {
      HAND(ARRAY, read_tools), .schema = TOOLS},
     {"tools", "Functions that the model may call.", FORM_TOKENIZE_CHAT, HAND(ARRAY, read_tools),
      .schema = ANY_TOOLS},
-    {"tools", "Functions that the model may call.", FORM_OLLAMA_CHAT,
-     HAND(ARRAY, read_ollama_tools), .schema = OLLAMA_TOOLS},
+    {"tools", "Functions that the model may call.", FORM_OLLAMA_CHAT, HAND(ARRAY, read_tools),
+     .schema = OLLAMA_TOOLS},
     {"functions", "The older form of tools; the answer then has function_call.", WITH_TOOLS,
      WITH(ARRAY, "tools"),
      .schema = "'maxItems':128,'items':{'type':'object','required':['name'],"

@@ -28,7 +28,8 @@
     "]},'tool_call_id':{'type':'string'}}}]}"
 #define ITEMS                                                                                      \
     "'anyOf':[{'type':'string'},{'type':'array','minItems':1,'items':{'anyOf':[{'type':'object',"  \
-    "'required':['role','content'],'properties':{'type':{'const':'message'},'role':{'enum':["      \
+    "'required':['role','content'],'properties':{'type':{'enum':['message',null]},'role':{'enum':" \
+    "["                                                                                            \
     "'user','assistant','system','developer']},'content':{'anyOf':[{'type':'string'},{"            \
     "'type':'array','items':" PART "}]}}},"                                                        \
     "{'type':'object','required':['type','call_id','name','arguments'],'properties':{'type':{"     \

@@ -253,7 +253,6 @@ bool ollama_end(struct request *r);
 bool ollama_load_end(struct request *r);
 
 bool read_ollama_messages(struct request *r);
-bool read_ollama_tools(struct request *r);
 bool read_generated_prompt(struct request *r);
 bool read_think(struct request *r);
 bool read_truncates(struct request *r);

@@ -229,6 +229,9 @@ static bool put_item(struct messages *m, const struct json *item)
     if (!json_is(item, JSON_OBJECT)) {
         return body_wrong_type(&m->r->error, where(m, ""), "an object", item);
     }
+    if (!type && json_type(json_get(item, "type")) != JSON_NULL) {
+        return body_wrong_type(&m->r->error, where(m, "type"), "a string", json_get(item, "type"));
+    }
     if (!type || strcmp(type, "message") == 0) {
         return put_message(m, item);
     }

@@ -214,13 +214,6 @@ bool read_generated_prompt(struct request *r)
 
 /* ---- other members --------------------------------------------------------------------------- */
 
-bool read_ollama_tools(struct request *r)
-{
-    const struct body_member *m = body_get(&r->body, "tools");
-    bool none = m && json_is(m->node, JSON_ARRAY) && !json_first(m->node);
-    return none || read_tools(r);
-}
-
 /* true, false, or an effort. */
 bool read_think(struct request *r)
 {

@@ -103,10 +103,6 @@ void responses_begin(struct request *r)
 /* Rules between members, when all have been read. */
 bool responses_end(struct request *r)
 {
-    if (r->n != 1) {
-        return call_error_set(&r->error, 400, "unsupported_value", "n",
-                              "Unsupported value: a response is one answer; 'n' may only be 1.");
-    }
     if (r->detached && !(r->stores && r->store)) {
         return call_error_set(&r->error, 400, "invalid_value", "background",
                               r->store ? "background can only be used when `store` is true, "

@@ -324,11 +324,12 @@ bool read_tools(struct request *r)
 {
     const struct json *list = NULL;
     if (body_array(&r->body, "tools", &list)) {
-        bool none = json_count(list) == 0 && r->form == FORM_TOKENIZE_CHAT; // as in llama.cpp
         if (json_count(list) > 0) {
             return read_shape(r, &shapes[SHAPE_CHAT]) && check_unused_functions(r);
         }
-        return none || call_error_empty(&r->error, "tools");
+        if (!(r->form & (FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT))) { // elsewhere that means none
+            return call_error_empty(&r->error, "tools");
+        }
     }
     if (r->error.status != 0 || !body_array(&r->body, "functions", &list) ||
         json_count(list) == 0) {

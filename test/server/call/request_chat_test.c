@@ -42,10 +42,19 @@ TEST(messages_and_tools_are_checked)
             "invalid_value", "messages[0].function_call");
     REFUSES(KIND_RESPONSES, "{\"input\":[{\"role\":\"user\"}]}", "missing_required_parameter",
             "input[0].content");
+    REFUSES(KIND_RESPONSES, "{\"input\":[{\"type\":{},\"role\":\"user\",\"content\":\"a\"}]}",
+            "invalid_type", "input[0].type");
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"n\":2}", "integer_above_max_value", "n");
     REFUSES(KIND_RESPONSES,
             "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\"}]}]}",
             "missing_required_parameter", "input[0].content[0].text");
     REFUSES(KIND_CHAT, "{" HI ",\"tools\":[]}", "empty_array", "tools");
+    REFUSES(KIND_TOKENIZE,
+            "{" HI ",\"tools\":[],\"functions\":[{\"name\":\"f\",\"parameters\":[]}]}",
+            "invalid_type", "functions[0].parameters");
+    REFUSES(KIND_OLLAMA_CHAT,
+            "{" HI ",\"tools\":[],\"functions\":[{\"name\":\"f\",\"parameters\":[]}]}",
+            "invalid_type", "functions[0].parameters");
     REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":\"custom\"}]}", "missing_required_parameter",
             "tools[0].custom");
     REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":\"web_search\"}]}", "unsupported_value",
