@@ -16,13 +16,14 @@ enum { MAX_BYTES = 64 << 20 };
  * text and calls. */
 struct messages {
     struct request *r;
-    struct buf out;       // text of the array
-    struct buf calls;     // tool calls of an unfinished assistant message
-    struct buf reasoning; // reasoning of the assistant message, until that has begun
-    bool open;            // text of the assistant message has been written
-    size_t index;         // of the current input item
-    struct buf items;     // the input's items, to be stored
-    char place[64];       // path of that item, for errors
+    struct buf out;              // text of the array
+    struct buf calls;            // tool calls of an unfinished assistant message
+    struct buf reasoning;        // reasoning of the assistant message, until that has begun
+    bool open;                   // text of the assistant message has been written
+    size_t index;                // of the current input item
+    struct buf items;            // the input's items, to be stored
+    const struct json *referred; // the items that the input's further references stand for
+    char place[64];              // path of that item, for errors
 };
 
 /* Messages are written one after another into the array. */
@@ -290,7 +291,12 @@ static bool put_input(struct messages *m)
     if (!json_first(input->node)) {
         return call_error_empty(&m->r->error, "input");
     }
-    for (const struct json *item = json_first(input->node); item; item = json_next(item)) {
+    for (const struct json *v = json_first(input->node); v; v = json_next(v)) {
+        const struct json *item = v;
+        if (request_is_reference(v)) {
+            item = m->referred;
+            m->referred = json_next(item);
+        }
         if (!put_item(m, item)) {
             return false;
         }
@@ -302,6 +308,18 @@ static bool put_input(struct messages *m)
     continue_last(m, input->node);
     end_turn(m);
     return true;
+}
+
+/* The input, after the items that it refers to were found. */
+static bool put_input_with_references(struct messages *m)
+{
+    const struct body_member *input = body_get(&m->r->body, "input");
+    struct json *found = NULL;
+    bool good = !input || request_find_references(m->r, input->node, &found);
+    m->referred = json_first(found);
+    good = good && put_input(m);
+    json_free(found);
+    return good;
 }
 
 /* Earlier items, in their stored form. */
@@ -463,7 +481,8 @@ bool read_items(struct request *r)
         convert_text(&m.out, r->instructions);
         buf_putc(&m.out, '}');
     }
-    bool good = put_history(&m) && put_all_previous(&m) && put_input(&m) && keep_items(&m);
+    bool good =
+        put_history(&m) && put_all_previous(&m) && put_input_with_references(&m) && keep_items(&m);
     buf_putc(&m.out, ']');
     good = good && convert_keep_messages(r, &m.out);
     buf_deinit(&m.out);

@@ -42,6 +42,42 @@ def test_a_stored_response_is_returned_unchanged(server):
         assert r.status == 404 and r.error["message"] == "Response with id '%s' not found." % j["id"]
 
 
+def test_items_of_the_input_may_be_references(server):
+    """The prompt is that of the items themselves, and the response keeps the items, not the references."""
+    first = respond(server, "one").json()
+    said = first["output"][0]
+    conversation = server.post("/v1/conversations", {"items": [{"role": "user", "content": "in a \0 conversation"}]}).json()["id"]
+    item = server.get("/v1/conversations/%s/items" % conversation).json()["data"][0]
+    asked = lambda *items: [{"role": "user", "content": "one"}, *items, {"role": "user", "content": "two"}]
+    for reference, itself in (({"type": "item_reference", "id": said["id"]}, said), ({"id": said["id"]}, said), ({"type": "item_reference", "id": item["id"]}, item)):
+        a, b = respond(server, asked(reference)).json(), respond(server, asked(itself)).json()
+        assert a["usage"]["input_tokens"] == b["usage"]["input_tokens"] and a["output"][0]["content"] == b["output"][0]["content"]
+        kept = server.get("/v1/responses/%s/input_items?order=asc" % a["id"]).json()["data"][1]
+        assert kept["id"] == itself["id"] and kept["content"] == itself["content"] and kept["role"] == itself["role"]
+    both = [{"type": "item_reference", "id": i["id"]} for i in (item, said)]
+    assert respond(server, asked(*both)).json()["usage"]["input_tokens"] == respond(server, asked(item, said)).json()["usage"]["input_tokens"]
+    server.request("DELETE", "/v1/responses/" + first["id"])
+    server.request("DELETE", "/v1/conversations/" + conversation)
+    for reference in both:
+        r = respond(server, asked(reference))
+        assert (r.status, r.error["code"], r.error["message"]) == (404, "not_found", "Item with id '%s' not found." % reference["id"])
+
+
+@pytest.mark.parametrize("item, status, param", [({"type": "item_reference"}, 400, "input[1].id"), ({"type": "item_reference", "id": 5}, 400, "input[1].id"), ({"type": "item_reference", "id": "msg_1"}, 404, "input"),
+                                                 ({"type": "item_reference", "id": "a\0"}, 404, "input"), ({"id": "' OR 1=1 --"}, 404, "input")], ids=range(5))
+def test_wrong_references_are_refused(server, item, status, param):
+    r = respond(server, [{"role": "user", "content": "a"}, item])
+    assert (r.status, r.error["param"]) == (status, param), r.body
+
+
+def test_references_find_only_items_of_their_key():
+    with Server(api_key="one,two") as s:
+        keys = [{"authorization": "Bearer " + k} for k in ("one", "two")]
+        said = respond(s, "a", headers=keys[0]).json()["output"][0]["id"]
+        statuses = [respond(s, [{"type": "item_reference", "id": said}, {"role": "user", "content": "b"}], headers=k).status for k in keys]
+        assert statuses == [200, 404]
+
+
 def test_nothing_is_left_of_a_response_that_is_not_stored(server):
     j = respond(server, store=False).json()
     assert j["store"] is False and server.get("/v1/responses/" + j["id"]).status == 404

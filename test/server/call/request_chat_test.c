@@ -101,7 +101,7 @@ TEST(responses_become_messages)
         DONE();
     }
     REFUSES(KIND_RESPONSES, "{}", "missing_required_parameter", "input");
-    REFUSES(KIND_RESPONSES, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}",
+    REFUSES(KIND_RESPONSES, "{\"input\":[{\"type\":\"computer_call\",\"id\":\"x\"}]}",
             "unsupported_value", "input[0].type");
     REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}",
             "missing_required_parameter", "text.format.schema");
