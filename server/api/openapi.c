@@ -55,7 +55,7 @@ static const struct about {
     {"POST", "/v1/completions/render", "vLLM's: returns the token ids and settings of prompts.",
      "CompletionRequest", ANSWER_LIST, false},
     {"POST", "/v1/responses/render", "vLLM's: returns the token ids and settings of a response.",
-     "ResponseRequest", ANSWER_JSON, false},
+     "RenderedResponse", ANSWER_JSON, false},
     {"POST", "/v1/messages/render", "vLLM's: returns the token ids and settings of a message.",
      "MessagesRequest", ANSWER_JSON, false},
     {"POST", "/v1/chat/completions/derender", "vLLM's: turns token ids into a chat's answer.",

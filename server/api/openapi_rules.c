@@ -32,6 +32,9 @@ static const struct {
     {"add_special_tokens", FORM_EMBEDDINGS | FORM_NATIVE | FORM_NATIVE_EMBED,
      "{'anyOf':[{'properties':{'add_special_tokens':{'enum':[null,true]}}},{'properties':{"
      "'input':" FILLED ",'content':" FILLED ",'prompt':" FILLED "}}]}"},
+    {"previous_response_id", FORM_RESPONSES,
+     "{'anyOf':[{'properties':{'previous_response_id':{'type':'null'}}},"
+     "{'properties':{'conversation':{'type':'null'}}}]}"},
     {"detokenize", FORM_TOKENS,
      "{'anyOf':[{'properties':{'detokenize':{'enum':[null,true]}}},"
      "{'properties':{'stop':{'enum':[null,[]]},'output_mode':{'enum':[null,'tokens']}}}]}"},
@@ -55,7 +58,7 @@ static const struct {
      "{'anyOf':[{'required':['generate_chunk'],'properties':{'generate_chunk':{'type':'object'}}},"
      "{'properties':{'stream':{'enum':[false,null]}}}]}"},
     /* "functions" would do as well, but with a third alternative Schemathesis fails to generate. */
-    {"tool_choice", FORM_CHAT | FORM_CONTEXT,
+    {"tool_choice", FORM_CHAT | FORM_CONTEXT | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT,
      "{'anyOf':[{'required':['tools'],'properties':{'tools':{'type':'array','minItems':1}}},"
      "{'properties':{'tool_choice':{'enum':[null,'none']},'function_call':{'enum':[null,'none']}}"
      "}]}"},

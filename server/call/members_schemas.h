@@ -177,12 +177,12 @@
     QUESTION_NAME ",'choices':{'type':'array','minItems':2,'maxItems':26,'uniqueItems':true,"      \
                   "'items':{'type':'object','additionalProperties':false,'required':['value'],'"   \
                   "properties':{"                                                                  \
-                  "'value':{'type':['string','boolean']},'description':{}}}}"
+                  "'value':{'type':['string','boolean']}}}}"
 #define QUESTION_LEVELS                                                                            \
     QUESTION_NAME ",'levels':{'type':'array','minItems':2,'maxItems':10,'uniqueItems':true,"       \
                   "'items':{'type':'object','additionalProperties':false,'required':['label'],'"   \
                   "properties':{"                                                                  \
-                  "'label':{'type':'string'},'description':{}}}}"
+                  "'label':{'type':'string'}}}}"
 #define PREDICATE A_QUESTION("predicate", "'instructions'", QUESTION_NAME)
 #define LISTED_CHOICE A_QUESTION("choice", "'instructions','choices'", QUESTION_CHOICES)
 #define LISTED_SCORE A_QUESTION("score", "'instructions','levels'", QUESTION_LEVELS)
