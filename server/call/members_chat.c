@@ -50,7 +50,8 @@ static const struct member rows[] = {
      .schema = "'anyOf':[{'type':['string','null']},{'type':'object','required':['id'],"
                "'properties':{'id':{'type':'string'}}}]"},
     {"prompt", "stored prompts.", FORM_RESPONSES, REFUSED(ANY, NOTHING)},
-    {"context_management", "no input items are dropped.", FORM_RESPONSES, REFUSED(ANY, NOTHING)},
+    {"context_management", "compaction during a response.", FORM_RESPONSES, REFUSED(ANY, NOTHING),
+     .why = "Use /v1/responses/compact."},
     {"instructions", "A system message before the input.", FORM_RESPONSES, STRING(instructions)},
     {"input", "A user's text, or the items of the conversation so far.", FORM_RESPONSES,
      HAND(ANY, read_items), .required = true, .schema = ITEMS},

@@ -39,6 +39,8 @@
     "'const':'function_call_output'},'call_id':{'type':'string'},'output':{'type':'string'}}},"    \
     "{'type':'object','required':['type','id'],'properties':{'type':{'const':'item_reference'},"   \
     "'id':{'type':'string'}}},"                                                                    \
+    "{'type':'object','required':['type','encrypted_content'],'properties':{'type':{'const':"      \
+    "'compaction'},'encrypted_content':{'type':'string'}}},"                                       \
     "{'type':'object','required':['type'],'properties':{'type':{'const':'reasoning'}}}]}}]"
 #define PREVIOUS_ROLE "'role':{'enum':['user','assistant','system','developer']}"
 #define PREVIOUS_REST                                                                              \

@@ -297,6 +297,15 @@ bool read_thread(struct request *r);
 void responses_begin(struct request *r);
 bool responses_end(struct request *r);
 
+/* For /v1/responses/compact; the conversation ends with the request for a summary. */
+void compact_begin(struct request *r);
+bool compact_end(struct request *r);
+#define COMPACT_QUESTION                                                                           \
+    "Summarise this conversation, so that it can be continued without its earlier messages: what " \
+    "the user wants, what was decided and done, facts, names and figures that are still needed, "  \
+    "and what is open. Write only the summary."
+#define COMPACT_HEAD "Summary of the conversation so far:\n"
+
 bool read_previous(struct request *r);     // this and the next are in request_history.c
 bool read_conversation(struct request *r); // items of a conversation
 bool read_items(struct request *r);

@@ -2,6 +2,7 @@
 /* The input of /v1/responses: items become chat messages. */
 #include "engine/base/optional.h"
 #include "server/call/convert.h"
+#include "server/call/items.h"
 #include "server/call/readers.h"
 #include "server/chat/turn.h"
 
@@ -204,6 +205,28 @@ static bool put_output(struct messages *m, const struct json *item)
     return good;
 }
 
+/* What /v1/responses/compact has made of earlier items. The model wrote it. */
+static bool put_summary(struct messages *m, const struct json *item)
+{
+    const char *text = json_get_string(item, "encrypted_content");
+    struct buf all;
+    if (!text) {
+        return call_error_missing(&m->r->error, where(m, "encrypted_content"));
+    }
+    end_turn(m);
+    buf_clear(&m->reasoning);
+    buf_init(&all, MAX_BYTES);
+    buf_puts(&all, COMPACT_HEAD);
+    buf_puts(&all, text);
+    open_message(m, "assistant");
+    buf_puts(&m->out, ",\"content\":");
+    buf_put_json(&m->out, or_empty(all.data), all.n_bytes);
+    buf_putc(&m->out, '}');
+    m->out.failed |= all.failed;
+    buf_deinit(&all);
+    return true;
+}
+
 /* Kept until the message that it belongs to is written. */
 static void keep_reasoning(struct messages *m, const struct json *item)
 {
@@ -246,6 +269,9 @@ static bool put_item(struct messages *m, const struct json *item)
         keep_reasoning(m, item);
         return true;
     }
+    if (strcmp(type, "compaction") == 0) {
+        return put_summary(m, item);
+    }
     return call_error_set(
         &m->r->error, 400, "unsupported_value", where(m, "type"),
         "Unsupported value: input items of type '%.40s' are not supported by this "
@@ -267,18 +293,32 @@ static void continue_last(struct messages *m, const struct json *items)
     m->r->add_generation_prompt = !goes_on;
 }
 
+/* Keeps an item of the input to be stored; of one to be compacted, the user's messages. */
+static void keep_item(struct messages *m, const struct json *item)
+{
+    const char *type = or_text(json_get_string(item, "type"), "message");
+    const char *role = json_get_string(item, "role");
+    const bool said = strcmp(type, "message") == 0 && role && strcmp(role, "user") == 0;
+    if (m->r->kind != KIND_COMPACT || said) {
+        buf_puts(&m->items, text_if(m->items.n_bytes > 0, ","));
+        convert_item(&m->items, item);
+    }
+}
+
 /* A string is one message of the user. */
 static bool put_input(struct messages *m)
 {
     const struct body_member *input = body_get(&m->r->body, "input");
     if (!input) {
-        return call_error_missing(&m->r->error, "input");
+        return (m->r->kind == KIND_COMPACT && m->r->history) ||
+               call_error_missing(&m->r->error, "input");
     }
     if (json_is(input->node, JSON_STRING)) { // taken from the body as written
         open_message(m, "user");
         buf_puts(&m->out, ",\"content\":");
         buf_put(&m->out, input->start, input->n_bytes);
         buf_putc(&m->out, '}');
+        buf_puts(&m->items, text_if(m->items.n_bytes > 0, ","));
         buf_puts(&m->items, "{\"type\":\"message\",\"role\":\"user\",\"status\":\"completed\","
                             "\"content\":[{\"type\":\"input_text\",\"text\":");
         buf_put(&m->items, input->start, input->n_bytes);
@@ -300,10 +340,8 @@ static bool put_input(struct messages *m)
         if (!put_item(m, item)) {
             return false;
         }
-        if (m->index++) {
-            buf_puts(&m->items, ",");
-        }
-        convert_item(&m->items, item);
+        m->index++;
+        keep_item(m, item);
     }
     continue_last(m, input->node);
     end_turn(m);
@@ -350,6 +388,9 @@ static bool put_history(struct messages *m)
     bool good = true;
     for (const struct json *item = json_first(items); good && item; item = json_next(item)) {
         good = put_item(m, item);
+        if (r->kind == KIND_COMPACT) {
+            keep_item(m, item);
+        }
     }
     end_turn(m);
     json_free(items);
@@ -449,21 +490,58 @@ static bool put_all_previous(struct messages *m)
     return true;
 }
 
+/* Keeps the items of an answer that is compacted, with all their members. */
+static bool keep_messages(struct messages *m)
+{
+    struct stored_item *items = NULL;
+    struct buf all;
+    size_t n = 0;
+    buf_init(&all, MAX_BYTES);
+    bool good =
+        !m->items.failed && items_take_text(or_empty(m->items.data), m->items.n_bytes, &items, &n);
+    for (size_t i = 0; good && i < n; i++) {
+        buf_puts(&all, text_if(i > 0, ","));
+        buf_put(&all, items[i].text.data, items[i].text.n_bytes);
+    }
+    stored_items_free(items, n);
+    m->items.failed |= !good;
+    buf_clear(&m->items);
+    buf_put(&m->items, all.data, all.n_bytes);
+    m->items.failed |= all.failed;
+    buf_deinit(&all);
+    return good || request_too_large(m->r);
+}
+
 /* Stores the request's own items, for a response that continues from this one. */
 static bool keep_items(struct messages *m)
 {
     struct request *r = m->r;
-    if (!r->store) {
+    const bool compacts = r->kind == KIND_COMPACT;
+    if (!r->store && !compacts) {
         return true;
     }
     body_put_nuls_back(&r->body, &m->items);
-    if (m->items.failed) {
-        r->items = NULL;
-    } else {
-        r->items = arena_strndup(&r->arena, m->items.data, m->items.n_bytes);
+    if (compacts && !keep_messages(m)) {
+        return false;
     }
+    r->items = m->items.failed
+                   ? NULL
+                   : arena_strndup(&r->arena, or_empty(m->items.data), m->items.n_bytes);
     r->items_bytes = m->items.n_bytes;
     return r->items || request_too_large(r);
+}
+
+/* The question that ends a conversation to be compacted. */
+static void ask_summary(struct messages *m)
+{
+    if (m->r->kind == KIND_COMPACT) {
+        open_message(m, "user");
+        buf_puts(&m->out, ",\"content\":");
+        convert_text(&m->out, COMPACT_QUESTION);
+        buf_putc(&m->out, '}');
+        m->r->continue_final_message = false;
+        m->r->add_generation_prompt = true;
+    }
 }
 
 /* Converts the input to chat messages, which are then read like those of a chat. */
@@ -483,6 +561,7 @@ bool read_items(struct request *r)
     }
     bool good =
         put_history(&m) && put_all_previous(&m) && put_input_with_references(&m) && keep_items(&m);
+    ask_summary(&m);
     buf_putc(&m.out, ']');
     good = good && convert_keep_messages(r, &m.out);
     buf_deinit(&m.out);

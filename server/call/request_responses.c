@@ -126,3 +126,25 @@ bool responses_end(struct request *r)
     r->output.reasoning = r->model->reasoning;
     return make_echo(r);
 }
+
+/* ---- compaction -------------------------------------------------------------------------------
+ */
+
+void compact_begin(struct request *r)
+{
+    enum { MOST = 2048 }; // arbitrary: the tokens of a summary whose length the client leaves open
+    r->form = FORM_RESPONSES;
+    responses_begin(r);
+    r->has_max_tokens = true;
+    r->max_tokens = MOST;
+}
+
+/* A summary is text, which is returned as a whole. */
+bool compact_end(struct request *r)
+{
+    if (r->stream || r->detached) {
+        return call_error_unsupported(&r->error, r->stream ? "stream" : "background");
+    }
+    r->tool_mode = TOOLS_OFF;
+    return responses_end(r);
+}

@@ -78,6 +78,54 @@ def test_references_find_only_items_of_their_key():
         assert statuses == [200, 404]
 
 
+QUESTION = ("Summarise this conversation, so that it can be continued without its earlier messages: what the user wants, what was decided and done, facts, names and "
+            "figures that are still needed, and what is open. Write only the summary.")
+
+
+def test_a_conversation_is_compacted(server):
+    """The summary is the model's answer to the conversation and a question after it; with the user's messages it replaces the conversation."""
+    first = respond(server, "a \0 b").json()
+    said = first["output"][0]["content"][0]["text"]
+    more = [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "1", "output": "x"}, {"role": "user", "content": "c"}]
+    r = server.post("/v1/responses/compact", {"model": "demo", "previous_response_id": first["id"], "input": more, "temperature": 0, "max_output_tokens": 30})
+    j = r.json()
+    assert r.status == 200 and set(j) == {"id", "object", "created_at", "model", "output", "usage"} and j["object"] == "response.compaction" and j["id"].startswith("resp_")
+    *users, summary = j["output"]
+    assert [u["content"][0]["text"] for u in users] == ["a \0 b", "c"] and all(u["role"] == "user" and u["status"] == "completed" and u["id"] for u in users)
+    assert set(summary) == {"id", "type", "encrypted_content"} and summary["type"] == "compaction" and summary["id"].startswith("cmp_")
+    chat = [{"role": "user", "content": "a \0 b"}, {"role": "assistant", "content": said}, {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "id": "1", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "x"}, {"role": "user", "content": "c"}, {"role": "user", "content": QUESTION}]
+    want = server.post("/v1/chat/completions", {"messages": chat, "temperature": 0, "max_tokens": 30}).json()
+    assert summary["encrypted_content"] == want["choices"][0]["message"]["content"] and j["usage"]["input_tokens"] == want["usage"]["prompt_tokens"]
+    assert server.get("/v1/responses/" + j["id"]).status == 404
+    again = respond(server, [*j["output"], {"role": "user", "content": "d"}]).json()
+    chat = [{"role": "user", "content": "a \0 b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "Summary of the conversation so far:\n" + summary["encrypted_content"]},
+            {"role": "user", "content": "d"}]
+    assert again["usage"]["input_tokens"] == server.post("/v1/chat/completions", {"messages": chat, "max_tokens": 1}).json()["usage"]["prompt_tokens"]
+    kept = server.post("/v1/conversations", {"items": j["output"]}).json()["id"]
+    assert respond(server, "d", conversation=kept).json()["usage"]["input_tokens"] == again["usage"]["input_tokens"]
+    assert server.post("/v1/conversations", {"items": [{"type": "compaction"}]}).error["param"] == "items[0]"
+    only = server.post("/v1/responses/compact", {"previous_response_id": first["id"], "max_output_tokens": 5}).json()
+    assert [i["type"] for i in only["output"]] == ["message", "compaction"]
+
+
+@pytest.mark.parametrize("body, status, param", [({}, 400, "input"), ({"input": []}, 400, "input"), ({"input": "a", "stream": True}, 400, "stream"), ({"input": "a", "background": True}, 400, "background"),
+                                                 ({"input": "a", "previous_response_id": "resp_1"}, 404, "previous_response_id"), ({"input": "a " * 2000}, 400, "input"),
+                                                 ({"input": [{"type": "compaction"}]}, 400, "input[0].encrypted_content")], ids=range(7))
+def test_what_cannot_be_compacted_is_refused(server, body, status, param):
+    r = server.post("/v1/responses/compact", body)
+    assert (r.status, r.error["param"]) == (status, param), r.body
+
+
+def test_compacting_needs_a_key_and_counts_towards_its_limits(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("one inference a requests-per-minute=1\n")
+    with Server(api_key_file=str(keys)) as s:
+        assert s.post("/v1/responses/compact", {"input": "a"}).status == 401
+        statuses = [s.post("/v1/responses/compact", {"input": "a"}, headers={"authorization": "Bearer one"}).status for _ in range(2)]
+        assert statuses == [200, 429]
+
+
 def test_nothing_is_left_of_a_response_that_is_not_stored(server):
     j = respond(server, store=False).json()
     assert j["store"] is False and server.get("/v1/responses/" + j["id"]).status == 404
