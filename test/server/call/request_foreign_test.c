@@ -86,7 +86,7 @@ TEST(names_of_other_servers)
             "thinking.type");
     REFUSES(KIND_CHAT, "{" HI ",\"reasoning\":{\"max_tokens\":5}}", "unsupported_parameter",
             "reasoning.max_tokens");
-    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"n\":2}", "unsupported_value", "n");
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"n\":2}", "integer_above_max_value", "n");
     REFUSES(KIND_EMBEDDINGS, "{\"input\":\"a\",\"embd_normalize\":0}", "unsupported_value",
             "embd_normalize");
 }
