@@ -169,6 +169,16 @@ def test_probabilities_after_penalties_biases_and_constraints(open_handed, chang
             assert math.log(probs[i]) - score[i] / 2 < max(ratio) + 1e-3
 
 
+def test_probabilities_do_not_depend_on_drafts(open_handed):
+    """A draft is verified before the tokens in front of it are known to have been drawn."""
+    body = {"temperature": 0.7, "n_probs": 6, "n_predict": 24, "seed": 5, "post_sampling_probs": True, "presence_penalty": 0.3, "repeat_penalty": 1.1, "grammar": "root ::= [a-z ]+", "cache_prompt": True}
+    prompt = "a b c d a b c d a b c d a b"
+    with Server(real=True, threads=2, speculative_config='{"method":"ngram","num_speculative_tokens":4}') as s:
+        drafted = native(s, prompt, **body)
+    plain = native(open_handed, prompt, **body)
+    assert drafted["content"] == plain["content"] and drafted["completion_probabilities"] == plain["completion_probabilities"]
+
+
 def test_probabilities_without_top_k_and_top_p(real):
     p = native(real, "The", seed=1, temperature=1, n_probs=3, n_predict=5, post_sampling_probs=True)["completion_probabilities"]
     raw = native(real, "The", seed=1, temperature=1, n_probs=3, n_predict=5)["completion_probabilities"]
