@@ -12,7 +12,8 @@
 
 /* Bodies that are not requests to a model. */
 #define METADATA                                                                                   \
-    "{'type':['object','null'],'additionalProperties':{'type':'string'},'maxProperties':16}"
+    "{'type':['object','null'],'additionalProperties':{'type':'string','maxLength':512},"          \
+    "'propertyNames':{'maxLength':64},'maxProperties':16}"
 #define STORED_ITEMS                                                                               \
     "'maxItems':20,'items':{'type':'object','required':['role','content'],'properties':{'type':{"  \
     "'enum':['message',null]},'role':{'enum':['user','assistant','system','developer']},"          \
