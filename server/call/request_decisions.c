@@ -132,31 +132,40 @@ static bool put_content(struct request *r, struct buf *text, const struct json *
     return true;
 }
 
-/* The items that a conversation may have besides messages: whose text is which member. */
+/* The items that a conversation may have besides messages, and the member with their text. */
 static const struct {
-    const char *type, *text, *head;
-} item_kinds[] = {
-    {"function_call", "arguments", "call of "},
-    {"custom_tool_call", "input", "call of "},
-    {"function_call_output", "output", "result"},
-    {"custom_tool_call_output", "output", "result"},
+    const char *type, *text;
+    bool is_call; // or the output of one
+} call_items[] = {
+    {"function_call", "arguments", true},
+    {"custom_tool_call", "input", true},
+    {"function_call_output", "output", false},
+    {"custom_tool_call_output", "output", false},
 };
 
-/* An item as text. In a conversation its role, or what it is, comes first. */
+static bool put_call(struct request *r, struct buf *text, const struct json *item, size_t kind)
+{
+    const char *name = json_get_string(item, "name");
+    if (!json_get_string(item, "call_id") || (call_items[kind].is_call && !name)) {
+        return refuse(r, "input",
+                      "a call must have 'call_id' and 'name', and its output 'call_id'");
+    }
+    if (call_items[kind].is_call) {
+        buf_printf(text, "call of %s: ", name);
+    } else {
+        buf_puts(text, "result: ");
+    }
+    return put_content(r, text, json_get(item, call_items[kind].text));
+}
+
+/* An item as text. In a conversation its role comes first. */
 static bool put_item(struct request *r, struct buf *text, const struct json *item, bool headed)
 {
-    const char *role = json_get_string(item, "role"), *name = json_get_string(item, "name");
+    const char *role = json_get_string(item, "role");
     const char *type = or_text(json_get_string(item, "type"), "message");
-    for (size_t i = 0; i < sizeof item_kinds / sizeof item_kinds[0]; i++) {
-        if (strcmp(type, item_kinds[i].type) == 0) {
-            const bool is_call = item_kinds[i].head[0] == 'c';
-            if (!json_get_string(item, "call_id") || (is_call && !name)) {
-                return refuse(r, "input",
-                              "a call must have 'call_id' and 'name', its output "
-                              "'call_id'");
-            }
-            buf_printf(text, "%s%s: ", item_kinds[i].head, is_call ? name : "");
-            return put_content(r, text, json_get(item, item_kinds[i].text));
+    for (size_t i = 0; i < sizeof call_items / sizeof call_items[0]; i++) {
+        if (strcmp(type, call_items[i].type) == 0) {
+            return put_call(r, text, item, i);
         }
     }
     if (strcmp(type, "message") != 0 || !role ||
