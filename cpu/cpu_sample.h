@@ -4,6 +4,7 @@
 #define SLUICE_CPU_CPU_SAMPLE_H
 
 #include "cpu/cpu_internal.h"
+#include "engine/device/scores.h"
 
 /* The tokens that are known at a draw: the history and, in a tree, the path to the row. */
 struct known {
@@ -24,9 +25,6 @@ static inline uint64_t mass_of(float share)
 {
     return (uint64_t)(int64_t)(share * 1099511627776.0f);
 }
-
-/* If the bans leave nothing to draw, first those of min_tokens are dropped, then all bans. */
-enum bans { NO_BANS, LASTING_BANS, ALL_BANS };
 
 /* cpu_sample_scores.c. cpu_mask_of: the draw's own mask, or NULL. cpu_is_plain: the scores are
  * equal to the logits. */

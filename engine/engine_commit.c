@@ -17,10 +17,18 @@ static const float *row_of(const struct planned_step *ps, int32_t draw)
     return step_results(ps)->logits + (int64_t)(row - 1) * ps->step.vocab;
 }
 
-static void fill_logprobs(const struct planned_step *ps, int32_t draw, struct token_logprobs *out,
-                          const struct draw_result *d)
+/* The mask of a draw; NULL: none. */
+static const uint32_t *mask_of(const struct planned_step *ps, int32_t draw)
 {
-    const struct sampling_params *p = &ps->owners[draw].seq->request->params;
+    const int32_t mask = ps->step.draws[draw].mask;
+    return mask > 0 ? ps->step.masks + (int64_t)(mask - 1) * mask_words(ps->step.vocab) : NULL;
+}
+
+static void fill_logprobs(const struct engine *e, const struct planned_step *ps, int32_t draw,
+                          struct token_logprobs *out, const struct draw_result *d)
+{
+    const struct sequence *seq = ps->owners[draw].seq;
+    const struct sampling_params *p = &seq->request->params;
     struct logprobs_wanted wanted = {p->top_logprobs, p->logprob_ids};
     if (ps->owners[draw].score) {
         const int32_t row = ps->owners[draw].pos - p->prompt_logprob_start;
@@ -30,6 +38,11 @@ static void fill_logprobs(const struct planned_step *ps, int32_t draw, struct to
         } else if (p->prompt_logprob_ids) {
             wanted.n = 0;
         }
+    } else if (p->processed) {
+        const struct drawn_row row = {row_of(ps, draw), ps->step.vocab, e->n_vocab_used,
+                                      mask_of(ps, draw), seq};
+        logprobs_fill_processed(out, d, &row, &wanted, &e->scratch);
+        return;
     }
     logprobs_fill(out, d, row_of(ps, draw), ps->step.vocab, &wanted);
 }
@@ -54,7 +67,7 @@ static bool append(struct engine *e, const struct planned_step *ps, int32_t draw
     int32_t n = sequence_generated(seq);
     out->tokens[n] = d->token;
     if (out->logprobs) {
-        fill_logprobs(ps, draw, &out->logprobs[n], d);
+        fill_logprobs(e, ps, draw, &out->logprobs[n], d);
     }
     if (r->t_first_token_ns == 0) {
         r->t_first_token_ns = clock_now_ns();
@@ -165,7 +178,7 @@ static void commit_scores(struct engine *e, const struct planned_step *ps)
         if (d->broken) {
             engine_fail_broken(e, o->seq, ps, ps->step.draws[i].out_row);
         } else if (r->prompt_logprobs && o->seq->sample == 0) {
-            fill_logprobs(ps, i, &r->prompt_logprobs[o->pos + 1], d);
+            fill_logprobs(e, ps, i, &r->prompt_logprobs[o->pos + 1], d);
         }
     }
 }

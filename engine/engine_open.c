@@ -230,6 +230,9 @@ enum status engine_load(struct engine *e, struct err *err)
     spec_open(&e->spec, limits.max_len);
     e->constraints = xcalloc((size_t)limits.max_sequences, sizeof *e->constraints);
     e->candidates = xcalloc((size_t)limits.max_lanes, sizeof *e->candidates);
+    e->scratch.scores = xcalloc((size_t)e->sizes.vocab, sizeof *e->scratch.scores);
+    e->scratch.count = xcalloc((size_t)e->sizes.vocab, sizeof *e->scratch.count);
+    e->scratch.allowed = xcalloc((size_t)mask_words(e->sizes.vocab), sizeof *e->scratch.allowed);
     TRY(engine_on_ranks(e, setup_rank, err));
     for (int32_t i = 0; i < N_STEPS; i++) {
         planned_step_init(&e->steps[i], i, &e->sizes);
@@ -277,6 +280,9 @@ void engine_unload(struct engine *e)
     free(e->live);
     free(e->constraints);
     free(e->candidates);
+    free(e->scratch.scores);
+    free(e->scratch.count);
+    free(e->scratch.allowed);
     checkpoint_close(e->checkpoint);
     tree_moves_deinit(&e->moves);
     for (int32_t i = 0; i < MAX_DRAFT_MODELS; i++) {

@@ -10,6 +10,7 @@
 #include "engine/constraint.h"
 #include "engine/engine.h"
 #include "engine/info.h"
+#include "engine/logprobs.h"
 #include "engine/options.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/speculate/spec.h"
@@ -59,6 +60,7 @@ struct engine {
     struct spec spec;
     struct spec_candidate *candidates; // [max_lanes]
     struct constraint *constraints;    // [max_sequences], by sequence.index
+    struct logprobs_scratch scratch;
     struct planned_step steps[N_STEPS];
     struct step_sizes sizes; // sizes of the largest step
     struct tree_moves moves;

@@ -2,8 +2,10 @@
 #include "engine/logprobs.h"
 
 #include "engine/base/minmax.h"
+#include "engine/device/scores.h"
 
 #include <math.h>
+#include <string.h>
 
 /* Comes after the other in the answer: less likely, or as likely with a higher id. */
 static bool is_after(const struct token_logprobs *t, int32_t a, int32_t b)
@@ -94,4 +96,65 @@ void logprobs_fill(struct token_logprobs *out, const struct draw_result *d, cons
         out->top_ids[i] = d->top_ids[i];
         out->top_logprobs[i] = d->top_logprobs[i];
     }
+}
+
+static float greatest(const float *v, int32_t n)
+{
+    float max = -INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        max = v[i] > max ? v[i] : max;
+    }
+    return max;
+}
+
+/* The bit set of allowed ids. */
+static const uint32_t *allowed_of(const struct sampling_params *p, int32_t vocab, uint32_t *bits)
+{
+    if (p->n_allowed == 0) {
+        return NULL;
+    }
+    memset(bits, 0, (size_t)mask_words(vocab) * sizeof *bits);
+    for (int32_t i = 0; i < p->n_allowed; i++) {
+        bits[p->allowed[i] / 32] |= 1u << (p->allowed[i] % 32);
+    }
+    return bits;
+}
+
+/* Makes the scores that the token was drawn from. Returns the greatest of them. */
+static float make_scores(const struct drawn_row *row, const struct logprobs_scratch *scratch)
+{
+    const struct sequence *seq = row->seq;
+    const struct sampling_params *p = &seq->request->params;
+    const struct score_tokens tokens = {.first = seq->request->prompt,
+                                        .n_first = seq->n_prompt,
+                                        .rest = seq->output->tokens,
+                                        .n_rest = sequence_generated(seq),
+                                        .n_prompt = seq->n_prompt};
+    const struct score_masks masks = {row->mask, allowed_of(p, row->vocab, scratch->allowed)};
+    float max = -INFINITY;
+    for (int bans = ALL_BANS; bans >= NO_BANS && !(max > -INFINITY); bans--) {
+        memcpy(scratch->scores, row->logits, (size_t)row->n_used * sizeof *row->logits);
+        scores_make(scratch->scores, row->n_used, p, &tokens, &masks, (enum bans)bans,
+                    scratch->count);
+        max = greatest(scratch->scores, row->n_used);
+    }
+    return max;
+}
+
+void logprobs_fill_processed(struct token_logprobs *out, const struct draw_result *d,
+                             const struct drawn_row *row, const struct logprobs_wanted *wanted,
+                             const struct logprobs_scratch *scratch)
+{
+    const float max = make_scores(row, scratch);
+    double total = 0;
+    for (int32_t i = 0; i < row->n_used; i++) {
+        total += exp((double)scratch->scores[i] - (double)max);
+    }
+    for (int32_t i = row->n_used; i < row->vocab; i++) {
+        scratch->scores[i] = -INFINITY;
+    }
+    struct draw_result processed = *d;
+    processed.log_total = max + (float)log(total);
+    processed.logprob = scratch->scores[d->token] - processed.log_total;
+    logprobs_fill(out, &processed, scratch->scores, row->vocab, wanted);
 }

@@ -4,7 +4,7 @@
 #define SLUICE_ENGINE_LOGPROBS_H
 
 #include "engine/device/backend.h"
-#include "engine/schedule/request.h"
+#include "engine/schedule/sequence.h"
 
 /* The alternatives that a request asks for. */
 struct logprobs_wanted {
@@ -13,9 +13,28 @@ struct logprobs_wanted {
                         // likeliest
 };
 
+/* Memory for a row of scores. */
+struct logprobs_scratch {
+    float *scores;     // [vocab]
+    uint32_t *count;   // [vocab], all zero between uses
+    uint32_t *allowed; // [mask_words(vocab)]
+};
+
+/* What the scores of a draw are made from (scores.h). Ids from n_used on are never drawn. */
+struct drawn_row {
+    const float *logits; // [vocab]
+    int32_t vocab, n_used;
+    const uint32_t *mask;       // of the draw; NULL: none
+    const struct sequence *seq; // before the drawn token is appended to it
+};
+
 /* `row`: the logits of the whole vocabulary, if the draw returned them; else NULL, and the draw
  * has the alternatives. `out` has room for them. */
 void logprobs_fill(struct token_logprobs *out, const struct draw_result *d, const float *row,
                    int32_t vocab, const struct logprobs_wanted *wanted);
+/* The same, of the scores (sampling_params.processed). */
+void logprobs_fill_processed(struct token_logprobs *out, const struct draw_result *d,
+                             const struct drawn_row *row, const struct logprobs_wanted *wanted,
+                             const struct logprobs_scratch *scratch);
 
 #endif

@@ -191,12 +191,12 @@ static void add_draw(struct planned_step *ps, int32_t out_row, const struct sequ
     ps->owners[st->pass.n_draws++] = owner;
 }
 
-/* If the request names the alternatives, or wants more than a draw can list, the draw returns its
- * whole row of logits. */
-static void ask_logprobs(struct planned_step *ps, struct pass_draw *d, int32_t n_top, bool listed)
+/* If the request names the alternatives, wants more than a draw can list, or wants those of the
+ * scores, the draw returns its whole row of logits. */
+static void ask_logprobs(struct planned_step *ps, struct pass_draw *d, int32_t n_top, bool whole)
 {
     d->logprobs = true;
-    if (listed || n_top > MAX_TOP_LOGPROBS) {
+    if (whole || n_top > MAX_TOP_LOGPROBS) {
         d->logits = ++ps->step.pass.n_logits;
     } else {
         d->top_n = n_top;
@@ -211,7 +211,7 @@ static void add_sample(struct planned_step *ps, int32_t out_row, struct sequence
     const struct sampling_params *p = &seq->request->params;
     struct pass_draw d = {.kind = DRAW_SAMPLE, .keep = !verify, .tree_row = tree_row};
     if (p->logprobs) {
-        ask_logprobs(ps, &d, p->top_logprobs, p->logprob_ids);
+        ask_logprobs(ps, &d, p->top_logprobs, p->logprob_ids || p->processed);
     }
     add_draw(ps, out_row, seq, d, (struct draw_owner){seq, pos, false, verify});
 }

@@ -337,7 +337,7 @@ struct logits_args {
 };
 
 /* The pass's draws from logits [n_out, vocab]; ids at or above n_vocab_used are never drawn.
- * Defined by cpu/cpu_sample.c:
+ * Defined by cpu/cpu_sample.c, step 1 by engine/device/scores.c:
  *  1. scores = logits; bias added; repetition penalty over history[0 .. pos], then frequency and
  *     presence over history[n_prompt .. pos]; bans (not allowed, bad words, stop ids before
  *     min_tokens) are -infinity. If everything is banned, the bans of stop ids are dropped, and if

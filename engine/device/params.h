@@ -74,6 +74,8 @@ struct sampling_params {
     int32_t prompt_logprob_start;
     const int32_t *logprob_ids; // [top_logprobs], the alternatives to report, in this order; NULL:
                                 // the likeliest
+    bool processed; // log-probabilities and alternatives of generated tokens are those of the
+                    // scores (scores.h) instead of the logits
 };
 
 /* Temperature 1, everything else off, max_tokens 16, seed 0. */

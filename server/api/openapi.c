@@ -15,7 +15,8 @@ enum answer {
     ANSWER_LINES /* or JSON */,
     ANSWER_TEXT,
     ANSWER_PAGE,
-    ANSWER_BYTES
+    ANSWER_BYTES,
+    ANSWER_NOTHING
 };
 
 /* What the table of routes does not say about each route. */
@@ -54,7 +55,7 @@ static const struct about {
     {"POST", "/v1/completions/render", "vLLM's: returns the token ids and settings of prompts.",
      "CompletionRequest", ANSWER_LIST, false},
     {"POST", "/v1/responses/render", "vLLM's: returns the token ids and settings of a response.",
-     "ResponseRequest", ANSWER_JSON, false},
+     "RenderedResponse", ANSWER_JSON, false},
     {"POST", "/v1/messages/render", "vLLM's: returns the token ids and settings of a message.",
      "MessagesRequest", ANSWER_JSON, false},
     {"POST", "/v1/chat/completions/derender", "vLLM's: turns token ids into a chat's answer.",
@@ -93,7 +94,7 @@ static const struct about {
     {"POST", "/api/copy", "Ollama's; refused.", NULL, ANSWER_JSON, false},
     {"GET", "/v1/stream", "llama.cpp's: the events of a stream that outlives its client.", NULL,
      ANSWER_EVENTS, false},
-    {"DELETE", "/v1/stream", "llama.cpp's: ends such a stream.", NULL, ANSWER_TEXT, false},
+    {"DELETE", "/v1/stream", "llama.cpp's: ends such a stream.", NULL, ANSWER_NOTHING, false},
     {"DELETE", "/api/delete", "Ollama's; refused.", NULL, ANSWER_JSON, false},
     {"POST", "/api/embeddings",
      "Ollama's older route: embeds one text, without normalising the vector.",
@@ -123,6 +124,8 @@ static const struct about {
      false},
     {"POST", "/v1/responses/input_tokens", "Counts the tokens of an input.", "ResponseRequest",
      ANSWER_JSON, false},
+    {"POST", "/v1/responses/compact", "Shortens an input: its user messages and a summary.",
+     "ResponseRequest", ANSWER_JSON, false},
     {"GET", "/v1/responses/{id}", "Returns a stored response, or its events.", NULL, ANSWER_EVENTS,
      false},
     {"DELETE", "/v1/responses/{id}", "Deletes a stored response.", NULL, ANSWER_JSON, false},
@@ -196,6 +199,7 @@ static const struct about {
 
 /* Query parameters. */
 #define PRINTABLE "{'type':'string','pattern':'^[^\\\\u0000-\\\\u001f\\\\u007f]*$'}"
+#define WORDS "{'type':'string','pattern':'^[^\\\\u0000-\\\\u001f\\\\u007f]+$'}"
 #define AFTER "{'name':'after','in':'query','schema':" PRINTABLE "}"
 #define ORDER "{'name':'order','in':'query','schema':{'type':'string','enum':['asc','desc']}}"
 #define ITEM_PAGE                                                                                  \
@@ -212,10 +216,9 @@ static const struct {
      "{'name':'stream','in':'query','schema':{'type':'boolean'}},{'name':'starting_after','in':"
      "'query','schema':{'type':'integer','minimum':0}}"},
     {"GET", "/v1/stream",
-     "{'name':'conv_id','in':'query','required':true,'schema':" PRINTABLE
+     "{'name':'conv_id','in':'query','required':true,'schema':" WORDS
      "},{'name':'from','in':'query','schema':{'type':'integer','minimum':0}}"},
-    {"DELETE", "/v1/stream",
-     "{'name':'conv_id','in':'query','required':true,'schema':" PRINTABLE "}"},
+    {"DELETE", "/v1/stream", "{'name':'conv_id','in':'query','required':true,'schema':" WORDS "}"},
     {"GET", "/slots", "{'name':'fail_on_no_slot','in':'query','schema':" PRINTABLE "}"},
     {"GET", "/v1/files",
      AFTER
@@ -287,8 +290,12 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
         [ANSWER_PAGE] = "'content':{'text/html':{'schema':{'type':'string'}}}}",
         [ANSWER_BYTES] = "'content':{'application/octet-stream':{'schema':{'type':'string'}}}}",
     };
-    put_json(b, ",'responses':{'200':{'description':'OK',");
-    put_json(b, forms[about->answer]);
+    if (about->answer == ANSWER_NOTHING) {
+        put_json(b, ",'responses':{'204':{'description':'OK'}");
+    } else {
+        put_json(b, ",'responses':{'200':{'description':'OK',");
+        put_json(b, forms[about->answer]);
+    }
     if (about->may_be_red) {
         put_json(b, ",'503':{'description':'Not now',");
         put_json(b, forms[about->answer]);

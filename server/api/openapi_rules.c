@@ -13,6 +13,10 @@
     "{'required':['" first "','" second "'],'properties':{" THERE(first) "," THERE(                \
         second) "," NONE(a) "," NONE(b) "," NONE(c) "," NONE(d) "," NONE(e) "}}"
 
+#define FILLED                                                                                     \
+    "{'anyOf':[{'type':['null','object']},{'type':'string','minLength':1},{'type':'array','items'" \
+    ":{'anyOf':[{'type':['integer','array','object']},{'type':'string','minLength':1}]}}]}"
+
 /* A rule is in the schema of each form that has the member. */
 static const struct {
     const char *key;
@@ -24,6 +28,16 @@ static const struct {
      "{'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true},"
      "'prompt_logprobs':{'type':'null'}}},"
      "{'properties':{'stream':{'enum':[false,null]},'stream_options':{'type':'null'}}}]}"},
+    /* Without the tokens that a tokenizer adds, an empty text has none. */
+    {"add_special_tokens", FORM_EMBEDDINGS | FORM_NATIVE | FORM_NATIVE_EMBED,
+     "{'anyOf':[{'properties':{'add_special_tokens':{'enum':[null,true]}}},{'properties':{"
+     "'input':" FILLED ",'content':" FILLED ",'prompt':" FILLED "}}]}"},
+    {"previous_response_id", FORM_RESPONSES,
+     "{'anyOf':[{'properties':{'previous_response_id':{'type':'null'}}},"
+     "{'properties':{'conversation':{'type':'null'}}}]}"},
+    {"detokenize", FORM_TOKENS,
+     "{'anyOf':[{'properties':{'detokenize':{'enum':[null,true]}}},"
+     "{'properties':{'stop':{'enum':[null,[]]},'output_mode':{'enum':[null,'tokens']}}}]}"},
     {"echo", FORM_COMPLETIONS,
      "{'anyOf':[{'required':['echo'],'properties':{'echo':{'const':true}}},"
      "{'properties':{'max_tokens':{'not':{'const':0}}}}]}"},
@@ -31,6 +45,12 @@ static const struct {
      FORM_CHAT | FORM_CHAT_BATCH | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE,
      "{'anyOf':[{'required':['logprobs'],'properties':{'logprobs':{'const':true}}},"
      "{'properties':{'top_logprobs':{'enum':[0,null]}}}]}"},
+    /* Penalties cover the whole text, and all of its tokens. */
+    {"repeat_last_n", ~0u,
+     "{'anyOf':[{'properties':{'repeat_last_n':{'enum':[null,-1,0]},"
+     "'penalize_nl':{'enum':[null,true]}}},"
+     "{'properties':{'repetition_penalty':{'enum':[null,1]},'repeat_penalty':{'enum':[null,1]},"
+     "'frequency_penalty':{'enum':[null,0]},'presence_penalty':{'enum':[null,0]}}}]}"},
     {"tool_choice", FORM_MESSAGES | FORM_COUNT_TOKENS,
      "{'anyOf':[{'required':['tools'],'properties':{'tools':{'type':'array','minItems':1}}},"
      "{'properties':{'tool_choice':{'type':'null'}}}]}"},
@@ -38,7 +58,7 @@ static const struct {
      "{'anyOf':[{'required':['generate_chunk'],'properties':{'generate_chunk':{'type':'object'}}},"
      "{'properties':{'stream':{'enum':[false,null]}}}]}"},
     /* "functions" would do as well, but with a third alternative Schemathesis fails to generate. */
-    {"tool_choice", FORM_CHAT | FORM_CONTEXT,
+    {"tool_choice", FORM_CHAT | FORM_CONTEXT | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT,
      "{'anyOf':[{'required':['tools'],'properties':{'tools':{'type':'array','minItems':1}}},"
      "{'properties':{'tool_choice':{'enum':[null,'none']},'function_call':{'enum':[null,'none']}}"
      "}]}"},

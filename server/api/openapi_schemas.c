@@ -12,7 +12,8 @@
 
 /* Bodies that are not requests to a model. */
 #define METADATA                                                                                   \
-    "{'type':['object','null'],'additionalProperties':{'type':'string'},'maxProperties':16}"
+    "{'type':['object','null'],'additionalProperties':{'type':'string','maxLength':512},"          \
+    "'propertyNames':{'maxLength':64},'maxProperties':16}"
 #define STORED_ITEMS                                                                               \
     "'maxItems':20,'items':{'type':'object','required':['role','content'],'properties':{'type':{"  \
     "'enum':['message',null]},'role':{'enum':['user','assistant','system','developer']},"          \
@@ -195,12 +196,22 @@ static void put_mixed(struct buf *b, int64_t most, const char *text,
     put_json(b, "]}}]}}");
 }
 
+/* True if a text without characters is a valid prompt. */
+static bool may_be_empty(const struct member *m, const struct openapi_facts *facts)
+{
+    size_t n_before = 0, n_after = 0;
+    if (m->empty_if_added && facts->model && facts->model->tok) {
+        tokenizer_n_around(facts->model->tok, &n_before, &n_after);
+    }
+    return m->may_be_empty || n_before + n_after > 0;
+}
+
 /* A prompt is text, ids, or a list of either. */
 static void put_prompts(struct buf *b, const struct member *m, int64_t most,
                         const struct openapi_facts *facts)
 {
     const char *text;
-    if (m->may_be_empty) {
+    if (may_be_empty(m, facts)) {
         text = "{'type':'string'}";
     } else {
         text = "{'type':'string','minLength':1}";
@@ -260,7 +271,11 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
             put_json(b, ",'enum':[null,-1]");
             break;
         }
-        put_type(b, types[m->type], m);
+        if (m->may_be_false) {
+            put_json(b, ",'anyOf':[{'enum':[false]},{'type':['integer','null']");
+        } else {
+            put_type(b, types[m->type], m);
+        }
         if (m->is_dimension && facts->info) {
             least = most = facts->info->hidden;
         }
@@ -269,6 +284,7 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
         }
         put_bound(b, "minimum", least);
         put_bound(b, "maximum", most);
+        buf_puts(b, text_if(m->may_be_false, "}]"));
         break;
     case MEMBER_REAL:
         put_type(b, types[m->type], m);
@@ -379,20 +395,23 @@ void openapi_put_components(struct buf *b, const struct openapi_facts *facts)
                 "'MessageError':{'type':'object','required':['message'],'properties':{'message':{"
                 "'type':'string'},'id':{'type':['string','null']}}},"
                 "'CohereChatRequest':{'type':'object','required':['messages'],'properties':{"
-                "'model':{'type':'string'},'messages':{'type':'array','minItems':1,'items':{"
-                "'type':'object','required':['role','content'],'properties':{'role':{'enum':["
-                "'system','user','assistant']},'content':{'type':'string'}}}},"
-                "'stream':{'type':'boolean'},'max_tokens':{'type':'integer','minimum':1,"
-                "'maximum':64},'temperature':{'type':'number','minimum':0,'maximum':1},"
-                "'p':{'type':'number','minimum':0.01,'maximum':0.99},'k':{'type':'integer',"
-                "'minimum':0,'maximum':500},'seed':{'type':'integer','minimum':0,'maximum':"
-                "1000000},'logprobs':{'type':'boolean'}}},"
+                "'model':{'type':['string','null']},'messages':{'type':'array','minItems':1,"
+                "'items':{'type':'object','required':['role','content'],'properties':{'role':{"
+                "'enum':['system','user','assistant']},'content':{'type':'string'}}}},"
+                "'stream':{'type':['boolean','null']},'max_tokens':{'type':['integer','null'],"
+                "'minimum':1,'maximum':64},'temperature':{'type':['number','null'],'minimum':0,"
+                "'maximum':1},'p':{'type':['number','null'],'minimum':0.01,'maximum':0.99},'k':{"
+                "'type':['integer','null'],'minimum':0,'maximum':500},'seed':{'type':['integer',"
+                "'null'],'minimum':0,'maximum':1000000},'logprobs':{'type':['boolean','null']}}},"
+                "'RenderedResponse':{'allOf':[{'$ref':'#/components/schemas/ResponseRequest'},{"
+                "'properties':{'previous_response_id':{'type':'null'},'conversation':{'type':"
+                "'null'}}}]},"
                 "'OllamaShowRequest':{'type':'object','required':['model'],'properties':{'model':{"
                 "'type':'string'}}},"
                 "'OllamaOldEmbedRequest':{'type':'object','required':['prompt'],'properties':{"
                 "'model':{'type':['string','null']},'prompt':{'type':'string','minLength':1}}},"
                 "'PredictRequest':{'type':'object','required':['instances'],'properties':{"
-                "'instances':{'type':'array','maxItems':3,'items':{"
+                "'instances':{'type':'array','items':{"
                 "'$ref':'#/components/schemas/AnyRequest'}}}},"
                 "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
                 "{'$ref':'#/components/schemas/CompletionRequest'},"

@@ -476,6 +476,6 @@ void api_stream_delete(struct http_request *req, void *arg)
         evict(s);
     }
     if (id) {
-        http_reply(req, 204, "application/json", "", 0);
+        http_reply(req, 204, NULL, "", 0);
     }
 }

@@ -12,6 +12,7 @@ CALL(chat, KIND_CHAT)
 CALL(completions, KIND_COMPLETIONS)
 CALL(responses, KIND_RESPONSES)
 CALL(responses_input_tokens, KIND_RESPONSES_INPUT_TOKENS)
+CALL(compact, KIND_COMPACT)
 CALL(messages, KIND_MESSAGES)
 CALL(count_tokens, KIND_COUNT_TOKENS)
 CALL(embeddings, KIND_EMBEDDINGS)
@@ -70,6 +71,7 @@ const struct http_route api_routes[] = {
     INFER("/v1/responses", responses),
     INFER("/responses", responses),
     INFER("/v1/responses/input_tokens", responses_input_tokens),
+    INFER("/v1/responses/compact", compact),
     {"GET", "/v1/responses/{id}/input_items", api_response_items, SCOPE_INFERENCE, 0, 0},
     {"POST", "/v1/responses/{id}/cancel", api_response_cancel, SCOPE_INFERENCE, 0, 0},
     {"GET", "/v1/responses/{id}", api_response_get, SCOPE_INFERENCE, 0, 0},

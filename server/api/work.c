@@ -182,6 +182,16 @@ void api_work_missing(struct api_work *w, const char *object)
     call_error_set(&w->error, 404, "not_found", "id", "No such %s object: %.80s", object, w->id);
 }
 
+/* JSON's texts are valid UTF-8. */
+static size_t n_characters(const char *text)
+{
+    size_t n = 0;
+    for (; *text; text++) {
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    }
+    return n;
+}
+
 /* At most 16 pairs of strings, with OpenAI's limits. */
 bool api_read_metadata(struct body *b, struct buf *out)
 {
@@ -196,10 +206,10 @@ bool api_read_metadata(struct body *b, struct buf *out)
     buf_putc(out, '{');
     for (const struct json *m = json_first(v); m; m = json_next(m)) {
         const char *key = json_key(m), *text = json_string(m);
-        if (!text || strlen(key) > MAX_KEY || strlen(text) > MAX_VALUE) {
+        if (!text || n_characters(key) > MAX_KEY || n_characters(text) > MAX_VALUE) {
             return call_error_set(
                 b->error, 400, "invalid_value", "metadata",
-                "Invalid 'metadata': strings of at most %d bytes under keys of at "
+                "Invalid 'metadata': strings of at most %d characters under keys of at "
                 "most %d.",
                 MAX_VALUE, MAX_KEY);
         }

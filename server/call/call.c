@@ -51,6 +51,7 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_RENDER_CHAT] = &call_render_chat_format,
     [KIND_RENDER_RESPONSE] = &call_render_response_format,
     [KIND_RENDER_MESSAGE] = &call_render_chat_format,
+    [KIND_COMPACT] = &call_compact_format,
     [KIND_COHERE_CHAT] = &call_cohere_chat_format,
     [KIND_RENDER_COHERE] = &call_render_chat_format,
     [KIND_CHAT_INPUT_TOKENS] = &call_input_tokens_format,

@@ -46,7 +46,7 @@ struct call_format {
 
 extern const struct call_format call_derender_chat_format, call_derender_format;
 extern const struct call_format call_systemone_format, call_decisions_format;
-extern const struct call_format call_cohere_chat_format;
+extern const struct call_format call_cohere_chat_format, call_compact_format;
 extern const struct call_format call_chat_format, call_completion_format, call_response_format,
     call_message_format, call_count_format, call_embedding_format, call_input_tokens_format,
     call_tokens_format, call_text_format, call_score_format, call_rerank_format, call_ollama_format,

@@ -168,6 +168,7 @@ static void end_systemone(struct call *c)
         buf_printf(&b, ",\"argmax_is_label\":%s}", bool_word(a.is_label));
     }
     buf_puts(&b, "},\"joint\":null}");
+    body_put_nuls_back(&c->request.body, &b);
     call_whole(c, &b);
 }
 
@@ -238,6 +239,7 @@ static void end_decisions(struct call *c)
                "%lld,\"cache_write_tokens\":0},\"output_tokens\":%lld,\"output_tokens_details\":"
                "{\"reasoning_tokens\":0},\"total_tokens\":%lld}}",
                n_in, n_cached, n_out, n_in + n_out);
+    body_put_nuls_back(&c->request.body, &b);
     call_whole(c, &b);
 }
 

@@ -14,7 +14,7 @@
 enum { MAX_BYTES = 64 << 20 };
 
 static const char kinds[] = "message|function_call|function_call_output|custom_tool_call|"
-                            "custom_tool_call_output|reasoning";
+                            "custom_tool_call_output|reasoning|compaction";
 
 static const char *kind_of(const struct json *item)
 {
@@ -67,6 +67,11 @@ bool items_check(const struct json *array, const char *param, struct call_error 
         if (strcmp(kind, "message") == 0 && !message_check(item, place, e)) {
             return false;
         }
+        if (strcmp(kind, "compaction") == 0 && !json_get_string(item, "encrypted_content")) {
+            return call_error_set(e, 400, "invalid_value", place,
+                                  "Invalid '%s': a compaction must have 'encrypted_content'.",
+                                  place);
+        }
     }
     return true;
 }
@@ -75,7 +80,7 @@ bool items_check(const struct json *array, const char *param, struct call_error 
  * prefix of the item's kind. */
 static void name(char id[STORE_ITEM_ID_BYTES], const struct json *item, const struct stand_in *nul)
 {
-    static const char *const prefixes[] = {"msg_", "fc_", "fco_", "ctc_", "ctco_", "rs_"};
+    static const char *const prefixes[] = {"msg_", "fc_", "fco_", "ctc_", "ctco_", "rs_", "cmp_"};
     const char *own = json_get_string(item, "id");
     int kind = words_find(kinds, kind_of(item));
     const bool has_nul = own && nul->utf8[0] && strstr(own, nul->utf8);

@@ -41,11 +41,13 @@ struct member {
     bool required;
     bool unlisted;          // not in /openapi.json: a schema cannot describe all accepted values
     bool may_be_empty;      // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are valid
+    bool empty_if_added;    // MEMBER_PROMPTS: empty texts are valid if the tokenizer adds a token
     bool mixes;             // MEMBER_PROMPTS: a list may mix texts and ids
     bool is_dimension;      // MEMBER_INT: only the length of the model's vectors is valid
     bool is_within;         // MEMBER_INT: at most the model's context
     bool has_ids;           // MEMBER_OBJECT: its keys are token ids
     bool is_share;          // MEMBER_INT: up to the vocabulary's size; -1: all of it, if allowed
+    bool may_be_false;      // MEMBER_INT: false counts as absent
     const char *instead_of; // the required member that this one can replace; NULL: none
     bool is_rival;          // instead_of: a body must not have both
     bool limits_reasoning;  // refused for models whose reasoning cannot be told from answers

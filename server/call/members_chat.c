@@ -25,7 +25,8 @@ static const struct member rows[] = {
     {"thinking", "Whether the model is to think; budget_tokens limits the reasoning.", MESSAGES,
      HAND(OBJECT, read_typed_thinking),
      .schema = "'required':['type'],'properties':{'type':{'enum':['enabled','adaptive',"
-               "'between_tools','disabled']},'budget_tokens':{'type':'integer','minimum':1}}"},
+               "'between_tools','disabled']},'budget_tokens':{'type':['integer','null'],'minimum':"
+               "1}}"},
     {"cache_control", "the cache keeps as much as it has space for.", MESSAGES, IGNORED(ANY)},
     {"context_management", "no turns are dropped.", MESSAGES, IGNORED(ANY)},
     {"inference_geo", "there is only one location.", MESSAGES, IGNORED(ANY)},
@@ -49,15 +50,18 @@ static const struct member rows[] = {
      .schema = "'anyOf':[{'type':['string','null']},{'type':'object','required':['id'],"
                "'properties':{'id':{'type':'string'}}}]"},
     {"prompt", "stored prompts.", FORM_RESPONSES, REFUSED(ANY, NOTHING)},
-    {"context_management", "no input items are dropped.", FORM_RESPONSES, REFUSED(ANY, NOTHING)},
+    {"context_management", "compaction during a response.", FORM_RESPONSES, REFUSED(ANY, NOTHING),
+     .why = "Use /v1/responses/compact."},
     {"instructions", "A system message before the input.", FORM_RESPONSES, STRING(instructions)},
     {"input", "A user's text, or the items of the conversation so far.", FORM_RESPONSES,
      HAND(ANY, read_items), .required = true, .schema = ITEMS},
     /* ---- both ---- */
-    {"tools", "Functions that the model may call.", (WITH_TOOLS & ~OLLAMA) | FORM_CONTEXT,
+    {"tools", "Functions that the model may call.", FORM_CHAT | FORM_CONTEXT,
      HAND(ARRAY, read_tools), .schema = TOOLS},
-    {"tools", "Functions that the model may call.", FORM_OLLAMA_CHAT,
-     HAND(ARRAY, read_ollama_tools), .schema = OLLAMA_TOOLS},
+    {"tools", "Functions that the model may call.", FORM_TOKENIZE_CHAT, HAND(ARRAY, read_tools),
+     .schema = ANY_TOOLS},
+    {"tools", "Functions that the model may call.", FORM_OLLAMA_CHAT, HAND(ARRAY, read_tools),
+     .schema = OLLAMA_TOOLS},
     {"functions", "The older form of tools; the answer then has function_call.", WITH_TOOLS,
      WITH(ARRAY, "tools"),
      .schema = "'maxItems':128,'items':{'type':'object','required':['name'],"

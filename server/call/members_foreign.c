@@ -36,8 +36,8 @@ static const struct member rows[] = {
 
     /* ---- samplers ---- */
     {"repeat_last_n",
-     "The number of tokens that penalties consider: must be -1, the whole text, if there are "
-     "penalties.",
+     "The number of tokens that penalties consider: if there are penalties, -1, the whole text, or "
+     "0, none.",
      DRAWS, HAND(INT, read_repeat_window), .min = -1, .max = INT32_MAX},
     {"typical_p", "locally typical sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},
     {"tfs_z", "tail-free sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},
@@ -165,7 +165,7 @@ static const struct member rows[] = {
     {"enable_response_messages", "vLLM's, for /v1/responses only.", DRAWS & ~FORM_RESPONSES,
      REFUSED(ANY, "false")},
     {"previous_input_messages", "Messages of the conversation that precede the input.",
-     FORM_RESPONSES, WITH(ARRAY, "input")},
+     FORM_RESPONSES, WITH(ARRAY, "input"), .schema = PREVIOUS_MESSAGES},
     {"previous_input_messages", "vLLM's, for /v1/responses only.", DRAWS & ~FORM_RESPONSES,
      REFUSED(ANY, NOTHING)},
     {"parse_tool_calls", "leaving tool calls in the text.", DRAWS, REFUSED(ANY, "true")},

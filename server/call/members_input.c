@@ -8,7 +8,7 @@ static const struct member rows[] = {
      FORM_COMPLETIONS | FORM_OLLAMA_GENERATE, HAND(STRING, read_suffix)},
     {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
     {"logprobs", "The log probability of each token, and of this many alternatives.",
-     FORM_COMPLETIONS, HAND(INT, read_completion_logprobs), SHARE},
+     FORM_COMPLETIONS, HAND(INT, read_completion_logprobs), SHARE, .may_be_false = true},
 
     /* ---- the answer's length: of several names, the endpoint's own counts ---- */
     {"n_predict", "llama.cpp's name for max_tokens; -1: as many as fit.", DRAWS,
@@ -35,7 +35,7 @@ static const struct member rows[] = {
     /* ---- ids in, ids out ---- */
     {"token_ids", "The prompt.", FORM_TOKENS, HAND(IDS, read_token_ids), .required = true},
     {"logprobs", "The log probability of each token, and of this many of the likeliest.",
-     FORM_TOKENS, HAND(INT, read_completion_logprobs), SHARE},
+     FORM_TOKENS, HAND(INT, read_completion_logprobs), SHARE, .may_be_false = true},
     {"max_tokens", "The most tokens of an answer.", FORM_TOKENS, LENGTH},
     {"output_mode", "Returns token ids, also their text, or also the message parsed from it.",
      FORM_TOKENS, CHOICE(output_mode, OUTPUT_MODES)},
@@ -83,14 +83,14 @@ static const struct member rows[] = {
     {"embd_normalize", "llama.cpp's form of normalize: 2 scales to length 1, -1 does not scale.",
      VECTORS, HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
     {"input", "The texts to embed; each gets a vector.", FORM_EMBEDDINGS, HAND(PROMPTS, read_input),
-     .max = MAX_INPUTS, .mixes = true, .required = true, .may_be_empty = true},
+     .max = MAX_INPUTS, .mixes = true, .required = true, .empty_if_added = true},
     {"input", "The texts to embed; each gets a vector.", FORM_POOLING, HAND(PROMPTS, read_input),
      .max = MAX_INPUTS, .mixes = true, .required = true},
 
     /* ---- llama.cpp's ---- */
     {"prompt", "The prompt: a text, token ids, a mix of both, or a list of such prompts.",
      FORM_NATIVE, HAND(PROMPTS, read_native_prompt), MOST(max_prompts), .mixes = true,
-     .required = true, .may_be_empty = true},
+     .required = true, .empty_if_added = true},
     {"input_prefix", "The text before the gap.", FORM_INFILL, WITH(STRING, "input_suffix"),
      .required = true},
     {"input_extra", "Other files, as context.", FORM_INFILL, WITH(ARRAY, "input_suffix"),
@@ -101,9 +101,9 @@ static const struct member rows[] = {
      .required = true},
     {"input", "What to embed: a text, token ids, a mix of both, or a list of such inputs.",
      FORM_NATIVE_EMBED, HAND(PROMPTS, read_mixed_input), .max = MAX_INPUTS, .mixes = true,
-     .required = true, .may_be_empty = true},
+     .required = true, .empty_if_added = true},
     {"content", "Another name for input.", FORM_NATIVE_EMBED, WITH(PROMPTS, "input"),
-     .max = MAX_INPUTS, .mixes = true, .may_be_empty = true, .instead_of = "input",
+     .max = MAX_INPUTS, .mixes = true, .empty_if_added = true, .instead_of = "input",
      .is_rival = true},
     {"embd_normalize", "llama.cpp's form of normalize: 2 scales to length 1, -1 does not scale.",
      FORM_NATIVE_EMBED, HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
@@ -227,7 +227,8 @@ static const struct member rows[] = {
 
     /* ---- questions ---- */
     {"state", "What the questions are about: a text, or JSON, which the model reads as text.",
-     FORM_SYSTEMONE, HAND(ANY, read_decision_state), .required = true},
+     FORM_SYSTEMONE, HAND(ANY, read_decision_state), .required = true,
+     .schema = "'type':['string','number','boolean','array','object']"},
     {"questions", "The questions, by their ids.", FORM_SYSTEMONE, HAND(OBJECT, read_questions),
      .required = true, .schema = SYSTEMONE_QUESTIONS},
     {"instructions", "A system message before the state.", FORM_SYSTEMONE,

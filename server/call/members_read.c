@@ -148,7 +148,7 @@ static bool check_nuls(struct request *r)
         "prompt|input|content|messages|system|instructions|suffix|query|documents|texts|items|"
         "queries|text_1|text_2|data_1|data_2|input_prefix|input_suffix|stop|stop_sequences|user|"
         "metadata|safety_identifier|prompt_cache_key|tools|functions|bad_words|"
-        "chat_template_kwargs|state|previous_input_messages";
+        "chat_template_kwargs|state|questions|previous_input_messages";
     for (size_t i = 0; i < r->body.n_members && r->body.nul.utf8[0]; i++) {
         const struct body_member *m = &r->body.members[i];
         const struct member *known = member_find(m->key, r->form);

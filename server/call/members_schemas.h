@@ -28,7 +28,8 @@
     "]},'tool_call_id':{'type':'string'}}}]}"
 #define ITEMS                                                                                      \
     "'anyOf':[{'type':'string'},{'type':'array','minItems':1,'items':{'anyOf':[{'type':'object',"  \
-    "'required':['role','content'],'properties':{'type':{'const':'message'},'role':{'enum':["      \
+    "'required':['role','content'],'properties':{'type':{'enum':['message',null]},'role':{'enum':" \
+    "["                                                                                            \
     "'user','assistant','system','developer']},'content':{'anyOf':[{'type':'string'},{"            \
     "'type':'array','items':" PART "}]}}},"                                                        \
     "{'type':'object','required':['type','call_id','name','arguments'],'properties':{'type':{"     \
@@ -36,21 +37,36 @@
     "'arguments':{'type':'string'}}},"                                                             \
     "{'type':'object','required':['type','call_id','output'],'properties':{'type':{"               \
     "'const':'function_call_output'},'call_id':{'type':'string'},'output':{'type':'string'}}},"    \
+    "{'type':'object','required':['type','id'],'properties':{'type':{'const':'item_reference'},"   \
+    "'id':{'type':'string'}}},"                                                                    \
+    "{'type':'object','required':['type','encrypted_content'],'properties':{'type':{'const':"      \
+    "'compaction'},'encrypted_content':{'type':'string'}}},"                                       \
     "{'type':'object','required':['type'],'properties':{'type':{'const':'reasoning'}}}]}}]"
+#define PREVIOUS_ROLE "'role':{'enum':['user','assistant','system','developer']}"
+#define PREVIOUS_REST                                                                              \
+    "'recipient':{'type':'null'},'tool_calls':{'type':'null'},'content':{'anyOf':[{'type':"        \
+    "'string'},{'type':'array','items':{'type':'object','required':['text'],'properties':{"        \
+    "'text':{'type':'string'}}}}]}"
+#define PREVIOUS_MESSAGES                                                                          \
+    "'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':"               \
+    "{" PREVIOUS_ROLE ",'author':{'type':'null'}," PREVIOUS_REST                                   \
+    "}},{'type':'object','required':['author','content'],'properties':{'author':{'type':"          \
+    "'object','required':['role'],'properties':{" PREVIOUS_ROLE "}}," PREVIOUS_REST "}}]}"
 #define FUNCTION                                                                                   \
     "'name':{'type':'string','minLength':1},'description':{'type':['string','null']},"             \
     "'parameters':{'type':['object','null']}"
-#define TOOLS                                                                                      \
-    "'minItems':1,'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"  \
-    "'type':{'const':'function'},'function':{'type':'object','required':['name'],'properties':"    \
-    "{" FUNCTION "}}}}"
+#define ANY_TOOLS                                                                                  \
+    "'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"               \
+    "'type':{'enum':['function',null]},'function':{'type':'object','required':['name'],"           \
+    "'properties':{" FUNCTION "}}}}"
+#define TOOLS "'minItems':1," ANY_TOOLS
 #define FLAT_TOOLS                                                                                 \
     "'maxItems':128,'items':{'type':'object','required':['type','name'],'properties':{'type':{"    \
     "'const':'function'}," FUNCTION "}}"
 #define SCHEMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['name','input_schema'],'properties':{"    \
-    "'type':{'const':'custom'},'name':{'type':'string','minLength':1},'description':{'type':["     \
-    "'string','null']},"                                                                           \
+    "'type':{'enum':['custom',null]},'name':{'type':'string','minLength':1},'description':{"       \
+    "'type':['string','null']},"                                                                   \
     "'input_schema':{'type':'object'}}}"
 #define TEXT_BLOCK                                                                                 \
     "{'type':'object','required':['type','text'],'properties':{'type':{'const':'text'},'text':{"   \
@@ -87,12 +103,12 @@
 #define ONE_TEXT TEXT_OR_TEXTS("1")
 #define OLLAMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['function'],'properties':{'type':{"       \
-    "'const':'function'},'function':{'type':'object','required':['name'],'properties':{" FUNCTION  \
-    "}}}}"
+    "'enum':['function',null]},'function':{'type':'object','required':['name'],'properties':"      \
+    "{" FUNCTION "}}}}"
 #define OLLAMA_MESSAGES                                                                            \
     "'items':{'type':'object','required':['role'],'properties':{'role':{'enum':['system','user',"  \
     "'assistant','tool']},'content':{'type':['string','null']},'thinking':{'type':['string',"      \
-    "'null']},'tool_name':{'type':'string'}}}"
+    "'null']},'tool_name':{'type':['string','null']}}}"
 /* What a payload may be depends on the type of the action, and most types are ignored. */
 #define KV_HINTS                                                                                   \
     "'anyOf':[{'type':'null'},{'type':'object','maxProperties':0},{'type':'object','required':["   \
@@ -109,7 +125,7 @@
     "'anyOf':[{'type':'null'},{'type':'object','maxProperties':1024,'propertyNames':{'pattern':"   \
     "'^[^0-9]'},'additionalProperties':" A_BIAS                                                    \
     "},{'type':'array','maxItems':1024,'items':{'type':'array','minItems':2,'prefixItems':[{"      \
-    "'type':'string'}," A_BIAS "]}}]"
+    "'anyOf':[{'type':'string'},{'$ref':'#/components/schemas/TokenId'}]}," A_BIAS "]}}]"
 /* A length that may also be -1 or -2: as much as fits. */
 #define LENGTH_OR_ALL                                                                              \
     "'type':['integer','null'],'minimum':-2,'maximum':2147483647,'not':{'const':0}"
@@ -136,9 +152,28 @@
     "'minProperties':1,'maxProperties':64,'propertyNames':{'minLength':1},"                        \
     "'additionalProperties':{'anyOf':[" CHOICE_QUESTION "," NOUL_QUESTION "," SCORE_QUESTION "]}"
 
+#define DECISION_CONTENT                                                                           \
+    "{'anyOf':[{'type':'string'},{'type':'array','items':{'anyOf':[{'type':'object','required':["  \
+    "'type','text'],'properties':{'type':{'enum':['input_text','output_text']},'text':{'type':'"   \
+    "string'}}},{'type':'object','required':['type','refusal'],'properties':{'type':{'const':'"    \
+    "refusal'},'refusal':{'type':'string'}}},{'type':'object','required':['type','data'],'"        \
+    "properties':{'type':{'const':'input_json'},'data':{'type':['object','array']}}}]}}]}"
+#define DECISION_CALL(type, text)                                                                  \
+    "{'type':'object','required':['type','call_id','name','" text "'],'properties':{'type':{"      \
+    "'const':'" type "'},'call_id':{'type':'string'},'name':{'type':'string'},'" text "':{'type':" \
+    "'string'}}}"
 #define DECISION_INPUT                                                                             \
-    "'anyOf':[{'type':'string'},{'type':'array','items':{'type':'object','required':['role',"      \
-    "'content'],'properties':{'role':{'const':'user'},'content':{'type':'string'}}}}]"
+    "'anyOf':[{'type':'string'},{'type':'array','items':{'anyOf':[{'type':'object','required':["   \
+    "'role','content'],'properties':{'type':{'const':'message'},'role':{'enum':['user','"          \
+    "assistant','system','developer']},'content':" DECISION_CONTENT                                \
+    "}}," DECISION_CALL("function_call", "arguments") "," DECISION_CALL(                           \
+        "custom_tool_call", "input") ",{'type':'"                                                  \
+                                     "object','"                                                   \
+                                     "required':["                                                 \
+                                     "'type','call_id','output'],'properties':{'type':{'enum':['"  \
+                                     "function_call_output','"                                     \
+                                     "custom_tool_call_output']},'call_id':{'type':'string'},'"    \
+                                     "output':" DECISION_CONTENT "}}]}}]"
 #define QUESTION_NAME "'name':{'type':'string'}"
 #define QUESTION_CHOICES                                                                           \
     QUESTION_NAME ",'choices':{'type':'array','minItems':2,'maxItems':26,'uniqueItems':true,"      \

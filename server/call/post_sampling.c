@@ -11,25 +11,6 @@ static bool is_greedy(const struct sampling_params *p)
     return p->temperature < MIN_TEMPERATURE;
 }
 
-/* True if the scores are the logits themselves, and no token is banned. */
-static bool is_raw(const struct sampling_params *p)
-{
-    return p->repetition_penalty == 1.0f && p->frequency_penalty == 0.0f &&
-           p->presence_penalty == 0.0f && p->n_bias == 0 && p->n_allowed == 0 &&
-           p->n_bad_words == 0 && p->min_tokens == 0;
-}
-
-bool post_sampling_check(const struct sampling_params *p, bool constrained, struct call_error *e)
-{
-    if (constrained || !is_raw(p)) {
-        return call_error_set(e, 400, "unsupported_value", "post_sampling_probs",
-                              "Unsupported value: 'post_sampling_probs' cannot be combined with "
-                              "penalties, biases, 'ignore_eos', 'min_tokens', banned tokens or "
-                              "constraints.");
-    }
-    return true;
-}
-
 /* Probabilities need the total over all tokens that are left before top-p. */
 int32_t post_sampling_needs(const struct sampling_params *p, int32_t vocab)
 {
@@ -84,7 +65,8 @@ void post_sampling_of(const struct sampling_params *p, const struct token_logpro
     if (p->top_p < 1.0f) {
         out->n = cut_top_p(out, lp, (double)p->top_p);
     }
-    while (out->n > 1 && weight(out, lp, out->n - 1) < (double)p->min_p) {
+    while (out->n > 1 && (weight(out, lp, out->n - 1) < (double)p->min_p ||
+                          isinf(lp->top_logprobs[out->n - 1]))) { // banned
         out->n--;
     }
     out->total = total_of(out, lp, out->n);

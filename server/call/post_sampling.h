@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* llama.cpp's post_sampling_probs: the distribution that a token was drawn from (step 3 of struct
- * sample_args), computed from the raw log-probabilities of the most likely tokens: as many as are
- * needed to determine it, which may be the whole vocabulary.
+ * sample_args), computed from the log-probabilities of the scores (sampling_params.processed) of
+ * the most likely tokens: as many as are needed to determine it, which may be the whole vocabulary.
  * Thread: any; touches nothing but its arguments. */
 #ifndef SLUICE_SERVER_CALL_POST_SAMPLING_H
 #define SLUICE_SERVER_CALL_POST_SAMPLING_H
@@ -18,8 +18,6 @@ struct post_sampling {
     double drawn;       // the probability of the drawn token
 };
 
-/* False: *e names the settings that exclude it. */
-bool post_sampling_check(const struct sampling_params *p, bool constrained, struct call_error *e);
 /* The number of alternatives that determine the distribution. */
 int32_t post_sampling_needs(const struct sampling_params *p, int32_t vocab);
 /* `lp` belongs to `token`, and has that many alternatives. */

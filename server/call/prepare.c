@@ -65,6 +65,7 @@ static const struct kind {
     [KIND_CHAT_INPUT_TOKENS] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
     [KIND_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
+    [KIND_COMPACT] = {compact_begin, compact_end, NULL, "input", .generates = true},
     [KIND_MESSAGES] = {messages_begin, messages_end, NULL, "messages", .generates = true},
     [KIND_COUNT_TOKENS] = {messages_begin, messages_end, NULL, "messages"},
     [KIND_TOKENIZE] = {tokenize_begin, tokenize_end, "prompt", "messages"},

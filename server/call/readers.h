@@ -253,7 +253,6 @@ bool ollama_end(struct request *r);
 bool ollama_load_end(struct request *r);
 
 bool read_ollama_messages(struct request *r);
-bool read_ollama_tools(struct request *r);
 bool read_generated_prompt(struct request *r);
 bool read_think(struct request *r);
 bool read_truncates(struct request *r);
@@ -298,9 +297,23 @@ bool read_thread(struct request *r);
 void responses_begin(struct request *r);
 bool responses_end(struct request *r);
 
+/* For /v1/responses/compact; the conversation ends with the request for a summary. */
+void compact_begin(struct request *r);
+bool compact_end(struct request *r);
+#define COMPACT_QUESTION                                                                           \
+    "Summarise this conversation, so that it can be continued without its earlier messages: what " \
+    "the user wants, what was decided and done, facts, names and figures that are still needed, "  \
+    "and what is open. Write only the summary."
+#define COMPACT_HEAD "Summary of the conversation so far:\n"
+
 bool read_previous(struct request *r);     // this and the next are in request_history.c
 bool read_conversation(struct request *r); // items of a conversation
 bool read_items(struct request *r);
+/* True for an item of the input that stands for a stored one. request_find_references: these, in
+ * their order, with the body's stand-in for U+0000; the caller frees *found, also after an error.
+ */
+bool request_is_reference(const struct json *item);
+bool request_find_references(struct request *r, const struct json *input, struct json **found);
 bool read_truncation(struct request *r);
 bool read_include(struct request *r);
 

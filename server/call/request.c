@@ -279,16 +279,24 @@ static bool has_penalties(const struct request *r)
     return p->repetition_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
 }
 
-/* Penalties always cover the whole text, so a window matters only if there are penalties. */
+/* Penalties always cover the whole text, so a smaller window matters only if there are penalties;
+ * in an empty one there are none. */
 bool read_repeat_window(struct request *r)
 {
+    struct sampling_params *p = &r->params;
     int64_t v;
     if (!body_int(&r->body, "repeat_last_n", -1, INT32_MAX, &v) || v == -1 || !has_penalties(r)) {
         return true;
     }
-    return call_error_set(
-        &r->error, 400, "unsupported_value", "repeat_last_n",
-        "Unsupported value: penalties consider the whole text; 'repeat_last_n' may only be -1.");
+    if (v == 0) {
+        p->repetition_penalty = 1;
+        p->frequency_penalty = p->presence_penalty = 0;
+        return true;
+    }
+    return v >= r->model->info->max_model_len ||
+           call_error_set(&r->error, 400, "unsupported_value", "repeat_last_n",
+                          "Unsupported value: penalties consider the whole text; 'repeat_last_n' "
+                          "may only be -1, or 0 to turn them off.");
 }
 
 /* llama.cpp can leave line ends out of penalties; here that is possible only without penalties. */

@@ -55,6 +55,7 @@ enum request_kind {
     KIND_RENDER_MESSAGE,    // or the turns of a message
     KIND_COHERE_CHAT,       // Cohere's chat, whose body becomes that of a chat
     KIND_RENDER_COHERE,     // renders it
+    KIND_COMPACT,           // shortens a response's input: its user messages and a summary
     KIND_CHAT_INPUT_TOKENS, // counts a chat's ids
     KIND_INVOCATIONS,       // SageMaker's: becomes another kind, by the body's members
     KIND_LLAMA_CHAT,        // becomes a chat with `llama`
@@ -306,7 +307,7 @@ struct request {
     const char *previous;        // responses: id of the previous response; or NULL
     const char *conversation;    // responses: id of the conversation; or NULL
     const char *items;           // responses: the request's own input items, as JSON texts joined
-                                 // by commas
+                                 // by commas; to be compacted: all messages of the user
     const char *history;         // responses: the earlier items, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
     const char *repeated; // members of the body that the answer repeats, as JSON text

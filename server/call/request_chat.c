@@ -134,7 +134,6 @@ static bool check_old_call(struct request *r, const struct json *m, size_t index
                               "Invalid '%s': expected 'name' and 'arguments', both strings.",
                               where);
     }
-    r->n_past_calls++;
     return true;
 }
 
@@ -143,8 +142,12 @@ static bool check_calls(struct request *r, const struct json *m, size_t index)
 {
     char where[64];
     const struct json *calls = json_get(m, "tool_calls");
+    if (!check_old_call(r, m, index)) {
+        return false;
+    }
     if (json_type(calls) == JSON_NULL) {
-        return check_old_call(r, m, index);
+        r->n_past_calls += json_type(json_get(m, "function_call")) != JSON_NULL;
+        return true;
     }
     if (!json_is(calls, JSON_ARRAY)) {
         return body_wrong_type(&r->error, at(where, sizeof where, index, "tool_calls"), "an array",

@@ -232,9 +232,12 @@ static bool no_tokenizer(struct request *r)
                           "This model has no tokenizer.");
 }
 
+/* `content` beside `prompt` has no effect, but must be valid. */
 bool read_one_prompt(struct request *r)
 {
-    return request_read_prompts(r, "prompt", 1);
+    const char *unused;
+    body_string(&r->body, "content", &unused);
+    return r->error.status == 0 && request_read_prompts(r, "prompt", 1);
 }
 
 bool read_add_special(struct request *r)

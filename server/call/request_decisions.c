@@ -2,6 +2,7 @@
 /* The bodies of vLLM's /v1/systemone and /v1/decisions: questions become chats, and their labels
  * token ids (decisions.h). */
 #include "engine/base/optional.h"
+#include "engine/base/words.h"
 #include "server/call/convert.h"
 #include "server/call/decisions.h"
 #include "server/call/readers.h"
@@ -93,14 +94,28 @@ bool read_decision_state(struct request *r)
     return d->state;
 }
 
-/* The text of a message: a string, or parts of type input_text. */
-static bool put_message(struct request *r, struct buf *text, const struct json *message)
+/* A part of a message: text, or JSON, which the model reads as text. */
+static bool put_part(struct request *r, struct buf *text, const struct json *part)
 {
-    const struct json *content = json_get(message, "content");
-    const char *role = json_get_string(message, "role");
-    if (!role || strcmp(role, "user") != 0) {
-        return refuse(r, "input", "a message must have the role user");
+    const char *type = json_get_string(part, "type");
+    const struct json *data = json_get(part, "data");
+    const int kind = type ? words_find("input_text|output_text|refusal|input_json", type) : -1;
+    const char *words = json_get_string(part, kind == 2 ? "refusal" : "text");
+    if (kind == 3 && (json_is(data, JSON_OBJECT) || json_is(data, JSON_ARRAY))) {
+        put_spaced(text, data);
+        return true;
     }
+    if (kind < 0 || kind == 3 || !words) {
+        return refuse(r, "input",
+                      "this endpoint supports text input only, in parts of type input_text, "
+                      "output_text, refusal (with 'refusal') and input_json (with 'data')");
+    }
+    buf_puts(text, words);
+    return true;
+}
+
+static bool put_content(struct request *r, struct buf *text, const struct json *content)
+{
     if (json_string(content)) {
         buf_puts(text, json_string(content));
         return true;
@@ -109,14 +124,70 @@ static bool put_message(struct request *r, struct buf *text, const struct json *
         return refuse(r, "input", "a message's content must be a string or an array of parts");
     }
     for (const struct json *p = json_first(content); p; p = json_next(p)) {
-        const char *type = json_get_string(p, "type"), *part = json_get_string(p, "text");
-        if (!type || strcmp(type, "input_text") != 0 || !part) {
-            return refuse(r, "input",
-                          "this endpoint supports text input only, in parts of type input_text");
+        buf_puts(text, p == json_first(content) ? "" : "\n");
+        if (!put_part(r, text, p)) {
+            return false;
         }
-        buf_printf(text, "%s%s", p == json_first(content) ? "" : "\n", part);
     }
     return true;
+}
+
+/* The items that a conversation may have besides messages, and the member with their text. */
+static const struct {
+    const char *type, *text;
+    bool is_call; // or the output of one
+} call_items[] = {
+    {"function_call", "arguments", true},
+    {"custom_tool_call", "input", true},
+    {"function_call_output", "output", false},
+    {"custom_tool_call_output", "output", false},
+};
+
+static bool put_call(struct request *r, struct buf *text, const struct json *item, size_t kind)
+{
+    const char *name = json_get_string(item, "name");
+    if (!json_get_string(item, "call_id") || (call_items[kind].is_call && !name)) {
+        return refuse(r, "input",
+                      "a call must have 'call_id' and 'name', and its output 'call_id'");
+    }
+    if (call_items[kind].is_call) {
+        buf_printf(text, "call of %s: ", name);
+    } else {
+        buf_puts(text, "result: ");
+    }
+    return put_content(r, text, json_get(item, call_items[kind].text));
+}
+
+/* An item as text. In a conversation its role comes first. */
+static bool put_item(struct request *r, struct buf *text, const struct json *item, bool headed)
+{
+    const char *role = json_get_string(item, "role");
+    const char *type = or_text(json_get_string(item, "type"), "message");
+    for (size_t i = 0; i < sizeof call_items / sizeof call_items[0]; i++) {
+        if (strcmp(type, call_items[i].type) == 0) {
+            return put_call(r, text, item, i);
+        }
+    }
+    if (strcmp(type, "message") != 0 || !role ||
+        words_find("user|assistant|system|developer", role) < 0) {
+        return refuse(r, "input",
+                      "expected messages with the role user, assistant, system or developer, "
+                      "calls and their outputs");
+    }
+    buf_printf(text, "%s%s", text_if(headed, role), text_if(headed, ": "));
+    return put_content(r, text, json_get(item, "content"));
+}
+
+/* True if there is something besides messages of the user, whose texts need no heads. */
+static bool is_conversation(const struct json *items)
+{
+    for (const struct json *item = json_first(items); item; item = json_next(item)) {
+        const char *role = json_get_string(item, "role");
+        if (!role || strcmp(role, "user") != 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool read_decision_input(struct request *r)
@@ -136,9 +207,10 @@ bool read_decision_input(struct request *r)
         buf_puts(&text, json_string(m->node));
     }
     const struct json *first = json_is(m->node, JSON_ARRAY) ? json_first(m->node) : NULL;
-    for (const struct json *message = first; good && message; message = json_next(message)) {
-        buf_puts(&text, message == first ? "" : "\n\n");
-        good = put_message(r, &text, message);
+    const bool headed = is_conversation(first ? m->node : NULL);
+    for (const struct json *item = first; good && item; item = json_next(item)) {
+        buf_puts(&text, item == first ? "" : "\n\n");
+        good = put_item(r, &text, item, headed);
     }
     d->state = keep(r, &text, &d->state_bytes);
     return good && d->state;

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Earlier items from the store: those of previous responses (previous_response_id), or of a
- * conversation. */
+/* Earlier items from the store: those of previous responses (previous_response_id), of a
+ * conversation, or single ones that the input refers to. */
+#include "engine/base/optional.h"
+#include "server/call/convert.h"
+#include "server/call/items.h"
 #include "server/call/readers.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,6 +92,110 @@ static bool keep_history(struct request *r, struct buf *items)
     buf_deinit(&array);
     return r->history || request_too_large(r);
 }
+
+/* ---- references to items -----------------------------------------------------------------------
+ */
+
+bool request_is_reference(const struct json *item)
+{
+    const struct json *type = json_get(item, "type");
+    if (json_is(type, JSON_STRING)) {
+        return strcmp(json_string(type), "item_reference") == 0;
+    }
+    return json_type(type) == JSON_NULL && json_get(item, "id") && !json_get(item, "role");
+}
+
+static bool no_item(struct request *r, const char *id)
+{
+    return call_error_set(&r->error, 404, "not_found", "input", "Item with id '%.80s' not found.",
+                          id);
+}
+
+/* Appends the item of this id in a stored list. U+0000 is written as it was stored. */
+static bool take_item(struct request *r, const struct buf *list, const char *id, struct buf *out)
+{
+    struct stand_in nul;
+    struct json *items = items_parse(list->data, list->n_bytes, &nul);
+    const struct json *item = json_first(items);
+    while (item && strcmp(or_empty(json_get_string(item, "id")), id) != 0) {
+        item = json_next(item);
+    }
+    const bool found = item != NULL;
+    if (found) {
+        struct buf text;
+        buf_init(&text, MAX_BYTES);
+        convert_node(&text, item);
+        stand_in_put_back(&nul, &text);
+        buf_put(out, text.data, text.n_bytes);
+        out->failed |= text.failed;
+        buf_deinit(&text);
+    }
+    json_free(items);
+    return found || no_item(r, id);
+}
+
+/* Appends the item; *n_read counts the bytes that were read for the request's items. */
+static bool find_item(struct request *r, const char *id, struct buf *out, size_t *n_read)
+{
+    struct err err = {""};
+    enum status st = OK;
+    struct buf list;
+    bool good = false;
+    buf_init(&list, MAX_BYTES);
+    if (r->store && store_item_find(r->store, r->owner, id, &list, &st, &err)) {
+        *n_read += list.n_bytes;
+        good = list.failed || *n_read > MAX_BYTES ? request_too_large(r)
+                                                  : take_item(r, &list, id, out);
+    } else if (st == OK) {
+        no_item(r, id);
+    } else {
+        call_error_set(&r->error, 500, "internal_error", NULL,
+                       "The server could not read a stored item.");
+    }
+    buf_deinit(&list);
+    return good;
+}
+
+/* The texts of all items that the input refers to, as an array. */
+static bool find_items(struct request *r, const struct json *input, struct buf *out)
+{
+    size_t index = 0, n_read = 0;
+    char place[48];
+    buf_putc(out, '[');
+    for (const struct json *item = json_first(input); item; item = json_next(item), index++) {
+        const char *id = json_get_string(item, "id");
+        if (!request_is_reference(item)) {
+            continue;
+        }
+        snprintf(place, sizeof place, "input[%zu].id", index);
+        if (!id) {
+            return call_error_missing(&r->error, place);
+        }
+        buf_puts(out, out->n_bytes > 1 ? "," : "");
+        if (!find_item(r, id, out, &n_read)) {
+            return false;
+        }
+    }
+    buf_putc(out, ']');
+    return true;
+}
+
+bool request_find_references(struct request *r, const struct json *input, struct json **found)
+{
+    const struct json_limits limits = {.max_depth = 256};
+    struct buf b;
+    buf_init(&b, MAX_BYTES);
+    bool good = find_items(r, input, &b);
+    if (good && (b.failed || !body_hide_nuls(&r->body, r->text, r->n_bytes, b.data, b.n_bytes) ||
+                 json_parse(b.data, b.n_bytes, &limits, found, NULL) != OK)) {
+        good = request_too_large(r);
+    }
+    buf_deinit(&b);
+    return good;
+}
+
+/* ---- responses and conversations ---------------------------------------------------------------
+ */
 
 /* Follows the chain of responses back to its beginning. */
 bool read_previous(struct request *r)

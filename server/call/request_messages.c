@@ -197,7 +197,7 @@ bool messages_end(struct request *r)
         return call_error_set(&r->error, 400, "unsupported_value", "n",
                               "Unsupported value: a message is one answer; 'n' may only be 1.");
     }
-    if (r->kind == KIND_MESSAGES && !r->max_is_asked) {
+    if (r->form == FORM_MESSAGES && !body_get(&r->body, "max_tokens")) {
         return call_error_missing(&r->error, "max_tokens");
     }
     /* Clients of this API request the model's maximum output, whatever the length of the prompt.

@@ -114,7 +114,7 @@ static bool put_message(struct ollama *o, const struct json *m)
     }
     const char *role = json_get_string(m, "role"), *content = text_of(o, m, "content");
     const char *thinking = content ? text_of(o, m, "thinking") : NULL;
-    if (!thinking) {
+    if (!thinking || !text_of(o, m, "tool_name")) {
         return false;
     }
     if (!role || !chat_is_role(role)) {
@@ -187,14 +187,14 @@ bool read_ollama_messages(struct request *r)
 bool read_generated_prompt(struct request *r)
 {
     const char *prompt = NULL, *system = NULL;
-    if (r->kind == KIND_OLLAMA_LOAD) {
-        return true;
+    body_string(&r->body, "system", &system);
+    if (r->error.status != 0 || r->kind == KIND_OLLAMA_LOAD) {
+        return r->error.status == 0;
     }
     if (r->raw || r->suffix) {
         return request_read_prompts(r, "prompt", 1);
     }
     body_string(&r->body, "prompt", &prompt);
-    body_string(&r->body, "system", &system);
     if (r->error.status != 0) {
         return false;
     }
@@ -213,13 +213,6 @@ bool read_generated_prompt(struct request *r)
 }
 
 /* ---- other members --------------------------------------------------------------------------- */
-
-bool read_ollama_tools(struct request *r)
-{
-    const struct body_member *m = body_get(&r->body, "tools");
-    bool none = m && json_is(m->node, JSON_ARRAY) && !json_first(m->node);
-    return none || read_tools(r);
-}
 
 /* true, false, or an effort. */
 bool read_think(struct request *r)

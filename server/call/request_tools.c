@@ -140,12 +140,18 @@ static bool bad_type(struct reader *t, const char *type)
 /* Sets *custom by the tool's type. False, with an error: this API has no such type. */
 static bool is_custom_tool(struct reader *t, const struct json *tool, bool *custom)
 {
-    const char *type = json_get_string(tool, "type");
+    const struct json *given = json_get(tool, "type");
+    const char *type = json_string(given);
     bool messages = t->shape == &shapes[SHAPE_MESSAGES];
     const char *known = messages ? "custom" : "function";
     *custom = t->shape->custom && type && strcmp(type, "custom") == 0;
     if (*custom || (type && strcmp(type, known) == 0)) {
         return true;
+    }
+    if (!type && json_type(given) != JSON_NULL) {
+        char place[48];
+        snprintf(place, sizeof place, "%s[%zu].type", t->shape->key, t->index);
+        return body_wrong_type(&t->r->error, place, "a string", given);
     }
     return (!type && t->shape != &shapes[SHAPE_RESPONSES]) || bad_type(t, type);
 }
@@ -318,11 +324,12 @@ bool read_tools(struct request *r)
 {
     const struct json *list = NULL;
     if (body_array(&r->body, "tools", &list)) {
-        bool none = json_count(list) == 0 && r->kind == KIND_APPLY_TEMPLATE; // as in llama.cpp
         if (json_count(list) > 0) {
             return read_shape(r, &shapes[SHAPE_CHAT]) && check_unused_functions(r);
         }
-        return none || call_error_empty(&r->error, "tools");
+        if (!(r->form & (FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT))) { // elsewhere that means none
+            return call_error_empty(&r->error, "tools");
+        }
     }
     if (r->error.status != 0 || !body_array(&r->body, "functions", &list) ||
         json_count(list) == 0) {

@@ -36,7 +36,7 @@ void response_forget(struct call *c)
     buf_deinit(&s->events);
 }
 
-static void put_usage(struct buf *b, const struct call *c)
+void response_put_usage(struct buf *b, const struct call *c)
 {
     struct call_usage u = call_usage_of(c);
     buf_puts(b, "{\"input_tokens\":");
@@ -156,7 +156,7 @@ void response_put_object(struct buf *b, struct call *c, struct ending e)
     buf_puts(b, c->request.repeated);
     buf_puts(b, ",\"usage\":");
     if (over) {
-        put_usage(b, c);
+        response_put_usage(b, c);
         put_messages(b, c);
     } else {
         buf_puts(b, "null");

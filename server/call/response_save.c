@@ -56,7 +56,14 @@ void response_save(struct call *c)
     if (s->body.failed || s->items.failed) {
         return; // the client does not get this answer either
     }
-    struct stored_item *items = NULL;
+    struct stored_item *items = NULL, *outputs = NULL;
+    if (items_take_text(s->items.data, s->items.n_bytes, &outputs, &stored.n_outputs)) {
+        stored.outputs = outputs;
+    } else {
+        stored_items_free(outputs, stored.n_outputs);
+        outputs = NULL;
+        stored.n_outputs = 0;
+    }
     if (c->request.conversation && add_items(c, &items, &stored.n_items)) {
         snprintf(stored.conversation, sizeof stored.conversation, "%s", c->request.conversation);
         stored.items = items;
@@ -65,6 +72,7 @@ void response_save(struct call *c)
         log_warn("a response could not be stored: %s", err.text);
     }
     stored_items_free(items, stored.n_items);
+    stored_items_free(outputs, stored.n_outputs);
 }
 
 enum status response_record(struct call *c, struct err *err)

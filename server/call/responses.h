@@ -41,6 +41,7 @@ struct ending response_ending_of(const struct call *c);
 
 void response_put_object(struct buf *b, struct call *c, struct ending e);
 void response_put(struct buf *b, struct call *c, const char *status);
+void response_put_usage(struct buf *b, const struct call *c);
 void response_put_text_part(struct buf *b, const struct responses *s);
 /* Writes the open item; `done`: with its full content. */
 void response_put_item(struct buf *b, const struct responses *s, const char *status, bool done);

@@ -34,6 +34,18 @@ static enum status make_room(struct store *s, int64_t more, struct err *err)
     return OK;
 }
 
+/* The ids of the output's items. */
+static enum status put_names(struct store *s, const char *owner, const struct stored_response *r,
+                             struct err *err)
+{
+    for (size_t i = 0; i < r->n_outputs; i++) {
+        TRY(db_run(s->db, err,
+                   "INSERT OR IGNORE INTO response_items (owner, response, id) VALUES (?, ?, ?)",
+                   "ttt", owner, r->id, r->outputs[i].id));
+    }
+    return OK;
+}
+
 struct putting {
     const char *owner;
     const struct stored_response *response;
@@ -44,16 +56,19 @@ static enum status put(struct store *s, void *arg, struct err *err)
 {
     const char *owner = ((struct putting *)arg)->owner;
     const struct stored_response *r = ((struct putting *)arg)->response;
-    const int64_t bytes = (int64_t)(r->input.n_bytes + r->output.n_bytes + r->body.n_bytes +
-                                    r->lost.n_bytes + r->events.n_bytes);
+    const int64_t bytes =
+        (int64_t)(r->input.n_bytes + r->output.n_bytes + r->body.n_bytes + r->lost.n_bytes +
+                  r->events.n_bytes + r->n_outputs * sizeof r->outputs->id);
     bool found;
     TRY(make_room(s, bytes, err));
     if (r->conversation[0]) { // it may have been deleted in the meantime
         TRY(store_conversation_append(s, owner, r->conversation, r->items, r->n_items,
                                       r->expires_at, &found, err));
     }
+    TRY(db_run(s->db, err, "DELETE FROM responses WHERE owner = ? AND id = ?", "tt", owner, r->id));
+    TRY(put_names(s, owner, r, err));
     return db_run(s->db, err,
-                  "INSERT OR REPLACE INTO responses"
+                  "INSERT INTO responses"
                   " (id, owner, previous, created_at, expires_at, bytes, input, output, body, lost,"
                   " events, background) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                   "tttiiibbbbbi", r->id, owner, r->previous, r->created_at, r->expires_at, bytes,
@@ -146,4 +161,29 @@ bool store_response_delete(struct store *s, const char *owner, const char *id, e
     bool deleted = *st == OK && db_changes(s->db) > 0;
     pthread_mutex_unlock(&s->lock);
     return deleted;
+}
+
+bool store_item_find(struct store *s, const char *owner, const char *id, struct buf *out,
+                     enum status *st, struct err *err)
+{
+    struct db_rows *rows;
+    pthread_mutex_lock(&s->lock);
+    *st = db_query(s->db, &rows, err,
+                   "SELECT output FROM response_items AS names JOIN responses"
+                   " ON responses.owner = names.owner AND responses.id = response"
+                   " WHERE names.owner = ? AND names.id = ?"
+                   " UNION ALL SELECT text FROM items JOIN conversations"
+                   " ON conversation = conversations.row WHERE owner = ? AND items.id = ? LIMIT 1",
+                   "tttt", owner, id, owner, id);
+    const bool found = *st == OK && db_next(rows);
+    if (found) {
+        size_t n;
+        const void *bytes = db_bytes(rows, 0, &n);
+        buf_put(out, bytes, n);
+    }
+    if (*st == OK) {
+        *st = db_end(rows, err);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return found && *st == OK;
 }

@@ -88,6 +88,8 @@ def test_invalid_requests_are_refused(server):
         assert server.post(path + "/items", body).status == 400, body
     assert server.post(path, {"metadata": {"a": 3}}).status == 400
     assert server.post("/v1/conversations", {"metadata": {str(i): "x" for i in range(17)}}).status == 400
+    for key, value, status in (("ü" * 64, "ü" * 512, 200), ("ü" * 65, "", 400), ("a", "ü" * 513, 400)):  # characters, as in OpenAI's API
+        assert server.post("/v1/conversations", {"metadata": {key: value}}).status == status
     assert server.get(path + "/items?limit=0").status == 400 and server.get(path + "/items/").status in (200, 404)
     assert server.get(path + "/items/msg_none").status == 404 and server.get("/v1/conversations/none/items").status == 404
     assert server.get(path + "/items/" + "a/" * 100).status == 404

@@ -70,6 +70,25 @@ def test_decisions_are_lists(server):
     assert score["score"] == pytest.approx(sum(p["value"] * p["probability"] for p in score["probabilities"]))
 
 
+def test_a_conversation_is_a_text_with_roles(server):
+    """The same prompt as that of its text, and of a conversation that only has messages of the user without roles."""
+    call = {"type": "function_call", "call_id": "1", "name": "get", "arguments": "{}"}
+    items = [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_json", "data": {"b": [1]}}]}, call,
+             {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "r"}]},
+             {"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": "x"}, {"type": "refusal", "refusal": "no"}]}]
+    text = 'system: be\n\nuser: a\n{"b": [1]}\n\ncall of get: {}\n\nresult: r\n\nassistant: x\nno'
+    for input_, same in ((items, text), ([items[1]], 'a\n{"b": [1]}'), ([], "")):
+        a, b = [ask(server, "/v1/decisions", model="demo", input=i, questions=LISTED[:1]) for i in (input_, same)]
+        assert a["answers"] == b["answers"] and a["usage"]["total_tokens"] == b["usage"]["total_tokens"]
+
+
+def test_a_nul_in_questions_is_kept(server):
+    named = [{**LISTED[1], "name": "a\0b", "choices": [{"value": "\0"}, {"value": "c"}]}]
+    answer = ask(server, "/v1/decisions", input="\0", questions=named)["answers"][0]
+    assert answer["name"] == "a\0b" and answer["probabilities"][0]["value"] == "\0"
+    assert list(ask(server, state="x", questions={"a\0": QUESTIONS["team"]})["answers"]) == ["a\0"]
+
+
 def many(n):
     return {"type": "choice", "criteria": {str(i): None for i in range(n)}}
 
@@ -92,7 +111,9 @@ def test_wrong_questions_are_refused(server, body, words):
 
 WRONG_LISTS = [({"questions": LISTED}, "'input'"), ({"input": "x", "questions": {}}, "an array"), ({"input": 5, "questions": LISTED}, "a string or an array"),
                ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "questions": LISTED}, "text input only"),
-               ({"input": [{"role": "system", "content": "x"}], "questions": LISTED}, "role user"), ({"input": "x", "questions": [{"type": "predicate"}]}, "instructions"),
+               ({"input": [{"role": "tool", "content": "x"}], "questions": LISTED}, "role user"), ({"input": [{"role": "user"}], "questions": LISTED}, "content must be"),
+               ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}], "questions": LISTED}, "'call_id'"), ({"input": [{"type": "computer_call"}], "questions": LISTED}, "role user"),
+               ({"input": [{"type": "custom_tool_call", "call_id": "1", "input": ""}], "questions": LISTED}, "'name'"), ({"input": "x", "questions": [{"type": "predicate"}]}, "instructions"),
                ({"input": "x", "questions": [{**LISTED[0], "criteria": 1}]}, "unknown field(s)"), ({"input": "x", "questions": [{**LISTED[1], "choices": [{"value": "a"}]}]}, "at least two"),
                ({"input": "x", "questions": [{**LISTED[1], "choices": [{"value": 5}, {"value": 6}]}]}, "'value'"), ({"input": "x", "questions": [{**LISTED[0], "name": None}]}, "a name is a string"),
                ({"input": "x", "questions": [{**LISTED[2], "levels": [{"label": str(i)} for i in range(11)]}]}, "at most 10")]

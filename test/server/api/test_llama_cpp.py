@@ -87,9 +87,6 @@ WRONG = [({}, "missing_required_parameter", "prompt"), ({"prompt": []}, "empty_a
          ({"prompt": [[[1]]]}, "invalid_type", "prompt"), ({"prompt": "a", "logit_bias": [[5]]}, "invalid_type", "logit_bias"), ({"prompt": "a", "logit_bias": [[5, True]]}, "invalid_type", "logit_bias"),
          ({"prompt": "a", "logit_bias": 5}, "invalid_type", "logit_bias"), ({"prompt": "a", "logit_bias": [["a", 1]] * 1025}, "array_above_max_length", "logit_bias"),
          ({"prompt": "a", "mirostat": 2}, "unsupported_parameter", "mirostat"),
-         ({"prompt": "a", "post_sampling_probs": True, "n_probs": 2, "top_k": 5, "repeat_penalty": 1.1}, "unsupported_value", "post_sampling_probs"),
-         ({"prompt": "a", "post_sampling_probs": True, "n_probs": 2, "top_k": 5, "ignore_eos": True}, "unsupported_value", "post_sampling_probs"),
-         ({"prompt": "a", "post_sampling_probs": True, "n_probs": 2, "top_k": 5, "grammar": 'root ::= "a"'}, "unsupported_value", "post_sampling_probs"),
          ({"prompt": "a", "response_fields": [5]}, "invalid_type", "response_fields"), ({"prompt": "a " * 3000}, "context_length_exceeded", "prompt"), ("[", "json_parse_error", None)]
 
 
@@ -139,6 +136,47 @@ def test_probabilities_after_the_samplers(open_handed, settings):
             expected += probs[0]
             variance += probs[0] * (1 - probs[0])
     assert variance > (2 if most < 100 else 0.5) and abs(n - expected) < 4 * variance**0.5
+
+
+BIASED = [{"frequency_penalty": 1.5}, {"presence_penalty": 1.0, "frequency_penalty": -0.5}, {"logit_bias": [[300, 4], [301, 3], [302, False]]}, {"ignore_eos": True},
+          {"allowed_token_ids": list(range(300, 360))}, {"grammar": "root ::= [a-d ]+"}, {"repeat_penalty": 1.5}, {"repeat_penalty": 1.2, "presence_penalty": 0.5, "min_tokens": 5, "grammar": "root ::= [a-z ]+"}]
+
+
+@pytest.mark.parametrize("changes", BIASED, ids=range(len(BIASED)))
+def test_probabilities_after_penalties_biases_and_constraints(open_handed, changes):
+    """They differ from the raw ones by what the changes subtract, and only by that. Repetition penalties change logits, of which log-probabilities do not tell
+    the size, so of these the test only knows the tokens that they leave alone, and in which direction the others move."""
+    body = {"temperature": 2.0, "top_k": 0, "top_p": 1, "min_p": 0, "n_probs": -1, "n_predict": 12, "return_tokens": True, "ignore_eos": False, **changes}
+    prompt = open_handed.post("/tokenize", {"content": "The cat", "add_special": True}).json()["tokens"]
+    raw, post = (native(open_handed, "The cat", seed=3, post_sampling_probs=p, **body) for p in (False, True))
+    assert raw["tokens"] == post["tokens"] and len(raw["tokens"]) > 3
+    bias = {i: b for i, b in changes.get("logit_bias", [])}
+    for k, (r, p) in enumerate(zip(raw["completion_probabilities"], post["completion_probabilities"], strict=True)):
+        drawn, known = raw["tokens"][:k], set(prompt + raw["tokens"][:k])
+        probs = {t["id"]: t["prob"] for t in p["top_probs"] if t["prob"]}
+        score = {t["id"]: t["logprob"] - changes.get("frequency_penalty", 0) * drawn.count(t["id"]) - changes.get("presence_penalty", 0) * (t["id"] in drawn) + (bias.get(t["id"]) or 0) for t in r["top_logprobs"]}
+        assert sum(probs.values()) == pytest.approx(1) and p["prob"] == probs[p["id"]] and p["id"] == raw["tokens"][k]
+        if "grammar" in changes:
+            assert 3 < len(probs) < 3800
+        if "allowed_token_ids" in changes:
+            assert set(probs) == set(changes["allowed_token_ids"])
+        if "logit_bias" in changes:
+            assert probs.get(302, 0) < 1e-9 < probs[300]
+        same = [i for i in probs if "repeat_penalty" not in changes or i not in known]
+        ratio = [math.log(probs[i]) - score[i] / 2 for i in same if i != 302 and probs[i] > 1e-12]
+        assert len(ratio) > 3 and max(ratio) - min(ratio) < 1e-3
+        for i in set(probs) - set(same):
+            assert math.log(probs[i]) - score[i] / 2 < max(ratio) + 1e-3
+
+
+def test_probabilities_do_not_depend_on_drafts(open_handed):
+    """A draft is verified before the tokens in front of it are known to have been drawn."""
+    body = {"temperature": 0.7, "n_probs": 6, "n_predict": 24, "seed": 5, "post_sampling_probs": True, "presence_penalty": 0.3, "repeat_penalty": 1.1, "grammar": "root ::= [a-z ]+", "cache_prompt": True}
+    prompt = "a b c d a b c d a b c d a b"
+    with Server(real=True, threads=2, speculative_config='{"method":"ngram","num_speculative_tokens":4}') as s:
+        drafted = native(s, prompt, **body)
+    plain = native(open_handed, prompt, **body)
+    assert drafted["content"] == plain["content"] and drafted["completion_probabilities"] == plain["completion_probabilities"]
 
 
 def test_probabilities_without_top_k_and_top_p(real):

@@ -77,7 +77,7 @@ def test_an_empty_namespace_has_no_tools(shown):
 
 
 def test_messages_before_the_input(shown):
-    chat = [{"role": "system", "content": "not again"}, {"role": "user", "content": "one"}, {"role": "assistant", "content": [{"type": "text", "text": "two"}]}]
+    chat = [{"role": "system", "content": "not again"}, {"role": "user", "content": "one"}, {"role": "assistant", "content": [{"type": "text", "text": "t"}, {"type": "text", "text": "wo"}]}]
     assert prompt_of(shown, input="three", instructions="be", previous_input_messages=chat) == "[system:be][user:one][assistant:two][user:three]"
     harmony = [{"author": {"role": "user"}, "content": [{"type": "text", "text": "one"}]}, {"author": {"role": "assistant"}, "channel": "analysis", "content": [{"text": "hm"}]},
                {"author": {"role": "assistant"}, "channel": "final", "content": [{"text": "two"}]}]
@@ -86,7 +86,8 @@ def test_messages_before_the_input(shown):
 
 
 @pytest.mark.parametrize("list_", [[5], [{}], [{"role": "wizard", "content": "a"}], [{"role": "tool", "content": "a", "tool_call_id": "1"}], [{"role": "assistant", "tool_calls": [{}]}],
-                                   [{"author": {"role": "assistant"}, "recipient": "functions.f", "content": "a"}]], ids=range(6))
+                                   [{"author": {"role": "assistant"}, "recipient": "functions.f", "content": "a"}],
+                                   [{"role": "user"}], [{"role": "system", "content": 5}], [{"role": "user", "content": [{"text": 5}]}], [{"author": 5, "role": "user", "content": "a"}]], ids=range(10))
 def test_invalid_messages_before_the_input_are_refused(shown, list_):
     r = shown.post("/v1/responses", {"input": "a", "previous_input_messages": list_})
     assert r.status == 400 and r.error["param"] == "previous_input_messages[0]", r.body

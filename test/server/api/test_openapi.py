@@ -80,10 +80,10 @@ def test_the_document_is_valid(document):
         for body in [o["requestBody"]] if "requestBody" in o else []:
             for content in body["content"].values():
                 check_schema(document, content["schema"])
-        assert "200" in o["responses"] and "default" in o["responses"]
+        assert ("200" in o["responses"] or "204" in o["responses"]) and "default" in o["responses"]
         for r in o["responses"].values():
             assert r["description"]
-            for kind, content in r["content"].items():
+            for kind, content in r.get("content", {}).items():
                 check_schema(document, content["schema"]) if kind != "text/event-stream" else None  # OpenAPI 3.1 has no schema for events
         for need in o.get("security", []):
             assert set(need) <= set(document["components"]["securitySchemes"])
@@ -137,7 +137,7 @@ def some(document, s, rng, depth=0):
     if "anyOf" in s and "properties" not in s:
         return some(document, s["anyOf"][0] if rng.random() < 0.6 else rng.choice(s["anyOf"]), rng, depth)
     types = s.get("type", sorted(TYPES))
-    kind = types if isinstance(types, str) else rng.choice([t for t in types if depth < 4 or t not in ("array", "object")])
+    kind = types if isinstance(types, str) else rng.choice([t for t in types if depth < 4 or t not in ("array", "object")] or types)
     if kind == "object":
         return some_object(document, s, rng, depth)
     if kind == "array":
@@ -217,7 +217,13 @@ def test_bodies_that_the_schema_allows_never_cause_a_server_error(server, docume
 
 RELATED = [({"top_logprobs": 2}, False), ({"top_logprobs": 2, "logprobs": True}, True), ({"top_logprobs": 0}, True), ({"stream_options": {}}, False),
            ({"stream": True, "stream_options": {}}, True), ({"stream": True, "prompt_logprobs": 1}, False), ({"stream": False, "prompt_logprobs": 1}, True),
-           ({"tool_choice": "required"}, False), ({"tool_choice": "none"}, True)]
+           ({"tool_choice": "required"}, False), ({"tool_choice": "none"}, True),
+           ({"repeat_last_n": 64}, True), ({"repeat_last_n": 64, "repeat_penalty": 1.1}, False), ({"repeat_last_n": 0, "repeat_penalty": 1.1}, True),
+           ({"penalize_nl": False, "presence_penalty": 1}, False), ({"penalize_nl": True, "presence_penalty": 1}, True)]
+
+
+OF_GENERATE = [({"detokenize": False}, True), ({"detokenize": False, "stop": []}, True), ({"detokenize": False, "stop": "a"}, False), ({"stop": "a"}, True),
+               ({"detokenize": False, "output_mode": "text"}, False), ({"detokenize": True, "output_mode": "text"}, True)]
 
 
 OF_COMPLETIONS = [({"max_tokens": 0}, False), ({"max_tokens": 0, "echo": True}, True), ({"max_tokens": 1, "echo": False}, True)]
@@ -243,6 +249,53 @@ def test_rules_of_completions_are_those_of_the_server(server, document, members,
     body = {"prompt": "x", **members}
     assert all(meets(rule, body) for rule in document["components"]["schemas"]["CompletionRequest"]["allOf"]) == valid
     assert server.post("/v1/completions", body).status == (200 if valid else 400)
+
+
+@pytest.mark.parametrize("members, valid", OF_GENERATE, ids=range(len(OF_GENERATE)))
+def test_rules_of_generate_are_those_of_the_server(server, document, members, valid):
+    body = {"token_ids": [5], "max_tokens": 1, **members}
+    assert all(meets(rule, body) for rule in document["components"]["schemas"]["TokensRequest"]["allOf"]) == valid
+    assert server.post("/inference/v1/generate", body).status == (200 if valid else 400)
+
+
+@pytest.mark.parametrize("path, key, schema", [("/v1/embeddings", "input", "EmbeddingTexts"), ("/embedding", "content", "NativeEmbedRequest"), ("/completion", "prompt", "NativeRequest")])
+def test_a_text_may_be_empty_if_the_tokenizer_adds_a_token(server, document, path, key, schema):
+    rule = [r for r in document["components"]["schemas"][schema]["allOf"] if "add_special_tokens" in str(r)]
+    assert len(rule) == 1 and {"type": "string", "minLength": 1} in rule[0]["anyOf"][1]["properties"][key]["anyOf"]
+    for text, more, valid in (("", {}, True), ("", {"add_special_tokens": False}, False), ("x", {"add_special_tokens": False}, True)):
+        assert server.post(path, {key: text, "n_predict": 1, **more}).status == (200 if valid else 400), (text, more)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/render"])
+def test_messages_require_max_tokens_itself(server, path):
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    assert server.post(path, {**body, "max_tokens": 1}).status == 200
+    for more in ({}, {"max_new_tokens": 1}, {"max_tokens": None}):
+        assert server.post(path, {**body, **more}).status == 400
+
+
+@pytest.mark.parametrize("path, body", [("/api/generate", {"system": {}}), ("/api/chat", {"messages": [{"role": "user", "content": "x", "tool_name": {}}]}), ("/v1/stream", {})], ids=range(3))
+def test_types_are_checked_where_a_member_has_no_effect(server, path, body):
+    r = server.request("DELETE", path + "?conv_id=") if path == "/v1/stream" else server.post(path, body)
+    assert r.status == 400
+
+
+def test_a_bias_may_be_given_by_id_and_tools_may_be_empty_where_llama_allows_it(server, document):
+    pairs = document["components"]["schemas"]["NativeRequest"]["properties"]["logit_bias"]["anyOf"][2]["items"]["prefixItems"][0]["anyOf"]
+    assert {"$ref": "#/components/schemas/TokenId"} in pairs
+    assert server.post("/completion", {"prompt": "x", "n_predict": 1, "logit_bias": [[5, 1.0], ["a", False]]}).status == 200
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": []}
+    assert [server.post(p, asked).status for p in ("/apply-template", "/tokenize", "/v1/chat/completions")] == [200, 200, 400]
+
+
+def test_a_stream_that_is_ended_has_no_answer(server):
+    r = server.request("DELETE", "/v1/stream?conv_id=x")
+    assert r.status == 204 and "content-type" not in r.headers and not r.body
+
+
+def test_additions_to_responses_are_strings(server):
+    assert server.post("/v1/responses", {"input": "x", "max_output_tokens": 1, "include": ["reasoning.encrypted_content"]}).status == 200
+    assert server.post("/v1/responses", {"input": "x", "include": [None]}).error["param"] == "include"
 
 
 # ---- the page ----

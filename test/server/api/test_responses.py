@@ -42,6 +42,90 @@ def test_a_stored_response_is_returned_unchanged(server):
         assert r.status == 404 and r.error["message"] == "Response with id '%s' not found." % j["id"]
 
 
+def test_items_of_the_input_may_be_references(server):
+    """The prompt is that of the items themselves, and the response keeps the items, not the references."""
+    first = respond(server, "one").json()
+    said = first["output"][0]
+    conversation = server.post("/v1/conversations", {"items": [{"role": "user", "content": "in a \0 conversation"}]}).json()["id"]
+    item = server.get("/v1/conversations/%s/items" % conversation).json()["data"][0]
+    asked = lambda *items: [{"role": "user", "content": "one"}, *items, {"role": "user", "content": "two"}]
+    for reference, itself in (({"type": "item_reference", "id": said["id"]}, said), ({"id": said["id"]}, said), ({"type": "item_reference", "id": item["id"]}, item)):
+        a, b = respond(server, asked(reference)).json(), respond(server, asked(itself)).json()
+        assert a["usage"]["input_tokens"] == b["usage"]["input_tokens"] and a["output"][0]["content"] == b["output"][0]["content"]
+        kept = server.get("/v1/responses/%s/input_items?order=asc" % a["id"]).json()["data"][1]
+        assert kept["id"] == itself["id"] and kept["content"] == itself["content"] and kept["role"] == itself["role"]
+    both = [{"type": "item_reference", "id": i["id"]} for i in (item, said)]
+    assert respond(server, asked(*both)).json()["usage"]["input_tokens"] == respond(server, asked(item, said)).json()["usage"]["input_tokens"]
+    server.request("DELETE", "/v1/responses/" + first["id"])
+    server.request("DELETE", "/v1/conversations/" + conversation)
+    for reference in both:
+        r = respond(server, asked(reference))
+        assert (r.status, r.error["code"], r.error["message"]) == (404, "not_found", "Item with id '%s' not found." % reference["id"])
+
+
+@pytest.mark.parametrize("item, status, param", [({"type": "item_reference"}, 400, "input[1].id"), ({"type": "item_reference", "id": 5}, 400, "input[1].id"), ({"type": "item_reference", "id": "msg_1"}, 404, "input"),
+                                                 ({"type": "item_reference", "id": "a\0"}, 404, "input"), ({"id": "' OR 1=1 --"}, 404, "input")], ids=range(5))
+def test_wrong_references_are_refused(server, item, status, param):
+    r = respond(server, [{"role": "user", "content": "a"}, item])
+    assert (r.status, r.error["param"]) == (status, param), r.body
+
+
+def test_references_find_only_items_of_their_key():
+    with Server(api_key="one,two") as s:
+        keys = [{"authorization": "Bearer " + k} for k in ("one", "two")]
+        said = respond(s, "a", headers=keys[0]).json()["output"][0]["id"]
+        statuses = [respond(s, [{"type": "item_reference", "id": said}, {"role": "user", "content": "b"}], headers=k).status for k in keys]
+        assert statuses == [200, 404]
+
+
+QUESTION = ("Summarise this conversation, so that it can be continued without its earlier messages: what the user wants, what was decided and done, facts, names and "
+            "figures that are still needed, and what is open. Write only the summary.")
+
+
+def test_a_conversation_is_compacted(server):
+    """The summary is the model's answer to the conversation and a question after it; with the user's messages it replaces the conversation."""
+    first = respond(server, "a \0 b").json()
+    said = first["output"][0]["content"][0]["text"]
+    more = [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "1", "output": "x"}, {"role": "user", "content": "c"}]
+    r = server.post("/v1/responses/compact", {"model": "demo", "previous_response_id": first["id"], "input": more, "temperature": 0, "max_output_tokens": 30})
+    j = r.json()
+    assert r.status == 200 and set(j) == {"id", "object", "created_at", "model", "output", "usage"} and j["object"] == "response.compaction" and j["id"].startswith("resp_")
+    *users, summary = j["output"]
+    assert [u["content"][0]["text"] for u in users] == ["a \0 b", "c"] and all(u["role"] == "user" and u["status"] == "completed" and u["id"] for u in users)
+    assert set(summary) == {"id", "type", "encrypted_content"} and summary["type"] == "compaction" and summary["id"].startswith("cmp_")
+    chat = [{"role": "user", "content": "a \0 b"}, {"role": "assistant", "content": said}, {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "id": "1", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "x"}, {"role": "user", "content": "c"}, {"role": "user", "content": QUESTION}]
+    want = server.post("/v1/chat/completions", {"messages": chat, "temperature": 0, "max_tokens": 30}).json()
+    assert summary["encrypted_content"] == want["choices"][0]["message"]["content"] and j["usage"]["input_tokens"] == want["usage"]["prompt_tokens"]
+    assert server.get("/v1/responses/" + j["id"]).status == 404
+    again = respond(server, [*j["output"], {"role": "user", "content": "d"}]).json()
+    chat = [{"role": "user", "content": "a \0 b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "Summary of the conversation so far:\n" + summary["encrypted_content"]},
+            {"role": "user", "content": "d"}]
+    assert again["usage"]["input_tokens"] == server.post("/v1/chat/completions", {"messages": chat, "max_tokens": 1}).json()["usage"]["prompt_tokens"]
+    kept = server.post("/v1/conversations", {"items": j["output"]}).json()["id"]
+    assert respond(server, "d", conversation=kept).json()["usage"]["input_tokens"] == again["usage"]["input_tokens"]
+    assert server.post("/v1/conversations", {"items": [{"type": "compaction"}]}).error["param"] == "items[0]"
+    only = server.post("/v1/responses/compact", {"previous_response_id": first["id"], "max_output_tokens": 5}).json()
+    assert [i["type"] for i in only["output"]] == ["message", "compaction"]
+
+
+@pytest.mark.parametrize("body, status, param", [({}, 400, "input"), ({"input": []}, 400, "input"), ({"input": "a", "stream": True}, 400, "stream"), ({"input": "a", "background": True}, 400, "background"),
+                                                 ({"input": "a", "previous_response_id": "resp_1"}, 404, "previous_response_id"), ({"input": "a " * 2000}, 400, "input"),
+                                                 ({"input": [{"type": "compaction"}]}, 400, "input[0].encrypted_content")], ids=range(7))
+def test_what_cannot_be_compacted_is_refused(server, body, status, param):
+    r = server.post("/v1/responses/compact", body)
+    assert (r.status, r.error["param"]) == (status, param), r.body
+
+
+def test_compacting_needs_a_key_and_counts_towards_its_limits(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("one inference a requests-per-minute=1\n")
+    with Server(api_key_file=str(keys)) as s:
+        assert s.post("/v1/responses/compact", {"input": "a"}).status == 401
+        statuses = [s.post("/v1/responses/compact", {"input": "a"}, headers={"authorization": "Bearer one"}).status for _ in range(2)]
+        assert statuses == [200, 429]
+
+
 def test_nothing_is_left_of_a_response_that_is_not_stored(server):
     j = respond(server, store=False).json()
     assert j["store"] is False and server.get("/v1/responses/" + j["id"]).status == 404

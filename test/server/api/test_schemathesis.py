@@ -11,7 +11,7 @@ from api import ROOT, Server
 
 OWN = os.path.join(ROOT, "build/schemathesis/bin/python")
 SECONDS = 5
-ENGINE = {"FAKE_CONTEXT": "8192", "FAKE_STEP_US": "20"}
+ENGINE = {"FAKE_CONTEXT": "16384", "FAKE_STEP_US": "20"}
 
 
 def test_a_short_run_finds_nothing(tmp_path):

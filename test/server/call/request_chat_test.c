@@ -36,16 +36,31 @@ TEST(messages_and_tools_are_checked)
     REFUSES(KIND_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":[]}}"), "invalid_type",
             "messages[0].tool_calls[0].function.arguments");
     REFUSES(KIND_CHAT, CALLS("5"), "invalid_type", "messages[0].tool_calls[0]");
+    REFUSES(KIND_CHAT,
+            "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[],\"function_call\":{"
+            "\"name\":\"f\",\"arguments\":{}}}]}",
+            "invalid_value", "messages[0].function_call");
     REFUSES(KIND_RESPONSES, "{\"input\":[{\"role\":\"user\"}]}", "missing_required_parameter",
             "input[0].content");
+    REFUSES(KIND_RESPONSES, "{\"input\":[{\"type\":{},\"role\":\"user\",\"content\":\"a\"}]}",
+            "invalid_type", "input[0].type");
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"n\":2}", "integer_above_max_value", "n");
     REFUSES(KIND_RESPONSES,
             "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\"}]}]}",
             "missing_required_parameter", "input[0].content[0].text");
     REFUSES(KIND_CHAT, "{" HI ",\"tools\":[]}", "empty_array", "tools");
+    REFUSES(KIND_TOKENIZE,
+            "{" HI ",\"tools\":[],\"functions\":[{\"name\":\"f\",\"parameters\":[]}]}",
+            "invalid_type", "functions[0].parameters");
+    REFUSES(KIND_OLLAMA_CHAT,
+            "{" HI ",\"tools\":[],\"functions\":[{\"name\":\"f\",\"parameters\":[]}]}",
+            "invalid_type", "functions[0].parameters");
     REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":\"custom\"}]}", "missing_required_parameter",
             "tools[0].custom");
     REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":\"web_search\"}]}", "unsupported_value",
             "tools[0].type");
+    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":{},\"function\":{\"name\":\"f\"}}]}",
+            "invalid_type", "tools[0].type");
     REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"function\":{}}]}", "missing_required_parameter",
             "tools[0].function.name");
     REFUSES(KIND_CHAT, "{" HI ",\"tool_choice\":\"auto\"}", "invalid_value", "tool_choice");
@@ -86,7 +101,7 @@ TEST(responses_become_messages)
         DONE();
     }
     REFUSES(KIND_RESPONSES, "{}", "missing_required_parameter", "input");
-    REFUSES(KIND_RESPONSES, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}",
+    REFUSES(KIND_RESPONSES, "{\"input\":[{\"type\":\"computer_call\",\"id\":\"x\"}]}",
             "unsupported_value", "input[0].type");
     REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}",
             "missing_required_parameter", "text.format.schema");

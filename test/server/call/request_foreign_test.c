@@ -59,8 +59,20 @@ TEST(names_of_other_servers)
         ACCEPTS(KIND_CHAT, "{" HI ",\"repeat_last_n\":64,\"penalize_nl\":false}");
         DONE();
     }
-    REFUSES(KIND_CHAT, "{" HI ",\"repeat_last_n\":64,\"repeat_penalty\":1.1}", "unsupported_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"repeat_last_n\":63,\"repeat_penalty\":1.1}", "unsupported_value",
             "repeat_last_n");
+    {
+        ACCEPTS(KIND_CHAT, "{" HI ",\"repeat_last_n\":0,\"repeat_penalty\":1.1,"
+                           "\"presence_penalty\":1,\"frequency_penalty\":1}");
+        CHECK(r.params.repetition_penalty == 1 && r.params.presence_penalty == 0 &&
+              r.params.frequency_penalty == 0);
+        DONE();
+    }
+    {
+        ACCEPTS(KIND_CHAT, "{" HI ",\"repeat_last_n\":2147483647,\"repeat_penalty\":2}");
+        CHECK(r.params.repetition_penalty == 2);
+        DONE();
+    }
     REFUSES(KIND_CHAT, "{" HI ",\"penalize_nl\":false,\"presence_penalty\":1}", "unsupported_value",
             "penalize_nl");
     REFUSES(KIND_CHAT, "{" HI ",\"n_predict\":0}", "integer_below_min_value", "n_predict");
@@ -74,7 +86,7 @@ TEST(names_of_other_servers)
             "thinking.type");
     REFUSES(KIND_CHAT, "{" HI ",\"reasoning\":{\"max_tokens\":5}}", "unsupported_parameter",
             "reasoning.max_tokens");
-    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"n\":2}", "unsupported_value", "n");
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"n\":2}", "integer_above_max_value", "n");
     REFUSES(KIND_EMBEDDINGS, "{\"input\":\"a\",\"embd_normalize\":0}", "unsupported_value",
             "embd_normalize");
 }
