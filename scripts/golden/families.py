@@ -192,15 +192,15 @@ FAMILIES = [
     {
         # Other Qwens have windows on some layers, this family has them on all.
         "folder": "qwen3-moe-window",
+        "weights_of": "qwen3-moe",
         "model_type": "qwen3_moe",
         "config": {
-            "num_hidden_layers": 3,
             "head_dim": 16,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
+            "intermediate_size": 160,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
             "moe_intermediate_size": 24,
             "norm_topk_prob": True,
-            "mlp_only_layers": [1],
             "use_sliding_window": True,
             "sliding_window": 24,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},

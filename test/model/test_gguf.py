@@ -16,7 +16,7 @@ from gguf_files import BOOL, F32, I32, STRING, U16, U32
 CANNOT_SAY = {
     "gemma-2": "another scale of queries", "gemma-3-linear": "another scale of queries",
     "llama-dynamic": "a scaling that grows with the text", "mistral": "a window", "qwen2-window": "a window",
-    "starcoder2": "a window", "qwen2-moe": "layers without experts", "qwen3-moe-window": "layers without experts",
+    "starcoder2": "a window", "qwen2-moe": "layers without experts", "qwen3-moe-window": "a window",
     "gpt-oss-clamp": "another limit of the activation", "stablelm-2": "norms of q and k",
 }
 FAMILIES = [f for f in golden.families() if f not in CANNOT_SAY]
