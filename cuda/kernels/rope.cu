@@ -83,6 +83,18 @@ __device__ __forceinline__ const float *head_weight(const float *weight, int32_t
     return weight;
 }
 
+/* Whether a page can hold this lane's elements of a value, given before its norm. */
+template <typename C, typename T>
+__device__ __forceinline__ bool is_storable_head(const T *value, int n, bool codes, bool normed)
+{
+    bool ok = true;
+    for (int i = threadIdx.x & 31; i < n; i += 32) {
+        const float x = to_float(value[i]);
+        ok &= normed ? fabsf(x) < INFINITY : is_storable<C>(x, codes);
+    }
+    return ok;
+}
+
 /* The general kernel: one warp per head and row, for any width. The head is in shared memory
  * between norm and rotation. */
 template <typename T, typename C>
@@ -145,11 +157,22 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     int32_t token;
     slot_of(pass, row, kv.block_tokens, &page, &token);
     const int kv_head = h - p.n_heads - (is_v ? p.n_kv_heads : 0);
-    if (kv.codes.format != KV_PLAIN) {
+    const bool codes = kv.codes.format != KV_PLAIN;
+    const bool spoilt =
+        !is_v && __any_sync(0xffffffffu, !is_storable_head<C>(mine + p.n_kv_heads * p.head_dim,
+                                                              p.head_dim, codes, p.v_norm));
+    const auto stored = [&](int i) {
+        const float x = made(i);
+        if (is_v) {
+            return is_storable<C>(x, codes) ? x : 0.0f;
+        }
+        return spoilt ? NAN : x;
+    };
+    if (codes) {
         float all[ROPE_MAX_HEAD / 32];
 #pragma unroll
         for (int k = 0; k < ROPE_MAX_HEAD / 32; k++) {
-            all[k] = k * 32 + lane < p.head_dim ? made(k * 32 + lane) : 0.0f;
+            all[k] = k * 32 + lane < p.head_dim ? stored(k * 32 + lane) : 0.0f;
         }
         __syncwarp();
 #pragma unroll
@@ -162,7 +185,7 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     }
     C *to = plain_head<C>(kv, page, token, kv_head, is_v);
     for (int i = lane; i < p.head_dim; i += 32) {
-        to[i] = from_float<C>(made(i));
+        to[i] = from_float<C>(stored(i));
     }
 }
 
@@ -215,7 +238,7 @@ __device__ __forceinline__ void load_angles(float4 *cos_sin, const struct rope_v
 /* The common case: 16-bit heads of which all elements or the first ones are rotated in halves, with
  * an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the first half of the
  * rotated elements and its partner in the second half, or two of the elements that are not rotated.
- */
+ * With a vector of a key it also looks at the vectors of the value: see are_storable. */
 template <typename T, norm_when NORM, bool CODES>
 __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,
                                       const float *q_norm, const float *k_norm, struct kv_view kv,
@@ -260,16 +283,32 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
             to = plain_head<T>(kv, page, token, kv_head, is_v);
         }
     }
-    vec<T> low, high;
+    const bool is_k = !is_q && !is_v;
+    const int32_t value = p.n_kv_heads * p.head_dim; // from a key to its value
+    vec<T> low, high, value_low, value_high;
     if (sums.n > 0) {
         pdl_wait();
         pdl_trigger();
         load_sum(&low, sums, r, h * p.head_dim + first);
         load_sum(&high, sums, r, h * p.head_dim + second);
+        if (is_k) {
+            load_sum(&value_low, sums, r, h * p.head_dim + value + first);
+            load_sum(&value_high, sums, r, h * p.head_dim + value + second);
+        }
     } else {
         pdl_trigger();
         low.load(head + first);
         high.load(head + second);
+        if (is_k) {
+            value_low.load(head + value + first);
+            value_high.load(head + value + second);
+        }
+    }
+    bool ok = true;
+    if (is_k) {
+        ok = are_storable<T, CODES>(value_low, value_high);
+    } else if (is_v && !are_storable<T, CODES>(low, high)) {
+        *(uint4 *)low.v = *(uint4 *)high.v = make_uint4(0, 0, 0, 0);
     }
     float a[N], b[N];
 #pragma unroll
@@ -313,6 +352,7 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
         if (NORM == NORM_LAST && !is_v) {
             norm();
         }
+        a[0] = ok ? a[0] : NAN;
         const float growth = is_q ? growth_at(p.growth, row.pos) : 1.0f;
 #pragma unroll
         for (int e = 0; e < N; e++) {

@@ -8,6 +8,8 @@
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/types.cuh"
 
+#include <type_traits>
+
 enum { ROPE_WARPS = 4, ROPE_MAX_HEAD = 576 };
 
 /* Where the row's K and V are stored: the page, and the token in it. */
@@ -18,6 +20,40 @@ __device__ __forceinline__ void slot_of(const struct pass_view &pass, const stru
     *page = block < pass.blocks_stride ? pass.blocks[(int64_t)row.lane * pass.blocks_stride + block]
                                        : pass.n_blocks;
     *token = row.slot_pos % block_tokens;
+}
+
+/* Values that are not numbers never go to a page: a tile of rows multiplies the values of all keys
+ * that any of its rows sees, for the other rows by 0. Zeros are stored for them, and a key of NaN
+ * with them, so that the rows that see it, and only those, become NaN (cpu/cpu_kv.c). Whoever
+ * stores a part of a key therefore looks at the same part of its value.
+ *
+ * Codes have a scale, which must be a number, too, so their values are limited. */
+static constexpr float KV_CODES_LIMIT = 0x1p126f;
+
+/* Whether a page can hold a value; C: the type of its elements, unless it holds codes. */
+template <typename C> __device__ __forceinline__ bool is_storable(float value, bool codes)
+{
+    return codes ? fabsf(value) < KV_CODES_LIMIT : fabsf(to_float(from_float<C>(value))) < INFINITY;
+}
+
+/* The same for eight values of a 16-bit type, which pages hold as they are, or as codes. Adding to
+ * the exponents sets the sign bits if one is too large. */
+template <typename T, bool CODES> __device__ __forceinline__ bool are_storable(const uint4 &v)
+{
+    constexpr bool IS_BF16 = std::is_same<T, bf16_t>::value;
+    constexpr uint32_t BOTH = 0x00010001u, LOWEST = IS_BF16 ? 0x80 : 0x400;
+    constexpr uint32_t EXPONENTS = (0x8000 - LOWEST) * BOTH;
+    constexpr uint32_t ADD = (IS_BF16 && CODES ? 3 : 1) * LOWEST * BOTH; // from 2^126 on
+    const uint32_t any = ((v.x & EXPONENTS) + ADD) | ((v.y & EXPONENTS) + ADD) |
+                         ((v.z & EXPONENTS) + ADD) | ((v.w & EXPONENTS) + ADD);
+    return (any & (0x8000 * BOTH)) == 0;
+}
+
+template <typename T, bool CODES>
+__device__ __forceinline__ bool are_storable(const vec<T> &a, const vec<T> &b)
+{
+    return are_storable<T, CODES>(*(const uint4 *)a.v) &&
+           are_storable<T, CODES>(*(const uint4 *)b.v);
 }
 
 /* Rotates a pair of elements, and adds the squares of a pair to a sum. The operations are spelled

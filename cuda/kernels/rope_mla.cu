@@ -62,24 +62,28 @@ __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_para
     int64_t page;
     int32_t token;
     slot_of(pass, row, kv.block_tokens, &page, &token);
-    if (kv.codes.format != KV_PLAIN) {
+    const bool codes = kv.codes.format != KV_PLAIN;
+    bool spoilt = false;
+    const auto latent = [&](int i) {
+        const float f = to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f);
+        const bool ok = is_storable<C>(f, codes);
+        spoilt |= !ok;
+        return ok ? f : 0.0f;
+    };
+    if (warp == 0) {
+        for (int i = lane; i < p.rope_dim; i += 32) {
+            head[i] = to_float(x[p.kv_lora + i]);
+        }
+    }
+    if (codes) {
         const int n = p.kv_lora + p.rope_dim;
         for (int i = threadIdx.x; i < (n + 31) / 32 * 32; i += blockDim.x) {
-            float k = 0.0f;
-            if (i < p.kv_lora) {
-                k = to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f);
-            }
-            key[i] = k;
+            key[i] = i < p.kv_lora ? latent(i) : 0.0f;
         }
+        spoilt = __syncthreads_or(spoilt);
         if (warp == 0) {
             for (int i = lane; i < p.rope_dim; i += 32) {
-                head[i] = to_float(x[p.kv_lora + i]);
-            }
-        }
-        __syncthreads();
-        if (warp == 0) {
-            for (int i = lane; i < p.rope_dim; i += 32) {
-                key[p.kv_lora + i] = rotated(head, i, rope, cos_sin);
+                key[p.kv_lora + i] = spoilt ? NAN : rotated(head, i, rope, cos_sin);
             }
             __syncwarp();
             kv_store_head(kv.codes, kv_place_of(kv, page, 0, token), false, key, n);
@@ -88,15 +92,12 @@ __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_para
     }
     C *to = (C *)kv.base + page * kv.page_stride + (int64_t)token * kv.head_dim_k;
     for (int i = threadIdx.x; i < p.kv_lora; i += blockDim.x) {
-        to[i] = from_float<C>(to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f));
+        to[i] = from_float<C>(latent(i));
     }
+    spoilt = __syncthreads_or(spoilt);
     if (warp == 0) {
         for (int i = lane; i < p.rope_dim; i += 32) {
-            head[i] = to_float(x[p.kv_lora + i]);
-        }
-        __syncwarp();
-        for (int i = lane; i < p.rope_dim; i += 32) {
-            to[p.kv_lora + i] = from_float<C>(rotated(head, i, rope, cos_sin));
+            to[p.kv_lora + i] = from_float<C>(spoilt ? NAN : rotated(head, i, rope, cos_sin));
         }
     }
 }

@@ -135,12 +135,12 @@ static inline void pair_close(struct pair *p)
     }
 }
 
-/* For floats that are a normal half, zero or NaN. */
+/* For floats that are a normal half, zero, infinity or NaN. */
 static inline uint16_t half_bits(uint32_t u)
 {
     const uint32_t sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
-    if (rest > 0x7f800000) {
-        return (uint16_t)(sign | 0x7e00); // NaN
+    if (rest >= 0x7f800000) {
+        return (uint16_t)(sign | (rest > 0x7f800000 ? 0x7e00 : 0x7c00));
     }
     if (rest < 0x38800000) {
         return (uint16_t)sign; // too small for a normal number

@@ -34,6 +34,17 @@ __device__ __forceinline__ int slot_place(int row, int dim)
     return (dim >> 6) * FEW_BOX_BYTES + (int)swizzled(row, dim >> 3 & 7);
 }
 
+/* If some lane's part of the new value is not numbers, makes it zeros, and the new key NaN, of
+ * which `key` is a word. */
+template <typename T> __device__ __forceinline__ void few_drop_broken(uint4 &value, uint32_t &key)
+{
+    const bool ok = are_storable<T, false>(value);
+    if (!__all_sync(0xffffffffu, ok)) {
+        value = ok ? value : make_uint4(0, 0, 0, 0);
+        key = pack<T>(NAN, NAN); // also in the lanes that have queries of this row
+    }
+}
+
 /* The largest value of a column of scores, of which each lane has two. */
 __device__ __forceinline__ float column_max(float a, float b)
 {
@@ -319,6 +330,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
     /* Stores the new key and value into the last chunk's slot and into their page. */
     __device__ __forceinline__ void add_new(char *chunk)
     {
+        few_drop_broken<T>(value, q[0][0]);
         const int at = past & (CHUNK - 1);
         T *to = (T *)p.kv.base + (int64_t)new_page * p.kv.page_stride +
                 (int64_t)kv_head * p.kv.head_stride + (past & (p.kv.block_tokens - 1)) * DIM;

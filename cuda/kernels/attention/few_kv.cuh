@@ -134,6 +134,8 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
     __device__ __forceinline__ void rotate(bool stores)
     {
         const float scale = B::p.q_norm ? few_norm_scale<T, DIM>(B::q, B::p.eps) : 1.0f;
+        const bool value_ok = are_storable<T, true>(B::value);
+        const bool key_ok = __all_sync(0xffffffffu, value_ok);
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < J / 2; j++) {
@@ -151,7 +153,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
             if (stores && B::lane >> 2 == B::p.group) {
 #pragma unroll
                 for (int e = 0; e < 8; e++) {
-                    fresh[few_dim<DIM>(B::lane, j) + e] = a[e];
+                    fresh[few_dim<DIM>(B::lane, j) + e] = key_ok ? a[e] : NAN;
                     fresh[few_dim<DIM>(B::lane, j + J / 2) + e] = b[e];
                 }
             }
@@ -166,7 +168,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
             const uint32_t words[4] = {B::value.x, B::value.y, B::value.z, B::value.w};
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float2 v = unpack<T>(words[e]);
+                const float2 v = unpack<T>(value_ok ? words[e] : 0);
                 fresh[DIM + B::lane * 8 + 2 * e] = v.x;
                 fresh[DIM + B::lane * 8 + 2 * e + 1] = v.y;
             }

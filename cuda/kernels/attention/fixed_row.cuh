@@ -173,6 +173,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
                 q[j + J / 2][e] = pack<T>(b.x, b.y);
             }
         }
+        few_drop_broken<T>(value, q[0][0]);
         if (stores && part == 0) {
             store_new();
         }

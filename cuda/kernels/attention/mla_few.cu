@@ -87,6 +87,19 @@ template <typename T, int LORA> struct key_of {
         }
         *(uint32_t *)(key + LORA + lane * 2) = rope;
     }
+    /* Replaces what pages must not hold by zeros; false if there was any. */
+    __device__ __forceinline__ bool drop_broken()
+    {
+        bool all = true;
+#pragma unroll
+        for (int v = 0; v < LORA / 256; v++) {
+            uint4 &x = *(uint4 *)latent[v].v;
+            const bool ok = are_storable<T, false>(x);
+            x = ok ? x : make_uint4(0, 0, 0, 0);
+            all = all && ok;
+        }
+        return all;
+    }
     /* Keeps the compiler from holding the elements as floats between their two uses. */
     __device__ __forceinline__ void forget_floats()
     {
@@ -252,6 +265,7 @@ template <typename T, int LORA> struct mla_unit {
             T &x = key.latent[i / 8].v[i % 8];
             x = from_float<T>(to_float(x) * scale * w);
         }
+        const bool ok = key.drop_broken();
         float *raw = floats(at.nope) + p.nope + ROPE;
         const float2 two = unpack_pair<T>(key.rope);
         raw[lane * 2] = two.x;
@@ -264,7 +278,7 @@ template <typename T, int LORA> struct mla_unit {
             two_rotated[0] = i == 0 ? x : two_rotated[0];
             two_rotated[1] = x;
         }
-        key.rope = pack<T>(two_rotated[0], two_rotated[1]);
+        key.rope = ok ? pack<T>(two_rotated[0], two_rotated[1]) : pack<T>(NAN, NAN);
         if (head == 0) {
             key.store(key_at(row.slot_pos));
         }

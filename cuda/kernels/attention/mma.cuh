@@ -207,9 +207,12 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
                 kv_place_of(kv, table[page], u.kv_head, key - page * kv.block_tokens);
             const bool real = start + r < end;
             const struct kv_scale k_scale = kv_scale_get(kv.codes, at, false);
+            // if a key that is NaN has the value in it, the value is 0, as in pages of numbers
+            const int32_t first = kv.v_offset == 0 && isnan(k_scale.scale) ? kv.head_dim_v : 0;
             T *to = (T *)(smem + l.k) + (stage * KEYS + r) * l.k_pitch;
             for (int d = (tid & 7) * 8; d < l.k_pitch - 8; d += 64) {
-                put_decoded(to + d, kv.codes, at, false, k_scale, d, real && d < kv.head_dim_k);
+                put_decoded(to + d, kv.codes, at, false, k_scale, d,
+                            real && d >= first && d < kv.head_dim_k);
             }
             if (kv.v_offset != 0) {
                 const struct kv_scale v_scale = kv_scale_get(kv.codes, at, true);
