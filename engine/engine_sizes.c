@@ -15,6 +15,7 @@
 enum {
     MAX_EXACT_NODES = 64, // chosen: 512 MiB of an 8B model's KV with pages of 32 tokens
     LEAST_BLOCKS = 2,
+    LATER_BYTES = 512 << 20, // chosen; all kernels of this program are 32 MB of code
 };
 
 static bool on_cpu(const struct backend_facts *f)
@@ -66,14 +67,18 @@ static double share_of_memory(const struct engine *e, const struct backend_facts
     return on_cpu(facts) ? 0.4 : 0.9;
 }
 
-/* How much device memory the KV blocks may use. */
+/* How much device memory the KV blocks may use. Whatever the share is, a GPU has LATER_BYTES left
+ * for what is not counted here: small buffers, and what it takes after the start, which is captured
+ * passes and the code of kernels, which the driver loads when they are first launched. */
 static size_t kv_budget(const struct engine *e, const struct backend_facts *facts,
                         size_t activations)
 {
     if (e->options.kv_cache_memory_bytes > 0) {
         return (size_t)e->options.kv_cache_memory_bytes;
     }
-    double bytes = (double)facts->free_bytes * share_of_memory(e, facts) - (double)activations;
+    const double share = (double)facts->free_bytes * share_of_memory(e, facts);
+    const double most = (double)facts->free_bytes - (on_cpu(facts) ? 0.0 : LATER_BYTES);
+    const double bytes = lesser(share, most) - (double)activations;
     return bytes > 0.0 ? (size_t)bytes : 0;
 }
 

@@ -518,6 +518,44 @@ TEST(a_call_without_memory_is_an_error_or_a_loss)
     lose_at_every_call(cudaErrorMemoryAllocation);
 }
 
+/* A pool of all memory leaves room for the code of kernels, which is loaded later. */
+static int fill_device(const void *arg)
+{
+    enum { LEFT = 128 << 20 };
+    struct bed *b = xcalloc(1, sizeof *b);
+    struct err err = {0};
+    size_t left = 0, all = 0;
+    fake_cuda_reset(1, *(const int32_t *)arg, (size_t)780 << 20);
+    struct engine_options o = small(OWN);
+    o.no_thread = true;
+    o.open_backend = host_open;
+    o.num_gpu_blocks_override = 0;
+    o.max_num_seqs = 1024;
+    o.max_num_batched_tokens = 2048;
+    o.gpu_memory_utilization = 1.0;
+    if (engine_open(&o, &b->e, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+        return 0;
+    }
+    CHECK_EQ(cudaMemGetInfo(&left, &all), cudaSuccess);
+    if (left < LEFT) {
+        CHECK_FAIL("%zu MB of %zu are left", left >> 20, all >> 20);
+    }
+    CHECK(b->e->info.n_blocks < o.max_num_seqs * b->e->info.max_model_len / o.block_size);
+    engine_stop_all(b->e);
+    engine_close(b->e);
+    host_check("a full device", 1);
+    free(b);
+    return 0;
+}
+
+TEST(a_pool_of_all_memory_leaves_some_for_what_is_loaded_later)
+{
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(fill_device, sm);
+    }
+}
+
 int main(int argc, char **argv)
 {
     host_load_nccl();
