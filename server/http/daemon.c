@@ -57,6 +57,7 @@ static void on_connection(void *arg, struct MHD_Connection *mhd, void **context,
     struct http_daemon *d = arg;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
         if (*context) {
+            http_request_lost(*context);
             http_conn_closed(*context);
         }
         return;

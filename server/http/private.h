@@ -280,6 +280,7 @@ enum MHD_Result http_handle(void *arg, struct MHD_Connection *mhd, const char *u
 void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd);
 void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
                     enum MHD_RequestTerminationCode code);
+void http_request_lost(struct http_conn *c); // before http_conn_closed
 void http_request_gone(struct http_request *req, enum http_gone why);
 void http_request_resume(struct http_request *req);
 void http_request_release(struct http_request *req); // frees the request if neither libmicrohttpd,

@@ -130,6 +130,18 @@ static struct http_conn *conn_of(struct MHD_Connection *mhd)
     return info ? info->socket_context : NULL;
 }
 
+/* After this callback libmicrohttpd parses the arguments, for which we have no use. If there are so
+ * many that its memory for the connection is full, 0.9.75 begins to answer, but then goes on as if
+ * it had not: it loses the request, and can spin for ever. So it sees none; the target is in its
+ * own buffer, which it writes to as well. */
+static void hide_arguments(const struct http_server *s, const char *uri)
+{
+    char *question = s->mhd_version < 0x01000000 && uri ? strchr(uri, '?') : NULL;
+    if (question) {
+        question[1] = '\0';
+    }
+}
+
 /* The first callback of a request; its headers may not have arrived yet. */
 void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd)
 {
@@ -142,6 +154,7 @@ void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd)
     req->uri_seen = uri;
     req->n_uri = length_or_0(uri);
     req->is_bad = !uri || !http_split_uri(req, uri);
+    hide_arguments(c->server, uri);
     http_conn_phase(c, CONN_HEAD, http_conn_head_ms(c));
     return req;
 }
@@ -469,17 +482,9 @@ static void have_it_closed(struct http_conn *c)
     c->daemon->ready = true;
 }
 
-/* libmicrohttpd's last call for a request, also made if the client has left. */
-void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
-                    enum MHD_RequestTerminationCode code)
+/* libmicrohttpd is done with the request. */
+static void complete(struct http_request *req, bool is_ok)
 {
-    (void)arg;
-    (void)mhd;
-    struct http_request *req = *context;
-    *context = NULL;
-    if (!req) {
-        return;
-    }
     struct http_server *s = req->server;
     struct http_conn *c = req->conn;
     c->req = NULL;
@@ -488,11 +493,8 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
         s->stats.n_bad_requests++;
         make_id(req);
     }
-    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK || (req->handed && !req->terminal)) {
+    if (!is_ok || (req->handed && !req->terminal)) {
         http_request_gone(req, HTTP_GONE_CLOSED);
-    }
-    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) {
-        have_it_closed(c);
     }
     // NOLINTNEXTLINE(clang-analyzer-unix.Malloc): only a completed request is freed
     req->completed = true;
@@ -506,6 +508,33 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
         http_conn_phase(c, CONN_IDLE, c->half_closed ? REST_MS : s->options.idle_timeout_ms);
     }
     http_request_release(req);
+}
+
+/* libmicrohttpd's last call for a request, also made if the client has left. */
+void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
+                    enum MHD_RequestTerminationCode code)
+{
+    (void)arg;
+    (void)mhd;
+    struct http_request *req = *context;
+    const bool is_ok = code == MHD_REQUEST_TERMINATED_COMPLETED_OK;
+    *context = NULL;
+    if (!req) {
+        return;
+    }
+    if (!is_ok) {
+        have_it_closed(req->conn);
+    }
+    complete(req, is_ok);
+}
+
+/* Should libmicrohttpd close the connection without that call, nothing of the request may be left:
+ * 0.9.75 did so where hide_arguments was needed. */
+void http_request_lost(struct http_conn *c)
+{
+    if (c->req) {
+        complete(c->req, false);
+    }
 }
 
 /* --- Accessors for handlers --- */

@@ -467,7 +467,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 /* The first two bytes of each seed choose the pieces. */
 int main(void)
 {
+#define FEW "&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&&"
+#define MANY FEW FEW FEW FEW FEW FEW FEW FEW // fill libmicrohttpd's memory for a connection
     static const char *const seeds[] = {
+        "0\x01GET /?" MANY " HTTP/1.1\r\nHo\rxs:\n t\r\n",
         "0\x01GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/models/a%2fb?x=1 HTTP/1.1\r\nHost: "
         "x\r\n\r\n",
         "1\x80POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
