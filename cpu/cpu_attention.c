@@ -66,7 +66,8 @@ static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_
 {
     const char *pages[RUN_PAGES];
     int32_t tokens = job->cpu->limits.block_tokens, dim = job->a->head_dim_k;
-    struct page_run run = {.plane = &job->pages->k, .pages = pages, .ahead = &t->next};
+    struct page_run run = {
+        .plane = &job->pages->k, .pages = pages, .is_near = t->is_near, .ahead = &t->next};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
         run.n_pages = 0;
         while (run.n_pages < RUN_PAGES && key + run.n_pages * tokens < end) {
@@ -152,7 +153,8 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     int32_t most = lesser(room, RUN_PAGES);
     most = greater(1, most);
     const struct kv_plane rows = kv_plane_make(KV_PLAIN, DT_F32, false, tokens, p->v_stride, 0, 0);
-    struct page_run run = {.plane = turned ? &rows : &p->v, .pages = pages, .ahead = &t->next};
+    struct page_run run = {
+        .plane = turned ? &rows : &p->v, .pages = pages, .is_near = t->is_near, .ahead = &t->next};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
         run.n_pages = 0;
         while (run.n_pages < most && key + run.n_pages * tokens < end) {
@@ -332,6 +334,7 @@ static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_
         attn_unit_chunk(job, t, begin, max, sum);
         return;
     }
+    t->is_near = t->next.n_pages > 0;
     announce_chunk(job, t, begin + ATTN_CHUNK);
     memset(t->chunk, 0, (size_t)t->n_vectors * (size_t)job->pages->v_stride * sizeof(float));
     if (t->seq->tree) {
@@ -370,6 +373,7 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
     t->n_heads = lesser(job->group - head, job->tile_heads);
     t->head = t->kv_head * job->group + head;
     t->n_vectors = t->n_rows * t->n_heads;
+    t->next = (struct page_ahead){0};
     find_keys(job, t);
 }
 

@@ -61,11 +61,12 @@ VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t firs
             acc[i][v] = vec_set(0.0f);
         }
     }
+    struct lines_ahead lines = page_lines(j->k->ahead, from[0]);
     for (int64_t at = 0; d < j->dim; d += in_pairs(kind) ? 2 : 1, at += step) {
         for (int v = 0; v < vecs; v++) {
             load_keys(from[v] + at, &even[v], &odd[v], kind);
         }
-        prefetch_ahead(j->k->ahead);
+        prefetch_lines(j->k->ahead, &lines, 2);
         for (int i = 0; i < rows; i++) {
             vf one = vec_set(q[i * j->q_stride + d]);
             for (int v = 0; v < vecs; v++) {
@@ -79,6 +80,7 @@ VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t firs
             }
         }
     }
+    leave_lines(j->k->ahead, &lines);
     for (int v = 0; v < vecs; v++) {
         vf scale, zero;
         if (kind >= STORED_E4M3) {
@@ -151,7 +153,7 @@ VEC_INLINE void score_word_pages(const float *q, int64_t q_stride, int32_t m,
         }
         int32_t vec = 0;
         for (; vec + BLOCK_VECS <= n_vecs; vec += BLOCK_VECS) {
-            if (row == 0) {
+            if (row == 0 && !j->k->is_near) {
                 prefetch_tokens(j->k, vec * VEC + PREFETCH_KEYS,
                                 (vec + BLOCK_VECS) * VEC + PREFETCH_KEYS);
             }
@@ -228,6 +230,7 @@ struct weigh_sums {
     const float *p, *zeros;
     int64_t p_stride;
     struct page_ahead *ahead;
+    struct lines_ahead lines;
 };
 
 /* Adds one token's values for several rows, so that V is read only once. */
@@ -260,7 +263,7 @@ VEC_INLINE void weigh_page(struct weigh_sums *s, const struct kv_plane *plane, c
         for (int v = 0; v < vecs; v++) {
             load_values(row, column + v * VEC, &even[v], &odd[v], kind);
         }
-        prefetch_ahead(s->ahead);
+        prefetch_lines(s->ahead, &s->lines, 2);
         if (!in_pairs(kind) || t >= 0) {
             weigh_token(s, even, t, rows, vecs, kind);
         }
@@ -279,6 +282,7 @@ VEC_INLINE void weigh_block(const struct weigh_job *j, int32_t row, int32_t colu
     float *acc = j->acc + (int64_t)row * plane->width + column;
     s.p_stride = j->p_stride;
     s.ahead = j->v->ahead;
+    s.lines = page_lines(s.ahead, (const char *)acc);
     for (int i = 0; i < rows; i++) {
         for (int v = 0; v < vecs; v++) {
             s.sum[i][v] = vec_load(acc + (int64_t)i * plane->width + v * VEC);
@@ -291,6 +295,7 @@ VEC_INLINE void weigh_block(const struct weigh_job *j, int32_t row, int32_t colu
         s.zeros = j->zeros + (t - j->zeros_from);
         weigh_page(&s, plane, j->v->pages[t / plane->tokens], first, n, column, rows, vecs, kind);
     }
+    leave_lines(s.ahead, &s.lines);
     for (int i = 0; i < rows; i++) {
         for (int v = 0; v < vecs; v++) {
             vec_store(acc + (int64_t)i * plane->width + v * VEC, s.sum[i][v]);
@@ -401,9 +406,12 @@ VEC_INLINE void fold_page(float *p, int64_t p_stride, int32_t m, const struct kv
 VEC_INLINE void fold_pages(float *p, int64_t p_stride, int32_t m, const struct page_run *v,
                            const enum stored kind)
 {
+    struct lines_ahead lines = page_lines(v->ahead, (const char *)p);
     for (int32_t page = 0; page < v->n_pages; page++) {
+        prefetch_lines(v->ahead, &lines, 2);
         fold_page(p + page * v->plane->tokens, p_stride, m, v->plane, v->pages[page], kind);
     }
+    leave_lines(v->ahead, &lines);
 }
 
 static void fold(float *p, int64_t p_stride, int32_t m, const struct page_run *v)

@@ -207,18 +207,46 @@ VEC_INLINE void prefetch_tokens(const struct page_run *run, int32_t from, int32_
     }
 }
 
-/* A burst of prefetches would occupy all line buffers, and the sums would wait. So this is called
- * in each step of a sum. */
-VEC_INLINE void prefetch_ahead(struct page_ahead *a)
+/* The rest of the next page of a page_ahead. A sum keeps this in registers while it runs. */
+struct lines_ahead {
+    const char *at, *end;
+};
+
+enum { LINE_BYTES = 64 };
+
+/* valid: any address that may be prefetched if there is no next page. */
+VEC_INLINE struct lines_ahead page_lines(const struct page_ahead *a, const char *valid)
 {
-    enum { LINES = 2 };
-    for (int i = 0; i < LINES && a && a->page < a->n_pages; i++) {
-        __builtin_prefetch(a->pages[a->page] + a->at, 0, 2);
-        a->at += 64;
-        if (a->at >= a->n_bytes) {
-            a->at = 0;
+    if (!a || a->page >= a->n_pages) {
+        return (struct lines_ahead){valid, valid};
+    }
+    const char *page = a->pages[a->page];
+    return (struct lines_ahead){page + a->at, page + a->n_bytes};
+}
+
+/* A burst of prefetches would occupy all line buffers, and the sums would wait. So this is called
+ * in each step of a sum, with a number of cache lines that spreads the next pages over the whole
+ * time of this chunk. */
+VEC_INLINE void prefetch_lines(struct page_ahead *a, struct lines_ahead *l, const int n_lines)
+{
+    for (int i = 0; i < n_lines; i++) {
+        __builtin_prefetch(l->at + i * LINE_BYTES, 0, 2);
+    }
+    l->at += n_lines * LINE_BYTES;
+    if (__builtin_expect(l->at >= l->end, 0)) {
+        if (a && a->page < a->n_pages) {
             a->page++;
+            a->at = 0;
         }
+        *l = page_lines(a, l->end);
+    }
+}
+
+/* Ends a sum that began with page_lines. */
+VEC_INLINE void leave_lines(struct page_ahead *a, const struct lines_ahead *l)
+{
+    if (a && a->page < a->n_pages) {
+        a->at = (size_t)(l->at - a->pages[a->page]);
     }
 }
 

@@ -20,6 +20,7 @@
 #include "engine/device/backend.h"
 
 #include <limits.h>
+#include <math.h>
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #define WORD_SCORES 1
@@ -80,13 +81,28 @@ VEC_INLINE vi both_words(const int16_t *p)
     return vec_set_int(pair);
 }
 
+VEC_INLINE vi vec_max_int(vi a, vi b)
+{
+#if defined(__AVX512F__)
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#else
+    return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#endif
+}
+
 VEC_INLINE int64_t vec_sum_int(vi x)
 {
+#if defined(__AVX512F__)
+    __m512i low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256((__m512i)x));
+    __m512i high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64((__m512i)x, 1));
+    return _mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
+#else
     int64_t sum = 0;
     for (int i = 0; i < VEC; i++) {
         sum += x[i];
     }
     return sum;
+#endif
 }
 
 /* Loads up to VEC elements; the other lanes are 0. */
@@ -100,20 +116,22 @@ VEC_INLINE vf vec_load_some(const float *p, int32_t n)
     return vec_load(some);
 }
 
-/* The largest magnitude; NaN if an element is NaN or infinite. */
+/* The largest magnitude; NaN if an element is NaN or infinite. The bits of magnitudes are ordered
+ * like their values, and those of infinity and NaN follow. */
 VEC_INLINE float largest_of(const float *x, int32_t n)
 {
-    vf most = vec_set(0.0f), invalid = vec_set(0.0f);
+    enum { INFINITE = 0x7F800000 };
+    vi most = {0};
     for (int32_t i = 0; i < n; i += VEC) {
-        vf v = vec_load_some(x + i, n - i);
-        most = vec_max(most, vec_max(v, -v));
-        invalid += v * vec_set(0.0f);
+        most = vec_max_int(most, (vi)vec_load_some(x + i, n - i) & INT32_MAX);
     }
-    float largest = 0.0f;
+    int32_t bits = 0;
     for (int i = 0; i < VEC; i++) {
-        largest = greater(most[i], largest);
+        bits = greater(most[i], bits);
     }
-    return largest + vec_sum(invalid);
+    float largest;
+    memcpy(&largest, &bits, sizeof largest);
+    return bits < INFINITE ? largest : NAN;
 }
 
 /* Key codes of a pair of dims, or value codes of a pair of tokens, as 16-bit words. */
@@ -166,25 +184,27 @@ VEC_INLINE void score_words(const struct word_score_job *j, int32_t row, int32_t
     const char *from[BLOCK_VECS];
     const struct kv_plane *plane = j->k->plane;
     const int64_t step = plane->tokens * key_bytes(kind);
+    const int16_t *q = j->q.words[row], *const end = q + j->dim;
     for (int v = 0; v < vecs; v++) {
         from[v] = keys_of(j->k, first_vec + v, kind);
         for (int i = 0; i < rows; i++) {
             acc[i][v] = (vi){0};
         }
     }
-    int64_t at = 0;
-    for (int32_t d = 0; d < j->dim; d += 2, at += step) {
+    struct lines_ahead lines = page_lines(j->k->ahead, from[0]);
+    for (int64_t at = 0; q < end; q += 2, at += step) {
         for (int v = 0; v < vecs; v++) {
             words[v] = key_words(from[v] + at, kind);
         }
-        prefetch_ahead(j->k->ahead);
+        prefetch_lines(j->k->ahead, &lines, 1);
         for (int i = 0; i < rows; i++) {
-            vi q = both_words(j->q.words[row + i] + d);
+            vi both = both_words(q + i * WORD_DIMS);
             for (int v = 0; v < vecs; v++) {
-                acc[i][v] = vec_dot_words(acc[i][v], words[v], q);
+                acc[i][v] = vec_dot_words(acc[i][v], words[v], both);
             }
         }
     }
+    leave_lines(j->k->ahead, &lines);
     for (int v = 0; v < vecs; v++) {
         vf scale, zero;
         int32_t vec = first_vec + v;
@@ -236,8 +256,9 @@ _Static_assert((int64_t)ZERO_TOKENS / VEC * LOW_ONE * KV_ZERO_MOST <= INT_MAX,
                "sums of zeros overflow");
 
 /* The probabilities of some rows, from the even token `base` on. */
+enum { HIGH, LOW, WEIGHT_ROOM = WORD_TOKENS + 3 * VEC };
 struct word_weights {
-    int16_t high[WORD_BLOCK][WORD_TOKENS + 3 * VEC], low[WORD_BLOCK][WORD_TOKENS + 3 * VEC];
+    int16_t words[LOW + 1][WORD_BLOCK][WEIGHT_ROOM];
     float unit[WORD_BLOCK], zero[WORD_BLOCK];
 };
 
@@ -249,6 +270,16 @@ struct word_value_job {
     int16_t zeros[WORD_TOKENS + 4 * VEC]; // in steps; the zero of token `base` is element VEC
 };
 
+/* Stores the low 16 bits of 2 VEC integers. */
+VEC_INLINE void put_low_words(int16_t *to, vi a, vi b)
+{
+    static const int16_t low[2 * VEC] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                         22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42,
+                                         44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+    __m512i order = _mm512_loadu_si512(low);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16((__m512i)a, order, (__m512i)b));
+}
+
 /* Tokens outside [first, end) get 0. */
 static void round_weights(const float *p, const struct page_run *v, int32_t base,
                           struct word_weights *to, int32_t row)
@@ -256,14 +287,22 @@ static void round_weights(const float *p, const struct page_run *v, int32_t base
     const int32_t n = v->end - v->first, skip = v->first - base;
     const float most = (float)(LOW_ONE * LOW_ONE - 1), largest = largest_of(p + v->first, n);
     const vf factor = vec_set(largest > 0.0f ? most / largest : 0.0f);
-    to->high[row][0] = to->low[row][0] = 0;
-    for (int32_t t = 0; t < n; t += VEC) {
-        vi x = vec_round_int(vec_load_some(p + v->first + t, n - t) * factor);
-        put_words(to->high[row] + skip + t, x >> LOW_BITS);
-        put_words(to->low[row] + skip + t, x & (LOW_ONE - 1));
+    int16_t *high = to->words[HIGH][row], *low = to->words[LOW][row];
+    struct lines_ahead lines = page_lines(v->ahead, (const char *)p);
+    high[0] = low[0] = 0;
+    high += skip;
+    low += skip;
+    for (int32_t t = 0; t < n; t += 2 * VEC) {
+        const int32_t rest = greater(n - t - VEC, 0);
+        vi a = vec_round_int(vec_load_some(p + v->first + t, n - t) * factor);
+        vi b = vec_round_int(vec_load_some(p + v->first + t + VEC, rest) * factor);
+        put_low_words(high + t, a >> LOW_BITS, b >> LOW_BITS);
+        put_low_words(low + t, a & (LOW_ONE - 1), b & (LOW_ONE - 1));
+        prefetch_lines(v->ahead, &lines, 2);
     }
-    memset(to->high[row] + skip + n, 0, 2 * VEC * sizeof *to->high[row]);
-    memset(to->low[row] + skip + n, 0, 2 * VEC * sizeof *to->low[row]);
+    leave_lines(v->ahead, &lines);
+    memset(high + n, 0, 2 * VEC * sizeof *high);
+    memset(low + n, 0, 2 * VEC * sizeof *low);
     to->unit[row] = largest / most;
 }
 
@@ -298,18 +337,61 @@ static float weigh_zeros(const struct word_value_job *j, int32_t row)
         vi high = {0}, low = {0};
         for (int32_t k = t; k < n && k < t + ZERO_TOKENS; k += 2 * VEC) {
             vi zeros = load_words(j->zeros + VEC + k);
-            high = vec_dot_words(high, zeros, load_words(j->w->high[row] + k));
-            low = vec_dot_words(low, zeros, load_words(j->w->low[row] + k));
+            high = vec_dot_words(high, zeros, load_words(j->w->words[HIGH][row] + k));
+            low = vec_dot_words(low, zeros, load_words(j->w->words[LOW][row] + k));
         }
         sum += vec_sum_int(high) * LOW_ONE + vec_sum_int(low);
     }
     return (float)sum * kv_zero_step(j->v->plane->format);
 }
 
-VEC_INLINE vi value_words(const char *row, int32_t d, const enum stored kind)
+/* The values of dims d to d + vecs * VEC - 1 of two tokens, as words; `from` is where d is in the
+ * row. A pair of vectors starts with an even one, and its 4-bit codes are the halves of the same
+ * bytes. */
+VEC_INLINE void value_words(const char *from, int32_t d, vi *words, const int vecs,
+                            const enum stored kind)
 {
-    vi words = vec_words((const uint8_t *)row + value_at(d, kind), kind == STORED_I8);
-    return kind == STORED_U4 ? words >> d / 16 % 2 * 4 & 0x000F000F : words;
+    const uint8_t *codes = (const uint8_t *)from;
+    if (kind != STORED_U4) {
+        for (int v = 0; v < vecs; v++) {
+            words[v] = vec_words(codes + v * 2 * VEC, kind == STORED_I8);
+        }
+        return;
+    }
+    vi both = vec_words(codes, false);
+    if (vecs == 1) {
+        words[0] = both >> d / 16 % 2 * 4 & 0x000F000F;
+        return;
+    }
+    words[0] = both & 0x000F000F;
+    words[1] = both >> 4 & 0x000F000F;
+}
+
+/* The sums of rows x vecs values: of products with the high and with the low words of weights. */
+struct word_sums {
+    vi high[WORD_BLOCK][WORD_VECS], low[WORD_BLOCK][WORD_VECS];
+};
+
+/* Adds n tokens of a page. from: the values of the first one, from `column` on; w: the high word of
+ * the first row's weight of that token. */
+VEC_INLINE void weigh_word_page(struct word_sums *s, const char *from, int64_t row_bytes,
+                                int32_t column, const int16_t *w, int32_t n, const int rows,
+                                const int vecs, struct page_ahead *next, struct lines_ahead *lines,
+                                const enum stored kind)
+{
+    for (const int16_t *end = w + n; w < end; w += 2, from += row_bytes) {
+        vi words[WORD_VECS];
+        value_words(from, column, words, vecs, kind);
+        prefetch_lines(next, lines, 2);
+        for (int i = 0; i < rows; i++) {
+            vi high = both_words(w + i * WEIGHT_ROOM);
+            vi low = both_words(w + (WORD_BLOCK + i) * WEIGHT_ROOM);
+            for (int v = 0; v < vecs; v++) {
+                s->high[i][v] = vec_dot_words(s->high[i][v], words[v], high);
+                s->low[i][v] = vec_dot_words(s->low[i][v], words[v], low);
+            }
+        }
+    }
 }
 
 /* Computes rows x vecs sums over all tokens of the run. */
@@ -317,38 +399,28 @@ VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t
                             const int rows, const int vecs, const bool prefetches,
                             const enum stored kind)
 {
-    vi high[WORD_BLOCK][WORD_VECS], low[WORD_BLOCK][WORD_VECS], words[WORD_VECS];
+    struct word_sums s;
     const struct kv_plane *plane = j->v->plane;
-    const int64_t row_bytes = value_row(plane, kind);
-    memset(high, 0, sizeof high);
-    memset(low, 0, sizeof low);
-    for (int32_t t = j->base, end; t < j->v->end; t = end) {
-        const int32_t page = t / plane->tokens;
-        const char *from = row_of(plane, j->v->pages[page], t % plane->tokens, kind);
-        end = (page + 1) * plane->tokens;
-        end = lesser(end, j->v->end);
-        if (prefetches) {
-            prefetch_tokens(j->v, t + PREFETCH_VALUES, end + PREFETCH_VALUES);
+    const int64_t row_bytes = value_row(plane, kind), at = value_at(column, kind);
+    const int16_t *w = j->w->words[HIGH][row];
+    struct lines_ahead lines = page_lines(j->v->ahead, (const char *)w);
+    const char *const *page = j->v->pages + j->base / plane->tokens;
+    int32_t first = j->base % plane->tokens;
+    memset(&s, 0, sizeof s);
+    for (int32_t t = j->base, n; t < j->v->end; t += n, w += n, first = 0) {
+        n = lesser(plane->tokens - first, j->v->end - t);
+        if (prefetches && !j->v->is_near) {
+            prefetch_tokens(j->v, t + PREFETCH_VALUES, t + n + PREFETCH_VALUES);
         }
-        for (int32_t k = t - j->base; k < end - j->base; k += 2, from += row_bytes) {
-            for (int v = 0; v < vecs; v++) {
-                words[v] = value_words(from, column + v * VEC, kind);
-            }
-            prefetch_ahead(j->v->ahead);
-            for (int i = 0; i < rows; i++) {
-                vi h = both_words(j->w->high[row + i] + k), l = both_words(j->w->low[row + i] + k);
-                for (int v = 0; v < vecs; v++) {
-                    high[i][v] = vec_dot_words(high[i][v], words[v], h);
-                    low[i][v] = vec_dot_words(low[i][v], words[v], l);
-                }
-            }
-        }
+        weigh_word_page(&s, row_of(plane, *page++, first, kind) + at, row_bytes, column, w, n, rows,
+                        vecs, j->v->ahead, &lines, kind);
     }
+    leave_lines(j->v->ahead, &lines);
     for (int i = 0; i < rows; i++) {
         float *acc = j->acc + (int64_t)(row + i) * plane->width + column;
         for (int v = 0; v < vecs; v++) {
-            vf x =
-                vec_fma(vec_of_ints(high[i][v]), vec_set((float)LOW_ONE), vec_of_ints(low[i][v]));
+            vf x = vec_fma(vec_of_ints(s.high[i][v]), vec_set((float)LOW_ONE),
+                           vec_of_ints(s.low[i][v]));
             x = has_zeros(kind) ? x - vec_set(j->w->zero[row + i]) : x;
             vec_store(acc + v * VEC,
                       vec_fma(x, vec_set(j->w->unit[row + i]), vec_load(acc + v * VEC)));
@@ -378,7 +450,10 @@ VEC_INLINE void weigh_word_rows(const float *p, int64_t p_stride, int32_t m,
                                 const struct page_run *v, float *acc, const enum stored kind)
 {
     struct word_weights w;
-    struct word_value_job j = {.v = v, .w = &w, .base = v->first / 2 * 2, .acc = acc};
+    struct word_value_job j;
+    j.v = v;
+    j.w = &w;
+    j.base = v->first / 2 * 2;
     if (has_zeros(kind)) {
         load_zero_words(&j);
     }
