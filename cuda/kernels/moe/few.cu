@@ -5,165 +5,28 @@
  *   scores  a warp or two per expert, and for the shared expert's gate; before that, every block
  *           norms the rows, which takes less time than a launch
  *   up      a warp per feature of a row's pick, or of its shared expert: its row, or its gate and
- * up rows, and the activation. Each block makes the picks itself from the scores, which takes less
- * time than a launch. down    a warp per output feature adds up all of a row's picks, weighted, so
- * nothing needs to be sorted or joined
+ *           up rows, and the activation. Each block makes the picks itself from the scores, which
+ *           takes less time than a launch
+ *   down    a warp per two output features adds up all of a row's picks, weighted, so nothing needs
+ *           to be sorted or joined
  *
- * The blocks of `up` and of `down` fit the device at once, and their warps take feature after
- * feature: one block picks once. Each warp reads whole weight rows, 16 bytes a lane. Bound by
- * reading the weights of the picks; two rows that pick one expert share it in the L2 cache. Before
- * their waits, `scores` loads the router, and `down` as many weights as its rings hold, beside
- * `up`. The scores that `down` reads before its wait are complete, because `up` triggers only after
- * its own wait. A row's bits do not depend on the number of rows, but differ from those of moe.cu.
- * The products of 2 to 8 rows are some.cu's, with bits of their own. */
+ * The blocks of `up` and of `down` fit the device at once, side by side, and their warps take
+ * feature after feature: one block picks once. A warp's weights pass through a ring of its own in
+ * shared memory. Bound by reading the weights of the picks; two rows that pick one expert share it
+ * in the L2 cache. Before their waits, `scores` loads the router, `up` the first of the shared
+ * expert's weights, and `down` as many weights as its rings hold. The scores that `down` reads
+ * before its wait are complete, because `up` triggers only after its own wait. A row's bits do not
+ * depend on the number of rows, but differ from those of moe.cu. The products of 2 to 8 rows are
+ * some.cu's, with bits of their own. */
 #include "cuda/kernels/moe/few_down.cuh"
 #include "cuda/kernels/moe/few_scores.cuh"
+#include "cuda/kernels/moe/few_up.cuh"
 
 enum { MOST_ROWS = 16, MOST_EXPERTS = 512 };
-enum { MOST_HIDDEN = 16384 };         // a row fits a block's shared memory
-enum { UP_WARPS = 8, UP_BLOCKS = 3 }; // of `up`: blocks on a multiprocessor
-/* Shared memory of a block of `down`: so that it fits beside blocks of `up` if it can; at most. */
-enum { DOWN_BYTES = 190 << 10, MOST_DOWN_BYTES = 216 << 10 };
-
-/* ---- up -------------------------------------------------------------------------------------- */
-
-/* Elements [at, at + RUN) of a row of n; zeros past its end. */
-template <typename T>
-__device__ __forceinline__ void load_run(vec<T> &v, const T *row, int32_t at, int32_t n)
-{
-    if (at < n) {
-        v.load(row + at);
-    } else {
-        *(uint4 *)v.v = uint4{0, 0, 0, 0};
-    }
-}
-
-/* A feature's dot products with its rows of the weight, which are `apart` elements apart: the
- * gate's and the other factor's, or only one. x is in shared memory. */
-template <typename T, int ROWS>
-__device__ __forceinline__ void dot_up(const T *x, const T *w, int64_t apart, int32_t n,
-                                       float (&sum)[2])
-{
-    enum { STEPS = 8 / ROWS };
-#pragma unroll 1
-    for (int32_t first = (threadIdx.x & 31) * RUN; first < n; first += STEPS * STEP) {
-        vec<T> row[ROWS][STEPS], v;
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                load_run(row[r][i], w + r * apart, first + i * STEP, n);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            load_run(v, x, first + i * STEP, n);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                sum[r] = dot_run(v, row[r][i], sum[r]);
-            }
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        sum[r] = warp_sum(sum[r]);
-    }
-}
-
-/* Copies a row of x, by all warps but the first. */
-template <typename T>
-__device__ __forceinline__ void copy_x(const struct few_params &p, int32_t row, T *to)
-{
-    const T *x = (const T *)p.x + row * p.x_stride;
-    for (int32_t at = ((int32_t)threadIdx.x - 32) * RUN; at >= 0 && at < p.hidden;
-         at += (UP_WARPS - 1) * STEP) {
-        vec<T> v;
-        v.load(x + at);
-        v.store(to + at);
-    }
-}
-
-/* After the wait, the block's first warp makes the row's picks, and the others copy its x to shared
- * memory. The picks are also made once before the wait, from old scores, only to fetch the code.
- * The first block of a row stores them. */
-template <typename T, int EACH>
-__device__ __forceinline__ void pick_experts(const struct few_params &p, int32_t row, float *shared,
-                                             int32_t *picks, T *x)
-{
-    const int32_t lane = threadIdx.x & 31, k = p.route.k;
-    struct pick mine = {0, 0.0f};
-#pragma unroll 1
-    for (int32_t round = row == 0 ? 0 : 1; round < 2; round++) { // later rows' blocks start late
-        if (round == 1) {
-            pdl_wait();
-            pdl_trigger();
-        }
-        if (threadIdx.x < 32) {
-            mine = pick_row<EACH>(p.logits + row * p.n_scores, p.correction, p.expert_scale,
-                                  p.route, shared);
-        }
-    }
-    if (threadIdx.x < 32 && lane < k) {
-        picks[lane] = mine.id;
-        if (blockIdx.x == 0 && row < n_real(p)) {
-            p.ids[row * k + lane] = mine.id;
-            p.weights[row * k + lane] = mine.weight;
-        }
-    }
-    copy_x(p, row, x);
-    __syncthreads();
-}
-
-/* A block's shared memory: a row of x, then what the picks need. */
-__host__ __device__ static inline int32_t up_bytes(const struct few_params &p)
-{
-    return p.hidden * (int32_t)sizeof(uint16_t) + pick_floats(p.route) * (int32_t)sizeof(float);
-}
-
-/* The result of a feature of one pick or of the shared expert. */
-template <typename T, int KIND, bool GATED>
-__device__ __forceinline__ float up_feature(const struct few_params &p, const T *x,
-                                            const int32_t *picks, int32_t feature)
-{
-    constexpr int ROWS = GATED ? 2 : 1;
-    const bool routed = feature < p.route.k * p.ffn;
-    const int32_t slot = routed ? feature / p.ffn : p.route.k;
-    const int32_t j = feature - slot * p.ffn, width = routed ? p.ffn : p.shared_ffn;
-    const int64_t first_row = routed ? (int64_t)picks[slot] * ROWS * width : 0;
-    const T *w = (const T *)(routed ? p.gate_up : p.shared_gate_up) + (first_row + j) * p.hidden;
-    float sum[2] = {0.0f, 0.0f};
-    dot_up<T, ROWS>(x, w, (int64_t)width * p.hidden, p.hidden, sum);
-    if (routed && p.up_bias) {
-        sum[0] += p.up_bias[first_row + j];
-        sum[1] += GATED ? p.up_bias[first_row + width + j] : 0.0f;
-    }
-    return GATED ? act_gated<KIND>(sum[0], sum[1], p.shape) : act_plain<KIND>(sum[0]);
-}
-
-/* The launch fits the device; a warp takes every n-th feature of its block's row. Registers are
- * limited so that a block of `down` fits beside the blocks of this kernel. */
-template <typename T, int KIND, int EACH, bool GATED>
-__global__ void __launch_bounds__(32 * UP_WARPS, UP_BLOCKS + 1) few_up_kernel(struct few_params p)
-{
-    extern __shared__ __align__(16) float shared[];
-    __shared__ int32_t picks[MOE_MAX_K];
-    T *x = (T *)shared;
-    const int32_t row = blockIdx.y, step = gridDim.x * UP_WARPS;
-    pick_experts<T, EACH>(p, row, (float *)(x + p.hidden), picks, x);
-    if (row >= n_real(p)) {
-        return;
-    }
-    if (blockIdx.x == 0) {
-        store_added<T>(p, row);
-    }
-#pragma unroll 1
-    for (int32_t f = (threadIdx.x >> 5) * gridDim.x + blockIdx.x; f < p.n_acts; f += step) {
-        const float act = up_feature<T, KIND, GATED>(p, x, picks, f);
-        if ((threadIdx.x & 31) == 0) {
-            ((T *)p.act)[(int64_t)row * p.n_acts + f] = from_float<T>(act);
-        }
-    }
-}
+enum { MOST_HIDDEN = 16384 }; // a row fits a block's shared memory
+/* Shared memory of a multiprocessor for a block of `up` and one of `down`, beside what they do not
+ * choose; of one block. */
+enum { PAIR_BYTES = 222 << 10, MOST_BYTES = 216 << 10 };
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
@@ -251,20 +114,45 @@ static struct few_params params_of(const struct moe_few *m, void *scratch)
     return p;
 }
 
-/* The blocks of a row, if each_sm of them fit a multiprocessor and the rows share the device. */
-static unsigned blocks_of_row(const struct few_params &p, int32_t n, int32_t each, int32_t each_sm,
+/* The blocks of a row, if each takes `each` units at once and the rows share the device. */
+static unsigned blocks_of_row(const struct few_params &p, int32_t units, int32_t each,
                               int32_t n_sms)
 {
-    const int32_t needed = (n + each - 1) / each, fit = each_sm * n_sms / p.route.n_rows;
+    const int32_t needed = (units + each - 1) / each, fit = n_sms / p.route.n_rows;
     return (unsigned)(needed < fit || fit < 1 ? needed : fit);
+}
+
+/* The number of warps of a block with which the units divide most evenly among all warps. */
+static int32_t even_warps(const struct few_params &p, int32_t units, int32_t n_sms, int32_t from,
+                          int32_t to)
+{
+    int32_t best = to, least = INT32_MAX;
+    const int32_t blocks = n_sms / p.route.n_rows > 0 ? n_sms / p.route.n_rows : 1;
+    for (int32_t w = to; w >= from; w--) {
+        const int32_t rounds = (units + w * blocks - 1) / (w * blocks);
+        if (rounds * w < least) { // the units of a block's slots
+            least = rounds * w;
+            best = w;
+        }
+    }
+    return best;
+}
+
+static int32_t up_warps(const struct few_params &p, int32_t n_sms)
+{
+    return even_warps(p, p.n_acts, n_sms, LEAST_UP_WARPS, MOST_UP_WARPS);
 }
 
 template <typename T, int KIND, int EACH, bool GATED>
 static cudaError_t launch_up(cudaStream_t stream, const struct few_params &p, int32_t n_sms)
 {
-    const unsigned n = blocks_of_row(p, p.n_acts, UP_WARPS, UP_BLOCKS, n_sms);
-    return launch(few_up_kernel<T, KIND, EACH, GATED>, dim3(n, p.route.n_rows), dim3(32 * UP_WARPS),
-                  (size_t)up_bytes(p), stream, p);
+    const int32_t warps = up_warps(p, n_sms), bytes = up_bytes(p, warps);
+    const auto kernel = few_up_kernel<T, KIND, EACH, GATED>;
+    const cudaError_t e = allow_shared(kernel, bytes);
+    return e != cudaSuccess
+               ? e
+               : launch(kernel, dim3(blocks_of_row(p, p.n_acts, warps, n_sms), p.route.n_rows),
+                        dim3(32 * warps), (size_t)bytes, stream, p);
 }
 
 template <typename T, int EACH>
@@ -277,48 +165,39 @@ static cudaError_t up(cudaStream_t stream, const struct few_params &p, const str
     return cudaErrorInvalidValue;
 }
 
-/* The number of warps with which the features divide most evenly among all warps. */
-static int32_t down_warps(const struct few_params &p, int32_t n_sms)
-{
-    int32_t best = MOST_DOWN_WARPS, least = INT32_MAX;
-    const int32_t blocks = n_sms / p.route.n_rows > 0 ? n_sms / p.route.n_rows : 1;
-    for (int32_t w = MOST_DOWN_WARPS; w >= LEAST_DOWN_WARPS; w--) {
-        const int32_t rounds = (p.hidden + w * blocks - 1) / (w * blocks);
-        if (rounds * w < least) { // the features of a block's slots
-            least = rounds * w;
-            best = w;
-        }
-    }
-    return best;
-}
-
 template <typename T, int EACH, int STAGES>
 static cudaError_t launch_down(cudaStream_t stream, const struct few_params &p, int32_t warps,
                                int32_t n_sms)
 {
     const auto kernel = few_down_kernel<T, EACH, STAGES>;
     const int32_t bytes = act_bytes(p) + warps * STAGES * STAGE_BYTES;
-    const cudaError_t e = // the attribute is per device, and each rank has one device
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t e = allow_shared(kernel, bytes);
     return e != cudaSuccess
                ? e
-               : launch(kernel, dim3(blocks_of_row(p, p.hidden, warps, 1, n_sms), p.route.n_rows),
+               : launch(kernel,
+                        dim3(blocks_of_row(p, p.hidden / FEATURES, warps, n_sms), p.route.n_rows),
                         dim3(32 * warps), (size_t)bytes, stream, p);
 }
 
+/* A block of `down` fits beside one of `up` unless its rings would be too short. */
 template <typename T, int EACH>
 static cudaError_t down(cudaStream_t stream, const struct few_params &p, int32_t n_sms)
 {
-    const int32_t warps = down_warps(p, n_sms), act = act_bytes(p), each = warps * STAGE_BYTES;
-    int32_t stages = (DOWN_BYTES - act) / each;
-    stages = stages < 3 ? (MOST_DOWN_BYTES - act) / each : stages;
+    const int32_t warps =
+        even_warps(p, p.hidden / FEATURES, n_sms, LEAST_DOWN_WARPS, MOST_DOWN_WARPS);
+    const int32_t act = act_bytes(p), each = warps * STAGE_BYTES;
+    int32_t stages = (PAIR_BYTES - up_bytes(p, up_warps(p, n_sms)) - act) / each;
+    stages = stages < 2 ? (MOST_BYTES - act) / each : stages;
     switch (stages) {
     case 0:
     case 1: return cudaErrorInvalidValue;
     case 2: return launch_down<T, EACH, 2>(stream, p, warps, n_sms);
     case 3: return launch_down<T, EACH, 3>(stream, p, warps, n_sms);
-    case 4: return launch_down<T, EACH, 4>(stream, p, warps, n_sms);
-    default: return launch_down<T, EACH, 5>(stream, p, warps, n_sms);
+    case 4:
+    case 5: return launch_down<T, EACH, 4>(stream, p, warps, n_sms);
+    case 6:
+    case 7: return launch_down<T, EACH, 6>(stream, p, warps, n_sms);
+    default: return launch_down<T, EACH, 8>(stream, p, warps, n_sms);
     }
 }
 

@@ -8,8 +8,9 @@
 
 #include "cuda/kernels/moe/few.cuh"
 
-enum { LEAST_DOWN_WARPS = 6, MOST_DOWN_WARPS = 10, MOST_PIECES = 128 };
-enum { STAGE_STEPS = 8, STAGE_BYTES = STAGE_STEPS * STEP * 2 };
+enum { LEAST_DOWN_WARPS = 8, MOST_DOWN_WARPS = 16, MOST_PIECES = 128 };
+enum { FEATURES = 2 }; // that a warp sums at once
+enum { STAGE_STEPS = 2, STAGE_BYTES = STAGE_STEPS * FEATURES * STEP * 2 };
 
 /* The rows of an output feature in the `down` weights, one of each pick and one of the shared
  * expert, in pieces of a warp's load. */
@@ -44,18 +45,18 @@ __device__ __forceinline__ void list_pieces(const struct few_params &p, const st
     __syncthreads();
 }
 
-/* A warp's place in its rows: it takes every n-th feature. */
+/* A warp's place in the weights: it takes every n-th group of its block's features. */
 struct down_place {
-    int32_t feature, piece;
+    int32_t feature, end, piece;
 
-    /* True if that was the feature's last piece. */
-    __device__ __forceinline__ bool next(int32_t n_pieces, int32_t step)
+    /* True if that was the last piece of the features. */
+    __device__ __forceinline__ bool next(int32_t n_pieces)
     {
         if (++piece < n_pieces) {
             return false;
         }
         piece = 0;
-        feature += step;
+        feature += FEATURES * (int32_t)(blockDim.x >> 5);
         return true;
     }
 };
@@ -64,18 +65,22 @@ struct down_place {
 template <typename T>
 __device__ __forceinline__ void load_stage(const struct few_params &p,
                                            const struct down_piece *pieces, int32_t n_pieces,
-                                           struct down_place &from, int32_t step, T *stage)
+                                           struct down_place &from, T *stage)
 {
     const int32_t lane = threadIdx.x & 31;
 #pragma unroll 2
     for (int i = 0; i < STAGE_STEPS; i++) {
-        if (from.feature < p.hidden) {
+        if (from.feature < from.end) {
             const struct down_piece &piece = pieces[from.piece];
             const bool is = lane * RUN < piece.n;
-            cp_async_16(stage + i * STEP + lane * RUN,
-                        piece.from + (int64_t)from.feature * piece.row_bytes + (is ? lane * 16 : 0),
-                        is);
-            from.next(n_pieces, step);
+#pragma unroll
+            for (int f = 0; f < FEATURES; f++) {
+                cp_async_16(stage + (i * FEATURES + f) * STEP + lane * RUN,
+                            piece.from + (int64_t)(from.feature + f) * piece.row_bytes +
+                                (is ? lane * 16 : 0),
+                            is);
+            }
+            from.next(n_pieces);
         }
     }
     cp_async_commit();
@@ -101,31 +106,37 @@ __device__ __forceinline__ void store_feature(const struct few_params &p, const 
  * neither has bank conflicts. */
 template <typename T>
 __device__ __forceinline__ void add_stage(const struct few_params &p, const struct pick *picks,
-                                          int32_t n_pieces, struct down_place &at, int32_t step,
-                                          const float *act, const T *stage, float (&sum)[2])
+                                          int32_t n_pieces, struct down_place &at, const float *act,
+                                          const T *stage, float (&sum)[FEATURES][2])
 {
     const int32_t lane = threadIdx.x & 31;
 #pragma unroll 2
     for (int i = 0; i < STAGE_STEPS; i++) {
-        if (at.feature >= p.hidden) {
+        if (at.feature >= at.end) {
             continue;
         }
         const float *x = act + at.piece * STEP + lane * 4;
         const float4 a = *(const float4 *)x, b = *(const float4 *)(x + STEP / 2);
-        vec<T> w;
-        w.load(stage + i * STEP + lane * RUN);
-        sum[0] = fmaf(to_float(w.v[0]), a.x, sum[0]);
-        sum[1] = fmaf(to_float(w.v[4]), b.x, sum[1]);
-        sum[0] = fmaf(to_float(w.v[1]), a.y, sum[0]);
-        sum[1] = fmaf(to_float(w.v[5]), b.y, sum[1]);
-        sum[0] = fmaf(to_float(w.v[2]), a.z, sum[0]);
-        sum[1] = fmaf(to_float(w.v[6]), b.z, sum[1]);
-        sum[0] = fmaf(to_float(w.v[3]), a.w, sum[0]);
-        sum[1] = fmaf(to_float(w.v[7]), b.w, sum[1]);
+#pragma unroll
+        for (int f = 0; f < FEATURES; f++) {
+            vec<T> w;
+            w.load(stage + (i * FEATURES + f) * STEP + lane * RUN);
+            sum[f][0] = fmaf(to_float(w.v[0]), a.x, sum[f][0]);
+            sum[f][1] = fmaf(to_float(w.v[4]), b.x, sum[f][1]);
+            sum[f][0] = fmaf(to_float(w.v[1]), a.y, sum[f][0]);
+            sum[f][1] = fmaf(to_float(w.v[5]), b.y, sum[f][1]);
+            sum[f][0] = fmaf(to_float(w.v[2]), a.z, sum[f][0]);
+            sum[f][1] = fmaf(to_float(w.v[6]), b.z, sum[f][1]);
+            sum[f][0] = fmaf(to_float(w.v[3]), a.w, sum[f][0]);
+            sum[f][1] = fmaf(to_float(w.v[7]), b.w, sum[f][1]);
+        }
         const int32_t feature = at.feature;
-        if (at.next(n_pieces, step)) {
-            store_feature<T>(p, picks, feature, sum[0] + sum[1]);
-            sum[0] = sum[1] = 0.0f;
+        if (at.next(n_pieces)) {
+#pragma unroll
+            for (int f = 0; f < FEATURES; f++) {
+                store_feature<T>(p, picks, feature + f, sum[f][0] + sum[f][1]);
+                sum[f][0] = sum[f][1] = 0.0f;
+            }
         }
     }
 }
@@ -157,65 +168,78 @@ __host__ __device__ static inline int32_t act_bytes(const struct few_params &p)
     return (picks > acts ? picks : acts) * (int32_t)sizeof(float);
 }
 
-/* Inputs times the weights of their picks, and zeros where a piece is not full. */
+/* Inputs times the weights of their picks, and zeros where a piece is not full. A lane loads
+ * several runs before it stores the first. */
 template <typename T>
 __device__ __forceinline__ void copy_act(const struct few_params &p,
                                          const struct down_piece *pieces, int32_t n_pieces,
                                          int32_t row, float *to)
 {
+    enum { AT_ONCE = 4 };
     const int32_t lane = threadIdx.x & 31, warps = blockDim.x >> 5;
-    const T *act = (const T *)p.act + (int64_t)row * p.n_acts;
-#pragma unroll 2
-    for (int32_t i = (int32_t)threadIdx.x >> 5; i < n_pieces; i += warps) {
-        float x[RUN];
-        vec<T> v;
-        if (lane * RUN < pieces[i].n) {
-            v.load(act + pieces[i].act + lane * RUN);
-        } else {
-            *(uint4 *)v.v = uint4{0, 0, 0, 0};
+    const T *act = (const T *)p.act + (int64_t)row * p.n_acts + lane * RUN;
+#pragma unroll 1
+    for (int32_t first = (int32_t)threadIdx.x >> 5; first < n_pieces; first += AT_ONCE * warps) {
+        vec<T> v[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int32_t i = first + j * warps;
+            *(uint4 *)v[j].v = uint4{0, 0, 0, 0};
+            if (i < n_pieces && lane * RUN < pieces[i].n) {
+                v[j].load(act + pieces[i].act);
+            }
         }
 #pragma unroll
-        for (int e = 0; e < RUN; e++) {
-            x[e] = to_float(v.v[e]) * pieces[i].weight;
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int32_t i = first + j * warps;
+            if (i < n_pieces) {
+                const float weight = pieces[i].weight;
+                float x[RUN], *here = to + i * STEP + lane * 4;
+#pragma unroll
+                for (int e = 0; e < RUN; e++) {
+                    x[e] = to_float(v[j].v[e]) * weight;
+                }
+                *(float4 *)here = make_float4(x[0], x[1], x[2], x[3]);
+                *(float4 *)(here + STEP / 2) = make_float4(x[4], x[5], x[6], x[7]);
+            }
         }
-        float *here = to + i * STEP + lane * 4;
-        *(float4 *)here = make_float4(x[0], x[1], x[2], x[3]);
-        *(float4 *)(here + STEP / 2) = make_float4(x[4], x[5], x[6], x[7]);
     }
     __syncthreads();
 }
 
-/* A block per multiprocessor, beside those of `up`; a warp takes every n-th feature. */
+/* A block per multiprocessor, beside those of `up`; with a range of features. */
 template <typename T, int EACH, int STAGES>
-__global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 4) few_down_kernel(struct few_params p)
+__global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 2) few_down_kernel(struct few_params p)
 {
     extern __shared__ __align__(16) float shared[]; // inputs, then the warps' rings
     __shared__ struct pick picks[MOE_MAX_K + 1];
     __shared__ struct down_piece pieces[MOST_PIECES];
     const int32_t warp = threadIdx.x >> 5, row = blockIdx.y, n = pieces_of(p);
-    const int32_t step = gridDim.x * (blockDim.x >> 5);
+    const int32_t groups = p.hidden / FEATURES, block = (int32_t)blockIdx.x;
     if (row >= n_real(p)) {
         pdl_wait();
         return;
     }
     pick_again<EACH>(p, row, shared, picks);
     list_pieces<T>(p, picks, pieces);
-    T *ring = (T *)((char *)shared + act_bytes(p)) + warp * STAGES * STAGE_STEPS * STEP;
-    struct down_place at = {(int32_t)(warp * gridDim.x + blockIdx.x), 0}, ahead = at;
+    T *ring = (T *)((char *)shared + act_bytes(p)) + warp * STAGES * STAGE_STEPS * FEATURES * STEP;
+    struct down_place at = {FEATURES * (groups * block / (int32_t)gridDim.x + warp),
+                            FEATURES * (groups * (block + 1) / (int32_t)gridDim.x), 0};
+    struct down_place ahead = at;
 #pragma unroll 1
     for (int i = 0; i < STAGES; i++) {
-        load_stage(p, pieces, n, ahead, step, ring + i * STAGE_STEPS * STEP);
+        load_stage(p, pieces, n, ahead, ring + i * STAGE_STEPS * FEATURES * STEP);
     }
     pdl_wait();
     pdl_trigger();
     copy_act<T>(p, pieces, n, row, shared);
-    float sum[2] = {0.0f, 0.0f};
+    float sum[FEATURES][2] = {};
 #pragma unroll 1
-    for (int stage = 0; at.feature < p.hidden; stage = stage + 1 < STAGES ? stage + 1 : 0) {
-        T *here = ring + stage * STAGE_STEPS * STEP;
+    for (int stage = 0; at.feature < at.end; stage = stage + 1 < STAGES ? stage + 1 : 0) {
+        T *here = ring + stage * STAGE_STEPS * FEATURES * STEP;
         wait_copies<STAGES - 1>();
-        add_stage(p, picks, n, at, step, shared, here, sum);
-        load_stage(p, pieces, n, ahead, step, here);
+        add_stage(p, picks, n, at, shared, here, sum);
+        load_stage(p, pieces, n, ahead, here);
     }
     cp_async_wait<0>();
 }

@@ -9,37 +9,82 @@
 
 enum { SCORE_WARPS = 2, NORM_WARPS = 8 }; // of a block, without and with a norm
 
-/* Adds a row's delta to x and norms the sum, by all threads of the block, into shared memory. The
- * first block stores the result as well. x itself is still read by other blocks: `up` stores it. */
+enum { NORM_RUNS = 2 }; // of a row, that a thread keeps in registers
+
+/* The norm's weights of a run of elements. */
+__device__ __forceinline__ void load_norm_weights(const struct few_params &p, int32_t at,
+                                                  float (&w)[RUN])
+{
+#pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        w[e] = p.norm.weight && at < p.hidden ? p.norm.weight[at + e] + p.norm.offset : 1.0f;
+    }
+}
+
+template <typename T> __device__ __forceinline__ float add_squares(const vec<T> &v, float sum)
+{
+#pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        sum = moment_add(sum, to_float(v.v[e]), false);
+    }
+    return sum;
+}
+
+/* Norms a run of elements into shared memory. The first block stores the result as well. */
 template <typename T>
-__device__ __forceinline__ void norm_input(const struct few_params &p, int32_t row, T *h,
+__device__ __forceinline__ void norm_run(const struct few_params &p, int32_t row, int32_t at,
+                                         vec<T> v, const float (&w)[RUN], float scale, T *h)
+{
+#pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        v.v[e] = from_float<T>(normed(to_float(v.v[e]), w[e], 0.0f, 0.0f, scale));
+    }
+    v.store(h + at);
+    if (blockIdx.x == 0) {
+        v.store((T *)p.x + row * p.x_stride + at);
+    }
+}
+
+/* Adds a row's delta to x and norms the sum, by all threads of the block, into shared memory. x
+ * itself is still read by other blocks: `up` stores it. `weights`: of the thread's first runs. */
+template <typename T>
+__device__ __forceinline__ void norm_input(const struct few_params &p, int32_t row,
+                                           const float (&weights)[NORM_RUNS][RUN], T *h,
                                            float *shared)
 {
-    const struct few_norm &n = p.norm;
+    const int32_t first = (int32_t)threadIdx.x * RUN, step = (int32_t)blockDim.x * RUN;
+    vec<T> v[NORM_RUNS];
     float sum = 0.0f;
-#pragma unroll 2
-    for (int32_t at = (int32_t)threadIdx.x * RUN; at < p.hidden; at += (int32_t)blockDim.x * RUN) {
-        const vec<T> v = added<T>(n, row, at);
-        v.store(h + at);
 #pragma unroll
-        for (int e = 0; e < RUN; e++) {
-            sum = moment_add(sum, to_float(v.v[e]), false);
+    for (int i = 0; i < NORM_RUNS; i++) {
+        if (first + i * step < p.hidden) {
+            v[i] = added<T>(p.norm, row, first + i * step);
         }
     }
-    const float scale = 1.0f / sqrtf(block_sum(sum, shared) / (float)p.hidden + n.eps);
-#pragma unroll 2
-    for (int32_t at = (int32_t)threadIdx.x * RUN; at < p.hidden; at += (int32_t)blockDim.x * RUN) {
-        vec<T> v; // this thread has stored it
-        v.load(h + at);
 #pragma unroll
-        for (int e = 0; e < RUN; e++) {
-            const float w = n.weight ? n.weight[at + e] + n.offset : 1.0f;
-            v.v[e] = from_float<T>(normed(to_float(v.v[e]), w, 0.0f, 0.0f, scale));
+    for (int i = 0; i < NORM_RUNS; i++) {
+        sum = first + i * step < p.hidden ? add_squares(v[i], sum) : sum;
+    }
+#pragma unroll 1
+    for (int32_t at = first + NORM_RUNS * step; at < p.hidden; at += step) {
+        const vec<T> more = added<T>(p.norm, row, at);
+        more.store(h + at);
+        sum = add_squares(more, sum);
+    }
+    const float scale = 1.0f / sqrtf(block_sum(sum, shared) / (float)p.hidden + p.norm.eps);
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++) {
+        if (first + i * step < p.hidden) {
+            norm_run(p, row, first + i * step, v[i], weights[i], scale, h);
         }
-        v.store(h + at);
-        if (blockIdx.x == 0) {
-            v.store((T *)p.x + row * p.x_stride + at);
-        }
+    }
+#pragma unroll 1
+    for (int32_t at = first + NORM_RUNS * step; at < p.hidden; at += step) {
+        vec<T> more; // this thread has stored it
+        float w[RUN];
+        more.load(h + at);
+        load_norm_weights(p, at, w);
+        norm_run(p, row, at, more, w, scale, h);
     }
     __syncthreads();
 }
@@ -97,12 +142,17 @@ __global__ void __launch_bounds__(32 * (NORM ? NORM_WARPS : SCORE_WARPS))
         const int at = half * SPAN + i * SCORE_STEP + lane * LANE;
         ahead[i] = is && at < p.hidden ? *(const float4 *)(w + at) : float4{0.0f, 0.0f, 0.0f, 0.0f};
     }
+    float weights[NORM_RUNS][RUN];
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS && NORM; i++) {
+        load_norm_weights(p, (int32_t)(threadIdx.x + i * blockDim.x) * RUN, weights[i]);
+    }
     pdl_wait();
     const int32_t n_rows = n_real(p);
     for (int32_t row = blockIdx.y; row < n_rows; row += gridDim.y) {
         const T *x = (const T *)p.route_x + row * p.route_stride;
         if (NORM) {
-            norm_input(p, row, (T *)memory, shared);
+            norm_input(p, row, weights, (T *)memory, shared);
             x = (const T *)memory;
         }
         float sum = is ? score_part(x, ahead, w, half, HALVES, p.hidden) : 0.0f;

@@ -163,67 +163,86 @@ struct pick {
 };
 
 /* Returns, in lane j, pick number j of the row whose scores are `in`; at most 32 * EACH experts.
- * The warp's shared memory holds the weights of the picks (`score`) and the values by which they
- * are ranked (`choice`). Loops are not unrolled, because every launch fetches the code again. */
+ * Lane l has the scores of experts l, l + 32, ... The warp's shared memory holds all of them, and,
+ * if there are groups, the values by which they are ranked. */
 template <int EACH>
 __device__ __forceinline__ struct pick pick_row(const float *in, const float *correction,
                                                 const float *expert_scale,
                                                 const struct route_params &p, float *shared)
 {
-    const int lane = threadIdx.x & 31;
-    float *score = shared, *choice = score + p.n_experts;
-    float top = -INFINITY, sum = 0.0f;
-    for (int e = lane; e < p.n_experts; e += 32) {
-        score[e] = in[e];
-        top = fmaxf(top, score[e]);
+    const int lane = threadIdx.x & 31, n = p.n_experts;
+    float *score = shared, v[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        v[i] = lane + 32 * i < n ? in[lane + 32 * i] : -INFINITY;
     }
-    top = warp_max(top);
-#pragma unroll 1
-    for (int e = lane; e < p.n_experts; e += 32) {
-        if (p.scoring == MOE_SOFTMAX_TOPK) {
-            score[e] = expf(score[e] - top);
-        } else if (p.scoring == MOE_SIGMOID) {
-            score[e] = 1.0f / (1.0f + expf(-score[e]));
+    if (p.scoring == MOE_SOFTMAX_TOPK) {
+        float top = v[0], sum = 0.0f;
+#pragma unroll
+        for (int i = 1; i < EACH; i++) {
+            top = fmaxf(top, v[i]);
         }
-        sum += score[e];
-    }
-    sum = warp_sum(sum);
-#pragma unroll 1
-    for (int e = lane; e < p.n_experts; e += 32) {
-        score[e] = p.scoring == MOE_SOFTMAX_TOPK ? score[e] / sum : score[e];
-        choice[e] = correction ? score[e] + correction[e] : score[e];
-    }
-    __syncwarp();
-    if (p.n_group > 0) {
-        keep_groups(choice, p, choice + p.n_experts);
+        top = warp_max(top);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            v[i] = __expf(v[i] - top);
+            sum += v[i];
+        }
+        sum = 1.0f / warp_sum(sum);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            v[i] *= sum;
+        }
+    } else if (p.scoring == MOE_SIGMOID) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            v[i] = __fdividef(1.0f, 1.0f + __expf(-v[i]));
+        }
     }
     uint32_t key[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        key[i] = lane + 32 * i < p.n_experts ? ordered(choice[lane + 32 * i]) : 0u;
+        const int e = lane + 32 * i;
+        key[i] = 0;
+        if (e < n) {
+            score[e] = v[i];
+            v[i] = correction ? v[i] + correction[e] : v[i];
+            key[i] = ordered(v[i]);
+        }
     }
+    if (p.n_group > 0) {
+        float *choice = score + n;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (lane + 32 * i < n) {
+                choice[lane + 32 * i] = v[i];
+            }
+        }
+        __syncwarp();
+        keep_groups(choice, p, choice + n);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            key[i] = lane + 32 * i < n ? ordered(choice[lane + 32 * i]) : 0u;
+        }
+    }
+    __syncwarp();
     struct pick mine = {0, 0.0f};
-    float total = 0.0f, best = 0.0f;
 #pragma unroll 1
     for (int j = 0; j < p.k; j++) {
         const int id = take_best<EACH>(key);
-        float w = score[id];
-        if (p.scoring == MOE_TOPK_SOFTMAX) {
-            best = j == 0 ? w : best;
-            w = expf(w - best);
-        }
-        total += w;
-        if (lane == j) {
-            mine.weight = w;
-            mine.id = id;
-        }
+        mine.id = lane == j ? id : mine.id;
     }
+    float w = score[mine.id];
     if (p.scoring == MOE_TOPK_SOFTMAX) {
-        mine.weight /= total;
-    } else if (p.renormalise) {
-        mine.weight /= p.scoring == MOE_SIGMOID ? total + 1e-20f : total;
+        w = expf(w - __shfl_sync(0xffffffffu, w, 0));
     }
-    mine.weight *= expert_scale ? p.scale * expert_scale[mine.id] : p.scale;
+    const float total = warp_sum(lane < p.k ? w : 0.0f);
+    if (p.scoring == MOE_TOPK_SOFTMAX) {
+        w /= total;
+    } else if (p.renormalise) {
+        w /= p.scoring == MOE_SIGMOID ? total + 1e-20f : total;
+    }
+    mine.weight = w * (expert_scale ? p.scale * expert_scale[mine.id] : p.scale);
     return mine;
 }
 
