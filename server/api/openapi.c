@@ -125,7 +125,7 @@ static const struct about {
     {"POST", "/v1/responses/input_tokens", "Counts the tokens of an input.", "ResponseRequest",
      ANSWER_JSON, false},
     {"POST", "/v1/responses/compact", "Shortens an input: its user messages and a summary.",
-     "ResponseRequest", ANSWER_JSON, false},
+     "CompactRequest", ANSWER_JSON, false},
     {"GET", "/v1/responses/{id}", "Returns a stored response, or its events.", NULL, ANSWER_EVENTS,
      false},
     {"DELETE", "/v1/responses/{id}", "Deletes a stored response.", NULL, ANSWER_JSON, false},

@@ -139,12 +139,14 @@ void compact_begin(struct request *r)
     r->max_tokens = MOST;
 }
 
-/* A summary is text, which is returned as a whole. */
+/* A summary is text, which is returned as a whole. The model sees the tools, which earlier items
+ * may have called, but what looks like a call is text. */
 bool compact_end(struct request *r)
 {
     if (r->stream || r->detached) {
         return call_error_unsupported(&r->error, r->stream ? "stream" : "background");
     }
     r->tool_mode = TOOLS_OFF;
+    r->output.parser = NULL;
     return responses_end(r);
 }

@@ -41,12 +41,12 @@ def check_schema(document, s):
         resolve(document, s["$ref"])
         return
     allowed = {"type", "description", "properties", "required", "additionalProperties", "dependentRequired", "items", "anyOf", "oneOf", "allOf", "not", "enum", "const",
-               "minimum", "maximum", "minItems", "maxItems", "uniqueItems", "prefixItems", "minLength", "minProperties", "maxProperties", "propertyNames", "pattern"}
+               "minimum", "maximum", "minItems", "maxItems", "uniqueItems", "prefixItems", "minLength", "maxLength", "minProperties", "maxProperties", "propertyNames", "pattern"}
     assert set(s) <= allowed, set(s) - allowed
     types = s.get("type", [])
     types = [types] if isinstance(types, str) else types
     assert set(types) <= TYPES and len(set(types)) == len(types)
-    for key in ("minItems", "maxItems", "minLength", "minProperties", "maxProperties"):
+    for key in ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"):
         assert key not in s or isinstance(s[key], int) and s[key] >= 0
     assert "minimum" not in s or "maximum" not in s or s["minimum"] <= s["maximum"]
     assert "enum" not in s or s["enum"] and len(set(map(json.dumps, s["enum"]))) == len(s["enum"])

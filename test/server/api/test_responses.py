@@ -4,7 +4,7 @@
 import json
 
 import pytest
-from api import Server
+from api import Server, scripted
 
 openai = pytest.importorskip("openai")
 
@@ -115,6 +115,14 @@ def test_a_conversation_is_compacted(server):
 def test_what_cannot_be_compacted_is_refused(server, body, status, param):
     r = server.post("/v1/responses/compact", body)
     assert (r.status, r.error["param"]) == (status, param), r.body
+
+
+def test_a_summary_that_looks_like_a_call_is_text():
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    with scripted([call]) as s:
+        for choice in ("auto", "required"):
+            r = s.post("/v1/responses/compact", {"input": "a", "seed": 0, "tool_choice": choice, "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]})
+            assert r.status == 200 and r.json()["output"][-1]["encrypted_content"] == call, r.body
 
 
 def test_compacting_needs_a_key_and_counts_towards_its_limits(tmp_path):
