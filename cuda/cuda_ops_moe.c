@@ -261,7 +261,7 @@ static const float *gate_of_sum(const struct cuda_backend *be, const struct row_
     return on_many(be, a, &w) ? vector(gate->weight) : NULL;
 }
 
-/* In deterministic mode the picks of few rows are not an op of their own: the kernels after the
+/* In deterministic mode the picks of few rows are not a separate op: the kernels after the
  * scores make them. The scores are at the end of the scratch memory. False if this is not
  * possible. */
 static bool on_picks(struct cuda_backend *be, const struct moe_route_args *route,

@@ -194,8 +194,8 @@ static enum status add_weights(struct pull *p)
 /* ---- disk space
  * ------------------------------------------------------------------------------------ */
 
-/* Counts the bytes present of the files from `first` on, and checks that the disk has space for the
- * rest. */
+/* Counts the bytes that are present of all files from `first` on, and checks that the disk has
+ * space for the rest. */
 static enum status check_room(struct pull *p, size_t first)
 {
     int64_t needed = 0;

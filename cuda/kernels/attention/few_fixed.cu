@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* few.cu for deterministic mode: rope, the store of the new key and value, and attention in one
- * launch, with the bits of rope.cu and wide.cuh.
+ * launch, with the same bits as rope.cu and wide.cuh.
  *
  * A unit is a row and a KV head (or a part of its group of query heads), as in few.cu. But the keys
  * of a unit cannot be shared as there, because all of them must be added in their order: for each
@@ -132,7 +132,7 @@ static cudaError_t launch_teams(cudaStream_t stream, const struct few_params &p,
                                      (size_t)smem, stream, p, map, n_slots);
 }
 
-/* As many blocks as fit the device; their shared memory is divided among as few as there are. */
+/* As many blocks as fit the device; their shared memory is divided among the few that there are. */
 template <typename T, int DIM, bool NORM>
 static cudaError_t launch_warps(cudaStream_t stream, const struct few_params &p,
                                 const CUtensorMap &map, int n_sms)

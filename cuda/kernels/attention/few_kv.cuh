@@ -28,7 +28,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
     static constexpr int WORDS = K::STEPS == 2 ? 1 : 2; // words of codes in 8 elements
     static constexpr int OWN = DIM / 32; // elements of the new key per lane while they are encoded
     const struct few_kv_params &all;
-    float *fresh; // [2][DIM]: the new key and value of the unit, of the warp that stores them
+    float *fresh; // [2][DIM]: the unit's new key and value, written by the warp that stores them
 
     uint32_t operands[J][4]; // of the products with keys: the rotated heads as fp16
     float q_sum[2];          // for heads 2 t and 2 t + 1
@@ -87,8 +87,8 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
 
     /* ---- the new row */
 
-    /* The query's operands: pairs of elements as key_operands pairs codes. Returns the sum of the
-     * rounded elements. */
+    /* The query's operands: its elements are paired as key_operands pairs codes. Returns the sum of
+     * the rounded elements. */
     __device__ __forceinline__ float make_operands(int j, const float (&x)[8])
     {
         float sum = 0.0f;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the kernels of few_fixed.cu: the new row of a unit, and the arithmetic of its chunks,
- * with the bits of rope.cu and wide.cuh.
+ * with the same bits as rope.cu and wide.cuh.
  * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_FIXED_ROW_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_FIXED_ROW_CUH

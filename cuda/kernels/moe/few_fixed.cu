@@ -109,7 +109,7 @@ template <int STAGES> struct ring_place {
 
 /* ---- up -------------------------------------------------------------------------------------- */
 
-/* What a warp loads next: of its unit, eight features of a pick, the elements from k on. */
+/* What a warp loads next: the elements from k on of its unit, which is eight features of a pick. */
 template <typename T> struct up_loader {
     int32_t unit, k;
     const T *gate;
