@@ -17,7 +17,7 @@
  * expert's weights, and `down` as many weights as its rings hold. The scores that `down` reads
  * before its wait are complete, because `up` triggers only after its own wait. A row's bits do not
  * depend on the number of rows, but differ from those of moe.cu. The products of 2 to 8 rows are
- * some.cu's, with bits of their own. */
+ * some.cu's, and their bits differ again. */
 #include "cuda/kernels/moe/few_down.cuh"
 #include "cuda/kernels/moe/few_scores.cuh"
 #include "cuda/kernels/moe/few_up.cuh"

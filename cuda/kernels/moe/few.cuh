@@ -56,8 +56,8 @@ __device__ __forceinline__ vec<T> added(const struct few_norm &n, int32_t row, i
     return v;
 }
 
-/* Stores that row, which was not possible while blocks still read what it is made of. By one block.
- */
+/* Stores that row. This was not possible while other blocks still read what it is made of. Called
+ * by one block. */
 template <typename T>
 __device__ __forceinline__ void store_added(const struct few_params &p, int32_t row)
 {
@@ -90,7 +90,7 @@ template <int N> __device__ __forceinline__ void wait_copies()
     asm volatile("" ::: "memory");
 }
 
-/* Lets a kernel have that much shared memory. A multiprocessor that runs it gets the most there is:
+/* Lets a kernel use that much shared memory. A multiprocessor that runs it gets the largest amount:
  * with less, no block of the next kernel would fit beside its blocks. The attributes are per
  * device, and each rank has one device. */
 template <typename K> static cudaError_t allow_shared(K kernel, int32_t bytes)

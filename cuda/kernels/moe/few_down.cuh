@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The last kernel of few.cu: the `down` product of all picks and of the shared expert. A warp reads
- * the rows of an output feature one after another through a ring of its own, which it fills before
- * the wait: the inputs are multiplied by the weights of their picks first, so that what is left is
- * one long dot product. Thread: device code. */
+ * the rows of two output features one after another through a ring of its own, which it fills
+ * before the wait: the inputs are multiplied by the weights of their picks first, so that what is
+ * left is one long dot product. Thread: device code. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_FEW_DOWN_CUH
 #define SLUICE_CUDA_KERNELS_MOE_FEW_DOWN_CUH
 

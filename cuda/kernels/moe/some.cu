@@ -203,7 +203,7 @@ template <typename T> struct down_picks {
     int32_t id[MOE_MAX_K];
 };
 
-/* A piece of an output feature's weights: of the row's pick number `slot`, from element `at` on.
+/* A piece of an output feature's weights: elements from `at` on of the row's pick number `slot`.
  * Divisions would take longer than the rest of a step, so a position only moves on. */
 struct down_place {
     int32_t row, feature, slot, at, width;
