@@ -88,19 +88,20 @@ def test_other_requests_keep_their_bits(tmp_path, setting):
 
 @pytest.mark.parametrize("family", ["llama-3", "deepseek-v2", "gpt-oss"])
 @pytest.mark.parametrize("kv", ["auto", "fp8", "fp8_per_token_head", "int4"])
-def test_rows_before_a_broken_row_are_right(tmp_path, family, kv):
-    """A tile of attention multiplies the broken row's values by 0 for the rows before it. Their keys go to the prefix cache, where
-    the next request finds them."""
+def test_a_broken_request_leaves_nothing_behind(tmp_path, family, kv):
+    """The rows before the broken row are right, but nobody has looked at them: their blocks leave the prefix cache, and the next
+    request with the same prefix computes them again, in the same slots."""
     source = os.path.join(golden.GOLDEN, family)
     folder = broken(tmp_path / "m", source, EMBEDDING, BAD * golden.config(family)["hidden_size"])
     flags = ["--max-num-seqs", "1", "--kv-cache-dtype", kv]
     for n in (17, 70):
-        pair = [request(prompt_token_ids=[*prompt(n), last], max_tokens=1, logprobs=3) for last in (BAD, 9)]
-        clean, _ = run(source, pair, *flags)
-        answers, _ = run(folder, pair, *flags)
+        requests = [request(prompt_token_ids=[*prompt(n), last], max_tokens=1, logprobs=3) for last in (BAD, 9, 9)]
+        clean, _ = run(source, requests, *flags)
+        answers, _ = run(folder, requests, *flags)
         assert "not numbers" in answers[0]["error"]
-        assert answers[1]["usage"]["cached_tokens"] >= 16
-        assert essence(answers[1]) == essence(clean[1])
+        assert answers[1]["usage"]["cached_tokens"] == 0
+        assert answers[2]["usage"]["cached_tokens"] >= 16
+        assert essence(answers[1]) == essence(clean[1]) == essence(answers[2])
 
 
 @pytest.mark.parametrize("which", ["constrained", "scored", "sampled"])
