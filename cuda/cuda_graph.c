@@ -28,8 +28,8 @@ struct graphs {
     int32_t n;
     struct graph *current; // graph of the current pass; NULL: it has none
     enum graph_use use;
-    /* If other processes have taken the memory that the pool leaves, the captured pass has not run
-     * yet and still needs its graph: it gets this. */
+    /* Used if other processes have taken the memory that the pool leaves: the captured pass has not
+     * run yet, so it still needs a graph. */
     void *reserve;
     bool full; // the reserve is spent, so no more passes are captured
 };

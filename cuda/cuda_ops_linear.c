@@ -267,8 +267,8 @@ static bool is_followed(const struct activation_args *a, const struct linear_arg
            a->n_rows == down->n_rows;
 }
 
-/* Lets the second product of an MLP compute the activation of its input itself. False if it
- * cannot. */
+/* Lets the second product of an MLP compute the activation itself, while it reads its input. False
+ * if it cannot. */
 static bool linear_of_gates(struct cuda_backend *be, const struct activation_args *a,
                             const struct linear_args *down, enum status *st)
 {

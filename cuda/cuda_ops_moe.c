@@ -15,8 +15,8 @@ static enum status route_ok(const struct moe_route_args *a)
                : OK;
 }
 
-/* Computes the scores on the tensor cores if this is possible, which in deterministic mode does not
- * depend on the number of rows. */
+/* Computes the scores on the tensor cores if it can. In deterministic mode this does not depend on
+ * the number of rows. */
 static enum status scores_on_tensor_cores(struct cuda_backend *be, const struct moe_route_args *a,
                                           float *logits, bool *done)
 {
@@ -246,7 +246,7 @@ static bool are_few(struct cuda_backend *be, const struct shared_expert_args *sh
 }
 
 /* The weight of the shared expert's gate, if the sum over a row's picks can apply it; else NULL. It
- * cannot in deterministic mode, because it adds up the gate in another order than k_row_gate. */
+ * cannot in deterministic mode, because it sums the gate in another order than k_row_gate. */
 static const float *gate_of_sum(const struct cuda_backend *be, const struct row_gate_args *gate,
                                 const struct moe_ffn_args *a)
 {

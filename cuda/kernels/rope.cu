@@ -83,7 +83,7 @@ __device__ __forceinline__ const float *head_weight(const float *weight, int32_t
     return weight;
 }
 
-/* Whether a page can hold this lane's elements of a value, given before its norm. */
+/* True if a page can hold this lane's elements of a value, which has not been normed yet. */
 template <typename C, typename T>
 __device__ __forceinline__ bool is_storable_head(const T *value, int n, bool codes, bool normed)
 {
@@ -238,8 +238,8 @@ __device__ __forceinline__ void load_angles(float4 *cos_sin, const struct rope_v
 /* The common case: 16-bit heads that are rotated in halves, either whole or only their first
  * elements, with an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the
  * first half of the rotated elements and its partner in the second half, or two of the elements
- * that are not rotated. With a vector of a key it also looks at the vectors of the value: see
- * are_storable.
+ * that are not rotated. A thread with vectors of a key also checks the same vectors of its value
+ * (see are_storable).
  */
 template <typename T, norm_when NORM, bool CODES>
 __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,

@@ -22,15 +22,15 @@ __device__ __forceinline__ void slot_of(const struct pass_view &pass, const stru
     *token = row.slot_pos % block_tokens;
 }
 
-/* Values that are not numbers never go to a page: a tile of rows multiplies the values of all keys
- * that any of its rows sees, for the other rows by 0. Zeros are stored for them, and a key of NaN
- * with them, so that the rows that see it, and only those, become NaN (cpu/cpu_kv.c). Whoever
- * stores a part of a key therefore looks at the same part of its value.
+/* NaN and infinity are never stored as values: a tile of rows multiplies a value also by the 0 of
+ * rows that do not see its key, and 0 times NaN is NaN. Zeros are stored instead, with a key of
+ * NaN, so that only the rows that see this key become NaN (cpu/cpu_kv.c). So code that stores a
+ * part of a key first checks the same part of its value.
  *
  * Codes have a scale, which must be a number, too, so their values are limited. */
 static constexpr float KV_CODES_LIMIT = 0x1p126f;
 
-/* Whether a page can hold a value; C: the type of its elements, unless it holds codes. */
+/* True if a page can hold the value. C: the type of the page's elements; unused for codes. */
 template <typename C> __device__ __forceinline__ bool is_storable(float value, bool codes)
 {
     return codes ? fabsf(value) < KV_CODES_LIMIT : fabsf(to_float(from_float<C>(value))) < INFINITY;

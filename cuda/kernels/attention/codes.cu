@@ -15,8 +15,8 @@
  * code is moved individually. A key's scale and zero are applied to its score. A value's scale is a
  * term of the exponent, and values' zeros are summed separately.
  *
- * Deterministic mode and FP8 are computed so. Units of other codes are thin (codes_thin.cuh), with
- * at most 8 vectors, if no item has more of them or heads have 65 to 128 elements.
+ * FP8, and in deterministic mode all codes, are computed like this. Units of other codes are thin
+ * (codes_thin.cuh; 8 vectors) if no item has more vectors or heads have 65 to 128 elements.
  *
  * With few rows (decoding) it is bound by reading codes. With more rows per unit it is bound by
  * instructions, and the codes are read again for every 8 or 32 query vectors; so prompts with many

@@ -34,8 +34,8 @@ __device__ __forceinline__ int slot_place(int row, int dim)
     return (dim >> 6) * FEW_BOX_BYTES + (int)swizzled(row, dim >> 3 & 7);
 }
 
-/* If some lane's part of the new value is not numbers, makes it zeros, and the new key NaN, of
- * which `key` is a word. */
+/* If any lane's part of the new value has NaN or infinity, makes the value zeros and the new key
+ * NaN. `key`: a word of that key. */
 template <typename T> __device__ __forceinline__ void few_drop_broken(uint4 &value, uint32_t &key)
 {
     const bool ok = are_storable<T, false>(value);

@@ -132,7 +132,7 @@ static cudaError_t launch_teams(cudaStream_t stream, const struct few_params &p,
                                      (size_t)smem, stream, p, map, n_slots);
 }
 
-/* As many blocks as fit the device; their shared memory is divided among the few that there are. */
+/* As many blocks as fit the device at once; if there are few, each gets more shared memory. */
 template <typename T, int DIM, bool NORM>
 static cudaError_t launch_warps(cudaStream_t stream, const struct few_params &p,
                                 const CUtensorMap &map, int n_sms)

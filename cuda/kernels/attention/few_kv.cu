@@ -67,7 +67,7 @@ static cudaError_t launch_few_kv(cudaStream_t stream, const struct few_params &f
     p.record_room = (few.kv.codes.record_bytes + 127) / 128 * 128;
     const int most = PLAIN::WARPS * PLAIN::SLOTS * PLAIN::SLOT / S::WARPS / p.record_room;
     p.n_slots = most < FEW_KV_MAX_SLOTS ? most : (int)FEW_KV_MAX_SLOTS;
-    // As much as few.cu takes, so that as many blocks of the next product fit beside one of these.
+    // As much as few.cu uses, so that as many blocks of the next product fit beside one block.
     const int least = PLAIN::bytes(few);
     const int needed = S::WARPS * p.n_slots * p.record_room + FEW_KV_BARRIER_BYTES +
                        S::room_bytes(few) + 2 * DIM * (int)sizeof(float);

@@ -87,7 +87,7 @@ template <typename T, int LORA> struct key_of {
         }
         *(uint32_t *)(key + LORA + lane * 2) = rope;
     }
-    /* Replaces what pages must not hold by zeros; false if there was any. */
+    /* Replaces NaN and infinity, which pages must not hold, by zeros. False if there was any. */
     __device__ __forceinline__ bool drop_broken()
     {
         bool all = true;

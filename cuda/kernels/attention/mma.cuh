@@ -207,7 +207,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
                 kv_place_of(kv, table[page], u.kv_head, key - page * kv.block_tokens);
             const bool real = start + r < end;
             const struct kv_scale k_scale = kv_scale_get(kv.codes, at, false);
-            // if a key that is NaN has the value in it, the value is 0, as in pages of numbers
+            // if the value is part of a key that is NaN, it is read as 0, as in plain pages
             const int32_t first = kv.v_offset == 0 && isnan(k_scale.scale) ? kv.head_dim_v : 0;
             T *to = (T *)(smem + l.k) + (stage * KEYS + r) * l.k_pitch;
             for (int d = (tid & 7) * 8; d < l.k_pitch - 8; d += 64) {

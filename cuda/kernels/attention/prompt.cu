@@ -2,8 +2,8 @@
 /* Attention on Hopper for passes with prompts. It differs from attention/sm90.cu in three ways. The
  * arithmetic is that of prompt.cuh. One warp per computing warpgroup loads Q and the unit's
  * description while the previous unit is still being finished. And there is no narrow mode: the
- * kernel is for passes in which some tile has more than GROUP_ROWS packed rows. A row's bits are
- * the same.
+ * kernel is for passes in which some tile has more than GROUP_ROWS packed rows. The bits are the
+ * same.
  *
  * Grid, block, shared memory and ring are those of attention/sm90.cu; in deterministic mode the
  * ring is shorter. Bound by the tensor cores and by the exponentials of the softmax, which overlap.

@@ -18,8 +18,8 @@
 #if HAVE_SM90A
 
 /* If items may have several runs, the values of earlier runs take the place of the ring's last
- * slots. In global memory they would add half as much to the traffic of the L2 cache as the keys
- * and values are. */
+ * slots. In global memory they would add half the bytes of the keys and values to the traffic of
+ * the L2 cache. */
 enum { FOLD_SLOTS = 2 };
 
 /* FOLDS: items may have several runs. */

@@ -2,30 +2,30 @@
 /* A mixture of experts for few rows, with the norm before it, its router and the shared expert
  * beside it, in three launches instead of up to eleven:
  *
- *   scores  a warp or two per expert, and for the shared expert's gate; before that, every block
- *           norms the rows, which takes less time than a launch
- *   up      a warp per feature of a row's pick, or of its shared expert: its row, or its gate and
- *           up rows, and the activation. Each block makes the picks itself from the scores, which
- *           takes less time than a launch
- *   down    a warp per two output features adds up all of a row's picks, weighted, so nothing needs
- *           to be sorted or joined
+ *   scores  every block norms the rows itself, which takes less time than a launch; then one or
+ *           two warps compute the scores of an expert, or the shared expert's gate
+ *   up      a warp computes a feature of a pick or of the shared expert: the product with its
+ *           weight row, or with its gate and up rows, and the activation. Each block makes the
+ *           picks from the scores itself, which takes less time than a launch
+ *   down    a warp computes two output features as weighted sums over all of a row's picks, so
+ *           nothing needs to be sorted or joined
  *
- * The blocks of `up` and of `down` fit the device at once, side by side, and their warps take
- * feature after feature: one block picks once. A warp's weights pass through a ring of its own in
- * shared memory. Bound by reading the weights of the picks; two rows that pick one expert share it
- * in the L2 cache. Before their waits, `scores` loads the router, `up` the first of the shared
- * expert's weights, and `down` as many weights as its rings hold. The scores that `down` reads
- * before its wait are complete, because `up` triggers only after its own wait. A row's bits do not
- * depend on the number of rows, but differ from those of moe.cu. The products of 2 to 8 rows are
- * some.cu's, and their bits differ again. */
+ * All blocks of `up` and of `down` fit the device at once, side by side, and their warps take one
+ * feature after another, so a block makes its picks only once. A warp's weights pass through a ring
+ * of its own in shared memory. Bound by reading the weights of the picks; two rows that pick one
+ * expert share it in the L2 cache. Before their waits, `scores` loads the router, `up` the first of
+ * the shared expert's weights, and `down` as many weights as its rings hold. The scores that `down`
+ * reads before its wait are complete, because `up` triggers only after its own wait. A row's bits
+ * do not depend on the number of rows, but differ from those of moe.cu. some.cu computes the
+ * products of 2 to 8 rows; its bits differ from both. */
 #include "cuda/kernels/moe/few_down.cuh"
 #include "cuda/kernels/moe/few_scores.cuh"
 #include "cuda/kernels/moe/few_up.cuh"
 
 enum { MOST_ROWS = 16, MOST_EXPERTS = 512 };
 enum { MOST_HIDDEN = 16384 }; // a row fits a block's shared memory
-/* Shared memory of a multiprocessor for a block of `up` and one of `down`, beside what they do not
- * choose; of one block. */
+/* Dynamic shared memory that a block of `up` and one of `down` may have together on a
+ * multiprocessor, and that one block may have. */
 enum { PAIR_BYTES = 222 << 10, MOST_BYTES = 216 << 10 };
 
 /* ---- launches -------------------------------------------------------------------------------- */

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The last kernel of few.cu: the `down` product of all picks and of the shared expert. A warp reads
  * the rows of two output features one after another through a ring of its own, which it fills
- * before the wait: the inputs are multiplied by the weights of their picks first, so that what is
- * left is one long dot product. Thread: device code. */
+ * before the wait. The inputs are first multiplied by the weights of their picks, so each feature
+ * is one long dot product. Thread: device code. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_FEW_DOWN_CUH
 #define SLUICE_CUDA_KERNELS_MOE_FEW_DOWN_CUH
 
 #include "cuda/kernels/moe/few.cuh"
 
 enum { LEAST_DOWN_WARPS = 8, MOST_DOWN_WARPS = 16, MOST_PIECES = 128 };
-enum { FEATURES = 2 }; // that a warp sums at once
+enum { FEATURES = 2 }; // that a warp computes at once
 enum { STAGE_STEPS = 2, STAGE_BYTES = STAGE_STEPS * FEATURES * STEP * 2 };
 
 /* The rows of an output feature in the `down` weights, one of each pick and one of the shared
@@ -141,7 +141,7 @@ __device__ __forceinline__ void add_stage(const struct few_params &p, const stru
     }
 }
 
-/* Before the wait the first warp picks, from the scores of the kernel before last. */
+/* Before the wait the first warp makes the picks, from the scores of the last kernel but one. */
 template <int EACH>
 __device__ __forceinline__ void pick_again(const struct few_params &p, int32_t row, float *shared,
                                            struct pick *picks)
@@ -161,14 +161,14 @@ __device__ __forceinline__ void pick_again(const struct few_params &p, int32_t r
     __syncthreads();
 }
 
-/* The inputs of a block of `down` in shared memory, as floats; first, what the picks need. */
+/* Bytes of a block's inputs, as floats. Until these are copied, the picks use the same memory. */
 __host__ __device__ static inline int32_t act_bytes(const struct few_params &p)
 {
     const int32_t picks = (pick_floats(p.route) + 3) / 4 * 4, acts = pieces_of(p) * STEP;
     return (picks > acts ? picks : acts) * (int32_t)sizeof(float);
 }
 
-/* Inputs times the weights of their picks, and zeros where a piece is not full. A lane loads
+/* Copies inputs times the weights of their picks, and zeros where a piece is not full. A lane loads
  * several runs before it stores the first. */
 template <typename T>
 __device__ __forceinline__ void copy_act(const struct few_params &p,
@@ -207,7 +207,7 @@ __device__ __forceinline__ void copy_act(const struct few_params &p,
     __syncthreads();
 }
 
-/* A block per multiprocessor, beside those of `up`; with a range of features. */
+/* One block per multiprocessor, beside one of `up`; each block has a range of features. */
 template <typename T, int EACH, int STAGES>
 __global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 2) few_down_kernel(struct few_params p)
 {

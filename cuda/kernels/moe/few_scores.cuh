@@ -9,7 +9,7 @@
 
 enum { SCORE_WARPS = 2, NORM_WARPS = 8 }; // of a block, without and with a norm
 
-enum { NORM_RUNS = 2 }; // of a row, that a thread keeps in registers
+enum { NORM_RUNS = 2 }; // runs of a row that a thread keeps in registers
 
 /* The norm's weights of a run of elements. */
 __device__ __forceinline__ void load_norm_weights(const struct few_params &p, int32_t at,
@@ -89,8 +89,8 @@ __device__ __forceinline__ void norm_input(const struct few_params &p, int32_t r
     __syncthreads();
 }
 
-/* A warp sums a row's products with SPAN elements of an expert's row, or with half of a wider one:
- * those weights are in registers before the wait. */
+/* A warp sums a row's products with SPAN elements of an expert's row, or with half of a wider row.
+ * It loads these weights into registers before the wait. */
 enum { AHEAD = 16, LANE = 4, SCORE_STEP = 32 * LANE, SPAN = AHEAD * SCORE_STEP };
 
 template <typename T>
@@ -121,8 +121,8 @@ __device__ __forceinline__ float score_part(const T *x, const float4 (&ahead)[AH
     return warp_sum(sum);
 }
 
-/* HALVES: warps that share an expert. Without a norm a row's sums are those of
- * route_scores_kernel, unless they are shared. */
+/* HALVES: the number of warps that share an expert. If it is 1, and there is no norm, the sums are
+ * those of route_scores_kernel. */
 template <typename T, int HALVES, bool NORM>
 __global__ void __launch_bounds__(32 * (NORM ? NORM_WARPS : SCORE_WARPS))
     few_scores_kernel(struct few_params p, const float *router, const float *bias,

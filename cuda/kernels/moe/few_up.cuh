@@ -17,7 +17,7 @@ enum { UP_STAGE = 4 * STEP, UP_STAGE_BYTES = UP_STAGE * 2 }; // elements of both
 /* The features of a block: a range of the shared expert's, then one of the picks'. So each block
  * has work before the picks are known, and its warps read weights that are close together. */
 struct up_share {
-    int32_t shared, n_shared, routed, n; // first ones and number of the shared ones; number of all
+    int32_t shared, n_shared, routed, n; // first feature and number of each kind; n: of both kinds
 
     __device__ __forceinline__ explicit up_share(const struct few_params &p)
     {
@@ -53,7 +53,7 @@ __device__ __forceinline__ struct up_rows<T> up_rows_of(const struct few_params 
             routed && p.up_bias ? (int32_t)first : -1, routed ? f : p.route.k * p.ffn + f};
 }
 
-/* What a warp loads next: a stage from element `at` on of a feature. */
+/* What a warp loads next: a stage of a feature's rows, from element `at` on. */
 template <typename T, int ROWS> struct up_ring {
     enum { STEPS = UP_STAGE / STEP / ROWS };
     int32_t item, at, slot;
@@ -91,8 +91,8 @@ template <typename T, int ROWS> struct up_ring {
     }
 };
 
-/* By all warps but the first: copies the row's x to shared memory, and, in one block, stores the
- * sum that the norm was made of. */
+/* Called by all warps but the first: copies the row's x to shared memory. One block also stores the
+ * sum that was normed. */
 template <typename T>
 __device__ __forceinline__ void copy_row(const struct few_params &p, int32_t row, T *to)
 {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A router's scores on the tensor cores: of many rows, and in deterministic mode of any number. The
- * router is fp32, and its scores decide between experts, so each weight is split into a sum of
- * three bf16 numbers: the three products with bf16 rows are exact, and added in fp32.
+ * router is fp32, and its scores decide between experts. So each weight is split into a sum of
+ * three bf16 numbers, whose products with bf16 rows are exact and are added in fp32.
  *
- * Many rows: a block computes ROWS rows by EXPERTS experts (fewer if there would be few blocks;
- * this does not change a score's bits), a warp 16 or 32 of the rows; the split is made on the way
- * to shared memory. Bound by reading shared memory, and by latency if there are few rows.
+ * Many rows: a block computes ROWS rows by EXPERTS experts (fewer if there would be few blocks,
+ * with the same bits), a warp 16 or 32 of the rows. Weights are split on their way to shared
+ * memory. Bound by reading shared memory, and by latency if there are few rows.
  *
  * In deterministic mode K is summed in parts of PART columns, which are added in order. With few
- * rows each part has a warp, which splits its weights in registers. */
+ * rows one warp computes a part and splits its weights in registers. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/kernels.h"
@@ -264,7 +264,7 @@ __device__ __forceinline__ static int32_t pair_column(int32_t part, int s, int h
     return part * PART + s * 16 + h * 8 + (int)(threadIdx.x & 3) * 2;
 }
 
-/* A lane's elements of an expert's row in a part of K, split. */
+/* A lane's elements of an expert's row in a part of K, split into terms. */
 __device__ __forceinline__ static void load_part(const struct scores_params &p, int32_t part,
                                                  uint32_t (&terms)[STEPS][2][TERMS])
 {
@@ -313,8 +313,8 @@ __device__ __forceinline__ static void multiply_part(const uint32_t (&x)[STEPS][
     }
 }
 
-/* A block has 16 rows and eight experts, its warps a part of K after another. All of a part is
- * loaded before it is multiplied, because a few rows are bound by latency. */
+/* A block has 16 rows and eight experts; each warp takes one part of K after another. All of a part
+ * is loaded before it is multiplied, because few rows are bound by latency. */
 __global__ void __launch_bounds__(PART_WARPS * 32) route_fixed_kernel(struct scores_params p)
 {
     extern __shared__ float sums[]; // [parts][TILE][TILE_EXPERTS]
@@ -369,7 +369,7 @@ static struct scores_params params_of(const struct moe_route_args *a, const floa
             hidden};
 }
 
-/* True if blocks of all EXPERTS would be too few. */
+/* True if blocks of MOST_EXPERTS experts would be too few. */
 static bool few_blocks(const struct scores_params &p)
 {
     enum { FEW_BLOCKS = 66 }; // half of a device's multiprocessors

@@ -13,8 +13,8 @@
  * and writes act(gate) * up; its rows are gathered as they are loaded. The down product writes each
  * pick's output in 16 bits, and sum.cu adds a row's picks in order of expert id. No sum crosses a
  * tile, and K is summed in steps of 16 in one accumulator, so a row's bits depend neither on its
- * batch nor on its place in it, and are those of moe.cu, whose fewer rows are rounded as here
- * (gated.cuh).
+ * batch nor on its place in it. They are those of moe.cu, which computes fewer rows and rounds as
+ * here (gated.cuh).
  *
  * Blocks form clusters of two, because the L2 cache cannot feed 132 tiles of 128 x 256: two tiles
  * of an expert take the same band, and each block loads half of it for both. A tile without a

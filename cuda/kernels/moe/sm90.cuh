@@ -29,8 +29,8 @@ struct moe_work {
     void *act, *out; // [picks, ffn] by place; [picks, hidden] by pick
 };
 
-/* True if moe/sm90.cu can compute these experts once they have many rows each. Then fewer rows,
- * too, are rounded as it does (gated.cuh), on every device. */
+/* True if moe/sm90.cu can compute these experts once each has many rows. If so, fewer rows are also
+ * rounded as it rounds (gated.cuh), on every device. */
 bool moe_rounds(const struct moe_ffn_args *a, const struct moe_weights *w);
 
 /* moe/sort.cu: writes all of `w` except act and out. */

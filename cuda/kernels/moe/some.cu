@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The products of moe/few.cu for 2 to 8 rows, as in verifying drafts: one block per multiprocessor,
  * whose warps take one feature of a row's pick after another. So a block makes the picks of all
- * rows once, a warp each, and a warp's weights arrive in a ring of its own (cp.async), so that the
- * next features' weights are in flight while it multiplies. A lane reads only what it has copied
- * itself, so the ring needs no barrier.
+ * rows only once, with one warp per row. Each warp has a ring for its weights (cp.async), so that
+ * the next features' weights are in flight while it multiplies. A lane reads only what it has
+ * copied itself, so the ring needs no barrier.
  *
  *   up      a feature: gate and up rows and the activation
  *   down    an output feature: the row's picks and its shared expert, weighted
  *
  * `down` makes its picks and fills its ring before its wait, beside the last blocks of `up`: the
  * shared memory of both fits a multiprocessor, but not that of two blocks of `up`, which would
- * leave another multiprocessor without one. The sums of `down` have an order of their own. Bound by
+ * leave another multiprocessor without one. `down` sums in another order than few.cu. Bound by
  * reading the weights of the picks. */
 #include "cuda/kernels/moe/few.cuh"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The sum over a row's picks after moe/sm90.cu's products, in order of expert id, a block per row.
- * It also applies the gate of the shared expert to whose result it adds: this needs a pass over x,
- * whereas a separate kernel would need one over y, too. Bound by memory bandwidth. */
+ * It adds to the shared expert's result, and also applies that expert's gate. This takes a pass
+ * over x; a separate kernel would take one over y, too. Bound by memory bandwidth. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"
