@@ -59,7 +59,7 @@ struct attn_tile {
     /* The pages of the chunk that the thread most likely reads next. */
     struct page_ahead next;
     const char *next_pages[ATTN_CHUNK];
-    bool is_near; // the present chunk's pages were the next ones before
+    bool is_near; // the current chunk's pages have been prefetched
     /* With a matrix unit (s is then [UNIT_ROWS, s_stride]): */
     char *operands;      // q as operands, in groups of UNIT_ROWS vectors
     char *probabilities; // operands for UNIT_ROWS vectors

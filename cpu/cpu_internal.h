@@ -377,7 +377,7 @@ struct kv_slot {
 struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages *pages,
                            int32_t lane, int32_t pos);
 /* Stores a head's key and value. _joined: for a key whose first elements are the value; the key is
- * changed if it has elements that are not numbers. */
+ * changed if a page cannot hold all of them. */
 void cpu_kv_store(const struct cpu_backend *cpu, const struct kv_pages *pages, struct kv_slot slot,
                   int32_t head, const float *k, const float *v);
 void cpu_kv_store_joined(const struct cpu_backend *cpu, const struct kv_pages *pages,

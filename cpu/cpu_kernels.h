@@ -150,7 +150,7 @@ struct page_run {
     int32_t n_pages;
     int32_t first, end;
     const char *const *pages; // where the head starts in each page
-    bool is_near;             // the pages have been prefetched, as another run's pages ahead
+    bool is_near;             // these pages have been prefetched, during an earlier run
     struct page_ahead *ahead; // may be NULL
 };
 

@@ -367,13 +367,13 @@ VEC_INLINE void value_words(const char *from, int32_t d, vi *words, const int ve
     words[1] = both >> 4 & 0x000F000F;
 }
 
-/* The sums of rows x vecs values: of products with the high and with the low words of weights. */
+/* The sums of rows x vecs values, for products with the high and the low words of the weights. */
 struct word_sums {
     vi high[WORD_BLOCK][WORD_VECS], low[WORD_BLOCK][WORD_VECS];
 };
 
-/* Adds n tokens of a page. from: the values of the first one, from `column` on; w: the high word of
- * the first row's weight of that token. */
+/* Adds n tokens of a page. from: the first token's values, from `column` on; w: the high word of
+ * the first row's weight for that token. */
 VEC_INLINE void weigh_word_page(struct word_sums *s, const char *from, int64_t row_bytes,
                                 int32_t column, const int16_t *w, int32_t n, const int rows,
                                 const int vecs, struct page_ahead *next, struct lines_ahead *lines,
