@@ -67,9 +67,9 @@ static double share_of_memory(const struct engine *e, const struct backend_facts
     return on_cpu(facts) ? 0.4 : 0.9;
 }
 
-/* How much device memory the KV blocks may use. Whatever the share is, a GPU has LATER_BYTES left
- * for what is not counted here: small buffers, and what it takes after the start, which is captured
- * passes and the code of kernels, which the driver loads when they are first launched. */
+/* How much device memory the KV blocks may use. Whatever the share is, LATER_BYTES of a GPU's
+ * memory are left for what is not counted here: small buffers, captured passes, and the code of
+ * kernels, which the driver loads when they are first launched. */
 static size_t kv_budget(const struct engine *e, const struct backend_facts *facts,
                         size_t activations)
 {

@@ -32,7 +32,7 @@ struct drawn_row {
  * has the alternatives. `out` has room for them. */
 void logprobs_fill(struct token_logprobs *out, const struct draw_result *d, const float *row,
                    int32_t vocab, const struct logprobs_wanted *wanted);
-/* The same, of the scores (sampling_params.processed). */
+/* The same for the scores instead of the logits (sampling_params.processed). */
 void logprobs_fill_processed(struct token_logprobs *out, const struct draw_result *d,
                              const struct drawn_row *row, const struct logprobs_wanted *wanted,
                              const struct logprobs_scratch *scratch);

@@ -191,8 +191,8 @@ static void add_draw(struct planned_step *ps, int32_t out_row, const struct sequ
     ps->owners[st->pass.n_draws++] = owner;
 }
 
-/* If the request names the alternatives, wants more than a draw can list, or wants those of the
- * scores, the draw returns its whole row of logits. */
+/* The draw returns its whole row of logits if the request names the alternatives, wants more than a
+ * draw can list, or wants their processed scores. */
 static void ask_logprobs(struct planned_step *ps, struct pass_draw *d, int32_t n_top, bool whole)
 {
     d->logprobs = true;

@@ -25,7 +25,7 @@ enum bans { NO_BANS, LASTING_BANS, ALL_BANS };
 void scores_make(float *scores, int32_t n_vocab, const struct sampling_params *p,
                  const struct score_tokens *k, const struct score_masks *masks, enum bans bans,
                  uint32_t *count);
-/* True if that changes nothing; n_drawn: the tokens after the prompt. */
+/* True if the scores are the logits unchanged. n_drawn: the number of tokens after the prompt. */
 bool scores_are_logits(const struct sampling_params *p, int32_t n_drawn);
 
 #endif

@@ -213,7 +213,7 @@ void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure)
 void holdings_prove(struct holdings *h, struct sequence *seq)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
-    // the row of the last token saw all before that token
+    // the row that sampled the last token saw all tokens before it
     int32_t end = (seq->n_known - 1) / h->limits->block_tokens;
     end = lesser(end, seq->n_entered);
     for (; seq->n_known > seq->n_begun && seq->n_proven < end; seq->n_proven++) {

@@ -148,12 +148,12 @@ void holdings_leave(struct holdings *h, struct sequence *seq);
  * enters the blocks that they fill. */
 void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure);
 
-/* Called when results of the sequence have been committed: tokens that it has sampled since it got
- * its blocks prove those that their rows see. */
+/* Called when results of the sequence have been committed. Each token sampled since the sequence
+ * got its blocks proves the blocks that its row sees. */
 void holdings_prove(struct holdings *h, struct sequence *seq);
 
-/* A result of the sequence is not numbers: unless something has proven them, its blocks leave the
- * cache, so that the same tokens are computed again. `now`: see prefix_cache_doubt. */
+/* Called when a result of the sequence is NaN: doubts each of its blocks (prefix_cache_doubt), so
+ * that those without a proof leave the cache and the same tokens are computed again. */
 void holdings_doubt(struct holdings *h, const struct sequence *seq, int64_t now);
 
 /* Marks as valid the blocks that the plan's rows complete, because every later step executes after

@@ -224,9 +224,9 @@ void prefix_cache_prove(struct prefix_cache *c, int32_t block)
     c->nodes[block].proven = true;
 }
 
-/* The blocks of a prompt that many requests share are proven by each of them. Without a second
- * chance a request that breaks at its end would take them, and all that is cached after them, out
- * of the cache. */
+/* A prefix that many requests share is proven by each of them. If proven blocks had no second
+ * chance, one request that breaks only in its own part would remove the whole prefix, and all that
+ * is cached after it. */
 void prefix_cache_doubt(struct prefix_cache *c, int32_t block, int64_t now)
 {
     struct prefix_node *n = &c->nodes[block];

@@ -30,8 +30,8 @@ struct prefix_node {
     int32_t older, newer;
     int32_t producer; // index of the sequence, while pending or being recomputed
     uint8_t state;    // enum node_state
-    bool proven;      // a row that sees the block had numbers as its result
-    int64_t doubted;  // value of `now` at the last doubt that proofs outweighed; 0: none
+    bool proven;      // the result of a row that sees the block was a number
+    int64_t doubted;  // value of `now` at the last doubt of a proven block; 0: none
 };
 
 enum { PREFIX_MAX_SALTS = 256 }; // chosen; prefix_cache_root says what happens beyond that
@@ -88,9 +88,9 @@ void prefix_cache_validate(struct prefix_cache *c, int32_t block);
 void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer);
 void prefix_cache_remove(struct prefix_cache *c, int32_t block); // also tells the pool
 
-/* A row that sees the block had a result: numbers (prove), or something else (doubt). In the second
- * case the block may be what broke it. It leaves the cache, unless it has been proven since the
- * last doubt; doubts with the same `now`, which is above 0, count as one. */
+/* prove: the result of a row that sees the block was a number. doubt: it was NaN, perhaps because
+ * of the block, so the block leaves the cache unless it has been proven since the last doubt.
+ * Doubts with the same `now` (> 0) count as one. */
 void prefix_cache_prove(struct prefix_cache *c, int32_t block);
 void prefix_cache_doubt(struct prefix_cache *c, int32_t block, int64_t now);
 

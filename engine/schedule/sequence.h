@@ -54,7 +54,7 @@ struct sequence {
     int32_t priority;
     int64_t turn_ns; // arrival time, shifted by its priority (priority_worth_ns)
     uint64_t order;  // rank in arrival, or that of the sequence that it overtook
-    // 0, or, for an overtaker, negative: orders it before the sequence whose rank it took
+    // 0; negative for an overtaker, which it orders before the sequence whose rank it took
     int64_t slip;
     int32_t n_prompt;
     int32_t max_tokens; // limited to what fits in max_len
@@ -68,7 +68,7 @@ struct sequence {
     int32_t n_inflight; // number of submitted, uncommitted steps that contain its rows
     // Drafts in flight; the sequence is not planned again before they are verified.
     int32_t n_verifying;
-    bool is_doubted;    // its results are not numbers, perhaps because of a block that it holds
+    bool is_doubted;    // its results are NaN, perhaps because of a block that it holds
     bool was_admitted;  // makes hit statistics count the first admission only
     int64_t overtakers; // value of scheduler.overtakers when it arrived
 
@@ -83,7 +83,7 @@ struct sequence {
     // Full blocks that were entered into the cache, or skipped because it had an equal node.
     int32_t n_entered;
     int32_t n_proven; // full blocks that a result of this sequence has proven
-    int32_t n_begun;  // value of n_known when it got its blocks
+    int32_t n_begun;  // value of n_known when the sequence got its blocks
     int32_t branch;   // a state boundary up to which other sequences had the same tokens; 0: none
     int32_t draft_computed; // the draft models' KV below this row is that of known tokens
     int32_t draft_marked;   // blocks below this one are marked as having draft KV
