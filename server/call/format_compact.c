@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The answer of /v1/responses/compact: the user's messages and a summary of the conversation, which
- * together can be the input of a response in place of the conversation. The summary is plain text;
- * its member has the name that clients know. */
+ * together can be the input of a response in place of the conversation. The summary is plain text,
+ * in the member that clients know (`encrypted_content`). */
 #include "server/call/responses.h"
 
 #include "engine/base/optional.h"
 
 #include <string.h>
 
-/* A parser that finds reasoning may find calls as well, which are no part of a summary. */
+/* A parser that finds reasoning may also find calls, which are not part of a summary. */
 static void call(struct call_choice *ch, const char *name, const char *id)
 {
     (void)ch;

@@ -309,9 +309,9 @@ bool compact_end(struct request *r);
 bool read_previous(struct request *r);     // this and the next are in request_history.c
 bool read_conversation(struct request *r); // items of a conversation
 bool read_items(struct request *r);
-/* True for an item of the input that stands for a stored one. request_find_references: these, in
- * their order, with the body's stand-in for U+0000; the caller frees *found, also after an error.
- */
+/* True for an item of the input that stands for a stored item. request_find_references: reads those
+ * stored items, in the order of their references and with the body's stand-in for U+0000. The
+ * caller frees *found, also after an error. */
 bool request_is_reference(const struct json *item);
 bool request_find_references(struct request *r, const struct json *input, struct json **found);
 bool read_truncation(struct request *r);

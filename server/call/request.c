@@ -279,8 +279,8 @@ static bool has_penalties(const struct request *r)
     return p->repetition_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
 }
 
-/* Penalties always cover the whole text, so a smaller window matters only if there are penalties;
- * in an empty one there are none. */
+/* Penalties always cover the whole text, so a smaller window is refused if there are penalties. A
+ * window of 0 turns them off. */
 bool read_repeat_window(struct request *r)
 {
     struct sampling_params *p = &r->params;

@@ -158,7 +158,7 @@ static bool put_call(struct request *r, struct buf *text, const struct json *ite
     return put_content(r, text, json_get(item, call_items[kind].text));
 }
 
-/* An item as text. In a conversation its role comes first. */
+/* Appends an item as text. In a conversation its role comes first. */
 static bool put_item(struct request *r, struct buf *text, const struct json *item, bool headed)
 {
     const char *role = json_get_string(item, "role");
@@ -178,7 +178,7 @@ static bool put_item(struct request *r, struct buf *text, const struct json *ite
     return put_content(r, text, json_get(item, "content"));
 }
 
-/* True if there is something besides messages of the user, whose texts need no heads. */
+/* True if items need heads: something besides messages of the user is among them. */
 static bool is_conversation(const struct json *items)
 {
     for (const struct json *item = json_first(items); item; item = json_next(item)) {

@@ -111,7 +111,7 @@ static bool no_item(struct request *r, const char *id)
                           id);
 }
 
-/* Appends the item of this id in a stored list. U+0000 is written as it was stored. */
+/* Appends the item with this id from a stored list. U+0000 is written as it was stored. */
 static bool take_item(struct request *r, const struct buf *list, const char *id, struct buf *out)
 {
     struct stand_in nul;

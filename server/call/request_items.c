@@ -23,7 +23,7 @@ struct messages {
     bool open;                   // text of the assistant message has been written
     size_t index;                // of the current input item
     struct buf items;            // the input's items, to be stored
-    const struct json *referred; // the items that the input's further references stand for
+    const struct json *referred; // the stored items for the references not yet converted
     char place[64];              // path of that item, for errors
 };
 
@@ -205,7 +205,7 @@ static bool put_output(struct messages *m, const struct json *item)
     return good;
 }
 
-/* What /v1/responses/compact has made of earlier items. The model wrote it. */
+/* The summary of earlier items by /v1/responses/compact. The model wrote it. */
 static bool put_summary(struct messages *m, const struct json *item)
 {
     const char *text = json_get_string(item, "encrypted_content");
@@ -227,7 +227,7 @@ static bool put_summary(struct messages *m, const struct json *item)
     return true;
 }
 
-/* Kept until the message that it belongs to is written. */
+/* Keeps reasoning until the message that it belongs to is written. */
 static void keep_reasoning(struct messages *m, const struct json *item)
 {
     const struct json *parts = json_get(item, "content");
@@ -293,7 +293,8 @@ static void continue_last(struct messages *m, const struct json *items)
     m->r->add_generation_prompt = !goes_on;
 }
 
-/* Keeps an item of the input to be stored; of one to be compacted, the user's messages. */
+/* Keeps an item of the input, to be stored. If the input is to be compacted, keeps only messages of
+ * the user, for the output. */
 static void keep_item(struct messages *m, const struct json *item)
 {
     const char *type = or_text(json_get_string(item, "type"), "message");
@@ -348,7 +349,7 @@ static bool put_input(struct messages *m)
     return true;
 }
 
-/* The input, after the items that it refers to were found. */
+/* Converts the input, after the items that it refers to were found. */
 static bool put_input_with_references(struct messages *m)
 {
     const struct body_member *input = body_get(&m->r->body, "input");
@@ -425,8 +426,8 @@ static const char *previous_text(struct request *r, const struct json *content, 
     return all;
 }
 
-/* A message of chat, or Harmony's with an author and a channel, as text. Messages of calls would
- * need their ids, which Harmony's do not have. */
+/* Converts a message of a chat, or one of Harmony's with an author and a channel. Calls are
+ * refused, because they need ids, which Harmony's messages do not have. */
 static bool put_previous(struct messages *m, const struct json *message, size_t index)
 {
     struct request *r = m->r;
@@ -490,7 +491,7 @@ static bool put_all_previous(struct messages *m)
     return true;
 }
 
-/* Keeps the items of an answer that is compacted, with all their members. */
+/* If earlier answers are compacted, keeps their items with all members. */
 static bool keep_messages(struct messages *m)
 {
     struct stored_item *items = NULL;

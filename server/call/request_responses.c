@@ -139,8 +139,8 @@ void compact_begin(struct request *r)
     r->max_tokens = MOST;
 }
 
-/* A summary is text, which is returned as a whole. The model sees the tools, which earlier items
- * may have called, but what looks like a call is text. */
+/* A summary is text, and is returned as a whole. The model sees the tools, because earlier items
+ * may have called them, but whatever looks like a call in the summary stays text. */
 bool compact_end(struct request *r)
 {
     if (r->stream || r->detached) {

@@ -334,8 +334,8 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
 }
 
 /* The number of connections above the limit that are accepted per turn. It is small, so that a head
- * that arrives together with its connection is read before further connections push this one over
- * the limit that is cut. libmicrohttpd reads, and closes what was cut, up to two turns later. */
+ * that arrives together with its connection is read before that connection is among those that are
+ * closed. libmicrohttpd reads, and closes what was cut, up to two turns later. */
 static unsigned accepts_over_limit(const struct http_server *s)
 {
     const unsigned few = reserve_of(s) / 4;

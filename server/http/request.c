@@ -132,8 +132,8 @@ static struct http_conn *conn_of(struct MHD_Connection *mhd)
 
 /* After this callback libmicrohttpd parses the arguments, for which we have no use. If there are so
  * many that its memory for the connection is full, 0.9.75 begins to answer, but then goes on as if
- * it had not: it loses the request, and can spin for ever. So it sees none; the target is in its
- * own buffer, which it writes to as well. */
+ * it had not: it loses the request, and can spin for ever. So they are cut off. The target is in
+ * libmicrohttpd's own buffer, which may be written to, as it does itself. */
 static void hide_arguments(const struct http_server *s, const char *uri)
 {
     char *question = s->mhd_version < 0x01000000 && uri ? strchr(uri, '?') : NULL;
@@ -528,8 +528,8 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
     complete(req, is_ok);
 }
 
-/* Should libmicrohttpd close the connection without that call, nothing of the request may be left:
- * 0.9.75 did so where hide_arguments was needed. */
+/* Frees the request if libmicrohttpd closes the connection without its last call, as 0.9.75 did
+ * before hide_arguments. */
 void http_request_lost(struct http_conn *c)
 {
     if (c->req) {

@@ -147,7 +147,7 @@ struct stored_response {
     char conversation[STORE_ID_BYTES];
     const struct stored_item *items;
     size_t n_items;
-    /* The output's items, by whose ids it can be found. A lookup does not fill it. */
+    /* The output's items, by whose ids a response can be found. Lookups do not fill this in. */
     const struct stored_item *outputs;
     size_t n_outputs;
 };
@@ -165,8 +165,8 @@ bool store_response_events(struct store *s, const char *owner, const char *id, s
                            enum status *st, struct err *err);
 bool store_response_delete(struct store *s, const char *owner, const char *id, enum status *st,
                            struct err *err);
-/* Appends a list of items, separated by commas, that contains the item of this id: one item of a
- * conversation, or the output of a response. */
+/* Appends items, separated by commas, one of which has this id: a single item of a conversation, or
+ * all output items of a response. */
 bool store_item_find(struct store *s, const char *owner, const char *id, struct buf *out,
                      enum status *st, struct err *err);
 
