@@ -70,7 +70,7 @@ __device__ __forceinline__ void norm_row(vec<T> (&v)[NV], const float (&w)[NV][N
 }
 
 /* Each thread keeps NV vectors of the row in registers. CODES: writes p.codes. MANY: a block has
- * several rows, and loads the next one while it computes; otherwise there are enough registers left
+ * several rows, and loads the next one while it computes. Without MANY it leaves enough registers
  * for the product whose blocks start beside it. */
 template <typename T, int NV, bool CODES, bool MANY>
 __global__ void __launch_bounds__(1024)

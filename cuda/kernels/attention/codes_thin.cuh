@@ -3,8 +3,8 @@
  * and multiplied as two digits of 8 bits on the integer tensor cores, which take codes of 8 bits as
  * they are stored and codes of 4 bits after a mask. The products are exact. A vector's digits are
  * neighbouring columns, so a lane has complete scores, half as many as codes_computer's lanes.
- * Values are multiplied as there. Since queries are rounded differently, a row's bits differ from
- * codes_computer's; deterministic mode does not use this.
+ * Values are multiplied as in codes_computer. Since queries are rounded differently, a row's bits
+ * differ from codes_computer's; deterministic mode does not use this.
  * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH

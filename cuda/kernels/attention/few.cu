@@ -185,7 +185,7 @@ static bool plain_takes(const struct kv_view *kv, int d)
            kv->page_stride % d == 0;
 }
 
-/* Codes are for clusters, and for so few rows that the preceding product is complete
+/* Only clusters process codes, and only of so few rows that the product before is complete
  * (rope_store_adds_sums). */
 static bool coded_takes(const struct rope_store_args *a, const struct kv_view *kv,
                         const struct attention_limits *limits)

@@ -9,8 +9,8 @@
  * bits of Q K^T and P V (wgmma).
  *
  * With more than 32 rows a warp processes a unit alone (few_fixed.cuh), and warps share nothing.
- * With fewer a block does (fixed_team.cuh): its warps share the keys for the scores, and the
- * elements of the values for the sums.
+ * With fewer rows a block processes a unit (fixed_team.cuh): its warps divide the keys for the
+ * scores, and the elements of the values for the sums.
  *
  * Bound by reading the keys and values if there are many, otherwise by launch and latencies. */
 #include "cuda/kernels/attention/few_fixed.cuh"

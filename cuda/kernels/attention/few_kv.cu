@@ -5,8 +5,8 @@
  * The division of work is few.cu's, with twice as many warps per block, because a chunk takes
  * longer than its bytes. A chunk is a record of 16 keys, which one bulk copy brings into the ring
  * of a warp; the arithmetic on codes is that of codes.cu. The warp with a unit's last chunk encodes
- * the new key and value into the record in its ring, so that they are read as they are stored, and
- * into their page.
+ * the new key and value into their page, and into the record in its ring, so that they are read as
+ * they are stored.
  *
  * Bound by launch and memory latency. */
 #include "cuda/kernels/attention/few_kv.cuh"

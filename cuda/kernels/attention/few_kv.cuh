@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The device half of few_kv.cu: how a warp processes one row and KV head whose pages hold codes.
- * What does not depend on the pages is few.cuh's.
+ * few.cuh has what does not depend on the pages.
  * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_FEW_KV_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_KV_CUH

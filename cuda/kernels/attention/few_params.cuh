@@ -45,7 +45,7 @@ struct few_params {
     }
 };
 
-/* Keys that a row sees, including its own (0: all), and sinks or NULL. Not for units in turn. */
+/* Keys that a row sees, including its own (0: all), and sinks or NULL. Unused with IN_TURN. */
 struct few_bounds {
     int32_t window;
     const float *sinks;

@@ -16,7 +16,7 @@ enum { STAGE_STEPS = 2, STAGE_BYTES = STAGE_STEPS * FEATURES * STEP * 2 };
  * expert, in pieces of a warp's load. */
 struct down_piece {
     const char *from;     // of feature 0
-    int32_t row_bytes, n; // from one feature to the next; elements, the rest of a load is zeros
+    int32_t row_bytes, n; // row_bytes: between features; n: elements (zeros follow)
     int32_t act;          // the first of the inputs that it is multiplied by
     float weight;         // of the pick
 };

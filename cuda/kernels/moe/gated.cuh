@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The roundings and the activation of experts in 16 bits that moe/sm90.cu may compute. moe.cu and
- * few_fixed.cu use the same ones, so that a row's bits do not depend on the number of rows. Thread:
- * device code. */
+ * few_fixed.cu use the same ones, so that a row's bits do not depend on the number of rows.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_GATED_CUH
 #define SLUICE_CUDA_KERNELS_MOE_GATED_CUH
 

@@ -8,10 +8,10 @@
  *   up      a feature: gate and up rows and the activation
  *   down    an output feature: the row's picks and its shared expert, weighted
  *
- * `down` makes its picks and fills its ring before its wait, beside the last blocks of `up`: the
- * shared memory of both fits a multiprocessor, but not that of two blocks of `up`, which would
- * leave another multiprocessor without one. `down` sums in another order than few.cu. Bound by
- * reading the weights of the picks. */
+ * `down` makes its picks and fills its ring before its wait, beside the last blocks of `up`. A
+ * block of each fits a multiprocessor's shared memory, but not two of `up`, because another
+ * multiprocessor would then get none. `down` sums in another order than few.cu. Bound by reading
+ * the weights of the picks. */
 #include "cuda/kernels/moe/few.cuh"
 
 enum { WARPS = 16, THREADS = 32 * WARPS, LEAST_ROWS = 2, MOST_ROWS = 8 };
