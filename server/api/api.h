@@ -132,9 +132,9 @@ void api_conversation_items(struct http_request *req, void *arg);
 void api_conversation_item(struct http_request *req, void *arg);
 void api_conversation_item_delete(struct http_request *req, void *arg);
 void api_tokenizer_info(struct http_request *req, void *arg);
-/* True if the operator has disabled this path (--disable-routes). The request is then answered: a
- * page with 404, as if it did not exist, any other path with 501, which clients of llama.cpp
- * recognise. */
+/* True if the operator has disabled this path (--disable-routes). The request is then answered:
+ * with 404 for a page, as if it did not exist, and with 501, which clients of llama.cpp recognise,
+ * for any other path. */
 bool api_is_disabled(const struct api *a, struct http_request *req, const char *path, bool page);
 
 void api_models(struct http_request *req, void *arg);

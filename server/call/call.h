@@ -132,9 +132,9 @@ struct call_sink {
      * answer has been written yet. */
     void (*first_news)(struct call *c, int64_t now_ns);
 
-    /* The beginning of a background response is stored, so it will be completed even if its client
-     * leaves, and the client may get its id. A stream of events may follow, or have begun already.
-     * NULL: the sink gets no such requests. */
+    /* Called when the beginning of a background response is stored: it will be completed even if
+     * its client leaves, so the client may now get its id. A stream of events may follow, or have
+     * begun already. NULL: the sink gets no such requests. */
     void (*kept)(struct call *c);
 
     /* A stream: events until `end`. If `begin` is NULL, every answer is sent as a whole, even if

@@ -2,7 +2,8 @@
 /* llama.cpp's post_sampling_probs: the distribution that a token was drawn from (step 3 of struct
  * sample_args), computed from the log-probabilities of the scores (sampling_params.processed).
  * These are read for as many of the most likely tokens as are needed, which may be the whole
- * vocabulary. Thread: any; touches nothing but its arguments. */
+ * vocabulary.
+ * Thread: any; touches nothing but its arguments. */
 #ifndef SLUICE_SERVER_CALL_POST_SAMPLING_H
 #define SLUICE_SERVER_CALL_POST_SAMPLING_H
 

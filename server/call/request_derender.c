@@ -370,7 +370,7 @@ bool read_prompt_id_list(struct request *r)
         }
         return good;
     }
-    if (m->node) { // an empty list; others have no tree
+    if (m->node) { // an empty list; the body keeps other lists of ids without a tree
         return check_prompt_ids(r, m->node);
     }
     if (!body_id_lists(&r->body, "prompt_token_ids", MAX_INPUTS, &lists, &n)) {

@@ -104,7 +104,7 @@ static bool put_object(struct mixed *m, const char *text, size_t n_bytes)
     return m->r->error.status == 0;
 }
 
-/* Adds the prompt that was read to the request's. */
+/* Adds the prompt just read to the request's prompts. */
 static bool end_prompt(struct mixed *m)
 {
     struct request *r = m->r;

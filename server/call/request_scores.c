@@ -6,7 +6,7 @@
 
 static const char key[] = "prompt_logprob_token_ids";
 
-/* The lists with a tree, as the body has long lists of ids. */
+/* Reads the lists from a tree into the form in which the body has long lists of ids. */
 static bool list_tree(struct request *r, const struct json *rows, struct id_list *lists)
 {
     size_t i = 0;

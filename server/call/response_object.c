@@ -87,7 +87,7 @@ static void put_id_or_null(struct buf *b, const char *id)
     }
 }
 
-/* Writes a text with special tokens, and its ids. If the two differ, the ids are exact. */
+/* Writes a text with special tokens, and its ids. Where the two disagree, the ids are right. */
 static void put_raw(struct buf *b, const struct call *c, const char *key, const char *text,
                     size_t n_bytes, struct ids ids)
 {

@@ -251,8 +251,8 @@ static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char 
     return MHD_YES;
 }
 
-/* The sequence of lines must end at the empty line: a last line that ended with a bare LF is one
- * byte shorter than expected. */
+/* The lines must end exactly where the empty line begins. They do not if the last one ended with a
+ * bare LF, which is a byte shorter than CR LF. */
 static bool ends_head(const struct guard *g, const char *method)
 {
     const union MHD_ConnectionInfo *info =
