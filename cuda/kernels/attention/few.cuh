@@ -495,7 +495,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         return (uint32_t)(min(n_workers, n_chunks) * heads_sent() * (dims_mine() * 4 + 8));
     }
 
-    /* Starts the unit of a cluster. False: its row is padding, as all blocks of the cluster find.
+    /* Starts the unit of a cluster. False, in all blocks of the cluster alike: its row is padding.
      */
     __device__ __forceinline__ bool begin_cluster(uint64_t *bar)
     {

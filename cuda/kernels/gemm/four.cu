@@ -6,11 +6,11 @@
  * rows, a range of K and a tile of rows of x. Tile rows come in pairs: two that follow each other
  * or, if gated, one of each half of the weight, so that the same threads have both factors of an
  * output. A warp has one pair and every n-th chunk of the range, if n warps share a pair. It copies
- * codes, scales and zeros into a ring of its own (cp.async), so that no warp waits for another,
- * converts the codes exactly to bf16 or fp16 in registers, which are the 16-row operand of
- * mma.sync, and scales the sums over a group in fp32. One thread loads x through a tensor map into
- * a ring that all warps share. The warps' sums are added in order at the end. Bound by the
- * instructions that convert codes, and by the work done once per launch.
+ * codes, scales and zeros into a ring of its own (cp.async), so no warp waits for another. It
+ * converts the codes exactly to bf16 or fp16 in registers, as the 16-row operand of mma.sync, and
+ * scales the sums over a group in fp32. One thread loads x through a tensor map into a ring that
+ * all warps share. The warps' sums are added in order at the end. Bound by the instructions that
+ * convert codes, and by the work done once per launch.
  *
  * With programmatic dependent launch the rings are filled with weights before the wait for the
  * preceding kernel. */

@@ -2,8 +2,8 @@
 /* The experts of few rows in deterministic mode, in two launches after the router's scores instead
  * of four:
  *
- *   up      each block makes its row's picks, then a warp computes eight features of a pick after
- *           another: gate and up rows and the activation
+ *   up      each block makes its row's picks; then its warps take groups of eight features of a
+ *           pick in turn: the products with gate and up rows, and the activation
  *   down    a block per eight output features, in which each pick has a warp. The picks are added
  *           in order of expert id.
  *

@@ -20,7 +20,7 @@ static size_t team_bytes(int32_t vocab)
     return ((size_t)LIST * 8 + (size_t)vocab * 8 + 255) / 256 * 256;
 }
 
-/* The bytes of the scratch memory of all teams. A counter follows it. */
+/* The bytes of all teams' scratch memory, which a counter follows. */
 static size_t scratch_rows(const struct sample_scratch *s)
 {
     return team_bytes(s->vocab) * (size_t)(s->max_draws < TEAMS ? s->max_draws : TEAMS);

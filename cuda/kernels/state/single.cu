@@ -180,7 +180,7 @@ __device__ __forceinline__ void run_single(const struct rows_params &p, const st
     };
     if (!idle) {
         h = find_mine<T, DK, DV>(p, w);
-        if (w.parts > 1) { // with one, what the blocks in progress read might exceed the cache
+        if (w.parts > 1) { // with one part, the running blocks might read more than the cache
             prefetch(h, t, end);
         }
     }
