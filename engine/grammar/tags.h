@@ -13,7 +13,7 @@ struct tags {
     struct compile *c;
     struct exprs *x;
     struct tree *tree;
-    uint32_t rule[TAGS_DEFINITIONS]; // by definition of the root: its rule, plus 1
+    uint32_t rule[TAGS_DEFINITIONS]; // index: definition of the root; its rule plus 1
 };
 struct bars;
 

@@ -169,7 +169,7 @@ static void pending(struct call_choice *ch)
     }
 }
 
-/* Only in whole answers, of chats: as there. */
+/* Calls are reported only in whole answers of chats, in the form of call_chat_format. */
 static void begin_call(struct call_choice *ch, const char *name, const char *id)
 {
     call_chat_format.call(ch, name, id);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The body of Cohere's chat (v2), which is rewritten as the body of a chat. What it has in common
- * with that is left as it is. */
+/* The body of Cohere's chat (v2), which is rewritten as the body of a chat. Members that both have
+ * in common are left as they are. */
 #include "engine/base/optional.h"
 #include "engine/base/words.h"
 #include "server/call/convert.h"
