@@ -86,7 +86,8 @@ static const struct member rows[] = {
      .schema = "'enum':[null,true,false,'low','medium','high']"},
     {"thinking", "The same as enable_thinking, as an object with the type enabled or disabled.",
      CHATS | FORM_RESPONSES, HAND(OBJECT, read_thinking),
-     .schema = "'properties':{'type':{'enum':['enabled','disabled']}}"},
+     .schema = "'anyOf':[{'required':['type']},{'maxProperties':0}],'properties':{'type':{'enum':["
+               "'enabled','disabled']}}"},
     {"chat_template",
      "A template to use instead of the model's; needs --trust-request-chat-template.",
      CHATS | FORM_POOL_CHAT, HAND(STRING, read_chat_template), .schema = "'enum':[null]"},

@@ -131,15 +131,11 @@ bool store_response_find(struct store *s, const char *owner, const char *id,
     return found && *st == OK;
 }
 
-/* The events of a response that ran in the background, for clients that reconnect. */
-bool store_response_events(struct store *s, const char *owner, const char *id, struct buf *out,
-                           enum status *st, struct err *err)
+/* Appends the first column of a query's first row to out, and ends the query. Returns whether there
+ * was a row. */
+static bool take_first(struct db_rows *rows, struct buf *out, enum status *st, struct err *err)
 {
-    struct db_rows *rows;
-    pthread_mutex_lock(&s->lock);
-    *st = db_query(s->db, &rows, err, "SELECT events FROM responses WHERE owner = ? AND id = ?",
-                   "tt", owner, id);
-    bool found = *st == OK && db_next(rows);
+    const bool found = *st == OK && db_next(rows);
     if (found) {
         size_t n;
         const void *bytes = db_bytes(rows, 0, &n);
@@ -148,8 +144,20 @@ bool store_response_events(struct store *s, const char *owner, const char *id, s
     if (*st == OK) {
         *st = db_end(rows, err);
     }
-    pthread_mutex_unlock(&s->lock);
     return found && *st == OK;
+}
+
+/* The events of a response that ran in the background, for clients that reconnect. */
+bool store_response_events(struct store *s, const char *owner, const char *id, struct buf *out,
+                           enum status *st, struct err *err)
+{
+    struct db_rows *rows = NULL;
+    pthread_mutex_lock(&s->lock);
+    *st = db_query(s->db, &rows, err, "SELECT events FROM responses WHERE owner = ? AND id = ?",
+                   "tt", owner, id);
+    const bool found = take_first(rows, out, st, err);
+    pthread_mutex_unlock(&s->lock);
+    return found;
 }
 
 /* Returns whether there was such a response. */
@@ -166,7 +174,7 @@ bool store_response_delete(struct store *s, const char *owner, const char *id, e
 bool store_item_find(struct store *s, const char *owner, const char *id, struct buf *out,
                      enum status *st, struct err *err)
 {
-    struct db_rows *rows;
+    struct db_rows *rows = NULL;
     pthread_mutex_lock(&s->lock);
     *st = db_query(s->db, &rows, err,
                    "SELECT output FROM response_items AS names JOIN responses"
@@ -175,15 +183,7 @@ bool store_item_find(struct store *s, const char *owner, const char *id, struct 
                    " UNION ALL SELECT text FROM items JOIN conversations"
                    " ON conversation = conversations.row WHERE owner = ? AND items.id = ? LIMIT 1",
                    "tttt", owner, id, owner, id);
-    const bool found = *st == OK && db_next(rows);
-    if (found) {
-        size_t n;
-        const void *bytes = db_bytes(rows, 0, &n);
-        buf_put(out, bytes, n);
-    }
-    if (*st == OK) {
-        *st = db_end(rows, err);
-    }
+    const bool found = take_first(rows, out, st, err);
     pthread_mutex_unlock(&s->lock);
-    return found && *st == OK;
+    return found;
 }

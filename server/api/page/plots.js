@@ -89,7 +89,8 @@ function addHistory(h) {
 /* A step of 1, 2 or 5 times a power of ten, chosen so that `range` has about n steps. */
 function niceStep(range, n, whole) {
   var raw = range / n, power = Math.pow(10, Math.floor(Math.log10(raw))), m = raw / power;
-  var step = power * (m <= 1 ? 1 : m <= 2 ? 2 : m <= 5 ? 5 : 10);
+  var nice = [1, 2, 5].find(function (n) { return m <= n; }) || 10;
+  var step = power * nice;
   return whole ? Math.max(1, Math.round(step)) : step;
 }
 
