@@ -36,8 +36,8 @@ static const struct member rows[] = {
 
     /* ---- samplers ---- */
     {"repeat_last_n",
-     "The number of tokens that penalties consider: if there are penalties, -1, the whole text, or "
-     "0, none.",
+     "The number of tokens that penalties consider; if there are penalties, only -1 (the whole "
+     "text) and 0 (none) are valid.",
      DRAWS, HAND(INT, read_repeat_window), .min = -1, .max = INT32_MAX},
     {"typical_p", "locally typical sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},
     {"tfs_z", "tail-free sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},

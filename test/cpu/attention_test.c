@@ -207,9 +207,9 @@ OP_TEST(a_nan_key_reaches_all_rows_that_see_it)
     }
 }
 
-/* Two elements of a value of row ROW are these numbers, which pages do not hold. The rows that see
- * it are NaN, also for codes, whose scale would not be a number; those before it, in the same tile,
- * have the bits of a run without it. */
+/* Two elements of row ROW's value are set to these numbers, which pages cannot hold. Rows that see
+ * it must be NaN, also with codes, whose scale could not be a number. Earlier rows of the same tile
+ * must have the bits of a run without these numbers. */
 static void check_broken_value(const char *backend, const struct geometry *g,
                                const struct storage *storage, float one, float two)
 {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows whose keys or values are not numbers, stored in one pass with the rows of their tile: the
- * same outputs are NaN on both backends, those of the rows that see them, and the others are
- * right. */
+/* Rows whose keys or values have NaN or infinity, stored in one pass with the other rows of their
+ * tile. On both backends the outputs of the rows that see them are NaN, and all others are right.
+ * */
 #include "test/cuda/cuda_layers.h"
 
 enum { PAST = 200, N_LANES = 4 };
 
-/* What is broken in a row: all of it, a value, or a key; of the last KV head, unless it is all. */
+/* What is broken in a row: all of it, or the value or key of the last KV head. */
 enum broken { ALL, VALUE_NAN, VALUE_INFINITE, KEY };
 
 struct broken_row {

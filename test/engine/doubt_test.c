@@ -3,7 +3,7 @@
  * later requests with the same prefix. */
 #include "test/engine/bed.h"
 
-/* Runs a request alone. It must fail or not, with so many cached tokens. */
+/* Runs a request alone, and checks whether it fails and how many of its tokens were cached. */
 static void check_one(struct bed *b, struct test_request *q, bool fails, int32_t n_cached)
 {
     submit(b, q);
@@ -49,8 +49,8 @@ TEST(blocks_of_requests_that_broke_together_are_computed_again)
     stop(&b);
 }
 
-/* Blocks that many share are not lost with each request that breaks at its end; but if nothing
- * proves them between two such requests, they are. */
+/* Blocks that many requests share survive a request that breaks only at its end, but not two such
+ * requests without a proof in between. */
 TEST(blocks_that_gave_results_stay_when_a_request_breaks)
 {
     struct bed b = {.control.broken_after = 299};

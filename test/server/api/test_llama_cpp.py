@@ -144,8 +144,8 @@ BIASED = [{"frequency_penalty": 1.5}, {"presence_penalty": 1.0, "frequency_penal
 
 @pytest.mark.parametrize("changes", BIASED, ids=range(len(BIASED)))
 def test_probabilities_after_penalties_biases_and_constraints(open_handed, changes):
-    """They differ from the raw ones by what the changes subtract, and only by that. Repetition penalties change logits, of which log-probabilities do not tell
-    the size, so of these the test only knows the tokens that they leave alone, and in which direction the others move."""
+    """They differ from the raw ones by exactly what the changes subtract. Repetition penalties depend on the size of logits, which log-probabilities do not
+    tell; for these the test only knows which tokens stay the same, and in which direction the others move."""
     body = {"temperature": 2.0, "top_k": 0, "top_p": 1, "min_p": 0, "n_probs": -1, "n_predict": 12, "return_tokens": True, "ignore_eos": False, **changes}
     prompt = open_handed.post("/tokenize", {"content": "The cat", "add_special": True}).json()["tokens"]
     raw, post = (native(open_handed, "The cat", seed=3, post_sampling_probs=p, **body) for p in (False, True))
