@@ -152,8 +152,9 @@ void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure);
  * got its blocks proves the blocks that its row sees. */
 void holdings_prove(struct holdings *h, struct sequence *seq);
 
-/* Called when a result of the sequence is NaN: doubts each of its blocks (prefix_cache_doubt), so
- * that those without a proof leave the cache and the same tokens are computed again. */
+/* Called when a result of the sequence is not a number: doubts each of its blocks
+ * (prefix_cache_doubt), so that those without a proof leave the cache and the same tokens are
+ * computed again. */
 void holdings_doubt(struct holdings *h, const struct sequence *seq, int64_t now);
 
 /* Marks as valid the blocks that the plan's rows complete, because every later step executes after

@@ -88,7 +88,7 @@ void prefix_cache_validate(struct prefix_cache *c, int32_t block);
 void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer);
 void prefix_cache_remove(struct prefix_cache *c, int32_t block); // also tells the pool
 
-/* prove: the result of a row that sees the block was a number. doubt: it was NaN, perhaps because
+/* prove: the result of a row that sees the block was a number. doubt: it was not, perhaps because
  * of the block, so the block leaves the cache unless it has been proven since the last doubt.
  * Doubts with the same `now` (> 0) count as one. */
 void prefix_cache_prove(struct prefix_cache *c, int32_t block);

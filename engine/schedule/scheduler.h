@@ -61,8 +61,8 @@ bool scheduler_plans_late(const struct scheduler *s);
  * grown). Enters full blocks into the cache, drops rows of rejected drafts. */
 void scheduler_commit(struct scheduler *s, struct sequence *seq);
 
-/* Called before the sequences of a request are retired because its results are NaN: blocks that may
- * be the cause leave the cache (holdings_doubt). */
+/* Called before the sequences of a request are retired because its results are not numbers: blocks
+ * that may be the cause leave the cache (holdings_doubt). */
 void scheduler_doubt(struct scheduler *s, const struct engine_request *r);
 
 /* The sequence has ended: it is not planned again, and is freed once no step has it in flight. True

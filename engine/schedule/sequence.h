@@ -68,7 +68,7 @@ struct sequence {
     int32_t n_inflight; // number of submitted, uncommitted steps that contain its rows
     // Drafts in flight; the sequence is not planned again before they are verified.
     int32_t n_verifying;
-    bool is_doubted;    // its results are NaN, perhaps because of a block that it holds
+    bool is_doubted;    // its results are not numbers, perhaps because of a block that it holds
     bool was_admitted;  // makes hit statistics count the first admission only
     int64_t overtakers; // value of scheduler.overtakers when it arrived
 
