@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Launches attention: the kernel variant that supports the layer, then the kernel that joins
- * partial results. The variant depends only on the layer and the device, never on the pass. The
- * file of each variant says how its work is divided and what bounds it. */
+ * partial results. The variant depends on the layer and the device and, only for a quantised KV
+ * cache, on the pass. The file of each variant says how its work is divided and what bounds it. */
 #include "cuda/kernels/attention/common.cuh"
 
 enum { JOIN_WARPS = 8, JOIN_BLOCKS_PER_SM = 2, JOIN_AHEAD = 8 };
 
 /* Joins the slots of one row and head into the output; each lane has four columns. JOIN_AHEAD slots
  * are loaded at a time, because loading them one by one would cost a full memory latency each. The
- * code is short, because every launch fetches it again, and that takes longer than running it. */
+ * code is kept short, because each launch loads it again, which takes longer than running it. */
 template <typename T>
 __device__ __forceinline__ void join_row(const struct attention_params &p, struct attention_row row,
                                          int r, int h, int column)
@@ -59,9 +59,9 @@ __global__ void __launch_bounds__(JOIN_WARPS * 32)
     const bool is_any = head->n_slots > 0;
     struct attention_row row = rows[blockIdx.x];
     const int h = blockIdx.y * JOIN_WARPS + (int)(threadIdx.x >> 5);
-    /* With this many rows gemm/wide.cu computes the next product; its blocks begin to load weights
-     * as soon as attention leaves a multiprocessor. The blocks of products with fewer rows would
-     * crowd onto some multiprocessors (device/launch.cuh). */
+    /* With this many rows, gemm/wide.cu computes the next product; its blocks load weights as soon
+     * as attention leaves a multiprocessor. With fewer rows, the next kernel must not start early:
+     * its blocks would crowd onto some multiprocessors (device/launch.cuh). */
     if (p.n_rows > 32) {
         pdl_trigger();
     }
@@ -124,8 +124,8 @@ static struct attention_params params_of(const struct attention_launch *a)
     return p;
 }
 
-/* Dequantises the keys that many rows read, then runs attention. The remaining items read the
- * codes. */
+/* Dequantises the keys and values that many rows read, and runs attention on them. The items of all
+ * other lanes read the codes directly. */
 static cudaError_t launch_expanded(cudaStream_t stream, const struct attention_launch *a,
                                    const struct attention_params *params)
 {

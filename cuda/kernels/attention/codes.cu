@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention over pages of codes (a quantised KV cache) on Hopper: heads of up to 256 elements, any
- * mask, split or not.
+ * mask; several units may share the keys of a row.
  *
  * A block processes one unit: an item of the plan for one KV head, limited to 8, 16 or 32 query
  * vectors. Its four warps take the keys in turn, in chunks of 32 (16 where heads are larger than
- * 128). A chunk is two page records with keys, values and scales; one bulk copy per record brings
- * it into the warp's own ring. So no barrier is needed until the end of the unit, where the warps'
- * results are joined in the order of warps. The two records are independent, which hides most of
- * the instruction latency.
+ * 128). A chunk is two page records (one for larger heads) with keys, values and scales; one bulk
+ * copy per record brings it into the warp's own ring. So warps need no barrier while they process
+ * keys; at the end of the unit, their results are joined in the order of warps. The two records are
+ * independent, which hides most of the instruction latency.
  *
  * Scores are K Q^T and outputs V^T P^T (mma.sync with fp16 operands). The 16 rows of a product are
- * keys or, for outputs, elements of a value; its 8 columns are query vectors. Codes become operands
- * in registers: ldmatrix loads K unchanged and V transposed, two elements at a time, so that no
- * code is moved individually. A key's scale and zero are applied to its score. A value's scale is a
- * term of the exponent, and values' zeros are summed separately.
+ * keys or, for outputs, elements of a value; its 8 columns are query vectors. ldmatrix loads K as
+ * stored and V transposed in 16-bit elements; the registers are then converted to operands, without
+ * moving single codes. A key's scale and zero point are applied to its score. A value's scale is a
+ * term of the exponent, and values' zero points are summed separately.
  *
- * FP8, and in deterministic mode all codes, are computed like this. Units of other codes are thin
- * (codes_thin.cuh; 8 vectors) if no item has more vectors or heads have 65 to 128 elements.
+ * FP8 codes, and in deterministic mode all codes, are processed like this. For other codes, units
+ * are thin (codes_thin.cuh; 8 vectors) if items are that small or heads have 65 to 128 elements.
  *
  * With few rows (decoding) it is bound by reading codes. With more rows per unit it is bound by
- * instructions, and the codes are read again for every 8 or 32 query vectors; so prompts with many
- * rows are expanded instead (expand.cu).
+ * instructions, and the codes are read again for every 8 or 32 query vectors; so for prompts with
+ * many rows, the codes are dequantised first (expand.cu).
  *
  * A row's result depends only on its own keys and their slots: chunks are assigned to warps by
  * position, sums run in key order, and masked keys change nothing. */
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(CODE_THREADS, ATTENTION_CODE_BLOCKS)
     float *room = (float *)((uint64_t *)(query_sums + S::MANY * 8) + CODE_WARPS * CODE_MAX_SLOTS);
     float *folded = room + S::ROOM;
     open_ring(full, p.n_slots, lane);
-    /* The plan, the tables and older keys were written before the preceding kernel started. There
-     * is one exception: if tree paths are laid out, that kernel writes their tables. */
+    /* The plan, the tables and older keys were written before the preceding kernel started. The
+     * exception is tree paths (paths.cu), whose tables that kernel writes. */
     const struct attention_plan_head head = *plan_head(p.a.plan);
     const bool is_few = head.tile_rows * p.a.group <= 8;
     // With smaller and with larger heads, dividing items into thin units takes longer.
@@ -108,8 +108,8 @@ bool attention_codes_takes(const struct attention_launch *a)
            ((uintptr_t)kv->base | (uintptr_t)a->q | (uintptr_t)a->out) % 16 == 0;
 }
 
-/* Resident blocks share the memory of the multiprocessor; each needs 1,024 bytes in addition to its
- * own. */
+/* Resident blocks divide the shared memory of the multiprocessor, which reserves 1,024 bytes for
+ * each block in addition to what the block requests. */
 enum { BLOCK_BYTES = (228 * 1024) / ATTENTION_CODE_BLOCKS - 1024 };
 
 template <enum kv_format F, int D, bool FULL>
@@ -126,7 +126,7 @@ static cudaError_t launch_codes(cudaStream_t stream, const struct attention_laun
     p.n_k = (a->kv.head_dim_k + numbers - 1) / numbers;
     p.n_v = (a->kv.head_dim_v + numbers - 1) / numbers;
     const int fixed = S::fixed_bytes(a->limits->deterministic);
-    // Bytes of one slot of all warps.
+    // The bytes of one slot in the rings of all warps.
     const int slot_bytes = CODE_WARPS * S::RECORDS * p.record_room;
     p.n_slots = (BLOCK_BYTES - fixed) / slot_bytes;
     p.n_slots = p.n_slots < CODE_MAX_SLOTS ? p.n_slots : CODE_MAX_SLOTS;

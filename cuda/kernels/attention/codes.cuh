@@ -9,8 +9,8 @@
 
 #if HAVE_SM90A
 
-/* NT: number of columns of 8 query vectors. FULL: rows of K and V have exactly D elements;
- * otherwise they may have fewer. */
+/* NT: number of groups of 8 query vectors; a group is the 8 columns of a product. FULL: rows of K
+ * and V have exactly D elements; otherwise they may have fewer. */
 template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     using S = codes_shape<D>;
     using K = code_kind<F>;
@@ -45,8 +45,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return p.is_bf16 ? to_float(((const bf16_t *)from)[i]) : to_float(((const f16_t *)from)[i]);
     }
 
-    /* Writes the operands of vector g of column j, and returns the sum of this lane's rounded
-     * elements. */
+    /* Writes the operands of vector g of group j, and returns the sum of all rounded elements of
+     * that vector. */
     template <typename Put>
     __device__ __forceinline__ float load_column(const struct attention_unit &u, int j, Put put)
     {
@@ -209,7 +209,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     }
 
     /* Which keys of the record that starts with key `first` are visible: bit 4 j + i is for score i
-     * of column j. */
+     * of group j. */
     __device__ __forceinline__ uint32_t seen_of(const struct attention_unit &u, int first) const
     {
         uint32_t seen = 0;
@@ -221,14 +221,14 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return seen;
     }
 
-    /* The factors of one key. Its score is k * (sum - k_zero * the query's sum). v_log and
-     * v_inverse: the logarithm and the inverse of its value's scale. */
+    /* The factors of one key. Its score is k * (dot - k_zero * q_sum), where dot is the product of
+     * query and codes. v_log, v_inverse: logarithm and inverse of the scale of its value. */
     struct key_scales {
         float k, k_zero, v_log, v_inverse, v_zero;
     };
 
-    /* The factors of a key with these words. is_there: such a key exists. k_unit, zero_unit:
-     * factors of the scale and of the zero of K. */
+    /* The factors of a key with these scale words; zeros unless is_there (there is such a key).
+     * k_unit, zero_unit: factors of the scale and of the zero point of K. */
     __device__ __forceinline__ static struct key_scales
     scales_of_words(enum kv_format format, uint32_t k_word, uint32_t v_word, bool is_there,
                     float k_unit, float zero_unit)
@@ -240,7 +240,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
                         : key_scales{};
     }
 
-    /* Loads the factors of the key that has this lane's number. */
+    /* Loads the factors of key `lane` of the chunk (of key `lane` % 16 if it has only 16). */
     __device__ __forceinline__ struct key_scales own_scales(bool is_there) const
     {
         const struct kv_codes &c = p.a.kv.codes;
@@ -360,8 +360,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Masks for those of the lane's keys that exist. The memory of other keys may contain anything,
-     * including E4M3's NaN. */
+    /* A mask for a word with values of `key` and `key` + 1; it keeps those of keys that exist. The
+     * memory of other keys may contain anything, including E4M3's NaN. */
     __device__ __forceinline__ uint32_t word_mask(const struct attention_unit &u, int key) const
     {
         return (key >= u.first && key < u.hi ? 0xffffu : 0u) |
@@ -462,8 +462,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return x + __shfl_xor_sync(0xffffffffu, x, 16);
     }
 
-    /* Stores this warp's results for column j: the values of each vector, its maximum and its
-     * sum. The lane has vectors first_vector and first_vector + vector_step. */
+    /* Stores this warp's results for group j: the values of each vector, its maximum and its sum.
+     * The lane has vectors first_vector and first_vector + vector_step. */
     __device__ __forceinline__ void put_column(int j, int first_vector, int vector_step)
     {
         const float stored = p.a.kv.codes.word_bytes == 0 ? p.a.kv.codes.v_scale : 1.0f;
@@ -546,7 +546,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return all;
     }
 
-    /* Joins and stores all warps' results for one run of the unit's keys. */
+    /* Joins all warps' results for one run of the unit's keys; after the last run, stores them. */
     __device__ __forceinline__ void finish(const struct attention_unit &u, bool is_first,
                                            bool is_last, int first_vector, int vector_step)
     {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Records of codes on their way into a warp: the shapes that all parts of codes.cu share, how codes
- * become fp16 operands, and the loader, which keeps a ring of chunks ahead of the arithmetic.
+/* How a warp loads records of codes: the shapes that all parts of codes.cu share, how codes become
+ * fp16 operands, and the loader, which keeps a ring of chunks ahead of the arithmetic.
  * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_LOAD_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_CODES_LOAD_CUH
@@ -27,7 +27,7 @@ struct codes_params {
  * An integer code is used as the mantissa of a subnormal fp16 number, which the tensor cores handle
  * at full speed, so a single mask makes an operand. */
 template <enum kv_format F> struct code_kind {
-    static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // steps of 16 elements per chunk
+    static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // steps of 16 elements per piece
     static constexpr int NUMBERS = 16 * STEPS, BITS = 8 / STEPS;
     static constexpr float UNIT = F == KV_FP8 ? 1.0f : 16777216.0f;
     // additional factor of every second operand
@@ -38,8 +38,8 @@ template <int D> struct codes_shape {
     static constexpr int RECORDS = D <= 128 ? 2 : 1;   // records per chunk, processed side by side
     static constexpr int KEYS = RECORDS * RECORD_KEYS; // keys per chunk
     static constexpr int TILES = D / 16;               // tiles per value
-    static constexpr int MANY = D <= 128 ? 4 : 2; // maximum number of columns of 8 query vectors
-    static constexpr int PITCH = D + 4;           // floats between rows that wait to be joined
+    static constexpr int MANY = D <= 128 ? 4 : 2; // maximum number of groups of 8 query vectors
+    static constexpr int PITCH = D + 4;           // row pitch of the results to join, in floats
     static constexpr int ROOM = CODE_WARPS * 8 * PITCH;                  // floats
     static constexpr int QUERIES = MANY * TILES * 32 * 8 + MANY * 8 * 4; // bytes
     static constexpr int FOLD = MANY * 8 * PITCH; // floats, for the runs of deterministic mode
@@ -127,8 +127,8 @@ __device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
     return pair;
 }
 
-/* The operands in one word of a row of K, which has four consecutive codes, or eight of 4 bits.
- * q_dim defines which codes form a pair. */
+/* The operands from one word of a row of K. The word has four consecutive codes, or eight of 4
+ * bits. q_dim defines which codes form a pair. */
 template <enum kv_format F>
 __device__ __forceinline__ void key_operands(uint32_t word,
                                              uint32_t (&out)[2 * code_kind<F>::STEPS])
@@ -157,8 +157,8 @@ __device__ __forceinline__ void value_operands(uint32_t word,
     key_operands<F>(F == KV_FP8 ? __byte_perm(word, 0, 0x3120) : word, out);
 }
 
-/* The element of its word (of 4, or 8) with which a lane's operand `reg` of step `step` starts, and
- * the distance to the pair's second element. */
+/* q_dim: the first element of operand `reg` of step `step`, as an index into the 4 (or 8) elements
+ * of a word. q_pair: the distance from there to the pair's second element. */
 template <enum kv_format F> __device__ __forceinline__ constexpr int q_dim(int step, int reg)
 {
     if constexpr (F == KV_FP8) {

@@ -2,9 +2,9 @@
 /* Attention over integer codes in units of up to 8 query vectors. Queries are rounded to 15 bits
  * and multiplied as two digits of 8 bits on the integer tensor cores, which take codes of 8 bits as
  * they are stored and codes of 4 bits after a mask. The products are exact. A vector's digits are
- * neighbouring columns, so a lane has complete scores, half as many as codes_computer's lanes.
- * Values are multiplied as in codes_computer. Since queries are rounded differently, a row's bits
- * differ from codes_computer's; deterministic mode does not use this.
+ * neighbouring columns, so one lane has both of them; it has half as many scores as a lane of
+ * codes_computer. Values are multiplied as in codes_computer. Since queries are rounded
+ * differently, a row's bits differ from codes_computer's; deterministic mode does not use this.
  * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH
@@ -13,8 +13,8 @@
 
 #if HAVE_SM90A
 
-/* SETS: number of sets of four query vectors. A lane has vectors t and, if there are two sets,
- * t + 4: elements [0][0] and [0][1] of top, sum, zeros, q_sum and of a tile's values. */
+/* SETS: number of sets of four query vectors. A lane has vector t and, if there are two sets, t +
+ * 4, as elements [0][0] and [0][1] of top, sum, zeros, q_sum and of a tile's values. */
 template <enum kv_format F, int D, int SETS, bool FULL>
 struct codes_thin : codes_computer<F, D, 1, FULL> {
     using B = codes_computer<F, D, 1, FULL>;
@@ -27,13 +27,13 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
     static constexpr int PRODUCT = F == KV_INT4 ? 16 : 1; // factor of the sums of products
     static constexpr float KEEP = 8.0f;                   // as in next_reference
 
-    /* The digits of the lane's column (a digit of a vector), for the codes in the low bits of bytes
-     * and, of 4-bit codes, in the high ones. */
+    /* The operands of the lane's column (one digit of a vector), in the last index: 0 for codes in
+     * the low bits of bytes; 1, only with 4-bit codes, for those in the high bits. */
     uint2 digits[SETS][PAIRS][K::STEPS];
     float q_unit[SETS]; // the value of a vector's lowest bit
-    // The ring in shared memory, kept in a register: otherwise every chunk computes it again.
+    // The ring's address in shared memory, kept in a register: it is not computed per chunk.
     uint32_t ring = kept(smem_address(B::loader.slots));
-    uint32_t at; // the chunk in it
+    uint32_t at; // address of the current chunk
 
     __device__ __forceinline__ static uint32_t kept(uint32_t x)
     {
@@ -74,7 +74,7 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         return at + (uint32_t)((byte ^ (byte >> 3 & 0x70)) + r * room() + (is_v ? v_offset() : 0));
     }
 
-    /* Word i of this lane's key: K's or V's. */
+    /* The scale word of this lane's key: K's (i is 0) or V's (i is 1). */
     __device__ __forceinline__ uint32_t own_word(int i) const
     {
         const int r = RECORDS == 1 ? 0 : B::lane >> 4;
@@ -92,7 +92,7 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
     }
 
     /* Loads the lane's elements of the vector whose digit is this lane's column. Returns the
-     * largest magnitude of the vector, as bits. */
+     * largest magnitude in the vector, as the bits of a float. */
     __device__ __forceinline__ uint32_t load_vector(const struct attention_unit &u, int vector,
                                                     uint32_t (&raw)[B::PIECES][EACH / 2]) const
     {
@@ -124,7 +124,7 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         return max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     }
 
-    /* A digit of x. */
+    /* The low or the high digit of x. */
     __device__ __forceinline__ static uint32_t digit_of(int x, bool is_low)
     {
         const int high = (x + HALF_DIGIT) >> 8;
@@ -136,7 +136,7 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         const bool is_low = B::g() & 1;
         uint32_t raw[B::PIECES][EACH / 2];
         const uint32_t largest = load_vector(u, (B::g() >> 1) + 4 * e, raw);
-        /* The largest element becomes a number of 14 bits; tiny ones are 0. */
+        /* Scales the vector: its largest element gets 14 bits; tiny elements become 0. */
         const uint32_t exponent = max(largest >> 23, LARGEST_POWER + 1u);
         const float factor = __uint_as_float((LARGEST_POWER + 254u - exponent) << 23);
         float unit = __uint_as_float((exponent - LARGEST_POWER) << 23);
@@ -159,7 +159,7 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         }
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
-        // Vector t is in columns 2 t and 2 t + 1, each of four lanes.
+        // Vector t is in columns 2 t and 2 t + 1; four lanes hold each column.
         B::q_sum[0][e] = (float)(__shfl_sync(0xffffffffu, total, B::t() * 8) * PRODUCT);
         q_unit[e] = __shfl_sync(0xffffffffu, unit, B::t() * 8) * (1.0f / PRODUCT);
     }
@@ -175,7 +175,7 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
     /* ---- a chunk */
 
     /* Computes the products of queries and codes, times PRODUCT, for keys g ([0]) and g + 8 ([1])
-     * of each record. 4-bit codes in the high bits of bytes count 16 times. */
+     * of each record. 4-bit codes in the high bits of bytes have 16 times their value. */
     __device__ __forceinline__ void score(float (&scores)[RECORDS][2][SETS])
     {
         int32_t dots[RECORDS][SETS][2][4] = {};
@@ -277,7 +277,7 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         }
     }
 
-    /* Moves the references of the lane's vectors if a score exceeds one by more than KEEP. */
+    /* Moves the reference of each of the lane's vectors that a score exceeds by more than KEEP. */
     __device__ __forceinline__ void move_references(const float (&high)[SETS])
     {
         bool moves = false;

@@ -33,7 +33,7 @@ struct attention_params {
     int32_t q_rows;
     int32_t first_lane, end_lane; // this launch skips items of lanes outside this range
     bool is_expanded;             // the preceding kernel writes the items' tables and older keys
-    bool may_be_thin; // for sm_90: a row's bits may depend on which other rows are in the pass
+    bool may_be_thin;             // a row's bits may depend on the other rows of the pass
 };
 
 __device__ __forceinline__ float *slot_at(const struct attention_params &p, int slot, int head)
@@ -42,7 +42,7 @@ __device__ __forceinline__ float *slot_at(const struct attention_params &p, int 
 }
 
 /* is_local: true if rows do not see all older keys. first_seen: the first position that a row at
- * `pos` sees. A later row never sees an older key that an earlier row does not see. */
+ * `pos` sees; it never decreases as `pos` increases. */
 __device__ __forceinline__ bool is_local(const struct attention_params &p)
 {
     return p.window > 0 || p.chunk > 0;
@@ -117,13 +117,13 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
 }
 
 /* The index of the k-th unit of one of n workers. Units are dealt out from longest to shortest in
- * alternating direction, which balances the sums. */
+ * alternating direction, so that workers get similar amounts of work. */
 __device__ __forceinline__ int unit_index(int k, int n, int worker)
 {
     return k * n + (k & 1 ? n - 1 - worker : worker);
 }
 
-/* The end of the range of keys that starts at lo and is summed without interruption. */
+/* The end of the run of keys that starts at lo; the keys of a run are summed separately. */
 __device__ __forceinline__ int run_end(const struct attention_unit &u, int lo)
 {
     return u.item.fold ? min(u.hi, (lo / ATTENTION_FIXED_SPLIT + 1) * ATTENTION_FIXED_SPLIT) : u.hi;
@@ -152,8 +152,8 @@ row_view(const struct attention_params &p, const struct attention_unit &u, int p
     return v;
 }
 
-/* True if a row of a tree sees new slot `node`; w: the row's mask. With a sliding window, the
- * node's position counts, which follows from its depth. */
+/* True if a row of a tree sees new slot `node`; w: the row's mask. A sliding window applies to the
+ * node's position, which follows from its depth in the tree. */
 __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
                                           const struct attention_unit &u,
                                           const struct attention_row_view &v,
@@ -201,10 +201,10 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
-/* Exponentials are taken relative to a reference, one per row, in units of scores. It moves to the
- * row's maximum only if a score exceeds it by more than KEEP powers of two: sums cannot overflow
- * before that, and as long as no reference moves, nothing has to be rescaled. high: the largest
- * score of the next tile. */
+/* Exponentials are taken relative to a reference, one per row, in units of scores. The reference
+ * moves to the row's maximum only if a score exceeds it by more than KEEP powers of two: before
+ * that, sums cannot overflow, and while no reference moves, nothing has to be rescaled. high: the
+ * largest score of the next tile. */
 __device__ __forceinline__ float next_reference(float reference, float high, float scale_log2)
 {
     constexpr float KEEP = 8.0f;
@@ -220,7 +220,7 @@ __device__ __forceinline__ float soft_cap(const struct attention_params &p, floa
     return p.softcap * (1.0f - __fdividef(2.0f, e + 1.0f));
 }
 
-/* Joins (m, l) to (M, L): the factors for the values of the two sides. */
+/* What join multiplies the old and the new values by when it adds (m, l) to (top, sum). */
 struct join_weights {
     float old_weight, new_weight;
 };
@@ -240,7 +240,7 @@ __device__ __forceinline__ float join_value(const struct join_weights &w, float 
     return __fmaf_rn(old_value, w.old_weight, __fmul_rn(new_value, w.new_weight));
 }
 
-/* The factor for the joined values at the end. */
+/* The factor that normalises the joined values at the end. */
 __device__ __forceinline__ float final_weight(float top, float sum, const float *sinks, int head)
 {
     float weight = 1.0f;

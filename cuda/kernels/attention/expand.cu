@@ -11,7 +11,7 @@
 
 enum { EXPAND_WARPS = 8, EXPAND_BLOCKS = 4 }; // EXPAND_BLOCKS: resident blocks per multiprocessor
 
-/* Expands 16 bytes of one token's K or V: elements d to d + 15 or, with 4-bit codes, to d + 31. */
+/* Expands 16 bytes of one token's K or V: 16 elements or, with 4-bit codes, 32. */
 template <typename T>
 __device__ __forceinline__ void expand_piece(T *to, const struct kv_codes &c,
                                              const struct kv_place &at, bool is_v, int piece,

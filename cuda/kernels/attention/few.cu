@@ -30,7 +30,7 @@
 
 #if HAVE_SM90A
 
-/* For a block of a cluster: joins the block's only unit. */
+/* Processes and joins the only unit of a block that belongs to a cluster. */
 template <typename F> __device__ __forceinline__ void join_cluster(F &f, float *room, uint64_t *bar)
 {
     const int n = min(f.n_workers, f.n_chunks);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
             }
         }
         if (SUMS || k > 0) {
-            // The previous unit has been joined, and this unit's rows have been read.
+            // Wait until the previous unit has been joined and this unit's rows have been read.
             __syncthreads();
         }
         f.send(room, nullptr, n);
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
     if (!ALONE && !f.begin_cluster(bar)) {
         return;
     }
-    if (S::MANY) { // the next kernel is gemm/wide.cu, or one that must not start early
+    if (S::MANY) { // gemm/wide.cu, if next, starts early; other kernels must not
         pdl_trigger();
     }
     pdl_wait();
@@ -137,23 +137,23 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-enum { SM_BYTES = 228 * 1024 }; // a block needs 1,024 bytes in addition to its own
+enum { SM_BYTES = 228 * 1024 }; // 1,024 bytes are reserved per block
 
-/* With fewer rows gemm/small.cu follows. A block of either kernel then fills a multiprocessor: if
- * two fitted, some multiprocessors would get two and others none. */
+/* With at most 32 rows gemm/small.cu is next, and a block of either kernel fills a multiprocessor:
+ * if two fitted, some multiprocessors would get two and others none. */
 static bool is_many(int n_rows)
 {
     return n_rows > 32;
 }
 
-/* True if n_each units per row keep the device busy. With few rows, clusters share the units. */
+/* True if n_each units per row keep the device busy. Few rows do, as clusters share units. */
 static bool fills(int n_rows, int n_each, int n_sms)
 {
     return !is_many(n_rows) || 2 * n_rows * n_each > n_sms;
 }
 
-/* log2 of the number of blocks in a cluster. Covering half of the device is enough; more blocks are
- * not faster. 0: not even two blocks per unit fit, so each block works alone. */
+/* log2 of the number of blocks in a cluster: more than two only while they cover at most half of
+ * the device, as more are not faster. 0: not even two per unit fit; each block works alone. */
 static int log_cluster_of(const struct few_params &p, int head_dim, int n_sms)
 {
     const int n = p.n_units;
@@ -185,8 +185,8 @@ static bool plain_takes(const struct kv_view *kv, int d)
            kv->page_stride % d == 0;
 }
 
-/* Only clusters process codes, and only of so few rows that the product before is complete
- * (rope_store_adds_sums). */
+/* Codes are processed only by clusters, and only with so few rows that the preceding product leaves
+ * no partial sums (rope_store_adds_sums). */
 static bool coded_takes(const struct rope_store_args *a, const struct kv_view *kv,
                         const struct attention_limits *limits)
 {

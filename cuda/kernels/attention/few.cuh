@@ -28,20 +28,20 @@ template <int DIM> __device__ __forceinline__ int few_dim(int lane, int j)
     return DIM == 128 ? (lane & 3) * 16 + (j >> 1) * 64 + (j & 1) * 8 : (lane & 3) * 8 + j * 32;
 }
 
-/* Where element `dim` of a chunk's row is in a slot. */
+/* The byte offset in a slot of element `dim` of a chunk's row. */
 __device__ __forceinline__ int slot_place(int row, int dim)
 {
     return (dim >> 6) * FEW_BOX_BYTES + (int)swizzled(row, dim >> 3 & 7);
 }
 
-/* If any lane's part of the new value has NaN or infinity, makes the value zeros and the new key
- * NaN. `key`: a word of that key. */
+/* If any lane's part of the new value has NaN or infinity, replaces that part by zeros and makes
+ * the new key NaN. `key`: a word of that key. */
 template <typename T> __device__ __forceinline__ void few_drop_broken(uint4 &value, uint32_t &key)
 {
     const bool ok = are_storable<T, false>(value);
     if (!__all_sync(0xffffffffu, ok)) {
         value = ok ? value : make_uint4(0, 0, 0, 0);
-        key = pack<T>(NAN, NAN); // also in the lanes that have queries of this row
+        key = pack<T>(NAN, NAN); // the lanes with queries of this row get NaN, too
     }
 }
 
@@ -61,7 +61,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
     static constexpr bool ALONE = WAY != BY_CLUSTER && WAY != BY_CLUSTER_OF_CODES;
     const struct few_params &p;
     const CUtensorMap *map;          // boxes of pages
-    const struct few_bounds &bounds; // unless BOUNDED, not read
+    const struct few_bounds &bounds; // read only if BOUNDED
     uint64_t *full;                  // this warp's barriers, one per slot
     char *slots;                     // this warp's ring
     int rank, warp, lane, worker, n_workers;
@@ -284,8 +284,8 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         value = *reinterpret_cast<const uint4 *>(shared_at(rows, S::J));
     }
 
-    /* Rotates the rows. Element e of vector j is rotated together with element e of vector j + J /
-     * 2. */
+    /* Normalises (if NORM) and rotates the rows. Element e of vector j is rotated together with
+     * element e of vector j + J / 2. */
     __device__ __forceinline__ void rotate()
     {
         float scale = 1.0f;
@@ -358,7 +358,7 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         __syncwarp();
     }
 
-    /* Adds the chunk in the slot, from key `first` of the chunk on. */
+    /* Adds the chunk in the slot, whose first key is key `first` of the sequence. */
     __device__ __forceinline__ void add_chunk(const char *slot, int first)
     {
         float s[2][4] = {};
@@ -495,8 +495,8 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         return (uint32_t)(min(n_workers, n_chunks) * heads_sent() * (dims_mine() * 4 + 8));
     }
 
-    /* Starts the unit of a cluster. False, in all blocks of the cluster alike: its row is padding.
-     */
+    /* Starts the unit of a cluster. Returns false, in all blocks of the cluster, if its row is
+     * padding. */
     __device__ __forceinline__ bool begin_cluster(uint64_t *bar)
     {
         if (past < 0) {

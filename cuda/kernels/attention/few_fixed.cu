@@ -2,26 +2,26 @@
 /* few.cu for deterministic mode: rope, the store of the new key and value, and attention in one
  * launch, with the same bits as rope.cu and wide.cuh.
  *
- * A unit is a row and a KV head (or a part of its group of query heads), as in few.cu. But the keys
- * of a unit cannot be shared as there, because all of them must be added in their order: for each
- * tile of 128 keys the scores, then the probabilities, then the values. Runs of 512 keys are summed
- * separately and joined in order. Scores are K Q^T and outputs V^T P^T (mma.sync), which have the
- * bits of Q K^T and P V (wgmma).
+ * A unit is a row and a KV head (or a part of its group of query heads), as in few.cu. But warps
+ * cannot divide the keys of a unit as they do there, because all keys must be added in order: for
+ * each tile of 128 keys, first the scores, then the probabilities, then the values. Runs of 512
+ * keys are summed separately and joined in order. Scores are K Q^T and outputs V^T P^T (mma.sync),
+ * which have the same bits as Q K^T and P V (wgmma).
  *
  * With more than 32 rows a warp processes a unit alone (few_fixed.cuh), and warps share nothing.
  * With fewer rows a block processes a unit (fixed_team.cuh): its warps divide the keys for the
  * scores, and the elements of the values for the sums.
  *
- * Bound by reading the keys and values if there are many, otherwise by launch and latencies. */
+ * Bound by reading the keys and values if there are many, otherwise by latencies. */
 #include "cuda/kernels/attention/few_fixed.cuh"
 #include "cuda/kernels/attention/fixed_team.cuh"
 
 #include <algorithm>
 
-/* With more rows gemm/wide.cu follows, or a kernel that must not start early. */
+/* With more rows, gemm/wide.cu, if it is next, starts early; other kernels must not. */
 enum { FEW_ROWS = 32 };
 
-/* Made uniform in a way that the compiler understands. */
+/* The warp's index, obtained such that the compiler knows that it is uniform in a warp. */
 #if HAVE_SM90A
 __device__ __forceinline__ int warp_of_block()
 {

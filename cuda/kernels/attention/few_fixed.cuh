@@ -7,7 +7,7 @@
 #include "cuda/kernels/attention/fixed_row.cuh"
 
 template <int DIM> struct fixed_few_shape : fixed_row_shape<DIM> {
-    static constexpr int WARPS = 4, BLOCKS = 4; // per block; resident blocks per multiprocessor
+    static constexpr int WARPS = 4, BLOCKS = 4; // warps per block; resident blocks per SM
     static_assert(fixed_row_shape<DIM>::RUN == 32, "a lane for each page of a run");
 };
 
@@ -39,7 +39,7 @@ template <typename T, int DIM, bool NORM> struct fixed_few : fixed_row<T, DIM, N
     int slot = 0; // the slot to process next
     uint32_t parity = 0;
 
-    // For heads 2 t and 2 t + 1 of lanes with lane % 4 == t.
+    // In lanes with lane % 4 == t: for heads 2 t and 2 t + 1.
     float top[2], sum[2], values[TILES][4];
 
     /* ---- fetching ---- */
@@ -67,13 +67,13 @@ template <typename T, int DIM, bool NORM> struct fixed_few : fixed_row<T, DIM, N
         }
     }
 
-    /* The KV head of unit k, and the part of its group. */
+    /* The index of unit k among its row's units: the KV head and the part of its group. */
     __device__ __forceinline__ int head_of(int k) const
     {
         return first + k * step - __shfl_sync(0xffffffffu, row_number, k) * R::p.heads_y();
     }
 
-    /* The pages of a run of unit k, from its chunk on. */
+    /* The pages of a run of unit k, from chunk `chunk` on. */
     __device__ __forceinline__ uint32_t look_up(int k, int chunk) const
     {
         const int end = max(__shfl_sync(0xffffffffu, info.slot_pos, k), 0) / CHUNK;
@@ -195,8 +195,8 @@ template <typename T, int DIM, bool NORM> struct fixed_few : fixed_row<T, DIM, N
         release();
     }
 
-    /* Adds a tile, whose first chunk is `start`. Loops are rolled, and chunks move through the
-     * array, because code that runs once per launch takes longer to fetch than to run. */
+    /* Adds a tile, whose first chunk is `start`. Loops are not unrolled but shift the array by a
+     * chunk, because code that runs once per launch takes longer to fetch than to run. */
     __device__ __forceinline__ void add_tile(int start)
     {
         const int n = min(S::TILE, n_chunks - start);
@@ -266,7 +266,7 @@ template <typename T, int DIM, bool NORM> struct fixed_few : fixed_row<T, DIM, N
         }
     }
 
-    /* Loads what unit k needs that does not depend on the preceding product. */
+    /* Loads the inputs of unit k that do not depend on the preceding product. */
     __device__ __forceinline__ void enter_unit(int k, float4 (&cos_sin)[J * 2], float *growth)
     {
         struct pass_row own;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* few.cu for pages of codes (a quantised KV cache), for as many rows as there is room for clusters:
+/* few.cu for pages of codes (a quantised KV cache), for so few rows that each unit gets a cluster:
  * rope, the encoding and the store of the new key and value, and attention in one launch.
  *
- * The division of work is few.cu's, with twice as many warps per block, because a chunk takes
- * longer than its bytes. A chunk is a record of 16 keys, which one bulk copy brings into the ring
- * of a warp; the arithmetic on codes is that of codes.cu. The warp with a unit's last chunk encodes
- * the new key and value into their page, and into the record in its ring, so that they are read as
- * they are stored.
+ * The work is divided as in few.cu, but with twice as many warps per block, because processing a
+ * chunk takes longer than loading it. A chunk is a record of 16 keys, which one bulk copy brings
+ * into the ring of a warp; the arithmetic on codes is that of codes.cu. The warp with a unit's last
+ * chunk encodes the new key and value into their page, and also into the record in its ring, so
+ * that attention reads them exactly as they are stored.
  *
  * Bound by launch and memory latency. */
 #include "cuda/kernels/attention/few_kv.cuh"
@@ -67,7 +67,7 @@ static cudaError_t launch_few_kv(cudaStream_t stream, const struct few_params &f
     p.record_room = (few.kv.codes.record_bytes + 127) / 128 * 128;
     const int most = PLAIN::WARPS * PLAIN::SLOTS * PLAIN::SLOT / S::WARPS / p.record_room;
     p.n_slots = most < FEW_KV_MAX_SLOTS ? most : (int)FEW_KV_MAX_SLOTS;
-    // As much as few.cu uses, so that as many blocks of the next product fit beside one block.
+    // At least as much as few.cu, so that no more blocks of the next product fit beside one.
     const int least = PLAIN::bytes(few);
     const int needed = S::WARPS * p.n_slots * p.record_room + FEW_KV_BARRIER_BYTES +
                        S::room_bytes(few) + 2 * DIM * (int)sizeof(float);

@@ -13,7 +13,7 @@ enum { FEW_KV_MAX_SLOTS = 5, FEW_KV_BARRIER_BYTES = 384 }; // room for 2 + 8 x 5
 /* few_params, and the ring: slots per warp, and bytes of a record in it. */
 struct few_kv_params {
     struct few_params few;
-    struct few_bounds bounds; // none
+    struct few_bounds bounds; // zeros: no window, no sinks
     int32_t n_slots, record_room;
 };
 
@@ -87,8 +87,8 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
 
     /* ---- the new row */
 
-    /* The query's operands: its elements are paired as key_operands pairs codes. Returns the sum of
-     * the rounded elements. */
+    /* Makes the query's operands, with its elements paired as key_operands pairs codes. Returns the
+     * sum of the rounded elements. */
     __device__ __forceinline__ float make_operands(int j, const float (&x)[8])
     {
         float sum = 0.0f;
@@ -97,7 +97,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
             const int reg = i % 2, word = K::STEPS == 2 ? 0 : i / 2;
             const int at = word * 4 + q_dim<F>(i / 2 % K::STEPS, reg);
             const float by = (reg == 1 ? K::ODD : 1.0f) * QUERY_FACTOR;
-            // queries are rounded to the model's type first, as where rope stores them
+            // queries are rounded to the model's type first, as rope.cu does when it stores them
             operands[j][i] = half_pair(to_float(from_float<T>(x[at])) * by,
                                        to_float(from_float<T>(x[at + q_pair<F>()])) * by);
             const float2 rounded = half_values(operands[j][i]);
@@ -129,8 +129,8 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
         }
     }
 
-    /* Rotates the rows. stores: this warp has the unit's last chunk, and keeps the new key and
-     * value for it. */
+    /* Normalises and rotates the rows. stores: this warp has the unit's last chunk, so it keeps the
+     * new key and value in `fresh`. */
     __device__ __forceinline__ void rotate(bool stores)
     {
         const float scale = B::p.q_norm ? few_norm_scale<T, DIM>(B::q, B::p.eps) : 1.0f;
@@ -284,7 +284,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
                 v.zero};
     }
 
-    /* Adds the chunk in the slot, from key `first` of the sequence on. */
+    /* Adds the chunk in the slot, whose first key is key `first` of the sequence. */
     __device__ __forceinline__ void add_chunk(const char *record, int first)
     {
         const int g = B::lane >> 2;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The norm of a new row's heads, four lanes to a head, with the bits of rope.cu.
+/* The norm of a new row's heads, four lanes to a head, with the same bits as rope.cu.
  * Thread: device code, all lanes of a warp. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_FEW_NORM_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_NORM_CUH
@@ -17,8 +17,8 @@ template <> __device__ __forceinline__ float2 unpack<f16_t>(uint32_t v)
     return __half22float2(*reinterpret_cast<const __half2 *>(&v));
 }
 
-/* The scale of the norm of this lane's head: the squares are added as in rope.cu, of which a thread
- * has one vector and its partner. */
+/* The scale of the norm of this lane's head. Squares are added in the order of rope.cu, where a
+ * thread has one vector and the vector with which it is rotated. */
 template <typename T, int DIM>
 __device__ __forceinline__ float few_norm_scale(const uint32_t (&q)[DIM / 32][4], float eps)
 {

@@ -7,8 +7,8 @@
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 
-/* How units are processed: by a cluster each; by a block each; or, with many rows, by blocks that
- * fill the device and take units in turn, with or without adding partial sums. */
+/* Who processes a unit: a cluster; a block; with many rows, one of the blocks that fill the device
+ * and take units in turn, with or without partial sums to add; with codes, a cluster. */
 enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS, BY_CLUSTER_OF_CODES };
 
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
@@ -30,7 +30,7 @@ struct few_params {
     const float *cos_sin, *q_norm, *k_norm;
     int32_t n_rows, max_pos, n_heads, group;
     int32_t n_units; // rows x KV heads (or parts of their groups)
-    // Strides of pages, in rows of one token's elements of one head.
+    // Strides, in rows of head_dim elements: from page to page, from head to head, from K to V.
     int32_t page_rows, head_rows, v_rows;
     /* Logarithms to base 2: the number of parts of a KV head's query heads (each part has `group`
      * heads, and room for 2^log_heads); the tokens of a page; the blocks of a cluster. */
@@ -38,14 +38,14 @@ struct few_params {
     float eps, norm_offset, scale_log2;
     struct query_growth growth;
 
-    /* KV heads, or parts of their groups: the units of a row. */
+    /* The number of units of a row: its KV heads, or the parts of their groups. */
     __host__ __device__ int heads_y() const
     {
         return kv.n_kv_heads << log_parts;
     }
 };
 
-/* Keys that a row sees, including its own (0: all), and sinks or NULL. Unused with IN_TURN. */
+/* Number of keys that a row sees, with its own (0: all); sinks or NULL. Unused if MANY. */
 struct few_bounds {
     int32_t window;
     const float *sinks;

@@ -31,15 +31,15 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
     }
 
     int row, kv_head, part;
-    int past, n_chunks; // the number of older keys; of chunks, including the new key
+    int past, n_chunks; // numbers of older keys, and of chunks, including the new key's
     uint32_t new_page;
-    /* Row g of the group's heads, followed by the key, is in lanes 4 g to 4 g + 3. While rows are
-     * rotated, a lane has J vectors of 8 elements; then it has the operands of the products. */
+    /* Lanes 4 g to 4 g + 3 have row g: a head of the group or, after the last, the key. While rows
+     * are rotated, a lane has J vectors of 8 elements; later, the products' operands. */
     uint32_t q[J][4];
     uint4 value;
 
-    /* Loads the inputs of a unit that do not depend on the preceding product. The row is number
-     * `number` of the pass; head: its KV head, or the part of its group. */
+    /* Loads the inputs of a unit that do not depend on the preceding product. number: the index of
+     * the row in the pass; head: the unit's index in the row (KV head and part of its group). */
     __device__ __forceinline__ void enter(int number, int head, const struct pass_row &info,
                                           float4 (&cos_sin)[J * 2], float *growth)
     {
@@ -83,7 +83,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         }
     }
 
-    /* Adds up partial sums, as load_sum does, all vectors at a time. */
+    /* Adds up partial sums, as load_sum does, for all vectors at once. */
     __device__ __forceinline__ void load_sums()
     {
         float x[J + 1][8];
@@ -259,8 +259,8 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         __syncwarp();
     }
 
-    /* The scores of a chunk in shared memory: keys lane / 4 and lane / 4 + 8 of the chunk, heads 2
-     * t and 2 t + 1 of lanes with lane % 4 == t. */
+    /* The scores of a chunk in shared memory. A lane with lane % 4 == t gets keys lane / 4 and lane
+     * / 4 + 8 of the chunk, for heads 2 t and 2 t + 1. */
     __device__ __forceinline__ void score(char *k, int chunk, bool has_new, float (&s)[4]) const
     {
         if (has_new) {
@@ -303,7 +303,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         }
     }
 
-    /* The largest of a score's values over the keys in all lanes. */
+    /* The largest x of the lanes that have the same heads and different keys. */
     __device__ __forceinline__ static float highest(float x)
     {
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 4));
@@ -311,7 +311,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 16));
     }
 
-    /* Adds up a run's sums in all lanes, and scales its tops. */
+    /* Adds up a run's sums over all lanes, and converts its maxima to exponents of 2. */
     __device__ __forceinline__ void finish_run(float (&top)[2], float (&sum)[2]) const
     {
 #pragma unroll
@@ -322,8 +322,8 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         }
     }
 
-    /* Joins a run to the earlier ones. Its top and sum become those of all of them; w: the weights
-     * of the values. */
+    /* Joins a run to the earlier ones. `top` and `sum` become those of all runs so far; w: the
+     * weights of the values. */
     __device__ __forceinline__ static void join_run(bool is_first, float (&top)[2], float (&sum)[2],
                                                     float (&all_top)[2], float (&all_sum)[2],
                                                     struct join_weights (&w)[2])

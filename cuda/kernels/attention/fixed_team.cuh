@@ -16,9 +16,9 @@ template <int DIM> struct fixed_team_shape : fixed_row_shape<DIM> {
 
 /* What the warps of a block exchange. */
 struct fixed_team_room {
-    float2 high[8][4];     // for each warp, of heads 2 t and 2 t + 1
+    float2 high[8][4];     // maxima in each warp, for heads 2 t and 2 t + 1
     float4 numbers[8][32]; // probabilities of each lane in fp32
-    uint2 probs[8][32];    // the same as operands
+    uint2 probs[8][32];    // the same, as operands
     float2 sum[4];
 };
 
@@ -47,7 +47,7 @@ template <typename T, int DIM, bool NORM> struct fixed_team : fixed_row<T, DIM, 
         return 2 * start + (is_value ? n : 0) + chunk - start;
     }
 
-    /* One thread: fetches number i in the order of loads. */
+    /* Called by one thread. Fetches the i-th chunk in the order of loads. */
     __device__ __forceinline__ void fetch(int i) const
     {
         const int start = i / (2 * TILE) * TILE, n = min(TILE, n_chunks - start);
@@ -63,7 +63,7 @@ template <typename T, int DIM, bool NORM> struct fixed_team : fixed_row<T, DIM, 
         }
     }
 
-    /* Refills the slots of the chunks of keys or of values from `start` on, which all warps have
+    /* Refills the slots of the keys (or of the values) of the tile at `start`, which all warps have
      * read. */
     __device__ __forceinline__ void refill(int start, bool is_value) const
     {
@@ -210,7 +210,7 @@ template <typename T, int DIM, bool NORM> struct fixed_team : fixed_row<T, DIM, 
         values[0] = values[1] = values[2] = values[3] = 0.0f;
     }
 
-    /* All warps get the run's sum, and join the run to the earlier ones, if there are several. */
+    /* Gives all warps the run's sum; if there are several runs, joins it to the earlier ones. */
     __device__ __forceinline__ void end_run(bool is_first, float (&all_top)[2], float (&all_sum)[2],
                                             float (&kept)[4])
     {

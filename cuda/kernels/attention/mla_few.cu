@@ -5,11 +5,11 @@
  *
  * A unit is a row and a head; a cluster of blocks processes it. Every block
  *   1. computes its slice of the absorbed query and sends it to all blocks,
- *   2. attends to its part of the keys: a warp takes two consecutive keys at a time, which are its
- *      values as well and stay in its registers (a lane has some elements of each),
- *   3. sends its sums to all blocks, joins those of all, and computes its slice of the head.
- * The blocks exchange data by stores that the receiver's mbarrier counts, so no barrier of the
- * cluster orders data. Each head reads the latent keys again, which is why this kernel is only for
+ *   2. attends to its part of the keys: a warp takes two consecutive keys at a time, which serve as
+ *      values, too, and stay in its registers (a lane has some elements of each),
+ *   3. sends its sums to all blocks, joins all blocks' sums, and computes its slice of the head.
+ * The blocks exchange data by stores that the receiver's mbarrier counts, so no cluster barrier is
+ * needed to order data. Each head reads the latent keys again, which is why this kernel is only for
  * short contexts (attention_few_keys); the general path reads them once for 64 heads.
  *
  * The weights of steps 1 and 3 and each warp's first keys do not depend on the preceding kernel and
@@ -43,7 +43,7 @@ struct mla_few_params {
     struct query_growth growth;
 };
 
-/* A block's shared memory, in this order; weights as bytes, the rest as floats. */
+/* Byte offsets in a block's shared memory, in this order: weights, then arrays of floats. */
 template <int LORA> struct mla_layout {
     enum { PART = LORA + 4 }; // sums of a block: values, maximum, denominator
     int32_t absorb, expand, query, nope, latent, room, parts, bytes;
@@ -54,7 +54,7 @@ template <int LORA> struct mla_layout {
         expand = absorb + (LORA >> p.log_cluster) * p.nope * 2;
         query = expand + (p.v_dim >> p.log_cluster) * LORA * 2;
         nope = query + (LORA + ROPE) * 4;
-        latent = nope + (p.nope + 2 * ROPE) * 4; // after it: the positional parts of q and k, not
+        latent = nope + (p.nope + 2 * ROPE) * 4; // after nope: the positional parts of q and k, not
                                                  // yet rotated
         room = latent + LORA * 4;
         parts = room + WARPS * PART * 4;
@@ -64,7 +64,7 @@ template <int LORA> struct mla_layout {
 
 #if HAVE_SM90A
 
-/* Keys as a lane holds them: eight elements of every 256, and two of the positional part. */
+/* The elements of a key that a lane has: 8 of every 256, and 2 of the positional part. */
 template <typename T, int LORA> struct key_of {
     vec<T> latent[LORA / 256];
     uint32_t rope;
@@ -87,7 +87,7 @@ template <typename T, int LORA> struct key_of {
         }
         *(uint32_t *)(key + LORA + lane * 2) = rope;
     }
-    /* Replaces NaN and infinity, which pages must not hold, by zeros. False if there was any. */
+    /* Replaces vectors with NaN or infinity, not allowed in pages, by zeros. True if none. */
     __device__ __forceinline__ bool drop_broken()
     {
         bool all = true;
@@ -115,7 +115,7 @@ template <typename T, int LORA> struct mla_unit {
     const struct mla_few_params &p;
     char *smem;
     struct mla_layout<LORA> at;
-    struct pass_row row; // of the pass; n_past: row.slot_pos
+    struct pass_row row; // row.slot_pos: the number of earlier keys
     int row_id, head, rank, n_blocks;
     struct key_of<T, LORA> keys[BATCH];
     float query[LORA / 32 + 2];          // this lane's elements
@@ -156,7 +156,7 @@ template <typename T, int LORA> struct mla_unit {
         cluster_begun();
     }
 
-    /* Where the key with this number is. */
+    /* The address of key `number` of the sequence. */
     __device__ __forceinline__ T *key_at(int number) const
     {
         const int64_t page =
@@ -173,7 +173,7 @@ template <typename T, int LORA> struct mla_unit {
         }
         const T *key = key_at(first);
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) { // past the last, repeats it
+        for (int i = 0; i < BATCH; i++) { // past the end, repeat the last key
             keys[i].load(key + min(i, row.slot_pos - 1 - first) * (LORA + ROPE));
         }
     }
@@ -203,7 +203,7 @@ template <typename T, int LORA> struct mla_unit {
     }
 
     /* Four lanes compute an element; they take blocks of 32 inputs in an order that avoids bank
-     * conflicts. Eight lanes send a pair of elements, each to another block. */
+     * conflicts. Each of eight lanes sends the same pair of elements to a different block. */
     __device__ __forceinline__ void absorb()
     {
         const int lane = threadIdx.x & 31, slice = LORA >> p.log_cluster;
@@ -245,8 +245,8 @@ template <typename T, int LORA> struct mla_unit {
         return fmaf(to_float(v.v[7]), b.w, sum);
     }
 
-    /* Makes the new key, by one warp: the latent is normed and the rest rotated. The first head's
-     * cluster stores it. */
+    /* Called by one warp. Makes the new key: normalises the latent part and rotates the rest. The
+     * cluster of the first head stores the key. */
     __device__ __forceinline__ struct key_of<T, LORA> new_key()
     {
         const int lane = threadIdx.x & 31;
@@ -351,14 +351,14 @@ template <typename T, int LORA> struct mla_unit {
         }
         const struct key_of<T, LORA> added = new_key();
 #pragma unroll
-        for (int k = 0; k < BATCH; k++) { // also where nothing has been loaded
+        for (int k = 0; k < BATCH; k++) { // also after it, where nothing is loaded
             if (row.slot_pos <= first + k) {
                 keys[k] = added;
             }
         }
     }
 
-    /* All keys of this warp; the first batch is loaded, except for the new key. */
+    /* Processes all keys of this warp. The first batch has been loaded, except the new key. */
     __device__ __forceinline__ void attend()
     {
         int first = (rank * WARPS + ((int)threadIdx.x >> 5)) * BATCH;
@@ -384,7 +384,7 @@ template <typename T, int LORA> struct mla_unit {
         return part == -INFINITY ? 0.0f : exp2_fast((part - all) * p.scale_log2);
     }
 
-    /* Joins n parts; this thread has elements 2 t and 2 t + 1. */
+    /* Joins n parts. Thread t of the block gets elements 2 t and 2 t + 1. */
     __device__ __forceinline__ float2 join(const float *parts, int n, float *high, float *sum) const
     {
         enum { PART = mla_layout<LORA>::PART };
@@ -509,7 +509,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 enum { MOST_BYTES = 220 * 1024 }; // of a block's shared memory
 
-/* The largest cluster with which all blocks fit the device at once, two per multiprocessor. */
+/* log2 of the largest cluster with which all blocks are resident, two per multiprocessor. */
 static int log_cluster_of(int64_t n_units, int32_t n_sms)
 {
     int log = MOST_LOG;

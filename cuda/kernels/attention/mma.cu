@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention with mma.sync, for sm_80 and for what attention/sm90.cu does not support: MLA, where
- * the value is a part of the key, and unequal or odd head sizes, up to 576 for keys and 512 for
+ * the value is a part of the key, and unequal or unusual head sizes, up to 576 for keys and 512 for
  * values.
  *
  * Grid: fixed; units are dealt out as in attention/sm90.cu. Block: 8 warps, 64 packed rows. For

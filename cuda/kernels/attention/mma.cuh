@@ -128,7 +128,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
     char *smem;
     int tid, warp, lane, m, n; // m, n: the warp's position in the score tile
     /* Per row, in shared memory: the maxima and sums of the two halves; the decay; the final
-     * maximum and sum; and the same for folding. */
+     * maximum and sum; and the weights with which runs are folded. */
     float *high, *part, *decay, *top_of, *sum_of, *fold_old, *fold_new;
 
     float scores[NF][4];
@@ -195,7 +195,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         }
     }
 
-    /* The same for pages of codes. */
+    /* As load_tile, for pages of codes. */
     __device__ __forceinline__ void decode_tile(const struct attention_unit &u, int stage,
                                                 int start, int end)
     {
@@ -432,8 +432,8 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         __syncthreads();
     }
 
-    /* Joins the runs of a folding item. Thread `row` keeps the running maximum and sum of that
-     * row. */
+    /* Joins a run of a folding item to the earlier runs. Thread `row` keeps the running maximum and
+     * sum of that row. */
     __device__ __forceinline__ void fold(float &all_top, float &all_sum, bool first, bool last)
     {
         float *keep = p.scratch + (int64_t)blockIdx.x * (NP * 32 * N_WARPS * 32) + tid;

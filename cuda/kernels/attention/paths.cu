@@ -7,8 +7,8 @@
 
 enum { PATH_THREADS = 256, PATH_SPLITS = 8 };
 
-/* Copies the keys and values of one slot to another: element e of each of the token's heads, or
- * part e of its codes. */
+/* Copies the keys and values of one slot to another. The threads divide the elements of the token's
+ * heads, or the parts of its codes. */
 template <typename W>
 __device__ __forceinline__ void copy_token(const struct kv_view &kv, int64_t from_page, int from,
                                            int64_t to_page, int to)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reference attention: one block per (row, head), which processes one key after another. It
  * supports every shape, but it is slow, bound by latency. A row of a tree reads its ancestors in
- * the order of positions, so its bits are those of a plain run over them. */
+ * the order of positions, so it has the same bits as if they were an ordinary sequence. */
 #include "cuda/kernels/attention/common.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/reduce.cuh"
@@ -14,8 +14,8 @@ struct plain_params {
 
 enum { PLAIN_TILE = 128, PLAIN_MAX_DIM = 576 };
 
-/* Writes the new rows that a tree's row sees, as indices in order, and returns their number. Called
- * by all threads of the block. */
+/* Writes to `path` the indices, in order, of the new rows that a row of a tree sees, and returns
+ * their number. Called by all threads of the block. */
 __device__ __forceinline__ int path_of(const struct pass_view &pass, int row, int n_rows, int *path)
 {
     const uint64_t *words = pass.tree_mask + (int64_t)row * TREE_MASK_WORDS;
@@ -28,7 +28,7 @@ __device__ __forceinline__ int path_of(const struct pass_view &pass, int row, in
     return __popcll(w[0]) + __popcll(w[1]);
 }
 
-/* The type of the keys and values is C. CODES stands for quantised ones. */
+/* Template parameter C is the type of keys and values; it is CODES if they are quantised. */
 struct CODES {
 };
 
@@ -145,7 +145,7 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
     }
     for (int c = 0; c * PLAIN_TILE < kv.head_dim_v; c++) {
         const int i = c * PLAIN_TILE + threadIdx.x;
-        if (i < kv.head_dim_v) { // a sum that is NaN is not 0
+        if (i < kv.head_dim_v) { // a NaN sum yields NaN
             to[i] = from_float<T>(sum == 0.0f ? 0.0f : acc[c] / sum);
         }
     }

@@ -2,8 +2,8 @@
 /* Attention on Hopper for passes with prompts. It differs from attention/sm90.cu in three ways. The
  * arithmetic is that of prompt.cuh. One warp per computing warpgroup loads Q and the unit's
  * description while the previous unit is still being finished. And there is no narrow mode: the
- * kernel is for passes in which some tile has more than GROUP_ROWS packed rows. The bits are the
- * same.
+ * kernel is for passes in which some tile has more than GROUP_ROWS packed rows. The results have
+ * the same bits as those of attention/sm90.cu.
  *
  * Grid, block, shared memory and ring are those of attention/sm90.cu; in deterministic mode the
  * ring is shorter. Bound by the tensor cores and by the exponentials of the softmax, which overlap.
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     __syncthreads();
     /* The plan, the tables and older keys were written before the preceding kernel started, so they
      * are read before the wait for it. That kernel writes the queries and the new keys of the pass;
-     * if tree paths are laid out, it also writes the tables of the paths. */
+     * if there are tree paths to copy (paths.cu), it also writes the tables of the paths. */
     const struct attention_plan_head head = *plan_head(p.plan);
     /* Warp 0 loads K and V. Warps 2 and 3 each load Q for one computing warpgroup. */
     const int group = (int)threadIdx.x / WARPGROUP - 1, warp = (int)threadIdx.x / 32;

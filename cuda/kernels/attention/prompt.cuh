@@ -17,9 +17,9 @@
 
 #if HAVE_SM90A
 
-/* If items may have several runs, the values of earlier runs take the place of the ring's last
- * slots. In global memory they would add half the bytes of the keys and values to the traffic of
- * the L2 cache. */
+/* If items may have several runs, the values of earlier runs are kept in place of the ring's last
+ * slots. In global memory, they would increase the traffic of the L2 cache by half of the bytes of
+ * the keys and values. */
 enum { FOLD_SLOTS = 2 };
 
 /* FOLDS: items may have several runs. */
@@ -112,7 +112,7 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
         wgmma_commit();
     }
 
-    /* Masks the keys of the tile at `start` that a row does not see. */
+    /* Applies the soft cap, and masks the keys of the tile at `start` that a row does not see. */
     __device__ __forceinline__ void hide(const struct attention_unit &u, int start)
     {
         if (p.softcap > 0.0f) {

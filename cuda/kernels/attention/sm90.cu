@@ -16,8 +16,8 @@
  * is K0 K1 V0 K2 V1 ...: the tensor cores compute the scores of tile t + 1 while the values of tile
  * t are summed.
  *
- * Keys before the first visible one or after the last may contain anything, including NaN: their
- * scores are replaced, and their rows of V are zeroed in shared memory before use.
+ * Scores of keys that a row does not see are replaced. Keys after the last visible one may contain
+ * anything, including NaN; their rows of V are zeroed in shared memory before use.
  *
  * Bound by reading K and V for decode rows, and by the tensor cores for prompts. */
 #include "cuda/kernels/attention/load.cuh"
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     __syncthreads();
     /* The plan, the tables and older keys were written before the preceding kernel started, so they
      * are read before the wait for it. That kernel writes the queries and the new keys of the pass;
-     * if tree paths are laid out, it also writes the tables of the paths. */
+     * if there are tree paths to copy (paths.cu), it also writes the tables of the paths. */
     const struct attention_plan_head head = *plan_head(p.plan);
     int n_sub;
     const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the Hopper attention files: a block's shared memory and launch, positions in its ring,
- * and what connects wgmma to ordinary arithmetic.
+ * and helpers for the operands and results of wgmma.
  * Thread: device code; launches: the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
@@ -25,9 +25,9 @@ template <int NB> struct shape {
         1024 + 2 * Q_BYTES + SLOTS * SLOT_BYTES + (2 * SLOTS + 4) * 8 + 2 * NOTE_BYTES;
 };
 
-/* Tensor maps. Keys and values: whole pages; and for the last page, whose remaining rows need not
- * be fetched, 16 rows of a page. Queries: the heads of a group, for as many rows as make GROUP_ROWS
- * packed rows (p.q_rows; 0: the group does not divide GROUP_ROWS, and there is no such map). */
+/* Tensor maps. page: a whole page of K or V. part: 16 rows of a page, for a last page of which not
+ * all rows are needed. queries: the heads of a group, for as many rows as make GROUP_ROWS packed
+ * rows (p.q_rows; if it is 0, the group does not divide GROUP_ROWS, and the map is unused). */
 struct attention_maps {
     CUtensorMap page, part, queries;
 };
@@ -113,8 +113,8 @@ template <> __device__ __forceinline__ uint32_t pack<f16_t>(float a, float b)
     return *reinterpret_cast<const uint32_t *>(&v);
 }
 
-/* Joins a run of a folding item to the earlier runs. `keep` has this thread's values of those;
- * all_top and all_sum are their maximum and sum (all_sum -1: there are no earlier runs). */
+/* Joins a run of a folding item to the earlier runs. `keep` has this thread's values of the earlier
+ * runs; all_top, all_sum: their maximum and sum (all_sum -1: there are none). */
 template <int N>
 __device__ __forceinline__ void fold_run(float *keep, bool last, float (&values)[N],
                                          const float (&top)[2], const float (&sum)[2],

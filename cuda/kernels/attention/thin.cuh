@@ -19,7 +19,7 @@ template <typename T, int NB> struct thin_computer {
     static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;
     // A warp's keys in a tile, and the number of groups of eight keys among them.
     static constexpr int OWN = KEYS / 4, NF = OWN / 8;
-    // The distance, in floats, between rows that wait to be joined.
+    // The row pitch of the results to join, in floats.
     static constexpr int PITCH = HEAD_DIM + 4;
     const struct attention_params &p;
     char *slots, *q_tile;
@@ -192,9 +192,9 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    /* Processes keys [lo, hi) of the unit in the order of the ring: K0 K1 V0 K2 V1 ... No part is
-     * unrolled into a second copy, because every launch fetches the code again, which took longer
-     * than running it. */
+    /* Processes keys [lo, hi) of the unit in the order of the ring: K0 K1 V0 K2 V1 ... The first
+     * and last steps are not separate copies of the code, because each launch loads the code again,
+     * which takes longer than running it. */
     __device__ __forceinline__ void run(const struct attention_unit &u)
     {
 #pragma unroll 1
@@ -233,7 +233,7 @@ template <typename T, int NB> struct thin_computer {
     {
         const int row = lane() >> 2, column = (lane() & 3) * 2;
         float *room = (float *)q_tile;
-        sync(); // the previous unit has been read
+        sync(); // the results of the previous unit have been read
         if (warp() > 0 && row < u.n_packed) {
             float *to = room + ((warp() - 1) * THIN_ROWS + row) * PITCH;
 #pragma unroll

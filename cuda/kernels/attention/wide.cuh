@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention on wgmma for passes of any kind, 64 packed rows per warpgroup: issue the scores of a
- * tile, then the products with the previous tile's values, then the softmax. Each warpgroup's
- * softmax overlaps the other's products.
+/* Attention on wgmma for passes of any kind, 64 packed rows per warpgroup. A warpgroup issues the
+ * scores of a tile, then the products with the previous tile's values, then computes the softmax.
+ * Each warpgroup's softmax overlaps the other's products.
  *
  * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_WIDE_CUH
@@ -186,7 +186,7 @@ template <typename T, int NB> struct wide_computer {
         }
     }
 
-    /* Zeroes the rows of V for keys that no row sees, because they contain garbage. */
+    /* Zeroes the rows of V for keys from `end` on, because they contain garbage. */
     __device__ __forceinline__ void clean_values(const struct attention_unit &u, int slot,
                                                  int start, int end)
     {
@@ -294,7 +294,7 @@ template <typename T, int NB> struct wide_computer {
         }
     }
 
-    /* Joins the runs of a folding item. The results of the earlier runs are in this thread's
+    /* Joins a run of a folding item to the earlier runs, whose results are in this thread's
      * scratch. */
     __device__ __forceinline__ void fold(float (&all_top)[2], float (&all_sum)[2], bool last)
     {
