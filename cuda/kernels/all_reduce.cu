@@ -122,7 +122,7 @@ __device__ __forceinline__ vec<T> sum_of(const struct peer_view &peers, const st
                 send(peers.areas[r] + area + map.sum(row, i), whole);
             }
         }
-        out = as_vec<T>(whole); // make the sign of zeros the same as the other ranks receive it
+        out = as_vec<T>(whole); // so that zeros have the sign that other ranks receive
     }
     return out;
 }

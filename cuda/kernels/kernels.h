@@ -90,7 +90,7 @@ cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,
                          const float *k_norm, int32_t k_norm_n, const struct kv_view *kv,
                          const struct pass_view *pass, const struct sum_parts *sums);
 /* attention/few.cu: rope_store and attention in one kernel, for passes in which each row is a
- * separate sequence, without window, soft cap and sinks. sums: partial sums of qkv, read instead of
+ * separate sequence, without window, soft cap or sinks. sums: partial sums of qkv, read instead of
  * its memory; n 0 or NULL: none. */
 bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
                            int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
@@ -164,7 +164,7 @@ struct moe_scratch {
     int32_t *first;                    // [n_experts + 1]: index of an expert's first pick in sorted
     int32_t *tile_expert, *tile_first; // [picks]: the work list of the grouped products
     int32_t *n_tiles;
-    void *act;  // [picks, ffn] in the activation dtype, by place (in the plain kernels by pick)
+    void *act;  // [picks, ffn] in the activation dtype, as in `sorted` (plain kernels: by pick)
     float *out; // [picks, hidden], by pick
 };
 struct moe_weights {
@@ -179,7 +179,7 @@ struct moe_weights {
 bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype, int32_t hidden);
 cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
                          const float *bias, int32_t hidden, float *logits);
-/* The same for any number of rows, on which a row's bits do not depend. */
+/* The same for any number of rows. A row's bits do not depend on that number. */
 bool k_moe_scores_fixed_takes(const struct moe_route_args *a, enum dtype router_dtype,
                               int32_t hidden);
 cudaError_t k_moe_scores_fixed(cudaStream_t stream, const struct moe_route_args *a,
@@ -198,8 +198,8 @@ cudaError_t k_moe_route_scores(cudaStream_t stream, const struct moe_route_args 
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const int32_t *real, int32_t row_offset);
-/* The same for up to MOE_PLAN_ROWS rows whose picks are still to be made and stored, if
- * k_moe_ffn_picks says that it can. */
+/* k_moe_ffn_of_scores: the same for up to MOE_PLAN_ROWS rows, but it first picks the experts from
+ * the scores and stores the picks. Only if k_moe_ffn_picks returns true. */
 enum { MOE_PLAN_ROWS = 8 };
 struct moe_picks {
     const struct moe_route_args *route;
@@ -210,9 +210,9 @@ cudaError_t k_moe_ffn_of_scores(cudaStream_t stream, const struct moe_ffn_args *
                                 const struct moe_weights *w, const struct moe_scratch *scratch,
                                 const int32_t *real, const struct moe_picks *picks);
 /* moe/sm90.cu: the same on Hopper, for experts that are not quantised and have many rows each. `sm`
- * and `n_sms` describe the device. A row's bits are those of k_moe_ffn. The scratch memory is
- * for n_rows of the call's rows at a time. gate: the weight of the gate of a shared expert whose
- * result, before the gate, is in y; NULL: y needs no gate. */
+ * and `n_sms` describe the device. A row's bits are those of k_moe_ffn. k_moe_sm90_scratch:
+ * the bytes that a call with n_rows rows needs. gate: the gate's weight, if y holds the result of
+ * a shared expert that the call must still multiply by its gate; NULL: no gate. */
 bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm,
                       int32_t n_sms);
 size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows);

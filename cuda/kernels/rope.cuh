@@ -27,7 +27,7 @@ __device__ __forceinline__ void slot_of(const struct pass_view &pass, const stru
  * NaN, so that only the rows that see this key become NaN (cpu/cpu_kv.c). So code that stores a
  * part of a key first checks the same part of its value.
  *
- * Codes have a scale, which must be a number, too, so their values are limited. */
+ * The scale of codes must be finite, too, so the values to be quantised are limited. */
 static constexpr float KV_CODES_LIMIT = 0x1p126f;
 
 /* True if a page can hold the value. C: the type of the page's elements; unused for codes. */

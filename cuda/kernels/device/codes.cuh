@@ -8,7 +8,7 @@
 #include "cuda/coded.h"
 #include "cuda/kernels/device/types.cuh"
 
-/* What the kernels know about a code. One without a specialisation does not compile. */
+/* Properties of a code. Using a code without a specialisation does not compile. */
 template <enum coded_code CODE> struct code_of;
 template <> struct code_of<CODED_E4M3> {
     static constexpr int BITS = 8, CHUNK = 64; // CHUNK: inputs in a chunk
@@ -32,8 +32,8 @@ template <> struct code_constants<bf16_t> {
     static constexpr uint32_t E4M3 = 0x7b807b80, E2M1 = 0x7e807e80; // 2^120, 2^126
     static constexpr int E4M3_DOWN = 4, E2M1_UP = 6;
     static constexpr uint32_t INT = 0x43004300; // 128, where the last mantissa bit is worth 1
-    static constexpr uint32_t INT_UP = 0x7f007f00, INT_STEP = 0x02000200; // 2^127, divided by 2^4
-    static constexpr float INT_FACTOR = 1.0f / 64; // 2^127 times the smallest number
+    static constexpr uint32_t INT_UP = 0x7f007f00, INT_STEP = 0x02000200; // 2^127; less STEP: 2^123
+    static constexpr float INT_FACTOR = 1.0f / 64; // 2^127 * 2^-133 (the smallest number)
 };
 template <> struct code_constants<f16_t> {
     using pair = __half2;

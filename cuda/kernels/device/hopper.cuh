@@ -94,7 +94,7 @@ __device__ __forceinline__ void barrier_init(uint64_t *bar, int n_arrivals)
                  "r"(n_arrivals));
 }
 
-/* Makes initialised barriers visible to the copy engine. */
+/* Makes initialised barriers visible to asynchronous copies (TMA). */
 __device__ __forceinline__ void barrier_init_done()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -127,7 +127,7 @@ __device__ __forceinline__ void barrier_arrive_at(uint64_t *bar, uint32_t rank)
                  : "memory");
 }
 
-/* Arrives and waits. Warps whose threads have diverged may call it. */
+/* A barrier of all threads of the cluster. Warps whose threads have diverged may call it. */
 __device__ __forceinline__ void cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.release;\n"
@@ -288,8 +288,8 @@ __device__ __forceinline__ uint64_t policy_normal()
     return policy;
 }
 
-/* Makes this thread's ordinary writes to shared memory visible to later reads by wgmma and the copy
- * engine, once a barrier has synchronised the threads. */
+/* Makes this thread's ordinary writes to shared memory visible to later reads by wgmma and by
+ * asynchronous copies (TMA), once a barrier has synchronised the threads. */
 __device__ __forceinline__ void fence_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

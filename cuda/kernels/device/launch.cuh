@@ -10,9 +10,9 @@
  * activations that write codes, the rounding of inputs, sums over ranks of up to 32 rows, and, with
  * more than 32 rows, attention's join and attention/few.cu. The product after them is computed by
  * gemm/small.cu, gemm/wide.cu or gemm/eight.cu, whose blocks need a multiprocessor each, so they
- * start as the previous product's blocks leave. The computing threads of these trigger early as
- * well (cuda/README.md, "Rules for kernels"). Hence the output of the kernel before last is
- * complete only after a kernel that waits before it triggers.
+ * start as the previous product's blocks leave. The computing threads of these products trigger
+ * early, too (cuda/README.md, "Rules for kernels"). Hence before its wait a kernel may read the
+ * output of the kernel before last only if the preceding kernel waits before it triggers.
  *
  * Devices before sm_90 ignore both calls.
  * Thread: the rank's owner. */
@@ -36,8 +36,8 @@ __device__ __forceinline__ void pdl_trigger()
 #endif
 }
 
-/* 90 or more: the PDL attribute is set. It is queried once per process, because all devices of a
- * process are of the same kind. */
+/* The compute capability; from 90 on launches set the PDL attribute. Queried once per process,
+ * because all devices of a process are of the same kind. */
 static inline int launch_sm()
 {
     static const int sm = [] {

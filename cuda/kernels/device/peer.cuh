@@ -54,7 +54,7 @@ __device__ __forceinline__ uint4 receive(const char *p, const volatile uint32_t 
     return v;
 }
 
-/* The area of the next call. */
+/* The area that the current call uses, if read before next_call. */
 __device__ __forceinline__ uint32_t area_of_call(const struct peer_state *state)
 {
     return *(const volatile uint32_t *)&state->area;

@@ -56,8 +56,8 @@ template <typename T> struct alignas(16) vec {
     }
 };
 
-/* True if rows of `width` elements, which are `stride` elements apart from p on, can be read 16
- * bytes at a time. */
+/* True if rows of `width` elements, of which the first begins at p and which are `stride` elements
+ * apart, can be read 16 bytes at a time. */
 static inline bool vec_ok(const void *p, int64_t stride, int64_t width, size_t element_bytes)
 {
     return ((uintptr_t)p | (size_t)stride * element_bytes | (size_t)width * element_bytes) % 16 ==

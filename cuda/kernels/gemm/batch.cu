@@ -6,9 +6,9 @@
  * features of the up matrix. A cluster of two neighbouring blocks takes an item, 128 rows per block
  * and 64 per warpgroup. One block loads the weights of the gate and the other those of the up
  * matrix, each for both blocks, because the L2 cache cannot feed this many tiles of this size and
- * reading it costs power. Two threads load W and x separately through a ring of stages that fills
- * shared memory; W starts before the preceding kernel has ended. Items are ordered in groups of a
- * few tiles, band after band, so that repeated reads hit the L2 cache.
+ * reading it costs power. One thread loads W and another x through a ring of stages that fills
+ * shared memory; loads of W start before the preceding kernel ends. Items are ordered in groups of
+ * a few tiles, band after band, so that repeated reads hit the L2 cache.
  *
  * The results of an item are rounded and kept in registers. The activation is applied and they are
  * stored while the tensor cores work on the cluster's next item. */
@@ -55,7 +55,7 @@ struct batch_item {
 #if HAVE_SM90A
 
 using batch_ring = band_ring<STAGES>;
-using batch_walk = band_walk<CLUSTER, STAGES>; // its "bands" are items here
+using batch_walk = band_walk<CLUSTER, STAGES>; // the "bands" of band_walk are items here
 
 template <bool TILED>
 __device__ __forceinline__ struct batch_item item_at(const struct batch_params &p, int32_t i)
@@ -104,10 +104,10 @@ template <bool TILED> struct batch_loader {
     }
 };
 
-/* An item's results, rounded as the product alone would have stored them; device/wgmma.cuh has the
- * layout of the accumulators. They are converted and stored CHUNK groups of 8 features at a time: a
- * step always stores the first groups of the array and then moves the others to the front. This
- * keeps the code short, which matters because every launch fetches it again. */
+/* An item's results, rounded as if the product were stored without activation; device/wgmma.cuh
+ * describes the layout of the accumulators. They are converted and stored CHUNK groups of 8
+ * features at a time: a step always stores the first groups of the array and then moves the others
+ * to the front. This keeps the code short, which matters because every launch fetches it again. */
 template <typename T> struct batch_kept {
     uint32_t gate[BLOCKS * 2], up[BLOCKS * 2]; // [2 j + r]: features 8 j + 2 t, + 1; row g + 8 r
     int left = 0;                              // steps left
@@ -186,7 +186,7 @@ template <typename T, bool TILED> struct batch_computer {
         wgmma_commit();
     }
 
-    /* Called after a box has been issued: the previous one is then done. */
+    /* Called after issuing the wgmmas of a box; waits for those of the previous box. */
     __device__ __forceinline__ void finish()
     {
         if (at.box > 0) {
@@ -204,7 +204,7 @@ template <typename T, bool TILED> struct batch_computer {
 #pragma unroll 1
         for (; at.band < p.n_items; at.next_band()) {
 #pragma unroll 1
-            while (kept.left > 0) { // an item has at least this many boxes
+            while (kept.left > 0) { // at most STEPS, and an item has as many boxes
                 issue();
                 kept.store_some(p);
                 finish();
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         pdl_wait();
     } else {
         registers_more<232>();
-        pdl_wait(); // until then another kernel may own y
+        pdl_wait(); // preceding kernels may use y until then
         pdl_trigger();
         const int row0 = rank * TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
         struct batch_computer<T, TILED> c = {
@@ -318,8 +318,8 @@ static cudaError_t launch_batch(cudaStream_t stream, const struct gemm_args *a,
 {
     const auto kernel = gemm_batch_kernel<T, TILED>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         SMEM_BYTES); // the attribute is per device, and ranks have
-                                                      // one device each
+                                         SMEM_BYTES); // set at every launch, because each
+                                                      // rank has its own device
     CUtensorMap w_map, x_map;
     if (e == cudaSuccess) {
         e = product_maps(a, BAND / 2, TILE_ROWS, &w_map, &x_map);

@@ -2,7 +2,7 @@
 /* y = x W^T for few rows, with a weight that stays quantised (cuda/coded.h), also for experts' rows
  * from a work list. Also coded_expand, which dequantises a weight for products of many rows.
  *
- * A block owns two tile rows of 16 outputs (if gated, one of each half) and up to 32 rows of x. Its
+ * A block owns two tile rows of 16 outputs (one per half of W if gated) and up to 32 rows of x. Its
  * 8 warps take the chunks of K in turn, each with its own ring in shared memory for weights, the
  * matching part of x, scales and zeros. A thread reads back what it copied itself, except scales,
  * so a warp only ever waits for its own copies. Codes are converted exactly to bf16 or fp16 in
@@ -13,7 +13,7 @@
  * this kernel for any number of rows. With up to 8 rows it is bound by reading the weight and, for
  * 4 bits, by the conversion instructions; from 16 rows on by copying x, which every block does for
  * itself. With programmatic dependent launch the ring is filled with weights before the wait for
- * the preceding kernel; blocks of experts do not know their expert by then. */
+ * the preceding kernel, except for experts: a block learns its expert only after the wait. */
 #include "cuda/coded.h"
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/codes.cuh"
@@ -29,7 +29,7 @@ struct coded_params {
     struct coded_args a;
 };
 
-/* WORDS: words of a lane that share a scale; 0: the whole row does. NT: groups of eight rows. */
+/* WORDS: words of a lane that share a scale; 0: a row has one scale. NT: groups of eight rows. */
 template <enum coded_code CODE, int WORDS, int NT> struct stage_of {
     static constexpr int GROUPS = WORDS == 0 ? 0 : CODED_WORDS / WORDS;
     static constexpr int PIECES = code_of<CODE>::BITS == 8 ? 2 : 4; // 16-byte pieces of x per lane
@@ -50,7 +50,7 @@ __device__ __forceinline__ void cp_async_4(void *shared, const void *from)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
 }
 
-/* The block's rows, places [first, last), and its tile rows; the second one may not exist. */
+/* The block's rows of x, [first, last), and its tile rows; the second one may not exist. */
 struct coded_work {
     int32_t expert, first, last;
     int32_t tile[TILES];
@@ -81,8 +81,8 @@ template <typename T, enum coded_code CODE, int WORDS, int NT> struct coded_ring
     char *ring;     // this warp's
     const T *x[NT]; // this lane's rows and position in them; NULL: no row
     const uint8_t *tiles[TILES], *scales[TILES], *zeros[TILES]; // the same for the weight
-    int chunk_step, second; // bytes from a lane's piece to its piece of the next chunk, and of
-                            // output g + 8
+    int chunk_step, second; // bytes from a lane's piece to the one of the next chunk, and to
+                            // the one of output g + 8
     int place;              // where a lane's pieces go in shared memory
     int x_place;            // the same for x
     int lane;
@@ -171,8 +171,8 @@ template <typename T, enum coded_code CODE, int WORDS, int NT> struct coded_ring
         }
     }
 
-    /* A lane's four words of one output. Those of 8 bits are in two places, 8 bytes in each half of
-     * the chunk; the halves are swapped for every second pair of outputs, so that a half warp has
+    /* A lane's four words of one output. With 8-bit codes, 8 bytes of them are in each half of the
+     * chunk; the halves are swapped for every second pair of outputs, so that a half warp has
      * no bank conflicts. */
     __device__ __forceinline__ void read_words(const char *from, uint32_t (&words)[4]) const
     {
@@ -296,8 +296,8 @@ __device__ __forceinline__ float act_of(const struct coded_args &a, float gate, 
     }
 }
 
-/* Output `feature` of tile row f for row r of the block: the warps' sums in order, plus the bias,
- * scaled here if the whole row shares one scale. */
+/* Output `feature` of tile row f for row r of the block: adds up the warps' sums in order and
+ * adds the bias; scaled here if the whole row shares one scale. */
 template <int WORDS, int NT>
 __device__ __forceinline__ float finish(const struct coded_params &p, const struct coded_work &w,
                                         const float *sums, int f, int feature, int r)
@@ -337,7 +337,7 @@ __device__ __forceinline__ void store(const struct coded_params &p, const struct
         float v = finish<WORDS, NT>(p, w, sums, f, feature, r);
         if (p.a.gated) {
             float up = finish<WORDS, NT>(p, w, sums, 1, feature, r);
-            if (!p.a.n_list) { // as in two ops, the product is rounded first
+            if (!p.a.n_list) { // rounded before the activation, as in two ops
                 v = to_float(from_float<T>(v));
                 up = to_float(from_float<T>(up));
             } else if (p.a.weights) {
@@ -393,8 +393,8 @@ __global__ void __launch_bounds__(THREADS, NT == 1 ? 2 : 1)
     int slot = 0;
     for (int chunk = warp; chunk < p.m.n_chunks; chunk += WARPS) {
         cp_async_wait<S::N - 2>();
-        __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot that
-                      // is refilled next
+        __syncwarp(); // makes the scales that other lanes copied visible; all lanes have now
+                      // read the slot that is refilled next
         const int next = slot == 0 ? S::N - 1 : slot - 1, ahead = chunk + (S::N - 1) * WARPS;
         ring.fetch_w(next, ahead);
         ring.fetch_x(next, ahead);
@@ -514,7 +514,7 @@ static cudaError_t launch_coded(cudaStream_t stream, const struct coded_params &
 {
     using S = stage_of<CODE, WORDS, NT>;
     const auto kernel = gemm_coded_kernel<T, CODE, WORDS, NT>;
-    const cudaError_t e = // the attribute is per device, and ranks have one device each
+    const cudaError_t e = // set at every launch, because each rank has its own device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SMEM);
     if (e != cudaSuccess) {
         return e;
@@ -532,7 +532,7 @@ static cudaError_t launch_by_rows(cudaStream_t stream, const struct coded_params
     if (rows <= 8) {
         return launch_coded<T, CODE, WORDS, 1>(stream, p);
     }
-    if constexpr (CODE == CODED_U4 && WORDS < CODED_WORDS) { // as coded_most_rows says
+    if constexpr (CODE == CODED_U4 && WORDS < CODED_WORDS) { // at most 16 rows: see coded_most_rows
         return launch_coded<T, CODE, WORDS, 2>(stream, p);
     } else {
         return rows <= 16 ? launch_coded<T, CODE, WORDS, 2>(stream, p)
@@ -540,7 +540,7 @@ static cudaError_t launch_by_rows(cudaStream_t stream, const struct coded_params
     }
 }
 
-/* Integers, whose groups may be parts of a chunk. */
+/* For integer codes, whose groups may be smaller than a chunk. */
 template <typename T, enum coded_code CODE>
 static cudaError_t launch_by_words(cudaStream_t stream, const struct coded_params &p)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T of E4M3 codes with codes, for 1 to 64 rows on Hopper. It reads each weight once; bound
+/* y = x W^T, both operands E4M3 codes, for 1 to 64 rows on Hopper. It reads each weight once; bound
  * by memory bandwidth.
  *
  * D[features, rows] = W x^T by wgmma: 64 features of W are the first operand and the rows of x the
@@ -241,7 +241,7 @@ __device__ __forceinline__ void compute(const struct eight_params &p, char *stag
             copy_w_scales(p, item, item.box, scales.w);
         }
         if (is_first) {
-            pdl_wait(); // until then another kernel may own x and y
+            pdl_wait(); // preceding kernels may use x and y until then
             pdl_trigger();
             is_first = false;
         }
@@ -253,7 +253,7 @@ __device__ __forceinline__ void compute(const struct eight_params &p, char *stag
             round_x<BLOCKS, f16_t>(p, item, stages + p.whole_x, scales.x, ring->largest);
         }
         computers_meet();
-        if (!RAW && p.is_whole) { // the block's only item
+        if (!RAW && p.is_whole) { // then the block has only this item
             barrier_wait(&ring->full_x[0], 0);
         }
         float sums[N / 2];
@@ -270,7 +270,7 @@ __device__ __forceinline__ void compute(const struct eight_params &p, char *stag
 
 #endif // HAVE_SM90A
 
-/* With up to 16 rows the registers of a block and of the norm after it fit a multiprocessor. */
+/* With up to 16 rows, registers are left for blocks of the next norm on the multiprocessor. */
 template <int N, bool RAW> constexpr int REGISTERS = N <= 16 && !RAW ? 64 : 96;
 
 template <int N, bool BLOCKS, bool RAW>
@@ -303,8 +303,8 @@ __global__ void __maxnreg__((REGISTERS<N, RAW>))
         pdl_wait();
         return;
     }
-    /* If blocks of two products fit side by side, triggering now would start the product after next
-     * too early. */
+    /* Triggers before the wait only if blocks of two products do not fit side by side: otherwise
+     * the product after the next one would start too early. */
     if (p.is_full) {
         pdl_trigger();
     }
@@ -415,7 +415,7 @@ static size_t lay_out(struct eight_params *p, int32_t n, bool is_raw)
     return (size_t)(used > BESIDE_ATTENTION ? used : (int32_t)BESIDE_ATTENTION);
 }
 
-/* x in boxes, or all boxes of an item at once. */
+/* Makes the map for loading x box by box, or all boxes of an item at once. */
 static cudaError_t map_x(CUtensorMap *map, const struct gemm_args *a, const struct eight_params &p,
                          int32_t n)
 {
@@ -435,7 +435,7 @@ static cudaError_t launch_eight(cudaStream_t stream, const struct gemm_args *a,
 {
     const size_t smem = lay_out(&p, N, RAW);
     const auto kernel = gemm_eight_kernel<N, BLOCKS, RAW>;
-    cudaError_t e = // the attribute is per device, and ranks have one device each
+    cudaError_t e = // set at every launch, because each rank has its own device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_SHARED);
     CUtensorMap w_map, x_map = {};
     if (e == cudaSuccess) {

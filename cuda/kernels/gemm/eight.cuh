@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What gemm/eight.cu works with: its items and ring of stages, the loads that fill the ring, and
+/* Helpers of gemm/eight.cu: its items and ring of stages, the loads that fill the ring, and
  * the scales and rounded inputs in shared memory. Thread: device code. */
 #ifndef SLUICE_CUDA_GEMM_EIGHT_CUH
 #define SLUICE_CUDA_GEMM_EIGHT_CUH
@@ -75,8 +75,8 @@ struct eight_place {
     }
 };
 
-/* An item in features, boxes and rows of x. Bands narrower than the widest one are computed with
- * the features after them, which are not stored. */
+/* An item in features, boxes and rows of x. A band narrower than the widest one is padded with
+ * the features that follow it, whose results are not stored. */
 struct eight_item {
     int32_t feature, end_feature, run, row, box, end;
 
@@ -190,7 +190,7 @@ template <int HALF> __device__ __forceinline__ void sums_done(float (&d)[HALF])
     }
 }
 
-/* D = a tile of W by x, for one box. */
+/* D = a tile of W times x, for one box. */
 template <int N>
 __device__ __forceinline__ void multiply_box(float (&d)[N / 2], uint32_t w, uint32_t x)
 {
@@ -233,14 +233,14 @@ __device__ __forceinline__ void copy_x_scales(const struct eight_params &p,
 /* ---- x that the kernel rounds ---------------------------------------------------------------- */
 
 /* Where a piece of eight codes of a row lies in an item's x: boxes of eight rows, with the swizzle
- * that the copy engine would apply. */
+ * that a load through a tensor map would apply. */
 __device__ __forceinline__ char *raw_place(char *x, int row, int piece)
 {
     return x + piece / 16 * (8 * BOX) + swizzled(row, piece % 16 / 2) + piece % 2 * 8;
 }
 
-/* Eight values from element k of a row on, as another op would have stored them; zeros past the end
- * of K. */
+/* Eight values of a row from element k on, rounded as if another op had stored them; zeros past the
+ * end of K. */
 template <typename T> struct raw_piece {
     vec<T> a, b;
 
@@ -295,7 +295,7 @@ __device__ __forceinline__ void round_groups(const struct eight_params &p,
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
             const int i = first + j * COMPUTERS, row = i / n_pieces, piece = i % n_pieces;
-            if (i < n) { // the same for half a warp
+            if (i < n) { // all threads of a half warp agree
                 v[j].finish(p);
                 const float scale = round_scale(p.raw, round_group_largest(round_largest(v[j].a)));
                 put_codes(raw_place(x, row, piece), v[j].a, scale);
@@ -319,7 +319,7 @@ __device__ __forceinline__ void round_rows(const struct eight_params &p,
     while (1 << log_rows < p.n_rows) {
         log_rows++;
     }
-    const int threads = COMPUTERS >> log_rows; // that share a row
+    const int threads = COMPUTERS >> log_rows; // threads per row
     const int row = threadIdx.x / threads, mine = threadIdx.x % threads;
     const bool valid = row < p.n_rows;
     float largest = 0.0f;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T of E4M3 codes with codes for more rows than gemm/eight.cu takes, and with SiLU for
- * fewer rows too, on Hopper.
+/* y = x W^T, both operands E4M3 codes, on Hopper, for more rows than gemm/eight.cu takes. With
+ * SiLU it takes fewer rows, too.
  *
  * D[rows, features] = x W^T by wgmma. An item is a tile of rows, a band of 256 features (two
  * halves) and a range of K. If the product is gated, the halves are 128 gates and the 128 matching
@@ -11,8 +11,8 @@
  *
  * The tensor cores sum over 128 inputs at most, because they accumulate codes with fewer bits than
  * fp32; those sums are scaled and accumulated in fp32. A warpgroup sums its halves one after the
- * other, so that one set of registers suffices. While it scales sums the other warpgroup
- * multiplies.
+ * other, so that one set of registers suffices. While one warpgroup scales its sums, the
+ * other one multiplies.
  *
  * If a single tile of rows has fewer bands than there are multiprocessors, K is split, if the
  * caller allows it, and partial sums are left for the kernel that reads the product. Weights are
@@ -227,7 +227,7 @@ template <typename S, int CLUSTER, bool GATED, bool BLOCKS> struct many_computer
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE;
-                 i++) { // rounded as the product alone would have stored them
+                 i++) { // rounded as if the product were stored without SiLU
                 const float2 g =
                     unpack_pair<bf16_t>(pack_pair<bf16_t>(sums[2 * i], sums[2 * i + 1]));
                 const float2 u = unpack_pair<bf16_t>(
@@ -258,8 +258,8 @@ template <typename S, int CLUSTER, bool GATED, bool BLOCKS> struct many_computer
         }
     }
 
-    /* Rounds the results as gemm/inputs.cu would, one row after the other, because every launch
-     * fetches the code again. */
+    /* Rounds the results as gemm/inputs.cu would. One loop handles both rows, which keeps the code
+     * short: every launch fetches it again. */
     __device__ __forceinline__ void round_results(uint32_t (&results)[PAIRS]) const
     {
         const int32_t t = threadIdx.x & 3, band = at.item.band;
@@ -391,7 +391,7 @@ __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
         if constexpr (GROUPS > 1) {
             registers_more<240>();
         }
-        pdl_wait(); // until then another kernel may own y
+        pdl_wait(); // preceding kernels may use y until then
         pdl_trigger();
         const int row0 = rank * S::TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
         struct many_computer<S, CLUSTER, GATED, BLOCKS> c(p, stages, &ring, row0);
@@ -412,7 +412,7 @@ static int32_t up(int64_t a, int64_t b)
 static int32_t runs_of(const struct many_params &p, const struct gemm_args *a, int32_t at_once,
                        size_t sums_bytes)
 {
-    // The start of an item, in boxes; the bytes of sums that take as long as a box.
+    // START: the cost of starting an item. BOX_BYTES: bytes of partial sums that cost 1.
     enum { START = 5, BOX_BYTES = 5 << 20 };
     const int64_t bytes = (int64_t)a->n_rows * a->n_out * (int64_t)sizeof(float);
     int32_t best = 1;
@@ -441,9 +441,9 @@ static bool rounds_ok(const struct round_args *r)
            r->code_stride % 16 == 0 && (uintptr_t)r->codes % 16 == 0;
 }
 
-/* A gated product saves the launch and the memory traffic of the activation, which pays if its
- * bands fill the machine. Other products are faster where this kernel cuts K and cuBLASLt does not:
- * with scales per row, and fewer outputs than inputs. */
+/* A gated product saves the launch and the memory traffic of the activation, which is worth it
+ * if its bands fill the GPU. Others are faster here than in cuBLASLt only if this kernel splits K
+ * and cuBLASLt does not: with scales per row, and fewer outputs than inputs. */
 static bool is_faster(const struct gemm_args *a, int32_t n_sms)
 {
     enum { LEAST_GATED = 33, LEAST_ROWS = 65, MOST_ROWS = 128 };
@@ -474,7 +474,7 @@ static cudaError_t launch_many(cudaStream_t stream, const struct gemm_args *a,
 {
     typedef many_shape<GROUPS, CLUSTER> S;
     const auto kernel = gemm_eight_many_kernel<GROUPS, CLUSTER, GATED, BLOCKS>;
-    cudaError_t e = // the attribute is per device, and ranks have one device each
+    cudaError_t e = // set at every launch, because each rank has its own device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SMEM);
     CUtensorMap w_map, x_map;
     if (e == cudaSuccess) {

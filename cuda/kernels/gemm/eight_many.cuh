@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What gemm/eight_many.cu works with: its items, the ring of stages and the loads that fill it, and
+/* Helpers of gemm/eight_many.cu: its items, the ring of stages and the loads that fill it, and
  * the stores of codes. Thread: device code. */
 #ifndef SLUICE_CUDA_GEMM_EIGHT_MANY_CUH
 #define SLUICE_CUDA_GEMM_EIGHT_MANY_CUH
@@ -36,7 +36,7 @@ struct many_params {
 };
 
 struct many_item {
-    int32_t row, band, run, box, end; // row: of the tile
+    int32_t row, band, run, box, end; // row: the tile's first row
 };
 
 /* Items in groups of a few tiles, band after band, so that repeated reads hit the L2 cache. */
@@ -74,7 +74,7 @@ struct many_ring {
     uint64_t full_w[MAX_STAGES], full_x[MAX_STAGES], empty[MAX_STAGES];
 };
 
-/* The first feature of a half of a band, among those of the weight. */
+/* The row of the weight at which half of a band begins. */
 template <bool GATED>
 __device__ __forceinline__ int32_t half_start(const struct many_params &p, int32_t band,
                                               int32_t half)
@@ -115,7 +115,7 @@ template <typename S, int CLUSTER> struct many_walk {
     }
 };
 
-/* A loading thread: of W or of x. */
+/* A thread that loads either W or x. */
 template <typename S, int CLUSTER, bool GATED> struct many_loader {
     const struct many_params &p;
     const CUtensorMap *map;

@@ -45,7 +45,7 @@ struct fixed_params {
     int64_t part_stride;             // elements between the parts that are left as sums
     int32_t n_rows, n_out, y_stride; // size of y
     int32_t part_boxes;              // boxes of DEPTH in a part
-    int32_t n_parts;                 // of an item
+    int32_t n_parts;                 // per item
     int32_t n_bands, n_tiles, n_items;
 };
 
@@ -56,7 +56,7 @@ struct fixed_item {
 #if HAVE_SM90A
 
 template <int BAND> using fixed_ring = band_ring<fixed_shape<BAND>::STAGES>;
-/* Its "bands" are items here. */
+/* The "bands" of band_walk are items here. */
 template <int BAND> using fixed_walk = band_walk<CLUSTER, fixed_shape<BAND>::STAGES>;
 
 __device__ __forceinline__ struct fixed_item item_at(const struct fixed_params &p, int32_t i)
@@ -131,7 +131,7 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
         }
     }
 
-    /* box: of the part. */
+    /* box: its index in the part. */
     __device__ __forceinline__ void issue(int32_t box)
     {
         barrier_wait(&ring->full_x[at.slot], at.parity);
@@ -147,7 +147,7 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
         wgmma_commit();
     }
 
-    /* Called after a box has been issued: the previous one of its part is then done. */
+    /* Called after issuing the wgmmas of a box; waits for the previous box of its part. */
     __device__ __forceinline__ void finish(int32_t box)
     {
         if (box > 0) {
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         pdl_wait();
     } else {
         registers_more<232>();
-        pdl_wait(); // until then another kernel may own y
+        pdl_wait(); // preceding kernels may use y until then
         pdl_trigger();
         const int row0 = rank * TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
         fixed_computer<T, Y, BAND> c = {p, smem, &ring, row0};
@@ -314,7 +314,7 @@ static int32_t up(int64_t a, int64_t b)
 
 enum { NARROW = 128, BROAD = 192 };
 
-/* How a product is cut: into bands, and into items of all parts or of one. */
+/* How a product is divided into bands, and whether an item has all parts of K or one. */
 struct fixed_plan {
     int32_t band;
     bool is_left; // each part is left as sums
@@ -362,8 +362,8 @@ static cudaError_t launch_fixed(cudaStream_t stream, const struct gemm_args *a,
     using S = fixed_shape<BAND>;
     const auto kernel = gemm_fixed_kernel<T, Y, BAND>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         S::SMEM_BYTES); // the attribute is per device, and ranks
-                                                         // have one device each
+                                         S::SMEM_BYTES); // set at every launch, because each
+                                                         // rank has its own device
     CUtensorMap w_map, x_map;
     if (e == cudaSuccess) {
         e = product_maps(a, BAND / 2, TILE_ROWS, &w_map, &x_map);
@@ -402,7 +402,7 @@ extern "C" cudaError_t gemm_fixed(cudaStream_t stream, const struct gemm_args *a
     p.y_stride = left ? a->n_out : a->y_stride;
     p.part_boxes = up(a->n_in, DEPTH) / n_parts;
     p.n_parts = left ? 1 : n_parts;
-    p.n_items = left ? n_parts : 1; // times bands and tiles
+    p.n_items = left ? n_parts : 1; // to be multiplied by the numbers of bands and tiles
     if (sums) {
         sums->n = left ? n_parts : 0;
     }

@@ -5,7 +5,7 @@
  * A block has a multiprocessor to itself and processes items in turn (items.cuh): a band of tile
  * rows, a range of K and a tile of rows of x. Tile rows come in pairs: two that follow each other
  * or, if gated, one of each half of the weight, so that the same threads have both factors of an
- * output. A warp has one pair and every n-th chunk of the range, if n warps share a pair. It copies
+ * output. A warp has one pair; if n warps share a pair, each takes every n-th chunk. A warp copies
  * codes, scales and zeros into a ring of its own (cp.async), so no warp waits for another. It
  * converts the codes exactly to bf16 or fp16 in registers, as the 16-row operand of mma.sync, and
  * scales the sums over a group in fp32. One thread loads x through a tensor map into a ring that
@@ -42,10 +42,10 @@ struct few_params {
     const float *bias;
     int32_t n_rows, n_out; // size of y
     int64_t y_stride, part_stride;
-    int32_t slices[2], inverse[2]; // warps to a pair, and 2^16 / pairs, in bands of either size
+    int32_t slices[2], inverse[2]; // warps per pair, and 2^16 / pairs, for both band sizes
     int32_t row_bits;              // n_rows is at most 2^row_bits
     bool accumulate, gated;
-    bool is_float; // y or partial sums
+    bool is_float; // y points to fp32
     bool is_full;  // the grid fills most of the machine
 };
 
@@ -95,8 +95,8 @@ __device__ __forceinline__ int32_t tile_of(const struct few_params &p, int32_t p
 
 /* The copies of a warp's chunks into its ring, one after another. */
 template <typename S> struct few_copies {
-    const uint8_t *codes[2], *scales, *zeros;    // this lane's in the next chunk
-    int32_t next_codes, next_scales, next_zeros; // bytes to those of the chunk after
+    const uint8_t *codes[2], *scales, *zeros;    // what this lane copies next
+    int32_t next_codes, next_scales, next_zeros; // bytes from there to the chunk after it
     int32_t chunk, end_chunk, slices;
     uint32_t to, end;           // this lane's addresses in shared memory
     uint32_t to_scale, to_zero; // distances from `to`
@@ -182,12 +182,12 @@ __device__ __forceinline__ void add_group(const char *from, int at, int at_8,
     }
 }
 
-/* The distances to what a lane reads. */
+/* Byte offsets of what a lane reads. */
 template <typename T, enum coded_code CODE> struct few_lane {
     int codes, scales; // from a slot of the warp's ring
     int x, x_4;        // from a chunk's rows: inputs 0 to 31, and 32 to 63
     int eight;         // from a feature's scale to that of the feature 8 further on
-    uint32_t zero;     // for word_codes, if all are equal
+    uint32_t zero;     // the zero of word_codes, if all zero points are equal
 
     __device__ __forceinline__ explicit few_lane(const struct few_params &p)
     {
@@ -286,7 +286,7 @@ __device__ __forceinline__ void add_chunk(const struct few_params &p,
     }
 }
 
-/* Converts one element of the product to what is stored. */
+/* Stores one element of the product in the type of y. */
 template <typename T>
 __device__ __forceinline__ void put(const struct few_params &p, int64_t at, float v)
 {
@@ -299,7 +299,7 @@ __device__ __forceinline__ void put(const struct few_params &p, int64_t at, floa
     }
 }
 
-/* Stores an item's outputs; sums[warp, S::RING / 4] are the sums of each warp. */
+/* Stores an item's outputs. sums: [WARPS, S::RING / 4], each warp's sums are in its ring. */
 template <typename T, enum coded_code CODE, typename S, int NT>
 __device__ __forceinline__ void store(const struct few_params &p, const struct item &it,
                                       const struct few_share &share, const float *sums)
@@ -330,7 +330,7 @@ __device__ __forceinline__ void store(const struct few_params &p, const struct i
         }
         v *= 1.0f / word_codes<T, CODE>::FACTOR;
         v += p.bias ? p.bias[out] : 0.0f;
-        if (p.gated) { // as in two ops, the product is rounded first
+        if (p.gated) { // rounded before the activation, as in two ops
             up *= 1.0f / word_codes<T, CODE>::FACTOR;
             up += p.bias ? p.bias[p.n_out + out] : 0.0f;
             v = silu_gated(to_float(from_float<T>(v)), to_float(from_float<T>(up)));
@@ -339,8 +339,8 @@ __device__ __forceinline__ void store(const struct few_params &p, const struct i
     }
 }
 
-/* Once per block, when weights are on their way. If blocks of two products fit side by side,
- * triggering before the wait would start the one after next too early. */
+/* Called once per block, after its first loads of weights. Triggers before the wait only if blocks
+ * of two products do not fit side by side; else the product after the next one starts too early. */
 __device__ __forceinline__ void start_block(const struct few_params &p, struct x_ring *ring)
 {
     if (p.is_full) {
@@ -355,7 +355,7 @@ __device__ __forceinline__ void start_block(const struct few_params &p, struct x
         barrier_init_done();
     }
     __syncthreads();
-    pdl_wait(); // until then another kernel may own y
+    pdl_wait(); // preceding kernels may use y until then
     if (!p.is_full) {
         pdl_trigger();
     }
@@ -394,8 +394,8 @@ __device__ __forceinline__ void compute(const struct few_params &p, const CUtens
 #pragma unroll 1
         while (chunk < n_chunks || !keeps_x) {
             cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot
-                          // that is refilled next
+            __syncwarp(); // makes the scales that other lanes copied visible; all lanes have now
+                          // read the slot that is refilled next
             copies.fetch();
             const char *rows = x.go_to(chunk < n_chunks ? chunk : x.n_slots * S::X_CHUNKS);
             if (chunk >= n_chunks) {
@@ -442,8 +442,8 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
     using S = few_shape<CODE, PER_GROUP, NT>;
     const auto kernel = gemm_four_kernel<T, CODE, PER_GROUP, NT>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         S::SMEM); // the attribute is per device, and ranks have
-                                                   // one device each
+                                         S::SMEM); // set at every launch, because each
+                                                   // rank has its own device
     CUtensorMap x_map;
     if (e == cudaSuccess) {
         const cuuint64_t dims[3] = {BOX, (cuuint64_t)a->n_rows, (cuuint64_t)(p.m.n_in / BOX)};
@@ -476,7 +476,7 @@ static cudaError_t by_code(cudaStream_t stream, const struct few_params &p,
     case CODED_U4:
         return p.m.record_groups == 1 ? by_rows<T, CODED_U4, 4>(stream, p, a, n_sms)
                                       : by_rows<T, CODED_U4, 1>(stream, p, a, n_sms);
-    case CODED_E4M3: break; // not taken (gemm_four_takes)
+    case CODED_E4M3: break; // gemm_four_takes rejects it
     }
     return cudaErrorInvalidValue;
 }

@@ -6,7 +6,7 @@
 
 #include "cuda/gemm.h"
 
-enum { FOUR_SOME_ROWS = 32, FOUR_MOST_ROWS = 256 }; // maximum number of rows of each
+enum { FOUR_SOME_ROWS = 32, FOUR_MOST_ROWS = 256 }; // maximum rows of the next two
 
 extern "C" {
 cudaError_t gemm_four_some(cudaStream_t stream, const struct coded_matrix *m,

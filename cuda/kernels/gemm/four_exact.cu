@@ -7,13 +7,13 @@
 
 #if HAVE_SM90A
 
-/* Adds a unit's sums over a group, each feature times its scale. */
+/* Adds a unit's sums over a group, multiplied by the scale of each feature. */
 template <int N>
 __device__ __forceinline__ void add_group(float (&d)[N / 2], float scale, float scale_8,
                                           float (&sums)[N / 2])
 {
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) { // only now are they read
+    for (int i = 0; i < N / 2; i++) { // keeps the compiler from reading d earlier
         asm volatile("" : "+f"(d[i])::"memory");
     }
 #pragma unroll
@@ -23,8 +23,8 @@ __device__ __forceinline__ void add_group(float (&d)[N / 2], float scale, float 
 }
 
 /* The product of up to N rows. Each group is summed separately and the sums are scaled in fp32, so
- * that codes are multiplied exactly. One unit is converted or added while the tensor cores work on
- * the other. */
+ * that codes are multiplied exactly. One unit is converted, or its sums are added, while the tensor
+ * cores work on the other one. */
 template <typename T, enum coded_code CODE, int N>
 __device__ __forceinline__ void compute_exact(const struct many_params &p, const char *xs,
                                               char *rings, struct x_ring *x_ring)
@@ -59,8 +59,8 @@ __device__ __forceinline__ void compute_exact(const struct many_params &p, const
             float d[2][N / 2];
             uint32_t a[2][2][4][4];
             cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot
-                          // that is refilled next
+            __syncwarp(); // makes the scales that other lanes copied visible; all lanes have now
+                          // read the slot that is refilled next
             copies.fetch(p, ring);
             codes.read(p, ring + from);
             from = from + S::SLOT == S::RING ? 0 : from + S::SLOT;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void compute_exact(const struct many_params &p, const
         }
         cp_async_wait<0>();
 #pragma unroll 1
-        for (int i = 0; i < 2; i++) { // one copy of the code, for the first unit
+        for (int i = 0; i < 2; i++) { // one copy of the code, which stores sums[0]
             store<T, N>(p, it, warp * 2 + i, it.row_tile * S::ROWS, (float *)ring, sums[0]);
 #pragma unroll
             for (int k = 0; k < N / 2; k++) {

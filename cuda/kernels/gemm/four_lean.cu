@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 8 rows, on Hopper, with as little
  * code as possible: a launch fetches its code anew, at about 0.5 us per KiB, and that is a large
- * part of what a product of few rows takes.
+ * part of the time of a product of few rows.
  *
  * A block has a multiprocessor to itself and one item: a band of pairs of tile rows (two that
  * follow each other or, if gated, one of each half of the weight) and a range of K. A warp has one
- * pair and every n-th chunk of the range, if n warps share a pair. It copies codes, scales and
+ * pair; if n warps share a pair, each takes every n-th chunk. A warp copies codes, scales and
  * zeros into a ring of its own (cp.async), so that no warp waits for another. All rows of x of the
  * range, or of a part of it if they do not fit, are in shared memory; when all warps are done with
  * a part, the next one replaces it. The warps' sums are added in order at the end. With
  * programmatic dependent launch the rings are filled with weights before the wait for the preceding
  * kernel. Bound by reading the weight, and by the work done once per launch.
  *
- * A nibble in the lowest eight bits of a 16-bit half is a subnormal number, or one of the first
- * normal ones, which have the same spacing. A float code also becomes a small number, if it is
- * shifted so that the last bit of its exponent is at the last bit of the half's exponent. The
- * tensor cores multiply such numbers exactly, so a pair of codes takes one instruction. Products
- * with bf16 would be too small for fp32, so x is scaled by 2^64 as it is copied, or by 2^60 where
- * the codes are sixteen times too large. A group's sums start from minus the zero point times the
- * sum of x over the group, which the tensor cores compute when x is copied. */
+ * A 16-bit half with a nibble in its lowest eight bits, read as bf16 or fp16, is subnormal or among
+ * the smallest normal numbers, which have the same spacing. A float code also becomes a small
+ * number, if its last exponent bit is shifted to the last exponent bit of the half. The tensor
+ * cores multiply such numbers exactly, so a pair of codes takes one instruction. Products with bf16
+ * would be too small for fp32, so x is scaled by 2^64 as it is copied, or by 2^60 where the codes
+ * are sixteen times too large. A group's sums start from minus the zero point times the sum of x
+ * over the group, which the tensor cores compute when x is copied. */
 #include "cuda/kernels/device/codes.cuh"
 #include "cuda/kernels/device/hopper.cuh"
 #include "cuda/kernels/device/kept.cuh"
@@ -32,7 +32,7 @@
 
 enum {
     CHUNK = 128, // inputs
-    ROWS = 8,    // the most
+    ROWS = 8,    // at most
     WARPS = 16,
     RECORD = 64,                   // bytes of the scales of a tile row's chunk
     SCALES = 2 * CODED_TILE_BYTES, // in a slot of the ring
@@ -54,14 +54,14 @@ struct lean_params {
     int32_t n_in, n_rows, n_out;           // n_out: of y
     int32_t n_tiles, n_features, n_chunks; // of the weight
     int32_t n_pairs, all_pairs;            // of a band, and of the weight
-    int32_t n_slices, inverse;             // warps to a pair, and 2^16 / n_pairs
+    int32_t n_slices, inverse;             // warps per pair, and 2^16 / n_pairs
     int32_t run_chunks, part_chunks;       // of a range of K, and of a part of x
     int32_t other;                         // the second tile row of a pair, minus the first
     int32_t row_bits;                      // n_rows is at most 2^row_bits
     int32_t x_pitch;                       // bytes from a row of x to the next in shared memory
     float zero;
     bool gated;
-    bool is_float; // partial sums
+    bool is_float; // y points to fp32 partial sums
     bool is_full;  // the grid fills most of the machine
 };
 
@@ -73,7 +73,7 @@ struct lean_params {
 template <typename T, enum coded_code CODE> struct lean_codes {
     static constexpr bool IS_BF16 = std::is_same<T, bf16_t>::value, IS_INT = CODE == CODED_U4;
     static constexpr uint32_t UP = 0x5f805f80u, UP_ODD = IS_INT ? 0x5d805d80u : UP;  // 2^64, 2^60
-    static constexpr uint32_t ONE = 0x00010001u, ONE_ODD = IS_BF16 ? ONE << 4 : ONE; // integers
+    static constexpr uint32_t ONE = 0x00010001u, ONE_ODD = IS_BF16 ? ONE << 4 : ONE; // codes 1
     static constexpr int CHAINS = IS_INT && !IS_BF16 ? 2 : 1;
 
     /* The factor that the sums must be multiplied by. */
@@ -100,8 +100,8 @@ template <typename T, enum coded_code CODE> struct lean_codes {
 
 /* The copies of a warp's chunks into its ring, one after another. */
 struct lean_copies {
-    const uint8_t *codes[2], *small; // this lane's, of the next chunk
-    int32_t step, small_step;        // bytes to the chunk after
+    const uint8_t *codes[2], *small; // what this lane copies next
+    int32_t step, small_step;        // bytes from there to the chunk after it
     int32_t chunk, end_chunk, slices;
     uint32_t to, end; // addresses of shared memory
     int32_t has_small;
@@ -137,7 +137,7 @@ struct lean_copies {
             cp_async_16(to + 512, codes[0] + 512);
             cp_async_16(to + CODED_TILE_BYTES, codes[1]);
             cp_async_16(to + CODED_TILE_BYTES + 512, codes[1] + 512);
-            if (has_small) { // both follow the codes, 16 bytes per lane
+            if (has_small) { // scales and zeros follow the codes
                 cp_async_16(to + SCALES, small);
             }
             codes[0] += step;
@@ -157,7 +157,7 @@ struct lean_x {
     float *sums; // [chunks, ROWS], in units of a code
 };
 
-/* Copies a part of x: every warp has one row, or a share of one, and a lane eight inputs at a time.
+/* Copies a part of x: a warp copies one row, or a share of it, eight inputs per lane.
  * Inputs past the end of K are zeros. */
 template <typename T, typename L>
 __device__ __forceinline__ void stage_x(const struct lean_params &p, const struct lean_x &x,
@@ -186,7 +186,7 @@ __device__ __forceinline__ void stage_x(const struct lean_params &p, const struc
                 v[j] = from[at];
             }
         }
-#pragma unroll 1 // one copy of the code, for the first piece
+#pragma unroll 1 // one copy of the code, which uses v[0]
         for (int j = 0, at = i; j < PIECES && at < n; j++, at += step) {
             if (L::IS_BF16) {
                 v[0].x = pair_times<T>(v[0].x, up);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void stage_x(const struct lean_params &p, const struc
                 *(uint4 *)(to + at * 16) = v[0];
             }
             if (L::IS_INT) {
-                /* A product with ones adds them up. Four lanes hold a column of the operand, and
+                /* A product with ones adds up x. Four lanes hold a column of the operand, and
                  * lane t gets the sums of two columns: those of lanes 8 t to 8 t + 7. Half a warp
                  * holds a chunk. */
                 float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -219,8 +219,8 @@ __device__ __forceinline__ void stage_x(const struct lean_params &p, const struc
     }
 }
 
-/* Adds a chunk: `from` is a slot of the ring, x where this lane's row of the chunk begins, for
- * ldmatrix, and x_sums the chunk's sums. */
+/* Adds a chunk. from: a slot of the ring. x: the address of this lane's row of the chunk, as
+ * ldmatrix needs it. x_sums: the chunk's sums of x. */
 template <typename T, enum coded_code CODE>
 __device__ __forceinline__ void add_chunk(const struct lean_params &p, const char *from,
                                           const char *x, const float *x_sums, float (&acc)[2][4])
@@ -305,8 +305,8 @@ __device__ __forceinline__ void leave(float *to, const float (&acc)[2][4])
     }
 }
 
-/* Adds the warps' sums in order and stores them: a warp has one row of a pair at a time, and a lane
- * a feature. */
+/* Adds the warps' sums in order and stores them. A warp handles one row of a pair at a time, and
+ * each lane one feature. */
 template <typename T, typename L>
 __device__ __forceinline__ void store(const struct lean_params &p, const float *sums)
 {
@@ -335,7 +335,7 @@ __device__ __forceinline__ void store(const struct lean_params &p, const float *
         if (p.bias && all < p.all_pairs && feature < p.n_features) {
             v += p.bias[feature];
         }
-        if (p.gated) { // as in two ops, the product is rounded first
+        if (p.gated) { // rounded before the activation, as in two ops
             const float up = __shfl_down_sync(0xffffffffu, v, 16);
             v = silu_gated(to_float(from_float<T>(v)), to_float(from_float<T>(up)));
         }
@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     if (p.is_full) {
         pdl_trigger();
     }
-    pdl_wait(); // until then another kernel may own x and y
+    pdl_wait(); // preceding kernels may use x and y until then
     if (!p.is_full) {
         pdl_trigger();
     }
@@ -393,15 +393,15 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     for (int32_t part = first; part < end; part += p.part_chunks) {
         const int32_t part_end = kept(min(part + p.part_chunks, end));
         if (part > first) {
-            __syncthreads(); // all warps are done with the last part
+            __syncthreads(); // all warps are done with the previous part
         }
         stage_x<T, L>(p, staged, part, part_end);
         __syncthreads();
 #pragma unroll 1
         for (; chunk < part_end; chunk += p.n_slices) {
             cp_async_wait<SLOTS - 2>();
-            __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot
-                          // that is refilled next
+            __syncwarp(); // makes the scales that other lanes copied visible; all lanes have now
+                          // read the slot that is refilled next
             copies.fetch();
             const int in_part = chunk - part;
             add_chunk<T, CODE>(p, ring + at, x + in_part * (CHUNK * 2),
@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 /* ---- host ------------------------------------------------------------------------------------ */
 
 struct lean_plan {
-    int32_t n_pairs, all_pairs, n_bands; // pairs of a band, pairs, bands
+    int32_t n_pairs, all_pairs, n_bands; // pairs per band, all pairs, bands
     int32_t n_runs, run_chunks;          // ranges of K
     int32_t part_chunks;                 // of x that is in shared memory at once
 };
@@ -477,7 +477,7 @@ static cudaError_t launch_lean(cudaStream_t stream, const struct lean_params &p,
         WARPS * RING + p.x_pitch * p.n_rows + p.part_chunks * ROWS * (int32_t)sizeof(float);
     const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             BLOCK_BYTES); // the attribute is per device, and ranks have one each
+                             BLOCK_BYTES); // set at every launch: each rank has its own device
     return e == cudaSuccess ? launch(kernel, grid, dim3(WARPS * 32), (size_t)bytes, stream, p) : e;
 }
 
@@ -488,7 +488,7 @@ static cudaError_t by_code(cudaStream_t stream, const struct lean_params &p, enu
     switch (code) {
     case CODED_U4: return launch_lean<T, CODED_U4>(stream, p, grid);
     case CODED_E2M1: return launch_lean<T, CODED_E2M1>(stream, p, grid);
-    case CODED_E4M3: break; // not taken (gemm_four_takes)
+    case CODED_E4M3: break; // gemm_four_takes rejects it
     }
     return cudaErrorInvalidValue;
 }

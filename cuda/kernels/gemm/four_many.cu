@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and 33 or 65 (gemm_four chooses) to 256
- * rows, on Hopper, as four_units.cuh describes. Codes are scaled in fp32 and rounded once to bf16
- * or fp16, as when a weight is dequantised, so that the tensor cores sum all of K; the next operand
- * is made while they work on the previous one. A block takes 128 or 256 features and a range of K,
- * in two warpgroups. Bound by reading x from the L2 cache and by converting the codes. */
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 256 rows, at least 33 or 65
+ * (gemm_four chooses), on Hopper, as four_units.cuh describes. Codes are scaled in fp32 and rounded
+ * once to bf16 or fp16, as when a weight is dequantised, so that the tensor cores sum all of K; the
+ * next operand is made while they work on the previous one. A block takes 128 or 256 features and a
+ * range of K, in two warpgroups. Bound by reading x from the L2 cache and by converting codes. */
 #include "cuda/kernels/gemm/four_units.cuh"
 
 #if HAVE_SM90A
@@ -39,8 +39,8 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
 #pragma unroll 1
         for (int32_t chunk = it.first_chunk; chunk < it.end_chunk; chunk++) {
             cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // the scales are other lanes' copies, and all lanes have read the slot
-                          // that is refilled next
+            __syncwarp(); // makes the scales that other lanes copied visible; all lanes have now
+                          // read the slot that is refilled next
             copies.fetch(p, ring);
             codes.read(p, ring + from);
             from = from + S::SLOT == S::RING ? 0 : from + S::SLOT;
@@ -86,7 +86,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
         }
         cp_async_wait<0>();
 #pragma unroll 1
-        for (int i = 0; i < ACCUMULATORS; i++) { // one copy of the code, for the first accumulator
+        for (int i = 0; i < ACCUMULATORS; i++) { // one copy of the code, which stores d[0]
             store<T, BLOCK_ROWS>(p, it, warp * S::UNITS + i / S::BLOCKS,
                                  it.row_tile * S::ROWS + i % S::BLOCKS * BLOCK_ROWS, (float *)ring,
                                  d[0]);
@@ -117,10 +117,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
-/* The best plan in which each warp has n_units units, and its cost. For each chunk a block needs as
- * long as the tensor cores do for all its units, or as loading x does, even if the band has fewer
- * units. This time was measured, and is expressed as the number of bytes that a multiprocessor
- * reads in it. */
+/* The best plan in which each warp has n_units units, and its cost. The time per chunk is that of
+ * the tensor cores for n_units units per warp, or that of loading x, even if the band has fewer
+ * units. It was measured, and is expressed as the number of bytes that a multiprocessor reads in
+ * the same time. */
 static struct item_plan plan_of(const struct coded_matrix *m, const struct coded_args *a,
                                 int32_t n_sms, size_t sums_bytes, int32_t n_units, int64_t *cost)
 {
@@ -170,7 +170,7 @@ static cudaError_t by_code(cudaStream_t stream, const struct many_params &p,
     case CODED_U4:
         return p.m.record_groups == 1 ? by_shape<T, CODED_U4, 4>(stream, p, a, n_sms)
                                       : by_shape<T, CODED_U4, 1>(stream, p, a, n_sms);
-    case CODED_E4M3: break; // not taken (gemm_four_takes)
+    case CODED_E4M3: break; // gemm_four_takes rejects it
     }
     return cudaErrorInvalidValue;
 }

@@ -15,9 +15,9 @@
  * If gated, a band has equally many tile rows of both halves of the weight, and a warp takes 8 gate
  * features and the 8 matching up features, so that a thread has both factors of each output.
  *
- * With few rows it is bound by reading the weight; the tensor cores and the conversion are hidden
- * while four warpgroups take turns. With programmatic dependent launch the ring is filled with
- * weights before the wait for the preceding kernel. */
+ * With few rows it is bound by reading the weight; the tensor cores and the conversion overlap
+ * with it, because four warpgroups take turns. With programmatic dependent launch the ring is
+ * filled with weights before the wait for the preceding kernel. */
 #include "cuda/kernels/device/codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/pairs.cuh"
@@ -291,7 +291,7 @@ __device__ __forceinline__ void add_chunk(const C &codes, uint32_t x, float (&su
     }
 }
 
-/* Converts one element of D to what is stored. */
+/* Converts one element of D to the type of y. */
 template <typename T>
 __device__ __forceinline__ void put(const struct four_params &p, void *y, bool is_float, int64_t at,
                                     float v)
@@ -323,7 +323,7 @@ __device__ __forceinline__ void store(const struct four_params &p, bool is_float
         for (int i = 0; i < N / 4; i++) {
             const int32_t row = first_row + i / 2 * 8 + 2 * t + i % 2;
             float v = d[i / 2 * 4 + 2 * h + i % 2] + bias;
-            if (p.gated) { // as in two ops, the product is rounded first
+            if (p.gated) { // rounded before the activation, as in two ops
                 const float up = d[i / 2 * 4 + 2 + i % 2] + up_bias;
                 v = silu_gated(to_float(from_float<T>(v)), to_float(from_float<T>(up)));
             }
@@ -413,12 +413,12 @@ __global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
         pdl_wait();
         return;
     }
-    /* If blocks of two products fit side by side, triggering now would start the product after next
-     * too early. */
+    /* Triggers before the wait only if blocks of two products do not fit side by side: otherwise
+     * the product after the next one would start too early. */
     if (p.is_full) {
         pdl_trigger();
     }
-    pdl_wait(); // until then another kernel may own y
+    pdl_wait(); // preceding kernels may use y until then
     if (!p.is_full) {
         pdl_trigger();
     }
@@ -481,8 +481,8 @@ static cudaError_t launch_four(cudaStream_t stream, struct four_params p,
     static_assert(S::STAGES >= 2 && S::BOXES_BYTES % 1024 == 0, "");
     const auto kernel = gemm_four_some_kernel<T, CODE, PER_GROUP, N, GROUPS>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         S::SMEM); // the attribute is per device, and ranks have
-                                                   // one device each
+                                         S::SMEM); // set at every launch, because each
+                                                   // rank has its own device
     CUtensorMap x_map;
     if (e == cudaSuccess) {
         const cuuint64_t dims[3] = {BOX, (cuuint64_t)a->n_rows, (cuuint64_t)(p.m.n_in / BOX)};
@@ -510,7 +510,7 @@ static cudaError_t by_code(cudaStream_t stream, const struct four_params &p,
         return p.m.record_groups == 1
                    ? launch_four<T, CODED_U4, 4, FOUR_SOME_ROWS>(stream, p, a, n_sms)
                    : launch_four<T, CODED_U4, 1, FOUR_SOME_ROWS>(stream, p, a, n_sms);
-    case CODED_E4M3: break; // not taken (gemm_four_takes)
+    case CODED_E4M3: break; // gemm_four_takes rejects it
     }
     return cudaErrorInvalidValue;
 }

@@ -43,13 +43,13 @@ struct many_params {
     int32_t n_units;       // of a warp
     int64_t y_stride, part_stride;
     bool accumulate, gated;
-    bool is_float;   // y or partial sums
+    bool is_float;   // y points to fp32
     bool is_aligned; // eight features can be stored at once
     bool is_full;    // the grid fills most of the machine
 };
 
-/* PER_GROUP: words of a lane that share a scale: 4, or 1 for groups of 32 and 64. A warp has an
- * accumulator for each of its units (N_UNITS), or blocks of rows (N_BLOCKS); at most two. */
+/* PER_GROUP: words of a lane that share a scale: 4, or 1 for groups of 32 and 64. A warp has
+ * N_UNITS * N_BLOCKS accumulators (at most two): one per unit and block of rows. */
 template <enum coded_code CODE, int PER_GROUP, int N_UNITS, int N_BLOCKS, int N = BLOCK_ROWS>
 struct many_shape {
     static constexpr int UNITS = N_UNITS, BLOCKS = N_BLOCKS;
@@ -73,7 +73,7 @@ struct half_tile {
     int32_t tile, half; // tile < 0: none
 };
 
-/* Half h of a unit of the band: of a tile row, or of the weight if gated. */
+/* Half h of a unit: eight features of its tile row or, if gated, of half h of the weight. */
 __device__ __forceinline__ struct half_tile half_of(const struct many_params &p,
                                                     const struct item &it, int unit, int h)
 {
@@ -116,10 +116,10 @@ __device__ __forceinline__ void load_x(const struct many_params &p, const CUtens
 
 /* The copies of a warp's chunks into its ring, one after another. */
 template <typename S> struct many_copies {
-    static constexpr int HALVES = S::UNITS * 2, LANES = 32 / HALVES; // lanes for scales and zeros
-    const uint8_t *codes[HALVES], *scales, *zeros; // of the next chunk, this lane's
+    static constexpr int HALVES = S::UNITS * 2, LANES = 32 / HALVES; // for scales, zeros of a half
+    const uint8_t *codes[HALVES], *scales, *zeros; // this lane's sources in the next chunk
     int32_t chunk, left;
-    int to; // where in the ring
+    int to; // offset in the ring
 
     __device__ __forceinline__ many_copies(const struct many_params &p, const struct item &it)
     {
@@ -256,7 +256,7 @@ template <typename T, enum coded_code CODE, int PER_GROUP, typename S> struct ma
     }
 };
 
-/* Converts one element of the product to what is stored. */
+/* Stores one element of the product in the type of y. */
 template <typename T>
 __device__ __forceinline__ void put(const struct many_params &p, int64_t at, float v)
 {
@@ -299,7 +299,7 @@ __device__ __forceinline__ void store(const struct many_params &p, const struct 
     }
     __syncwarp();
     const int32_t n_rows = min((int32_t)N, p.n_rows - first_row);
-    const int quarter = lane & (p.gated ? 1 : 3), shift = p.gated ? 1 : 2; // of 16, or 8, features
+    const int quarter = lane & (p.gated ? 1 : 3), shift = p.gated ? 1 : 2; // four features
     const struct half_tile tile = half_of(p, it, unit, quarter >> 1);
     const int32_t feature = tile.tile * CODED_ROWS + tile.half * 8 + (quarter & 1) * 4;
     if (tile.tile < 0 || feature >= p.n_out) { // the weight may end in the middle of a tile row
@@ -313,7 +313,7 @@ __device__ __forceinline__ void store(const struct many_params &p, const struct 
         for (int k = 0; k < 4; k++) {
             const bool has_bias = p.bias && feature + k < p.n_out;
             v[k] = stage[(quarter * 4 + k) * LD + r] + (has_bias ? p.bias[feature + k] : 0.0f);
-            if (p.gated) { // as in two ops, the product is rounded first
+            if (p.gated) { // rounded before the activation, as in two ops
                 const float up = stage[(quarter * 4 + k + 8) * LD + r] +
                                  (has_bias ? p.bias[p.n_out + feature + k] : 0.0f);
                 v[k] = silu_gated(to_float(from_float<T>(v[k])), to_float(from_float<T>(up)));
@@ -332,14 +332,14 @@ __device__ __forceinline__ void store(const struct many_params &p, const struct 
     }
 }
 
-/* If blocks of two products fit side by side, triggering before the wait would start the one after
- * next too early. */
+/* Triggers before the wait only if blocks of two products do not fit side by side; otherwise the
+ * product after the next one would start too early. */
 __device__ __forceinline__ void wait_for_previous(const struct many_params &p)
 {
     if (p.is_full) {
         pdl_trigger();
     }
-    pdl_wait(); // until then another kernel may own y
+    pdl_wait(); // preceding kernels may use y until then
     if (!p.is_full) {
         pdl_trigger();
     }
@@ -380,8 +380,8 @@ static cudaError_t launch_units(cudaStream_t stream, K kernel, const struct many
                                 const struct coded_args *a, int32_t n_sms)
 {
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         S::SMEM); // the attribute is per device, and ranks have
-                                                   // one device each
+                                         S::SMEM); // set at every launch, because each
+                                                   // rank has its own device
     CUtensorMap x_map;
     if (e == cudaSuccess) {
         e = tensor_map_2d(&x_map, a->x, a->x_dtype == DT_BF16, (uint64_t)p.m.n_in,

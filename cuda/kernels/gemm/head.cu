@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The output head on Hopper: logits = x W^T in fp32 for up to 256 rows, and the best logit of each
- * row in each band of features. Greedy draws take their token from the bests without reading the
+ * row in each band of features. Greedy draws take their token from these without reading all the
  * logits again, and rows that only greedy draws read are not even written, which saves most of the
  * time.
  *
  * A block has a multiprocessor to itself, takes 64 or 128 rows (64 per warpgroup), and one band of
  * features after another. Above 128 rows a cluster of two neighbouring blocks shares a band's
  * weights: each loads half for both, because the L2 cache cannot feed this many tiles of this size
- * and reading it costs power. Two threads load W and x separately through a ring of stages that
- * fills shared memory; W starts before the preceding kernel has ended.
+ * and reading it costs power. One thread loads W and another x through a ring of stages that
+ * fills shared memory; loads of W start before the preceding kernel ends.
  *
  * Bound by reading the weight for few rows, and by the tensor cores and the writes of logits for
  * many. */
@@ -115,7 +115,7 @@ __device__ __forceinline__ void want_rows(const struct head_params &p, const str
     asm volatile("bar.sync 1, %0;" ::"n"(N) : "memory");
 }
 
-/* A computing warpgroup. device/wgmma.cuh has the layout of the accumulators. */
+/* A computing warpgroup. device/wgmma.cuh describes the layout of the accumulators. */
 template <typename T, typename S> struct head_computer {
     static constexpr int BLOCKS = S::BAND / 8;
     const struct head_params &p;
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(S::THREADS, S::GROUPS == 1 ? 2 : 1)
             registers_more<232>();
         }
         want_rows<S>(p, pass, rank * S::TILE_ROWS, wanted);
-        pdl_wait(); // until then another kernel may own y
+        pdl_wait(); // preceding kernels may use y until then
         pdl_trigger();
         const int in_tile = (tid >> 5) * 16 + (tid >> 2 & 7);
         head_computer<T, S> c = {p, smem, &ring, rank * S::TILE_ROWS + in_tile};
@@ -348,8 +348,8 @@ static cudaError_t launch_head(cudaStream_t stream, const struct gemm_args *a,
 {
     const auto kernel = gemm_head_kernel<T, S>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         S::SMEM_BYTES); // the attribute is per device, and ranks
-                                                         // have one device each
+                                         S::SMEM_BYTES); // set at every launch, because each
+                                                         // rank has its own device
     CUtensorMap w_map, x_map;
     if (e == cudaSuccess) {
         e = product_maps(a, S::BOX_ROWS, S::TILE_ROWS, &w_map, &x_map);

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(THREADS) round_kernel(const __grid_constant__ 
     const int row = blockIdx.x;
     const T *x = (const T *)a.x + row * a.x_stride;
     vec<T> v;
-    if (a.group > 0) { // n_in is a multiple of the half warp's pieces, or the last group is short
+    if (a.group > 0) { // the last group may be shorter than 128
         const int k = (blockIdx.y * THREADS + threadIdx.x) * ROUND_PIECE;
         const bool valid = k < a.n_in;
         float largest = 0.0f;

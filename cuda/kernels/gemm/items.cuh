@@ -4,8 +4,8 @@
  * block takes every n-th item if there are n blocks. If K is cut, each range leaves partial sums in
  * fp32, which the op that reads the product adds up (device/sums.cuh).
  *
- * It knows no format: a tile row is any number of features that are stored together, and a chunk
- * the inputs that are loaded together. Thread: any. */
+ * Nothing here depends on the format: a tile row is any number of features that are stored
+ * together, and a chunk the inputs that are loaded together. Thread: any. */
 #ifndef SLUICE_CUDA_GEMM_ITEMS_CUH
 #define SLUICE_CUDA_GEMM_ITEMS_CUH
 
@@ -21,7 +21,7 @@ struct item_plan {
     int32_t n_row_tiles, n_items;
 };
 
-/* What plan_items compares. Bytes are those that one multiprocessor loads. */
+/* The costs that plan_items compares. Bytes are those that one multiprocessor loads. */
 struct item_costs {
     int32_t n_tiles, n_chunks, n_row_tiles;
     int32_t most_tiles;      // maximum number of tile rows in a band

@@ -7,7 +7,7 @@
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/hopper.cuh"
 
-/* In boxes of 64 columns by `rows` rows. */
+/* The boxes have 64 columns, and w_rows or x_rows rows. */
 static inline cudaError_t product_maps(const struct gemm_args *a, uint32_t w_rows, uint32_t x_rows,
                                        CUtensorMap *w, CUtensorMap *x)
 {

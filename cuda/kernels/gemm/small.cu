@@ -147,7 +147,7 @@ template <int HALF> __device__ __forceinline__ void sums_done(float (&d)[HALF])
     }
 }
 
-/* One box. */
+/* Issues the wgmmas of one box. */
 template <typename T, int N>
 __device__ __forceinline__ void multiply_box(float (&d)[N / 2], uint32_t x, uint32_t w,
                                              uint32_t groups, bool add)
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         return;
     }
     pdl_trigger();
-    pdl_wait(); // until then another kernel may own y
+    pdl_wait(); // preceding kernels may use y until then
     constexpr int STEP = GATED ? N / 2 : N;
     const int n_bands = (p.n_out + STEP - 1) / STEP;
     struct ring_place at = {0, 0};
@@ -354,7 +354,7 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a, 
                                 struct small_params p)
 {
     const auto kernel = gemm_small_kernel<T, Y, N, GATED, PARTS>;
-    cudaError_t ready = // the attribute is per device, and ranks have one device each
+    cudaError_t ready = // set at every launch, because each rank has its own device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_FEW);
     if (ready == cudaSuccess) { // prefer shared memory, so that small kernels fit beside a block of
                                 // any size

@@ -50,7 +50,7 @@ static cudaError_t gemm_mma(cudaStream_t stream, const struct gemm_args *a)
 {
     typedef mma_tile<T, BM, BN, BK, WM, WN, STAGES, ALIGNED> tile;
     auto kernel = gemm_mma_kernel<T, Y, BM, BN, BK, WM, WN, STAGES, ALIGNED>;
-    // The attribute is per device, and ranks have one device each.
+    // Set at every launch, because each rank has its own device.
     const cudaError_t allowed =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM);
     if (allowed != cudaSuccess) {

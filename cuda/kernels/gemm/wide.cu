@@ -10,7 +10,7 @@
  *
  * With programmatic dependent launch the ring is filled with weights, which no kernel writes,
  * before the wait for the preceding kernel: about 20 MB in all, while a norm runs or attention
- * ends. Nothing hides the end of a block, so its stores have no branches (store_plain). */
+ * ends. No other work overlaps the end of a block, so its stores have no branches (store_plain). */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/pairs.cuh"
@@ -67,8 +67,8 @@ struct wide_ring {
     uint64_t full_w[MAX_STAGES], full_x[MAX_STAGES], empty[MAX_STAGES];
 };
 
-/* One thread loads W and another x. Loads of x wait for the preceding kernel, and so do not queue
- * behind a whole ring of W. */
+/* One thread loads W and another x, because loads of x wait for the preceding kernel and would
+ * otherwise queue behind a whole ring of W. */
 template <int N, int G, bool GATED> struct wide_loader {
     static constexpr int W_BYTES = N * DEPTH * 2, X_BYTES = G * 64 * DEPTH * 2;
     static constexpr int BYTES = W_BYTES + X_BYTES;
@@ -126,7 +126,7 @@ template <int N, int G, bool GATED> struct wide_loader {
     }
 };
 
-/* ---- storing results; device/wgmma.cuh has the accumulators' layout -------------------------- */
+/* ---- storing results; accumulators: see device/wgmma.cuh ------------------------------------- */
 
 template <typename Y> struct pair_of;
 template <> struct pair_of<float> {
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(G * 128 + 64, 1)
         return;
     }
     pdl_trigger();
-    pdl_wait(); // until then another kernel may own y
+    pdl_wait(); // preceding kernels may use y until then
     int stage = 0;
     uint32_t parity = 0;
     struct wide_cursor c;
@@ -348,8 +348,8 @@ static cudaError_t launch_wide(cudaStream_t stream, const struct gemm_args *a, s
     const size_t smem = (size_t)p.n_stages * BYTES + 1024;
     const auto kernel = gemm_wide_kernel<T, Y, N, G, GATED>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)smem); // the attribute is per device, and ranks have
-                                                     // one device each
+                                         (int)smem); // set at every launch, because each
+                                                     // rank has its own device
     CUtensorMap w_map, x_map;
     if (e == cudaSuccess) {
         e = product_maps(a, GATED ? N / 2 : N, G * 64, &w_map, &x_map);

@@ -93,8 +93,8 @@ template <typename S> struct x_walk {
         slot++;
     }
 
-    /* Advances to the slot of a chunk. A warp ends with n_slots * S::X_CHUNKS, which is past the
-     * last chunk, because every warp must release every slot. */
+    /* Advances to the slot of a chunk. A warp's last call has chunk n_slots * S::X_CHUNKS, which
+     * is past the last one, because every warp must release every slot. */
     __device__ __forceinline__ const char *go_to(int32_t chunk)
     {
 #pragma unroll 1
