@@ -50,7 +50,7 @@ struct attention_limits {
                         // batch
     // Maximum number of tree paths that a pass copies in KV set 0 (attention_plan.h); 0: none.
     int32_t max_paths;
-    // Maximum number of runs of prompts' codes that a pass expands (attention_plan.h); 0: none.
+    // Maximum number of runs of quantised keys that a pass expands (attention_plan.h); 0: none.
     int32_t max_runs;
     size_t run_bytes; // memory for the expanded runs
     /* What attention_learn has recorded about the layers of each KV set. Without it a plan neither

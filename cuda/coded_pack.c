@@ -247,7 +247,7 @@ static void put_dummies(uint8_t *to, size_t n, uint64_t seed)
     }
 }
 
-/* Looks for NaN codes: one in a file would spoil every sum. */
+/* Looks for NaN codes: a single one would turn every sum that it is part of into NaN. */
 static bool has_nan(uint8_t nan, const uint8_t *codes, size_t n)
 {
     bool found = false;
@@ -376,7 +376,7 @@ float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, siz
     return scales;
 }
 
-/* Like coded_fill_scales, for zeros. */
+/* Like coded_fill_scales, for zero points. */
 void coded_fill_zeros(const void *source, int64_t tile, char *to)
 {
     const struct coded_source *s = source;

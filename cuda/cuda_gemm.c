@@ -79,8 +79,8 @@ static enum status on_wide(struct gemms *g, const struct gemm_args *a, const str
     return OK;
 }
 
-/* A product of more rows, with no more outputs than inputs, runs as a batch of two, each with half
- * of K. cuBLASLt itself would split K and add the partial sums in an extra kernel. */
+/* A product of MIN_ROWS to MAX_ROWS rows, with no more outputs than inputs, is a batch of two, each
+ * with half of K. cuBLASLt itself would split K and add the partial sums in an extra kernel. */
 static bool in_halves(struct gemms *g, const struct gemm_args *a, struct sum_parts *left,
                       cudaError_t *e)
 {
@@ -217,9 +217,9 @@ static bool is_few(const struct gemms *g, const struct gemm_args *a)
     return a->n_rows <= CODED_MAX_ROWS || g->device->options.deterministic;
 }
 
-/* If the reader cannot add up partial sums (with several ranks each rank's part is needed whole),
- * products of this many rows are still cut along K and added up by a kernel of its own: with few
- * features and no cuts, most multiprocessors would have nothing to do. */
+/* If the next op cannot add up partial sums (with several ranks, each rank's product must be
+ * complete), products of at least this many rows are still split along K, and a separate kernel
+ * adds up the parts: with few features and no splits, most multiprocessors would be idle. */
 enum { MIN_JOINED_ROWS = 17 };
 
 static bool joins(const struct gemm_args *a, int32_t min_rows)
@@ -276,7 +276,7 @@ static bool on_coded(struct gemms *g, const struct gemm_args *a, struct sum_part
     return true;
 }
 
-/* Dequantises as many outputs at a time as fit into the buffer, and multiplies by them. */
+/* Repeatedly dequantises as many outputs as fit into the buffer, and multiplies by them. */
 static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
     const struct coded_matrix *m = a->coded;

@@ -85,8 +85,8 @@ enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
     return OK;
 }
 
-/* Allocates memory for expanding prompts' codes to floating point. It is smaller than the pool
- * itself. If there is none, such prompts are slower. */
+/* Allocates memory in which quantised keys and values that prompts read are expanded to floating
+ * point. It is smaller than the pool. Without it, these prompts are slower. */
 static enum status open_runs(struct kv_sets *kv, size_t pool_bytes,
                              struct attention_limits *attention)
 {

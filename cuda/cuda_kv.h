@@ -25,8 +25,8 @@ struct kv_sets {
     int32_t n_blocks, block_tokens;
     // The last one has the hidden states by slot, as one layer with K only.
     struct kv_set all[CUDA_MAX_SETS + 1];
-    void *run_memory; // for prompts' codes expanded to floating point (attention_limits.run_bytes);
-                      // shared by all sets
+    void *run_memory; // for quantised keys and values that are expanded to floating point
+                      // (attention_limits.run_bytes); shared by all sets
 };
 
 /* The layout of a layer's elements or codes in the pages at `base`. */

@@ -268,7 +268,7 @@ static bool mla_is_few(const struct cuda_backend *be, const struct mla_store_arg
     return k_mla_few_takes(m);
 }
 
-/* Few decoding rows have one kernel; other passes call four ops. */
+/* One kernel computes a pass of few decoding rows; other passes call four ops. */
 enum status cuda_op_mla(struct backend *base, const struct mla_store_args *store,
                         const struct linear_heads_args *absorb, const struct attention_args *a,
                         const struct linear_heads_args *expand)

@@ -16,7 +16,7 @@ enum status norm_ok(const struct norm_args *a)
     return OK;
 }
 
-/* codes: if not NULL, written instead of `out`. */
+/* codes: if not NULL, the result is written as these codes instead of to `out`. */
 static enum status norm(struct cuda_backend *be, const struct norm_args *a,
                         const struct round_args *codes)
 {
@@ -37,8 +37,8 @@ enum status cuda_op_norm(struct backend *base, const struct norm_args *a)
     return norm(be, a, NULL);
 }
 
-/* With few rows one kernel computes all of them, except in deterministic mode: it sums in another
- * order. */
+/* With few rows one kernel computes all norms, but not in deterministic mode, because that kernel
+ * sums in another order. */
 enum status cuda_op_norms(struct backend *base, const struct norm_args *a, int32_t n)
 {
     enum { ROWS = 16 };
@@ -227,7 +227,7 @@ static bool may_be_gated(const struct linear_args *l, const struct activation_ar
 }
 
 /* Computes the product and its activation in one kernel, which does not write the product's own y.
- * codes: if not NULL, written instead of a->out. False: no kernel supports the shape. */
+ * codes: if not NULL, what to write instead of a->out. False: no kernel supports the shape. */
 static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
                          const struct activation_args *a, bool is_rounded,
                          const struct round_args *codes, enum status *st)

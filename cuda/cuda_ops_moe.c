@@ -15,8 +15,8 @@ static enum status route_ok(const struct moe_route_args *a)
                : OK;
 }
 
-/* Computes the scores on the tensor cores if it can. In deterministic mode this does not depend on
- * the number of rows. */
+/* Computes the scores on the tensor cores if possible. In deterministic mode this choice does not
+ * depend on the number of rows. */
 static enum status scores_on_tensor_cores(struct cuda_backend *be, const struct moe_route_args *a,
                                           float *logits, bool *done)
 {
@@ -135,7 +135,7 @@ static bool on_many(const struct cuda_backend *be, const struct moe_ffn_args *a,
     return k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
 }
 
-/* With one rank the experts add their biases themselves, instead of cuda_op_reduce. */
+/* With one rank, the experts' kernels add the biases; with several, cuda_op_reduce does. */
 static struct moe_ffn_args with_bias(const struct cuda_backend *be, const struct moe_ffn_args *a)
 {
     struct moe_ffn_args own = *a;

@@ -150,7 +150,7 @@ static bool conv_gates(const struct gate_args *a, const struct short_conv_args *
            a->n_rows == conv->n_rows && a->out.mem.p == t->mem.p && a->x.mem.p == t->mem.p;
 }
 
-/* With few rows one kernel does all three. */
+/* With few rows, one kernel computes the convolution and both gates. */
 enum status cuda_op_gated_conv(struct backend *base, const struct gate_args *before,
                                const struct short_conv_args *conv, const struct gate_args *after)
 {
@@ -194,8 +194,8 @@ enum status cuda_op_gate(struct backend *base, const struct gate_args *a)
     return OK;
 }
 
-/* All three ops. The output of the convolution is the input of the recurrence, so that kernels may
- * fuse them. */
+/* Convolution, recurrence and gate. The convolution's output is the recurrence's input, so that
+ * kernels may fuse them. */
 enum status cuda_op_recurrent(struct backend *base, const struct short_conv_args *conv,
                               const struct recurrence_args *a, const struct gate_args *gate)
 {

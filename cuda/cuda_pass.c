@@ -295,7 +295,7 @@ static int32_t at_least(int32_t n, int32_t least)
     return greater(n, least);
 }
 
-/* Graphs are made only for numbers that are powers of two, so that few graphs are needed. */
+/* The counts in state_work are rounded up to powers of two, so that few graphs are needed. */
 static int32_t power_of_two(int32_t n)
 {
     int32_t p = n > 0;

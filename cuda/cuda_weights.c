@@ -163,7 +163,7 @@ static void read_inputs(struct cuda *be, const struct weight_desc *d, struct wei
     be->max_rounded_in = greater(d->n_in, be->max_rounded_in);
 }
 
-/* *taken becomes false if the weight must be stored in floating point. */
+/* Sets *taken to false if the weight must be stored in floating point. */
 static enum status open_coded(struct cuda *be, const struct weight_desc *d, struct weight *w,
                               bool *taken, struct err *err)
 {

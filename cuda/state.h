@@ -40,7 +40,7 @@ enum { STATE_WINDOW = 16 };
 
 /* The work of a pass's recurrent layers. */
 struct state_work {
-    int32_t windows;     // launches of k_state_rows if it computes only few rows and trees
+    int32_t windows;     // launches of k_state_rows if it computes only short sequences and trees
     int32_t all_windows; // the same if it computes all sequences
     int32_t n_chains;    // sequences of more than STATE_WINDOW rows, other than trees
     int32_t n_blocks;    // blocks of the state in which chains have rows

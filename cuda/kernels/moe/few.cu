@@ -2,30 +2,30 @@
 /* A mixture of experts for few rows, with the norm before it, its router and the shared expert
  * beside it, in three launches instead of up to eleven:
  *
- *   scores  every block norms the rows itself, which takes less time than a launch; then one or
- *           two warps compute the scores of an expert, or the shared expert's gate
- *   up      a warp computes a feature of a pick or of the shared expert: the product with its
- *           weight row, or with its gate and up rows, and the activation. Each block makes the
- *           picks from the scores itself, which takes less time than a launch
+ *   scores  every block normalises the rows itself, which takes less time than a launch; then one
+ *           or two warps compute the score of an expert, or the shared expert's gate
+ *   up      each block makes the picks (the experts chosen for a row) from the scores itself, which
+ *           takes less time than a launch. A warp computes a feature of a pick or of the shared
+ *           expert: the product with its weight row (or gate and up rows), and the activation
  *   down    a warp computes two output features as weighted sums over all of a row's picks, so
  *           nothing needs to be sorted or joined
  *
  * All blocks of `up` and of `down` fit the device at once, side by side, and their warps take one
  * feature after another, so a block makes its picks only once. A warp's weights pass through a ring
- * of its own in shared memory. Bound by reading the weights of the picks; two rows that pick one
- * expert share it in the L2 cache. Before their waits, `scores` loads the router, `up` the first of
- * the shared expert's weights, and `down` as many weights as its rings hold. The scores that `down`
- * reads before its wait are complete, because `up` triggers only after its own wait. A row's bits
- * do not depend on the number of rows, but differ from those of moe.cu. some.cu computes the
- * products of 2 to 8 rows; its bits differ from both. */
+ * of its own in shared memory. Bound by reading the weights of the picks; rows that pick the same
+ * expert share it in the L2 cache. Before its wait (pdl_wait), `scores` loads the router, `up` the
+ * first of the shared expert's weights, and `down` as many weights as its rings hold. The scores
+ * that `down` reads before its wait are complete, because `up` triggers only after its own wait. A
+ * row's bits do not depend on the number of rows, but differ from those of moe.cu. some.cu computes
+ * the products of 2 to 8 rows; its bits differ from both. */
 #include "cuda/kernels/moe/few_down.cuh"
 #include "cuda/kernels/moe/few_scores.cuh"
 #include "cuda/kernels/moe/few_up.cuh"
 
 enum { MOST_ROWS = 16, MOST_EXPERTS = 512 };
 enum { MOST_HIDDEN = 16384 }; // a row fits a block's shared memory
-/* Dynamic shared memory that a block of `up` and one of `down` may have together on a
- * multiprocessor, and that one block may have. */
+/* Limits on dynamic shared memory: of a block of `up` plus one of `down`, which share a
+ * multiprocessor; and of any one block. */
 enum { PAIR_BYTES = 222 << 10, MOST_BYTES = 216 << 10 };
 
 /* ---- launches -------------------------------------------------------------------------------- */
@@ -114,7 +114,7 @@ static struct few_params params_of(const struct moe_few *m, void *scratch)
     return p;
 }
 
-/* The blocks of a row, if each takes `each` units at once and the rows share the device. */
+/* The number of blocks per row, if a block computes `each` units at once; all rows run together. */
 static unsigned blocks_of_row(const struct few_params &p, int32_t units, int32_t each,
                               int32_t n_sms)
 {
@@ -122,7 +122,7 @@ static unsigned blocks_of_row(const struct few_params &p, int32_t units, int32_t
     return (unsigned)(needed < fit || fit < 1 ? needed : fit);
 }
 
-/* The number of warps of a block with which the units divide most evenly among all warps. */
+/* The number of warps per block that divides the units most evenly among all warps. */
 static int32_t even_warps(const struct few_params &p, int32_t units, int32_t n_sms, int32_t from,
                           int32_t to)
 {
@@ -130,7 +130,7 @@ static int32_t even_warps(const struct few_params &p, int32_t units, int32_t n_s
     const int32_t blocks = n_sms / p.route.n_rows > 0 ? n_sms / p.route.n_rows : 1;
     for (int32_t w = to; w >= from; w--) {
         const int32_t rounds = (units + w * blocks - 1) / (w * blocks);
-        if (rounds * w < least) { // the units of a block's slots
+        if (rounds * w < least) { // the units that a block could compute in these rounds
             least = rounds * w;
             best = w;
         }

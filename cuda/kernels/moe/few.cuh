@@ -11,7 +11,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/moe/pick.cuh"
 
-enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at once
+enum { RUN = 8, STEP = RUN * 32 }; // elements per load of a lane, and of a warp
 
 /* A norm before the router; x NULL: none. */
 struct few_norm {
@@ -56,8 +56,8 @@ __device__ __forceinline__ vec<T> added(const struct few_norm &n, int32_t row, i
     return v;
 }
 
-/* Stores that row. This was not possible while other blocks still read what it is made of. Called
- * by one block. */
+/* Stores that row. One block calls this, in the kernel after `scores`, when no block reads the old
+ * values any more. */
 template <typename T>
 __device__ __forceinline__ void store_added(const struct few_params &p, int32_t row)
 {
@@ -90,8 +90,8 @@ template <int N> __device__ __forceinline__ void wait_copies()
     asm volatile("" ::: "memory");
 }
 
-/* Lets a kernel use that much shared memory. A multiprocessor that runs it gets the largest amount:
- * with less, no block of the next kernel would fit beside its blocks. The attributes are per
+/* Lets a kernel use that much shared memory, and asks for the largest shared-memory carve-out: with
+ * a smaller one, no block of the next kernel would fit beside its blocks. The attributes are per
  * device, and each rank has one device. */
 template <typename K> static cudaError_t allow_shared(K kernel, int32_t bytes)
 {

@@ -12,13 +12,13 @@ enum { LEAST_DOWN_WARPS = 8, MOST_DOWN_WARPS = 16, MOST_PIECES = 128 };
 enum { FEATURES = 2 }; // that a warp computes at once
 enum { STAGE_STEPS = 2, STAGE_BYTES = STAGE_STEPS * FEATURES * STEP * 2 };
 
-/* The rows of an output feature in the `down` weights, one of each pick and one of the shared
- * expert, in pieces of a warp's load. */
+/* An output feature has a weight row in each pick and one in the shared expert. A piece is the part
+ * of such a row that a warp loads at once. */
 struct down_piece {
-    const char *from;     // of feature 0
+    const char *from;     // the piece of feature 0
     int32_t row_bytes, n; // row_bytes: between features; n: elements (zeros follow)
-    int32_t act;          // the first of the inputs that it is multiplied by
-    float weight;         // of the pick
+    int32_t act;          // the first of the inputs that the piece is multiplied by
+    float weight;         // the router's weight of the pick
 };
 
 static __host__ __device__ int32_t pieces_of(const struct few_params &p)
@@ -26,7 +26,7 @@ static __host__ __device__ int32_t pieces_of(const struct few_params &p)
     return p.route.k * ((p.ffn + STEP - 1) / STEP) + (p.shared_ffn + STEP - 1) / STEP;
 }
 
-/* Describes all pieces, by all threads. */
+/* Lists all pieces. Called by all threads of the block. */
 template <typename T>
 __device__ __forceinline__ void list_pieces(const struct few_params &p, const struct pick *picks,
                                             struct down_piece *pieces)
@@ -49,7 +49,7 @@ __device__ __forceinline__ void list_pieces(const struct few_params &p, const st
 struct down_place {
     int32_t feature, end, piece;
 
-    /* True if that was the last piece of the features. */
+    /* Moves to the next piece. True if that is the first piece of other features. */
     __device__ __forceinline__ bool next(int32_t n_pieces)
     {
         if (++piece < n_pieces) {
@@ -61,7 +61,7 @@ struct down_place {
     }
 };
 
-/* Starts to load a stage of a warp's ring, where each lane reads what it has copied. */
+/* Starts to load a stage of a warp's ring. Each lane will read only what it has copied itself. */
 template <typename T>
 __device__ __forceinline__ void load_stage(const struct few_params &p,
                                            const struct down_piece *pieces, int32_t n_pieces,
@@ -102,8 +102,8 @@ __device__ __forceinline__ void store_feature(const struct few_params &p, const 
     }
 }
 
-/* Adds a stage's products. A lane's four even and four odd inputs of a piece are apart, so that
- * neither has bank conflicts. */
+/* Adds a stage's products. The first four and the last four of a lane's inputs of a piece are kept
+ * apart, so that neither load has bank conflicts. */
 template <typename T>
 __device__ __forceinline__ void add_stage(const struct few_params &p, const struct pick *picks,
                                           int32_t n_pieces, struct down_place &at, const float *act,
@@ -141,7 +141,7 @@ __device__ __forceinline__ void add_stage(const struct few_params &p, const stru
     }
 }
 
-/* Before the wait the first warp makes the picks, from the scores of the last kernel but one. */
+/* Before the wait, the first warp makes the picks. `scores` has ended, but `up` may still run. */
 template <int EACH>
 __device__ __forceinline__ void pick_again(const struct few_params &p, int32_t row, float *shared,
                                            struct pick *picks)
@@ -168,8 +168,8 @@ __host__ __device__ static inline int32_t act_bytes(const struct few_params &p)
     return (picks > acts ? picks : acts) * (int32_t)sizeof(float);
 }
 
-/* Copies inputs times the weights of their picks, and zeros where a piece is not full. A lane loads
- * several runs before it stores the first. */
+/* Copies the inputs, multiplied by the weights of their picks, and pads each piece with zeros. A
+ * lane loads several runs before it stores the first. */
 template <typename T>
 __device__ __forceinline__ void copy_act(const struct few_params &p,
                                          const struct down_piece *pieces, int32_t n_pieces,

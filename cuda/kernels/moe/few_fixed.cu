@@ -87,7 +87,7 @@ __device__ __forceinline__ void copy_padded(T *to, const T *from, int32_t n, int
     }
 }
 
-/* A warp's stages: the one to multiply next, and the one that it has multiplied before. */
+/* A warp's position in its ring: the stage to multiply next, and the stage before that one. */
 template <int STAGES> struct ring_place {
     int at = 0;
 
@@ -135,7 +135,7 @@ template <typename T> struct up_loader {
     }
 };
 
-/* Two neighbouring features are in each of the first four lanes. */
+/* Each of the first four lanes has the results of two neighbouring features. */
 template <typename T, int KIND>
 __device__ __forceinline__ void store_up(const struct few_params &p, const int32_t *picks,
                                          int32_t row, int32_t unit, const float (&acc)[2][4])
@@ -159,7 +159,7 @@ __device__ __forceinline__ void store_up(const struct few_params &p, const int32
 }
 
 /* After the wait the block's first warp makes the row's picks, and the others copy its x. The picks
- * are also made once before, from old scores, only to fetch the code. */
+ * are also made once before the wait, from stale scores, only to load the code into the cache. */
 template <typename T, int EACH>
 __device__ __forceinline__ void pick_for_up(const struct few_params &p, int32_t row, float *shared,
                                             int32_t *picks, T *x)
@@ -234,7 +234,7 @@ struct ordered_picks {
     int32_t slot[MOE_MAX_K];
 };
 
-/* By the block's first warp. */
+/* The block's first warp makes the picks and sorts them by expert id. */
 template <int EACH>
 __device__ __forceinline__ void pick_for_down(const struct few_params &p, int32_t row,
                                               float *shared, struct ordered_picks &picks)
@@ -256,7 +256,7 @@ __device__ __forceinline__ void pick_for_down(const struct few_params &p, int32_
     __syncthreads();
 }
 
-/* What a warp loads next: elements from k on of a pick's rows. It takes every WARPS-th pick. */
+/* What a warp loads next: a pick's rows from element k on. It takes every WARPS-th pick. */
 template <typename T> struct down_loader {
     int32_t pick, k;
 
@@ -276,7 +276,7 @@ template <typename T> struct down_loader {
     }
 };
 
-/* A warp's picks: their inputs are copied by the same warp. */
+/* The dot products of a warp's picks, whose inputs the same warp has copied. */
 template <typename T>
 __device__ __forceinline__ void
 down_dots(const struct few_params &p, const struct ordered_picks &picks,

@@ -7,11 +7,11 @@
 #include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/moe/few.cuh"
 
-enum { SCORE_WARPS = 2, NORM_WARPS = 8 }; // of a block, without and with a norm
+enum { SCORE_WARPS = 2, NORM_WARPS = 8 }; // warps per block, without and with a norm
 
 enum { NORM_RUNS = 2 }; // runs of a row that a thread keeps in registers
 
-/* The norm's weights of a run of elements. */
+/* Loads the norm's weights for a run of elements. */
 __device__ __forceinline__ void load_norm_weights(const struct few_params &p, int32_t at,
                                                   float (&w)[RUN])
 {
@@ -30,7 +30,7 @@ template <typename T> __device__ __forceinline__ float add_squares(const vec<T> 
     return sum;
 }
 
-/* Norms a run of elements into shared memory. The first block stores the result as well. */
+/* Normalises a run of elements into shared memory. The first block also stores it to memory. */
 template <typename T>
 __device__ __forceinline__ void norm_run(const struct few_params &p, int32_t row, int32_t at,
                                          vec<T> v, const float (&w)[RUN], float scale, T *h)
@@ -45,8 +45,8 @@ __device__ __forceinline__ void norm_run(const struct few_params &p, int32_t row
     }
 }
 
-/* Adds a row's delta to x and norms the sum, by all threads of the block, into shared memory. x
- * itself is still read by other blocks: `up` stores it. `weights`: of the thread's first runs. */
+/* Normalises x plus the row's delta into shared memory. Called by all threads of the block. `up`
+ * stores the sum to x, which other blocks still read. `weights`: for the thread's first runs. */
 template <typename T>
 __device__ __forceinline__ void norm_input(const struct few_params &p, int32_t row,
                                            const float (&weights)[NORM_RUNS][RUN], T *h,
@@ -80,7 +80,7 @@ __device__ __forceinline__ void norm_input(const struct few_params &p, int32_t r
     }
 #pragma unroll 1
     for (int32_t at = first + NORM_RUNS * step; at < p.hidden; at += step) {
-        vec<T> more; // this thread has stored it
+        vec<T> more; // stored by this thread
         float w[RUN];
         more.load(h + at);
         load_norm_weights(p, at, w);

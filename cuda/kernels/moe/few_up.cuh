@@ -12,7 +12,7 @@
 
 enum { LEAST_UP_WARPS = 8, MOST_UP_WARPS = 13, UP_STAGES = 4 };
 enum { LEAST_UP_BYTES = 116 << 10 }; // so that no two blocks share a multiprocessor
-enum { UP_STAGE = 4 * STEP, UP_STAGE_BYTES = UP_STAGE * 2 }; // elements of both rows, or of one
+enum { UP_STAGE = 4 * STEP, UP_STAGE_BYTES = UP_STAGE * 2 }; // elements of two rows, or of one
 
 /* The features of a block: a range of the shared expert's, then one of the picks'. So each block
  * has work before the picks are known, and its warps read weights that are close together. */
@@ -92,7 +92,7 @@ template <typename T, int ROWS> struct up_ring {
 };
 
 /* Called by all warps but the first: copies the row's x to shared memory. One block also stores the
- * sum that was normed. */
+ * sum that the norm was applied to. */
 template <typename T>
 __device__ __forceinline__ void copy_row(const struct few_params &p, int32_t row, T *to)
 {
@@ -110,8 +110,8 @@ __device__ __forceinline__ void copy_row(const struct few_params &p, int32_t row
 }
 
 /* After the wait, the block's first warp makes the row's picks, while the others copy its x. The
- * picks are also made once before the wait, from old scores, only to fetch the code. The first
- * block of a row stores them. */
+ * picks are also made once before the wait, from stale scores, only to load the code into the
+ * cache. The first block of a row stores the picks. */
 template <typename T, int EACH>
 __device__ __forceinline__ void pick_experts(const struct few_params &p, int32_t row, float *shared,
                                              int32_t *picks, T *x)
@@ -153,7 +153,7 @@ static inline int32_t up_bytes(const struct few_params &p, int32_t warps)
     return needed > LEAST_UP_BYTES ? needed : (int32_t)LEAST_UP_BYTES;
 }
 
-/* The products of x with a feature's rows. The ring's next slot is the feature's first. */
+/* The products of x with a feature's rows, the first stage of which is next in the ring. */
 template <typename T, int ROWS>
 __device__ __forceinline__ void
 dot_feature(const struct few_params &p, const struct up_share &share, const int32_t *picks,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The roundings and the activation of experts in 16 bits that moe/sm90.cu may compute. moe.cu and
+/* The roundings and the activation of 16-bit experts that moe/sm90.cu supports. moe.cu and
  * few_fixed.cu use the same ones, so that a row's bits do not depend on the number of rows.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_GATED_CUH

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Mixture-of-experts layers: rows, sorted by expert, go through two grouped products, the first one
- * fused with the activation, and each row adds up its picks in order of expert id. The work list is
+ * fused with the activation. Then each row's results are added in expert order. The work list is
  * built on the device, so one captured graph serves every routing. route.cu makes the picks. A
  * block computes one output tile of one expert. Bound by reading the experts' weights while each
  * has few rows, by the tensor cores otherwise. */
@@ -23,7 +23,7 @@ struct group_params {
     struct act_shape shape;
     const float *weights; // by pick, multiplied into the experts' inputs; NULL: none
     int32_t kind;         // activation of experts without a gate
-    bool rounds;          // as moe/sm90.cu does
+    bool rounds;          // rounds as moe/sm90.cu does
 };
 
 enum { NO_GATE = -1 }; // template value that replaces an activation kind
@@ -46,7 +46,7 @@ template <int KIND> __device__ __forceinline__ int64_t first_rows(const struct g
     return KIND == NO_GATE ? p.ffn : 2 * (int64_t)p.ffn;
 }
 
-/* NO_GATE is a constant, so neither kind has a branch. */
+/* The test of KIND is resolved at compile time. */
 template <int KIND>
 __device__ __forceinline__ float expert_act(const struct group_params &p, float gate, float up)
 {
@@ -181,7 +181,7 @@ template <typename T, typename W> __device__ float warp_dot(const T *x, const W 
     return warp_sum(sum);
 }
 
-/* One warp per pick and feature: for types and widths without tensor cores. */
+/* One warp per pick and feature: for types and widths that tensor cores do not support. */
 template <typename T, typename W, int KIND>
 __global__ void moe_gate_up_plain_kernel(const T *x, const W *gate_up, const float *bias,
                                          const int32_t *ids, struct group_params p, T *act)
@@ -211,7 +211,7 @@ __global__ void moe_gate_up_plain_kernel(const T *x, const W *gate_up, const flo
     }
 }
 
-/* In place, after a product of quantised experts without a gate. */
+/* Applies the activation in place, after a product of quantised experts without a gate. */
 template <typename T>
 __global__ void moe_act_kernel(T *act, int64_t n, struct group_params p, struct moe_scratch s,
                                int32_t n_experts)
@@ -225,7 +225,7 @@ __global__ void moe_act_kernel(T *act, int64_t n, struct group_params p, struct 
     }
 }
 
-/* The second product, into one fp32 row per pick. */
+/* The second product. It writes one fp32 row per pick. */
 template <typename T, typename W>
 __global__ void moe_down_plain_kernel(const T *act, const W *down, const float *bias,
                                       const int32_t *ids, struct group_params p, float *out)
@@ -289,7 +289,7 @@ static int max_tiles(const struct moe_ffn_args *a, int tile)
     return full < n_picks ? full : n_picks;
 }
 
-/* The arguments for a product of quantised experts that use the work list. */
+/* The arguments of a product with quantised experts, which uses the work list. */
 static struct coded_args coded_of(const struct moe_ffn_args *a, const struct moe_scratch *s,
                                   int tile)
 {
@@ -335,7 +335,7 @@ static cudaError_t coded_gate_up(cudaStream_t stream, const struct moe_ffn_args 
                   dim3(THREADS), 0, stream, (T *)s->act, n, p, *s, a->n_experts);
 }
 
-/* The second one writes rows back in the order of picks. */
+/* The second product with quantised experts. It writes its rows in the order of picks. */
 static cudaError_t coded_down(cudaStream_t stream, const struct moe_ffn_args *a,
                               const struct moe_weights *w, const struct moe_scratch *s, int tile)
 {
@@ -383,7 +383,7 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
                         (const T *)w->down, a->partial ? (const float *)0 : w->down_bias, p, *s);
 }
 
-/* Without tensor cores. */
+/* Both products without tensor cores. */
 template <typename T, typename W, int KIND>
 static cudaError_t plain(cudaStream_t stream, const struct moe_ffn_args *a,
                          const struct moe_weights *w, const struct moe_scratch *s,
@@ -459,7 +459,7 @@ static cudaError_t pick_and_plan(cudaStream_t stream, const struct moe_ffn_args 
                   (float *)a->weights.p, plan, s, real);
 }
 
-/* picks: NULL if they have been made. */
+/* picks: what to make the picks from; NULL if they have already been made. */
 template <typename T>
 static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const struct moe_scratch *s,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A router's picks from a row's scores, by one warp. Thread: device code. */
+/* Makes a row's picks (its experts and their weights), with one warp. Thread: device code. */
 #ifndef SLUICE_CUDA_MOE_PICK_CUH
 #define SLUICE_CUDA_MOE_PICK_CUH
 
@@ -120,7 +120,7 @@ __device__ static void keep_groups(float *choice, const struct route_params &p, 
     __syncwarp();
 }
 
-/* Floats as integers in the same order; 0 for -infinity and NaN, which are never picked. */
+/* Maps floats to integers in the same order; 0 for -infinity and NaN, which are never picked. */
 __device__ __forceinline__ uint32_t ordered(float x)
 {
     const uint32_t bits = __float_as_uint(x + 0.0f); // makes -0 the same as 0
@@ -162,7 +162,7 @@ struct pick {
     float weight;
 };
 
-/* Returns, in lane j, pick number j of the row whose scores are `in`; at most 32 * EACH experts.
+/* Returns, in lane j, pick number j of the row whose scores are `in`. At most 32 * EACH experts.
  * Lane l has the scores of experts l, l + 32, ... The warp's shared memory holds all of them, and,
  * if there are groups, the values by which they are ranked. */
 template <int EACH>

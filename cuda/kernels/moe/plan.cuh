@@ -33,7 +33,7 @@ __device__ __forceinline__ int2 sum_before(const int32_t *histogram, int me, int
     return sum;
 }
 
-/* The block's part of the list for the picks of n_rows rows. */
+/* Writes the block's part of the list for the picks of n_rows rows. */
 __device__ __forceinline__ void plan_expert(const int32_t *ids, const struct plan_params &p,
                                             const struct moe_scratch &s, int32_t n_rows)
 {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void plan_expert(const int32_t *ids, const struct pla
     }
 }
 
-/* Padding rows of the pass are not routed. */
+/* The number of rows to list: padding rows of the pass are not routed. */
 __device__ __forceinline__ int32_t rows_to_plan(const struct plan_params &p, const int32_t *real,
                                                 int32_t row_offset)
 {
@@ -105,8 +105,8 @@ __global__ void moe_plan_kernel(const int32_t *ids, struct plan_params p, struct
     plan_expert(ids, p, s, rows_to_plan(p, real, row_offset));
 }
 
-/* The same for a few rows, from the router's scores: each block makes all picks itself, a warp for
- * each row, which takes less time than a launch. The first block stores them. */
+/* Like moe_plan_kernel, for a few rows, but from the router's scores: each block makes all picks
+ * itself, a warp for each row, which takes less time than a launch. The first block stores them. */
 template <int EACH>
 __global__ void moe_pick_plan_kernel(const float *logits, const float *correction,
                                      const float *expert_scale, struct route_params route,

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The router of a mixture of experts: each row's scores, and its picks. A warp computes the scores
- * of a few rows and experts, and another kernel picks, one warp per row. Bound by reading the
- * router's weight for few rows, by latency in the pick.
+ * of a few rows and experts; another kernel makes the picks, one warp per row. With few rows, the
+ * scores are bound by reading the router's weight, and the picks by latency.
  * Thread: the rank's owner. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/moe/pick.cuh"
 
 /* A warp computes the scores of R rows for E experts. Lane l sums elements 4 l .. 4 l + 3 of every
- * 128, then a butterfly joins the lanes: the same bits for every R and E. With few rows the first
- * weights are loaded before the wait. */
+ * 128, then a butterfly adds the lanes' sums, so the bits are the same for every R and E. With few
+ * rows the first weights are loaded before the wait. */
 template <typename T, typename W, int R, int E, bool VECTORS>
 __global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *router,
                                     const float *bias, float *logits, int32_t n_rows,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A router's scores on the tensor cores: of many rows, and in deterministic mode of any number. The
+/* A router's scores on the tensor cores: for many rows, or any number in deterministic mode. The
  * router is fp32, and its scores decide between experts. So each weight is split into a sum of
  * three bf16 numbers, whose products with bf16 rows are exact and are added in fp32.
  *
@@ -17,7 +17,7 @@ enum { ROWS = 128, MOST_EXPERTS = 64, FEW_EXPERTS = 16, DEPTH = 64, TERMS = 3, P
 enum { WARPS = 8, THREADS = WARPS * 32 };
 enum { PART = 128, MOST_PARTS = 96 }; // columns of a part of K in deterministic mode
 
-/* float4 of the router that a thread splits */
+/* The number of float4 of the router that a thread splits. */
 template <int EXPERTS> static constexpr int RUNS = EXPERTS * DEPTH / 4 / THREADS;
 
 /* How the warps divide a tile, and how far ahead of the products its operands are loaded: blocks of
@@ -62,7 +62,7 @@ __device__ __forceinline__ static void load_x(const struct scores_params &p,
     }
 }
 
-/* Where run j of the thread lies in the tile. */
+/* The position in the tile of the thread's run j. */
 __device__ __forceinline__ static int32_t run_row(int j)
 {
     return (threadIdx.x + j * THREADS) / (DEPTH / 4);
@@ -178,8 +178,8 @@ __device__ __forceinline__ static void end_part(float (&sum)[D::MF][D::NF][4],
     }
 }
 
-/* Step s multiplies columns s * DEPTH on. Its rows are loaded STAGES - 1 steps before, and its part
- * of the router AHEAD steps before, to be split in the step before. */
+/* Step s multiplies columns from s * DEPTH on. Its rows are loaded STAGES - 1 steps before it. Its
+ * part of the router is loaded AHEAD steps before it, and split in the step before it. */
 template <int EXPERTS, bool FIXED>
 __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_params p)
 {
@@ -249,7 +249,7 @@ static cudaError_t launch_scores(cudaStream_t stream, const struct scores_params
 
 enum { TILE = 16, TILE_EXPERTS = 8, STEPS = PART / 16, PART_WARPS = 16 };
 
-/* The largest term of the split of both elements, which is subtracted from them. */
+/* Returns the next term of the split of both elements (the largest left) and subtracts it. */
 __device__ __forceinline__ static uint32_t next_term(float2 &left)
 {
     alignas(4) const bf16_t term[2] = {from_float<bf16_t>(left.x), from_float<bf16_t>(left.y)};
@@ -258,7 +258,7 @@ __device__ __forceinline__ static uint32_t next_term(float2 &left)
     return *(const uint32_t *)term;
 }
 
-/* Where a lane's pair h of step s begins in a part of K. */
+/* The column of K where a lane's pair h of step s of a part begins. */
 __device__ __forceinline__ static int32_t pair_column(int32_t part, int s, int h)
 {
     return part * PART + s * 16 + h * 8 + (int)(threadIdx.x & 3) * 2;
@@ -299,7 +299,7 @@ __device__ __forceinline__ static void load_rows(const struct scores_params &p, 
     }
 }
 
-/* The products of 16 rows and eight experts over a part of K, in multiply's order. */
+/* The products of 16 rows and eight experts over a part of K, summed in the order of multiply(). */
 __device__ __forceinline__ static void multiply_part(const uint32_t (&x)[STEPS][4],
                                                      const uint32_t (&terms)[STEPS][2][TERMS],
                                                      float (&sum)[4])

@@ -7,8 +7,8 @@
  * tiles of an expert share a band at a time: its weights are read from memory once, and the rows
  * stay in the L2 cache.
  *
- * A block has one warpgroup that loads into a ring of stages (a box of 64 along K: rows and
- * weights), and two that compute 64 rows x COLUMNS each; one without rows only releases the stages.
+ * A block has one warpgroup that loads boxes (rows and weights, 64 along K) into a ring of stages,
+ * and two that compute 64 rows x COLUMNS each; one without rows only releases the stages.
  * The up product's band is half gate, half up rows, so that a thread holds both halves of each pair
  * and writes act(gate) * up; its rows are gathered as they are loaded. The down product writes each
  * pick's output in 16 bits, and sum.cu adds a row's picks in order of expert id. No sum crosses a

@@ -8,10 +8,10 @@
  *   up      a feature: gate and up rows and the activation
  *   down    an output feature: the row's picks and its shared expert, weighted
  *
- * `down` makes its picks and fills its ring before its wait, beside the last blocks of `up`. A
- * block of each fits a multiprocessor's shared memory, but not two of `up`, because another
- * multiprocessor would then get none. `down` sums in another order than few.cu. Bound by reading
- * the weights of the picks. */
+ * `down` makes its picks and fills its rings before its wait (pdl_wait), beside the last blocks of
+ * `up`. A multiprocessor's shared memory holds one block of each kernel, but not two of `up`, which
+ * would leave another multiprocessor without one. `down` sums in another order than few.cu.
+ * Bound by reading the weights of the picks. */
 #include "cuda/kernels/moe/few.cuh"
 
 enum { WARPS = 16, THREADS = 32 * WARPS, LEAST_ROWS = 2, MOST_ROWS = 8 };
@@ -20,7 +20,7 @@ enum { UP_STAGES = 3, DOWN_STAGES = 4 };
 enum { UP_RING = UP_STAGES * 2 * PIECE, DOWN_RING = DOWN_STAGES * PIECE }; // elements per warp
 enum { UP_LEAST_BYTES = 116 << 10, MOST_BYTES = 220 << 10 };
 
-/* The lane's part of a piece of a row of n elements: runs STEP apart. */
+/* Copies the lane's part of a piece of a row of n elements: runs that are STEP elements apart. */
 template <typename T>
 __device__ __forceinline__ void copy_piece(T *to, const T *row, int32_t at, int32_t n)
 {
@@ -71,7 +71,7 @@ up_unit_of(const struct few_params &p, const int32_t (*picks)[MOE_MAX_K], int32_
     return w;
 }
 
-/* What a warp loads next: the piece from element `at` on of a unit. */
+/* What a warp loads next: the piece of a unit that starts at element `at`. */
 template <typename T> struct up_loader {
     int32_t unit, at, slot;
     const T *gate, *up;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void up_features(const struct few_params &p,
     }
 }
 
-/* Before the wait the picks are made once from old scores, only to fetch the code. */
+/* Before the wait, picks are made once from stale scores, only to load the code into the cache. */
 template <typename T, int KIND, int EACH>
 __global__ void __launch_bounds__(THREADS, 1) some_up_kernel(struct few_params p)
 {
@@ -196,15 +196,15 @@ __global__ void __launch_bounds__(THREADS, 1) some_up_kernel(struct few_params p
 
 /* ---- down ------------------------------------------------------------------------------------ */
 
-/* Of each row: its picks and, last, its shared expert. */
+/* The experts of a row: its picks and, last, the shared expert. */
 template <typename T> struct down_picks {
     const T *weights[MOE_MAX_K + 1];
     float weight[MOE_MAX_K + 1];
     int32_t id[MOE_MAX_K];
 };
 
-/* A piece of an output feature's weights: elements from `at` on of the row's pick number `slot`.
- * Divisions would take longer than the rest of a step, so a position only moves on. */
+/* A piece of an output feature's weights: elements from `at` on in the row's pick number `slot`.
+ * It only moves to the next piece: divisions would take longer than the rest of a step. */
 struct down_place {
     int32_t row, feature, slot, at, width;
 
@@ -249,7 +249,7 @@ template <typename T> struct down_loader {
     }
 };
 
-/* The loader has filled all but one of the ring's slots. */
+/* Computes a warp's features. Before the call, the loader has filled all ring slots but one. */
 template <typename T>
 __device__ __forceinline__ void
 down_features(const struct few_params &p, const struct down_picks<T> *picks, int32_t n_rows,
@@ -281,7 +281,7 @@ down_features(const struct few_params &p, const struct down_picks<T> *picks, int
             sum = fmaf(picks[now.row].weight[now.slot], dot, sum);
             dot = 0.0f;
         }
-        if (place.at == 0 && place.slot == 0) { // the feature's
+        if (place.at == 0 && place.slot == 0) { // the feature's last piece
             sum = warp_sum(sum);
             if (lane == 0) {
                 for (int32_t i = 0; p.down_bias && i < k; i++) {
@@ -295,7 +295,7 @@ down_features(const struct few_params &p, const struct down_picks<T> *picks, int
     }
 }
 
-/* The row's picks, by the warp of the row. */
+/* Makes the row's picks. Called by the row's warp. */
 template <typename T, int EACH>
 __device__ __forceinline__ void pick_down(const struct few_params &p, int32_t row,
                                           struct down_picks<T> &picks, float *shared)
@@ -314,7 +314,7 @@ __device__ __forceinline__ void pick_down(const struct few_params &p, int32_t ro
     }
 }
 
-/* The scores are complete before the wait, because `up` triggers after its own. */
+/* The scores are complete before the wait, because `up` triggers only after its own wait. */
 template <typename T, int EACH>
 __global__ void __launch_bounds__(THREADS, 1) some_down_kernel(struct few_params p)
 {
@@ -348,7 +348,7 @@ static size_t up_bytes(const struct few_params &p)
     return n > UP_LEAST_BYTES ? n : (size_t)UP_LEAST_BYTES;
 }
 
-/* The ring, or what the picks need before it is filled; and the inputs. */
+/* The rings, whose memory the picks use until the rings are filled, and the inputs. */
 static size_t down_bytes(const struct few_params &p)
 {
     return (size_t)(WARPS * DOWN_RING + p.route.n_rows * p.n_acts) * sizeof(uint16_t);

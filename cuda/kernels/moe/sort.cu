@@ -13,7 +13,7 @@ struct sort_params {
     int32_t n_rows, row_offset, n_experts, k;
 };
 
-/* Picks of real rows. */
+/* The number of picks of real rows. */
 __device__ __forceinline__ int n_real(const struct sort_params &p)
 {
     int n = p.n_rows;
@@ -29,7 +29,7 @@ __device__ __forceinline__ int expert_of(const struct sort_params &p, int pick, 
     return id < p.n_experts ? id : -1;
 }
 
-/* counts[block] = picks of each expert in the block's chunk. */
+/* counts[block] = the number of picks of each expert in the block's chunk. */
 __global__ void __launch_bounds__(SORT_THREADS)
     moe_count_kernel(struct sort_params p, struct moe_work w)
 {

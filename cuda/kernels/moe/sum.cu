@@ -18,7 +18,7 @@ struct sum_params {
     bool accumulate;
 };
 
-/* The gate of the shared expert, whose result is in y. All threads of the block. */
+/* The gate of the shared expert, whose result is in y. Called by all threads. */
 template <typename T>
 __device__ __forceinline__ float gate_of(const struct sum_params &p, int64_t row, float *shared)
 {
@@ -73,7 +73,7 @@ template <typename T> __global__ void moe_sum_kernel(T *y, const T *out, struct 
         }
 #pragma unroll
         for (int e = 0; e < 8; e++) {
-            const float y = to_float(from_float<T>(to_float(to.v[e]) * gate)); // as row_gate's
+            const float y = to_float(from_float<T>(to_float(to.v[e]) * gate)); // as k_row_gate
             to.v[e] = from_float<T>(p.accumulate ? y + sum[e] : sum[e]);
         }
         to.store(y + row * p.y_stride + i);

@@ -286,9 +286,9 @@ __device__ __forceinline__ float noisy_bound(float logit, float inverse, uint32_
     return fmaf(fabsf(score), 1e-6f, score) + noise_bound(bits);
 }
 
-/* The arg-max of score + noise over a row without a list; HAS_NAN. Candidates that cannot exceed
- * the best one that the block has found are skipped, because most of the cost of a draw is
- * divisions and logarithms. */
+/* The arg-max of score + noise over a row without a list; id HAS_NAN if the row has NaN. Candidates
+ * that cannot exceed the best one that the block has found are skipped, because most of the cost of
+ * a draw is divisions and logarithms. */
 __device__ __noinline__ struct best best_noisy(const struct scores &x, float top, float min_p,
                                                const struct cut &c, uint64_t seed, int position,
                                                struct shared_state *s)
@@ -340,7 +340,7 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
 }
 
 /* The arg-max of score + noise over the elements that are kept, have at least min_p times the
- * probability of the top one, and have not been taken; HAS_NAN. */
+ * probability of the top one, and have not been taken; id HAS_NAN if there is NaN. */
 __device__ struct best draw_noisy(const struct scores &x, float top, float min_p,
                                   const struct cut &c, uint64_t seed, int position,
                                   struct shared_state *s)

@@ -125,7 +125,7 @@ __device__ __forceinline__ bool is_sound(const struct best &b, const float *logi
     return b.id != HAS_NAN && (isfinite(b.value) || isfinite(logits[b.id]));
 }
 
-/* Leaves no law and no further ids: the row is broken. */
+/* For a row that is not sound: zeroes the draft's law and its further ids. */
 __device__ void draw_nothing(const struct pass_draw &d, const struct pass_view &pass,
                              struct draw_result *out)
 {
@@ -264,8 +264,8 @@ __device__ void keep_draws(const struct pass_view &pass, int n_draws,
     }
 }
 
-/* A greedy draw from the best logits that the output head has left; -infinity if there is none;
- * HAS_NAN. */
+/* A greedy draw from the best logits that the output head has left; value -infinity if there is
+ * none, id HAS_NAN if the row has NaN. */
 __device__ struct best best_of(const struct row_bests &bests, int row, struct shared_state *s)
 {
     const struct best_pair *pairs = bests.pairs + (int64_t)row * bests.stride;

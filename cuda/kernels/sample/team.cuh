@@ -281,7 +281,7 @@ __device__ __noinline__ struct best thread_best(const float *row, int n)
     return isnan(b.value) ? nan_best() : b;
 }
 
-/* The arg-max of the row; id 0 and -infinity if nothing is above -infinity; HAS_NAN. */
+/* The arg-max of the row. id 0, value -infinity: nothing is above that. id HAS_NAN: it has NaN. */
 __device__ struct best team_argmax(const float *row, int n, struct shared_state *s)
 {
     struct best b = team_best(thread_best(row, n), s);

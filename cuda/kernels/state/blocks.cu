@@ -22,7 +22,7 @@ enum { THREADS = 128, WARPS = THREADS / 32, ROWS = BLOCK / WARPS };
  * at once without much code, which every launch fetches again. */
 struct part {
     int32_t channel; // the head's first channel
-    bool normed;     // divided by the vector's length
+    bool normed;     // divided by the vector's L2 norm
     float scale;     // further factor, if normed
 };
 

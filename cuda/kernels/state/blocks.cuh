@@ -2,8 +2,8 @@
 /* Rows of prompts, one block of the state at a time: shared by blocks.cu, which prepares every
  * block independently, and scan.cu, which processes them in order. An item is a block in which a
  * sequence has rows. Its rows have offsets [0, BLOCK); those before `at` are from earlier passes,
- * and those from `end` on do not exist (zeroes). Items are numbered through the sequences that have
- * more than STATE_WINDOW rows.
+ * and those from `end` on do not exist (they are zeros). Items are numbered consecutively over all
+ * sequences that have more than STATE_WINDOW rows.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_STATE_BLOCKS_CUH
 #define SLUICE_CUDA_STATE_BLOCKS_CUH

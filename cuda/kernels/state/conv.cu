@@ -156,7 +156,7 @@ extern "C" cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows
 /* ---- gates: a block is one group of a row -----------------------------------------------------
  */
 
-/* As for conv_params. */
+/* Args of the gate kernels in one struct, as for conv_params. */
 struct gate_params {
     const void *x, *gate;
     void *out;
@@ -328,7 +328,7 @@ static cudaError_t gate_wide(cudaStream_t stream, const struct gate_params &p,
                   stream, p);
 }
 
-/* A warp for each group of the row. */
+/* Launches a warp for each group of a row. */
 template <typename T, int N>
 static cudaError_t gate_groups(cudaStream_t stream, const struct gate_params &p, int32_t n_rows,
                                int32_t width)

@@ -9,7 +9,7 @@
  * leave 7 KiB of a multiprocessor's shared memory, and whose 160 threads take 80 registers each.
  *
  * A warp owns COLUMNS columns of S and of the values. Lane l has 4 of these columns, from l % 4 * 4
- * on, in rows l / 4, l / 4 + 8, ... The warp also owns every eighth of the block's keys, with 4
+ * on, in rows l / 4, l / 4 + 8, ... The warp also owns every eighth key of the block, with 4
  * elements per lane. So the products with S and the values stay within a warp, and a row takes
  * three barriers. The order of its sums differs from that of rows.cu. */
 #include "cuda/kernels/device/launch.cuh"
@@ -48,8 +48,8 @@ template <typename T> struct few_room {
     union {
         struct {
             float raw[2 * KEY + VALUE]; // queries, keys, values after the convolution
-            float score[2][BLOCK];      // keys and queries by the block's keys; 0 from the row on
-            float squares[WARPS], own;  // own: the row's query by its key
+            float score[2][BLOCK];      // key and query times the block's keys; 0 from the row on
+            float squares[WARPS], own;  // own: the row's query times its key
         };
         struct {
             struct four<T> keys[WARPS][KEY / EACH], values[WARPS][VALUE / EACH];
@@ -139,7 +139,7 @@ __device__ __forceinline__ void load_past(const struct rows_params &p, const str
         const int32_t row = STRIDE * i + (lane >> 2);
         *(float4 *)m.s[i] = begin > 0 ? *(const float4 *)(from + row * VALUE) : zero;
     }
-    /* The slots of a block follow each other. */
+    /* The slots of a block are contiguous. */
     const T *key = keys_at<T>(s, of, begin, w.key_head) + lane * EACH;
     const T *value = values_at<T>(s, of, begin, w.head) + first_column();
     const int32_t key_stride = s.geometry.n_key_heads * KEY, stride = s.geometry.n_heads * VALUE;
@@ -249,8 +249,8 @@ __device__ __forceinline__ void make_scores(const struct past<T> &m, const float
     }
 }
 
-/* The products of key and query (lanes from 16 on) with my_column() of S and of the block's values.
- * q and k are multiplied by `scale`. */
+/* The products of the key (the first EACH sums) and of the query (the rest) with the thread's part
+ * of S, times the decay since S. k_scale and q_scale are applied to key and query first. */
 template <typename T>
 __device__ __forceinline__ void add_state(const struct past<T> &m, const struct few_room<T> &room,
                                           float q_scale, float k_scale, float g,
@@ -522,7 +522,7 @@ __device__ __forceinline__ void run_rows(const struct rows_params &p, const stru
 template <typename T>
 __global__ void __maxnreg__(MOST_REGISTERS) state_few_kernel(struct rows_params p)
 {
-    enum { MOST_REHEARSED = 160 }; // with more blocks some start late
+    enum { MOST_REHEARSED = 160 }; // with more blocks, some start too late for it
     __shared__ struct few_room<T> room;
     const int32_t per_key = p.state.geometry.n_heads / p.state.geometry.n_key_heads;
     const int32_t n_seqs = p.pass.counts->n_seqs, head = blockIdx.x;

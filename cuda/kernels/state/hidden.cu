@@ -6,7 +6,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/state/state.cuh"
 
-/* `n` words of type W, from base on, of rows that are `stride` words apart. */
+/* Rows of `n` words of type W, which are `stride` words apart, from `base` on. */
 template <typename W> struct hidden_words {
     W *base;
     int32_t n, stride, block_tokens;
@@ -82,7 +82,7 @@ static hidden_words<W> words_of(const struct hidden_args *a, const struct kv_vie
             rows->block_tokens};
 }
 
-/* `per` elements are one word of type W. */
+/* One word of type W holds `per` elements. */
 template <typename W>
 static cudaError_t store(cudaStream_t stream, const struct hidden_args *a,
                          const struct kv_view *rows, const struct pass_view *pass, int32_t per)

@@ -172,7 +172,7 @@ facts_of(const struct stage<T, KEY, DELTA> &in)
     return f;
 }
 
-/* u, and u decayed to the end of the block. */
+/* Computes u, and u decayed to the end of the block. */
 template <typename T, int KEY, bool DELTA>
 __device__ __forceinline__ static void
 make_values(struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA> &in,
@@ -214,7 +214,7 @@ make_values(struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA
     }
 }
 
-/* by_s: q S. Afterwards it is the rows' output. */
+/* by_s: q S on entry, the rows' output on return. */
 template <typename T, int KEY, bool DELTA>
 __device__ __forceinline__ static void
 make_rows(const struct blocks_params &p, const struct scan &w,
@@ -361,7 +361,7 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
         } else {
             multiply<T, KEY>(by_q, in.q, m.s);
         }
-        if (i + 1 < w.n) { // not before the products that the next steps wait for
+        if (i + 1 < w.n) { // issued after the products, which the next steps wait for
             load_stage(p, w, i + 1, &m.stages[i + 1 & 1]);
         }
         cp_async_commit();
@@ -382,8 +382,8 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
     }
 }
 
-/* Before the wait a block finds its sequence and loads S. If an earlier launch of this pass wrote
- * S, it has ended, because all kernels in between wait before they trigger. */
+/* Before the wait, a block finds its sequence and loads S. If an earlier launch of this pass wrote
+ * S, that launch has ended, because all kernels in between wait before they trigger. */
 template <typename T, int KEY, bool DELTA>
 __global__ void __launch_bounds__(SCAN_THREADS, 1) state_scan_kernel(struct blocks_params p)
 {

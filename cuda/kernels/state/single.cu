@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_s(const float *from, float4 (&s)[walk<DV>::
     }
 }
 
-/* Values of rows [t, + U_ROWS) of the block, those before `end`. */
+/* Loads the values of those of the block's rows [t, t + U_ROWS) that are before `end`. */
 template <typename T, int DK, int DV>
 __device__ __forceinline__ void load_values(const struct mine<T, DK, DV> &h, int32_t t, int32_t end,
                                             uint2 (&u)[walk<DV>::U_LOADS])
@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_values(const struct mine<T, DK, DV> &h, int
     }
 }
 
-/* Moves what the warp will read to the L2 cache. */
+/* Prefetches what the warp will read into the L2 cache. */
 template <typename T, int DK, int DV>
 __device__ __forceinline__ void prefetch(const struct mine<T, DK, DV> &h, int32_t t, int32_t end)
 {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void prefetch(const struct mine<T, DK, DV> &h, int32_
     }
 }
 
-/* The sums over the warp's rows of S and of the values [t, end), by its lanes' columns. */
+/* Sums the products with the warp's rows of S and with values [t, end), for each lane's columns. */
 template <typename T, int DK, int DV>
 __device__ __forceinline__ void
 add_past(const struct single_work &w, const struct mine<T, DK, DV> &h,
@@ -152,7 +152,7 @@ __device__ __forceinline__ void weigh(const struct rows_params &p, const struct 
     weight[lane + 32] = lane + 32 < w.at ? m.score[lane + 32] * __expf(g - h.g_past[1]) : 0.0f;
 }
 
-/* The sums of the lane's four columns over all warps of the head. */
+/* Adds the sums of all the head's warps, for the lane's four columns, and finishes the row. */
 template <typename T, int DK, int DV>
 __device__ __forceinline__ void
 finish_head(const struct rows_params &p, const struct single_work &w,
@@ -180,7 +180,7 @@ __device__ __forceinline__ void run_single(const struct rows_params &p, const st
     };
     if (!idle) {
         h = find_mine<T, DK, DV>(p, w);
-        if (w.parts > 1) { // with one part, the running blocks might read more than the cache
+        if (w.parts > 1) { // with one part, blocks might read more than the cache holds
             prefetch(h, t, end);
         }
     }

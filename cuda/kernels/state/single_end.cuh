@@ -22,8 +22,8 @@ __device__ static __noinline__ void keep_tail(const struct rows_params &p,
     }
 }
 
-/* The block's values times their decays up to its end, rounded: columns [first, + 16), as the
- * second operand of mma. */
+/* The block's values times their decays up to its end, rounded: columns [first, first + 16), as
+ * the second operand of mma. */
 template <typename T, int DK, int DV>
 __device__ __forceinline__ void decayed_values(const struct single_work &w,
                                                const struct mine<T, DK, DV> &h,
