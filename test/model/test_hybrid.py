@@ -177,7 +177,7 @@ def test_usage_and_metrics_report_recomputed_tokens(tmp_path):
         with urllib.request.urlopen(request, timeout=60) as reply:
             return json.load(reply)
 
-    with Server(tmp_path / "log", "--mamba-block-size", "128", "--mamba-cache-mode", "align", "--max-model-len", "512",
+    with Server(tmp_path / "log", "--mamba-block-size", "128", "--mamba-cache-mode", "align", *BASE,
                 model=folder("qwen3.5")) as server:
         body = {"prompt": whole, "max_tokens": 2}
         details = [post(server, "/v1/completions", {**body, "prompt": whole[:n]})["usage"]["prompt_tokens_details"]
