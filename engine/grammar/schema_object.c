@@ -293,7 +293,7 @@ static enum status others_of(struct builder *b, uint32_t member, const struct tr
     return OK;
 }
 
-enum { OTHER_NAME = UINT32_MAX }; // a name that no schema lists
+static const uint32_t OTHER_NAME = UINT32_MAX; // a name that no schema lists
 
 static const struct tree_value *said_by(const struct builder *b, uint32_t name, uint32_t member)
 {
