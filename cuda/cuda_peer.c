@@ -360,6 +360,17 @@ static enum status time_trial(struct peers *p, const struct trial *t, float *us)
     return st;
 }
 
+/* A time for the log; a way that cannot take so many bytes was not measured. */
+static const char *time_text(char text[16], float us)
+{
+    if (us > 0.0f) {
+        snprintf(text, 16, "%.1f", (double)us);
+    } else {
+        snprintf(text, 16, "-");
+    }
+    return text;
+}
+
 /* The first rank's times decide for all ranks, because every rank must choose the same way. */
 static enum status measure_class(struct peers *p, int32_t k, struct trial *t, char *line,
                                  size_t line_bytes)
@@ -388,9 +399,11 @@ static enum status measure_class(struct peers *p, int32_t k, struct trial *t, ch
         }
         c->ways[k] = (uint8_t)best;
         const size_t n = strlen(line);
-        snprintf(line + n, line_bytes - n, "%s%d KiB: %.1f / %.1f / %.1f", n > 0 ? ", " : "",
-                 (int)(n_bytes >> 10), (double)us[PEER_ONE_SHOT], (double)us[PEER_TWO_SHOT],
-                 (double)us[PEER_NONE]);
+        char text[PEER_WAYS][16];
+        snprintf(line + n, line_bytes - n, "%s%d KiB: %s / %s / %s", n > 0 ? ", " : "",
+                 (int)(n_bytes >> 10), time_text(text[PEER_ONE_SHOT], us[PEER_ONE_SHOT]),
+                 time_text(text[PEER_TWO_SHOT], us[PEER_TWO_SHOT]),
+                 time_text(text[PEER_NONE], us[PEER_NONE]));
     }
     return meet(c) ? OK : ERR_DEVICE;
 }
