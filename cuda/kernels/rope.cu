@@ -95,6 +95,35 @@ __device__ __forceinline__ bool is_storable_head(const T *value, int n, bool cod
     return ok;
 }
 
+/* A warp stores a key or a value, whose element i is x(i). `head`, in shared memory, is what x
+ * reads and is overwritten with the elements to quantise. */
+template <typename C, typename X>
+__device__ __forceinline__ void store_head(const struct kv_view &kv, int64_t page, int32_t token,
+                                           int32_t kv_head, bool is_v, const X &x, float *head,
+                                           int32_t head_dim)
+{
+    const int lane = threadIdx.x & 31;
+    if (kv.codes.format == KV_PLAIN) {
+        C *to = plain_head<C>(kv, page, token, kv_head, is_v);
+        for (int i = lane; i < head_dim; i += 32) {
+            to[i] = from_float<C>(x(i));
+        }
+        return;
+    }
+    float all[ROPE_MAX_HEAD / 32];
+#pragma unroll
+    for (int k = 0; k < ROPE_MAX_HEAD / 32; k++) {
+        all[k] = k * 32 + lane < head_dim ? x(k * 32 + lane) : 0.0f;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < ROPE_MAX_HEAD / 32; k++) {
+        head[k * 32 + lane] = all[k];
+    }
+    __syncwarp();
+    kv_store_head(kv.codes, kv_place_of(kv, page, kv_head, token), is_v, head, head_dim);
+}
+
 /* The general kernel: one warp per head and row, for any width. The head is in shared memory
  * between norm and rotation. */
 template <typename T, typename C>
@@ -168,25 +197,7 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
         }
         return spoilt ? NAN : x;
     };
-    if (codes) {
-        float all[ROPE_MAX_HEAD / 32];
-#pragma unroll
-        for (int k = 0; k < ROPE_MAX_HEAD / 32; k++) {
-            all[k] = k * 32 + lane < p.head_dim ? stored(k * 32 + lane) : 0.0f;
-        }
-        __syncwarp();
-#pragma unroll
-        for (int k = 0; k < ROPE_MAX_HEAD / 32; k++) {
-            head[k * 32 + lane] = all[k];
-        }
-        __syncwarp();
-        kv_store_head(kv.codes, kv_place_of(kv, page, kv_head, token), is_v, head, p.head_dim);
-        return;
-    }
-    C *to = plain_head<C>(kv, page, token, kv_head, is_v);
-    for (int i = lane; i < p.head_dim; i += 32) {
-        to[i] = from_float<C>(stored(i));
-    }
+    store_head<C>(kv, page, token, kv_head, is_v, stored, head, p.head_dim);
 }
 
 enum norm_when { NO_NORM, NORM_FIRST, NORM_LAST }; // no norm; before the rope; after the rope
@@ -235,6 +246,82 @@ __device__ __forceinline__ void load_angles(float4 *cos_sin, const struct rope_v
     }
 }
 
+/* A thread's part of a head: N elements from `first` on, and N from `second` on. */
+template <typename T> struct head_part {
+    static constexpr int N = vec<T>::N;
+    int32_t first, second;
+    vec<T> low, high;
+
+    __device__ __forceinline__ void load(const T *head)
+    {
+        low.load(head + first);
+        high.load(head + second);
+    }
+
+    /* Adds the partial sums of row r, in which the head begins at element `at`. */
+    __device__ __forceinline__ void load_sums(const struct sum_parts &sums, int32_t r, int32_t at)
+    {
+        load_sum(&low, sums, r, at + first);
+        load_sum(&high, sums, r, at + second);
+    }
+
+    __device__ __forceinline__ void store(T *head) const
+    {
+        low.store(head + first);
+        high.store(head + second);
+    }
+};
+
+/* Where a head of K or V is stored: at `to`, or if pages have codes, at `at`. */
+template <bool CODES, typename T>
+__device__ __forceinline__ void locate(const struct kv_view &kv, const struct pass_view &pass,
+                                       const struct pass_row &row, int32_t kv_head, bool is_v,
+                                       T **to, struct kv_place *at)
+{
+    int64_t page;
+    int32_t token;
+    slot_of(pass, row, kv.block_tokens, &page, &token);
+    if (CODES) {
+        *at = kv_place_of(kv, page, kv_head, token);
+    } else {
+        *to = plain_head<T>(kv, page, token, kv_head, is_v);
+    }
+}
+
+/* The RMS norm of a head, of which each of `group` threads has a and b. */
+template <typename T>
+__device__ __forceinline__ void norm_head(const head_part<T> &part, const struct rope_params &p,
+                                          const float *weight, int32_t group, float *a, float *b)
+{
+    constexpr int N = vec<T>::N;
+    float sum = 0.0f;
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        sum = add_squares(sum, a[e], b[e]);
+    }
+    const unsigned lanes = __activemask();
+    for (int mask = group >> 1; mask > 0; mask >>= 1) {
+        sum += __shfl_xor_sync(lanes, sum, mask);
+    }
+    const float scale = 1.0f / sqrtf(sum / (float)p.head_dim + p.eps);
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        a[e] *= scale * (weight ? weight[part.first + e] + p.norm_offset : 1.0f);
+        b[e] *= scale * (weight ? weight[part.second + e] + p.norm_offset : 1.0f);
+    }
+}
+
+/* Rotates N pairs by the angles of `cos_sin`. */
+template <int N> __device__ __forceinline__ void turn_all(float *a, float *b, const float4 *cos_sin)
+{
+#pragma unroll
+    for (int e = 0; e < N; e += 2) {
+        const float4 cs = cos_sin[e / 2];
+        turn(a[e], b[e], cs.x, cs.y);
+        turn(a[e + 1], b[e + 1], cs.z, cs.w);
+    }
+}
+
 /* The common case: 16-bit heads that are rotated in halves, either whole or only their first
  * elements, with an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the
  * first half of the rotated elements and its partner in the second half, or two of the elements
@@ -264,7 +351,9 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
     }
     const int32_t half = p.head_dim / 2, d = (item & (group - 1)) * N;
     const bool turns = d < rope.n_pairs;
-    const int32_t first = turns ? d : d + rope.n_pairs, second = d + (turns ? rope.n_pairs : half);
+    head_part<T> mine, value;
+    mine.first = turns ? d : d + rope.n_pairs;
+    mine.second = d + (turns ? rope.n_pairs : half);
     const struct pass_row row = pass.rows[r];
     T *head = qkv + (int64_t)r * p.stride + (int64_t)h * p.head_dim;
     const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
@@ -275,99 +364,66 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
     T *to = head;
     struct kv_place at = {};
     if (!is_q) {
-        int64_t page;
-        int32_t token;
-        slot_of(pass, row, kv.block_tokens, &page, &token);
         const int32_t kv_head = h - p.n_heads - (is_v ? p.n_kv_heads : 0);
-        if (CODES) {
-            at = kv_place_of(kv, page, kv_head, token);
-        } else {
-            to = plain_head<T>(kv, page, token, kv_head, is_v);
-        }
+        locate<CODES>(kv, pass, row, kv_head, is_v, &to, &at);
     }
     const bool is_k = !is_q && !is_v;
-    const int32_t value = p.n_kv_heads * p.head_dim; // from a key to its value
-    vec<T> low, high, value_low, value_high;
+    const int32_t to_value = p.n_kv_heads * p.head_dim; // from a key
+    value.first = mine.first;
+    value.second = mine.second;
     if (sums.n > 0) {
         pdl_wait();
         pdl_trigger();
-        load_sum(&low, sums, r, h * p.head_dim + first);
-        load_sum(&high, sums, r, h * p.head_dim + second);
+        mine.load_sums(sums, r, h * p.head_dim);
         if (is_k) {
-            load_sum(&value_low, sums, r, h * p.head_dim + value + first);
-            load_sum(&value_high, sums, r, h * p.head_dim + value + second);
+            value.load_sums(sums, r, h * p.head_dim + to_value);
         }
     } else {
         pdl_trigger();
-        low.load(head + first);
-        high.load(head + second);
+        mine.load(head);
         if (is_k) {
-            value_low.load(head + value + first);
-            value_high.load(head + value + second);
+            value.load(head + to_value);
         }
     }
     bool ok = true;
     if (is_k) {
-        ok = are_storable<T, CODES>(value_low, value_high);
-    } else if (is_v && !are_storable<T, CODES>(low, high)) {
-        *(uint4 *)low.v = *(uint4 *)high.v = make_uint4(0, 0, 0, 0);
+        ok = are_storable<T, CODES>(value.low, value.high);
+    } else if (is_v && !are_storable<T, CODES>(mine.low, mine.high)) {
+        *(uint4 *)mine.low.v = *(uint4 *)mine.high.v = make_uint4(0, 0, 0, 0);
     }
     float a[N], b[N];
 #pragma unroll
     for (int e = 0; e < N; e++) {
-        a[e] = to_float(low.v[e]);
-        b[e] = to_float(high.v[e]);
+        a[e] = to_float(mine.low.v[e]);
+        b[e] = to_float(mine.high.v[e]);
     }
     if (!is_v || p.v_norm) {
-        const auto norm = [&]() {
-            float sum = 0.0f;
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                sum = add_squares(sum, a[e], b[e]);
-            }
-            const unsigned lanes = __activemask();
-            for (int mask = group >> 1; mask > 0; mask >>= 1) {
-                sum += __shfl_xor_sync(lanes, sum, mask);
-            }
-            const float scale = 1.0f / sqrtf(sum / (float)p.head_dim + p.eps);
-            const float *weight = is_v ? NULL : k_norm;
-            if (is_q) {
-                weight = q_norm;
-            }
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                a[e] *= scale * (weight ? weight[first + e] + p.norm_offset : 1.0f);
-                b[e] *= scale * (weight ? weight[second + e] + p.norm_offset : 1.0f);
-            }
-        };
+        const float *weight = is_v ? NULL : k_norm;
+        if (is_q) {
+            weight = q_norm;
+        }
         if (NORM == NORM_FIRST || is_v) {
-            norm();
+            norm_head(mine, p, weight, group, a, b);
         }
         if (turns && !is_v) {
-#pragma unroll
-            for (int e = 0; e < N; e += 2) {
-                const float4 cs = cos_sin[e / 2];
-                turn(a[e], b[e], cs.x, cs.y);
-                turn(a[e + 1], b[e + 1], cs.z, cs.w);
-            }
+            turn_all<N>(a, b, cos_sin);
         }
         if (NORM == NORM_LAST && !is_v) {
-            norm();
+            norm_head(mine, p, weight, group, a, b);
         }
         a[0] = ok ? a[0] : NAN;
         const float growth = is_q ? growth_at(p.growth, row.pos) : 1.0f;
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            low.v[e] = from_float<T>(a[e] * growth);
-            high.v[e] = from_float<T>(b[e] * growth);
+            mine.low.v[e] = from_float<T>(a[e] * growth);
+            mine.high.v[e] = from_float<T>(b[e] * growth);
         }
     }
     if (CODES && !is_q) {
         store_codes<N>(kv, at, is_v, group, half, d, a, b);
         return;
     }
-    low.store(to + first);
-    high.store(to + second);
+    mine.store(to);
 }
 
 /* A norm over the whole width must read the row before other warps rotate their heads, so a
