@@ -41,7 +41,7 @@ struct introduction {
     int32_t node, unused;
 };
 
-enum { WATCH_MS = 200 }; // chosen: how often a waiting node checks for lost nodes
+enum { WATCH_MS = 200 }; // how often a waiting node checks for lost nodes
 
 /* Returns OK if the caller should go on waiting. */
 static enum status keep_waiting(const struct comm_place *place, int64_t end_ns, struct err *err)
