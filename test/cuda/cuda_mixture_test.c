@@ -245,9 +245,9 @@ TEST(mixtures_agree_in_float16)
     all_mixtures(DT_F16);
 }
 
-/* Two to eight rows have kernels of their own: pieces of weight rows that end early, more features
- * than warps and fewer, experts up to the most. With many rows the sum over a row's picks applies
- * the gate of the shared expert. */
+/* Two to eight rows have kernels of their own. The cases have pieces of weight rows that end early,
+ * more features than warps and fewer, and up to the maximum number of experts. With many rows the
+ * sum over a row's picks applies the gate of the shared expert. */
 static const struct mixture_case several_rows[] = {
     {2, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
     {4, 24, 8, 1032, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
@@ -279,8 +279,8 @@ TEST(deterministic_mixtures_agree)
     }
 }
 
-/* The first rows have the bits that they have among all, even if launches of other sizes follow
- * each other. */
+/* The first rows alone have the same bits as among all rows, even if launches of different sizes
+ * follow one another. */
 static void rows_of_a_mixture_in(enum dtype dtype, bool deterministic, struct mixture_case c,
                                  const int32_t *rows, int32_t n_rows)
 {
@@ -348,8 +348,8 @@ TEST(few_rows_of_a_deterministic_mixture_have_the_bits_of_many)
     }
 }
 
-/* From 32 rows per expert on the GPU has a kernel of its own: with a shared expert and its gate,
- * with biases, for every activation, and for sizes that are not multiples of its tiles. */
+/* From 32 rows per expert on, the GPU uses another kernel. The cases have a shared expert with its
+ * gate, biases, every activation, and sizes that are not multiples of the tiles of that kernel. */
 TEST(any_number_of_rows_of_a_deterministic_mixture_has_the_same_bits)
 {
     NEED_GPU();

@@ -94,8 +94,8 @@ TEST(a_row_of_a_norm_does_not_depend_on_the_others_in_deterministic_mode)
     }
 }
 
-/* Gated and not, in rows with padding. */
-/* A list as a layer with experts beside an MLP has it: later norms read what earlier ones store. */
+/* A list of norms as in a layer with experts beside an MLP: later norms read what earlier ones
+ * store. */
 static void norm_list_case(enum dtype dtype, int32_t n_rows, int32_t width, int32_t pad)
 {
     enum { NORMS = 6 };
@@ -150,6 +150,7 @@ TEST(lists_of_norms_agree)
     }
 }
 
+/* Gated and not, in rows with padding. */
 TEST(activations_agree)
 {
     NEED_GPU();

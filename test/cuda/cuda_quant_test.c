@@ -87,8 +87,8 @@ static void product_case(struct pair *p, const char *name, const struct pair_wei
     check_tensor(p, what, &y, n_out, tolerance_of(p, w->w[GPU], n_rows, y_dtype));
 }
 
-/* Two stacked tensors: a cut one, and one of which every second row is used. The last ones' outputs
- * end in the middle of 16. */
+/* The weight is two stacked tensors: one that is cut as the shape says, and one of which every
+ * second row is used. In the last shapes the outputs are not a multiple of 16. */
 struct shape {
     int32_t n_out, n_in, first_row, n_rows, first_col, n_cols;
 };

@@ -86,9 +86,9 @@ static const struct source sources[] = {
 };
 enum { N_SOURCES = sizeof sources / sizeof sources[0] };
 
-/* Three of four requests have a grammar, and those of one source share it. The expected
- * texts come from `own`, compiled without a limit on its tables, so that a limit on the
- * shared one may not change anything. `sometimes`: the fourth request has no grammar. */
+/* Three of four requests have a grammar, and those of one source share it. The expected texts come
+ * from `own`, compiled without a limit on its tables, so a limit on the shared one must not change
+ * anything. `sometimes`: the fourth request has no grammar. */
 static void run_mixed(const struct engine_options *o, struct bed *b, bool with_little,
                       bool sometimes)
 {

@@ -218,7 +218,7 @@ TEST(no_sequence_is_preempted_for_blocks_that_others_also_hold)
     run_until(&b, 0, 1);
     submit(&b, make(2, 0, 33, 6)); // shares 8 of them, and has 2 of its own
     run_until(&b, 2, 1);
-    struct test_request *between = make(1, 100, 40, 2); // 11: 3 free and 2 are too few
+    struct test_request *between = make(1, 100, 40, 2); // 11 blocks: 3 free ones and 2 are too few
     between->r.priority = -1;
     submit(&b, between);
     run(&b, 3, 200);

@@ -89,7 +89,7 @@ static void turn(struct bed *b)
     engine_drain(b->e, on_event, b);
 }
 
-/* Takes turns until n requests have ended. All their tokens are right. */
+/* Takes turns until n requests have ended. Checks all their tokens. */
 static void run(struct bed *b, int32_t n)
 {
     for (int32_t i = 0; i < 2000 && b->n_done < n; i++) {

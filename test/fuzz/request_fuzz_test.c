@@ -45,7 +45,7 @@ static void check_runs(const struct request *r)
     }
 }
 
-/* The text ends in a NUL that belongs to no JSON, as a body from HTTP does. */
+/* Like a body from HTTP, the text ends with a NUL that does not belong to the JSON. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (!model.names) {

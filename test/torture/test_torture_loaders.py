@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As test_torture.py, for everything that is read at load: settings beside a model, templates, tokenizers, GGUF files, and grammars.
+"""Like test_torture.py, for everything that is read at load: settings beside a model, templates, tokenizers, GGUF files, and grammars.
 A file that could not be read is an error and never treated as missing, so a request gets its usual answer or a server error."""
 import json
 import os

@@ -71,7 +71,7 @@ def test_decisions_are_lists(server):
 
 
 def test_a_conversation_is_a_text_with_roles(server):
-    """The same prompt as that of its text, and of a conversation that only has messages of the user without roles."""
+    """A conversation gives the same prompt as its text with role names; without role names if the user wrote all messages."""
     call = {"type": "function_call", "call_id": "1", "name": "get", "arguments": "{}"}
     items = [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_json", "data": {"b": [1]}}]}, call,
              {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "r"}]},

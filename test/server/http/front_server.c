@@ -19,8 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A request that is answered later: a stream, a job on the pool, or a reply by timer.
- * n_tokens is -1 if it is no stream. */
+/* A request that is answered later: a stream, a job on the pool, or a reply by timer. n_tokens is
+ * -1 if it is not a stream. */
 struct job {
     struct http_request *req;
     struct http_timer timer;

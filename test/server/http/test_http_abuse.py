@@ -494,7 +494,7 @@ def test_half_close_can_be_tolerated():
         s.sendall(request("GET", "/hang"))
         f.wait_for(active=2)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        s.close()  # a reset is no half-close
+        s.close()  # a reset is not a half-close
         f.wait_for(active=1, gone=1)
 
 

@@ -442,8 +442,8 @@ static void run_now(struct call_server *s, void (*work)(void *arg), void (*done)
     done(arg);
 }
 
-/* Expired before a line was run: each line's error is in the error file, and there is no
- * output file. */
+/* A batch that has expired before any line was run: each line's error is in the error file, and
+ * there is no output file. */
 TEST(a_batch_whose_window_has_ended_expires_and_each_line_says_so)
 {
     static const struct call_host with_pool = {.run = run_now};
