@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 8 rows, on Hopper, with as little
- * code as possible: a launch fetches its code anew, at about 0.5 us per KiB, and that is a large
- * part of the time of a product of few rows.
+ * code as possible: every launch fetches its code again, at about 0.5 us per KiB, and that is a
+ * large part of the time of a product of few rows.
  *
  * A block has a multiprocessor to itself and one item: a band of pairs of tile rows (two that
  * follow each other or, if gated, one of each half of the weight) and a range of K. A warp has one
