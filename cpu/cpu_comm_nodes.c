@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Sums and gathers between processes. Each process sends the rows of its ranks to node 0, which
  * combines them and sends back the result. Intended for tests and small sets of CPUs: the bits are
- * those of a single process, the speed is that of the network. */
+ * those of a single process, but the speed is that of the network. */
 #include "cpu/cpu_comm.h"
 
 #include "cpu/cpu.h"
