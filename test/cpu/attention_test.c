@@ -142,7 +142,7 @@ static bool sees_nan(const struct world *w, const struct nan_keys *c, int32_t ro
     return false;
 }
 
-/* The rows that see such a key are NaN, also if it is all that they see of a chunk; the others have
+/* The rows that see such a key are NaN, even if they see nothing else of a chunk; the others have
  * the bits of a run without NaN. The last row is also computed alone, its chunks by any thread. */
 static void check_nan_keys(const char *backend, const struct nan_keys *c,
                            const struct storage *storage)

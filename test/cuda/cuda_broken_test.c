@@ -30,7 +30,7 @@ static bool is_broken(enum fault fault)
     return fault != NONE && fault != FEW;
 }
 
-/* Each lane takes another way through the sampler. Lane 13 has a mask besides. */
+/* Each lane takes another way through the sampler. Lane 13 also has a mask. */
 static struct sampling_params params_of(int32_t lane, struct logit_bias *bias)
 {
     static const int32_t top_k[N_LANES] = {[2] = 1, [3] = 40, [4] = 9000, [6] = 50, [8] = 1 << 20};

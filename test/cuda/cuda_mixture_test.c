@@ -6,7 +6,7 @@
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
-/* A mixture with the shared experts and its router as models have them. */
+/* One mixture: its sizes, and what varies between models. */
 struct mixture_case {
     int32_t n_rows, n_experts, k, hidden, ffn, shared;
     bool gate, bias;
@@ -18,7 +18,7 @@ struct mixture_case {
     bool norm;       // x is the norm of another tensor
 };
 
-/* The rows of a weight for each feature. */
+/* The number of rows that a weight has per feature. */
 static int32_t factors(const struct mixture_case *c)
 {
     return c->plain ? 1 : 2;
@@ -194,7 +194,7 @@ static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool
     mixture_case_in(dtype, c, partial, false);
 }
 
-/* On the GPU up to 16 rows of 16 bits are computed by special kernels. */
+/* On the GPU, special kernels compute up to 16 rows in 16-bit dtypes. */
 static const struct mixture_case mixtures[] = {
     {1, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
     {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, false},

@@ -59,7 +59,7 @@ TEST(linear_agrees_in_deterministic_mode)
     linear_cases(true);
 }
 
-/* Enough features that all multiprocessors have a tile, which chooses other kernels. */
+/* With so many features all multiprocessors have a tile, and other kernels are chosen. */
 TEST(products_of_many_rows_and_features_agree)
 {
     NEED_GPU();

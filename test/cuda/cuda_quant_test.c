@@ -64,8 +64,8 @@ static double tolerance_of(const struct pair *p, const struct weight *w, int32_t
     return p->dtype == DT_BF16 ? 3e-3 : 4e-4;
 }
 
-/* Compared with fp32 products of the decoded numbers; poison in the padding. Rows of y that can be
- * stored eight features at a time are. */
+/* Compared with fp32 products of the decoded numbers; poison in the padding. If n_out is a multiple
+ * of 8, so is the stride, and y can be stored eight features at a time. */
 static void product_case(struct pair *p, const char *name, const struct pair_weight *w,
                          int32_t n_rows, bool accumulate, enum dtype y_dtype)
 {
@@ -129,7 +129,7 @@ static void try_format(const struct format *f, enum dtype dtype, bool determinis
     for (int32_t s = 0; s < COUNT(shapes); s++) {
         for (int32_t r = 0; r < COUNT(rows) - (s == 3 ? 4 : 0); r++) {
             product_case(&p, f->name, &w[s], rows[r], false, r % 4 ? DT_F32 : dtype);
-            if (r % 4 && rows[r] <= 17) { // few rows of 16 bits have a kernel of their own
+            if (r % 4 && rows[r] <= 17) { // few rows have a kernel of their own if y has 16 bits
                 product_case(&p, f->name, &w[s], rows[r], false, dtype);
             }
         }

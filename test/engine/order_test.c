@@ -18,7 +18,7 @@ TEST(two_requests_that_do_not_fit_together_both_end)
     stop(&b);
 }
 
-/* Each preemption recomputes; the turns are counted, so a livelock fails. */
+/* Each preemption costs a recomputation. The number of turns is limited, so a livelock fails. */
 TEST(requests_that_preempt_each_other_again_and_again_all_end)
 {
     struct bed b = {0};

@@ -27,7 +27,7 @@ def run(folder, requests, *flags):
 
 
 def places(log):
-    """What the log says of where NaN began."""
+    """The places where, according to the log, NaN began."""
     assert log.count("the model's results hold NaN") <= 1, log
     return re.findall(r"-infinity: (.*?)\. Usually", log)
 

@@ -45,7 +45,7 @@ static void serve_control(int lfd)
     }
 }
 
-/* Connects anew, as an orchestrator's probe does. True if the status is 200. */
+/* Opens a new connection, as an orchestrator's probe does. True if the status is 200. */
 static bool probe(int port, const char *path)
 {
     struct sockaddr_in a = {.sin_family = AF_INET,

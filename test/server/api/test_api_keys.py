@@ -223,7 +223,7 @@ def test_a_key_learns_nothing_by_time():
             assert s.ask(key, prompt=[7 + n] + [7 + i * i % 199 for i in range(800)], max_tokens=1).status == 200
             return cpu(s) - before
 
-        cost("a", 100)  # what is done once
+        cost("a", 100)  # pays for the work that is done only once
         rounds = [(cost("a", n), cost("b", n), cost("b", n)) for n in range(7)]  # new, sent by another, sent by itself
         new, others, own = (sorted(r[i] for r in rounds)[3] for i in range(3))
         assert own < 0.5 * new, rounds

@@ -328,7 +328,7 @@ static void get_refused(struct http_request *req, void *arg)
     http_timer_start(app.server, &j->timer, arg_long(req, "ms", 100), refuse_due, j);
 }
 
-/* Never answers: the request ends when the client leaves, or by the shutdown. */
+/* Never answers: the request ends when the client leaves or the server shuts down. */
 static void get_hang(struct http_request *req, void *arg)
 {
     (void)arg;

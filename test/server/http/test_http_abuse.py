@@ -674,7 +674,7 @@ def test_probes_get_through_a_crowd_that_sends_slowly(sent):
 
 @pytest.mark.parametrize("limit", [200, 2000])
 def test_probes_get_through_a_crowd_that_comes_at_once(limit):
-    """All connections wait when the server comes to accept them, some behind the probes."""
+    """All connections are waiting when the server accepts them, some of them after the probes."""
     with Front(max_connections=limit) as f:
         f.process.send_signal(signal.SIGSTOP)
         sockets, probes = [], []

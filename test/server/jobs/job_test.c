@@ -35,7 +35,7 @@ TEST(each_prefix_is_computed_once_in_every_order_that_brings_it_together)
 }
 
 /* The control: in the order of arrival the same pool computes over twice as much, so the
- * test above cannot pass by a pool that is too large. */
+ * test above cannot pass merely because the pool is too large. */
 TEST(arrival_order_computes_more_where_the_pool_is_small)
 {
     struct bench_job b;
