@@ -25,7 +25,7 @@ static void try_geometry(const char *backend, const struct geometry *g,
     op_add_seq(&w->pass, 1, 0, 1);
     op_add_seq(&w->pass, 2, 0, 37);
     check_pass(w, 29);
-    op_add_seq(&w->pass, 1, 1, 1); // mixed: decode, a chunk, a verify
+    op_add_seq(&w->pass, 1, 1, 1); // mixed: a decoding row, a chunk of a prompt, drafts
     op_add_seq(&w->pass, 0, 530, rest);
     op_add_seq(&w->pass, 2, 37, 5);
     check_pass(w, 61);

@@ -225,7 +225,7 @@ TEST(a_product_of_256_rows_with_its_activation_agrees)
         linear_act_case(&p, 209, 6000, 136, ACT_SILU, true, false);
         linear_act_case(&p, 256, 5992, 264, ACT_SILU, true, false);
         linear_act_case(&p, 255, 14328, 128, ACT_SILU, true, false); // two bands
-        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // that kernel has no bias
+        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // that kernel adds no bias
         linear_act_case(&p, 256, 6000, 72, ACT_SILU, true, false);   // K is too short for it
         linear_act_case(&p, 200, 6000, 136, ACT_SILU, true, false);  // too few rows for it
         pair_close(&p);

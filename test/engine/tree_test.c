@@ -248,8 +248,8 @@ TEST(a_stop_id_inside_the_path_cuts_there)
     }
 }
 
-/* Depth is limited by the tokens a request may still emit; no work is spent on tokens
- * beyond. */
+/* Depth is limited by the tokens a request may still emit; no work is spent on tokens beyond
+ * these. */
 TEST(a_tree_never_reaches_beyond_max_tokens)
 {
     for (int32_t n = 1; n < 14; n++) {

@@ -104,7 +104,7 @@ TEST(a_sequence_waits_for_blocks_that_another_computes)
     CHECK(b.p.grants[0].fresh && b.p.grants[0].n == 4);
     struct cached_front front = holdings_find(&b.h, &b.seqs[1]);
     CHECK_EQ(front.n_blocks, 0);
-    CHECK_EQ(front.producer, 0); // found by index before it is published, for any producer
+    CHECK_EQ(front.producer, 0); // sequence 0 computes the block and has not published it
     publish(&b, 0);
     front = begin(&b, 1);
     CHECK_EQ(front.n_blocks, 3); // the last two tokens are its own

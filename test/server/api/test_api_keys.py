@@ -181,7 +181,7 @@ def test_web_pages_cannot_use_a_loopback_server_without_keys():
         for headers in ({}, {"sec-fetch-site": "none"}, {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
                         {"origin": own, "sec-fetch-site": "same-origin"}, {"origin": "https://ops.example"}):
             assert s.get("/v1/models", headers=headers).status == 200, headers
-        assert s.get("/health", headers={"origin": "http://evil.example"}).status == 200  # probes say nothing
+        assert s.get("/health", headers={"origin": "http://evil.example"}).status == 200  # probes reveal nothing
         for headers in ({}, {"origin": own}, {"origin": own, "sec_fetch_site": "same-origin"}, {"origin": "https://ops.example"}):
             assert post(**headers).status == 200, headers
         for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.0.1"):

@@ -408,7 +408,7 @@ def test_bytes_that_come_with_the_end_hold_no_connection(how):
 
 @pytest.mark.parametrize("tolerate", [0, 1])
 def test_a_whole_request_that_ends_with_a_half_close_is_answered(tolerate):
-    body = bytes(range(256)) * (8 << 12)  # 8 MiB: not all of it is read when the end is seen
+    body = bytes(range(256)) * (8 << 12)  # 8 MiB: the half-close is noticed before all of it is read
     with Front(**({"tolerate_half_close": 1} if tolerate else {})) as f:
         for data, want in ((request("POST", "/echo", body), [body]), (request("POST", "/echo", b"a") * 20, [b"a"] * 20)):
             with f.connect() as s:

@@ -94,7 +94,7 @@ TEST(a_bad_line_gets_its_error_and_does_not_stop_the_job)
     open_job(&b, JOB_ORDER_GROUPS);
     CHECK(turns(&b, 1000));
     check_all_once(&b);
-    CHECK_EQ(b.n_failed, 3); // 5: longer than the pool
+    CHECK_EQ(b.n_failed, 3); // lines 3, 5 (longer than the pool) and 7
     CHECK(b.texts[7] && strstr(b.texts[7], "\"status_code\":404"));
     CHECK(b.texts[3] && strstr(b.texts[3], "\"status_code\":400"));
     end(&b);
