@@ -242,7 +242,7 @@ TEST(a_product_of_many_rows_with_its_activation_agrees)
         linear_act_case(&p, 510, 3688, 136, ACT_SILU, true, false);
         linear_act_case(&p, 510, 7384, 136, ACT_SILU, true, false); // two items a cluster
         linear_act_case(&p, 2810, 664, 136, ACT_SILU, true, false); // two groups of tiles
-        linear_act_case(&p, 384, 3696, 136, ACT_SILU, true, false); // half a tile too many
+        linear_act_case(&p, 384, 3696, 136, ACT_SILU, true, false); // half a tile more than fits
         pair_close(&p);
     }
 }

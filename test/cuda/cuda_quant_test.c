@@ -242,7 +242,7 @@ TEST(gated_products_agree)
     NEED_GPU();
     for (int32_t i = 0; i < COUNT(formats); i++) {
         gated_case(&formats[i], i % 2 ? DT_BF16 : DT_F16, 648, i % 3 == 0);
-        gated_case(&formats[i], DT_BF16, 704, i % 2 == 0); // read in whole 64 inputs
+        gated_case(&formats[i], DT_BF16, 704, i % 2 == 0); // read 64 inputs at a time
         gated_case(&formats[i], DT_F16, 704, i % 2 != 0);
     }
 }

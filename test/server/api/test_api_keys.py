@@ -145,7 +145,7 @@ def test_settings_of_a_key_are_checked(line, why):
 
 
 def test_web_pages_cannot_use_routes_of_operators():
-    """Without keys: a browser sends a page's POST to any address."""
+    """Without keys, any web page could make a browser send a POST to the server."""
     page = lambda origin: {"origin": origin, "content-type": "text/plain", "sec-fetch-site": "cross-site"}
     with Server(allowed_origins="https://ops.example") as s:
         for path in ("/drain", "/reset_prefix_cache"):
