@@ -15,8 +15,8 @@
  * one token. RUN_TOKENS: tokens whose values are transposed out of K at a time. */
 enum { RUN_PAGES = ATTN_CHUNK + MAX_TREE_NODES + 1, RUN_TOKENS = 64 };
 
-/* Chosen: the next chunk is prefetched only if it is not larger than this, because the L2 cache
- * must hold most of this chunk as well. */
+/* The next chunk is prefetched only if it is not larger than this, because the L2 cache must also
+ * hold most of the current chunk. */
 enum { AHEAD_BYTES = 256 << 10 };
 
 /* ---- which keys a row sees ---------------------------------------------------------------- */
@@ -309,8 +309,8 @@ static int32_t n_chunks(const struct attn_tile *t)
     return (t->end_key - 1) / ATTN_CHUNK - t->first_key / ATTN_CHUNK + 1;
 }
 
-/* Has K and V of the chunk at `begin` prefetched while the chunk before it is computed. Both are
- * read together, because they are adjacent in memory. */
+/* Makes the kernels prefetch K and V of the chunk at `begin` while they compute the chunk before
+ * it. Both are read together, because they are adjacent in memory. */
 static void announce_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin)
 {
     int32_t tokens = job->cpu->limits.block_tokens;

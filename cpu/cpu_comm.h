@@ -16,7 +16,7 @@ struct comm_part { // a rank's contribution to the current call
     int64_t in_stride, out_stride;
 };
 
-enum { CPU_MAX_RANKS = 256 }; // chosen: 16 times the engine's limit (MAX_RANKS)
+enum { CPU_MAX_RANKS = 256 }; // 16 times the engine's limit (MAX_RANKS)
 
 struct comm {
     int32_t n_ranks, first, n_local; // this process has ranks first to first + n_local - 1

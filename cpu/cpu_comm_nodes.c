@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Sums and gathers between processes. Each process sends the rows of its ranks to node 0, which
  * combines them and sends back the result. Intended for tests and small sets of CPUs: the bits are
- * those of a single process, the speed is that of the network. */
+ * those of a single process, but the speed is that of the network. */
 #include "cpu/cpu_comm.h"
 
 #include "cpu/cpu.h"
@@ -41,7 +41,7 @@ struct introduction {
     int32_t node, unused;
 };
 
-enum { WATCH_MS = 200 }; // chosen: how often a waiting node checks for lost nodes
+enum { WATCH_MS = 200 }; // how often a waiting node checks for lost nodes
 
 /* Returns OK if the caller should go on waiting. */
 static enum status keep_waiting(const struct comm_place *place, int64_t end_ns, struct err *err)

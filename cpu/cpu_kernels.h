@@ -135,8 +135,8 @@ struct block_unit {
 };
 
 /* Pages that will be read after those of a run. Kernels prefetch the first n_bytes of each into the
- * L2 cache, a few cache lines at a time between their sums. They have got to byte `at` of page
- * number `page`. */
+ * L2 cache, a few cache lines at a time between their sums. `page` and `at`: the page and byte that
+ * they have reached. */
 struct page_ahead {
     const char *const *pages;
     int32_t n_pages, page;

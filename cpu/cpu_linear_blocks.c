@@ -41,7 +41,7 @@ enum { THREAD_ITEMS = 8 };
 /* Number of rows of a block that one call of put_rows finishes. */
 enum { ROWS_ASIDE = 4 };
 
-/* Chosen: with fewer rows, cpu_gemm_tile was faster on 16 threads. */
+/* With fewer rows, cpu_gemm_tile was faster on 16 threads. */
 enum { LEAST_ROWS = 128 };
 
 struct blocks_job {

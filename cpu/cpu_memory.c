@@ -13,7 +13,7 @@
 
 enum {
     HUGE_PAGE = 2 << 20,
-    SURELY_THERE = 64 << 20, // chosen: smaller allocations are not checked
+    SURELY_THERE = 64 << 20, // smaller allocations are not checked
 };
 
 #ifndef MADV_POPULATE_WRITE

@@ -190,7 +190,7 @@ static bool read_sizes(const char *root, size_t sizes[3])
 
 static size_t room_of_address_space(const char *root)
 {
-    enum { FOR_OTHERS = 64 << 20 }; // chosen: for stacks and heap of threads that are created later
+    enum { FOR_OTHERS = 64 << 20 }; // for the stacks and heap of threads that are created later
     struct rlimit r;
     size_t sizes[3];
     if (getrlimit(RLIMIT_AS, &r) != 0 || r.rlim_cur == RLIM_INFINITY || !read_sizes(root, sizes)) {

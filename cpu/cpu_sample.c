@@ -205,7 +205,7 @@ static void keep_logits(const struct draw_job *job, const struct pass_draw *d, c
 /* True if a token can be drawn from these logits. */
 static bool is_sound(const float *logits, int32_t n)
 {
-    enum { PIECE = 16 }; // chosen: a length that compilers turn into vectors
+    enum { PIECE = 16 }; // compilers turn loops of this length into vector code
     int32_t bad = 0, live = 0, i = 0;
     for (; i + PIECE <= n; i += PIECE) {
         for (int32_t k = 0; k < PIECE; k++) {

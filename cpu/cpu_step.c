@@ -155,7 +155,7 @@ enum status cpu_lane_blocks(struct backend *be, int32_t lane, int32_t first, int
     return OK;
 }
 
-/* The number of ids of all bad words. The engine has checked all of this. */
+/* The total number of ids in all bad words. The engine has checked the lists. */
 static int32_t bad_tokens(const struct sampling_params *p)
 {
     int32_t n = 0;

@@ -109,7 +109,8 @@ static bool find_paths(struct planner *p, const struct pass_seq *s, struct tree_
     return true;
 }
 
-/* Returns false if the tree keeps its own layout. */
+/* Divides a tree into causal items, whose keys are in place or in a path. Returns false if that is
+ * not possible; the rows then use their masks. */
 static bool tile_tree(struct planner *p, const struct pass_seq *s, int32_t shared)
 {
     struct tree_rows t;

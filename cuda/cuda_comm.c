@@ -128,7 +128,7 @@ static enum status open_nccl(struct comm *c, const struct comm_place *place, str
     return open_ranks(c, &id, err);
 }
 
-/* Every rank of this process has a device. */
+/* Fails unless this process has a device for each of its ranks. */
 enum status cuda_comm_open(const struct comm_place *place, struct comm **out, struct err *err)
 {
     *out = NULL;

@@ -209,7 +209,7 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
 
 /* ---- weights that stay quantised ------------------------------------------------------------- */
 
-/* True if gemm_coded is to compute all rows, reading the weight once per 32 rows. With more rows,
+/* True if gemm_coded should compute all rows, reading the weight once per 32 rows. With more rows,
  * it is cheaper to dequantise the whole weight. Deterministic mode always uses gemm_coded, because
  * its bits do not depend on the number of rows. */
 static bool is_few(const struct gemms *g, const struct gemm_args *a)

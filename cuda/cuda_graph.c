@@ -13,7 +13,7 @@
 
 enum {
     MAX_GRAPHS = 1024,
-    RESERVE_BYTES = 32 << 20, // chosen: more than the largest graph takes
+    RESERVE_BYTES = 32 << 20, // more than the largest graph takes
 };
 
 struct graph {
@@ -54,7 +54,7 @@ struct graphs *graphs_open(struct cuda *device)
     struct graphs *g = xcalloc(1, sizeof *g);
     g->device = device;
     if (!device->options.enforce_eager && cudaMalloc(&g->reserve, RESERVE_BYTES) != cudaSuccess) {
-        (void)cudaGetLastError(); // loading the weights will say that there is no memory
+        (void)cudaGetLastError(); // loading the weights will report the lack of memory
         g->reserve = NULL;
     }
     return g;
@@ -107,7 +107,7 @@ enum status graphs_begin(struct graphs *g, const struct graph_key *key, enum gra
     return OK;
 }
 
-/* True if a call that failed with e may be tried again, with the memory of the reserve. */
+/* True if a call that failed with e may be tried again; the reserve has then been freed for it. */
 static bool spend_reserve(struct graphs *g, cudaError_t e)
 {
     if (e != cudaErrorMemoryAllocation || !g->reserve) {

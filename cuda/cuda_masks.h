@@ -17,8 +17,8 @@ struct draw_masks {
 
     struct known_mask {
         uint64_t hash, pass; // pass: the last one that had this mask; 0: the slot is empty
-        int32_t next;        // next in the same place of the table; -1: none
-        bool again;          // used again since the clock's hand was last here
+        int32_t next;        // next slot in the same bucket of `table`; -1: none
+        bool again;          // used since the clock's hand was last here
     } *known;
     uint32_t *copies; // host copies of the words in the slots
     int32_t *table, table_size;

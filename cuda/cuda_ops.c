@@ -111,7 +111,8 @@ static enum status cuda_op_logits(struct backend *base, const struct logits_args
     return OK;
 }
 
-/* Copies whole rows of logits to the step's pinned memory. A pass with any is never captured. */
+/* Copies whole rows of logits to the step's pinned memory. A pass that copies rows is never
+ * captured. */
 static enum status copy_logits(struct cuda_backend *be, const struct sample_args *a)
 {
     const struct pass *pass = be->passes.pass;

@@ -128,7 +128,7 @@ static struct moe_weights weights_of(const struct moe_ffn_args *a)
     };
 }
 
-/* True if k_moe_ffn_sm90 is to compute these rows. */
+/* True if k_moe_ffn_sm90 should compute these rows. */
 static bool on_many(const struct cuda_backend *be, const struct moe_ffn_args *a,
                     const struct moe_weights *w)
 {
@@ -219,7 +219,7 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     return true;
 }
 
-/* True if k_moe_few is to compute these rows; fills in its arguments. False if a row's bits must
+/* True if k_moe_few should compute these rows; fills in its arguments. False if a row's bits must
  * not depend on the number of rows. */
 static bool are_few(struct cuda_backend *be, const struct shared_expert_args *shared,
                     const struct moe_route_args *route, const struct moe_ffn_args *ffn,

@@ -90,7 +90,7 @@ static bool in_blocks(const struct cuda_backend *be, const struct state_rows_lau
            k_state_blocks_takes(l) && k_state_blocks_bytes(&l->state, 1) <= be->scratch.n_bytes;
 }
 
-/* True if k_state_few is to compute the pass: all sequences have few rows, and none is a tree. */
+/* True if k_state_few should compute the pass: all sequences have few rows, and none is a tree. */
 static bool are_few(const struct cuda_backend *be, const struct state_rows_launch *l)
 {
     const struct state_work *w = &be->passes.state_work;

@@ -265,10 +265,10 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     return OK;
 }
 
-/* True if attention/few.cu is to compute the pass. That kernel reads each row's keys separately, so
- * a prefix that 17 or more rows share goes to the general path. With more than 32 rows it does not
- * split a row's keys, so passes with a few long rows among short ones go there, too: each long row
- * would keep one block busy after all others have ended. In deterministic mode a row's keys are
+/* True if attention/few.cu should compute the pass. That kernel reads each row's keys separately,
+ * so a prefix that 17 or more rows share goes to the general path. With more than 32 rows it does
+ * not split a row's keys, so passes with a few long rows among short ones go there, too: each long
+ * row would keep one block busy after all others have ended. In deterministic mode a row's keys are
  * never split, so a long row would keep a single warp busy. */
 static bool is_few(const struct pass *p, int32_t n_rows, bool deterministic)
 {

@@ -66,7 +66,7 @@ static bool reach_others(const struct cuda *be, const struct comm *c)
     return true;
 }
 
-/* Allocates a rank's memory, which the other ranks write to and read from. */
+/* Allocates a rank's own memory; the other ranks write to its areas. */
 static enum status open_own(struct peers *p, uint64_t area_bytes)
 {
     struct cuda *be = p->device;
@@ -271,7 +271,7 @@ struct trial {
     enum peer_way way; // PEER_NONE: NCCL followed by the norm
 };
 
-/* Every candidate does the same work: a sum and the norm of it. */
+/* Every candidate does the same work: a sum and its norm. */
 static enum status run_trial(struct peers *p, const struct trial *t)
 {
     struct cuda *be = p->device;

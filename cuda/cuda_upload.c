@@ -115,7 +115,7 @@ static void fill_row(const void *source, int64_t row, char *to)
     }
 }
 
-/* Fills the share with number `index` of the job's units, which are divided into `count` shares. */
+/* Divides the job's units into `count` shares and fills share number `index`. */
 static void do_share(const struct job *job, int32_t index, int32_t count)
 {
     const int64_t begin = job->n * index / count, end = job->n * (index + 1) / count;

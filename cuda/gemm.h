@@ -127,7 +127,7 @@ bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_batch(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 
 /* gemm/head.cu: the output head's logits in fp32, for up to 256 rows, and the best logits of each
- * row. With `pass`, it does not write rows that are read by nothing or only by greedy draws. It
+ * row. With `pass`, it does not write rows that no draw reads, or that only greedy draws read. It
  * reads the weight and the pass's draws before the preceding kernels are done. */
 bool gemm_head_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 int32_t gemm_head_bands(const struct gemm_args *a);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Checks that all relative links and all paths in backticks in the documents exist. A path may be
-# relative to the root or only its end (`call/call.h`, `turn.c`), and may contain * and {a,b}. It ignores code blocks, routes
+# relative to the root or only its end (`call/call.h`, `turn.c`), and may contain * and {a,b}. The check ignores code blocks, routes
 # and other absolute paths, generated files, and names with a placeholder in capitals.
 #
 #   scripts/check_docs.sh [FILE.md...]     default: all documents

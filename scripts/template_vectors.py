@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Test vectors for the template interpreter, from Jinja2 configured as by transformers.
+"""Test vectors for the template interpreter, from Jinja2 configured as in transformers.
 
     scripts/template_vectors.py make               writes test/templates/{snippets,cases}.jsonl
     scripts/template_vectors.py random N SEED      prints N random snippets with Jinja2's results

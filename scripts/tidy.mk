@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make tidy`: clang-tidy, with the checks of .clang-tidy, over every C source of this configuration, with the flags of its object.
-# A file is checked again if it or a header of it changed. Without the version that .clang-tidy names, nothing is checked.
+# A file is checked again if it or one of its headers has changed. Without the version that .clang-tidy names, nothing is checked.
 
 TIDY_VERSION := $(shell sed -n 's/^\# Pinned: clang-tidy \([0-9]*\).*/\1/p' .clang-tidy)
 TIDY         := $(shell for t in clang-tidy-$(TIDY_VERSION) clang-tidy; do \

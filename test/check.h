@@ -109,7 +109,7 @@ static inline void check_register(struct check_test *t)
         return;                                                                                    \
     } while (0)
 
-/* True if long lists are to be tested in full (`make nightly`). */
+/* True if long lists should be tested in full (`make nightly`). */
 static inline bool check_nightly(void)
 {
     const char *s = getenv("SLUICE_NIGHTLY");

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Uses the model that the server lists first, as the examples of SDKs do. */
+/* Uses the model that the server lists first, as the examples of the SDKs do. */
 static enum status find_model(const struct bench_options *o, char **model, struct err *err)
 {
     if (o->model != NULL) {

@@ -35,7 +35,7 @@ enum {
     STREAM_ARRIVALS = 20,
     READ_BYTES = 65536,
     MAX_BODY_BYTES = 256 << 20,
-    MAX_ITL = 1 << 26, // gaps that are stored, at most 256 MiB (chosen)
+    MAX_ITL = 1 << 26, // number of gaps that are stored, at most 256 MiB
     MAX_EVENTS = 256,  // per epoll_wait
 };
 

@@ -357,7 +357,8 @@ struct few_case {
         fill(norms, DT_F32, 2 * s.dim_k, 5, 1.0f);
         rope = {cos_sin, n_pairs, max_pos, false};
         CHECK(k_rope_table(0, cos_sin, inv_freq, &rope, 1.1f));
-        // Rows of codes are so few that the product before them is complete.
+        // With pages of codes the kernel takes so few rows that the product before it leaves no
+        // partial sums.
         const int n_runs = s.format == KV_PLAIN && r.below(2) ? r.between(2, 6) : 0;
         const int64_t run = (int64_t)n_rows * width;
         runs = device_new<float>((size_t)((n_runs + 1) * run));

@@ -274,8 +274,8 @@ static void time_in_step(int n_seqs, int n_past, bool deterministic,
     destroy(s);
 }
 
-/* FORMATS set: only pages of codes. In a chain, a launch overlaps with its neighbours; timing a
- * single kernel does not show this. */
+/* Times attention in a chain, where a launch overlaps with its neighbours; timing a single kernel
+ * does not show this. With the environment variable FORMATS only pages of codes are timed. */
 void bench_attention_step()
 {
     printf("attention in a step: the time that it adds to a chain of qkv, rope, attention and o\n");
@@ -305,7 +305,7 @@ void bench_attention_step()
     time_in_step(1, 8191, false);
 }
 
-/* A few lines, for comparing two builds. */
+/* Times a few cases, for comparing two builds. */
 static void time_some()
 {
     for (int n : {1024, 4096}) {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cuda_fp8.h>
 
-/* Finite codes of all magnitudes up to 2, as of a weight or of rounded inputs. */
+/* Finite codes of all magnitudes up to 2, like those of a weight or of rounded inputs. */
 __global__ void fill_codes_kernel(uint8_t *to, int64_t n, uint64_t seed)
 {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;

@@ -94,8 +94,8 @@ static struct gemm_args expanded_product(const struct coded_args &a, const void 
     return g;
 }
 
-/* Random shapes, formats and numbers of rows; partial sums are added up. is_few: what the kernels
- * of few rows take. */
+/* Checks a random shape, format and number of rows; partial sums are added up. is_few: only cases
+ * that the kernels for few rows support. */
 static void check_four(struct rng &r, bool is_few)
 {
     static const int groups[] = {32, 64, 128};
@@ -180,7 +180,8 @@ void bench_four_few_check(struct rng &r)
     check_four(r, true);
 }
 
-/* The products of an 8B model's layer with int4 in groups of 128; other formats only gate_up. */
+/* Times the products of an 8B model's layer with int4 in groups of 128, and gate_up also with the
+ * other format. */
 void bench_four_time()
 {
     static const struct {
@@ -210,7 +211,8 @@ void bench_four_time()
             if (code == CODED_E2M1 && !s.gated) {
                 continue;
             }
-            /* Copies in one allocation each, so that the L2 cache has none of them. */
+            /* So many copies, each in its own allocation, that the next one used is never in the L2
+             * cache. */
             const int n_copies = s.gated ? COPIES : 4 * COPIES;
             std::vector<struct four_weight *> weights;
             for (int i = 0; i < n_copies; i++) {
@@ -305,13 +307,13 @@ struct four_chain {
     void layer(cudaStream_t stream, const struct four_layer &l) const
     {
         product(stream, l.qkv, in, mid, false);
-        add(stream, product(stream, l.o, mid, out, false)); // reads any numbers
+        add(stream, product(stream, l.o, mid, out, false)); // `mid` may hold any numbers
         product(stream, l.gate_up, in, act, true);
         add(stream, product(stream, l.down, act, out, false));
     }
 };
 
-/* The best of three. */
+/* The best of three timings. */
 static double best_us(int n, const std::function<void(cudaStream_t, int)> &issue)
 {
     double us = time_us(n, issue);
@@ -321,7 +323,8 @@ static double best_us(int n, const std::function<void(cudaStream_t, int)> &issue
     return us;
 }
 
-/* A line for a code: what a layer and its products take, us, and how many partial sums they leave.
+/* Prints a line for a code: the time of a layer and of each of its products in us, and how many
+ * partial sums the products leave.
  */
 static void time_layer(const struct four_chain &of, enum coded_code code)
 {

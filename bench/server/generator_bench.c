@@ -103,7 +103,7 @@ static bool take_request(int fd, struct stream *s)
     return true;
 }
 
-/* Sends one piece, or everything that is left. EAGAIN is normal: the generator is to be the
+/* Sends one piece, or everything that is left. EAGAIN is normal: the generator should be the
  * bottleneck. */
 static void send_some(int fd, struct stream *s, bool single)
 {

@@ -90,8 +90,9 @@ cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,
                          const float *k_norm, int32_t k_norm_n, const struct kv_view *kv,
                          const struct pass_view *pass, const struct sum_parts *sums);
 /* attention/few.cu: rope_store and attention in one kernel, for passes in which each row is a
- * separate sequence, without window, soft cap or sinks. sums: partial sums of qkv, read instead of
- * its memory; n 0 or NULL: none. */
+ * separate sequence, without a soft cap. Only the kernel for a few rows of plain pages supports
+ * windows and sinks (may_be_few in cuda_ops_attention.c). sums: partial sums of qkv, read instead
+ * of its memory; n 0 or NULL: none. */
 bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
                            int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
                            const struct attention_limits *limits);

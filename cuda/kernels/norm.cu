@@ -191,8 +191,8 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
     }
 }
 
-/* One block per row. If there are many rows, of at most one vector per thread: as many blocks as
- * the device can hold at once. */
+/* One block per row. But if there are many rows, each with at most one vector per thread, there are
+ * only as many blocks as the device can hold at once. */
 static int n_blocks_of(int n_rows, int n_vecs, int threads)
 {
     enum { MANY = 8, THREADS_AT_ONCE = 1024 };

@@ -43,7 +43,8 @@ template <typename T, bool CODES> __device__ __forceinline__ bool are_storable(c
     constexpr bool IS_BF16 = std::is_same<T, bf16_t>::value;
     constexpr uint32_t BOTH = 0x00010001u, LOWEST = IS_BF16 ? 0x80 : 0x400;
     constexpr uint32_t EXPONENTS = (0x8000 - LOWEST) * BOTH;
-    constexpr uint32_t ADD = (IS_BF16 && CODES ? 3 : 1) * LOWEST * BOTH; // from 2^126 on
+    // Numbers from 2^126 on are too large for codes of bf16; otherwise only infinity and NaN are.
+    constexpr uint32_t ADD = (IS_BF16 && CODES ? 3 : 1) * LOWEST * BOTH;
     const uint32_t any = ((v.x & EXPONENTS) + ADD) | ((v.y & EXPONENTS) + ADD) |
                          ((v.z & EXPONENTS) + ADD) | ((v.w & EXPONENTS) + ADD);
     return (any & (0x8000 * BOTH)) == 0;

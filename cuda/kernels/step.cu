@@ -76,7 +76,7 @@ extern "C" cudaError_t k_copy_blocks(cudaStream_t stream, const struct kv_region
     return launch(copy_blocks_kernel, dim3(n, n_regions), dim3(512), 0, stream, regions, copies);
 }
 
-/* Elements e of a token's K and V heads are independent of each other, but moves of one lane must
+/* The elements of a token can be moved independently of each other, but the moves of one lane must
  * stay in order. So one thread makes all moves of a lane for its elements. The block of a run's
  * first move does the whole run. */
 template <typename W>

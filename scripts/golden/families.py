@@ -149,7 +149,7 @@ FAMILIES = [
         },
     },
     {
-        # Layers from max_window_layers on see 24 positions, the earlier ones see all.
+        # Layers from max_window_layers on see 24 positions; the earlier ones see all.
         "folder": "qwen2-window",
         "weights_of": "qwen2",
         "model_type": "qwen2",
@@ -190,7 +190,7 @@ FAMILIES = [
         },
     },
     {
-        # Other Qwens have windows on some layers, this family has them on all.
+        # Other Qwens have windows on some layers; this family has them on all.
         "folder": "qwen3-moe-window",
         "weights_of": "qwen3-moe",
         "model_type": "qwen3_moe",

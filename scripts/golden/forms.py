@@ -52,7 +52,7 @@ def change_tensors(folder, change):
 
 
 def full_attention_interval(rng, folder, values):
-    """The key of Qwen's released files: its class saves the list that it derives from it."""
+    """Replaces the list of layer types, which Qwen's class saves, by the key in the released files that it is derived from."""
     config = read_config(folder)
     if "full_attention_interval" in values:
         del config["layer_types"]

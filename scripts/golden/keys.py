@@ -44,7 +44,7 @@ def another(value):
 
 
 def changes(config):
-    """(path of the key, its new value, the changed config), also for keys within the RoPE parameters."""
+    """(path of the key, its new value, the changed config), including keys within the RoPE parameters."""
     for key, value in config.items():
         if key in PASSED_OVER:
             continue

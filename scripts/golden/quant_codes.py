@@ -125,7 +125,7 @@ def halves(codes):
 
 
 def nvfp4(w, modelopt):
-    """Blocks of 16 with E4M3 scales, and a scale of the whole: compressed-tensors divides by it, modelopt multiplies."""
+    """Blocks of 16 with E4M3 scales, and one scale for the whole tensor: compressed-tensors divides by it, modelopt multiplies."""
     whole_scale = (w.abs().max() / 2688).clamp(min=1e-6)
     if not modelopt:
         whole_scale = 1 / whole_scale

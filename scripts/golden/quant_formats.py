@@ -132,7 +132,7 @@ def fp8(rng, modules, model):
 
 
 def ct_args(rng, **values):
-    """With all keys as the library dumps them, or those that differ from its defaults."""
+    """Arguments of a quantisation: all keys, as the library dumps them, or only those that differ from its defaults."""
     usual = {
         "actorder": None,
         "block_structure": None,
@@ -250,7 +250,7 @@ CT_FORMS = ("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-qu
 
 
 def ct(rng, modules, model, form=None):
-    """One group or several."""
+    """compressed-tensors, with one group of modules or several."""
     mixed = form is None
     config = {"quant_method": "compressed-tensors", "config_groups": {}}
     maybe(

@@ -279,7 +279,7 @@ def check(family, seed, folder):
     want = expected(folder, prompts, torch.float32)
     theirs = expected(folder, prompts, torch.bfloat16) if dtype == torch.bfloat16 else None
     problem = short_problem(folder, prompts[0])
-    if rng.random() < 0.3:  # transformers needs the index, we do not
+    if rng.random() < 0.3:  # transformers needs the index, but we do not
         (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     rename(folder, family)
     form = forms.disguise(rng, folder, family)

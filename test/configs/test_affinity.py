@@ -40,7 +40,7 @@ class Replica(ThreadingHTTPServer):
     def __init__(self, number):
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            wbufsize = -1  # head and body in one packet: the second would wait for the receipt of the first
+            wbufsize = -1  # head and body in one packet: a second packet would wait for the acknowledgement of the first
 
             def log_message(self, *_):
                 pass

@@ -47,7 +47,7 @@ def documents(name):
 
 @pytest.fixture(scope="module")
 def server():
-    """A server whose metrics all have counts: an answer, a stream, a refusal, drafts."""
+    """A server in whose metrics each kind of event has been counted: an answer, a stream, a refusal, drafts."""
     with Server(real=True, model=DEMO, max_model_len=512, speculative_config='{"method":"ngram","num_speculative_tokens":3}') as s:
         assert s.chat("What is 12 + 30?", max_tokens=8).status == 200
         assert s.chat("What is 12 + 30?", max_tokens=8, stream=True).status == 200
@@ -178,7 +178,7 @@ def test_multi_host_files_match_the_server():
 
 
 def test_mpirun_example(tmp_path):
-    """With a stand-in for mpirun that starts the command as rank 1 of 2, and one for sluice that prints its arguments."""
+    """The stand-in for mpirun starts the command as rank 1 of 2; the one for sluice prints its arguments."""
     for name, text in (("mpirun", 'while [ "$1" != sh ]; do shift; done; OMPI_COMM_WORLD_RANK=1 exec "$@"'), ("sluice", 'echo "$@"')):
         (tmp_path / name).write_text("#!/bin/sh\n" + text + "\n")
         (tmp_path / name).chmod(0o755)
@@ -245,7 +245,7 @@ def test_systemd_units(installed, tmp_path):
 
 
 def test_notify_and_socket_activation(tmp_path):
-    """Started as by the units: on an inherited socket, with READY=1 once the model is loaded."""
+    """The server is started as the units start it: on an inherited socket, with READY=1 once the model is loaded."""
     import socket
 
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -295,7 +295,7 @@ def test_scripts_parse(name):
 
 
 def test_serve_takes_yes_anywhere(tmp_path):
-    """In a checkout whose other programs only print their arguments."""
+    """scripts/serve runs in a checkout whose other programs only print their arguments."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(os.path.join(ROOT, "scripts/serve"), tmp_path / "scripts/serve")
     install = tmp_path / "scripts/install_deps"

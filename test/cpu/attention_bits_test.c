@@ -75,7 +75,7 @@ OP_TEST(attention_has_the_same_bits_in_every_batch)
 }
 
 /* Each path through a tree has the bits of a plain run over its tokens, for any placement of its
- * nodes, also if a chunk of keys ends between them. */
+ * nodes, even if a chunk of keys ends between them. */
 OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
 {
     static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},

@@ -5,7 +5,7 @@
 #include "test/cpu/attention_world.h"
 
 /* The rows of a prompt after the first 530: they end beyond every window and chunk. The scalar
- * table, which takes most of the time, gets no more than that needs, except at night. */
+ * table, which takes most of the time, gets only as many rows as that needs, except at night. */
 static int32_t rest_of_prompt(const char *backend, const struct geometry *g)
 {
     if (check_nightly() || strcmp(backend, "scalar") != 0) {
@@ -25,7 +25,7 @@ static void try_geometry(const char *backend, const struct geometry *g,
     op_add_seq(&w->pass, 1, 0, 1);
     op_add_seq(&w->pass, 2, 0, 37);
     check_pass(w, 29);
-    op_add_seq(&w->pass, 1, 1, 1); // mixed: decode, a chunk, a verify
+    op_add_seq(&w->pass, 1, 1, 1); // mixed: a decoding row, a chunk of a prompt, drafts
     op_add_seq(&w->pass, 0, 530, rest);
     op_add_seq(&w->pass, 2, 37, 5);
     check_pass(w, 61);
@@ -142,7 +142,7 @@ static bool sees_nan(const struct world *w, const struct nan_keys *c, int32_t ro
     return false;
 }
 
-/* The rows that see such a key are NaN, also if it is all that they see of a chunk; the others have
+/* The rows that see such a key are NaN, even if they see nothing else of a chunk; the others have
  * the bits of a run without NaN. The last row is also computed alone, its chunks by any thread. */
 static void check_nan_keys(const char *backend, const struct nan_keys *c,
                            const struct storage *storage)
@@ -189,8 +189,8 @@ static void check_nan_keys(const char *backend, const struct nan_keys *c,
     free(w);
 }
 
-/* The keys that are NaN: a whole chunk of 512 keys; all keys of a chunk that a window leaves; all
- * keys that it leaves of a matrix unit's first run of 128; a single key. */
+/* The keys that are NaN: a whole chunk of 512 keys; with a window, all keys of a chunk that the
+ * rows still see, or all that they see of a matrix unit's first run of 128; a single key. */
 OP_TEST(a_nan_key_reaches_all_rows_that_see_it)
 {
     static const struct nan_keys cases[] = {
@@ -208,8 +208,8 @@ OP_TEST(a_nan_key_reaches_all_rows_that_see_it)
 }
 
 /* Two elements of row ROW's value are set to these numbers, which pages cannot hold. Rows that see
- * it must be NaN, also with codes, whose scale could not be a number. Earlier rows of the same tile
- * must have the bits of a run without these numbers. */
+ * this value must be NaN, even in pages of codes, where the scale would not be a number. Earlier
+ * rows of the same tile must have the bits of a run without these numbers. */
 static void check_broken_value(const char *backend, const struct geometry *g,
                                const struct storage *storage, float one, float two)
 {

@@ -2,7 +2,7 @@
 /* Weights that stay quantised: their products have the bits of the same weights decoded at load. */
 #include "test/device/op_harness.h"
 
-/* A format as in files. The packing of whole bytes is tested with the codec. */
+/* A format, as files have it. The packing of whole bytes is tested with the codec. */
 struct format {
     const char *name;
     enum dtype values, scales;

@@ -5,7 +5,7 @@
 
 enum { WIDTH = 24, STRIDE = 27, N_PARTS = 2 };
 
-static int32_t part; // index of the WIDTH values within a slot's row
+static int32_t part; // which WIDTH values of a slot's row are used: 0 or 1
 
 /* What is stored for a slot of a lane: numbers that bf16 holds. */
 static float value(int32_t lane, int32_t slot, int32_t d)

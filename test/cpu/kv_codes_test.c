@@ -19,7 +19,7 @@ static const float worked[ROWS][N] = {
      14.375f, -1.1015625f, -24.125f, 0.5703125f, -24.875f, 23.625f},
 };
 
-/* What each format makes of these rows. */
+/* The codes, scales and zeros that each format gives for these rows. */
 static const struct worked_case {
     enum kv_format format;
     float stored;
@@ -165,7 +165,7 @@ struct page {
     float (*want)[200]; // [tokens]
 };
 
-/* Writes one token through the kernel table, and keeps what it should read as. */
+/* Writes one token through the kernel table, and keeps the numbers that reading it must give. */
 static void put_token(struct page *page, const struct cpu_kernels *k, int32_t token, int32_t n)
 {
     float x[200];

@@ -117,7 +117,7 @@ static void check_invariance(const char *backend, enum dtype dtype, int32_t n_in
         CHECK_MEM(y, all, (size_t)counts[i] * N_OUT * sizeof *y);
         free(y);
     }
-    /* Any one row alone. */
+    /* Single rows alone. */
     for (int32_t row = 1; row < counts[last]; row = row * 3 + 1) {
         struct linear_args one = a;
         one.n_rows = 1;
@@ -144,7 +144,7 @@ OP_TEST(a_row_has_the_same_bits_in_every_batch)
     check_invariance(backend, DT_F16, 1088, 2);
 }
 
-/* The activation has the same bits as a separate op and fused. */
+/* The activation has the same bits whether it is a separate op or fused. */
 static void try_activation(const char *backend, int32_t rows, int32_t width, bool is_gated)
 {
     enum { N_IN = 160 };

@@ -180,7 +180,7 @@ static void *rank_main(void *p)
     return NULL;
 }
 
-/* One rank is the reference: without a communicator. */
+/* A single rank, without a communicator, is the reference. */
 static void run_ranks(struct common *c, int32_t n, struct rank *ranks)
 {
     c->n_ranks = n;

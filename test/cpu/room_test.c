@@ -158,7 +158,8 @@ TEST(memory_that_leaves_little_is_committed_at_once)
 }
 
 #if defined(__SANITIZE_ADDRESS__)
-/* A read behind an allocation ends the process, although ASan does not know of mappings. */
+/* A read past the end of an allocation ends the process, although ASan does not know about
+ * mappings. */
 TEST(asan_sees_the_end_of_an_allocation)
 {
     struct cpu_backend cpu = {0};

@@ -222,7 +222,7 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
     op_close(&s.rig);
 }
 
-/* Where all bans together leave no token, that of the stop ids (min_tokens) is dropped first.
+/* If all bans together leave no token, the ban of the stop ids (min_tokens) is dropped first.
  */
 OP_TEST(if_all_is_banned_the_ban_of_stop_ids_is_dropped_first)
 {
@@ -309,14 +309,14 @@ OP_TEST(top_k_top_p_and_min_p_keep_exact_sets)
         float top_p, min_p;
         int32_t n, ids[5];
     } cases[] = {
-        {2, 1.0f, 0.0f, 2, {10, 20}}, // 20 and 40 tie: the lower id
+        {2, 1.0f, 0.0f, 2, {10, 20}}, // 20 and 40 tie, so the lower id is kept
         {4, 1.0f, 0.0f, 4, {10, 20, 40, 5}},
         {0, 0.55f, 0.0f, 2, {10, 20}}, // 0.4 + 0.2
         {0, 0.39f, 0.0f, 1, {10}},
         {0, 0.65f, 0.0f, 3, {10, 20, 40}},
         {0, 1e-6f, 0.0f, 1, {10}},
         {0, 1.0f, 0.3f, 3, {10, 20, 40}},
-        {3, 0.7f, 0.0f, 2, {10, 20}}, // of 0.8: 0.5, 0.25
+        {3, 0.7f, 0.0f, 2, {10, 20}}, // shares of the 0.8 that top-k leaves: 0.5 + 0.25
         {3, 0.76f, 0.0f, 3, {10, 20, 40}},
         {1, 1.0f, 0.0f, 1, {10}},
         {0, 0.95f, 0.24f, 5, {10, 20, 40, 5, 30}},

@@ -15,7 +15,7 @@ struct alone {
 };
 
 /* The edges of chunks, tiles and runs of keys, and others. The second half of the lanes has pasts
- * of a single run, because passes with a long row among few others have another kernel. */
+ * of a single run, because another kernel computes passes with one long row among short ones. */
 static int32_t past_of(int32_t lane)
 {
     static const int32_t edges[] = {0,   1,   15,  16,  17,  31,  63,  64,  127, 128,

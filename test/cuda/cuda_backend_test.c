@@ -142,8 +142,8 @@ TEST(large_updates_arrive_whole)
     pair_close(&p);
 }
 
-/* As when a lane's request ends with tokens in flight and the next request takes the lane in the
- * same step. */
+/* This happens if a lane's request ends with tokens in flight and the next request takes the lane
+ * in the same step. */
 TEST(of_two_updates_the_later_one_wins)
 {
     NEED_GPU();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Logits that are not numbers: the GPU says so of the same draws as the CPU, on every way of
- * drawing, and what it draws then is an id of the vocabulary. */
+/* Logits that are not numbers: for every kind of draw, the GPU reports the same draws as the CPU,
+ * and the token that it draws nevertheless is in the vocabulary. */
 #include "test/cuda/cuda_pass.h"
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
@@ -30,7 +30,7 @@ static bool is_broken(enum fault fault)
     return fault != NONE && fault != FEW;
 }
 
-/* Each lane takes another way through the sampler. Lane 13 has a mask besides. */
+/* Each lane takes another way through the sampler. Lane 13 also has a mask. */
 static struct sampling_params params_of(int32_t lane, struct logit_bias *bias)
 {
     static const int32_t top_k[N_LANES] = {[2] = 1, [3] = 40, [4] = 9000, [6] = 50, [8] = 1 << 20};
@@ -50,7 +50,7 @@ static struct sampling_params params_of(int32_t lane, struct logit_bias *bias)
     return p;
 }
 
-/* The faults lie before `used`; what lies behind it is NaN and nobody's business. */
+/* The faults are in the ids below `used`; the rest of the row is NaN, which no draw may read. */
 static void break_row(float *row, const struct row_kind *k, int32_t used, int32_t vocab)
 {
     for (int32_t i = 0; i < used; i++) {
@@ -381,8 +381,8 @@ static void head_case(int32_t n_out, enum dtype dtype, int32_t vocab, int32_t at
     pair_close(&p);
 }
 
-/* With as many rows as each of the products for the head takes, and NaN at the first and last id of
- * a band and of the vocabulary. */
+/* Uses numbers of rows at the limits of each product for the head, and NaN at the first and last id
+ * of a band and of the vocabulary. */
 TEST(the_head_reports_nan)
 {
     NEED_GPU();

@@ -59,7 +59,8 @@ static inline double stored_tolerance(const struct pair *p, enum kv_format forma
     return greater(codes, exact);
 }
 
-/* Layer 1 of two, so that offsets of layers matter, on backends that are set up. */
+/* Opens two layers on backends that are already open; layer 1 is used, so that offsets of layers
+ * matter. */
 static inline bool open_layers(struct setup *u, const struct shape *s, struct stored stored)
 {
     struct pair *p = &u->p;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Masked draws over many passes: masks that are known from earlier passes, at other indices, beside
- * new ones, and at the same address, give the CPU's tokens, with and without the other parameters
- * that change a draw's scores. */
+/* Masked draws over many passes give the CPU's tokens, with and without the other parameters that
+ * change a draw's scores. Masks of earlier passes come again at other indices and beside new masks,
+ * always at the same address. */
 #include "test/cuda/cuda_pass.h"
 
 enum { N_LANES = 24, N_MASKS = 9, TURNS = 8 };

@@ -6,7 +6,7 @@
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
-/* A mixture with the shared experts and its router as models have them. */
+/* One mixture: its sizes, and what varies between models. */
 struct mixture_case {
     int32_t n_rows, n_experts, k, hidden, ffn, shared;
     bool gate, bias;
@@ -18,7 +18,7 @@ struct mixture_case {
     bool norm;       // x is the norm of another tensor
 };
 
-/* The rows of a weight for each feature. */
+/* The number of rows that a weight has per feature. */
 static int32_t factors(const struct mixture_case *c)
 {
     return c->plain ? 1 : 2;
@@ -194,7 +194,7 @@ static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool
     mixture_case_in(dtype, c, partial, false);
 }
 
-/* On the GPU up to 16 rows of 16 bits are computed by special kernels. */
+/* On the GPU, special kernels compute up to 16 rows in 16-bit dtypes. */
 static const struct mixture_case mixtures[] = {
     {1, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
     {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, false},
@@ -245,9 +245,9 @@ TEST(mixtures_agree_in_float16)
     all_mixtures(DT_F16);
 }
 
-/* Two to eight rows have kernels of their own: pieces of weight rows that end early, more features
- * than warps and fewer, experts up to the most. With many rows the sum over a row's picks applies
- * the gate of the shared expert. */
+/* Two to eight rows have kernels of their own. The cases have pieces of weight rows that end early,
+ * more features than warps and fewer, and up to the maximum number of experts. With many rows the
+ * sum over a row's picks applies the gate of the shared expert. */
 static const struct mixture_case several_rows[] = {
     {2, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
     {4, 24, 8, 1032, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
@@ -279,8 +279,8 @@ TEST(deterministic_mixtures_agree)
     }
 }
 
-/* The first rows have the bits that they have among all, even if launches of other sizes follow
- * each other. */
+/* The first rows alone have the same bits as among all rows, even if launches of different sizes
+ * follow one another. */
 static void rows_of_a_mixture_in(enum dtype dtype, bool deterministic, struct mixture_case c,
                                  const int32_t *rows, int32_t n_rows)
 {
@@ -348,8 +348,8 @@ TEST(few_rows_of_a_deterministic_mixture_have_the_bits_of_many)
     }
 }
 
-/* From 32 rows per expert on the GPU has a kernel of its own: with a shared expert and its gate,
- * with biases, for every activation, and for sizes that are not multiples of its tiles. */
+/* From 32 rows per expert on, the GPU uses another kernel. The cases have a shared expert with its
+ * gate, biases, every activation, and sizes that are not multiples of the tiles of that kernel. */
 TEST(any_number_of_rows_of_a_deterministic_mixture_has_the_same_bits)
 {
     NEED_GPU();

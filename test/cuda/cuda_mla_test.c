@@ -173,7 +173,7 @@ static const struct mla_shape shapes[] = {
     {20, 512, 128, 64, 16, true, true, 0.0f, 0}, // clusters of 8 and of 2 blocks
     {12, 256, 64, 128, 64, true, false, 0.2f, 0},
     {5, 512, 192, 256, 32, false, false, 0.0f, 8},
-    {3, 512, 96, 128, 16, true, true, 0.0f, 0}, // not for the kernel of few rows
+    {3, 512, 96, 128, 16, true, true, 0.0f, 0}, // the kernel for few rows does not support this
 };
 static const struct seq_spec one[] = {{301, 1, false}}, first[] = {{0, 1, false}},
                              several[] = {

@@ -262,7 +262,7 @@ static void random_picks(struct pair *p, const struct moe_ffn_args *a, uint64_t 
     const int32_t n = a->n_rows * a->k;
     int32_t *ids = xmalloc((size_t)n * 4);
     float *weights = xmalloc((size_t)n * 4);
-    for (int32_t i = 0; i < n; i++) { // a row's picks differ
+    for (int32_t i = 0; i < n; i++) { // the picks of a row must differ
         const int32_t r = (int32_t)(rng_bits(seed, i / a->k, RNG_TEST, 3) % 1000);
         ids[i] = (r + i % a->k * (1 + r / 10 % (a->n_experts - 1))) % a->n_experts;
         weights[i] = 0.1f + 0.001f * (float)(i * 37 % 400);

@@ -53,7 +53,7 @@ TEST(norms_agree)
     }
 }
 
-/* In deterministic mode a row's norm has the same bits for every number of rows, also if there are
+/* In deterministic mode a row's norm has the same bits for every number of rows, even if there are
  * more rows than blocks. */
 TEST(a_row_of_a_norm_does_not_depend_on_the_others_in_deterministic_mode)
 {
@@ -94,8 +94,8 @@ TEST(a_row_of_a_norm_does_not_depend_on_the_others_in_deterministic_mode)
     }
 }
 
-/* Gated and not, in rows with padding. */
-/* A list as a layer with experts beside an MLP has it: later norms read what earlier ones store. */
+/* A list of norms as in a layer with experts beside an MLP: later norms read what earlier ones
+ * store. */
 static void norm_list_case(enum dtype dtype, int32_t n_rows, int32_t width, int32_t pad)
 {
     enum { NORMS = 6 };
@@ -150,6 +150,7 @@ TEST(lists_of_norms_agree)
     }
 }
 
+/* Gated and not, in rows with padding. */
 TEST(activations_agree)
 {
     NEED_GPU();
@@ -218,7 +219,7 @@ TEST(row_gate_reduce_and_logits_agree)
         BOTH(&p, logits, a, a.local = local.t[b]; a.logits = local.t[b]);
         check_tensor(&p, "logits in place", &local, 1003, 1e-6);
         const int32_t ids[] = {1002, 4, 0, 77, 500};
-        struct pair_tensor ids_of = tensor_make(&p, 1, COUNT(ids), DT_F32); // as wide as ids
+        struct pair_tensor ids_of = tensor_make(&p, 1, COUNT(ids), DT_F32); // the size of ids
         struct pair_tensor spread = tensor_poisoned(&p, 6, 1003, DT_F32);
         for (int b = 0; b < 2; b++) {
             CHECK_EQ(p.be[b]->ops->write(p.be[b], ids_of.t[b].mem, ids, sizeof ids), OK);

@@ -174,7 +174,7 @@ static inline void tensor_put(struct pair *p, struct pair_tensor *t, const float
 {
     const size_t n = (size_t)t->n_rows * (size_t)t->stride;
     struct backend *gpu = p->be[GPU];
-    if (!COMPARED) { // bits of other numbers
+    if (!COMPARED) { // the bits may be those of other numbers
         CHECK_EQ(gpu->ops->write(gpu, t->t[GPU].mem, values, n * dtype_bytes(t->dtype)), OK);
         return;
     }

@@ -59,7 +59,7 @@ TEST(linear_agrees_in_deterministic_mode)
     linear_cases(true);
 }
 
-/* Enough features that all multiprocessors have a tile, which chooses other kernels. */
+/* With so many features all multiprocessors have a tile, and other kernels are chosen. */
 TEST(products_of_many_rows_and_features_agree)
 {
     NEED_GPU();
@@ -225,7 +225,7 @@ TEST(a_product_of_256_rows_with_its_activation_agrees)
         linear_act_case(&p, 209, 6000, 136, ACT_SILU, true, false);
         linear_act_case(&p, 256, 5992, 264, ACT_SILU, true, false);
         linear_act_case(&p, 255, 14328, 128, ACT_SILU, true, false); // two bands
-        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // that kernel has no bias
+        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // that kernel adds no bias
         linear_act_case(&p, 256, 6000, 72, ACT_SILU, true, false);   // K is too short for it
         linear_act_case(&p, 200, 6000, 136, ACT_SILU, true, false);  // too few rows for it
         pair_close(&p);
@@ -242,7 +242,7 @@ TEST(a_product_of_many_rows_with_its_activation_agrees)
         linear_act_case(&p, 510, 3688, 136, ACT_SILU, true, false);
         linear_act_case(&p, 510, 7384, 136, ACT_SILU, true, false); // two items a cluster
         linear_act_case(&p, 2810, 664, 136, ACT_SILU, true, false); // two groups of tiles
-        linear_act_case(&p, 384, 3696, 136, ACT_SILU, true, false); // half a tile too many
+        linear_act_case(&p, 384, 3696, 136, ACT_SILU, true, false); // half a tile more than fits
         pair_close(&p);
     }
 }

@@ -64,8 +64,8 @@ static double tolerance_of(const struct pair *p, const struct weight *w, int32_t
     return p->dtype == DT_BF16 ? 3e-3 : 4e-4;
 }
 
-/* Compared with fp32 products of the decoded numbers; poison in the padding. Rows of y that can be
- * stored eight features at a time are. */
+/* Compared with fp32 products of the decoded numbers; poison in the padding. If n_out is a multiple
+ * of 8, so is the stride, and y can be stored eight features at a time. */
 static void product_case(struct pair *p, const char *name, const struct pair_weight *w,
                          int32_t n_rows, bool accumulate, enum dtype y_dtype)
 {
@@ -87,8 +87,8 @@ static void product_case(struct pair *p, const char *name, const struct pair_wei
     check_tensor(p, what, &y, n_out, tolerance_of(p, w->w[GPU], n_rows, y_dtype));
 }
 
-/* Two stacked tensors: a cut one, and one of which every second row is used. The last ones' outputs
- * end in the middle of 16. */
+/* The weight is two stacked tensors: one that is cut as the shape says, and one of which every
+ * second row is used. In the last shapes the outputs are not a multiple of 16. */
 struct shape {
     int32_t n_out, n_in, first_row, n_rows, first_col, n_cols;
 };
@@ -129,7 +129,7 @@ static void try_format(const struct format *f, enum dtype dtype, bool determinis
     for (int32_t s = 0; s < COUNT(shapes); s++) {
         for (int32_t r = 0; r < COUNT(rows) - (s == 3 ? 4 : 0); r++) {
             product_case(&p, f->name, &w[s], rows[r], false, r % 4 ? DT_F32 : dtype);
-            if (r % 4 && rows[r] <= 17) { // few rows of 16 bits have a kernel of their own
+            if (r % 4 && rows[r] <= 17) { // few rows have a kernel of their own if y has 16 bits
                 product_case(&p, f->name, &w[s], rows[r], false, dtype);
             }
         }
@@ -242,7 +242,7 @@ TEST(gated_products_agree)
     NEED_GPU();
     for (int32_t i = 0; i < COUNT(formats); i++) {
         gated_case(&formats[i], i % 2 ? DT_BF16 : DT_F16, 648, i % 3 == 0);
-        gated_case(&formats[i], DT_BF16, 704, i % 2 == 0); // read in whole 64 inputs
+        gated_case(&formats[i], DT_BF16, 704, i % 2 == 0); // read 64 inputs at a time
         gated_case(&formats[i], DT_F16, 704, i % 2 != 0);
     }
 }

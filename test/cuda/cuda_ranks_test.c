@@ -42,7 +42,7 @@ static void put(struct rank *r, struct tensor t, uint64_t seed, int32_t n_rows, 
 {
     const int64_t n = (int64_t)n_rows * t.stride;
     for (int64_t i = 0; i < n; i++) {
-        // Some zeros of both signs: they share bits with what "not yet here" looks like.
+        // Some zeros of both signs, whose bits together are those of PEER_ABSENT ("not here yet").
         float f = random_float(seed, i, 1.0f, r->dtype);
         if (i % 11 == 3 || i % 11 == 4) {
             f = i % 11 == 3 ? -0.0f : 0.0f;

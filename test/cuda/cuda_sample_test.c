@@ -504,7 +504,7 @@ static void head_draws(struct test_pass *t, int32_t n_out)
     t->pass.n_draws = n_out > 1 ? n_out - 1 : 1;
 }
 
-/* Lanes of even number draw greedily. */
+/* Lanes with even numbers draw greedily. */
 static void head_params(struct pair *p)
 {
     static int32_t ints[N_LANES][MAX_LISTS];

@@ -29,7 +29,8 @@ NGRAM = json.dumps({"method": "ngram", "num_speculative_tokens": 4})
 TREE = json.dumps({"method": "tree", "model": os.path.join(ROOT, "models", "demo-draft")})
 # Their prompts fill most of the context, so that one of them costs as much as all cases of a short task.
 LONG = ["copy long", "lookup long"]
-# Many cases of the two basic tasks, a few of the others. The answers of the last look, at all tasks, are kept.
+# Evaluations: of many cases of the two basic tasks, and of a few of the others. The answers of the last one, which covers all
+# tasks, are kept.
 LOOKS = [
     ["--tasks", "arithmetic,lookup", "--cases", "40", "--floor", "0.95"],
     ["--cases", "6", "--floor", "0.8"],

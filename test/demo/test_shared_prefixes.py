@@ -22,8 +22,8 @@ import toolbox  # noqa: E402
 pytestmark = test_demo_server.pytestmark
 N_TEXTS, N_TALKS = (8, 5) if NIGHTLY else (4, 3)  # three tasks each
 TWIN = os.environ.get("SLUICE_TWIN", os.path.join(ROOT, "models", "demo-twin"))
-# (folder, answers that may be wrong, tokens per task that a first round finds in the cache). A model with states keeps one
-# where prompts diverge, which only the third prompt with the prefix can use.
+# (folder, answers that may be wrong, tokens per task that a first round finds in the cache). A model with recurrent
+# states keeps a state where prompts diverge, which only the third prompt with the prefix can use.
 MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 0, 13), "twin": (TWIN, 2, 2.5)}
 NO_CACHE = ["--no-enable-prefix-caching"]
 PARTS = ["--block-size", "64", "--prefix-match-unit", "4"]
@@ -89,7 +89,7 @@ def answered(url, body):
 
 
 def all_answers(model, log, flags, n_rounds):
-    """Eight at a time."""
+    """Runs all tasks n_rounds times, eight at a time. Returns the answers of each round, and the number of accepted drafts."""
     with Server(log, *flags, model=model) as server, ThreadPoolExecutor(8) as pool:
         url = f"http://127.0.0.1:{server.port}"
         rounds = [list(pool.map(lambda t: answered(url, t[1]), TASKS)) for _ in range(n_rounds)]

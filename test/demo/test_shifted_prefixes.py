@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""64 tasks after one text, and again after a text that is about 100 tokens longer: a model with recurrent states keeps one
-where prompts diverge, so the position does not matter. The demo twin answers them, with drafts of its own module."""
+"""64 tasks after one text, and again after a text that is about 100 tokens longer: a model with recurrent states keeps a
+state where prompts diverge, so the position does not matter. The demo twin answers them, with drafts of its own module."""
 
 import os
 import random

@@ -238,7 +238,8 @@ static inline struct tensor op_tensor(struct op_rig *r, const float *x, int32_t 
     return t;
 }
 
-/* The matrix without its padding, which is checked. The caller frees it. */
+/* Returns the matrix without its padding, after checking that the padding is still NaN. The caller
+ * frees the result. */
 static inline float *op_fetch(struct op_rig *r, struct tensor t, int32_t rows, int32_t width)
 {
     size_t n = (size_t)rows * t.stride;

@@ -86,9 +86,9 @@ static const struct source sources[] = {
 };
 enum { N_SOURCES = sizeof sources / sizeof sources[0] };
 
-/* Three of four requests have a grammar, and those of one source share it. The expected
- * texts come from `own`, compiled without a limit on its tables, so that a limit on the
- * shared one may not change anything. `sometimes`: the fourth request has no grammar. */
+/* Three of four requests have a grammar, and those of one source share it. The expected texts come
+ * from `own`, compiled without a limit on its tables, so a limit on the shared one must not change
+ * anything. `sometimes`: the fourth request has no grammar. */
 static void run_mixed(const struct engine_options *o, struct bed *b, bool with_little,
                       bool sometimes)
 {
@@ -143,7 +143,7 @@ TEST(all_texts_are_in_their_languages)
     struct bed b = {0};
     struct engine_options o = options_of(&b, 16, 400);
     run_mixed(&o, &b, false, true);
-    CHECK(b.control.n_waited > 40); // they run as deep as free ones
+    CHECK(b.control.n_waited > 40); // constrained rows do not keep steps from overlapping
 }
 
 /* Two nodes, each with one rank. Ranks wait for each other in the sums of a real model; here node 0

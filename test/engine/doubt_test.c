@@ -49,8 +49,8 @@ TEST(blocks_of_requests_that_broke_together_are_computed_again)
     stop(&b);
 }
 
-/* Blocks that many requests share survive a request that breaks only at its end, but not two such
- * requests without a proof in between. */
+/* Blocks that many requests share survive a request that breaks only at its end. They do not
+ * survive two such requests unless a valid result in between has shown that the blocks are good. */
 TEST(blocks_that_gave_results_stay_when_a_request_breaks)
 {
     struct bed b = {.control.broken_after = 299};

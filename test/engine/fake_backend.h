@@ -9,7 +9,7 @@
 #include "engine/device/ops.h"
 
 struct fake_control {
-    int32_t fail_at_step; // step_begin number that fails; 0: none
+    int32_t fail_at_step; // the number of the step_begin that fails; 0: none
     int32_t n_steps;      // steps begun
     int32_t n_unread;     // steps begun and not waited for
     int32_t most_unread;
@@ -22,7 +22,7 @@ struct fake_control {
     int64_t n_moves;                 // slots that were moved
     bool no_memory;                  // weights do not fit
     int64_t n_masked;                // draws that had a mask
-    int64_t n_waited;                // passes whose draws came later
+    int64_t n_waited;                // passes that waited for their draws
     bool perfect;                    // draft models are never wrong
     int32_t broken_after;            // rows after this token have no logits; 0: none
     bool garbage;                    // draft models propose random children

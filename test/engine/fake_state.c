@@ -251,9 +251,9 @@ static void check_keeps(const struct fake_state *s, const struct pass *p)
     }
 }
 
-/* Trees may not extend over the end of a block: a record belongs to one path, so only the
- * root may pass a boundary. Inputs are written after all rows were hashed, because sibling
- * nodes read the same ones. */
+/* Trees must not extend over the end of a block: a record belongs to one path, so only the root may
+ * pass a boundary. Inputs are written after all rows were hashed, because sibling nodes read the
+ * same ones. */
 static void run_sequence(const struct job *j, const struct pass_seq *q, uint64_t *hashes)
 {
     struct fake_state *s = j->s;

@@ -120,7 +120,7 @@ TEST(at_most_512_tokens_are_recomputed_wherever_prompts_diverge)
 {
     struct bed b = {0};
     struct engine_options o = hybrid_options(&b, 4000);
-    o.max_num_batched_tokens = 700; // some states are passed inside of a chunk, some at its end
+    o.max_num_batched_tokens = 700; // some boundaries are inside a chunk, some at its end
     REQUIRE(start(&b, &o));
     make(0, 0, 2000, 2);
     ask(&b, 0);
@@ -168,8 +168,8 @@ TEST(a_shift_of_the_common_beginning_costs_no_hits)
     CHECK_EQ(hits_of(1537), 52);
 }
 
-/* The salt separates tenants and a reset forgets: neither keys nor states are found, and
- * the reset returns the snapshots' memory. */
+/* With another salt, or after a reset, neither keys nor states are found, and the reset returns
+ * the snapshots' memory. */
 TEST(other_salts_and_a_reset_find_nothing)
 {
     struct bed b = {0};

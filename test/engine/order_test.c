@@ -18,7 +18,7 @@ TEST(two_requests_that_do_not_fit_together_both_end)
     stop(&b);
 }
 
-/* Each preemption recomputes; the turns are counted, so a livelock fails. */
+/* Each preemption costs a recomputation. The number of turns is limited, so a livelock fails. */
 TEST(requests_that_preempt_each_other_again_and_again_all_end)
 {
     struct bed b = {0};
@@ -218,7 +218,7 @@ TEST(no_sequence_is_preempted_for_blocks_that_others_also_hold)
     run_until(&b, 0, 1);
     submit(&b, make(2, 0, 33, 6)); // shares 8 of them, and has 2 of its own
     run_until(&b, 2, 1);
-    struct test_request *between = make(1, 100, 40, 2); // 11: 3 free and 2 are too few
+    struct test_request *between = make(1, 100, 40, 2); // 11 blocks: 3 free ones and 2 are too few
     between->r.priority = -1;
     submit(&b, between);
     run(&b, 3, 200);
@@ -240,7 +240,7 @@ TEST(the_head_of_the_queue_is_not_starved_by_sharers)
     REQUIRE(start(&b, &o));
     submit(&b, make(0, 0, 25, 10));
     engine_turn(b.e);
-    struct test_request *big = make(1, 100, 40, 4); // 11 blocks of 12
+    struct test_request *big = make(1, 100, 40, 4); // 11 of the 12 blocks
     submit(&b, big);
     int32_t next = 2; // an endless stream that shares the first's prompt
     CHECK(run_in_stream(&b, big, &next, (struct stream){3, 0, 25, 10}) < 60);
@@ -257,7 +257,7 @@ TEST(a_large_request_is_not_starved_by_small_ones_that_came_later)
     REQUIRE(start(&b, &o));
     submit(&b, make(0, 0, 12, 12));
     run_until(&b, 0, 3);
-    struct test_request *big = make(1, 100, 40, 4); // 11 blocks of 12
+    struct test_request *big = make(1, 100, 40, 4); // 11 of the 12 blocks
     submit(&b, big);
     int32_t next = 2;
     CHECK(run_in_stream(&b, big, &next, (struct stream){8, 11, 12, 12}) < 30);
@@ -376,7 +376,7 @@ TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
     submit(&b, make(0, 0, 5, 10));
     submit(&b, make(2, 50, 5, 14));
     run_until(&b, 2, 2);
-    submit(&b, make(1, 100, 39, 4)); // with two decoding it does not fit a step
+    submit(&b, make(1, 100, 39, 4)); // with two others decoding, it does not fit into a step
     int32_t next = 3;
     CHECK(run_in_stream(&b, &requests[1], &next, (struct stream){3, 7, 5, 12}) < 40);
     run(&b, next, 400);
@@ -387,7 +387,7 @@ TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
  * cannot delay. */
 TEST(without_chunks_an_urgent_prompt_longer_than_a_step_runs_at_once)
 {
-    for (int32_t scored = 0; scored < 2; scored++) { // nor for 150 rows with logits
+    for (int32_t scored = 0; scored < 2; scored++) { // 1: 150 of its rows need logits
         struct bed b = {0};
         static struct token_logprobs scores[160];
         struct engine_options o = options_of(&b, 4, 400);
@@ -416,7 +416,7 @@ TEST(without_chunks_an_urgent_prompt_longer_than_a_step_runs_at_once)
 static int32_t turns_beside_urgent_ones(struct bed *b, int32_t id, int64_t age_s, int32_t max_turns)
 {
     enum { FIRST_URGENT = 10 };
-    requests[id].r.t_submit_ns -= age_s * 1000000000; // no turn has seen it yet
+    requests[id].r.t_submit_ns -= age_s * 1000000000; // the engine has not seen it yet
     int32_t turn = 0;
     while (turn < max_turns && !requests[id].r.done) {
         if (turn < 60) {

@@ -89,7 +89,7 @@ static void turn(struct bed *b)
     engine_drain(b->e, on_event, b);
 }
 
-/* Takes turns until n requests have ended. All their tokens are right. */
+/* Takes turns until n requests have ended. Checks all their tokens. */
 static void run(struct bed *b, int32_t n)
 {
     for (int32_t i = 0; i < 2000 && b->n_done < n; i++) {
@@ -248,8 +248,8 @@ TEST(a_stop_id_inside_the_path_cuts_there)
     }
 }
 
-/* Depth is limited by the tokens a request may still emit; no work is spent on tokens
- * beyond. */
+/* Depth is limited by the tokens a request may still emit; no work is spent on tokens beyond
+ * these. */
 TEST(a_tree_never_reaches_beyond_max_tokens)
 {
     for (int32_t n = 1; n < 14; n++) {

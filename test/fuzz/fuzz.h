@@ -36,13 +36,13 @@ static inline void fuzz_one(const char *data, size_t n)
     free(copy);
 }
 
-/* Pieces of seeds, some bytes changed or cut out. */
+/* Joins pieces of seeds, and changes or cuts out some bytes. */
 static inline size_t fuzz_mix(char *out, const char *const *seeds, size_t n_seeds)
 {
     static const char bytes[] = "{}[]<>()\"'\\,:;=/|_ \n\t\0\x01\x7f\x80\xc3\xe2\xf0\xff"
                                 "0159aeftnuxTFN-.";
     size_t n = 0;
-    bool whole = fuzz_below(2) == 0; // one seed as it is, so that changes reach deep
+    bool whole = fuzz_below(2) == 0; // a whole seed, so that changes reach deep into valid input
     for (size_t i = 0, parts = whole ? 1 : 1 + fuzz_below(3); i < parts; i++) {
         const char *s = seeds[fuzz_below(n_seeds)];
         size_t len = strlen(s), from = whole || fuzz_below(2) ? 0 : fuzz_below(len + 1);

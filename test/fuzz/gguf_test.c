@@ -7,8 +7,7 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "test/fuzz/replay.h"
 
-/* A tokenizer that was made from the file must encode any text without an error of the
- * sanitizers. */
+/* A tokenizer that was made from the file must encode any text without a sanitizer error. */
 static void use_tokenizer(const struct buf *json, const struct buf *config)
 {
     static const char text[] = "Hello  world's <s>\n\tx=1234; \xC3\xA9\xE4\xB8\xAD aaaaaaaaaaaa";

@@ -245,7 +245,7 @@ static bool read_head(struct text *t, struct strict_head *h)
     *h = (struct strict_head){0};
     while (t->at < t->end &&
            (*t->at == '\n' || (t->end - t->at > 1 && memcmp(t->at, "\r\n", 2) == 0))) {
-        t->at++; // empty lines before a request, also those of a bare LF
+        t->at++; // empty lines before a request, even if they end in a bare LF
     }
     if (!take_line(t, &line) || !read_request_line(line, h)) {
         return false;

@@ -25,7 +25,8 @@ static void open_model(void)
     }
 }
 
-/* Requests with ids only, loading a model, rendering a template: nothing is run for them. */
+/* False for the kinds for which the engine has nothing to run: turning ids into text, loading a
+ * model, rendering a template. */
 static bool has_prompts(enum request_kind kind)
 {
     return kind != KIND_DETOKENIZE && kind != KIND_OLLAMA_LOAD && kind != KIND_APPLY_TEMPLATE;
@@ -45,7 +46,7 @@ static void check_runs(const struct request *r)
     }
 }
 
-/* The text ends in a NUL that belongs to no JSON, as a body from HTTP does. */
+/* Like a body from HTTP, the text ends with a NUL that does not belong to the JSON. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (!model.names) {

@@ -100,13 +100,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     CHECK_FUZZ(tokenizer_encode(tok, &span, 1, flags, &ids, &err) == OK);
     check_back(tok, &ids, s, n, kinds[kind].lossless);
 
-    // Cut into spans that are not input: the same ids.
+    // If it is cut into spans that are not input, the ids are the same.
     struct text_span spans[3] = {
         {s, n / 3, false}, {s + n / 3, n / 2 - n / 3, false}, {s + n / 2, n - n / 2, false}};
     CHECK_FUZZ(tokenizer_encode(tok, spans, 3, flags, &parts, &err) == OK);
     CHECK_FUZZ(parts.n == ids.n && (ids.n == 0 || memcmp(parts.v, ids.v, 4 * ids.n) == 0));
 
-    // All of it input: no special token comes out.
+    // If all of it is input, no special token comes out.
     parts.n = 0;
     span.is_input = true;
     CHECK_FUZZ(tokenizer_encode(tok, &span, 1, flags, &parts, &err) == OK);

@@ -38,7 +38,7 @@ def config(family):
 
 
 def ended(done):
-    """How a program ended: one that was killed has written nothing."""
+    """Describes how a program ended; a program that was killed has written no message itself."""
     if done.returncode < 0:
         how = f"was killed by {signal.Signals(-done.returncode).name}"
     else:

@@ -266,7 +266,7 @@ def chain(head, tokens, fed, k, allowed):
 
 @functools.cache  # runs with other flags give the same answer
 def accepted(head, prompt, answer, k, allowed):
-    """(drafts, accepted drafts) of a run with k drafts per step that gave this answer. All of them tuples."""
+    """(drafts, accepted drafts) of a run with k drafts per step that gave this answer. Sequences are passed as tuples."""
     n, n_drafts, n_right = 1, 0, 0
     fed = head.fed(numpy.array([*prompt, *answer]))
     while n < len(answer):

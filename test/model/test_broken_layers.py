@@ -27,7 +27,7 @@ def run(folder, requests, *flags):
 
 
 def places(log):
-    """What the log says of where NaN began."""
+    """The places where, according to the log, NaN began."""
     assert log.count("the model's results hold NaN") <= 1, log
     return re.findall(r"-infinity: (.*?)\. Usually", log)
 
@@ -116,8 +116,8 @@ def test_all_kinds_of_draws_lead_to_a_layer(tmp_path, which):
 
 @pytest.mark.parametrize("family", ["qwen3.5", "nemotron-nano-2"])
 def test_layers_with_state(tmp_path, family):
-    """The state that the row read is gone, since the next step has run by then, and the log says that it does not know. The
-    next request tells, unless its row ends a block of state."""
+    """The state that the row read is gone, since the next step has run by then, and the log says that the
+    layer is not known. The next request shows it, unless its row ends a block of state."""
     source = os.path.join(FAMILIES, family)
     if not os.path.isdir(source):
         pytest.skip(f"no {source}")

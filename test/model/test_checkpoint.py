@@ -708,9 +708,9 @@ ABSENT = object()
      {"max_position_embeddings": 8192, "original_max_position_embeddings": 4096, "rope_scaling": LONG}),
 ])
 def test_two_configs_of_one_model(source, values, same, tmp_path):
-    """As in transformers: Gemma 3's soft cap is unused; one GELU has two names; of two scalings rope_scaling counts unless it is
-    empty; GPT-OSS has a default scaling; without scaling there is no mscale; longrope's factor takes precedence over the ratio
-    of lengths; Phi-3's original length is 4096 unless the top level has another."""
+    """As in transformers: Gemma 3's soft cap is unused; one GELU has two names; if there are two scalings, rope_scaling
+    counts unless it is empty; GPT-OSS has a default scaling; without scaling there is no mscale; longrope's factor takes
+    precedence over the ratio of lengths; Phi-3's original length is 4096 unless the top level has another."""
     results = []
     for name, changes in (("one", values), ("other", same)):
         c = Checkpoint(tmp_path / name, os.path.join(golden.GOLDEN, source))

@@ -54,5 +54,5 @@ def test_real(name, tmp_path):
     source = unpack(SHARED / vectors["tokenizer_file"], tmp_path)
     tok = json.loads((tmp_path / "tokenizer.json").read_text())
     arch = "phi3" if name == "phi-3" else "llama"
-    # Streams are cut by code that knows nothing of files: test_own and test_tokenizer.py have them.
+    # The code that streams text does not depend on the file format: test_own and test_tokenizer.py test it.
     check_file(write(tmp_path / "t.gguf", tok, vectors, REAL[name], arch), source, vectors, streams=NIGHTLY)

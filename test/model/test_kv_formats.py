@@ -84,7 +84,7 @@ def test_auto_selects_the_checkpoints_format(folder):
     assert asked != bits(folder, "--kv-cache-dtype", "fp8_per_token_head")
     exact = ["--dtype", "float32"]
     assert bits(folder, *exact) == bits(folder, *exact, "--kv-cache-dtype", "float32")
-    if golden.DEVICE == "cpu":  # also for a checkpoint whose inputs are rounded
+    if golden.DEVICE == "cpu":  # a checkpoint whose inputs are rounded, too
         v, want = variant_of(folder, "act_kv")
         assert distance(want, scores(folder)) <= 1.5 * v["bf16_mean_error"]
 

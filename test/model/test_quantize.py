@@ -126,7 +126,7 @@ def test_tokens_equal_those_of_quantising_while_loading(made):
     name, out = made
     here = tokens(out)
     assert all(len(t) == 24 for t in here)
-    if name in ("fp8", "int4"):  # the demo's sizes are no multiples of 128, so fp8 has no blocks
+    if name in ("fp8", "int4"):  # the demo's sizes are not multiples of 128, so fp8 has no blocks
         assert here == tokens(DEMO, "--quantization", name)
 
 

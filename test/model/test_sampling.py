@@ -133,7 +133,7 @@ def test_draws_follow_the_parameters(seed):
 
 
 def test_logprobs_are_the_models_own():
-    """Independent of the sampling parameters."""
+    """They do not depend on the sampling parameters."""
     params = {"temperature": 1.5, "top_k": 40, "logit_bias": {"5": 4.0}, "presence_penalty": 1.0, "min_p": 0.01}
     best = sorted(range(VOCAB), key=lambda i: -raw([])[i])[:3]
     for o in draw(params)[:200]:

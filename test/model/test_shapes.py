@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""configs/shapes: each has the number of weights in its name, and the engine reads all its keys: scaled down with the same
-ratios, it runs. Families without a row in engine/model are skipped."""
+"""configs/shapes: each shape has as many weights as its name says, the engine reads all its keys, and the shape runs if it is
+scaled down with the same ratios. Families without a row in engine/model are skipped."""
 import importlib.machinery
 import importlib.util
 import json

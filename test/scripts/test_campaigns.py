@@ -37,7 +37,7 @@ def test_answers_beside_changing_load_are_those_of_each_request_alone():
 
 
 def test_answers_that_depend_on_the_load_would_be_found(tmp_path):
-    """A program that serves with other keys than it answers a batch with."""
+    """Runs check_alone with a program that quantises its KV cache when it serves, but not when it answers a batch."""
     other = tmp_path / "sluice"
     other.write_text('#!/bin/sh\n[ "$1" = serve ] && set -- "$@" --kv-cache-dtype int4\nexec %s "$@"\n' % SLUICE)
     other.chmod(0o755)
@@ -58,7 +58,7 @@ def test_short_faults_are_survived(scenario, rounds):
 
 
 def test_executions_of_fuzzers_add_up(tmp_path):
-    """Without clang, which would need a separate build of everything, and with the programs that are built already."""
+    """Runs without clang, which would need a separate build of everything, and with the programs that are already built."""
     tree = os.environ.get("SLUICE_BUILD", "build/release")
     total = tmp_path / "total.csv"
     for runs in (1, 2):

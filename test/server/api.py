@@ -13,7 +13,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BUILD = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"))
 SLOW = "asan" in BUILD or "tsan" in BUILD  # sanitizers: times are not checked
 DEMO = os.path.join(ROOT, "models/demo")
-# The demo's draft model has its tokenizer and template, and a tenth of its weights: for tests that do not ask for right answers.
+# The demo's draft model has its tokenizer and template, and a tenth of its weights: for tests that do not need right answers.
 SMALL = os.path.join(ROOT, "models/demo-draft")
 
 

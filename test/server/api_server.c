@@ -6,7 +6,7 @@
  *     FAKE_STEP_US  time of a step (2000)      FAKE_GROUP  tokens of a step (1)
  *     FAKE_LANES    samples at once (64)       FAKE_QUEUE  requests in all (4096)
  *     FAKE_LOAD_MS  time that loading takes (0)         FAKE_EOS   another id that ends a sample
- *     FAKE_CONTEXT  the model's (2048)         FAKE_MODEL_TYPE  its family (fake)
+ *     FAKE_CONTEXT  the context length (2048)  FAKE_MODEL_TYPE  the family (fake)
  *
  * Without a script a sample repeats its prompt. Seeds 1001 to 1003: the engine hangs, dies, or
  * fails that request. */

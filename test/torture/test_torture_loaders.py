@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As test_torture.py, for everything that is read at load: settings beside a model, templates, tokenizers, GGUF files, and grammars.
+"""Like test_torture.py, for everything that is read at load: settings beside a model, templates, tokenizers, GGUF files, and grammars.
 A file that could not be read is an error and never treated as missing, so a request gets its usual answer or a server error."""
 import json
 import os
@@ -55,7 +55,7 @@ def model_of(case, folder):
              "generation_config.json": json.dumps({"temperature": 0.4, "top_k": 20, "eos_token_id": [2], "max_new_tokens": 6})}
     with open(os.path.join(FOLDER, "tokenizer.json")) as f:
         tokenizer = json.load(f)
-    steps = [{"type": "Replace", "pattern": {"String": "~"}, "content": "-"}, {"type": "ByteLevel"}]  # several need more memory than one
+    steps = [{"type": "Replace", "pattern": {"String": "~"}, "content": "-"}, {"type": "ByteLevel"}]  # several steps need more memory than one
     files["tokenizer.json"] = json.dumps({**tokenizer, "decoder": {"type": "Sequence", "decoders": steps}})
     for name, text in files.items():
         with open(os.path.join(path, name), "w") as f:

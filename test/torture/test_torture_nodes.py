@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As test_torture.py, for the streams between nodes: two processes with one model, in one of which each system call of
+"""Like test_torture.py, for the streams between nodes: two processes with one model, in one of which each system call of
 engine/cluster and its wire fails once, in turn. Either both nodes continue, or both end with a message and every request
 ends. (Allocations there end the program by design.)"""
 import glob

@@ -67,7 +67,7 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         return FULL ? (2 * RECORD_KEYS * (ROW + 4) + 127) / 128 * 128 : B::p.record_room;
     }
 
-    /* As codes_computer::matrices_at. */
+    /* Like codes_computer::matrices_at. */
     __device__ __forceinline__ uint32_t matrices_at(int r, bool is_v, int c) const
     {
         const int byte = (B::lane & 15) * row_bytes(is_v) + (c + (B::lane >> 4)) * 16;

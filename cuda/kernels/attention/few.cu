@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
     if (!ALONE && !f.begin_cluster(bar)) {
         return;
     }
-    if (S::MANY) { // gemm/wide.cu, if next, starts early; other kernels must not
+    if (S::MANY) { // gemm/wide.cu may start early; other kernels must not
         pdl_trigger();
     }
     pdl_wait();
@@ -139,21 +139,24 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
 
 enum { SM_BYTES = 228 * 1024 }; // 1,024 bytes are reserved per block
 
-/* With at most 32 rows gemm/small.cu is next, and a block of either kernel fills a multiprocessor:
- * if two fitted, some multiprocessors would get two and others none. */
+/* With at most 32 rows, gemm/small.cu follows. None of its blocks fits on a multiprocessor beside a
+ * block of this kernel or another of its own: otherwise some multiprocessors would get two and
+ * others none. */
 static bool is_many(int n_rows)
 {
     return n_rows > 32;
 }
 
-/* True if n_each units per row keep the device busy. Few rows do, as clusters share units. */
+/* True if n_each units per row keep the device busy. Few rows always do, because clusters share
+ * units. */
 static bool fills(int n_rows, int n_each, int n_sms)
 {
     return !is_many(n_rows) || 2 * n_rows * n_each > n_sms;
 }
 
-/* log2 of the number of blocks in a cluster: more than two only while they cover at most half of
- * the device, as more are not faster. 0: not even two per unit fit; each block works alone. */
+/* log2 of the number of blocks in a cluster. Clusters have more than two blocks only if all of them
+ * together cover at most half of the device, because more are not faster. 0: not even two blocks
+ * per unit fit, so each block works alone. */
 static int log_cluster_of(const struct few_params &p, int head_dim, int n_sms)
 {
     const int n = p.n_units;

@@ -18,7 +18,7 @@
 
 #include <algorithm>
 
-/* With more rows, gemm/wide.cu, if it is next, starts early; other kernels must not. */
+/* With more rows, gemm/wide.cu may follow, and may start early; other kernels must not. */
 enum { FEW_ROWS = 32 };
 
 /* The warp's index, obtained such that the compiler knows that it is uniform in a warp. */

@@ -67,7 +67,8 @@ static cudaError_t launch_few_kv(cudaStream_t stream, const struct few_params &f
     p.record_room = (few.kv.codes.record_bytes + 127) / 128 * 128;
     const int most = PLAIN::WARPS * PLAIN::SLOTS * PLAIN::SLOT / S::WARPS / p.record_room;
     p.n_slots = most < FEW_KV_MAX_SLOTS ? most : (int)FEW_KV_MAX_SLOTS;
-    // At least as much as few.cu, so that no more blocks of the next product fit beside one.
+    // At least as much as in few.cu, so that no more blocks of the next product fit beside a block
+    // of this kernel than beside one of few.cu.
     const int least = PLAIN::bytes(few);
     const int needed = S::WARPS * p.n_slots * p.record_room + FEW_KV_BARRIER_BYTES +
                        S::room_bytes(few) + 2 * DIM * (int)sizeof(float);

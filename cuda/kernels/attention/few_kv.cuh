@@ -395,7 +395,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
         }
     }
 
-    /* As few::send. Maxima are sent in units of scores, which few::join_all expects. */
+    /* Like few::send, but converts the maxima to units of scores, which few::join_all expects. */
     __device__ __forceinline__ void send(float *room, uint64_t *bar, int n) const
     {
         const int g = B::lane >> 2, h = (B::lane & 3) * 2, log_dims = S::LOG_TILES + 4;

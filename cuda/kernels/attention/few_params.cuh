@@ -7,8 +7,8 @@
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 
-/* Who processes a unit: a cluster; a block; with many rows, one of the blocks that fill the device
- * and take units in turn, with or without partial sums to add; with codes, a cluster. */
+/* What processes a unit: a cluster; a block; with many rows, one of the blocks that fill the device
+ * and take units in turn, without or with partial sums to add; or, with codes, a cluster. */
 enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS, BY_CLUSTER_OF_CODES };
 
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
@@ -45,7 +45,8 @@ struct few_params {
     }
 };
 
-/* Number of keys that a row sees, with its own (0: all); sinks or NULL. Unused if MANY. */
+/* window: number of keys that a row sees, including its own; 0: all. sinks: may be NULL. Both are
+ * unused if MANY. */
 struct few_bounds {
     int32_t window;
     const float *sinks;

@@ -13,7 +13,8 @@ template <int DIM> struct fixed_row_shape {
     static constexpr int BOX = FEW_BOX_BYTES;
     static constexpr int BOXES = DIM / 64;
     static constexpr int SLOT = BOXES * BOX; // a chunk's keys or its values
-    // Chunks of a tile, whose keys share a maximum, and of a run, which is summed separately.
+    // Number of chunks in a tile, whose keys share a maximum, and in a run, which is summed
+    // separately.
     static constexpr int TILE = shape<BOXES>::KEYS / CHUNK;
     static constexpr int RUN = ATTENTION_FIXED_SPLIT / CHUNK;
 };
@@ -144,7 +145,8 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
         return w;
     }
 
-    /* Norm and rope, with the arithmetic of rope.cu; stores: the new key and value are stored. */
+    /* Applies the norm and rope, with the arithmetic of rope.cu. `stores`: also stores the new key
+     * and value. */
     __device__ __forceinline__ void rotate(const float4 (&cos_sin)[J * 2], float growth,
                                            bool stores = true)
     {

@@ -87,7 +87,8 @@ template <typename T, int LORA> struct key_of {
         }
         *(uint32_t *)(key + LORA + lane * 2) = rope;
     }
-    /* Replaces vectors with NaN or infinity, not allowed in pages, by zeros. True if none. */
+    /* Replaces vectors that contain NaN or infinity, which pages must not hold, by zeros. Returns
+     * true if there were none. */
     __device__ __forceinline__ bool drop_broken()
     {
         bool all = true;
@@ -351,7 +352,7 @@ template <typename T, int LORA> struct mla_unit {
         }
         const struct key_of<T, LORA> added = new_key();
 #pragma unroll
-        for (int k = 0; k < BATCH; k++) { // also after it, where nothing is loaded
+        for (int k = 0; k < BATCH; k++) { // the places after it hold no keys
             if (row.slot_pos <= first + k) {
                 keys[k] = added;
             }

@@ -195,7 +195,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         }
     }
 
-    /* As load_tile, for pages of codes. */
+    /* Like load_tile, for pages of codes. */
     __device__ __forceinline__ void decode_tile(const struct attention_unit &u, int stage,
                                                 int start, int end)
     {

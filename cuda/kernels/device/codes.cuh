@@ -32,7 +32,8 @@ template <> struct code_constants<bf16_t> {
     static constexpr uint32_t E4M3 = 0x7b807b80, E2M1 = 0x7e807e80; // 2^120, 2^126
     static constexpr int E4M3_DOWN = 4, E2M1_UP = 6;
     static constexpr uint32_t INT = 0x43004300; // 128, where the last mantissa bit is worth 1
-    static constexpr uint32_t INT_UP = 0x7f007f00, INT_STEP = 0x02000200; // 2^127; less STEP: 2^123
+    // 2^127; INT_UP - INT_STEP is 2^123
+    static constexpr uint32_t INT_UP = 0x7f007f00, INT_STEP = 0x02000200;
     static constexpr float INT_FACTOR = 1.0f / 64; // 2^127 * 2^-133 (the smallest number)
 };
 template <> struct code_constants<f16_t> {
@@ -58,8 +59,8 @@ template <typename T> __device__ __forceinline__ uint32_t pair_minus(uint32_t a,
     return *(const uint32_t *)&p;
 }
 
-/* (a & mask) | other, in one instruction. Otherwise the compiler spends two more on loading the
- * constants. */
+/* (a & mask) | other, in one instruction. Otherwise the compiler spends two more instructions on
+ * loading the constants. */
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t other)
 {
     uint32_t to;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Defines which draws take the highest raw logit, and so need only the best logits of a row. The
- * sampler and the products that write these must agree on it.
+ * sampler and the product that writes those logits must agree on this.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_GREEDY_CUH
 #define SLUICE_CUDA_DEVICE_GREEDY_CUH

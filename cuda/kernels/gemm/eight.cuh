@@ -96,7 +96,7 @@ struct eight_item {
 struct eight_walk {
     const struct eight_params &p;
     int32_t n;     // rows of an item
-    int32_t which; // the item
+    int32_t which; // number of the item
     struct eight_item item;
     int32_t box;
     struct eight_place at;

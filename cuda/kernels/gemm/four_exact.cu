@@ -96,7 +96,7 @@ __device__ __forceinline__ void compute_exact(const struct many_params &p, const
         }
         cp_async_wait<0>();
 #pragma unroll 1
-        for (int i = 0; i < 2; i++) { // one copy of the code, which stores sums[0]
+        for (int i = 0; i < 2; i++) { // a single copy of the code, which stores sums[0]
             store<T, N>(p, it, warp * 2 + i, it.row_tile * S::ROWS, (float *)ring, sums[0]);
 #pragma unroll
             for (int k = 0; k < N / 2; k++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 8 rows, on Hopper, with as little
- * code as possible: a launch fetches its code anew, at about 0.5 us per KiB, and that is a large
- * part of the time of a product of few rows.
+ * code as possible: every launch fetches its code again, at about 0.5 us per KiB, and that is a
+ * large part of the time of a product of few rows.
  *
  * A block has a multiprocessor to itself and one item: a band of pairs of tile rows (two that
  * follow each other or, if gated, one of each half of the weight) and a range of K. A warp has one
@@ -40,7 +40,7 @@ enum {
     SLOT = ZEROS + 2 * CODED_ROWS,
     SLOTS = 4,
     RING = SLOTS * SLOT,      // of a warp
-    SUMS = 36,                // floats from a row's sums to the next one's: without bank conflicts
+    SUMS = 36,                // floats from a row's sums to the next; avoids bank conflicts
     BLOCK_BYTES = 221 * 1024, // of shared memory; the rest lets small kernels run beside it
     MAX_RUNS = 8,
 };
@@ -163,7 +163,7 @@ template <typename T, typename L>
 __device__ __forceinline__ void stage_x(const struct lean_params &p, const struct lean_x &x,
                                         int32_t first, int32_t end)
 {
-    constexpr int PIECES = 4; // of x, on their way at the same time
+    constexpr int PIECES = 4; // of x, in flight at the same time
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int bits = p.row_bits, row = warp & ((1 << bits) - 1), step = kept(WARPS * 32 >> bits);
     const int n = kept((end - first) * (CHUNK / 8));
@@ -186,7 +186,7 @@ __device__ __forceinline__ void stage_x(const struct lean_params &p, const struc
                 v[j] = from[at];
             }
         }
-#pragma unroll 1 // one copy of the code, which uses v[0]
+#pragma unroll 1 // a single copy of the code, which works on v[0]
         for (int j = 0, at = i; j < PIECES && at < n; j++, at += step) {
             if (L::IS_BF16) {
                 v[0].x = pair_times<T>(v[0].x, up);

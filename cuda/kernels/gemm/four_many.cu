@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 256 rows, at least 33 or 65
- * (gemm_four chooses), on Hopper, as four_units.cuh describes. Codes are scaled in fp32 and rounded
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h), on Hopper, as four_units.cuh describes,
+ * for up to 256 rows. gemm_four uses it from 33 or 65 rows on. Codes are scaled in fp32 and rounded
  * once to bf16 or fp16, as when a weight is dequantised, so that the tensor cores sum all of K; the
  * next operand is made while they work on the previous one. A block takes 128 or 256 features and a
  * range of K, in two warpgroups. Bound by reading x from the L2 cache and by converting codes. */
@@ -86,7 +86,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
         }
         cp_async_wait<0>();
 #pragma unroll 1
-        for (int i = 0; i < ACCUMULATORS; i++) { // one copy of the code, which stores d[0]
+        for (int i = 0; i < ACCUMULATORS; i++) { // a single copy of the code, which stores d[0]
             store<T, BLOCK_ROWS>(p, it, warp * S::UNITS + i / S::BLOCKS,
                                  it.row_tile * S::ROWS + i % S::BLOCKS * BLOCK_ROWS, (float *)ring,
                                  d[0]);

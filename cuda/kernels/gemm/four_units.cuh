@@ -288,7 +288,7 @@ template <typename T, int N>
 __device__ __forceinline__ void store(const struct many_params &p, const struct item &it, int unit,
                                       int32_t first_row, float *stage, const float (&d)[N / 2])
 {
-    constexpr int LD = N + 8; // without bank conflicts
+    constexpr int LD = N + 8; // avoids bank conflicts
     const int lane = threadIdx.x & 31, t = lane & 3, g = lane >> 2;
     __syncwarp();
 #pragma unroll

@@ -24,8 +24,8 @@ enum {
     DEPTH = 64,              // inputs of K per stage
     GROUP_ROWS = 64,         // per warpgroup
     RING_BYTES = 220 * 1024, // the rest lets small kernels run beside it
-    MIN_ROWS = 16,           // gemm/small.cu is faster with fewer,
-    MIN_CLUSTER_ROWS = 209,  // and cuBLASLt between 128 and this many
+    MIN_ROWS = 16,           // gemm/small.cu is faster with fewer
+    MIN_CLUSTER_ROWS = 209,  // cuBLASLt is faster with 129 to 208 rows
     MAX_ROWS = MAX_BEST_ROWS,
 };
 

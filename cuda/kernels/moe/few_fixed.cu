@@ -54,7 +54,7 @@ __device__ __forceinline__ void multiply(float (&acc)[KINDS][4], const T *x, con
 #pragma unroll
     for (int k = 0; k < DEPTH; k += 16) {
         uint32_t a[4] = {0, 0, 0, 0}, b0, b1;
-        if (lane < 4) { // the first row's
+        if (lane < 4) { // these lanes hold the first row of a
             a[0] = *(const uint32_t *)(x + k + lane * 2);
             a[2] = *(const uint32_t *)(x + k + 8 + lane * 2);
         }

@@ -46,7 +46,8 @@ __device__ __forceinline__ void norm_run(const struct few_params &p, int32_t row
 }
 
 /* Normalises x plus the row's delta into shared memory. Called by all threads of the block. `up`
- * stores the sum to x, which other blocks still read. `weights`: for the thread's first runs. */
+ * stores the sum to x, which other blocks still read. `weights` holds those of the thread's first
+ * runs. */
 template <typename T>
 __device__ __forceinline__ void norm_input(const struct few_params &p, int32_t row,
                                            const float (&weights)[NORM_RUNS][RUN], T *h,

@@ -281,7 +281,7 @@ __global__ void moe_combine_kernel(T *y, int64_t y_stride, const float *out, con
     }
 }
 
-/* Most tiles in the work list: at most one tile per expert is partly filled. */
+/* The maximum number of tiles in the work list: at most one tile per expert is partly filled. */
 static int max_tiles(const struct moe_ffn_args *a, int tile)
 {
     const int n_picks = a->n_rows * a->k;

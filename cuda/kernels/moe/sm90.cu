@@ -32,8 +32,7 @@ enum {
     W_BYTES = COLUMNS * DEPTH * 2,
     STAGE_BYTES = X_BYTES + W_BYTES,
     SMEM_BYTES = STAGES * STAGE_BYTES + 2048, // 2048: alignment and barriers
-    MIN_ROWS_PER_EXPERT = 32, // on average: faster than moe.cu, by measurement, from 16 on; fewer
-                              // were not tried
+    MIN_ROWS_PER_EXPERT = 32, // on average; faster than moe.cu from 16 on (fewer were not measured)
 };
 
 /* ---- the products -------------------------------------------------------------------------- */
@@ -67,7 +66,7 @@ __device__ __forceinline__ struct piece take_over(uint32_t (&words)[PIECE_WORDS]
     uint32_t v[PIECE_WORDS];
 #pragma unroll
     for (int i = 0; i < PIECE_WORDS; i++) {
-        v[i] = __shfl_sync(0xffffffffu, mine, i); // afterwards two lanes release the slot for all
+        v[i] = __shfl_sync(0xffffffffu, mine, i); // all lanes have read; two then release the slot
     }
     struct piece u;
     memcpy(&u, v, sizeof u);

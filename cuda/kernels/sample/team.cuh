@@ -159,7 +159,7 @@ __device__ struct best team_best(struct best b, struct shared_state *s)
     return b;
 }
 
-/* The scores of a draw: a row, which is to be divided by the temperature (1: unchanged). If there
+/* The scores of a draw: a row, still to be divided by the temperature (1: unchanged). If there
  * is a list, it contains everything that can still be kept. */
 struct scores {
     const float *row;

@@ -86,7 +86,7 @@ static void on_event(struct engine_request *r, void *arg)
     b->n_failed += r->done && r->error != OK;
 }
 
-/* Serves the requests, also if the device is lost meanwhile: each ends exactly once. */
+/* Serves the requests, even if the device is lost in the meantime: each ends exactly once. */
 static void serve(struct bed *b, int32_t longest, int32_t n_samples)
 {
     struct err err;

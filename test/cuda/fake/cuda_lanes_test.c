@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Updates of lanes as the device sees them: random updates, also larger than the staging memory,
- * arrive complete, and of two to the same place the later one wins. The kernel that applies the
- * writes of a flush is the only one emulated; it applies them in random order, as a device may. */
+/* Updates of lanes as the device sees them: random updates, some of them larger than the staging
+ * memory, arrive complete, and of two to the same place the later one wins. The kernel that applies
+ * the writes of a flush is the only one emulated; it applies them in a random order, as a device
+ * may. */
 #include "engine/base/minmax.h"
 #include "test/cuda/fake/host_bed.h"
 

@@ -160,8 +160,8 @@ static int32_t mask_in(const struct draw_masks *m, int32_t slot)
     return -1;
 }
 
-/* Half of the pass's masks are in the slots that would be replaced next, the others are new. All
- * other slots have been used as recently. */
+/* Half of the pass's masks are in the slots that would be replaced next; the others are new. All
+ * slots have been used equally recently. */
 static void choose_next(struct sent_pass *p, int32_t index)
 {
     const struct draw_masks *m = &cuda_backend_of(backend)->passes.masks;

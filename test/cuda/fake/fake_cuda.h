@@ -4,11 +4,10 @@
  * zero. The contract is checked: a copy runs when its stream is waited for or, at random, queried,
  * never at once; pinned memory must not change before that; a launch must be valid on a device; an
  * address must be inside an allocation of that device. test/cuda/fake/sluice is the program on such
- * a device: the device is lost once the file $FAKE_CUDA_LOST exists, each wait for an event, or
- * query of one, takes $FAKE_CUDA_WAIT_US longer, once the file $FAKE_CUDA_OTHERS exists other
- * processes have taken all memory that was free, and once the file $FAKE_CUDA_HANGS exists the
- * calls that it names ("event", "collective", "health", "abort") never return. Thread: any; one
- * lock. */
+ * a device: the device is lost once the file $FAKE_CUDA_LOST exists; other processes have taken all
+ * free memory once the file $FAKE_CUDA_OTHERS exists; once the file $FAKE_CUDA_HANGS exists, the
+ * calls that it names ("event", "collective", "health", "abort") never return; and each wait for an
+ * event, and each query of one, takes $FAKE_CUDA_WAIT_US longer. Thread: any; one lock. */
 #ifndef SLUICE_TEST_FAKE_CUDA_H
 #define SLUICE_TEST_FAKE_CUDA_H
 

@@ -153,7 +153,7 @@ static cudaError_t release(void *p, bool pinned)
     return e;
 }
 
-/* What is left at the end of a life was counted before as a leak. */
+/* Frees what is left; the leaks have already been counted. */
 void fake_memory_end(void)
 {
     while (all) {
@@ -202,7 +202,7 @@ cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned flags)
     return e;
 }
 
-/* Whether all bytes are zeros; memory without a write to it is not looked at. */
+/* Whether all bytes are zeros. Memory that was never written to is not read. */
 static bool is_zero(const char *p, size_t n_bytes)
 {
     const struct fake_memory *m = fake_find(p);

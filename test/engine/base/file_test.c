@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BYTES = 1 << 20 }; // pages, also of 64 KiB
+enum { BYTES = 1 << 20 }; // whole pages, even of 64 KiB
 
 /* A file of BYTES zeros, which the test cuts while it is mapped. */
 static int open_file(char *path, size_t n)

@@ -138,7 +138,7 @@ TEST(the_last_words_wait_for_a_reader_but_not_for_ever)
     fcntl(fds[1], F_SETFL, O_NONBLOCK);
     while (write(fds[1], text, sizeof text) > 0) {
     }
-    fcntl(fds[1], F_SETFL, 0); // as it is for a process that inherits it
+    fcntl(fds[1], F_SETFL, 0); // as for a process that inherits the pipe
     const int64_t start = clock_now_ns();
     write_bounded(fds[1], "why\n", 4, 100);
     const int64_t took = clock_now_ns() - start;

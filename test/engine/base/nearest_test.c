@@ -18,8 +18,8 @@ static const char *meant(const char *typed)
     return "";
 }
 
-/* A missing letter and swapped ones find their word; "quantum" is too far from all of them, and
- * nothing is suggested for a word too long to be a typing error. */
+/* A word with a missing letter or with two swapped ones is found; "quantum" is too far from all of
+ * them, and nothing is suggested for a word too long to be a typing error. */
 TEST(a_misspelling_finds_its_word_and_an_unrelated_word_finds_none)
 {
     CHECK_STR(meant("serv"), "serve");

@@ -21,8 +21,8 @@ TEST(words_are_found_whole_and_alone)
     CHECK_EQ(words_find("", ""), -1);
 }
 
-/* Ids from clients are echoed in headers, logs and JSON: nothing that needs escaping
- * anywhere, and a length that fits every buffer. */
+/* Ids from clients are echoed in headers, logs and JSON, so they may hold nothing that needs
+ * escaping in any of these, and must fit every buffer. */
 TEST(ids_of_requests_are_safe_everywhere)
 {
     char longest[129];

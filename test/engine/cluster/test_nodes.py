@@ -179,7 +179,7 @@ def test_several_processes_give_the_bits_of_one(family, case):
 
 
 def test_the_layer_in_which_nan_begins_is_found_on_all_nodes(start, tmp_path):
-    """The other node takes part in finding it, and both continue. Only one token's embedding is NaN."""
+    """Only one token's embedding is NaN. Both nodes take part in finding the layer, and both continue."""
     ck = Checkpoint(tmp_path / "m")
     poke(ck, "model.embed_tokens.weight", 6 * ck.header["model.embed_tokens.weight"]["shape"][1], "nan")
     ck.write()

@@ -65,7 +65,7 @@ TEST(objects_are_closed_or_open)
 /* Two tokens with the same text, a special one, and two that end a text. */
 static struct grammar_vocab *small_vocab(void)
 {
-    // Id 9 and 10 end a text; 8 is special and has no bytes; 5 and 6 are the same.
+    // Ids 9 and 10 end a text; 8 is special and has no bytes; 5 and 6 are the same.
     static const struct grammar_token tokens[] = {
         {"{", 1, false}, {"\"a\"", 3, false}, {":", 1, false},   {"1", 1, false},  {"}", 1, false},
         {"x", 1, false}, {"x", 1, false},     {"\":", 2, false}, {NULL, 0, false}, {"}", 1, false},
@@ -189,8 +189,7 @@ TEST(a_state_is_a_function_of_the_bytes)
     grammar_free(g);
 }
 
-/* Tables of states are limited; when one is emptied, old states must be noticed and made
- * anew. */
+/* Tables of states are limited; when one is emptied, old states must be noticed and made again. */
 TEST(full_tables_are_emptied_and_states_become_stale)
 {
     struct grammar_limits limits = {.max_table_bytes = 60000};

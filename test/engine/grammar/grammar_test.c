@@ -326,7 +326,7 @@ TEST(schemas_of_arrays_and_objects)
     CHECK_EXAMPLES(list);
 }
 
-/* Host names have at most 253 characters, 63 in each label. */
+/* Host names have at most 253 characters, and at most 63 in each label. */
 TEST(a_host_name_is_limited_in_all)
 {
 #define LABEL_63 "abcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabc"
@@ -340,7 +340,7 @@ TEST(a_host_name_is_limited_in_all)
     CHECK_EXAMPLES(list);
 }
 
-/* "$anchor" and "$id" inside of data (an enum, for example) are no identifiers, and an anchor
+/* "$anchor" and "$id" inside of data (an enum, for example) are not identifiers, and an anchor
  * belongs to the schema whose "$id" encloses it. If only the rules of URIs could tell which of two
  * schemas is meant, the reference is refused. */
 TEST(references_by_name_lead_to_the_schema_that_is_meant)

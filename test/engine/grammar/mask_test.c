@@ -326,8 +326,8 @@ static bool grammar_accepts_short(const char *s)
     return language[0][index_of(s, strlen(s))];
 }
 
-/* Whether the text can be completed. The list of short texts decides. If they do not complete it,
- * an accepted longer text is searched with the grammar itself, which is known to be right for all
+/* Whether the text can be completed. If no text in the list of short texts completes it, this
+ * searches for a longer accepted text with the grammar itself, which is known to be right for all
  * short texts. */
 static bool grammar_viable(const char *s)
 {

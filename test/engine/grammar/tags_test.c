@@ -117,9 +117,8 @@ TEST(tags)
     "\"boolean\"}},\"required\":[\"q\"]}},\"properties\":{\"s\":{\"type\":\"string\"},\"n\":{"     \
     "\"type\":\"integer\"},\"p\":{\"$ref\":\"#/$defs/P\"}},\"required\":[" required "]}"
 
-/* Strings are written raw in XML styles, so they may not contain the closing tag; other
- * values are JSON. Types decide: an enum of strings is written without quotes, "python"
- * spells True. */
+/* Strings are written raw in XML styles, so they must not contain the closing tag; other values are
+ * JSON. Types decide: an enum of strings is written without quotes, "python" spells True. */
 TEST(styles)
 {
     check(STYLED("json", OBJECT("\"s\"")), "{\"s\": \"\"}|{\"s\":\"a\",\"p\":{\"q\":true}}", "{}");
@@ -253,9 +252,8 @@ static uint32_t mask_after(struct grammar *g, const int32_t *ids, size_t n)
 
 #define BIT(id) (1u << (id))
 
-/* A special token named in a format is that token only: neither its spelling in ordinary
- * tokens nor the token as plain text is allowed. The end token may not be named, since it
- * ends the answer. */
+/* A special token named in a format is that token only: neither its spelling in ordinary tokens nor
+ * the token as plain text is allowed. The end token must not be named, since it ends the answer. */
 TEST(special_tokens_by_name)
 {
     struct grammar_vocab *v = special_vocab();

@@ -97,7 +97,7 @@ static void judge_row(struct slice line, struct grammar_source source, struct sl
     grammar_free(j.open);
 }
 
-/* One line for each file, and the counters start again. */
+/* Prints a line for a file, and resets the counters. */
 static void report(const char *what)
 {
     printf("%s: %d rows, %d refused (%d of them must not be), %d judged wrong, %d texts refused by "

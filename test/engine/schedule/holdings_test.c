@@ -83,7 +83,7 @@ static struct cached_front begin(struct bed *b, int32_t i)
     return front;
 }
 
-/* All the prompt's rows of a sequence are in the plan. */
+/* Publishes a plan that has all rows of a sequence's prompt. */
 static void publish(struct bed *b, int32_t i)
 {
     plan_clear(&b->p);
@@ -104,7 +104,7 @@ TEST(a_sequence_waits_for_blocks_that_another_computes)
     CHECK(b.p.grants[0].fresh && b.p.grants[0].n == 4);
     struct cached_front front = holdings_find(&b.h, &b.seqs[1]);
     CHECK_EQ(front.n_blocks, 0);
-    CHECK_EQ(front.producer, 0); // found by index before it is published, for any producer
+    CHECK_EQ(front.producer, 0); // sequence 0 computes the block and has not published it
     publish(&b, 0);
     front = begin(&b, 1);
     CHECK_EQ(front.n_blocks, 3); // the last two tokens are its own
@@ -207,7 +207,7 @@ TEST(draft_kv_of_a_shared_block_is_computed_once)
     publish(&b, 0);
     begin(&b, 1);
     CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[0], 14), 14);
-    CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 0); // the first fills the shared blocks
+    CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 0); // sequence 0 fills the shared blocks
     b.seqs[0].draft_computed = 14;
     holdings_draft_fed(&b.h, &b.seqs[0], 14);
     CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 2);
@@ -381,7 +381,7 @@ static struct scheduler_limits with_state(int32_t n_snapshots)
     return l;
 }
 
-/* Rows [first, end) of a sequence are planned and submitted. */
+/* Plans and submits rows [first, end) of a sequence. */
 static void compute(struct bed *b, int32_t i, int32_t first, int32_t end)
 {
     plan_clear(&b->p);

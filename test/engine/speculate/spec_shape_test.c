@@ -74,7 +74,7 @@ TEST(grown_trees_must_pay_for_the_round_trip_to_the_host)
     sp.learnt.grow_seconds = 0.1f;
     sp.learnt.grow_gain = 0.0f;
     CHECK(!spec_worth_growing(&sp, &unsure));
-    for (int32_t i = 0; i < 4000; i++) { // and are tried again in the end
+    for (int32_t i = 0; i < 4000; i++) { // in the end, growing is tried again
         spec_forget(&sp.learnt);
     }
     CHECK(spec_worth_growing(&sp, &unsure));

@@ -44,7 +44,7 @@ static size_t count(const struct tokenizer *tok, const struct ids *ids, const ch
     return n;
 }
 
-/* Text of a chat template may name control tokens; text from a user may not. */
+/* Text of a chat template may name control tokens; text from a user must not. */
 #define TEMPLATE(s) {s, sizeof(s) - 1, false}
 #define INPUT(s) {s, sizeof(s) - 1, true}
 
@@ -96,8 +96,8 @@ TEST(markup_that_is_not_special_is_barred_from_input_too)
     tokenizer_free(tok);
 }
 
-/* Cutting the text into spans may not change its ids: pre-tokenizers and merges see across
- * the borders. One cut falls inside a character. */
+/* Cutting the text into spans must not change its ids: pre-tokenizers and merges see across the
+ * borders. One cut falls inside a character. */
 TEST(spans_change_nothing_for_harmless_input)
 {
     static const char *const names[] = {"gpt2", "llama3", "llama2", "mistral", "unigram", "falcon"};

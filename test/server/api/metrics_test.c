@@ -52,8 +52,8 @@ TEST(every_name_is_there)
     metrics_deinit(&m);
 }
 
-/* The text has the engine's buckets: the engine reports steps of each size, one more than of the
- * size before. */
+/* The text has the engine's buckets. The engine reports one step of the first size, two of the
+ * second, and so on. */
 TEST(the_buckets_of_step_sizes_are_the_engine_s)
 {
     struct metrics m = {0};

@@ -53,7 +53,7 @@ TEST(the_document_has_every_route)
         const struct json *answers = json_get(operation, "responses");
         CHECK(json_get(answers, "default") &&
               (json_get(answers, "200") || json_get(answers, "204")));
-        CHECK(!json_get(operation, "security")); // there are no keys here
+        CHECK(!json_get(operation, "security")); // this server has no keys
     }
     json_free(doc);
 }

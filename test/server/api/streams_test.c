@@ -45,7 +45,7 @@ static void serve_control(int lfd)
     }
 }
 
-/* Connects anew, as an orchestrator's probe does. True if the status is 200. */
+/* Opens a new connection, as an orchestrator's probe does. True if the status is 200. */
 static bool probe(int port, const char *path)
 {
     struct sockaddr_in a = {.sin_family = AF_INET,
@@ -301,8 +301,8 @@ static double gap_of(struct crowd *c)
     return best;
 }
 
-/* Tiny receive windows, and a byte at a time: their sockets fill, and their answers wait in
- * the engine's output. Once the links are fast they get every byte. */
+/* The slow clients have tiny receive windows and read a byte at a time, so their sockets fill, and
+ * their answers wait in the engine's output. Once their links are fast, they get every byte. */
 TEST(slow_links_delay_nobody_and_take_bounded_memory)
 {
     enum { STEP_US = 10000, HELD_BYTES = 128 << 10 }; // twice the default of stream_soft_bytes

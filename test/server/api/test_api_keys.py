@@ -145,7 +145,7 @@ def test_settings_of_a_key_are_checked(line, why):
 
 
 def test_web_pages_cannot_use_routes_of_operators():
-    """Without keys: a browser sends a page's POST to any address."""
+    """Without keys, any web page could make a browser send a POST to the server."""
     page = lambda origin: {"origin": origin, "content-type": "text/plain", "sec-fetch-site": "cross-site"}
     with Server(allowed_origins="https://ops.example") as s:
         for path in ("/drain", "/reset_prefix_cache"):
@@ -181,7 +181,7 @@ def test_web_pages_cannot_use_a_loopback_server_without_keys():
         for headers in ({}, {"sec-fetch-site": "none"}, {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
                         {"origin": own, "sec-fetch-site": "same-origin"}, {"origin": "https://ops.example"}):
             assert s.get("/v1/models", headers=headers).status == 200, headers
-        assert s.get("/health", headers={"origin": "http://evil.example"}).status == 200  # probes say nothing
+        assert s.get("/health", headers={"origin": "http://evil.example"}).status == 200  # probes reveal nothing
         for headers in ({}, {"origin": own}, {"origin": own, "sec_fetch_site": "same-origin"}, {"origin": "https://ops.example"}):
             assert post(**headers).status == 200, headers
         for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.0.1"):
@@ -223,7 +223,7 @@ def test_a_key_learns_nothing_by_time():
             assert s.ask(key, prompt=[7 + n] + [7 + i * i % 199 for i in range(800)], max_tokens=1).status == 200
             return cpu(s) - before
 
-        cost("a", 100)  # what is done once
+        cost("a", 100)  # pays for the work that is done only once
         rounds = [(cost("a", n), cost("b", n), cost("b", n)) for n in range(7)]  # new, sent by another, sent by itself
         new, others, own = (sorted(r[i] for r in rounds)[3] for i in range(3))
         assert own < 0.5 * new, rounds

@@ -85,7 +85,7 @@ def test_events_can_be_followed_from_anywhere(server):
         kinds = [e["type"] for e in first]
         assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"] and kinds[-1] == "response.incomplete"
         assert first[-1]["response"] == server.get(path(r)).json()
-        assert parse(server.get(path(r, "?stream=true"))) == first  # when it is over
+        assert parse(server.get(path(r, "?stream=true"))) == first  # the response is over by now
         for after in (0, 7, len(first) - 2):
             assert parse(server.get(path(r, "?stream=true&starting_after=%d" % after))) == first[after + 1:]
         assert server.get(path(r, "?stream=true&starting_after=%d" % len(first))).body == b""

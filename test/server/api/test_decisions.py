@@ -45,7 +45,7 @@ def test_questions_of_each_type(server):
 
 
 def test_the_probabilities_are_those_of_the_labels_after_the_prompt(server):
-    """Written out as a chat: the same prompt, and the same log-probabilities of the letters."""
+    """The same question written out as a chat gives the same prompt, and the same log-probabilities of the letters."""
     prompt = "the state\n\nQuestion: Which team?\nA: billing\nB: shipping - parcels\nC: security\nAnswer with the letter of one option only."
     ids = [server.post("/tokenize", {"prompt": c, "add_special_tokens": False}).json()["tokens"][0] for c in "ABC"]
     c = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1, "temperature": 0, "logprob_token_ids": ids, "ignore_eos": True}).json()
@@ -71,7 +71,7 @@ def test_decisions_are_lists(server):
 
 
 def test_a_conversation_is_a_text_with_roles(server):
-    """The same prompt as that of its text, and of a conversation that only has messages of the user without roles."""
+    """A conversation gives the same prompt as its text with role names; without role names if the user wrote all messages."""
     call = {"type": "function_call", "call_id": "1", "name": "get", "arguments": "{}"}
     items = [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_json", "data": {"b": [1]}}]}, call,
              {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "r"}]},

@@ -117,7 +117,7 @@ def open_handed():
 @pytest.mark.parametrize("settings", [(3.0, 8, 1.0, 0.0), (2.5, 20, 0.9, 0.0), (3.0, 12, 1.0, 0.05), (2.0, 15, 0.95, 0.02), (3.0, 40, 1.0, 0.0),
                                       (4.0, 60, 0.9, 0.01), (1.5, 4096, 0.8, 0.0), (2.5, 4096, 1.0, 0.02)])
 def test_probabilities_after_the_samplers(open_handed, settings):
-    """They are the distribution from which tokens are drawn: that of the raw log-probabilities after the samplers."""
+    """The probabilities are the distribution from which tokens are drawn: the one that the samplers make of the raw log-probabilities."""
     real, most = open_handed, max(20, settings[1])
     body = {**dict(zip(("temperature", "top_k", "top_p", "min_p"), settings)), "n_probs": most, "n_predict": 40 if most < 100 else 8}
     n = expected = variance = 0

@@ -178,7 +178,7 @@ def test_the_answer_ends_when_the_context_is_full(server):
     r = ask(server, long)
     (n, most) = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", r.json()["error"]["message"]).groups()
     assert r.status == 400 and int(n) > 2048 and int(most) == 2047
-    r = ask(server, [{"role": "user", "content": "word " * 100000}])  # not counted
+    r = ask(server, [{"role": "user", "content": "word " * 100000}])  # too long to be counted
     assert r.status == 400 and r.json()["error"]["message"].startswith("prompt is too long: ")
     assert server.post("/v1/messages/count_tokens", {"messages": long}).json()["input_tokens"] == int(n)
 

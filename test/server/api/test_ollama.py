@@ -95,7 +95,7 @@ def test_messages_become_those_of_a_chat(server):
     r = server.post("/api/chat", {"messages": messages, "tools": [TOOL], "stream": False, "options": {"num_predict": 1}})
     assert r.status == 200, r.body
     assert r.json()["prompt_eval_count"] == server.post("/v1/chat/completions", {"messages": openai, "tools": [TOOL], "max_tokens": 1}).json()["usage"]["prompt_tokens"]
-    begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]  # is continued
+    begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]  # the last message is continued
     r = server.post("/api/chat", {"messages": begun, "stream": False, "options": {"num_predict": 1}}).json()
     want = server.post("/v1/chat/completions", {"messages": begun, "continue_final_message": True, "max_tokens": 1}).json()
     assert r["prompt_eval_count"] == want["usage"]["prompt_tokens"]

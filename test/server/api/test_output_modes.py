@@ -123,7 +123,7 @@ def test_messages_and_responses_are_rendered(server):
 
 
 def test_offsets_are_characters_of_the_prompt(server):
-    """Also of characters that several tokens share, and of tokens that a template adds."""
+    """This also holds for characters that several tokens share, and for tokens that a template adds."""
     text = "Grüße, \U0001f600 world. 日本"
     pieces = lambda ids: [server.post("/detokenize", {"tokens": [i]}).json()["prompt"] for i in ids]
     render = lambda path, **body: good(server.post(path + "/render", {"return_token_offsets": True, **body}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vertex AI's /predict, as llama.cpp takes it: several requests in one."""
+"""Vertex AI's /predict, as llama.cpp accepts it: several requests in one."""
 import json
 
 import pytest

@@ -298,10 +298,8 @@ TEST(every_endpoint_answers_a_line_whole)
 }
 
 /* If memory runs out, there is the complete answer or an error, never an answer with a part
- * missing. */
-/* The n-th append fails, for every n that an answer reaches, so that no failure to
- * allocate is left untested: a buffer that lost bytes must be noticed before the answer is
- * sent. */
+ * missing: a buffer that lost bytes must be noticed before the answer is sent. The n-th append
+ * fails, for every n that an answer reaches, so that no failure to allocate is left untested. */
 TEST(a_failed_allocation_never_shortens_an_answer)
 {
     static const struct {

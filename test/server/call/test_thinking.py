@@ -158,7 +158,7 @@ def test_a_model_without_reasoning_has_nothing_to_limit():
         r = s.chat(thinking_token_budget=3)
         assert r.status == 400 and r.error["param"] == "thinking_token_budget" and "--reasoning-parser" in r.error["message"]
         assert s.chat(thinking_token_budget=-1, max_tokens=2).status == 200
-        # a client of Messages cannot know what the model is
+        # a client of Messages cannot know whether the model can reason
         r = s.post("/v1/messages", {"messages": USER("Hi"), "max_tokens": 2, "thinking": {"type": "enabled", "budget_tokens": 1024}})
         assert r.status == 200
 

@@ -6,8 +6,8 @@
 
 #define PLAIN "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
-/* Clients send content as parts, many templates expect a string. Whether a template
- * handles parts is found out by how it uses `content`. */
+/* Clients send content as parts, but many templates expect a string. Whether a template handles
+ * parts is found out by how it uses `content`. */
 TEST(text_parts_are_joined_for_templates_that_want_strings)
 {
     const char *parts =

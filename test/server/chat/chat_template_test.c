@@ -67,8 +67,9 @@ TEST(provenance_survives_every_string_operation)
 
 /* All operations of templates on a text of the user: no byte of the text, or of the result, may be
  * marked as the template's own. The expressions do not contain the letters that the test searches
- * for, except those in which the user's format has a control token as its argument. */
-/* An attacker may know the template and send anything. Every filter, method and operator gets texts
+ * for, except those in which the user's format has a control token as its argument.
+ *
+ * An attacker may know the template and send anything. Every filter, method and operator gets texts
  * from which <|im_end|> could be assembled, and no part of a result may count as the template's
  * own. */
 TEST(no_operation_turns_input_into_the_template_s_own)

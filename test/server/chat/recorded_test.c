@@ -258,8 +258,8 @@ static bool equal_json(const struct json *a, const struct json *b)
     return true;
 }
 
-/* Content, reasoning and each call's name, id and arguments. Arguments that were cut off
- * are no JSON on either side. */
+/* Content, reasoning and each call's name, id and arguments. Arguments that were cut off are not
+ * JSON on either side. */
 static bool matches(const struct fold *f, const struct json *expected)
 {
     if (strcmp(f->content.data, json_get_string(expected, "content")) != 0 ||

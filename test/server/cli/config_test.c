@@ -292,8 +292,8 @@ TEST(flags_of_vllm_are_not_options)
     CHECK(n_vllm_flags > 200);
 }
 
-/* A file of five lines with one mistake names that line. An option twice is a mistake,
- * too: in YAML, one would win silently. */
+/* A file of five lines with one mistake names that line. An option that is given twice is a
+ * mistake, too: in YAML, one would win silently. */
 TEST(bad_lines_are_refused_with_their_number)
 {
     char *path = write_file("model: x\nprot: 5\n");

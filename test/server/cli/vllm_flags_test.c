@@ -116,7 +116,7 @@ static int check_table(const char *path)
     return n;
 }
 
-/* A flag of a new version of vLLM fails here when the table is made anew. */
+/* A flag of a new version of vLLM fails here when the table is made again. */
 TEST(every_flag_of_vllm_is_used_ignored_or_refused_with_a_reason)
 {
     CHECK(check_table(TABLE) > 300);

@@ -19,8 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A request that is answered later: a stream, a job on the pool, or a reply by timer.
- * n_tokens is -1 if it is no stream. */
+/* A request that is answered later: a stream, a job on the pool, or a reply by timer. n_tokens is
+ * -1 if it is not a stream. */
 struct job {
     struct http_request *req;
     struct http_timer timer;
@@ -328,7 +328,7 @@ static void get_refused(struct http_request *req, void *arg)
     http_timer_start(app.server, &j->timer, arg_long(req, "ms", 100), refuse_due, j);
 }
 
-/* Never answers: the request ends when the client leaves, or by the shutdown. */
+/* Never answers: the request ends when the client leaves or the server shuts down. */
 static void get_hang(struct http_request *req, void *arg)
 {
     (void)arg;

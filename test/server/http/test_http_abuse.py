@@ -408,7 +408,7 @@ def test_bytes_that_come_with_the_end_hold_no_connection(how):
 
 @pytest.mark.parametrize("tolerate", [0, 1])
 def test_a_whole_request_that_ends_with_a_half_close_is_answered(tolerate):
-    body = bytes(range(256)) * (8 << 12)  # 8 MiB: not all of it is read when the end is seen
+    body = bytes(range(256)) * (8 << 12)  # 8 MiB: the half-close is noticed before all of it is read
     with Front(**({"tolerate_half_close": 1} if tolerate else {})) as f:
         for data, want in ((request("POST", "/echo", body), [body]), (request("POST", "/echo", b"a") * 20, [b"a"] * 20)):
             with f.connect() as s:
@@ -494,7 +494,7 @@ def test_half_close_can_be_tolerated():
         s.sendall(request("GET", "/hang"))
         f.wait_for(active=2)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        s.close()  # a reset is no half-close
+        s.close()  # a reset is not a half-close
         f.wait_for(active=1, gone=1)
 
 
@@ -674,7 +674,7 @@ def test_probes_get_through_a_crowd_that_sends_slowly(sent):
 
 @pytest.mark.parametrize("limit", [200, 2000])
 def test_probes_get_through_a_crowd_that_comes_at_once(limit):
-    """All connections wait when the server comes to accept them, some behind the probes."""
+    """All connections are waiting when the server accepts them, some of them after the probes."""
     with Front(max_connections=limit) as f:
         f.process.send_signal(signal.SIGSTOP)
         sockets, probes = [], []

@@ -81,7 +81,7 @@ class Hub:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: the second would wait for the receipt of the first
+    wbufsize = -1  # head and body in one packet: a second packet would wait for the acknowledgement of the first
 
     def log_message(self, *args):
         pass

@@ -35,7 +35,7 @@ TEST(each_prefix_is_computed_once_in_every_order_that_brings_it_together)
 }
 
 /* The control: in the order of arrival the same pool computes over twice as much, so the
- * test above cannot pass by a pool that is too large. */
+ * test above cannot pass merely because the pool is too large. */
 TEST(arrival_order_computes_more_where_the_pool_is_small)
 {
     struct bench_job b;
@@ -94,7 +94,7 @@ TEST(a_bad_line_gets_its_error_and_does_not_stop_the_job)
     open_job(&b, JOB_ORDER_GROUPS);
     CHECK(turns(&b, 1000));
     check_all_once(&b);
-    CHECK_EQ(b.n_failed, 3); // 5: longer than the pool
+    CHECK_EQ(b.n_failed, 3); // lines 3, 5 (longer than the pool) and 7
     CHECK(b.texts[7] && strstr(b.texts[7], "\"status_code\":404"));
     CHECK(b.texts[3] && strstr(b.texts[3], "\"status_code\":400"));
     end(&b);
@@ -442,8 +442,8 @@ static void run_now(struct call_server *s, void (*work)(void *arg), void (*done)
     done(arg);
 }
 
-/* Expired before a line was run: each line's error is in the error file, and there is no
- * output file. */
+/* A batch that has expired before any line was run: each line's error is in the error file, and
+ * there is no output file. */
 TEST(a_batch_whose_window_has_ended_expires_and_each_line_says_so)
 {
     static const struct call_host with_pool = {.run = run_now};

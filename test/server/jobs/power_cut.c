@@ -35,7 +35,7 @@ static bool key_of(int fd, char key[PATH_BYTES])
     return true;
 }
 
-/* Is fd the root (*is_root) or a file in it? */
+/* True if fd is the root (then *is_root is set) or a file in it. */
 static bool is_watched(int fd, bool *is_root)
 {
     char link[64], path[PATH_BYTES];

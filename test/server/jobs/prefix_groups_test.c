@@ -119,9 +119,9 @@ static int64_t first_level_tokens(int32_t n, int32_t block)
     return sum;
 }
 
-/* 2,000 random sets of prompts. The tree's count equals the brute force, which does not
- * depend on the order; grouping saves at most that, and at least as much as grouping by the first
- * block. */
+/* 2,000 random sets of prompts. The tree's count equals that of brute force, which does not depend
+ * on the order. Grouping saves at most that many tokens, and at least as many as grouping by the
+ * first block. */
 TEST(random_prompts_agree_with_brute_force)
 {
     for (uint32_t seed = 1; seed <= 2000; seed++) {
