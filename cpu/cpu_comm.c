@@ -44,8 +44,8 @@ enum status cpu_comm_open(const struct comm_place *place, struct comm **out, str
     *out = NULL;
     if (place->n_nodes < 1 || place->n_ranks < 1 || place->n_ranks > CPU_MAX_RANKS ||
         place->n_ranks % place->n_nodes != 0 || place->node < 0 || place->node >= place->n_nodes) {
-        return err_set(err, ERR_INVALID, "%d ranks do not divide among %d nodes", place->n_ranks,
-                       place->n_nodes);
+        return err_set(err, ERR_INVALID, "%d ranks cannot be divided evenly among %d nodes",
+                       place->n_ranks, place->n_nodes);
     }
     int32_t n_local = place->n_ranks / place->n_nodes;
     struct comm *c = create(place->n_ranks, place->node * n_local, n_local);

@@ -142,7 +142,7 @@ enum status cuda_device_open(struct cuda *be, struct err *err)
                            "no NVIDIA driver was found: use --device cpu, or "
                            "install the driver");
         }
-        return err_set(err, ERR_DEVICE, "no NVIDIA GPU was found (the driver is there)");
+        return err_set(err, ERR_DEVICE, "no NVIDIA GPU was found, although a driver is installed");
     }
     if (be->options.device < 0 || be->options.device >= n) {
         return err_set(err, ERR_INVALID, "there is no GPU %d: this machine has %d",

@@ -156,7 +156,7 @@ static enum status read_ranks(struct engine *e, struct err *err)
     int32_t n_nodes = e->options.nodes ? nodes_count(e->options.nodes) : 1;
     if (n_ranks % n_nodes != 0) {
         return err_set(err, ERR_INVALID,
-                       "tensor-parallel-size: %d ranks do not divide among %d "
+                       "tensor-parallel-size: %d ranks cannot be divided evenly among %d "
                        "nodes",
                        n_ranks, n_nodes);
     }

@@ -31,8 +31,8 @@ enum {
     COMPUTERS = 128,
     THREADS = 160,
     STAGE_BYTES = 16 * 1024, // bytes of weights, roughly: a stage has several boxes
-    SMEM_FEW = 220 * 1024,   // per block, for up to 8 rows,
-    SMEM_MORE = 150 * 1024,  // and for more: measured
+    SMEM_FEW = 220 * 1024,   // per block for up to 8 rows; measured
+    SMEM_MORE = 150 * 1024,  // per block for more rows; measured
 };
 
 struct small_params {

@@ -93,7 +93,7 @@ move_on(const struct rows_params &p, const struct single_work &w, const struct m
     }
 }
 
-/* The row was the last of its block. */
+/* Called when the row was the last of its block. */
 template <typename T, int DK, int DV>
 __device__ __forceinline__ void end_block(const struct rows_params &p, const struct single_work &w,
                                           const struct mine<T, DK, DV> &h,
