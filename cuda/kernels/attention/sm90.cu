@@ -24,6 +24,26 @@
 #include "cuda/kernels/attention/thin.cuh"
 #include "cuda/kernels/attention/wide.cuh"
 
+/* The units that one of n_workers computes. */
+template <int KEYS> struct worker_units {
+    const struct attention_params &p;
+    int items_offset, n_units, n_sub, n_workers, worker;
+
+    template <typename W> __device__ __forceinline__ void each(W &work) const
+    {
+        for (int k = 0; k * n_workers < n_units; k++) {
+            const int index = unit_index(k, n_workers, worker);
+            if (index < n_units) {
+                const struct attention_unit u =
+                    unit_at(p, items_offset, index, n_sub, ATTENTION_TILE_ROWS, KEYS);
+                if (u.n_packed > 0) {
+                    work.unit(u);
+                }
+            }
+        }
+    }
+};
+
 template <typename T, int NB>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     attention_sm90_kernel(const __grid_constant__ struct attention_params p,
@@ -55,15 +75,16 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     const bool busy = n_units > (int)gridDim.x, is_short = head.mean_keys <= NARROW_KEYS;
     const bool thin = S::SLOTS >= 6 && p.may_be_thin && packed <= THIN_ROWS && busy;
     const bool narrow = thin || (S::SLOTS >= 6 && packed <= GROUP_ROWS && busy && is_short);
-    /* The worker that this thread belongs to, the number of workers, and this worker's part of the
-     * ring. */
+    /* The units of the worker that this thread belongs to, and the worker's part of the ring. */
     const int group = (int)threadIdx.x / WARPGROUP;
     int half = 0;
     if (narrow) {
         half = group > 0 ? group - 1 : (int)threadIdx.x / 32;
     }
-    const int n_workers = (int)gridDim.x * (narrow ? 2 : 1);
-    const int worker = half * (int)gridDim.x + (int)blockIdx.x;
+    const struct worker_units<S::KEYS> units = {
+        p, head.items_offset, n_units, n_sub,
+            (int)gridDim.x *(narrow ? 2 : 1), half *(int)gridDim.x + (int)blockIdx.x
+    };
     const struct ring ring = {narrow ? S::SLOTS / 2 : S::SLOTS};
     slots += half * (S::SLOTS / 2) * S::SLOT_BYTES;
     full += half * (S::SLOTS / 2);
@@ -76,16 +97,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
             if (head.n_paths > 0 || p.is_expanded) {
                 pdl_wait();
             }
-            for (int k = 0; k * n_workers < n_units; k++) {
-                const int index = unit_index(k, n_workers, worker);
-                if (index < n_units) {
-                    const struct attention_unit u =
-                        unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, S::KEYS);
-                    if (u.n_packed > 0) {
-                        l.unit(u);
-                    }
-                }
-            }
+            units.each(l);
         }
         pdl_wait();
         pdl_trigger();
@@ -96,16 +108,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         if (thin) {
             thin_computer<T, NB> c = {p,    slots,     smem + (group - 1) * S::Q_BYTES, full, empty,
                                       ring, group - 1, (int)threadIdx.x % WARPGROUP};
-            for (int k = 0; k * n_workers < n_units; k++) {
-                const int index = unit_index(k, n_workers, worker);
-                if (index < n_units) {
-                    const struct attention_unit u =
-                        unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, S::KEYS);
-                    if (u.n_packed > 0) {
-                        c.unit(u);
-                    }
-                }
-            }
+            units.each(c);
             return;
         }
         wide_computer<T, NB> c = {p,
@@ -120,16 +123,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
                                   narrow ? 0 : (group - 1) * GROUP_ROWS,
                                   narrow ? 2 : 1,
                                   (int)threadIdx.x % WARPGROUP};
-        for (int k = 0; k * n_workers < n_units; k++) {
-            const int index = unit_index(k, n_workers, worker);
-            if (index < n_units) {
-                const struct attention_unit u =
-                    unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, S::KEYS);
-                if (u.n_packed > 0) {
-                    c.unit(u);
-                }
-            }
-        }
+        units.each(c);
     }
 #endif
 }
