@@ -164,8 +164,7 @@ struct call_record {
 };
 #define CALL_RECORD_NONE ((struct call_record){NULL, NULL, -1, -1, -1, -1, -1})
 
-/* ---- a call
- * -------------------------------------------------------------------------------------- */
+/* ---- a call ---------------------------------------------------------------------------------- */
 
 /* How a background response (call.kept) ended. */
 enum call_ending { CALL_ANSWERED, CALL_FAILED, CALL_CANCELLED };
@@ -269,8 +268,7 @@ void call_cancel(struct call *c);
 /* Ends all calls, except those that are being prepared. */
 void call_abort_all(struct call_server *s, const struct call_error *e);
 
-/* ---- used between files (server.c, choice.c, submit.c)
- * ------------------------------------------------------------- */
+/* ---- used between files (server.c, choice.c, submit.c) --------------------------------------- */
 
 void call_observe(struct call *c, enum call_measure what, double v);
 
