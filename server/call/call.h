@@ -236,7 +236,7 @@ struct call {
     enum call_ending ending;  // if not CALL_ANSWERED: how the call must end, as soon as it can
     char *not_kept, *why;     // error messages of the store and of a failed call; NULL: none
     enum prepare_stage stage; // while `preparing`
-    bool renders;             // it has the thread for templates of clients
+    bool renders;             // it occupies the thread that renders clients' templates
     bool preparing, queued, streaming, untimed, gone, dead, first_token, deadline_is_queue,
         has_news;
     struct call *next, **link, *next_queued, *next_dead;
