@@ -12,7 +12,7 @@
 
 /* Whether the row can be computed again after the step: all it reads must still be there. In a tree
  * it reads the rows of its path, which lie in consecutive slots only if slots are positions. A
- * recurrent layer's state must not have gone on to another row or block. */
+ * recurrent layer's state must not have advanced to another row or block. */
 static bool is_repeatable(const struct engine *e, const struct sequence *seq,
                           const struct pass_row *row)
 {

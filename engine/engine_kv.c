@@ -18,7 +18,7 @@ static const struct kv_choice *automatic(const struct engine *e, const struct mo
     }
     const struct kv_choice *asked = kv_choice_find(m->kv_cache);
     if (!asked || e->info.dtype == DT_F32) {
-        log_warn("the checkpoint asks for a KV cache of %s; keys and values are stored as %s%s",
+        log_warn("the checkpoint requests a KV cache of %s; keys and values are stored as %s%s",
                  m->kv_cache, plain->name, text_if(asked, ", since everything is"));
         return plain;
     }

@@ -91,7 +91,7 @@ static enum status ask_free(struct rank *r, void *arg)
     return OK;
 }
 
-/* The most rows with logits in a pass: one per sequence, and one per draft. */
+/* The maximum number of rows with logits in a pass: one per sequence, and one per draft. */
 static int32_t max_out_of(const struct engine *e)
 {
     const struct engine_info *info = &e->info;
@@ -117,7 +117,7 @@ static enum status common_facts(struct engine *e, struct backend_facts *out, str
     return OK;
 }
 
-/* The most masks in a step: one per sequence's draw, and one per draft. */
+/* The maximum number of masks in a step: one per sequence's draw, and one per draft. */
 static int32_t max_masks_of(const struct engine *e)
 {
     int32_t n = e->info.max_num_seqs;
@@ -211,7 +211,7 @@ static enum status reopen_ropes(struct rank *r, void *arg)
 /* The rope tables are rebuilt for the length that is actually served. */
 static enum status shorten(struct engine *e, int32_t max_model_len, struct err *err)
 {
-    log_info("max-model-len is %d: that is what the KV blocks hold", max_model_len);
+    log_info("max-model-len is reduced to %d, which is what the KV blocks can hold", max_model_len);
     e->info.max_model_len = max_model_len;
     bool changed = model_config_fit(&e->config, max_model_len);
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
@@ -258,8 +258,8 @@ static int32_t default_lanes(const struct engine *e, const struct backend_facts 
 }
 
 /* Sequences with recurrent state continue only from its boundaries, so whole blocks are matched.
- * The default is coarse enough that nobody finds out another's prompt by guessing token after
- * token. */
+ * The default is coarse enough that nobody can find out another client's prompt by guessing it
+ * token by token. */
 static enum status choose_match_unit(struct engine *e, struct err *err)
 {
     enum { DEFAULT = 16 };

@@ -36,13 +36,13 @@ struct engine_states {
 
 /* engine_broken.c: a row whose results are not numbers, until the log says so. */
 struct broken_row {
-    bool waits;       // to be explained
-    bool told, named; // the log says it; and in which layer it began
+    bool waits;       // the log has yet to say in which layer this began
+    bool told, named; // told: the log has an entry; named: it names the layer
     bool repeatable;  // the row can be computed again
     /* Turns during which only one step is in flight, so that the next such row of a recurrent model
      * can be computed again. */
     int32_t careful_turns;
-    int32_t layer; // if named; the number of layers: after the last one
+    int32_t layer; // valid if named; equal to the number of layers: after the last one
     struct pass_row row;
 };
 

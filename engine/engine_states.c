@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* Chosen: the most tokens recomputed after a hit, if memory suffices. */
+/* Chosen: the maximum number of tokens recomputed after a hit, if memory suffices. */
 enum { TOKENS_A_SNAPSHOT = 512 };
 
 /* The number of slots after a sequence's last known token. */
@@ -63,7 +63,8 @@ enum status engine_states_begin(struct engine *e, struct err *err)
         return OK;
     }
     if (!m->be->ops->state_bytes) {
-        return err_set(err, ERR_UNSUPPORTED, "this backend runs no model with recurrent state (%s)",
+        return err_set(err, ERR_UNSUPPORTED,
+                       "this backend does not support models with recurrent state (%s)",
                        e->config.model_type);
     }
     if (e->options.state_block > 0) {
@@ -121,8 +122,8 @@ static int64_t affordable(const struct engine *e, size_t budget, size_t per_bloc
     return (int64_t)lesser(n, half);
 }
 
-/* The most snapshots that all sequences together could use: one each where a text starts, ends and
- * branches, and OTHERS more. */
+/* The maximum number of snapshots that all sequences together could use: one each where a text
+ * starts, ends and branches, and OTHERS more. */
 static int64_t useful(const struct engine *e)
 {
     enum { OTHERS = 4 }; // chosen

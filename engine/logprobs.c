@@ -7,7 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Comes after the other in the answer: less likely, or as likely with a higher id. */
+/* True if entry a comes after entry b in the answer: it is less likely, or equally likely with a
+ * higher id. */
 static bool is_after(const struct token_logprobs *t, int32_t a, int32_t b)
 {
     if (t->top_logprobs[a] != t->top_logprobs[b]) {

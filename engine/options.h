@@ -30,11 +30,12 @@ struct engine_options {
     int32_t max_num_seqs;                // lanes; 0: 256 (CPU: 64; offline on a GPU: up to 1,024)
     int32_t max_num_batched_tokens;      // rows per step; 0: 8192 (CPU: 2048)
     int32_t block_size;                  // tokens of a KV block; 0: the backend's preference
-    int32_t prefix_match_unit;           // tokens; divides block_size; 0: 16 if that does
-    int32_t num_gpu_blocks_override;     // KV blocks; 0: from memory
-    int64_t kv_cache_memory_bytes;       // 0: from gpu_memory_utilization
-    double gpu_memory_utilization;       // share of free device memory for everything; 0: 0.9 (CPU:
-                                         // 0.4)
+    int32_t prefix_match_unit; // tokens; must divide block_size; 0: 16, or block_size if 16 does
+                               // not divide it
+    int32_t num_gpu_blocks_override; // KV blocks; 0: from memory
+    int64_t kv_cache_memory_bytes;   // 0: from gpu_memory_utilization
+    double gpu_memory_utilization;   // share of free device memory for everything; 0: 0.9 (CPU:
+                                     // 0.4)
     /* For models with recurrent state. state_snapshots: number of snapshots in the prefix cache; 0:
      * as memory allows, below 0: none. mamba_cache_mode: the same in vLLM's terms ("none" or
      * another mode). mamba_block_size: tokens between snapshots; 0: 512. */

@@ -121,7 +121,7 @@ void buf_put_int(struct buf *b, int64_t v)
     buf_put(b, p, (size_t)(digits + sizeof digits - p));
 }
 
-/* Escapes a character that JSON does not allow as it is, by its short form if it has one. */
+/* Escapes a character that JSON does not allow unescaped, by its short form if it has one. */
 static void put_escaped(struct buf *b, unsigned char c)
 {
     switch (c) {

@@ -59,8 +59,7 @@ static enum status check_escapes(const struct json_scan *sc, struct err *err)
         bool high = is_hex4(p + i, n, "dD", "89abAB");
         if (is_hex4(p + i, n, "dD", "cdefCDEF") ||
             (high && !is_hex4(p + i + 6, n - 6, "dD", "cdefCDEF"))) {
-            return err_set(err, ERR_FORMAT, "half a pair of surrogates in a string at byte %zu",
-                           at);
+            return err_set(err, ERR_FORMAT, "an unpaired surrogate in a string at byte %zu", at);
         }
         if (high) {
             i += 11;

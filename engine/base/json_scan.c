@@ -98,7 +98,7 @@ static bool scan_string(struct json_scan *sc)
         i += plain_run(sc->s + i, sc->n_bytes - i);
         if (i >= sc->n_bytes) {
             sc->at = i;
-            return fail(sc, "the string does not end"), false;
+            return fail(sc, "an unterminated string"), false;
         }
         unsigned char c = (unsigned char)sc->s[i];
         if (c == '"') {
@@ -112,7 +112,7 @@ static bool scan_string(struct json_scan *sc)
             size_t n = utf8_valid_length(sc->s + i, sc->n_bytes - i);
             if (n == 0) {
                 sc->at = i;
-                return fail(sc, "the text is not UTF-8"), false;
+                return fail(sc, "invalid UTF-8"), false;
             }
             i += n;
             continue;
@@ -126,7 +126,7 @@ static bool scan_string(struct json_scan *sc)
         }
         if (!good) {
             sc->at = i;
-            return fail(sc, "a broken escape in a string"), false;
+            return fail(sc, "an invalid escape in a string"), false;
         }
         i += e == 'u' ? 6 : 2;
     }
@@ -153,13 +153,13 @@ static bool scan_number(struct json_scan *sc)
     }
     size_t n = digits(sc, i);
     if (n == 0 || (n > 1 && sc->s[i] == '0')) {
-        return fail(sc, "a broken number"), false;
+        return fail(sc, "an invalid number"), false;
     }
     i += n;
     if (i < sc->n_bytes && sc->s[i] == '.') {
         n = digits(sc, i + 1);
         if (n == 0) {
-            return fail(sc, "a broken number"), false;
+            return fail(sc, "an invalid number"), false;
         }
         i += n + 1;
     }
@@ -170,7 +170,7 @@ static bool scan_number(struct json_scan *sc)
         }
         n = digits(sc, i);
         if (n == 0) {
-            return fail(sc, "a broken number"), false;
+            return fail(sc, "an invalid number"), false;
         }
         i += n;
     }

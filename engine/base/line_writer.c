@@ -11,7 +11,6 @@
 #include <string.h>
 #include <time.h>
 
-/* Two buffers: callers fill one while the thread writes the other. */
 struct line_writer {
     pthread_mutex_t lock;
     pthread_cond_t work, done;

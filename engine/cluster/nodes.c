@@ -310,7 +310,7 @@ static enum status send_all(struct nodes *n, enum frame_kind kind, const void *b
     for (int32_t i = 1; i < n->place.n_nodes; i++) {
         if (n->lost || nodes_send_frame(&n->peers[i], kind, bytes, n_bytes,
                                         seconds_from_now(NODE_SILENCE_S)) != OK) {
-            nodes_lose(n, "does not listen", "", i);
+            nodes_lose(n, "accepts no data", "", i);
             return ERR_IO;
         }
     }
@@ -336,7 +336,7 @@ enum status nodes_least(struct nodes *n, int64_t *value, struct err *err)
     if (n->place.node > 0) {
         if (nodes_send_frame(&n->peers[0], FRAME_VALUE, value, sizeof *value,
                              seconds_from_now(NODE_SILENCE_S)) != OK) {
-            nodes_lose(n, "does not listen", "", 0);
+            nodes_lose(n, "accepts no data", "", 0);
             return lost_status(n, err);
         }
     }

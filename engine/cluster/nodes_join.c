@@ -159,9 +159,9 @@ static void check_hello(struct nodes *n, const struct hello *h, const char *iden
         snprintf(refusal, n_bytes, "node %u was started for %u nodes, node 0 for %d", h->node,
                  h->n_nodes, n->place.n_nodes);
     } else if (h->node == 0 || h->node >= h->n_nodes) {
-        snprintf(refusal, n_bytes, "there is no place for a node %u of %u", h->node, h->n_nodes);
+        snprintf(refusal, n_bytes, "node %u of %u is not a valid number", h->node, h->n_nodes);
     } else if (n->peers[h->node].fd >= 0) {
-        snprintf(refusal, n_bytes, "node %u has joined already", h->node);
+        snprintf(refusal, n_bytes, "node %u has already joined", h->node);
     } else if (strcmp(identity, n->identity) != 0) {
         say_difference(identity, n->identity, (int32_t)h->node, refusal, n_bytes);
     }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One stream of the set: admission of a peer, sending and receiving of frames, detection of silence
- * and of a closed stream. */
+/* One stream of the set: sends and receives frames, and detects silence and a closed stream. */
 #include "engine/cluster/nodes_private.h"
 
 #include "engine/base/clock.h"
@@ -238,7 +237,7 @@ void nodes_watch_peer(struct nodes *n, struct peer *p, bool readable)
         enum status st = send_frame(p, FRAME_BEAT, NULL, 0, now + 1000000000);
         pthread_mutex_unlock(&p->send_lock);
         if (st != OK && !p->said_bye) {
-            peer_gone(n, p, "does not listen");
+            peer_gone(n, p, "accepts no data");
         }
     }
 }

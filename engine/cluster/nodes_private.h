@@ -21,7 +21,7 @@ enum frame_kind {
 
 enum {
     NODE_PROTOCOL = 3, // incremented when anything below, the step format or a stream changes
-    // Chosen: the most memory that a frame can make its receiver allocate.
+    // Chosen: limit of the memory that a frame can make its receiver allocate.
     MAX_FRAME_BYTES = 1 << 30,
     // Chosen: steps come two at a time, so more waiting frames mean that nobody reads them.
     MAX_FRAMES_WAITING = 64,

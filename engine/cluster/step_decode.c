@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads a step from the wire: int32s in memory layout and in a fixed order; a list is a count and
- * its items. A whole step consists of: slot, kind, begun, the updates unless begun (lanes, copies,
- * state copies, moves), the wanted outputs, the draft passes, and the target's pass. A level has
- * one pass instead of all passes; a frame of draws has only masks. Words of a tree's mask have 8
- * bytes and may need padding before them; everything else is aligned to 4. */
+ * its items. A whole step consists of: slot, kind, begun, the updates (lanes, copies, state copies,
+ * moves; absent if the step was already begun), the wanted outputs, the draft passes, and the
+ * target's pass. A level has one pass instead of all passes; a frame of draws has only masks. Words
+ * of a tree's mask have 8 bytes and may need padding before them; everything else is aligned to 4.
+ */
 #include "engine/cluster/step_wire.h"
 
 #include <string.h>
@@ -395,7 +396,7 @@ static void get_level(struct reader *r, struct step *st)
 static void get_passes(struct reader *r, struct step *st)
 {
     const struct scheduler_limits *l = r->sizes->limits;
-    int32_t want = get(r, 0, 3, "what is wanted");
+    int32_t want = get(r, 0, 3, "the requested outputs");
     st->want = (struct model_outputs){.logits = want & 1, .pooled = want >> 1};
     st->n_draft_passes = get(r, 0, r->sizes->n_draft_passes, "the number of draft passes");
     for (int32_t i = 0; i < st->n_draft_passes && !r->bad; i++) {

@@ -135,7 +135,8 @@ struct state_set_desc {
     const struct state_layer *layers;
     enum dtype dtype; // of raw rows
     int32_t block;    // a multiple of 16 and of block_tokens
-    /* The most rows that a lane may have past its last known token: drafts, or nodes of a tree. */
+    /* The maximum number of rows that a lane may have past its last known token: drafts, or nodes
+     * of a tree. */
     int32_t max_ahead;
 };
 
@@ -228,8 +229,8 @@ struct pass_seq {
 
 enum { MAX_TREE_NODES = 128, TREE_MASK_WORDS = MAX_TREE_NODES / 64, MAX_TREE_PATH = 16 };
 
-/* The most blocks that a path of up to MAX_TREE_PATH new rows can touch. A backend that copies
- * paths reserves this many per node (backend_limits.max_tree_nodes). */
+/* The maximum number of blocks that a path of up to MAX_TREE_PATH new rows can touch. A backend
+ * that copies paths reserves this many per node (backend_limits.max_tree_nodes). */
 static inline int32_t tree_path_blocks(int32_t block_tokens)
 {
     return (MAX_TREE_PATH + block_tokens - 2) / block_tokens + 1;
@@ -348,7 +349,7 @@ struct draw_result {
     float log_total; // with logprobs: a logit minus this is its log-probability
     /* The row's logits contain NaN or infinity, or nothing above -infinity; the token is then some
      * id of the vocabulary without meaning. Logits that cannot be drawn (masked or banned) need not
-     * be looked at. */
+     * be checked. */
     bool broken;
     int32_t n_top;
     int32_t top_ids[MAX_TOP_LOGPROBS];

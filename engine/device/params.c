@@ -61,8 +61,10 @@ static enum status check_lists(const struct sampling_params *p, int32_t vocab, s
     int32_t n_tokens = 0;
     for (int32_t i = 0; i < p->n_bad_words; i++) {
         if (p->bad_word_lengths[i] < 1 || p->bad_word_lengths[i] > MAX_BAD_TOKENS - n_tokens) {
-            return err_set(err, ERR_INVALID, "bad_words: empty, or over %d tokens together",
-                           MAX_BAD_TOKENS);
+            return err_set(
+                err, ERR_INVALID,
+                "bad_words: a word is empty, or all of them have more than %d tokens together",
+                MAX_BAD_TOKENS);
         }
         n_tokens += p->bad_word_lengths[i];
     }

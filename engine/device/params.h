@@ -67,7 +67,7 @@ struct sampling_params {
     int32_t n_bad_words; // banned sequences of ids
     const int32_t *bad_word_lengths; // [n_bad_words]
     const int32_t *bad_word_tokens;  // concatenated
-    int32_t num_speculative_tokens;  // the most drafts per step; -1: the engine's setting
+    int32_t num_speculative_tokens;  // maximum number of drafts per step; -1: the engine's setting
     /* For prompt tokens: [rows][prompt_top_logprobs] alternatives, where row 0 belongs to the token
      * after prompt_logprob_start, and -1 stands for none; NULL: the likeliest. */
     const int32_t *prompt_logprob_ids;

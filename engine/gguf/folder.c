@@ -53,7 +53,7 @@ static enum status make(const char *model, const struct row *row, size_t max_byt
         return err_set(err, ERR_NOMEM, "%.200s: no memory for its metadata", model);
     }
     if (out->failed) {
-        return err_set(err, ERR_LIMIT, "%.200s: its metadata are too long", model);
+        return err_set(err, ERR_LIMIT, "%.200s: its metadata is too long", model);
     }
     return OK;
 }
@@ -64,7 +64,7 @@ bool folder_has(const char *model, const char *name)
     char path[PATH_MAX];
     bool is_gguf;
     if (gguf_is(model, &is_gguf, NULL) != OK) {
-        return true; // reading the file will tell why the model cannot be read
+        return true; // reading the file reports why the model cannot be read
     }
     if (!is_gguf) {
         int n = snprintf(path, sizeof path, "%s/%s", model, name);

@@ -251,7 +251,7 @@ static enum status take_shape(struct reader *r, struct gguf_tensor *t, struct er
             if (r->cut) {
                 return bad(r, "", err);
             }
-            return bad_tensor(r, t->name, "its shape is impossible", err);
+            return bad_tensor(r, t->name, "its shape is invalid", err);
         }
         t->dims[n - 1 - i] = (int64_t)dims[i];
     }
@@ -260,17 +260,17 @@ static enum status take_shape(struct reader *r, struct gguf_tensor *t, struct er
         return bad(r, "", err);
     }
     if (type >= N_TENSOR_TYPES || !tensor_types[type].name) {
-        return err_set(err, ERR_UNSUPPORTED, "%s: tensor %s is of type %u, which is not known",
-                       r->file, t->name, (unsigned)type);
+        return err_set(err, ERR_UNSUPPORTED, "%s: tensor %s is of the unknown type %u", r->file,
+                       t->name, (unsigned)type);
     }
     const struct tensor_type *row = &tensor_types[type];
     if (dims[0] % (row->n + 1u) != 0) {
-        return bad_tensor(r, t->name, "its rows are not whole blocks", err);
+        return bad_tensor(r, t->name, "its rows do not consist of whole blocks", err);
     }
     t->n_dims = (int32_t)n;
     t->type_name = row->name;
     if (!mem_mul(all / (row->n + 1u), row->n_bytes, &t->n_bytes)) {
-        return bad_tensor(r, t->name, "its shape is impossible", err);
+        return bad_tensor(r, t->name, "its shape is invalid", err);
     }
     return OK;
 }
@@ -368,7 +368,7 @@ static enum status alignment_of(const struct reader *r, const struct key *keys, 
     int64_t v = DEFAULT_ALIGNMENT;
     const struct gguf_value *value = find_key(keys, n, "general.alignment");
     if (value && (!gguf_value_int(value, &v) || v < 1 || v > MAX_ALIGNMENT)) {
-        return bad(r, "general.alignment is impossible", err);
+        return bad(r, "general.alignment is invalid", err);
     }
     *out = (size_t)v;
     return OK;

@@ -100,8 +100,7 @@ enum status gguf_find_pre(const char *name, size_t n_bytes, const struct gguf_pr
             return OK;
         }
     }
-    return err_set(err, ERR_UNSUPPORTED,
-                   "tokenizer.ggml.pre: the pre-tokenizer '%.*s' is not known",
+    return err_set(err, ERR_UNSUPPORTED, "tokenizer.ggml.pre: unknown pre-tokenizer '%.*s'",
                    (int)lesser(n_bytes, 64), name);
 }
 

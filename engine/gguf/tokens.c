@@ -40,7 +40,7 @@ static enum status fill(struct gguf_vocab *v, struct gguf_walk texts, struct ggu
         gguf_next_number(&kinds, &kind);
         gguf_next_number(&scores, &t->score);
         if (!(kind >= 0 && kind <= TOKEN_BYTE) || !isfinite(t->score)) {
-            return err_set(err, ERR_FORMAT, "token %zu has no possible type or score", i);
+            return err_set(err, ERR_FORMAT, "token %zu has an invalid type or score", i);
         }
         t->kind = (enum gguf_token_kind)kind;
         if (gguf_ends_turn(t)) {

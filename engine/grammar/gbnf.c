@@ -130,7 +130,7 @@ static enum status parse_hex(struct gbnf *g, int digits, uint32_t *v)
         g->at++;
     }
     if (*v > 0x10ffff || (*v >= 0xd800 && *v <= 0xdfff)) {
-        return fail(g, "an escape names no character");
+        return fail(g, "an escape is not a valid character");
     }
     return OK;
 }
@@ -165,7 +165,7 @@ static enum status parse_char(struct gbnf *g, uint32_t *v)
     default: break;
     }
     if ((uint8_t)c < 0x80 && !strchr("\\\"'[]^-/?.$*+(){}|", c)) {
-        return fail(g, "the escape \\%c is not known", c);
+        return fail(g, "unknown escape \\%c", c);
     }
     g->at--;
     g->at += utf8_decode(g->s + g->at, g->n - g->at, v);
@@ -188,7 +188,7 @@ static enum status parse_literal(struct gbnf *g, uint32_t *e)
     }
     if (st == OK && g->at >= g->n) {
         g->at = from;
-        st = fail(g, "a literal has no end");
+        st = fail(g, "unterminated literal");
     }
     g->at += st == OK;
     *e = expr_literal(g->x, text, n);
@@ -216,7 +216,7 @@ static enum status parse_members(struct gbnf *g, struct charset *set)
     }
     if (g->at >= g->n) {
         g->at = from;
-        return fail(g, "a class has no end");
+        return fail(g, "unterminated class");
     }
     g->at++;
     if (invert) {
@@ -270,7 +270,7 @@ static enum status parse_atom(struct gbnf *g, uint32_t *e)
     }
     TRY(parse_alternatives(g, e, &empty));
     if (!take(g, ")")) {
-        return fail(g, "a group has no end");
+        return fail(g, "unterminated group");
     }
     g->depth--;
     return OK;
@@ -320,7 +320,7 @@ static enum status parse_bounds(struct gbnf *g, uint32_t *lo, uint32_t *hi)
         }
     }
     if (!take(g, "}")) {
-        return fail(g, "a repetition has no end");
+        return fail(g, "unterminated repetition");
     }
     if (*lo > *hi) {
         return fail(g, "a repetition's minimum is above its maximum");
@@ -398,7 +398,7 @@ static enum status parse_rule(struct gbnf *g)
     uint32_t id = take_name(g, n);
     skip_space(g);
     if (!take(g, "::=")) {
-        return fail(g, "\"::=\" should follow the name \"%.*s\"", (int)lesser(n, 60),
+        return fail(g, "\"::=\" must follow the name \"%.*s\"", (int)lesser(n, 60),
                     g->names.v[id].s);
     }
     if (g->defined[id]) {

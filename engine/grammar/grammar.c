@@ -32,7 +32,7 @@ struct grammar {
 /* ---- compiling ---- */
 
 /* A limit of 0 means the default. Schemas consist mostly of names and punctuation, so they may be
- * larger than other sources. But nesting costs them more stack. */
+ * larger than other sources. They may not nest as deeply, because nesting costs them more stack. */
 static struct grammar_limits with_defaults(const struct grammar_limits *given,
                                            enum grammar_kind kind)
 {
@@ -93,7 +93,7 @@ static enum status parse(struct compile *c, uint32_t *start)
 {
     const struct grammar_source *s = c->source;
     if ((unsigned)s->kind >= GRAMMAR_N_KINDS) {
-        return err_set(c->err, ERR_INVALID, "the grammar's kind is not known");
+        return err_set(c->err, ERR_INVALID, "unknown kind of grammar");
     }
     if (s->n_bytes > c->limits->max_text_bytes) {
         return err_set(c->err, ERR_LIMIT, "the %s has %zu bytes, more than the limit of %zu",

@@ -96,7 +96,7 @@ static enum status terminal_expr(struct lark *g, uint32_t id, uint32_t *e)
         return OK;
     }
     if (d.busy || ++g->depth > TERMINAL_DEPTH) {
-        return lark_fail(&g->lex, "the terminal \"%.*s\" is defined by itself",
+        return lark_fail(&g->lex, "the terminal \"%.*s\" is defined in terms of itself",
                          (int)lesser(name.n, 60), name.s);
     }
     struct lark saved = *g;
@@ -290,7 +290,7 @@ static enum status item_expr(struct lark *g, uint32_t *e)
             return OK;
         }
         if (i == g->c->limits->max_depth) {
-            return lark_fail(&g->lex, "too many repetitions of one thing");
+            return lark_fail(&g->lex, "too many repetitions of one item");
         }
         *e = expr_rep(g->x, *e, lo, hi);
     }

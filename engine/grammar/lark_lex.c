@@ -73,7 +73,7 @@ static enum status quoted(struct lark_lex *l, char quote)
         l->at += at(l, 0) == '\\' ? 2 : 1;
     }
     if (l->at >= l->n || at(l, 0) != quote) {
-        return lark_fail(l, "%s has no end", quote == '/' ? "a regular expression" : "a string");
+        return lark_fail(l, "unterminated %s", quote == '/' ? "regular expression" : "string");
     }
     l->at++;
     size_t flags = l->at;

@@ -26,7 +26,7 @@ static enum status parse_hex(struct lark_lex *lex, const char *s, size_t n, size
     }
     bool bad = *v > 0x10ffff || (*v >= 0xd800 && *v <= 0xdfff);
     if (bad) {
-        return lark_fail(lex, "an escape names no character");
+        return lark_fail(lex, "an escape is not a valid character");
     }
     return OK;
 }
@@ -58,7 +58,7 @@ static enum status parse_char(struct lark_lex *lex, const char *s, size_t n, siz
         }
     }
     if (!strchr("\\\"'/", c)) {
-        return lark_fail(lex, "the escape \\%c is not known", c);
+        return lark_fail(lex, "unknown escape \\%c", c);
     }
     *v = (uint8_t)c;
     *used = 2;
@@ -111,7 +111,7 @@ enum status lark_range(struct lark_lex *lex, struct exprs *x, struct lark_word f
     size_t n = 0, m = 0;
     bool ignore_case;
     if (to.kind != LARK_STRING || from.n > 14 || to.n > 14) {
-        return lark_fail(lex, "a range is between two strings of one character");
+        return lark_fail(lex, "a range must be between two strings of one character");
     }
     TRY(parse_string(lex, from, lo, &n, &ignore_case));
     TRY(parse_string(lex, to, hi, &m, &ignore_case));

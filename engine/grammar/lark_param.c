@@ -66,7 +66,7 @@ static enum status bit(struct lark_lex *l, uint64_t *mask)
     *mask = 0;
     TRY(number(l, &k));
     if (k > 63) {
-        return lark_fail(l, "there are 64 bits");
+        return lark_fail(l, "the number of a bit must be below 64");
     }
     *mask = (uint64_t)1 << k;
     return OK;
@@ -88,9 +88,10 @@ static enum status change(struct lark_lex *l, struct lark_word what, uint64_t va
         return OK;
     }
     if (!word_is(what, "incr") && !word_is(what, "decr")) {
-        return lark_fail(
-            l, "\"%.*s\" is not known (set_bit, clear_bit, bit_and, bit_or, incr and decr are)",
-            (int)lesser(what.n, 40), what.s);
+        return lark_fail(l,
+                         "unknown operation \"%.*s\" (known are set_bit, clear_bit, bit_and, "
+                         "bit_or, incr and decr)",
+                         (int)lesser(what.n, 40), what.s);
     }
     TRY(bit_range(l, &mask, &shift));
     uint64_t field = (value & mask) >> shift, most = mask >> shift;
@@ -216,5 +217,5 @@ enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, b
             return expect(l, ")");
         }
     }
-    return lark_fail(l, "the condition \"%.*s\" is not known", (int)lesser(what.n, 40), what.s);
+    return lark_fail(l, "unknown condition \"%.*s\"", (int)lesser(what.n, 40), what.s);
 }

@@ -18,8 +18,9 @@ enum groups_rule {
 enum { GROUPS_MIN = 4 }; // chosen: nodes of a subtree for which the groups are looked up
 
 /* The groups (bits, vocab_groups.h) for which the rule does not hold, or is not known to hold, in a
- * state. They are found when the state has occurred often enough. Only occurrences count in which
- * the previous byte led from the state back to itself (`loops`): for other states this hardly pays.
+ * state. They are found when the state has occurred often enough. An occurrence counts only if the
+ * previous byte led from the state back to itself (`loops`); for other states this is hardly worth
+ * it.
  */
 uint64_t groups_against(struct masks *m, uint32_t state, enum groups_rule rule, bool loops);
 

@@ -10,8 +10,8 @@
 #include "engine/grammar/mask_walk.h"
 
 /* Allows the tokens of an item that is in a counted repetition or begins with one. Returns false,
- * and allows nothing, if the item is neither, or if this method does not suit the repetition or
- * does not pay. */
+ * and allows nothing, if the item is neither, or if this method does not suit the repetition or is
+ * not worth it. */
 bool runs_add(struct masks *m, uint32_t e, uint32_t stack, struct found *f);
 
 #endif

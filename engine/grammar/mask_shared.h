@@ -34,7 +34,7 @@ size_t run_bytes(const struct masks *m, const struct mask_run *r);
 void heads_free(struct masks *m); // frees all heads
 void runs_free(struct masks *m);
 
-/* Frees all heads and runs, also while a mask is being built. */
+/* Frees all heads and runs, even while a mask is being built. */
 void mask_shared_drop(struct masks *m);
 
 #endif

@@ -12,7 +12,7 @@
 
 enum {
     LEAD_MAX = 4,   // chosen: number of parts before the long one in a head
-    REPEAT_MIN = 8, // chosen: a head does not pay for a shorter repetition
+    REPEAT_MIN = 8, // chosen: for a shorter repetition a head is not worth it
 };
 
 void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a,

@@ -141,7 +141,7 @@ static enum status parse_name(struct parser *p, struct err *err)
         p->in.at++;
     }
     if (p->in.at == p->in.n || p->in.at == from) {
-        return regex_wrong(&p->in, err, "a group's name has no end");
+        return regex_wrong(&p->in, err, "unterminated name of a group");
     }
     p->in.at++;
     return OK;
@@ -170,7 +170,7 @@ static enum status parse_flags(struct parser *p, bool *group, struct err *err)
         if (c == '-' && !off) {
             off = true;
         } else if (i == 3) {
-            return regex_wrong(&p->in, err, "the flag is not known (only i and s are)");
+            return regex_wrong(&p->in, err, "unknown flag (only i and s are supported)");
         } else {
             if (off) {
                 p->flags = p->flags & ~known[i].flag;
@@ -179,7 +179,7 @@ static enum status parse_flags(struct parser *p, bool *group, struct err *err)
             }
         }
     }
-    return regex_wrong(&p->in, err, "a group has no end");
+    return regex_wrong(&p->in, err, "unterminated group");
 }
 
 /* A construct that is not regular is an error that names it. Flags that are set inside a
@@ -219,7 +219,7 @@ static enum status parse_group(struct parser *p, uint32_t *node, struct err *err
     }
     TRY(parse_alternatives(p, node, err));
     if (!take(p, ")")) {
-        return regex_wrong(&p->in, err, "a group has no end");
+        return regex_wrong(&p->in, err, "unterminated group");
     }
     p->flags = flags;
     p->depth--;
@@ -313,7 +313,7 @@ static enum status parse_bounds(struct parser *p, uint32_t *lo, uint32_t *hi, st
         }
     }
     if (!take(p, "}")) {
-        return regex_wrong(&p->in, err, "a repetition has no end");
+        return regex_wrong(&p->in, err, "unterminated repetition");
     }
     if (*lo > *hi) {
         return regex_wrong(&p->in, err, "a repetition's minimum is above its maximum");
@@ -331,7 +331,7 @@ static enum status parse_repeated(struct parser *p, uint32_t *node, struct err *
            p->in.s[p->in.at]) {
         uint32_t lo, hi;
         if (++n > p->limits.max_depth) {
-            return regex_wrong(&p->in, err, "too many repetitions of one thing");
+            return regex_wrong(&p->in, err, "too many repetitions of one item");
         }
         TRY(parse_bounds(p, &lo, &hi, err));
         if (take(p, "?")) {

@@ -72,7 +72,7 @@ static enum status parse_code(struct regex_source *in, int digits, uint32_t *v, 
     }
     bool surrogate = *v >= 0xd800 && *v <= 0xdfff;
     if (*v > 0x10ffff || surrogate) {
-        return regex_wrong(in, err, "an escape names no character");
+        return regex_wrong(in, err, "an escape is not a valid character");
     }
     return OK;
 }
@@ -92,7 +92,7 @@ static enum status parse_category(struct regex_source *in, bool invert, struct c
             end++;
         }
         if (end >= in->n) {
-            return regex_wrong(in, err, "a Unicode class has no end");
+            return regex_wrong(in, err, "unterminated Unicode class");
         }
         in->at = end + 1;
     }
@@ -109,7 +109,7 @@ static enum status parse_category(struct regex_source *in, bool invert, struct c
     }
     struct charset of = {0};
     if (!charset_add_category(&of, in->s + from, end - from)) {
-        regex_wrong(in, err, "the Unicode class \"%.*s\" is not known", (int)lesser(end - from, 60),
+        regex_wrong(in, err, "unknown Unicode class \"%.*s\"", (int)lesser(end - from, 60),
                     in->s + from);
         return ERR_UNSUPPORTED;
     }
@@ -232,7 +232,7 @@ static enum status parse_posix(struct regex_source *in, struct charset *out, boo
         }
     }
     if (of.n == 0) {
-        regex_wrong(in, err, "the class [:...:] is not known");
+        regex_wrong(in, err, "unknown class [:...:]");
         return ERR_UNSUPPORTED;
     }
     if (invert) {
@@ -309,7 +309,7 @@ static enum status parse_class(struct regex_source *in, struct charset *out, str
     }
     if (in->at >= in->n) {
         in->at = from;
-        return regex_wrong(in, err, "a class has no end");
+        return regex_wrong(in, err, "unterminated class");
     }
     in->at++;
     if (in->ignore_case) {

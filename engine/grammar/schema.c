@@ -120,7 +120,7 @@ static enum status check_circle(struct schema *s, const struct set *from)
                 break;
             }
             if (steps > 1000) {
-                return schema_fail(s, ERR_INVALID, v, "\"$ref\" leads to itself");
+                return schema_fail(s, ERR_INVALID, v, "\"$ref\" refers to itself");
             }
             TRY(schema_resolve(s, tree_get(v, "$ref"), &v));
         }
@@ -369,7 +369,7 @@ static enum status read_space(struct schema *s)
 static enum status compile_root(struct schema *s, uint32_t *start)
 {
     if (!schema_is(s->root)) {
-        return schema_fail(s, ERR_INVALID, s->root, "a schema is an object, or true or false");
+        return schema_fail(s, ERR_INVALID, s->root, "a schema must be an object, true or false");
     }
     s->draft = draft_of(s->root);
     s->names_draft = tree_get(s->root, "$schema") != NULL;

@@ -36,7 +36,7 @@ static enum status parts(struct schema *s, const struct tree_value *schema,
     for (const struct tree_value *v = *list ? (*list)->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
             return schema_fail(s, ERR_INVALID, schema,
-                               "an item of a list of schemas is not a schema");
+                               "every item of a list of schemas must be a schema");
         }
     }
     if (*rest && !schema_is(*rest)) {

@@ -119,7 +119,7 @@ static enum status one_type(struct schema *s, const struct tree_value *schema,
         }
     }
     bool is_text = name->type == JSON_STRING;
-    return schema_fail(s, ERR_INVALID, schema, "\"type\": \"%.40s\" is not a type of JSON",
+    return schema_fail(s, ERR_INVALID, schema, "\"type\": \"%.40s\" is not a JSON type",
                        is_text ? name->text : json_type_name(name->type));
 }
 

@@ -72,7 +72,7 @@ static enum status add_names(struct builder *b, uint32_t member)
     TRY(schema_typed(b->s, b->set->v[member].schema, "properties", JSON_OBJECT, &v));
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
-            return schema_fail(b->s, ERR_INVALID, v, "a property's schema is not a schema");
+            return schema_fail(b->s, ERR_INVALID, v, "the value of a property must be a schema");
         }
         add_schema(b, names_get(&b->names, v->key, v->n_key), member, v);
     }
@@ -120,7 +120,7 @@ static enum status add_patterns(struct builder *b, const struct tree_value *sche
         if (st != OK || !schema_is(v)) {
             return schema_fail(b->s, st == OK ? ERR_INVALID : st, schema,
                                "\"patternProperties\": %s",
-                               st == OK ? "a property's schema is not a schema" : why.text);
+                               st == OK ? "the value of a property must be a schema" : why.text);
         }
         GROW(b->patterns, b->n_patterns, b->cap_patterns);
         b->patterns[b->n_patterns++] = (struct pattern){v, member, e};

@@ -255,8 +255,8 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
     }
     *to = v;
     if (!v || !schema_is(v)) {
-        return schema_fail(s, ERR_INVALID, ref->parent, "\"$ref\": \"%.100s\" leads to no schema",
-                           ref->text);
+        return schema_fail(s, ERR_INVALID, ref->parent,
+                           "\"$ref\": \"%.100s\" does not refer to a schema", ref->text);
     }
     return OK;
 }

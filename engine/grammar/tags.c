@@ -258,7 +258,7 @@ static enum status dispatch(struct tags *t, const struct tree_value *node, const
     for (const struct tree_value *v = rules->first; words && v; v = v->next) {
         uint32_t begin, rest;
         if (v->type != JSON_ARRAY || v->n != 2) {
-            return tags_fail(t, ERR_INVALID, v, "a rule is a text and a format");
+            return tags_fail(t, ERR_INVALID, v, "a rule must be a text and a format");
         }
         TRY(token(t, v->first, &begin));
         TRY(tags_format(t, v->last, NULL, &rest));
@@ -268,7 +268,7 @@ static enum status dispatch(struct tags *t, const struct tree_value *node, const
         }
     }
     if (!words || rules->n == 0) {
-        return tags_fail(t, ERR_INVALID, rules, "there must be a rule, and not too many");
+        return tags_fail(t, ERR_INVALID, rules, "the list of rules is empty or too long");
     }
     d.triggers = words;
     d.excludes = tree_get(node, "excludes");
@@ -311,7 +311,8 @@ static enum status tag(struct tags *t, const struct tree_value *node, const stru
     (void)bars;
     TRY(tags_check_keys(t, node, "type begin content end"));
     if (!begin || !end) {
-        return tags_fail(t, ERR_INVALID, node, "a tag has \"begin\", \"content\" and \"end\"");
+        return tags_fail(t, ERR_INVALID, node,
+                         "a tag must have \"begin\", \"content\" and \"end\"");
     }
     TRY(text_or_token(t, begin, &first));
     TRY(tags_member(t, node, "content", JSON_OBJECT, &in));
@@ -536,7 +537,7 @@ enum status tags_format(struct tags *t, const struct tree_value *node, const str
         if (is_tag) {
             return tag(t, node, bars, e);
         }
-        return tags_fail(t, ERR_INVALID, node, "a format has a \"type\"");
+        return tags_fail(t, ERR_INVALID, node, "a format must have a \"type\"");
     }
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (tree_is_string(type, rows[i].type)) {
@@ -592,7 +593,7 @@ enum status tags_parse(struct compile *c, uint32_t *start)
         tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth, l->max_nodes, c->err);
     if (st == OK) {
         struct tags t = {.c = c, .x = c->x, .tree = &tree};
-        tree.max_values *= 2; // as for schemas
+        tree.max_values *= 2; // room for the expansions of keywords
         st = parse(&t, start);
     }
     tree_deinit(&tree);

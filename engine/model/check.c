@@ -175,7 +175,7 @@ static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pie
     if (found.bad_at >= 0) {
         return err_set(err, ERR_FORMAT,
                        "%s: tensor %s: element %lld (%s) is NaN or infinite "
-                       "(download the file again; --check-weights off loads it as it is)",
+                       "(download the file again; --check-weights off loads it anyway)",
                        t->file, t->name, (long long)found.bad_at, t->dtype_name);
     }
     if (!found.has_value && t->n_dims >= 2 && is_zero(t, f, n)) {

@@ -84,7 +84,8 @@ static enum status shards_of_index(struct checkpoint *ck, const char *dir, const
         if (file) {
             st = add_shard(ck, dir, file, err);
         } else {
-            st = err_set(err, ERR_FORMAT, "%s: the file of %s is not a string", index, json_key(c));
+            st = err_set(err, ERR_FORMAT, "%s: the file name given for %s is not a string", index,
+                         json_key(c));
         }
     }
     json_free(root);
@@ -215,11 +216,11 @@ static enum status read_entry(struct json_scan *sc, const struct shard *s, const
             break;
         }
         if (t != JSON_TOKEN_KEY) {
-            return bad(s, name, "its entry is broken", err);
+            return bad(s, name, "its entry is malformed", err);
         }
         if (json_scan_is(sc, "dtype")) {
             if (json_scan_next(sc) != JSON_TOKEN_STRING || sc->text_bytes >= sizeof e->dtype) {
-                return bad(s, name, "its dtype is broken", err);
+                return bad(s, name, "its dtype is malformed", err);
             }
             memcpy(e->dtype, sc->text, sc->text_bytes);
             e->has_dtype = true;
@@ -232,11 +233,11 @@ static enum status read_entry(struct json_scan *sc, const struct shard *s, const
             e->begin = offsets[0];
             e->end = offsets[1];
         } else if (!json_scan_skip(sc)) {
-            return bad(s, name, "its entry is broken", err);
+            return bad(s, name, "its entry is malformed", err);
         }
     }
     if (!e->has_dtype || !e->has_shape || !e->has_offsets) {
-        return bad(s, name, "dtype, shape or data_offsets is missing or broken", err);
+        return bad(s, name, "dtype, shape or data_offsets is missing or malformed", err);
     }
     return OK;
 }
@@ -250,7 +251,7 @@ static enum status check_entry(const struct shard *s, const char *name, const st
         row++;
     }
     if (row == n_rows) {
-        return bad(s, name, "its dtype is not known", err);
+        return bad(s, name, "its dtype is unknown", err);
     }
     size_t n = 1;
     for (int32_t i = 0; i < e->n_dims; i++) {

@@ -127,7 +127,7 @@ static enum status read_activation(const struct json *j, struct model_config *c,
             return OK;
         }
     }
-    return err_set(err, ERR_UNSUPPORTED, "config.json: the activation '%s' is not known", name);
+    return err_set(err, ERR_UNSUPPORTED, "config.json: unknown activation '%s'", name);
 }
 
 static bool is_state(const char *type)
@@ -170,7 +170,7 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
             }
             c->layers[i].window = window;
         } else {
-            return err_set(err, ERR_UNSUPPORTED, "config.json: the layer type '%s' is not known",
+            return err_set(err, ERR_UNSUPPORTED, "config.json: unknown layer type '%s'",
                            or_text(name, "(not a string)"));
         }
     }

@@ -74,7 +74,7 @@ static enum status read_deepseek_v2(const struct json *j, struct model_config *c
     if (!method || strcmp(method, "greedy") == 0) {
         c->n_group = c->topk_group = 1;
     } else if (strcmp(method, "group_limited_greedy") != 0) {
-        return err_set(err, ERR_UNSUPPORTED, "config.json: topk_method '%s' is not known", method);
+        return err_set(err, ERR_UNSUPPORTED, "config.json: unknown topk_method '%s'", method);
     }
     c->scoring = MOE_SOFTMAX_TOPK; // transformers never renormalises in this case
     return OK;

@@ -235,8 +235,7 @@ enum status family_dense_layers(const struct json *j, int64_t n_dense, struct mo
             const char *name = json_string(type);
             c->layers[i].moe = name && strcmp(name, "sparse") == 0;
             if (!c->layers[i].moe && (!name || strcmp(name, "dense") != 0)) {
-                return err_set(err, ERR_UNSUPPORTED,
-                               "config.json: the mlp_layer_type '%s' is not known",
+                return err_set(err, ERR_UNSUPPORTED, "config.json: unknown mlp_layer_type '%s'",
                                or_text(name, "(not a string)"));
             }
             type = json_next(type);

@@ -84,11 +84,10 @@ static enum status need_dims(const struct module *m, const struct checkpoint_ten
     char want[128], have[128];
     print_dims(want, sizeof want, n, dims);
     print_dims(have, sizeof have, t->n_dims, t->dims);
-    return err_set(m->err, ERR_FORMAT,
-                   "%s: tensor %s has shape [%s], but the format %s of a %lld x %lld matrix asks "
-                   "for [%s]",
-                   t->file, t->name, have, format_name(m), (long long)m->n_out, (long long)m->n_in,
-                   want);
+    return err_set(
+        m->err, ERR_FORMAT,
+        "%s: tensor %s has shape [%s], but the format %s of a %lld x %lld matrix requires [%s]",
+        t->file, t->name, have, format_name(m), (long long)m->n_out, (long long)m->n_in, want);
 }
 
 static bool is_dtype(const struct checkpoint_tensor *t, enum dtype dtype)
@@ -201,7 +200,7 @@ static enum status read_tensor_scale(const struct module *m, const char *suffix,
     TRY(need_tensor(m, suffix, &t));
     TRY(need_float(m, t));
     if (count_of(t) != 1) {
-        return bad_tensor(m, t, "is not one number");
+        return bad_tensor(m, t, "is not a single number");
     }
     TRY(check_scales(m, t, t->dtype));
     out->tensor_scale_use = use;
@@ -310,7 +309,7 @@ static enum status read_packed(const struct module *m, struct weight_codec *out)
         TRY(need_dims(m, shape, 1, (int64_t[]){2}));
         memcpy(dims, shape->data, sizeof dims);
         if (dims[0] != m->n_out || dims[1] != m->n_in) {
-            return bad_tensor(m, shape, "does not hold the shape that config.json asks for");
+            return bad_tensor(m, shape, "does not contain the shape that config.json requires");
         }
     }
     out->values = rows_of(values, dtype, PACK_WORDS_ACROSS, words);
@@ -476,7 +475,7 @@ static enum status read_input_scale(const struct module *m, struct input_rule *r
     }
     TRY(need_float(m, t));
     if (count_of(t) != 1) {
-        return bad_tensor(m, t, "is not one number");
+        return bad_tensor(m, t, "is not a single number");
     }
     TRY(check_scales(m, t, t->dtype));
     rule->scale = dtype_load(t->data, t->dtype, 0);

@@ -18,7 +18,7 @@ static enum status load_norm(struct loader *l, const char *base, const struct we
     return part_vector(l, base, ".weight", l->c->hidden, out);
 }
 
-/* ---- ends --------------------------------------------------------------------------------- */
+/* ---- the embedding and the output head ---------------------------------------------------- */
 
 /* True if the module's own copy of one of the target's matrices is identical to it. */
 static bool is_copy(const struct loader *l, const char *own, const char *targets)
@@ -135,9 +135,9 @@ static enum status read_ids(struct loader *l, const struct checkpoint_tensor *t,
         int64_t offset;
         memcpy(&offset, t->data + (size_t)i * sizeof offset, sizeof offset);
         if (offset < -i || offset >= l->c->vocab - i) {
-            st = bad_map(l, "d2t", "leads out of the vocabulary");
+            st = bad_map(l, "d2t", "maps to an id outside the vocabulary");
         } else if (seen[i + offset]) {
-            st = bad_map(l, "d2t", "leads to an id twice");
+            st = bad_map(l, "d2t", "maps two ids to the same id");
         } else {
             ids[i] = (int32_t)(i + offset);
             seen[ids[i]] = true;
@@ -155,7 +155,7 @@ static enum status check_t2d(struct loader *l, const int32_t *ids)
         return OK;
     }
     if (strcmp(t->dtype_name, "BOOL") != 0 || t->n_dims != 1 || t->dims[0] != l->c->vocab) {
-        return bad_map(l, "t2d", "is not a BOOL for each id of the vocabulary");
+        return bad_map(l, "t2d", "does not have one BOOL for each id of the vocabulary");
     }
     int32_t known = 0, named = 0;
     for (int32_t id = 0; id < l->c->vocab; id++) {
@@ -167,7 +167,7 @@ static enum status check_t2d(struct loader *l, const int32_t *ids)
     if (known == l->c->head.n_ids && named == known) {
         return OK;
     }
-    return bad_map(l, "t2d", "marks other ids than those that d2t maps to");
+    return bad_map(l, "t2d", "does not mark exactly the ids that d2t maps to");
 }
 
 /* The map from the head's ids to the model's. For dummy weights (no checkpoint) it is the
@@ -190,7 +190,7 @@ static enum status load_ids(struct loader *l)
         return bad_map(l, "d2t", "is missing: it maps draft_vocab_size ids to the model's");
     }
     if (strcmp(t->dtype_name, "I64") != 0 || t->n_dims != 1 || t->dims[0] != n) {
-        return bad_map(l, "d2t", "is not an I64 for each of draft_vocab_size ids");
+        return bad_map(l, "d2t", "does not have one I64 for each of draft_vocab_size ids");
     }
     TRY(read_ids(l, t, ids));
     return check_t2d(l, ids);

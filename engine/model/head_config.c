@@ -85,7 +85,7 @@ static enum status add_fed(struct hidden_layers *fed, int64_t id, const struct m
     if (fed->n == MAX_HIDDEN_LAYERS || id < least || id > target->n_layers) {
         return err_set(
             err, ERR_UNSUPPORTED,
-            "config.json: eagle_aux_hidden_state_layer_ids must be up to %d rising numbers "
+            "config.json: eagle_aux_hidden_state_layer_ids must be up to %d ascending numbers "
             "from 1 to %d, the model's layers",
             MAX_HIDDEN_LAYERS, target->n_layers);
     }

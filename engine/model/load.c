@@ -261,17 +261,17 @@ static enum status check_device(const struct model_config *c, const struct backe
 {
     if (c->n_experts > 0 && !c->gated && !facts->plain_experts) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "experts without a gate are not run on this device yet; "
+                       "experts without a gate are not supported on this device yet; "
                        "--device cpu supports them");
     }
     if (c->head.kind != HEAD_NONE && !be->ops->hidden_open) {
-        return err_set(err, ERR_UNSUPPORTED, "draft heads are not run on this device");
+        return err_set(err, ERR_UNSUPPORTED, "draft heads are not supported on this device");
     }
     if ((c->n_state_layers > 0 && !be->ops->state_open) ||
         (c->attn_gate != ATTN_GATE_NONE && !be->ops->gate)) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: models with recurrent layers or gated attention "
-                       "are not run on this device",
+                       "are not supported on this device",
                        c->model_type);
     }
     return OK;

@@ -169,7 +169,7 @@ void part_report_unused(const struct loader *l)
                  unused[OF_IMAGE_OR_SOUND]);
     }
     if (unused[OF_DRAFTS] > 0) {
-        log_info("%zu tensors of layers that draft are ignored", unused[OF_DRAFTS]);
+        log_info("%zu tensors of draft layers are ignored", unused[OF_DRAFTS]);
     }
     if (first) {
         log_warn("%zu tensors of the checkpoint do not belong to the model that config.json "
@@ -267,7 +267,7 @@ static enum status shape_error(const struct loader *l, const struct checkpoint_t
                  (long long)t->dims[i]);
     }
     return err_set(l->err, ERR_FORMAT,
-                   "%s: tensor %s has shape [%s], but config.json asks for [%s]", t->file, t->name,
+                   "%s: tensor %s has shape [%s], but config.json requires [%s]", t->file, t->name,
                    have, want);
 }
 
@@ -402,12 +402,11 @@ void part_requantise(struct loader *l, struct weight_part *p)
 static enum status say_too_large(struct err *err)
 {
     const struct err first = *err;
-    return err_set(
-        err, ERR_NOMEM,
-        "the model's weights do not fit the device's memory (%.200s); share "
-        "them among more devices with --tensor-parallel-size N, choose a device with more "
-        "memory that is free, or quantise them with --quantization fp8 or int4",
-        first.text);
+    return err_set(err, ERR_NOMEM,
+                   "the model's weights do not fit the device's memory (%.200s); share "
+                   "them among more devices with --tensor-parallel-size N, choose a device with "
+                   "more free memory, or quantise them with --quantization fp8 or int4",
+                   first.text);
 }
 
 /* Opens a weight in the backend. All weights are opened here. Each dummy weight has a different

@@ -217,7 +217,7 @@ enum status quantise_write_config(const char *dir, const char *out, const struct
     const bool is_object = json_is(root, JSON_OBJECT) && json_first(root);
     json_free(root);
     if (!is_object) {
-        return err_set(err, ERR_FORMAT, "%.300s: is not an object with members", path);
+        return err_set(err, ERR_FORMAT, "%.300s: not an object with members", path);
     }
     TRY(file_read(path, MAX_CONFIG_BYTES, &text, &n_bytes, err));
     while (n_bytes > 0 && text[n_bytes - 1] != '}') {

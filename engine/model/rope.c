@@ -102,7 +102,7 @@ static enum status read_llama3(const struct rope_input *in, struct rope_config *
     double high = json_get_number(in->params, "high_freq_factor", 4.0);
     double original = original_length(in);
     if (!(high >= low) || !(low > 0.0) || !(original > 0.0)) {
-        return err_set(err, ERR_FORMAT, "rope: llama3 scaling with impossible factors");
+        return err_set(err, ERR_FORMAT, "rope: llama3 scaling with invalid factors");
     }
     base_frequencies(in, in->theta, out);
     for (int32_t i = 0; i < in->dim / 2; i++) {
@@ -139,7 +139,7 @@ static enum status read_yarn(const struct rope_input *in, struct rope_config *ou
     double mscale = json_get_number(in->params, "mscale", 0.0);
     double mscale_all = json_get_number(in->params, "mscale_all_dim", 0.0);
     if (!(fast > 0.0) || !(slow > 0.0) || !(original > 0.0) || !(in->theta > 1.0)) {
-        return err_set(err, ERR_FORMAT, "rope: yarn scaling with impossible parameters");
+        return err_set(err, ERR_FORMAT, "rope: yarn scaling with invalid parameters");
     }
     double d = in->dim, per_log = d / (2.0 * log(in->theta));
     double low = per_log * log(original / (fast * 2.0 * PI));
@@ -284,8 +284,7 @@ enum status rope_read(const struct json *params, double theta, struct rope_share
 {
     const struct rope_row *row = find_row(params);
     if (!row) {
-        return err_set(err, ERR_UNSUPPORTED, "rope: the scaling '%s' is not known",
-                       rope_type(params));
+        return err_set(err, ERR_UNSUPPORTED, "rope: unknown scaling '%s'", rope_type(params));
     }
     if (row->needs_factor && json_type(json_get(params, "factor")) == JSON_NULL &&
         !(rope_alpha(config) > 0.0)) {
@@ -308,7 +307,7 @@ enum status rope_read(const struct json *params, double theta, struct rope_share
         .max_pos = max_pos,
     };
     if (dim < 2 || dim % 2 || dim / 2 > MAX_ROPE_PAIRS) {
-        return err_set(err, ERR_UNSUPPORTED, "rope: %d rotated dimensions", dim);
+        return err_set(err, ERR_UNSUPPORTED, "rope: %d rotated dimensions are not supported", dim);
     }
     if (!(in.theta > 0.0) || !(in.factor > 0.0)) {
         return err_set(err, ERR_FORMAT, "rope: theta and factor must be above 0");

@@ -304,7 +304,7 @@ int32_t holdings_idle_among(const struct holdings *h, const struct cached_front 
     return n;
 }
 
-/* Holds the front's blocks while others are freed, so that they are not reused themselves. */
+/* Holds the front's blocks, so that they are not reused while blocks are freed. */
 void holdings_keep_front(struct holdings *h, const struct cached_front *front)
 {
     for (int32_t i = 0; i < front->n_blocks; i++) {

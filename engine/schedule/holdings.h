@@ -112,8 +112,8 @@ int32_t holdings_idle_among(const struct holdings *h, const struct cached_front 
 void holdings_keep_front(struct holdings *h, const struct cached_front *front);
 void holdings_drop_front(struct holdings *h, const struct cached_front *front);
 
-/* Releases a kept front's part if fewer than n_blocks are available otherwise: the sequence may
- * need that very block. */
+/* Releases the partly used block of a kept front if fewer than n_blocks would be available
+ * otherwise: the sequence may need that very block. */
 void holdings_spare_part(struct holdings *h, struct cached_front *front, int32_t n_blocks);
 
 /* Gives the sequence a lane, the kept front, and new blocks for its other known tokens. The new

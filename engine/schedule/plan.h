@@ -28,7 +28,8 @@ struct scheduler_limits {
 };
 
 /* Rows first .. first + n_rows of a sequence; the last n_drafts of them are drafts. */
-/* The most results of pooling in a step: one per request, or one per row with hidden states.
+/* The maximum number of pooling results in a step: one per request, or one per row with hidden
+ * states.
  */
 static inline size_t max_pools(const struct scheduler_limits *l)
 {
@@ -70,8 +71,8 @@ struct plan {
     struct sequence **failed; // [max_lanes], sequences that can never run
 };
 
-/* The most copies of states in a step. For each lane there are at most two out of it, for the
- * sequence that leaves and the one that begins, and one into it, from a snapshot or another
+/* The maximum number of copies of states in a step. For each lane there are at most two out of it,
+ * for the sequence that leaves and the one that begins, and one into it, from a snapshot or another
  * lane. */
 static inline int32_t max_state_copies(const struct scheduler_limits *l)
 {

@@ -68,7 +68,7 @@ struct token_marker {
     int32_t n;
 };
 
-/* The most tokens of reasoning at the beginning of an answer: after these the tokens of `end` are
+/* The maximum number of reasoning tokens in an answer: after these the tokens of `end` are
  * forced. */
 enum { MAX_THINKING_MARKS = 6 }; // chosen
 struct thinking_limit {

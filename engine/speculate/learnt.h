@@ -19,8 +19,8 @@ struct spec_learnt {
     // By depth: how many nodes were expected to be right, and how many were.
     float expected[MAX_DRAFTS], right[MAX_DRAFTS];
     float rescue[MAX_SIBLINGS]; // by rank of a sibling: how often it is right where the spine ends
-    float grow_gain; // tokens that a grown tree gives beyond those of a comb, where the spine ends
-    float grow_seconds; // seconds that a step with grown trees takes beyond one with combs
+    float grow_gain;    // where the spine ends: how many more tokens a grown tree gives than a comb
+    float grow_seconds; // how many seconds longer a step with grown trees takes than one with combs
 };
 
 /* spec_learnt_init sets initial values. spec_learnt_expect sets the initial cost of a grown tree,

@@ -70,7 +70,7 @@ enum status spec_options_check(const struct json *j, struct err *err)
             i++;
         }
         if (i == N_KEYS) {
-            return err_set(err, ERR_UNSUPPORTED, "speculative-config: '%.64s' is not known here",
+            return err_set(err, ERR_UNSUPPORTED, "speculative-config: unknown key '%.64s'",
                            json_key(c));
         }
         if (!has_type(c, keys[i].type)) {
@@ -154,8 +154,8 @@ static enum status read_expansion(struct spec_options *o, const struct json *j, 
         nodes += level;
         if (!fits || nodes >= MAX_TREE_NODES) {
             return err_set(err, ERR_INVALID,
-                           "speculative-config: expansion must be up to %d "
-                           "numbers of children from 1 to 16, with at most %d nodes together",
+                           "speculative-config: expansion must be a list of at most %d numbers "
+                           "from 1 to 16, which together give at most %d nodes",
                            MAX_DRAFTS - 1, MAX_TREE_NODES - 1);
         }
         o->expansion[o->n_expansion++] = (int32_t)k;

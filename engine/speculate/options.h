@@ -22,9 +22,9 @@ struct spec_options {
     int32_t k;                           // maximum number of drafts per step; for a tree, its depth
     int32_t min_n, max_n;                // shortest and longest suffix that n-gram lookup matches
     int32_t max_batch;                   // no proposals while more sequences than this are running
-    int32_t draft_max_len; // longest text that the draft models support; set when they are opened
-    int32_t draft_ranks;   // 1: every rank holds the whole draft models; the number of ranks, or 0:
-                           // they are sharded over all ranks
+    int32_t draft_max_len;   // longest text that the draft models support; set when they are opened
+    int32_t draft_ranks;     // 1: every rank holds complete draft models; 0 or the number of ranks:
+                             // they are sharded over all ranks
     char kv_cache_dtype[32]; // KV format of the draft models; "": the target's
     bool fixed;              // always k drafts: for tests and experiments
     enum spec_rejection rejection;

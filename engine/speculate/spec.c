@@ -31,7 +31,7 @@ static bool shapes_trees(const struct json *j)
     return json_get(j, "expansion") || json_get(j, "tree_width") || json_get(j, "tree_nodes");
 }
 
-/* If an option is given that only trees have, the proposer with trees is chosen. */
+/* If an option that only trees have is given, the proposer with trees is chosen. */
 static const struct proposer *find_proposer(const char *name, const struct json *j)
 {
     for (size_t i = 0; name && i < sizeof proposers / sizeof proposers[0]; i++) {
@@ -154,7 +154,7 @@ int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
 /* ---- depth -------------------------------------------------------------------------------- */
 
 /* The number of drafts that gives the most tokens per second to one of n sequences, if each draft
- * is accepted with this probability. 0: drafts do not pay. */
+ * is accepted with this probability. 0: drafts are not worth their cost. */
 static int32_t best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most)
 {
     const struct spec_costs *costs = &sp->costs;
@@ -196,7 +196,7 @@ static int32_t allowed(const struct spec *sp, const struct spec_view *v, const s
 
 enum { PAUSE = 32 }; // tokens; chosen: trying again costs 3 % at worst
 
-/* After drafts did not pay, they are tried again after a while. */
+/* Drafts that were not worth their cost are tried again after a while. */
 static void pause(struct spec_trust *trust, bool busy)
 {
     if (trust->pause > 0) {

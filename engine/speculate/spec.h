@@ -21,9 +21,9 @@ enum status spec_init(struct spec *sp, const char *config, struct err *err);
 void spec_open(struct spec *sp, int32_t max_len);
 void spec_close(struct spec *sp);
 
-/* These determine the sizes of buffers. In this order: whether there may be trees; the most drafts
- * in a plan of n sequences; the most passes of each draft model in a step; the most distributions
- * that a step keeps. */
+/* These determine the sizes of buffers. In this order: whether there may be trees; the maximum
+ * number of drafts in a plan of n sequences; of passes of each draft model in a step; and of
+ * distributions that a step keeps. */
 bool spec_has_trees(const struct spec *sp);
 int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences);
 int32_t spec_max_passes(const struct spec *sp);

@@ -170,7 +170,7 @@ void beside_override_ends(struct tokenizer *tok, const struct json *config)
 static enum status put_end(int32_t *ids, size_t *n, int64_t id, struct err *err)
 {
     if (id < 0 || id > MAX_TOKEN_ID || *n == 16) {
-        return err_set(err, ERR_UNSUPPORTED, "more than 16 tokens around a text, or a broken id");
+        return err_set(err, ERR_UNSUPPORTED, "more than 16 tokens around a text, or an invalid id");
     }
     ids[(*n)++] = (int32_t)id;
     return OK;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CUT_BYTES = 12 }; // chosen: cutting pays for longer pieces; anything from 6 to 24 works
+enum { CUT_BYTES = 12 }; // chosen: longer pieces are worth cutting; anything from 6 to 24 works
 
 static int32_t find_byte_token(const struct tokenizer *tok, int byte)
 {

@@ -47,12 +47,12 @@ static enum status read_scalar(struct loader *l)
     struct bpe *bpe = &l->tok->bpe;
     if (t == JSON_TOKEN_OBJECT || t == JSON_TOKEN_ARRAY) {
         if (!json_scan_skip(&l->scan)) {
-            return loader_error(l, "the model is broken");
+            return loader_error(l, "the model is malformed");
         }
         return OK;
     }
     if (t == JSON_TOKEN_ERROR) {
-        return loader_error(l, "the model is broken");
+        return loader_error(l, "the model is malformed");
     }
     if (json_scan_is(&key, "type")) {
         size_t n = t == JSON_TOKEN_STRING ? l->scan.text_bytes : 0;
@@ -118,14 +118,14 @@ static enum status read_model(struct loader *l)
             if (!l->merges_wait) {
                 TRY(load_merges(l));
             } else if (!json_scan_skip(&l->scan)) {
-                return loader_error(l, "the merges are broken");
+                return loader_error(l, "the merges are malformed");
             }
         } else {
             TRY(read_scalar(l));
         }
     }
     if (t != JSON_TOKEN_OBJECT_END || !l->has_vocab) {
-        return loader_error(l, "the model has no vocabulary or does not end");
+        return loader_error(l, "the model has no vocabulary or is cut short");
     }
     if (l->merges_wait) {
         struct json_scan after = l->scan;
@@ -174,11 +174,11 @@ static enum status read_top(struct loader *l)
             }
         }
         if (!take_section(l, where)) {
-            return loader_error(l, "a section is broken");
+            return loader_error(l, "a section is malformed");
         }
     }
     if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&l->scan) != JSON_TOKEN_END) {
-        return loader_error(l, "the file is broken");
+        return loader_error(l, "the file is malformed");
     }
     if (!has_model) {
         return err_set(l->err, ERR_FORMAT, "there is no model");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The vocabulary and the merges of tokenizer.json, which are nearly all of the file. */
+/* The vocabulary of tokenizer.json. With the merges (merges.c) it is nearly all of the file. */
 #include "engine/tokenizer/load.h"
 
 #include "engine/base/mem.h"
@@ -60,7 +60,7 @@ static enum status read_vocab_object(struct loader *l)
         TRY(put_entry(l, text, n, id));
     }
     if (t != JSON_TOKEN_OBJECT_END) {
-        return loader_error(l, "the vocabulary is broken");
+        return loader_error(l, "the vocabulary is malformed");
     }
     return OK;
 }
@@ -157,7 +157,7 @@ static enum status read_vocab_list(struct loader *l)
     }
     l->vocab_is_list = true;
     if (t != JSON_TOKEN_ARRAY_END) {
-        return loader_error(l, "the vocabulary is broken");
+        return loader_error(l, "the vocabulary is malformed");
     }
     return OK;
 }

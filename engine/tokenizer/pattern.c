@@ -68,7 +68,7 @@ static enum status read_backslash(struct translator *t)
         return OK;
     }
     if (e == '\0' || !strchr("AzZGRXkK0123456789", e)) {
-        return pattern_refuse(t, "an escape that is not known");
+        return pattern_refuse(t, "an unknown escape");
     }
     begin_atom(t);
     buf_put(t->out, t->p + t->i, 2);
@@ -87,7 +87,7 @@ static enum status read_flags(struct translator *t)
         } else if (c == 'i') {
             t->caseless = !off;
         } else if (c != 'm' && c != 'x') {
-            return pattern_refuse(t, "a flag that is not known");
+            return pattern_refuse(t, "an unknown flag");
         }
         if (c == 'x') {
             return pattern_refuse(t, "the flag x");
@@ -133,7 +133,7 @@ static enum status open_group(struct translator *t)
     bool named =
         c == '<' && (next == '=' || next == '!' || next == '_' || isalpha((unsigned char)next));
     if (c == '\0' || (!strchr(":=!>", c) && !named)) {
-        return pattern_refuse(t, "a group that is not known");
+        return pattern_refuse(t, "an unknown kind of group");
     }
     t->n_groups++;
     return OK;
@@ -247,7 +247,7 @@ enum status pattern_translate(const char *pattern, struct buf *out, struct err *
         TRY(read_one(&t));
     }
     if (t.n_groups > 0) {
-        return pattern_refuse(&t, "a group that does not end");
+        return pattern_refuse(&t, "an unterminated group");
     }
     if (out->failed) {
         return pattern_refuse(&t, "classes that are too large");

@@ -255,7 +255,7 @@ static enum status read_class_char(struct translator *t, uint32_t *cp)
         t->i += 2;
         return OK;
     }
-    return pattern_refuse(t, "an escape in a class that is not known");
+    return pattern_refuse(t, "an unknown escape in a class");
 }
 
 /* A class within the class, a shorthand, a character or a range. */
@@ -308,7 +308,7 @@ static enum status read_class_items(struct translator *t, struct class_text *c, 
     if (t->i < t->n) {
         return OK;
     }
-    return pattern_refuse(t, "a class that does not end");
+    return pattern_refuse(t, "an unterminated class");
 }
 
 /* a&&b: a character must be in both classes. All classes but the last become lookaheads before the

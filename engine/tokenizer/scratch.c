@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-enum { KEEP_BYTES = 4 << 20 }; // chosen: the most memory that an idle scratch keeps per buffer
+enum { KEEP_BYTES = 4 << 20 }; // chosen: limit of the memory that an idle scratch keeps per buffer
 
 static struct scratch *scratch_new(void)
 {

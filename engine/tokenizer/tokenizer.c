@@ -210,7 +210,8 @@ static enum status encode_stretch(struct job *job, struct range stretch)
     bool dropped_head = false;
     job->sc->has_input = touches_input(job, stretch);
     if (!normalizer_apply(job->tok, job->sc, &s, &n, &dropped_head)) {
-        return err_set(job->sc->err, ERR_LIMIT, "the text is too long, or a pattern gave up on it");
+        return err_set(job->sc->err, ERR_LIMIT,
+                       "the text is too long, or a pattern took too many steps on it");
     }
     bool first = stretch.start == 0 && !dropped_head;
     if (job->tok->has_normalized) {

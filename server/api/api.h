@@ -44,7 +44,7 @@ struct api {
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread
     int64_t started_ns, ready_ns;
-    /* The watchdog's state: the engine's step count at its last look, and when that count
+    /* The watchdog's state: the engine's step count at its last check, and when that count
      * changed. */
     int64_t seen_steps, seen_step_ns, longest_step_ns, dead_ms;
     bool was_idle;

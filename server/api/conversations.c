@@ -69,7 +69,8 @@ static bool read_items(struct body *b, struct asked *a, bool required)
     }
     if (json_count(array) > MAX_ITEMS) {
         return call_error_set(b->error, 400, "invalid_value", "items",
-                              "Invalid 'items': at most %d may come at once.", MAX_ITEMS);
+                              "Invalid 'items': expected at most %d items in one request.",
+                              MAX_ITEMS);
     }
     if (!items_check(array, "items", b->error)) {
         return false;

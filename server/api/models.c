@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The served models: /v1/models, /tokenizer_info, and /v1/responses/{id} when nothing is stored.
+/* The served models: /v1/models and /tokenizer_info.
  * Answered immediately, whatever the engine is doing. */
 #include "server/api/api.h"
 

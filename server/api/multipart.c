@@ -145,7 +145,7 @@ static enum status end_boundary(struct multipart *m, struct err *err)
     }
     m->at = skip_space(m->at, m->end);
     if (m->end - m->at < 2 || memcmp(m->at, "\r\n", 2) != 0) {
-        return broken(err, "a boundary's line does not end");
+        return broken(err, "the line of a boundary is not terminated");
     }
     m->at += 2;
     return OK;
@@ -180,7 +180,7 @@ static enum status take_head(struct multipart *m, struct multipart_part *part, s
         most = lesser(most, MULTIPART_MAX_HEAD);
         const char *end = memmem(m->at, most, "\r\n", 2);
         if (!end || end - first > MULTIPART_MAX_HEAD) {
-            return broken(err, "a part's head does not end, or is too long");
+            return broken(err, "the head of a part is not terminated, or is too long");
         }
         const char *line = m->at;
         m->at = end + 2;

@@ -118,8 +118,7 @@ void api_ollama_version(struct http_request *req, void *arg)
     api_get_version(req, arg);
 }
 
-/* ---- one model
- * ----------------------------------------------------------------------------------- */
+/* ---- one model ------------------------------------------------------------------------------- */
 
 /* The model's capabilities, which follow from its template and its head. */
 static void put_capabilities(struct buf *b, const struct call_model *m)

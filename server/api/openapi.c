@@ -171,7 +171,7 @@ static const struct about {
     {"POST", "/detokenize", "Converts token ids to text.", "DetokenizeRequest", ANSWER_JSON, false},
     {"POST", "/v1/detokenize", "The same as /detokenize.", "DetokenizeRequest", ANSWER_JSON, false},
     {"GET", "/tokenizer_info", "The tokenizer's configuration.", NULL, ANSWER_JSON, false},
-    {"GET", "/health", "Tells whether requests are served.", NULL, ANSWER_JSON, true},
+    {"GET", "/health", "Reports whether requests are served.", NULL, ANSWER_JSON, true},
     {"GET", "/v1/health", "The same as /health.", NULL, ANSWER_JSON, true},
     {"GET", "/ping", "The same as /health.", NULL, ANSWER_JSON, true},
     {"GET", "/health/live", "Liveness: fails if the process should be restarted.", NULL,

@@ -37,7 +37,7 @@ struct kept_stream {
     struct buf bytes;  // the last bytes of the stream
     int64_t n_dropped; // bytes before these
     bool begun;        // the client has the head
-    int64_t client_at; // how much of the stream the client that began it has
+    int64_t client_at; // how much of the stream was sent to the client that began it
     struct reader *readers;
     struct http_timer expiry;
     struct kept_stream *next, **link;
@@ -260,7 +260,7 @@ static bool is_begun(const struct call *c)
     return stream_of(c)->bytes.n_bytes > 0;
 }
 
-/* The stream can be read for some time. */
+/* The stream can still be read for some time. */
 static void end(struct call *c, bool done)
 {
     struct kept_stream *s = stream_of(c);
@@ -323,7 +323,7 @@ static const struct call_sink sink = {
     .over = api_call_over,
 };
 
-/* The stream continues. */
+/* The client has left; the stream continues. */
 static void leave(struct call *c, enum call_abort why)
 {
     (void)why;

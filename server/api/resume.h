@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Streams that outlive their client, as in llama.cpp: with its conventions, a stream whose request
  * has an X-Conversation-Id continues when the client leaves. Its bytes are kept, and can be read
- * from any position under /v1/stream, also while it runs, until five minutes after its end.
- * Thread: the loop. */
+ * from any position under /v1/stream, while it runs and for five minutes after its end. Thread: the
+ * loop. */
 #ifndef SLUICE_SERVER_API_RESUME_H
 #define SLUICE_SERVER_API_RESUME_H
 

@@ -201,17 +201,16 @@ bool api_read_metadata(struct body *b, struct buf *out)
     }
     if (json_count(v) > MAX_METADATA) {
         return call_error_set(b->error, 400, "invalid_value", "metadata",
-                              "Invalid 'metadata': at most %d members.", MAX_METADATA);
+                              "Invalid 'metadata': expected at most %d members.", MAX_METADATA);
     }
     buf_putc(out, '{');
     for (const struct json *m = json_first(v); m; m = json_next(m)) {
         const char *key = json_key(m), *text = json_string(m);
         if (!text || n_characters(key) > MAX_KEY || n_characters(text) > MAX_VALUE) {
-            return call_error_set(
-                b->error, 400, "invalid_value", "metadata",
-                "Invalid 'metadata': strings of at most %d characters under keys of at "
-                "most %d.",
-                MAX_VALUE, MAX_KEY);
+            return call_error_set(b->error, 400, "invalid_value", "metadata",
+                                  "Invalid 'metadata': expected strings of at most %d characters, "
+                                  "with keys of at most %d characters.",
+                                  MAX_VALUE, MAX_KEY);
         }
         if (out->n_bytes > 1) {
             buf_puts(out, ",");

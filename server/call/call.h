@@ -164,8 +164,7 @@ struct call_record {
 };
 #define CALL_RECORD_NONE ((struct call_record){NULL, NULL, -1, -1, -1, -1, -1})
 
-/* ---- a call
- * -------------------------------------------------------------------------------------- */
+/* ---- a call ---------------------------------------------------------------------------------- */
 
 /* How a background response (call.kept) ended. */
 enum call_ending { CALL_ANSWERED, CALL_FAILED, CALL_CANCELLED };
@@ -237,7 +236,7 @@ struct call {
     enum call_ending ending;  // if not CALL_ANSWERED: how the call must end, as soon as it can
     char *not_kept, *why;     // error messages of the store and of a failed call; NULL: none
     enum prepare_stage stage; // while `preparing`
-    bool renders;             // it has the thread for templates of clients
+    bool renders;             // it occupies the thread that renders clients' templates
     bool preparing, queued, streaming, untimed, gone, dead, first_token, deadline_is_queue,
         has_news;
     struct call *next, **link, *next_queued, *next_dead;
@@ -269,8 +268,7 @@ void call_cancel(struct call *c);
 /* Ends all calls, except those that are being prepared. */
 void call_abort_all(struct call_server *s, const struct call_error *e);
 
-/* ---- used between files (server.c, choice.c, submit.c)
- * ------------------------------------------------------------- */
+/* ---- used between files (server.c, choice.c, submit.c) --------------------------------------- */
 
 void call_observe(struct call *c, enum call_measure what, double v);
 

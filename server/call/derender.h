@@ -11,7 +11,7 @@ struct derendered_choice {
     int32_t n;
     int32_t n_before; // of these, those of earlier chunks
     int32_t index;
-    const char *finish;          // "stop", "length", ...; NULL: not said, or not finished
+    const char *finish;          // "stop", "length", ...; NULL: not given, or not finished
     const struct json *stop;     // the stop_reason; NULL: none
     const struct json *logprobs; // its "content"; NULL: none
 };
@@ -20,8 +20,8 @@ struct derendered_choice {
 struct derendered {
     struct derendered_choice *choices;
     size_t n_choices;
-    int64_t n_prompt;              // tokens of its prompt, as the client says
-    const struct json *prompt_ids; // that the answer has; NULL: none
+    int64_t n_prompt;              // tokens of its prompt, according to the client
+    const struct json *prompt_ids; // those given with the answer; NULL: none
 };
 
 struct derender {
@@ -29,18 +29,18 @@ struct derender {
     struct derendered *answers;
     size_t n_answers;
     const char *id;
-    /* Passed on as they are; NULL: none. */
+    /* Passed on unchanged; NULL: none. */
     const struct json *prompt_logprobs, *transfer, *metrics;
     const char *of; // the request that the ids answer, as JSON text; NULL: not given
     size_t of_bytes;
-    bool has_logprobs, returns_ids; // returns_ids: the request asks for them
-    int64_t n_top;                  // alternatives that it asks for; -1: all that there are
+    bool has_logprobs, returns_ids; // returns_ids: the request asks for the ids
+    int64_t n_top; // number of alternatives that the request asks for; -1: all that are given
     /* A chunk: */
     bool streams, role_sent, has_usage, has_n_prompt;
     int64_t n_usage_prompt, n_usage_answer;
 };
 
-/* The outputs as the engine would have left them, at the beginning without any token. False: no
+/* Allocates outputs as the engine would have filled them; at first they contain no token. False: no
  * memory. */
 bool derender_open(struct call *c);
 /* Processes the first n ids of a choice, which ends there if `ends`. */

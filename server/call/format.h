@@ -19,8 +19,8 @@ struct call_format {
     void (*start)(struct call_choice *ch);   // before the first token; may be NULL
     void (*pending)(struct call_choice *ch); // writes pending output; called in streams, and if
                                              // `in_order`
-    /* Each run of output of one kind becomes an item of the answer, also without a stream. A
-     * token's log-probability is then passed together with its text, so that both are in the same
+    /* Each run of output of one kind becomes an item of the answer, whether it is streamed or not.
+     * A token's log-probability is then passed together with its text, so that both are in the same
      * item. */
     bool in_order;
     void (*call)(struct call_choice *ch, const char *name, const char *id); // a tool call begins

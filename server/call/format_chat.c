@@ -57,7 +57,7 @@ static void start_stream(struct call_choice *ch)
     close_chunk(ch, b, NULL);
     call_put_prompt_ids(b, ch->call, ch->request);
     buf_puts(b, "}]");
-    call_put_prompt_ids(b, ch->call, ch->request); // as in vLLM, also outside of the choices
+    call_put_prompt_ids(b, ch->call, ch->request); // as in vLLM, outside the choices, too
     ch->call->untimed = ch->call->request.llama;   // llama.cpp's first chunk has no timings
     call_send_chunk(ch->call, b);
     ch->call->untimed = false;

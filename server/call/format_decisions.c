@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-/* What the model says at the place of an answer; `extra` is the array of them, by choice. */
+/* What the model predicts at the place of an answer; `extra` is the array of them, by choice. */
 struct reading {
     int32_t token;            // the likeliest token
     float logprobs[N_LABELS]; // of the request's labels

@@ -201,8 +201,9 @@ static bool has_id(const int32_t *ids, int32_t n, int32_t id)
     return false;
 }
 
-/* The last id is no text if it has ended the answer. A server may not say so; then it is one of the
- * request's stop tokens, or the model's. */
+/* True if the last id ended the answer, and so is not part of the text. If the other server does
+ * not say what ended the answer, the stop tokens decide: the request's, or, without a request, the
+ * model's. */
 static bool ends_with_stop(const struct request *r, const struct derendered_choice *from)
 {
     const struct sampling_params *p = &r->params;
@@ -219,8 +220,8 @@ static bool ends_with_stop(const struct request *r, const struct derendered_choi
                            : has_id(info->eos, info->n_eos, last);
 }
 
-/* The text is cut at the stop string that has ended it; if the server does not say which one, at
- * the first of the request's. */
+/* The text is cut at the stop string that ended it; if the server does not say which one that was,
+ * at the first of the request's stop strings that occurs. */
 static bool set_stop_strings(struct call *c, struct call_choice *ch)
 {
     const struct derendered_choice *from = derender_source(ch);

@@ -40,8 +40,7 @@ static void forget(struct call *c)
     buf_deinit(&state(c)->blocks);
 }
 
-/* ---- objects
- * ------------------------------------------------------------------------------------- */
+/* ---- objects --------------------------------------------------------------------------------- */
 
 /* "usage":{...}: input_tokens excludes tokens that were read from the cache. No tokens are reported
  * as written to the cache, since that costs nothing here. */
@@ -157,8 +156,7 @@ static void put_block(struct buf *b, const struct message *m, bool filled)
     buf_putc(b, '}');
 }
 
-/* ---- events
- * -------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static struct buf *event(struct call *c, const char *type)
 {
@@ -207,8 +205,7 @@ static void send_signature(struct call *c)
     send(c, "content_block_delta", b);
 }
 
-/* ---- blocks
- * -------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* A block begins with content_block_start; its index is the number of blocks before it. */
 static void open_block(struct call *c, enum block kind)
@@ -292,8 +289,7 @@ static void call_end(struct call_choice *ch)
     add(ch->call, BLOCK_TOOL, &ch->arguments);
 }
 
-/* ---- the whole answer
- * ----------------------------------------------------------------------------------- */
+/* ---- the whole answer ------------------------------------------------------------------------ */
 
 /* message_start has the usage of the prompt; a ping follows, as in Anthropic's streams. */
 static void start(struct call_choice *ch)

@@ -9,8 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- pieces
- * -------------------------------------------------------------------------------------- */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
 static void put_real(struct buf *b, const char *key, double v)
 {
@@ -170,8 +169,7 @@ void call_put_verbose(struct buf *b, struct call *c)
     }
 }
 
-/* ---- stream
- * -------------------------------------------------------------------------------------- */
+/* ---- stream ---------------------------------------------------------------------------------- */
 
 static void count_lines(struct call_choice *ch)
 {
@@ -244,8 +242,7 @@ static void finish(struct call_choice *ch)
     buf_deinit(&b);
 }
 
-/* ---- the whole
- * ----------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 /* Writes only the members in response_fields, where "a/b" is the member b of the object a. */
 static void put_fields(struct buf *b, const struct call *c, const struct buf *object)
@@ -331,8 +328,7 @@ const struct call_format call_native_format = {
     .end = end,
 };
 
-/* ---- embeddings and templates
- * -------------------------------------------------------------------- */
+/* ---- embeddings and templates ---------------------------------------------------------------- */
 
 /* A list of vectors for each input: a single vector, or one per token; the latter are not
  * normalized, as in llama.cpp. */

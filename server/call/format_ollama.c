@@ -87,8 +87,7 @@ static void put_said(struct buf *b, struct call_choice *ch)
     buf_clear(&ch->logprobs);
 }
 
-/* ---- stream
- * -------------------------------------------------------------------------------------- */
+/* ---- stream ---------------------------------------------------------------------------------- */
 
 static void send_said(struct call_choice *ch)
 {
@@ -142,8 +141,7 @@ static void finish(struct call_choice *ch)
     (void)ch; // reported at the end
 }
 
-/* ---- the end
- * ------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* The last line has the statistics: durations in nanoseconds, and counts. */
 static void end(struct call *c)
@@ -193,8 +191,7 @@ static void reply_load(struct call *c)
 
 const struct call_format call_ollama_load_format = {.id_prefix = "ollama-", .reply = reply_load};
 
-/* ---- embeddings
- * ---------------------------------------------------------------------------------- */
+/* ---- embeddings ------------------------------------------------------------------------------ */
 
 static void end_embed(struct call *c)
 {

@@ -115,8 +115,7 @@ static void end_score(struct call *c)
     call_whole(c, &b);
 }
 
-/* ---- labels
- * -------------------------------------------------------------------------------------- */
+/* ---- labels ---------------------------------------------------------------------------------- */
 
 /* The probability of the first label token, among the labels or among all tokens. */
 static double label_score(const struct call *c, size_t item)
@@ -169,8 +168,7 @@ static void end_labels(struct call *c)
 const struct call_format call_labels_format = {
     .id_prefix = "generative-scoring-", .logprob = call_note_answer, .end = end_labels};
 
-/* ---- ranks
- * --------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 struct rank {
     size_t document;

@@ -136,8 +136,7 @@ static void trim(struct grammars *g)
     }
 }
 
-/* ---- take and give
- * ---------------------------------------------------------------------------- */
+/* ---- take and give --------------------------------------------------------------------------- */
 
 /* Built from the tokenizer by the first request that needs it, while others wait. */
 static enum status get_vocab(struct grammars *g, const struct tokenizer *tok,

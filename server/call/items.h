@@ -19,7 +19,7 @@ bool items_take(const struct json *array, const struct stand_in *nul, struct sto
 /* The array of JSON texts separated by commas, with a stand-in for U+0000; NULL if they are not
  * JSON, or too large. The caller frees it. */
 struct json *items_parse(const char *joined, size_t n_bytes, struct stand_in *nul);
-/* items_take for JSON texts separated by commas; false also if they are not JSON. */
+/* items_take for JSON texts separated by commas; also returns false if they are not JSON. */
 bool items_take_text(const char *joined, size_t n_bytes, struct stored_item **items, size_t *n);
 
 #endif

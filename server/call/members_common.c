@@ -32,7 +32,7 @@ static const struct member rows[] = {
      INT(params.min_tokens, 0, INT32_MAX)},
     {"min_tokens", "The answer does not end before this many tokens.", ALL,
      INT(params.min_tokens, 0, INT32_MAX)},
-    {"num_speculative_tokens", "The most draft tokens per step.", ALL,
+    {"num_speculative_tokens", "The maximum number of draft tokens per step.", ALL,
      INT(params.num_speculative_tokens, 0, 128)},
     {"ignore_eos", "The model's own end tokens do not end the answer.", ALL,
      BOOL(params.ignore_eos)},

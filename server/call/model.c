@@ -126,7 +126,8 @@ static enum status load_template(struct call_model *m, const struct config *conf
     return chat_template_load(model, &m->template, err);
 }
 
-/* False for what is rather the mistyped name of a file. llama.cpp takes any text. */
+/* False if the text is more likely a mistyped file name than a template. llama.cpp accepts any
+ * text. */
 static bool is_template_text(const struct call_model *m, const char *text)
 {
     return strchr(text, '{') || (m->is_llama && strchr(text, ' '));

@@ -11,7 +11,7 @@ static bool is_greedy(const struct sampling_params *p)
     return p->temperature < MIN_TEMPERATURE;
 }
 
-/* Probabilities need the total over all tokens that are left before top-p. */
+/* Probabilities are relative to all tokens that are left before top-p, so these are needed. */
 int32_t post_sampling_needs(const struct sampling_params *p, int32_t vocab)
 {
     if (is_greedy(p)) {

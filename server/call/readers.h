@@ -311,7 +311,7 @@ bool read_conversation(struct request *r); // items of a conversation
 bool read_items(struct request *r);
 /* True for an item of the input that stands for a stored item. request_find_references: reads those
  * stored items, in the order of their references and with the body's stand-in for U+0000. The
- * caller frees *found, also after an error. */
+ * caller frees *found, even after an error. */
 bool request_is_reference(const struct json *item);
 bool request_find_references(struct request *r, const struct json *input, struct json **found);
 bool read_truncation(struct request *r);

@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Arbitrary. It is low because the loop, which serves all requests, searches for each stop string
- * after each token. */
+/* An arbitrary limit, which is low because the loop, which serves all requests, searches for each
+ * stop string after each token. */
 enum { MAX_STOP_BYTES = 1 << 10 };
 
 bool request_too_large(struct request *r)

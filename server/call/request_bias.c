@@ -31,7 +31,7 @@ static bool is_id(const char *key)
     return *key && strspn(key, "0123456789") == strlen(key);
 }
 
-/* Names all keys that are no ids. */
+/* Names all keys that are not ids. */
 static bool bad_keys(struct request *r, const struct json *map)
 {
     struct buf names;

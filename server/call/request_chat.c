@@ -238,7 +238,7 @@ static bool check_messages(struct request *r, const struct json *messages)
     return true;
 }
 
-/* The text of the list is kept as it is, since the template reads it. */
+/* The text of the list is kept unchanged, since the template reads it. */
 bool read_messages(struct request *r)
 {
     const struct json *messages = NULL;

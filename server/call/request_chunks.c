@@ -6,7 +6,7 @@
 
 #include "engine/base/minmax.h"
 
-/* The most tokens of an input. */
+/* The maximum number of tokens in an input. */
 int64_t request_input_limit(const struct request *r)
 {
     const struct call_model *m = r->model;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The body of Cohere's chat (v2), which is rewritten as the body of a chat. Members that both have
- * in common are left as they are. */
+ * in common are left unchanged. */
 #include "engine/base/optional.h"
 #include "engine/base/words.h"
 #include "server/call/convert.h"
@@ -191,7 +191,7 @@ static void put_thinking(struct buf *b, const struct json *thinking)
 
 static const struct {
     const char *key, *chat;                               // its name in a chat
-    void (*put)(struct buf *b, const struct json *value); // NULL: as it is
+    void (*put)(struct buf *b, const struct json *value); // NULL: unchanged
 } renamed[] = {
     {"messages", "messages", put_messages},
     {"response_format", "response_format", put_format},
@@ -251,7 +251,7 @@ static bool rewrite(struct request *r, struct buf *b)
         if (!is_dropped(r, m, &dropped)) {
             return false;
         }
-        if (!dropped && m->node) { // an array of ids, which has no node, is no member of this API
+        if (!dropped && m->node) { // an array of ids, which has no node, is never a valid member
             put_member(b, m);
         }
     }

@@ -195,9 +195,9 @@ bool read_embd_normalize(struct request *r)
     if (v == 2 || v == -1) {
         return true;
     }
-    return call_error_set(&r->error, 400, "unsupported_value", "embd_normalize",
-                          "Unsupported value: 'embd_normalize' may be 2 (length 1) or -1 (as "
-                          "they are).");
+    return call_error_set(
+        &r->error, 400, "unsupported_value", "embd_normalize",
+        "Unsupported value: 'embd_normalize' may be 2 (scaled to length 1) or -1 (not scaled).");
 }
 
 void embeddings_begin(struct request *r)

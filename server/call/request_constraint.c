@@ -9,8 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- sources
- * ---------------------------------------------------------------------------------- */
+/* ---- sources --------------------------------------------------------------------------------- */
 
 /* A request may have one constraint. */
 static bool constrain(struct request *r, const char *param, struct grammar_source source)

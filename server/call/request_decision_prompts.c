@@ -81,7 +81,7 @@ static bool put_chat(struct request *r, const struct question *q, struct request
     return chat->text || request_too_large(r);
 }
 
-/* A read is the first token of a reply, so nothing may come before it. */
+/* The answer is read from the first token of a reply, so nothing may come before that token. */
 void decisions_begin(struct request *r)
 {
     r->add_generation_prompt = true;

@@ -229,7 +229,7 @@ bool read_decision_instructions(struct request *r)
 /* ---- the questions ----------------------------------------------------------------------------
  */
 
-/* The text of a name or description: strings as they are, other values as JSON. */
+/* The text of a name or description: strings unchanged, other values as JSON. */
 static const char *text_of(struct request *r, const struct json *node)
 {
     struct buf text;
@@ -287,7 +287,7 @@ static bool read_choice(struct request *r, struct question *q, const struct json
     return good;
 }
 
-/* What true and false mean, if the body says it. */
+/* What true and false mean, if the body says so. */
 static bool read_noul(struct request *r, struct question *q, const struct json *criteria)
 {
     static const char *const keys[] = {"true", "false", NULL};

@@ -344,7 +344,7 @@ bool read_prompt_counts(struct request *r)
     return true;
 }
 
-/* The text does not depend on the prompt's ids, but what is no prompt is refused. */
+/* The text does not depend on the prompt's ids, but a value that is not a prompt is refused. */
 static bool check_prompt_ids(struct request *r, const struct json *list)
 {
     static const char key[] = "prompt_token_ids";
@@ -544,7 +544,7 @@ bool derender_end(struct request *r)
     return true;
 }
 
-/* Without the chat the text is not parsed, which is no answer if the operator has named parsers. */
+/* Without the chat the text cannot be parsed, which is an error if the operator named parsers. */
 bool derender_chat_end(struct request *r)
 {
     struct derender *d = r->derender;

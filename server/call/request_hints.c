@@ -167,7 +167,7 @@ static bool read_retain(struct hints *h, const char *version, const struct json 
 {
     const struct json *directives = json_get(payload, "directives");
     if (version[0] != '1' || isdigit((unsigned char)version[1])) {
-        return bad(h, "only version 1 of kv.retain is known");
+        return bad(h, "only version 1 of kv.retain is supported");
     }
     if (++h->n_actions > MAX_ACTIONS) {
         return bad(h, "there are more than 16 actions of kv.retain");
@@ -228,5 +228,5 @@ bool read_kv_hints(struct request *r)
     r->hints = h.list;
     r->n_hints = h.n;
     return never_rise(&h) ||
-           bad(&h, "the priorities of directives must not rise with the position");
+           bad(&h, "the priorities of directives must not increase with the position");
 }

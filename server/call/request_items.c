@@ -445,8 +445,8 @@ static bool put_previous(struct messages *m, const struct json *message, size_t 
         return call_error_set(
             &r->error, 400, "unsupported_value", place,
             "Unsupported value: '%s' may only have messages of the roles 'user', 'assistant' and, "
-            "without effect, 'system' and 'developer', without calls; give calls and their outputs "
-            "as items of 'input'.",
+            "without effect, 'system' and 'developer', and no calls; calls and their outputs must "
+            "be given as items of 'input'.",
             place);
     }
     const char *channel = json_get_string(message, "channel");

@@ -11,8 +11,7 @@
 
 enum { MAX_TURNS = 100000 /* Anthropic's limit */ };
 
-/* ---- the system prompt
- * --------------------------------------------------------------------------- */
+/* ---- the system prompt ----------------------------------------------------------------------- */
 
 /* The system prompt becomes the first message. Lines that change with each request are left out
  * (--strip-prompt-lines), because they would prevent cache hits. */
@@ -55,8 +54,7 @@ static bool put_system(struct turns *t)
     return good;
 }
 
-/* ---- all of them
- * --------------------------------------------------------------------------------- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 /* Reads all turns. If the last one is text of the assistant, the answer continues it. */
 static bool put_turns(struct turns *t)
@@ -107,8 +105,7 @@ bool read_turns(struct request *r)
     return good;
 }
 
-/* ---- the rest
- * ------------------------------------------------------------------------------------ */
+/* ---- the rest -------------------------------------------------------------------------------- */
 
 /* Templates have a switch for thinking, but no budget. All types except "disabled" turn it on. */
 bool read_typed_thinking(struct request *r)

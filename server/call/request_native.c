@@ -223,8 +223,7 @@ bool request_read_mixed(struct request *r, const char *key, size_t most)
     return good;
 }
 
-/* ---- completions
- * --------------------------------------------------------------------------------- */
+/* ---- completions ----------------------------------------------------------------------------- */
 
 bool read_native_prompt(struct request *r)
 {
@@ -285,8 +284,7 @@ bool native_end(struct request *r)
     return true;
 }
 
-/* ---- a text with a gap
- * -------------------------------------------------------------------------- */
+/* ---- a text with a gap ----------------------------------------------------------------------- */
 
 static bool read_file(struct request *r, const struct json *extra, struct fim_file *file)
 {
@@ -353,8 +351,7 @@ bool infill_end(struct request *r)
     return native_end(r) && request_fill_hole(r);
 }
 
-/* ---- the rest
- * ------------------------------------------------------------------------------------ */
+/* ---- the rest -------------------------------------------------------------------------------- */
 
 void native_embed_begin(struct request *r)
 {

@@ -17,7 +17,7 @@ struct ollama {
     struct request *r;
     struct buf out;
     size_t index;              // of the current message
-    size_t n_calls, n_results; // numbers so far; results are in the order of the calls
+    size_t n_calls, n_results; // so far; results come in the order of their calls
     char place[80];
 };
 

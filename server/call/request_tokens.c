@@ -20,7 +20,7 @@ void render_begin(struct request *r)
     completion_begin(r);
 }
 
-/* What is stored is not rendered: the client has to send the whole conversation. */
+/* Stored items cannot be rendered: the client has to send the whole conversation. */
 void render_response_begin(struct request *r)
 {
     static const char *const stored[] = {"previous_response_id", "conversation"};
@@ -68,7 +68,8 @@ bool read_detokenize(struct request *r)
                           "'detokenize' must not be false.");
 }
 
-/* What a newer server has added could change how the text is parsed. */
+/* Unknown members are errors: one that a newer server has added could change how the text is
+ * parsed. */
 static bool knows_context(struct request *r)
 {
     for (size_t i = 0; i < r->body.n_members; i++) {
@@ -130,7 +131,8 @@ static bool keep_prompt_text(struct request *r)
 }
 
 /* vLLM's prefill stage returns the prompt's ids, so that the next stage need not tokenize the
- * messages. What else it returns says where keys and values are, which are not transferred here. */
+ * messages. The other members say where keys and values can be fetched; they are refused, because
+ * nothing is transferred here. */
 bool read_transfer(struct request *r)
 {
     static const char place[] = "kv_transfer_params.prompt_token_ids";

@@ -298,7 +298,7 @@ static bool read_shape(struct request *r, const struct shape *shape)
     return good;
 }
 
-/* Beside tools, functions have no effect, but must be valid. */
+/* If there are `tools`, `functions` has no effect, but must be valid. */
 static bool check_unused_functions(struct request *r)
 {
     const struct json *list = NULL;

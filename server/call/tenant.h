@@ -63,8 +63,8 @@ void tenant_leave(struct tenant *t);
  * and room for max_queued. Takes nothing from the buckets. */
 bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, int64_t queued,
                    int64_t max_queued, int64_t now_ns, struct call_error *e);
-/* Adjusts a request's priority: 0, also the default, becomes the nearest allowed value. False: the
- * priority is not allowed, and *e is set. */
+/* Adjusts a request's priority: 0, which is also the default, becomes the nearest allowed value.
+ * False: the priority is not allowed, and *e is set. */
 bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct call_error *e);
 /* The salt under which a request's cached blocks are shared; NULL: none. `asked` is the request's
  * own cache_salt, or NULL. The caller frees *made, which is NULL if the salt is the request's

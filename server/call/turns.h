@@ -31,9 +31,7 @@ struct turns {
 const char *turns_where_turn(struct turns *t, const char *field);
 const char *turns_where(struct turns *t, const char *field);
 
-/* ---- writing messages (turns.c)
- * ------------------------------------------------------------------
- */
+/* ---- writing messages (turns.c) -------------------------------------------------------------- */
 
 void turns_open_message(struct turns *t, const char *role);
 void turns_flush(struct turns *t);
@@ -44,9 +42,7 @@ bool turns_put_text(struct turns *t, enum turn_role role, const char *text);
  * prompt that changes with each request would prevent prefix-cache hits for everything after it. */
 void turns_put_stripped(struct request *r, struct buf *out, const char *text);
 
-/* ---- reading turns (turns_blocks.c)
- * --------------------------------------------------------------
- */
+/* ---- reading turns (turns_blocks.c) ---------------------------------------------------------- */
 
 bool turns_read(struct turns *t, const struct json *turn);
 

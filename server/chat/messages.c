@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A member of a message, for reading or replacing; NULL if the value is no object or lacks the
+/* A member of a message, for reading or replacing; NULL if the value is not an object or lacks the
  * member. */
 static struct jv *field(struct jrt *rt, struct jv object, const char *key)
 {

@@ -148,7 +148,7 @@ bool output_text(struct output *o, const char *text, size_t n_bytes)
     return search(o, false);
 }
 
-/* The index of this token among the parser's markers; -1: it is no marker. */
+/* The index of this token among the parser's markers; -1: it is not a marker. */
 static int find_marker(const struct output *o, const char *text)
 {
     for (int i = 0; o->parser && o->parser->markers[i]; i++) {

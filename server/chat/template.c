@@ -196,7 +196,7 @@ static struct chat_template *new_template(void)
     return t;
 }
 
-/* *out stays NULL if the folder has no template, which is no error: such models serve
+/* *out stays NULL if the folder has no template, which is not an error: such models serve
  * completions. */
 enum status chat_template_load(const char *model_dir, struct chat_template **out, struct err *err)
 {

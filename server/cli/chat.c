@@ -450,9 +450,7 @@ static enum line_result read_input(struct chat *c, const char *prompt)
     return got;
 }
 
-/* ---- the chat as a whole
- * ----------------------------------------------------------------------------------
- */
+/* ---- the chat as a whole --------------------------------------------------------------------- */
 
 /* Runs until the input ends or a command ends the chat. Blank lines are skipped. */
 static void converse(struct chat *c)

@@ -191,7 +191,7 @@ static void divide_context(const struct loading *l)
     }
 }
 
-/* llama.cpp's --spec-draft-n-max says nothing without a draft model, and may be large. */
+/* llama.cpp's --spec-draft-n-max has no meaning without a draft model, and may be large. */
 static enum status settle_drafts(const struct loading *l, struct err *err)
 {
     enum { MOST = 15 }; // the engine's limit
@@ -209,7 +209,7 @@ static enum status settle_drafts(const struct loading *l, struct err *err)
         log_info("there are no drafts without a draft model or a method; see --speculative-config");
         config_value_clear(l->config, row);
     } else if (json_get_int(config, key, 0) > MOST && json_count(config) == 2) {
-        log_info("a step has at most %s drafts of a sequence", most);
+        log_info("at most %s tokens are drafted for a sequence in one step", most);
         const char *model = json_get_string(config, "model"); // the only other flag there is
         config_value_clear(l->config, row);
         st = config_value_set_member(l->config, row, "model", or_empty(model), err);

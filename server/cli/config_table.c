@@ -251,8 +251,8 @@ const struct option_row option_rows[] = {
      .min = 0,
      .max = 1000000},
     {ROW("max-connections-per-address", OPTION_INT, max_connections_per_address, "0",
-         "most open connections of one client address (IPv6: /64); 0: no limit, as behind a "
-         "balancer"),
+         "largest number of open connections of one client address (IPv6: /64); 0: no limit, as is "
+         "needed behind a load balancer"),
      .min = 0, .max = 1000000},
     {ROW("max-body-bytes", OPTION_BYTES, max_body_bytes, "16MiB", "largest body of a request"),
      .min = 1024, .max = 1 << 30},
@@ -321,7 +321,8 @@ const struct option_row option_rows[] = {
 
     {.section = "Answers",
      ROW("conventions", OPTION_CHOICE, conventions, "auto",
-         "which server's habits are followed where the two differ (server/README.md, llama.cpp); "
+         "which server's conventions are followed where the two differ (server/README.md, "
+         "llama.cpp); "
          "auto: llama.cpp's if the command line has a flag that only its server knows"),
      .choices = "auto|vllm|llama.cpp"},
     {ROW("tool-call-parser", OPTION_CHOICE, tool_call_parser, "auto",
@@ -338,7 +339,8 @@ const struct option_row option_rows[] = {
          "request has n_keep; -1: all"),
      .min = -1, .max = INT32_MAX},
     {ROW("reasoning-budget", OPTION_INT, reasoning_budget, "-1",
-         "most tokens of an answer's reasoning, unless the request sets a limit; -1: no limit"),
+         "largest number of reasoning tokens in an answer, unless the request sets a limit; -1: no "
+         "limit"),
      .min = -1, .max = INT32_MAX},
     {ROW("reasoning-budget-message", OPTION_STRING, reasoning_budget_message, NULL,
          "text to insert before the end of reasoning that has reached its limit")},

@@ -12,7 +12,7 @@ enum option_type {
     OPTION_STRING,
     OPTION_LIST,  // strings; the flag may be repeated, or list them with commas
     OPTION_INT,   // 8192, 8k (x1000), 8K (x1024), 1.5m
-    OPTION_BYTES, // like OPTION_INT, also 4GiB, 512MB
+    OPTION_BYTES, // like OPTION_INT, but may have a unit of bytes: 4GiB, 512MB
     OPTION_REAL,
     OPTION_SECONDS, // 30, 1.5, 500ms, 2m, 1h
     OPTION_BOOL,    // --x, --no-x, --x=false

@@ -12,7 +12,7 @@ enum status engine_config_check(const struct config *c, struct err *err);
 
 /* Copies the struct engine_options of the configuration, and sets the fields that no option sets;
  * strings are borrowed. Also chooses the device and waits for all nodes to join, which may take a
- * while. Pair it with devices_release, also after an error. */
+ * while. Pair it with devices_release, even after an error. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err);
 
 #endif

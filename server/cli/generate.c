@@ -26,8 +26,8 @@ struct generate {
     bool warned_unknown; // the warning about unknown keys was printed
 };
 
-/* Warns about an unknown key, which may be a typing error. It is no error, because requests written
- * for servers may have more keys. */
+/* Warns about an unknown key, which may be a typing error. It is not an error, because requests
+ * written for servers may have more keys. */
 static void note_unknown(struct generate *g, const struct generate_job *job)
 {
     if (job->unknown[0] && !g->warned_unknown) {

@@ -29,8 +29,7 @@ static void set_text(const char **field, const char *text)
     *field = copy;
 }
 
-/* ---- no model was given
- * -------------------------------------------------------------------------- */
+/* ---- no model was given ---------------------------------------------------------------------- */
 
 struct offers {
     char *models[MAX_OFFERS];

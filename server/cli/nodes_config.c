@@ -18,8 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the place of this process
- * ------------------------------------------------------------------------------ */
+/* ---- the place of this process --------------------------------------------------------------- */
 
 static const char *env_get(char **env, const char *name)
 {

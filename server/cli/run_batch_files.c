@@ -84,8 +84,7 @@ enum status batch_input_open(const char *path, int *fd, struct job_input *in, st
     return st;
 }
 
-/* ---- the answers of an earlier run
- * ------------------------------------------------------------ */
+/* ---- the answers of an earlier run ----------------------------------------------------------- */
 
 static int compare_ids(const void *a, const void *b, void *arg)
 {

@@ -67,7 +67,7 @@ const struct vllm_flag vllm_flags[] = {
           "answers do not contain the routed experts"),
      .harmless = ""},
     {FLAG("return-sampling-mask", TAKES_NOTHING,
-          "answers do not list the tokens that the samplers left over"),
+          "answers do not list the tokens among which the samplers chose"),
      .harmless = ""},
     {FLAG("enable-trace-replay", TAKES_NOTHING, "replaying answers is not supported"),
      .harmless = ""},

@@ -10,7 +10,7 @@
 
 struct sse {
     struct buf line; // the incomplete current line; `failed` is set once a line was too long
-    /* One event's data. A byte that is no digit (line end or NUL) follows it, so a number can be
+    /* One event's data. A byte that is not a digit (line end or NUL) follows it, so a number can be
      * parsed safely at its end. */
     void (*on_data)(void *arg, const char *data, size_t n_bytes);
     void *arg;

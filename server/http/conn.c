@@ -210,8 +210,8 @@ static int64_t fin_time_left(const struct http_conn *c)
     return 0;
 }
 
-/* The connection's time is up, unless its body, reply or end has some left. Who was late with a
- * request is told so before the connection is cut. */
+/* The connection's time is up, unless its body, reply or end has some left. A client that was late
+ * with its request is told so before the connection is cut. */
 static void on_deadline(struct http_timer *timer, void *arg)
 {
     struct http_conn *c = arg;

@@ -43,7 +43,7 @@ static void format_address(const struct sockaddr *sa, char *text, size_t n_text)
     }
 }
 
-/* Takes ownership of the descriptor, also on failure. */
+/* Takes ownership of the descriptor, even on failure. */
 static enum status add_listener(struct http_server *s, int fd, bool inherited, const char *path,
                                 struct err *err)
 {

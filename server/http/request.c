@@ -509,7 +509,7 @@ static void complete(struct http_request *req, bool is_ok)
     http_request_release(req);
 }
 
-/* libmicrohttpd's last call for a request, also made if the client has left. */
+/* libmicrohttpd's last call for a request, which is made even if the client has left. */
 void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
                     enum MHD_RequestTerminationCode code)
 {

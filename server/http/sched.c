@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The loop thread sleeps most of the time and must run at once when it wakes; on a busy machine it
- * would wait for the time slices of others, and tokens with it. Since Linux 6.12 a thread can
- * request shorter slices, so that it preempts others sooner after a sleep; its share of the CPU
- * stays the same. */
+ * would have to wait for the time slices of others, and tokens would be late. Since Linux 6.12 a
+ * thread can request shorter slices, so that it preempts others sooner after a sleep; its share of
+ * the CPU stays the same. */
 #include "server/http/sched.h"
 
 #include <stdint.h>

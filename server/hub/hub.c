@@ -5,7 +5,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-/* Records the time of use for `sluice list`, also on file systems that do not store access times.
+/* Records the time of use for `sluice list`, even on file systems that do not store access times.
  */
 static void note_use(const char *folder)
 {

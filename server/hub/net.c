@@ -59,8 +59,7 @@ static bool same_origin(const char *a, const char *b)
     return same;
 }
 
-/* ---- one attempt
- * --------------------------------------------------------------------------------- */
+/* ---- one attempt ----------------------------------------------------------------------------- */
 
 /* True if the line is the header `name`; *value is then its value, without leading white space. */
 static bool header_is(const char *line, size_t n_bytes, const char *name, const char **value)

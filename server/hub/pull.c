@@ -191,8 +191,7 @@ static enum status add_weights(struct pull *p)
                    p->name->id);
 }
 
-/* ---- disk space
- * ------------------------------------------------------------------------------------ */
+/* ---- disk space ------------------------------------------------------------------------------ */
 
 /* Counts the bytes that are present of all files from `first` on, and checks that the disk has
  * space for the rest. */
@@ -229,8 +228,7 @@ static enum status link_files(struct pull *p, size_t first)
     return OK;
 }
 
-/* ---- the whole download
- * ------------------------------------------------------------------------------- */
+/* ---- the whole download ---------------------------------------------------------------------- */
 
 static void tell(const char *line, void *arg)
 {

@@ -25,8 +25,7 @@ struct worker {
     bool remembered; // the request uses the remembered address of an earlier redirect
 };
 
-/* ---- hash and size of a file
- * ----------------------------------------------------------------------- */
+/* ---- hash and size of a file ----------------------------------------------------------------- */
 
 /* The answer to HEAD has the hash, which names the blob, and the size, which decides its parts. */
 static void described(struct net_request *r)

@@ -120,8 +120,8 @@ static int64_t blocks_of(int64_t n_tokens, int32_t block_tokens)
     return (n_tokens + block_tokens - 1) / block_tokens;
 }
 
-/* The blocks that a member is expected to need, without the whole ones that its group shares: of a
- * part of a block each member has a copy. */
+/* The blocks that a member is expected to need, without the whole blocks that its group shares; a
+ * partly shared block is copied for each member. */
 static int64_t own_blocks(const struct job *j, const struct job_member *m, int32_t block_tokens)
 {
     int64_t output = m->max_output / m->n_samples;

@@ -16,7 +16,7 @@
 /* The source of the bytes. */
 struct job_input {
     /* Appends up to max_bytes bytes from `offset` on; fewer, or none, at the end of the input.
-     * Called on any thread, also concurrently. */
+     * Called on any thread, possibly concurrently. */
     enum status (*read)(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
                         struct err *err);
     void *arg;

@@ -73,7 +73,8 @@ static enum status prepare_line(struct prepared *p, const struct call_model *mod
                             .text = text.data,
                             .n_bytes = text.n_bytes};
         const enum prepare_stage stage = prepare_body(&r);
-        if (stage == PREPARE_PROMPT) { // a template of the line's own is only rendered to answer it
+        if (stage ==
+            PREPARE_PROMPT) { // a line's own template is rendered only when the line is answered
             prepare_prompt(&r);
         }
         if (stage != PREPARE_TEMPLATE && r.error.status == 0) {

@@ -45,7 +45,7 @@ struct job_plan_options {
     const struct call_model *model;
     int32_t match_unit; // prefixes are shared in multiples of this many tokens
     enum job_order order;
-    int64_t max_tokens;          // most prompt tokens of a part; 0: the default
+    int64_t max_tokens;          // maximum number of prompt tokens in a part; 0: the default
     int n_threads;               // number of threads that tokenize; 0: 2
     const atomic_bool *given_up; // once true, job_plan_next returns early and the part must not be
                                  // used; may be NULL

@@ -73,7 +73,7 @@ static enum status add_to(struct store *s, int64_t row, const struct stored_item
 }
 
 /* Appends the items of a response at its end, within its transaction. A conversation that was
- * deleted meanwhile is not found, which is no error. */
+ * deleted meanwhile is not found, which is not an error. */
 enum status store_conversation_append(struct store *s, const char *owner, const char *id,
                                       const struct stored_item *items, size_t n, int64_t expires_at,
                                       bool *found, struct err *err)

@@ -180,8 +180,8 @@ static int64_t read_number(struct db *db, const char *sql)
 }
 
 /* Releases the reserve and checkpoints the log, which frees its space. That suffices for changes
- * that need no new pages. The database may hardly grow, because growth would use the reserve's
- * space permanently. */
+ * that need no new pages. The database may then grow by a few pages only, because growth would use
+ * the reserve's space permanently. */
 static void give_room(struct db *db)
 {
     db->room_is_given = true;

@@ -133,7 +133,7 @@ void store_item_id(char id[STORE_ITEM_ID_BYTES], const char *prefix)
 }
 
 /* Makes the folder if it is missing. SQLite syncs the folder, but a new folder's own name is in its
- * parent, so that is synced here. As in SQLite, it is no error if the parent cannot be opened. */
+ * parent, so that is synced here. As in SQLite, failing to open the parent is not an error. */
 static enum status make_folder(const char *dir, struct err *err)
 {
     if (mkdir(dir, 0700) != 0) {

@@ -54,7 +54,7 @@ enum status store_upload_begin(struct store *s, struct store_upload **out, struc
 enum status store_upload_write(struct store_upload *u, const void *bytes, size_t n_bytes,
                                struct err *err);
 /* Reads filename, purpose and times from *file, and writes its id and size there. Ends the upload,
- * also on failure. */
+ * even on failure. */
 enum status store_upload_end(struct store_upload *u, const char *owner, struct stored_file *file,
                              struct err *err);
 void store_upload_drop(struct store_upload *u); // accepts NULL

@@ -125,7 +125,7 @@ def test_draft_layers_are_skipped_if_the_config_counts_them(tmp_path):
     assert [" warn " in line for line in told(c.folder)] == [False, True]
     c.config["num_nextn_predict_layers"] = 1
     c.write_config()
-    assert ["3 tensors of layers that draft" in line and " info " in line for line in told(c.folder)] == [True]
+    assert ["3 tensors of draft layers" in line and " info " in line for line in told(c.folder)] == [True]
 
 
 def wrap(c, **top):

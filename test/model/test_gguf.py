@@ -160,7 +160,7 @@ def refused(path, *words):
 @pytest.mark.parametrize("keys,words", [
     ([("general.architecture", STRING, "mamba")], ["'mamba' is not one of llama, qwen2"]),
     ([("tokenizer.ggml.model", STRING, "t5")], ["the tokenizer 't5' is not supported"]),
-    ([("tokenizer.ggml.pre", STRING, "unheard-of")], ["the pre-tokenizer 'unheard-of' is not known"]),
+    ([("tokenizer.ggml.pre", STRING, "unheard-of")], ["unknown pre-tokenizer 'unheard-of'"]),
     ([("qwen3.rope.scaling.type", STRING, "spiral")], ["'spiral' is not supported"]),
     ([("qwen3.attention.clamp_kqv", F32, 8.0)], ["qwen3.attention.clamp_kqv is 8, which is not supported"]),
     ([("qwen3.attention.causal", BOOL, False)], ["attention to later tokens is not supported"]),
@@ -171,7 +171,7 @@ def refused(path, *words):
     ([("general.architecture", None, None)], ["the key general.architecture is missing"]),
     ([("tokenizer.ggml.tokens", None, None)], ["the file has no vocabulary"]),
     ([("tokenizer.ggml.merges", None, None)], ["there is no list tokenizer.ggml.merges"]),
-    ([("general.alignment", U32, 0)], ["general.alignment is impossible"]),
+    ([("general.alignment", U32, 0)], ["general.alignment is invalid"]),
 ])
 def test_keys_that_are_not_supported_are_named(keys, words, tmp_path):
     w = gguf_files.read(small_model(tmp_path / "m.gguf", ["BF16"]))
@@ -195,7 +195,7 @@ def test_tensors_that_are_not_supported_are_named(tmp_path):
     change_tensor(w, name, ("blk.0.attn_gate.weight", *q2))
     refused(w.write(path), "tensor blk.0.attn_gate.weight does not belong to the architecture qwen3")
     change_tensor(w, "blk.0.attn_gate.weight", (name, "F32", (128, 256), bytes(128 * 1024)))
-    refused(w.write(path), "has shape [128, 256], but config.json asks for [256, 256]")
+    refused(w.write(path), "has shape [128, 256], but config.json requires [256, 256]")
     w.tensors = [t for t in w.tensors if t[0] != name]
     refused(w.write(path), "there is no tensor model.layers.0.self_attn.q_proj.weight")
 

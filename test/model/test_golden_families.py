@@ -28,7 +28,7 @@ def is_refused(name):
     """True if the device is not a CPU and reports that it does not support the family."""
     command = [*golden.RUN, os.path.join(FAMILIES, name), "--json", "--log-level", "error"]
     done = subprocess.run(command, input="", capture_output=True, text=True, timeout=120)
-    return golden.DEVICE != "cpu" and "are not run on this device" in done.stderr
+    return golden.DEVICE != "cpu" and "are not supported on this device" in done.stderr
 
 
 def folder_of(name):

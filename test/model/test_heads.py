@@ -241,7 +241,7 @@ def test_a_missing_module_is_named(tmp_path):
     assert "there is no tensor mtp.layers.1." in refusal(folder, *speculative(method="mtp"))
     wide = {**tensors, "mtp.fc.weight": heads.numpy.zeros((64, 130), heads.F32)}
     folder = heads.with_tensors("llama-2", tmp_path / "wide", wide)
-    assert "tensor mtp.fc.weight has shape [64, 130], but config.json asks for [64, 128]" in refusal(
+    assert "tensor mtp.fc.weight has shape [64, 130], but config.json requires [64, 128]" in refusal(
         folder, *speculative(method="mtp"))
     assert "'model' must not be given" in refusal("llama-2", *speculative(method="mtp", model="x"))
     assert "modules of gemma2 are not supported" in refusal("gemma-2", *speculative(method="mtp"))
@@ -266,14 +266,14 @@ def test_a_head_that_does_not_fit_is_refused_by_name(tmp_path):
     says("the head was made for another model", {"fc.weight": numpy.zeros((64, 384), heads.F32)})
     says("vocabulary has 400 ids, the model's 384", vocab_size=400)
     says("draft_vocab_size must be an integer from 1 to 384", draft_vocab_size=385)
-    says("tensor d2t leads out of the vocabulary", moved(7, 384))
-    says("tensor d2t leads out of the vocabulary", moved(7, -1))
-    says("tensor d2t leads to an id twice", moved(7, int(tensors["d2t"][8] + 8)))
-    says("tensor d2t is not an I64 for each", {"d2t": tensors["d2t"][:50]})
-    says("tensor t2d marks other ids", {"t2d": ~tensors["t2d"]})
+    says("tensor d2t maps to an id outside the vocabulary", moved(7, 384))
+    says("tensor d2t maps to an id outside the vocabulary", moved(7, -1))
+    says("tensor d2t maps two ids to the same id", moved(7, int(tensors["d2t"][8] + 8)))
+    says("tensor d2t does not have one I64 for each", {"d2t": tensors["d2t"][:50]})
+    says("tensor t2d does not mark exactly the ids", {"t2d": ~tensors["t2d"]})
     says("of 2 layers of llama is not supported", num_hidden_layers=2)
-    says("must be up to 4 rising numbers from 1 to 4", eagle_aux_hidden_state_layer_ids=[1, 3, 5])
-    says("must be up to 4 rising numbers from 1 to 4", eagle_aux_hidden_state_layer_ids=[2, 2])
+    says("must be up to 4 ascending numbers from 1 to 4", eagle_aux_hidden_state_layer_ids=[1, 3, 5])
+    says("must be up to 4 ascending numbers from 1 to 4", eagle_aux_hidden_state_layer_ids=[2, 2])
     says("norm_before_fc of an EAGLE-3 head is not supported", norm_before_fc=True)
     says("needs an embedding and an lm_head of its own", heads.eagle3_tensors({**config, "hidden_size": 48}, 64, 3),
          hidden_size=48)

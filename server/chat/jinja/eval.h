@@ -232,7 +232,7 @@ bool jv_to_str(struct jrt *rt, struct jv v, struct jstr **out); // str(v), as a 
 bool jv_put_str(struct jsb *b, struct jv v);                    // appends str(v)
 bool jv_repr(struct jrt *rt, struct jv v, struct jstr **out);
 bool jv_put_repr(struct jsb *b, struct jv v, int nest);
-/* Jinja2's soft_str: like str(v), but strings stay unchanged, also Markup. */
+/* Jinja2's soft_str: like str(v), but strings, including Markup, stay unchanged. */
 bool jv_soft_str(struct jrt *rt, struct jv v, struct jv *out);
 bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out); // HTML-escapes; the result is
                                                                 // Markup

@@ -354,7 +354,7 @@ static enum jflow exec_with(struct jrt *rt, const struct jnode *n)
     return flow;
 }
 
-/* The setting applies while the body runs, also to macros called in it. */
+/* The setting applies while the body runs, including to macros called in it. */
 static enum jflow exec_autoescape(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
@@ -380,7 +380,7 @@ static enum jflow exec_block(struct jrt *rt, const struct jnode *n)
     return flow;
 }
 
-/* {% generation %} marks assistant text for training; here it is printed as it is. */
+/* {% generation %} marks assistant text for training; here it is printed unchanged. */
 static enum jflow exec_generation(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;

@@ -117,7 +117,7 @@ static bool is_fresh(struct jiter *it)
 }
 
 /* The filter or attribute is looked up at the first item, so with an empty list an unknown one is
- * no error. */
+ * not an error. */
 static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     struct jv item;

@@ -28,7 +28,7 @@ static bool int_from(struct jrt *rt, struct jv v, int64_t base, struct jv *out, 
     return true;
 }
 
-/* "12.7"|int is 12. Text that is no number gives the default. */
+/* "12.7"|int is 12. Text that is not a number gives the default. */
 FILTER(jf_int)
 {
     int64_t base;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Methods of str for case and white space, splitting, joining and searching. Also helpers of all
- * methods. */
+/* Methods of str for case and white space, splitting, joining and searching. Also the helpers that
+ * all methods share. */
 #include "engine/base/minmax.h"
 #include "server/chat/jinja/methods.h"
 #include "server/chat/jinja/unicode.h"

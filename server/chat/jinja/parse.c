@@ -294,7 +294,7 @@ static struct jnode *parse_autoescape(struct jparser *p)
     return body_to(p, "endautoescape", n) ? n : NULL;
 }
 
-/* {% generation %}, which Hugging Face adds for training: its body is output as it is. */
+/* {% generation %}, which Hugging Face adds for training: its body is output unchanged. */
 static struct jnode *parse_generation(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_GENERATION);

@@ -54,7 +54,7 @@ static enum tool_match name_end(struct tool_parse *p, bool final)
     return MATCH_NO;
 }
 
-/* Reads a name. If what must follow a name does not come, the text is no call. */
+/* Reads a name. If the name is not followed by what must come after it, the text is not a call. */
 static bool name(struct tool_parse *p, bool final)
 {
     if (p->name.n_bytes == 0) {

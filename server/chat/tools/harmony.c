@@ -171,7 +171,7 @@ static bool open_message(struct tool_parse *p)
     return true;
 }
 
-/* Heads are printable ASCII of limited length; anything else was text of the model. */
+/* Heads are printable ASCII of limited length; anything else is text that the model wrote. */
 static bool head(struct tool_parse *p, bool final)
 {
     for (; tool_n_held(p) > 0; p->scan++) {

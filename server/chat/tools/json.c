@@ -203,8 +203,8 @@ static enum json_call_result end_of_object(struct json_call *c, struct tool_pars
     return CALL_DONE;
 }
 
-/* Processes one byte of the object. CALL_BAD: it is no call, and the caller must report the text as
- * content. */
+/* Processes one byte of the object. CALL_BAD: it is not a call, and the caller must report the text
+ * as content. */
 static enum json_call_result take(struct json_call *c, struct tool_parse *p, char b)
 {
     if (c->state == IN_KEY) {

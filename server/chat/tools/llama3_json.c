@@ -42,7 +42,7 @@ static bool at_start(struct tool_parse *p, bool final)
     return open_brace(p);
 }
 
-/* An object whose name is no tool of the request is an ordinary answer. */
+/* An object whose name is not that of a tool in the request is an ordinary answer. */
 static bool in_call(struct tool_parse *p)
 {
     struct json_call *c = &p->call;

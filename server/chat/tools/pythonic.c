@@ -36,8 +36,7 @@ static bool give_up(struct tool_parse *p)
     return true;
 }
 
-/* ---- literals
- * --------------------------------------------------------------------------------- */
+/* ---- literals -------------------------------------------------------------------------------- */
 
 /* Converts the arguments in a call's text to JSON. */
 struct reader {
@@ -343,8 +342,7 @@ static bool keywords(struct reader *r)
     return !r->out->failed;
 }
 
-/* ---- the list
- * --------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 /* Reads a name up to "(". A character that cannot be in a name means that this is text. */
 static bool name(struct tool_parse *p)

@@ -28,13 +28,13 @@ TEST(invalid_strings_are_refused_with_their_position)
               "a string contains the character U+0000, which is not supported, at byte 7");
     CHECK_STR(refusal("{\"\\u0000\":1}"),
               "a string contains the character U+0000, which is not supported, at byte 2");
-    CHECK_STR(refusal("[\"x\\ud800\"]"), "half a pair of surrogates in a string at byte 3");
-    CHECK_STR(refusal("[\"\\uD83Dx12345\"]"), "half a pair of surrogates in a string at byte 2");
-    CHECK_STR(refusal("[\"\\ud83d\\u0041\"]"), "half a pair of surrogates in a string at byte 2");
+    CHECK_STR(refusal("[\"x\\ud800\"]"), "an unpaired surrogate in a string at byte 3");
+    CHECK_STR(refusal("[\"\\uD83Dx12345\"]"), "an unpaired surrogate in a string at byte 2");
+    CHECK_STR(refusal("[\"\\ud83d\\u0041\"]"), "an unpaired surrogate in a string at byte 2");
     CHECK_STR(refusal("[\"\\ud83d\\ud83d\\ude00\"]"),
-              "half a pair of surrogates in a string at byte 2");
+              "an unpaired surrogate in a string at byte 2");
     CHECK_STR(refusal("[\"\\ud83d\\ude00\\udE00\"]"),
-              "half a pair of surrogates in a string at byte 14");
+              "an unpaired surrogate in a string at byte 14");
 }
 
 /* A backslash that is itself escaped does not begin \u, and upper and lower case hex

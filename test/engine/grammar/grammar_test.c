@@ -104,7 +104,7 @@ TEST(regular_expressions)
         {GRAMMAR_REGEX, "\\07", NULL, NULL, "octal"},
         {GRAMMAR_REGEX, "a++", NULL, NULL, "possessive"},
         {GRAMMAR_REGEX, "[b-a]", NULL, NULL, "backwards"},
-        {GRAMMAR_REGEX, "(a", NULL, NULL, "no end"},
+        {GRAMMAR_REGEX, "(a", NULL, NULL, "unterminated"},
         {GRAMMAR_REGEX, "a{1000001}", NULL, NULL, "above 1000000"},
         {GRAMMAR_REGEX, "a$b", NULL, NULL, "matches nothing"},
     };
@@ -127,7 +127,7 @@ TEST(gbnf)
         {GRAMMAR_GBNF, "root ::= root \"a\"", NULL, NULL, "matches nothing"},
         {GRAMMAR_GBNF, "root ::= x", NULL, NULL, "\"x\" is not defined"},
         {GRAMMAR_GBNF, "root ::= \"a\"\nroot ::= \"b\"", NULL, NULL, "twice"},
-        {GRAMMAR_GBNF, "root ::= \"\\ud800\"", NULL, NULL, "no character"},
+        {GRAMMAR_GBNF, "root ::= \"\\ud800\"", NULL, NULL, "not a valid character"},
         {GRAMMAR_GBNF, "x ::= \"a\"", NULL, NULL, "no rule \"root\""},
     };
     CHECK_EXAMPLES(list);
@@ -164,13 +164,13 @@ TEST(lark)
          "eq(_, 2)\n | \"7\" %if eq(_, 7)",
          "x2|y7", "x7|y2", NULL},
         {GRAMMAR_LARK, "start: p::0\np::_ : \"a\" %if bit_count_and(_, 1)", NULL, NULL,
-         "not known"},
+         "unknown condition"},
         {GRAMMAR_LARK, "start: p::0\np::_ : \"a\" p::incr(_)", NULL, NULL, "too many rules"},
-        {GRAMMAR_LARK, "start: A\nA: \"a\" A", NULL, NULL, "defined by itself"},
+        {GRAMMAR_LARK, "start: A\nA: \"a\" A", NULL, NULL, "defined in terms of itself"},
         {GRAMMAR_LARK, "start: a\n", NULL, NULL, "\"a\" is not defined"},
         {GRAMMAR_LARK, "start: \"a\"\nx.2: \"b\"", NULL, NULL, "priorities"},
         {GRAMMAR_LARK, "%import other.X\nstart: X", NULL, NULL, "common"},
-        {GRAMMAR_LARK, "start: /a", NULL, NULL, "no end"},
+        {GRAMMAR_LARK, "start: /a", NULL, NULL, "unterminated"},
         {GRAMMAR_LARK, "root: \"a\"", NULL, NULL, "no rule \"start\""},
     };
     CHECK_EXAMPLES(list);
@@ -383,8 +383,8 @@ TEST(schemas_that_are_refused_say_where_and_why)
         {GRAMMAR_SCHEMA, "{\"items\":{\"type\":\"array\",\"uniqueItems\":true}}", NULL, NULL,
          "#/items: \"uniqueItems\""},
         {GRAMMAR_SCHEMA, "{\"$ref\":\"http://x/y\"}", NULL, NULL, "none is ever fetched"},
-        {GRAMMAR_SCHEMA, "{\"$ref\":\"#/$defs/a\"}", NULL, NULL, "leads to no schema"},
-        {GRAMMAR_SCHEMA, "{\"$ref\":\"#\"}", NULL, NULL, "leads to itself"},
+        {GRAMMAR_SCHEMA, "{\"$ref\":\"#/$defs/a\"}", NULL, NULL, "does not refer to a schema"},
+        {GRAMMAR_SCHEMA, "{\"$ref\":\"#\"}", NULL, NULL, "refers to itself"},
         {GRAMMAR_SCHEMA,
          "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", NULL,
          NULL, "matches nothing"},
@@ -400,7 +400,7 @@ TEST(schemas_that_are_refused_say_where_and_why)
          "{\"$schema\":\"http://json-schema.org/draft-07/schema#\",\"dependentRequired\":{\"b\":["
          "\"c\"]}}",
          NULL, NULL, "\"dependentRequired\""},
-        {GRAMMAR_SCHEMA, "[]", NULL, NULL, "a schema is an object"},
+        {GRAMMAR_SCHEMA, "[]", NULL, NULL, "a schema must be an object"},
         {GRAMMAR_SCHEMA, "{", NULL, NULL, "not JSON"},
         {GRAMMAR_SCHEMA, "false", NULL, NULL, "matches nothing"},
     };

@@ -193,11 +193,11 @@ TEST(every_kind_can_be_a_part)
 TEST(refusals)
 {
     static const char *const rows[][2] = {
-        {"[]", "has a \"type\""},
+        {"[]", "must have a \"type\""},
         {"{\"type\":\"any\"}", "no format of type \"any\""},
         {"{\"type\":\"any_text\",\"max_tokens\":3}", "\"max_tokens\" is not supported"},
         {"{\"type\":\"sequence\",\"elements\":[" ANY ",{\"type\":\"tag\"}]}",
-         "#/elements/1: a tag has"},
+         "#/elements/1: a tag must have"},
         {SCHEMA("{\"properties\":{\"x\":{\"type\":\"objekt\"}}}"), "#/json_schema/properties/x"},
         {"{\"type\":\"regex\",\"pattern\":\"(?=a)\"}", "#/pattern: "},
         {"{\"type\":\"grammar\",\"grammar\":\"root ::= x\"}", "\"x\" is not defined"},

@@ -200,7 +200,7 @@ def test_wrong_lines_are_named_and_nothing_is_run(tmp_path):
     with open(path, "a") as f:
         f.write("{\n" + line("r1", {}) + line("x", {}, "/v1/nothing"))
     done = run(path, out, ok=False)
-    for word in ("line 31: ", "line 32: ", "line 33: ", "3 lines of the input are wrong"):
+    for word in ("line 31: ", "line 32: ", "line 33: ", "3 lines of the input are invalid"):
         assert word in done.stderr
     assert not out.exists()
 
@@ -221,7 +221,7 @@ def test_refused_requests_get_error_answers(tmp_path):
     (["-i", os.devnull, "-o", "-", "--resume"], "resume"),
     (["-i", os.devnull, "-o", "-", "--group-order", "up"], "group-order"),
     (["-i", os.devnull, "-o", "-"], "no requests"),
-    (["-i", __file__, "-o", "/nothing/here"], "wrong"),
+    (["-i", __file__, "-o", "/nothing/here"], "invalid"),
 ])
 def test_bad_arguments(flags, word):
     done = subprocess.run([SLUICE, "run-batch", DEMO, "--device", "cpu", *flags], capture_output=True, text=True, timeout=60)
