@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks and times the attention and small-product kernels without the engine.
- * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm] [fixed] [four] [layer] [attention]
- * [step] check N checks N passes of attention and all products, check PRODUCT only that product
+ * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm|fixed|four|layer|attention|step]...
+ * check N checks N passes of attention and all products, check PRODUCT only that product
  * (gemm_head, gemm_batch, ...; attention: 100 passes of attention). */
 #include "bench/ops/bench.cuh"
 
