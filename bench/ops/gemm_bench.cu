@@ -361,18 +361,22 @@ static std::vector<uint16_t> fixed_bits(struct gemm_args a, int rows, struct sum
     return y;
 }
 
-/* The products of Llama-3.1-8B: a row has the same bits for any number of rows, and the results of
- * 256 rows match the naive product. */
+/* The products of Llama-3.1-8B and of Qwen3-30B-A3B's attention: a row has the same bits for any
+ * number of rows, and the results of 256 rows match the naive product. */
 static void check_fixed(struct rng &r)
 {
     static const struct {
         const char *name;
         int n, k;
         bool gated, is_head;
-    } shapes[] = {
-        {"qkv", 6144, 4096, false, false},      {"o", 4096, 4096, false, false},
-        {"gate_up", 28672, 4096, false, false}, {"gate_up with SiLU", 28672, 4096, true, false},
-        {"down", 4096, 14336, false, false},    {"head", 128256, 4096, false, true}};
+    } shapes[] = {{"qkv", 6144, 4096, false, false},
+                  {"o", 4096, 4096, false, false},
+                  {"gate_up", 28672, 4096, false, false},
+                  {"gate_up with SiLU", 28672, 4096, true, false},
+                  {"down", 4096, 14336, false, false},
+                  {"head", 128256, 4096, false, true},
+                  {"qkv of 30B-A3B", 5120, 2048, false, false},
+                  {"o of 30B-A3B", 2048, 4096, false, false}};
     for (const auto &s : shapes) {
         for (enum dtype dtype : {DT_BF16, DT_F16}) {
             struct gemm_args a = {};

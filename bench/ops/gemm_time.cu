@@ -1,65 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Times products against cuBLASLt. Each timing replays a graph of dependent launches that use
  * several weights in turn. */
-#include "bench/ops/bench.cuh"
-#include "cuda/cuda_fixed.h"
+#include "bench/ops/lt.cuh"
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 #include "engine/base/optional.h"
 
 #include <cmath>
-#include <cublasLt.h>
-
-/* A product planned by cuBLASLt for one shape. */
-struct lt_product {
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t w, x, y;
-    cublasLtMatmulHeuristicResult_t plan;
-};
-
-static cublasLtHandle_t lt;
-enum { LT_WORKSPACE = 32 << 20 };
-
-#define LT(call)                                                                                   \
-    do {                                                                                           \
-        const cublasStatus_t lt_status = (call);                                                   \
-        if (lt_status != CUBLAS_STATUS_SUCCESS) {                                                  \
-            printf("%s: %d\n", #call, (int)lt_status);                                             \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
-/* Takes the first algorithm that cuBLASLt suggests, as a program without tuning would. */
-static struct lt_product lt_open(int m, int n, int k)
-{
-    struct lt_product p;
-    const cublasOperation_t transposed = CUBLAS_OP_T;
-    const size_t workspace = LT_WORKSPACE;
-    cublasLtMatmulPreference_t preference;
-    int found = 0;
-    LT(cublasLtMatmulDescCreate(&p.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    LT(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                      sizeof transposed));
-    LT(cublasLtMatrixLayoutCreate(&p.w, CUDA_R_16BF, k, n, k));
-    LT(cublasLtMatrixLayoutCreate(&p.x, CUDA_R_16BF, k, m, k));
-    LT(cublasLtMatrixLayoutCreate(&p.y, CUDA_R_16BF, n, m, n));
-    LT(cublasLtMatmulPreferenceCreate(&preference));
-    LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                            &workspace, sizeof workspace));
-    LT(cublasLtMatmulAlgoGetHeuristic(lt, p.desc, p.w, p.x, p.y, p.y, preference, 1, &p.plan,
-                                      &found));
-    LT(cublasLtMatmulPreferenceDestroy(preference));
-    return p;
-}
-
-/* Issues cuBLASLt's product, with which all timings here are compared. */
-static void lt_issue(const struct lt_product &p, const void *w, const void *x, void *y,
-                     void *workspace, cudaStream_t stream)
-{
-    const float one = 1.0f, zero = 0.0f;
-    LT(cublasLtMatmul(lt, p.desc, &one, w, p.w, x, p.x, &zero, y, p.y, y, p.y, &p.plan.algo,
-                      workspace, LT_WORKSPACE, stream));
-}
 
 /* Times gate_up with its activation: our fused kernel, and cuBLASLt's product followed by the
  * activation op. */
@@ -110,49 +57,6 @@ static void time_gated(const char *weights, size_t pool, char *x, char *y, char 
     }
 }
 
-/* Memory for partial sums in deterministic mode. The times do not include reading the sums. */
-enum { FIXED_SUMS = 32 << 20 };
-
-/* Times deterministic products, to show what a fixed order of additions costs. */
-static void time_fixed(const char *weights, size_t pool, char *x, char *y, void *workspace)
-{
-    static const struct {
-        const char *name;
-        int n, k;
-    } shapes[] = {{"qkv", 6144, 4096}, {"o", 4096, 4096}, {"down", 4096, 14336}};
-    float *sums = device_new<float>(FIXED_SUMS / 4);
-    printf("products with a fixed order of additions, by rows: own us, cublas us\n");
-    for (const auto &s : shapes) {
-        const size_t bytes = (size_t)s.n * s.k * 2;
-        const int n_copies = (int)(pool / bytes);
-        for (int m : {1, 32, 64, 128, 192, 256, 384, 512, 1024, 2048, 8192}) {
-            struct gemm_args a = {};
-            a.x = x;
-            a.y = y;
-            a.x_dtype = a.w_dtype = a.y_dtype = DT_BF16;
-            a.n_rows = m;
-            a.n_out = a.y_stride = s.n;
-            a.n_in = a.x_stride = s.k;
-            a.n_batch = 1;
-            a.may_split = true;
-            const int n = m > 256 ? 4 : 12;
-            struct sum_parts parts = {sums, nullptr, (int64_t)m * s.n, s.n, 0};
-            const double own = time_us(n, [&](cudaStream_t stream, int i) {
-                struct gemm_args one = a;
-                one.weight = weights + bytes * (size_t)(i % n_copies);
-                CHECK(fixed_product(stream, &one, 132, FIXED_SUMS, &parts));
-            });
-            const struct lt_product p = lt_open(m, s.n, s.k);
-            const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
-                lt_issue(p, weights + bytes * (size_t)(i % n_copies), x, y, workspace, stream);
-            });
-            printf("%-5s %4d  %8.2f%s  %8.2f  %.2f\n", s.name, m, own,
-                   text_if(parts.n > 0, " (sums)"), theirs, own / theirs);
-        }
-    }
-    CHECK(cudaFree(sums));
-}
-
 /* Successive launches take their weights from a pool larger than the L2 cache, because a model's
  * next layer has other weights. */
 void bench_gemm_time()
@@ -165,7 +69,7 @@ void bench_gemm_time()
                   {"gate_up", 28672, 4096},
                   {"down", 4096, 14336},
                   {"head", 128256, 4096}};
-    LT(cublasLtCreate(&lt));
+    lt_start();
     const size_t pool = (size_t)3 << 30;
     enum { MOST = 8192 }; // rows of gate_up
     char *weights = device_new<char>(pool), *x = device_new<char>((size_t)MOST * 14336 * 2);
@@ -175,7 +79,6 @@ void bench_gemm_time()
     fill(weights, DT_BF16, (int64_t)pool / 2, 3, 0.03f);
     fill(x, DT_BF16, (int64_t)MOST * 14336, 4, 1.0f);
     float *sums = device_new<float>((size_t)8 * 128 * 28672);
-    time_fixed(weights, pool, x, y, lt_workspace);
     printf("products of few rows, bf16, in a graph of dependent launches over rotating weights\n");
     printf("%-8s %4s %9s %7s %7s   %9s %7s   %s\n", "shape", "rows", "own us", "TB/s", "of 4.3",
            "cublas us", "TB/s", "own / cublas speed");

@@ -9,112 +9,35 @@
  * batch.cu; each block loads half of the band's weights for both.
  *
  * The results of an item stay in registers and are stored while the tensor cores compute the first
- * part of the cluster's next item. Bound by arithmetic. */
-#include "cuda/gemm.h"
-#include "cuda/kernels/device/bands.cuh"
-#include "cuda/kernels/device/launch.cuh"
+ * part of the cluster's next item. Most complete products are left to fixed_many.cu. Bound by
+ * reading W or by arithmetic. */
 #include "cuda/kernels/device/pairs.cuh"
-#include "cuda/kernels/device/wgmma.cuh"
-#include "cuda/kernels/gemm/maps.cuh"
+#include "cuda/kernels/gemm/fixed.cuh"
 
 enum {
-    DEPTH = 64, // inputs of K per stage
-    CLUSTER = 2,
-    TILE_ROWS = 128, // per block
-    GROUP_ROWS = 64, // per warpgroup
-    GROUPS = TILE_ROWS / GROUP_ROWS,
-    CLUSTER_ROWS = CLUSTER * TILE_ROWS,
-    THREADS = (GROUPS + 1) * 128,
     RING_BYTES = 220 * 1024, // the rest lets small kernels run beside it
-    X_BYTES = TILE_ROWS * DEPTH * 2,
-    TOGETHER = 8, // tiles per group: repeated reads of their weights hit the L2 cache
-    STEPS = 4,    // an item's results are stored in this many steps, one in each of the next item's
-                  // first boxes
+    STEPS = 4, // an item's results are stored in this many steps, one in each of the next item's
+               // first boxes
 };
 
-template <int BAND> struct fixed_shape {
+template <int WIDTH> struct fixed_shape {
+    static constexpr int BAND = WIDTH;
     static constexpr int W_BYTES = BAND * DEPTH * 2, BYTES = W_BYTES + X_BYTES; // per stage
     static constexpr int STAGES = RING_BYTES / BYTES, SMEM_BYTES = STAGES * BYTES + 1024;
     static constexpr int BLOCKS = BAND / 8, CHUNK = BLOCKS / STEPS; // groups of 8 features
     static_assert(BLOCKS % STEPS == 0, "whole chunks");
 };
 
-struct fixed_params {
-    void *y;
-    const float *bias;
-    int64_t part_stride;             // elements between the parts that are left as sums
-    int32_t n_rows, n_out, y_stride; // size of y
-    int32_t part_boxes;              // boxes of DEPTH in a part
-    int32_t n_parts;                 // per item
-    int32_t n_bands, n_tiles, n_items;
-};
-
-struct fixed_item {
-    int32_t row, band, part; // row: the tile's first row
-};
-
 #if HAVE_SM90A
-
-template <int BAND> using fixed_ring = band_ring<fixed_shape<BAND>::STAGES>;
-/* The "bands" of band_walk are items here. */
-template <int BAND> using fixed_walk = band_walk<CLUSTER, fixed_shape<BAND>::STAGES>;
-
-__device__ __forceinline__ struct fixed_item item_at(const struct fixed_params &p, int32_t i)
-{
-    const int32_t per_part = p.n_bands * p.n_tiles, part = i / per_part;
-    i -= part * per_part;
-    const int32_t per_group = p.n_bands * TOGETHER, first = i / per_group * TOGETHER;
-    const int32_t n = min(TOGETHER, p.n_tiles - first);
-    i %= per_group;
-    return {(first + i % n) * CLUSTER_ROWS, i / n, part};
-}
-
-template <int BAND> struct fixed_loader {
-    using S = fixed_shape<BAND>;
-    const struct fixed_params &p;
-    const CUtensorMap *map;
-    char *smem;
-    fixed_ring<BAND> *ring;
-    int32_t rank;       // rank of the block in its cluster
-    int32_t row, first; // row of x or of W, and the item's first box
-
-    template <bool IS_X>
-    __device__ __forceinline__ void load(const fixed_walk<BAND> &at, uint64_t policy)
-    {
-        if (at.box == 0) {
-            const struct fixed_item item = item_at(p, at.band);
-            row = IS_X ? item.row + rank * TILE_ROWS : item.band * BAND + rank * (BAND / 2);
-            first = item.part * p.part_boxes;
-        }
-        char *to = smem + at.slot * S::BYTES;
-        const int32_t column = (first + at.box) * DEPTH;
-        if (IS_X) {
-            barrier_expect(&ring->full_x[at.slot], X_BYTES);
-            tensor_load(to + S::W_BYTES, map, &ring->full_x[at.slot], column, row, policy);
-        } else {
-            barrier_expect(&ring->full_w[at.slot], S::W_BYTES);
-            tensor_load_multicast(to + rank * (S::W_BYTES / 2), map, &ring->full_w[at.slot], column,
-                                  row, (1 << CLUSTER) - 1, policy);
-        }
-    }
-
-    template <bool IS_X> __device__ __forceinline__ void run()
-    {
-        const uint64_t w_policy = p.n_tiles > 1 ? policy_normal() : policy_evict_first();
-        const uint64_t policy = IS_X ? policy_evict_last() : w_policy;
-        load_bands<CLUSTER>(ring, p.n_items, p.n_parts * p.part_boxes,
-                            [&](const fixed_walk<BAND> &at) { load<IS_X>(at, policy); });
-    }
-};
 
 /* A computing warpgroup. */
 template <typename T, typename Y, int BAND> struct fixed_computer {
     using S = fixed_shape<BAND>;
     const struct fixed_params &p;
     char *smem;
-    fixed_ring<BAND> *ring;
+    fixed_ring<S> *ring;
     int row0; // the first of this thread's two rows in the tile
-    fixed_walk<BAND> at;
+    fixed_walk<S> at;
     int last;           // ring slot of the previous box, which the tensor cores may still read
     int32_t to_release; // boxes whose stage will be refilled
     float d[BAND / 2];
@@ -268,131 +191,91 @@ __global__ void __launch_bounds__(THREADS, 1)
                       const __grid_constant__ CUtensorMap x_map)
 {
 #if HAVE_SM90A
-    extern __shared__ char smem_raw[];
-    __shared__ fixed_ring<BAND> ring;
-    char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
-    const int tid = threadIdx.x, rank = (int)cluster_rank();
-    if (tid == 0) {
-#pragma unroll 1
-        for (int i = 0; i < fixed_shape<BAND>::STAGES; i++) {
-            barrier_init(&ring.full_w[i], 1);
-            barrier_init(&ring.full_x[i], 1);
-            barrier_init(&ring.empty[i], CLUSTER * GROUPS * 4);
-        }
-        barrier_init_done();
-    }
-    cluster_sync();
-    if (tid >= GROUPS * 128) {
-        registers_fewer<40>();
-        if (tid == GROUPS * 128) {
-            fixed_loader<BAND> l = {p, &w_map, smem, &ring, rank};
-            l.template run<false>();
-        } else if (tid == GROUPS * 128 + 32) {
-            tensor_map_prefetch(&x_map);
-            pdl_wait();
-            fixed_loader<BAND> l = {p, &x_map, smem, &ring, rank};
-            l.template run<true>();
-        }
-        pdl_wait();
-    } else {
-        registers_more<232>();
-        pdl_wait(); // preceding kernels may use y until then
-        pdl_trigger();
-        const int row0 = rank * TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
-        fixed_computer<T, Y, BAND> c = {p, smem, &ring, row0};
-        c.run();
-    }
+    fixed_block<fixed_shape<BAND>, fixed_computer<T, Y, BAND>>(p, w_map, x_map);
 #endif
 }
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-static int32_t up(int64_t a, int64_t b)
-{
-    return (int32_t)((a + b - 1) / b);
-}
-
-enum { NARROW = 128, BROAD = 192 };
-
-/* How a product is divided into bands, and whether an item has all parts of K or one. */
-struct fixed_plan {
-    int32_t band;
-    bool is_left; // each part is left as sums
+enum fixed_kind {
+    COMPLETE, // an item has all parts of K
+    LEFT,     // each part is an item of its own, and left as sums
+    MANY,     // as COMPLETE, by fixed_many.cu; for products whose K has several parts
+    MANY_ONE, // the same if it has one
 };
 
-/* Cycles of the busiest multiprocessor, roughly. */
-static int64_t cost_of(const struct gemm_args *a, const struct fixed_plan *p, int32_t n_parts,
+/* A way to compute a product, and about how many cycles it takes per box and per item. */
+struct fixed_way {
+    enum fixed_kind kind;
+    int32_t band, of_box, of_item;
+};
+
+static const struct fixed_way ways[] = {
+    {COMPLETE, 128, 563, 1500}, {COMPLETE, 192, 768, 1500}, {LEFT, 128, 563, 1500},
+    {LEFT, 192, 768, 1500},     {MANY, 96, 540, 1500},      {MANY, 128, 575, 0},
+    {MANY, 160, 640, 1925},     {MANY, 192, 768, 1400},     {MANY, 256, 1024, 3220},
+    {MANY_ONE, 256, 1000, 0},
+};
+
+/* Cycles of the busiest multiprocessor, roughly, fitted to measured times. */
+static int64_t cost_of(const struct gemm_args *a, const struct fixed_way &w, int32_t n_parts,
                        int32_t n_sms)
 {
-    enum { ITEM = 1500, BYTES_PER_CYCLE = 3000 };
-    const int64_t boxes = up(a->n_in, DEPTH) / (p->is_left ? n_parts : 1);
-    const int64_t n_items =
-        (int64_t)up(a->n_rows, CLUSTER_ROWS) * up(a->n_out, p->band) * (p->is_left ? n_parts : 1);
+    enum { BYTES_PER_CYCLE = 3000 };
+    const int32_t n_left = w.kind == LEFT ? n_parts : 1;
+    const int64_t boxes = up(a->n_in, DEPTH) / n_left;
+    const int64_t n_items = (int64_t)up(a->n_rows, CLUSTER_ROWS) * up(a->n_out, w.band) * n_left;
     const int64_t sums =
-        p->is_left ? (int64_t)n_parts * a->n_rows * a->n_out * 8 / BYTES_PER_CYCLE : 0;
-    // a narrow band reads 1.1 times the shared memory per product
-    const int64_t box = p->band == NARROW ? p->band * 4 * 11 / 10 : p->band * 4;
-    return up(n_items, n_sms / CLUSTER) * (boxes * box + ITEM) + sums;
+        w.kind == LEFT ? (int64_t)n_parts * a->n_rows * a->n_out * 8 / BYTES_PER_CYCLE : 0;
+    return up(n_items, n_sms / CLUSTER) * (boxes * w.of_box + w.of_item) + sums;
 }
 
-static struct fixed_plan plan_of(const struct gemm_args *a, int32_t n_parts, int32_t n_sms,
+/* Up to 256 rows reading W counts most. Then the longer rings of this file are better, unless
+ * narrower bands let more multiprocessors share W. */
+static bool is_possible(const struct gemm_args *a, const struct fixed_way &w, int32_t n_parts,
+                        size_t sums_bytes)
+{
+    const size_t bytes = (size_t)n_parts * (size_t)a->n_rows * (size_t)a->n_out * sizeof(float);
+    const bool are_many =
+        a->n_rows > (w.band == 96 ? TILE_ROWS : CLUSTER_ROWS) && a->y_dtype != DT_F32;
+    switch (w.kind) {
+    case LEFT: return n_parts > 1 && a->may_split && bytes <= sums_bytes;
+    case MANY: return are_many && n_parts > 1;
+    case MANY_ONE: return are_many && n_parts == 1;
+    default: return true;
+    }
+}
+
+static struct fixed_way best_way(const struct gemm_args *a, int32_t n_parts, int32_t n_sms,
                                  size_t sums_bytes)
 {
-    struct fixed_plan best = {NARROW, false};
+    struct fixed_way best = ways[0];
     int64_t least = INT64_MAX;
-    const size_t bytes = (size_t)n_parts * (size_t)a->n_rows * (size_t)a->n_out * sizeof(float);
-    const bool may_leave = n_parts > 1 && a->may_split && bytes <= sums_bytes;
-    for (int left = 0; left <= (may_leave ? 1 : 0); left++) {
-        for (int32_t band : {(int32_t)NARROW, (int32_t)BROAD}) {
-            const struct fixed_plan p = {band, left != 0};
-            const int64_t cost = cost_of(a, &p, n_parts, n_sms);
-            if (cost < least) {
-                least = cost;
-                best = p;
-            }
+    for (const struct fixed_way &w : ways) {
+        const int64_t cost = cost_of(a, w, n_parts, n_sms);
+        if (is_possible(a, w, n_parts, sums_bytes) && cost < least) {
+            least = cost;
+            best = w;
         }
     }
     return best;
-}
-
-template <typename T, typename Y, int BAND>
-static cudaError_t launch_fixed(cudaStream_t stream, const struct gemm_args *a,
-                                struct fixed_params p, int32_t n_sms)
-{
-    using S = fixed_shape<BAND>;
-    const auto kernel = gemm_fixed_kernel<T, Y, BAND>;
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         S::SMEM_BYTES); // set at every launch, because each
-                                                         // rank has its own device
-    CUtensorMap w_map, x_map;
-    if (e == cudaSuccess) {
-        e = product_maps(a, BAND / 2, TILE_ROWS, &w_map, &x_map);
-    }
-    if (e != cudaSuccess) {
-        return e;
-    }
-    p.n_bands = up(a->n_out, BAND);
-    p.n_tiles = up(a->n_rows, CLUSTER_ROWS);
-    p.n_items *= p.n_bands * p.n_tiles;
-    const int32_t n_clusters = up(p.n_items, up(p.n_items, n_sms / CLUSTER));
-    return launch_clusters(CLUSTER, kernel, dim3((unsigned)(n_clusters * CLUSTER)), dim3(THREADS),
-                           S::SMEM_BYTES, stream, p, w_map, x_map);
 }
 
 template <typename T, typename Y>
 static cudaError_t by_band(cudaStream_t stream, const struct gemm_args *a,
                            const struct fixed_params &p, int32_t band, int32_t n_sms)
 {
-    return band == NARROW ? launch_fixed<T, Y, NARROW>(stream, a, p, n_sms)
-                          : launch_fixed<T, Y, BROAD>(stream, a, p, n_sms);
+    return band == 128
+               ? launch_fixed<fixed_shape<128>>(gemm_fixed_kernel<T, Y, 128>, stream, a, p, n_sms)
+               : launch_fixed<fixed_shape<192>>(gemm_fixed_kernel<T, Y, 192>, stream, a, p, n_sms);
 }
 
 extern "C" cudaError_t gemm_fixed(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                                   size_t sums_bytes, struct sum_parts *sums)
 {
     const int32_t n_parts = a->n_parts > 1 ? a->n_parts : 1;
-    const struct fixed_plan plan = plan_of(a, n_parts, n_sms, sums_bytes);
-    const bool left = plan.is_left;
+    const struct fixed_way way = best_way(a, n_parts, n_sms, sums_bytes);
+    const bool left = way.kind == LEFT;
     struct fixed_params p = {};
     p.y = left ? (void *)sums->first : a->y;
     p.bias = left ? nullptr : a->bias;
@@ -403,14 +286,18 @@ extern "C" cudaError_t gemm_fixed(cudaStream_t stream, const struct gemm_args *a
     p.part_boxes = up(a->n_in, DEPTH) / n_parts;
     p.n_parts = left ? 1 : n_parts;
     p.n_items = left ? n_parts : 1; // to be multiplied by the numbers of bands and tiles
+    p.in_16_bytes = p.y_stride % 8 == 0 && p.n_out % 8 == 0;
     if (sums) {
         sums->n = left ? n_parts : 0;
     }
+    if (way.kind == MANY || way.kind == MANY_ONE) {
+        return fixed_many(stream, a, p, way.band, n_sms);
+    }
     const bool bf16 = a->w_dtype == DT_BF16;
     if (left || a->y_dtype == DT_F32) {
-        return bf16 ? by_band<bf16_t, float>(stream, a, p, plan.band, n_sms)
-                    : by_band<f16_t, float>(stream, a, p, plan.band, n_sms);
+        return bf16 ? by_band<bf16_t, float>(stream, a, p, way.band, n_sms)
+                    : by_band<f16_t, float>(stream, a, p, way.band, n_sms);
     }
-    return bf16 ? by_band<bf16_t, bf16_t>(stream, a, p, plan.band, n_sms)
-                : by_band<f16_t, f16_t>(stream, a, p, plan.band, n_sms);
+    return bf16 ? by_band<bf16_t, bf16_t>(stream, a, p, way.band, n_sms)
+                : by_band<f16_t, f16_t>(stream, a, p, way.band, n_sms);
 }

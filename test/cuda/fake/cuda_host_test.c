@@ -273,9 +273,17 @@ static uint32_t serve_model(const char *dir, size_t model, int32_t sm, const cha
 static int real_shapes(const void *arg)
 {
     static const char *const of_80[] = {"gemm_mma", "attention_mma", "moe_gate_up", NULL};
-    static const char *const of_90[] = {
-        "gemm_small",       "gemm_wide",     "gemm_batch",  "gemm_head",  "attention_sm90",
-        "attention_prompt", "attention_few", "moe_product", "gemm_fixed", NULL};
+    static const char *const of_90[] = {"gemm_small",
+                                        "gemm_wide",
+                                        "gemm_batch",
+                                        "gemm_head",
+                                        "attention_sm90",
+                                        "attention_prompt",
+                                        "attention_few",
+                                        "moe_product",
+                                        "gemm_fixed_kernel",
+                                        "gemm_fixed_many",
+                                        NULL};
     const int32_t sm = *(const int32_t *)arg;
     const char *const *kernels = sm == 90 ? of_90 : of_80;
     uint32_t launched = 0;

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+/* y = x W^T in one order over K for more than 256 rows, with the same bits as fixed.cu, which see
+ * for the division into items. Here an item always has all parts of K, and its results are rounded.
+ *
+ * - The sums of the parts so far need as many registers as those of the current part. In a band of
+ *   256 features a quarter of them waits in shared memory.
+ * - Except in such bands, whose ring is short, the second warpgroup is a box behind the first: the
+ *   tensor cores work for one while the other adds up a part.
+ * - Results are kept rounded, and stored in 16 bytes per thread while the tensor cores compute the
+ *   first boxes of the cluster's next item.
+ *
+ * Bound by arithmetic and power; with short parts, by the pauses in which sums are added. */
+#include "cuda/kernels/device/pairs.cuh"
+#include "cuda/kernels/device/quads.cuh"
+#include "cuda/kernels/device/wgmma_160.cuh"
+#include "cuda/kernels/gemm/fixed.cuh"
+
+enum {
+    CHUNK = 8,               // blocks of 8 features that are stored in one box of the next item
+    MOST_STAGES = 5,         // see IN_TURN
+    MOST_BYTES = 224 * 1024, // of shared memory
+};
+
+/* PARTED: an item has several parts. */
+template <int WIDTH, bool PARTED> struct many_shape {
+    static constexpr int BAND = WIDTH, BLOCKS = BAND / 8; // blocks of 8 features
+    static constexpr int STEPS = (BLOCKS + CHUNK - 1) / CHUNK;
+    // Blocks whose earlier sums are in shared memory, and in registers.
+    static constexpr int PARKED = PARTED && BAND == 256 ? 8 : 0;
+    static constexpr int HELD = PARTED ? BLOCKS - PARKED : 0;
+    static constexpr int PARKED_BYTES = PARKED * GROUPS * 128 * 16;
+    static constexpr int W_BYTES = BAND * DEPTH * 2, BYTES = W_BYTES + X_BYTES; // per stage
+    static constexpr int FIT = (MOST_BYTES - PARKED_BYTES) / BYTES;
+    static constexpr int STAGES = FIT < MOST_STAGES ? FIT : MOST_STAGES;
+    static constexpr int RING_BYTES = STAGES * BYTES, SMEM_BYTES = RING_BYTES + PARKED_BYTES + 1024;
+    /* The second warpgroup begins a part when the first one has done a box of it. A part has at
+     * least four boxes, so the ring is too short for the first warpgroup to do this twice
+     * meanwhile. */
+    static constexpr bool IN_TURN = PARKED == 0;
+    static_assert(STEPS >= 2 && STEPS <= 4 && STAGES < 4 + 2, "for parts of four boxes");
+};
+
+#if HAVE_SM90A
+
+/* The first part's sums are added to the bias, and the last part's complete the results. */
+enum many_turn { ONLY_PART, FIRST_PART, NEXT_PART, LAST_PART };
+
+/* A computing warpgroup. A "block" is 8 features, of which a thread has the sums of two features in
+ * each of two rows. */
+template <typename T, int BAND, bool PARTED> struct many_computer {
+    using S = many_shape<BAND, PARTED>;
+    static constexpr enum many_turn LAST = PARTED ? LAST_PART : ONLY_PART;
+    const struct fixed_params &p;
+    char *smem;
+    fixed_ring<S> *ring;
+    int row0; // the first of this thread's two rows in the tile
+    fixed_walk<S> at;
+    int last;           // ring slot of the previous box, which the tensor cores may still read
+    int32_t to_release; // boxes whose stage will be refilled
+    float d[BAND / 2];  // the current part's sums
+    float held[S::HELD > 0 ? S::HELD : 1][4]; // those of the parts before it
+    uint32_t kept[S::BLOCKS * 2];             // an item's results, until they are stored
+    struct fixed_item of_kept;                // the item
+
+    /* Tells the loaders of both blocks that a stage is free, unless nobody will refill it: an
+     * arrival must not reach a block that has exited. */
+    __device__ __forceinline__ void release()
+    {
+        if (to_release-- > 0 && (threadIdx.x & 31) < CLUSTER) {
+            barrier_arrive_at(&ring->empty[last], threadIdx.x & 31);
+        }
+    }
+
+    /* Issues the products of a box. is_first: they begin a part. */
+    __device__ __forceinline__ void issue(bool is_first)
+    {
+        barrier_wait(&ring->full_x[at.slot], at.parity);
+        barrier_wait(&ring->full_w[at.slot], at.parity);
+        const uint32_t w = smem_address(smem + at.slot * S::BYTES);
+        const uint32_t x = w + S::W_BYTES + threadIdx.x / 128 * (GROUP_ROWS * DEPTH * 2);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < DEPTH / 16; i++) {
+            wgmma<T, BAND>::ss(d, wgmma_operand(x + i * 32, 0), wgmma_operand(w + i * 32, 0),
+                               !is_first || i > 0);
+        }
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void next_box()
+    {
+        last = at.slot;
+        at.next_box();
+    }
+
+    __device__ __forceinline__ void first_box()
+    {
+        if (S::IN_TURN && threadIdx.x >= 128) {
+            named_barrier(1, GROUPS * 128);
+        }
+        issue(true);
+        next_box();
+    }
+
+    __device__ __forceinline__ void later_box()
+    {
+        issue(false);
+        wgmma_wait<1>();
+        release();
+        next_box();
+    }
+
+    __device__ __forceinline__ void second_box()
+    {
+        later_box();
+        if (S::IN_TURN && threadIdx.x < 128) {
+            named_barrier_arrive(1, GROUPS * 128);
+        }
+    }
+
+    /* Where the earlier sums of a block are in shared memory. */
+    __device__ __forceinline__ float4 *parked(int block)
+    {
+        const int slot = block - S::HELD;
+        return (float4 *)(smem + S::RING_BYTES) + slot * (GROUPS * 128) + threadIdx.x;
+    }
+
+    __device__ __forceinline__ float4 earlier(int block)
+    {
+        if (S::PARKED > 0 && block >= S::HELD) {
+            return *parked(block);
+        }
+        const float *h = held[block];
+        return make_float4(h[0], h[1], h[2], h[3]);
+    }
+
+    __device__ __forceinline__ float4 bias_of(int32_t feature)
+    {
+        float2 b = make_float2(0.0f, 0.0f);
+        if (p.bias && feature < p.n_out) {
+            b = make_float2(p.bias[feature], p.bias[feature + 1]);
+        }
+        return make_float4(b.x, b.y, b.x, b.y);
+    }
+
+    /* Adds up the sums of a part. */
+    template <enum many_turn TURN> __device__ __forceinline__ void add(int32_t band)
+    {
+        wgmma_wait<0>();
+        release();
+#pragma unroll
+        for (int i = 0; i < BAND / 2; i++) {
+            asm volatile("" : "+f"(d[i])::"memory");
+        }
+#pragma unroll
+        for (int i = 0; i < S::BLOCKS; i++) {
+            const int j = S::BLOCKS - 1 - i; // those in shared memory first
+            float4 v;
+            if constexpr (TURN == ONLY_PART || TURN == FIRST_PART) {
+                v = bias_of(band * BAND + 8 * j + (threadIdx.x & 3) * 2);
+            } else {
+                v = earlier(j);
+            }
+            v.x += d[4 * j];
+            v.y += d[4 * j + 1];
+            v.z += d[4 * j + 2];
+            v.w += d[4 * j + 3];
+            if constexpr (TURN == ONLY_PART || TURN == LAST_PART) {
+                kept[2 * j] = pack_pair<T>(v.x, v.y);
+                kept[2 * j + 1] = pack_pair<T>(v.z, v.w);
+            } else if (S::PARKED > 0 && j >= S::HELD) {
+                *parked(j) = v;
+            } else {
+                float *h = held[j];
+                h[0] = v.x, h[1] = v.y, h[2] = v.z, h[3] = v.w;
+            }
+        }
+    }
+
+    /* Stores four blocks of one of this thread's rows: 16 bytes per thread. */
+    __device__ __forceinline__ void store_four(int block, int r)
+    {
+        uint32_t w[4] = {kept[2 * block + r], kept[2 * block + 2 + r], kept[2 * block + 4 + r],
+                         kept[2 * block + 6 + r]};
+        transpose_quad(w);
+        const int32_t row = of_kept.row + row0 + 8 * r;
+        const int32_t feature = of_kept.band * BAND + 8 * (block + (int)(threadIdx.x & 3));
+        T *to = (T *)p.y + (int64_t)row * p.y_stride + feature;
+        if (row >= p.n_rows) {
+            return;
+        }
+        if (p.in_16_bytes) {
+            if (feature < p.n_out) {
+                *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (feature + 2 * i < p.n_out) {
+                *(uint32_t *)(to + 2 * i) = w[i];
+            }
+        }
+    }
+
+    template <int STEP> __device__ __forceinline__ void store_some()
+    {
+        constexpr int FIRST = STEP * CHUNK;
+        constexpr int END = FIRST + CHUNK < S::BLOCKS ? FIRST + CHUNK : S::BLOCKS;
+#pragma unroll
+        for (int j = FIRST; j < END; j += 4) {
+            store_four(j, 0);
+            store_four(j, 1);
+        }
+    }
+
+    /* The first boxes of an item, in which the results of the one before it are stored. */
+    template <int STEP = 0> __device__ __forceinline__ void first_boxes()
+    {
+        if constexpr (STEP < S::STEPS) {
+            if constexpr (STEP == 0) {
+                first_box();
+            } else if constexpr (STEP == 1) {
+                second_box();
+            } else {
+                later_box();
+            }
+            store_some<STEP>();
+            first_boxes<STEP + 1>();
+        }
+    }
+
+    template <int STEP = 0> __device__ __forceinline__ void store_all()
+    {
+        if constexpr (STEP < S::STEPS) {
+            store_some<STEP>();
+            store_all<STEP + 1>();
+        }
+    }
+
+    __device__ __forceinline__ void all_boxes()
+    {
+        first_box();
+        second_box();
+#pragma unroll 1
+        for (int32_t box = 2; box < p.part_boxes; box++) {
+            later_box();
+        }
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        const int32_t step = (int32_t)gridDim.x / CLUSTER;
+        to_release = (p.n_items - at.band + step - 1) / step * p.n_parts * p.part_boxes - S::STAGES;
+        bool has_kept = false;
+#pragma unroll 1
+        for (; at.band < p.n_items; at.next_band()) {
+            if (has_kept) {
+                first_boxes();
+#pragma unroll 1
+                for (int32_t box = S::STEPS; box < p.part_boxes; box++) {
+                    later_box();
+                }
+            } else {
+                all_boxes();
+            }
+            of_kept = item_at(p, at.band);
+            has_kept = true;
+            if constexpr (PARTED) {
+                add<FIRST_PART>(of_kept.band);
+                all_boxes();
+#pragma unroll 1
+                for (int32_t part = 2; part < p.n_parts; part++) {
+                    add<NEXT_PART>(of_kept.band);
+                    all_boxes();
+                }
+            }
+            add<LAST>(of_kept.band);
+        }
+        if (has_kept) {
+            store_all();
+        }
+    }
+};
+
+#endif // HAVE_SM90A
+
+template <typename T, int BAND, bool PARTED>
+__global__ void __launch_bounds__(THREADS, 1)
+    gemm_fixed_many_kernel(const __grid_constant__ struct fixed_params p,
+                           const __grid_constant__ CUtensorMap w_map,
+                           const __grid_constant__ CUtensorMap x_map)
+{
+#if HAVE_SM90A
+    fixed_block<many_shape<BAND, PARTED>, many_computer<T, BAND, PARTED>>(p, w_map, x_map);
+#endif
+}
+
+template <typename T, int BAND, bool PARTED>
+static cudaError_t launch_many(cudaStream_t stream, const struct gemm_args *a,
+                               const struct fixed_params &p, int32_t n_sms)
+{
+    return launch_fixed<many_shape<BAND, PARTED>>(gemm_fixed_many_kernel<T, BAND, PARTED>, stream,
+                                                  a, p, n_sms);
+}
+
+template <typename T>
+static cudaError_t by_band(cudaStream_t stream, const struct gemm_args *a,
+                           const struct fixed_params &p, int32_t band, int32_t n_sms)
+{
+    if (p.n_parts == 1) {
+        return launch_many<T, 256, false>(stream, a, p, n_sms);
+    }
+    switch (band) {
+    case 96: return launch_many<T, 96, true>(stream, a, p, n_sms);
+    case 128: return launch_many<T, 128, true>(stream, a, p, n_sms);
+    case 160: return launch_many<T, 160, true>(stream, a, p, n_sms);
+    case 192: return launch_many<T, 192, true>(stream, a, p, n_sms);
+    default: return launch_many<T, 256, true>(stream, a, p, n_sms);
+    }
+}
+
+cudaError_t fixed_many(cudaStream_t stream, const struct gemm_args *a, const struct fixed_params &p,
+                       int32_t band, int32_t n_sms)
+{
+    return a->w_dtype == DT_BF16 ? by_band<bf16_t>(stream, a, p, band, n_sms)
+                                 : by_band<f16_t>(stream, a, p, band, n_sms);
+}
