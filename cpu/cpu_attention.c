@@ -3,8 +3,8 @@
  * heads of one KV head) against all keys they see. Keys are processed in chunks that start at
  * multiples of ATTN_CHUNK. Each chunk has a separate softmax and is then joined to the earlier
  * chunks, so a row's result depends only on the row and its keys. If there are too few items to
- * keep the threads busy, any thread computes any chunk; the stored results are then joined in the
- * same order, which gives the same bits. */
+ * keep the threads busy, or many keys, any thread computes any chunk; the stored results are then
+ * joined in the same order, which gives the same bits. */
 #include "cpu/cpu_attention.h"
 #include "engine/base/minmax.h"
 
@@ -18,6 +18,10 @@ enum { RUN_PAGES = ATTN_CHUNK + MAX_TREE_NODES + 1, RUN_TOKENS = 64 };
 /* The next chunk is prefetched only if it is not larger than this, because the L2 cache must also
  * hold most of the current chunk. */
 enum { AHEAD_BYTES = 256 << 10 };
+
+/* Chosen: if there are enough items for all threads, their chunks are computed separately if items
+ * have more chunks than this on average. With fewer keys there is little to gain. */
+enum { SHORT_CHUNKS = 2 };
 
 /* ---- which keys a row sees ---------------------------------------------------------------- */
 
@@ -309,19 +313,26 @@ static int32_t n_chunks(const struct attn_tile *t)
     return (t->end_key - 1) / ATTN_CHUNK - t->first_key / ATTN_CHUNK + 1;
 }
 
-/* Makes the kernels prefetch K and V of the chunk at `begin` while they compute the chunk before
- * it. Both are read together, because they are adjacent in memory. */
-static void announce_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin)
+/* Where chunk number c of the tile's keys begins. */
+static int32_t chunk_begin(const struct attn_tile *t, int32_t c)
 {
-    int32_t tokens = job->cpu->limits.block_tokens;
-    int32_t end = lesser(begin + ATTN_CHUNK, t->end_key);
+    return (t->first_key / ATTN_CHUNK + c) * ATTN_CHUNK;
+}
+
+/* Has K and V of chunk number c of the keys of `of`, if there is one, prefetched while t's chunk
+ * before it is computed. Both are read together, because they are adjacent in memory. */
+static void announce_chunk(const struct attn_job *job, struct attn_tile *t,
+                           const struct attn_tile *of, int32_t c)
+{
+    int32_t tokens = job->cpu->limits.block_tokens, begin = chunk_begin(of, c);
+    int32_t first = greater(begin, of->first_key), end = lesser(begin + ATTN_CHUNK, of->end_key);
     size_t n_bytes = job->pages->head_bytes;
     t->next = (struct page_ahead){.pages = t->next_pages, .n_bytes = n_bytes};
-    if (n_bytes * ATTN_CHUNK / (size_t)tokens > AHEAD_BYTES) {
+    if (job->unit || n_bytes * ATTN_CHUNK / (size_t)tokens > AHEAD_BYTES) {
         return;
     }
-    for (int32_t key = begin / tokens * tokens; key < end; key += tokens) {
-        t->next_pages[t->next.n_pages++] = attn_page(job, t, key);
+    for (int32_t key = first / tokens * tokens; key < end; key += tokens) {
+        t->next_pages[t->next.n_pages++] = attn_page(job, of, key);
     }
 }
 
@@ -329,13 +340,11 @@ static void announce_chunk(const struct attn_job *job, struct attn_tile *t, int3
 static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_t c, float *max,
                          float *sum)
 {
-    int32_t begin = (t->first_key / ATTN_CHUNK + c) * ATTN_CHUNK;
+    int32_t begin = chunk_begin(t, c);
     if (job->unit) {
         attn_unit_chunk(job, t, begin, max, sum);
         return;
     }
-    t->is_near = t->next.n_pages > 0;
-    announce_chunk(job, t, begin + ATTN_CHUNK);
     memset(t->chunk, 0, (size_t)t->n_vectors * (size_t)job->pages->v_stride * sizeof(float));
     if (t->seq->tree) {
         tree_chunk(job, t, begin, max, sum);
@@ -344,25 +353,36 @@ static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
-/* Finds the sequence, the rows and the heads of an item of the pass. */
-static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile *t)
+/* The last sequence whose `first` is not after x, by binary search. */
+static int32_t find_seq(const struct attn_job *job, const int32_t *first, int32_t x)
 {
-    const struct cpu_backend *cpu = job->cpu;
-    int32_t low = 0, high = cpu->pass->n_seqs - 1;
-    // Binary search for the last sequence whose first item is not after this one.
+    int32_t low = 0, high = job->cpu->pass->n_seqs - 1;
     while (low < high) {
         int32_t mid = low + (high - low + 1) / 2;
-        if (cpu->seq_items[mid] <= item) {
+        if (first[mid] <= x) {
             low = mid;
         } else {
             high = mid - 1;
         }
     }
-    const struct pass_seq *seq = &cpu->pass->seqs[low];
+    return low;
+}
+
+static int32_t n_row_tiles_of(const struct attn_job *job, const struct pass_seq *seq)
+{
+    return (seq->n_rows + job->tile_rows - 1) / job->tile_rows;
+}
+
+/* Finds the sequence, the rows and the heads of an item of the pass. */
+static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile *t)
+{
+    const struct cpu_backend *cpu = job->cpu;
+    int32_t number = find_seq(job, cpu->seq_items, item);
+    const struct pass_seq *seq = &cpu->pass->seqs[number];
     /* Items are ordered by head, and for each head from the last rows to the first: the last rows
      * see the most keys, and the longest items should not be computed last. */
-    int32_t local = item - cpu->seq_items[low];
-    int32_t n_row_tiles = (seq->n_rows + job->tile_rows - 1) / job->tile_rows;
+    int32_t local = item - cpu->seq_items[number];
+    int32_t n_row_tiles = n_row_tiles_of(job, seq);
     int32_t row = (n_row_tiles - 1 - local % n_row_tiles) * job->tile_rows,
             rest = local / n_row_tiles;
     int32_t head = rest % job->n_head_tiles * job->tile_heads;
@@ -403,29 +423,66 @@ static void attn_item(void *arg, int32_t item, int32_t thread)
     load_queries(job, &t);
     look_ahead(job, item, &t);
     for (int32_t c = 0; c < n_chunks(&t); c++) {
+        t.is_near = c > 0;
+        announce_chunk(job, &t, &t, c + 1);
         attend_chunk(job, &t, c, max, sum);
         join(job, &t, max, sum);
     }
     store_outputs(job, &t);
 }
 
-/* ---- separate chunks ---------------------------------------------------------------------- */
+/* ---- separate chunks ----------------------------------------------------------------------
+
+ * A sequence's parts are ordered by chunk, then by item. The heads of a page are adjacent in
+ * memory, so a page is read as a whole, which is faster than one head of each page at a time. */
+
+/* Where the results of chunk number c of a tile are. */
+static float *part_results(const struct attn_job *job, int32_t item, int32_t c)
+{
+    const int32_t *items = job->cpu->seq_items, seq = find_seq(job, items, item);
+    int32_t n_items = items[seq + 1] - items[seq];
+    int32_t part = job->part_first[seq] + c * n_items + item - items[seq];
+    return job->cpu->attn_parts + part * job->part_floats;
+}
+
+/* Finds the item and the chunk of a part; -1 if the item has fewer chunks than others of its
+ * sequence. */
+static int32_t find_part(const struct attn_job *job, int32_t part, struct attn_tile *t,
+                         int32_t *item)
+{
+    const int32_t *items = job->cpu->seq_items, seq = find_seq(job, job->part_first, part);
+    int32_t n_items = items[seq + 1] - items[seq], local = part - job->part_first[seq];
+    *item = items[seq] + local % n_items;
+    make_tile(job, *item, t);
+    return local / n_items < n_chunks(t) ? local / n_items : -1;
+}
+
+/* The thread has most likely computed the part before this one. */
+static void announce_part(const struct attn_job *job, struct attn_tile *t, int32_t part)
+{
+    struct attn_tile next;
+    int32_t item, chunk = part < job->n_parts ? find_part(job, part, &next, &item) : -1;
+    if (chunk >= 0) {
+        announce_chunk(job, t, &next, chunk);
+    }
+}
 
 static void part_item(void *arg, int32_t part, int32_t thread)
 {
     const struct attn_job *job = arg;
     struct attn_tile t;
-    int32_t item = 0;
-    while (job->part_first[item + 1] <= part) {
-        item++;
+    int32_t item, chunk = find_part(job, part, &t, &item);
+    if (chunk < 0) {
+        return;
     }
-    make_tile(job, item, &t);
     carve(job, &t, job->cpu->scratch[thread].p);
     load_queries(job, &t);
     t.ahead = (struct attn_ahead){0};
-    t.chunk = job->cpu->attn_parts + part * job->part_floats;
+    t.is_near = part > 0;
+    announce_part(job, &t, part + 1);
+    t.chunk = part_results(job, item, chunk);
     float *max = t.chunk + (int64_t)t.n_vectors * job->pages->v_stride;
-    attend_chunk(job, &t, part - job->part_first[item], max, max + t.n_vectors);
+    attend_chunk(job, &t, chunk, max, max + t.n_vectors);
 }
 
 static void join_item(void *arg, int32_t item, int32_t thread)
@@ -435,32 +492,45 @@ static void join_item(void *arg, int32_t item, int32_t thread)
     make_tile(job, item, &t);
     carve(job, &t, job->cpu->scratch[thread].p);
     begin_total(job, &t);
-    for (int32_t part = job->part_first[item]; part < job->part_first[item + 1]; part++) {
-        t.chunk = job->cpu->attn_parts + part * job->part_floats;
+    for (int32_t c = 0; c < n_chunks(&t); c++) {
+        t.chunk = part_results(job, item, c);
         const float *max = t.chunk + (int64_t)t.n_vectors * job->pages->v_stride;
         join(job, &t, max, max + t.n_vectors);
     }
     store_outputs(job, &t);
 }
 
-/* True if it is worth computing the chunks separately. Reserves memory for their results. */
-static bool split(struct attn_job *job)
+/* Numbers the parts. All heads of a tile of rows have the same number of chunks. */
+static void number_parts(struct attn_job *job)
 {
-    if (job->n_items > SPLIT_ITEMS || job->n_items >= 2 * pool_n_threads(job->cpu->pool)) {
-        return false;
-    }
+    const int32_t *items = job->cpu->seq_items;
     int32_t most = 0;
     job->part_first[0] = 0;
-    for (int32_t i = 0; i < job->n_items; i++) {
-        struct attn_tile t;
-        make_tile(job, i, &t);
-        job->part_first[i + 1] = job->part_first[i] + n_chunks(&t);
-        most = greater(t.n_vectors, most);
+    for (int32_t i = 0; i < job->cpu->pass->n_seqs; i++) {
+        int32_t chunks = 0, n_row_tiles = n_row_tiles_of(job, &job->cpu->pass->seqs[i]);
+        for (int32_t k = 0; k < n_row_tiles; k++) {
+            struct attn_tile t;
+            make_tile(job, items[i] + k, &t);
+            chunks = greater(n_chunks(&t), chunks);
+            most = greater(t.n_vectors, most);
+        }
+        job->part_first[i + 1] = job->part_first[i] + chunks * (items[i + 1] - items[i]);
     }
+    job->n_parts = job->part_first[job->cpu->pass->n_seqs];
     job->part_floats = round_up(most * ((int64_t)job->pages->v_stride + 2), PANEL);
-    int32_t n_parts = job->part_first[job->n_items];
-    return n_parts > job->n_items &&
-           n_parts * job->part_floats * (int64_t)sizeof(float) <= ATTN_PARTS_BYTES;
+}
+
+/* True if it is worth computing the chunks separately: if there are few items, or, with vector
+ * code, which waits for memory, if there are many keys. */
+static bool split(struct attn_job *job)
+{
+    bool few = job->n_items < 2 * pool_n_threads(job->cpu->pool);
+    if (job->n_items > SPLIT_ITEMS || (job->unit && !few)) {
+        return false;
+    }
+    number_parts(job);
+    return job->n_parts > job->n_items * (few ? 1 : SHORT_CHUNKS) &&
+           job->n_parts * job->part_floats * (int64_t)sizeof(float) <= ATTN_PARTS_BYTES;
 }
 
 /* Divides the work into items of up to `tile` vectors. */
@@ -473,9 +543,10 @@ static void deal(struct attn_job *job, int32_t tile)
     job->n_items = 0;
     for (int32_t i = 0; i < cpu->pass->n_seqs; i++) {
         cpu->seq_items[i] = job->n_items;
-        job->n_items += (cpu->pass->seqs[i].n_rows + job->tile_rows - 1) / job->tile_rows *
-                        job->n_head_tiles * job->a->n_kv_heads;
+        job->n_items +=
+            n_row_tiles_of(job, &cpu->pass->seqs[i]) * job->n_head_tiles * job->a->n_kv_heads;
     }
+    cpu->seq_items[cpu->pass->n_seqs] = job->n_items;
 }
 
 size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p)
@@ -506,7 +577,7 @@ enum status cpu_attention(struct backend *be, const struct attention_args *a)
         tile /= 2;
     } while (job.unit && tile >= UNIT_ROWS && job.n_items < 4 * pool_n_threads(cpu->pool));
     if (split(&job)) {
-        pool_run(cpu->pool, job.part_first[job.n_items], part_item, &job);
+        pool_run(cpu->pool, job.n_parts, part_item, &job);
         pool_run(cpu->pool, job.n_items, join_item, &job);
     } else {
         pool_run(cpu->pool, job.n_items, attn_item, &job);

@@ -25,10 +25,11 @@ struct attn_job {
     int32_t tile_rows;
     int32_t n_head_tiles;
     int32_t n_items;
-    /* For chunks that are computed separately: chunk c of item i is part part_first[i] + c. Its
-     * results are at cpu->attn_parts: [n_vectors, v_stride], then the maximum and the sum of each
-     * vector. */
+    /* For chunks that are computed separately: chunk c of item number i of a sequence is its part
+     * number c * items + i. The sequence's parts start at part_first. A part's results are at
+     * cpu->attn_parts: [n_vectors, v_stride], then the maximum and the sum of each vector. */
     int64_t part_floats;
+    int32_t n_parts;
     int32_t part_first[SPLIT_ITEMS + 1];
 };
 

@@ -382,7 +382,7 @@ VEC_INLINE void weigh_word_page(struct word_sums *s, const char *from, int64_t r
     for (const int16_t *end = w + n; w < end; w += 2, from += row_bytes) {
         vi words[WORD_VECS];
         value_words(from, column, words, vecs, kind);
-        prefetch_lines(next, lines, 2);
+        prefetch_lines(next, lines, 1);
         for (int i = 0; i < rows; i++) {
             vi high = both_words(w + i * WEIGHT_ROOM);
             vi low = both_words(w + (WORD_BLOCK + i) * WEIGHT_ROOM);
@@ -434,12 +434,8 @@ VEC_INLINE void weigh_word_columns(const struct word_value_job *j, int32_t row, 
 {
     const int32_t width = j->v->plane->width;
     int32_t d = 0;
-    if (width >= WORD_VECS * VEC) {
-        weigh_words(j, row, 0, rows, WORD_VECS, true, kind);
-        d = WORD_VECS * VEC;
-    }
     for (; d + WORD_VECS * VEC <= width; d += WORD_VECS * VEC) {
-        weigh_words(j, row, d, rows, WORD_VECS, false, kind);
+        weigh_words(j, row, d, rows, WORD_VECS, d == 0, kind);
     }
     for (; d < width; d += VEC) {
         weigh_words(j, row, d, rows, 1, false, kind);
