@@ -4,8 +4,9 @@
  *
  * - The sums of the parts so far need as many registers as those of the current part. In a band of
  *   256 features a quarter of them waits in shared memory.
- * - Except in such bands, whose ring is short, the second warpgroup is a box behind the first: the
- *   tensor cores work for one while the other adds up a part.
+ * - In bands of 192 and in those of a single part, the second warpgroup is a box behind the first:
+ *   the tensor cores work for one while the other adds up a part. Narrower bands have a longer ring
+ *   instead, which is slightly faster; with parked sums, the ring is too short for either.
  * - Results are kept rounded, and stored in 16 bytes per thread while the tensor cores compute the
  *   first boxes of the cluster's next item.
  *
@@ -17,7 +18,7 @@
 
 enum {
     CHUNK = 8,               // blocks of 8 features that are stored in one box of the next item
-    MOST_STAGES = 5,         // see IN_TURN
+    MOST_IN_TURN = 5,        // stages, see IN_TURN
     MOST_BYTES = 224 * 1024, // of shared memory
 };
 
@@ -30,14 +31,15 @@ template <int WIDTH, bool PARTED> struct many_shape {
     static constexpr int HELD = PARTED ? BLOCKS - PARKED : 0;
     static constexpr int PARKED_BYTES = PARKED * GROUPS * 128 * 16;
     static constexpr int W_BYTES = BAND * DEPTH * 2, BYTES = W_BYTES + X_BYTES; // per stage
-    static constexpr int FIT = (MOST_BYTES - PARKED_BYTES) / BYTES;
-    static constexpr int STAGES = FIT < MOST_STAGES ? FIT : MOST_STAGES;
-    static constexpr int RING_BYTES = STAGES * BYTES, SMEM_BYTES = RING_BYTES + PARKED_BYTES + 1024;
     /* The second warpgroup begins a part when the first one has done a box of it. A part has at
      * least four boxes, so the ring is too short for the first warpgroup to do this twice
      * meanwhile. */
-    static constexpr bool IN_TURN = PARKED == 0;
-    static_assert(STEPS >= 2 && STEPS <= 4 && STAGES < 4 + 2, "for parts of four boxes");
+    static constexpr bool IN_TURN = BAND > 160 && PARKED == 0;
+    static constexpr int FIT = (MOST_BYTES - PARKED_BYTES) / BYTES;
+    static constexpr int STAGES = IN_TURN && FIT > MOST_IN_TURN ? MOST_IN_TURN : FIT;
+    static constexpr int RING_BYTES = STAGES * BYTES, SMEM_BYTES = RING_BYTES + PARKED_BYTES + 1024;
+    static_assert(STEPS >= 2 && STEPS <= 4, "stored during a part of four boxes");
+    static_assert(!IN_TURN || STAGES < 4 + 2, "see IN_TURN");
 };
 
 #if HAVE_SM90A
