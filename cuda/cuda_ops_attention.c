@@ -232,6 +232,14 @@ static bool heads_are(const struct weight *w, enum dtype dtype, int32_t n_heads,
            w->n_experts == n_heads && w->n_out == n_out && w->n_in == n_in && !w->bias;
 }
 
+/* True if mla_few.cu, in which every row's head loads weights and keys of its own, is faster than
+ * the separate ops (measured). Its clusters have at least two blocks. */
+static bool mla_fits(const struct cuda_backend *be, const struct mla_store_args *s)
+{
+    enum { BLOCKS = 2, MOST_BLOCKS = 3 }; // of a row's head; of a multiprocessor
+    return (int64_t)s->n_rows * s->n_heads * BLOCKS <= (int64_t)MOST_BLOCKS * be->device.n_sms;
+}
+
 /* True if one kernel can compute all four ops: each row is a separate sequence, attention is plain,
  * and each op reads what the one before it writes. Fills in the kernel's arguments. */
 static bool mla_is_few(const struct cuda_backend *be, const struct mla_store_args *s,
@@ -246,7 +254,8 @@ static bool mla_is_few(const struct cuda_backend *be, const struct mla_store_arg
                       absorb->x_head == s->q_head && absorb->y.mem.p == a->q.mem.p &&
                       s->q_out.mem.p == a->q.mem.p && expand->x.mem.p == a->out.mem.p &&
                       expand->y_head >= v_dim;
-    if (!same || a->window > 0 || a->chunk > 0 || a->softcap > 0.0f || a->sinks ||
+    if (!same || !mla_fits(be, s) || a->window > 0 || a->chunk > 0 || a->softcap > 0.0f ||
+        a->sinks ||
         !heads_are(absorb->weight, s->q.dtype, s->n_heads, s->kv_lora, s->q_rope_offset) ||
         !heads_are(expand->weight, s->q.dtype, s->n_heads, v_dim, s->kv_lora) ||
         expand->y.dtype != s->q.dtype ||

@@ -45,15 +45,17 @@ enum status cuda_op_norms(struct backend *base, const struct norm_args *a, int32
     struct cuda_backend *be = cuda_backend_of(base);
     const float *weights[NORM_LIST];
     TRY(be->device.lost);
-    if (be->device.options.deterministic || a->n_rows > ROWS || !k_norms_take(a, n)) {
-        for (int32_t i = 0; i < n; i++) {
-            TRY(norm(be, &a[i], NULL));
-        }
-        return OK;
-    }
-    for (int32_t i = 0; i < n; i++) {
+    bool one = !be->device.options.deterministic && a->n_rows <= ROWS && k_norms_take(a, n);
+    for (int32_t i = 0; one && i < n; i++) {
         TRY(norm_ok(&a[i]));
         weights[i] = vector(a[i].weight);
+        one = (uintptr_t)weights[i] % 16 == 0;
+    }
+    for (int32_t i = 0; !one && i < n; i++) {
+        TRY(norm(be, &a[i], NULL));
+    }
+    if (!one) {
+        return OK;
     }
     CUDA_TRY(&be->device, k_norms(be->device.stream, a, weights, n));
     return OK;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Recurrent layers: short convolutions, recurrences and their gates. */
+#include "cuda/conv_single.h"
 #include "cuda/cuda_ops.h"
 
 /* Checks the number of taps and the layer's width. */
@@ -131,6 +132,16 @@ static enum status short_conv_ok(const struct state_view *s, const struct short_
                : OK;
 }
 
+static enum status short_conv(struct cuda_backend *be, const struct state_rows_launch *l)
+{
+    const struct state_work *w = &be->passes.state_work;
+    const bool single = w->has_single && !w->has_several && w->n_chains == 0;
+    if (single && k_conv_single_takes(l)) {
+        return cuda_check(&be->device, k_conv_single(be->device.stream, l), "k_conv_single");
+    }
+    return cuda_check(&be->device, k_short_conv(be->device.stream, l), "k_short_conv");
+}
+
 enum status cuda_op_short_conv(struct backend *base, const struct short_conv_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -138,8 +149,7 @@ enum status cuda_op_short_conv(struct backend *base, const struct short_conv_arg
     const struct state_view *s = layer_state(be, a->layer, a->n_rows);
     TRY(short_conv_ok(s, a));
     const struct state_rows_launch l = state_launch(be, s, a, NULL);
-    CUDA_TRY(&be->device, k_short_conv(be->device.stream, &l));
-    return OK;
+    return short_conv(be, &l);
 }
 
 /* True if the convolution can apply a gate itself, of its input or of its output. */
@@ -168,8 +178,7 @@ enum status cuda_op_gated_conv(struct backend *base, const struct gate_args *bef
     struct state_rows_launch l = state_launch(be, s, conv, NULL);
     l.before = before;
     l.gate = after;
-    CUDA_TRY(&be->device, k_short_conv(be->device.stream, &l));
-    return OK;
+    return short_conv(be, &l);
 }
 
 enum status cuda_op_recurrence(struct backend *base, const struct recurrence_args *a)

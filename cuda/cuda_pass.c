@@ -2,6 +2,7 @@
 /* A pass's metadata: one image in pinned memory, sent with one copy, at addresses that depend only
  * on the bucket. */
 #include "cuda/cuda_pass.h"
+#include "cuda/pass_head.h"
 #include "engine/base/minmax.h"
 
 #include <string.h>
@@ -32,7 +33,7 @@ static struct meta_layout meta_layout(const struct attention_limits *attention, 
 {
     struct meta_layout m;
     size_t at = 0;
-    place(&at, sizeof(struct pass_counts));
+    place(&at, sizeof(struct pass_head));
     m.rows = place(&at, (size_t)n_rows * sizeof(struct pass_row));
     m.row_seq = place(&at, (size_t)n_rows * sizeof(int32_t));
     m.seqs = place(&at, (size_t)n_rows * sizeof(struct pass_seq));
@@ -211,9 +212,26 @@ static void fill_padding(char *image, const struct meta_layout *m, const struct 
     }
 }
 
-/* Builds the image in the slot's memory, sends it, and sets the view that the kernels get. */
+/* Begins the pass on the device with an image of n_bytes in pinned memory. The kernel that begins
+ * it copies small images itself. */
+static enum status begin_with(struct passes *ps, const char *image, size_t n_bytes)
+{
+    enum { SMALL_BYTES = 32 << 10 };
+    struct cuda *be = ps->device;
+    if (n_bytes <= SMALL_BYTES) {
+        CUDA_TRY(be, k_pass_begin_small(be->stream, &ps->view, image, ps->meta,
+                                        (n_bytes + 15) / 16 * 16));
+        return OK;
+    }
+    CUDA_TRY(be, cudaMemcpyAsync(ps->meta, image, n_bytes, cudaMemcpyHostToDevice, be->stream));
+    CUDA_TRY(be, k_pass_begin(be->stream, &ps->view));
+    return OK;
+}
+
+/* Builds the image in the slot's memory, sets the view that the kernels get, and begins the pass.
+ * results: where the draws' results go. */
 static enum status send_meta(struct passes *ps, struct lanes *lanes, const struct pass *p,
-                             const struct pass_shape *shape)
+                             const struct pass_shape *shape, struct draw_result *results)
 {
     const struct meta_layout m =
         meta_layout(ps->attention, shape->n_rows, shape->n_out, shape->n_draws, p->n_pool);
@@ -226,8 +244,9 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     for (int32_t i = 0; i < p->n_seqs; i++) {
         has_trees = has_trees || p->seqs[i].tree;
     }
-    *(struct pass_counts *)image = (struct pass_counts){
-        p->n_rows, p->n_seqs, p->n_groups, p->n_out, p->n_draws, p->n_pool, has_trees, p->n_keeps};
+    *(struct pass_head *)image = (struct pass_head){
+        {p->n_rows, p->n_seqs, p->n_groups, p->n_out, p->n_draws, p->n_pool, has_trees, p->n_keeps},
+        results};
     copy_array(image + m.rows, p->rows, p->n_rows, sizeof *p->rows);
     copy_array(image + m.seqs, p->seqs, p->n_seqs, sizeof *p->seqs);
     copy_array(image + m.groups, p->groups, p->n_groups, sizeof *p->groups);
@@ -247,8 +266,6 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
         n_bytes = m.end;
     }
     lanes_use_room(lanes, n_bytes);
-    CUDA_TRY(be, cudaMemcpyAsync(ps->meta, image, n_bytes, cudaMemcpyHostToDevice, be->stream));
-
     struct pass_view *v = &ps->view;
     v->counts = (const struct pass_counts *)ps->meta;
     v->rows = (const struct pass_row *)(ps->meta + m.rows);
@@ -262,7 +279,7 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     v->keeps = (const struct state_keep *)(ps->meta + m.keeps);
     v->attention_plan = ps->meta + m.plan;
     v->n_rows = shape->n_rows;
-    return OK;
+    return begin_with(ps, image, n_bytes);
 }
 
 /* True if attention/few.cu should compute the pass. That kernel reads each row's keys separately,
@@ -366,7 +383,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     if (!pass->draws_wait) {
         TRY(draw_masks_send(&p->masks, lanes, pass->masks, pass->n_masks));
     }
-    TRY(send_meta(p, lanes, pass, shape));
+    TRY(send_meta(p, lanes, pass, shape, steps_draws(steps)));
     p->is_few = is_few(pass, shape->n_rows, be->options.deterministic);
     p->state_work = state_work_of(p, pass, may_capture);
     if (may_capture && !be->options.enforce_eager) {
@@ -389,9 +406,6 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     p->n_draws = pass->n_draws;
     p->n_pool = pass->n_pool;
     p->shape = *shape;
-    if (shape->issue) {
-        CUDA_TRY(be, k_pass_begin(be->stream, &p->view));
-    }
     return OK;
 }
 
@@ -417,8 +431,8 @@ enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shap
     return OK;
 }
 
-/* If the pass was captured, the capture ends here and is launched. The results are copied to the
- * step's pinned memory. */
+/* If the pass was captured, the capture ends here and is launched. The draws store their results in
+ * the step's pinned memory; pooled results are copied to it. */
 enum status passes_end(struct passes *p, struct steps *steps)
 {
     struct cuda *be = p->device;
@@ -431,11 +445,6 @@ enum status passes_end(struct passes *p, struct steps *steps)
         return be->lost;
     }
     TRY(graphs_end(p->graphs));
-    if (p->n_draws > 0) {
-        CUDA_TRY(be, cudaMemcpyAsync(steps_draws(steps), p->results,
-                                     (size_t)p->n_draws * sizeof *p->results,
-                                     cudaMemcpyDeviceToHost, be->stream));
-    }
     if (p->n_pool > 0) {
         CUDA_TRY(be, cudaMemcpyAsync(steps_pooled(steps), p->pooled_results,
                                      (size_t)p->n_pool * (size_t)p->limits.hidden * 4,

@@ -6,6 +6,7 @@
 #include "engine/base/log.h"
 
 #include <math.h>
+#include <string.h>
 
 /* Each slot has pinned memory, so that copies do not wait for the host. */
 enum status steps_open(struct steps *s, struct cuda *device, const struct backend_limits *limits,
@@ -24,6 +25,7 @@ enum status steps_open(struct steps *s, struct cuda *device, const struct backen
         struct slot *slot = &s->slots[i];
         CUDA_TRY(device, cudaMallocHost((void **)&slot->staging.pinned, staged_bytes));
         CUDA_TRY(device, cudaMallocHost((void **)&slot->draws, n_draws * sizeof *slot->draws));
+        memset(slot->draws, 0, n_draws * sizeof *slot->draws);
         CUDA_TRY(device, cudaMallocHost((void **)&slot->pooled, n_pooled * sizeof *slot->pooled));
         CUDA_TRY(device, cudaEventCreateWithFlags(&slot->done, cudaEventDisableTiming));
     }

@@ -6,6 +6,7 @@
  * by memory bandwidth, or by latency for few rows. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
+#include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/rounding.cuh"
 #include "cuda/kernels/device/sums.cuh"
 #include "cuda/kernels/kernels.h"
@@ -259,81 +260,176 @@ static enum dtype act_dtype(const struct norm_args *a)
 
 /* ---- a list of norms -------------------------------------------------------------------------
  * A block executes all of them for its row, one after the other. Thread i reads and writes the same
- * elements of every operand, so that it needs no barrier to read what an earlier norm has stored.
- * Bound by latency; a norm takes a quarter of the time of a launch. */
+ * elements of every operand, so that it needs no barrier to read what an earlier norm has stored,
+ * and keeps in registers what the last norm stored. Bound by latency, and by the fetch of code: so
+ * what a norm reads from memory is loaded while the norm before it is computed, and all norms share
+ * the code of one loop. */
+
+/* Where a norm finds an operand. */
+enum norm_place { IN_MEMORY, IN_X, IN_OUT }; // the last two: those of the norm before it
 
 struct norm_step {
     void *x, *out;
     const void *delta;
     const float *weight;
-    int64_t x_stride, out_stride, delta_stride;
+    int32_t x_stride, out_stride, delta_stride;
     float eps, weight_offset, delta_scale, x_scale;
+    enum norm_place x_in, delta_in;
+    bool same_sum; // the norm before it had the same row and eps
 };
 
 struct norm_list {
     struct norm_step step[NORM_LIST];
     int32_t n, width;
+    float per_element; // 1 / width
 };
 
-/* One norm of a row, of which this thread has the vector at i. */
+/* A thread's elements of what a norm reads. */
+struct norm_inputs {
+    uint4 x, delta;
+    float4 weight[2];
+};
+
+/* The thread's elements of a row. */
 template <typename T>
-__device__ __forceinline__ void norm_one(const struct norm_step &s, int32_t width, float *shared)
+__device__ __forceinline__ uint4 *row_part(const void *rows, int32_t stride, int32_t i)
 {
-    constexpr int N = vec<T>::N;
-    const int32_t i = (int32_t)threadIdx.x * N;
-    const int64_t row = blockIdx.x;
-    const bool has = i < width;
-    vec<T> v[1], d;
-    float w[N], sum = 0.0f;
-    if (has) {
-        v[0].load((const T *)s.x + row * s.x_stride + i);
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-            w[e] = s.weight ? s.weight[i + e] + s.weight_offset : 1.0f;
-        }
-        if (s.delta) {
-            d.load((const T *)s.delta + row * s.delta_stride + i);
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                const float f = to_float(v[0].v[e]) + s.delta_scale * to_float(d.v[e]);
-                v[0].v[e] = from_float<T>(f * s.x_scale);
-            }
-            v[0].store((T *)s.x + row * s.x_stride + i);
-        }
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-            sum = moment_add(sum, to_float(v[0].v[e]), false);
-        }
+    return (uint4 *)((T *)rows + (int32_t)blockIdx.x * stride + i);
+}
+
+__device__ __forceinline__ void load_weights(const struct norm_step &s, int32_t i,
+                                             struct norm_inputs *in)
+{
+    const float4 one = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    in->weight[0] = s.weight ? *(const float4 *)(s.weight + i) : one;
+    in->weight[1] = s.weight ? *(const float4 *)(s.weight + i + 4) : one;
+}
+
+/* Loads what the norm before does not store. */
+template <typename T>
+__device__ __forceinline__ void load_rows(const struct norm_step &s, int32_t i,
+                                          struct norm_inputs *in)
+{
+    if (s.x_in == IN_MEMORY) {
+        in->x = *row_part<T>(s.x, s.x_stride, i);
     }
-    if (!s.out) {
-        return;
-    }
-    const struct row_moments m = row_moments_of<T, 1>(v, sum, false, width, s.eps, shared);
-    if (has) {
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-            v[0].v[e] = from_float<T>(normed(to_float(v[0].v[e]), w[e], 0.0f, m.mean, m.scale));
-        }
-        v[0].store((T *)s.out + row * s.out_stride + i);
+    if (s.delta && s.delta_in == IN_MEMORY) {
+        in->delta = *row_part<T>(s.delta, s.delta_stride, i);
     }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(1024) norm_list_kernel(const __grid_constant__ struct norm_list p)
+__device__ __forceinline__ uint32_t plus_delta(const struct norm_step &s, uint32_t x,
+                                               uint32_t delta)
 {
-    __shared__ float shared[32];
-    const int32_t i = (int32_t)threadIdx.x * vec<T>::N;
+    const float2 a = unpack_pair<T>(x), b = unpack_pair<T>(delta);
+    return pack_pair<T>((a.x + s.delta_scale * b.x) * s.x_scale,
+                        (a.y + s.delta_scale * b.y) * s.x_scale);
+}
+
+template <typename T> __device__ __forceinline__ float plus_squares(float sum, uint32_t x)
+{
+    const float2 a = unpack_pair<T>(x);
+    return moment_add(moment_add(sum, a.x, false), a.y, false);
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t normed_pair(uint32_t x, float scale, float low, float high)
+{
+    const float2 a = unpack_pair<T>(x);
+    return pack_pair<T>(a.x * scale * low, a.y * scale * high);
+}
+
+/* The result of a norm, for the thread's elements. */
+template <typename T>
+__device__ __forceinline__ uint4 normed_part(const struct norm_inputs &in, float scale,
+                                             float offset)
+{
+    const float4 u = in.weight[0], v = in.weight[1];
+    return make_uint4(normed_pair<T>(in.x.x, scale, u.x + offset, u.y + offset),
+                      normed_pair<T>(in.x.y, scale, u.z + offset, u.w + offset),
+                      normed_pair<T>(in.x.z, scale, v.x + offset, v.y + offset),
+                      normed_pair<T>(in.x.w, scale, v.z + offset, v.w + offset));
+}
+
+__device__ __forceinline__ void prefetch_weights(const struct norm_list &p, int32_t i)
+{
 #pragma unroll 1
-    for (int k = 0; k < p.n && i < p.width; k++) {
+    for (int k = 1; k < p.n && i < p.width; k++) {
         if (p.step[k].weight) {
             asm volatile("prefetch.global.L1 [%0];" ::"l"(p.step[k].weight + i));
         }
     }
-    pdl_trigger(); // before the wait: see device/launch.cuh
-    pdl_wait();
+}
+
+/* Computes a norm of the thread's elements, `scale` being that of the norm before it. Returns the
+ * result. stores: writes it, and the sum with the delta. */
+template <typename T>
+__device__ __forceinline__ uint4 one_norm(const struct norm_list &p, const struct norm_step &s,
+                                          int32_t i, bool stores, struct norm_inputs *in,
+                                          float *scale, float *shared)
+{
+    uint4 out = {};
+    if (s.delta) {
+        in->x = make_uint4(
+            plus_delta<T>(s, in->x.x, in->delta.x), plus_delta<T>(s, in->x.y, in->delta.y),
+            plus_delta<T>(s, in->x.z, in->delta.z), plus_delta<T>(s, in->x.w, in->delta.w));
+        if (stores) {
+            *row_part<T>(s.x, s.x_stride, i) = in->x;
+        }
+    }
+    if (s.out && !s.same_sum) {
+        float sum = plus_squares<T>(plus_squares<T>(0.0f, in->x.x), in->x.y);
+        sum = plus_squares<T>(plus_squares<T>(sum, in->x.z), in->x.w);
+        *scale = rsqrtf(block_sum(sum, shared) * p.per_element + s.eps);
+    }
+    if (s.out) {
+        out = normed_part<T>(*in, *scale, s.weight ? s.weight_offset : 0.0f);
+        if (stores) {
+            *row_part<T>(s.out, s.out_stride, i) = out;
+        }
+    }
+    return out;
+}
+
+/* The first turn of the loop computes a norm of nothing before the wait, so that its code is
+ * fetched; the second only loads. */
+template <typename T>
+__global__ void __launch_bounds__(1024) norm_list_kernel(const __grid_constant__ struct norm_list p)
+{
+    enum { WARM_UP = -2, FIRST_LOAD = -1 };
+    __shared__ float shared[32];
+    const int32_t i = (int32_t)threadIdx.x * vec<T>::N;
+    const bool has = i < p.width;
+    struct norm_inputs in = {}, next = {};
+    float scale = 0.0f;
+    prefetch_weights(p, i);
 #pragma unroll 1
-    for (int k = 0; k < p.n; k++) {
-        norm_one<T>(p.step[k], p.width, shared);
+    for (int k = WARM_UP; k < p.n; k++) {
+        const int after = max(k + 1, 0);
+        uint4 out = {};
+        if (has && after < p.n) {
+            load_weights(p.step[after], i, &next);
+            if (k >= FIRST_LOAD) {
+                load_rows<T>(p.step[after], i, &next);
+            }
+        }
+        if (k != FIRST_LOAD) {
+            out = one_norm<T>(p, p.step[max(k, 0)], i, has && k >= 0, &in, &scale, shared);
+        }
+        if (k == WARM_UP) {
+            pdl_trigger(); // before the wait: see device/launch.cuh
+            pdl_wait();
+        } else if (k >= 0 && after < p.n) {
+            const struct norm_step &s = p.step[after];
+            if (s.x_in != IN_MEMORY) {
+                next.x = s.x_in == IN_X ? in.x : out;
+            }
+            if (s.delta_in != IN_MEMORY) {
+                next.delta = s.delta_in == IN_X ? in.x : out;
+            }
+        }
+        in = next;
     }
 }
 
@@ -349,24 +445,48 @@ extern "C" bool k_norms_take(const struct norm_args *a, int32_t n)
     return takes;
 }
 
+/* Where a norm finds the operand at `at`, given the norm before it. */
+static enum norm_place place_after(const struct norm_step &before, const void *at, int64_t stride)
+{
+    if (before.out == at && before.out_stride == stride) {
+        return IN_OUT;
+    }
+    return before.x == at && before.x_stride == stride ? IN_X : IN_MEMORY;
+}
+
+static struct norm_step norm_step_of(const struct norm_args *a, const float *weight)
+{
+    struct norm_step s = {};
+    s.x = a->x.mem.p;
+    s.out = a->out.mem.p;
+    s.delta = a->delta.mem.p;
+    s.weight = weight;
+    s.x_stride = a->x.stride;
+    s.out_stride = a->out.stride;
+    s.delta_stride = a->delta.stride;
+    s.eps = a->eps;
+    s.weight_offset = a->weight_offset;
+    s.delta_scale = a->delta_scale;
+    s.x_scale = a->x_scale != 0.0f ? a->x_scale : 1.0f;
+    return s;
+}
+
 extern "C" cudaError_t k_norms(cudaStream_t stream, const struct norm_args *a,
                                const float *const *weights, int32_t n)
 {
     struct norm_list p = {};
     p.n = n;
     p.width = a->width;
+    p.per_element = 1.0f / (float)a->width;
     for (int32_t i = 0; i < n; i++) {
-        p.step[i] = {a[i].x.mem.p,
-                     a[i].out.mem.p,
-                     a[i].delta.mem.p,
-                     weights[i],
-                     a[i].x.stride,
-                     a[i].out.stride,
-                     a[i].delta.stride,
-                     a[i].eps,
-                     a[i].weight_offset,
-                     a[i].delta_scale,
-                     a[i].x_scale != 0.0f ? a[i].x_scale : 1.0f};
+        struct norm_step *s = &p.step[i];
+        *s = norm_step_of(&a[i], weights[i]);
+        if (i > 0) {
+            const struct norm_step &before = p.step[i - 1];
+            s->x_in = place_after(before, s->x, s->x_stride);
+            s->delta_in = s->delta ? place_after(before, s->delta, s->delta_stride) : IN_MEMORY;
+            s->same_sum = s->x_in == IN_X && !s->delta && before.out && s->eps == before.eps;
+        }
     }
     const dim3 grid(a->n_rows), block((a->width / 8 + 31) / 32 * 32);
     return act_dtype(a) == DT_BF16 ? launch(norm_list_kernel<bf16_t>, grid, block, 0, stream, p)

@@ -5,6 +5,7 @@
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/kernels.h"
+#include "cuda/pass_head.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -25,15 +26,10 @@ extern "C" cudaError_t k_patch(cudaStream_t stream, const struct patch *patches,
     return launch(patch_kernel, dim3(n), dim3(128), 0, stream, patches, data);
 }
 
-/* One thread per row: copies the row's token, from the pass or from the lane's history, to where
- * the embedding reads it. */
-__global__ void pass_begin_kernel(struct pass_view pass)
+/* Copies the row's token, from the pass or from the lane's history, to where the embedding reads
+ * it. */
+__device__ __forceinline__ void begin_row(const struct pass_view &pass, int r)
 {
-    pdl_wait();
-    const int r = blockIdx.x * blockDim.x + threadIdx.x;
-    if (r >= pass.n_rows) {
-        return;
-    }
     const struct pass_row row = pass.rows[r];
     int32_t *history = pass.history + (int64_t)row.lane * pass.history_stride;
     int32_t token = row.token;
@@ -45,9 +41,42 @@ __global__ void pass_begin_kernel(struct pass_view pass)
     pass.tokens[r] = token;
 }
 
+/* One thread per row. */
+__global__ void pass_begin_kernel(struct pass_view pass)
+{
+    pdl_wait();
+    const int r = blockIdx.x * blockDim.x + threadIdx.x;
+    if (r < pass.n_rows) {
+        begin_row(pass, r);
+    }
+}
+
 extern "C" cudaError_t k_pass_begin(cudaStream_t stream, const struct pass_view *pass)
 {
     return launch(pass_begin_kernel, dim3((pass->n_rows + 127) / 128), dim3(128), 0, stream, *pass);
+}
+
+/* One block. The host may have written to the same place before, so no cache may answer the loads.
+ * The fence is for kernels that read metadata before they wait. */
+__global__ void pass_begin_small_kernel(struct pass_view pass, const uint4 *image, uint4 *meta,
+                                        int n)
+{
+    pdl_wait();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        meta[i] = __ldcv(image + i);
+    }
+    __syncthreads();
+    for (int r = threadIdx.x; r < pass.n_rows; r += blockDim.x) {
+        begin_row(pass, r);
+    }
+    __threadfence();
+}
+
+extern "C" cudaError_t k_pass_begin_small(cudaStream_t stream, const struct pass_view *pass,
+                                          const void *image, void *meta, size_t n_bytes)
+{
+    return launch(pass_begin_small_kernel, dim3(1), dim3(1024), 0, stream, *pass,
+                  (const uint4 *)image, (uint4 *)meta, (int)(n_bytes / sizeof(uint4)));
 }
 
 /* One block per (copy, region). Pages are multiples of 16 bytes (checked at open), or are copied

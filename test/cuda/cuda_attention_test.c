@@ -177,6 +177,8 @@ TEST(few_decoding_rows_agree)
         {13, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
         {4, 2, 64, 16, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
         {4, 2, 64, 32, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {16, 2, 128, 64, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64, false, 9, false, 0},
+        {24, 12, 64, 32, true, QK_NORM_NONE, NORM_RMS, 20, 0.0f, true, 32, false, 0, false, 0},
         {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 20, false, 0},
         {7, 1, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 50, false, 0},
         {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 20, false, 0},

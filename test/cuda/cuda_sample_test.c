@@ -609,7 +609,9 @@ struct head_rows {
 static void head_cases(const struct head_rows *cases, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
-        head_case(cases[i].rows, 40000 + 2 * i, i % 2 == 0 ? DT_F16 : DT_BF16, cases[i].may_skip);
+        const enum dtype dtype = i % 2 == 0 ? DT_F16 : DT_BF16;
+        head_case(cases[i].rows, 40000 + 2 * i, dtype, cases[i].may_skip);
+        head_case(cases[i].rows, 33600 + 2 * i, dtype, cases[i].may_skip); // in wide bands
     }
 }
 

@@ -85,7 +85,7 @@ __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
 
 #endif // HAVE_SM90A
 
-template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED>
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED, bool INTERLEAVED>
 __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM, WAY>::BLOCKS)
     attention_few_kernel(const __grid_constant__ struct few_params p,
                          const __grid_constant__ CUtensorMap map,
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
     uint64_t *bar = (uint64_t *)(smem + S::WARPS * S::SLOTS * S::SLOT);
     float *room = (float *)((char *)bar + BARRIER_BYTES);
     char *rows = (char *)room + S::room_bytes(p);
-    few<T, DIM, NORM, WAY, BOUNDED> f = {p, &map, bounds, bar + 2 + warp * S::SLOTS,
-                                         smem + warp * S::SLOTS * S::SLOT};
+    few<T, DIM, NORM, WAY, BOUNDED, INTERLEAVED> f = {p, &map, bounds, bar + 2 + warp * S::SLOTS,
+                                                      smem + warp * S::SLOTS * S::SLOT};
     f.rank = ALONE ? 0 : (int)cluster_rank();
     f.warp = warp;
     f.lane = threadIdx.x & 31;
@@ -201,6 +201,13 @@ static bool coded_takes(const struct rope_store_args *a, const struct kv_view *k
            log_cluster_of(p, a->head_dim, limits->n_sms) > 0;
 }
 
+/* Only the kernel of this file rotates neighbouring elements together. */
+static bool interleaved_takes(const struct rope_store_args *a, const struct kv_view *kv,
+                              const struct attention_limits *limits)
+{
+    return !limits->deterministic && kv->codes.format == KV_PLAIN && a->qk_norm == QK_NORM_NONE;
+}
+
 extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
                                       int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
                                       const struct attention_limits *limits)
@@ -215,7 +222,8 @@ extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const str
            a->n_heads % a->n_kv_heads == 0 && log_parts_of(a->n_heads / a->n_kv_heads) >= 0 &&
            fills(a->n_rows, a->n_kv_heads << log_parts_of(a->n_heads / a->n_kv_heads),
                  limits->n_sms) &&
-           2 * rope->n_pairs == d && !rope->interleaved && !a->v_norm &&
+           2 * rope->n_pairs == d && !a->v_norm &&
+           (!rope->interleaved || interleaved_takes(a, kv, limits)) &&
            (a->qk_norm == QK_NORM_NONE ||
             (a->qk_norm == QK_NORM_HEAD && a->qk_norm_kind != NORM_LAYER && !a->norm_after_rope &&
              q_norm_n == d && k_norm_n == d));
@@ -238,12 +246,12 @@ extern "C" bool k_attention_few_makes_codes(const struct rope_store_args *r,
     return r->head_dim == ROUND_GROUP && is_alone(p, r->head_dim, limits->n_sms);
 }
 
-template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED = false>
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED, bool INTERLEAVED>
 static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
                               const struct few_bounds &bounds, int n_sms)
 {
     using S = few_shape<DIM, WAY>;
-    const auto kernel = attention_few_kernel<T, DIM, NORM, WAY, BOUNDED>;
+    const auto kernel = attention_few_kernel<T, DIM, NORM, WAY, BOUNDED, INTERLEAVED>;
     const int smem = S::bytes(p), cluster = 1 << p.log_cluster;
     CUtensorMap map;
     cudaError_t e = // the attribute is per device, and each rank has one device
@@ -265,37 +273,52 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
                            (size_t)smem, stream, p, map, bounds);
 }
 
-template <typename T, int DIM, bool NORM>
+/* BOUNDED: windows or sinks. INTERLEAVED: products before it leave no partial sums
+ * (k_rope_takes_sums). */
+template <typename T, int DIM, bool NORM, bool INTERLEAVED>
 static cudaError_t by_way(cudaStream_t stream, const struct few_params &given,
                           const struct few_bounds &bounds, int n_sms)
 {
+    constexpr bool I = INTERLEAVED;
     struct few_params p = given;
     if (p.sums.n > 0) {
-        return launch_few<T, DIM, NORM, IN_TURN_OF_SUMS>(stream, p, bounds, n_sms);
+        if constexpr (I) {
+            return cudaErrorInvalidValue;
+        } else {
+            return launch_few<T, DIM, NORM, IN_TURN_OF_SUMS, false, I>(stream, p, bounds, n_sms);
+        }
     }
     if (is_many(p.n_rows)) {
-        return launch_few<T, DIM, NORM, IN_TURN>(stream, p, bounds, n_sms);
+        return launch_few<T, DIM, NORM, IN_TURN, false, I>(stream, p, bounds, n_sms);
     }
     p.log_cluster = log_cluster_of(p, DIM, n_sms);
     if (bounds.window > 0 || bounds.sinks) {
         return p.log_cluster > 0
-                   ? launch_few<T, DIM, NORM, BY_CLUSTER, true>(stream, p, bounds, n_sms)
-                   : launch_few<T, DIM, NORM, BY_BLOCK, true>(stream, p, bounds, n_sms);
+                   ? launch_few<T, DIM, NORM, BY_CLUSTER, true, I>(stream, p, bounds, n_sms)
+                   : launch_few<T, DIM, NORM, BY_BLOCK, true, I>(stream, p, bounds, n_sms);
     }
-    return p.log_cluster > 0 ? launch_few<T, DIM, NORM, BY_CLUSTER>(stream, p, bounds, n_sms)
-                             : launch_few<T, DIM, NORM, BY_BLOCK>(stream, p, bounds, n_sms);
+    return p.log_cluster > 0
+               ? launch_few<T, DIM, NORM, BY_CLUSTER, false, I>(stream, p, bounds, n_sms)
+               : launch_few<T, DIM, NORM, BY_BLOCK, false, I>(stream, p, bounds, n_sms);
+}
+
+template <typename T, bool NORM, bool INTERLEAVED>
+static cudaError_t by_dim(cudaStream_t stream, const struct few_params &p,
+                          const struct few_bounds &bounds, int n_sms)
+{
+    return p.kv.head_dim_k == 64 ? by_way<T, 64, NORM, INTERLEAVED>(stream, p, bounds, n_sms)
+                                 : by_way<T, 128, NORM, INTERLEAVED>(stream, p, bounds, n_sms);
 }
 
 template <typename T>
-static cudaError_t by_dim(cudaStream_t stream, const struct few_params &p,
-                          const struct few_bounds &bounds, bool norm, int n_sms)
+static cudaError_t by_heads(cudaStream_t stream, const struct few_params &p,
+                            const struct few_bounds &bounds, bool norm, bool interleaved, int n_sms)
 {
-    if (p.kv.head_dim_k == 64) {
-        return norm ? by_way<T, 64, true>(stream, p, bounds, n_sms)
-                    : by_way<T, 64, false>(stream, p, bounds, n_sms);
+    if (interleaved) {
+        return by_dim<T, false, true>(stream, p, bounds, n_sms);
     }
-    return norm ? by_way<T, 128, true>(stream, p, bounds, n_sms)
-                : by_way<T, 128, false>(stream, p, bounds, n_sms);
+    return norm ? by_dim<T, true, false>(stream, p, bounds, n_sms)
+                : by_dim<T, false, false>(stream, p, bounds, n_sms);
 }
 
 extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_store_args *r,
@@ -349,6 +372,7 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     if (a->limits->deterministic) {
         return attention_few_fixed(stream, p, norm, a->limits->n_sms);
     }
-    return a->dtype == DT_BF16 ? by_dim<bf16_t>(stream, p, bounds, norm, a->limits->n_sms)
-                               : by_dim<f16_t>(stream, p, bounds, norm, a->limits->n_sms);
+    const int32_t n_sms = a->limits->n_sms;
+    return a->dtype == DT_BF16 ? by_heads<bf16_t>(stream, p, bounds, norm, rope->interleaved, n_sms)
+                               : by_heads<f16_t>(stream, p, bounds, norm, rope->interleaved, n_sms);
 }

@@ -56,7 +56,8 @@ __device__ __forceinline__ float column_max(float a, float b)
 
 /* A warp's part of the units of its block, which are a single unit or every step-th one from
  * `first` on. It fetches ahead across the borders of units. */
-template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few {
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED, bool INTERLEAVED = false>
+struct few {
     using S = few_shape<DIM, WAY>;
     static constexpr bool ALONE = WAY != BY_CLUSTER && WAY != BY_CLUSTER_OF_CODES;
     const struct few_params &p;
@@ -203,8 +204,9 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         const float *table = p.cos_sin + (int64_t)min(pos, p.max_pos - 1) * DIM;
 #pragma unroll
         for (int j = 0; j < S::J * 2; j++) {
-            cos_sin[j] = *reinterpret_cast<const float4 *>(table + few_dim<DIM>(lane, j / 4) * 2 +
-                                                           j % 4 * 4);
+            const int at = INTERLEAVED ? few_dim<DIM>(lane, j / 2) + j % 2 * 4
+                                       : few_dim<DIM>(lane, j / 4) * 2 + j % 4 * 4;
+            cos_sin[j] = *reinterpret_cast<const float4 *>(table + at);
         }
         // some models scale a query by its position when they rotate it
         if (p.growth.beta != 0.0f && lane >> 2 < p.group) {
@@ -284,10 +286,26 @@ template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED> struct few 
         value = *reinterpret_cast<const uint4 *>(shared_at(rows, S::J));
     }
 
+    /* Rotates neighbours together (without norms). */
+    __device__ __forceinline__ void rotate_neighbours()
+    {
+#pragma unroll
+        for (int i = 0; i < S::J * 4; i++) {
+            const float4 cs = cos_sin[i / 2];
+            const float c = i % 2 ? cs.z : cs.x, s = i % 2 ? cs.w : cs.y;
+            const float2 x = unpack<T>(q[i / 4][i % 4]);
+            q[i / 4][i % 4] = pack<T>(x.x * c - x.y * s, x.y * c + x.x * s);
+        }
+    }
+
     /* Normalises (if NORM) and rotates the rows. Element e of vector j is rotated together with
-     * element e of vector j + J / 2. */
+     * element e of vector j + J / 2, unless INTERLEAVED. */
     __device__ __forceinline__ void rotate()
     {
+        if constexpr (INTERLEAVED) {
+            rotate_neighbours();
+            return;
+        }
         float scale = 1.0f;
         if (S::MANY) {
             load_weights(); // there are too few registers to keep them loaded

@@ -39,15 +39,18 @@ struct head_params {
     bool in_pairs; // rows of y are aligned to two features
 };
 
-/* Band sizes, which depend on the number of blocks in a cluster. For 128,256 features, 594 bands of
- * 216 are 9 rounds of 66 clusters, and 518 bands of 248 are nearly 4 rounds of 132 blocks. */
-template <int CLUSTER_, int GROUPS_> struct head_shape {
+/* For 128,256 features, 594 bands of 216 are 9 rounds of 66 clusters, and 518 bands of 248 are
+ * nearly 4 rounds of 132 blocks. For 65,536, 265 bands of 248 are more than 2 rounds, 256 of 256
+ * are not. */
+enum { CLUSTER_BAND = 216, BAND = 248, WIDE_BAND = 256 };
+
+template <int CLUSTER_, int GROUPS_, int BAND_> struct head_shape {
     static constexpr int CLUSTER = CLUSTER_, GROUPS = GROUPS_; // blocks; warpgroups per block
     static constexpr int TILE_ROWS = GROUPS * GROUP_ROWS;
     static constexpr int COMPUTERS = GROUPS * 128, THREADS = COMPUTERS + (GROUPS == 1 ? 64 : 128);
     static constexpr int X_BYTES = TILE_ROWS * DEPTH * 2;
-    static constexpr int BAND = CLUSTER == 1 ? 248 : 216;
-    static constexpr int BOX_ROWS = CLUSTER == 1 ? 248 : 72; // rows of W per load
+    static constexpr int BAND = BAND_;
+    static constexpr int BOX_ROWS = CLUSTER == 1 ? BAND : 72; // rows of W per load
     static constexpr int BOXES = BAND / BOX_ROWS;
     static_assert(BAND >= MIN_BEST_BAND && MAX_ROWS <= 2 * 2 * GROUP_ROWS, "room for the pairs");
     static constexpr int W_BYTES = BAND * DEPTH * 2, BYTES = W_BYTES + X_BYTES;
@@ -321,9 +324,19 @@ __global__ void __launch_bounds__(S::THREADS, S::GROUPS == 1 ? 2 : 1)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
+/* The number of features that the busiest block takes. */
+static int share_of(const struct gemm_args *a, int band)
+{
+    const int n_bands = (a->n_out + band - 1) / band, n_sms = n_multiprocessors();
+    return (n_bands + n_sms - 1) / n_sms * band;
+}
+
 static int band_of(const struct gemm_args *a)
 {
-    return a->n_rows <= 2 * GROUP_ROWS ? head_shape<1, 2>::BAND : head_shape<2, 2>::BAND;
+    if (a->n_rows > 2 * GROUP_ROWS) {
+        return CLUSTER_BAND;
+    }
+    return share_of(a, WIDE_BAND) < share_of(a, BAND) ? WIDE_BAND : BAND;
 }
 
 extern "C" int32_t gemm_head_bands(const struct gemm_args *a)
@@ -338,7 +351,8 @@ extern "C" bool gemm_head_takes(const struct gemm_args *a, int32_t sm, int32_t n
            (a->n_rows <= 2 * GROUP_ROWS || a->n_rows >= MIN_CLUSTER_ROWS) && a->n_in % 8 == 0 &&
            (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) && a->x_dtype == a->w_dtype &&
            a->y_dtype == DT_F32 && a->x_stride % 8 == 0 && a->w_stride == 0 &&
-           ((uintptr_t)a->x | (uintptr_t)a->weight) % 16 == 0 && gemm_head_bands(a) >= n_sms;
+           ((uintptr_t)a->x | (uintptr_t)a->weight) % 16 == 0 &&
+           a->n_out > (n_sms - 1) * (a->n_rows <= 2 * GROUP_ROWS ? BAND : CLUSTER_BAND);
 }
 
 template <typename T, typename S>
@@ -369,13 +383,16 @@ template <typename T>
 static cudaError_t by_rows(cudaStream_t stream, const struct gemm_args *a,
                            const struct head_params &p, const struct pass_view *pass, int32_t n_sms)
 {
+    if (a->n_rows > 2 * GROUP_ROWS) {
+        return launch_head<T, head_shape<2, 2, CLUSTER_BAND>>(stream, a, p, pass, n_sms);
+    }
+    const bool wide = band_of(a) == WIDE_BAND;
     if (a->n_rows <= GROUP_ROWS) {
-        return launch_head<T, head_shape<1, 1>>(stream, a, p, pass, n_sms);
+        return wide ? launch_head<T, head_shape<1, 1, WIDE_BAND>>(stream, a, p, pass, n_sms)
+                    : launch_head<T, head_shape<1, 1, BAND>>(stream, a, p, pass, n_sms);
     }
-    if (a->n_rows <= 2 * GROUP_ROWS) {
-        return launch_head<T, head_shape<1, 2>>(stream, a, p, pass, n_sms);
-    }
-    return launch_head<T, head_shape<2, 2>>(stream, a, p, pass, n_sms);
+    return wide ? launch_head<T, head_shape<1, 2, WIDE_BAND>>(stream, a, p, pass, n_sms)
+                : launch_head<T, head_shape<1, 2, BAND>>(stream, a, p, pass, n_sms);
 }
 
 extern "C" cudaError_t gemm_head(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,

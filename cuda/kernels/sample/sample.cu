@@ -12,6 +12,7 @@
  * kept; law.cuh drafts. This file has log-probabilities, and the draw as a whole. */
 #include "cuda/kernels/sample/law.cuh"
 #include "cuda/kernels/sample/scores.cuh"
+#include "cuda/pass_head.h"
 
 /* The scratch memory of a team: a list of ids and scores, the modified scores, and counts that are
  * zero between draws. */
@@ -232,22 +233,36 @@ __device__ struct best draw_token(const float *logits, const struct scratchpad &
     return drawn;
 }
 
+/* True in one block, once all blocks have come here: it sees all results. A single team's results
+ * are written by its first block. */
+__device__ bool is_last(unsigned *arrived, struct shared_state *s)
+{
+    if ((int)gridDim.x == team_size()) {
+        team_sync();
+        return team_rank() == 0;
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->found_bin = atomicAdd(arrived, 1u) + 1 == gridDim.x;
+        if (s->found_bin) {
+            *arrived = 0;
+        }
+    }
+    __syncthreads();
+    __threadfence();
+    return s->found_bin;
+}
+
 /* The last block to finish writes the kept tokens to the histories. It does so at the end because
  * draws may read the histories until then. */
 __device__ void keep_draws(const struct pass_view &pass, int n_draws,
                            const struct draw_result *results, unsigned *arrived,
                            struct shared_state *s)
 {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        s->found_bin = atomicAdd(arrived, 1u) + 1 == gridDim.x;
-    }
-    __syncthreads();
-    if (!s->found_bin) {
+    if (!is_last(arrived, s)) {
         return;
     }
-    __threadfence();
     for (int i = threadIdx.x; i < n_draws; i += THREADS) {
         const struct pass_draw d = pass.draws[i];
         if (d.keep && d.kind != DRAW_SCORE && d.pos + 1 < pass.history_stride) {
@@ -259,8 +274,16 @@ __device__ void keep_draws(const struct pass_view &pass, int n_draws,
             }
         }
     }
-    if (threadIdx.x == 0) {
-        *arrived = 0;
+}
+
+/* The block that has written a result sends it to the host. */
+__device__ __forceinline__ void send_result(const struct pass_view &pass, int i,
+                                            const struct draw_result *results)
+{
+    const int n_words = (int)(sizeof *results / sizeof(uint32_t)), k = (int)threadIdx.x;
+    struct draw_result *to = ((const struct pass_head *)pass.counts)->results;
+    if (k < n_words) {
+        ((uint32_t *)(to + i))[k] = ((const volatile uint32_t *)(results + i))[k];
     }
 }
 
@@ -325,19 +348,31 @@ __device__ __forceinline__ void draw(const float *row, const struct scratchpad &
     }
 }
 
+/* Brings the parameters of the team's first draw into caches before the wait: they were last read a
+ * step ago, and no kernel of the pass writes them. */
+__device__ __forceinline__ void fetch_params(const struct pass_view &pass, int team)
+{
+    if (team < pass.counts->n_draws) {
+        const struct lane_params *p = &pass.params[pass.draws[team].lane];
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(&p->stop_ids));
+    }
+}
+
 __global__ void __launch_bounds__(THREADS)
     sample_kernel(const float *logits, int64_t stride, int n_draws, int n, struct pass_view pass,
                   char *scratch, size_t scratch_stride, int vocab, unsigned *arrived,
                   struct row_bests bests, struct draw_result *results)
 {
     __shared__ struct shared_state s;
-    pdl_wait();
-    pdl_trigger();
+    const int team = blockIdx.x / team_size(), n_teams = gridDim.x / team_size();
     if (threadIdx.x == 0) {
+        fetch_params(pass, team);
         s.n_taken = 0;
     }
+    pdl_wait();
+    pdl_trigger();
     __syncthreads();
-    const int team = blockIdx.x / team_size(), n_teams = gridDim.x / team_size();
     struct scratchpad pad;
     pad.list_ids = (int *)(scratch + team * scratch_stride);
     pad.list = (float *)(pad.list_ids + LIST);
@@ -348,6 +383,9 @@ __global__ void __launch_bounds__(THREADS)
         const struct pass_draw d = pass.draws[i];
         draw(logits + d.out_row * stride, pad, n, d, pass, bests, results + i, &s);
         __syncthreads();
+        if (team_rank() == 0) {
+            send_result(pass, i, results);
+        }
     }
     keep_draws(pass, real, results, arrived, &s);
 }

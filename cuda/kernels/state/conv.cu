@@ -7,32 +7,15 @@
  * of a row are independent, and eight rows are in flight), by the launch for a decoding row. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
-#include "cuda/kernels/state/state.cuh"
+#include "cuda/kernels/state/conv.cuh"
 
-enum { CHANNELS = 128, MOST_TAPS = 16 };
+enum { MOST_TAPS = 16 };
 
-/* Args of the kernel in one struct, since all instances share them. */
-struct conv_params {
-    struct state_view state;
-    struct pass_view pass;
-    const float *kernel, *bias;
-    const void *x;
-    void *out;
-    int64_t x_stride, out_stride;
-    const void *before, *after; // gates of x and of out; NULL: none
-    int64_t before_stride, after_stride;
-    float before_scale, after_scale;
-    bool silu;
-};
-
-/* A value times its gate, rounded as the gate alone would store it. */
 template <typename T>
 __device__ __forceinline__ float gated(float x, const void *gate, int64_t stride, float scale,
                                        int32_t row, int32_t channel)
 {
-    return gate ? to_float(from_float<T>(
-                      x * (scale * to_float(((const T *)gate + row * stride)[channel]))))
-                : x;
+    return gate ? times<T>(x, ((const T *)gate + row * stride)[channel], scale) : x;
 }
 
 /* The convolution's input at a row of the pass. */
@@ -103,8 +86,7 @@ template <typename T> __global__ void short_conv_kernel(struct conv_params p)
             for (int32_t j = 0; j < g.conv_kernel; j++) {
                 sum = fmaf(in[j], p.kernel[(int64_t)j * g.conv_width + channel], sum);
             }
-            sum = p.silu ? sum / (1.0f + expf(-sum)) : sum;
-            sum = to_float(from_float<T>(sum));
+            sum = to_float(from_float<T>(activated(p, sum)));
             ((T *)p.out + row * p.out_stride)[channel] =
                 from_float<T>(gated<T>(sum, p.after, p.after_stride, p.after_scale, row, channel));
             inputs_at<T>(p.state, seq.lane, p.pass.rows[row].slot_pos)[channel] =
@@ -124,29 +106,9 @@ extern "C" bool k_short_conv_takes_gate(const struct gate_args *a)
 extern "C" cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows_launch *l)
 {
     enum { BLOCKS = 2048 };
-    const struct short_conv_args *a = l->conv;
     const int32_t columns = (l->state.geometry.conv_width + CHANNELS - 1) / CHANNELS;
     const int32_t most = columns < BLOCKS ? BLOCKS / columns : 1;
-    struct conv_params p = {};
-    p.state = l->state;
-    p.pass = l->pass;
-    p.kernel = l->vectors.kernel;
-    p.bias = l->vectors.bias;
-    p.x = a->x.mem.p;
-    p.x_stride = a->x.stride;
-    p.out = a->out.mem.p;
-    p.out_stride = a->out.stride;
-    p.silu = a->silu;
-    if (l->before) {
-        p.before = l->before->gate.mem.p;
-        p.before_stride = l->before->gate.stride;
-        p.before_scale = l->before->scale;
-    }
-    if (l->gate) {
-        p.after = l->gate->gate.mem.p;
-        p.after_stride = l->gate->gate.stride;
-        p.after_scale = l->gate->scale;
-    }
+    const struct conv_params p = conv_params_of(l);
     BY_DTYPE(l->state.dtype, T,
              return launch(short_conv_kernel<T>, dim3(columns, l->n_seqs < most ? l->n_seqs : most),
                            dim3(CHANNELS), 0, stream, p));
