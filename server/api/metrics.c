@@ -325,6 +325,10 @@ static const char *const rejects[N_REJECTS] = {
     [REJECT_TOO_LARGE] = "too_large",
     [REJECT_RATE_LIMIT] = "rate_limit",
 };
+static const char *const overloads[N_OVERLOADS] = {
+    [OVERLOAD_REQUESTS] = "max_num_queued_reqs",
+    [OVERLOAD_TOKENS] = "max_num_queued_tokens",
+};
 static const char *const aborts[N_ABORTS] = {
     [ABORT_DISCONNECT] = "disconnect",
     [ABORT_DEADLINE] = "deadline",
@@ -467,6 +471,9 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
                    s->counts->finished, N_FINISH_REASONS, "Finished samples.");
     print_labelled(out, s, "sluice_rejected_total", "reason", rejects, s->counts->rejected,
                    N_REJECTS, "Requests refused.");
+    print_labelled(out, s, "vllm:admission_rejections_total", "reason", overloads,
+                   s->counts->overloaded, N_OVERLOADS,
+                   "Requests refused because the queue was full.");
     print_labelled(out, s, "sluice_aborted_total", "cause", aborts, s->counts->aborted, N_ABORTS,
                    "Requests that ended early.");
     for (int h = 0; h < N_HISTOGRAMS; h++) {

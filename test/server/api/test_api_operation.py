@@ -167,12 +167,14 @@ def test_overload_is_refused_with_retry_after():
         assert r.status == 503 and r.error["code"] == "server_overloaded" and int(r.headers["retry-after"]) > 0
         assert s.get("/health/ready").status == 503 and s.get("/health/live").status == 200
         assert s.metric("sluice_rejected_total", reason="queue_full") == 1
+        assert [s.metric("vllm:admission_rejections_total", reason="max_num_queued_" + what) for what in ("reqs", "tokens")] == [1, 0]
         for c in clients:
             c.close()
     with Server(max_num_queued_tokens=100, overload_status=429, env={"FAKE_STEP_US": "50000", "FAKE_LANES": "1"}) as s:
         clients = [open_stream(s) for _ in range(2)]
         assert eventually(lambda: running(s) == 2)
         assert s.complete([5] * 200).status == 429
+        assert [s.metric("vllm:admission_rejections_total", reason="max_num_queued_" + what) for what in ("reqs", "tokens")] == [0, 1]
         for c in clients:
             c.close()
 
@@ -187,6 +189,7 @@ def test_the_queue_limit_holds_in_a_burst():
         assert set(codes) == {200, 503} and 32 <= codes.count(503) <= 34, codes
         assert all(r.error["code"] == "server_overloaded" and r.headers["retry-after"] for r in replies if r.status == 503)
         assert s.metric("sluice_rejected_total", reason="queue_full") == codes.count(503)
+        assert s.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == codes.count(503)
         assert eventually(lambda: s.metric("vllm:num_requests_waiting") == 0)
 
 
