@@ -287,7 +287,8 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
 /* Writes constant facts as labels of a gauge that is 1. */
 static void print_info(const struct metrics_source *s, struct buf *b)
 {
-    char label[256];
+    char label[384];
+    const double tokens = (double)s->info->n_blocks * s->info->block_tokens;
     one(b, s, "sluice_ranks", "gauge", "Devices that share the model.", s->info->n_ranks);
     one(b, s, "sluice_nodes", "gauge", "Processes that share the model.", s->info->n_nodes);
     one(b, s, "sluice_nodes_alive", "gauge", "Of these processes, those still connected.",
@@ -295,12 +296,14 @@ static void print_info(const struct metrics_source *s, struct buf *b)
     head(b, "vllm:cache_config_info", "gauge", "Facts of the KV cache.");
     snprintf(label, sizeof label,
              "block_size=\"%d\",num_gpu_blocks=\"%d\",cache_dtype=\"%s\","
-             "gpu_memory_utilization=\"%g\",enable_prefix_caching=\"%s\"",
+             "gpu_memory_utilization=\"%g\",enable_prefix_caching=\"%s\","
+             "kv_cache_size_tokens=\"%.0f\",kv_cache_max_concurrency=\"%g\"",
              s->info->block_tokens, s->info->n_blocks, s->info->kv_cache_dtype,
-             s->memory_utilization, s->prefix_caching ? "True" : "False");
+             s->memory_utilization, s->prefix_caching ? "True" : "False", tokens,
+             tokens / s->info->max_model_len);
     sample(b, s, "vllm:cache_config_info", label, 1);
     one(b, s, "sluice_kv_cache_tokens", "gauge", "Tokens whose keys and values fit into the cache.",
-        (double)s->info->n_blocks * s->info->block_tokens);
+        tokens);
     head(b, "vllm:engine_sleep_state", "gauge",
          "Whether the engine sleeps; here it is always awake.");
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"awake\"", 1);

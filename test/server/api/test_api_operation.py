@@ -45,6 +45,9 @@ def test_the_kv_format_and_its_capacity_are_logged():
             text, info = s.get("/metrics").body.decode(), s.get("/server_info").json()
             name = info["kv_cache_dtype"]
             assert re.search(r'vllm:cache_config_info\{.*cache_dtype="%s"' % name, text)
+            blocks, tokens, sequences = (float(re.search(r'vllm:cache_config_info\{.*%s="([0-9.e+]+)"' % k, text)[1])
+                                         for k in ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"))
+            assert tokens == 16 * blocks and abs(sequences * s.get("/v1/models").json()["data"][0]["max_model_len"] / tokens - 1) < 1e-5
             tokens = int(float(re.search(r"sluice_kv_cache_tokens\{.*\} ([0-9.e+]+)", text)[1]))
             assert tokens == info["num_blocks"] * info["block_size"]
             line = r"ready after .* blocks of %d tokens \(%d in %s\)" % (info["block_size"], tokens, name)
