@@ -132,22 +132,6 @@ static bool is_template_text(const struct call_model *m, const char *text)
     return strchr(text, '{') || (m->is_llama && strchr(text, ' '));
 }
 
-/* Some templates, such as Qwen3.5's, raise an exception for a system message after others. */
-static bool wants_system_first(const struct chat_template *t)
-{
-    static const char messages[] =
-        "[{\"role\":\"system\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"b\"},"
-        "{\"role\":\"system\",\"content\":\"c\"},{\"role\":\"user\",\"content\":\"d\"}]";
-    const struct chat_input in = {.messages_json = messages,
-                                  .messages_bytes = sizeof messages - 1,
-                                  .add_generation_prompt = true};
-    struct chat_output out = {0};
-    struct err err = {""};
-    const bool raises = t && chat_template_render(t, &in, &out, &err) != OK;
-    chat_output_deinit(&out);
-    return raises;
-}
-
 /* --chat-template is a file or a template's text; otherwise the model's folder has one. The
  * template's text determines the parsers for reasoning and calls, unless options name them. */
 static enum status open_template(struct call_model *m, const struct config *config, struct err *err)
@@ -183,7 +167,7 @@ static enum status open_template(struct call_model *m, const struct config *conf
     } else if (st == OK) {
         st = load_template(m, config, err);
     }
-    m->system_first = wants_system_first(m->template);
+    m->system_first = m->template && chat_template_wants_system_first(m->template);
     const char *all = m->template ? chat_template_text(m->template) : "";
     if (!reasoning_find(config->reasoning_parser, &m->reasoning)) {
         m->reasoning = reasoning_for_template(all);
