@@ -424,22 +424,9 @@ static enum status find_shards(struct checkpoint *ck, const char *dir, char inde
     return shards_of_folder(ck, dir, err);
 }
 
-static enum status check_gguf(const char *path, struct err *err)
+/* All files of the index must exist. */
+static enum status check_names(const char *dir, struct err *err)
 {
-    struct gguf *g;
-    TRY(gguf_open(path, &g, err));
-    gguf_close(g);
-    return OK;
-}
-
-/* A quick check before the engine loads: all files of the index must exist. */
-enum status checkpoint_check(const char *dir, struct err *err)
-{
-    bool is_gguf;
-    TRY(gguf_is(dir, &is_gguf, err));
-    if (is_gguf) {
-        return check_gguf(dir, err);
-    }
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
     char index[PATH_MAX];
     enum status st = find_shards(ck, dir, index, err);
@@ -453,6 +440,19 @@ enum status checkpoint_check(const char *dir, struct err *err)
     }
     checkpoint_close(ck);
     return st;
+}
+
+enum status checkpoint_check(const char *dir, struct err *err)
+{
+    struct checkpoint *ck;
+    bool is_gguf;
+    TRY(gguf_is(dir, &is_gguf, err));
+    if (!is_gguf) {
+        TRY(check_names(dir, err));
+    }
+    TRY(checkpoint_open(dir, &ck, err));
+    checkpoint_close(ck);
+    return OK;
 }
 
 static enum status open_folder(struct checkpoint *ck, const char *dir, struct err *err)

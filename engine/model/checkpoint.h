@@ -26,7 +26,8 @@ struct checkpoint_tensor {
 
 struct checkpoint;
 
-/* Checks that the files that checkpoint_open would open exist, without reading them. */
+/* Checks that the files exist and that checkpoint_open accepts them. It reads their headers only,
+ * so it is quick enough to be done before a server listens. */
 enum status checkpoint_check(const char *dir, struct err *err);
 
 /* Opens a GGUF file, or a folder: model.safetensors if there is one; otherwise the shards of

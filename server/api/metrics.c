@@ -287,7 +287,8 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
 /* Writes constant facts as labels of a gauge that is 1. */
 static void print_info(const struct metrics_source *s, struct buf *b)
 {
-    char label[256];
+    char label[384];
+    const double tokens = (double)s->info->n_blocks * s->info->block_tokens;
     one(b, s, "sluice_ranks", "gauge", "Devices that share the model.", s->info->n_ranks);
     one(b, s, "sluice_nodes", "gauge", "Processes that share the model.", s->info->n_nodes);
     one(b, s, "sluice_nodes_alive", "gauge", "Of these processes, those still connected.",
@@ -295,12 +296,14 @@ static void print_info(const struct metrics_source *s, struct buf *b)
     head(b, "vllm:cache_config_info", "gauge", "Facts of the KV cache.");
     snprintf(label, sizeof label,
              "block_size=\"%d\",num_gpu_blocks=\"%d\",cache_dtype=\"%s\","
-             "gpu_memory_utilization=\"%g\",enable_prefix_caching=\"%s\"",
+             "gpu_memory_utilization=\"%g\",enable_prefix_caching=\"%s\","
+             "kv_cache_size_tokens=\"%.0f\",kv_cache_max_concurrency=\"%g\"",
              s->info->block_tokens, s->info->n_blocks, s->info->kv_cache_dtype,
-             s->memory_utilization, s->prefix_caching ? "True" : "False");
+             s->memory_utilization, s->prefix_caching ? "True" : "False", tokens,
+             tokens / s->info->max_model_len);
     sample(b, s, "vllm:cache_config_info", label, 1);
     one(b, s, "sluice_kv_cache_tokens", "gauge", "Tokens whose keys and values fit into the cache.",
-        (double)s->info->n_blocks * s->info->block_tokens);
+        tokens);
     head(b, "vllm:engine_sleep_state", "gauge",
          "Whether the engine sleeps; here it is always awake.");
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"awake\"", 1);
@@ -324,6 +327,10 @@ static const char *const rejects[N_REJECTS] = {
     [REJECT_DEAD] = "dead",
     [REJECT_TOO_LARGE] = "too_large",
     [REJECT_RATE_LIMIT] = "rate_limit",
+};
+static const char *const overloads[N_OVERLOADS] = {
+    [OVERLOAD_REQUESTS] = "max_num_queued_reqs",
+    [OVERLOAD_TOKENS] = "max_num_queued_tokens",
 };
 static const char *const aborts[N_ABORTS] = {
     [ABORT_DISCONNECT] = "disconnect",
@@ -467,6 +474,9 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
                    s->counts->finished, N_FINISH_REASONS, "Finished samples.");
     print_labelled(out, s, "sluice_rejected_total", "reason", rejects, s->counts->rejected,
                    N_REJECTS, "Requests refused.");
+    print_labelled(out, s, "vllm:admission_rejections_total", "reason", overloads,
+                   s->counts->overloaded, N_OVERLOADS,
+                   "Requests refused because the queue was full.");
     print_labelled(out, s, "sluice_aborted_total", "cause", aborts, s->counts->aborted, N_ABORTS,
                    "Requests that ended early.");
     for (int h = 0; h < N_HISTOGRAMS; h++) {

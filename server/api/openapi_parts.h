@@ -33,10 +33,8 @@ static inline void put_key(struct buf *b, const char *key)
 
 static inline void put_bound(struct buf *b, const char *key, int64_t v)
 {
-    if (v != INT64_MIN && v != INT64_MAX) {
-        put_key(b, key);
-        buf_put_int(b, v);
-    }
+    put_key(b, key);
+    buf_put_int(b, v);
 }
 
 /* Writes the rules that relate members of a body of this form, as the member allOf of its

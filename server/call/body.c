@@ -38,6 +38,14 @@ static char *key_text(struct body *b, const struct json_scan *sc)
     return key;
 }
 
+/* A key with U+0000 is none that a reader knows; as a C string it could look like one. */
+static void hide_nuls_of_key(char *key, size_t n_bytes)
+{
+    for (char *end = key + n_bytes; (key = stand_in_find_nul(key, (size_t)(end - key))) != NULL;) {
+        memcpy(key, "\\ufffd", 6);
+    }
+}
+
 /* Doubles the list. The old lists stay in the arena; together they are at most as long as the new
  * one. */
 static bool grow_members(struct body *b)
@@ -88,6 +96,7 @@ static bool scan_members(struct body *b, char *text, size_t n_bytes)
                               "Request body must be a JSON object.");
     }
     while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
+        hide_nuls_of_key(text + (sc.text - text), sc.text_bytes);
         char *key = key_text(b, &sc);
         if (!key) {
             return no_room(b);

@@ -66,6 +66,9 @@ enum call_reject {
     N_REJECTS,
 };
 
+/* The limit that a request exceeded when the queue was full. */
+enum call_overload { OVERLOAD_REQUESTS, OVERLOAD_TOKENS, N_OVERLOADS };
+
 enum call_abort {
     ABORT_DISCONNECT,
     ABORT_DEADLINE,
@@ -77,6 +80,7 @@ enum call_abort {
 struct call_counts {
     uint64_t finished[N_FINISH_REASONS]; // samples, by enum finish_reason
     uint64_t rejected[N_REJECTS], aborted[N_ABORTS];
+    uint64_t overloaded[N_OVERLOADS];
     uint64_t n_unknown_keys;
     int32_t longest_context; // the largest number of tokens of a prompt and its answer
 };

@@ -184,8 +184,9 @@ static void put_rendered(struct buf *b, const struct call *c, size_t i)
     buf_puts(b, bool_word(r->return_token_ids));
     put_context(b, r);
     buf_printf(b, ",\"priority\":%d,\"cache_salt\":", r->priority);
-    if (r->cache_salt) {
-        buf_put_json(b, r->cache_salt, strlen(r->cache_salt));
+    const struct body_member *salt = body_get(&r->body, "cache_salt");
+    if (salt) {
+        buf_put(b, salt->start, salt->n_bytes);
     } else {
         buf_puts(b, "null");
     }

@@ -39,7 +39,8 @@ struct member {
     enum member_type type;
     enum member_use use;
     bool required;
-    bool unlisted;          // not in /openapi.json: a schema cannot describe all accepted values
+    bool unlisted;          // not in /openapi.json: a schema cannot describe all accepted values,
+                            // or no client needs to know the member
     bool may_be_empty;      // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are valid
     bool empty_if_added;    // MEMBER_PROMPTS: empty texts are valid if the tokenizer adds a token
     bool mixes;             // MEMBER_PROMPTS: a list may mix texts and ids

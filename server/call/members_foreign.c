@@ -181,8 +181,8 @@ static const struct member rows[] = {
     {"image_data", "images.", DRAWS, REFUSED(ANY, EMPTY)},
     {"video_data", "videos.", DRAWS, REFUSED(ANY, EMPTY)},
     {"audio_data", "sound.", DRAWS, REFUSED(ANY, EMPTY)},
-    {"mm_processor_kwargs", "only used with images.", DRAWS, IGNORED(ANY)},
-    {"media_io_kwargs", "only used with images.", DRAWS, IGNORED(ANY)},
+    {"mm_processor_kwargs", "only used with images.", ALL | SCORES, IGNORED(ANY)},
+    {"media_io_kwargs", "only used with images.", ALL | SCORES, IGNORED(ANY)},
 
     /* ---- objects whose members belong at the top level ---- */
     {"options", "only its members count, which are read like members of the body.",
@@ -203,6 +203,12 @@ static const struct member rows[] = {
     /* ---- what only costs or saves time, or names the request ---- */
     {"cache_prompt", "all prompts are cached.", DRAWS, IGNORED(ANY)},
     {"id_slot", "there are no slots.", DRAWS, IGNORED(ANY)},
+    {"n_cache_reuse", "of a prompt, only its beginning is found in the cache.", DRAWS,
+     IGNORED(ANY)},
+    {"reasoning_control", "ending the reasoning of a running answer.", DRAWS,
+     REFUSED(ANY, "false")},
+    {"generation_prompt", "parsing of answers that begin with another text.", DRAWS,
+     REFUSED(ANY, EMPTY)},
     {"n_keep", "The number of prompt tokens that are kept when a full context shifts; -1: all.",
      DRAWS, INT(n_keep, -1, INT32_MAX)},
     {"n_discard", "The number of tokens that a context shift drops; 0: half of those not kept.",

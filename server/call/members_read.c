@@ -140,26 +140,42 @@ static bool read_member(struct request *r, const struct member *m)
     return !m->check || m->check(r);
 }
 
-/* A stand-in for U+0000 must not reach an answer. Only these members may have one: their readers
- * restore U+0000, or their values are passed through unread. */
+/* U+0000 is accepted in texts, whose readers restore it, and in values that are passed through
+ * unread. Names and ids are C strings, so it is refused there. */
 static bool check_nuls(struct request *r)
 {
-    static const char may[] =
+    static const char texts[] =
         "prompt|input|content|messages|system|instructions|suffix|query|documents|texts|items|"
-        "queries|text_1|text_2|data_1|data_2|input_prefix|input_suffix|stop|stop_sequences|user|"
-        "metadata|safety_identifier|prompt_cache_key|tools|functions|bad_words|"
-        "chat_template_kwargs|state|questions|previous_input_messages";
+        "queries|text_1|text_2|data_1|data_2|input_prefix|input_suffix|input_extra|stop|"
+        "stop_sequences|user|metadata|safety_identifier|prompt_cache_key|tools|functions|"
+        "bad_words|chat_template_kwargs|instruction|state|questions|previous_input_messages|"
+        "cache_salt|logit_bias|reasoning_budget_message|kv_hints|parse_context|chat_request|"
+        "completion_request|chat_template|response_format|text|output_config|output_format|format|"
+        "json_schema|"
+        "structured_outputs|structural_tag|guided_json|guided_choice|guided_regex|"
+        "guided_grammar|guided_whitespace_pattern|grammar|ebnf|regex";
     for (size_t i = 0; i < r->body.n_members && r->body.nul.utf8[0]; i++) {
         const struct body_member *m = &r->body.members[i];
         const struct member *known = member_find(m->key, r->form);
-        if (m->has_nul && known && words_find(may, m->key) < 0) {
+        const bool is_read = known && known->use == MEMBER_READ && known->type != MEMBER_CHOICE;
+        if (m->has_nul && is_read && words_find(texts, m->key) < 0) {
             return call_error_set(&r->error, 400, "invalid_value", m->key,
-                                  "Invalid '%.60s': a string contains the character U+0000, which "
-                                  "is not supported there.",
+                                  "Invalid '%.60s': it contains the character U+0000, which is "
+                                  "accepted in texts, but not in names and ids.",
                                   m->key);
         }
     }
     return true;
+}
+
+/* An error that quotes the body shows U+FFFD in place of U+0000. */
+static bool hide_stand_in(struct request *r)
+{
+    static const char replacement[] = "\xef\xbf\xbd";
+    for (char *at = r->error.message; r->body.nul.utf8[0] && (at = strstr(at, r->body.nul.utf8));) {
+        memcpy(at, replacement, 3);
+    }
+    return false;
 }
 
 /* Members unknown to all endpoints are ignored and counted, or rejected if so configured. */
@@ -189,11 +205,11 @@ bool members_read(struct request *r)
      * the values of other members. */
     const struct member *m = member_at(0);
     if (!check_nuls(r) || !read_member(r, m) || !check_names(r)) {
-        return false;
+        return hide_stand_in(r);
     }
     for (size_t i = 1; (m = member_at(i)) != NULL; i++) {
         if (!read_member(r, m)) {
-            return false;
+            return hide_stand_in(r);
         }
     }
     return true;

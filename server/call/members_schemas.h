@@ -205,6 +205,7 @@
     "'required':['choices'],'properties':{'choices':{'type':'array','maxItems':1,'items':{'type':" \
     "'object','properties':{'token_ids':{'type':['array','null'],'items':{'$ref':"                 \
     "'#/components/schemas/TokenId'}},'finish_reason':{'type':['string','null'],"                  \
-    "'pattern':'^[A-Za-z0-9._:-]{1,128}$'},'stop_reason':{'type':['string','integer','null']}}}}}"
+    "'pattern':'^[A-Za-z0-9._:-]{1,128}$'},'stop_reason':{'type':['string','integer','null'],"     \
+    "'minimum':-9007199254740992,'maximum':9007199254740992}}}}}"
 
 #endif

@@ -168,6 +168,7 @@ static enum status open_template(struct call_model *m, const struct config *conf
     } else if (st == OK) {
         st = load_template(m, config, err);
     }
+    m->system_first = m->template && chat_template_wants_system_first(m->template);
     const char *all = m->template ? chat_template_text(m->template) : "";
     if (!reasoning_find(config->reasoning_parser, &m->reasoning)) {
         m->reasoning = reasoning_for_template(all);

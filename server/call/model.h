@@ -27,6 +27,7 @@ struct call_model {
     struct err no_tok;     // why `tok` is NULL, if known
     struct grammars *grammars;      // cache of compiled grammars
     struct chat_template *template; // NULL: none
+    bool system_first;              // it refuses system messages after other messages
     const struct engine_info *info;
     struct sampling_params defaults; // generation_config.json, overridden by the configuration
     bool has_default_max_tokens;

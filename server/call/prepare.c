@@ -299,7 +299,7 @@ static bool compile_and_render(struct request *r)
     struct err err = {""};
     struct chat_template *own = NULL;
     if (r->request_template) {
-        enum status st = chat_template_compile(r->request_template, strlen(r->request_template),
+        enum status st = chat_template_compile(r->request_template, r->request_template_bytes,
                                                r->model->text_dir, &own, &err);
         if (st != OK) {
             return call_error_set(&r->error, 400, "invalid_value", "chat_template", "%s", err.text);

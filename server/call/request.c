@@ -463,8 +463,37 @@ bool check_request_id(struct request *r)
     return true;
 }
 
+/* Salts are C strings that are only compared, so U+0000 becomes two bytes that no UTF-8 contains.
+ */
+static bool encode_nuls(struct request *r)
+{
+    size_t n;
+    const char *text = body_text(&r->body, r->cache_salt, &n);
+    if (text == r->cache_salt) {
+        return true;
+    }
+    char *to = text ? arena_alloc(&r->arena, 2 * n + 1, 1) : NULL;
+    if (!to) {
+        return request_too_large(r);
+    }
+    r->cache_salt = to;
+    for (size_t i = 0; i < n; i++) {
+        if (text[i]) {
+            *to++ = text[i];
+        } else {
+            *to++ = '\xc0';
+            *to++ = '\x80';
+        }
+    }
+    *to = '\0';
+    return true;
+}
+
 bool check_salt(struct request *r)
 {
+    if (!encode_nuls(r)) {
+        return false;
+    }
     size_t n = strlen(r->cache_salt);
     if (n > 0 && n <= MAX_SALT_BYTES) {
         return true;

@@ -260,6 +260,7 @@ struct request {
     const char *thinking_param;   // the member that sets the budget, static text; NULL: none does
     bool thinking_is_hint;        // models without reasoning ignore the budget
     const char *thinking_message; // text before the forced end of reasoning; NULL: the server's
+    size_t thinking_message_bytes;
     struct thinking_limit *thinking;  // [n_prompts]; NULL: no limit
     const char *constraint_param;     // static text: the member that constrains the answer, or NULL
     struct grammar_source constraint; // source for the answer; `grammar` may also cover the text
@@ -290,6 +291,7 @@ struct request {
     bool is_named;                // chat: the client selected one tool by name
     const char *request_template; // the request's own chat template, which the operator allows; or
                                   // NULL
+    size_t request_template_bytes;
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if from the assistant; or NULL
     size_t echoed_bytes;

@@ -74,10 +74,14 @@ static bool put(struct biases *b, int32_t id, double value)
 static bool put_text(struct biases *b, const char *text, double value)
 {
     struct ids ids;
-    struct text_span span = {text, strlen(text), true};
+    struct text_span span = {.is_input = true};
+    span.text = body_text(&b->r->body, text, &span.n_bytes);
     struct tokenizer_flags flags = {.add_special = false, .parse_special = false};
     if (!b->r->model->tok) {
         return bad_id(b->r, text);
+    }
+    if (!span.text) {
+        return request_too_large(b->r);
     }
     ids_init(&ids, MAX_BIAS + 1);
     tokenizer_encode(b->r->model->tok, &span, 1, flags, &ids, NULL);

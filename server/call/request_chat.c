@@ -476,8 +476,11 @@ bool read_chat_template(struct request *r)
     if (own && !is_text(own->node)) {
         return body_wrong_type(&r->error, "chat_template", "a string", own->node);
     }
-    r->request_template = own ? json_string(own->node) : NULL;
-    return true;
+    if (!own) {
+        return true;
+    }
+    r->request_template = body_text(&r->body, json_string(own->node), &r->request_template_bytes);
+    return r->request_template || request_too_large(r);
 }
 
 /* continue_final_message and add_generation_prompt exclude each other: together they would end the

@@ -29,11 +29,13 @@ static bool constrain(struct request *r, const char *param, struct grammar_sourc
     return true;
 }
 
+/* `text` is a string of the body's tree, or a literal. */
 static bool constrain_text(struct request *r, const char *param, enum grammar_kind kind,
                            const char *text)
 {
-    return constrain(r, param,
-                     (struct grammar_source){.kind = kind, .text = text, .n_bytes = strlen(text)});
+    struct grammar_source source = {.kind = kind};
+    source.text = body_text(&r->body, text, &source.n_bytes);
+    return constrain(r, param, source);
 }
 
 static bool constrain_json(struct request *r, const char *param)

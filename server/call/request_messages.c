@@ -4,6 +4,7 @@
 #include "server/call/readers.h"
 #include "server/call/turns.h"
 
+#include "engine/base/optional.h"
 #include "engine/base/words.h"
 
 #include <stdio.h>
@@ -13,13 +14,12 @@ enum { MAX_TURNS = 100000 /* Anthropic's limit */ };
 
 /* ---- the system prompt ----------------------------------------------------------------------- */
 
-/* The system prompt becomes the first message. Lines that change with each request are left out
- * (--strip-prompt-lines), because they would prevent cache hits. */
-static bool put_system(struct turns *t)
+/* Lines that change with each request are left out (--strip-prompt-lines), because they would
+ * prevent cache hits. */
+static bool read_system(struct turns *t)
 {
     struct request *r = t->r;
     const struct body_member *m = body_get(&r->body, "system");
-    struct buf text;
     size_t i = 0;
     if (!m) {
         return true;
@@ -27,9 +27,8 @@ static bool put_system(struct turns *t)
     if (!json_is(m->node, JSON_STRING) && !json_is(m->node, JSON_ARRAY)) {
         return body_wrong_type(&r->error, "system", "a string or an array of text blocks", m->node);
     }
-    buf_init(&text, TURNS_MAX_BYTES);
     if (json_is(m->node, JSON_STRING)) {
-        turns_put_stripped(r, &text, json_string(m->node));
+        turns_put_stripped(r, &t->system, json_string(m->node));
     }
     bool blocks_come = json_is(m->node, JSON_ARRAY);
     for (const struct json *b = blocks_come ? json_first(m->node) : NULL; b;
@@ -38,20 +37,13 @@ static bool put_system(struct turns *t)
         char place[48];
         if (!part || !type || strcmp(type, "text") != 0) {
             snprintf(place, sizeof place, "system[%zu]", i);
-            call_error_set(&r->error, 400, "invalid_value", place,
-                           "Invalid '%s': expected a block of type 'text' with its 'text'.", place);
-            break;
+            return call_error_set(&r->error, 400, "invalid_value", place,
+                                  "Invalid '%s': expected a block of type 'text' with its 'text'.",
+                                  place);
         }
-        turns_put_stripped(r, &text, part);
+        turns_put_stripped(r, &t->system, part);
     }
-    if (text.n_bytes > 0 && !text.failed) {
-        turns_open_message(t, "system");
-        buf_put_json(&t->out, text.data, text.n_bytes);
-        buf_putc(&t->out, '}');
-    }
-    bool good = r->error.status == 0 && (!text.failed || request_too_large(r));
-    buf_deinit(&text);
-    return good;
+    return true;
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
@@ -64,7 +56,7 @@ static bool put_turns(struct turns *t)
     if (!body_array(&t->r->body, "messages", &turns)) {
         return e->status == 0 && call_error_missing(e, "messages");
     }
-    if (!json_first(turns)) {
+    if (!json_first(turns) && !t->r->model->is_llama) {
         return call_error_empty(e, "messages");
     }
     if (json_count(turns) > MAX_TURNS) {
@@ -85,21 +77,35 @@ static bool put_turns(struct turns *t)
     return true;
 }
 
+/* The array of messages. */
+static void put_messages(const struct turns *t, struct buf *to)
+{
+    buf_putc(to, '[');
+    if (t->system.n_bytes > 0) {
+        buf_puts(to, "{\"role\":\"system\",\"content\":");
+        buf_put_json(to, t->system.data, t->system.n_bytes);
+        buf_puts(to, t->out.n_bytes > 0 ? "}," : "}");
+    }
+    buf_put(to, or_empty(t->out.data), t->out.n_bytes);
+    buf_putc(to, ']');
+}
+
 bool read_turns(struct request *r)
 {
     struct turns t = {.r = r, .role = ROLE_NONE};
-    struct buf *all[] = {&t.out, &t.parts, &t.text, &t.reasoning, &t.calls};
-    for (size_t i = 0; i < 5; i++) {
+    struct buf messages;
+    struct buf *all[] = {&t.system, &t.out, &t.parts, &t.text, &t.reasoning, &t.calls, &messages};
+    const size_t n = sizeof all / sizeof all[0];
+    for (size_t i = 0; i < n; i++) {
         buf_init(all[i], TURNS_MAX_BYTES);
     }
-    buf_putc(&t.out, '[');
-    bool good = put_system(&t) && put_turns(&t);
-    buf_putc(&t.out, ']');
-    for (size_t i = 1; i < 5 && good; i++) {
+    bool good = read_system(&t) && put_turns(&t);
+    put_messages(&t, &messages);
+    for (size_t i = 0; i < n - 1 && good; i++) {
         good = !all[i]->failed || request_too_large(r);
     }
-    good = good && convert_keep_messages(r, &t.out);
-    for (size_t i = 0; i < 5; i++) {
+    good = good && convert_keep_messages(r, &messages);
+    for (size_t i = 0; i < n; i++) {
         buf_deinit(all[i]);
     }
     return good;

@@ -295,8 +295,13 @@ static bool read_file(struct request *r, const struct json *extra, struct fim_fi
                               "Invalid 'input_extra': expected objects with a 'text' and a "
                               "'filename'.");
     }
-    *file = (struct fim_file){.name = or_text(name, "tmp"), .text = text, .n_bytes = strlen(text)};
-    return true;
+    if (body_text_has_nul(&r->body, name)) {
+        return call_error_set(&r->error, 400, "invalid_value", "input_extra",
+                              "Invalid 'input_extra': a filename contains the character U+0000.");
+    }
+    file->name = or_text(name, "tmp");
+    file->text = body_text(&r->body, text, &file->n_bytes);
+    return file->text || request_too_large(r);
 }
 
 static bool read_files(struct request *r)

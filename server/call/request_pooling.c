@@ -78,6 +78,11 @@ bool read_task(struct request *r)
     if (!body_string(&r->body, "task", &task)) {
         return r->error.status == 0;
     }
+    if (strcmp(task, "plugin") == 0) { // in vLLM's words
+        return call_error_set(
+            &r->error, 400, "unsupported_value", "task",
+            "No IOProcessor plugin installed. This server does not load plugins.");
+    }
     int which = words_find("embed|classify|token_embed", task);
     if (which < 0 || (which == 1 && !r->model->scoring.judges)) {
         return call_error_set(

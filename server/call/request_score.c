@@ -377,7 +377,9 @@ bool read_instruction(struct request *r)
     buf_putc(&out, '{');
     if (said) {
         buf_puts(&out, "\"instruction\":");
-        buf_put_json(&out, instruction, strlen(instruction));
+        size_t n;
+        const char *text = body_text(&r->body, instruction, &n);
+        buf_put_json(&out, or_empty(text), n);
     }
     const char *open = NULL;
     if (kwargs) {

@@ -58,8 +58,12 @@ bool read_budget_tokens(struct request *r, const struct json *thinking)
 
 bool read_reasoning_budget_message(struct request *r)
 {
-    body_string(&r->body, "reasoning_budget_message", &r->thinking_message);
-    return r->error.status == 0;
+    const char *message = NULL;
+    if (!body_string(&r->body, "reasoning_budget_message", &message)) {
+        return r->error.status == 0;
+    }
+    r->thinking_message = body_text(&r->body, message, &r->thinking_message_bytes);
+    return r->thinking_message || request_too_large(r);
 }
 
 static int32_t put_marks(const struct request *r, const char *const *texts,
@@ -113,12 +117,13 @@ static bool put_end(struct request *r, const char *close, const char *then, stru
 {
     const char *message = r->thinking_message;
     const char *own = message ? NULL : configured_end(r);
+    size_t n_message = r->thinking_message_bytes;
     if (!message) {
-        message = r->model->config->reasoning_budget_message;
+        message = or_empty(r->model->config->reasoning_budget_message);
+        n_message = strlen(message);
     }
-    struct text_span spans[] = {{or_empty(message), strlen(or_empty(message)), true},
-                                {close, strlen(close), false},
-                                {then, strlen(then), false}};
+    struct text_span spans[] = {
+        {message, n_message, true}, {close, strlen(close), false}, {then, strlen(then), false}};
     if (own && strstr(own, close)) {
         spans[0] = (struct text_span){own, strlen(own), false};
         spans[1].n_bytes = 0;

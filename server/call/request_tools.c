@@ -27,12 +27,11 @@ static const struct shape {
 };
 enum { SHAPE_CHAT, SHAPE_FUNCTIONS, SHAPE_RESPONSES, SHAPE_MESSAGES };
 
-/* Names and grammars are C strings. */
 static bool bad_nul(struct request *r, const char *place)
 {
     return call_error_set(&r->error, 400, "invalid_value", place,
-                          "Invalid '%s': it contains the character U+0000, which is not supported "
-                          "there.",
+                          "Invalid '%s': it contains the character U+0000, which is accepted in "
+                          "texts, but not in names and ids.",
                           place);
 }
 
@@ -63,14 +62,13 @@ static bool read_custom_format(struct request *r, const struct json *custom,
             "or 'regex' and 'definition'.",
             tool->place);
     }
-    if (body_text_has_nul(&r->body, definition)) {
-        return bad_nul(r, tool->place);
-    }
     struct buf out;
     buf_init(&out, MAX_BYTES);
-    const struct grammar_source source = {.kind = regex ? GRAMMAR_REGEX : GRAMMAR_LARK,
-                                          .text = definition,
-                                          .n_bytes = strlen(definition)};
+    struct grammar_source source = {.kind = regex ? GRAMMAR_REGEX : GRAMMAR_LARK};
+    source.text = body_text(&r->body, definition, &source.n_bytes);
+    if (!source.text) {
+        return request_too_large(r);
+    }
     grammar_put_tag(&source, &out);
     if (out.failed) {
         tool->text = NULL;

@@ -209,6 +209,7 @@ static bool admit(struct call *c, struct call_error *e)
     }
     e->retry_after_s = retry_after(&s);
     c->server->counts.rejected[REJECT_QUEUE_FULL]++;
+    c->server->counts.overloaded[full ? OVERLOAD_REQUESTS : OVERLOAD_TOKENS]++;
     e->type = "server_error";
     return call_error_set(e, (int)config->overload_status, "server_overloaded", NULL,
                           "The server is overloaded: too many requests are waiting.");
@@ -231,6 +232,7 @@ static enum status refused(struct call *c, enum status st, const struct err *why
         e->retry_after_s = retry_after(&stats);
         e->type = "server_error";
         s->counts.rejected[REJECT_QUEUE_FULL]++;
+        s->counts.overloaded[OVERLOAD_REQUESTS]++;
         call_error_set(e, (int)s->config->overload_status, "server_overloaded", NULL,
                        "The server is overloaded: its queue is full.");
     } else if (st == ERR_INVALID) {

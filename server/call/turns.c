@@ -25,7 +25,7 @@ const char *turns_where(struct turns *t, const char *field)
 
 void turns_open_message(struct turns *t, const char *role)
 {
-    if (t->out.n_bytes > 1) {
+    if (t->out.n_bytes > 0) {
         buf_puts(&t->out, ",");
     }
     buf_printf(&t->out, "{\"role\":\"%s\",\"content\":", role);
@@ -140,6 +140,10 @@ static bool add_system_text(struct turns *t, const char *text)
 {
     struct request *r = t->r;
     struct buf kept;
+    if (r->model->system_first) {
+        turns_put_stripped(r, &t->system, text);
+        return true;
+    }
     int before = r->n_stripped_lines;
     buf_init(&kept, TURNS_MAX_BYTES);
     turns_put_stripped(r, &kept, text);

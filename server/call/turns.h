@@ -16,7 +16,8 @@ extern const char *const turn_role_names[];
 
 struct turns {
     struct request *r;
-    struct buf out; // text of the array of messages
+    struct buf system; // the system prompt; with call_model.system_first, of all turns
+    struct buf out;    // the messages after it, joined by commas
     /* The message in progress, not yet written to `out`. */
     enum turn_role role;
     struct buf parts; // user and system: the message's parts, joined by commas

@@ -209,7 +209,8 @@ bool turns_read(struct turns *t, const struct json *turn)
         return body_wrong_type(e, turns_where_turn(t, "content"), "a string or an array of blocks",
                                content);
     }
-    if (!json_first(content)) { // clients send an empty answer back in this form
+    const bool moves = role == ROLE_SYSTEM && t->r->model->system_first;
+    if (!json_first(content) && !moves) { // clients send an empty answer back in this form
         turns_become(t, (enum turn_role)role);
     }
     t->block = 0;

@@ -500,6 +500,21 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
     return st;
 }
 
+bool chat_template_wants_system_first(const struct chat_template *t)
+{
+    static const char messages[] =
+        "[{\"role\":\"system\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"b\"},"
+        "{\"role\":\"system\",\"content\":\"c\"},{\"role\":\"user\",\"content\":\"d\"}]";
+    const struct chat_input in = {.messages_json = messages,
+                                  .messages_bytes = sizeof messages - 1,
+                                  .add_generation_prompt = true};
+    struct chat_output out;
+    struct err err = {""};
+    const bool raises = chat_template_render(t, &in, &out, &err) != OK;
+    chat_output_deinit(&out);
+    return raises;
+}
+
 void chat_output_deinit(struct chat_output *out)
 {
     free(out->text);

@@ -85,4 +85,8 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
                                  struct chat_output *out, struct err *err);
 void chat_output_deinit(struct chat_output *out); // accepts a zeroed struct
 
+/* True if the template raises an exception for a system message after other messages, as Qwen 3.5's
+ * does. */
+bool chat_template_wants_system_first(const struct chat_template *t);
+
 #endif

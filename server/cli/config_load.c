@@ -191,6 +191,16 @@ static void divide_context(const struct loading *l)
     }
 }
 
+/* llama.cpp serves metrics only with --metrics. */
+static enum status close_metrics(const struct loading *l, struct err *err)
+{
+    if (!l->is_llama || l->has_metrics) {
+        return OK;
+    }
+    log_info("/metrics is not served without --metrics, as in llama.cpp");
+    return config_value_set(l->config, loading_find_row("disable-routes", 14), "/metrics", err);
+}
+
 /* llama.cpp's --spec-draft-n-max has no meaning without a draft model, and may be large. */
 static enum status settle_drafts(const struct loading *l, struct err *err)
 {
@@ -250,6 +260,9 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     if (st == OK) {
         st = allow_any_name(&l, err);
         divide_context(&l);
+    }
+    if (st == OK) {
+        st = close_metrics(&l, err);
     }
     if (st == OK) {
         st = settle_drafts(&l, err);

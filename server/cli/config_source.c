@@ -106,6 +106,7 @@ void loading_note_name(struct loading *l, const char *key, size_t n_bytes)
     static const char *const ctx_size[] = {"ctx-size", "c", NULL};
     static const char *const parallel[] = {"parallel", "np", NULL};
     static const char *const kv_unified[] = {"kv-unified", "kvu", NULL};
+    static const char *const metrics[] = {"metrics", "no-metrics", NULL};
     const bool negated = n_bytes > 3 && memcmp(key, "no-", 3) == 0;
     l->is_llama |= is_llama_name(key, n_bytes);
     l->is_llama |= negated && is_llama_name(key + 3, n_bytes - 3);
@@ -113,6 +114,7 @@ void loading_note_name(struct loading *l, const char *key, size_t n_bytes)
     l->has_ctx_size |= is_any_name(ctx_size, key, n_bytes);
     l->has_parallel |= is_any_name(parallel, key, n_bytes);
     l->is_unified |= is_any_name(kv_unified, key, n_bytes);
+    l->has_metrics |= is_any_name(metrics, key, n_bytes);
 }
 
 /* The error for an unknown key, with the nearest name among options, aliases and vLLM's

@@ -24,8 +24,8 @@ struct loading {
     /* The command line has a name that only llama.cpp's server knows; it has --served-model-name.
      */
     bool is_llama, has_names;
-    /* It has llama.cpp's --ctx-size, --parallel, --kv-unified. */
-    bool has_ctx_size, has_parallel, is_unified;
+    /* It has llama.cpp's --ctx-size, --parallel, --kv-unified; --metrics or its negation. */
+    bool has_ctx_size, has_parallel, is_unified, has_metrics;
 };
 
 /* Compares keys, treating '_' like '-'. */

@@ -223,7 +223,7 @@ const struct vllm_flag llama_flags[] = {
     {FLAG("cors-methods", TAKES_VALUE, "everything that the API uses is allowed")},
     {FLAG("cors-headers", TAKES_VALUE, "everything that the API uses is allowed")},
     {FLAG("ui", TAKES_NOTHING, "always on"), .alias = "webui", .closes = "/"},
-    {FLAG("metrics", TAKES_NOTHING, "always on"), .closes = "/metrics"},
+    {FLAG("metrics", TAKES_NOTHING, "metrics are at /metrics"), .closes = "/metrics"},
     {FLAG("jinja", TAKES_NOTHING, "always on")},
     {FLAG("ui-config", TAKES_VALUE, "the page at / has no settings"), .alias = "webui-config"},
     {FLAG("ui-config-file", TAKES_VALUE, "the page at / has no settings"),

@@ -42,6 +42,7 @@ TEST(every_name_is_there)
     struct buf text;
     print(&m, &stats, &text);
     CHECK_EQ(n_lines(&text, "sluice_rejected_total{"), N_REJECTS);
+    CHECK_EQ(n_lines(&text, "vllm:admission_rejections_total{"), N_OVERLOADS);
     CHECK_EQ(n_lines(&text, "sluice_aborted_total{"), N_ABORTS);
     CHECK_EQ(n_lines(&text, "vllm:request_success_total{"), N_FINISH_REASONS - 1);
     CHECK_EQ(n_lines(&text, "sluice_engine_state{"), N_HEALTHS);

@@ -80,6 +80,8 @@ def test_tool_calls_and_reasoning_parse(server):
     assert m["finish_reason"] == "stop" and m["message"]["content"] == TEXTS[6]
     m = server.chat(seed=3).json()["choices"][0]["message"]
     assert (m["reasoning"], m["reasoning_content"], m["content"]) == ("I wonder.", "I wonder.", "The answer is 42.")
+    items = [server.post("/v1/responses", {"input": "x", "seed": 3, "include_reasoning": b}).json()["output"] for b in (True, False)]
+    assert [[i["type"] for i in o] for o in items] == [["reasoning", "message"], ["message"]] and items[0][1]["content"] == items[1][0]["content"]
     m = server.chat(seed=3, include_reasoning=False).json()["choices"][0]["message"]
     assert m["reasoning"] is None and "reasoning_content" not in m and m["content"] == "The answer is 42."
 

@@ -45,6 +45,9 @@ def test_the_kv_format_and_its_capacity_are_logged():
             text, info = s.get("/metrics").body.decode(), s.get("/server_info").json()
             name = info["kv_cache_dtype"]
             assert re.search(r'vllm:cache_config_info\{.*cache_dtype="%s"' % name, text)
+            blocks, tokens, sequences = (float(re.search(r'vllm:cache_config_info\{.*%s="([0-9.e+]+)"' % k, text)[1])
+                                         for k in ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"))
+            assert tokens == 16 * blocks and abs(sequences * s.get("/v1/models").json()["data"][0]["max_model_len"] / tokens - 1) < 1e-5
             tokens = int(float(re.search(r"sluice_kv_cache_tokens\{.*\} ([0-9.e+]+)", text)[1]))
             assert tokens == info["num_blocks"] * info["block_size"]
             line = r"ready after .* blocks of %d tokens \(%d in %s\)" % (info["block_size"], tokens, name)
@@ -167,12 +170,14 @@ def test_overload_is_refused_with_retry_after():
         assert r.status == 503 and r.error["code"] == "server_overloaded" and int(r.headers["retry-after"]) > 0
         assert s.get("/health/ready").status == 503 and s.get("/health/live").status == 200
         assert s.metric("sluice_rejected_total", reason="queue_full") == 1
+        assert [s.metric("vllm:admission_rejections_total", reason="max_num_queued_" + what) for what in ("reqs", "tokens")] == [1, 0]
         for c in clients:
             c.close()
     with Server(max_num_queued_tokens=100, overload_status=429, env={"FAKE_STEP_US": "50000", "FAKE_LANES": "1"}) as s:
         clients = [open_stream(s) for _ in range(2)]
         assert eventually(lambda: running(s) == 2)
         assert s.complete([5] * 200).status == 429
+        assert [s.metric("vllm:admission_rejections_total", reason="max_num_queued_" + what) for what in ("reqs", "tokens")] == [0, 1]
         for c in clients:
             c.close()
 
@@ -187,6 +192,7 @@ def test_the_queue_limit_holds_in_a_burst():
         assert set(codes) == {200, 503} and 32 <= codes.count(503) <= 34, codes
         assert all(r.error["code"] == "server_overloaded" and r.headers["retry-after"] for r in replies if r.status == 503)
         assert s.metric("sluice_rejected_total", reason="queue_full") == codes.count(503)
+        assert s.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == codes.count(503)
         assert eventually(lambda: s.metric("vllm:num_requests_waiting") == 0)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's /derender: turns the result of render and generate into the answer that the request itself would have had."""
 import json
+import re
 
 import pytest
 from api import Server
@@ -111,6 +112,16 @@ def ids_of(server, text):
 def derender_text(server, ids, finish="stop", of=None, **choice):
     body = {"generate_responses": [{"choices": [{"token_ids": ids, "finish_reason": finish, **choice}]}], **({"completion_request": {"prompt": "x", **of}} if of else {})}
     return good(server.post(TEXT + "/derender", body))["choices"][0]
+
+
+def test_the_schema_says_which_stop_reasons_fit(server):
+    text = json.dumps(server.get("/openapi.json").json())
+    stop = json.loads(re.search(r'"stop_reason": (\{"type": \["string", "integer", "null"\][^}]*\})', text)[1])
+    for path in ("/v1/chat/completions/derender", "/v1/completions/derender"):
+        for most, step in ((stop["maximum"], 2), (stop["minimum"], -2)):
+            for n, status in ((most, 200), (most + step, 400)):
+                r = server.post(path, {"stream": True, "generate_chunk": {"choices": [{"token_ids": [5], "stop_reason": n}]}})
+                assert r.status == status, r.body
 
 
 def test_the_text_ends_where_the_engine_ends_it(server):

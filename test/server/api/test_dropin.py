@@ -99,6 +99,73 @@ def test_a_nul_has_as_many_tokens_as_another_control_character(real, path, body)
     assert usages[0] == usages[1]
 
 
+HELD = '{"type":"object","properties":{"a\\u0000":{"const":"x\\u0000y"}},"required":["a\\u0000"]}'
+OBJECT = '{"a\\u0000":"x\\u0000y"}'
+CONSTRAINTS = [  # each allows one text
+    ({"grammar": 'root ::= "a\0b"'}, "a\0b"), ({"ebnf": 'root ::= [\0] "b"'}, "\0b"), ({"regex": "a\0{2}"}, "a\0\0"), ({"guided_regex": "\0"}, "\0"),
+    ({"guided_choice": ["a\0.b"]}, "a\0.b"), ({"guided_grammar": 'start: "a\0"'}, "a\0"), ({"guided_json": json.loads(HELD)}, OBJECT),
+    ({"guided_json": HELD}, OBJECT), ({"json_schema": json.loads(HELD)}, OBJECT), ({"format": json.loads(HELD)}, OBJECT),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n\0", "schema": json.loads(HELD)}}}, OBJECT),
+    ({"structured_outputs": {"choice": ["a\0"]}}, "a\0"), ({"structured_outputs": {"regex": "[\0]"}}, "\0"),
+    ({"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "a\0b"}}}, "a\0b")]
+
+
+@pytest.mark.parametrize("member, text", CONSTRAINTS, ids=range(len(CONSTRAINTS)))
+def test_a_nul_in_a_constraint_is_a_character_like_others(real, member, text):
+    r = real.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, **member}))
+    assert r.status == 200, r.body
+    assert "".join(r.json()["choices"][0]["message"]["content"].split()) == text
+
+
+def test_a_nul_in_the_grammar_of_a_tool_is_a_character_like_others(real):
+    tool = {"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "regex", "definition": "a\0b"}}
+    r = real.post("/v1/responses", {"input": "x", "tools": [tool], "tool_choice": "required", "max_output_tokens": 60, "parallel_tool_calls": False})
+    assert r.status == 200, r.body
+    assert [i["input"] for i in r.json()["output"]] == ["a\0b"]
+
+
+def test_a_nul_in_a_template_reaches_the_model():
+    with Server(trust_request_chat_template=True) as s:
+        body = {"messages": [{"role": "user", "content": "x"}], "chat_template": "a\0b{{ messages[0].content }}{{ '\0' }}"}
+        r = s.post("/v1/chat/completions/render", body)
+        assert r.status == 200, r.body
+        assert s.post("/detokenize", {"tokens": r.json()["token_ids"]}).json()["prompt"] == "a\0bx\0"
+
+
+def test_a_nul_in_a_salt_makes_another_salt(real):
+    prompt, cached = list(range(100, 200)), []
+    for salt in ("s\0t", "s\0t", "s", "s\ufffet", "s\uffff\0t"):
+        r = real.post("/v1/completions", {"prompt": prompt, "max_tokens": 1, "cache_salt": salt})
+        assert r.status == 200, r.body
+        cached.append(r.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
+    assert cached == [False, True, False, False, False]
+    rendered = real.post("/v1/completions/render", {"prompt": "x", "cache_salt": "s\0t"}).json()
+    assert rendered[0]["cache_salt"] == "s\0t"
+
+
+OTHERS = [{"logit_bias": {"a\0": 1}}, {"session_id": "a\0"}, {"prediction": {"content": "a\0"}}, {"verbosity": "a\0"}, {"kv_hints": {"protocol_version": "0.1", "message_id": "a\0", "actions": []}},
+          {"logit_bias": [["a\0", 1]]}, {"guided_whitespace_pattern": " *", "json_schema": {"const": "\0"}}]
+
+
+@pytest.mark.parametrize("member", OTHERS, ids=range(len(OTHERS)))
+def test_a_nul_in_other_texts_is_accepted(server, member):
+    r = server.post("/completion", {"prompt": "x", "n_predict": 1, **member})
+    assert r.status == 200, r.body
+
+
+NAMES = [("request_id", {"request_id": "a\0"}), ("model", {"model": "a\0"}), ("previous_response_id", {"previous_response_id": "a\0"}), ("truncation_side", {"truncation_side": "a\0"}),
+         ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "a\0"}}]}), ("format", {"format": "a\0"}),
+         ("messages[0].role", {"messages": [{"role": "a\0", "content": "x"}]}),
+         ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "a\0"}}})]
+
+
+@pytest.mark.parametrize("param, member", NAMES, ids=[n for n, _ in NAMES])
+def test_a_nul_in_a_name_is_refused_with_the_name_of_the_member(server, param, member):
+    r = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **member})
+    assert r.status == 400 and r.error["param"] == param, r.body
+    assert not any(c in r.error["message"] for c in "\ufffe\uffff")
+
+
 def test_a_nul_in_a_model_is_an_unknown_model_or_value(server):
     r = server.chat("x", model="demo\0")
     assert r.status == 400 and r.error["param"] == "model" and "\ufffe" not in r.error["message"]

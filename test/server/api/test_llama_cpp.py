@@ -541,6 +541,20 @@ def test_flags_of_llama_cpp_disable_routes():
         assert [s.get(path).status for path in ("/slots", "/metrics", "/")] == [200, 200, 200]
 
 
+def test_metrics_need_their_flag_with_llama_cpps_conventions():
+    with Server(real=True, more=["--temp", "0"]) as s:
+        assert [s.get(path).status for path in ("/slots", "/metrics", "/")] == [200, 501, 200]
+
+
+def test_a_conversation_without_messages_is_answered_with_llama_cpps_conventions():
+    body = {"model": "demo", "max_tokens": 4, "messages": []}
+    with Server(real=True, conventions="llama.cpp") as s:
+        r = s.post("/v1/messages", body)
+        assert r.status == 200 and r.json()["type"] == "message", r.body
+    with Server(real=True) as s:
+        assert s.post("/v1/messages", body).json()["error"]["details"]["error_code"] == "empty_array"
+
+
 @pytest.mark.parametrize("more, any_name", [(["--temp", "0"], True), (["-c", "512"], True), (["--alias", "b,a"], True), (["--no-warmup"], True),
                                             (["--max-model-len", "512"], False), (["--temp", "0", "--served-model-name", "b"], False)], ids=str)
 def test_with_a_command_line_of_llama_cpp_requests_may_name_any_model(more, any_name):

@@ -244,6 +244,17 @@ def test_changing_lines_are_removed_from_the_system_prompt(shown):
         assert "taken out" not in s.stderr()
 
 
+@pytest.mark.parametrize("refusal", ["not loop.first and m.role == 'system'", "loop.index0 and m.role == loop.previtem.role or m.role == 'system' and loop.index0"])
+def test_system_turns_go_to_the_front_if_the_template_wants_them_there(refusal):
+    guard = "{%% for m in messages %%}{%% if %s %%}{{ raise_exception('order') }}{%% endif %%}{%% endfor %%}" % refusal
+    turns = [*HI, {"role": "system", "content": [{"type": "text", "text": "B"}, {"type": "text", "text": "C"}]}, {"role": "assistant", "content": "x"},
+             {"role": "system", "content": []}, {"role": "system", "content": "D\0"}, {"role": "user", "content": "y"}]
+    with Server(chat_template=guard + SHOW) as s:
+        assert rendered(s, turns, system="A") == "[system] A\nB\nC\nD\0\n[user] hi\n[assistant] x\n[user] y\n[answer] "
+        assert rendered(s, turns) == "[system] B\nC\nD\0\n[user] hi\n[assistant] x\n[user] y\n[answer] "
+        assert rendered(s, [*HI, {"role": "system", "content": "x-anthropic-billing-header: 1"}, {"role": "user", "content": "y"}]) == "[user] <hi><y>\n[answer] "
+
+
 # ---- errors ----
 
 BAD = [

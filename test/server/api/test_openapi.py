@@ -321,3 +321,8 @@ def test_the_page_lists_endpoints_and_members(server, document):
         assert not b.errors, b.errors
     finally:
         b.close()
+
+
+def test_integers_of_64_bits_have_their_bounds(document):
+    seed = document["components"]["schemas"]["ChatRequest"]["properties"]["seed"]
+    assert (seed["minimum"], seed["maximum"]) == (-2**63, 2**63 - 1)

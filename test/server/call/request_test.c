@@ -36,12 +36,17 @@ TEST(bodies_that_are_not_objects)
  * is refused with its own code, not as a syntax error. */
 TEST(a_nul_in_a_string_is_not_a_syntax_error)
 {
-    REFUSES(KIND_CHAT, "{" HI ",\"guided_regex\":\"a\\u0000\"}", "invalid_value", "guided_regex");
+    REFUSES(KIND_CHAT, "{" HI ",\"request_id\":\"a\\u0000\"}", "invalid_value", "request_id");
     REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
             "invalid_value", "messages[0].role");
     REFUSES(KIND_RESPONSES, "{\"input\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
             "invalid_value", "input[0].role");
-    REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"\\u0000\":1}", "invalid_value", "");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\\u0000\":\"a\"}", "missing_required_parameter", "prompt");
+    {
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"\\u0000\":1,\"n\\u0000\":\"x\"}");
+        CHECK_EQ(r.n_unknown, 2);
+        DONE();
+    }
     REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\\ud800\"}", "json_parse_error", "");
     ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":\"a\\\\u0000\"}");
     CHECK_STR(r.prompts[0].text, "a\\u0000");

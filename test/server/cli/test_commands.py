@@ -141,7 +141,13 @@ def test_a_folder_without_weights(tmp_path):
     assert rc == 1 and "model-00001-of-00002.safetensors is missing, although the index names it" in err and "listening" not in err
     (tmp_path / "model-00001-of-00002.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
     rc, out, err = serve()
-    assert rc == 1 and "a Git LFS pointer" in err and "git lfs pull" in err
+    assert rc == 1 and "a Git LFS pointer" in err and "git lfs pull" in err and "listening" not in err
+    with open(os.path.join(DEMO, "model-00001-of-00002.safetensors"), "rb") as f:
+        whole = f.read()
+    for part in (whole[:5], whole[:1000], whole[:-1]):
+        (tmp_path / "model-00001-of-00002.safetensors").write_bytes(part)
+        rc, out, err = serve()
+        assert rc == 1 and "short" in err and "listening" not in err and err.count("\n") == 1, err
 
 
 def test_a_port_in_use_is_named():
