@@ -174,8 +174,8 @@ def test_a_nul_is_refused_only_where_it_would_be_another_character(server):
     for member in ('"user":"a\\u0000b"', '"metadata":{"a":"\\u0000"}', '"stop":["a\\u0000b"]', '"foo":"\\u0000"'):
         r = server.request("POST", "/v1/completions", '{"prompt":"x","max_tokens":1,%s}' % member)
         assert r.status == 200, (member, r.body)
-    r = server.request("POST", "/v1/completions", r'{"guided_regex":"a\u0000b","prompt":"x"}')
-    assert (r.status, r.error["code"], r.error["param"]) == (400, "invalid_value", "guided_regex")
+    r = server.request("POST", "/v1/completions", r'{"request_id":"a\u0000b","prompt":"x"}')
+    assert (r.status, r.error["code"], r.error["param"]) == (400, "invalid_value", "request_id")
 
 
 def test_charset_must_be_utf8(server):

@@ -14,7 +14,7 @@ BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True, "ign
 
 @pytest.fixture(scope="module")
 def server():
-    with Server(env=SLOW, conventions="llama.cpp") as s:
+    with Server(env=SLOW, conventions="llama.cpp", metrics=True) as s:
         yield s
 
 
