@@ -104,7 +104,10 @@ static void check_four(struct rng &r, bool is_few)
     bool is_aligned;
     const int n_out = draw_features(r, gated, &is_aligned);
     const int n_in = 64 * r.between(1, r.below(4) ? 40 : 140);
-    const int group = code == CODED_E2M1 ? 32 : groups[is_few ? 2 : r.below(3)];
+    int group = 32;
+    if (code != CODED_E2M1) {
+        group = groups[is_few ? 2 : r.below(3)];
+    }
     const struct four_weight w(r, code, n_out, n_in, group, code == CODED_U4 && r.below(2));
     struct coded_args a = {};
     a.x_dtype = r.below(2) ? DT_BF16 : DT_F16;
