@@ -311,8 +311,7 @@ static enum status tag(struct tags *t, const struct tree_value *node, const stru
     (void)bars;
     TRY(tags_check_keys(t, node, "type begin content end"));
     if (!begin || !end) {
-        return tags_fail(t, ERR_INVALID, node,
-                         "a tag must have \"begin\", \"content\" and \"end\"");
+        return tags_fail(t, ERR_INVALID, node, "a tag needs \"begin\", \"content\" and \"end\"");
     }
     TRY(text_or_token(t, begin, &first));
     TRY(tags_member(t, node, "content", JSON_OBJECT, &in));

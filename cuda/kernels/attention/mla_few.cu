@@ -87,8 +87,7 @@ template <typename T, int LORA> struct key_of {
         }
         *(uint32_t *)(key + LORA + lane * 2) = rope;
     }
-    /* Replaces vectors that contain NaN or infinity, which pages must not hold, by zeros. Returns
-     * true if there were none. */
+    /* Zeroes vectors with NaN or infinity, which pages must not hold. True if there were none. */
     __device__ __forceinline__ bool drop_broken()
     {
         bool all = true;

@@ -197,7 +197,7 @@ TEST(refusals)
         {"{\"type\":\"any\"}", "no format of type \"any\""},
         {"{\"type\":\"any_text\",\"max_tokens\":3}", "\"max_tokens\" is not supported"},
         {"{\"type\":\"sequence\",\"elements\":[" ANY ",{\"type\":\"tag\"}]}",
-         "#/elements/1: a tag must have"},
+         "#/elements/1: a tag needs"},
         {SCHEMA("{\"properties\":{\"x\":{\"type\":\"objekt\"}}}"), "#/json_schema/properties/x"},
         {"{\"type\":\"regex\",\"pattern\":\"(?=a)\"}", "#/pattern: "},
         {"{\"type\":\"grammar\",\"grammar\":\"root ::= x\"}", "\"x\" is not defined"},
