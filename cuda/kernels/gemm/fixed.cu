@@ -45,37 +45,12 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
     struct fixed_item kept; // whose results `total` holds
     bool has_kept;
 
-    /* Tells the loaders of both blocks that a stage is free, unless nobody will refill it: an
-     * arrival must not reach a block that has exited. */
-    __device__ __forceinline__ void release()
-    {
-        if (to_release-- > 0 && (threadIdx.x & 31) < CLUSTER) {
-            barrier_arrive_at(&ring->empty[last], threadIdx.x & 31);
-        }
-    }
-
-    /* box: its index in the part. */
-    __device__ __forceinline__ void issue(int32_t box)
-    {
-        barrier_wait(&ring->full_x[at.slot], at.parity);
-        barrier_wait(&ring->full_w[at.slot], at.parity);
-        const uint32_t w = smem_address(smem + at.slot * S::BYTES);
-        const uint32_t x = w + S::W_BYTES + threadIdx.x / 128 * (GROUP_ROWS * DEPTH * 2);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < DEPTH / 16; i++) {
-            wgmma<T, BAND>::ss(d, wgmma_operand(x + i * 32, 0), wgmma_operand(w + i * 32, 0),
-                               box > 0 || i > 0);
-        }
-        wgmma_commit();
-    }
-
     /* Called after issuing the wgmmas of a box; waits for the previous box of its part. */
     __device__ __forceinline__ void finish(int32_t box)
     {
         if (box > 0) {
             wgmma_wait<1>();
-            release();
+            release_stage<S>(ring, last, &to_release);
         }
         last = at.slot;
         at.next_box();
@@ -104,7 +79,7 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
 
     template <int STEP> __device__ __forceinline__ void issue_and_store()
     {
-        issue(STEP);
+        issue_box<T, S>(smem, ring, at, STEP == 0, d);
         store_some<STEP>();
         finish(STEP);
     }
@@ -121,7 +96,7 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
     __device__ __forceinline__ void add(bool is_first, int32_t band)
     {
         wgmma_wait<0>();
-        release();
+        release_stage<S>(ring, last, &to_release);
 #pragma unroll
         for (int i = 0; i < BAND / 2; i++) {
             asm volatile("" : "+f"(d[i])::"memory");
@@ -168,7 +143,7 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
                 }
 #pragma unroll 1
                 for (; box < p.part_boxes; box++) {
-                    issue(box);
+                    issue_box<T, S>(smem, ring, at, box == 0, d);
                     finish(box);
                 }
                 add(part == 0, item.band);

@@ -91,6 +91,34 @@ template <typename S> struct fixed_loader {
     }
 };
 
+/* Tells the loaders of both blocks that a stage is free, unless nobody will refill it: an arrival
+ * must not reach a block that has exited. to_release: boxes whose stage will be refilled. */
+template <typename S>
+__device__ __forceinline__ void release_stage(fixed_ring<S> *ring, int stage, int32_t *to_release)
+{
+    if ((*to_release)-- > 0 && (threadIdx.x & 31) < CLUSTER) {
+        barrier_arrive_at(&ring->empty[stage], threadIdx.x & 31);
+    }
+}
+
+/* Issues a warpgroup's products of a box. is_first: they begin a part. */
+template <typename T, typename S>
+__device__ __forceinline__ void issue_box(char *smem, fixed_ring<S> *ring, const fixed_walk<S> &at,
+                                          bool is_first, float (&d)[S::BAND / 2])
+{
+    barrier_wait(&ring->full_x[at.slot], at.parity);
+    barrier_wait(&ring->full_w[at.slot], at.parity);
+    const uint32_t w = smem_address(smem + at.slot * S::BYTES);
+    const uint32_t x = w + S::W_BYTES + threadIdx.x / 128 * (GROUP_ROWS * DEPTH * 2);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < DEPTH / 16; i++) {
+        wgmma<T, S::BAND>::ss(d, wgmma_operand(x + i * 32, 0), wgmma_operand(w + i * 32, 0),
+                              !is_first || i > 0);
+    }
+    wgmma_commit();
+}
+
 /* The body of a kernel: two threads load, and two warpgroups of C compute. */
 template <typename S, typename C>
 __device__ __forceinline__ void fixed_block(const struct fixed_params &p, const CUtensorMap &w_map,

@@ -13,7 +13,6 @@
  * Bound by arithmetic and power; with short parts, by the pauses in which sums are added. */
 #include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/quads.cuh"
-#include "cuda/kernels/device/wgmma_160.cuh"
 #include "cuda/kernels/gemm/fixed.cuh"
 
 enum {
@@ -64,31 +63,6 @@ template <typename T, int BAND, bool PARTED> struct many_computer {
     uint32_t kept[S::BLOCKS * 2];             // an item's results, until they are stored
     struct fixed_item of_kept;                // the item
 
-    /* Tells the loaders of both blocks that a stage is free, unless nobody will refill it: an
-     * arrival must not reach a block that has exited. */
-    __device__ __forceinline__ void release()
-    {
-        if (to_release-- > 0 && (threadIdx.x & 31) < CLUSTER) {
-            barrier_arrive_at(&ring->empty[last], threadIdx.x & 31);
-        }
-    }
-
-    /* Issues the products of a box. is_first: they begin a part. */
-    __device__ __forceinline__ void issue(bool is_first)
-    {
-        barrier_wait(&ring->full_x[at.slot], at.parity);
-        barrier_wait(&ring->full_w[at.slot], at.parity);
-        const uint32_t w = smem_address(smem + at.slot * S::BYTES);
-        const uint32_t x = w + S::W_BYTES + threadIdx.x / 128 * (GROUP_ROWS * DEPTH * 2);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < DEPTH / 16; i++) {
-            wgmma<T, BAND>::ss(d, wgmma_operand(x + i * 32, 0), wgmma_operand(w + i * 32, 0),
-                               !is_first || i > 0);
-        }
-        wgmma_commit();
-    }
-
     __device__ __forceinline__ void next_box()
     {
         last = at.slot;
@@ -100,15 +74,15 @@ template <typename T, int BAND, bool PARTED> struct many_computer {
         if (S::IN_TURN && threadIdx.x >= 128) {
             named_barrier(1, GROUPS * 128);
         }
-        issue(true);
+        issue_box<T, S>(smem, ring, at, true, d);
         next_box();
     }
 
     __device__ __forceinline__ void later_box()
     {
-        issue(false);
+        issue_box<T, S>(smem, ring, at, false, d);
         wgmma_wait<1>();
-        release();
+        release_stage<S>(ring, last, &to_release);
         next_box();
     }
 
@@ -149,7 +123,7 @@ template <typename T, int BAND, bool PARTED> struct many_computer {
     template <enum many_turn TURN> __device__ __forceinline__ void add(int32_t band)
     {
         wgmma_wait<0>();
-        release();
+        release_stage<S>(ring, last, &to_release);
 #pragma unroll
         for (int i = 0; i < BAND / 2; i++) {
             asm volatile("" : "+f"(d[i])::"memory");
