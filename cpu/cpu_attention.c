@@ -319,8 +319,8 @@ static int32_t chunk_begin(const struct attn_tile *t, int32_t c)
     return (t->first_key / ATTN_CHUNK + c) * ATTN_CHUNK;
 }
 
-/* Has K and V of chunk number c of the keys of `of`, if there is one, prefetched while t's chunk
- * before it is computed. Both are read together, because they are adjacent in memory. */
+/* Makes the kernels prefetch K and V of chunk number c of tile `of`, if it has so many, while they
+ * compute the chunk of t. Both are read together, because they are adjacent in memory. */
 static void announce_chunk(const struct attn_job *job, struct attn_tile *t,
                            const struct attn_tile *of, int32_t c)
 {

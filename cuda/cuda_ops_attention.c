@@ -236,7 +236,7 @@ static bool heads_are(const struct weight *w, enum dtype dtype, int32_t n_heads,
  * the separate ops (measured). Its clusters have at least two blocks. */
 static bool mla_fits(const struct cuda_backend *be, const struct mla_store_args *s)
 {
-    enum { BLOCKS = 2, MOST_BLOCKS = 3 }; // of a row's head; of a multiprocessor
+    enum { BLOCKS = 2, MOST_BLOCKS = 3 }; // per row's head; at most, per multiprocessor
     return (int64_t)s->n_rows * s->n_heads * BLOCKS <= (int64_t)MOST_BLOCKS * be->device.n_sms;
 }
 

@@ -38,7 +38,7 @@ static char *key_text(struct body *b, const struct json_scan *sc)
     return key;
 }
 
-/* A key with U+0000 is none that a reader knows; as a C string it could look like one. */
+/* No reader knows a key that contains U+0000, but as a C string it could look like a known one. */
 static void hide_nuls_of_key(char *key, size_t n_bytes)
 {
     for (char *end = key + n_bytes; (key = stand_in_find_nul(key, (size_t)(end - key))) != NULL;) {

@@ -7,9 +7,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-/* Transposes the 4 x 4 words of four neighbouring lanes: lane t then has word t of lanes 0, 1, 2
- * and
- * 3. All lanes of the warp take part. */
+/* Transposes the 4 x 4 words of four neighbouring lanes: lane t then has word t of each of the
+ * four. All lanes of the warp take part. */
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4])
 {
 #pragma unroll

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T in one order over K for more than 256 rows, with the same bits as fixed.cu, which see
- * for the division into items. Here an item always has all parts of K, and its results are rounded.
+/* y = x W^T in one order over K for more than 256 rows, with the same bits as fixed.cu, which
+ * describes the division into items. Here an item always has all parts of K, and its results are
+ * rounded.
  *
  * - The sums of the parts so far need as many registers as those of the current part. In a band of
  *   256 features a quarter of them waits in shared memory.
