@@ -115,7 +115,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
 
     /* ---- a chunk */
 
-    __device__ __forceinline__ const char *record_at(int r) const
+    __device__ __forceinline__ char *record_at(int r) const
     {
         return loader.slots + (slot * RECORDS + r) * p.record_room;
     }
@@ -360,19 +360,35 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* A mask for a word with values of `key` and `key` + 1; it keeps those of keys that exist. The
-     * memory of other keys may contain anything, including E4M3's NaN. */
-    __device__ __forceinline__ uint32_t word_mask(const struct attention_unit &u, int key) const
+    /* Clears the values of keys that do not exist in the slot of chunk `first`. Their memory may
+     * contain anything, including E4M3's NaN, which would spoil the sums although its weight is 0.
+     * This is done in shared memory, since masks of registers would split the loop over the values
+     * into many short blocks, within which instructions wait for each other. */
+    __device__ __forceinline__ void clear_missing(const struct attention_unit &u, int first) const
     {
-        return (key >= u.first && key < u.hi ? 0xffffu : 0u) |
-               (key + 1 >= u.first && key + 1 < u.hi ? 0xffff0000u : 0u);
+        if (first >= u.first && first + S::KEYS <= u.hi) {
+            return;
+        }
+        const int key = first + (lane & (S::KEYS - 1)), row = p.a.kv.codes.v_row;
+        char *values = record_at(RECORDS == 1 ? 0 : lane >> 4) + p.a.kv.codes.v_offset;
+        if (key < u.first || key >= u.hi) {
+#pragma unroll 1
+            for (int at = 0; at < row; at += 16) {
+                const int byte = (lane & 15) * row + at;
+                *(uint4 *)(values + (byte ^ (byte >> 3 & 0x70))) = uint4{};
+            }
+            fence_async(); // the next copy to the slot must come after these writes
+        }
+        __syncwarp();
     }
 
     __device__ __forceinline__ void add_values(const struct attention_unit &u, int first,
                                                const uint32_t (&weights)[RECORDS][NT][2],
                                                int n_columns)
     {
-        const bool is_edge = F == KV_FP8 && (first < u.first || first + S::KEYS > u.hi);
+        if (F == KV_FP8) {
+            clear_missing(u, first);
+        }
 #pragma unroll
         for (int c = 0; c < PIECES; c += 2) {
             if (is_past(c, p.n_v)) {
@@ -382,14 +398,6 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
             for (int r = 0; r < RECORDS; r++) {
                 uint32_t words[4];
                 ldmatrix_x4_transposed(words, matrices_at(r, true, c));
-                if (is_edge) {
-                    const int key = first + r * RECORD_KEYS + 2 * t();
-                    const uint32_t low = word_mask(u, key), up = word_mask(u, key + 8);
-                    words[0] &= low;
-                    words[1] &= up;
-                    words[2] &= low;
-                    words[3] &= up;
-                }
                 add_pieces(words, weights[r], c, n_columns);
             }
         }
