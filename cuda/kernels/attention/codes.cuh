@@ -154,7 +154,9 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
                 }
 #pragma unroll
                 for (int r = 0; r < ABREAST; r++) {
-                    score_pieces(scores[r0 + r], odd[r], r0 + r, c, n_columns);
+                    uint32_t words[4];
+                    ldmatrix_x4(words, matrices_at(r0 + r, false, c));
+                    score_pieces(scores[r0 + r], odd[r], words, c, n_columns);
                 }
             }
 #pragma unroll
@@ -165,11 +167,9 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     }
 
     /* Adds the products with pieces c and c + 1 of a record's keys. */
-    __device__ __forceinline__ void score_pieces(float (&even)[NT][4], float (&odd)[NT][4], int r,
-                                                 int c, int n_columns)
+    __device__ __forceinline__ void score_pieces(float (&even)[NT][4], float (&odd)[NT][4],
+                                                 const uint32_t (&words)[4], int c, int n_columns)
     {
-        uint32_t words[4];
-        ldmatrix_x4(words, matrices_at(r, false, c));
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             if (is_past(c + h, p.n_k)) {
