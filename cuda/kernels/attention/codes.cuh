@@ -40,34 +40,33 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
 
     /* ---- queries */
 
-    __device__ __forceinline__ float element(const void *from, int i) const
-    {
-        return p.is_bf16 ? to_float(((const bf16_t *)from)[i]) : to_float(((const f16_t *)from)[i]);
-    }
-
-    /* Writes the operands of vector g of group j, and returns the sum of all rounded elements of
-     * that vector. */
+    /* Writes the operands of vector g of group j, and returns the sum of its rounded elements. All
+     * loads come before the first conversion; otherwise they would wait for each other. */
     template <typename Put>
     __device__ __forceinline__ float load_column(const struct attention_unit &u, int j, Put put)
     {
         const struct attention_params &a = p.a;
         const int packed = j * 8 + g(), k = u.first_packed + min(packed, u.n_packed - 1);
         const int row = u.item.first_row + k / a.group, head = u.kv_head * a.group + k % a.group;
-        const char *from =
-            (const char *)a.q + ((int64_t)row * a.q_stride + (int64_t)head * a.kv.head_dim_k) * 2;
+        const uint16_t *from =
+            (const uint16_t *)a.q + (int64_t)row * a.q_stride + (int64_t)head * a.kv.head_dim_k;
+        uint16_t raw[TILES][2][2];
+#pragma unroll
+        for (int i = 0; i < TILES * 4; i++) {
+            const int s = i / 4, r = i / 2 % 2, step = s % K::STEPS;
+            const int base = s / K::STEPS * K::NUMBERS + t() * 4 * K::STEPS;
+            const int d = base + q_dim<F>(step, r) + i % 2 * q_pair<F>();
+            raw[s][r][i % 2] = packed < u.n_packed && base < a.kv.head_dim_k ? from[d] : 0;
+        }
         float total = 0.0f;
 #pragma unroll
         for (int s = 0; s < TILES; s++) {
-            const int step = s % K::STEPS, base = s / K::STEPS * K::NUMBERS + t() * 4 * K::STEPS;
-            const bool real = packed < u.n_packed && base < a.kv.head_dim_k;
             uint32_t regs[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int d = base + q_dim<F>(step, r);
                 const float by = (r == 1 ? K::ODD : 1.0f) * QUERY_FACTOR;
-                const float x = real ? element(from, d) * by : 0.0f;
-                const float y = real ? element(from, d + q_pair<F>()) * by : 0.0f;
-                regs[r] = half_pair(x, y);
+                regs[r] = half_pair(query_element(p.is_bf16, raw[s][r][0]) * by,
+                                    query_element(p.is_bf16, raw[s][r][1]) * by);
                 const float2 rounded = half_values(regs[r]);
                 total += (rounded.x + rounded.y) * (r == 1 ? 1.0f / K::ODD : 1.0f);
             }
@@ -360,10 +359,9 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Clears the values of keys that do not exist in the slot of chunk `first`. Their memory may
-     * contain anything, including E4M3's NaN, which would spoil the sums although its weight is 0.
-     * This is done in shared memory, since masks of registers would split the loop over the values
-     * into many short blocks, within which instructions wait for each other. */
+    /* Clears the values of keys that do not exist, since their memory may contain anything,
+     * including E4M3's NaN. Masks of registers would split the loop over the values into many short
+     * blocks, in each of which instructions wait for each other. */
     __device__ __forceinline__ void clear_missing(const struct attention_unit &u, int first) const
     {
         if (first >= u.first && first + S::KEYS <= u.hi) {

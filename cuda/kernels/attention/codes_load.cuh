@@ -119,6 +119,12 @@ __device__ __forceinline__ float2 half_values(uint32_t v)
     return __half22float2(*reinterpret_cast<const __half2 *>(&v));
 }
 
+/* An element of a query, bf16 or fp16. */
+__device__ __forceinline__ float query_element(bool is_bf16, uint32_t bits)
+{
+    return is_bf16 ? __uint_as_float(bits << 16) : half_values(bits).x;
+}
+
 /* Converts four E4M3 codes, the first of which is in the low byte. The conversion instruction can
  * read the upper half of a register, but the compiler uses this only if the halves are separated in
  * assembly. */
