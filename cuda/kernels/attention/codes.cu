@@ -15,8 +15,8 @@
  * moving single codes. A key's scale and zero point are applied to its score. A value's scale is a
  * term of the exponent, and values' zero points are summed separately.
  *
- * FP8 codes, and in deterministic mode all codes, are processed like this. For other codes, units
- * are thin (codes_thin.cuh; 8 vectors) if items are that small or heads have 65 to 128 elements.
+ * Deterministic mode processes all units like this. Otherwise units are thin (codes_thin.cuh; 8
+ * vectors) if items are that small or heads have 65 to 128 elements.
  *
  * With few rows (decoding) it is bound by reading codes. With more rows per unit it is bound by
  * instructions, and the codes are read again for every 8 or 32 query vectors; so for prompts with
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(CODE_THREADS, ATTENTION_CODE_BLOCKS)
     const struct attention_plan_head head = *plan_head(p.a.plan);
     const bool is_few = head.tile_rows * p.a.group <= 8;
     // With smaller and with larger heads, dividing items into thin units takes longer.
-    const bool is_thin = F != KV_FP8 && p.a.may_be_thin && (is_few || D == 128);
+    const bool is_thin = p.a.may_be_thin && (is_few || D == 128);
     const int tile_rows = is_few || is_thin ? 8 : 8 * S::MANY;
     int n_sub;
     const int n_units = units_of(p.a, head, tile_rows, &n_sub);
@@ -73,19 +73,11 @@ __global__ void __launch_bounds__(CODE_THREADS, ATTENTION_CODE_BLOCKS)
             codes_unit<S::KEYS>(c, u);
         }
     };
-    if constexpr (F != KV_FP8) {
-        if (is_thin) {
-            if (head.tile_rows * p.a.group <= 4) {
-                run(codes_thin<F, D, 1, FULL>{
-                    {p, loader, room, folded, queries, query_sums, warp, lane}});
-            } else {
-                run(codes_thin<F, D, 2, FULL>{
-                    {p, loader, room, folded, queries, query_sums, warp, lane}});
-            }
-            return;
-        }
-    }
-    if (is_few) {
+    if (is_thin && head.tile_rows * p.a.group <= 4) {
+        run(codes_thin<F, D, 1, FULL>{{p, loader, room, folded, queries, query_sums, warp, lane}});
+    } else if (is_thin) {
+        run(codes_thin<F, D, 2, FULL>{{p, loader, room, folded, queries, query_sums, warp, lane}});
+    } else if (is_few) {
         run(codes_computer<F, D, 1, FULL>{p, loader, room, folded, queries, query_sums, warp,
                                           lane});
     } else {
@@ -122,7 +114,8 @@ static cudaError_t launch_codes(cudaStream_t stream, const struct attention_laun
     p.a = params;
     p.a.may_be_thin = !a->limits->deterministic && a->q_stride % 8 == 0;
     p.is_bf16 = a->dtype == DT_BF16;
-    p.record_room = (a->kv.codes.record_bytes + 127) / 128 * 128;
+    // Room for scale words even if there are none, so that distances in the ring are constants.
+    p.record_room = (a->kv.codes.words_offset + 2 * RECORD_KEYS * 4 + 127) / 128 * 128;
     p.n_k = (a->kv.head_dim_k + numbers - 1) / numbers;
     p.n_v = (a->kv.head_dim_v + numbers - 1) / numbers;
     const int fixed = S::fixed_bytes(a->limits->deterministic);

@@ -40,34 +40,33 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
 
     /* ---- queries */
 
-    __device__ __forceinline__ float element(const void *from, int i) const
-    {
-        return p.is_bf16 ? to_float(((const bf16_t *)from)[i]) : to_float(((const f16_t *)from)[i]);
-    }
-
-    /* Writes the operands of vector g of group j, and returns the sum of all rounded elements of
-     * that vector. */
+    /* Writes the operands of vector g of group j, and returns the sum of its rounded elements. All
+     * loads come before the first conversion; otherwise they would wait for each other. */
     template <typename Put>
     __device__ __forceinline__ float load_column(const struct attention_unit &u, int j, Put put)
     {
         const struct attention_params &a = p.a;
         const int packed = j * 8 + g(), k = u.first_packed + min(packed, u.n_packed - 1);
         const int row = u.item.first_row + k / a.group, head = u.kv_head * a.group + k % a.group;
-        const char *from =
-            (const char *)a.q + ((int64_t)row * a.q_stride + (int64_t)head * a.kv.head_dim_k) * 2;
+        const uint16_t *from =
+            (const uint16_t *)a.q + (int64_t)row * a.q_stride + (int64_t)head * a.kv.head_dim_k;
+        uint16_t raw[TILES][2][2];
+#pragma unroll
+        for (int i = 0; i < TILES * 4; i++) {
+            const int s = i / 4, r = i / 2 % 2, step = s % K::STEPS;
+            const int base = s / K::STEPS * K::NUMBERS + t() * 4 * K::STEPS;
+            const int d = base + q_dim<F>(step, r) + i % 2 * q_pair<F>();
+            raw[s][r][i % 2] = packed < u.n_packed && base < a.kv.head_dim_k ? from[d] : 0;
+        }
         float total = 0.0f;
 #pragma unroll
         for (int s = 0; s < TILES; s++) {
-            const int step = s % K::STEPS, base = s / K::STEPS * K::NUMBERS + t() * 4 * K::STEPS;
-            const bool real = packed < u.n_packed && base < a.kv.head_dim_k;
             uint32_t regs[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int d = base + q_dim<F>(step, r);
                 const float by = (r == 1 ? K::ODD : 1.0f) * QUERY_FACTOR;
-                const float x = real ? element(from, d) * by : 0.0f;
-                const float y = real ? element(from, d + q_pair<F>()) * by : 0.0f;
-                regs[r] = half_pair(x, y);
+                regs[r] = half_pair(query_element(p.is_bf16, raw[s][r][0]) * by,
+                                    query_element(p.is_bf16, raw[s][r][1]) * by);
                 const float2 rounded = half_values(regs[r]);
                 total += (rounded.x + rounded.y) * (r == 1 ? 1.0f / K::ODD : 1.0f);
             }
@@ -115,7 +114,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
 
     /* ---- a chunk */
 
-    __device__ __forceinline__ const char *record_at(int r) const
+    __device__ __forceinline__ char *record_at(int r) const
     {
         return loader.slots + (slot * RECORDS + r) * p.record_room;
     }
@@ -154,7 +153,9 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
                 }
 #pragma unroll
                 for (int r = 0; r < ABREAST; r++) {
-                    score_pieces(scores[r0 + r], odd[r], r0 + r, c, n_columns);
+                    uint32_t words[4];
+                    ldmatrix_x4(words, matrices_at(r0 + r, false, c));
+                    score_pieces(scores[r0 + r], odd[r], words, c, n_columns);
                 }
             }
 #pragma unroll
@@ -165,11 +166,9 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     }
 
     /* Adds the products with pieces c and c + 1 of a record's keys. */
-    __device__ __forceinline__ void score_pieces(float (&even)[NT][4], float (&odd)[NT][4], int r,
-                                                 int c, int n_columns)
+    __device__ __forceinline__ void score_pieces(float (&even)[NT][4], float (&odd)[NT][4],
+                                                 const uint32_t (&words)[4], int c, int n_columns)
     {
-        uint32_t words[4];
-        ldmatrix_x4(words, matrices_at(r, false, c));
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             if (is_past(c + h, p.n_k)) {
@@ -360,19 +359,34 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* A mask for a word with values of `key` and `key` + 1; it keeps those of keys that exist. The
-     * memory of other keys may contain anything, including E4M3's NaN. */
-    __device__ __forceinline__ uint32_t word_mask(const struct attention_unit &u, int key) const
+    /* Clears the values of keys that do not exist, since their memory may contain anything,
+     * including E4M3's NaN. Masks of registers would split the loop over the values into many short
+     * blocks, in each of which instructions wait for each other. */
+    __device__ __forceinline__ void clear_missing(const struct attention_unit &u, int first) const
     {
-        return (key >= u.first && key < u.hi ? 0xffffu : 0u) |
-               (key + 1 >= u.first && key + 1 < u.hi ? 0xffff0000u : 0u);
+        if (first >= u.first && first + S::KEYS <= u.hi) {
+            return;
+        }
+        const int key = first + (lane & (S::KEYS - 1)), row = p.a.kv.codes.v_row;
+        char *values = record_at(RECORDS == 1 ? 0 : lane >> 4) + p.a.kv.codes.v_offset;
+        if (key < u.first || key >= u.hi) {
+#pragma unroll 1
+            for (int at = 0; at < row; at += 16) {
+                const int byte = (lane & 15) * row + at;
+                *(uint4 *)(values + (byte ^ (byte >> 3 & 0x70))) = uint4{};
+            }
+            fence_async(); // the next copy to the slot must come after these writes
+        }
+        __syncwarp();
     }
 
     __device__ __forceinline__ void add_values(const struct attention_unit &u, int first,
                                                const uint32_t (&weights)[RECORDS][NT][2],
                                                int n_columns)
     {
-        const bool is_edge = F == KV_FP8 && (first < u.first || first + S::KEYS > u.hi);
+        if (F == KV_FP8) {
+            clear_missing(u, first);
+        }
 #pragma unroll
         for (int c = 0; c < PIECES; c += 2) {
             if (is_past(c, p.n_v)) {
@@ -382,14 +396,6 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
             for (int r = 0; r < RECORDS; r++) {
                 uint32_t words[4];
                 ldmatrix_x4_transposed(words, matrices_at(r, true, c));
-                if (is_edge) {
-                    const int key = first + r * RECORD_KEYS + 2 * t();
-                    const uint32_t low = word_mask(u, key), up = word_mask(u, key + 8);
-                    words[0] &= low;
-                    words[1] &= up;
-                    words[2] &= low;
-                    words[3] &= up;
-                }
                 add_pieces(words, weights[r], c, n_columns);
             }
         }

@@ -25,7 +25,7 @@ struct codes_params {
 
 /* The properties of a format: how codes become fp16 operands, and the factors to apply afterwards.
  * An integer code is used as the mantissa of a subnormal fp16 number, which the tensor cores handle
- * at full speed, so a single mask makes an operand. */
+ * at full speed, so a single instruction makes an operand. */
 template <enum kv_format F> struct code_kind {
     static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // steps of 16 elements per piece
     static constexpr int NUMBERS = 16 * STEPS, BITS = 8 / STEPS;
@@ -119,12 +119,23 @@ __device__ __forceinline__ float2 half_values(uint32_t v)
     return __half22float2(*reinterpret_cast<const __half2 *>(&v));
 }
 
-/* Converts two E4M3 codes, the first of which is in the low byte. */
-__device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
+/* An element of a query, bf16 or fp16. */
+__device__ __forceinline__ float query_element(bool is_bf16, uint32_t bits)
 {
-    uint32_t pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
-    return pair;
+    return is_bf16 ? __uint_as_float(bits << 16) : half_values(bits).x;
+}
+
+/* Converts four E4M3 codes, the first of which is in the low byte. The conversion instruction can
+ * read the upper half of a register, but the compiler uses this only if the halves are separated in
+ * assembly. */
+__device__ __forceinline__ void half_pairs_of_e4m3(uint32_t word, uint32_t (&pairs)[2])
+{
+    asm("{\n\t.reg .b16 low, high;\n\t"
+        "mov.b32 {low, high}, %2;\n\t"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n\t"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n\t}"
+        : "=r"(pairs[0]), "=r"(pairs[1])
+        : "r"(word));
 }
 
 /* The operands from one word of a row of K. The word has four consecutive codes, or eight of 4
@@ -134,11 +145,11 @@ __device__ __forceinline__ void key_operands(uint32_t word,
                                              uint32_t (&out)[2 * code_kind<F>::STEPS])
 {
     if constexpr (F == KV_FP8) {
-        out[0] = half_pair_of_e4m3((uint16_t)word);
-        out[1] = half_pair_of_e4m3((uint16_t)(word >> 16));
+        half_pairs_of_e4m3(word, out);
     } else if constexpr (F == KV_INT8) {
-        out[0] = word & 0x00ff00ffu;
-        out[1] = word >> 8 & 0x00ff00ffu;
+        // One instruction each; with a shift and masks, there would be three.
+        out[0] = __byte_perm(word, 0, 0x4240);
+        out[1] = __byte_perm(word, 0, 0x4341);
     } else {
         const uint32_t rest = word >> 8;
         out[0] = word & 0x000f000fu;

@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention over integer codes in units of up to 8 query vectors. Queries are rounded to 15 bits
- * and multiplied as two digits of 8 bits on the integer tensor cores, which take codes of 8 bits as
- * they are stored and codes of 4 bits after a mask. The products are exact. A vector's digits are
- * neighbouring columns, so one lane has both of them; it has half as many scores as a lane of
- * codes_computer. Values are multiplied as in codes_computer. Since queries are rounded
- * differently, a row's bits differ from codes_computer's; deterministic mode does not use this.
+/* Attention over codes in units of up to 8 query vectors.
+ *
+ * Integer codes: queries are rounded to 15 bits and multiplied as two digits of 8 bits on the
+ * integer tensor cores, which take codes of 8 bits as they are stored and codes of 4 bits after a
+ * mask. The products are exact. A vector's digits are neighbouring columns, so one lane has both of
+ * them.
+ *
+ * FP8: the products are those of codes_computer. Four vectors or fewer are in the even columns; the
+ * odd ones are zeros.
+ *
+ * With up to four vectors, a lane thus has half as many scores as a lane of codes_computer. Values
+ * are multiplied as in codes_computer. References move less often, and integer codes' queries are
+ * rounded differently, so a row's bits differ from codes_computer's; deterministic mode does not
+ * use this.
  * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH
@@ -91,10 +99,9 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
                    : half_values(pair);
     }
 
-    /* Loads the lane's elements of the vector whose digit is this lane's column. Returns the
-     * largest magnitude in the vector, as the bits of a float. */
-    __device__ __forceinline__ uint32_t load_vector(const struct attention_unit &u, int vector,
-                                                    uint32_t (&raw)[B::PIECES][EACH / 2]) const
+    /* Loads the lane's elements of a vector; zeros if the unit has no such vector. */
+    __device__ __forceinline__ void load_vector(const struct attention_unit &u, int vector,
+                                                uint32_t (&raw)[B::PIECES][EACH / 2]) const
     {
         const struct attention_params &a = B::p.a;
         const int k = u.first_packed + min(vector, u.n_packed - 1);
@@ -102,7 +109,6 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         const uint32_t *from =
             (const uint32_t *)((const char *)a.q +
                                ((int64_t)row * a.q_stride + (int64_t)head * a.kv.head_dim_k) * 2);
-        uint32_t largest = 0;
 #pragma unroll
         for (int c = 0; c < B::PIECES; c++) {
             const int first = c * K::NUMBERS + B::t() * EACH;
@@ -113,12 +119,18 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
                 raw[c][i] = v.x;
                 raw[c][i + 1] = v.y;
             }
+        }
+    }
+
+    /* The largest magnitude in a vector, as the bits of a float. */
+    __device__ __forceinline__ uint32_t largest_of(const uint32_t (&raw)[B::PIECES][EACH / 2]) const
+    {
+        uint32_t largest = 0;
 #pragma unroll
-            for (int i = 0; i < EACH / 2; i++) {
-                const float2 v = query_pair(raw[c][i]);
-                largest = max(largest, max(__float_as_uint(v.x) & 0x7fffffffu,
-                                           __float_as_uint(v.y) & 0x7fffffffu));
-            }
+        for (int i = 0; i < B::PIECES * EACH / 2; i++) {
+            const float2 v = query_pair((&raw[0][0])[i]);
+            largest = max(largest, max(__float_as_uint(v.x) & 0x7fffffffu,
+                                       __float_as_uint(v.y) & 0x7fffffffu));
         }
         largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
         return max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
@@ -131,11 +143,29 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         return (uint32_t)(is_low ? x - high * DIGIT : high) & 0xffu;
     }
 
-    __device__ __forceinline__ void load_set(const struct attention_unit &u, int e)
+    /* FP8: the operands of the lane's column, which are fp16 numbers. */
+    __device__ __forceinline__ void load_numbers(const struct attention_unit &u)
+    {
+        const int odd = B::g() & 1, vector = (B::g() >> 1) + 4 * odd;
+        uint32_t raw[B::PIECES][EACH / 2];
+        load_vector(u, odd < SETS ? vector : u.n_packed, raw);
+        const auto operand = [&](uint32_t pair) {
+            const float2 v = query_pair(pair);
+            return half_pair(v.x * QUERY_FACTOR, v.y * QUERY_FACTOR);
+        };
+#pragma unroll
+        for (int c = 0; c < B::PIECES; c++) {
+            B::own[c] = make_uint2(operand(raw[c][0]), operand(raw[c][1]));
+        }
+    }
+
+    /* Integer codes: the digits of set e. */
+    __device__ __forceinline__ void load_digits(const struct attention_unit &u, int e)
     {
         const bool is_low = B::g() & 1;
         uint32_t raw[B::PIECES][EACH / 2];
-        const uint32_t largest = load_vector(u, (B::g() >> 1) + 4 * e, raw);
+        load_vector(u, (B::g() >> 1) + 4 * e, raw);
+        const uint32_t largest = largest_of(raw);
         /* Scales the vector: its largest element gets 14 bits; tiny elements become 0. */
         const uint32_t exponent = max(largest >> 23, LARGEST_POWER + 1u);
         const float factor = __uint_as_float((LARGEST_POWER + 254u - exponent) << 23);
@@ -166,17 +196,53 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
 
     __device__ __forceinline__ void load_queries(const struct attention_unit &u)
     {
+        if constexpr (F == KV_FP8) {
+            load_numbers(u);
+        } else {
 #pragma unroll
-        for (int e = 0; e < SETS; e++) {
-            load_set(u, e);
+            for (int e = 0; e < SETS; e++) {
+                load_digits(u, e);
+            }
         }
     }
 
     /* ---- a chunk */
 
-    /* Computes the products of queries and codes, times PRODUCT, for keys g ([0]) and g + 8 ([1])
-     * of each record. 4-bit codes in the high bits of bytes have 16 times their value. */
+    /* Computes the products of queries and codes for keys g ([0]) and g + 8 ([1]) of each record,
+     * times QUERY_FACTOR for FP8 and PRODUCT for integer codes. */
     __device__ __forceinline__ void score(float (&scores)[RECORDS][2][SETS])
+    {
+        if constexpr (F == KV_FP8) {
+            score_numbers(scores);
+        } else {
+            score_digits(scores);
+        }
+    }
+
+    __device__ __forceinline__ void score_numbers(float (&scores)[RECORDS][2][SETS])
+    {
+        float dots[2][RECORDS][1][4] = {};
+#pragma unroll
+        for (int c = 0; c < B::PIECES; c += 2) {
+            if (B::is_past(c, B::p.n_k)) {
+                break;
+            }
+#pragma unroll
+            for (int r = 0; r < RECORDS; r++) {
+                uint32_t words[4];
+                matrices_from(words, matrices_at(r, false, c));
+                B::score_pieces(dots[0][r], dots[1][r], words, c, 1);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < RECORDS * 2 * SETS; i++) {
+            const int r = i / (2 * SETS), k = i / SETS % 2, e = i % SETS;
+            scores[r][k][e] = dots[0][r][0][2 * k + e] + dots[1][r][0][2 * k + e];
+        }
+    }
+
+    /* 4-bit codes in the high bits of bytes have 16 times their value. */
+    __device__ __forceinline__ void score_digits(float (&scores)[RECORDS][2][SETS])
     {
         int32_t dots[RECORDS][SETS][2][4] = {};
 #pragma unroll
@@ -250,7 +316,9 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
 #pragma unroll
             for (int e = 0; e < SETS; e++) {
                 float &x = scores[i / 2][i % 2][e];
-                x = __fmaf_rn(-key.k_zero, B::q_sum[0][e], x) * q_unit[e];
+                if (B::HAS_ZERO) {
+                    x = __fmaf_rn(-key.k_zero, B::q_sum[0][e], x) * q_unit[e];
+                }
                 if (CAPPED) {
                     x = __fmaf_rn(soft_cap(B::p.a, x * key.k), B::p.a.scale_log2, key.v_log);
                 } else {
@@ -303,25 +371,41 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         }
     }
 
+    /* The factors of keys g and g + 8 of each record of the chunk `first`. */
+    __device__ __forceinline__ void load_scales(const struct attention_unit &u, int first,
+                                                key_scales (&keys)[RECORDS * 2]) const
+    {
+        const float unit = (F == KV_FP8 ? 1.0f / QUERY_FACTOR : 1.0f) *
+                           (B::p.a.softcap > 0.0f ? 1.0f : B::p.a.scale_log2);
+        const struct kv_codes &codes = B::p.a.kv.codes;
+        if (F == KV_FP8 && codes.word_bytes == 0) {
+#pragma unroll
+            for (int i = 0; i < RECORDS * 2; i++) {
+                keys[i] = {codes.k_scale * unit, 0.0f, 0.0f, 1.0f, 0.0f};
+            }
+            return;
+        }
+        const int own = first + (B::lane & (S::KEYS - 1));
+        const key_scales lanes =
+            B::scales_of_words(F == KV_INT8 ? codes.format : F, own_word(0), own_word(1),
+                               own >= u.first && own < u.hi, unit, 1.0f);
+        const auto of = [&](float x, int i) { return __shfl_sync(0xffffffffu, x, i * 8 + B::g()); };
+#pragma unroll
+        for (int i = 0; i < RECORDS * 2; i++) {
+            keys[i] = {of(lanes.k, i), B::HAS_ZERO ? of(lanes.k_zero, i) : 0.0f, of(lanes.v_log, i),
+                       of(lanes.v_inverse, i), B::HAS_ZERO ? of(lanes.v_zero, i) : 0.0f};
+        }
+    }
+
     /* Turns scores into weights for the value codes: probabilities times the values' scales,
      * relative to the reference. */
     __device__ __forceinline__ void softmax(const struct attention_unit &u, int first,
                                             float (&scores)[RECORDS][2][SETS],
                                             uint32_t (&weights)[RECORDS][1][2])
     {
-        const int own = first + (B::lane & (S::KEYS - 1));
-        const bool capped = B::p.a.softcap > 0.0f;
-        const key_scales lanes = B::scales_of_words(
-            F == KV_INT4 ? KV_INT4 : B::p.a.kv.codes.format, own_word(0), own_word(1),
-            own >= u.first && own < u.hi, capped ? 1.0f : B::p.a.scale_log2, 1.0f);
         key_scales keys[RECORDS * 2];
-#pragma unroll
-        for (int i = 0; i < RECORDS * 2; i++) {
-            const auto of = [&](float x) { return __shfl_sync(0xffffffffu, x, i * 8 + B::g()); };
-            keys[i] = {of(lanes.k), of(lanes.k_zero), of(lanes.v_log), of(lanes.v_inverse),
-                       of(lanes.v_zero)};
-        }
-        if (capped) {
+        load_scales(u, first, keys);
+        if (B::p.a.softcap > 0.0f) {
             apply_scales<true>(keys, scores);
         } else {
             apply_scales<false>(keys, scores);
@@ -352,17 +436,23 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
                 B::sum[0][e] = __fmaf_rn(x[e], key.v_inverse, B::sum[0][e]);
             }
             const uint32_t pair = half_pair(x[0], x[1]);
-            const float2 rounded = half_values(pair);
-            B::zeros[0][0] = __fmaf_rn(rounded.x, key.v_zero, B::zeros[0][0]);
-            if (SETS == 2) {
-                B::zeros[0][1] = __fmaf_rn(rounded.y, key.v_zero, B::zeros[0][1]);
+            if (B::HAS_ZERO) {
+                const float2 rounded = half_values(pair);
+                B::zeros[0][0] = __fmaf_rn(rounded.x, key.v_zero, B::zeros[0][0]);
+                if (SETS == 2) {
+                    B::zeros[0][1] = __fmaf_rn(rounded.y, key.v_zero, B::zeros[0][1]);
+                }
             }
             weights[i / 2][0][i % 2] = matrix_transposed(pair);
         }
     }
 
-    __device__ __forceinline__ void add_values(const uint32_t (&weights)[RECORDS][1][2])
+    __device__ __forceinline__ void add_values(const struct attention_unit &u, int first,
+                                               const uint32_t (&weights)[RECORDS][1][2])
     {
+        if (F == KV_FP8) {
+            B::clear_missing(u, first);
+        }
 #pragma unroll
         for (int c = 0; c < B::PIECES; c += 2) {
             if (B::is_past(c, B::p.n_v)) {
@@ -385,7 +475,7 @@ struct codes_thin : codes_computer<F, D, 1, FULL> {
         barrier_wait(&B::loader.full[B::slot], B::parity);
         score(scores);
         softmax(u, first, scores, weights);
-        add_values(weights);
+        add_values(u, first, weights);
         __syncwarp();
         B::loader.fetch(B::slot);
         if (++B::slot == B::p.n_slots) {
