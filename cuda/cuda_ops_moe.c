@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The router and the experts of a mixture. */
 #include "cuda/cuda_ops.h"
+#include "cuda/moe_fixed.h"
 
 /* Checks what the router's kernels rely on. */
 static enum status route_ok(const struct moe_route_args *a)
@@ -264,8 +265,9 @@ static const float *gate_of_sum(const struct cuda_backend *be, const struct row_
 /* In deterministic mode the picks of few rows are not a separate op: the kernels after the
  * scores make them. The scores are at the end of the scratch memory. False if this is not
  * possible. */
-static bool on_picks(struct cuda_backend *be, const struct moe_route_args *route,
-                     const struct moe_ffn_args *a, enum status *st)
+static bool makes_picks(struct cuda_backend *be, const struct moe_route_args *route,
+                        const struct moe_ffn_args *a, struct moe_scratch *s,
+                        struct moe_picks *picks)
 {
     if (!be->device.options.deterministic || a->n_rows > MOE_PLAN_ROWS || route_ok(route) != OK ||
         experts_ok(a) != OK || route->n_rows != a->n_rows || route->n_experts != a->n_experts ||
@@ -273,31 +275,61 @@ static bool on_picks(struct cuda_backend *be, const struct moe_route_args *route
         return false;
     }
     const struct moe_weights w = weights_of(a);
-    const struct weight *router = route->router;
     const size_t n = (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float);
-    struct moe_scratch s;
     const size_t at = (be->scratch.n_bytes - n) / 256 * 256;
-    if (n > be->scratch.n_bytes || moe_bytes(be, a, false, a->n_rows, &s) > at ||
+    if (n > be->scratch.n_bytes || moe_bytes(be, a, false, a->n_rows, s) > at ||
         !k_moe_ffn_picks(a, &w)) {
         return false;
     }
-    float *logits = (float *)(void *)((char *)be->scratch.memory + at);
-    const struct moe_picks picks = {route, logits, vector(route->correction),
-                                    vector(route->expert_scale)};
+    *picks = (struct moe_picks){route, (float *)(void *)((char *)be->scratch.memory + at),
+                                vector(route->correction), vector(route->expert_scale)};
+    return true;
+}
+
+static enum status on_picks(struct cuda_backend *be, const struct moe_ffn_args *a,
+                            const struct moe_scratch *s, const struct moe_picks *picks)
+{
+    const struct moe_route_args *route = picks->route;
+    const struct moe_weights w = weights_of(a);
+    const struct weight *router = route->router;
+    float *logits = (float *)(uintptr_t)picks->logits;
     bool done = false;
     cudaError_t e = cudaSuccess;
-    *st = scores_on_tensor_cores(be, route, logits, &done);
-    if (*st != OK) {
-        return true;
-    }
+    TRY(scores_on_tensor_cores(be, route, logits, &done));
     if (!done) {
         e = k_moe_route_scores(be->device.stream, route, router->data, router->dtype, router->bias,
                                (int32_t)router->n_in, logits);
     }
     if (e == cudaSuccess) {
-        e = k_moe_ffn_of_scores(be->device.stream, a, &w, &s, real_rows(be, a->n_rows), &picks);
+        e = k_moe_ffn_of_scores(be->device.stream, a, &w, s, real_rows(be, a->n_rows), picks);
     }
-    *st = cuda_check(&be->device, e, "the experts with their picks");
+    return cuda_check(&be->device, e, "the experts with their picks");
+}
+
+/* The same with the norm before the mixture, for fewer rows. False if this is not possible. */
+static bool on_norm_and_picks(struct cuda_backend *be, const struct norm_args *norm,
+                              const struct moe_route_args *route, const struct moe_ffn_args *a,
+                              enum status *st)
+{
+    struct moe_scratch s;
+    struct moe_picks picks;
+    if (!norm || !makes_picks(be, route, a, &s, &picks)) {
+        return false;
+    }
+    const struct moe_weights w = weights_of(a);
+    const struct weight *router = route->router;
+    const struct moe_few m = {.route = route, .ffn = a, .weights = w};
+    if (norm_ok(norm) != OK || router->n_in != w.hidden || !k_moe_few_takes_norm(&m, norm) ||
+        !k_moe_scores_norm_takes(route, router->dtype, w.hidden) || !moe_few_fixed_takes(a, &w)) {
+        return false;
+    }
+    float *logits = (float *)(uintptr_t)picks.logits;
+    cudaError_t e = k_moe_scores_norm(be->device.stream, route, norm, vector(norm->weight),
+                                      router->data, router->bias, w.hidden, logits);
+    if (e == cudaSuccess) {
+        e = moe_few_fixed(be->device.stream, a, &w, s.act, real_rows(be, a->n_rows), &picks, norm);
+    }
+    *st = cuda_check(&be->device, e, "a mixture of few rows");
     return true;
 }
 
@@ -310,7 +342,13 @@ enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     struct moe_few m;
+    struct moe_scratch s;
+    struct moe_picks picks;
+    enum status st = OK;
     const struct moe_ffn_args own = with_bias(be, ffn);
+    if (!shared && on_norm_and_picks(be, norm, route, &own, &st)) {
+        return st;
+    }
     const bool few = are_few(be, shared, route, &own, &m);
     if (norm && few && norm_ok(norm) == OK && k_moe_few_takes_norm(&m, norm)) {
         m.norm = norm;
@@ -327,9 +365,8 @@ enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
         TRY(cuda_op_mlp(base, &shared->up, &shared->act, &shared->down));
         TRY(shared->gate && !gate ? cuda_op_row_gate(base, shared->gate) : OK);
     }
-    enum status st = OK;
-    if (on_picks(be, route, &own, &st)) {
-        return st;
+    if (makes_picks(be, route, &own, &s, &picks)) {
+        return on_picks(be, &own, &s, &picks);
     }
     TRY(cuda_op_moe_route(base, route));
     TRY(experts_ok(ffn));

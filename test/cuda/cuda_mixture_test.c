@@ -348,6 +348,96 @@ TEST(few_rows_of_a_deterministic_mixture_have_the_bits_of_many)
     }
 }
 
+/* What a norm and the mixture after it write: y, which holds the norm's delta before, the sum that
+ * the norm is applied to, and the norm's result. */
+enum { WRITTEN = 3, NORM_ROWS = 40 };
+
+struct written {
+    char *rows[WRITTEN];
+};
+
+static const struct tensor *written_tensor(const struct mixture *m, int i)
+{
+    const struct tensor *const t[WRITTEN] = {&m->y.t[GPU], &m->residual.t[GPU], &m->x.t[GPU]};
+    return t[i];
+}
+
+static size_t written_bytes(const struct mixture *m, int i, int32_t n_rows)
+{
+    return (size_t)written_tensor(m, i)->stride * sizeof(uint16_t) * (size_t)n_rows;
+}
+
+static struct written read_written(struct pair *p, const struct mixture *m, int32_t n_rows)
+{
+    struct written w;
+    for (int i = 0; i < WRITTEN; i++) {
+        const size_t n = written_bytes(m, i, n_rows);
+        w.rows[i] = xmalloc(n);
+        CHECK_EQ(p->be[GPU]->ops->read(p->be[GPU], w.rows[i], written_tensor(m, i)->mem, n), OK);
+    }
+    return w;
+}
+
+static void free_written(struct written *w)
+{
+    for (int i = 0; i < WRITTEN; i++) {
+        free(w->rows[i]);
+    }
+}
+
+/* Computes the first n rows, starting from what `before` holds. */
+static struct written rows_of_norm_and_mixture(struct pair *p, struct mixture *m,
+                                               const struct written *before, int32_t n)
+{
+    struct backend *be = p->be[GPU];
+    m->route[GPU].n_rows = m->ffn[GPU].n_rows = m->norm[GPU].n_rows = n;
+    for (int i = 0; i < WRITTEN; i++) {
+        CHECK_EQ(be->ops->write(be, written_tensor(m, i)->mem, before->rows[i],
+                                written_bytes(m, i, NORM_ROWS)),
+                 OK);
+    }
+    CHECK_EQ(ops_moe(be, &m->norm[GPU], NULL, &m->route[GPU], &m->ffn[GPU]), OK);
+    return read_written(p, m, n);
+}
+
+/* Up to four rows of at most 4,096 elements are normalised by the kernel of the router's scores. */
+TEST(few_rows_of_a_norm_and_a_deterministic_mixture_have_the_bits_of_many)
+{
+    NEED_GPU();
+    static const struct mixture_case cases[] = {
+        {NORM_ROWS, 24, 10, 1096, 200, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false,
+         false, true},
+        {NORM_ROWS, 128, 8, 2048, 72, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false,
+         false, true},
+        {NORM_ROWS, 12, 4, 4096, 136, 0, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false,
+         true},
+        {NORM_ROWS, 12, 4, 4104, 136, 0, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false,
+         true},
+    };
+    static const int32_t rows[] = {1, 2, 3, 4, 1, 5, NORM_ROWS};
+    for (int32_t c = 0; c < COUNT(cases); c++) {
+        struct pair p;
+        struct mixture m;
+        REQUIRE(pair_open(&p, DT_BF16, true, NULL));
+        make_mixture(&p, &cases[c], &m);
+        struct written before = read_written(&p, &m, NORM_ROWS);
+        struct written all = rows_of_norm_and_mixture(&p, &m, &before, NORM_ROWS);
+        for (int32_t r = 0; r < COUNT(rows); r++) {
+            struct written some = rows_of_norm_and_mixture(&p, &m, &before, rows[r]);
+            for (int i = 0; i < WRITTEN; i++) {
+                if (memcmp(all.rows[i], some.rows[i], written_bytes(&m, i, rows[r])) != 0) {
+                    CHECK_FAIL("case %d, tensor %d: %d of %d rows have different bits", c, i,
+                               rows[r], NORM_ROWS);
+                }
+            }
+            free_written(&some);
+        }
+        free_written(&all);
+        free_written(&before);
+        pair_close(&p);
+    }
+}
+
 /* From 32 rows per expert on, the GPU uses another kernel. The cases have a shared expert with its
  * gate, biases, every activation, and sizes that are not multiples of the tiles of that kernel. */
 TEST(any_number_of_rows_of_a_deterministic_mixture_has_the_same_bits)

@@ -25,7 +25,8 @@ template <int WIDTH> struct fixed_shape {
     static constexpr int W_BYTES = BAND * DEPTH * 2, BYTES = W_BYTES + X_BYTES; // per stage
     static constexpr int STAGES = RING_BYTES / BYTES, SMEM_BYTES = STAGES * BYTES + 1024;
     static constexpr int BLOCKS = BAND / 8, CHUNK = BLOCKS / STEPS; // groups of 8 features
-    static_assert(BLOCKS % STEPS == 0, "whole chunks");
+    static_assert(BLOCKS % (2 * STEPS) == 0, "whole chunks, of pairs of blocks");
+    static constexpr bool IN_16_BYTES = BAND <= 128; // of sums; wider bands lack the registers
 };
 
 #if HAVE_SM90A
@@ -56,8 +57,43 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
         at.next_box();
     }
 
+    /* Stores two blocks of one of this thread's rows in fp32. Neighbouring lanes exchange a pair,
+     * so that each has four elements of one block. */
+    __device__ __forceinline__ void store_sums(int block, int r)
+    {
+        const bool odd = threadIdx.x & 1;
+        float2 low = make_float2(total[4 * block + 2 * r], total[4 * block + 2 * r + 1]);
+        float2 high = make_float2(total[4 * block + 4 + 2 * r], total[4 * block + 5 + 2 * r]);
+        const float x = __shfl_xor_sync(0xffffffffu, odd ? low.x : high.x, 1);
+        const float y = __shfl_xor_sync(0xffffffffu, odd ? low.y : high.y, 1);
+        low = odd ? make_float2(x, y) : low;
+        high = odd ? high : make_float2(x, y);
+        const int32_t row = kept.row + row0 + 8 * r;
+        const int32_t feature = kept.band * BAND + 8 * (block + odd) + (int)(threadIdx.x & 2) * 2;
+        float *to = (float *)p.y + kept.part * p.part_stride + (int64_t)row * p.y_stride + feature;
+        if (row >= p.n_rows || feature >= p.n_out) {
+            return;
+        }
+        if (p.in_16_bytes) {
+            *(float4 *)to = make_float4(low.x, low.y, high.x, high.y);
+            return;
+        }
+        *(float2 *)to = low;
+        if (feature + 2 < p.n_out) {
+            *(float2 *)(to + 2) = high;
+        }
+    }
+
     template <int STEP> __device__ __forceinline__ void store_some()
     {
+        if constexpr (S::IN_16_BYTES && sizeof(Y) == sizeof(float)) {
+#pragma unroll
+            for (int j = STEP * S::CHUNK; j < (STEP + 1) * S::CHUNK; j += 2) {
+                store_sums(j, 0);
+                store_sums(j, 1);
+            }
+            return;
+        }
         const int32_t row = kept.row + row0, feature = kept.band * BAND + (threadIdx.x & 3) * 2;
         Y *to = (Y *)p.y + kept.part * p.part_stride + (int64_t)row * p.y_stride + feature;
 #pragma unroll

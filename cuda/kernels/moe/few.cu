@@ -69,20 +69,11 @@ bool k_moe_few_takes_norm(const struct moe_few *m, const struct norm_args *norm)
            (!norm->delta.mem.p || vec_ok(norm->delta.mem.p, norm->delta.stride, hidden, 2));
 }
 
-static struct few_norm norm_of(const struct moe_few *m)
-{
-    const struct norm_args *n = m->norm;
-    return n ? few_norm{n->x.mem.p,       n->delta.mem.p,  m->norm_weight,
-                        n->x.stride,      n->delta.stride, n->eps,
-                        n->weight_offset, n->delta_scale,  n->x_scale != 0.0f ? n->x_scale : 1.0f}
-             : few_norm{};
-}
-
 static struct few_params params_of(const struct moe_few *m, void *scratch)
 {
     const struct moe_ffn_args *a = m->ffn;
     struct few_params p = {};
-    p.norm = norm_of(m);
+    p.norm = few_norm_of(m->norm, m->norm_weight);
     p.route = route_params_of(m->route);
     p.correction = m->correction;
     p.expert_scale = m->expert_scale;

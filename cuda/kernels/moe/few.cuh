@@ -22,6 +22,14 @@ struct few_norm {
     float eps, offset, delta_scale, x_scale;
 };
 
+static inline struct few_norm few_norm_of(const struct norm_args *n, const float *weight)
+{
+    return n ? few_norm{n->x.mem.p,       n->delta.mem.p,  weight,
+                        n->x.stride,      n->delta.stride, n->eps,
+                        n->weight_offset, n->delta_scale,  n->x_scale != 0.0f ? n->x_scale : 1.0f}
+             : few_norm{};
+}
+
 struct few_params {
     struct few_norm norm;
     struct route_params route;

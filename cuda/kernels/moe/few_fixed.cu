@@ -4,25 +4,28 @@
  *
  *   up      each block makes its row's picks; then its warps take groups of eight features of a
  *           pick in turn: the products with gate and up rows, and the activation
- *   down    a block per eight output features, in which each pick has a warp. The picks are added
- *           in order of expert id.
+ *   down    a block has some groups of eight output features, and its warps take a pick's part of a
+ *           group in turn. The picks are added in order of expert id.
  *
  * Bits are those of moe.cu: K is summed in ascending order in one accumulator of the tensor cores
  * (device/mma_tile.cuh), of whose sixteen rows only the first is used. Weights arrive in a ring of
- * each warp (cp.async), so no block barrier is needed. `down` picks and fills its rings before its
- * wait, beside `up`: the shared memory of both fits a multiprocessor. The scores that it reads
- * then are complete, because `up` triggers only after its own wait. Bound by reading the weights of
- * the picks. */
+ * each warp (cp.async), so no block barrier is needed. There is one block of `up` and one of `down`
+ * per multiprocessor, side by side, and each block has as many groups as the others: `down` picks
+ * and fills its rings before its wait. The scores that it reads then are complete, because `up`
+ * triggers only after its own wait. Bound by reading the weights of the picks. */
 #include "cuda/kernels/moe/few.cuh"
-#include "cuda/kernels/moe/few_fixed.cuh"
 #include "cuda/kernels/moe/gated.cuh"
 #include "cuda/kernels/moe/sm90.cuh"
+#include "cuda/moe_fixed.h"
 
-enum { WARPS = 8, THREADS = 32 * WARPS, MOST_ROWS = 4, MOST_EXPERTS = 512 };
+enum { MOST_ROWS = 4, MOST_EXPERTS = 512 };
 enum { FEATURES = 8, DEPTH = 64, STAGE = FEATURES * DEPTH }; // weight rows and elements of each
-enum { UP_STAGES = 6, DOWN_STAGES = 12 };
+enum { LEAST_UP_WARPS = 2, MOST_UP_WARPS = 8 };              // one warp picks, the others copy x
+enum { WARPS = 16, THREADS = 32 * WARPS, MOST_GROUPS = 4 };  // of a block of `down`
+enum { UP_STAGES = 7, DOWN_STAGES = 5 };
 enum { UP_RING = UP_STAGES * 2 * STAGE, DOWN_RING = DOWN_STAGES * STAGE }; // elements per warp
 enum { MOST_BYTES = 220 << 10 };
+enum { LEAST_UP_BYTES = 116 << 10 }; // so that no two blocks of `up` share a multiprocessor
 
 /* ---- eight rows of a weight and one row of inputs ---------------------------------------------
  */
@@ -71,20 +74,16 @@ __host__ __device__ static inline int32_t padded(int32_t n)
     return (n + DEPTH - 1) / DEPTH * DEPTH;
 }
 
-/* Copies n elements that another kernel has written, and zeros up to the end of a stage. */
+/* Copies a run of a row of n elements, or zeros past its end. */
 template <typename T>
-__device__ __forceinline__ void copy_padded(T *to, const T *from, int32_t n, int32_t thread,
-                                            int32_t n_threads)
+__device__ __forceinline__ void copy_run(T *to, const T *row, int32_t at, int32_t n)
 {
-#pragma unroll 2
-    for (int32_t at = thread * RUN; at < padded(n); at += n_threads * RUN) {
-        vec<T> v;
-        *(uint4 *)v.v = uint4{0, 0, 0, 0};
-        if (at < n) {
-            v.load(from + at);
-        }
-        v.store(to + at);
+    vec<T> v;
+    *(uint4 *)v.v = uint4{0, 0, 0, 0};
+    if (at < n) {
+        v.load(row + at);
     }
+    v.store(to);
 }
 
 /* A warp's position in its ring: the stage to multiply next, and the stage before that one. */
@@ -158,6 +157,23 @@ __device__ __forceinline__ void store_up(const struct few_params &p, const int32
     }
 }
 
+/* Called by all warps but the first: copies the row's x. One block also stores the sum that the
+ * norm was applied to. */
+template <typename T>
+__device__ __forceinline__ void copy_x(const struct few_params &p, int32_t row, T *to)
+{
+    const T *x = (const T *)p.x + row * p.x_stride;
+    const bool stores = blockIdx.x == gridDim.x - 1 && p.norm.delta;
+#pragma unroll 2
+    for (int32_t at = ((int32_t)threadIdx.x - 32) * RUN; at < padded(p.hidden);
+         at += ((int32_t)blockDim.x - 32) * RUN) {
+        copy_run(to + at, x, at, p.hidden);
+        if (stores && at < p.hidden) {
+            added<T>(p.norm, row, at).store((T *)p.norm.x + row * p.norm.x_stride + at);
+        }
+    }
+}
+
 /* After the wait the block's first warp makes the row's picks, and the others copy its x. The picks
  * are also made once before the wait, from stale scores, only to load the code into the cache. */
 template <typename T, int EACH>
@@ -178,8 +194,7 @@ __device__ __forceinline__ void pick_for_up(const struct few_params &p, int32_t 
         }
     }
     if (threadIdx.x >= 32) {
-        copy_padded(x, (const T *)p.x + row * p.x_stride, p.hidden, (int32_t)threadIdx.x - 32,
-                    THREADS - 32);
+        copy_x(p, row, x);
     } else if (lane < k) {
         picks[lane] = mine.id;
         if (blockIdx.x == 0 && row < n_real(p)) {
@@ -191,13 +206,13 @@ __device__ __forceinline__ void pick_for_up(const struct few_params &p, int32_t 
 }
 
 template <typename T, int KIND, int EACH>
-__global__ void __launch_bounds__(THREADS) fixed_up_kernel(struct few_params p)
+__global__ void __launch_bounds__(32 * MOST_UP_WARPS) fixed_up_kernel(struct few_params p)
 {
     extern __shared__ __align__(128) char memory[];
     __shared__ int32_t picks[MOE_MAX_K];
-    const int32_t warp = threadIdx.x >> 5, row = blockIdx.y, n = p.n_acts / FEATURES;
-    const int32_t step = gridDim.x * WARPS;
-    T *rings = (T *)memory, *ring = rings + warp * UP_RING, *x = rings + WARPS * UP_RING;
+    const int32_t warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    const int32_t row = blockIdx.y, n = p.n_acts / FEATURES, step = gridDim.x * warps;
+    T *rings = (T *)memory, *ring = rings + warp * UP_RING, *x = rings + warps * UP_RING;
     pick_for_up<T, EACH>(p, row, (float *)memory, picks, x);
     if (row >= n_real(p)) {
         return;
@@ -256,59 +271,97 @@ __device__ __forceinline__ void pick_for_down(const struct few_params &p, int32_
     __syncthreads();
 }
 
-/* What a warp loads next: a pick's rows from element k on. It takes every WARPS-th pick. */
-template <typename T> struct down_loader {
-    int32_t pick, k;
+/* A block's groups of features. A unit is the part of a pick in a group. */
+struct down_share {
+    int32_t first, n_groups, n_units;
 
-    __device__ __forceinline__ void next(const struct few_params &p,
+    __device__ __forceinline__ down_share(const struct few_params &p, int32_t groups)
+        : first(blockIdx.x * groups), n_groups(min(groups, p.hidden / FEATURES - first)),
+          n_units(n_groups * p.route.k)
+    {
+    }
+    /* The first of a unit's rows of the weight. */
+    __device__ __forceinline__ int64_t row_of(const struct few_params &p,
+                                              const struct ordered_picks &picks, int32_t unit) const
+    {
+        const int32_t group = unit / p.route.k, pick = unit - group * p.route.k;
+        return (int64_t)picks.pick[pick].id * p.hidden + (first + group) * FEATURES;
+    }
+};
+
+/* What a warp loads next: a unit's rows from element k on. It takes every WARPS-th unit. */
+template <typename T> struct down_loader {
+    int32_t unit, k;
+    const T *w;
+
+    __device__ __forceinline__ void next(const struct few_params &p, const struct down_share &share,
                                          const struct ordered_picks &picks, T *stage)
     {
-        if (pick < p.route.k) {
-            const int64_t row = (int64_t)picks.pick[pick].id * p.hidden + blockIdx.x * FEATURES;
-            load_rows(stage, (const T *)p.down + row * p.ffn, k, p.ffn);
+        if (unit < share.n_units) {
+            if (k == 0) {
+                w = (const T *)p.down + share.row_of(p, picks, unit) * p.ffn;
+            }
+            load_rows(stage, w, k, p.ffn);
             k += DEPTH;
             if (k >= p.ffn) {
                 k = 0;
-                pick += WARPS;
+                unit += WARPS;
             }
         }
         cp_async_commit();
     }
 };
 
-/* The dot products of a warp's picks, whose inputs the same warp has copied. */
+/* Copies the inputs of all picks, in order of expert id. */
+template <typename T>
+__device__ __forceinline__ void copy_acts(const struct few_params &p,
+                                          const struct ordered_picks &picks, int32_t row, T *to)
+{
+    const int32_t each = padded(p.ffn) / RUN;
+#pragma unroll 2
+    for (int32_t i = threadIdx.x; i < p.route.k * each; i += THREADS) {
+        const int32_t pick = i / each;
+        const T *act = (const T *)p.act + ((int64_t)row * p.route.k + picks.slot[pick]) * p.ffn;
+        copy_run(to + i * RUN, act, (i - pick * each) * RUN, p.ffn);
+    }
+    __syncthreads();
+}
+
+/* The dot products of a warp's units. */
 template <typename T>
 __device__ __forceinline__ void
-down_dots(const struct few_params &p, const struct ordered_picks &picks,
-          struct down_loader<T> &load, const T *act, T *ring, float (*dots)[FEATURES])
+down_dots(const struct few_params &p, const struct down_share &share,
+          const struct ordered_picks &picks, struct down_loader<T> &load, const T *act, T *ring,
+          float (*dots)[FEATURES])
 {
     const int32_t lane = threadIdx.x & 31;
     struct ring_place<DOWN_STAGES> place;
 #pragma unroll 1
-    for (int32_t i = threadIdx.x >> 5; i < p.route.k; i += WARPS) {
+    for (int32_t i = threadIdx.x >> 5; i < share.n_units; i += WARPS) {
+        const T *x = act + i % p.route.k * padded(p.ffn);
         float acc[1][4] = {};
 #pragma unroll 1
         for (int32_t k = 0; k < p.ffn; k += DEPTH) {
             place.wait();
-            load.next(p, picks, ring + place.before() * STAGE);
-            multiply<T, 1>(acc, act + i * padded(p.ffn) + k, ring + place.at * STAGE);
+            load.next(p, share, picks, ring + place.before() * STAGE);
+            multiply<T, 1>(acc, x + k, ring + place.at * STAGE);
             place.next();
         }
+        const float *bias = p.down_bias ? p.down_bias + share.row_of(p, picks, i) : NULL;
         for (int e = 0; lane < 4 && e < 2; e++) {
-            const int64_t row = (int64_t)picks.pick[i].id * p.hidden + blockIdx.x * FEATURES;
-            dots[i][lane * 2 + e] =
-                rounded_out<T>(acc[0][e], p.down_bias ? p.down_bias + row + lane * 2 + e : NULL);
+            dots[i][lane * 2 + e] = rounded_out<T>(acc[0][e], bias ? bias + lane * 2 + e : NULL);
         }
     }
 }
 
 template <typename T, int EACH>
 __global__ void __launch_bounds__(THREADS, 2)
-    fixed_down_kernel(struct few_params p, bool accumulate)
+    fixed_down_kernel(struct few_params p, int32_t groups, bool accumulate)
 {
     extern __shared__ __align__(128) char memory[];
     __shared__ struct ordered_picks picks;
-    __shared__ float dots[MOE_MAX_K][FEATURES];
+    __shared__ float dots[MOST_GROUPS * MOE_MAX_K][FEATURES]; // by unit
+    const struct down_share share(p, groups);
     const int32_t warp = threadIdx.x >> 5, row = blockIdx.y, k = p.route.k;
     T *rings = (T *)memory, *ring = rings + warp * DOWN_RING, *act = rings + WARPS * DOWN_RING;
     if (row >= n_real(p)) {
@@ -316,26 +369,25 @@ __global__ void __launch_bounds__(THREADS, 2)
         return;
     }
     pick_for_down<EACH>(p, row, (float *)memory, picks);
-    struct down_loader<T> load = {warp, 0};
+    struct down_loader<T> load = {
+        warp, 0, NULL
+    };
 #pragma unroll 1
     for (int i = 0; i < DOWN_STAGES - 1; i++) {
-        load.next(p, picks, ring + i * STAGE);
+        load.next(p, share, picks, ring + i * STAGE);
     }
     pdl_wait();
     pdl_trigger();
-    for (int32_t i = warp; i < k; i += WARPS) {
-        copy_padded(act + i * padded(p.ffn),
-                    (const T *)p.act + ((int64_t)row * k + picks.slot[i]) * p.ffn, p.ffn,
-                    (int32_t)threadIdx.x & 31, 32);
-    }
-    down_dots<T>(p, picks, load, act, ring, dots);
+    copy_acts(p, picks, row, act);
+    down_dots<T>(p, share, picks, load, act, ring, dots);
     cp_async_wait<0>();
     __syncthreads();
-    if (threadIdx.x < FEATURES) {
-        T *to = (T *)p.y + row * p.y_stride + blockIdx.x * FEATURES + threadIdx.x;
+    if (threadIdx.x < share.n_groups * FEATURES) {
+        const int32_t group = threadIdx.x / FEATURES, feature = threadIdx.x % FEATURES;
+        T *to = (T *)p.y + row * p.y_stride + share.first * FEATURES + threadIdx.x;
         float sum = 0.0f;
         for (int32_t i = 0; i < k; i++) {
-            sum = fmaf(picks.pick[i].weight, dots[i][threadIdx.x], sum);
+            sum = fmaf(picks.pick[i].weight, dots[group * k + i][feature], sum);
         }
         *to = from_float<T>(accumulate ? to_float(*to) + sum : sum);
     }
@@ -343,9 +395,10 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-static size_t up_bytes(int32_t hidden)
+static size_t up_bytes(int32_t warps, int32_t hidden)
 {
-    return (size_t)(WARPS * UP_RING + padded(hidden)) * sizeof(uint16_t);
+    const size_t needed = (size_t)(warps * UP_RING + padded(hidden)) * sizeof(uint16_t);
+    return needed > LEAST_UP_BYTES ? needed : (size_t)LEAST_UP_BYTES;
 }
 
 static size_t down_bytes(int32_t k, int32_t ffn)
@@ -356,44 +409,67 @@ static size_t down_bytes(int32_t k, int32_t ffn)
 bool moe_few_fixed_takes(const struct moe_ffn_args *a, const struct moe_weights *w)
 {
     return launch_sm() >= 90 && a->n_rows <= MOST_ROWS && a->n_experts <= MOST_EXPERTS &&
-           moe_rounds(a, w) && up_bytes(w->hidden) <= MOST_BYTES &&
+           moe_rounds(a, w) && up_bytes(MOST_UP_WARPS, w->hidden) <= MOST_BYTES &&
            down_bytes(a->k, a->ffn) <= MOST_BYTES;
 }
 
+static inline int32_t up_div(int32_t a, int32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* The number of a row's units in each block, so that all rows' blocks run at once. */
+static int32_t units_per_block(const struct few_params &p, int32_t units)
+{
+    const int32_t blocks = n_multiprocessors() / p.route.n_rows;
+    return up_div(units, blocks > 0 ? blocks : 1);
+}
+
+/* A block has only as many warps as divide its units evenly. */
 template <typename T, int EACH>
 static cudaError_t up(cudaStream_t stream, const struct few_params &p, enum activation kind)
 {
-    const int32_t most = (p.n_acts / FEATURES + WARPS - 1) / WARPS;
-    const int32_t fit = n_multiprocessors() / p.route.n_rows;
-    const dim3 grid(fit < most ? fit : most, p.route.n_rows);
+    const int32_t units = p.n_acts / FEATURES, each = units_per_block(p, units);
+    const int32_t even = up_div(each, up_div(each, MOST_UP_WARPS));
+    const int32_t warps = even > LEAST_UP_WARPS ? even : (int32_t)LEAST_UP_WARPS;
+    const dim3 grid(up_div(units, each), p.route.n_rows);
     BY_ACTIVATION(kind, KIND, {
         const auto kernel = fixed_up_kernel<T, KIND, EACH>;
         const cudaError_t e = allow_shared(kernel, MOST_BYTES);
         return e != cudaSuccess
                    ? e
-                   : launch(kernel, grid, dim3(THREADS), up_bytes(p.hidden), stream, p);
+                   : launch(kernel, grid, dim3(32 * warps), up_bytes(warps, p.hidden), stream, p);
     });
     return cudaErrorInvalidValue;
+}
+
+template <typename T, int EACH>
+static cudaError_t down(cudaStream_t stream, const struct few_params &p, bool accumulate)
+{
+    const auto kernel = fixed_down_kernel<T, EACH>;
+    const int32_t all = p.hidden / FEATURES, even = units_per_block(p, all);
+    const int32_t groups = even < MOST_GROUPS ? even : (int32_t)MOST_GROUPS;
+    const cudaError_t e = allow_shared(kernel, MOST_BYTES);
+    return e != cudaSuccess
+               ? e
+               : launch(kernel, dim3(up_div(all, groups), p.route.n_rows), dim3(THREADS),
+                        down_bytes(p.route.k, p.ffn), stream, p, groups, accumulate);
 }
 
 template <typename T, int EACH>
 static cudaError_t both(cudaStream_t stream, const struct few_params &p, enum activation kind,
                         bool accumulate)
 {
-    const auto kernel = fixed_down_kernel<T, EACH>;
-    cudaError_t e = up<T, EACH>(stream, p, kind);
-    e = e != cudaSuccess ? e : allow_shared(kernel, MOST_BYTES);
-    return e != cudaSuccess
-               ? e
-               : launch(kernel, dim3(p.hidden / FEATURES, p.route.n_rows), dim3(THREADS),
-                        down_bytes(p.route.k, p.ffn), stream, p, accumulate);
+    const cudaError_t e = up<T, EACH>(stream, p, kind);
+    return e != cudaSuccess ? e : down<T, EACH>(stream, p, accumulate);
 }
 
 cudaError_t moe_few_fixed(cudaStream_t stream, const struct moe_ffn_args *a,
                           const struct moe_weights *w, void *act, const int32_t *real,
-                          const struct moe_picks *picks)
+                          const struct moe_picks *picks, const struct norm_args *norm)
 {
     struct few_params p = {};
+    p.norm = few_norm_of(norm, NULL);
     p.route = route_params_of(picks->route);
     p.correction = picks->correction;
     p.expert_scale = picks->expert_scale;

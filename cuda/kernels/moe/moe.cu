@@ -9,10 +9,10 @@
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/kernels.h"
-#include "cuda/kernels/moe/few_fixed.cuh"
 #include "cuda/kernels/moe/gated.cuh"
 #include "cuda/kernels/moe/plan.cuh"
 #include "cuda/kernels/moe/sm90.cuh"
+#include "cuda/moe_fixed.h"
 
 /* ---- grouped products on the tensor cores -------------------------------------------------- */
 
@@ -524,7 +524,7 @@ extern "C" cudaError_t k_moe_ffn_of_scores(cudaStream_t stream, const struct moe
                                            const struct moe_picks *picks)
 {
     if (moe_few_fixed_takes(a, w)) {
-        return moe_few_fixed(stream, a, w, scratch->act, real, picks);
+        return moe_few_fixed(stream, a, w, scratch->act, real, picks, NULL);
     }
     BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, scratch, real, 0, picks));
     return cudaErrorInvalidValue;

@@ -8,10 +8,11 @@
  * memory. Bound by reading shared memory, and by latency if there are few rows.
  *
  * In deterministic mode K is summed in parts of PART columns, which are added in order. With few
- * rows one warp computes a part and splits its weights in registers. */
-#include "cuda/kernels/device/launch.cuh"
-#include "cuda/kernels/device/mma_tile.cuh"
-#include "cuda/kernels/kernels.h"
+ * rows one warp computes a part and splits its weights in registers. With very few rows every block
+ * also applies the norm before the router itself, which takes less time than a launch. */
+#include "cuda/kernels/device/norm.cuh"
+#include "cuda/kernels/moe/few.cuh"
+#include "cuda/moe_fixed.h"
 
 enum { ROWS = 128, MOST_EXPERTS = 64, FEW_EXPERTS = 16, DEPTH = 64, TERMS = 3, PAD = 8 };
 enum { WARPS = 8, THREADS = WARPS * 32 };
@@ -248,6 +249,7 @@ static cudaError_t launch_scores(cudaStream_t stream, const struct scores_params
 /* ---- few rows in deterministic mode -------------------------------------------------------- */
 
 enum { TILE = 16, TILE_EXPERTS = 8, STEPS = PART / 16, PART_WARPS = 16 };
+enum { NORM_ROWS = 4, NORM_HIDDEN = PART_WARPS * 32 * RUN }; // the most that a block normalises
 
 /* Returns the next term of the split of both elements (the largest left) and subtracts it. */
 __device__ __forceinline__ static uint32_t next_term(float2 &left)
@@ -286,8 +288,9 @@ __device__ __forceinline__ static void load_part(const struct scores_params &p, 
     }
 }
 
-/* A lane's elements of two rows in a part of K. */
-__device__ __forceinline__ static void load_rows(const struct scores_params &p, int32_t part,
+/* A lane's elements of two rows in a part of K. from: the rows. */
+__device__ __forceinline__ static void load_rows(const struct scores_params &p, const bf16_t *from,
+                                                 int64_t stride, int32_t part,
                                                  uint32_t (&x)[STEPS][4])
 {
     const int32_t row = blockIdx.y * TILE + (int32_t)(threadIdx.x >> 2 & 7);
@@ -295,7 +298,7 @@ __device__ __forceinline__ static void load_rows(const struct scores_params &p, 
     for (int i = 0; i < 4 * STEPS; i++) {
         const int32_t r = row + (i & 1) * 8, at = pair_column(part, i / 4, i >> 1 & 1);
         x[i / 4][i % 4] =
-            r < p.n_rows && at < p.hidden ? *(const uint32_t *)(p.x + r * p.x_stride + at) : 0;
+            r < p.n_rows && at < p.hidden ? *(const uint32_t *)(from + r * stride + at) : 0;
     }
 }
 
@@ -313,20 +316,88 @@ __device__ __forceinline__ static void multiply_part(const uint32_t (&x)[STEPS][
     }
 }
 
-/* A block has 16 rows and eight experts; each warp takes one part of K after another. All of a part
- * is loaded before it is multiplied, because few rows are bound by latency. */
-__global__ void __launch_bounds__(PART_WARPS * 32) route_fixed_kernel(struct scores_params p)
+/* The norm before the router. */
+struct fixed_norm {
+    struct few_norm norm;
+    bf16_t *out; // what the router and the experts read, p.x
+};
+
+/* The thread's run of the norm's weights. */
+__device__ __forceinline__ static void load_norm_weights(const struct few_norm &n, int32_t hidden,
+                                                         float (&w)[RUN])
 {
-    extern __shared__ float sums[]; // [parts][TILE][TILE_EXPERTS]
+    const int32_t at = (int32_t)threadIdx.x * RUN;
+#pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        w[e] = n.weight && at < hidden ? n.weight[at + e] + n.offset : 1.0f;
+    }
+}
+
+/* Normalises the rows into shared memory. As in norm.cu, a thread has a run of a row, and so the
+ * bits are the same. The first block also stores the results. */
+__device__ __forceinline__ static void norm_rows(const struct scores_params &p,
+                                                 const struct fixed_norm &n, const float (&w)[RUN],
+                                                 bf16_t *to, float *shared)
+{
+    const int32_t at = (int32_t)threadIdx.x * RUN;
+    const bool is = at < p.hidden;
+#pragma unroll 1
+    for (int32_t row = 0; row < p.n_rows; row++) {
+        vec<bf16_t> v;
+        float sum = 0.0f;
+        if (is) {
+            v = added<bf16_t>(n.norm, row, at);
+#pragma unroll
+            for (int e = 0; e < RUN; e++) {
+                sum = moment_add(sum, to_float(v.v[e]), false);
+            }
+        }
+        const float scale = 1.0f / sqrtf(block_sum(sum, shared) / (float)p.hidden + n.norm.eps);
+        if (is) {
+#pragma unroll
+            for (int e = 0; e < RUN; e++) {
+                v.v[e] = from_float<bf16_t>(normed(to_float(v.v[e]), w[e], 0.0f, 0.0f, scale));
+            }
+            v.store(to + row * p.hidden + at);
+            if (blockIdx.x == 0) {
+                v.store(n.out + row * p.x_stride + at);
+            }
+        }
+    }
+    __syncthreads();
+}
+
+/* A block has 16 rows and eight experts; each warp takes one part of K after another. All of a part
+ * is loaded before it is multiplied, because few rows are bound by latency. NORM: for up to
+ * NORM_ROWS rows; the next kernel is `up` of few_fixed.cu, which fetches its code meanwhile. */
+template <bool NORM>
+__global__ void __launch_bounds__(PART_WARPS * 32)
+    route_fixed_kernel(struct scores_params p, struct fixed_norm n)
+{
+    extern __shared__ __align__(16) float sums[]; // [parts][TILE][TILE_EXPERTS], then normed rows
+    __shared__ float shared[32];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int32_t n_parts = (p.hidden + PART - 1) / PART;
+    const bf16_t *rows = p.x;
     uint32_t terms[STEPS][2][TERMS], x[STEPS][4];
+    if (NORM) {
+        pdl_trigger();
+    }
     load_part(p, warp, terms);
-    pdl_wait();
-    pdl_trigger();
+    if (NORM) {
+        float w[RUN];
+        load_norm_weights(n.norm, p.hidden, w);
+        pdl_wait();
+        bf16_t *to = (bf16_t *)(sums + n_parts * TILE * TILE_EXPERTS);
+        norm_rows(p, n, w, to, shared);
+        rows = to;
+    } else {
+        pdl_wait();
+        pdl_trigger();
+    }
     for (int32_t part = warp; part < n_parts; part += PART_WARPS) {
         float sum[4] = {};
-        load_rows(p, part, x);
+        load_rows(p, rows, NORM ? p.hidden : p.x_stride, part, x);
         multiply_part(x, terms, sum);
         if (part + PART_WARPS < n_parts) {
             load_part(p, part + PART_WARPS, terms);
@@ -369,6 +440,12 @@ static struct scores_params params_of(const struct moe_route_args *a, const floa
             hidden};
 }
 
+/* Shared memory of route_fixed_kernel for the sums of all parts. */
+static size_t sums_bytes(int32_t hidden)
+{
+    return (size_t)((hidden + PART - 1) / PART) * TILE * TILE_EXPERTS * sizeof(float);
+}
+
 /* True if blocks of MOST_EXPERTS experts would be too few. */
 static bool few_blocks(const struct scores_params &p)
 {
@@ -384,12 +461,33 @@ cudaError_t k_moe_scores_fixed(cudaStream_t stream, const struct moe_route_args 
     if (p.n_rows < ROWS) {
         const dim3 grid((p.n_experts + TILE_EXPERTS - 1) / TILE_EXPERTS,
                         (p.n_rows + TILE - 1) / TILE);
-        const int32_t n_parts = (hidden + PART - 1) / PART;
-        return launch(route_fixed_kernel, grid, dim3(PART_WARPS * 32),
-                      (size_t)n_parts * TILE * TILE_EXPERTS * sizeof(float), stream, p);
+        return launch(route_fixed_kernel<false>, grid, dim3(PART_WARPS * 32), sums_bytes(hidden),
+                      stream, p, fixed_norm{});
     }
     return few_blocks(p) ? launch_scores<FEW_EXPERTS, true>(stream, p)
                          : launch_scores<MOST_EXPERTS, true>(stream, p);
+}
+
+bool k_moe_scores_norm_takes(const struct moe_route_args *a, enum dtype router_dtype,
+                             int32_t hidden)
+{
+    return k_moe_scores_fixed_takes(a, router_dtype, hidden) && a->n_rows <= NORM_ROWS &&
+           hidden <= NORM_HIDDEN;
+}
+
+cudaError_t k_moe_scores_norm(cudaStream_t stream, const struct moe_route_args *a,
+                              const struct norm_args *norm, const float *norm_weight,
+                              const float *router, const float *bias, int32_t hidden, float *logits)
+{
+    const auto kernel = route_fixed_kernel<true>;
+    const struct scores_params p = params_of(a, router, bias, hidden, logits);
+    const struct fixed_norm n = {few_norm_of(norm, norm_weight), (bf16_t *)a->x.mem.p};
+    const size_t n_bytes = sums_bytes(hidden) + (size_t)a->n_rows * (size_t)hidden * sizeof(bf16_t);
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
+    return e != cudaSuccess ? e
+                            : launch(kernel, dim3((p.n_experts + TILE_EXPERTS - 1) / TILE_EXPERTS),
+                                     dim3(PART_WARPS * 32), n_bytes, stream, p, n);
 }
 
 cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
