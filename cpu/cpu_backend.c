@@ -143,6 +143,7 @@ static const struct backend_ops cpu_ops = {
     .facts = cpu_facts,
     .alloc = cpu_alloc,
     .weight_open = cpu_weight_open,
+    .weight_bytes = cpu_weight_bytes,
     .rope_open = cpu_rope_open,
     .kv_bytes = cpu_kv_bytes,
     .setup = cpu_setup,

@@ -290,6 +290,7 @@ enum status cpu_need_moe(struct cpu_backend *cpu);
 
 enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, struct weight **out,
                             struct err *err);
+size_t cpu_weight_bytes(const struct weight *w);
 void cpu_weights_close(struct cpu_backend *cpu);
 /* Row `row` of matrix 0, as fp32. */
 void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out);

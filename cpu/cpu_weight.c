@@ -371,6 +371,14 @@ enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, 
     return st;
 }
 
+size_t cpu_weight_bytes(const struct weight *w)
+{
+    if (w->kind == WEIGHT_VECTOR) {
+        return (size_t)(w->n_out * w->n_in) * sizeof *w->vector;
+    }
+    return w->packed_bytes;
+}
+
 void cpu_weights_close(struct cpu_backend *cpu)
 {
     while (cpu->weights) {

@@ -166,6 +166,7 @@ const struct backend_ops cuda_ops = {
     .facts = cuda_facts,
     .alloc = cuda_alloc_op,
     .weight_open = cuda_weight_open,
+    .weight_bytes = cuda_weight_bytes,
     .rope_open = cuda_rope_open,
     .kv_bytes = cuda_kv_bytes,
     .setup = cuda_setup,

@@ -226,6 +226,18 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
     return OK;
 }
 
+size_t cuda_weight_bytes(const struct weight *w)
+{
+    const struct coded_matrix *m = weight_coded(w);
+    if (!m) {
+        const size_t n_matrices = w->n_experts > 0 ? (size_t)w->n_experts : 1;
+        return n_matrices * (size_t)(w->n_out * w->n_in) * dtype_bytes(w->dtype);
+    }
+    const size_t scales = (size_t)m->record_bytes * (size_t)m->n_records;
+    const size_t zeros = m->zeros ? scales / dtype_bytes(m->scale) : 0;
+    return (size_t)m->n_tiles * (size_t)m->n_experts * (coded_tiles_bytes(m) + scales + zeros);
+}
+
 /* Computes the angles of all positions on the device. */
 enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
                            struct rope_table **out)

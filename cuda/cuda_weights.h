@@ -42,6 +42,7 @@ struct rope_table {
 
 enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
                              struct weight **out, struct err *err);
+size_t cuda_weight_bytes(const struct weight *w);
 enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
                            struct rope_table **out);
 

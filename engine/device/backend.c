@@ -10,14 +10,14 @@ enum status backend_check(const struct backend *be, struct err *err)
         const char *name;
         bool present;
     } basic[] = {
-        OP(facts),       OP(alloc),       OP(weight_open), OP(rope_open),    OP(kv_bytes),
-        OP(setup),       OP(kv_open),     OP(close),       OP(step_begin),   OP(lane_tokens),
-        OP(lane_blocks), OP(lane_params), OP(copy_blocks), OP(move_slots),   OP(poison_blocks),
-        OP(pass_begin),  OP(pass_end),    OP(step_end),    OP(step_wait),    OP(step_done),
-        OP(embed),       OP(norm),        OP(linear),      OP(linear_heads), OP(rope_store),
-        OP(mla_store),   OP(attention),   OP(activation),  OP(moe_route),    OP(moe_ffn),
-        OP(row_gate),    OP(reduce),      OP(gather),      OP(logits),       OP(sample),
-        OP(pool),        OP(write),       OP(read),
+        OP(facts),         OP(alloc),       OP(weight_open), OP(weight_bytes), OP(rope_open),
+        OP(kv_bytes),      OP(setup),       OP(kv_open),     OP(close),        OP(step_begin),
+        OP(lane_tokens),   OP(lane_blocks), OP(lane_params), OP(copy_blocks),  OP(move_slots),
+        OP(poison_blocks), OP(pass_begin),  OP(pass_end),    OP(step_end),     OP(step_wait),
+        OP(step_done),     OP(embed),       OP(norm),        OP(linear),       OP(linear_heads),
+        OP(rope_store),    OP(mla_store),   OP(attention),   OP(activation),   OP(moe_route),
+        OP(moe_ffn),       OP(row_gate),    OP(reduce),      OP(gather),       OP(logits),
+        OP(sample),        OP(pool),        OP(write),       OP(read),
     };
 #undef OP
     enum {

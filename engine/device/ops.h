@@ -377,6 +377,7 @@ struct backend_ops {
     enum status (*alloc)(struct backend *be, size_t n_bytes, struct dmem *out); // zeroed
     enum status (*weight_open)(struct backend *be, const struct weight_desc *desc,
                                struct weight **out, struct err *err);
+    size_t (*weight_bytes)(const struct weight *w); // what it takes on the device, without its bias
     enum status (*rope_open)(struct backend *be, const struct rope_desc *desc,
                              struct rope_table **out);
     /* Bytes of one block of block_tokens tokens of a set. */

@@ -416,8 +416,6 @@ enum status part_open(struct loader *l, struct weight_desc *d, const struct weig
     struct weight *w;
     d->dummy_seed = hash_mix(++l->seed);
     d->dummy_scale = 0.02f;
-    size_t n = (size_t)(d->n_out * d->n_in) * (size_t)(d->n_experts ? d->n_experts : 1);
-    l->m->weight_bytes += n * dtype_bytes(d->kind == WEIGHT_VECTOR ? DT_F32 : d->dtype);
     const enum status st = l->be->ops->weight_open(l->be, d, &w, l->err);
     if (st != OK) {
         if (st == ERR_NOMEM) {
@@ -425,6 +423,7 @@ enum status part_open(struct loader *l, struct weight_desc *d, const struct weig
         }
         return st;
     }
+    l->m->weight_bytes += l->be->ops->weight_bytes(w);
     *out = w;
     return OK;
 }

@@ -43,6 +43,12 @@ static enum status fake_weight_open(struct backend *be, const struct weight_desc
     return OK;
 }
 
+static size_t fake_weight_bytes(const struct weight *w)
+{
+    (void)w;
+    return 1;
+}
+
 static enum status fake_rope_open(struct backend *be, const struct rope_desc *desc,
                                   struct rope_table **out)
 {
@@ -524,6 +530,7 @@ static const struct backend_ops fake_ops = {
     .facts = fake_facts,
     .alloc = fake_alloc,
     .weight_open = fake_weight_open,
+    .weight_bytes = fake_weight_bytes,
     .rope_open = fake_rope_open,
     .kv_bytes = fake_kv_bytes,
     .state_bytes = fake_state_bytes,

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 
-from golden import GOLDEN, SLUICE
+from golden import GOLDEN, ROOT, SLUICE
 
 MODEL = os.path.join(GOLDEN, "llama-3")
 DECODE = re.compile(r"decode +batch +(\d+) at +(\d+): +([\d.]+) ms a step \(([\d.]+) to ([\d.]+)\) +([\d.]+) tok/s")
@@ -61,3 +61,14 @@ def test_bad_arguments_are_refused():
     assert missing.returncode == 1 and "nowhere" in missing.stderr
     long = bench(MODEL, "--context", "100000", "--batch", "1")
     assert long.returncode == 1 and "context length" in long.stderr
+
+
+def test_the_size_of_weights_is_what_they_take():
+    """Quantised weights are counted as they are stored."""
+    def size(*options):
+        done = bench(os.path.join(ROOT, "models", "demo"), "--batch", "1", "--context", "20", "--steps", "2", *options)
+        return int(re.search(r"(\d+) MB of weights", done.stdout)[1])
+
+    full = size()
+    assert 0.5 * full < size("--quantization", "fp8") < 0.75 * full
+    assert size("--quantization", "int4") < 0.5 * full
