@@ -129,11 +129,19 @@ static struct moe_weights weights_of(const struct moe_ffn_args *a)
     };
 }
 
-/* True if k_moe_ffn_sm90 should compute these rows. */
+/* True if k_moe_ffn_coded_many should compute these rows. In deterministic mode k_moe_ffn takes any
+ * number of rows of quantised experts. */
+static bool on_many_coded(const struct cuda_backend *be, const struct moe_ffn_args *a,
+                          const struct moe_weights *w)
+{
+    return !be->device.options.deterministic && k_moe_coded_many_takes(a, w, be->device.sm);
+}
+
+/* True if k_moe_ffn_sm90 or k_moe_ffn_coded_many should compute these rows. */
 static bool on_many(const struct cuda_backend *be, const struct moe_ffn_args *a,
                     const struct moe_weights *w)
 {
-    return k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
+    return on_many_coded(be, a, w) || k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
 }
 
 /* With one rank, the experts' kernels add the biases; with several, cuda_op_reduce does. */
@@ -144,8 +152,20 @@ static struct moe_ffn_args with_bias(const struct cuda_backend *be, const struct
     return own;
 }
 
-/* Processes as many rows at a time as the scratch memory holds. gate: as for k_moe_ffn_sm90, which
- * alone takes it. */
+/* The experts of the rows that on_many accepts. */
+static cudaError_t run_many(struct cuda_backend *be, const struct moe_ffn_args *a,
+                            const struct moe_weights *w, const float *gate, const int32_t *real,
+                            int32_t first)
+{
+    const struct cuda *d = &be->device;
+    return w->gate_up_coded
+               ? k_moe_ffn_coded_many(d->stream, a, w, gate, be->scratch.memory, real, first,
+                                      d->n_sms)
+               : k_moe_ffn_sm90(d->stream, a, w, gate, be->scratch.memory, real, first, d->n_sms);
+}
+
+/* Processes as many rows at a time as the scratch memory holds. gate: as for k_moe_ffn_sm90; only
+ * if on_many accepts the rows. */
 static enum status run_experts(struct cuda_backend *be, const struct moe_ffn_args *given,
                                const float *gate)
 {
@@ -169,10 +189,8 @@ static enum status run_experts(struct cuda_backend *be, const struct moe_ffn_arg
         part.y.mem = dmem_at(a->y.mem, (size_t)first * (size_t)a->y.stride * element);
         part.ids = dmem_at(a->ids, picks * sizeof(int32_t));
         part.weights = dmem_at(a->weights, picks * sizeof(float));
-        const cudaError_t e =
-            many ? k_moe_ffn_sm90(be->device.stream, &part, &w, gate, be->scratch.memory, real,
-                                  first, be->device.n_sms)
-                 : k_moe_ffn(be->device.stream, &part, &w, &s, real, first);
+        const cudaError_t e = many ? run_many(be, &part, &w, gate, real, first)
+                                   : k_moe_ffn(be->device.stream, &part, &w, &s, real, first);
         TRY(cuda_check(&be->device, e, "the experts"));
     }
     return OK;

@@ -29,7 +29,7 @@ cuda/kernels/device:    cuda engine/device engine/base
 cuda/kernels:           cuda/kernels/device cuda engine/device engine/base
 cuda/kernels/attention: cuda/kernels cuda/kernels/device cuda engine/device engine/base
 cuda/kernels/gemm:      cuda/kernels cuda/kernels/device cuda engine/device engine/base
-cuda/kernels/moe:       cuda/kernels cuda/kernels/device cuda engine/device engine/base
+cuda/kernels/moe:       cuda/kernels/gemm cuda/kernels cuda/kernels/device cuda engine/device engine/base
 cuda/kernels/sample:    cuda/kernels cuda/kernels/device cuda engine/device engine/base
 cuda/kernels/state:     cuda/kernels cuda/kernels/device cuda engine/device engine/base
 server/client:      engine/base

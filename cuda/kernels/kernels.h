@@ -156,7 +156,7 @@ cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype dtype, int64
 cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype, const void *from,
                       enum dtype from_dtype, int64_t n);
 
-/* ---- moe/route.cu, moe.cu, sm90.cu */
+/* ---- moe/route.cu, moe.cu, sm90.cu, coded_many.cu */
 enum { MOE_MAX_K = MAX_PICKS, MOE_MAX_EXPERTS = MAX_EXPERTS };
 
 /* Scratch memory for n_rows * k picks per call. */
@@ -220,6 +220,12 @@ size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t 
 cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const float *gate, void *scratch,
                            const int32_t *real, int32_t row_offset, int32_t n_sms);
+/* moe/coded_many.cu: the same for 4-bit experts, from a few rows per expert on, with the scratch
+ * memory of moe/sm90.cu. A row's bits are not those of k_moe_ffn. */
+bool k_moe_coded_many_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm);
+cudaError_t k_moe_ffn_coded_many(cudaStream_t stream, const struct moe_ffn_args *a,
+                                 const struct moe_weights *w, const float *gate, void *scratch,
+                                 const int32_t *real, int32_t row_offset, int32_t n_sms);
 /* moe/few.cu: the router, the experts and the shared expert beside them, for few rows. y is
  * overwritten with the sum of the experts and the shared expert. */
 struct moe_few {

@@ -270,6 +270,8 @@ struct experts_case {
     int32_t up, down; // indices of `formats`
     int32_t n_rows, n_experts, k, hidden, ffn;
     enum activation kind;
+    enum { EVEN, STEEP } picks; // STEEP: experts have from one row to most of the rows
+    bool partial, accumulate;
 };
 
 /* Deterministic mode: a row's bits do not depend on the other rows. */
@@ -326,6 +328,37 @@ TEST(rows_of_quantised_experts_do_not_depend_on_others)
     }
 }
 
+/* Pick j of a row. The last expert has no rows. Steep ones: the first expert has about half of the
+ * rows, the next one half of the rest. */
+static int32_t pick_of(const struct experts_case *c, int32_t row, int32_t j)
+{
+    const int32_t n = c->n_experts - 1;
+    int32_t first = row * 3;
+    if (c->picks == STEEP) {
+        first = 0;
+        while (first < n - 1 && (row >> first & 1)) {
+            first++;
+        }
+    }
+    return (first + j) % n;
+}
+
+/* A partial product is completed by reduce, which adds the biases. */
+static void check_experts(struct pair *p, const struct experts_case *c, struct moe_ffn_args a,
+                          const struct pair_weight *down, const struct pair_tensor *y,
+                          const struct dmem ids[2], const struct dmem weights[2])
+{
+    if (c->partial) {
+        struct reduce_args r = {.n_rows = c->n_rows, .width = c->hidden};
+        BOTH(p, reduce, r, r.y = y->t[b]; a.down = down->w[b]; a.ids = ids[b];
+             a.weights = weights[b]; r.moe = &a);
+    }
+    char what[128];
+    snprintf(what, sizeof what, "%d rows of experts of %s and %s, dtype %d", c->n_rows,
+             formats[c->up].name, formats[c->down].name, p->dtype);
+    check_tensor(p, what, y, c->hidden, 1.5 * pair_tolerance(p));
+}
+
 /* The same picks for both backends, as in cuda_moe_test.c. */
 static void experts_case(const struct experts_case *c, enum dtype dtype, bool weigh_inputs)
 {
@@ -342,7 +375,7 @@ static void experts_case(const struct experts_case *c, enum dtype dtype, bool we
     float *weight = xmalloc(n * sizeof *weight);
     for (size_t i = 0; i < n; i++) { // some experts have no rows
         const int32_t row = (int32_t)i / c->k, j = (int32_t)i % c->k;
-        id[i] = (row * 3 + j) % (c->n_experts - 1);
+        id[i] = pick_of(c, row, j);
         weight[i] = 0.25f + (float)(random_bits() & 255) / 512.0f;
     }
     for (int b = 0; b < 2; b++) {
@@ -354,20 +387,21 @@ static void experts_case(const struct experts_case *c, enum dtype dtype, bool we
         CHECK_EQ(p.be[b]->ops->write(p.be[b], weights[b], weight, n * 4), OK);
     }
     struct pair_tensor x = tensor_random(&p, c->n_rows, c->hidden, c->hidden + 8, 0.3f);
-    struct pair_tensor y = tensor_poisoned(&p, c->n_rows, c->hidden + 8, dtype);
+    struct pair_tensor y = c->accumulate
+                               ? tensor_random(&p, c->n_rows, c->hidden, c->hidden + 8, 1.0f)
+                               : tensor_poisoned(&p, c->n_rows, c->hidden + 8, dtype);
     struct moe_ffn_args a = {.n_rows = c->n_rows,
                              .n_experts = c->n_experts,
                              .k = c->k,
                              .ffn = c->ffn,
                              .kind = c->kind,
+                             .accumulate = c->accumulate,
+                             .partial = c->partial,
                              .weigh_inputs = weigh_inputs,
                              .shape = ACT_SHAPE_PUBLISHED};
     BOTH(&p, moe_ffn, a, a.gate_up = up.w[b]; a.down = down.w[b]; a.x = x.t[b]; a.y = y.t[b];
          a.ids = ids[b]; a.weights = weights[b]);
-    char what[128];
-    snprintf(what, sizeof what, "%d rows of experts of %s and %s, dtype %d", c->n_rows,
-             formats[c->up].name, formats[c->down].name, dtype);
-    check_tensor(&p, what, &y, c->hidden, 1.5 * pair_tolerance(&p));
+    check_experts(&p, c, a, &down, &y, ids, weights);
     free(id);
     free(weight);
     pair_close(&p);
@@ -378,15 +412,46 @@ TEST(quantised_experts_agree)
 {
     NEED_GPU();
     static const struct experts_case cases[] = {
-        {12, 12, 3, 6, 2, 96, 64, ACT_GPT_OSS},    {12, 12, 200, 5, 3, 352, 96, ACT_GPT_OSS},
-        {2, 2, 1, 4, 2, 256, 384, ACT_SILU},       {2, 2, 400, 5, 2, 160, 192, ACT_SILU},
-        {5, 5, 33, 4, 3, 256, 128, ACT_GELU_TANH}, {6, 6, 300, 4, 2, 64, 192, ACT_SILU},
-        {5, 13, 20, 4, 2, 128, 128, ACT_SILU},     {13, 0, 260, 3, 2, 128, 128, ACT_SILU},
-        {14, 14, 20, 4, 2, 128, 128, ACT_SILU},
+        {12, 12, 3, 6, 2, 96, 64, ACT_GPT_OSS, EVEN, false, false},
+        {12, 12, 200, 5, 3, 352, 96, ACT_GPT_OSS, EVEN, false, false},
+        {2, 2, 1, 4, 2, 256, 384, ACT_SILU, EVEN, false, false},
+        {2, 2, 400, 5, 2, 160, 192, ACT_SILU, EVEN, false, false},
+        {5, 5, 33, 4, 3, 256, 128, ACT_GELU_TANH, EVEN, false, false},
+        {6, 6, 300, 4, 2, 64, 192, ACT_SILU, EVEN, false, false},
+        {5, 13, 20, 4, 2, 128, 128, ACT_SILU, EVEN, false, false},
+        {13, 0, 260, 3, 2, 128, 128, ACT_SILU, EVEN, false, false},
+        {14, 14, 20, 4, 2, 128, 128, ACT_SILU, EVEN, false, false},
     };
     for (int32_t i = 0; i < COUNT(cases); i++) {
         experts_case(&cases[i], i % 2 ? DT_F16 : DT_BF16, false);
         experts_case(&cases[i], i % 2 ? DT_F16 : DT_BF16, true);
+    }
+}
+
+/* 4-bit experts with enough rows for the wgmma products: tiles of every number of columns, one or
+ * several per expert, bands that end early, K of half a chunk, more bands than multiprocessors. */
+TEST(many_rows_of_four_bit_experts_agree)
+{
+    NEED_GPU();
+    static const struct experts_case cases[] = {
+        {12, 12, 300, 9, 2, 352, 96, ACT_GPT_OSS, STEEP, false, false},
+        {12, 12, 1000, 11, 2, 64, 608, ACT_GPT_OSS, STEEP, true, false},
+        {12, 12, 230, 6, 2, 2880, 160, ACT_GPT_OSS, STEEP, false, true},
+        {12, 12, 24, 5, 4, 544, 2880, ACT_GPT_OSS, EVEN, false, false},
+        {5, 5, 300, 7, 2, 640, 384, ACT_SILU, STEEP, false, true},
+        {6, 6, 401, 8, 2, 192, 320, ACT_GELU_TANH, STEEP, true, true},
+        {7, 8, 333, 7, 1, 160, 224, ACT_SILU, STEEP, false, false},
+        {9, 10, 290, 6, 2, 512, 768, ACT_GELU, STEEP, false, false},
+        {12, 7, 130, 5, 3, 96, 128, ACT_RELU2, STEEP, false, false},
+        {5, 12, 300, 60, 4, 128, 1280, ACT_RELU, EVEN, false, false},
+    };
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        for (int32_t weigh = 0; weigh < 2; weigh++) {
+            if (!weigh || !cases[i].partial) {
+                experts_case(&cases[i], DT_BF16, weigh);
+                experts_case(&cases[i], DT_F16, weigh);
+            }
+        }
     }
 }
 

@@ -279,6 +279,7 @@ template <typename T, int N> struct wgmma;
 #define WGMMA_SHAPE_96(T, NAME)                                                                    \
     template <> struct wgmma<T, 96> {                                                              \
         WGMMA_SS(T, NAME, 96, 48, "%48", "%49", "%50")                                             \
+        WGMMA_RK(T, NAME, 96, 48, "%48", "%49", "%50", "%51", "%52", "%53")                        \
     }
 #define WGMMA_SHAPE_112(T, NAME)                                                                   \
     template <> struct wgmma<T, 112> {                                                             \

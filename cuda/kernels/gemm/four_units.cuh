@@ -22,6 +22,8 @@
 #include "cuda/kernels/gemm/items.cuh"
 #include "cuda/kernels/gemm/x_ring.cuh"
 
+#include <type_traits>
+
 enum {
     CHUNK = 128,      // inputs that are loaded together
     BOX = 64,         // inputs in a box of x
@@ -190,6 +192,18 @@ __device__ __forceinline__ uint32_t scaled(uint32_t pair, float scale, f16_t)
     return *(const uint32_t *)&v;
 }
 
+/* The same with a scale of the code. Multiplying by a power of two needs no wider type than bf16,
+ * which has its exponents. */
+template <typename T, enum coded_code CODE>
+__device__ __forceinline__ uint32_t scaled_code(uint32_t pair, float scale)
+{
+    if constexpr (std::is_same<T, bf16_t>::value && code_of<CODE>::SCALE_BYTES == 1) {
+        return pair_times<T>(pair, __byte_perm(__float_as_uint(scale), 0, 0x3232));
+    } else {
+        return scaled(pair, scale, T());
+    }
+}
+
 /* A thread's part of a chunk of a warp's units. */
 template <typename T, enum coded_code CODE, int PER_GROUP, typename S> struct many_codes {
     using W = word_codes<T, CODE>;
@@ -249,7 +263,8 @@ template <typename T, enum coded_code CODE, int PER_GROUP, typename S> struct ma
                 W::make(words[i][word], code_of<CODE>::HAS_ZEROS ? zero[i][group] : 0, pairs);
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
-                    a[j * 2 + k / 2][k % 2 * 2 + h] = scaled(pairs[k], scale[i][group], T());
+                    a[j * 2 + k / 2][k % 2 * 2 + h] =
+                        scaled_code<T, CODE>(pairs[k], scale[i][group]);
                 }
             }
         }

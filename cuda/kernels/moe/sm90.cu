@@ -349,14 +349,13 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-static int64_t max_tiles(int64_t picks, int64_t n_experts)
+int64_t moe_most_tiles(int64_t picks, int64_t n_experts)
 {
     return picks / TILE_ROWS + (n_experts < picks ? n_experts : picks);
 }
 
-/* Lays out the scratch memory from `base` on; returns its size. */
-static size_t lay_out(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
-                      struct moe_work *w)
+size_t moe_lay_out(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
+                   struct moe_work *w)
 {
     size_t at = 0;
     auto take = [&](int64_t n_bytes) {
@@ -367,7 +366,8 @@ static size_t lay_out(char *base, int64_t picks, const struct moe_ffn_args *a, i
     w->counts = (int32_t *)take((picks + SORT_CHUNK - 1) / SORT_CHUNK * a->n_experts * 4);
     w->sorted = (int32_t *)take(picks * 4);
     w->rows = (int32_t *)take(picks * 4);
-    w->tiles = (struct moe_tile *)take(max_tiles(picks, a->n_experts) * sizeof(struct moe_tile));
+    w->tiles =
+        (struct moe_tile *)take(moe_most_tiles(picks, a->n_experts) * sizeof(struct moe_tile));
     w->n_tiles = (int32_t *)take(4);
     w->act = take(picks * a->ffn * 2);
     w->out = take(picks * hidden * 2);
@@ -377,7 +377,7 @@ static size_t lay_out(char *base, int64_t picks, const struct moe_ffn_args *a, i
 extern "C" size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows)
 {
     struct moe_work w;
-    return lay_out(NULL, (int64_t)n_rows * a->k, a, hidden, &w);
+    return moe_lay_out(NULL, (int64_t)n_rows * a->k, a, hidden, &w);
 }
 
 bool moe_rounds(const struct moe_ffn_args *a, const struct moe_weights *w)
@@ -428,7 +428,7 @@ template <typename T, int KIND>
 static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
                             const struct moe_weights *w, const struct moe_work &s, int32_t n_sms)
 {
-    const int64_t picks = (int64_t)a->n_rows * a->k, tiles = max_tiles(picks, a->n_experts);
+    const int64_t picks = (int64_t)a->n_rows * a->k, tiles = moe_most_tiles(picks, a->n_experts);
     struct product_params up = {};
     up.tiles = s.tiles;
     up.n_tiles = s.n_tiles;
@@ -483,7 +483,7 @@ extern "C" cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_
                                       const int32_t *real, int32_t row_offset, int32_t n_sms)
 {
     struct moe_work s;
-    lay_out((char *)scratch, (int64_t)a->n_rows * a->k, a, w->hidden, &s);
+    moe_lay_out((char *)scratch, (int64_t)a->n_rows * a->k, a, w->hidden, &s);
     return w->dtype == DT_BF16
                ? moe_ffn_sm90<bf16_t>(stream, a, w, gate, s, real, row_offset, n_sms)
                : moe_ffn_sm90<f16_t>(stream, a, w, gate, s, real, row_offset, n_sms);

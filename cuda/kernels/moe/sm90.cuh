@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by moe/sm90.cu, the sort of its picks and the sum over them: the tiles, and a call's
- * scratch memory. Thread: the rank's owner. */
+/* Shared by moe/sm90.cu, moe/coded_many.cu, the sort of its picks and the sum over them: the tiles,
+ * and a call's scratch memory. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_SM90_CUH
 #define SLUICE_CUDA_KERNELS_MOE_SM90_CUH
 
@@ -28,6 +28,13 @@ struct moe_work {
     int32_t *n_tiles;
     void *act, *out; // [picks, ffn] by place; [picks, hidden] by pick
 };
+
+/* The maximum number of tiles. */
+int64_t moe_most_tiles(int64_t picks, int64_t n_experts);
+
+/* Lays out a call's scratch memory from `base` on; returns its size. */
+size_t moe_lay_out(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
+                   struct moe_work *w);
 
 /* True if moe/sm90.cu can compute these experts once each has many rows. If so, fewer rows are also
  * rounded as it rounds (gated.cuh), on every device. */

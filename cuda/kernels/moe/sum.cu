@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The sum over a row's picks after moe/sm90.cu's products, in order of expert id, a block per row.
- * It adds to the shared expert's result, and also applies that expert's gate. This takes a pass
- * over x; a separate kernel would take one over y, too. Bound by memory bandwidth. */
+/* The sum over a row's picks after the products of moe/sm90.cu or moe/coded_many.cu, in order of
+ * expert id, a block per row. It adds to the shared expert's result, and also applies that expert's
+ * gate. This takes a pass over x; a separate kernel would take one over y, too. Bound by memory
+ * bandwidth. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"
@@ -11,7 +12,7 @@ struct sum_params {
     const void *x;     // the layer's input
     const float *gate; // [hidden]: y is multiplied by sigmoid(x . gate) first; NULL: it is not
     const int32_t *ids;
-    const float *weights;
+    const float *weights; // by pick; NULL: all are 1
     const int32_t *real;
     int32_t row_offset, k, hidden;
     int64_t x_stride, y_stride;
@@ -52,7 +53,7 @@ template <typename T> __global__ void moe_sum_kernel(T *y, const T *out, struct 
             place += other < id || (other == id && j < (int)threadIdx.x);
         }
         order[place] = (int32_t)threadIdx.x;
-        weight[place] = p.weights[row * p.k + threadIdx.x];
+        weight[place] = p.weights ? p.weights[row * p.k + threadIdx.x] : 1.0f;
     }
     __syncthreads();
     const float gate = p.gate ? gate_of<T>(p, row, shared) : 1.0f;
@@ -96,7 +97,7 @@ cudaError_t moe_sum(cudaStream_t stream, const struct moe_ffn_args *a, const flo
     p.x = a->x.mem.p;
     p.gate = gate;
     p.ids = (const int32_t *)a->ids.p;
-    p.weights = (const float *)a->weights.p;
+    p.weights = a->weigh_inputs ? NULL : (const float *)a->weights.p;
     p.real = real;
     p.row_offset = row_offset;
     p.k = a->k;
