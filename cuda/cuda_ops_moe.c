@@ -208,10 +208,10 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
 
 /* Fills in the shared expert. False if it is not one that k_moe_few can compute: it must have the
  * experts' activation, a gate, plain weights without biases, and the same x and y as the
- * experts. */
+ * experts. If the experts' weights stay quantised, it is computed before them by other ops. */
 static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
 {
-    if (!s) {
+    if (!s || m->weights.gate_up_coded) {
         return true;
     }
     const struct weight *up = s->up.weight, *down = s->down.weight;
@@ -368,20 +368,21 @@ enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
         return st;
     }
     const bool few = are_few(be, shared, route, &own, &m);
-    if (norm && few && norm_ok(norm) == OK && k_moe_few_takes_norm(&m, norm)) {
+    const bool apart = shared && (!few || m.shared_ffn == 0);
+    if (norm && few && !apart && norm_ok(norm) == OK && k_moe_few_takes_norm(&m, norm)) {
         m.norm = norm;
         m.norm_weight = vector(norm->weight);
     } else if (norm) {
         TRY(cuda_op_norm(base, norm));
     }
+    const float *gate = few ? NULL : gate_of_sum(be, shared ? shared->gate : NULL, ffn);
+    if (apart) {
+        TRY(cuda_op_mlp(base, &shared->up, &shared->act, &shared->down));
+        TRY(shared->gate && !gate ? cuda_op_row_gate(base, shared->gate) : OK);
+    }
     if (few) {
         return cuda_check(&be->device, k_moe_few(be->device.stream, &m, be->scratch.memory),
                           "the experts of few rows");
-    }
-    const float *gate = gate_of_sum(be, shared ? shared->gate : NULL, ffn);
-    if (shared) {
-        TRY(cuda_op_mlp(base, &shared->up, &shared->act, &shared->down));
-        TRY(shared->gate && !gate ? cuda_op_row_gate(base, shared->gate) : OK);
     }
     if (makes_picks(be, route, &own, &s, &picks)) {
         return on_picks(be, &own, &s, &picks);

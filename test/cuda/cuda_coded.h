@@ -41,6 +41,7 @@ static const struct format formats[] = {
     {"mxfp4", DT_E2M1, DT_E8M0, false, 0, TENSOR_SCALE_NONE, 1, 32, false, true},
     {"nvfp4", DT_E2M1, DT_E4M3, false, 0, TENSOR_SCALE_DIVIDES, 1, 16, false, false},
     {"int8", DT_U8, DT_BF16, false, 128, TENSOR_SCALE_NONE, 1, 0, false, false},
+    {"int4 by 128 with zeros", DT_U4, DT_F16, true, 1, TENSOR_SCALE_NONE, 1, 128, false, true},
 };
 
 static uint64_t next_bits;
@@ -173,6 +174,23 @@ static inline struct pair_weight open_parts(struct pair *p, enum weight_kind kin
     }
     free(biases);
     free(bias_parts);
+    return w;
+}
+
+/* One tensor per expert, opened as one weight. */
+static inline struct pair_weight open_experts(struct pair *p, const struct format *f,
+                                              int32_t n_experts, int32_t n_out, int32_t n_in,
+                                              bool bias)
+{
+    struct weight_part *parts = xmalloc((size_t)n_experts * sizeof *parts);
+    for (int32_t e = 0; e < n_experts; e++) {
+        parts[e] = make_tensor(f, n_out, n_in);
+    }
+    struct pair_weight w = open_parts(p, WEIGHT_EXPERTS, parts, n_experts, n_experts, bias);
+    for (int32_t e = 0; e < n_experts; e++) {
+        free_tensor(&parts[e]);
+    }
+    free(parts);
     return w;
 }
 

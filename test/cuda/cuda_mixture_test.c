@@ -2,9 +2,8 @@
 /* All of a mixture in one op, as models have it: the router, the experts and the shared expert,
  * against separate ops of the scalar backend. */
 #include "engine/device/ops_default.h"
+#include "test/cuda/cuda_coded.h"
 #include "test/cuda/cuda_pass.h"
-
-#define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
 /* One mixture: its sizes, and what varies between models. */
 struct mixture_case {
@@ -94,15 +93,22 @@ static void add_norm(struct pair *p, const struct mixture_case *c, struct mixtur
     }
 }
 
-/* Everything that ops_moe needs, on both backends. */
-static void make_mixture(struct pair *p, const struct mixture_case *c, struct mixture *m)
+/* The weights of a product of all experts. */
+static struct pair_weight experts(struct pair *p, const struct mixture_case *c,
+                                  const struct format *format, int32_t n_out, int32_t n_in)
 {
-    const struct pair_weight up =
-        weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, factors(c) * c->ffn, c->hidden,
-                    c->bias, 1.0f / sqrtf((float)c->hidden));
-    const struct pair_weight down =
-        weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, c->hidden, c->ffn, c->bias,
-                    1.0f / sqrtf((float)c->ffn));
+    return format ? open_experts(p, format, c->n_experts, n_out, n_in, c->bias)
+                  : weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, n_out, n_in, c->bias,
+                                1.0f / sqrtf((float)n_in));
+}
+
+/* Everything that ops_moe needs, on both backends. format: of the experts' weights; NULL: they are
+ * not quantised. */
+static void make_mixture(struct pair *p, const struct mixture_case *c, const struct format *format,
+                         struct mixture *m)
+{
+    const struct pair_weight up = experts(p, c, format, factors(c) * c->ffn, c->hidden);
+    const struct pair_weight down = experts(p, c, format, c->hidden, c->ffn);
     const struct pair_weight router =
         weight_make(p, WEIGHT_LINEAR, DT_F32, 1, c->n_experts, c->hidden, c->bias, 0.3f);
     const struct pair_weight correction = vector_make(p, c->n_experts, 0.2f);
@@ -157,13 +163,13 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
 }
 
 /* The fused op against separate ops of the scalar backend. */
-static void mixture_case_in(enum dtype dtype, const struct mixture_case *c, bool partial,
-                            bool deterministic)
+static void mixture_case_in(enum dtype dtype, const struct mixture_case *c,
+                            const struct format *format, bool partial, bool deterministic)
 {
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, dtype, deterministic, NULL));
-    make_mixture(&p, c, &m);
+    make_mixture(&p, c, format, &m);
     REQUIRE(p.be[GPU]->ops->moe);
     for (int b = FIRST; b <= GPU; b++) {
         m.ffn[b].partial = partial;
@@ -171,9 +177,11 @@ static void mixture_case_in(enum dtype dtype, const struct mixture_case *c, bool
                          &m.route[b], &m.ffn[b]),
                  OK);
     }
-    char what[128];
-    snprintf(what, sizeof what, "mixture dtype %d rows %d experts %d k %d hidden %d ffn %d + %d",
-             dtype, c->n_rows, c->n_experts, c->k, c->hidden, c->ffn, c->shared);
+    char what[160];
+    snprintf(what, sizeof what,
+             "mixture dtype %d%s%s rows %d experts %d k %d hidden %d ffn %d + %d", dtype,
+             format ? " " : "", format ? format->name : "", c->n_rows, c->n_experts, c->k,
+             c->hidden, c->ffn, c->shared);
     if (!partial) {
         check_tensor(&p, what, &m.y, c->hidden, 2.0 * pair_tolerance(&p));
     }
@@ -191,7 +199,7 @@ static void mixture_case_in(enum dtype dtype, const struct mixture_case *c, bool
 
 static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool partial)
 {
-    mixture_case_in(dtype, c, partial, false);
+    mixture_case_in(dtype, c, NULL, partial, false);
 }
 
 /* On the GPU, special kernels compute up to 16 rows in 16-bit dtypes. */
@@ -274,8 +282,51 @@ TEST(deterministic_mixtures_agree)
 {
     NEED_GPU();
     for (int32_t i = 0; i < COUNT(several_rows); i++) {
-        mixture_case_in(DT_BF16, &several_rows[i], false, true);
-        mixture_case_in(DT_F16, &several_rows[i], i % 2 == 1, true);
+        mixture_case_in(DT_BF16, &several_rows[i], NULL, false, true);
+        mixture_case_in(DT_F16, &several_rows[i], NULL, i % 2 == 1, true);
+    }
+}
+
+/* Experts that stay quantised: up to 8 rows have kernels of their own. The cases have inputs that
+ * end within an item, rows that share experts and rows that do not, fewer items than warps, groups
+ * of experts, shared experts, and sizes and numbers that these kernels do not take. */
+static const struct mixture_case coded_mixtures[] = {
+    {1, 6, 4, 2880, 144, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
+    {1, 8, 2, 32, 16, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {2, 5, 4, 96, 2880, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
+    {3, 40, 8, 160, 48, 64, true, true, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, true},
+    {4, 5, 3, 1056, 208, 72, false, false, MOE_SIGMOID, 1, 1, ACT_GELU, false, true, false},
+    {5, 256, 10, 160, 48, 0, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false, true},
+    {6, 9, 3, 480, 240, 40, true, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
+    {7, 24, 8, 512, 256, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, true},
+    {8, 4, 2, 64, 1040, 0, false, true, MOE_SOFTMAX_TOPK, 1, 1, ACT_RELU, false, false, false},
+    {8, 4, 4, 64, 2880, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
+    {8, 300, 4, 96, 32, 40, true, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
+    {8, 4, 4, 64, 3600, 0, false, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
+    {9, 16, 4, 256, 128, 64, true, true, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, true},
+    {16, 12, 3, 160, 96, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
+};
+
+static const struct format *format_named(const char *name)
+{
+    int32_t i = 0;
+    while (strcmp(formats[i].name, name) != 0) {
+        i++;
+    }
+    return &formats[i];
+}
+
+TEST(mixtures_of_quantised_experts_agree)
+{
+    NEED_GPU();
+    static const char *const names[] = {
+        "mxfp4",         "int4 by 128",    "int4 by 128 with zeros", "int4 by 64 with zeros",
+        "fp8 in blocks", "fp8 of channels"};
+    for (int32_t n = 0; n < COUNT(names); n++) {
+        for (int32_t i = 0; i < COUNT(coded_mixtures); i++) {
+            mixture_case_in(DT_BF16, &coded_mixtures[i], format_named(names[n]), false, false);
+            mixture_case_in(DT_F16, &coded_mixtures[i], format_named(names[n]), false, false);
+        }
     }
 }
 
@@ -287,7 +338,7 @@ static void rows_of_a_mixture_in(enum dtype dtype, bool deterministic, struct mi
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, dtype, deterministic, NULL));
-    make_mixture(&p, &c, &m);
+    make_mixture(&p, &c, NULL, &m);
     struct backend *be = p.be[GPU];
     const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(dtype);
     char *all = xmalloc(row * (size_t)c.n_rows), *some = xmalloc(row * (size_t)c.n_rows);
@@ -490,17 +541,23 @@ static struct pass *pass_of_rows(struct test_pass *t, int32_t n)
     return &t->pass;
 }
 
-/* A mixture of few rows in passes that are launched, captured and replayed. */
-static void replay_mixture(int32_t n)
+/* A mixture of few rows in passes that are launched, captured and replayed. format: as for
+ * make_mixture. */
+static void replay_mixture(int32_t n, const struct format *format)
 {
     enum { PASSES = 6, MOST = 16 };
-    static const struct mixture_case c = {
+    static const struct mixture_case plain = {
         MOST, 24, 4,        520,   72,    40,   true, false, MOE_SOFTMAX_TOPK,
         1,    1,  ACT_SILU, false, false, false};
+    static const struct mixture_case coded = {
+        MOST, 24, 4,        544,   80,    0,    false, true, MOE_SOFTMAX_TOPK,
+        1,    1,  ACT_SILU, false, false, false};
+    const struct mixture_case c = format ? coded : plain;
+    const bool shared = c.shared > 0;
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, DT_BF16, false, NULL));
-    make_mixture(&p, &c, &m);
+    make_mixture(&p, &c, format, &m);
     struct backend *be = p.be[GPU];
     const size_t row = (size_t)m.y.t[GPU].stride * dtype_bytes(DT_BF16), all = row * MOST;
     char *before = xmalloc(all), *first = xmalloc(all), *out = xmalloc(all);
@@ -517,7 +574,8 @@ static void replay_mixture(int32_t n)
         m.shared[GPU].up.n_rows = m.shared[GPU].down.n_rows = shape.n_rows;
         m.shared[GPU].act.n_rows = shape.n_rows;
         if (shape.issue) {
-            CHECK_EQ(ops_moe(be, NULL, &m.shared[GPU], &m.route[GPU], &m.ffn[GPU]), OK);
+            CHECK_EQ(ops_moe(be, NULL, shared ? &m.shared[GPU] : NULL, &m.route[GPU], &m.ffn[GPU]),
+                     OK);
         }
         CHECK_EQ(be->ops->pass_end(be), OK);
         CHECK_EQ(be->ops->step_end(be), OK);
@@ -543,7 +601,8 @@ TEST(a_captured_mixture_leaves_padding_rows_alone)
     NEED_GPU();
     static const int32_t rows[] = {1, 3, 5, 11};
     for (int32_t i = 0; i < COUNT(rows); i++) {
-        replay_mixture(rows[i]);
+        replay_mixture(rows[i], NULL);
+        replay_mixture(rows[i], format_named("mxfp4"));
     }
 }
 

@@ -249,22 +249,6 @@ TEST(gated_products_agree)
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* One tensor per expert, opened as one weight. */
-static struct pair_weight open_experts(struct pair *p, const struct format *f, int32_t n_experts,
-                                       int32_t n_out, int32_t n_in, bool bias)
-{
-    struct weight_part *parts = xmalloc((size_t)n_experts * sizeof *parts);
-    for (int32_t e = 0; e < n_experts; e++) {
-        parts[e] = make_tensor(f, n_out, n_in);
-    }
-    struct pair_weight w = open_parts(p, WEIGHT_EXPERTS, parts, n_experts, n_experts, bias);
-    for (int32_t e = 0; e < n_experts; e++) {
-        free_tensor(&parts[e]);
-    }
-    free(parts);
-    return w;
-}
-
 /* Formats of both products may differ. */
 struct experts_case {
     int32_t up, down; // indices of `formats`

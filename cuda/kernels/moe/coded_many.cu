@@ -29,7 +29,6 @@ enum {
     STAGE_ROWS = 32,           // results that a warp stores at a time
     STAGE_LD = STAGE_ROWS + 8, // avoids bank conflicts
     STAGE_BYTES = CODED_ROWS * STAGE_LD * 4,
-    MIN_ROWS_PER_EXPERT = 4, // on average
 };
 
 /* One of the two products. p has the weight, its bias, and the output: n_out is ffn or hidden. */
@@ -459,7 +458,7 @@ extern "C" bool k_moe_coded_many_takes(const struct moe_ffn_args *a, const struc
            w->hidden % 8 == 0 && a->ffn % CODED_ROWS == 0 && a->k <= MOE_MAX_K &&
            a->n_experts <= MOE_MAX_EXPERTS && vec_ok(a->x.mem.p, a->x.stride, w->hidden, 2) &&
            vec_ok(a->y.mem.p, a->y.stride, w->hidden, 2) &&
-           (int64_t)a->n_rows * a->k >= (int64_t)a->n_experts * MIN_ROWS_PER_EXPERT;
+           (int64_t)a->n_rows * a->k >= a->n_experts;
 }
 
 template <typename T, enum coded_code CODE, int PER_GROUP>

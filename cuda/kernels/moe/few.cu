@@ -17,7 +17,8 @@
  * first of the shared expert's weights, and `down` as many weights as its rings hold. The scores
  * that `down` reads before its wait are complete, because `up` triggers only after its own wait. A
  * row's bits do not depend on the number of rows, but differ from those of moe.cu. some.cu computes
- * the products of 2 to 8 rows; its bits differ from both. */
+ * the products of 2 to 8 rows; its bits differ from both. few_coded.cu computes those of experts
+ * whose weights stay quantised. */
 #include "cuda/kernels/moe/few_down.cuh"
 #include "cuda/kernels/moe/few_scores.cuh"
 #include "cuda/kernels/moe/few_up.cuh"
@@ -46,16 +47,16 @@ bool k_moe_few_takes(const struct moe_few *m)
     const bool same = r->n_rows == a->n_rows && r->n_experts == a->n_experts && r->k == a->k &&
                       r->ids.p == a->ids.p && r->weights.p == a->weights.p &&
                       r->x.dtype == a->x.dtype && (!m->shared_gate || r->x.mem.p == a->x.mem.p);
+    const int32_t pieces = a->k * ((a->ffn + STEP - 1) / STEP) + (m->shared_ffn + STEP - 1) / STEP;
     const bool plain = w->dtype == a->x.dtype && !w->gate_up_coded && !w->down_coded &&
                        (!a->plain || a->kind == ACT_RELU2) && !a->weigh_inputs &&
-                       a->accumulate == (m->shared_ffn > 0);
-    const int32_t pieces = a->k * ((a->ffn + STEP - 1) / STEP) + (m->shared_ffn + STEP - 1) / STEP;
+                       a->accumulate == (m->shared_ffn > 0) && pieces <= MOST_PIECES;
     const bool runs = w->hidden % RUN == 0 && a->ffn % RUN == 0 && m->shared_ffn % RUN == 0 &&
                       vec_ok(a->x.mem.p, a->x.stride, w->hidden, 2) &&
                       vec_ok(r->x.mem.p, r->x.stride, w->hidden, 2);
     return a->x.dtype != DT_F32 && a->n_rows <= MOST_ROWS && a->n_experts <= MOST_EXPERTS &&
-           a->k <= a->n_experts && a->k <= MOE_MAX_K && r->n_group <= 64 && same && plain && runs &&
-           w->hidden <= MOST_HIDDEN && pieces <= MOST_PIECES;
+           a->k <= a->n_experts && a->k <= MOE_MAX_K && r->n_group <= 64 && same && runs &&
+           w->hidden <= MOST_HIDDEN && (plain || k_moe_few_coded_takes(m));
 }
 
 bool k_moe_few_takes_norm(const struct moe_few *m, const struct norm_args *norm)
@@ -218,6 +219,9 @@ template <typename T, int EACH>
 static cudaError_t few(cudaStream_t stream, const struct moe_few *m, const struct few_params &p)
 {
     cudaError_t e = scores<T>(stream, m, p);
+    if (e == cudaSuccess && m->weights.gate_up_coded) {
+        return k_moe_few_coded(stream, p, m);
+    }
     if (e == cudaSuccess && !m->ffn->plain && k_moe_some_takes(p)) {
         return k_moe_some(stream, p, m->ffn->x.dtype, m->ffn->kind);
     }

@@ -116,4 +116,10 @@ bool k_moe_some_takes(const struct few_params &p);
 cudaError_t k_moe_some(cudaStream_t stream, const struct few_params &p, enum dtype dtype,
                        enum activation kind);
 
+/* moe/few_coded.cu: the products of up to 8 rows after the scores, with experts that stay
+ * quantised. */
+bool k_moe_few_coded_takes(const struct moe_few *m);
+cudaError_t k_moe_few_coded(cudaStream_t stream, const struct few_params &p,
+                            const struct moe_few *m);
+
 #endif
