@@ -331,9 +331,11 @@ void coded_fill_scales(const void *source, int64_t tile, char *to)
 
 enum { PRODUCT_BLOCK = 128 };
 
-/* Whether cuBLASLt's scaled product can read these scales. */
-static bool has_product_blocks(const struct coded_source *s)
+bool coded_has_blocks(const struct coded_source *s)
 {
+    if (s->matrix.code != CODED_E4M3 || group_inputs(&s->matrix) != PRODUCT_BLOCK) {
+        return false;
+    }
     for (int32_t i = 0; i < s->n_parts; i++) {
         const struct weight_part *p = &s->parts[i];
         const bool is_last = i + 1 == s->n_parts;
@@ -351,8 +353,7 @@ float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, siz
 {
     enum { ALIGN = 4 }; // cuBLASLt requires this alignment for the rows of block scales
     const struct coded_matrix *m = &s->matrix;
-    if (m->code != CODED_E4M3 || m->n_experts != 1 || group_inputs(m) != PRODUCT_BLOCK ||
-        !has_product_blocks(s)) {
+    if (m->n_experts != 1 || !coded_has_blocks(s)) {
         return NULL;
     }
     const int32_t across = (m->n_in + PRODUCT_BLOCK - 1) / PRODUCT_BLOCK;

@@ -26,6 +26,10 @@ struct coded_source {
 bool coded_source_init(struct coded_source *s, const struct weight_desc *d);
 void coded_source_deinit(struct coded_source *s);
 
+/* True if the scales are those of blocks of 128 x 128, and parts consist of whole blocks, except
+ * that the last one may end inside a block. */
+bool coded_has_blocks(const struct coded_source *s);
+
 /* The scales of 128 x 128 blocks for cuBLASLt (coded_matrix.product_scales), which the caller
  * frees. NULL: the weight has no such blocks. */
 float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, size_t *n);

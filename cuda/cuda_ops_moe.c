@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The router and the experts of a mixture. */
 #include "cuda/cuda_ops.h"
+#include "cuda/experts.h"
 #include "cuda/moe_fixed.h"
 
 /* Checks what the router's kernels rely on. */
@@ -90,12 +91,31 @@ static const int32_t *real_rows(const struct cuda_backend *be, int32_t n_rows)
                                              : &be->passes.view.counts->n_out;
 }
 
-static size_t moe_bytes(struct cuda_backend *be, const struct moe_ffn_args *a, bool many,
+/* The kernels that compute the experts: moe.cu, sm90.cu, coded_many.cu, or eight_sm90.cu. */
+enum experts_on { ON_ANY, ON_MANY, ON_CODED, ON_EIGHT };
+
+/* What is known about a call before its rows are divided. */
+struct experts {
+    struct moe_weights weights;
+    struct moe_rounding rounding;
+    bool are_rounded; // the inputs of a product
+    enum experts_on on;
+};
+
+static size_t moe_bytes(struct cuda_backend *be, const struct moe_ffn_args *a, struct experts *e,
                         int32_t n_rows, struct moe_scratch *s)
 {
-    const int64_t hidden = a->down->n_out;
-    return many ? k_moe_sm90_scratch(a, (int32_t)hidden, n_rows)
-                : moe_layout(be->scratch.memory, (int64_t)n_rows * a->k, a, hidden, s);
+    const int32_t hidden = (int32_t)a->down->n_out;
+    if (e->on == ON_MANY || e->on == ON_CODED) {
+        return k_moe_sm90_scratch(a, hidden, n_rows);
+    }
+    if (e->on == ON_EIGHT) {
+        return k_moe_eight_scratch(a, hidden, n_rows);
+    }
+    char *base = be->scratch.memory;
+    const size_t n = (moe_layout(base, (int64_t)n_rows * a->k, a, hidden, s) + 255) / 256 * 256;
+    e->rounding.x = base + n;
+    return n + moe_rounded_bytes(a, &e->rounding, hidden, n_rows);
 }
 
 /* Both products must match each other and the number of experts. */
@@ -129,19 +149,30 @@ static struct moe_weights weights_of(const struct moe_ffn_args *a)
     };
 }
 
-/* True if k_moe_ffn_coded_many should compute these rows. In deterministic mode k_moe_ffn takes any
- * number of rows of quantised experts. */
-static bool on_many_coded(const struct cuda_backend *be, const struct moe_ffn_args *a,
-                          const struct moe_weights *w)
+/* Chooses the kernels. Whether inputs are rounded depends on the weights alone. In deterministic
+ * mode moe.cu computes any number of rows of quantised experts in the same order. */
+static struct experts experts_of(const struct cuda_backend *be, const struct moe_ffn_args *a)
 {
-    return !be->device.options.deterministic && k_moe_coded_many_takes(a, w, be->device.sm);
-}
-
-/* True if k_moe_ffn_sm90 or k_moe_ffn_coded_many should compute these rows. */
-static bool on_many(const struct cuda_backend *be, const struct moe_ffn_args *a,
-                    const struct moe_weights *w)
-{
-    return on_many_coded(be, a, w) || k_moe_sm90_takes(a, w, be->device.sm, be->device.n_sms);
+    const struct weight *up = a->gate_up, *down = a->down;
+    struct experts e = {
+        .weights = weights_of(a),
+        .rounding = {.up = {weight_inputs(up), up->input_scales},
+                     .down = {weight_inputs(down), down->input_scales},
+                     .has_blocks = up->has_blocks && down->has_blocks},
+        .are_rounded = weight_inputs(up) || weight_inputs(down),
+    };
+    const int32_t sm = be->device.sm, n_sms = be->device.n_sms;
+    const bool any_order = !be->device.options.deterministic;
+    if (e.are_rounded) {
+        if (any_order && k_moe_eight_takes(a, &e.weights, &e.rounding, sm)) {
+            e.on = ON_EIGHT;
+        }
+    } else if (any_order && k_moe_coded_many_takes(a, &e.weights, sm)) {
+        e.on = ON_CODED;
+    } else if (k_moe_sm90_takes(a, &e.weights, sm, n_sms)) {
+        e.on = ON_MANY;
+    }
+    return e;
 }
 
 /* With one rank, the experts' kernels add the biases; with several, cuda_op_reduce does. */
@@ -152,32 +183,41 @@ static struct moe_ffn_args with_bias(const struct cuda_backend *be, const struct
     return own;
 }
 
-/* The experts of the rows that on_many accepts. */
-static cudaError_t run_many(struct cuda_backend *be, const struct moe_ffn_args *a,
-                            const struct moe_weights *w, const float *gate, const int32_t *real,
-                            int32_t first)
+/* Issues the kernels for some of a call's rows, from `first` on. */
+static cudaError_t issue_experts(struct cuda_backend *be, const struct moe_ffn_args *a,
+                                 const struct experts *e, const float *gate,
+                                 const struct moe_scratch *s, const int32_t *real, int32_t first)
 {
-    const struct cuda *d = &be->device;
-    return w->gate_up_coded
-               ? k_moe_ffn_coded_many(d->stream, a, w, gate, be->scratch.memory, real, first,
-                                      d->n_sms)
-               : k_moe_ffn_sm90(d->stream, a, w, gate, be->scratch.memory, real, first, d->n_sms);
+    cudaStream_t stream = be->device.stream;
+    void *scratch = be->scratch.memory;
+    switch (e->on) {
+    case ON_MANY:
+        return k_moe_ffn_sm90(stream, a, &e->weights, gate, scratch, real, first, be->device.n_sms);
+    case ON_CODED:
+        return k_moe_ffn_coded_many(stream, a, &e->weights, gate, scratch, real, first,
+                                    be->device.n_sms);
+    case ON_EIGHT:
+        return k_moe_ffn_eight(stream, a, &e->weights, &e->rounding, gate, scratch, real, first,
+                               be->device.n_sms);
+    default: break;
+    }
+    return e->are_rounded ? k_moe_ffn_rounded(stream, a, &e->weights, &e->rounding, s, real, first)
+                          : k_moe_ffn(stream, a, &e->weights, s, real, first);
 }
 
-/* Processes as many rows at a time as the scratch memory holds. gate: as for k_moe_ffn_sm90; only
- * if on_many accepts the rows. */
+/* Processes as many rows at a time as the scratch memory holds. gate: as for k_moe_ffn_sm90;
+ * NULL if k_moe_ffn computes the rows. */
 static enum status run_experts(struct cuda_backend *be, const struct moe_ffn_args *given,
                                const float *gate)
 {
     const struct moe_ffn_args own = with_bias(be, given), *a = &own;
-    const struct moe_weights w = weights_of(a);
-    const bool many = on_many(be, a, &w);
+    struct experts e = experts_of(be, a);
     struct moe_scratch s;
     int32_t slice = a->n_rows;
-    while (slice > 1 && moe_bytes(be, a, many, slice, &s) > be->scratch.n_bytes) {
+    while (slice > 1 && moe_bytes(be, a, &e, slice, &s) > be->scratch.n_bytes) {
         slice = (slice + 1) / 2;
     }
-    if (moe_bytes(be, a, many, slice, &s) > be->scratch.n_bytes) {
+    if (moe_bytes(be, a, &e, slice, &s) > be->scratch.n_bytes) {
         return ERR_LIMIT;
     }
     const int32_t *real = real_rows(be, a->n_rows);
@@ -189,9 +229,8 @@ static enum status run_experts(struct cuda_backend *be, const struct moe_ffn_arg
         part.y.mem = dmem_at(a->y.mem, (size_t)first * (size_t)a->y.stride * element);
         part.ids = dmem_at(a->ids, picks * sizeof(int32_t));
         part.weights = dmem_at(a->weights, picks * sizeof(float));
-        const cudaError_t e = many ? run_many(be, &part, &w, gate, real, first)
-                                   : k_moe_ffn(be->device.stream, &part, &w, &s, real, first);
-        TRY(cuda_check(&be->device, e, "the experts"));
+        TRY(cuda_check(&be->device, issue_experts(be, &part, &e, gate, &s, real, first),
+                       "the experts"));
     }
     return OK;
 }
@@ -246,7 +285,8 @@ static bool are_few(struct cuda_backend *be, const struct shared_expert_args *sh
 {
     const struct weight *router = route->router;
     if (be->device.options.deterministic || route_ok(route) != OK || experts_ok(ffn) != OK ||
-        router->dtype != DT_F32 || router->n_in != ffn->gate_up->n_in) {
+        experts_of(be, ffn).are_rounded || router->dtype != DT_F32 ||
+        router->n_in != ffn->gate_up->n_in) {
         return false;
     }
     *m = (struct moe_few){
@@ -276,8 +316,7 @@ static const float *gate_of_sum(const struct cuda_backend *be, const struct row_
         gate->x_width != a->gate_up->n_in || gate->y_width != a->gate_up->n_in) {
         return NULL;
     }
-    const struct moe_weights w = weights_of(a);
-    return on_many(be, a, &w) ? vector(gate->weight) : NULL;
+    return experts_of(be, a).on != ON_ANY ? vector(gate->weight) : NULL;
 }
 
 /* In deterministic mode the picks of few rows are not a separate op: the kernels after the
@@ -292,11 +331,12 @@ static bool makes_picks(struct cuda_backend *be, const struct moe_route_args *ro
         route->k != a->k || route->ids.p != a->ids.p || route->weights.p != a->weights.p) {
         return false;
     }
-    const struct moe_weights w = weights_of(a);
+    const struct experts experts = experts_of(be, a);
     const size_t n = (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float);
     const size_t at = (be->scratch.n_bytes - n) / 256 * 256;
-    if (n > be->scratch.n_bytes || moe_bytes(be, a, false, a->n_rows, s) > at ||
-        !k_moe_ffn_picks(a, &w)) {
+    struct experts room = experts;
+    if (experts.on != ON_ANY || experts.are_rounded || n > be->scratch.n_bytes ||
+        moe_bytes(be, a, &room, a->n_rows, s) > at || !k_moe_ffn_picks(a, &experts.weights)) {
         return false;
     }
     *picks = (struct moe_picks){route, (float *)(void *)((char *)be->scratch.memory + at),

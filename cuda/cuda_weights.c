@@ -135,32 +135,69 @@ static enum status upload_coded(struct cuda *be, const struct coded_source *s,
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
-/* How x is rounded to E4M3 before the product: with one scale per row, one per 128 inputs, or a
- * stored one. A fused weight takes the largest stored scale of its parts, because all of them read
- * the same rows. */
-static void read_inputs(struct cuda *be, const struct weight_desc *d, struct weight *w)
+/* True if all parts have the same rule. Otherwise rows are not rounded, because all parts of a
+ * matrix read the same rows. */
+static bool is_one_rule(const struct weight_desc *d)
 {
-    struct input_rule rule = d->parts[0].inputs;
-    if (d->kind != WEIGHT_LINEAR || d->dtype == DT_F32 || rule.numbers != INPUT_E4M3 ||
-        d->n_in % 8 != 0 || (rule.group != 0 && rule.group != 128) ||
-        (rule.group > 0 && d->parts[0].first_col % rule.group != 0)) {
-        return;
-    }
+    const struct input_rule *rule = &d->parts[0].inputs;
     for (int32_t i = 1; i < d->n_parts; i++) {
         const struct input_rule *other = &d->parts[i].inputs;
-        if (other->numbers != rule.numbers || other->group != rule.group ||
-            other->from_row != rule.from_row || other->power_of_two != rule.power_of_two) {
-            // The fused parts have different rules but read the same rows, so the rows are not
-            // rounded.
-            return;
+        if (other->numbers != rule->numbers || other->group != rule->group ||
+            other->from_row != rule->from_row || other->power_of_two != rule->power_of_two) {
+            return false;
         }
-        rule.scale = greater(other->scale, rule.scale);
     }
-    if (rule.from_row) {
-        rule.scale = 0.0f;
+    return true;
+}
+
+/* The largest stored scale of n parts. */
+static float largest_scale(const struct weight_part *parts, int32_t n)
+{
+    float scale = 0.0f;
+    for (int32_t i = 0; i < n; i++) {
+        scale = greater(parts[i].inputs.scale, scale);
     }
+    return scale;
+}
+
+/* An expert that was never reached during calibration has no scale and gets the largest of all. */
+static enum status open_input_scales(struct cuda *be, const struct weight_desc *d, struct weight *w)
+{
+    const int32_t n = d->n_experts, per_expert = d->n_parts / n;
+    const float largest = largest_scale(d->parts, d->n_parts);
+    float *scales = xmalloc((size_t)n * sizeof *scales);
+    for (int32_t e = 0; e < n; e++) {
+        const float scale = largest_scale(d->parts + (size_t)e * (size_t)per_expert, per_expert);
+        scales[e] = scale > 0.0f ? scale : largest;
+    }
+    enum status st = cuda_alloc(be, (size_t)n * sizeof *scales, (void **)&w->input_scales);
+    if (st == OK) {
+        st = cuda_write(&be->base, (struct dmem){w->input_scales}, scales,
+                        (size_t)n * sizeof *scales);
+    }
+    free(scales);
+    return st;
+}
+
+/* How x is rounded to E4M3 before the product: with one scale per row, one per 128 inputs, or a
+ * stored one. A matrix takes the largest stored scale of its parts. */
+static enum status read_inputs(struct cuda *be, const struct weight_desc *d, struct weight *w)
+{
+    struct input_rule rule = d->parts[0].inputs;
+    const bool is_matrix =
+        d->kind == WEIGHT_LINEAR || (d->kind == WEIGHT_EXPERTS && d->n_parts % d->n_experts == 0);
+    if (!is_matrix || d->dtype == DT_F32 || rule.numbers != INPUT_E4M3 || d->n_in % 8 != 0 ||
+        (rule.group != 0 && rule.group != 128) ||
+        (rule.group > 0 && d->parts[0].first_col % rule.group != 0) || !is_one_rule(d)) {
+        return OK;
+    }
+    rule.scale = rule.from_row ? 0.0f : largest_scale(d->parts, d->n_parts);
     w->inputs = rule;
+    if (d->kind == WEIGHT_EXPERTS) {
+        return rule.from_row ? OK : open_input_scales(be, d, w);
+    }
     be->max_rounded_in = greater(d->n_in, be->max_rounded_in);
+    return OK;
 }
 
 /* Sets *taken to false if the weight must be stored in floating point. */
@@ -173,6 +210,7 @@ static enum status open_coded(struct cuda *be, const struct weight_desc *d, stru
         return OK;
     }
     struct coded_matrix m = s.matrix;
+    w->has_blocks = coded_has_blocks(&s);
     enum status st = upload_coded(be, &s, &m);
     if (st != OK) {
         st = err_set(err, st, "weight %s: %zu MiB of device memory could not be filled", d->name,
@@ -211,7 +249,7 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
     w->next = be->weights; // close frees it, even if opening fails half-way
     be->weights = w;
     bool is_coded = false;
-    read_inputs(be, desc, w);
+    TRY(read_inputs(be, desc, w));
     TRY(open_coded(be, desc, w, &is_coded, err));
     if (!is_coded) {
         TRY(open_data(be, desc, w, err));

@@ -14,7 +14,9 @@ struct weight {
     int32_t n_experts;
     void *data; // [n_experts, n_out, n_in]; NULL: the weight stays quantised, see `coded`
     struct coded_matrix coded; // valid if coded.tiles is not NULL
-    struct input_rule inputs;  // its member `numbers` is INPUT_E4M3 (LINEAR only) or INPUT_AS_IT_IS
+    bool has_blocks;           // the scales of `coded` are those of blocks of 128 x 128
+    struct input_rule inputs;  // its member `numbers` is INPUT_E4M3 or INPUT_AS_IT_IS
+    float *input_scales;       // EXPERTS with stored scales of their inputs: [n_experts]; or NULL
     float *bias;               // [n_experts, n_out] or NULL
     void *bias_act;            // for LINEAR: a copy in the weight's dtype, if that has 16 bits
     struct weight *next;

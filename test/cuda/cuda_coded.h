@@ -138,10 +138,10 @@ static inline void free_tensor(struct weight_part *p)
     free((void *)(uintptr_t)p->codec.groups);
 }
 
-/* On the CPU the weight is decoded to fp32. */
-static inline struct pair_weight open_parts(struct pair *p, enum weight_kind kind,
-                                            const struct weight_part *parts, int32_t n,
-                                            int32_t n_experts, bool bias)
+/* on_cpu: the dtype to which the weight is decoded on the CPU. */
+static inline struct pair_weight open_parts_as(struct pair *p, enum weight_kind kind,
+                                               const struct weight_part *parts, int32_t n,
+                                               int32_t n_experts, bool bias, enum dtype on_cpu)
 {
     struct weight_desc d = {.name = "test",
                             .kind = kind,
@@ -167,7 +167,7 @@ static inline struct pair_weight open_parts(struct pair *p, enum weight_kind kin
     struct pair_weight w = {{NULL, NULL}};
     for (int b = FIRST; b <= GPU; b++) {
         struct err err = {""};
-        d.dtype = b == CPU ? DT_F32 : p->dtype;
+        d.dtype = b == CPU ? on_cpu : p->dtype;
         if (p->be[b]->ops->weight_open(p->be[b], &d, &w.w[b], &err) != OK) {
             CHECK_FAIL("weight_open: %s", err.text);
         }
@@ -175,6 +175,14 @@ static inline struct pair_weight open_parts(struct pair *p, enum weight_kind kin
     free(biases);
     free(bias_parts);
     return w;
+}
+
+/* On the CPU the weight is decoded to fp32. */
+static inline struct pair_weight open_parts(struct pair *p, enum weight_kind kind,
+                                            const struct weight_part *parts, int32_t n,
+                                            int32_t n_experts, bool bias)
+{
+    return open_parts_as(p, kind, parts, n, n_experts, bias, DT_F32);
 }
 
 /* One tensor per expert, opened as one weight. */

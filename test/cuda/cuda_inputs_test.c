@@ -247,6 +247,154 @@ TEST(activations_leave_the_codes_that_rounding_makes)
     }
 }
 
+/* ---- experts --------------------------------------------------------------------------------- */
+
+struct experts_case {
+    struct inputs_case inputs;
+    int32_t n_rows, n_experts, k, hidden, ffn;
+    enum activation kind;
+    bool weigh_inputs;
+};
+
+/* One tensor per expert. A 16-bit weight lets the CPU round inputs itself. Stored scales differ by
+ * expert, and one has none. */
+static struct pair_weight open_experts(struct pair *p, const struct experts_case *c, int32_t n_out,
+                                       int32_t n_in)
+{
+    struct weight_part *parts = xmalloc((size_t)c->n_experts * sizeof *parts);
+    for (int32_t e = 0; e < c->n_experts; e++) {
+        parts[e] = make_tensor(&formats[c->inputs.format], n_out, n_in);
+        parts[e].inputs = c->inputs.rule;
+        parts[e].inputs.numbers = INPUT_E4M3;
+        parts[e].inputs.n_inputs = n_in;
+        parts[e].inputs.scale *= (float)(e % 3);
+    }
+    struct pair_weight w =
+        open_parts_as(p, WEIGHT_EXPERTS, parts, c->n_experts, c->n_experts, false, p->dtype);
+    for (int32_t e = 0; e < c->n_experts; e++) {
+        free_tensor(&parts[e]);
+    }
+    free(parts);
+    return w;
+}
+
+/* Half of the rows crowd on a few experts, so that some have more than a tile of rows. */
+static void make_picks(struct pair *p, const struct experts_case *c, struct dmem ids[2],
+                       struct dmem weights[2])
+{
+    const size_t n = (size_t)c->n_rows * (size_t)c->k;
+    int32_t *id = xmalloc(n * sizeof *id);
+    float *weight = xmalloc(n * sizeof *weight);
+    for (size_t i = 0; i < n; i++) {
+        const int32_t row = (int32_t)i / c->k, j = (int32_t)i % c->k;
+        const int32_t first = row % 2 ? row / 2 % 3 : row * 3;
+        id[i] = (first + j) % c->n_experts;
+        weight[i] = 0.25f + (float)(random_bits() & 255) / 512.0f;
+    }
+    for (int b = 0; b < 2; b++) {
+        CHECK_EQ(p->be[b]->ops->alloc(p->be[b], n * 4, &ids[b]), OK);
+        CHECK_EQ(p->be[b]->ops->alloc(p->be[b], n * 4, &weights[b]), OK);
+        CHECK_EQ(p->be[b]->ops->write(p->be[b], ids[b], id, n * 4), OK);
+        CHECK_EQ(p->be[b]->ops->write(p->be[b], weights[b], weight, n * 4), OK);
+    }
+    free(id);
+    free(weight);
+}
+
+/* The first rows alone have the bits that they have among all. */
+static void check_first_rows(struct pair *p, const struct moe_ffn_args *all,
+                             const struct pair_tensor *y, int32_t n)
+{
+    struct moe_ffn_args a = *all;
+    float *before = tensor_get(p, y, GPU);
+    a.n_rows = n;
+    CHECK_EQ(p->be[GPU]->ops->moe_ffn(p->be[GPU], &a), OK);
+    float *alone = tensor_get(p, y, GPU);
+    if (memcmp(before, alone, (size_t)n * (size_t)y->stride * sizeof *alone) != 0) {
+        CHECK_FAIL("%d of %d rows have other bits alone", n, all->n_rows);
+    }
+    free(before);
+    free(alone);
+}
+
+/* Where an activation is near the middle between two codes, the backends may choose different
+ * ones, because on the GPU it has 16 bits before. */
+static void experts_case(const struct experts_case *c, enum dtype dtype, bool deterministic,
+                         int32_t n_alone)
+{
+    struct pair p;
+    REQUIRE(pair_open(&p, dtype, deterministic, NULL));
+    struct pair_weight up = open_experts(&p, c, 2 * c->ffn, c->hidden);
+    struct pair_weight down = open_experts(&p, c, c->hidden, c->ffn);
+    const struct backend_limits limits = pair_limits();
+    struct dmem ids[2], weights[2];
+    for (int b = 0; b < 2; b++) {
+        struct err err;
+        CHECK_EQ(p.be[b]->ops->setup(p.be[b], &limits, &err), OK);
+    }
+    make_picks(&p, c, ids, weights);
+    struct pair_tensor x = tensor_random(&p, c->n_rows, c->hidden, c->hidden + 8, 0.1f);
+    struct pair_tensor y = tensor_poisoned(&p, c->n_rows, c->hidden + 8, dtype);
+    struct moe_ffn_args a = {.n_rows = c->n_rows,
+                             .n_experts = c->n_experts,
+                             .k = c->k,
+                             .ffn = c->ffn,
+                             .kind = c->kind,
+                             .weigh_inputs = c->weigh_inputs,
+                             .shape = ACT_SHAPE_PUBLISHED};
+    BOTH(&p, moe_ffn, a, a.gate_up = up.w[b]; a.down = down.w[b]; a.x = x.t[b]; a.y = y.t[b];
+         a.ids = ids[b]; a.weights = weights[b]);
+    char what[128];
+    snprintf(what, sizeof what, "%d rows of %d experts of %s, %d x %d, dtype %d", c->n_rows,
+             c->n_experts, formats[c->inputs.format].name, c->hidden, c->ffn, dtype);
+    check_tensor(&p, what, &y, c->hidden, dtype == DT_BF16 ? 0.025 : 0.012);
+    if (n_alone > 0) {
+        check_first_rows(&p, &a, &y, n_alone);
+    }
+    pair_close(&p);
+}
+
+/* Few rows; codes by codes from the same number of pairs of an expert and a band on, with tiles of
+ * one and two warpgroups and half a band of outputs; odd widths; every rule. */
+TEST(experts_with_rounded_inputs_agree)
+{
+    NEED_GPU();
+    static const struct inputs_case blocks = {2, {.from_row = true, .group = 128}};
+    static const struct inputs_case powers = {
+        2, {.from_row = true, .group = 128, .power_of_two = true}};
+    static const struct inputs_case rows = {1, {.from_row = true}}, stored = {0, {.scale = 0.01f}};
+    const struct experts_case cases[] = {
+        {blocks, 1, 4, 2, 256, 384, ACT_SILU, false},
+        {blocks, 9, 128, 8, 256, 384, ACT_SILU, false},
+        {blocks, 64, 128, 8, 256, 384, ACT_SILU, false},
+        {powers, 420, 32, 2, 384, 1152, ACT_SILU, false},
+        {blocks, 60, 32, 2, 384, 1152, ACT_SILU, true},
+        {blocks, 150, 3, 2, 256, 160, ACT_SILU, false},
+        {powers, 33, 5, 2, 136, 160, ACT_GELU_TANH, false},
+        {rows, 40, 5, 3, 136, 160, ACT_SILU, false},
+        {rows, 300, 3, 2, 256, 160, ACT_GPT_OSS, true},
+        {stored, 1, 3, 2, 256, 160, ACT_SILU, false},
+        {stored, 300, 4, 2, 136, 96, ACT_SILU, false},
+    };
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        experts_case(&cases[i], DT_BF16, i % 2, 0);
+        experts_case(&cases[i], DT_F16, false, 0);
+    }
+}
+
+TEST(rows_of_rounded_experts_do_not_depend_on_others)
+{
+    NEED_GPU();
+    static const struct inputs_case blocks = {2, {.from_row = true, .group = 128}};
+    static const struct inputs_case stored = {0, {.scale = 0.01f}};
+    const struct experts_case many = {blocks, 200, 32, 2, 384, 1152, ACT_SILU, false};
+    const struct experts_case other = {stored, 300, 4, 2, 136, 96, ACT_SILU, false};
+    experts_case(&many, DT_BF16, false, 40); // codes by codes
+    experts_case(&many, DT_F16, false, 133);
+    experts_case(&many, DT_BF16, true, 1);
+    experts_case(&other, DT_F16, true, 7);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);

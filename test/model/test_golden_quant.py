@@ -70,7 +70,7 @@ def test_rounded_is_as_good_as_the_dequantised_model_rounded(folder):
 @pytest.mark.skipif(golden.DEVICE == "cpu", reason="a CPU rounds all of them")
 @pytest.mark.parametrize("folder", folders())
 def test_rounded_inputs_stay_near_the_stored_answers(folder):
-    """A GPU rounds only E4M3 inputs of matrices: its answers are near the stored ones with and without rounding."""
+    """A GPU rounds only E4M3 inputs: the answers of other formats are near the stored ones with or without rounding."""
     stored = golden.expected(folder)
     act, have = stored.get("variants", {}).get("act"), scores(folder, *weights_alone(folder)[2:])
     if act is None:
@@ -78,7 +78,8 @@ def test_rounded_inputs_stay_near_the_stored_answers(folder):
     rounded = [act["cases"][i]["prompt_logprobs"] if "cases" in act else act["prompt_logprobs"][i] for i in prompts(folder)]
     exact = [stored["cases"][i]["prompt_logprobs"] for i in prompts(folder)]
     near_rounded = distance(rounded, have) <= 1.5 * act["bf16_mean_error"]
-    assert near_rounded or distance(exact, have) <= 1.5 * act["mean_distance"]
+    all_rounded = "fp8" in folder and golden.N_RANKS == 1
+    assert near_rounded or (not all_rounded and distance(exact, have) <= 1.5 * act["mean_distance"])
 
 
 @pytest.mark.skipif(golden.DEVICE != "cpu", reason="only a CPU rounds all of them")

@@ -18,7 +18,7 @@
  * products are bound by reading codes, with many by the tensor cores. */
 #include "cuda/kernels/gemm/four_units.cuh"
 #include "cuda/kernels/moe/gated.cuh"
-#include "cuda/kernels/moe/sm90.cuh"
+#include "cuda/kernels/moe/room.cuh"
 
 enum {
     BAND_UNITS = WARPS * 2,

@@ -5,6 +5,7 @@
  * block computes one output tile of one expert. Bound by reading the experts' weights while each
  * has few rows, by the tensor cores otherwise. */
 #include "cuda/coded.h"
+#include "cuda/experts.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/reduce.cuh"
@@ -18,7 +19,7 @@
 
 /* The parameters that are the same for all experts. */
 struct group_params {
-    int32_t k, ffn, hidden;
+    int32_t k, ffn, hidden; // k: picks that share a row of x
     int64_t x_stride;
     struct act_shape shape;
     const float *weights; // by pick, multiplied into the experts' inputs; NULL: none
@@ -302,7 +303,6 @@ static struct coded_args coded_of(const struct moe_ffn_args *a, const struct moe
     c.n_list = s->n_tiles;
     c.n_places = max_tiles(a, tile);
     c.tile_rows = tile;
-    c.k = a->k;
     return c;
 }
 
@@ -317,6 +317,7 @@ static cudaError_t coded_gate_up(cudaStream_t stream, const struct moe_ffn_args 
     c.x = a->x.mem.p;
     c.x_stride = a->x.stride;
     c.x_is_sorted = true;
+    c.k = p.k;
     c.y = s->act;
     c.y_stride = a->ffn;
     c.y_dtype = a->x.dtype;
@@ -350,11 +351,18 @@ static cudaError_t coded_down(cudaStream_t stream, const struct moe_ffn_args *a,
     return gemm_coded(stream, w->down_coded, &c);
 }
 
+/* Rounds what the first product has written, if the second one's inputs are rounded. */
+static cudaError_t round_act(cudaStream_t stream, const struct moe_ffn_args *a,
+                             const struct moe_rounding *r, const struct moe_scratch *s)
+{
+    return r && r->down.rule ? moe_round_act(stream, a, r, s) : cudaSuccess;
+}
+
 /* Both products on tensor cores; the tile's sizes are template arguments. */
 template <typename T, int KIND, int BM, int BN, int BK, int WM, int WN, int STAGES>
 static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
-                           const struct moe_weights *w, const struct moe_scratch *s,
-                           const struct group_params &p)
+                           const struct moe_weights *w, const struct moe_rounding *r,
+                           const struct moe_scratch *s, const struct group_params &p)
 {
     constexpr int WIDTH = KIND == NO_GATE ? BN : BN / 2;
     typedef mma_tile<T, BM, BN, BK, WM, WN, STAGES, true> tile;
@@ -369,11 +377,13 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
     }
     const unsigned n_tiles = (unsigned)max_tiles(a, BM);
     const dim3 block(tile::THREADS);
-    const cudaError_t e =
-        w->gate_up_coded
-            ? coded_gate_up<T>(stream, a, w, s, p, BM)
-            : launch(gate_up, dim3((a->ffn + WIDTH - 1) / WIDTH, n_tiles), block, tile::SMEM,
-                     stream, (const T *)a->x.mem.p, (const T *)w->gate_up, w->gate_up_bias, p, *s);
+    cudaError_t e = w->gate_up_coded ? coded_gate_up<T>(stream, a, w, s, p, BM)
+                                     : launch(gate_up, dim3((a->ffn + WIDTH - 1) / WIDTH, n_tiles),
+                                              block, tile::SMEM, stream, (const T *)a->x.mem.p,
+                                              (const T *)w->gate_up, w->gate_up_bias, p, *s);
+    if (e == cudaSuccess) {
+        e = round_act(stream, a, r, s);
+    }
     if (e != cudaSuccess) {
         return e;
     }
@@ -421,19 +431,23 @@ static int tile_of(const struct moe_ffn_args *a, const struct moe_weights *w)
 /* Chooses the kernel by the weights' format and the number of rows per expert. */
 template <typename T, int KIND>
 static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
-                            const struct moe_weights *w, const struct moe_scratch *s,
-                            const struct group_params &p, bool on_tensor_cores)
+                            const struct moe_weights *w, const struct moe_rounding *r,
+                            const struct moe_scratch *s, const struct group_params &p,
+                            bool on_tensor_cores)
 {
     const int tile = tile_of(a, w);
     if (tile == CODED_TILE) {
-        const cudaError_t e = coded_gate_up<T>(stream, a, w, s, p, tile);
+        cudaError_t e = coded_gate_up<T>(stream, a, w, s, p, tile);
+        if (e == cudaSuccess) {
+            e = round_act(stream, a, r, s);
+        }
         return e == cudaSuccess ? coded_down(stream, a, w, s, tile) : e;
     }
     if constexpr (sizeof(T) == 2) {
         if (on_tensor_cores) {
             return tile == SMALL_TILE
-                       ? grouped<T, KIND, SMALL_TILE, 64, 64, 1, 4, 5>(stream, a, w, s, p)
-                       : grouped<T, KIND, LARGE_TILE, 128, 32, 2, 4, 4>(stream, a, w, s, p);
+                       ? grouped<T, KIND, SMALL_TILE, 64, 64, 1, 4, 5>(stream, a, w, r, s, p)
+                       : grouped<T, KIND, LARGE_TILE, 128, 32, 2, 4, 4>(stream, a, w, r, s, p);
         }
     }
     BY_DTYPE(w->dtype, W, return plain<T, W, KIND>(stream, a, w, s, p));
@@ -459,14 +473,16 @@ static cudaError_t pick_and_plan(cudaStream_t stream, const struct moe_ffn_args 
                   (float *)a->weights.p, plan, s, real);
 }
 
-/* picks: what to make the picks from; NULL if they have already been made. */
+/* r: how inputs are rounded, which the caller has done with those of the first product; NULL: they
+ * are not. picks: what to make the picks from; NULL if they have already been made. */
 template <typename T>
 static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
-                           const struct moe_weights *w, const struct moe_scratch *s,
-                           const int32_t *real, int32_t row_offset, const struct moe_picks *picks)
+                           const struct moe_weights *w, const struct moe_rounding *r,
+                           const struct moe_scratch *s, const int32_t *real, int32_t row_offset,
+                           const struct moe_picks *picks)
 {
     const float *weights = (const float *)a->weights.p;
-    const struct group_params p = {.k = a->k,
+    const struct group_params p = {.k = r && r->up.scales ? 1 : a->k,
                                    .ffn = a->ffn,
                                    .hidden = w->hidden,
                                    .x_stride = a->x.stride,
@@ -491,10 +507,10 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
     if (e == cudaSuccess) {
         e = cudaErrorInvalidValue;
         if (a->plain) {
-            e = products<T, NO_GATE>(stream, a, w, s, p, on_tensor_cores);
+            e = products<T, NO_GATE>(stream, a, w, r, s, p, on_tensor_cores);
         } else {
             BY_ACTIVATION(a->kind, KIND,
-                          e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores));
+                          e = products<T, KIND>(stream, a, w, r, s, p, on_tensor_cores));
         }
     }
     if (e != cudaSuccess) {
@@ -514,8 +530,30 @@ extern "C" cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args 
     if (a->k > MOE_MAX_K || a->n_experts > MOE_MAX_EXPERTS) {
         return cudaErrorInvalidValue;
     }
-    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, scratch, real, row_offset, NULL));
+    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, NULL, scratch, real, row_offset, NULL));
     return cudaErrorInvalidValue;
+}
+
+extern "C" cudaError_t k_moe_ffn_rounded(cudaStream_t stream, const struct moe_ffn_args *a,
+                                         const struct moe_weights *w, const struct moe_rounding *r,
+                                         const struct moe_scratch *scratch, const int32_t *real,
+                                         int32_t row_offset)
+{
+    struct moe_ffn_args own = *a;
+    if (a->k > MOE_MAX_K || a->n_experts > MOE_MAX_EXPERTS || !k_moe_ffn_picks(a, w)) {
+        return cudaErrorInvalidValue;
+    }
+    if (r->up.rule) {
+        const cudaError_t e = moe_round_x(stream, a, r, w->hidden);
+        if (e != cudaSuccess) {
+            return e;
+        }
+        own.x.mem.p = r->x;
+        own.x.stride = w->hidden;
+    }
+    return a->x.dtype == DT_BF16
+               ? moe_ffn<bf16_t>(stream, &own, w, r, scratch, real, row_offset, NULL)
+               : moe_ffn<f16_t>(stream, &own, w, r, scratch, real, row_offset, NULL);
 }
 
 extern "C" cudaError_t k_moe_ffn_of_scores(cudaStream_t stream, const struct moe_ffn_args *a,
@@ -526,7 +564,7 @@ extern "C" cudaError_t k_moe_ffn_of_scores(cudaStream_t stream, const struct moe
     if (moe_few_fixed_takes(a, w)) {
         return moe_few_fixed(stream, a, w, scratch->act, real, picks, NULL);
     }
-    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, scratch, real, 0, picks));
+    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, NULL, scratch, real, 0, picks));
     return cudaErrorInvalidValue;
 }
 

@@ -19,7 +19,9 @@
  * Blocks form clusters of two, because the L2 cache cannot feed 132 tiles of 128 x 256: two tiles
  * of an expert take the same band, and each block loads half of it for both. A tile without a
  * partner is shared the other way: the two blocks take a band each. Bound by the tensor cores. */
+#include "cuda/kernels/device/hand_over.cuh"
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/moe/room.cuh"
 #include "cuda/kernels/moe/sm90_results.cuh"
 
 #include <type_traits>
@@ -40,38 +42,11 @@ enum {
 #if HAVE_SM90A
 
 enum { PIECE_WORDS = sizeof(struct piece) / 4 };
-static_assert(sizeof(struct piece) == PIECE_WORDS * 4 && PIECE_WORDS <= 32, "a lane each");
 
 struct shared {
     uint64_t full[STAGES], empty[STAGES];
     uint32_t piece[STAGES][PIECE_WORDS]; // the piece whose first box is in the stage
 };
-
-/* The loading thread hands a piece to the computing warps through atomic words. The stage's
- * barriers already order these accesses, as they do for the boxes, but racecheck does not
- * understand mbarriers and would report a race. */
-__device__ __forceinline__ void hand_over(uint32_t (&words)[PIECE_WORDS], const struct piece &u)
-{
-    uint32_t v[PIECE_WORDS];
-    memcpy(v, &u, sizeof v);
-#pragma unroll
-    for (int i = 0; i < PIECE_WORDS; i++) {
-        atomicExch(&words[i], v[i]);
-    }
-}
-
-__device__ __forceinline__ struct piece take_over(uint32_t (&words)[PIECE_WORDS], int lane)
-{
-    const uint32_t mine = lane < PIECE_WORDS ? atomicOr(&words[lane], 0) : 0;
-    uint32_t v[PIECE_WORDS];
-#pragma unroll
-    for (int i = 0; i < PIECE_WORDS; i++) {
-        v[i] = __shfl_sync(0xffffffffu, mine, i); // all lanes have read; two then release the slot
-    }
-    struct piece u;
-    memcpy(&u, v, sizeof u);
-    return u;
-}
 
 /* The number of units of work for clusters: one for each pair of bands and each tile. */
 __device__ __forceinline__ int n_units(const struct product_params &p)
@@ -279,7 +254,7 @@ template <typename T, int KIND> struct computer {
         const int n = n_units(p), row0 = group * HALF_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
         for (int i = blockIdx.x / 2; i < n; i += gridDim.x / 2) {
             barrier_wait(&s->full[at.slot], at.parity);
-            const struct piece u = take_over(s->piece[at.slot], tid & 31);
+            const struct piece u = take_over<struct piece>(s->piece[at.slot], tid & 31);
             if (group * HALF_ROWS >= u.n_rows) {
                 skip();
                 continue;
@@ -349,29 +324,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-int64_t moe_most_tiles(int64_t picks, int64_t n_experts)
-{
-    return picks / TILE_ROWS + (n_experts < picks ? n_experts : picks);
-}
-
 size_t moe_lay_out(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
                    struct moe_work *w)
 {
-    size_t at = 0;
-    auto take = [&](int64_t n_bytes) {
-        char *p = base + at;
-        at += ((size_t)n_bytes + 255) / 256 * 256;
-        return p;
-    };
-    w->counts = (int32_t *)take((picks + SORT_CHUNK - 1) / SORT_CHUNK * a->n_experts * 4);
-    w->sorted = (int32_t *)take(picks * 4);
-    w->rows = (int32_t *)take(picks * 4);
-    w->tiles =
-        (struct moe_tile *)take(moe_most_tiles(picks, a->n_experts) * sizeof(struct moe_tile));
-    w->n_tiles = (int32_t *)take(4);
-    w->act = take(picks * a->ffn * 2);
-    w->out = take(picks * hidden * 2);
-    return at;
+    struct moe_room room = {base, 0};
+    take_sorted(&room, picks, a->n_experts, w);
+    w->act = room.take(picks * a->ffn * 2);
+    w->out = room.take(picks * hidden * 2);
+    return room.size;
 }
 
 extern "C" size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows)

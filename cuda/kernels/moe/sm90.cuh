@@ -29,10 +29,8 @@ struct moe_work {
     void *act, *out; // [picks, ffn] by place; [picks, hidden] by pick
 };
 
-/* The maximum number of tiles. */
-int64_t moe_most_tiles(int64_t picks, int64_t n_experts);
-
-/* Lays out a call's scratch memory from `base` on; returns its size. */
+/* Lays out the scratch memory of a call of sm90.cu or coded_many.cu from `base` on; returns its
+ * size. */
 size_t moe_lay_out(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
                    struct moe_work *w);
 

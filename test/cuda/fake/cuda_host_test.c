@@ -218,6 +218,14 @@ static const struct {
      "\"head_dim\":256,\"num_hidden_layers\":2,\"max_position_embeddings\":16384,"
      "\"query_pre_attn_scalar\":256,\"sliding_window\":4096,\"attn_logit_softcapping\":50.0,"
      "\"final_logit_softcapping\":30.0,\"hidden_activation\":\"gelu_pytorch_tanh\"}"},
+    {"a Qwen3 with FP8 experts",
+     "{\"model_type\":\"qwen3_moe\",\"vocab_size\":151936,\"hidden_size\":1024,"
+     "\"intermediate_size\":6144,\"moe_intermediate_size\":1536,\"num_experts\":32,"
+     "\"num_experts_per_tok\":8,\"norm_topk_prob\":true,\"decoder_sparse_step\":1,"
+     "\"num_hidden_layers\":1,\"num_attention_heads\":16,\"num_key_value_heads\":4,"
+     "\"head_dim\":128,\"max_position_embeddings\":16384,\"quantization_config\":{"
+     "\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],"
+     "\"activation_scheme\":\"dynamic\"}}"},
     {"a Gemma 4 with experts",
      "{\"model_type\":\"gemma4_text\",\"vocab_size\":262144,\"hidden_size\":2816,"
      "\"intermediate_size\":2112,\"num_attention_heads\":16,\"num_key_value_heads\":8,"
@@ -273,17 +281,10 @@ static uint32_t serve_model(const char *dir, size_t model, int32_t sm, const cha
 static int real_shapes(const void *arg)
 {
     static const char *const of_80[] = {"gemm_mma", "attention_mma", "moe_gate_up", NULL};
-    static const char *const of_90[] = {"gemm_small",
-                                        "gemm_wide",
-                                        "gemm_batch",
-                                        "gemm_head",
-                                        "attention_sm90",
-                                        "attention_prompt",
-                                        "attention_few",
-                                        "moe_product",
-                                        "gemm_fixed_kernel",
-                                        "gemm_fixed_many",
-                                        NULL};
+    static const char *const of_90[] = {"gemm_small",        "gemm_wide",       "gemm_batch",
+                                        "gemm_head",         "attention_sm90",  "attention_prompt",
+                                        "attention_few",     "moe_product",     "moe_eight",
+                                        "gemm_fixed_kernel", "gemm_fixed_many", NULL};
     const int32_t sm = *(const int32_t *)arg;
     const char *const *kernels = sm == 90 ? of_90 : of_80;
     uint32_t launched = 0;
