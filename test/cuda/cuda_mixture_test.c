@@ -289,19 +289,20 @@ TEST(deterministic_mixtures_agree)
 
 /* Experts that stay quantised: up to 8 rows have kernels of their own. The cases have inputs that
  * end within an item, rows that share experts and rows that do not, fewer items than warps, groups
- * of experts, shared experts, and sizes and numbers that these kernels do not take. */
+ * of experts, shared experts, and sizes and numbers that these kernels do not take. With hundreds
+ * of experts there is no norm: if one of its results is rounded otherwise, a pick may change. */
 static const struct mixture_case coded_mixtures[] = {
     {1, 6, 4, 2880, 144, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
     {1, 8, 2, 32, 16, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
     {2, 5, 4, 96, 2880, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
     {3, 40, 8, 160, 48, 64, true, true, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, true},
     {4, 5, 3, 1056, 208, 72, false, false, MOE_SIGMOID, 1, 1, ACT_GELU, false, true, false},
-    {5, 256, 10, 160, 48, 0, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false, true},
+    {5, 256, 10, 160, 48, 0, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false, false},
     {6, 9, 3, 480, 240, 40, true, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
     {7, 24, 8, 512, 256, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, true},
     {8, 4, 2, 64, 1040, 0, false, true, MOE_SOFTMAX_TOPK, 1, 1, ACT_RELU, false, false, false},
     {8, 4, 4, 64, 2880, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
-    {8, 300, 4, 96, 32, 40, true, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
+    {8, 300, 4, 96, 32, 40, true, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, false},
     {8, 4, 4, 64, 3600, 0, false, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
     {9, 16, 4, 256, 128, 64, true, true, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, true},
     {16, 12, 3, 160, 96, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
@@ -323,9 +324,13 @@ TEST(mixtures_of_quantised_experts_agree)
         "mxfp4",         "int4 by 128",    "int4 by 128 with zeros", "int4 by 64 with zeros",
         "fp8 in blocks", "fp8 of channels"};
     for (int32_t n = 0; n < COUNT(names); n++) {
+        const struct format *f = format_named(names[n]);
         for (int32_t i = 0; i < COUNT(coded_mixtures); i++) {
-            mixture_case_in(DT_BF16, &coded_mixtures[i], format_named(names[n]), false, false);
-            mixture_case_in(DT_F16, &coded_mixtures[i], format_named(names[n]), false, false);
+            mixture_case_in(DT_BF16, &coded_mixtures[i], f, false, false);
+            if (f->values !=
+                DT_E4M3) { // random FP8 weights give results above fp16's largest number
+                mixture_case_in(DT_F16, &coded_mixtures[i], f, false, false);
+            }
         }
     }
 }

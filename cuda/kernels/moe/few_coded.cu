@@ -8,10 +8,9 @@
  * A block's items (few_coded.cuh) are divided evenly among its warps, each of which copies its own
  * into a ring in shared memory (cp.async) and leaves its sums when a unit or group ends; after a
  * barrier these are added in order. A block makes the picks of all rows itself, from the scores.
- * `up` does so once before its wait (pdl_wait), too, with old scores, and multiplies one item of no
- * data, to load the code into the cache. `down` makes its picks, fills its rings and loads the
- * biases before its wait, beside the blocks of `up`: the scores are complete, because `up` triggers
- * only after its own wait. Bound by reading the weights and by converting codes. */
+ * `down` makes its picks, fills its rings and loads the biases before its wait (pdl_wait), beside
+ * the blocks of `up`: the scores are complete, because `up` triggers only after its own wait. Bound
+ * by reading the weights and by converting codes. */
 #include "cuda/kernels/moe/few_coded.cuh"
 
 enum { COLUMNS = CODED_MOST_ROWS };
@@ -80,29 +79,25 @@ __device__ __forceinline__ void load_up_biases(const struct few_params &p,
     }
 }
 
-/* Multiplies the warp's items; if they are not real, one of them, of whatever the ring holds. */
+/* Multiplies the warp's items. */
 template <typename T, enum coded_code CODE, typename P>
-__device__ __forceinline__ void up_items(const struct coded_few &c, const char *x, const char *ring,
-                                         struct coded_share share, bool is_real,
-                                         struct coded_stream<CODE, 2, ring_slots<CODE>::UP> &load,
-                                         const P &place_of, float *sums)
+__device__ __forceinline__ void
+up_items(const struct coded_few &c, const char *x, const char *ring, struct coded_share share,
+         struct coded_stream<CODE, 2, ring_slots<CODE>::UP> &load, const P &place_of, float *sums)
 {
     using S = coded_slot<CODE, 2>;
     const int32_t lane = threadIdx.x & 31, n_items = coded_items(c.up);
     int32_t unit = share.first / n_items, item = share.first - unit * n_items, at = 0;
     float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const int32_t n = is_real ? share.n : min(share.n, 1);
 #pragma unroll 1
-    for (int32_t i = 0; i < n; i++) {
-        if (is_real) {
-            wait_copies<ring_slots<CODE>::UP - 2>();
-            __syncwarp(); // other lanes have copied the scales and have read the slot that is
-                          // refilled now
-            load.next(c.up, place_of);
-        }
+    for (int32_t i = 0; i < share.n; i++) {
+        wait_copies<ring_slots<CODE>::UP - 2>();
+        __syncwarp(); // other lanes have copied the scales and have read the slot that is refilled
+                      // now
+        load.next(c.up, place_of);
         add_item<T, CODE, 2>(c.up, ring + at, x + item * (ITEM * 2), acc);
         at = at + S::PITCH == ring_slots<CODE>::UP * S::PITCH ? 0 : at + S::PITCH;
-        if (++item == n_items || i + 1 == n) {
+        if (++item == n_items || i + 1 == share.n) {
             float *to = sums + (unit + (int32_t)(threadIdx.x >> 5)) * UP_SUMS + lane * 2;
             *(float2 *)to = make_float2(acc[0], acc[1]); // [output, row]
             *(float2 *)(to + HALF * COLUMNS) = make_float2(acc[2], acc[3]);
@@ -140,17 +135,17 @@ store_acts(const struct coded_few &c, const struct coded_picks &s, const struct 
     }
 }
 
-/* After the wait, warps that make no picks copy x. Block 0 stores the picks. */
+/* Warps that make no picks copy x. Block 0 stores the picks. */
 template <typename T, enum coded_code CODE>
-__device__ __forceinline__ void find_inputs(const struct coded_few &c, int32_t n_rows, bool is_real,
-                                            char *memory, float *shared, struct coded_picks &s)
+__device__ __forceinline__ void find_inputs(const struct coded_few &c, int32_t n_rows, char *memory,
+                                            float *shared, struct coded_picks &s)
 {
     const struct few_params &p = c.p;
-    if (is_real && (int32_t)threadIdx.x >= 32 * n_rows) {
+    if ((int32_t)threadIdx.x >= 32 * n_rows) {
         stage_inputs<T, CODE>(c.up, (const T *)p.x, p.x_stride, n_rows, memory, 32 * n_rows);
     }
     find_experts<8>(p, n_rows, shared, s);
-    if (is_real && blockIdx.x == 0) {
+    if (blockIdx.x == 0) {
         for (int32_t i = (int32_t)threadIdx.x; i < n_rows * p.route.k; i += CODED_THREADS) {
             p.ids[i] = s.id[i];
             p.weights[i] = s.weight[i];
@@ -172,38 +167,28 @@ __global__ void __launch_bounds__(CODED_THREADS, 2)
          *ring = rings + warp * ring_slots<CODE>::UP * coded_slot<CODE, 2>::PITCH;
     const char *x =
         memory + min(lane & 7, max(n_rows, 1) - 1) * coded_pitch(c.up) + (lane >> 3) * 16;
+    pdl_wait();
+    pdl_trigger();
+    find_inputs<T, CODE>(c, n_rows, memory, (float *)rings, s);
+    const struct up_units units(c.p, s.n_experts);
+    const struct coded_share share(units.n * coded_items(c.up));
+    const auto place_of = [&](int32_t segment) {
+        const int32_t unit = units.first + segment, e = unit / units.each;
+        const int32_t half = unit - e * units.each;
+        return coded_place{s.expert[e], half / 2, half % 2, c.up.n_tiles / 2};
+    };
+    struct coded_stream<CODE, 2, ring_slots<CODE>::UP> load(ring, share, coded_items(c.up));
 #pragma unroll 1
-    for (int round = 0; round < 2; round++) {
-        const bool is_real = round == 1;
-        if (is_real) {
-            pdl_wait();
-            pdl_trigger();
-        }
-        find_inputs<T, CODE>(c, n_rows, is_real, memory, (float *)rings, s);
-        const struct up_units units(c.p, s.n_experts);
-        const struct coded_share share(units.n * coded_items(c.up));
-        const auto place_of = [&](int32_t segment) {
-            const int32_t unit = units.first + segment, e = unit / units.each;
-            const int32_t half = unit - e * units.each;
-            return coded_place{s.expert[e], half / 2, half % 2, c.up.n_tiles / 2};
-        };
-        struct coded_stream<CODE, 2, ring_slots<CODE>::UP> load(ring, share, coded_items(c.up));
-#pragma unroll 1
-        for (int i = 0; i < ring_slots<CODE>::UP - 1 && is_real; i++) {
-            load.next(c.up, place_of);
-        }
-        if (is_real) {
-            load_up_biases(c.p, s, units, bias);
-            if ((int32_t)blockIdx.x < n_rows) {
-                store_added<T>(c.p, (int32_t)blockIdx.x);
-            }
-        }
-        up_items<T, CODE>(c, x, ring, share, is_real, load, place_of, sums);
-        __syncthreads();
-        if (is_real) {
-            store_acts<T, few_codes<T, CODE>>(c, s, units, share, n_rows, bias, sums);
-        }
+    for (int i = 0; i < ring_slots<CODE>::UP - 1; i++) {
+        load.next(c.up, place_of);
     }
+    load_up_biases(c.p, s, units, bias);
+    if ((int32_t)blockIdx.x < n_rows) {
+        store_added<T>(c.p, (int32_t)blockIdx.x);
+    }
+    up_items<T, CODE>(c, x, ring, share, load, place_of, sums);
+    __syncthreads();
+    store_acts<T, few_codes<T, CODE>>(c, s, units, share, n_rows, bias, sums);
 }
 
 /* ---- down ------------------------------------------------------------------------------------ */
