@@ -258,8 +258,8 @@ struct experts_case {
 
 /* One tensor per expert. A 16-bit weight lets the CPU round inputs itself. Stored scales differ by
  * expert, and one has none. */
-static struct pair_weight open_experts(struct pair *p, const struct experts_case *c, int32_t n_out,
-                                       int32_t n_in)
+static struct pair_weight open_experts_of(struct pair *p, const struct experts_case *c,
+                                          int32_t n_out, int32_t n_in)
 {
     struct weight_part *parts = xmalloc((size_t)c->n_experts * sizeof *parts);
     for (int32_t e = 0; e < c->n_experts; e++) {
@@ -324,8 +324,8 @@ static void experts_case(const struct experts_case *c, enum dtype dtype, bool de
 {
     struct pair p;
     REQUIRE(pair_open(&p, dtype, deterministic, NULL));
-    struct pair_weight up = open_experts(&p, c, 2 * c->ffn, c->hidden);
-    struct pair_weight down = open_experts(&p, c, c->hidden, c->ffn);
+    struct pair_weight up = open_experts_of(&p, c, 2 * c->ffn, c->hidden);
+    struct pair_weight down = open_experts_of(&p, c, c->hidden, c->ffn);
     const struct backend_limits limits = pair_limits();
     struct dmem ids[2], weights[2];
     for (int b = 0; b < 2; b++) {

@@ -475,7 +475,7 @@ TEST(few_rows_of_a_norm_and_a_deterministic_mixture_have_the_bits_of_many)
         struct pair p;
         struct mixture m;
         REQUIRE(pair_open(&p, DT_BF16, true, NULL));
-        make_mixture(&p, &cases[c], &m);
+        make_mixture(&p, &cases[c], NULL, &m);
         struct written before = read_written(&p, &m, NORM_ROWS);
         struct written all = rows_of_norm_and_mixture(&p, &m, &before, NORM_ROWS);
         for (int32_t r = 0; r < COUNT(rows); r++) {
