@@ -98,7 +98,7 @@ enum experts_on { ON_ANY, ON_MANY, ON_CODED, ON_EIGHT };
 struct experts {
     struct moe_weights weights;
     struct moe_rounding rounding;
-    bool are_rounded; // the inputs of a product
+    bool are_rounded; // the inputs of one or both products
     enum experts_on on;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Experts whose inputs are rounded to E4M3 before each product, because their format says so
- * (struct input_rule). On Hopper with scales of 128 x 128 blocks and of 128 inputs codes are
- * multiplied by codes (moe/eight_sm90.cu). Otherwise the inputs are rounded, dequantised again
- * (moe/rounded.cu), and multiplied as other experts are. Compiles as C11 and C++17.
+/* Experts whose inputs are rounded to E4M3 before a product, because their format says so (struct
+ * input_rule). On Hopper, if blocks of 128 x 128 weights and groups of 128 inputs have scales,
+ * codes are multiplied by codes (moe/eight_sm90.cu). Otherwise the inputs are rounded, dequantised
+ * again (moe/rounded.cu), and multiplied as those of other experts. Compiles as C11 and C++17.
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_EXPERTS_H
 #define SLUICE_CUDA_EXPERTS_H
@@ -25,8 +25,9 @@ struct moe_rounding {
     void *x;         // room for rounded inputs of the first product, see moe_rounded_bytes
 };
 
-/* Bytes of moe_rounding.x for a call with n_rows rows: 0 if they are not rounded. Stored scales
- * differ by expert, so that then each pick has a row of its own, otherwise each row. */
+/* Bytes of moe_rounding.x for a call with n_rows rows; 0 if the first product's inputs are not
+ * rounded. With stored scales, which differ by expert, it has a row for each pick, otherwise for
+ * each row of x. */
 size_t moe_rounded_bytes(const struct moe_ffn_args *a, const struct moe_rounding *r, int32_t hidden,
                          int32_t n_rows);
 /* Rounds x into r->x. Rows of x must be aligned to 16 bytes. */

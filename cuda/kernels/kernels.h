@@ -220,8 +220,8 @@ size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t 
 cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const float *gate, void *scratch,
                            const int32_t *real, int32_t row_offset, int32_t n_sms);
-/* moe/coded_many.cu: the same for 4-bit experts, from a few rows per expert on, with the scratch
- * memory of moe/sm90.cu. A row's bits are not those of k_moe_ffn. */
+/* moe/coded_many.cu: the same for 4-bit experts, from one row per expert on (on average), with the
+ * scratch memory of moe/sm90.cu. A row's bits are not those of k_moe_ffn. */
 bool k_moe_coded_many_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm);
 cudaError_t k_moe_ffn_coded_many(cudaStream_t stream, const struct moe_ffn_args *a,
                                  const struct moe_weights *w, const float *gate, void *scratch,

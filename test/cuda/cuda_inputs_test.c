@@ -354,8 +354,8 @@ static void experts_case(const struct experts_case *c, enum dtype dtype, bool de
     pair_close(&p);
 }
 
-/* Few rows; codes by codes from the same number of pairs of an expert and a band on, with tiles of
- * one and two warpgroups and half a band of outputs; odd widths; every rule. */
+/* Codes by codes, from one row on: tiles of one and of two warpgroups, and half a band of outputs.
+ * Inputs that are dequantised again: odd widths, every rule, weighted inputs, fixed order. */
 TEST(experts_with_rounded_inputs_agree)
 {
     NEED_GPU();

@@ -10,9 +10,9 @@
  * odd ones are zeros.
  *
  * With up to four vectors, a lane thus has half as many scores as a lane of codes_computer. Values
- * are multiplied as in codes_computer. References move less often, and integer codes' queries are
- * rounded differently, so a row's bits differ from codes_computer's; deterministic mode does not
- * use this.
+ * are multiplied as in codes_computer. References (next_reference in common.cuh) move less often,
+ * and queries of integer codes are rounded differently, so a row's bits differ from
+ * codes_computer's; deterministic mode does not use this.
  * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_CODES_THIN_CUH

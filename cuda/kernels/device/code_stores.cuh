@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Stores the 8-bit codes of wgmma's results in 16 bytes per lane. Thread: device code. */
+/* Stores 8-bit codes made from wgmma's results, 16 bytes at a time. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_CODE_STORES_CUH
 #define SLUICE_CUDA_DEVICE_CODE_STORES_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-/* Gives each of four lanes 32 adjacent codes of the row that they share. words[i] has the lane's
- * codes of features 16 i + 2 t, + 1 and, in its upper half, 8 features further on. */
+/* Four lanes share a row of 128 codes; lane t of them gets 32 adjacent codes and stores them at its
+ * `to`, if valid. words[i] has the lane's codes of features 16 i + 2 t, + 1 and, in its upper half,
+ * 8 features further on. Called by all lanes of a warp. */
 __device__ __forceinline__ void store_codes(uint8_t *to, const uint32_t (&words)[8], bool valid)
 {
     const bool is_upper = threadIdx.x & 2, is_odd = threadIdx.x & 1;

@@ -26,7 +26,8 @@ template <int WIDTH> struct fixed_shape {
     static constexpr int STAGES = RING_BYTES / BYTES, SMEM_BYTES = STAGES * BYTES + 1024;
     static constexpr int BLOCKS = BAND / 8, CHUNK = BLOCKS / STEPS; // groups of 8 features
     static_assert(BLOCKS % (2 * STEPS) == 0, "whole chunks, of pairs of blocks");
-    static constexpr bool IN_16_BYTES = BAND <= 128; // of sums; wider bands lack the registers
+    // Whether fp32 results are stored 16 bytes at a time, for which wider bands lack the registers.
+    static constexpr bool IN_16_BYTES = BAND <= 128;
 };
 
 #if HAVE_SM90A

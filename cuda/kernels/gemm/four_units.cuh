@@ -192,8 +192,8 @@ __device__ __forceinline__ uint32_t scaled(uint32_t pair, float scale, f16_t)
     return *(const uint32_t *)&v;
 }
 
-/* The same with a scale of the code. Multiplying by a power of two needs no wider type than bf16,
- * which has its exponents. */
+/* The same with a scale of the code's format. If all scales are powers of two, bf16 holds them, and
+ * the product needs no wider type. */
 template <typename T, enum coded_code CODE>
 __device__ __forceinline__ uint32_t scaled_code(uint32_t pair, float scale)
 {

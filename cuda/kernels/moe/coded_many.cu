@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Mixture-of-experts layers with 4-bit experts (cuda/coded.h) on Hopper: two grouped products on
- * wgmma. gemm/coded.cu computes the experts of fewer rows, and all of them in deterministic mode.
+/* Mixture-of-experts layers with 4-bit experts (cuda/coded.h) on Hopper, from one row per expert
+ * on: two grouped products on wgmma. few_coded.cu computes up to 8 rows; gemm/coded.cu computes
+ * what neither of the two takes, and everything in deterministic mode.
  *
- * moe/sort.cu sorts the picks by expert and lists tiles of up to TILE_ROWS rows of one expert.
- * Persistent blocks, one per multiprocessor, iterate over all pairs of a tile and a band of the
- * weight. Tiles of an expert take the same band at about the same time, so that its codes are read
- * from memory once. Nothing depends on the host, so one captured graph serves every routing.
+ * moe/sort.cu sorts the picks by expert and lists tiles of up to TILE_ROWS rows of one expert. An
+ * item of work is a tile and a band of the weight. Persistent blocks, one per multiprocessor,
+ * iterate over all items. Tiles of an expert take the same band at about the same time, so that its
+ * codes are read from memory once. Nothing depends on the host, so one captured graph serves every
+ * routing.
  *
  * As in gemm/four_units.cuh, 64 features of W are wgmma's register operand, and the tile's rows of
  * x the shared-memory operand. A computing warp has two units of 16 features. It copies their codes
- * into a ring of its own, on and on from item to item, and converts them while the tensor cores
- * work on the previous operand. One warpgroup loads x, which the up product gathers. Codes are
- * scaled and rounded once, as when a weight is dequantised. Results are rounded to 16 bits, and
- * sum.cu adds a row's picks in order of expert id.
+ * into a ring of its own, which also runs ahead into the block's next item, and converts them while
+ * the tensor cores work on the previous operand. One warpgroup loads x, whose rows the up product
+ * gathers. Codes are scaled and rounded once, as when a weight is dequantised. Results are rounded
+ * to 16 bits, and sum.cu adds a row's picks in order of expert id.
  *
- * The number of columns of wgmma follows from the tile's rows. With few rows per expert the
+ * wgmma has 32, 64, 96 or 128 columns, as few as hold the tile's rows. With few rows per expert the
  * products are bound by reading codes, with many by the tensor cores. */
 #include "cuda/kernels/gemm/four_units.cuh"
 #include "cuda/kernels/moe/gated.cuh"
@@ -61,8 +63,8 @@ struct grouped_shape : many_shape<CODE, PER_GROUP, 2, 1> {
 
 /* A tile of rows and a band of the weight. */
 struct grouped_item {
-    int32_t expert, first, n_rows; // places of the tile's rows
-    struct item band;              // only its tile rows
+    int32_t expert, first, n_rows; // first, n_rows: places of the tile's rows
+    struct item band;              // only first_tile and end_tile are set
 };
 
 __device__ __forceinline__ struct moe_tile load_tile(const struct moe_tile *tile)
@@ -326,7 +328,8 @@ template <typename T, enum coded_code CODE, int PER_GROUP> struct grouped_warp {
         float d[S::UNITS][SUMS];
         many_codes<T, CODE, PER_GROUP, S> codes;
         uint32_t a[S::UNITS][4][4];
-        int last = -1, add = 0; // slot of x that the tensor cores may still read
+        int last = -1, add = 0; // last: slot of x that the tensor cores may still read; add: 0 if a
+                                // product overwrites the sums
 #pragma unroll 1
         for (int32_t chunk = 0; chunk < p.p.m.n_chunks; chunk++) {
             cp_async_wait<S::SLOTS - 2>();
@@ -366,7 +369,8 @@ template <typename T, enum coded_code CODE, int PER_GROUP> struct grouped_warp {
         store(it, d);
     }
 
-    /* A single copy of the code stores the first sums of d[0], into which the others are moved. */
+    /* Only the first sums of d[0] are stored, and the others are moved there one after another:
+     * code that stores all of them would be long, and fetching it takes longer than running it. */
     __device__ __forceinline__ void store(const struct grouped_item &it, float (&d)[S::UNITS][SUMS])
     {
         constexpr int STORED = STAGE_ROWS / 2; // sums

@@ -177,7 +177,7 @@ template <typename T, bool UP> struct eight_computer {
         }
     }
 
-    /* This warpgroup has no rows in the piece. */
+    /* Releases the stages of a piece in which this warpgroup has no rows. */
     __device__ __forceinline__ void skip(int32_t n_boxes)
     {
 #pragma unroll 1

@@ -23,7 +23,7 @@ enum {
     STAGE_BYTES = W_BYTES + X_BYTES,
     SMEM_BYTES = STAGES * STAGE_BYTES + 1024, // 1024: alignment
     LAG = 2,           // boxes whose copies may be in flight while the next box's are issued
-    SCALES_APART = 16, // distance of two scales of a weight row: a record of a tile
+    SCALES_APART = 16, // floats from a weight row's scale to its next one: a tile has 16 rows
 };
 
 /* One of the two products. A band is two runs of HALF weight rows, `second` apart. */
@@ -54,8 +54,9 @@ struct eight_shared {
     float x_scales[STAGES][TILE_ROWS], w_scales[STAGES][2];
 };
 
-/* A block's pairs. Its place among the blocks moves on by one in each round, because pairs of the
- * same parity may all be tiles of few rows. */
+/* A block's pairs. In each round its place among the blocks moves on by one. With a plain stride of
+ * an even number of blocks, a block would only get pairs of one parity, and where experts have two
+ * tiles these may all be the tiles with few rows. */
 struct eight_walk {
     int32_t base = 0, place = (int32_t)blockIdx.x;
     __device__ __forceinline__ int32_t pair() const
@@ -117,7 +118,8 @@ struct eight_loader {
     struct eight_shared *s;
     struct eight_ring at;
     int32_t tid;
-    uint32_t from[EACH];                   // offsets of the thread's vectors in x
+    uint32_t from[EACH];                   // offsets of the thread's vectors in x, which is in the
+                                           // scratch memory (less than 4 GiB)
     const float *x_scale, *w_scale;        // NULL: none
     uint64_t *copying[LAG] = {NULL, NULL}; // barriers of the boxes in flight, oldest first
 

@@ -2,11 +2,11 @@
 /* Shared by the two kernels of few_coded.cu: the experts that the rows picked, a warp's stream of
  * codes (cuda/coded.h), and the products of a part of it.
  *
- * The unit of work is an item: 8 outputs by 128 inputs, which are half of a tile or, with 8 bits,
- * of two. PARTS 2: an item is such a half of each of two tile rows, which
- * become the lower and the upper 8 rows of the 16-row operand of mma; PARTS 1: the upper rows are
- * zeros. The 8 columns of the other operand are the rows of x, of which those that did not pick the
- * expert are computed but not used. So every weight is read once.
+ * The unit of work is an item: 8 outputs by 128 inputs, which is half of a tile with 4 bits, and
+ * half of each of two tiles with 8 bits. With PARTS 2 an item has 8 outputs of each of two tile
+ * rows, which are the upper and the lower half of mma's operand of 16 rows. With PARTS 1 it has one
+ * half, and the other one is zeros. The 8 columns of the other operand are the rows of x. Those
+ * that did not pick the expert are computed but not used. So every weight is read once.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_FEW_CODED_CUH
 #define SLUICE_CUDA_KERNELS_MOE_FEW_CODED_CUH
@@ -36,11 +36,13 @@ struct coded_few {
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-/* How the codes that a lane has of 32 inputs become four pairs of T, and what the results must be
- * multiplied by: a word with 4 bits, of which pair i is nibbles i and i + 4, or two with 8. E2M1:
- * the last exponent bit of a code is moved to the last exponent bit of a half, which gives a small
+/* Converts the eight codes that a lane has of 32 inputs to four pairs of T. Codes of 4 bits are in
+ * one word, in which pair i is nibbles i and i + 4; codes of 8 bits are in two words. unit() is the
+ * factor that the results lack.
+ *
+ * E2M1: the last exponent bit of a code is moved to the last exponent bit of T, which gives a small
  * number that the tensor cores multiply exactly. With bf16 the products would be too small for
- * fp32, so x is scaled by X_UP as it is copied. Two nibbles are moved at once. */
+ * fp32, so x is multiplied by X_UP as it is copied. Two neighbouring nibbles are moved at once. */
 template <typename T, enum coded_code CODE> struct few_codes {
     static constexpr bool IS_BF16 = std::is_same<T, bf16_t>::value, IS_INT = CODE == CODED_U4;
     static constexpr bool IS_8 = code_of<CODE>::BITS == 8, IS_E2M1 = CODE == CODED_E2M1;
@@ -323,7 +325,7 @@ template <enum coded_code CODE, int PARTS, int STAGES> struct coded_stream {
     }
 };
 
-/* Scale j of a word of four E8M0 scales. 2^-127 counts as 0. */
+/* Scale j of a word of four E8M0 scales. 2^-127, which is subnormal in fp32, becomes 0. */
 __device__ __forceinline__ float scale_of_word(uint32_t word, int j)
 {
     return __uint_as_float(shifted(word, 23 - 8 * j) & 0x7f800000u);

@@ -10,9 +10,10 @@
  * Bits are those of moe.cu: K is summed in ascending order in one accumulator of the tensor cores
  * (device/mma_tile.cuh), of whose sixteen rows only the first is used. Weights arrive in a ring of
  * each warp (cp.async), so no block barrier is needed. There is one block of `up` and one of `down`
- * per multiprocessor, side by side, and each block has as many groups as the others: `down` picks
- * and fills its rings before its wait. The scores that it reads then are complete, because `up`
- * triggers only after its own wait. Bound by reading the weights of the picks. */
+ * per multiprocessor, side by side, and the groups are divided evenly among the blocks. `down`
+ * makes its picks and fills its rings before its wait, while `up` runs. The scores that it reads
+ * there are complete, because `up` triggers only after its own wait. Bound by reading the weights
+ * of the picks. */
 #include "cuda/kernels/moe/few.cuh"
 #include "cuda/kernels/moe/gated.cuh"
 #include "cuda/kernels/moe/sm90.cuh"
@@ -27,8 +28,7 @@ enum { UP_RING = UP_STAGES * 2 * STAGE, DOWN_RING = DOWN_STAGES * STAGE }; // el
 enum { MOST_BYTES = 220 << 10 };
 enum { LEAST_UP_BYTES = 116 << 10 }; // so that no two blocks of `up` share a multiprocessor
 
-/* ---- eight rows of a weight and one row of inputs ---------------------------------------------
- */
+/* ---- eight rows of a weight and one row of inputs -------------------------------------------- */
 
 /* The place of eight elements in a stage; in this order ldmatrix has no bank conflicts. */
 __device__ __forceinline__ int place_of(int row, int chunk)

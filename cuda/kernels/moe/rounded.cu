@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rounds the inputs of experts to E4M3 and dequantises them again, for products that multiply
- * floating point. Scales that come from rows are the business of gemm/inputs.cu; here each expert
- * has a stored scale of its own, so a row of the result belongs to a pick. A block takes a row.
- * Bound by memory bandwidth. */
+ * floating point. Where scales are computed from the rows, gemm/inputs.cu does this. The kernel
+ * here is for stored scales: each expert has its own, so each pick gets a row of rounded inputs. A
+ * block takes such a row. Bound by memory bandwidth. */
 #include "cuda/experts.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/rounding.cuh"

@@ -368,8 +368,9 @@ __device__ __forceinline__ static void norm_rows(const struct scores_params &p,
 }
 
 /* A block has 16 rows and eight experts; each warp takes one part of K after another. All of a part
- * is loaded before it is multiplied, because few rows are bound by latency. NORM: for up to
- * NORM_ROWS rows; the next kernel is `up` of few_fixed.cu, which fetches its code meanwhile. */
+ * is loaded before it is multiplied, because few rows are bound by latency. NORM: also normalises
+ * the rows, up to NORM_ROWS. It triggers first, so that the next kernel, `up` of few_fixed.cu,
+ * fetches its code meanwhile. */
 template <bool NORM>
 __global__ void __launch_bounds__(PART_WARPS * 32)
     route_fixed_kernel(struct scores_params p, struct fixed_norm n)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by moe/sm90.cu, moe/coded_many.cu, the sort of its picks and the sum over them: the tiles,
- * and a call's scratch memory. Thread: the rank's owner. */
+/* Shared by moe/sm90.cu, coded_many.cu, eight_sm90.cu, the sort of their picks and the sum over
+ * them: the tiles, and a call's scratch memory. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_SM90_CUH
 #define SLUICE_CUDA_KERNELS_MOE_SM90_CUH
 

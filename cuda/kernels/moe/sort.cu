@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sorts a pass's picks by expert and lists the tiles of moe/sm90.cu. One kernel counts and a second
- * one places the picks, a chunk per block. The result is ordered by (expert, pick) whatever order
- * the blocks run in. Bound by launch latency. */
+/* Sorts a pass's picks by expert and lists the tiles of moe/sm90.cu, coded_many.cu and
+ * eight_sm90.cu. One kernel counts and a second one places the picks, a chunk per block. The result
+ * is ordered by (expert, pick) whatever order the blocks run in. Bound by launch latency. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/moe/sm90.cuh"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The sum over a row's picks after the products of moe/sm90.cu or moe/coded_many.cu, in order of
- * expert id, a block per row. It adds to the shared expert's result, and also applies that expert's
- * gate. This takes a pass over x; a separate kernel would take one over y, too. Bound by memory
- * bandwidth. */
+/* The sum over a row's picks after the products of moe/sm90.cu, coded_many.cu or eight_sm90.cu, in
+ * order of expert id, a block per row. It adds to the shared expert's result, and also applies that
+ * expert's gate. This takes a pass over x; a separate kernel would take one over y, too. Bound by
+ * memory bandwidth. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"
