@@ -159,7 +159,8 @@ static struct experts experts_of(const struct cuda_backend *be, const struct moe
         .rounding = {.up = {weight_inputs(up), up->input_scales},
                      .down = {weight_inputs(down), down->input_scales},
                      .has_blocks = up->has_blocks && down->has_blocks},
-        .are_rounded = weight_inputs(up) || weight_inputs(down),
+        .are_rounded = (weight_inputs(up) || weight_inputs(down)) && up->n_in % 8 == 0 &&
+                       a->ffn % 8 == 0, // other sizes have only kernels without rounding
     };
     const int32_t sm = be->device.sm, n_sms = be->device.n_sms;
     const bool any_order = !be->device.options.deterministic;

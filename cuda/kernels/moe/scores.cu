@@ -376,7 +376,6 @@ __global__ void __launch_bounds__(PART_WARPS * 32)
     route_fixed_kernel(struct scores_params p, struct fixed_norm n)
 {
     extern __shared__ __align__(16) float sums[]; // [parts][TILE][TILE_EXPERTS], then normed rows
-    __shared__ float shared[32];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int32_t n_parts = (p.hidden + PART - 1) / PART;
     const bf16_t *rows = p.x;
@@ -385,7 +384,8 @@ __global__ void __launch_bounds__(PART_WARPS * 32)
         pdl_trigger();
     }
     load_part(p, warp, terms);
-    if (NORM) {
+    if constexpr (NORM) {
+        __shared__ float shared[32]; // without a norm, `sums` may take all that a block gets
         float w[RUN];
         load_norm_weights(n.norm, p.hidden, w);
         pdl_wait();
