@@ -440,6 +440,13 @@ static enum status run(struct bench *b, int n_rest, char **rest, const struct en
     options->callback_arg = b;
     TRY(engine_open(options, &b->engine, err));
     b->info = engine_info(b->engine);
+    const int32_t most = b->batches.v[b->batches.n - 1];
+    if (most > b->info->max_num_seqs) { // the rest would wait, and a step would seem that fast
+        return err_set(err, ERR_INVALID,
+                       "--batch %d is more than the %d sequences that run at the same time: add "
+                       "--max-num-seqs %d",
+                       most, b->info->max_num_seqs, most);
+    }
     return measure_all(b, err);
 }
 

@@ -72,3 +72,8 @@ def test_the_size_of_weights_is_what_they_take():
     full = size()
     assert 0.5 * full < size("--quantization", "fp8") < 0.75 * full
     assert size("--quantization", "int4") < 0.5 * full
+
+
+def test_a_batch_that_cannot_run_at_once_is_refused():
+    done = bench(MODEL, "--batch", "2,5", "--context", "20", "--max-num-seqs", "4")
+    assert done.returncode == 1 and "add --max-num-seqs 5" in done.stderr and "decode" not in done.stdout
