@@ -332,12 +332,11 @@ static bool makes_picks(struct cuda_backend *be, const struct moe_route_args *ro
         route->k != a->k || route->ids.p != a->ids.p || route->weights.p != a->weights.p) {
         return false;
     }
-    const struct experts experts = experts_of(be, a);
+    struct experts experts = experts_of(be, a);
     const size_t n = (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float);
     const size_t at = (be->scratch.n_bytes - n) / 256 * 256;
-    struct experts room = experts;
     if (experts.on != ON_ANY || experts.are_rounded || n > be->scratch.n_bytes ||
-        moe_bytes(be, a, &room, a->n_rows, s) > at || !k_moe_ffn_picks(a, &experts.weights)) {
+        moe_bytes(be, a, &experts, a->n_rows, s) > at || !k_moe_ffn_picks(a, &experts.weights)) {
         return false;
     }
     *picks = (struct moe_picks){route, (float *)(void *)((char *)be->scratch.memory + at),
