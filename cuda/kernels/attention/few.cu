@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
 {
 #if HAVE_SM90A
     using S = few_shape<DIM, WAY>;
-    constexpr bool ALONE = WAY != BY_CLUSTER, SUMS = WAY == IN_TURN_OF_SUMS;
+    constexpr bool ALONE = WAY != BY_CLUSTER, SUMS = S::SUMS;
     extern __shared__ __align__(1024) char smem[]; // aligned as the swizzle requires
     const int warp = threadIdx.x >> 5, n_blocks = ALONE ? 1 : 1 << p.log_cluster;
     uint64_t *bar = (uint64_t *)(smem + S::WARPS * S::SLOTS * S::SLOT);
@@ -120,15 +120,19 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
     pdl_wait();
     pdl_trigger();
     if (SUMS) {
-        f.load_share();
-        f.put_share(rows);
+        if (S::MANY) {
+            f.load_share();
+            f.put_share(rows);
+        } else {
+            f.share_rows(rows);
+        }
         __syncthreads();
         f.get_rows(rows);
     } else {
         f.load_rows();
     }
     if constexpr (ALONE) {
-        join_units<SUMS>(f, room, rows);
+        join_units<SUMS && S::MANY>(f, room, rows);
     } else {
         join_cluster(f, room, bar);
     }
@@ -285,7 +289,11 @@ static cudaError_t by_way(cudaStream_t stream, const struct few_params &given,
         if constexpr (I) {
             return cudaErrorInvalidValue;
         } else {
-            return launch_few<T, DIM, NORM, IN_TURN_OF_SUMS, false, I>(stream, p, bounds, n_sms);
+            return is_many(p.n_rows)
+                       ? launch_few<T, DIM, NORM, IN_TURN_OF_SUMS, false, I>(stream, p, bounds,
+                                                                             n_sms)
+                       : launch_few<T, DIM, NORM, BY_BLOCK_OF_SUMS, false, I>(stream, p, bounds,
+                                                                              n_sms);
         }
     }
     if (is_many(p.n_rows)) {

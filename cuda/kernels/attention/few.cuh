@@ -260,6 +260,17 @@ struct few {
         }
     }
 
+    /* The same in one loop, which is less code, for blocks with a single unit. */
+    __device__ __forceinline__ void share_rows(char *rows) const
+    {
+#pragma unroll 1
+        for (int j = warp; j <= S::J; j += S::WARPS) {
+            vec<T> v;
+            load_sum(&v, p.sums, row, column_of(j));
+            v.store((T *)shared_at(rows, j));
+        }
+    }
+
     __device__ __forceinline__ char *shared_at(char *rows, int j) const
     {
         const int r = j < S::J ? min(lane >> 2, p.group) : p.group + 1;

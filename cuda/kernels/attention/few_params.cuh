@@ -7,9 +7,17 @@
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 
-/* What processes a unit: a cluster; a block; with many rows, one of the blocks that fill the device
- * and take units in turn, without or with partial sums to add; or, with codes, a cluster. */
-enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS, BY_CLUSTER_OF_CODES };
+/* What processes a unit: a cluster; a block, without or with partial sums to add; with many rows,
+ * one of the blocks that fill the device and take units in turn, without or with partial sums; or,
+ * with codes, a cluster. */
+enum few_way {
+    BY_CLUSTER,
+    BY_BLOCK,
+    BY_BLOCK_OF_SUMS,
+    IN_TURN,
+    IN_TURN_OF_SUMS,
+    BY_CLUSTER_OF_CODES
+};
 
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
 enum { FEW_BOX_BYTES = CHUNK * 128 }; // 64 elements of a chunk's keys or values, swizzled
@@ -61,6 +69,7 @@ cudaError_t attention_few_kv(cudaStream_t stream, const struct few_params &p);
 
 template <int DIM, few_way WAY> struct few_shape {
     static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
+    static constexpr bool SUMS = WAY == BY_BLOCK_OF_SUMS || WAY == IN_TURN_OF_SUMS;
     /* SLOTS: number of chunks of keys in flight per warp. BLOCKS: resident blocks per
      * multiprocessor. Four blocks of three warps divide 128 or 256 rows of 8 KV heads more evenly
      * than three blocks of four. */
@@ -84,7 +93,7 @@ template <int DIM, few_way WAY> struct few_shape {
     static int bytes(const struct few_params &p)
     {
         return WARPS * SLOTS * SLOT + BARRIER_BYTES + room_bytes(p) +
-               (WAY == IN_TURN_OF_SUMS ? (p.group + 2) * DIM * 2 : 0);
+               (SUMS ? (p.group + 2) * DIM * 2 : 0);
     }
 };
 

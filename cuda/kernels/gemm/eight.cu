@@ -170,37 +170,83 @@ __device__ __forceinline__ void store_pair(const struct eight_params &p, int64_t
     }
 }
 
-/* Stores a tile's sums, of features [first, end); of_w: scales of the lane's two features, if rows
- * have scales. Lanes of neighbouring features exchange sums, so that each stores pairs. */
-template <int N, bool BLOCKS>
-__device__ __forceinline__ void
-store_tile(const struct eight_params &p, const struct eight_item &item, int32_t first, int32_t end,
-           const float (&sums)[N / 2], const float *x_scales, const float (&of_w)[2])
+/* Multiplies sums by the scales of rows. of_w: those of the lane's two features. */
+template <int N>
+__device__ __forceinline__ void scale_rows(float (&sums)[N / 2], const float *x_scales,
+                                           const float (&of_w)[2])
+{
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        const float2 x = *(const float2 *)(x_scales + 8 * j + 2 * (threadIdx.x & 3));
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            sums[4 * j + 2 * h] *= x.x * of_w[h];
+            sums[4 * j + 2 * h + 1] *= x.y * of_w[h];
+        }
+    }
+}
+
+/* Stores the sums of a warp's features as they are. Few instructions matter here, since fetching
+ * code that runs once takes longer than running it. */
+template <int N>
+__device__ __forceinline__ void store_plain(const struct eight_params &p,
+                                            const struct eight_item &item, int32_t feature,
+                                            const float (&sums)[N / 2])
+{
+    const int32_t row = item.row + 2 * (threadIdx.x & 3), left = p.n_rows - row;
+    float *to = (float *)p.y + (item.run * p.part_stride + row * p.y_stride + feature);
+    float *next = to + p.y_stride;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++, to += 8 * p.y_stride, next += 8 * p.y_stride) {
+        if (8 * j < left) {
+            to[0] = sums[4 * j];
+            to[8] = sums[4 * j + 2];
+        }
+        if (8 * j + 1 < left) {
+            next[0] = sums[4 * j + 1];
+            next[8] = sums[4 * j + 3];
+        }
+    }
+}
+
+/* Stores a tile's sums, of features [first, end). Lanes of neighbouring features exchange sums, so
+ * that each stores pairs. */
+template <int N>
+__device__ __forceinline__ void store_tile(const struct eight_params &p,
+                                           const struct eight_item &item, int32_t first,
+                                           int32_t end, float (&sums)[N / 2])
 {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const bool is_odd = g & 1;
+    first += (threadIdx.x >> 5 & 3) * STEP;
+    if (first >= end) { // a warp's features
+        return;
+    }
+    if (p.is_plain) {
+        store_plain<N>(p, item, first + g, sums);
+        return;
+    }
+#pragma unroll 1
+    for (int j = 0; j < N / 8; j++) { // a single copy of the code, which stores sums[0] to [3]
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int32_t feature = first + (threadIdx.x >> 5 & 3) * STEP + 8 * h + (g & ~1);
-        const bool valid = feature < end;
-        float2 bias = make_float2(0.0f, 0.0f);
-        if (p.bias && valid) {
-            bias = make_float2(p.bias[feature], p.bias[feature + 1]);
-        }
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            float a = sums[4 * j + 2 * h], b = sums[4 * j + 2 * h + 1];
-            if (!BLOCKS) {
-                const float2 x = *(const float2 *)(x_scales + 8 * j + 2 * t);
-                a *= x.x * of_w[h], b *= x.y * of_w[h];
+        for (int h = 0; h < 2; h++) {
+            const int32_t feature = first + 8 * h + (g & ~1);
+            float2 bias = make_float2(0.0f, 0.0f);
+            if (p.bias) {
+                bias = make_float2(p.bias[feature], p.bias[feature + 1]);
             }
+            const float a = sums[2 * h], b = sums[2 * h + 1];
             const float other = __shfl_xor_sync(0xffffffffu, is_odd ? a : b, 4);
             const float2 two = is_odd ? make_float2(other, b) : make_float2(a, other);
             const int32_t row = item.row + 8 * j + 2 * t + (is_odd ? 1 : 0);
-            if (valid && row < p.n_rows) {
+            if (row < p.n_rows) {
                 store_pair(p, item.run * p.part_stride + row * p.y_stride + feature,
                            make_float2(two.x + bias.x, two.y + bias.y));
             }
+        }
+#pragma unroll
+        for (int i = 0; i + 4 < N / 2; i++) {
+            sums[i] = sums[i + 4];
         }
     }
 }
@@ -262,8 +308,10 @@ __device__ __forceinline__ void compute(const struct eight_params &p, char *stag
             join_ways(p, part, room, sums);
         }
         if (part.way == 0) {
-            store_tile<N, BLOCKS>(p, item, first, min(item.feature + part.end, item.end_feature),
-                                  sums, scales.x, of_w);
+            if (!BLOCKS) {
+                scale_rows<N>(sums, scales.x, of_w);
+            }
+            store_tile<N>(p, item, first, min(item.feature + part.end, item.end_feature), sums);
         }
     }
 }
@@ -494,6 +542,7 @@ extern "C" cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a
     p.y_stride = cut ? sums->width : a->y_stride;
     p.part_stride = cut ? sums->stride : 0;
     p.accumulate = !cut && a->accumulate;
+    p.is_plain = p.y_dtype == DT_F32 && !p.bias && !p.accumulate;
     p.band = item_most(p.plan.bands) * STEP;
     p.n_tiles = tiles_of(p.band);
     p.n_ways = GROUPS / p.n_tiles;

@@ -44,7 +44,8 @@ struct eight_params {
     int32_t n_stages, stage_bytes, stage_x;
     int32_t whole_x, rest; // where an item's x, and the scales, begin in shared memory
     bool accumulate;
-    bool is_full; // the grid fills most of the machine
+    bool is_plain; // sums are stored in fp32 as they are
+    bool is_full;  // the grid fills most of the machine
 };
 
 /* The first feature of a tile in its band. Tiles are as equal as multiples of STEP can be. */
@@ -222,11 +223,23 @@ template <int N, bool BLOCKS>
 __device__ __forceinline__ void copy_x_scales(const struct eight_params &p,
                                               const struct eight_item &item, int32_t box, float *to)
 {
-    const int32_t n_boxes = BLOCKS ? min(item.end - box, (int32_t)WINDOW) : 1;
-    for (int i = threadIdx.x; i < n_boxes * N; i += COMPUTERS) {
-        const int32_t b = BLOCKS ? min(box + i / N, p.n_boxes - 1) : 0;
-        const int32_t row = min(item.row + i % N, p.n_rows - 1);
-        to[i] = p.scales.x[(int64_t)b * p.n_rows + row];
+    enum { AT_ONCE = BLOCKS && N > 16 ? 4 : 1 }; // loads in flight
+    const int32_t n = (BLOCKS ? min(item.end - box, (int32_t)WINDOW) : 1) * N;
+    const int32_t row = min(item.row + (int32_t)threadIdx.x % N, p.n_rows - 1);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += AT_ONCE * COMPUTERS) {
+        float v[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int32_t b = BLOCKS ? min(box + (i + k * COMPUTERS) / N, p.n_boxes - 1) : 0;
+            v[k] = p.scales.x[(int64_t)b * p.n_rows + row];
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            if (i + k * COMPUTERS < n) {
+                to[i + k * COMPUTERS] = v[k];
+            }
+        }
     }
 }
 

@@ -2,19 +2,18 @@
 /* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 16 rows, on Hopper, unless
  * four_lean.cu takes it.
  *
- * A block has a multiprocessor to itself and processes items in turn (items.cuh): a band of tile
- * rows, a range of K and a tile of rows of x. Tile rows come in pairs: two that follow each other
- * or, if gated, one of each half of the weight, so that the same threads have both factors of an
- * output. A warp has one pair; if n warps share a pair, each takes every n-th chunk. A warp copies
- * codes, scales and zeros into a ring of its own (cp.async), so no warp waits for another. It
- * converts the codes exactly to bf16 or fp16 in registers, as the 16-row operand of mma.sync, and
- * scales the sums over a group in fp32. One thread loads x through a tensor map into a ring that
- * all warps share. The warps' sums are added in order at the end. Bound by the instructions that
- * convert codes, and by the work done once per launch.
+ * A block has a multiprocessor to itself and one item: a band of pairs of tile rows (two that
+ * follow each other or, if gated, one of each half of the weight, so that the same threads have
+ * both factors of an output) and a range of K. A warp has one pair; if n warps share a pair, each
+ * takes every n-th chunk. A warp copies codes, scales and zeros into a ring of its own (cp.async),
+ * so no warp waits for another. It converts the codes exactly to bf16 or fp16 in registers, as the
+ * 16-row operand of mma.sync, and scales the sums over a group in fp32. One thread loads all of the
+ * range's x through a tensor map, or a part of it if it does not fit; when all warps are done with
+ * a part, the next one replaces it. The warps' sums are added in order at the end. Bound by reading
+ * the weight, and by the work done once per launch.
  *
  * With programmatic dependent launch the rings are filled with weights before the wait for the
- * preceding kernel. */
-#include "cuda/gemm.h"
+ * preceding kernel. A block that needs little shared memory may start beside attention. */
 #include "cuda/kernels/device/codes.cuh"
 #include "cuda/kernels/device/hopper.cuh"
 #include "cuda/kernels/device/kept.cuh"
@@ -22,138 +21,10 @@
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/gemm/four.cuh"
+#include "cuda/kernels/gemm/four_few.cuh"
 #include "cuda/kernels/gemm/items.cuh"
-#include "cuda/kernels/gemm/x_ring.cuh"
-
-enum {
-    CHUNK = 128, // inputs
-    BOX = 64,    // inputs in a box of x
-    MAX_SLOTS = 8,
-    RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
-    MAX_RUNS = 8,
-    MOST_NT = 2, // groups of eight rows
-    WARPS = 16,
-};
-
-struct few_params {
-    struct coded_matrix m;
-    struct item_plan plan; // of pairs
-    void *y;
-    const float *bias;
-    int32_t n_rows, n_out; // size of y
-    int64_t y_stride, part_stride;
-    int32_t slices[2], inverse[2]; // warps per pair, and 2^16 / pairs, for both band sizes
-    int32_t row_bits;              // n_rows is at most 2^row_bits
-    bool accumulate, gated;
-    bool is_float; // y points to fp32
-    bool is_full;  // the grid fills most of the machine
-};
-
-/* PER_GROUP: words of a lane that share a scale: 4, or 1 for groups of 32 and 64. NT: groups of
- * eight rows. */
-template <enum coded_code CODE, int PER_GROUP, int NT> struct few_shape {
-    static constexpr int ROWS = NT * 8, CHUNK_X = ROWS * CHUNK * 2;
-    static constexpr int X_SLOT = 16 * 1024, X_CHUNKS = X_SLOT / CHUNK_X; // in a slot
-    static constexpr int X_BOXES = X_CHUNKS * (CHUNK / BOX);
-    static constexpr int X_SLOTS = 4;
-    static constexpr int X_LAG = 1;
-    static constexpr int GROUPS = CODED_WORDS / PER_GROUP;
-    static constexpr int SCALE_BYTES = CODED_ROWS * GROUPS * code_of<CODE>::SCALE_BYTES;
-    static constexpr int ZERO_BYTES = code_of<CODE>::HAS_ZEROS ? CODED_ROWS * GROUPS : 0;
-    static constexpr int SCALES = 2 * CODED_TILE_BYTES, ZEROS = SCALES + 2 * SCALE_BYTES;
-    static constexpr int SLOT = ZEROS + 2 * ZERO_BYTES;
-    static constexpr int FIT = (RING_BYTES - 1024 - X_SLOTS * X_SLOT) / (WARPS * SLOT);
-    static constexpr int SLOTS = FIT < MAX_SLOTS ? FIT : MAX_SLOTS;
-    static constexpr int RING = SLOTS * SLOT; // of a warp
-    static constexpr int SMEM = 1024 + X_SLOTS * X_SLOT + WARPS * RING;
-    static_assert(SLOTS >= 3 && SLOT % 16 == 0 && RING >= NT * 1024, "");
-};
 
 #if HAVE_SM90A
-
-/* A warp's share of an item. */
-struct few_share {
-    int32_t n_pairs, n_slices; // the block's pairs, and the warps per pair
-    int32_t pair, slice;       // this warp's; slice >= n_slices: it has none
-
-    __device__ __forceinline__ few_share(const struct few_params &p, const struct item &it)
-    {
-        const int32_t warp = threadIdx.x >> 5;
-        n_pairs = it.end_tile - it.first_tile;
-        const bool is_larger = n_pairs > p.plan.bands.size;
-        n_slices = is_larger ? p.slices[1] : p.slices[0];
-        slice = warp * (is_larger ? p.inverse[1] : p.inverse[0]) >> 16;
-        pair = warp - slice * n_pairs;
-    }
-};
-
-/* The tile row of half f of a pair; the second one may not exist. */
-__device__ __forceinline__ int32_t tile_of(const struct few_params &p, int32_t pair, int f)
-{
-    return p.gated ? pair + f * (p.m.n_tiles / 2) : 2 * pair + f;
-}
-
-/* The copies of a warp's chunks into its ring, one after another. */
-template <typename S> struct few_copies {
-    const uint8_t *codes[2], *scales, *zeros;    // what this lane copies next
-    int32_t next_codes, next_scales, next_zeros; // bytes from there to the chunk after it
-    int32_t chunk, end_chunk, slices;
-    uint32_t to, end;           // this lane's addresses in shared memory
-    uint32_t to_scale, to_zero; // distances from `to`
-    int32_t has_scales, has_zeros;
-
-    __device__ __forceinline__ few_copies(const struct few_params &p, const struct item &it,
-                                          const struct few_share &share, const char *ring)
-        : chunk(share.slice < share.n_slices ? it.first_chunk + share.slice : it.end_chunk),
-          end_chunk(it.end_chunk), slices(share.n_slices)
-    {
-        const int lane = threadIdx.x & 31, half = lane >> 4, piece = lane & 15;
-        const uint32_t n_zeros = CODED_ROWS * p.m.record_groups; // bytes of a record
-        uint32_t at[2];
-#pragma unroll
-        for (int f = 0; f < 2; f++) { // a tile that does not exist is computed but not stored
-            const int32_t t = tile_of(p, it.first_tile + share.pair, f);
-            at[f] = (uint32_t)((t < p.m.n_tiles ? t : 0) * p.m.n_chunks + chunk);
-            codes[f] = p.m.tiles + (uint64_t)at[f] * CODED_TILE_BYTES + lane * 16;
-        }
-        const uint32_t mine = half ? at[1] : at[0];
-        scales = p.m.scales + (uint64_t)mine * (uint32_t)p.m.record_bytes + piece * 16;
-        zeros = p.m.zeros + (uint64_t)mine * n_zeros + piece * 16;
-        next_codes = kept(share.n_slices * CODED_TILE_BYTES);
-        next_scales = kept(share.n_slices * p.m.record_bytes);
-        next_zeros = kept((int32_t)(share.n_slices * n_zeros));
-        has_scales = kept((int32_t)(piece * 16 < p.m.record_bytes));
-        has_zeros = kept((int32_t)(S::ZERO_BYTES > 0 && p.m.zeros && piece * 16u < n_zeros));
-        to = kept(smem_address(ring) + lane * 16);
-        end = kept(to + S::RING);
-        to_scale = kept((uint32_t)(S::SCALES + half * (S::SCALE_BYTES - 256)));
-        to_zero = kept((uint32_t)(S::ZEROS + half * (S::ZERO_BYTES - 256)));
-    }
-
-    __device__ __forceinline__ void fetch()
-    {
-        if (chunk < end_chunk) {
-            chunk += slices;
-#pragma unroll
-            for (int f = 0; f < 2; f++) {
-                cp_async_16(to + f * CODED_TILE_BYTES, codes[f]);
-                cp_async_16(to + f * CODED_TILE_BYTES + 512, codes[f] + 512);
-                codes[f] += next_codes;
-            }
-            if (has_scales) {
-                cp_async_16(to + to_scale, scales);
-            }
-            scales += next_scales;
-            if (has_zeros) {
-                cp_async_16(to + to_zero, zeros);
-            }
-            zeros += next_zeros;
-            to += S::SLOT;
-            to = to == end ? end - S::RING : to;
-        }
-        cp_async_commit();
-    }
-};
 
 template <int NT> __device__ __forceinline__ void clear(float (&sum)[2][NT][4])
 {
@@ -183,7 +54,7 @@ __device__ __forceinline__ void add_group(const char *from, int at, int at_8,
 }
 
 /* Byte offsets of what a lane reads. */
-template <typename T, enum coded_code CODE> struct few_lane {
+template <typename T, enum coded_code CODE, int GROUPS> struct few_lane {
     int codes, scales; // from a slot of the warp's ring
     int x, x_4;        // from a chunk's rows: inputs 0 to 31, and 32 to 63
     int eight;         // from a feature's scale to that of the feature 8 further on
@@ -196,19 +67,18 @@ template <typename T, enum coded_code CODE> struct few_lane {
         codes = kept(lane * 16);
         x = kept((lane & 7) * 128 + column);
         x_4 = kept((lane & 7) * 128 + (column ^ 64));
-        scales = kept(g * p.m.record_groups);
-        eight = kept(8 * p.m.record_groups);
+        scales = kept(g * (GROUPS == 1 ? 1 : p.m.record_groups));
+        eight = 8 * (GROUPS == 1 ? 1 : p.m.record_groups);
         zero = kept(code_of<CODE>::HAS_ZEROS ? word_codes<T, CODE>::zero(p.m.zero) : 0);
     }
 };
 
 /* Adds a chunk: `from` is a slot of the warp's ring, x the chunk's rows. The sums come out
- * multiplied by word_codes::FACTOR. With up to eight rows the loop is short, since fetching code
- * takes longer than running it. */
+ * multiplied by word_codes::FACTOR. */
 template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
-__device__ __forceinline__ void add_chunk(const struct few_params &p,
-                                          const struct few_lane<T, CODE> &mine, const char *from,
-                                          const char *x, float (&acc)[2][NT][4])
+__device__ __forceinline__ void
+add_chunk(const struct few_params &p, const struct few_lane<T, CODE, CODED_WORDS / PER_GROUP> &mine,
+          const char *from, const char *x, float (&acc)[2][NT][4])
 {
     using S = few_shape<CODE, PER_GROUP, NT>;
     using W = word_codes<T, CODE>;
@@ -232,13 +102,15 @@ __device__ __forceinline__ void add_chunk(const struct few_params &p,
         clear(sum);
         read_zeros(mine.scales);
     }
-#pragma unroll(NT == 1 ? 1 : 2)
-    for (int half = 0; half < 2; half++) {
-        uint2 words[2][2];
+    uint32_t words[2][2][CODED_WORDS];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            words[i / 2][i % 2] = *(const uint2 *)(from + mine.codes + i * 512 + half * 8);
-        }
+    for (int i = 0; i < 4; i++) {
+        const uint4 v = *(const uint4 *)(from + mine.codes + i * 512);
+        uint32_t *to = words[i / 2][i % 2];
+        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int at =
@@ -258,7 +130,7 @@ __device__ __forceinline__ void add_chunk(const struct few_params &p,
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     uint32_t pairs[4];
-                    W::make(j == 0 ? words[f][h].x : words[f][h].y, zero[f][h], pairs);
+                    W::make(words[f][h][half * 2 + j], zero[f][h], pairs);
                     a[0][f][h] = pairs[0];
                     a[0][f][h + 2] = pairs[1];
                     a[1][f][h] = pairs[2];
@@ -299,122 +171,71 @@ __device__ __forceinline__ void put(const struct few_params &p, int64_t at, floa
     }
 }
 
-/* Stores an item's outputs. sums: [WARPS, S::RING / 4], each warp's sums are in its ring. */
-template <typename T, enum coded_code CODE, typename S, int NT>
-__device__ __forceinline__ void store(const struct few_params &p, const struct item &it,
-                                      const struct few_share &share, const float *sums)
+/* Leaves a warp's sums in its ring, [rows, SUMS]: 16 features of each tile row. */
+template <int NT> __device__ __forceinline__ void leave(float *to, const float (&acc)[2][NT][4])
 {
-    const int n = (p.gated ? share.n_pairs : 2 * share.n_pairs) * CODED_ROWS << p.row_bits;
-    const int step = share.n_pairs * (S::RING / 4);
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int i = 0; i < 2 * NT * 4; i++) {
+        const int f = i / (NT * 4), n = i / 4 % NT, e = i % 4;
+        to[(n * 8 + 2 * t + e % 2) * SUMS + f * 16 + e / 2 * 8 + g] = acc[f][n][e];
+    }
+}
+
+/* Adds the warps' sums in order and stores them. A warp handles two rows of a pair at a time (four
+ * rows apart, which avoids bank conflicts), and each lane a feature of either tile row. */
+template <typename T, enum coded_code CODE, int NT>
+__device__ __forceinline__ void store(const struct few_params &p, const char *rings)
+{
+    const int lane = threadIdx.x & 31, f = lane & 15;
+    const int32_t step = p.n_pairs * p.ring_bytes;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < n; i += WARPS * 32) {
-        /* The rows of a group of eight in an order that avoids bank conflicts. */
-        const int feature = i % 16, tile = i / 16 >> p.row_bits;
-        int r = i / 16 & ((1 << p.row_bits) - 1);
-        if (p.row_bits >= 3) {
-            r = (r & ~7) | (r & 3) << 1 | (r >> 2 & 1);
-        }
-        const int pair = p.gated ? tile : tile / 2, f = p.gated ? 0 : tile % 2;
-        const int32_t row = it.row_tile * S::ROWS + r;
-        const int32_t out = tile_of(p, it.first_tile + pair, f) * CODED_ROWS + feature;
-        if (row >= p.n_rows || out >= p.n_out) {
-            continue;
-        }
-        const int lane = feature % 8 * 4 + r % 8 / 2, e = feature / 8 * 2 + r % 2;
-        const float *from = sums + pair * (S::RING / 4) + ((f * NT + r / 8) * 4 + e) * 32 + lane;
-        float v = 0.0f, up = 0.0f; // `up` is not used unless gated
-#pragma unroll 4
-        for (int k = 0; k < share.n_slices; k++) {
-            v += from[k * step];
-            up += from[k * step + (p.gated ? NT * 128 : 0)];
+    for (int i = threadIdx.x >> 5; i < p.n_pairs * NT * 4; i += (int)blockDim.x >> 5) {
+        const int which = i / (NT * 4), row = (i & 3) + (i / 4 % NT) * 8 + (lane >> 4) * 4;
+        const struct few_pair pair(p, which);
+        const char *from = rings + which * p.ring_bytes + (row * SUMS + f) * 4;
+        float v = 0.0f, other = 0.0f;
+#pragma unroll 1
+        for (int k = 0; k < p.n_slices; k += 2) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float *at = (const float *)(from + (k + j) * step);
+                v += k + j < p.n_slices ? at[0] : 0.0f;
+                other += k + j < p.n_slices ? at[CODED_ROWS] : 0.0f;
+            }
         }
         v *= 1.0f / word_codes<T, CODE>::FACTOR;
-        v += p.bias ? p.bias[out] : 0.0f;
+        other *= 1.0f / word_codes<T, CODE>::FACTOR;
+        int32_t out = pair.tile * CODED_ROWS + f;
+        const int32_t end_out = row < p.n_rows && pair.exists ? p.n_out : 0;
         if (p.gated) { // rounded before the activation, as in two ops
-            up *= 1.0f / word_codes<T, CODE>::FACTOR;
-            up += p.bias ? p.bias[p.n_out + out] : 0.0f;
-            v = silu_gated(to_float(from_float<T>(v)), to_float(from_float<T>(up)));
-        }
-        put<T>(p, it.run * p.part_stride + row * p.y_stride + out, v);
-    }
-}
-
-/* Called once per block, after its first loads of weights. Triggers before the wait only if blocks
- * of two products do not fit side by side; else the product after the next one starts too early. */
-__device__ __forceinline__ void start_block(const struct few_params &p, struct x_ring *ring)
-{
-    if (p.is_full) {
-        pdl_trigger();
-    }
-    if (threadIdx.x == 0) {
-#pragma unroll 1
-        for (int i = 0; i < x_ring::MOST; i++) {
-            barrier_init(&ring->full[i], 1);
-            barrier_init(&ring->empty[i], (int)blockDim.x / 32);
-        }
-        barrier_init_done();
-    }
-    __syncthreads();
-    pdl_wait(); // preceding kernels may use y until then
-    if (!p.is_full) {
-        pdl_trigger();
-    }
-}
-
-template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
-__device__ __forceinline__ void compute(const struct few_params &p, const CUtensorMap *x_map,
-                                        char *xs, char *rings, struct x_ring *x_ring)
-{
-    using S = few_shape<CODE, PER_GROUP, NT>;
-    const int lane = threadIdx.x & 31;
-    char *ring = rings + (threadIdx.x >> 5) * S::RING;
-    x_walk<S> x(x_map, xs, x_ring);
-    const few_lane<T, CODE> mine(p);
-    bool is_first = true;
-#pragma unroll 1
-    for (int32_t which = (int32_t)blockIdx.x; which < p.plan.n_items; which += (int32_t)gridDim.x) {
-        const struct item it = item_at(p.plan, which);
-        const struct few_share share(p, it);
-        few_copies<S> copies(p, it, share, ring);
-#pragma unroll 1
-        for (int s = 0; s < S::SLOTS - 1; s++) {
-            copies.fetch();
-        }
-        float acc[2][NT][4];
-        clear(acc);
-        if (is_first) {
-            start_block(p, x_ring);
-        }
-        is_first = false;
-        x.begin(it);
-        const int32_t n_chunks = it.end_chunk - it.first_chunk;
-        /* If nothing more is loaded into the slots of x, no warp needs to release them. */
-        const bool keeps_x = x.n_slots <= S::X_SLOTS && p.plan.n_items <= (int32_t)gridDim.x;
-        int slot = 0, chunk = share.slice < share.n_slices ? share.slice : n_chunks;
-#pragma unroll 1
-        while (chunk < n_chunks || !keeps_x) {
-            cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // makes the scales that other lanes copied visible; all lanes have now
-                          // read the slot that is refilled next
-            copies.fetch();
-            const char *rows = x.go_to(chunk < n_chunks ? chunk : x.n_slots * S::X_CHUNKS);
-            if (chunk >= n_chunks) {
-                break;
+            if (p.bias && out < end_out) {
+                v += p.bias[out];
+                other += p.bias[p.n_out + out];
             }
-            add_chunk<T, CODE, PER_GROUP, NT>(p, mine, ring + slot, rows, acc);
-            slot = slot + S::SLOT == S::RING ? 0 : slot + S::SLOT;
-            chunk += share.n_slices;
+            v = silu_gated(to_float(from_float<T>(v)), to_float(from_float<T>(other)));
         }
-        cp_async_wait<0>();
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 2 * NT * 4; i++) {
-            ((float *)ring)[i * 32 + lane] = acc[i / (NT * 4)][i / 4 % NT][i % 4];
+        const int32_t end = out + (pair.other > 0 && !p.gated ? CODED_ROWS + 1 : 1);
+#pragma unroll 1
+        for (; out < end; out += CODED_ROWS) {
+            if (out < end_out) {
+                v += p.bias && !p.gated ? p.bias[out] : 0.0f;
+                put<T>(p, blockIdx.y * p.part_stride + row * p.y_stride + out, v);
+            }
+            v = other;
         }
-        __syncthreads();
-        store<T, CODE, S, NT>(p, it, share, (const float *)rings);
-        __syncthreads(); // before the rings are filled again
     }
+}
+
+/* Waits for the oldest of the ring's chunks. */
+__device__ __forceinline__ void wait_for_chunk(const struct few_params &p)
+{
+    if (p.n_slots == MAX_SLOTS) {
+        cp_async_wait<MAX_SLOTS - 1>();
+    } else {
+        cp_async_wait<MAX_SLOTS - 2>();
+    }
+    __syncwarp(); // makes what other lanes copied visible
 }
 
 #endif // HAVE_SM90A
@@ -426,24 +247,173 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 {
 #if HAVE_SM90A
     using S = few_shape<CODE, PER_GROUP, NT>;
-    extern __shared__ char smem_raw[];
-    __shared__ struct x_ring ring;
-    char *xs = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
-    compute<T, CODE, PER_GROUP, NT>(p, &x_map, xs, xs + S::X_SLOTS * S::X_SLOT, &ring);
+    extern __shared__ __align__(1024) char smem[]; // aligned as the swizzle requires
+    const int warp = threadIdx.x >> 5;
+    uint64_t *full = (uint64_t *)smem; // followed by the rings, and x at the end
+    char *xs = smem + p.x_at, *ring = smem + kept(BARRIERS + warp * p.ring_bytes);
+    const int32_t first = blockIdx.y * p.run_chunks;
+    const int32_t end = kept(min(first + p.run_chunks, p.m.n_chunks));
+    int32_t part = first, part_end = min(first + p.part_chunks, end);
+    if (threadIdx.x == 0) {
+        begin_x<S>(&x_map, full, first, part_end);
+    }
+    const int slice = warp * p.inverse >> 16;
+    const struct few_pair pair(p, warp - slice * p.n_pairs);
+    int32_t chunk = pair.exists ? first + slice : end;
+    few_copies<S> copies(p, pair, chunk);
+    const uint32_t ring_lane = kept(smem_address(ring) + (threadIdx.x & 31) * 16);
+#pragma unroll 1
+    for (int i = 0; i < p.n_slots; i++) {
+        copies.fetch(p, chunk + i * p.n_slices < end, ring_lane + i * S::SLOT);
+    }
+    const int32_t ahead = kept(p.n_slots * p.n_slices);
+    const few_lane<T, CODE, S::GROUPS> mine(p);
+    float acc[2][NT][4];
+    clear(acc);
+    __syncthreads();
+    if (p.is_full) {
+        pdl_trigger();
+    }
+    pdl_wait(); // preceding kernels may use x and y until then
+    if (threadIdx.x == 0) {
+        load_x<S>(&x_map, xs, full, part, part_end);
+    }
+    __syncwarp();
+    if (!p.is_full) {
+        pdl_trigger();
+    }
+    int at = 0; // in the ring
+    uint32_t parity = 0;
+#pragma unroll 1
+    for (;;) {
+#pragma unroll 1
+        for (; chunk < part_end; chunk += p.n_slices) {
+            wait_for_chunk(p);
+            const uint32_t in_part = (uint32_t)(chunk - part);
+            barrier_wait(&full[in_part / S::X_CHUNKS], parity);
+            add_chunk<T, CODE, PER_GROUP, NT>(p, mine, ring + at, xs + in_part * S::CHUNK_X, acc);
+            __syncwarp(); // all lanes have read the slot
+            copies.fetch(p, chunk + ahead < end, ring_lane + at);
+            at = at + S::SLOT == p.ring_bytes ? 0 : at + S::SLOT;
+        }
+        if (part_end == end) {
+            break;
+        }
+        __syncthreads(); // all warps are done with this part
+        parity ^= 1;
+        part = part_end;
+        part_end = min(part + p.part_chunks, end);
+        if (threadIdx.x == 0) {
+            expect_x<S>(full, part, part_end);
+            load_x<S>(&x_map, xs, full, part, part_end);
+        }
+        __syncwarp();
+    }
+    cp_async_wait<0>();
+    __syncwarp();
+    leave<NT>((float *)ring, acc);
+    __syncthreads();
+    store<T, CODE, NT>(p, smem + BARRIERS);
 #endif
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
+struct few_plan {
+    int32_t n_pairs, n_slices;   // of a band, and warps per pair
+    int32_t band_tiles, n_bands; // first tile rows of a band's pairs
+    int32_t n_runs, run_chunks;  // ranges of K
+    int32_t part_chunks;         // of x that is in shared memory at once
+    int32_t n_slots, bytes;      // of a ring; of shared memory
+};
+
+/* The bytes of a slot (few_shape). */
+static int32_t slot_of(const struct coded_matrix *m)
+{
+    const bool is_int = m->code == CODED_U4;
+    const int32_t groups = is_int && m->record_groups == 1 ? 1 : (int32_t)CODED_WORDS;
+    return 2 * (CODED_TILE_BYTES + CODED_ROWS * groups * (is_int ? 5 : 1));
+}
+
+/* Divides shared memory between the rings and x. */
+static void lay_out(struct few_plan *p, int32_t slot, int32_t n_rows)
+{
+    const int32_t chunk_x = n_rows <= 8 ? 8 * CHUNK * 2 : 16 * CHUNK * 2, load = X_LOAD / chunk_x;
+    const int32_t need = items_up(p->run_chunks, load) * load; // chunks of x
+    const int32_t each = items_up(p->run_chunks, p->n_slices); // chunks of a warp
+    int32_t room = 0;
+    for (p->n_slots = each < MAX_SLOTS ? 2 : MAX_SLOTS; p->n_slots >= 2; p->n_slots--) {
+        const int32_t rings = p->n_pairs * p->n_slices * p->n_slots * slot;
+        room = (BLOCK_BYTES - BARRIERS - 1024 - rings) / X_LOAD * load;
+        p->bytes = rings;
+        if (room >= need || p->n_slots == 2) {
+            break;
+        }
+    }
+    room = room < MAX_LOADS * load ? room : MAX_LOADS * load;
+    const int32_t n_parts = items_up(need, room);
+    p->part_chunks = items_up(items_up(p->run_chunks, n_parts), load) * load;
+    p->bytes = items_up(BARRIERS + p->bytes, 1024) * 1024 + p->part_chunks * chunk_x;
+}
+
+/* Chooses the bands and the cuts of K for which the busiest multiprocessor loads the fewest bytes.
+ * Other work is counted as the bytes that could be loaded in the same time: 16 KiB per round of
+ * blocks, 12 KiB per further part of x, 4 KiB per chunk of the busiest warp, and 4 KiB per range of
+ * K (the next kernel reads its sums); 32 KiB are saved by blocks that start beside attention. */
+static struct few_plan plan_of(const struct coded_matrix *m, const struct coded_args *a,
+                               int32_t n_sms, size_t sums_bytes)
+{
+    enum {
+        ROUND = 16 << 10,
+        PART = 12 << 10,
+        WARP_CHUNK = 4 << 10,
+        RUN = 4 << 10,
+        SAVED = 32 << 10
+    };
+    const bool may_cut = sums_bytes > 0 && !a->gated && !a->accumulate && a->y_dtype != DT_F32;
+    const int64_t one = (int64_t)a->n_rows * m->n_out * (int64_t)sizeof(float);
+    const int32_t slot = slot_of(m);
+    int64_t least = INT64_MAX;
+    struct few_plan p, best = {};
+    const int32_t end_tile = a->gated ? m->n_tiles / 2 : m->n_tiles;
+    const int32_t each = a->gated ? 1 : 2; // tile rows of a pair that band_tiles counts
+    for (int32_t runs = 1; runs <= (may_cut ? (int32_t)MAX_RUNS : 1); runs++) {
+        if (runs > m->n_chunks || (runs > 1 && runs * one > (int64_t)sums_bytes)) {
+            break;
+        }
+        p.run_chunks = items_up(m->n_chunks, runs);
+        p.n_runs = items_up(m->n_chunks, p.run_chunks);
+        for (p.band_tiles = 1; p.band_tiles <= WARPS * each; p.band_tiles++) {
+            p.n_pairs = items_up(p.band_tiles, each);
+            p.n_bands = items_up(end_tile, p.band_tiles);
+            p.n_slices = WARPS / p.n_pairs;
+            lay_out(&p, slot, a->n_rows);
+            const int64_t rounds = items_up((int64_t)p.n_bands * p.n_runs, n_sms);
+            const int64_t weights = (int64_t)p.band_tiles * p.run_chunks * slot / each +
+                                    (int64_t)items_up(p.run_chunks, p.n_slices) * WARP_CHUNK;
+            const int64_t x = (int64_t)p.run_chunks * a->n_rows * CHUNK * 2 / 3 +
+                              (int64_t)items_up(p.run_chunks, p.part_chunks) * PART;
+            const int64_t sums = p.n_runs > 1 ? p.n_runs * (one * 2 / n_sms + RUN) : 0;
+            const int64_t saved = rounds == 1 && p.bytes <= BESIDE_ATTENTION ? SAVED : 0;
+            const int64_t cost = rounds * (weights + x + ROUND) + sums - saved;
+            if (cost < least) {
+                least = cost;
+                best = p;
+            }
+        }
+    }
+    return best;
+}
+
 template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
 static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
-                              const struct coded_args *a, int32_t n_sms)
+                              const struct coded_args *a, const struct few_plan &plan)
 {
     using S = few_shape<CODE, PER_GROUP, NT>;
     const auto kernel = gemm_four_kernel<T, CODE, PER_GROUP, NT>;
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         S::SMEM); // set at every launch, because each
-                                                   // rank has its own device
+    cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             BLOCK_BYTES); // set at every launch: each rank has its own device
     CUtensorMap x_map;
     if (e == cudaSuccess) {
         const cuuint64_t dims[3] = {BOX, (cuuint64_t)a->n_rows, (cuuint64_t)(p.m.n_in / BOX)};
@@ -454,50 +424,33 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
     if (e != cudaSuccess) {
         return e;
     }
-    const int32_t n_items = p.plan.n_items;
-    return launch(kernel, dim3((unsigned)(n_items < n_sms ? n_items : n_sms)), dim3(WARPS * 32),
-                  S::SMEM, stream, p, x_map);
+    /* Two blocks never share a multiprocessor. */
+    const int32_t bytes = plan.bytes > BESIDE_ATTENTION ? plan.bytes : (int32_t)BESIDE_ATTENTION;
+    return launch(kernel, dim3((unsigned)plan.n_bands, (unsigned)plan.n_runs),
+                  dim3((unsigned)(plan.n_pairs * plan.n_slices * 32)), (size_t)bytes, stream, p,
+                  x_map);
 }
 
 template <typename T, enum coded_code CODE, int PER_GROUP>
 static cudaError_t by_rows(cudaStream_t stream, const struct few_params &p,
-                           const struct coded_args *a, int32_t n_sms)
+                           const struct coded_args *a, const struct few_plan &plan)
 {
-    return a->n_rows <= 8 ? launch_few<T, CODE, PER_GROUP, 1>(stream, p, a, n_sms)
-                          : launch_few<T, CODE, PER_GROUP, MOST_NT>(stream, p, a, n_sms);
+    return a->n_rows <= 8 ? launch_few<T, CODE, PER_GROUP, 1>(stream, p, a, plan)
+                          : launch_few<T, CODE, PER_GROUP, MOST_NT>(stream, p, a, plan);
 }
 
 template <typename T>
 static cudaError_t by_code(cudaStream_t stream, const struct few_params &p,
-                           const struct coded_args *a, int32_t n_sms)
+                           const struct coded_args *a, const struct few_plan &plan)
 {
     switch (p.m.code) {
-    case CODED_E2M1: return by_rows<T, CODED_E2M1, 1>(stream, p, a, n_sms);
+    case CODED_E2M1: return by_rows<T, CODED_E2M1, 1>(stream, p, a, plan);
     case CODED_U4:
-        return p.m.record_groups == 1 ? by_rows<T, CODED_U4, 4>(stream, p, a, n_sms)
-                                      : by_rows<T, CODED_U4, 1>(stream, p, a, n_sms);
+        return p.m.record_groups == 1 ? by_rows<T, CODED_U4, 4>(stream, p, a, plan)
+                                      : by_rows<T, CODED_U4, 1>(stream, p, a, plan);
     case CODED_E4M3: break; // gemm_four_takes rejects it
     }
     return cudaErrorInvalidValue;
-}
-
-static struct item_plan plan_of(const struct coded_matrix *m, const struct coded_args *a,
-                                int32_t n_sms, size_t sums_bytes)
-{
-
-    const bool may_cut = sums_bytes > 0 && !a->gated && !a->accumulate && a->y_dtype != DT_F32;
-    struct item_costs c = {};
-    c.n_tiles = items_up(m->n_tiles, 2); // pairs
-    c.n_chunks = m->n_chunks;
-    c.n_row_tiles = 1;
-    c.most_tiles = WARPS;
-    c.most_runs = may_cut ? (int32_t)MAX_RUNS : 1;
-    c.tile_bytes = 2 * (CODED_TILE_BYTES + m->record_bytes);
-    c.x_bytes = a->n_rows * CHUNK * 2;
-    c.sums_bytes = (int64_t)a->n_rows * m->n_out * (int64_t)sizeof(float);
-    c.most_sums_bytes = (int64_t)sums_bytes;
-    c.n_sms = n_sms;
-    return plan_items(c);
 }
 
 extern "C" bool gemm_four_takes(const struct coded_matrix *m, const struct coded_args *a,
@@ -522,19 +475,23 @@ extern "C" cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix 
     if (gemm_four_lean(stream, m, a, n_sms, sums_bytes, sums, &e)) {
         return e;
     }
+    const struct few_plan plan = plan_of(m, a, n_sms, sums_bytes);
     struct few_params p = {};
-    p.plan = plan_of(m, a, n_sms, sums_bytes);
-    const bool cut = four_output(&p, m, a, p.plan.runs.n_parts, sums);
-    for (int i = 0; i < 2; i++) {
-        const int32_t n_pairs = p.plan.bands.size + i > 0 ? p.plan.bands.size + i : 1;
-        p.slices[i] = (int32_t)WARPS / n_pairs;
-        p.inverse[i] = (1 << 16) / n_pairs + 1;
-    }
-    while (1 << p.row_bits < a->n_rows) {
-        p.row_bits++;
-    }
+    const bool cut = four_output(&p, m, a, plan.n_runs, sums);
+    p.n_pairs = plan.n_pairs;
+    p.band_tiles = plan.band_tiles;
+    p.end_tile = a->gated ? m->n_tiles / 2 : m->n_tiles;
+    p.pair_tiles = a->gated ? 1 : 2;
+    p.to_other = a->gated ? p.end_tile : 1;
+    p.n_slices = plan.n_slices;
+    p.inverse = (1 << 16) / plan.n_pairs + 1;
+    p.run_chunks = plan.run_chunks;
+    p.part_chunks = plan.part_chunks;
+    p.n_slots = plan.n_slots;
+    p.ring_bytes = plan.n_slots * slot_of(m);
+    p.x_at = items_up(BARRIERS + plan.n_pairs * plan.n_slices * p.ring_bytes, 1024) * 1024;
     p.is_float = cut || a->y_dtype == DT_F32;
-    p.is_full = p.plan.n_items * 3 > n_sms * 2;
-    return a->x_dtype == DT_BF16 ? by_code<bf16_t>(stream, p, a, n_sms)
-                                 : by_code<f16_t>(stream, p, a, n_sms);
+    p.is_full = plan.n_bands * plan.n_runs * 3 > n_sms * 2;
+    return a->x_dtype == DT_BF16 ? by_code<bf16_t>(stream, p, a, plan)
+                                 : by_code<f16_t>(stream, p, a, plan);
 }
