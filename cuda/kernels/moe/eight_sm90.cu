@@ -9,14 +9,15 @@
  * the 128 matching factors: a group of four lanes has all results of a row that share a scale and
  * rounds them to the codes that the down product reads. sum.cu adds a row's picks at the end.
  *
- * A block has one warpgroup that fills a ring of stages (128 inputs of the tile's rows, gathered,
- * and of the band; their scales), and two that compute 64 rows each. As in gemm/eight_many.cu the
- * tensor cores sum over 128 inputs at most, a warpgroup sums the halves of the band one after the
- * other, and while one warpgroup scales and adds up its sums, the other one multiplies. With up to
- * 64 rows, only the first warpgroup has work. No sum crosses a tile, so a row's bits do not depend
+ * A block has one warpgroup that fills a ring of stages (128 inputs of the tile's rows and of the
+ * band; their scales), and two that compute 64 rows each. As in gemm/eight_many.cu the tensor cores
+ * sum over 128 inputs at most, a warpgroup sums the halves of the band one after the other, and
+ * while one warpgroup scales and adds up its sums, the other one multiplies. Of a tile of up to 64
+ * rows each warpgroup computes half of the band; so that each half has gates and their factors, the
+ * up product's bands are loaded in quarters. No sum crosses a tile, so a row's bits do not depend
  * on the other rows.
  *
- * Bound by reading the weights, with a few hundred rows per expert also by the tensor cores. */
+ * Few rows are bound by reading the weights, prompts by the power limit. */
 #include "cuda/experts.h"
 #include "cuda/kernels/device/code_stores.cuh"
 #include "cuda/kernels/device/pairs.cuh"
@@ -26,35 +27,27 @@
 
 #if HAVE_SM90A
 
-/* A computing warpgroup. */
+/* A computing warpgroup. BOTH: the piece has up to 64 rows, of which each warpgroup computes half
+ * of the band; otherwise it computes all of the band for 64 rows. */
 template <typename T, bool UP> struct eight_computer {
     const struct eight_params &p;
     char *stages;
     struct eight_shared *s;
     struct eight_ring at;
     int32_t group, row0;  // row0: the first of the thread's two rows in the tile
+    int32_t n_pieces = 0; // so far
     struct eight_piece u; // the piece at hand
     float sums[BAND / 2];
 
-    __device__ __forceinline__ bool in_turns() const
-    {
-        return u.n_rows > HALF_ROWS;
-    }
-
     /* The warpgroups take turns at issuing products, as in gemm/eight_many.cu: each waits at a
-     * barrier of its own, at which the other one arrives. Between pieces the turn is the first
-     * warpgroup's. */
+     * barrier of its own, at which the other one arrives. */
     __device__ __forceinline__ void take_turn() const
     {
-        if (in_turns()) {
-            named_barrier(1 + group, COMPUTERS);
-        }
+        named_barrier(1 + group, COMPUTERS);
     }
     __device__ __forceinline__ void pass_turn() const
     {
-        if (in_turns()) {
-            named_barrier_arrive(2 - group, COMPUTERS);
-        }
+        named_barrier_arrive(2 - group, COMPUTERS);
     }
 
     __device__ __forceinline__ void release()
@@ -64,79 +57,117 @@ template <typename T, bool UP> struct eight_computer {
         }
     }
 
-    __device__ __forceinline__ void sum_box()
+    template <bool BOTH> __device__ __forceinline__ void sum_box()
     {
         barrier_wait(&s->full[at.slot], at.parity);
         const float of_x[2] = {s->x_scales[at.slot][row0], s->x_scales[at.slot][row0 + 8]};
         const float of_w[2] = {s->w_scales[at.slot][0], s->w_scales[at.slot][1]};
         const uint32_t w = smem_address(stages + at.slot * STAGE_BYTES);
-        const uint32_t x = w + W_BYTES + group * (HALF_ROWS * BOX);
+        const uint32_t x = w + W_BYTES + (BOTH ? 0 : group * (HALF_ROWS * BOX));
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int i = 0; i < (BOTH ? 1 : 2); i++) {
+            const int half = BOTH ? group : i;
             float d[HALF / 2];
             take_turn();
             wgmma_fence();
 #pragma unroll
-            for (int i = 0; i < BOX / 32; i++) {
-                const uint64_t weights = wgmma_operand(w + half * HALF_BYTES + i * 32, 0);
-                wgmma<e4m3_t, HALF>::ss(d, wgmma_operand(x + i * 32, 0), weights, i > 0);
+            for (int k = 0; k < BOX / 32; k++) {
+                const uint64_t weights = wgmma_operand(w + half * HALF_BYTES + k * 32, 0);
+                wgmma<e4m3_t, HALF>::ss(d, wgmma_operand(x + k * 32, 0), weights, k > 0);
             }
             wgmma_commit();
             pass_turn();
             wgmma_wait<0>();
 #pragma unroll
-            for (int i = 0; i < HALF / 2; i++) {
-                asm volatile("" : "+f"(d[i])::"memory");
+            for (int j = 0; j < HALF / 2; j++) {
+                asm volatile("" : "+f"(d[j])::"memory");
             }
-            if (half == 1) {
+            if (BOTH || i == 1) {
                 release();
             }
-            const float f[2] = {of_x[0] * of_w[half], of_x[1] * of_w[half]};
+            const float first = UP || half == 0 ? of_w[0] : of_w[1]; // of the half's first quarter
+            const float second = UP || half == 1 ? of_w[1] : of_w[0];
+            const float f[2][2] = {{of_x[0] * first, of_x[1] * first},
+                                   {of_x[0] * second, of_x[1] * second}};
 #pragma unroll
-            for (int i = 0; i < HALF / 2; i++) {
-                float *to = &sums[half * (HALF / 2) + i];
-                *to = fmaf(d[i], f[i >> 1 & 1], *to);
+            for (int j = 0; j < HALF / 2; j++) {
+                float *to = &sums[i * (HALF / 2) + j];
+                *to = fmaf(d[j], f[j / (HALF / 4)][j >> 1 & 1], *to);
             }
         }
     }
 
-    /* Rounds act(gate) * factor to T and then to codes, as gemm/inputs.cu would. */
-    template <int R> __device__ __forceinline__ void store_codes_of()
+    /* Stores the codes of the thread's row 8 R further on. pair[j]: results of features 8 j + 2 t,
+     * + 1; if BOTH, of the warpgroup's half. largest: of the row. */
+    template <int R, bool BOTH>
+    __device__ __forceinline__ void store_codes_of(const uint32_t (&pair)[HALF / 8], float largest)
     {
         const int32_t t = threadIdx.x & 3, row = row0 + 8 * R;
         const int64_t place = u.first + row;
-        uint32_t pair[HALF / 8]; // [j]: features 8 j + 2 t, + 1
+        const float scale = round_scale(p.codes, largest), by = round_factor(scale);
+        uint32_t words[8];
+#pragma unroll
+        for (int i = 0; i < (BOTH ? 4 : 8); i++) {
+            const float2 low = unpack_pair<T>(pair[2 * i]), high = unpack_pair<T>(pair[2 * i + 1]);
+            words[i] = round_pair(low.x, low.y, by) | (uint32_t)round_pair(high.x, high.y, by)
+                                                          << 16;
+            if (BOTH) {
+                words[i + 4] = words[i];
+            }
+        }
+        const bool valid = row < u.n_rows;
+        store_codes(p.codes.codes + place * p.codes.code_stride + u.band * HALF + 32 * t, words,
+                    valid && (!BOTH || t >> 1 == group));
+        if (valid && t == 0 && (!BOTH || group == 0)) {
+            p.codes.scales[(int64_t)u.band * p.codes.n_rows + place] = scale;
+        }
+    }
+
+    /* Rounds act(gate) * factor to T; returns the largest of the row. */
+    template <int R, bool BOTH>
+    __device__ __forceinline__ float activate(uint32_t (&pair)[HALF / 8])
+    {
         float largest = 0.0f;
 #pragma unroll
-        for (int j = 0; j < HALF / 8; j++) {
-            const float *gate = &sums[4 * j + 2 * R], *factor = gate + HALF / 2;
+        for (int j = 0; j < (BOTH ? HALF / 16 : HALF / 8); j++) {
+            const float *gate = &sums[j / 8 * (HALF / 2) + j % 8 * 4 + 2 * R];
+            const float *factor = gate + HALF / 4;
             pair[j] = pack_pair<T>(silu_gated(gate[0], factor[0]), silu_gated(gate[1], factor[1]));
             const float2 v = unpack_pair<T>(pair[j]);
             largest = fmaxf(largest, fmaxf(fabsf(v.x), fabsf(v.y)));
         }
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        const float scale = round_scale(p.codes, largest), by = round_factor(scale);
-        uint32_t words[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float2 low = unpack_pair<T>(pair[2 * i]), high = unpack_pair<T>(pair[2 * i + 1]);
-            words[i] = round_pair(low.x, low.y, by) | (uint32_t)round_pair(high.x, high.y, by)
-                                                          << 16;
-        }
-        const bool valid = row < u.n_rows;
-        store_codes(p.codes.codes + place * p.codes.code_stride + u.band * HALF + 32 * t, words,
-                    valid);
-        if (valid && t == 0) {
-            p.codes.scales[(int64_t)u.band * p.codes.n_rows + place] = scale;
+        return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    }
+
+    /* Rounds the results to codes, as gemm/inputs.cu would. */
+    template <bool BOTH> __device__ __forceinline__ void store_all_codes()
+    {
+        uint32_t pair[2][HALF / 8];
+        if constexpr (BOTH) {
+            float largest[2] = {activate<0, BOTH>(pair[0]), activate<1, BOTH>(pair[1])};
+            float (&all)[2][HALF_ROWS] = s->largest[n_pieces & 1];
+            if ((threadIdx.x & 3) == 0) {
+                all[group][row0] = largest[0];
+                all[group][row0 + 8] = largest[1];
+            }
+            named_barrier(3, COMPUTERS);
+            largest[0] = fmaxf(largest[0], all[1 - group][row0]);
+            largest[1] = fmaxf(largest[1], all[1 - group][row0 + 8]);
+            store_codes_of<0, BOTH>(pair[0], largest[0]);
+            store_codes_of<1, BOTH>(pair[1], largest[1]);
+        } else {
+            store_codes_of<0, BOTH>(pair[0], activate<0, BOTH>(pair[0]));
+            store_codes_of<1, BOTH>(pair[1], activate<1, BOTH>(pair[1]));
         }
     }
 
-    template <int R> __device__ __forceinline__ void store_outputs(int32_t pick)
+    template <int R, bool BOTH> __device__ __forceinline__ void store_outputs(int32_t pick)
     {
-        const int32_t t = threadIdx.x & 3;
+        const int32_t t = threadIdx.x & 3,
+                      first = u.band * BAND + (BOTH ? group * HALF : 0) + 8 * t;
 #pragma unroll
-        for (int i = 0; i < 2 * HALF / 32; i++) { // 32 features
+        for (int i = 0; i < (BOTH ? 1 : 2) * HALF / 32; i++) { // 32 features
             uint32_t words[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -144,7 +175,7 @@ template <typename T, bool UP> struct eight_computer {
                 words[j] = pack_pair<T>(from[0], from[1]);
             }
             transpose_quad(words);
-            const int32_t feature = u.band * BAND + 32 * i + 8 * t;
+            const int32_t feature = first + 32 * i;
             if (pick >= 0 && feature < p.n_out) {
                 *(uint4 *)((T *)p.out + (int64_t)pick * p.n_out + feature) =
                     make_uint4(words[0], words[1], words[2], words[3]);
@@ -157,33 +188,23 @@ template <typename T, bool UP> struct eight_computer {
         return row < u.n_rows ? p.sorted[u.first + row] : -1;
     }
 
-    __device__ __forceinline__ void compute(int32_t n_boxes)
+    template <bool BOTH> __device__ __forceinline__ void compute(int32_t n_boxes)
     {
+        row0 = (threadIdx.x >> 5 & (BOTH ? 3 : 7)) * 16 + (threadIdx.x >> 2 & 7);
         const int32_t picks[2] = {UP ? 0 : pick_of(row0), UP ? 0 : pick_of(row0 + 8)};
 #pragma unroll
-        for (int i = 0; i < BAND / 2; i++) {
+        for (int i = 0; i < BAND / (BOTH ? 4 : 2); i++) {
             sums[i] = 0.0f;
         }
 #pragma unroll 1
         for (int32_t box = 0; box < n_boxes; box++, at.next()) {
-            sum_box();
+            sum_box<BOTH>();
         }
         if constexpr (UP) {
-            store_codes_of<0>();
-            store_codes_of<1>();
+            store_all_codes<BOTH>();
         } else {
-            store_outputs<0>(picks[0]);
-            store_outputs<1>(picks[1]);
-        }
-    }
-
-    /* Releases the stages of a piece in which this warpgroup has no rows. */
-    __device__ __forceinline__ void skip(int32_t n_boxes)
-    {
-#pragma unroll 1
-        for (int32_t box = 0; box < n_boxes; box++, at.next()) {
-            barrier_wait(&s->full[at.slot], at.parity);
-            release();
+            store_outputs<0, BOTH>(picks[0]);
+            store_outputs<1, BOTH>(picks[1]);
         }
     }
 
@@ -194,13 +215,13 @@ template <typename T, bool UP> struct eight_computer {
             named_barrier_arrive(1, COMPUTERS); // the first turn is the other warpgroup's
         }
 #pragma unroll 1
-        for (struct eight_walk walk; walk.pair() < n_pairs; walk.next()) {
+        for (struct eight_walk walk; walk.pair() < n_pairs; walk.next(), n_pieces++) {
             barrier_wait(&s->full[at.slot], at.parity);
             u = take_over<struct eight_piece>(s->piece[at.slot], threadIdx.x & 31);
-            if (group * HALF_ROWS < u.n_rows) {
-                compute(n_boxes);
+            if (u.n_rows > HALF_ROWS) {
+                compute<false>(n_boxes);
             } else {
-                skip(n_boxes);
+                compute<true>(n_boxes);
             }
         }
         if (group == 0) {
@@ -214,7 +235,8 @@ template <typename T, bool UP> struct eight_computer {
 template <typename T, bool UP>
 __global__ void __launch_bounds__(THREADS, 1)
     moe_eight_kernel(const __grid_constant__ struct eight_params p,
-                     const __grid_constant__ CUtensorMap w_map)
+                     const __grid_constant__ CUtensorMap w_map,
+                     const __grid_constant__ CUtensorMap x_map)
 {
 #if HAVE_SM90A
     extern __shared__ char smem_raw[];
@@ -232,7 +254,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     pdl_trigger();
     if (threadIdx.x >= COMPUTERS) {
         registers_fewer<40>();
-        struct eight_loader l = {p, &w_map, stages, &s};
+        struct eight_loader<UP> l = {
+            p, &w_map, &x_map, stages, &s
+        };
         l.tid = threadIdx.x - COMPUTERS;
         l.run();
     } else {
@@ -241,7 +265,6 @@ __global__ void __launch_bounds__(THREADS, 1)
             p, stages, &s
         };
         c.group = threadIdx.x / 128;
-        c.row0 = (threadIdx.x >> 5) * 16 + (threadIdx.x >> 2 & 7);
         c.run();
     }
 #endif
@@ -301,18 +324,22 @@ static cudaError_t product(cudaStream_t stream, const struct eight_params &p,
                            const struct coded_matrix *w, int64_t tiles, int32_t n_sms)
 {
     auto kernel = moe_eight_kernel<T, UP>;
-    CUtensorMap w_map;
+    CUtensorMap w_map, x_map;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          SMEM_BYTES); // the attribute is per device, and ranks have
                                                       // one device each
     if (e == cudaSuccess) {
         e = tensor_map_bytes(&w_map, w->tiles, (uint64_t)p.n_in,
                              (uint64_t)w->n_experts * (uint64_t)p.w_rows,
-                             (uint64_t)coded_row_bytes(w), HALF);
+                             (uint64_t)coded_row_bytes(w), QUARTER);
+    }
+    if (e == cudaSuccess) { // of the down product; the up product gathers its rows
+        e = tensor_map_bytes(&x_map, p.x, (uint64_t)p.n_in, (uint64_t)p.x_rows, (uint64_t)p.n_in,
+                             HALF_ROWS);
     }
     const int64_t pairs = tiles * p.n_bands;
     return e == cudaSuccess ? launch(kernel, dim3((unsigned)(pairs < n_sms ? pairs : n_sms)),
-                                     dim3(THREADS), SMEM_BYTES, stream, p, w_map)
+                                     dim3(THREADS), SMEM_BYTES, stream, p, w_map, x_map)
                             : e;
 }
 
@@ -340,6 +367,7 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
     up.x_scales = s.x_scales;
     up.x_rows = a->n_rows;
     up.n_out = up.second = a->ffn;
+    up.third = QUARTER;
     up.band_rows = HALF;
     up.n_bands = a->ffn / HALF;
     up.codes.group = r->down.rule->group;
@@ -354,7 +382,8 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
     down.x_rows = (int32_t)picks;
     down.n_out = w->hidden;
     down.band_rows = BAND;
-    down.second = HALF;
+    down.second = QUARTER;
+    down.third = HALF;
     down.n_bands = (w->hidden + BAND - 1) / BAND;
     down.out = s.sorted.out;
     const cudaError_t e = product<T, true>(stream, up, w->gate_up_coded, tiles, n_sms);

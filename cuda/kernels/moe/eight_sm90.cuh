@@ -15,6 +15,8 @@ enum {
     HALF = 128, // features
     BAND = 2 * HALF,
     HALF_BYTES = HALF * BOX,
+    QUARTER = HALF / 2,
+    QUARTER_BYTES = QUARTER * BOX,
     W_BYTES = BAND * BOX,
     STAGES = 4,
     COMPUTERS = 256, // computing threads
@@ -22,21 +24,22 @@ enum {
     X_BYTES = TILE_ROWS * BOX,
     STAGE_BYTES = W_BYTES + X_BYTES,
     SMEM_BYTES = STAGES * STAGE_BYTES + 1024, // 1024: alignment
-    LAG = 2,           // boxes whose copies may be in flight while the next box's are issued
     SCALES_APART = 16, // floats from a weight row's scale to its next one: a tile has 16 rows
 };
 
-/* One of the two products. A band is two runs of HALF weight rows, `second` apart. */
+/* One of the two products. A band has four quarters of QUARTER weight rows. Those of the up product
+ * are gates, their factors, the other gates, and their factors. */
 struct eight_params {
     const struct moe_tile *tiles;
     const int32_t *n_tiles;
-    const int32_t *sorted, *rows; // rows: row of x by place; NULL: x is sorted
+    const int32_t *sorted, *rows; // rows: the up product's row of x by place
     const uint8_t *x;             // codes, [rows, n_in]
     const float *x_scales;        // [n_in / 128, x_rows]
     const float *w_scales;        // records of coded.h
     int32_t x_rows, n_in, n_out;  // n_out: ffn or hidden
     int32_t w_rows;               // weight rows per expert
-    int32_t band_rows, second, n_bands;
+    int32_t band_rows, n_bands;
+    int32_t second, third;   // distances of the band's second and third quarter from its first
     struct round_args codes; // of the up product's results
     void *out;               // the down product's results, by pick
 };
@@ -52,6 +55,7 @@ struct eight_shared {
     uint64_t full[STAGES], empty[STAGES];
     uint32_t piece[STAGES][sizeof(struct eight_piece) / 4]; // whose first box is in the stage
     float x_scales[STAGES][TILE_ROWS], w_scales[STAGES][2];
+    float largest[2][2][HALF_ROWS]; // [pieces in turn][warpgroup]: of rows that both compute
 };
 
 /* A block's pairs. In each round its place among the blocks moves on by one. With a plain stride of
@@ -94,11 +98,13 @@ __device__ __forceinline__ struct moe_tile tile_at(const struct eight_params &p,
 __device__ __forceinline__ struct eight_piece piece_at(const struct eight_params &p, int32_t pair,
                                                        bool *is_alone)
 {
-    const struct moe_tile any = tile_at(p, pair / p.n_bands); // any tile of the group
-    const int32_t in_group = pair - any.group_first * p.n_bands;
-    const struct moe_tile t = tile_at(p, any.group_first + in_group % any.group_n);
-    *is_alone = any.group_n == 1;
-    return {t.expert, t.first, in_group / any.group_n, t.n_rows};
+    const int32_t i = pair / p.n_bands;
+    const struct moe_tile any = tile_at(p, i); // any tile of the group
+    const int32_t in_group = pair - any.group_first * p.n_bands, n = any.group_n;
+    const int32_t which = in_group % n;
+    *is_alone = n == 1;
+    return {any.expert, any.first + (any.group_first + which - i) * TILE_ROWS, in_group / n,
+            which + 1 == n ? (int32_t)any.last_rows : (int32_t)TILE_ROWS};
 }
 
 /* Copies one scale. */
@@ -108,59 +114,105 @@ __device__ __forceinline__ void copy_scale(float *to, const float *from)
                  : "memory");
 }
 
-/* The loading warpgroup. A thread copies vectors of eight rows and the scale of one row with
- * ordinary cp.async, and signals a box after it has issued the copies of the next LAG boxes. */
-struct eight_loader {
-    enum { EACH = TILE_ROWS * (BOX / 16) / 128, NO_ROW = -1 };
+/* The loading warpgroup. The rows of the up product are gathered: a thread copies vectors of eight
+ * rows with ordinary cp.async. Those of the down product are loaded like weights. Scales are
+ * copied, too. A thread signals a box after it has issued the copies of the next LAG boxes. */
+template <bool UP> struct eight_loader {
+    enum { EACH = TILE_ROWS * (BOX / 16) / 128, NO_ROW = -1, LAG = UP ? 1 : 2 };
     const struct eight_params &p;
-    const CUtensorMap *w_map;
+    const CUtensorMap *w_map, *x_map;
     char *stages;
     struct eight_shared *s;
     struct eight_ring at;
     int32_t tid;
-    uint32_t from[EACH];                   // offsets of the thread's vectors in x, which is in the
-                                           // scratch memory (less than 4 GiB)
-    const float *x_scale, *w_scale;        // NULL: none
-    uint64_t *copying[LAG] = {NULL, NULL}; // barriers of the boxes in flight, oldest first
+    struct eight_piece u; // the piece at hand, later the next one
+    bool is_alone;
+    int32_t vector_row, scale_row;  // rows of x for `u`; lane i of eight has that of their vector i
+    uint32_t from[EACH];            // offsets of the thread's vectors in x, which is in the scratch
+                                    // memory (less than 4 GiB)
+    const float *x_scale, *w_scale; // NULL: none
+    uint64_t *copying[2] = {NULL, NULL}; // barriers of the last two boxes, the older one first
 
-    __device__ __forceinline__ void find_rows(const struct eight_piece &u)
+    __device__ __forceinline__ int32_t row_of(int32_t i) const
+    {
+        if (i >= u.n_rows) {
+            return NO_ROW;
+        }
+        return UP ? p.rows[u.first + i] : u.first + i;
+    }
+
+    /* Reads what the copies of pair number `pair` need to know. This takes longer than a box, so
+     * it is done for the next piece when the first box of a piece has been issued. */
+    __device__ __forceinline__ void find(int32_t pair)
+    {
+        u = piece_at(p, pair, &is_alone);
+        vector_row = UP ? row_of((tid >> 3) + 16 * (tid & 7)) : 0;
+        scale_row = row_of(tid);
+    }
+
+    __device__ __forceinline__ void begin_piece()
     {
 #pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            const int32_t r = (tid >> 3) + 16 * j;
-            from[j] = (uint32_t)NO_ROW;
-            if (r < u.n_rows) {
-                const int32_t row = p.rows ? p.rows[u.first + r] : u.first + r;
-                from[j] = (uint32_t)row * (uint32_t)p.n_in + (tid & 7) * 16;
-            }
+        for (int j = 0; UP && j < EACH; j++) {
+            const int32_t row = __shfl_sync(0xffffffffu, vector_row, j, 8);
+            from[j] =
+                row < 0 ? (uint32_t)NO_ROW : (uint32_t)row * (uint32_t)p.n_in + (tid & 7) * 16;
         }
-        x_scale = w_scale = NULL;
-        if (tid < u.n_rows) {
-            x_scale = p.x_scales + (p.rows ? p.rows[u.first + tid] : u.first + tid);
-        }
+        x_scale = scale_row < 0 ? NULL : p.x_scales + scale_row;
+        w_scale = NULL;
         if (tid < 2) { // the second half of the last band may not exist
-            const int32_t row = u.band * p.band_rows + tid * p.second;
+            const int32_t row = u.band * p.band_rows + tid * (UP ? p.second : p.third);
             const int64_t tile = ((int64_t)u.expert * p.w_rows + min(row, p.w_rows - HALF)) / 16;
             w_scale = p.w_scales + tile * (p.n_in / BOX) * SCALES_APART;
         }
     }
 
-    __device__ __forceinline__ void load_weights(const struct eight_piece &u, int32_t box,
+    __device__ __forceinline__ void load_quarter(const struct eight_piece &of, int32_t box, int i,
                                                  uint64_t policy)
     {
-        char *to = stages + at.slot * STAGE_BYTES;
-        uint64_t *bar = &s->full[at.slot];
-        const int32_t row = u.expert * p.w_rows + u.band * p.band_rows;
-        barrier_expect(bar, W_BYTES);
-        tensor_load(to, w_map, bar, box * BOX, row, policy);
-        tensor_load(to + HALF_BYTES, w_map, bar, box * BOX, row + p.second, policy);
+        const int32_t row = of.expert * p.w_rows + of.band * p.band_rows;
+        tensor_load(stages + at.slot * STAGE_BYTES + i * QUARTER_BYTES, w_map, &s->full[at.slot],
+                    box * BOX, row + (i & 1) * p.second + (i >> 1) * p.third, policy);
+    }
+
+    /* Each warp loads a quarter of the band, beside the rows that it copies. */
+    __device__ __forceinline__ void load_weights(const struct eight_piece &of, int32_t box,
+                                                 uint64_t policy)
+    {
+        if (tid == 0) {
+            barrier_expect(&s->full[at.slot], W_BYTES);
+        }
+        if ((tid & 31) == 0) {
+            load_quarter(of, box, tid >> 5, policy);
+        }
+    }
+
+    /* Thread 0 loads the weights and the rows of the down product. */
+    __device__ __forceinline__ void load_all(const struct eight_piece &of, int32_t box,
+                                             uint64_t policy)
+    {
+        char *to = stages + at.slot * STAGE_BYTES + W_BYTES;
+        uint64_t *const bar = &s->full[at.slot];
+        const int x_halves = 1 + (of.n_rows > HALF_ROWS);
+        if (tid != 0) {
+            return;
+        }
+        barrier_expect(bar, W_BYTES + x_halves * (X_BYTES / 2));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            load_quarter(of, box, i, policy);
+        }
+        for (int i = 0; i < x_halves; i++) {
+            tensor_load(to + i * (X_BYTES / 2), x_map, bar, box * BOX, of.first + i * HALF_ROWS,
+                        policy_normal());
+        }
     }
 
     __device__ __forceinline__ void copy_rows(int32_t box)
     {
         char *to = stages + at.slot * STAGE_BYTES + W_BYTES;
 #pragma unroll
-        for (int j = 0; j < EACH; j++) {
+        for (int j = 0; UP && j < EACH; j++) {
             if (from[j] != (uint32_t)NO_ROW) {
                 copy_async(to + swizzled((tid >> 3) + 16 * j, tid & 7), p.x + from[j] + box * BOX,
                            16);
@@ -178,10 +230,11 @@ struct eight_loader {
     /* Signals the oldest box in flight; the newest is `bar`. */
     template <int IN_FLIGHT> __device__ __forceinline__ void signal(uint64_t *bar)
     {
-        if (copying[0]) {
+        uint64_t *const oldest = copying[2 - LAG];
+        if (oldest) {
             copies_wait<IN_FLIGHT>();
             fence_async();
-            barrier_arrive(copying[0]);
+            barrier_arrive(oldest);
         }
         copying[0] = copying[1];
         copying[1] = bar;
@@ -190,26 +243,37 @@ struct eight_loader {
     __device__ __forceinline__ void run()
     {
         const int32_t n_pairs = *p.n_tiles * p.n_bands, n_boxes = p.n_in / BOX;
+        struct eight_walk walk;
+        if (walk.pair() < n_pairs) {
+            find(walk.pair());
+        }
 #pragma unroll 1
-        for (struct eight_walk walk; walk.pair() < n_pairs; walk.next()) {
-            bool is_alone;
-            const struct eight_piece u = piece_at(p, walk.pair(), &is_alone);
+        while (walk.pair() < n_pairs) {
+            const struct eight_piece now = u;
             const uint64_t policy = is_alone ? policy_evict_first() : policy_normal();
-            find_rows(u);
+            begin_piece();
+            walk.next();
 #pragma unroll 1
             for (int32_t box = 0; box < n_boxes; box++, at.next()) {
                 barrier_wait(&s->empty[at.slot], at.parity ^ 1);
-                if (tid == 0) {
-                    if (box == 0) {
-                        hand_over(s->piece[at.slot], u);
-                    }
-                    load_weights(u, box, policy);
+                if (tid == 0 && box == 0) {
+                    hand_over(s->piece[at.slot], now);
+                }
+                if (UP) {
+                    load_weights(now, box, policy);
+                } else {
+                    load_all(now, box, policy);
                 }
                 copy_rows(box);
+                if (box == 0 && walk.pair() < n_pairs) {
+                    find(walk.pair());
+                }
                 signal<LAG>(&s->full[at.slot]);
             }
         }
-        signal<1>(NULL);
+        if (LAG == 2) {
+            signal<1>(NULL);
+        }
         signal<0>(NULL);
     }
 };

@@ -14,10 +14,11 @@ enum {
 };
 
 /* Rows [first, first + n_rows) of the sorted picks, all of one expert. The tile shares bands with
- * the group_n tiles from group_first on; the first n_paired of those are processed in pairs. */
+ * the group_n tiles from group_first on, whose rows follow one another; the first n_paired of those
+ * are processed in pairs, and all but the last, which has last_rows, have TILE_ROWS. */
 struct moe_tile {
     int32_t expert, first, group_first;
-    uint8_t n_rows, group_n, n_paired, unused;
+    uint8_t n_rows, group_n, n_paired, last_rows;
 };
 
 /* A call's scratch memory. */

@@ -110,7 +110,8 @@ __device__ __forceinline__ void write_tiles(const struct place_shared &s, struct
         const int last_rows = s.total[e] - (n - 1) * TILE_ROWS;
         for (int i = lane; i < n; i += 32) {
             const int group = i / GROUP * GROUP, in_group = min(n - group, (int)GROUP);
-            const int whole = in_group - (group + in_group == n && last_rows <= HALF_ROWS);
+            const bool is_last = group + in_group == n;
+            const int whole = in_group - (is_last && last_rows <= HALF_ROWS);
             w.tiles[s.first_tile[e] + i] = {
                 e,
                 s.base[e] + i * TILE_ROWS,
@@ -118,7 +119,7 @@ __device__ __forceinline__ void write_tiles(const struct place_shared &s, struct
                 (uint8_t)min(s.total[e] - i * TILE_ROWS, (int)TILE_ROWS),
                 (uint8_t)in_group,
                 (uint8_t)(whole & ~1),
-                0};
+                (uint8_t)(is_last ? last_rows : (int)TILE_ROWS)};
         }
     }
 }
