@@ -5,20 +5,25 @@
  * several multiprocessors share a narrow product of few rows. */
 #include "cuda/cuda_fixed.h"
 
-/* The number of parts of a weight's K: enough to keep the multiprocessors busy with the widest
- * bands of gemm_wide. Gated products and logits have many outputs, so their K has one part. */
+static int32_t up(int32_t a, int32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* The number of parts of a weight's K: enough to keep the multiprocessors busy with up to 256 rows.
+ * Two, or four if K is long or the weight so narrow that clusters of two multiprocessors would be
+ * idle with bands of 128 features; each part more costs time with many rows. Gated products and
+ * logits have many outputs, so their K has one part. */
 static int32_t parts_of(const struct gemm_args *a, int32_t n_sms)
 {
-    enum { BAND = 192, MOST = 4 };
-    if (a->gated || a->y_dtype == DT_F32) {
+    enum { WIDE = 192, NARROW = 128, LEAST_OF_FOUR = 2048 };
+    if (a->gated || a->y_dtype == DT_F32 || 2 * up(a->n_out, WIDE) > n_sms ||
+        !gemm_parts_ok(a->n_in, 2)) {
         return 1;
     }
-    const int32_t n_bands = (a->n_out + BAND - 1) / BAND;
-    int32_t n = 1;
-    while (2 * n <= MOST && 2 * n * n_bands <= n_sms && gemm_parts_ok(a->n_in, 2 * n)) {
-        n *= 2;
-    }
-    return n;
+    const bool is_long = a->n_in >= 4 * LEAST_OF_FOUR && 4 * up(a->n_out, WIDE) <= n_sms;
+    const bool is_narrow = 4 * up(a->n_out, NARROW) <= n_sms / 2;
+    return (is_long || is_narrow) && gemm_parts_ok(a->n_in, 4) ? 4 : 2;
 }
 
 static bool is_aligned(const struct gemm_args *a)

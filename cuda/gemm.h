@@ -94,7 +94,8 @@ cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, int32_t n
  * benchmarks and tests. */
 struct wide_plan {
     int32_t band;     // number of features per block: 128, 192 (only for fp32 or partial sums), 112
-                      // (only otherwise), or 224 (if gated and above 64 rows)
+                      // (only otherwise), 224 (if gated and above 64 rows), 64 or 96 (only for
+                      // partial sums)
     int32_t n_splits; // number of ranges of K
 };
 /* True if it supports this product; *plan is then the plan. sums_bytes: size of the memory for

@@ -216,17 +216,17 @@ enum fixed_kind {
     MANY_ONE, // the same if it has one
 };
 
-/* A way to compute a product, and about how many cycles it takes per box and per item. */
+/* A way to compute a product, and about how many cycles it takes per box, part and item. */
 struct fixed_way {
     enum fixed_kind kind;
-    int32_t band, of_box, of_item;
+    int32_t band, of_box, of_part, of_item;
 };
 
 static const struct fixed_way ways[] = {
-    {COMPLETE, 128, 563, 1500}, {COMPLETE, 192, 768, 1500}, {LEFT, 128, 563, 1500},
-    {LEFT, 192, 768, 1500},     {MANY, 96, 540, 1500},      {MANY, 128, 575, 0},
-    {MANY, 160, 640, 1925},     {MANY, 192, 768, 1400},     {MANY, 256, 1024, 3220},
-    {MANY_ONE, 256, 1000, 0},
+    {COMPLETE, 128, 563, 0, 2500}, {COMPLETE, 192, 768, 0, 2500}, {LEFT, 128, 563, 0, 1500},
+    {LEFT, 192, 768, 0, 4500},     {MANY, 96, 540, 0, 1500},      {MANY, 128, 512, 0, 1600},
+    {MANY, 160, 640, 150, 1300},   {MANY, 192, 768, 100, 1300},   {MANY, 256, 1024, 625, 400},
+    {MANY_ONE, 256, 1000, 0, 0},
 };
 
 /* Cycles of the busiest multiprocessor, roughly, fitted to measured times. */
@@ -237,9 +237,10 @@ static int64_t cost_of(const struct gemm_args *a, const struct fixed_way &w, int
     const int32_t n_left = w.kind == LEFT ? n_parts : 1;
     const int64_t boxes = up(a->n_in, DEPTH) / n_left;
     const int64_t n_items = (int64_t)up(a->n_rows, CLUSTER_ROWS) * up(a->n_out, w.band) * n_left;
+    const int64_t of_item = boxes * w.of_box + n_parts / n_left * w.of_part + w.of_item;
     const int64_t sums =
         w.kind == LEFT ? (int64_t)n_parts * a->n_rows * a->n_out * 8 / BYTES_PER_CYCLE : 0;
-    return up(n_items, n_sms / CLUSTER) * (boxes * w.of_box + w.of_item) + sums;
+    return up(n_items, n_sms / CLUSTER) * of_item + w.band * 5 / 2 + sums; // the last item's stores
 }
 
 /* Up to 256 rows reading W counts most. Then the longer rings of this file are better, unless

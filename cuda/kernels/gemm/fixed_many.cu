@@ -10,6 +10,8 @@
  *   instead, which is slightly faster; with parked sums, the ring is too short for either.
  * - Results are kept rounded, and stored in 16 bytes per thread while the tensor cores compute the
  *   first boxes of the cluster's next item.
+ * - What an item executes once lies in one piece, without the code for a bias or for rows of y that
+ *   are not aligned, because fetching instructions takes long.
  *
  * Bound by arithmetic and power; with short parts, by the pauses in which sums are added. */
 #include "cuda/kernels/device/pairs.cuh"
@@ -111,30 +113,24 @@ template <typename T, int BAND, bool PARTED> struct many_computer {
         return make_float4(h[0], h[1], h[2], h[3]);
     }
 
-    __device__ __forceinline__ float4 bias_of(int32_t feature)
+    /* What precedes the first part. */
+    template <bool BIASED> __device__ __forceinline__ float4 bias_of(int32_t feature)
     {
         float2 b = make_float2(0.0f, 0.0f);
-        if (p.bias && feature < p.n_out) {
+        if (BIASED && feature < p.n_out) {
             b = make_float2(p.bias[feature], p.bias[feature + 1]);
         }
         return make_float4(b.x, b.y, b.x, b.y);
     }
 
-    /* Adds up the sums of a part. */
-    template <enum many_turn TURN> __device__ __forceinline__ void add(int32_t band)
+    template <enum many_turn TURN, bool BIASED> __device__ __forceinline__ void add_up(int32_t band)
     {
-        wgmma_wait<0>();
-        release_stage<S>(ring, last, &to_release);
-#pragma unroll
-        for (int i = 0; i < BAND / 2; i++) {
-            asm volatile("" : "+f"(d[i])::"memory");
-        }
 #pragma unroll
         for (int i = 0; i < S::BLOCKS; i++) {
             const int j = S::BLOCKS - 1 - i; // those in shared memory first
             float4 v;
             if constexpr (TURN == ONLY_PART || TURN == FIRST_PART) {
-                v = bias_of(band * BAND + 8 * j + (threadIdx.x & 3) * 2);
+                v = bias_of<BIASED>(band * BAND + 8 * j + (threadIdx.x & 3) * 2);
             } else {
                 v = earlier(j);
             }
@@ -154,6 +150,22 @@ template <typename T, int BAND, bool PARTED> struct many_computer {
         }
     }
 
+    /* Adds up the sums of a part. */
+    template <enum many_turn TURN> __device__ __forceinline__ void add(int32_t band)
+    {
+        wgmma_wait<0>();
+        release_stage<S>(ring, last, &to_release);
+#pragma unroll
+        for (int i = 0; i < BAND / 2; i++) {
+            asm volatile("" : "+f"(d[i])::"memory");
+        }
+        if ((TURN == ONLY_PART || TURN == FIRST_PART) && p.bias) {
+            add_up<TURN, true>(band);
+        } else {
+            add_up<TURN, false>(band);
+        }
+    }
+
     /* Stores four blocks of one of this thread's rows: 16 bytes per thread. */
     __device__ __forceinline__ void store_four(int block, int r)
     {
@@ -162,32 +174,36 @@ template <typename T, int BAND, bool PARTED> struct many_computer {
         transpose_quad(w);
         const int32_t row = of_kept.row + row0 + 8 * r;
         const int32_t feature = of_kept.band * BAND + 8 * (block + (int)(threadIdx.x & 3));
-        T *to = (T *)p.y + (int64_t)row * p.y_stride + feature;
-        if (row >= p.n_rows) {
-            return;
-        }
-        if (p.in_16_bytes) {
-            if (feature < p.n_out) {
-                *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
-            }
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (feature + 2 * i < p.n_out) {
-                *(uint32_t *)(to + 2 * i) = w[i];
-            }
+        if (row < p.n_rows && feature < p.n_out) {
+            T *to = (T *)p.y + (int64_t)row * p.y_stride + feature;
+            *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 
-    template <int STEP> __device__ __forceinline__ void store_some()
+    /* Stores a block of one of this thread's rows, for rows of y that are not aligned. */
+    __device__ __forceinline__ void store_pair(int block, int r)
+    {
+        const int32_t row = of_kept.row + row0 + 8 * r;
+        const int32_t feature = of_kept.band * BAND + 8 * block + (int)(threadIdx.x & 3) * 2;
+        if (row < p.n_rows && feature < p.n_out) {
+            T *to = (T *)p.y + (int64_t)row * p.y_stride + feature;
+            *(uint32_t *)to = kept[2 * block + r];
+        }
+    }
+
+    template <int STEP, bool ALIGNED> __device__ __forceinline__ void store_step()
     {
         constexpr int FIRST = STEP * CHUNK;
         constexpr int END = FIRST + CHUNK < S::BLOCKS ? FIRST + CHUNK : S::BLOCKS;
 #pragma unroll
-        for (int j = FIRST; j < END; j += 4) {
-            store_four(j, 0);
-            store_four(j, 1);
+        for (int j = FIRST; j < END; j += ALIGNED ? 4 : 1) {
+            if constexpr (ALIGNED) {
+                store_four(j, 0);
+                store_four(j, 1);
+            } else {
+                store_pair(j, 0);
+                store_pair(j, 1);
+            }
         }
     }
 
@@ -202,16 +218,20 @@ template <typename T, int BAND, bool PARTED> struct many_computer {
             } else {
                 later_box();
             }
-            store_some<STEP>();
+            if (p.in_16_bytes) {
+                store_step<STEP, true>();
+            } else {
+                store_step<STEP, false>();
+            }
             first_boxes<STEP + 1>();
         }
     }
 
-    template <int STEP = 0> __device__ __forceinline__ void store_all()
+    template <bool ALIGNED, int STEP = 0> __device__ __forceinline__ void store_all()
     {
         if constexpr (STEP < S::STEPS) {
-            store_some<STEP>();
-            store_all<STEP + 1>();
+            store_step<STEP, ALIGNED>();
+            store_all<ALIGNED, STEP + 1>();
         }
     }
 
@@ -254,8 +274,10 @@ template <typename T, int BAND, bool PARTED> struct many_computer {
             }
             add<LAST>(of_kept.band);
         }
-        if (has_kept) {
-            store_all();
+        if (has_kept && p.in_16_bytes) {
+            store_all<true>();
+        } else if (has_kept) {
+            store_all<false>();
         }
     }
 };

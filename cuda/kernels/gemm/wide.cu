@@ -333,7 +333,8 @@ __global__ void join_sums_kernel(struct sum_parts sums, Y *y, int64_t y_stride)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-/* The second band size: there are bands of 128 features and of this many. */
+/* The second band size: there are bands of 128 features and of this many, and for partial sums of
+ * deterministic mode, which have fewer parts, also of 64 and 96. */
 static constexpr int other_band(size_t y_bytes)
 {
     return y_bytes == sizeof(float) ? 192 : 112;
@@ -380,6 +381,14 @@ static cudaError_t by_band(cudaStream_t stream, const struct gemm_args *a,
         if (many && band == OTHER) {
             return launch_wide<T, Y, OTHER, 2, false>(stream, a, p, n_sms);
         }
+        if (band == 64) {
+            return many ? launch_wide<T, Y, 64, 2, false>(stream, a, p, n_sms)
+                        : launch_wide<T, Y, 64, 1, false>(stream, a, p, n_sms);
+        }
+        if (band == 96) {
+            return many ? launch_wide<T, Y, 96, 2, false>(stream, a, p, n_sms)
+                        : launch_wide<T, Y, 96, 1, false>(stream, a, p, n_sms);
+        }
     }
     if (!many && band == 128) {
         return launch_wide<T, Y, 128, 1, GATED>(stream, a, p, n_sms);
@@ -404,7 +413,7 @@ static int64_t cost_of(const struct gemm_args *a, const struct wide_plan *p, int
 }
 
 /* The band sizes supported with n_splits ranges of K: two, possibly equal, or none. */
-static bool bands_of(const struct gemm_args *a, int32_t n_splits, int32_t (&bands)[2])
+static bool bands_of(const struct gemm_args *a, int32_t n_splits, int32_t *bands)
 {
     const bool many = a->n_rows > 64;
     const bool cut = n_splits > 1;
@@ -450,10 +459,16 @@ extern "C" bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n
 extern "C" struct wide_plan gemm_wide_plan(const struct gemm_args *a, int32_t n_sms,
                                            int32_t n_splits)
 {
-    int32_t bands[2];
+    int32_t bands[4] = {0, 0, 96, 64};
     bands_of(a, n_splits, bands);
-    const struct wide_plan first = {bands[0], n_splits}, second = {bands[1], n_splits};
-    return cost_of(a, &second, n_sms) < cost_of(a, &first, n_sms) ? second : first;
+    struct wide_plan best = {bands[0], n_splits};
+    for (int i = 1; i < (n_splits > 1 ? 4 : 2); i++) {
+        const struct wide_plan p = {bands[i], n_splits};
+        if (cost_of(a, &p, n_sms) < cost_of(a, &best, n_sms)) {
+            best = p;
+        }
+    }
+    return best;
 }
 
 extern "C" cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
