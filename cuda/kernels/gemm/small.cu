@@ -30,9 +30,10 @@ enum {
     DEPTH = 64,      // the same as a number of inputs
     COMPUTERS = 128,
     THREADS = 160,
-    STAGE_BYTES = 16 * 1024, // bytes of weights, roughly: a stage has several boxes
-    SMEM_FEW = 220 * 1024,   // per block for up to 8 rows; measured
-    SMEM_MORE = 150 * 1024,  // per block for more rows; measured
+    STAGE_BYTES = 16 * 1024,  // bytes of weights, roughly: a stage has several boxes
+    SMEM_FEW = 220 * 1024,    // per block for up to 8 rows; measured
+    SMEM_MORE = 150 * 1024,   // per block for more rows; measured
+    SMEM_BESIDE = 114 * 1024, // per block for up to 8 rows of a wide product with a bias; measured
 };
 
 struct small_params {
@@ -392,7 +393,11 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a, 
     /* The operand's 64 rows may extend past a stage's x by up to 64 rows of 128 bytes. */
     const int spare = p.x_rows == 16 || p.x_rows == 32 ? 1024 + 8192 : 1024,
               bytes = stage_of<N>::bytes(p.x_rows);
-    const int smem = p.x_rows > 8 ? SMEM_MORE : SMEM_FEW;
+    /* q, k and v with biases, as in GPT-OSS: with a shorter ring a block fits beside one of
+     * moe/few_single.cu. */
+    const bool beside = !GATED && a->bias != nullptr && a->n_out > a->n_in;
+    const int smem_few = beside ? SMEM_BESIDE : SMEM_FEW;
+    const int smem = p.x_rows > 8 ? SMEM_MORE : smem_few;
     p.n_stages = (smem - spare - 256) / (bytes + 16);
     p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: slower with fewer rows
     const int n_bands = (p.n_out + STEP - 1) / STEP;
