@@ -68,6 +68,14 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t o
     return to;
 }
 
+/* The bits of a that are set in mask, and the other bits of b, in one instruction. */
+__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b)
+{
+    uint32_t to;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(to) : "r"(mask), "r"(a), "r"(b));
+    return to;
+}
+
 /* The `zero` argument of pair_of for a zero point from 0 to 127. */
 template <typename T> __device__ __forceinline__ uint32_t zero_pair(int32_t zero)
 {

@@ -30,9 +30,10 @@ enum {
     DEPTH = 64,      // the same as a number of inputs
     COMPUTERS = 128,
     THREADS = 160,
-    STAGE_BYTES = 16 * 1024, // bytes of weights, roughly: a stage has several boxes
-    SMEM_FEW = 220 * 1024,   // per block for up to 8 rows; measured
-    SMEM_MORE = 150 * 1024,  // per block for more rows; measured
+    STAGE_BYTES = 16 * 1024,  // bytes of weights, roughly: a stage has several boxes
+    SMEM_FEW = 220 * 1024,    // per block for up to 8 rows; measured
+    SMEM_MORE = 150 * 1024,   // per block for more rows; measured
+    SMEM_BESIDE = 114 * 1024, // per block for up to 8 rows of a wide product with a bias; measured
 };
 
 struct small_params {
@@ -47,7 +48,7 @@ struct small_params {
     bool accumulate;
     const float *part_bias; // the bias of a product in parts, which then has no `bias`
     int32_t part_boxes;     // boxes of such a part
-    bool plain;             // no bias, no accumulation, and pairs of features are aligned
+    bool plain;             // no accumulation, and pairs of features are aligned
 };
 
 template <int N> struct stage_of {
@@ -231,11 +232,25 @@ template <typename Y> struct alignas(2 * sizeof(Y)) two_of {
     Y v[2];
 };
 
+/* The biases of the features that this thread stores, loaded before the product: otherwise it would
+ * end with their latency. */
+template <int N>
+__device__ __forceinline__ void load_bias(const struct small_params &p, int band,
+                                          float (&bias)[N / 4])
+{
+    const int feature = band * N + (threadIdx.x & 3) * 2;
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const int f = feature + (i >> 1) * 8 + (i & 1);
+        bias[i] = p.bias != nullptr && f < p.n_out ? p.bias[f] : 0.0f;
+    }
+}
+
 /* Stores a row of the band in pairs, without branches between the stores. As in two separate ops,
  * the product is rounded before the activation. */
 template <typename Y, int N, bool GATED>
 __device__ __forceinline__ void store_plain(const struct small_params &p, const float (&d)[N / 2],
-                                            int r, Y *to, int feature)
+                                            const float (&bias)[N / 4], int r, Y *to, int feature)
 {
     constexpr int TILES = (GATED ? N / 2 : N) / 8;
 #pragma unroll
@@ -247,6 +262,8 @@ __device__ __forceinline__ void store_plain(const struct small_params &p, const 
             if constexpr (GATED) {
                 const float up = d[(j + TILES) * 4 + 2 * r + e];
                 v = silu_gated(to_float(from_float<Y>(v)), to_float(from_float<Y>(up)));
+            } else {
+                v = p.bias != nullptr ? v + bias[j * 2 + e] : v;
             }
             two.v[e] = from_float<Y>(v);
         }
@@ -258,7 +275,7 @@ __device__ __forceinline__ void store_plain(const struct small_params &p, const 
 
 template <typename Y, int N, bool GATED>
 __device__ __forceinline__ void store_band(const struct small_params &p, const float (&d)[N / 2],
-                                           int band)
+                                           const float (&bias)[N / 4], int band)
 {
     const int tid = threadIdx.x, row0 = (tid >> 5) * 16 + (tid >> 2 & 7);
     const int feature = band * (GATED ? N / 2 : N) + (tid & 3) * 2;
@@ -269,7 +286,7 @@ __device__ __forceinline__ void store_band(const struct small_params &p, const f
             continue;
         }
         if (GATED || p.plain) {
-            store_plain<Y, N, GATED>(p, d, r, (Y *)p.y + (int64_t)row * p.y_stride, feature);
+            store_plain<Y, N, GATED>(p, d, bias, r, (Y *)p.y + (int64_t)row * p.y_stride, feature);
             continue;
         }
         Y *to = (Y *)p.y + (int64_t)row * p.y_stride;
@@ -278,7 +295,7 @@ __device__ __forceinline__ void store_band(const struct small_params &p, const f
             const int f = feature + (i >> 1) * 8 + (i & 1);
             if (f < p.n_out) {
                 float v = d[(i >> 1) * 4 + 2 * r + (i & 1)];
-                v += p.bias != nullptr ? p.bias[f] : 0.0f;
+                v += p.bias != nullptr ? bias[i] : 0.0f;
                 v += p.accumulate ? to_float(to[f]) : 0.0f;
                 to[f] = from_float<Y>(v);
             }
@@ -323,13 +340,16 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int n_bands = (p.n_out + STEP - 1) / STEP;
     struct ring_place at = {0, 0};
     for (int band = blockIdx.x; band < n_bands; band += gridDim.x) {
-        float d[N / 2];
+        float d[N / 2], bias[N / 4];
+        if constexpr (!GATED) { // a gated product has no bias
+            load_bias<N>(p, band, bias);
+        }
         if constexpr (PARTS) {
             make_of_parts<T, N>(p, smem, full, empty, at, band, d);
         } else {
             make_at_once<T, N>(p, smem, full, empty, at, d);
         }
-        store_band<Y, N, GATED>(p, d, band);
+        store_band<Y, N, GATED>(p, d, bias, band);
     }
 #endif
 }
@@ -373,7 +393,11 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a, 
     /* The operand's 64 rows may extend past a stage's x by up to 64 rows of 128 bytes. */
     const int spare = p.x_rows == 16 || p.x_rows == 32 ? 1024 + 8192 : 1024,
               bytes = stage_of<N>::bytes(p.x_rows);
-    const int smem = p.x_rows > 8 ? SMEM_MORE : SMEM_FEW;
+    /* q, k and v with biases, as in GPT-OSS: with a shorter ring a block fits beside one of
+     * moe/few_single.cu. */
+    const bool beside = !GATED && a->bias != nullptr && a->n_out > a->n_in;
+    const int smem_few = beside ? SMEM_BESIDE : SMEM_FEW;
+    const int smem = p.x_rows > 8 ? SMEM_MORE : smem_few;
     p.n_stages = (smem - spare - 256) / (bytes + 16);
     p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: slower with fewer rows
     const int n_bands = (p.n_out + STEP - 1) / STEP;
@@ -452,8 +476,7 @@ extern "C" cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a
     p.y_stride = a->y_stride;
     p.x_rows = x_rows_of(a->n_rows);
     p.accumulate = a->accumulate;
-    p.plain = !p.bias && !p.accumulate && p.n_out % 2 == 0 && p.y_stride % 2 == 0 &&
-              (uintptr_t)p.y % 8 == 0;
+    p.plain = !p.accumulate && p.n_out % 2 == 0 && p.y_stride % 2 == 0 && (uintptr_t)p.y % 8 == 0;
     const bool bf16 = a->w_dtype == DT_BF16;
     if (a->n_parts > 1) {
         p.part_bias = p.bias;

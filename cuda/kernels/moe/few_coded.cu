@@ -10,7 +10,7 @@
  * barrier these are added in order. A block makes the picks of all rows itself, from the scores.
  * `down` makes its picks, fills its rings and loads the biases before its wait (pdl_wait), beside
  * the blocks of `up`: the scores are complete, because `up` triggers only after its own wait. Bound
- * by reading the weights and by converting codes. */
+ * by reading the weights and by converting codes. few_single.cu computes one row of MXFP4. */
 #include "cuda/kernels/moe/few_coded.cuh"
 
 enum { COLUMNS = CODED_MOST_ROWS };
@@ -54,19 +54,6 @@ struct up_units {
         n = (int32_t)(all * (blockIdx.x + 1) / gridDim.x) - first;
     }
 };
-
-__device__ __forceinline__ float act_of(int32_t kind, float gate, float up,
-                                        const struct act_shape &shape)
-{
-    switch (kind) {
-    case ACT_SILU: return act_gated<ACT_SILU>(gate, up, shape);
-    case ACT_GELU_TANH: return act_gated<ACT_GELU_TANH>(gate, up, shape);
-    case ACT_GELU: return act_gated<ACT_GELU>(gate, up, shape);
-    case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, shape);
-    case ACT_RELU2: return act_gated<ACT_RELU2>(gate, up, shape);
-    default: return act_gated<ACT_RELU>(gate, up, shape);
-    }
-}
 
 __device__ __forceinline__ void load_up_biases(const struct few_params &p,
                                                const struct coded_picks &s,
@@ -482,5 +469,8 @@ cudaError_t k_moe_few_coded(cudaStream_t stream, const struct few_params &p,
                             const struct moe_few *m)
 {
     const struct coded_few c = few_of(p, m);
+    if (k_moe_few_single_takes(c)) {
+        return k_moe_few_single(stream, c, m->ffn->x.dtype);
+    }
     return m->ffn->x.dtype == DT_BF16 ? by_code<bf16_t>(stream, c) : by_code<f16_t>(stream, c);
 }

@@ -34,6 +34,23 @@ struct coded_few {
     bool accumulate; // y += instead of y =
 };
 
+/* moe/few_single.cu: one row, MXFP4. */
+bool k_moe_few_single_takes(const struct coded_few &c);
+cudaError_t k_moe_few_single(cudaStream_t stream, const struct coded_few &c, enum dtype dtype);
+
+__device__ __forceinline__ float act_of(int32_t kind, float gate, float up,
+                                        const struct act_shape &shape)
+{
+    switch (kind) {
+    case ACT_SILU: return act_gated<ACT_SILU>(gate, up, shape);
+    case ACT_GELU_TANH: return act_gated<ACT_GELU_TANH>(gate, up, shape);
+    case ACT_GELU: return act_gated<ACT_GELU>(gate, up, shape);
+    case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, shape);
+    case ACT_RELU2: return act_gated<ACT_RELU2>(gate, up, shape);
+    default: return act_gated<ACT_RELU>(gate, up, shape);
+    }
+}
+
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 /* Converts the eight codes that a lane has of 32 inputs to four pairs of T. Codes of 4 bits are in
@@ -66,8 +83,8 @@ template <typename T, enum coded_code CODE> struct few_codes {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int last = i == 0 ? 3 : 3 - MOVE / 4;
-            const uint32_t size = shifted(word, i * MOVE - DOWN) & (SIZE | SIZE >> APART);
-            const uint32_t both = and_or(shifted(word, i * MOVE), SIGN | SIGN >> APART, size);
+            const uint32_t both = select_bits(SIGN | SIGN >> APART, shifted(word, i * MOVE),
+                                              shifted(word, i * MOVE - DOWN));
             pairs[last] = both & (SIGN | SIZE);
             pairs[last - APART / 4] = both << APART & (SIGN | SIZE);
         }

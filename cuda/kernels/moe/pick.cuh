@@ -162,13 +162,13 @@ struct pick {
     float weight;
 };
 
-/* Returns, in lane j, pick number j of the row whose scores are `in`. At most 32 * EACH experts.
- * Lane l has the scores of experts l, l + 32, ... The warp's shared memory holds all of them, and,
- * if there are groups, the values by which they are ranked. */
+/* Returns, in lane j, pick number j of the row whose scores are `in`, with its score instead of its
+ * weight. At most 32 * EACH experts. Lane l has the scores of experts l, l + 32, ... The warp's
+ * shared memory holds all of them, and, if there are groups, the values by which they are ranked.
+ */
 template <int EACH>
-__device__ __forceinline__ struct pick pick_row(const float *in, const float *correction,
-                                                const float *expert_scale,
-                                                const struct route_params &p, float *shared)
+__device__ __forceinline__ struct pick pick_scores(const float *in, const float *correction,
+                                                   const struct route_params &p, float *shared)
 {
     const int lane = threadIdx.x & 31, n = p.n_experts;
     float *score = shared, v[EACH];
@@ -232,17 +232,35 @@ __device__ __forceinline__ struct pick pick_row(const float *in, const float *co
         const int id = take_best<EACH>(key);
         mine.id = lane == j ? id : mine.id;
     }
-    float w = score[mine.id];
+    mine.weight = score[mine.id];
+    return mine;
+}
+
+/* The weight of this lane's pick, whose score is given. */
+__device__ __forceinline__ float weight_of_pick(const struct pick &mine, const float *expert_scale,
+                                                const struct route_params &p)
+{
+    float w = mine.weight;
     if (p.scoring == MOE_TOPK_SOFTMAX) {
         w = expf(w - __shfl_sync(0xffffffffu, w, 0));
     }
-    const float total = warp_sum(lane < p.k ? w : 0.0f);
+    const float total = warp_sum((int)(threadIdx.x & 31) < p.k ? w : 0.0f);
     if (p.scoring == MOE_TOPK_SOFTMAX) {
         w /= total;
     } else if (p.renormalise) {
         w /= p.scoring == MOE_SIGMOID ? total + 1e-20f : total;
     }
-    mine.weight = w * (expert_scale ? p.scale * expert_scale[mine.id] : p.scale);
+    return w * (expert_scale ? p.scale * expert_scale[mine.id] : p.scale);
+}
+
+/* Returns, in lane j, pick number j, as above, with its weight. */
+template <int EACH>
+__device__ __forceinline__ struct pick pick_row(const float *in, const float *correction,
+                                                const float *expert_scale,
+                                                const struct route_params &p, float *shared)
+{
+    struct pick mine = pick_scores<EACH>(in, correction, p, shared);
+    mine.weight = weight_of_pick(mine, expert_scale, p);
     return mine;
 }
 
