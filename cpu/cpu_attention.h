@@ -74,8 +74,10 @@ struct attn_tile {
 static inline const struct matrix_unit *attn_unit(const struct cpu_backend *cpu,
                                                   const struct kv_pages *p)
 {
+    const struct cpu_kernels *k = cpu->kernels;
     bool fits = p->dtype == DT_BF16 && cpu->limits.block_tokens % PANEL == 0;
-    return fits ? cpu->kernels->unit : NULL;
+    fits = fits && !(k->multiplies_codes && k->multiplies_codes(p));
+    return fits ? k->unit : NULL;
 }
 
 /* The first key that a row at `pos` sees, given the layer's window and chunk. Later rows never see

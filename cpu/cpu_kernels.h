@@ -159,6 +159,8 @@ struct argmax {
     int32_t id;
 };
 
+struct kv_pages; // cpu_internal.h
+
 struct cpu_kernels {
     const char *name;
 
@@ -167,6 +169,9 @@ struct cpu_kernels {
     bool tiled;     // layout of weights for gemm_bf16; `blocks` reads only tiled weights
     bool bf16_rows; // true: gemm_bf16 reads `a` as bf16; false: as fp32 with rounded values
     const struct matrix_unit *unit; // computes attention over bf16 pages; NULL: none
+    /* Whether `scores` and `weigh` multiply the codes in such pages on the matrix unit; NULL: they
+     * never do. */
+    bool (*multiplies_codes)(const struct kv_pages *p);
     /* pass_rows: the maximum number of rows for which a product reads each weight only once. few_k:
      * the best number of inputs to process at a time with a few dozen rows. */
     int32_t pass_rows, few_k;

@@ -36,7 +36,7 @@
 
 #if WORD_SCORES
 
-enum { WORD_ROWS = 12, WORD_DIMS = 640, MAX_CODE = 255, MAX_WORD = 32767 };
+enum { WORD_ROWS = 12, WORD_DIMS = 640, MAX_CODE = 255, MAX_WORD = 32639 };
 
 typedef int16_t vw __attribute__((vector_size(VEC_BYTES / 2)));
 
@@ -65,6 +65,13 @@ VEC_INLINE vi vec_round_int(vf x)
 VEC_INLINE vi vec_set_int(int32_t x)
 {
     return x - (vi){0};
+}
+
+VEC_INLINE vi vec_load_ints(const void *p)
+{
+    vi x;
+    memcpy(&x, p, sizeof x);
+    return x;
 }
 
 VEC_INLINE void put_words(int16_t *to, vi x)
@@ -145,12 +152,27 @@ VEC_INLINE vi key_words(const char *p, const enum stored kind)
     return vec_words(codes, kind == STORED_I8);
 }
 
+/* The choice depends only on the layer, so that all rows are computed in the same way. */
+VEC_INLINE bool scores_in_words(const struct kv_plane *p, int32_t dim)
+{
+    return in_pairs(stored_of(p)) && p->dtype != DT_F32 && dim <= WORD_DIMS;
+}
+
 /* ---- scores -------------------------------------------------------------------------------- */
 
 struct word_queries {
     int16_t words[WORD_ROWS][WORD_DIMS];
     float unit[WORD_ROWS], sum[WORD_ROWS];
 };
+
+/* The score of VEC keys, given the sums of q code. */
+VEC_INLINE vf settle_score(vi sum, vf scale, vf zero, float unit, float q_sum,
+                           const enum stored kind)
+{
+    vf x = vec_of_ints(sum);
+    x = has_zeros(kind) ? x - zero * vec_set(q_sum) : x;
+    return x * (scale * vec_set(unit));
+}
 
 struct word_score_job {
     struct word_queries q;
@@ -211,10 +233,9 @@ VEC_INLINE void score_words(const struct word_score_job *j, int32_t row, int32_t
         load_scales(plane, j->k->pages[vec / j->per_page], vec % j->per_page * VEC, &scale, &zero,
                     kind);
         for (int i = 0; i < rows; i++) {
-            vf x = vec_of_ints(acc[i][v]);
-            x = has_zeros(kind) ? x - zero * vec_set(j->q.sum[row + i]) : x;
-            x *= scale * vec_set(j->q.unit[row + i]);
-            vec_store(j->s + (row + i) * j->s_stride + vec * VEC, x);
+            vec_store(
+                j->s + (row + i) * j->s_stride + vec * VEC,
+                settle_score(acc[i][v], scale, zero, j->q.unit[row + i], j->q.sum[row + i], kind));
         }
     }
 }
@@ -255,8 +276,11 @@ _Static_assert((int64_t)ATTN_CHUNK *LOW_ONE *MAX_CODE <= INT_MAX, "sums of value
 _Static_assert((int64_t)ZERO_TOKENS / VEC * LOW_ONE * KV_ZERO_MOST <= INT_MAX,
                "sums of zeros overflow");
 
+/* What the largest probability becomes: less than LOW_ONE^2, even after rounding. */
+#define WORD_MOST ((float)(LOW_ONE * LOW_ONE - 64))
+
 /* The probabilities of some rows, from the even token `base` on. */
-enum { HIGH, LOW, WEIGHT_ROOM = WORD_TOKENS + 3 * VEC };
+enum { HIGH, LOW, WEIGHT_TAIL = 4 * VEC, WEIGHT_ROOM = WORD_TOKENS + PANEL + WEIGHT_TAIL };
 struct word_weights {
     int16_t words[LOW + 1][WORD_BLOCK][WEIGHT_ROOM];
     float unit[WORD_BLOCK], zero[WORD_BLOCK];
@@ -285,11 +309,12 @@ static void round_weights(const float *p, const struct page_run *v, int32_t base
                           struct word_weights *to, int32_t row)
 {
     const int32_t n = v->end - v->first, skip = v->first - base;
-    const float most = (float)(LOW_ONE * LOW_ONE - 1), largest = largest_of(p + v->first, n);
-    const vf factor = vec_set(largest > 0.0f ? most / largest : 0.0f);
+    const float largest = largest_of(p + v->first, n);
+    const vf factor = vec_set(largest > 0.0f ? WORD_MOST / largest : 0.0f);
     int16_t *high = to->words[HIGH][row], *low = to->words[LOW][row];
     struct lines_ahead lines = page_lines(v->ahead, (const char *)p);
-    high[0] = low[0] = 0;
+    memset(high, 0, (size_t)skip * sizeof *high);
+    memset(low, 0, (size_t)skip * sizeof *low);
     high += skip;
     low += skip;
     for (int32_t t = 0; t < n; t += 2 * VEC) {
@@ -301,9 +326,9 @@ static void round_weights(const float *p, const struct page_run *v, int32_t base
         prefetch_lines(v->ahead, &lines, 2);
     }
     leave_lines(v->ahead, &lines);
-    memset(high + n, 0, 2 * VEC * sizeof *high);
-    memset(low + n, 0, 2 * VEC * sizeof *low);
-    to->unit[row] = largest / most;
+    memset(high + n, 0, WEIGHT_TAIL * sizeof *high);
+    memset(low + n, 0, WEIGHT_TAIL * sizeof *low);
+    to->unit[row] = largest / WORD_MOST;
 }
 
 /* Loads zeros in steps. If pages consist of whole vectors of tokens, it loads one vector at a
@@ -321,13 +346,6 @@ static void load_zero_words(struct word_value_job *j)
     }
 }
 
-VEC_INLINE vi load_words(const int16_t *p)
-{
-    vi x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-
 /* The sum of p times zero over a row's tokens, in units of p. */
 static float weigh_zeros(const struct word_value_job *j, int32_t row)
 {
@@ -336,9 +354,9 @@ static float weigh_zeros(const struct word_value_job *j, int32_t row)
     for (int32_t t = 0; t < n; t += ZERO_TOKENS) {
         vi high = {0}, low = {0};
         for (int32_t k = t; k < n && k < t + ZERO_TOKENS; k += 2 * VEC) {
-            vi zeros = load_words(j->zeros + VEC + k);
-            high = vec_dot_words(high, zeros, load_words(j->w->words[HIGH][row] + k));
-            low = vec_dot_words(low, zeros, load_words(j->w->words[LOW][row] + k));
+            vi zeros = vec_load_ints(j->zeros + VEC + k);
+            high = vec_dot_words(high, zeros, vec_load_ints(j->w->words[HIGH][row] + k));
+            low = vec_dot_words(low, zeros, vec_load_ints(j->w->words[LOW][row] + k));
         }
         sum += vec_sum_int(high) * LOW_ONE + vec_sum_int(low);
     }
@@ -394,6 +412,15 @@ VEC_INLINE void weigh_word_page(struct word_sums *s, const char *from, int64_t r
     }
 }
 
+/* Adds values to VEC elements of acc, given the sums of the words of p, and of p zero. */
+VEC_INLINE void settle_values(vi high, vi low, float zero, float unit, float *acc,
+                              const enum stored kind)
+{
+    vf x = vec_fma(vec_of_ints(high), vec_set((float)LOW_ONE), vec_of_ints(low));
+    x = has_zeros(kind) ? x - vec_set(zero) : x;
+    vec_store(acc, vec_fma(x, vec_set(unit), vec_load(acc)));
+}
+
 /* Computes rows x vecs sums over all tokens of the run. */
 VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t column,
                             const int rows, const int vecs, const bool prefetches,
@@ -419,11 +446,8 @@ VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t
     for (int i = 0; i < rows; i++) {
         float *acc = j->acc + (int64_t)(row + i) * plane->width + column;
         for (int v = 0; v < vecs; v++) {
-            vf x = vec_fma(vec_of_ints(s.high[i][v]), vec_set((float)LOW_ONE),
-                           vec_of_ints(s.low[i][v]));
-            x = has_zeros(kind) ? x - vec_set(j->w->zero[row + i]) : x;
-            vec_store(acc + v * VEC,
-                      vec_fma(x, vec_set(j->w->unit[row + i]), vec_load(acc + v * VEC)));
+            settle_values(s.high[i][v], s.low[i][v], j->w->zero[row + i], j->w->unit[row + i],
+                          acc + v * VEC, kind);
         }
     }
 }
