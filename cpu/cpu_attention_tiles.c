@@ -4,7 +4,7 @@
  *
  *     scores   rows: two digits of 8 bits, with signs, of each of 8 queries, 64 dims at a time;
  *              columns: 16 keys
- *     values   rows: four digits of 7 bits of each of 4 rows' probabilities, 64 tokens at a time;
+ *     values   rows: two digits, of 7 and 8 bits, of each of 8 rows' words, 64 tokens at a time;
  *              columns: 16 dims
  *
  * A register takes columns as [k / 4][16 columns][4], so codes are interleaved, but never
@@ -22,9 +22,9 @@
 enum { STEP = 64, TILE_SIZE = TILE_ROWS * TILE_BYTES };
 
 /* Q_ROWS: queries per register; P_ROWS: rows of probabilities. */
-enum { Q_ROWS = TILE_ROWS / 2, P_ROWS = TILE_ROWS / 4 };
+enum { Q_ROWS = TILE_ROWS / 2, P_ROWS = TILE_ROWS / 2 };
 
-enum { SIGN_BITS = 7, HALF = 1 << SIGN_BITS };
+enum { HALF = 128 };
 
 static void begin(void)
 {
@@ -40,6 +40,16 @@ static void begin(void)
             _tile_dpbssd(c, a, b);                                                                 \
         } else {                                                                                   \
             _tile_dpbsud(c, a, b);                                                                 \
+        }                                                                                          \
+    } while (0)
+
+/* The same for a without signs. */
+#define WEIGH(c, a, b, kind)                                                                       \
+    do {                                                                                           \
+        if ((kind) == STORED_I8) {                                                                 \
+            _tile_dpbusd(c, a, b);                                                                 \
+        } else {                                                                                   \
+            _tile_dpbuud(c, a, b);                                                                 \
         }                                                                                          \
     } while (0)
 
@@ -71,7 +81,7 @@ struct tile_scores {
     float unit[ATTN_TILE], sum[ATTN_TILE];
     _Alignas(64) char queries[Q_BLOCKS][Q_STEPS][TILE_SIZE];
     _Alignas(64) char keys[SLOTS * GROUP][Q_STEPS][TILE_SIZE];
-    _Alignas(64) int32_t sums[SLOTS][Q_BLOCKS][GROUP][TILE_ROWS][PANEL];
+    _Alignas(64) int32_t sums[SLOTS][GROUP][TILE_ROWS][PANEL];
 };
 
 /* Splits the words of a query into digits. Packed keys of 4 bits have the even ones of 8 dims
@@ -166,68 +176,84 @@ VEC_INLINE void pack_group(struct tile_scores *j, int32_t first, int32_t end,
 
 /* Multiplies whole groups, because a product takes longer than the time after which the next could
  * start. Panels after the last are multiplied, too, and not used. */
-VEC_INLINE void multiply_group(struct tile_scores *j, int32_t first, const enum stored kind)
+VEC_INLINE void multiply_group(struct tile_scores *j, int32_t first, int32_t block,
+                               int32_t (*sums)[TILE_ROWS][PANEL], const enum stored kind)
 {
     const char *keys = panel_keys(j, first);
     const int32_t next = j->steps * TILE_SIZE;
     tiles_fence();
-    for (int32_t b = 0; b < j->blocks; b++) {
-        int32_t (*sums)[TILE_ROWS][PANEL] = j->sums[first / GROUP % SLOTS][b];
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int32_t step = 0; step < j->steps; step++) {
-            const char *from = keys + step * TILE_SIZE;
-            _tile_loadd(4, j->queries[b][step], TILE_BYTES);
-            _tile_loadd(6, from, TILE_BYTES);
-            MULTIPLY(0, 4, 6, kind);
-            _tile_loadd(7, from + next, TILE_BYTES);
-            MULTIPLY(1, 4, 7, kind);
-            _tile_loadd(6, from + 2 * next, TILE_BYTES);
-            MULTIPLY(2, 4, 6, kind);
-            _tile_loadd(7, from + 3 * next, TILE_BYTES);
-            MULTIPLY(3, 4, 7, kind);
-        }
-        _tile_stored(0, sums[0], TILE_BYTES);
-        _tile_stored(1, sums[1], TILE_BYTES);
-        _tile_stored(2, sums[2], TILE_BYTES);
-        _tile_stored(3, sums[3], TILE_BYTES);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int32_t step = 0; step < j->steps; step++) {
+        const char *from = keys + step * TILE_SIZE;
+        _tile_loadd(4, j->queries[block][step], TILE_BYTES);
+        _tile_loadd(6, from, TILE_BYTES);
+        MULTIPLY(0, 4, 6, kind);
+        _tile_loadd(7, from + next, TILE_BYTES);
+        MULTIPLY(1, 4, 7, kind);
+        _tile_loadd(6, from + 2 * next, TILE_BYTES);
+        MULTIPLY(2, 4, 6, kind);
+        _tile_loadd(7, from + 3 * next, TILE_BYTES);
+        MULTIPLY(3, 4, 7, kind);
     }
+    _tile_stored(0, sums[0], TILE_BYTES);
+    _tile_stored(1, sums[1], TILE_BYTES);
+    _tile_stored(2, sums[2], TILE_BYTES);
+    _tile_stored(3, sums[3], TILE_BYTES);
     tiles_fence();
 }
 
-VEC_INLINE void settle_group(const struct tile_scores *j, int32_t first, int32_t end,
-                             const enum stored kind)
+/* Stores the scores of up to GROUP panels and a block of queries. */
+VEC_INLINE void settle_rows(const struct tile_scores *j, int32_t first, int32_t end, int32_t block,
+                            const int32_t rows, int32_t (*sums)[TILE_ROWS][PANEL],
+                            const enum stored kind)
 {
-    const int32_t per_page = j->k->plane->tokens / PANEL;
-    for (int32_t i = first; i < first + GROUP && i < end; i++) {
-        float *s = j->s + i * PANEL;
+    const struct page_run *k = j->k;
+    const int32_t per_page = k->plane->tokens / PANEL;
+    const float *unit = j->unit + block * Q_ROWS, *q_sum = j->sum + block * Q_ROWS;
+    const int64_t stride = j->s_stride;
+    float *to = j->s + block * Q_ROWS * stride + first * PANEL;
+    for (int32_t i = first; i < first + GROUP && i < end; i++, sums++, to += PANEL) {
+        int32_t (*high)[PANEL] = *sums, (*low)[PANEL] = high + Q_ROWS;
         vf scale, zero;
-        load_scales(j->k->plane, j->k->pages[i / per_page], i % per_page * PANEL, &scale, &zero,
-                    kind);
-        for (int32_t r = 0; r < j->m; r++, s += j->s_stride) {
-            const int32_t *high = j->sums[i / GROUP % SLOTS][r / Q_ROWS][i % GROUP][r % Q_ROWS];
-            vi sum = (vec_load_ints(high) << 8) + vec_load_ints(high + Q_ROWS * PANEL);
-            vec_store(s, settle_score(sum, scale, zero, j->unit[r], j->sum[r], kind));
+        load_scales(k->plane, k->pages[i / per_page], i % per_page * PANEL, &scale, &zero, kind);
+        for (int32_t r = 0; r < rows; r++) {
+            vi sum = (vec_load_ints(high[r]) << 8) + vec_load_ints(low[r]);
+            vec_store(to + r * stride, settle_score(sum, scale, zero, unit[r], q_sum[r], kind));
         }
     }
 }
 
-/* A group is packed while an earlier one is multiplied and the one before that is stored, because
- * what was just written cannot be loaded at once. */
+VEC_INLINE void settle_group(const struct tile_scores *j, int32_t first, int32_t end, int32_t block,
+                             int32_t (*sums)[TILE_ROWS][PANEL], const enum stored kind)
+{
+    if ((block + 1) * Q_ROWS <= j->m) {
+        settle_rows(j, first, end, block, Q_ROWS, sums, kind);
+    } else {
+        settle_rows(j, first, end, block, j->m - block * Q_ROWS, sums, kind);
+    }
+}
+
+/* A group is packed before an earlier one is multiplied, and sums are stored after those of the
+ * next block have been multiplied, because what was just written cannot be loaded at once. */
 VEC_INLINE void score_groups(struct tile_scores *j, const enum stored kind)
 {
     const int32_t n = j->k->n_pages * (j->k->plane->tokens / PANEL);
-    for (int32_t i = 0; i < n + 2 * GROUP; i += GROUP) {
+    int32_t last = -GROUP, last_block = 0, slot = 0;
+    for (int32_t i = 0; i < n + GROUP; i += GROUP) {
         pack_group(j, i, n, kind);
-        if (i >= GROUP && i - GROUP < n) {
-            multiply_group(j, i - GROUP, kind);
-        }
-        if (i >= 2 * GROUP) {
-            settle_group(j, i - 2 * GROUP, n, kind);
+        for (int32_t b = 0; i >= GROUP && b < j->blocks; b++, slot = 1 - slot) {
+            multiply_group(j, i - GROUP, b, j->sums[slot], kind);
+            if (last >= 0) {
+                settle_group(j, last, n, last_block, j->sums[1 - slot], kind);
+            }
+            last = i - GROUP;
+            last_block = b;
         }
     }
+    settle_group(j, last, n, last_block, j->sums[1 - slot], kind);
 }
 
 static bool in_tiles(const struct kv_plane *p, int32_t dim)
@@ -266,114 +292,34 @@ void cpu_tiles_scores(const float *q, int64_t q_stride, int32_t m, const struct 
 struct tile_values {
     const struct page_run *v;
     int32_t base, steps, m;
-    bool has_zeros;
     float *acc;
-    float unit[ATTN_TILE], zero[ATTN_TILE];
-    int16_t zeros[P_STEPS][STEP];
+    float zero[ATTN_TILE];
+    int16_t zeros[(P_STEPS + 1) * STEP];
     _Alignas(64) char digits[P_BLOCKS][P_STEPS][TILE_SIZE];
     _Alignas(64) char values[P_STEPS * COLUMNS * TILE_SIZE]; // [steps][panels][TILE_SIZE]
     bool is_packed;
     _Alignas(64) int32_t sums[COLUMNS][TILE_ROWS][PANEL];
 };
 
-/* PANEL probabilities, from the token `t` of the run on; those of tokens outside it are 0. */
-VEC_INLINE __m512 weights_at(const float *p, const struct page_run *v, int32_t t)
+/* Splits the words of row i into digits. Packing changes the order of tokens: see pack_step. */
+static void place_row(struct tile_values *j, const int16_t *words, int32_t i)
 {
-    if (__builtin_expect(t >= v->first && t + PANEL <= v->end, 1)) {
-        return _mm512_loadu_ps(p + t);
+    const __m512i low = _mm512_set1_epi16(255);
+    const int32_t n = j->v->end - j->base;
+    for (int32_t t = 0; t < n; t += STEP) {
+        char *to = j->digits[i / P_ROWS][t / STEP] + i % P_ROWS * TILE_BYTES;
+        const uint64_t kept = n - t < STEP ? (UINT64_C(1) << (n - t)) - 1 : UINT64_MAX;
+        __m512i a = _mm512_maskz_loadu_epi16((__mmask32)kept, words + t);
+        __m512i b = _mm512_maskz_loadu_epi16((__mmask32)(kept >> 32), words + t + 32);
+        _mm512_storeu_si512(to,
+                            _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
+        _mm512_storeu_si512(
+            to + P_ROWS * TILE_BYTES,
+            _mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low)));
     }
-    const int32_t before = lesser(greater(v->first - t, 0), PANEL);
-    const int32_t after = lesser(greater(t + PANEL - v->end, 0), PANEL);
-    const uint32_t lanes = (0xFFFFu << before & 0xFFFFu) & 0xFFFFu >> after;
-    return _mm512_maskz_loadu_ps((__mmask16)lanes, p + t);
-}
-
-/* The largest probability of a row; NaN if one of them is NaN. */
-static float largest_weight(const struct tile_values *j, const float *p)
-{
-    vi most[4] = {{0}};
-    float all[4 * VEC];
-    for (int32_t t = j->base; t < j->v->end; t += STEP) {
-        for (int i = 0; i < 4; i++) {
-            most[i] = vec_max_int(most[i], (vi)weights_at(p, j->v, t + i * VEC) & INT32_MAX);
-        }
-    }
-    memcpy(all, most, sizeof all);
-    return largest_of(all, 4 * VEC);
-}
-
-/* The words of 4 vectors of integers, shifted down, in the order of vpackusdw. */
-#define PACKED_WORDS(a, b, shift)                                                                  \
-    _mm512_packus_epi32(_mm512_srai_epi32(a, shift), _mm512_srai_epi32(b, shift))
-
-/* The two digits of words. */
-VEC_INLINE void put_digits(char *to, __m512i a, __m512i b)
-{
-    const __m512i low = _mm512_set1_epi16(HALF - 1);
-    _mm512_storeu_si512(
-        to, _mm512_packus_epi16(_mm512_srli_epi16(a, SIGN_BITS), _mm512_srli_epi16(b, SIGN_BITS)));
-    _mm512_storeu_si512(to + P_ROWS * TILE_BYTES,
-                        _mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low)));
-}
-
-/* Rounds a step of probabilities, and adds their products with the tokens' zeros. Packing changes
- * the order of tokens: see pack_step. */
-VEC_INLINE void place_step(const struct tile_values *j, const float *p, int32_t step, float factor,
-                           char *to, vi *high_zero, vi *low_zero)
-{
-    const __m512i low = _mm512_set1_epi32(LOW_ONE - 1);
-    const int16_t *zeros = j->zeros[step];
-    __m512i x[4];
-    for (int i = 0; i < 4; i++) {
-        const int32_t t = j->base + step * STEP + i * PANEL;
-        x[i] = _mm512_cvtps_epi32(_mm512_mul_ps(weights_at(p, j->v, t), _mm512_set1_ps(factor)));
-    }
-    __m512i high_a = PACKED_WORDS(x[0], x[1], LOW_BITS);
-    __m512i high_b = PACKED_WORDS(x[2], x[3], LOW_BITS);
-    __m512i low_a = _mm512_packus_epi32(_mm512_and_si512(x[0], low), _mm512_and_si512(x[1], low));
-    __m512i low_b = _mm512_packus_epi32(_mm512_and_si512(x[2], low), _mm512_and_si512(x[3], low));
-    put_digits(to, high_a, high_b);
-    put_digits(to + 2 * P_ROWS * TILE_BYTES, low_a, low_b);
-    if (j->has_zeros) {
-        vi a = vec_load_ints(zeros), b = vec_load_ints(zeros + 2 * VEC);
-        *high_zero = vec_dot_words(vec_dot_words(*high_zero, a, (vi)high_a), b, (vi)high_b);
-        *low_zero = vec_dot_words(vec_dot_words(*low_zero, a, (vi)low_a), b, (vi)low_b);
-    }
-}
-
-/* Rounds the probabilities of row i as round_weights does. */
-static void place_row(struct tile_values *j, const float *p, int32_t i)
-{
-    enum { ZERO_STEPS = ZERO_TOKENS / STEP }; // the sums of so many steps fit into 32 bits
-    const float largest = largest_weight(j, p);
-    const float factor = largest > 0.0f ? WORD_MOST / largest : 0.0f;
-    int64_t zero = 0;
-    for (int32_t from = 0; from < j->steps; from += ZERO_STEPS) {
-        vi high = {0}, low = {0};
-        for (int32_t step = from; step < j->steps && step < from + ZERO_STEPS; step++) {
-            char *to = j->digits[i / P_ROWS][step] + i % P_ROWS * TILE_BYTES;
-            place_step(j, p, step, factor, to, &high, &low);
-        }
-        zero += vec_sum_int(high) * LOW_ONE + vec_sum_int(low);
-    }
-    j->unit[i] = largest / WORD_MOST;
-    j->zero[i] = (float)zero * kv_zero_step(j->v->plane->format);
-}
-
-/* Reads the zeros in steps, as words in the order of the packed probabilities. */
-static void place_zeros(struct tile_values *j)
-{
-    const struct kv_plane *plane = j->v->plane;
-    const int32_t shift = 32 - KV_ZERO_BITS;
-    for (int32_t at = 0; at < j->steps * STEP; at += 2 * PANEL) {
-        __m512i x[2];
-        for (int i = 0; i < 2; i++) {
-            const int32_t t = j->base + at + i * PANEL;
-            const int32_t page = lesser(t / plane->tokens, j->v->n_pages - 1);
-            const char *scales = j->v->pages[page] + plane->scales_at;
-            x[i] = (__m512i)(vec_load_ints(scales + t % plane->tokens * 4) << shift >> shift);
-        }
-        _mm512_storeu_si512(j->zeros[0] + at, _mm512_packs_epi32(x[0], x[1]));
+    j->zero[i] = 0.0f;
+    if (kv_format_has_zero(j->v->plane->format)) {
+        j->zero[i] = weigh_zeros(words, j->zeros, n, j->v->plane->format);
     }
 }
 
@@ -395,9 +341,9 @@ VEC_INLINE void pack_tokens(const char *a, const char *b, char *to, const int pa
     }
 }
 
-/* Interleaves the codes of a step. Row 4 i + k has the tokens 4 i to 4 i + 3 of the step's panel k,
- * which is the order of packed probabilities. Tokens after the last are multiplied by 0, so any
- * page will do for them. */
+/* Interleaves the codes of a step, four tokens per row, in the order of packed digits: of every 16
+ * tokens, 8 follow the 8 that are 32 tokens before them. Tokens after the last are multiplied by 0,
+ * so any page will do for them. */
 VEC_INLINE void pack_step(struct tile_values *j, int32_t step, int32_t column, const int panels,
                           const enum stored kind)
 {
@@ -406,15 +352,17 @@ VEC_INLINE void pack_step(struct tile_values *j, int32_t step, int32_t column, c
     const int lines_per_row = kind == STORED_U4 ? (panels + 1) / 2 : panels;
     char *to = j->values + step * panels * TILE_SIZE;
     struct lines_ahead lines = page_lines(j->v->ahead, to);
+    int32_t row = 0;
     for (int32_t t = j->base + step * STEP, end = t + STEP; t < end; t += PANEL) {
         const int32_t page = lesser(t / plane->tokens, j->v->n_pages - 1);
         const char *from =
             row_of(plane, j->v->pages[page], t % plane->tokens, kind) + value_at(column, kind);
         for (int32_t i = 0; i < 4; i++, from += 2 * row_bytes) {
-            pack_tokens(from, from + row_bytes, to + i * 4 * TILE_BYTES, panels, kind);
+            const int32_t at = (row + i / 2 * 4 + i % 2) * TILE_BYTES;
+            pack_tokens(from, from + row_bytes, to + at, panels, kind);
             prefetch_lines(j->v->ahead, &lines, lines_per_row);
         }
-        to += TILE_BYTES;
+        row = row < 8 ? row + 8 : 2; // 0, 8, 2, 10
     }
     leave_lines(j->v->ahead, &lines);
 }
@@ -426,10 +374,8 @@ VEC_INLINE void settle_block(const struct tile_values *j, int32_t (*sums)[TILE_R
         float *acc = j->acc + (int64_t)(row + i) * j->v->plane->width + column;
         for (int v = 0; v < panels; v++) {
             const int32_t *digit = sums[v][i];
-            vi high = (vec_load_ints(digit) << SIGN_BITS) + vec_load_ints(digit + P_ROWS * PANEL);
-            digit += 2 * P_ROWS * PANEL;
-            vi low = (vec_load_ints(digit) << SIGN_BITS) + vec_load_ints(digit + P_ROWS * PANEL);
-            settle_values(high, low, j->zero[row + i], j->unit[row + i], acc + v * VEC, kind);
+            vu high = (vu)vec_load_ints(digit), low = (vu)vec_load_ints(digit + P_ROWS * PANEL);
+            settle_values((vi)((high << 8) + low), j->zero[row + i], acc + v * VEC, kind);
         }
     }
 }
@@ -455,20 +401,20 @@ VEC_INLINE void weigh_block_of(struct tile_values *j, int32_t block, int32_t col
         tiles_fence();
         _tile_loadd(4, j->digits[block][step], TILE_BYTES);
         _tile_loadd(6, b, TILE_BYTES);
-        MULTIPLY(0, 4, 6, kind);
+        WEIGH(0, 4, 6, kind);
         if (panels > 1) {
             _tile_loadd(7, b + TILE_SIZE, TILE_BYTES);
-            MULTIPLY(1, 4, 7, kind);
+            WEIGH(1, 4, 7, kind);
         }
         if (blocks > 1) {
             _tile_loadd(5, j->digits[block + 1][step], TILE_BYTES);
-            MULTIPLY(2, 5, 6, kind);
-            MULTIPLY(3, 5, 7, kind);
+            WEIGH(2, 5, 6, kind);
+            WEIGH(3, 5, 7, kind);
         } else if (panels > 2) {
             _tile_loadd(6, b + 2 * TILE_SIZE, TILE_BYTES);
-            MULTIPLY(2, 4, 6, kind);
+            WEIGH(2, 4, 6, kind);
             _tile_loadd(7, b + 3 * TILE_SIZE, TILE_BYTES);
-            MULTIPLY(3, 4, 7, kind);
+            WEIGH(3, 4, 7, kind);
         }
     }
     _tile_stored(0, j->sums[0], TILE_BYTES);
@@ -512,12 +458,12 @@ VEC_INLINE void weigh_panels(struct tile_values *j, const enum stored kind)
     }
 }
 
-void cpu_tiles_weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
-                     float *acc)
+static void weigh_codes(const int16_t *p, int64_t stride, int32_t m, const struct page_run *v,
+                        float *acc)
 {
     struct tile_values j;
     if (!in_tiles(v->plane, 1)) {
-        cpu_kernels_avx512bf16.weigh(p, p_stride, m, v, acc);
+        weigh_word_values(p, stride, m, v, acc);
         return;
     }
     j.v = v;
@@ -525,17 +471,24 @@ void cpu_tiles_weigh(const float *p, int64_t p_stride, int32_t m, const struct p
     j.steps = steps_of(v->end - j.base);
     j.m = m;
     j.acc = acc;
-    j.has_zeros = kv_format_has_zero(v->plane->format);
-    if (j.has_zeros) {
-        place_zeros(&j);
+    if (kv_format_has_zero(v->plane->format)) {
+        load_zero_words(v, j.base, j.zeros);
     }
     for (int32_t i = 0; i < m; i++) {
-        place_row(&j, p + i * p_stride, i);
+        place_row(&j, p + j.base + i * stride, i);
     }
     begin();
     WITH_PAIRS(stored_of(v->plane), weigh_panels, &j);
     _tile_release();
 }
+
+const struct word_kernels cpu_tiles_words = {
+    .fit = values_in_words,
+    .scales = value_scales,
+    .soften = soften_words,
+    .sum = sum_words,
+    .weigh = weigh_codes,
+};
 
 #else
 typedef int cpu_attention_tiles_unused; // not for this machine

@@ -6,12 +6,11 @@
 
 #include "cpu/cpu_kernels.h"
 
-/* May be called if the processor has AMX with int8, which cpu_dispatch.c checks. See `scores`
- * `weigh` and `multiplies_codes` of cpu_kernels.h. */
+/* May be called if the processor has AMX with int8, which cpu_dispatch.c checks. See `scores`,
+ * `words` and `multiplies_codes` of cpu_kernels.h. */
 bool cpu_tiles_fit(const struct kv_pages *p);
 void cpu_tiles_scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                       int32_t dim, float *s, int64_t s_stride);
-void cpu_tiles_weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
-                     float *acc);
+extern const struct word_kernels cpu_tiles_words;
 
 #endif

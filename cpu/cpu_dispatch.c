@@ -37,7 +37,7 @@ static void find_amx(void)
     if (d >> 25 & 1) {
         amx_table.multiplies_codes = cpu_tiles_fit;
         amx_table.scores = cpu_tiles_scores;
-        amx_table.weigh = cpu_tiles_weigh;
+        amx_table.words = &cpu_tiles_words;
     }
     amx_table.pass_rows = 16;
     amx_table.few_k = 256;

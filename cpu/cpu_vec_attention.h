@@ -370,22 +370,8 @@ VEC_INLINE void weigh_pages(struct weigh_job *j, int32_t m, const enum stored ki
     }
 }
 
-#if WORD_VALUES
-/* The choice depends only on the layer. A run is not longer than a chunk. */
-static bool values_in_words(const struct kv_plane *p)
-{
-    return in_pairs(stored_of(p)) && p->dtype != DT_F32 && p->tokens % 2 == 0;
-}
-#endif
-
 static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v, float *acc)
 {
-#if WORD_VALUES
-    if (values_in_words(v->plane)) {
-        WITH_PAIRS(stored_of(v->plane), weigh_word_rows, p, p_stride, m, v, acc);
-        return;
-    }
-#endif
     struct weigh_job j = {.p = p, .p_stride = p_stride, .v = v, .acc = acc};
     WITH_STORED(stored_of(v->plane), weigh_pages, &j, m);
 }

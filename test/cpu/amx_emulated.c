@@ -83,32 +83,22 @@ static inline void emulated_dpbf16ps(int c, int a, int b)
     _mm_setcsr(mode);
 }
 
-/* Adds the products of the bytes of a, with signs, and of b, with signs if `both`. */
-static inline void emulated_bytes(int c, int a, int b, bool both)
+/* Adds the products of bytes, which have signs if the flags say so. */
+static inline void emulated_bytes(int c, int a, int b, bool a_signs, bool b_signs)
 {
     ASSERT(emulated_ready && emulated_rows[a] == emulated_rows[c] && emulated_rows[b] == 16);
     for (int i = 0; i < emulated_rows[c]; i++) {
         for (int k = 0; k < 64; k++) {
-            const int32_t x = (int8_t)emulated_tiles[a].row[i][k];
+            const uint8_t x = emulated_tiles[a].row[i][k];
             for (int n = 0; n < 16; n++) {
                 const uint8_t y = emulated_tiles[b].row[k / 4][4 * n + k % 4];
                 int32_t sum;
                 memcpy(&sum, emulated_tiles[c].row[i] + 4 * n, sizeof sum);
-                sum += x * (both ? (int8_t)y : y);
+                sum += (a_signs ? (int8_t)x : x) * (b_signs ? (int8_t)y : y);
                 memcpy(emulated_tiles[c].row[i] + 4 * n, &sum, sizeof sum);
             }
         }
     }
-}
-
-static inline void emulated_dpbssd(int c, int a, int b)
-{
-    emulated_bytes(c, a, b, true);
-}
-
-static inline void emulated_dpbsud(int c, int a, int b)
-{
-    emulated_bytes(c, a, b, false);
 }
 
 static inline void emulated_release(void)
@@ -123,14 +113,18 @@ static inline void emulated_release(void)
 #undef _tile_dpbf16ps
 #undef _tile_dpbssd
 #undef _tile_dpbsud
+#undef _tile_dpbusd
+#undef _tile_dpbuud
 #undef _tile_release
 #define _tile_loadconfig emulated_config
 #define _tile_loadd emulated_load
 #define _tile_stored emulated_store
 #define _tile_zero emulated_zero
 #define _tile_dpbf16ps emulated_dpbf16ps
-#define _tile_dpbssd emulated_dpbssd
-#define _tile_dpbsud emulated_dpbsud
+#define _tile_dpbssd(c, a, b) emulated_bytes(c, a, b, true, true)
+#define _tile_dpbsud(c, a, b) emulated_bytes(c, a, b, true, false)
+#define _tile_dpbusd(c, a, b) emulated_bytes(c, a, b, false, true)
+#define _tile_dpbuud(c, a, b) emulated_bytes(c, a, b, false, false)
 #define _tile_release emulated_release
 
 /* Compiles the files as a compiler with AMX would. */
@@ -142,7 +136,7 @@ static inline void emulated_release(void)
 #define cpu_amx_unit emulated_unit
 #define cpu_tiles_fit emulated_fit
 #define cpu_tiles_scores emulated_scores
-#define cpu_tiles_weigh emulated_weigh
+#define cpu_tiles_words emulated_words
 #define configure configure_gemm
 #include "cpu/cpu_gemm_amx.c"
 #undef configure
@@ -169,7 +163,7 @@ const struct cpu_kernels *op_amx_emulated(void)
     table.unit = &emulated_unit;
     table.multiplies_codes = emulated_fit;
     table.scores = emulated_scores;
-    table.weigh = emulated_weigh;
+    table.words = &emulated_words;
     return &table;
 }
 
