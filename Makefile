@@ -37,7 +37,8 @@ CFLAGS_cpu_cpu_kernels_avx512     := $(AVX512)
 CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16 -mavx512vnni
 CFLAGS_cpu_cpu_gemm_amx           := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 CFLAGS_cpu_cpu_attention_amx      := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
-CFLAGS_test_cpu_amx_emulated      := $(AVX512) -mavx512bf16
+CFLAGS_cpu_cpu_attention_tiles    := $(AVX512) -mavx512bf16 -mavx512vnni -mamx-tile -mamx-int8
+CFLAGS_test_cpu_amx_emulated      := $(AVX512) -mavx512bf16 -mavx512vnni
 endif
 CFLAGS_cpu_cpu_kernels_neon := -O3
 CFLAGS_cpu_cpu_attention    := -O3

@@ -34,4 +34,26 @@ static inline void tiles_configure(const uint8_t rows[TILE_REGISTERS])
     _tile_loadconfig(&c);
 }
 
+/* To be called between stores and tile loads of the same memory, and between tile stores and loads:
+ * GCC's intrinsics do not declare what memory they read or write. */
+static inline void tiles_fence(void)
+{
+    __asm__ volatile("" : : : "memory");
+}
+
+/* Indices that interleave the words of two halves: (0, 16), (1, 17) ... */
+static inline __m512i by_turns(void)
+{
+    const __m512i pairs = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_or_si512(pairs,
+                           _mm512_slli_epi32(_mm512_add_epi32(pairs, _mm512_set1_epi32(16)), 16));
+}
+
+/* The 32 bytes at a, then those at b. */
+static inline __m512i load_two(const void *a, const void *b)
+{
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(a)), _mm256_loadu_si256(b),
+                              1);
+}
+
 #endif

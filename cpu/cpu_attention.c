@@ -25,24 +25,6 @@ enum { SHORT_CHUNKS = 2 };
 
 /* ---- which keys a row sees ---------------------------------------------------------------- */
 
-/* The inverse of attn_tree_path: copies t->path back to the slots in s, and zeroes all other
- * slots. */
-static void leave_path(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
-                       int32_t base, int32_t begin, int32_t n)
-{
-    const struct pass *pass = job->cpu->pass;
-    int32_t low = attn_first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
-    low = greater(low, begin);
-    for (int32_t key = begin; key < n_past && key < begin + n; key++) {
-        s[key - base] = t->path[key - begin];
-    }
-    for (int32_t node = 0; node < t->seq->n_rows; node++) {
-        int32_t pos = pass->rows[t->seq->first_row + node].pos;
-        bool seen = pos >= low && pos < begin + n && attn_tree_sees(job, row, node);
-        s[n_past + node - base] = seen ? t->path[pos - begin] : 0.0f;
-    }
-}
-
 static void find_keys(const struct attn_job *job, struct attn_tile *t)
 {
     t->first_key = INT32_MAX;
@@ -124,7 +106,7 @@ static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_
         }
         attn_tree_path(job, t, row, s, base, begin, n);
         soften(job, t->path, n, &max[i], &sum[i]);
-        leave_path(job, t, row, s, base, begin, n);
+        attn_leave_path(job, t, row, s, base, begin, n, 0.0f);
     }
 }
 
@@ -225,6 +207,9 @@ static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch
     t->s_stride = ATTN_CHUNK + MAX_TREE_NODES + 2 * margin;
     t->s = at + margin;
     at += t->s_stride * ATTN_TILE;
+    t->scales = at + margin;
+    t->logs = t->scales + t->s_stride;
+    at += 2 * t->s_stride;
     t->path = at;
     at += ATTN_CHUNK;
     t->q = at;
@@ -281,10 +266,14 @@ static void store_outputs(const struct attn_job *job, struct attn_tile *t)
 static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                        float *sum)
 {
-    int32_t n_past = t->seq->n_past, base = lesser(begin, n_past);
-    int32_t first = greater(base, t->first_key);
+    int32_t n_past = t->seq->n_past, base = lesser(begin, n_past / PANEL * PANEL);
+    int32_t first = greater(lesser(begin, n_past), t->first_key);
     int32_t end = begin + ATTN_CHUNK <= n_past ? begin + ATTN_CHUNK : n_past + t->seq->n_rows;
     chunk_scores(job, t, base, first, end);
+    if (job->words) {
+        attn_words_chunk(job, t, base, first, end, begin, max, sum);
+        return;
+    }
     tree_softmax(job, t, base, first, end, begin, max, sum);
     chunk_values(job, t, base, first, end);
 }
@@ -295,6 +284,10 @@ static void plain_chunk(const struct attn_job *job, struct attn_tile *t, int32_t
     int32_t first = greater(begin, t->first_key);
     int32_t end = lesser(begin + ATTN_CHUNK, t->end_key);
     chunk_scores(job, t, begin, first, end);
+    if (job->words) {
+        attn_words_chunk(job, t, begin, first, end, begin, max, sum);
+        return;
+    }
     chunk_softmax(job, t, begin, first, end, max, sum);
     chunk_values(job, t, begin, first, end);
 }
@@ -556,8 +549,9 @@ size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_page
     }
     size_t k = (size_t)p->geometry.head_dim_k, v = (size_t)p->v_stride;
     size_t tokens = (size_t)round_up(cpu->limits.block_tokens, 64);
-    return sizeof(float) * (ATTN_TILE * (k + 2 * v + ATTN_CHUNK + MAX_TREE_NODES + 2 * tokens) +
-                            ATTN_CHUNK + tokens * (k + v) + 1024);
+    size_t slots = ATTN_CHUNK + MAX_TREE_NODES + 2 * tokens;
+    return sizeof(float) * (ATTN_TILE * (k + 2 * v) + (ATTN_TILE + 2) * slots + ATTN_CHUNK +
+                            tokens * (k + v) + 1024);
 }
 
 enum status cpu_attention(struct backend *be, const struct attention_args *a)
@@ -571,6 +565,7 @@ enum status cpu_attention(struct backend *be, const struct attention_args *a)
     ASSERT(job.pages->geometry.n_kv_heads == a->n_kv_heads);
     job.group = a->n_heads / a->n_kv_heads;
     job.unit = attn_unit(cpu, job.pages);
+    job.words = attn_words(cpu, job.pages);
     int32_t tile = job.unit ? attn_unit_tile(job.pages) : ATTN_TILE;
     do {
         deal(&job, tile);

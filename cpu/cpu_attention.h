@@ -19,9 +19,10 @@ struct attn_job {
     struct cpu_backend *cpu;
     const struct attention_args *a;
     const struct kv_pages *pages;
-    const struct matrix_unit *unit; // computes the layer's chunks; NULL: vector code does
-    int32_t group;                  // query heads per KV head
-    int32_t tile_heads;             // query heads per item
+    const struct matrix_unit *unit;   // computes the layer's chunks; NULL: vector code does
+    const struct word_kernels *words; // multiply the layer's V; NULL: it is multiplied in fp32
+    int32_t group;                    // query heads per KV head
+    int32_t tile_heads;               // query heads per item
     int32_t tile_rows;
     int32_t n_head_tiles;
     int32_t n_items;
@@ -56,7 +57,8 @@ struct attn_tile {
     float *v;
     float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // of each vector in `total`
     int64_t s_stride;
-    float *path; // [ATTN_CHUNK], for trees only: a row's scores by position
+    float *path;          // [ATTN_CHUNK], for trees only: a row's scores by position
+    float *scales, *logs; // [s_stride], with words only: the scales of V, and their logarithms
     /* The pages of the chunk that the thread most likely reads next. */
     struct page_ahead next;
     const char *next_pages[ATTN_CHUNK];
@@ -74,8 +76,18 @@ struct attn_tile {
 static inline const struct matrix_unit *attn_unit(const struct cpu_backend *cpu,
                                                   const struct kv_pages *p)
 {
+    const struct cpu_kernels *k = cpu->kernels;
     bool fits = p->dtype == DT_BF16 && cpu->limits.block_tokens % PANEL == 0;
-    return fits ? cpu->kernels->unit : NULL;
+    fits = fits && !(k->multiplies_codes && k->multiplies_codes(p));
+    return fits ? k->unit : NULL;
+}
+
+/* The kernels that multiply a layer's V as integers, or NULL. */
+static inline const struct word_kernels *attn_words(const struct cpu_backend *cpu,
+                                                    const struct kv_pages *p)
+{
+    const struct word_kernels *words = cpu->kernels->words;
+    return words && !p->geometry.v_in_k && words->fit(&p->v) ? words : NULL;
 }
 
 /* The first key that a row at `pos` sees, given the layer's window and chunk. Later rows never see
@@ -113,6 +125,19 @@ void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_
  * would have without a tree, so that sums are formed in the same order. */
 void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
                     int32_t base, int32_t begin, int32_t n);
+
+/* The inverse, for `end - base` slots: copies t->path back to the slots in s. All other slots
+ * become `other`. */
+void attn_leave_path(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
+                     int32_t base, int32_t begin, int32_t n, float other);
+
+/* ---- with words (cpu_attention_words.c) */
+
+/* t->s has the scores of keys [first, end), at s[key - base]. Adds their values to t->chunk, and
+ * stores the maximum and the sum of each vector. `begin`: where the chunk begins; it differs from
+ * `base` if a tree's chunk lies beyond the past. */
+void attn_words_chunk(const struct attn_job *job, struct attn_tile *t, int32_t base, int32_t first,
+                      int32_t end, int32_t begin, float *max, float *sum);
 
 /* ---- on a matrix unit (cpu_attention_unit.c) */
 

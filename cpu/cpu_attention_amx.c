@@ -210,20 +210,6 @@ static void split(const float *x, float scale, int32_t dim, char *out)
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-/* Indices that interleave the words of two halves: (0, 16), (1, 17) ... */
-INLINE __m512i by_turns(void)
-{
-    const __m512i pairs = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_or_si512(pairs,
-                           _mm512_slli_epi32(_mm512_add_epi32(pairs, _mm512_set1_epi32(16)), 16));
-}
-
-INLINE __m512i load_two(const uint16_t *a, const uint16_t *b)
-{
-    __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)a));
-    return _mm512_inserti64x4(low, _mm256_loadu_si256((const void *)b), 1);
-}
-
 static void pack_keys(const uint16_t *page, int32_t tokens, int32_t dim, char *out)
 {
     const __m512i turns = by_turns();

@@ -37,6 +37,22 @@ void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row
     }
 }
 
+void attn_leave_path(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
+                     int32_t base, int32_t begin, int32_t n, float other)
+{
+    const struct pass *pass = job->cpu->pass;
+    int32_t low = attn_first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
+    low = greater(low, begin);
+    for (int32_t key = begin; key < n_past && key < begin + n; key++) {
+        s[key - base] = t->path[key - begin];
+    }
+    for (int32_t node = 0; node < t->seq->n_rows; node++) {
+        int32_t pos = pass->rows[t->seq->first_row + node].pos;
+        bool seen = pos >= low && pos < begin + n && attn_tree_sees(job, row, node);
+        s[n_past + node - base] = seen ? t->path[pos - begin] : other;
+    }
+}
+
 void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n)
 {
     struct attn_ahead *a = &t->ahead;

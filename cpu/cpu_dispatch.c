@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Chooses the kernels that this machine can run. */
+#include "cpu/cpu_attention_tiles.h"
 #include "cpu/cpu_gemm_amx.h"
 #include "cpu/cpu_kernels.h"
 
@@ -33,6 +34,11 @@ static void find_amx(void)
     amx_table.tiled = true;
     amx_table.blocks = &cpu_amx_blocks;
     amx_table.unit = &cpu_amx_unit;
+    if (d >> 25 & 1) {
+        amx_table.multiplies_codes = cpu_tiles_fit;
+        amx_table.scores = cpu_tiles_scores;
+        amx_table.words = &cpu_tiles_words;
+    }
     amx_table.pass_rows = 16;
     amx_table.few_k = 256;
     amx_table.spin_product = cpu_spin_amx;

@@ -159,6 +159,28 @@ struct argmax {
     int32_t id;
 };
 
+struct kv_pages; // cpu_internal.h
+
+/* Products of int8 and int4 codes of V with probabilities as integers (cpu_vec_words.h). */
+struct word_kernels {
+    /* Whether the codes in such a plane are multiplied so. The choice depends only on the layer. */
+    bool (*fit)(const struct kv_plane *v);
+    /* The scales of the run's tokens, and their logarithms, roughly. */
+    void (*scales)(const struct page_run *v, float *scales, float *logs);
+    /* Turns n scores (a multiple of 2 PANEL), in place, into the products of probabilities and
+     * scales as 16-bit words. Both are relative to exp(*reference), which gives the largest product
+     * all bits. *sum: of the probabilities. */
+    void (*soften)(float *s, int32_t n, const float *scales, const float *logs, float *reference,
+                   float *sum);
+    /* The sum of exp(s - reference) alone. */
+    float (*sum)(const float *s, int32_t n, float reference);
+    /* acc[i][d] += sum over t of p[i][t] * v[t][d], where v are codes without their scales, p[i] is
+     * `stride` words after p[i - 1], and at most ATTN_CHUNK of a run's tokens have a p other than
+     * 0. p[i][t] may be read, but is 0, for t in [first rounded down to PANEL, first). */
+    void (*weigh)(const int16_t *p, int64_t stride, int32_t m, const struct page_run *v,
+                  float *acc);
+};
+
 struct cpu_kernels {
     const char *name;
 
@@ -166,7 +188,11 @@ struct cpu_kernels {
     const struct block_unit *blocks; // products in blocks, with bf16 weights; NULL: none
     bool tiled;     // layout of weights for gemm_bf16; `blocks` reads only tiled weights
     bool bf16_rows; // true: gemm_bf16 reads `a` as bf16; false: as fp32 with rounded values
-    const struct matrix_unit *unit; // computes attention over bf16 pages; NULL: none
+    const struct matrix_unit *unit;   // computes attention over bf16 pages; NULL: none
+    const struct word_kernels *words; // NULL: codes are multiplied in fp32
+    /* Whether `scores` and `words` multiply the codes in such pages on the matrix unit; NULL: they
+     * never do. */
+    bool (*multiplies_codes)(const struct kv_pages *p);
     /* pass_rows: the maximum number of rows for which a product reads each weight only once. few_k:
      * the best number of inputs to process at a time with a few dozen rows. */
     int32_t pass_rows, few_k;

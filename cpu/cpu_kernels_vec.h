@@ -35,6 +35,9 @@ const struct cpu_kernels KERNELS_TABLE = {
     .fold = fold,
     .scores = scores,
     .weigh = weigh,
+#if WORD_VALUES
+    .words = &word_kernels,
+#endif
     .max = max_of,
     .exp_sum = exp_sum,
     .softcap = softcap,

@@ -34,6 +34,23 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
+/* Runs that are not a multiple of a vector are left to the scalar kernel. */
+static void unpack(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
+                   int32_t width, bool bf16, void *out)
+{
+    if (p->by_dim ? n % VEC != 0 : width % PANEL != 0) {
+        cpu_kernels_scalar.unpack(p, head, token, n, width, bf16, out);
+        return;
+    }
+    WITH_STORED(stored_of(p), unpack_kind, p, head, token, n, width, bf16, out);
+}
+
+static void encode(const struct kv_plane *p, const float *x, int32_t n, uint8_t *codes,
+                   struct kv_scale *scale)
+{
+    kv_encode(p, x, n, codes, scale);
+}
+
 /* The operands of scores: q, pages of K and, for codes, the sum of each q. The sum is needed
  * because the zeros are subtracted from the score of the codes as a whole. */
 struct score_job {
@@ -163,12 +180,6 @@ VEC_INLINE void score_word_pages(const float *q, int64_t q_stride, int32_t m,
             score_word_rows(j, n, vec, 1, kind);
         }
     }
-}
-
-/* The choice depends only on the layer, so that all rows are computed in the same way. */
-static bool scores_in_words(const struct kv_plane *p, int32_t dim)
-{
-    return in_pairs(stored_of(p)) && p->dtype != DT_F32 && dim <= WORD_DIMS;
 }
 
 static void word_scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
@@ -359,22 +370,8 @@ VEC_INLINE void weigh_pages(struct weigh_job *j, int32_t m, const enum stored ki
     }
 }
 
-#if WORD_VALUES
-/* The choice depends only on the layer. A run is not longer than a chunk. */
-static bool values_in_words(const struct kv_plane *p)
-{
-    return in_pairs(stored_of(p)) && p->dtype != DT_F32 && p->tokens % 2 == 0;
-}
-#endif
-
 static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v, float *acc)
 {
-#if WORD_VALUES
-    if (values_in_words(v->plane)) {
-        WITH_PAIRS(stored_of(v->plane), weigh_word_rows, p, p_stride, m, v, acc);
-        return;
-    }
-#endif
     struct weigh_job j = {.p = p, .p_stride = p_stride, .v = v, .acc = acc};
     WITH_STORED(stored_of(v->plane), weigh_pages, &j, m);
 }

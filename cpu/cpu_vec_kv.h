@@ -410,21 +410,4 @@ VEC_INLINE void unpack_kind(const struct kv_plane *p, const char *head, int32_t 
     }
 }
 
-/* Runs that are not a multiple of a vector are left to the scalar kernel. */
-static void unpack(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
-                   int32_t width, bool bf16, void *out)
-{
-    if (p->by_dim ? n % VEC != 0 : width % PANEL != 0) {
-        cpu_kernels_scalar.unpack(p, head, token, n, width, bf16, out);
-        return;
-    }
-    WITH_STORED(stored_of(p), unpack_kind, p, head, token, n, width, bf16, out);
-}
-
-static void encode(const struct kv_plane *p, const float *x, int32_t n, uint8_t *codes,
-                   struct kv_scale *scale)
-{
-    kv_encode(p, x, n, codes, scale);
-}
-
 #endif

@@ -47,13 +47,26 @@ static float dot(const float *a, const float *b, int64_t n)
 /* NaN is never the maximum. */
 static float max_of(const float *x, int64_t n)
 {
-    vf m = vec_set(-INFINITY);
+    enum { CHAINS = 4 };
+    vf m[CHAINS];
     int64_t i = 0;
+    for (int c = 0; c < CHAINS; c++) {
+        m[c] = vec_set(-INFINITY);
+    }
+    for (; i + CHAINS * VEC <= n; i += CHAINS * VEC) {
+        for (int c = 0; c < CHAINS; c++) {
+            vf v = vec_load(x + i + c * VEC);
+            m[c] = vec_select(v > m[c], v, m[c]);
+        }
+    }
     for (; i + VEC <= n; i += VEC) {
         vf v = vec_load(x + i);
-        m = vec_select(v > m, v, m);
+        m[0] = vec_select(v > m[0], v, m[0]);
     }
-    float best = vec_highest(m);
+    for (int c = 1; c < CHAINS; c++) {
+        m[0] = vec_select(m[c] > m[0], m[c], m[0]);
+    }
+    float best = vec_highest(m[0]);
     for (; i < n; i++) {
         best = greater(x[i], best);
     }

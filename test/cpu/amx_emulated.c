@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The AMX kernels of cpu/, compiled with emulated tiles: tile registers in memory, and tile
- * instructions as functions of AVX-512. Sums are in the order that the processor's manual gives for
- * TDPBF16PS. */
+ * instructions as functions of AVX-512. Sums of bf16 are in the order that the processor's manual
+ * gives for TDPBF16PS. */
 #include "test/cpu/amx_emulated.h"
 
 #if defined(__AVX512BF16__)
@@ -83,6 +83,24 @@ static inline void emulated_dpbf16ps(int c, int a, int b)
     _mm_setcsr(mode);
 }
 
+/* Adds the products of bytes, which have signs if the flags say so. */
+static inline void emulated_bytes(int c, int a, int b, bool a_signs, bool b_signs)
+{
+    ASSERT(emulated_ready && emulated_rows[a] == emulated_rows[c] && emulated_rows[b] == 16);
+    for (int i = 0; i < emulated_rows[c]; i++) {
+        for (int k = 0; k < 64; k++) {
+            const uint8_t x = emulated_tiles[a].row[i][k];
+            for (int n = 0; n < 16; n++) {
+                const uint8_t y = emulated_tiles[b].row[k / 4][4 * n + k % 4];
+                int32_t sum;
+                memcpy(&sum, emulated_tiles[c].row[i] + 4 * n, sizeof sum);
+                sum += (a_signs ? (int8_t)x : x) * (b_signs ? (int8_t)y : y);
+                memcpy(emulated_tiles[c].row[i] + 4 * n, &sum, sizeof sum);
+            }
+        }
+    }
+}
+
 static inline void emulated_release(void)
 {
     emulated_ready = false;
@@ -93,25 +111,40 @@ static inline void emulated_release(void)
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
+#undef _tile_dpbsud
+#undef _tile_dpbusd
+#undef _tile_dpbuud
 #undef _tile_release
 #define _tile_loadconfig emulated_config
 #define _tile_loadd emulated_load
 #define _tile_stored emulated_store
 #define _tile_zero emulated_zero
 #define _tile_dpbf16ps emulated_dpbf16ps
+#define _tile_dpbssd(c, a, b) emulated_bytes(c, a, b, true, true)
+#define _tile_dpbsud(c, a, b) emulated_bytes(c, a, b, true, false)
+#define _tile_dpbusd(c, a, b) emulated_bytes(c, a, b, false, true)
+#define _tile_dpbuud(c, a, b) emulated_bytes(c, a, b, false, false)
 #define _tile_release emulated_release
 
 /* Compiles the files as a compiler with AMX would. */
 #define __AMX_BF16__ 1
+#define __AMX_INT8__ 1
 #define cpu_gemm_bf16_amx emulated_gemm
 #define cpu_spin_amx emulated_spin
 #define cpu_amx_blocks emulated_blocks
 #define cpu_amx_unit emulated_unit
+#define cpu_tiles_fit emulated_fit
+#define cpu_tiles_scores emulated_scores
+#define cpu_tiles_words emulated_words
 #define configure configure_gemm
 #include "cpu/cpu_gemm_amx.c"
 #undef configure
 #undef INLINE
 #include "cpu/cpu_attention_amx.c"
+#define begin begin_tiles
+#include "cpu/cpu_attention_tiles.c"
+#undef begin
 
 /* Returns NULL if the processor cannot run the emulation either. */
 const struct cpu_kernels *op_amx_emulated(void)
@@ -128,6 +161,9 @@ const struct cpu_kernels *op_amx_emulated(void)
     table.pass_rows = 16;
     table.few_k = 256;
     table.unit = &emulated_unit;
+    table.multiplies_codes = emulated_fit;
+    table.scores = emulated_scores;
+    table.words = &emulated_words;
     return &table;
 }
 

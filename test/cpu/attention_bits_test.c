@@ -155,6 +155,43 @@ TEST(amx_has_the_bits_of_its_emulation)
     }
 }
 
+/* Integer sums are exact, so tiles of codes give the bits of vector code. */
+TEST(codes_in_tiles_have_the_bits_of_vector_code)
+{
+    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
+                                            {6, 2, 80, 48, 100, 30.0f, true, DT_BF16, 0, false, 0},
+                                            {9, 1, 40, 32, 0, 0.0f, false, DT_F16, 0, true, 0},
+                                            {2, 2, 256, 16, 0, 0.0f, true, DT_BF16, 0, false, 96}};
+    static const char *const backends[] = {"avx512bf16", "amx-emulated"};
+    if (!op_amx_emulated()) {
+        SKIP("this machine has no AVX-512 with bf16");
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0] * N_CODED; i++) {
+        float *out[2];
+        const struct geometry *g = &cases[i / N_CODED];
+        const struct storage *storage = &coded[i % N_CODED];
+        if (storage->format == KV_FP8) {
+            continue;
+        }
+        for (int b = 0; b < 2; b++) {
+            struct world *w = xcalloc(1, sizeof *w);
+            op_counter = 0;
+            open_world(w, backends[b], g, storage);
+            op_add_seq(&w->pass, 0, 0, 700);
+            op_add_seq(&w->pass, 1, 0, 3);
+            add_tree(w, 2, 0, 90);
+            float *qkv = make_qkv(w);
+            out[b] = run_pass(w, qkv);
+            free(qkv);
+            close_world(w);
+            free(w);
+        }
+        CHECK_MEM(out[0], out[1], (size_t)793 * g->n_heads * g->dim * sizeof *out[0]);
+        free(out[0]);
+        free(out[1]);
+    }
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
