@@ -46,7 +46,8 @@ void attn_leave_path(const struct attn_job *job, const struct attn_tile *t, int3
     for (int32_t key = begin; key < n_past && key < begin + n; key++) {
         s[key - base] = t->path[key - begin];
     }
-    for (int32_t node = 0; node < t->seq->n_rows; node++) {
+    const int32_t n_nodes = begin + n > n_past ? t->seq->n_rows : 0; // with slots in this chunk
+    for (int32_t node = 0; node < n_nodes; node++) {
         int32_t pos = pass->rows[t->seq->first_row + node].pos;
         bool seen = pos >= low && pos < begin + n && attn_tree_sees(job, row, node);
         s[n_past + node - base] = seen ? t->path[pos - begin] : other;

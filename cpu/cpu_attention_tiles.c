@@ -8,9 +8,9 @@
  *              columns: 16 dims
  *
  * A register takes columns as [k / 4][16 columns][4], so codes are interleaved, but never
- * converted: one shuffle for 64 codes (int4: 128). These take less time than the codes' bytes take
- * to arrive from memory, which are prefetched between them. Sums are exact. Everything that is done
- * with them is shared with the vector code, which therefore gives the same bits. */
+ * converted: one shuffle for 64 codes (int4: 128). Shuffling takes less time than reading the codes
+ * from memory, and prefetches are spread over it. Sums are exact, and the code that uses them is
+ * shared with vector code, which therefore gives the same bits. */
 #if defined(__AMX_INT8__)
 
 #include "cpu/cpu_attention_tiles.h"
@@ -24,7 +24,7 @@ enum { STEP = 64, TILE_SIZE = TILE_ROWS * TILE_BYTES };
 /* Q_ROWS: queries per register; P_ROWS: rows of probabilities. */
 enum { Q_ROWS = TILE_ROWS / 2, P_ROWS = TILE_ROWS / 2 };
 
-enum { HALF = 128 };
+enum { HALF = 128 }; // of the weight of a query's high digit, for rounding
 
 static void begin(void)
 {
@@ -66,9 +66,6 @@ VEC_INLINE __m512i low_bytes(__m512i a, __m512i b)
 }
 
 /* ---- scores -------------------------------------------------------------------------------- */
-
-enum { P_STEPS = (WORD_TOKENS + PANEL + STEP - 1) / STEP, P_BLOCKS = ATTN_TILE / P_ROWS };
-enum { COLUMNS = 4 }; // panels of values at a time
 
 /* GROUP: panels of keys that are multiplied together. */
 enum { Q_STEPS = WORD_DIMS / STEP, Q_BLOCKS = ATTN_TILE / Q_ROWS, GROUP = 4, SLOTS = 2 };
@@ -288,6 +285,10 @@ void cpu_tiles_scores(const float *q, int64_t q_stride, int32_t m, const struct 
 }
 
 /* ---- values -------------------------------------------------------------------------------- */
+
+/* COLUMNS: panels of values at a time. */
+enum { P_STEPS = (WORD_TOKENS + PANEL + STEP - 1) / STEP, P_BLOCKS = ATTN_TILE / P_ROWS };
+enum { COLUMNS = 4 };
 
 struct tile_values {
     const struct page_run *v;

@@ -28,7 +28,7 @@
 #else
 #define WORD_SCORES 0
 #endif
-/* Each element needs two products, which pays only where one instruction multiplies and adds. */
+/* Pays only where one instruction multiplies and adds. */
 #if defined(__AVX512VNNI__)
 #define WORD_VALUES 1
 #else

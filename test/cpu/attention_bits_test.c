@@ -91,7 +91,8 @@ OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
         enum { N = 90 };
         size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * (size_t)g->dim;
         size_t out_width = (size_t)g->n_heads * (size_t)value_dim(g);
-        int32_t past = round % 24 < 12 ? op_int(430, 512) : op_int(1, 100);
+        static const int32_t pasts[3][2] = {{430, 512}, {1, 100}, {600, 900}};
+        const int32_t *range = pasts[round % 24 / 8], past = op_int(range[0], range[1]);
         op_add_seq(&w->pass, 0, 0, past);
         float *qkv = make_qkv(w);
         free(run_pass(w, qkv));

@@ -113,7 +113,7 @@ template <typename T, int BAND, bool PARTED> struct many_computer {
         return make_float4(h[0], h[1], h[2], h[3]);
     }
 
-    /* What precedes the first part. */
+    /* What the first part is added to. */
     template <bool BIASED> __device__ __forceinline__ float4 bias_of(int32_t feature)
     {
         float2 b = make_float2(0.0f, 0.0f);

@@ -333,8 +333,8 @@ __global__ void join_sums_kernel(struct sum_parts sums, Y *y, int64_t y_stride)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-/* The second band size: there are bands of 128 features and of this many, and for partial sums of
- * deterministic mode, which have fewer parts, also of 64 and 96. */
+/* Bands have 128 features or this many. In deterministic mode, which divides K into fewer parts,
+ * bands of partial sums may also have 64 or 96. */
 static constexpr int other_band(size_t y_bytes)
 {
     return y_bytes == sizeof(float) ? 192 : 112;

@@ -16,8 +16,8 @@ enum { CODES = CODED_TILE_BYTES / 2, SLOT = 2 * CODES + 2 * HALF_RECORD }; // by
 enum { ITEM_BYTES = 2 * ITEM };                                            // of inputs
 enum { WARPS = 12, THREADS = 32 * WARPS }; // more warps have too few registers
 
-/* Values that are never negative are computed here, before a wait; the compiler would do it after
- * the wait, where it takes time. */
+/* Makes the compiler compute values, none of which is ever negative, here and not after the next
+ * wait, where it would take time. */
 __device__ __forceinline__ void compute_now(int32_t values)
 {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.lt.s32 p, %0, 0;\n\t@p trap;\n\t}" ::"r"(values));
@@ -174,7 +174,7 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from)
     return v;
 }
 
-/* Otherwise the compiler would keep the destinations in memory. */
+/* Loads if `is` is true. With an ordinary `if` the compiler would keep `to` in memory. */
 __device__ __forceinline__ void load_if(uint4 &to, uint32_t from, bool is)
 {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
