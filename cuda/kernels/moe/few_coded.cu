@@ -16,8 +16,8 @@
 enum { COLUMNS = CODED_MOST_ROWS };
 enum { MOST_CODED_EXPERTS = 256 };
 enum { UP_SUMS = 2 * HALF * COLUMNS, DOWN_SUMS = HALF * COLUMNS }; // floats that a warp leaves
-/* Limits on dynamic shared memory: no two blocks of `up` share a multiprocessor, but one of `up`
- * and one of `down` do if possible. */
+/* Limits on dynamic shared memory. One block of `up` and one of `down` share a multiprocessor if
+ * possible. Two of `up` should not, but with LEAST_UP_BYTES there is still room for both. */
 enum { LEAST_UP_BYTES = 110 << 10, PAIR_BYTES = 215 << 10, MOST_BYTES = 220 << 10 };
 
 /* The slots of a warp's ring. `down` has LONG, MIDDLE or SHORT rings. */
