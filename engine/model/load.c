@@ -240,13 +240,15 @@ static size_t widest_vector(const struct model_config *c)
            (size_t)c->n_heads * head_dim * 3;
 }
 
-/* True if all matrices consist of whole blocks of 128 x 128. FP8 then uses a scale per block, and
- * otherwise one per row; so all parts of a fused weight have the same kind of scale. */
-static bool has_blocks(const struct model_config *c)
+/* True if --quantization should give FP8 weights a scale per block of 128 x 128 and not per row:
+ * for mixtures, whose experts' kernels are made for blocks, if all matrices consist of whole
+ * blocks, so that all parts of a fused weight have the same kind of scale. Dense models are faster
+ * with scales of rows. */
+static bool wants_blocks(const struct model_config *c)
 {
     enum { BLOCK = 128 };
-    bool fits = c->hidden % BLOCK == 0 && c->moe_ffn % BLOCK == 0 && c->shared_ffn % BLOCK == 0 &&
-                c->kv_lora == 0;
+    bool fits = c->n_experts > 0 && c->hidden % BLOCK == 0 && c->moe_ffn % BLOCK == 0 &&
+                c->shared_ffn % BLOCK == 0 && c->kv_lora == 0;
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_config *l = &c->layers[i];
         fits = fits && l->ffn % BLOCK == 0 && c->n_heads * l->head_dim % BLOCK == 0 &&
@@ -346,7 +348,9 @@ enum status model_load(const struct model_load_options *options, struct backend 
     }
     l.quant = quant;
     if (!quant) {
-        l.requantise = (struct requantise){.kind = options->requantise, .blocks = has_blocks(c)};
+        const enum requantise_kind kind = options->requantise;
+        l.requantise =
+            (struct requantise){kind, .blocks = kind == REQUANTISE_FP8 && wants_blocks(c)};
     }
     const char *kv_cache = quant_kv_cache(quant);
     snprintf(out->kv_cache, sizeof out->kv_cache, "%s", or_empty(kv_cache));

@@ -160,6 +160,42 @@ def test_the_same_modules_are_quantised_as_while_loading(family, tmp_path):
     assert folder == loading and folder != golden.generate(model, request)
 
 
+def whole_blocks(folder, n_experts):
+    """A random model whose matrices consist of whole blocks of 128 x 128."""
+    config = {"model_type": "mixtral" if n_experts else "llama", "vocab_size": 384, "hidden_size": 128, "intermediate_size": 256,
+              "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64,
+              "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "torch_dtype": "bfloat16"}
+    up, down, layer = (256, 128), (128, 256), "model.layers.0."
+    shapes = {layer + "self_attn.%s_proj" % n: (128, 128) for n in "qkvo"}
+    if n_experts:
+        config.update(num_local_experts=n_experts, num_experts_per_tok=2)
+        shapes[layer + "block_sparse_moe.gate"] = (n_experts, 128)
+        for i in range(n_experts):
+            shapes.update({layer + "block_sparse_moe.experts.%d.%s" % (i, n): s for n, s in (("w1", up), ("w2", down), ("w3", up))})
+    else:
+        shapes.update({layer + "mlp.%s_proj" % n: s for n, s in (("gate", up), ("up", up), ("down", down))})
+    shapes.update({"model.embed_tokens": (384, 128), "lm_head": (384, 128)})
+    draw = np.random.default_rng(7)
+    tensors = {n + ".weight": draw.normal(0, 0.2, s).astype("f4") for n, s in shapes.items()}
+    for norm in (layer + "input_layernorm", layer + "post_attention_layernorm", "model.norm"):
+        tensors[norm + ".weight"] = np.ones(128, "f4")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    write(folder / "model.safetensors", tensors)
+    return str(folder)
+
+
+@pytest.mark.parametrize("n_experts, form, loading",
+                         [(0, "int4", "int4"), (4, "int4", "int4"), (0, "fp8", "fp8"), (4, "fp8-block", "fp8")])
+def test_whole_blocks_are_quantised_as_while_loading(n_experts, form, loading, tmp_path):
+    """Scales of blocks are for FP8 in mixtures alone: dense models are faster with scales of rows."""
+    model, out = whole_blocks(tmp_path / "model", n_experts), str(tmp_path / "out")
+    done = quantize(model, out, "--format", form)
+    assert done.returncode == 0, done.stderr
+    request = [{"prompt_token_ids": [5, 6, 7, 8, 9], "max_tokens": 6, "temperature": 0, "prompt_logprobs": True}]
+    assert golden.generate(out, request) == golden.generate(model, request, "--quantization", loading)
+
+
 @pytest.mark.parametrize("name", ["fp8", "int4"])
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="the ranks of this device are not exact")
 def test_ranks_give_the_tokens_of_one(name):
