@@ -358,8 +358,31 @@ static int32_t bucket_within(int32_t n, int32_t limit)
     return lesser(padded, limit);
 }
 
-/* Checks the pass, chooses a bucket for its graph, and sends the metadata in one copy. Padding rows
- * belong to the null lane. */
+/* The shape of a pass whose ops are captured. */
+static struct pass_shape captured_shape(const struct passes *p, const struct pass *pass)
+{
+    return (struct pass_shape){bucket_within(pass->n_rows, p->limits.max_rows),
+                               bucket_within(pass->n_out, p->limits.max_out_rows),
+                               bucket_within(pass->n_draws, p->max_draws), true};
+}
+
+/* The shape of a pass whose ops are launched one by one. Its rows are padded because cuBLASLt
+ * multiplies FP8 codes with scales of blocks only if their number is a multiple of 4. Otherwise the
+ * weights would be dequantised, which is much slower. Tests, which have negative model ids, get
+ * the rows that they ask for. */
+static struct pass_shape launched_shape(const struct passes *p, const struct pass *pass)
+{
+    enum { MULTIPLE = 16 };
+    struct pass_shape shape = {pass->n_rows, pass->n_out, pass->n_draws, true};
+    if (pass->model >= 0) {
+        const int32_t padded = (pass->n_rows + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+        shape.n_rows = lesser(padded, p->limits.max_rows);
+    }
+    return shape;
+}
+
+/* Checks the pass, chooses its shape, and sends the metadata in one copy. Padding rows belong to
+ * the null lane. */
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape)
 {
@@ -372,12 +395,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     /* Tests use negative model ids, and their ops differ from pass to pass. */
     const bool may_capture = pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 &&
                              pass->n_logits == 0 && pass->n_rows <= GRAPH_MAX_ROWS;
-    *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
-    if (may_capture) {
-        *shape = (struct pass_shape){bucket_within(pass->n_rows, p->limits.max_rows),
-                                     bucket_within(pass->n_out, p->limits.max_out_rows),
-                                     bucket_within(pass->n_draws, p->max_draws), true};
-    }
+    *shape = may_capture ? captured_shape(p, pass) : launched_shape(p, pass);
     TRY(steps_need_logits(steps, pass->n_logits));
     TRY(lanes_flush(lanes));
     if (!pass->draws_wait) {
