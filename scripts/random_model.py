@@ -37,7 +37,8 @@ def config(shape):
 def tokenizer(shape):
     """Every id has text, so that every token gives an event."""
     vocab = {word: i for i, word in enumerate(words(SHAPES[shape]))}
-    special = [{"id": vocab[word], "content": word, "special": True} for word in ("<unk>", "<s>", "</s>")]
+    as_is = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = [{"id": vocab[word], "content": word, **as_is} for word in ("<unk>", "<s>", "</s>")]
     return {"version": "1.0", "added_tokens": special, "normalizer": None, "pre_tokenizer": None, "decoder": None,
             "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>"}}
 
