@@ -9,6 +9,7 @@
 
 #ifdef SLUICE_CUDA
 #include "cuda/cuda.h"
+#include "cuda/cuda_backend.h"
 #include "engine/engine_state.h"
 #include "test/cuda/fake/fake_cuda.h"
 
@@ -17,11 +18,30 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* cuBLASLt has scales of blocks for FP8 only if the number of rows is a multiple of 4, so long
+ * passes are padded as far as the limit allows. */
+static inline enum status host_pass_begin(struct backend *be, const struct pass *pass,
+                                          struct pass_shape *shape)
+{
+    TRY(cuda_ops.pass_begin(be, pass, shape));
+    const bool is_full = shape->n_rows == cuda_backend_of(be)->passes.limits.max_rows;
+    const bool is_padded = shape->n_rows % 4 == 0 || is_full || pass->n_rows <= 512;
+    if (shape->n_rows < pass->n_rows || !is_padded) {
+        CHECK_FAIL("a pass of %d rows becomes one of %d", pass->n_rows, shape->n_rows);
+    }
+    return OK;
+}
+
 static inline enum status host_open(const struct backend_options *options, struct backend **out,
                                     struct err *err, void *arg)
 {
+    static struct backend_ops ops;
     (void)arg;
-    return cuda_open(options, out, err);
+    TRY(cuda_open(options, out, err));
+    ops = cuda_ops;
+    ops.pass_begin = host_pass_begin;
+    (*out)->ops = &ops;
+    return OK;
 }
 
 /* A communicator if there are several ranks; none if it cannot be opened. */
