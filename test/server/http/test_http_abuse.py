@@ -544,6 +544,7 @@ def test_a_stalled_reader_costs_bounded_memory_and_is_disconnected():
         with f.connect() as s:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             s.sendall(request("GET", "/stream?n=1000000&rate=20000&bytes=2000"))
+            assert s.recv(500)  # the stream has begun; a loop that is late could else cut it before its first send
             with f.connect() as other:
                 other.sendall(request("GET", "/stream?n=50&rate=100"))
                 assert len(events(Reader(other).response().body)) == 51
