@@ -126,7 +126,7 @@ def test_tokens_equal_those_of_quantising_while_loading(made):
     name, out = made
     here = tokens(out)
     assert all(len(t) == 24 for t in here)
-    if name in ("fp8", "int4"):  # the demo's sizes are not multiples of 128, so fp8 has no blocks
+    if name in ("fp8", "int4"):  # fp8 has blocks in mixtures only
         assert here == tokens(DEMO, "--quantization", name)
 
 
@@ -188,7 +188,7 @@ def whole_blocks(folder, n_experts):
 @pytest.mark.parametrize("n_experts, form, loading",
                          [(0, "int4", "int4"), (4, "int4", "int4"), (0, "fp8", "fp8"), (4, "fp8-block", "fp8")])
 def test_whole_blocks_are_quantised_as_while_loading(n_experts, form, loading, tmp_path):
-    """Scales of blocks are for FP8 in mixtures alone: dense models are faster with scales of rows."""
+    """Loading uses scales of blocks for FP8 in mixtures only."""
     model, out = whole_blocks(tmp_path / "model", n_experts), str(tmp_path / "out")
     done = quantize(model, out, "--format", form)
     assert done.returncode == 0, done.stderr

@@ -10,11 +10,13 @@
 #ifdef SLUICE_CUDA
 #include "cuda/cuda.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/cuda_graph.h"
 #include "engine/engine_state.h"
 #include "test/cuda/fake/fake_cuda.h"
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,22 +27,30 @@ static inline enum status host_pass_begin(struct backend *be, const struct pass 
 {
     TRY(cuda_ops.pass_begin(be, pass, shape));
     const bool is_full = shape->n_rows == cuda_backend_of(be)->passes.limits.max_rows;
-    const bool is_padded = shape->n_rows % 4 == 0 || is_full || pass->n_rows <= 512;
+    const bool is_padded = shape->n_rows % 4 == 0 || is_full || pass->n_rows <= GRAPH_MAX_ROWS;
     if (shape->n_rows < pass->n_rows || !is_padded) {
         CHECK_FAIL("a pass of %d rows becomes one of %d", pass->n_rows, shape->n_rows);
     }
     return OK;
 }
 
+static struct backend_ops host_ops;
+
+static inline void host_make_ops(void)
+{
+    host_ops = cuda_ops;
+    host_ops.pass_begin = host_pass_begin;
+}
+
+/* Each rank is opened by a thread of its own. */
 static inline enum status host_open(const struct backend_options *options, struct backend **out,
                                     struct err *err, void *arg)
 {
-    static struct backend_ops ops;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)arg;
     TRY(cuda_open(options, out, err));
-    ops = cuda_ops;
-    ops.pass_begin = host_pass_begin;
-    (*out)->ops = &ops;
+    pthread_once(&once, host_make_ops);
+    (*out)->ops = &host_ops;
     return OK;
 }
 
