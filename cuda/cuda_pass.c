@@ -366,7 +366,7 @@ static struct pass_shape captured_shape(const struct passes *p, const struct pas
                                bucket_within(pass->n_draws, p->max_draws), true};
 }
 
-/* The shape of a pass whose ops are launched one by one. Its rows are padded because cuBLASLt
+/* The shape of a pass whose ops are launched one by one. Many rows are padded because cuBLASLt
  * multiplies FP8 codes with scales of blocks only if their number is a multiple of 4. Otherwise the
  * weights would be dequantised, which is much slower. Tests, which have negative model ids, get
  * the rows that they ask for. */
@@ -374,7 +374,7 @@ static struct pass_shape launched_shape(const struct passes *p, const struct pas
 {
     enum { MULTIPLE = 16 };
     struct pass_shape shape = {pass->n_rows, pass->n_out, pass->n_draws, true};
-    if (pass->model >= 0) {
+    if (pass->model >= 0 && pass->n_rows > GRAPH_MAX_ROWS) {
         const int32_t padded = (pass->n_rows + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
         shape.n_rows = lesser(padded, p->limits.max_rows);
     }
