@@ -17,6 +17,7 @@ static enum status cpu_facts(struct backend *be, struct backend_facts *out)
         .residual = DT_F32,
         .free_bytes = cpu_free_bytes(),
         .preferred_block_tokens = 16,
+        .full_rows = 256,
         .async = false,
         .rounds_inputs = true,
         .exact_ranks = true,

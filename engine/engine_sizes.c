@@ -275,6 +275,24 @@ static enum status choose_match_unit(struct engine *e, struct err *err)
     return OK;
 }
 
+/* The rows of a step that also decodes, if the operator does not choose. A pass of a mixture reads
+ * all experts, but each of its rows multiplies only with some, so it needs more rows than that of a
+ * dense model until reading no longer matters. */
+static int32_t mixed_rows(const struct engine *e, const struct backend_facts *facts)
+{
+    const struct model *m = &e->ranks.rank[0].target;
+    const struct model_config *c = m->config;
+    const int32_t width = c->moe_latent > 0 ? c->moe_latent : c->hidden;
+    const double expert = (c->gated ? 3.0 : 2.0) * c->moe_ffn * width;
+    double used = (double)m->n_parameters;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        used -= c->layers[i].moe ? (c->n_experts - c->experts_per_token) * expert : 0.0;
+    }
+    const double rows = facts->full_rows * (double)m->n_parameters / greater(used, 1.0);
+    const bool limited = facts->full_rows > 0 && rows < e->info.max_rows;
+    return limited ? (int32_t)rows : e->info.max_rows;
+}
+
 enum status engine_choose_sizes(struct engine *e, struct err *err)
 {
     struct engine_info *info = &e->info;
@@ -296,6 +314,7 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
         // The first sequence in the order always gets a row.
         info->max_rows = info->max_num_seqs + 1;
     }
+    info->mixed_rows = engine_option(e->options.max_num_mixed_tokens, mixed_rows(e, &facts));
     TRY(count_blocks(e, &facts, err));
     int32_t fits = info->n_blocks * info->block_tokens;
     if (info->max_model_len > fits) {
@@ -315,6 +334,7 @@ void engine_limits(const struct engine *e, struct scheduler_limits *out)
     int32_t max_out = max_out_of(e);
     *out = (struct scheduler_limits){
         .max_rows = info->max_rows,
+        .mixed_rows = info->mixed_rows,
         .max_out = max_out,
         .max_draws = max_out + info->max_num_seqs,
         .max_lanes = info->max_num_seqs,

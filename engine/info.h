@@ -14,7 +14,8 @@
 struct engine_info {
     char model_type[32];
     enum dtype dtype;
-    int32_t vocab, hidden, max_model_len, block_tokens, n_blocks, max_num_seqs, max_rows;
+    int32_t vocab, hidden, max_model_len, block_tokens, n_blocks, max_num_seqs, max_rows,
+        mixed_rows;
     int32_t
         match_unit; // a cached prefix ends with a block, or this many tokens (or a multiple) later
     // Maximum number of samples that wait or run at a time, over all requests.

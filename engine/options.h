@@ -29,6 +29,8 @@ struct engine_options {
     int32_t max_model_len;               // 0: the model's own limit, as far as memory allows
     int32_t max_num_seqs;                // lanes; 0: 256 (CPU: 64; offline on a GPU: up to 1,024)
     int32_t max_num_batched_tokens;      // rows per step; 0: 8192 (CPU: 2048)
+    int32_t max_num_mixed_tokens;        // rows per step that also decodes; 0: all (CPU: 256, more
+                                         // for mixtures)
     int32_t block_size;                  // tokens of a KV block; 0: the backend's preference
     int32_t prefix_match_unit; // tokens; must divide block_size; 0: 16, or block_size if 16 does
                                // not divide it

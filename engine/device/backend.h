@@ -184,6 +184,7 @@ struct backend_facts {
     enum dtype residual; // of the residual stream
     size_t free_bytes;   // device memory free now
     int32_t preferred_block_tokens;
+    int32_t full_rows;  // a pass of a dense model with fewer leaves units idle; 0: unknown
     bool async;         // step_end returns before the work is done
     bool rounds_inputs; // rounds the inputs of a product if the quantised weight requires that
                         // (codec.h)

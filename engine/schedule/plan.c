@@ -35,7 +35,7 @@ void plan_deinit(struct plan *p)
 
 void plan_clear(struct plan *p)
 {
-    p->n_rows = p->n_out = p->n_draws = p->n_background = p->n_foreground = 0;
+    p->n_rows = p->max_rows = p->n_out = p->n_draws = p->n_background = p->n_foreground = 0;
     p->n_hits = 0;
     p->n_entries = p->n_forks = p->n_grants = p->n_copies = p->n_failed = 0;
     p->n_state_copies = p->n_keeps = 0;

@@ -15,6 +15,7 @@ enum { MAX_BLOCK_TOKENS = 256 };
 
 struct scheduler_limits {
     int32_t max_rows, max_out, max_draws, max_lanes, max_sequences;
+    int32_t mixed_rows; // rows of a step that also decodes (scheduler.c); 0: max_rows
     int32_t max_len, n_blocks, block_tokens, max_blocks_per_lane;
     int32_t match_unit; // a cached prefix ends with a block, or this many tokens (or a multiple)
                         // later; block_tokens: only with a block
@@ -58,6 +59,7 @@ struct plan_grant {
 
 struct plan {
     int32_t n_rows, n_out, n_draws;
+    int32_t max_rows;                   // of this step
     int32_t n_background, n_foreground; // prompt rows of background requests, and of the others
     int64_t n_hits; // prompt tokens of newly admitted sequences that were in the cache
     int32_t n_entries, n_forks, n_grants, n_copies, n_failed;

@@ -208,6 +208,25 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
     }
 }
 
+/* The number of rows of this step, whose decode rows have been planned. While answers are being
+ * decoded, a step must not take long, or their readers would see pauses; where the device computes
+ * short passes as fast as long ones, several short steps cost the prompts nothing. Many decode rows
+ * can fill such a step, so prompts always get half of its rows. */
+static int32_t rows_of_step(const struct scheduler *s, const struct plan *p)
+{
+    const int32_t most = s->limits.max_rows, mixed = s->limits.mixed_rows;
+    bool decoding = false;
+    for (const struct sequence *seq = s->order.next; seq != &s->order && !decoding;
+         seq = seq->next) {
+        decoding = seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt;
+    }
+    if (!decoding || mixed < 1 || !s->limits.chunked) {
+        return most;
+    }
+    const int32_t rows = greater(mixed, p->n_rows + (mixed + 1) / 2);
+    return lesser(rows, most);
+}
+
 enum { RECENT_PLANS = 256 }; // chosen: these take some seconds
 
 static bool is_recent(const struct scheduler *s, int64_t plan)
@@ -237,7 +256,7 @@ bool scheduler_plans_late(const struct scheduler *s)
 static int32_t chunk_of(const struct scheduler *s, const struct plan *p, const struct sequence *seq,
                         int32_t need)
 {
-    int32_t rows = s->limits.max_rows - p->n_rows;
+    int32_t rows = p->max_rows - p->n_rows;
     int32_t outs = s->limits.max_out - p->n_out;
     int32_t draws = s->limits.max_draws - p->n_draws;
     if (seq->request->background) {
@@ -273,11 +292,11 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
     enum { MAX_REFUSED = 16 }; // chosen: bounds the work of a step if nothing fits
     int32_t n_refused = 0;
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
-        if (p->n_rows >= s->limits.max_rows || n_refused >= MAX_REFUSED) {
+        if (p->n_rows >= p->max_rows || n_refused >= MAX_REFUSED) {
             return;
         }
         if (seq->state == SEQ_WAITING && n_refused == 0) {
-            seq = scheduler_let_pass(s, seq, s->limits.max_rows - p->n_rows);
+            seq = scheduler_let_pass(s, seq, p->max_rows - p->n_rows);
         }
         bool waited = seq->state == SEQ_WAITING;
         if (waited) {
@@ -361,6 +380,7 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
     s->n_plans++;
     admit_overtaken(s, p);
     plan_decodes(s, p);
+    p->max_rows = rows_of_step(s, p);
     plan_chunks(s, p);
     if (p->n_entries == 0) {
         fail_head(s, p);

@@ -103,6 +103,10 @@ const struct option_row option_rows[] = {
     {ROW("max-num-batched-tokens", OPTION_INT, engine.max_num_batched_tokens, "auto",
          "largest number of tokens that one step of the engine processes"),
      .min = 0, .max = 1 << 20, .same_on_nodes = true},
+    {ROW("max-num-mixed-tokens", OPTION_INT, engine.max_num_mixed_tokens, "auto",
+         "largest number of tokens of a step that computes prompts while answers are generated; "
+         "many answers at once may add up to half as many again"),
+     .min = 0, .max = 1 << 20},
     {ROW("block-size", OPTION_INT, engine.block_size, "auto", "tokens per block of the KV cache"),
      .min = 0, .max = 256, .same_on_nodes = true},
     {ROW("prefix-match-unit", OPTION_INT, engine.prefix_match_unit, "auto",

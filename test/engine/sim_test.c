@@ -78,6 +78,7 @@ static struct engine_options options_of(struct sim *s)
     o.num_gpu_blocks_override = tokens[draw(s, 4)] / o.block_size;
     o.max_num_seqs = 1 + (int32_t)draw(s, 6);
     o.max_num_batched_tokens = o.max_num_seqs + 1 + (int32_t)draw(s, 30);
+    o.max_num_mixed_tokens = draw(s, 3) == 0 ? 0 : 1 + (int32_t)draw(s, 20);
     o.max_model_len = MAX_PROMPT + MAX_OUT;
     o.enable_prefix_caching = draw(s, 5) != 0;
     o.enable_chunked_prefill = draw(s, 5) != 0;
