@@ -335,6 +335,9 @@ struct few_case {
             s.format = (enum kv_format)r.between(KV_FP8, KV_INT4);
             s.stored = s.format == KV_FP8 && r.below(2) ? 0.02f : 0.0f;
             n_seqs = r.between(1, 6);
+        } else if (!deterministic && r.below(3) == 0) {
+            s.dim_k = s.dim_v = 256;
+            n_seqs = r.between(1, 12);
         }
         for (int n = n_seqs; n > 0; n--) {
             add_seq(s, r.below(longest), 1, false);
@@ -349,7 +352,8 @@ struct few_case {
         fill(old_qkv, s.dtype, (int64_t)n_rows * width, r.next(), 1.5f);
         CHECK(cudaDeviceSynchronize());
         CHECK(cudaMemcpy(old_kv, s.kv, s.layer_bytes, cudaMemcpyDeviceToDevice));
-        const int n_pairs = s.dim_k / 2, max_pos = 9000;
+        const bool large = s.dim_k == 256;
+        const int n_pairs = large && r.below(2) ? 32 : s.dim_k / 2, max_pos = 9000;
         cos_sin = device_new<float>((size_t)2 * n_pairs * max_pos);
         inv_freq = device_new<float>(n_pairs);
         norms = device_new<float>(2 * s.dim_k);
@@ -357,9 +361,10 @@ struct few_case {
         fill(norms, DT_F32, 2 * s.dim_k, 5, 1.0f);
         rope = {cos_sin, n_pairs, max_pos, false};
         CHECK(k_rope_table(0, cos_sin, inv_freq, &rope, 1.1f));
-        // With pages of codes the kernel takes so few rows that the product before it leaves no
-        // partial sums.
-        const int n_runs = s.format == KV_PLAIN && r.below(2) ? r.between(2, 6) : 0;
+        // With pages of codes or large heads the kernel takes so few rows that the product before
+        // it leaves no partial sums.
+        const bool complete = s.format != KV_PLAIN || large;
+        const int n_runs = !complete && r.below(2) ? r.between(2, 6) : 0;
         const int64_t run = (int64_t)n_rows * width;
         runs = device_new<float>((size_t)((n_runs + 1) * run));
         fill(runs, DT_F32, (n_runs + 1) * run, r.next(), 0.7f);
@@ -372,7 +377,8 @@ struct few_case {
         rope_args.n_heads = s.n_heads;
         rope_args.n_kv_heads = s.n_kv_heads;
         rope_args.head_dim = s.dim_k;
-        rope_args.qk_norm = r.below(2) ? QK_NORM_HEAD : QK_NORM_NONE;
+        rope_args.qk_norm = 2 * n_pairs < s.dim_k || r.below(2) ? QK_NORM_HEAD : QK_NORM_NONE;
+        rope_args.v_norm = large && r.below(2);
         rope_args.eps = 1e-5f;
         rope_args.norm_offset = 0.25f;
         p.launch.q = qkv;

@@ -138,6 +138,7 @@ TEST(rows_of_nan_spoil_only_rows_that_see_them)
         {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
         {4, 2, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 30, 0.0f, true, 64, false, 0, false, 0},
         {4, 2, 256, 128, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, true, 0, true, 0},
+        {4, 2, 256, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, false, 0, true, 0},
         {8, 2, 128, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
         {3, 3, 36, 8, true, QK_NORM_NONE, NORM_RMS, 0, 30.0f, false, 16, false, 0, true, 0},
     };

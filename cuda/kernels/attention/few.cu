@@ -85,7 +85,7 @@ __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
 
 #endif // HAVE_SM90A
 
-template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED, bool INTERLEAVED>
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED, few_turn TURN>
 __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM, WAY>::BLOCKS)
     attention_few_kernel(const __grid_constant__ struct few_params p,
                          const __grid_constant__ CUtensorMap map,
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
     uint64_t *bar = (uint64_t *)(smem + S::WARPS * S::SLOTS * S::SLOT);
     float *room = (float *)((char *)bar + BARRIER_BYTES);
     char *rows = (char *)room + S::room_bytes(p);
-    few<T, DIM, NORM, WAY, BOUNDED, INTERLEAVED> f = {p, &map, bounds, bar + 2 + warp * S::SLOTS,
-                                                      smem + warp * S::SLOTS * S::SLOT};
+    few<T, DIM, NORM, WAY, BOUNDED, TURN> f = {p, &map, bounds, bar + 2 + warp * S::SLOTS,
+                                               smem + warp * S::SLOTS * S::SLOT};
     f.rank = ALONE ? 0 : (int)cluster_rank();
     f.warp = warp;
     f.lane = threadIdx.x & 31;
@@ -186,14 +186,16 @@ static int log_parts_of(int group)
     return -1;
 }
 
+/* With more rows, the preceding product may leave partial sums (rope_store_adds_sums). */
+enum { COMPLETE_ROWS = 16 };
+
 static bool plain_takes(const struct kv_view *kv, int d)
 {
     return kv->v_token_stride == d && kv->v_offset % d == 0 && kv->head_stride % d == 0 &&
            kv->page_stride % d == 0;
 }
 
-/* Codes are processed only by clusters, and only with so few rows that the preceding product leaves
- * no partial sums (rope_store_adds_sums). */
+/* Codes are processed only by clusters, and only without partial sums. */
 static bool coded_takes(const struct rope_store_args *a, const struct kv_view *kv,
                         const struct attention_limits *limits)
 {
@@ -201,7 +203,7 @@ static bool coded_takes(const struct rope_store_args *a, const struct kv_view *k
     p.n_units =
         a->n_rows * (a->n_kv_heads << std::max(0, log_parts_of(a->n_heads / a->n_kv_heads)));
     return !limits->deterministic && kv->codes.tokens == CHUNK &&
-           (kv->codes.word_bytes == 0 || kv->codes.word_bytes == 4) && a->n_rows <= 16 &&
+           (kv->codes.word_bytes == 0 || kv->codes.word_bytes == 4) && a->n_rows <= COMPLETE_ROWS &&
            log_cluster_of(p, a->head_dim, limits->n_sms) > 0;
 }
 
@@ -212,22 +214,41 @@ static bool interleaved_takes(const struct rope_store_args *a, const struct kv_v
     return !limits->deterministic && kv->codes.format == KV_PLAIN && a->qk_norm == QK_NORM_NONE;
 }
 
+/* Heads of 256 are processed only without partial sums. They have two kinds of rope, and their
+ * values may have a norm. */
+static bool large_takes(const struct rope_store_args *a, const struct rope_view *rope,
+                        const struct kv_view *kv, const struct attention_limits *limits)
+{
+    const bool first =
+        2 * rope->n_pairs == FIRST_ELEMENTS && a->qk_norm == QK_NORM_HEAD && a->growth.beta == 0.0f;
+    return !limits->deterministic && kv->codes.format == KV_PLAIN && !rope->interleaved &&
+           a->n_rows <= COMPLETE_ROWS && (2 * rope->n_pairs == a->head_dim || first);
+}
+
+static bool rope_fits(const struct rope_store_args *a, const struct rope_view *rope,
+                      const struct kv_view *kv, const struct attention_limits *limits)
+{
+    if (a->head_dim == 256) {
+        return large_takes(a, rope, kv, limits);
+    }
+    return (a->head_dim == 64 || a->head_dim == 128) && 2 * rope->n_pairs == a->head_dim &&
+           !a->v_norm && (!rope->interleaved || interleaved_takes(a, kv, limits));
+}
+
 extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
                                       int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
                                       const struct attention_limits *limits)
 {
     const int d = a->head_dim, bt = kv->block_tokens;
     return limits->sm == 90 && a->qkv.dtype == kv->dtype &&
-           (kv->dtype == DT_BF16 || kv->dtype == DT_F16) && (d == 64 || d == 128) &&
-           kv->head_dim_k == d && kv->head_dim_v == d && (bt == 16 || bt == 32 || bt == 64) &&
-           kv->v_offset > 0 && a->qkv.stride % 8 == 0 &&
-           ((uintptr_t)kv->base | (uintptr_t)a->qkv.mem.p) % 16 == 0 &&
+           (kv->dtype == DT_BF16 || kv->dtype == DT_F16) && kv->head_dim_k == d &&
+           kv->head_dim_v == d && (bt == 16 || bt == 32 || bt == 64) && kv->v_offset > 0 &&
+           a->qkv.stride % 8 == 0 && ((uintptr_t)kv->base | (uintptr_t)a->qkv.mem.p) % 16 == 0 &&
            (kv->codes.format == KV_PLAIN ? plain_takes(kv, d) : coded_takes(a, kv, limits)) &&
            a->n_heads % a->n_kv_heads == 0 && log_parts_of(a->n_heads / a->n_kv_heads) >= 0 &&
            fills(a->n_rows, a->n_kv_heads << log_parts_of(a->n_heads / a->n_kv_heads),
                  limits->n_sms) &&
-           2 * rope->n_pairs == d && !a->v_norm &&
-           (!rope->interleaved || interleaved_takes(a, kv, limits)) &&
+           rope_fits(a, rope, kv, limits) &&
            (a->qk_norm == QK_NORM_NONE ||
             (a->qk_norm == QK_NORM_HEAD && a->qk_norm_kind != NORM_LAYER && !a->norm_after_rope &&
              q_norm_n == d && k_norm_n == d));
@@ -250,12 +271,12 @@ extern "C" bool k_attention_few_makes_codes(const struct rope_store_args *r,
     return r->head_dim == ROUND_GROUP && is_alone(p, r->head_dim, limits->n_sms);
 }
 
-template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED, bool INTERLEAVED>
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED, few_turn TURN>
 static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
                               const struct few_bounds &bounds, int n_sms)
 {
     using S = few_shape<DIM, WAY>;
-    const auto kernel = attention_few_kernel<T, DIM, NORM, WAY, BOUNDED, INTERLEAVED>;
+    const auto kernel = attention_few_kernel<T, DIM, NORM, WAY, BOUNDED, TURN>;
     const int smem = S::bytes(p), cluster = 1 << p.log_cluster;
     CUtensorMap map;
     cudaError_t e = // the attribute is per device, and each rank has one device
@@ -277,56 +298,71 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
                            (size_t)smem, stream, p, map, bounds);
 }
 
-/* BOUNDED: windows or sinks. INTERLEAVED: products before it leave no partial sums
- * (k_rope_takes_sums). */
-template <typename T, int DIM, bool NORM, bool INTERLEAVED>
+/* BOUNDED: windows or sinks. With heads of 256 there are few rows, and with those as with
+ * neighbours that are rotated together there are no partial sums (large_takes, k_rope_takes_sums).
+ */
+template <typename T, int DIM, bool NORM, few_turn TURN>
 static cudaError_t by_way(cudaStream_t stream, const struct few_params &given,
                           const struct few_bounds &bounds, int n_sms)
 {
-    constexpr bool I = INTERLEAVED;
+    constexpr bool MAY_BE_MANY = DIM != 256, MAY_BE_SUMS = MAY_BE_MANY && TURN == TURN_HALVES;
     struct few_params p = given;
     if (p.sums.n > 0) {
-        if constexpr (I) {
-            return cudaErrorInvalidValue;
-        } else {
+        if constexpr (MAY_BE_SUMS) {
             return is_many(p.n_rows)
-                       ? launch_few<T, DIM, NORM, IN_TURN_OF_SUMS, false, I>(stream, p, bounds,
-                                                                             n_sms)
-                       : launch_few<T, DIM, NORM, BY_BLOCK_OF_SUMS, false, I>(stream, p, bounds,
-                                                                              n_sms);
+                       ? launch_few<T, DIM, NORM, IN_TURN_OF_SUMS, false, TURN>(stream, p, bounds,
+                                                                                n_sms)
+                       : launch_few<T, DIM, NORM, BY_BLOCK_OF_SUMS, false, TURN>(stream, p, bounds,
+                                                                                 n_sms);
         }
+        return cudaErrorInvalidValue;
     }
     if (is_many(p.n_rows)) {
-        return launch_few<T, DIM, NORM, IN_TURN, false, I>(stream, p, bounds, n_sms);
+        if constexpr (MAY_BE_MANY) {
+            return launch_few<T, DIM, NORM, IN_TURN, false, TURN>(stream, p, bounds, n_sms);
+        }
+        return cudaErrorInvalidValue;
     }
     p.log_cluster = log_cluster_of(p, DIM, n_sms);
     if (bounds.window > 0 || bounds.sinks) {
         return p.log_cluster > 0
-                   ? launch_few<T, DIM, NORM, BY_CLUSTER, true, I>(stream, p, bounds, n_sms)
-                   : launch_few<T, DIM, NORM, BY_BLOCK, true, I>(stream, p, bounds, n_sms);
+                   ? launch_few<T, DIM, NORM, BY_CLUSTER, true, TURN>(stream, p, bounds, n_sms)
+                   : launch_few<T, DIM, NORM, BY_BLOCK, true, TURN>(stream, p, bounds, n_sms);
     }
     return p.log_cluster > 0
-               ? launch_few<T, DIM, NORM, BY_CLUSTER, false, I>(stream, p, bounds, n_sms)
-               : launch_few<T, DIM, NORM, BY_BLOCK, false, I>(stream, p, bounds, n_sms);
+               ? launch_few<T, DIM, NORM, BY_CLUSTER, false, TURN>(stream, p, bounds, n_sms)
+               : launch_few<T, DIM, NORM, BY_BLOCK, false, TURN>(stream, p, bounds, n_sms);
 }
 
-template <typename T, bool NORM, bool INTERLEAVED>
+template <typename T, bool NORM, few_turn TURN>
 static cudaError_t by_dim(cudaStream_t stream, const struct few_params &p,
                           const struct few_bounds &bounds, int n_sms)
 {
-    return p.kv.head_dim_k == 64 ? by_way<T, 64, NORM, INTERLEAVED>(stream, p, bounds, n_sms)
-                                 : by_way<T, 128, NORM, INTERLEAVED>(stream, p, bounds, n_sms);
+    if constexpr (TURN != TURN_NEIGHBOURS) {
+        if (p.kv.head_dim_k == 256) {
+            return by_way<T, 256, NORM, TURN>(stream, p, bounds, n_sms);
+        }
+    }
+    if constexpr (TURN != TURN_FIRST) {
+        return p.kv.head_dim_k == 64 ? by_way<T, 64, NORM, TURN>(stream, p, bounds, n_sms)
+                                     : by_way<T, 128, NORM, TURN>(stream, p, bounds, n_sms);
+    }
+    return cudaErrorInvalidValue;
 }
 
 template <typename T>
 static cudaError_t by_heads(cudaStream_t stream, const struct few_params &p,
-                            const struct few_bounds &bounds, bool norm, bool interleaved, int n_sms)
+                            const struct few_bounds &bounds, bool norm,
+                            const struct rope_view *rope, int n_sms)
 {
-    if (interleaved) {
-        return by_dim<T, false, true>(stream, p, bounds, n_sms);
+    if (rope->interleaved) {
+        return by_dim<T, false, TURN_NEIGHBOURS>(stream, p, bounds, n_sms);
     }
-    return norm ? by_dim<T, true, false>(stream, p, bounds, n_sms)
-                : by_dim<T, false, false>(stream, p, bounds, n_sms);
+    if (2 * rope->n_pairs != p.kv.head_dim_k) {
+        return by_dim<T, true, TURN_FIRST>(stream, p, bounds, n_sms);
+    }
+    return norm ? by_dim<T, true, TURN_HALVES>(stream, p, bounds, n_sms)
+                : by_dim<T, false, TURN_HALVES>(stream, p, bounds, n_sms);
 }
 
 extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_store_args *r,
@@ -369,6 +405,7 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.eps = r->eps;
     p.norm_offset = r->norm_offset;
     p.growth = r->growth;
+    p.v_norm = r->v_norm;
     p.scale_log2 = a->scale * LOG2E;
     const struct few_bounds bounds = {a->window, a->sinks};
     const bool norm = r->qk_norm == QK_NORM_HEAD;
@@ -381,6 +418,6 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
         return attention_few_fixed(stream, p, norm, a->limits->n_sms);
     }
     const int32_t n_sms = a->limits->n_sms;
-    return a->dtype == DT_BF16 ? by_heads<bf16_t>(stream, p, bounds, norm, rope->interleaved, n_sms)
-                               : by_heads<f16_t>(stream, p, bounds, norm, rope->interleaved, n_sms);
+    return a->dtype == DT_BF16 ? by_heads<bf16_t>(stream, p, bounds, norm, rope, n_sms)
+                               : by_heads<f16_t>(stream, p, bounds, norm, rope, n_sms);
 }

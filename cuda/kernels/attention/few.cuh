@@ -5,10 +5,7 @@
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
 
 #include "cuda/kernels/attention/few_codes.cuh"
-#include "cuda/kernels/attention/few_norm.cuh"
-#include "cuda/kernels/attention/few_params.cuh"
-#include "cuda/kernels/attention/sm90.cuh"
-#include "cuda/kernels/device/growth.cuh"
+#include "cuda/kernels/attention/few_rope.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/sums.cuh"
 
@@ -19,13 +16,6 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x)
     uint32_t y;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
-}
-
-/* The first of the eight consecutive elements of a head that a lane holds in vector j. Vectors j
- * and j + DIM / 64 are rotated together. */
-template <int DIM> __device__ __forceinline__ int few_dim(int lane, int j)
-{
-    return DIM == 128 ? (lane & 3) * 16 + (j >> 1) * 64 + (j & 1) * 8 : (lane & 3) * 8 + j * 32;
 }
 
 /* The byte offset in a slot of element `dim` of a chunk's row. */
@@ -56,7 +46,7 @@ __device__ __forceinline__ float column_max(float a, float b)
 
 /* A warp's part of the units of its block, which are a single unit or every step-th one from
  * `first` on. It fetches ahead across the borders of units. */
-template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED, bool INTERLEAVED = false>
+template <typename T, int DIM, bool NORM, few_way WAY, bool BOUNDED, few_turn TURN = TURN_HALVES>
 struct few {
     using S = few_shape<DIM, WAY>;
     static constexpr bool ALONE = WAY != BY_CLUSTER && WAY != BY_CLUSTER_OF_CODES;
@@ -87,7 +77,7 @@ struct few {
     uint4 value;
     float top[2], values[S::TILES][4], sums[4]; // for heads 2 t and 2 t + 1
 
-    float4 cos_sin[S::J * 2], weight[NORM ? S::J * 2 : 1];
+    few_rope<T, DIM, NORM, TURN> rope;
 
     /* Loads the rows of the block's units and starts the first fetches. */
     __device__ __forceinline__ void begin()
@@ -111,19 +101,7 @@ struct few {
             fetch(i);
         }
         if (!S::MANY) {
-            load_weights();
-        }
-    }
-
-    __device__ __forceinline__ void load_weights()
-    {
-        if (NORM) {
-            const float *from = lane >> 2 < p.group ? p.q_norm : p.k_norm;
-#pragma unroll
-            for (int j = 0; j < S::J * 2; j++) {
-                weight[j] =
-                    *reinterpret_cast<const float4 *>(from + few_dim<DIM>(lane, j / 2) + j % 2 * 4);
-            }
+            rope.load_weights(p, lane);
         }
     }
 
@@ -201,21 +179,7 @@ struct few {
         const int pos = __shfl_sync(0xffffffffu, info.pos, k);
         new_page = p.blocks[(int64_t)__shfl_sync(0xffffffffu, info.lane, k) * p.blocks_stride +
                             (past >> p.log_bt)];
-        const float *table = p.cos_sin + (int64_t)min(pos, p.max_pos - 1) * DIM;
-#pragma unroll
-        for (int j = 0; j < S::J * 2; j++) {
-            const int at = INTERLEAVED ? few_dim<DIM>(lane, j / 2) + j % 2 * 4
-                                       : few_dim<DIM>(lane, j / 4) * 2 + j % 4 * 4;
-            cos_sin[j] = *reinterpret_cast<const float4 *>(table + at);
-        }
-        // some models scale a query by its position when they rotate it
-        if (p.growth.beta != 0.0f && lane >> 2 < p.group) {
-            const float by = growth_at(p.growth, pos);
-#pragma unroll
-            for (int j = 0; j < S::J * 2; j++) {
-                cos_sin[j].x *= by, cos_sin[j].y *= by, cos_sin[j].z *= by, cos_sin[j].w *= by;
-            }
-        }
+        rope.load_angles(p, lane, pos);
     }
 
     __device__ __forceinline__ int first_head() const
@@ -297,69 +261,22 @@ struct few {
         value = *reinterpret_cast<const uint4 *>(shared_at(rows, S::J));
     }
 
-    /* Rotates neighbours together (without norms). */
-    __device__ __forceinline__ void rotate_neighbours()
-    {
-#pragma unroll
-        for (int i = 0; i < S::J * 4; i++) {
-            const float4 cs = cos_sin[i / 2];
-            const float c = i % 2 ? cs.z : cs.x, s = i % 2 ? cs.w : cs.y;
-            const float2 x = unpack<T>(q[i / 4][i % 4]);
-            q[i / 4][i % 4] = pack<T>(x.x * c - x.y * s, x.y * c + x.x * s);
-        }
-    }
-
-    /* Normalises (if NORM) and rotates the rows. Element e of vector j is rotated together with
-     * element e of vector j + J / 2, unless INTERLEAVED. */
+    /* Normalises (if NORM) and rotates the rows. */
     __device__ __forceinline__ void rotate()
     {
-        if constexpr (INTERLEAVED) {
-            rotate_neighbours();
-            return;
-        }
-        float scale = 1.0f;
         if (S::MANY) {
-            load_weights(); // there are too few registers to keep them loaded
+            rope.load_weights(p, lane); // there are too few registers to keep them loaded
         }
-        if (NORM) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int j = 0; j < S::J; j++) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const float2 x = unpack<T>(q[j][e]);
-                    sum += x.x * x.x + x.y * x.y;
-                }
-            }
-            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            scale = 1.0f / sqrtf(sum / (float)DIM + p.eps);
-        }
-#pragma unroll
-        for (int j = 0; j < S::J / 2; j++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float4 cs = cos_sin[j * 4 + e];
-                float2 a = unpack<T>(q[j][e]), b = unpack<T>(q[j + S::J / 2][e]);
-                if (NORM) {
-                    const float *low = (const float *)&weight[j * 2 + e / 2] + e % 2 * 2;
-                    const float *high =
-                        (const float *)&weight[(j + S::J / 2) * 2 + e / 2] + e % 2 * 2;
-                    a.x *= scale * (low[0] + p.norm_offset);
-                    a.y *= scale * (low[1] + p.norm_offset);
-                    b.x *= scale * (high[0] + p.norm_offset);
-                    b.y *= scale * (high[1] + p.norm_offset);
-                }
-                q[j][e] = pack<T>(a.x * cs.x - b.x * cs.y, a.y * cs.z - b.y * cs.w);
-                q[j + S::J / 2][e] = pack<T>(b.x * cs.x + a.x * cs.y, b.y * cs.z + a.y * cs.w);
-            }
-        }
+        rope.apply(p, lane, q);
     }
 
     /* Stores the new key and value into the last chunk's slot and into their page. */
     __device__ __forceinline__ void add_new(char *chunk)
     {
         few_drop_broken<T>(value, q[0][0]);
+        if (DIM == 256 && p.v_norm) {
+            few_norm_value<T>(value, p.eps);
+        }
         const int at = past & (CHUNK - 1);
         T *to = (T *)p.kv.base + (int64_t)new_page * p.kv.page_stride +
                 (int64_t)kv_head * p.kv.head_stride + (past & (p.kv.block_tokens - 1)) * DIM;

@@ -144,7 +144,7 @@ struct few_kv : few<T, DIM, false, BY_CLUSTER_OF_CODES, false> {
             elements_of(j + J / 2, scale, b);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float4 cs = B::cos_sin[j * 4 + e];
+                const float4 cs = B::rope.cos_sin[j * 4 + e];
                 turn(a[2 * e], b[2 * e], cs.x, cs.y);
                 turn(a[2 * e + 1], b[2 * e + 1], cs.z, cs.w);
             }

@@ -19,6 +19,11 @@ enum few_way {
     BY_CLUSTER_OF_CODES
 };
 
+/* Which elements of a head are rotated together: those that are half a head apart; neighbours
+ * (heads without norms); or, in heads of 256, only the first FIRST_ELEMENTS, in halves. */
+enum few_turn { TURN_HALVES, TURN_NEIGHBOURS, TURN_FIRST };
+enum { FIRST_ELEMENTS = 64 };
+
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
 enum { FEW_BOX_BYTES = CHUNK * 128 }; // 64 elements of a chunk's keys or values, swizzled
 
@@ -45,6 +50,7 @@ struct few_params {
     int32_t log_parts, log_heads, log_bt, log_cluster;
     float eps, norm_offset, scale_log2;
     struct query_growth growth;
+    bool v_norm; // only with heads of 256
 
     /* The number of units of a row: its KV heads, or the parts of their groups. */
     __host__ __device__ int heads_y() const
@@ -77,7 +83,7 @@ template <int DIM, few_way WAY> struct few_shape {
     static constexpr int WARPS = MANY ? 3 : FEW_WARPS, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
     static constexpr int J = DIM / 32;     // vectors of a key per lane
     static constexpr int TILES = DIM / 16; // tiles per value
-    static constexpr int LOG_TILES = DIM == 128 ? 3 : 2;
+    static constexpr int LOG_TILES = DIM / 128 + 2;
     static constexpr int BOX = FEW_BOX_BYTES;
     static constexpr int BOXES = DIM / 64;
     static constexpr int SLOT = 2 * BOXES * BOX;
