@@ -166,6 +166,8 @@ const struct json *tool_resolve(const struct json *root, const struct json *sche
  * say. */
 void tool_put_value(const struct json *root, const struct json *schema, const char *s, size_t n,
                     struct buf *out);
+/* Writes a Python literal as JSON; false if the text is none: then *out has part of it. */
+bool tool_literal(const char *s, size_t n, struct buf *out);
 /* tool_root: the schema of the parameters of the function `p->name`. The others: the schema and the
  * value of the parameter `p->id`. */
 const struct json *tool_root(const struct tool_parse *p);

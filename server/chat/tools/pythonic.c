@@ -306,6 +306,14 @@ static bool value(struct reader *r)
     }
 }
 
+bool tool_literal(const char *s, size_t n, struct buf *out)
+{
+    struct reader r = {s, s + n, out, 0};
+    bool good = value(&r);
+    skip_space(&r);
+    return good && r.s == r.end && !out->failed;
+}
+
 /* Converts name=value pairs to a JSON object. */
 static bool keywords(struct reader *r)
 {

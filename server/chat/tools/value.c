@@ -109,6 +109,24 @@ static bool is_word(const char *s, size_t n, const char *word)
     return n == strlen(word) && strncasecmp(s, word, n) == 0;
 }
 
+/* Models write Python's lists, dicts and None where their template shows such values. */
+static bool put_literal(const struct json *root, const struct json *schema, const char *s, size_t n,
+                        struct buf *out)
+{
+    bool known;
+    struct buf json;
+    buf_init(&json, VALUE_MAX_BYTES);
+    bool good =
+        (allows(root, schema, "array", 0, &known) || allows(root, schema, "object", 0, &known) ||
+         (is_word(s, n, "none") && allows(root, schema, "null", 0, &known))) &&
+        tool_literal(s, n, &json);
+    if (good) {
+        buf_put(out, json.data, json.n_bytes);
+    }
+    buf_deinit(&json);
+    return good;
+}
+
 /* If the schema has no type, the value stays a string, as it was written. */
 void tool_put_value(const struct json *root, const struct json *schema, const char *s, size_t n,
                     struct buf *out)
@@ -132,7 +150,7 @@ void tool_put_value(const struct json *root, const struct json *schema, const ch
         } else {
             buf_puts(out, "false");
         }
-    } else {
+    } else if (!put_literal(root, schema, s, n, out)) {
         buf_put_json(out, s, n);
     }
 }

@@ -152,6 +152,19 @@ TEST(deepseek_v32_calls)
 }
 
 /* CDATA may contain closing tags. */
+/* Templates that write an object with Python's str() teach their models to do the same. */
+TEST(values_written_as_in_python)
+{
+    PARSES(
+        "minicpm5",
+        "<function name=\"f\"><param name=\"o\">{'a': ['x', None], 'b': True}</param></function>",
+        "", "|f#:{\"o\": {\"a\": [\"x\", null], \"b\": true}}");
+    PARSES("qwen3_coder",
+           "<tool_call><function=f><parameter=o>{'a': 1</parameter><parameter=s>['x']</parameter>"
+           "</function></tool_call>",
+           "", "|f#:{\"o\": \"{'a': 1\", \"s\": \"['x']\"}");
+}
+
 TEST(minicpm5_calls)
 {
     PARSES("minicpm5",
