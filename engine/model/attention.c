@@ -249,28 +249,30 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     return load_o(l, layer, c->v_dim, w);
 }
 
-/* Reads the scales of a quantised cache, under the names that different programs write. 0: there is
- * none, or one per head. */
+/* Reads the scales of a quantised cache, under the names that different programs write, beside the
+ * output's projection. 0: there is none, or one per head. */
 static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     static const struct {
         const char *name;
         bool k, v;
     } rows[] = {
-        {"self_attn.k_scale", true, false},
-        {"self_attn.v_scale", false, true},
-        {"self_attn.k_proj.k_scale", true, false},
-        {"self_attn.v_proj.v_scale", false, true},
-        {"self_attn.qkv_proj.k_scale", true, false},
-        {"self_attn.qkv_proj.v_scale", false, true},
-        {"self_attn.k_proj.output_scale", true, false},
-        {"self_attn.v_proj.output_scale", false, true},
-        {"self_attn.kv_scale", true, true},
+        {"k_scale", true, false},
+        {"v_scale", false, true},
+        {"k_proj.k_scale", true, false},
+        {"v_proj.v_scale", false, true},
+        {"qkv_proj.k_scale", true, false},
+        {"qkv_proj.v_scale", false, true},
+        {"k_proj.output_scale", true, false},
+        {"v_proj.output_scale", false, true},
+        {"kv_scale", true, true},
     };
+    const char *o = l->c->names->o;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        char name[NAME_BYTES];
+        char part[NAME_BYTES], name[NAME_BYTES];
         float scale;
-        part_layer_name(rows[i].name, layer, name);
+        snprintf(part, sizeof part, "%.*s%s", (int)strcspn(o, ".") + 1, o, rows[i].name);
+        part_layer_name(part, layer, name);
         TRY(part_number(l, name, &scale));
         if (rows[i].k && scale > 0.0f) {
             w->k_scale = scale;

@@ -11,6 +11,7 @@ import pytest
 
 import golden
 from test_checkpoint import Checkpoint
+from test_family_keys import FAMILIES
 from test_golden_quant import folders, prompts, scores, distance
 
 FORMATS = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]
@@ -40,13 +41,13 @@ def variant_of(folder, name):
 class Scaled(Checkpoint):
     """A copy with scales of keys and values for each layer."""
 
-    def give(self, n_layers, **scales):
+    def give(self, n_layers, at="model.layers.{}.self_attn.", **scales):
         for name, value in scales.items():
             for layer in range(n_layers):
-                at = len(self.data)
+                end = len(self.data)
                 self.data += struct.pack("<f", value)
-                self.header[f"model.layers.{layer}.self_attn.{name}"] = {
-                    "dtype": "F32", "shape": [], "data_offsets": [at, at + 4]}
+                self.header[at.format(layer) + name] = {
+                    "dtype": "F32", "shape": [], "data_offsets": [end, end + 4]}
         self.write()
         return self.folder
 
@@ -119,6 +120,19 @@ def test_a_single_scale_serves_keys_and_values(tmp_path):
     assert bits(both) == bits(OURS)  # without the option, scales have no effect
     per_head = ["--kv-cache-dtype", "fp8_per_token_head"]
     assert bits(both, *per_head) == bits(OURS, *per_head) == bits(OURS, "--kv-cache-dtype", "fp8")
+
+
+@pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
+def test_scales_are_found_beside_other_names_of_attention(tmp_path):
+    """As modelopt writes them for Nemotron-H, whose attention is called mixer."""
+    source = os.path.join(FAMILIES, "nemotron-3-nano")
+    copy = Scaled(tmp_path / "model", source)
+    n = len(copy.config["hybrid_override_pattern"])
+    copy.give(n, "backbone.layers.{}.mixer.k_proj.", k_scale=0.02)
+    copy.give(n, "backbone.layers.{}.mixer.v_proj.", v_scale=0.02)
+    fp8 = ["--kv-cache-dtype", "fp8"]
+    assert bits(copy.folder, *fp8) != bits(source, *fp8)
+    assert bits(copy.folder) == bits(source)
 
 
 def refusal(folder, *flags):
