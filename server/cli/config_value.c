@@ -256,7 +256,12 @@ enum status config_value_set(struct config *c, const struct option_row *row, con
     case OPTION_STRING:
     case OPTION_CHOICE:
     case OPTION_JSON: return set_text(c, row, text, err);
-    case OPTION_LIST: list_add_text(field(c, row), text); return OK;
+    case OPTION_LIST:
+        if (row->secret && !*text) { // from an unset variable, say: the server would be open
+            return err_set(err, ERR_INVALID, "option %s: the value is empty", row->name);
+        }
+        list_add_text(field(c, row), text);
+        return OK;
     case OPTION_BOOL:
         if (!read_bool(text, field(c, row))) {
             return err_set(err, ERR_INVALID, "option %s: '%.60s' is neither true nor false",

@@ -169,6 +169,7 @@ TEST(bad_flags_are_refused_with_a_hint)
     REFUSED("must be given together", "m", "--ssl-keyfile", "x");
     REFUSED("'a.example' is not an origin", "m", "--allowed-origins", "https://b", "a.example");
     REFUSED("is not an origin", "m", "--allowed-origins", "https://b/");
+    REFUSED("option api-key: the value is empty", "m", "--api-key", "");
     REFUSED("429 or 503", "m", "--overload-status", "500");
     REFUSED("/nonexistent", "m", "--config", "/nonexistent");
 }
