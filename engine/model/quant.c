@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 enum { MAX_FILE_BYTES = 16 << 20 };
 
@@ -47,7 +48,7 @@ static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
         word = json_string(scheme);
     }
     if (word) {
-        bool fp8 = strcmp(word, "FP8") == 0 || strcmp(word, "static") == 0;
+        bool fp8 = strcasecmp(word, "fp8") == 0 || strcmp(word, "static") == 0;
         snprintf(out, n_bytes, "%.40s", fp8 ? "fp8" : word);
     } else if (json_is(scheme, JSON_OBJECT)) {
         bool fp8 = bits == 8 && (!type || strcmp(type, "float") == 0);

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 /* ---- keys --------------------------------------------------------------------------------- */
 
@@ -376,6 +377,7 @@ static enum status read_mxfp4(const struct json *j, struct quant_rules *rules, s
 
 /* ---- modelopt ----------------------------------------------------------------------------- */
 
+/* modelopt writes most names in capitals, but not fp8_pb_wo. */
 static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, struct err *err)
 {
     static const struct {
@@ -390,7 +392,7 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
         {"W4A16_NVFP4", "NVFP4", 4, 0, {.numbers = INPUT_AS_IT_IS}},
     };
     for (size_t i = 0; algo && i < sizeof rows / sizeof rows[0]; i++) {
-        if (strcmp(rows[i].algo, algo) == 0) {
+        if (strcasecmp(rows[i].algo, algo) == 0) {
             *s = (struct quant_scheme){.format = format_find(rows[i].format),
                                        .bits = rows[i].bits,
                                        .block_rows = rows[i].block,
@@ -428,7 +430,7 @@ static enum status read_modelopt(const struct json *j, struct quant_rules *rules
     const char *algo = json_get_string(j, "quant_algo");
     TRY(leave_alone(j, "exclude_modules", RULE_PART, rules, err));
     TRY(leave_alone(j, "ignore", RULE_PART, rules, err));
-    if (algo && strcmp(algo, "MIXED_PRECISION") == 0) {
+    if (algo && strcasecmp(algo, "MIXED_PRECISION") == 0) {
         return read_modelopt_layers(j, rules, err);
     }
     struct quant_scheme s;
