@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised folders that are broken or of an unknown kind: one sentence that names the format and the tensor, exit status 1,
 never a crash."""
+import math
 import os
 import struct
 
@@ -171,6 +172,26 @@ def test_blocks_as_modelopt_stores_them(values, tmp_path):
     before = tokens(c.folder, "--dtype", "float32")
     as_modelopt(c, **values)
     assert tokens(c.folder, "--dtype", "float32") == before
+
+
+def test_the_scale_of_a_single_block_may_have_no_dimensions(tmp_path):
+    """modelopt drops those of size 1."""
+    answers = []
+    for shape in ([1, 1], []):
+        c = Quantised(tmp_path / f"model-{len(shape)}", FP8)
+        c.say(weight_block_size=[512, 512])
+        old, c.data = c.data, b""
+        for name, tensor in c.header.items():
+            if name != "__metadata__":
+                start, end = tensor["data_offsets"]
+                if name.endswith("_scale_inv"):
+                    end = start + (end - start) // math.prod(tensor["shape"])
+                    tensor["shape"] = shape
+                tensor["data_offsets"] = [len(c.data), len(c.data) + end - start]
+                c.data += old[start:end]
+        c.write()
+        answers.append(tokens(c.folder, "--dtype", "float32"))
+    assert answers[0] == answers[1]
 
 
 def test_a_modules_setting_overrides_that_of_its_parent(tmp_path):
