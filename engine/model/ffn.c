@@ -46,6 +46,30 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
     return part_linear(l, &d, l->options->dtype, down_out);
 }
 
+/* The name of a matrix within the module that contains the router, if the checkpoint has it there:
+ * llm-compressor splits and names the experts of all families alike, and transformers 5 saves the
+ * dense layers of Kimi-Linear so. Otherwise the family's own name. */
+static const char *name_or(const struct loader *l, int32_t layer, const char *usual,
+                           const char *own, char room[NAME_BYTES])
+{
+    const char *router = l->c->names->router;
+    char pattern[NAME_BYTES], name[NAME_BYTES];
+    if (!router) {
+        return own;
+    }
+    snprintf(room, NAME_BYTES, "%.*s.%s", (int)strcspn(router, "."), router, usual);
+    part_layer_name(room, layer, pattern);
+    if (strstr(usual, "%d")) {
+        part_numbered_name(pattern, 0, name);
+    } else {
+        snprintf(name, sizeof name, "%s", pattern);
+    }
+    return part_exists(l, name) ? room : own;
+}
+
+static const char *const expert_matrices[] = {"experts.%d.gate_proj", "experts.%d.up_proj",
+                                              "experts.%d.down_proj"};
+
 /* The width of an expert's input and output. */
 static int64_t width_of_experts(const struct model_config *c)
 {
@@ -63,8 +87,9 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
     const char *bases[3] = {c->names->expert_gate, c->names->expert_up, c->names->expert_down};
     struct weight_part *outs[3] = {&gate_up[0], &gate_up[c->gated], down};
     for (int32_t i = !c->gated; i < 3; i++) {
-        char pattern[NAME_BYTES], name[NAME_BYTES];
-        part_layer_name(bases[i], layer, pattern);
+        char room[NAME_BYTES], pattern[NAME_BYTES], name[NAME_BYTES];
+        const char *base = name_or(l, layer, expert_matrices[i], bases[i], room);
+        part_layer_name(base, layer, pattern);
         part_numbered_name(pattern, e, name);
         bool is_down = i == 2;
         TRY(part_matrix(l, name, is_down ? hidden : ffn, is_down ? ffn : hidden, outs[i]));
@@ -216,11 +241,12 @@ static enum status expert_biases(struct loader *l, int32_t layer, bool stacked, 
 static bool experts_are_stacked(const struct loader *l, int32_t layer)
 {
     const struct tensor_names *names = l->c->names;
-    char name[NAME_BYTES], first[NAME_BYTES];
-    if (!names->expert_gate || !names->experts_gate_up) {
+    char room[NAME_BYTES], name[NAME_BYTES], first[NAME_BYTES];
+    const char *up = name_or(l, layer, expert_matrices[1], names->expert_up, room);
+    if (!up || !names->experts_gate_up) {
         return names->experts_gate_up != NULL;
     }
-    part_layer_name(names->expert_gate, layer, name);
+    part_layer_name(up, layer, name);
     part_numbered_name(name, 0, first);
     part_layer_name(names->experts_gate_up, layer, name);
     return !part_exists(l, first) && (part_has(l, name) || part_exists(l, name));
@@ -398,6 +424,9 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
     }
     const int32_t ffn = c->layers[layer].ffn;
     const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
-    return load_mlp(l, names->gate, names->up, names->gate_up, names->down, layer, ffn, share.ffn,
+    char rooms[3][NAME_BYTES];
+    return load_mlp(l, name_or(l, layer, "gate_proj", names->gate, rooms[0]),
+                    name_or(l, layer, "up_proj", names->up, rooms[1]), names->gate_up,
+                    name_or(l, layer, "down_proj", names->down, rooms[2]), layer, ffn, share.ffn,
                     c->mlp_bias, &w->gate_up, &w->down);
 }

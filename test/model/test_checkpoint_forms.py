@@ -101,6 +101,26 @@ OTHERS = ["vision_tower.blocks.0.weight", "model.visual.merger.weight", "model.a
           "model.embed_audio.weight", "multi_modal_projector.linear_1.bias", "vision_model.model.layers.9.weight"]
 
 
+@pytest.mark.parametrize("source, old, new", [
+    (os.path.join(golden.GOLDEN, "mixtral"), (".w1.", ".w3.", ".w2."), (".gate_proj.", ".up_proj.", ".down_proj.")),
+    (os.path.join(FAMILIES, "lfm2-moe"), (".w1.", ".w3.", ".w2."), (".gate_proj.", ".up_proj.", ".down_proj.")),
+    (os.path.join(FAMILIES, "kimi-linear"), (".mlp.",), (".block_sparse_moe.",)),
+], ids=["mixtral", "lfm2-moe", "kimi-linear"])
+def test_names_that_other_programs_give_to_experts_and_dense_layers(source, old, new, tmp_path):
+    """llm-compressor names the experts of all families alike; transformers 5 has dense layers within Kimi's mixture."""
+    if not os.path.isdir(source):
+        pytest.skip(f"no {source}")
+    c = Checkpoint(tmp_path / "model", source)
+    before = tokens(source)
+    for name in list(c.header):
+        for a, b in zip(old, new):
+            if ".experts." in name or ".mlp." in name:
+                c.header[name.replace(a, b)] = c.header.pop(name)
+                name = name.replace(a, b)
+    c.write()
+    assert tokens(c.folder) == before
+
+
 def told(folder):
     done = run(folder, "--log-level", "debug")
     assert done.returncode == 0, done.stderr
