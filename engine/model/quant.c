@@ -139,6 +139,9 @@ enum status quant_open(const char *dir, struct quant **out, struct err *err)
 
 enum status quant_method_of(const char *dir, char *out, size_t n_bytes, struct err *err)
 {
+    char path[PATH_MAX];
+    bool is_file;
+    TRY(folder_is_file(dir, &is_file, err));
     out[0] = '\0';
     for (size_t i = 0; i < sizeof sources / sizeof sources[0] && !out[0]; i++) {
         const struct source *s = &sources[i];
@@ -146,7 +149,12 @@ enum status quant_method_of(const char *dir, char *out, size_t n_bytes, struct e
         if (!folder_has(dir, s->file)) {
             continue;
         }
-        TRY(folder_json(dir, s->file, MAX_FILE_BYTES, &root, err));
+        if (is_file) {
+            TRY(folder_json(dir, s->file, MAX_FILE_BYTES, &root, err));
+        } else {
+            snprintf(path, sizeof path, "%s/%s", dir, s->file);
+            TRY(model_config_parse(path, &root, err));
+        }
         const struct json *j = config_in(root, s);
         snprintf(out, n_bytes, "%s", j ? or_empty(name_in(j, s)) : "");
         json_free(root);

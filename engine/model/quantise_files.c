@@ -5,6 +5,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/json.h"
+#include "engine/model/config.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -213,7 +214,7 @@ enum status quantise_write_config(const char *dir, const char *out, const struct
     size_t n_bytes;
     struct json *root;
     TRY(quantise_path(path, sizeof path, dir, "config.json", err));
-    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
+    TRY(model_config_parse(path, &root, err));
     const bool is_object = json_is(root, JSON_OBJECT) && json_first(root);
     json_free(root);
     if (!is_object) {

@@ -15,6 +15,7 @@ import golden
 DEMO = os.path.join(golden.ROOT, "models", "demo")
 FORMATS = ["fp8", "fp8-block", "int4", "int8"]
 PROMPTS = ["Tell me a story about a fox and a crow.", "What is 12 plus 7?", "The"]
+NEMOTRON = os.path.join(golden.SHARED, "golden-families", "nemotron-3-nano")
 DTYPES = {"F32": "<f4", "I64": "<i8", "I32": "<i4", "I8": "i1", "F8_E4M3": "u1", "BF16": "<u2"}
 
 
@@ -158,6 +159,14 @@ def test_the_same_modules_are_quantised_as_while_loading(family, tmp_path):
     request = [{"prompt_token_ids": [5, 6, 7, 8, 9], "max_tokens": 6, "temperature": 0, "prompt_logprobs": True}]
     folder, loading = golden.generate(out, request), golden.generate(model, request, "--quantization", "int4")
     assert folder == loading and folder != golden.generate(model, request)
+
+
+@pytest.mark.skipif(not os.path.isdir(NEMOTRON), reason=f"no {NEMOTRON}")
+def test_a_config_with_a_bare_infinity(tmp_path):
+    """As NVIDIA writes time_step_limit."""
+    out = str(tmp_path / "out")
+    assert quantize(NEMOTRON, out, "--format", "fp8").returncode == 0
+    assert tokens(out) and tokens(NEMOTRON, "--quantization", "fp8")
 
 
 def whole_blocks(folder, n_experts):
