@@ -511,13 +511,18 @@ bool model_config_fit(struct model_config *c, int32_t max_len)
     return changed;
 }
 
-/* Some programs write Infinity, which JSON does not have, for a number; it becomes null. */
-static void drop_infinity(char *text, size_t n)
+/* Some programs write Infinity, which JSON does not have, for a number; it becomes null. modelopt
+ * leaves U+0000 in the names of modules that stay unquantised; it becomes spaces, so such a name
+ * matches none. */
+static void make_readable(char *text, size_t n)
 {
     static const char *const words[] = {"-Infinity", "Infinity"};
+    static const char nul[] = "\\u0000";
     bool quoted = false;
     for (size_t i = 0; i < n; i++) {
-        if (quoted && text[i] == '\\') {
+        if (quoted && n - i >= sizeof nul - 1 && memcmp(text + i, nul, sizeof nul - 1) == 0) {
+            memset(text + i, ' ', sizeof nul - 1);
+        } else if (quoted && text[i] == '\\') {
             i++;
         } else if (text[i] == '"') {
             quoted = !quoted;
@@ -532,13 +537,12 @@ static void drop_infinity(char *text, size_t n)
     }
 }
 
-/* Python writes infinite numbers as Infinity, which is not JSON, so those are removed first. */
 enum status model_config_parse(const char *path, struct json **root, struct err *err)
 {
     char *text;
     size_t n;
     TRY(file_read(path, MAX_CONFIG_BYTES, &text, &n, err));
-    drop_infinity(text, n);
+    make_readable(text, n);
     enum status st = json_parse(text, n, NULL, root, err);
     free(text);
     if (st != OK) {

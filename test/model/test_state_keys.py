@@ -85,3 +85,10 @@ def test_what_is_not_supported_is_refused_by_name(source, values, named, tmp_pat
     done = run(changed(tmp_path / "model", source, values))
     assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in named), done.stderr
+
+
+def test_u_0000_in_lists_of_modules_is_ignored(tmp_path):
+    """As modelopt 0.47 writes them for Nemotron-H."""
+    source = os.path.join(FAMILIES, "nemotron-3-nano")
+    values = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head.\0backbone.x"]}}
+    assert scores(changed(tmp_path / "model", "nemotron-3-nano", values)) == scores(source)
