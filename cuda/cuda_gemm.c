@@ -334,13 +334,15 @@ static bool is_for_codes(const struct gemms *g, const struct gemm_args *a)
            (m->product_blocks > 0) == (a->inputs->group > 0);
 }
 
-/* A product of FP8 codes with FP8 codes on the 8-bit tensor cores, by gemm_eight or by cuBLASLt. */
+/* A product of FP8 codes with FP8 codes on the 8-bit tensor cores; by cuBLASLt, unless a kernel is
+ * named. */
 struct codes_product {
     struct gemm_args args;
     struct product_scales scales;
     struct round_args round; // how the codes of x are computed
     bool is_few;             // for gemm_eight
     bool is_many;            // for gemm_eight_many
+    bool is_rows;            // for gemm_eight_rows
     bool is_joined;          // partial sums are added up here
 };
 
@@ -367,7 +369,8 @@ static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struc
     p->args.may_split = a->may_split || p->is_joined;
     p->is_few = gemm_eight_takes(&p->args, g->device->sm);
     p->is_many = !p->is_few && gemm_eight_many_takes(&p->args, g->device->sm, g->device->n_sms);
-    return p->is_few || p->is_many || (!a->gated && gemm_plans_take(g, &p->args));
+    p->is_rows = gemm_eight_rows_takes(&p->args, g->device->sm, g->device->n_sms);
+    return p->is_few || p->is_many || p->is_rows || (!a->gated && gemm_plans_take(g, &p->args));
 }
 
 /* True if gemm_eight rounds x itself. */
@@ -413,6 +416,10 @@ static bool on_codes(struct gemms *g, const struct gemm_args *a, struct sum_part
     }
     if (*e == cudaSuccess && p.is_many) {
         *e = on_eight_many(g, &p, sums);
+        return true;
+    }
+    if (*e == cudaSuccess && p.is_rows) {
+        *e = gemm_eight_rows(g->device->stream, &p.args, g->device->n_sms);
         return true;
     }
     return *e != cudaSuccess || gemm_on_cublas(g, &p.args, e);

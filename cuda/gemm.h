@@ -170,13 +170,18 @@ cudaError_t gemm_eight(cudaStream_t stream, const struct gemm_args *a, int32_t n
                        const struct round_args *raw, bool is_gated, size_t sums_bytes,
                        struct sum_parts *sums);
 
-/* gemm/eight_many.cu: products of E4M3 codes with codes (a->scales), also gated, for any number of
+/* gemm/eight_many.cu: products of E4M3 codes with codes (a->scales), also gated, for up to 128
  * rows; gemm_eight_many_takes: true if it is the fastest. y is bf16 or, if not gated, fp32. With
  * may_split and memory for partial sums (as for gemm_four) y may be left as sums->n of them. It
  * reads the weight before the preceding kernels are done. */
 bool gemm_eight_many_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_eight_many(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                             size_t sums_bytes, struct sum_parts *sums);
+
+/* gemm/eight_rows.cu: products of E4M3 codes with codes and scales of rows (a->scales) that fill
+ * most of the kernel's tiles of 256 rows. */
+bool gemm_eight_rows_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
+cudaError_t gemm_eight_rows(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 
 /* gemm/tile.cu: any shape, and any of the dtypes. */
 cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);

@@ -212,6 +212,7 @@ void bench_four_layer();
 bool bench_gemm_check(const char *only);
 void bench_check_codes(struct rng &r);
 void bench_check_many_codes(struct rng &r);
+void bench_check_rows_of_codes(struct rng &r);
 void bench_gemm_time();
 void bench_fixed_time();
 void bench_attention_check(int n_cases);

@@ -176,7 +176,7 @@ static struct gemm_args random_many(struct rng &r)
     struct gemm_args a = random_shape(r);
     a.gated = r.below(2);
     a.y_dtype = a.gated || r.below(3) ? DT_BF16 : DT_F32;
-    a.n_rows = r.between(a.gated ? 1 : 65, 1 << r.between(7, 10));
+    a.n_rows = r.between(a.gated ? 1 : 65, 128);
     a.n_out = (a.gated ? 256 : 128) * r.between(1, 20);
     a.n_in = 16 * r.between(1, 200);
     a.x_stride = a.n_in + 16 * r.below(3);
@@ -264,4 +264,25 @@ void bench_check_many_codes(struct rng &r)
         check_gated_codes(r, c.a);
     }
     CHECK(cudaFree(parts));
+}
+
+/* The same for gemm_eight_rows. */
+void bench_check_rows_of_codes(struct rng &r)
+{
+    struct gemm_args shape = random_many(r);
+    shape.y_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    shape.n_in = 16 * r.between(57, 250);
+    shape.x_stride = shape.n_in + 16 * r.below(3);
+    shape.w_stride = shape.n_in + 16 * r.below(3);
+    shape.n_rows = r.between(257, 1100);
+    shape.bias = nullptr;
+    shape.gated = false;
+    struct codes_case c(r, shape);
+    c.scales->n_blocks = 0;
+    const std::vector<float> want = c.want();
+    CHECK(gemm_eight_rows(0, &c.a, 132));
+    CHECK(cudaDeviceSynchronize());
+    bool kept = false;
+    const double d = distance(c.output_of(c.a.n_out).read(&kept), want);
+    c.judge("gemm_eight_rows", d, 3e-3, kept, 0);
 }

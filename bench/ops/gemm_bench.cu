@@ -446,6 +446,7 @@ bool bench_gemm_check(const char *only)
                  {"gemm_four_few", 120, 8, bench_four_few_check},
                  {"gemm_eight", 160, 7, bench_check_codes},
                  {"gemm_eight_many", 60, 9, bench_check_many_codes},
+                 {"gemm_eight_rows", 20, 10, bench_check_rows_of_codes},
                  {"gemm_head", 60, 4, check_head},
                  {"gemm_batch", 60, 3, check_batch},
                  {"gemm_wide", 120, 2, check_wide},

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T, both operands E4M3 codes, on Hopper, for more rows than gemm/eight.cu takes. With
- * SiLU it takes fewer rows, too.
+/* y = x W^T, both operands E4M3 codes, on Hopper, for more rows than gemm/eight.cu takes, up
+ * to 128. With SiLU it takes fewer rows, too.
  *
- * D[rows, features] = x W^T by wgmma. An item is a tile of rows, a band of 256 features (two
- * halves) and a range of K. If the product is gated, the halves are 128 gates and the 128 matching
+ * D[rows, features] = x W^T by wgmma. An item is a band of 256 features (two halves) and a
+ * range of K. If the product is gated, the halves are 128 gates and the 128 matching
  * factors, so that a thread has both, and a group of four lanes has all values of a row that share
  * a scale: the activation and its rounding to codes need no other thread. A warpgroup computes 64
- * rows. Above 128 rows a cluster of two blocks takes an item, 128 rows each, and each block loads
- * one half of the weights for both.
+ * rows.
  *
  * The tensor cores sum over 128 inputs at most, because they accumulate codes with fewer bits than
  * fp32; those sums are scaled and accumulated in fp32. A warpgroup sums its halves one after the
  * other, so that one set of registers suffices. While one warpgroup scales its sums, the
  * other one multiplies.
  *
- * If a single tile of rows has fewer bands than there are multiprocessors, K is split, if the
- * caller allows it, and partial sums are left for the kernel that reads the product. Weights are
- * loaded before the wait for the preceding kernel.
+ * If there are fewer bands than multiprocessors, K is split, if the caller allows it, and partial
+ * sums are left for the kernel that reads the product. Weights are loaded before the wait for the
+ * preceding kernel.
  *
  * Bound by reading W; from 128 rows on by adding up the sums in fp32. */
 #include "cuda/kernels/gemm/eight_many.cuh"
@@ -29,13 +28,13 @@ struct box_scales {
 };
 
 /* A computing warpgroup. */
-template <typename S, int CLUSTER, bool GATED, bool BLOCKS> struct many_computer {
+template <typename S, bool GATED, bool BLOCKS> struct many_computer {
     static constexpr bool TURNS = S::TILE_ROWS > GROUP_ROWS;
     const struct many_params &p;
     char *stages;
     struct many_ring *ring;
     int32_t row0; // the first of the thread's two rows in the item
-    many_walk<S, CLUSTER> at;
+    many_walk<S> at;
     int32_t to_release; // boxes whose stage will be refilled
     int32_t turns;      // turns left to this warpgroup
     float sums[BAND / 2];
@@ -45,7 +44,7 @@ template <typename S, int CLUSTER, bool GATED, bool BLOCKS> struct many_computer
         : p(p), stages(stages), ring(ring), row0(row0), at(p), to_release(-S::STAGES)
     {
 #pragma unroll 1
-        for (many_walk<S, CLUSTER> all(p); !all.is_done(); all.next_item()) {
+        for (many_walk<S> all(p); !all.is_done(); all.next_item()) {
             to_release += all.item.end - all.item.box;
         }
         turns = 2 * (to_release + S::STAGES);
@@ -69,22 +68,17 @@ template <typename S, int CLUSTER, bool GATED, bool BLOCKS> struct many_computer
         }
     }
 
-    /* Tells the loaders of all blocks of the cluster that a stage is free, unless nobody will
-     * refill it: an arrival must not reach a block that has exited. */
+    /* Tells the loaders that a stage is free, unless nobody will refill it. */
     __device__ __forceinline__ void release()
     {
-        if (to_release-- > 0 && (threadIdx.x & 31) < CLUSTER) {
-            if (CLUSTER > 1) {
-                barrier_arrive_at(&ring->empty[at.slot], threadIdx.x & 31);
-            } else {
-                barrier_arrive(&ring->empty[at.slot]);
-            }
+        if (to_release-- > 0 && (threadIdx.x & 31) == 0) {
+            barrier_arrive(&ring->empty[at.slot]);
         }
     }
 
     __device__ __forceinline__ int32_t row(int r) const
     {
-        return at.item.row + row0 + 8 * r;
+        return row0 + 8 * r;
     }
 
     __device__ __forceinline__ void load_scales(struct box_scales *s, int32_t box) const
@@ -343,46 +337,42 @@ template <typename S, int CLUSTER, bool GATED, bool BLOCKS> struct many_computer
 
 #endif // HAVE_SM90A
 
-template <int GROUPS, int CLUSTER, bool GATED, bool BLOCKS>
+template <int GROUPS, bool GATED, bool BLOCKS>
 __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
     gemm_eight_many_kernel(const __grid_constant__ struct many_params p,
                            const __grid_constant__ CUtensorMap w_map,
                            const __grid_constant__ CUtensorMap x_map)
 {
 #if HAVE_SM90A
-    typedef many_shape<GROUPS, CLUSTER> S;
+    typedef many_shape<GROUPS> S;
     extern __shared__ char smem_raw[];
     __shared__ struct many_ring ring;
     char *stages = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
-    const int tid = threadIdx.x, rank = CLUSTER > 1 ? (int)cluster_rank() : 0;
+    const int tid = threadIdx.x;
     if (tid == 0) {
 #pragma unroll 1
         for (int i = 0; i < S::STAGES; i++) {
             barrier_init(&ring.full_w[i], 1);
             barrier_init(&ring.full_x[i], 1);
-            barrier_init(&ring.empty[i], CLUSTER * GROUPS * 4);
+            barrier_init(&ring.empty[i], GROUPS * 4);
         }
         barrier_init_done();
     }
-    if (CLUSTER > 1) {
-        cluster_sync();
-    } else {
-        __syncthreads();
-    }
+    __syncthreads();
     if (tid >= GROUPS * 128) {
         if constexpr (GROUPS > 1) {
             registers_fewer<24>();
         }
         if (tid == GROUPS * 128) {
-            const struct many_loader<S, CLUSTER, GATED> l = {
-                p, &w_map, stages, &ring, rank
+            const struct many_loader<S, GATED> l = {
+                p, &w_map, stages, &ring
             };
             l.template run<false>();
         } else if (tid == GROUPS * 128 + 32) {
             tensor_map_prefetch(&x_map);
             pdl_wait();
-            const struct many_loader<S, CLUSTER, GATED> l = {
-                p, &x_map, stages, &ring, rank
+            const struct many_loader<S, GATED> l = {
+                p, &x_map, stages, &ring
             };
             l.template run<true>();
         }
@@ -393,8 +383,8 @@ __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
         }
         pdl_wait(); // preceding kernels may use y until then
         pdl_trigger();
-        const int row0 = rank * S::TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
-        struct many_computer<S, CLUSTER, GATED, BLOCKS> c(p, stages, &ring, row0);
+        const int row0 = (tid >> 5) * 16 + (tid >> 2 & 7);
+        struct many_computer<S, GATED, BLOCKS> c(p, stages, &ring, row0);
         c.run();
     }
 #endif
@@ -409,7 +399,7 @@ static int32_t up(int64_t a, int64_t b)
 
 /* Chooses the number of ranges of K by estimated time. Time is counted in boxes: 1 is the time of
  * one box. */
-static int32_t runs_of(const struct many_params &p, const struct gemm_args *a, int32_t at_once,
+static int32_t runs_of(const struct many_params &p, const struct gemm_args *a, int32_t n_sms,
                        size_t sums_bytes)
 {
     // START: the cost of starting an item. BOX_BYTES: bytes of partial sums that cost 1.
@@ -418,11 +408,10 @@ static int32_t runs_of(const struct many_params &p, const struct gemm_args *a, i
     int32_t best = 1;
     int64_t least = INT64_MAX;
     for (int32_t n = 1; n <= MAX_RUNS && n <= p.n_boxes; n++) {
-        if (n > 1 &&
-            (!a->may_split || a->gated || p.n_tiles > 1 || (int64_t)sums_bytes < n * bytes)) {
+        if (n > 1 && (!a->may_split || a->gated || (int64_t)sums_bytes < n * bytes)) {
             break;
         }
-        const int64_t rounds = up((int64_t)p.n_bands * p.n_tiles * n, at_once);
+        const int64_t rounds = up((int64_t)p.n_bands * n, n_sms);
         const int64_t cost =
             rounds * (up(p.n_boxes, n) + START) * BOX_BYTES + (n > 1 ? 2 * n * bytes : bytes / 2);
         if (cost < least) {
@@ -468,12 +457,12 @@ extern "C" bool gemm_eight_many_takes(const struct gemm_args *a, int32_t sm, int
                        : a->y_stride % 2 == 0 && (uintptr_t)a->y % y_align == 0);
 }
 
-template <int GROUPS, int CLUSTER, bool GATED, bool BLOCKS>
+template <int GROUPS, bool GATED, bool BLOCKS>
 static cudaError_t launch_many(cudaStream_t stream, const struct gemm_args *a,
                                const struct many_params &p, int32_t n_sms)
 {
-    typedef many_shape<GROUPS, CLUSTER> S;
-    const auto kernel = gemm_eight_many_kernel<GROUPS, CLUSTER, GATED, BLOCKS>;
+    typedef many_shape<GROUPS> S;
+    const auto kernel = gemm_eight_many_kernel<GROUPS, GATED, BLOCKS>;
     cudaError_t e = // set at every launch, because each rank has its own device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SMEM);
     CUtensorMap w_map, x_map;
@@ -488,19 +477,16 @@ static cudaError_t launch_many(cudaStream_t stream, const struct gemm_args *a,
     if (e != cudaSuccess) {
         return e;
     }
-    const int32_t at_once = n_sms / CLUSTER;
-    const int32_t n_clusters = p.n_items < at_once ? p.n_items : at_once;
-    return launch_clusters(CLUSTER, kernel, dim3((unsigned)(n_clusters * CLUSTER)),
-                           dim3(S::THREADS), S::SMEM, stream, p, w_map, x_map);
+    return launch(kernel, dim3((unsigned)(p.n_items < n_sms ? p.n_items : n_sms)), dim3(S::THREADS),
+                  S::SMEM, stream, p, w_map, x_map);
 }
 
-template <int GROUPS, int CLUSTER>
+template <int GROUPS>
 static cudaError_t many_of(cudaStream_t stream, const struct gemm_args *a, struct many_params p,
                            int32_t n_sms, size_t sums_bytes, struct sum_parts *sums)
 {
-    p.n_tiles = up(a->n_rows, many_shape<GROUPS, CLUSTER>::ROWS);
-    p.n_runs = runs_of(p, a, n_sms / CLUSTER, sums_bytes);
-    p.n_items = p.n_bands * p.n_tiles * p.n_runs;
+    p.n_runs = runs_of(p, a, n_sms, sums_bytes);
+    p.n_items = p.n_bands * p.n_runs;
     sums->n = p.n_runs > 1 ? p.n_runs : 0;
     if (p.n_runs > 1) {
         p.y = (void *)(uintptr_t)sums->first;
@@ -510,12 +496,11 @@ static cudaError_t many_of(cudaStream_t stream, const struct gemm_args *a, struc
         p.part_stride = sums->stride;
     }
     if (a->gated) {
-        return p.scales.n_blocks > 0
-                   ? launch_many<GROUPS, CLUSTER, true, true>(stream, a, p, n_sms)
-                   : launch_many<GROUPS, CLUSTER, true, false>(stream, a, p, n_sms);
+        return p.scales.n_blocks > 0 ? launch_many<GROUPS, true, true>(stream, a, p, n_sms)
+                                     : launch_many<GROUPS, true, false>(stream, a, p, n_sms);
     }
-    return p.scales.n_blocks > 0 ? launch_many<GROUPS, CLUSTER, false, true>(stream, a, p, n_sms)
-                                 : launch_many<GROUPS, CLUSTER, false, false>(stream, a, p, n_sms);
+    return p.scales.n_blocks > 0 ? launch_many<GROUPS, false, true>(stream, a, p, n_sms)
+                                 : launch_many<GROUPS, false, false>(stream, a, p, n_sms);
 }
 
 extern "C" cudaError_t gemm_eight_many(cudaStream_t stream, const struct gemm_args *a,
@@ -534,11 +519,6 @@ extern "C" cudaError_t gemm_eight_many(cudaStream_t stream, const struct gemm_ar
     p.n_boxes = up(a->n_in, BOX);
     p.n_bands = up(a->n_out, BAND);
     p.y_stride = a->y_stride;
-    if (a->n_rows <= GROUP_ROWS) {
-        return many_of<1, 1>(stream, a, p, n_sms, sums_bytes, sums);
-    }
-    if (a->n_rows <= 2 * GROUP_ROWS) {
-        return many_of<2, 1>(stream, a, p, n_sms, sums_bytes, sums);
-    }
-    return many_of<2, 2>(stream, a, p, n_sms, sums_bytes, sums);
+    return a->n_rows <= GROUP_ROWS ? many_of<1>(stream, a, p, n_sms, sums_bytes, sums)
+                                   : many_of<2>(stream, a, p, n_sms, sums_bytes, sums);
 }

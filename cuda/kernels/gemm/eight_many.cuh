@@ -19,7 +19,6 @@ enum {
     HALF_BYTES = HALF * BOX,
     W_BYTES = BAND * BOX,
     MAX_STAGES = 5,
-    TOGETHER = 8, // tiles of rows whose bands are computed together, while they are in the L2 cache
     MAX_RUNS = 8,
     PAIRS = HALF / 8 * 2, // pairs of results of a thread: [2 j + r] has features 8 j + 2 t, + 1 of
                           // row g + 8 r
@@ -32,36 +31,24 @@ struct many_params {
     struct round_args codes; // if codes.codes is not NULL, the results are rounded to these codes
     bool is_f32;             // y holds fp32, otherwise bf16
     int32_t n_rows, n_out;   // size of y
-    int32_t n_boxes, n_bands, n_tiles, n_runs, n_items;
+    int32_t n_boxes, n_bands, n_runs, n_items;
     int64_t y_stride, part_stride;
 };
 
 struct many_item {
-    int32_t row, band, run, box, end; // row: the tile's first row
+    int32_t band, run, box, end;
 };
 
-/* Items in groups of a few tiles, band after band, so that repeated reads hit the L2 cache. */
 __host__ __device__ static inline struct many_item many_item_at(const struct many_params &p,
-                                                                int32_t i, int32_t tile_rows)
+                                                                int32_t i)
 {
-    struct many_item item;
-    const int32_t per_run = p.n_bands * p.n_tiles, per_group = p.n_bands * TOGETHER;
-    item.run = i / per_run;
-    i %= per_run;
-    const int32_t first = i / per_group * TOGETHER;
-    const int32_t n = p.n_tiles - first < TOGETHER ? p.n_tiles - first : (int32_t)TOGETHER;
-    i %= per_group;
-    item.row = (first + i % n) * tile_rows;
-    item.band = i / n;
-    item.box = item.run * p.n_boxes / p.n_runs;
-    item.end = (item.run + 1) * p.n_boxes / p.n_runs;
-    return item;
+    const int32_t run = i / p.n_bands;
+    return {i % p.n_bands, run, run * p.n_boxes / p.n_runs, (run + 1) * p.n_boxes / p.n_runs};
 }
 
 /* GROUPS: computing warpgroups of a block. */
-template <int GROUPS, int CLUSTER> struct many_shape {
+template <int GROUPS> struct many_shape {
     static constexpr int TILE_ROWS = GROUPS * GROUP_ROWS;
-    static constexpr int ROWS = CLUSTER * TILE_ROWS; // of an item
     static constexpr int X_BYTES = TILE_ROWS * BOX;
     static constexpr int BYTES = W_BYTES + X_BYTES; // of a stage
     static constexpr int STAGES = GROUPS == 1 ? 5 : 4;
@@ -84,7 +71,7 @@ __device__ __forceinline__ int32_t half_start(const struct many_params &p, int32
 }
 
 /* A position: box after box of item after item. */
-template <typename S, int CLUSTER> struct many_walk {
+template <typename S> struct many_walk {
     const struct many_params &p;
     int32_t which;
     struct many_item item;
@@ -93,8 +80,7 @@ template <typename S, int CLUSTER> struct many_walk {
     uint32_t parity = 0;
 
     __device__ __forceinline__ explicit many_walk(const struct many_params &p)
-        : p(p), which((int32_t)blockIdx.x / CLUSTER), item(many_item_at(p, which, S::ROWS)),
-          box(item.box)
+        : p(p), which((int32_t)blockIdx.x), item(many_item_at(p, which)), box(item.box)
     {
     }
     __device__ __forceinline__ bool is_done() const
@@ -103,8 +89,8 @@ template <typename S, int CLUSTER> struct many_walk {
     }
     __device__ __forceinline__ void next_item()
     {
-        which += (int32_t)gridDim.x / CLUSTER;
-        item = many_item_at(p, which, S::ROWS);
+        which += (int32_t)gridDim.x;
+        item = many_item_at(p, which);
         box = item.box;
     }
     __device__ __forceinline__ void next_slot()
@@ -117,44 +103,36 @@ template <typename S, int CLUSTER> struct many_walk {
 };
 
 /* A thread that loads either W or x. */
-template <typename S, int CLUSTER, bool GATED> struct many_loader {
+template <typename S, bool GATED> struct many_loader {
     const struct many_params &p;
     const CUtensorMap *map;
     char *stages;
     struct many_ring *ring;
-    int32_t rank; // rank of the block in its cluster
 
     template <bool IS_X>
-    __device__ __forceinline__ void load(const many_walk<S, CLUSTER> &at, uint64_t policy) const
+    __device__ __forceinline__ void load(const many_walk<S> &at, uint64_t policy) const
     {
         char *to = stages + at.slot * S::BYTES;
         const int32_t column = at.box * BOX;
         if (IS_X) {
             barrier_expect(&ring->full_x[at.slot], S::X_BYTES);
-            tensor_load(to + W_BYTES, map, &ring->full_x[at.slot], column,
-                        at.item.row + rank * S::TILE_ROWS, policy);
+            tensor_load(to + W_BYTES, map, &ring->full_x[at.slot], column, 0, policy);
             return;
         }
         barrier_expect(&ring->full_w[at.slot], W_BYTES);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int32_t feature = half_start<GATED>(p, at.item.band, half);
-            if (CLUSTER == 1) {
-                tensor_load(to + half * HALF_BYTES, map, &ring->full_w[at.slot], column, feature,
-                            policy);
-            } else if (half == rank) {
-                tensor_load_multicast(to + half * HALF_BYTES, map, &ring->full_w[at.slot], column,
-                                      feature, (1 << CLUSTER) - 1, policy);
-            }
+            tensor_load(to + half * HALF_BYTES, map, &ring->full_w[at.slot], column, feature,
+                        policy);
         }
     }
 
     template <bool IS_X> __device__ __forceinline__ void run() const
     {
-        const uint64_t w_policy = p.n_tiles > 1 ? policy_normal() : policy_evict_first();
-        const uint64_t policy = IS_X ? policy_evict_last() : w_policy;
+        const uint64_t policy = IS_X ? policy_evict_last() : policy_evict_first();
         int fresh = S::STAGES; // stages not used yet
-        many_walk<S, CLUSTER> at(p);
+        many_walk<S> at(p);
 #pragma unroll 1
         for (; !at.is_done(); at.next_item()) {
 #pragma unroll 1

@@ -296,7 +296,7 @@ extern "C" cudaError_t gemm_fixed(cudaStream_t stream, const struct gemm_args *a
     p.n_rows = a->n_rows;
     p.n_out = a->n_out;
     p.y_stride = left ? a->n_out : a->y_stride;
-    p.part_boxes = up(a->n_in, DEPTH) / n_parts;
+    p.part_boxes = p.last_boxes = up(a->n_in, DEPTH) / n_parts;
     p.n_parts = left ? 1 : n_parts;
     p.n_items = left ? n_parts : 1; // to be multiplied by the numbers of bands and tiles
     p.in_16_bytes = p.y_stride % 8 == 0 && p.n_out % 8 == 0;

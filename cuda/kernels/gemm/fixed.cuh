@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by fixed.cu and fixed_many.cu: how a product is divided into items, the side that loads,
- * and the roles of a block's threads. Thread: device code; the host half the rank's owner. */
+/* Shared by the kernels of many rows (batch.cu, fixed.cu, fixed_many.cuh): how a product is divided
+ * into items, the side that loads, and the roles of a block's threads.
+ * Thread: device code; the host half the rank's owner. */
 #ifndef SLUICE_CUDA_GEMM_FIXED_CUH
 #define SLUICE_CUDA_GEMM_FIXED_CUH
 
@@ -11,7 +12,7 @@
 #include "cuda/kernels/gemm/maps.cuh"
 
 enum {
-    DEPTH = 64, // inputs of K per stage
+    DEPTH = 64, // inputs of K per stage, or 128 codes
     CLUSTER = 2,
     TILE_ROWS = 128, // per block
     GROUP_ROWS = 64, // per warpgroup
@@ -25,10 +26,13 @@ enum {
 struct fixed_params {
     void *y;
     const float *bias;
-    int64_t part_stride;             // elements between the parts that are left as sums
-    int32_t n_rows, n_out, y_stride; // size of y
-    int32_t part_boxes;              // boxes of DEPTH in a part
-    int32_t n_parts;                 // per item
+    const float *x_scales, *w_scales; // of codes
+    int64_t part_stride;              // elements between the parts that are left as sums
+    int32_t n_rows, n_out, y_stride;  // size of y
+    int32_t part_boxes, last_boxes;   // boxes of DEPTH in a part, and in the last one
+    int32_t n_parts;                  // per item
+    int32_t band_rows, half_rows;     // rows of W from one band to the next, and between the halves
+                                      // of a band, which two blocks load
     int32_t n_bands, n_tiles, n_items;
     bool in_16_bytes; // y may be stored in 16 bytes
 };
@@ -54,6 +58,11 @@ __device__ __forceinline__ struct fixed_item item_at(const struct fixed_params &
     return {(first + i % n) * CLUSTER_ROWS, i / n, part};
 }
 
+__device__ __forceinline__ int32_t boxes_of(const struct fixed_params &p)
+{
+    return (p.n_parts - 1) * p.part_boxes + p.last_boxes;
+}
+
 template <typename S> struct fixed_loader {
     const struct fixed_params &p;
     const CUtensorMap *map;
@@ -67,7 +76,7 @@ template <typename S> struct fixed_loader {
     {
         if (at.box == 0) {
             const struct fixed_item item = item_at(p, at.band);
-            row = IS_X ? item.row + rank * TILE_ROWS : item.band * S::BAND + rank * (S::BAND / 2);
+            row = IS_X ? item.row + rank * TILE_ROWS : item.band * p.band_rows + rank * p.half_rows;
             first = item.part * p.part_boxes;
         }
         char *to = smem + at.slot * S::BYTES;
@@ -86,7 +95,7 @@ template <typename S> struct fixed_loader {
     {
         const uint64_t w_policy = p.n_tiles > 1 ? policy_normal() : policy_evict_first();
         const uint64_t policy = IS_X ? policy_evict_last() : w_policy;
-        load_bands<CLUSTER>(ring, p.n_items, p.n_parts * p.part_boxes,
+        load_bands<CLUSTER>(ring, p.n_items, boxes_of(p),
                             [&](const fixed_walk<S> &at) { load<IS_X>(at, policy); });
     }
 };
@@ -168,7 +177,8 @@ static inline int32_t up(int64_t a, int64_t b)
     return (int32_t)((a + b - 1) / b);
 }
 
-/* Launches a kernel of shape S. p.n_items: items per tile and band. */
+/* Launches a kernel of shape S. p.n_items: items per tile and band. A gated product's bands have
+ * half of their rows in the gate and half in the up matrix. */
 template <typename S, typename K>
 static cudaError_t launch_fixed(K kernel, cudaStream_t stream, const struct gemm_args *a,
                                 struct fixed_params p, int32_t n_sms)
@@ -183,12 +193,23 @@ static cudaError_t launch_fixed(K kernel, cudaStream_t stream, const struct gemm
     if (e != cudaSuccess) {
         return e;
     }
+    p.band_rows = a->gated ? S::BAND / 2 : S::BAND;
+    p.half_rows = a->gated ? a->n_out / 2 : S::BAND / 2;
     p.n_bands = up(a->n_out, S::BAND);
     p.n_tiles = up(a->n_rows, CLUSTER_ROWS);
     p.n_items *= p.n_bands * p.n_tiles;
     const int32_t n_clusters = up(p.n_items, up(p.n_items, n_sms / CLUSTER));
     return launch_clusters(CLUSTER, kernel, dim3((unsigned)(n_clusters * CLUSTER)), dim3(THREADS),
                            S::SMEM_BYTES, stream, p, w_map, x_map);
+}
+
+/* False if many multiprocessors would be idle in the last round or would multiply padding rows;
+ * cuBLASLt has finer tiles. */
+static inline bool rounds_are_full(const struct gemm_args *a, int32_t band, int32_t n_sms)
+{
+    const int32_t at_once = n_sms / CLUSTER, n_tiles = up(a->n_rows, CLUSTER_ROWS);
+    const int64_t rounds = up((int64_t)n_tiles * up(a->n_out, band), at_once);
+    return rounds * at_once * band * CLUSTER_ROWS * 23 <= (int64_t)a->n_rows * a->n_out * 25;
 }
 
 /* fixed_many.cu: complete products in the dtype of x. band: 256, or, if K has several parts, also
