@@ -246,9 +246,23 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
 
 /* ---- all of a mixture at once ---------------------------------------------------------------- */
 
-/* Fills in the shared expert. False if it is not one that k_moe_few can compute: it must have the
- * experts' activation, a gate, plain weights without biases, and the same x and y as the
- * experts. If the experts' weights stay quantised, it is computed before them by other ops. */
+/* True if the shared expert has the experts' activation and plain weights without biases. */
+static bool is_like_experts(const struct moe_few *m, const struct shared_expert_args *s)
+{
+    const struct weight *up = s->up.weight, *down = s->down.weight;
+    const struct moe_ffn_args *a = m->ffn;
+    return up && down && !weight_coded(up) && !weight_coded(down) &&
+           up->dtype == m->weights.dtype && down->dtype == up->dtype && !up->bias && !down->bias &&
+           !s->down.accumulate && up->n_out == (a->plain ? 1 : 2) * down->n_in &&
+           up->n_in == m->weights.hidden && down->n_out == m->weights.hidden &&
+           s->act.gated != a->plain && s->act.kind == a->kind && !s->act.up.mem.p &&
+           s->act.shape.limit == a->shape.limit && s->act.shape.alpha == a->shape.alpha &&
+           s->up.n_rows == a->n_rows;
+}
+
+/* Fills in the shared expert. False if k_moe_few cannot compute the mixture because of it. With
+ * more than one row, a shared expert with a y of its own is computed before the experts by other
+ * ops, and so is one whose experts' weights stay quantised. */
 static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
 {
     if (!s || m->weights.gate_up_coded) {
@@ -257,18 +271,16 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     const struct weight *up = s->up.weight, *down = s->down.weight;
     const struct moe_ffn_args *a = m->ffn;
     const struct tensor *x = &s->up.x, *y = &s->down.y;
-    if (!up || !down || weight_coded(up) || weight_coded(down) || up->dtype != m->weights.dtype ||
-        down->dtype != up->dtype || up->bias || down->bias || s->down.accumulate ||
-        up->n_out != (a->plain ? 1 : 2) * down->n_in || up->n_in != m->weights.hidden ||
-        down->n_out != m->weights.hidden || s->act.gated == a->plain || s->act.kind != a->kind ||
-        s->act.up.mem.p || s->act.shape.limit != a->shape.limit ||
-        s->act.shape.alpha != a->shape.alpha || x->mem.p != a->x.mem.p ||
-        x->stride != a->x.stride || y->mem.p != a->y.mem.p || s->up.n_rows != a->n_rows) {
-        return false;
-    }
     const struct row_gate_args *gate = s->gate;
-    if (gate && (gate->x.mem.p != a->x.mem.p || gate->y.mem.p != a->y.mem.p ||
-                 vector_length(gate->weight) < m->weights.hidden)) {
+    if (y->mem.p != a->y.mem.p) {
+        if (a->n_rows != 1 || gate || !is_like_experts(m, s)) {
+            return true;
+        }
+        m->own_x = x->mem.p;
+        m->own_y = y->mem.p;
+    } else if (!is_like_experts(m, s) || x->mem.p != a->x.mem.p || x->stride != a->x.stride ||
+               (gate && (gate->x.mem.p != a->x.mem.p || gate->y.mem.p != a->y.mem.p ||
+                         vector_length(gate->weight) < m->weights.hidden))) {
         return false;
     }
     m->shared_gate_up = up->data;

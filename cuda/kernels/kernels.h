@@ -238,8 +238,10 @@ struct moe_few {
     const void *shared_gate_up, *shared_down;
     const float *shared_gate; // NULL: the shared expert has no gate
     int32_t shared_ffn;       // 0: no shared expert
-    const int32_t *real;      // as for k_moe_ffn
-    int32_t n_sms;            // multiprocessors of the device
+    const void *own_x;   // the input and output of an MLP in its place, for a single row; NULL: the
+    void *own_y;         // shared expert reads the experts' x, and is added to their y
+    const int32_t *real; // as for k_moe_ffn
+    int32_t n_sms;       // multiprocessors of the device
 };
 bool k_moe_few_takes(const struct moe_few *m);
 bool k_moe_few_takes_norm(const struct moe_few *m, const struct norm_args *norm);

@@ -299,8 +299,8 @@ struct gate_args {
     float scale, eps;
 };
 
-/* The shared expert of a mixture: writes down(act(up(x))), times the row's gate if there is one, to
- * down.y. */
+/* The shared expert of a mixture, or an MLP beside it: writes down(act(up(x))), times the row's
+ * gate if there is one, to down.y. */
 struct shared_expert_args {
     struct linear_args up, down;
     struct activation_args act;
@@ -455,8 +455,8 @@ struct backend_ops {
                                const struct linear_args *down);
 
     /* A norm that only the following ops read (NULL: none), the shared expert (NULL: none),
-     * moe_route, and moe_ffn, which adds to the shared expert's y. Of the intermediate values only
-     * the picks and the norm's x need be stored. */
+     * moe_route, and moe_ffn, which adds to the shared expert's y unless its y is another tensor.
+     * Of the intermediate values only the picks and the norm's x need be stored. */
     enum status (*moe)(struct backend *be, const struct norm_args *norm,
                        const struct shared_expert_args *shared, const struct moe_route_args *route,
                        const struct moe_ffn_args *ffn);

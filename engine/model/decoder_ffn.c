@@ -251,14 +251,14 @@ static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor 
     const struct layer_weights *w = &m->layers[layer];
     const bool whole = m->shard.n_ranks == 1;
     const int32_t ffn = model_layer_share(c, &m->shard, layer).ffn;
-    const struct mlp_args beside = mlp_of(f, w->gate_up, w->down, ffn, in, NULL);
-    TRY(mlp(f, &beside));
+    const struct mlp_args a = mlp_of(f, w->gate_up, w->down, ffn, in, NULL);
+    const struct shared_expert_args beside = {.up = a.up, .act = a.act, .down = a.down};
+    const struct moe_route_args picks = route_of(f, w, m->routed);
+    struct moe_ffn_args experts = experts_of(f, w, m->experts_in, m->routed);
+    TRY(ops_moe(f->be, NULL, &beside, &picks, &experts));
     struct reduce_args reduce = {
         .y = m->delta, .n_rows = f->n_rows, .width = c->hidden, .whole = whole, .linear = w->down};
     TRY(f->ops->reduce(f->be, &reduce));
-    const struct moe_route_args picks = route_of(f, w, m->routed);
-    struct moe_ffn_args experts = experts_of(f, w, m->experts_in, m->routed);
-    TRY(ops_moe(f->be, NULL, NULL, &picks, &experts));
     reduce = (struct reduce_args){
         .y = m->routed, .n_rows = f->n_rows, .width = c->hidden, .whole = whole, .moe = &experts};
     TRY(f->ops->reduce(f->be, &reduce));

@@ -227,6 +227,44 @@ static const struct mixture_case mixtures[] = {
     {17, 9, 2, 264, 40, 72, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
 };
 
+/* An MLP beside the experts, with an input and a result of its own. Kernels for single rows compute
+ * it with the experts if it is like them. */
+static void mixture_beside_mlp(enum dtype dtype, const struct mixture_case *c)
+{
+    struct pair p;
+    struct mixture m;
+    REQUIRE(pair_open(&p, dtype, false, NULL));
+    make_mixture(&p, c, NULL, &m);
+    const struct pair_tensor x = tensor_random(&p, c->n_rows, c->hidden, c->hidden + 8, 1.0f);
+    const struct pair_tensor y = tensor_poisoned(&p, c->n_rows, c->hidden, dtype);
+    for (int b = FIRST; b <= GPU; b++) {
+        m.ffn[b].accumulate = false;
+        m.shared[b].up.x = x.t[b];
+        m.shared[b].down.y = y.t[b];
+        CHECK_EQ(ops_moe(p.be[b], NULL, &m.shared[b], &m.route[b], &m.ffn[b]), OK);
+    }
+    check_tensor(&p, "experts beside an MLP", &m.y, c->hidden, 2.0 * pair_tolerance(&p));
+    check_tensor(&p, "an MLP beside experts", &y, c->hidden, 2.0 * pair_tolerance(&p));
+    pair_close(&p);
+}
+
+TEST(mixtures_beside_an_mlp_agree)
+{
+    NEED_GPU();
+    static const struct mixture_case cases[] = {
+        {1, 16, 4, 256, 128, 520, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_GELU_TANH, false, true,
+         false},
+        {1, 8, 3, 2816, 704, 2112, false, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, true, false},
+        {1, 8, 6, 2312, 72, 40, false, false, MOE_SIGMOID, 1, 1, ACT_RELU2, true, false, false},
+        {1, 5, 2, 50, 33, 17, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, false},
+        {3, 8, 2, 264, 40, 72, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, true, false},
+    };
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        mixture_beside_mlp(DT_BF16, &cases[i]);
+        mixture_beside_mlp(DT_F16, &cases[i]);
+    }
+}
+
 static void all_mixtures(enum dtype dtype)
 {
     for (int32_t i = 0; i < COUNT(mixtures); i++) {

@@ -18,7 +18,8 @@
  * that `down` reads before its wait are complete, because `up` triggers only after its own wait. A
  * row's bits do not depend on the number of rows, but differ from those of moe.cu. some.cu computes
  * the products of 2 to 8 rows; its bits differ from both. few_coded.cu computes those of experts
- * whose weights stay quantised. */
+ * whose weights stay quantised. With a single row, an MLP beside the experts, whose input and
+ * output are its own, takes the shared expert's place. */
 #include "cuda/kernels/moe/few_down.cuh"
 #include "cuda/kernels/moe/few_scores.cuh"
 #include "cuda/kernels/moe/few_up.cuh"
@@ -50,10 +51,11 @@ bool k_moe_few_takes(const struct moe_few *m)
     const int32_t pieces = a->k * ((a->ffn + STEP - 1) / STEP) + (m->shared_ffn + STEP - 1) / STEP;
     const bool plain = w->dtype == a->x.dtype && !w->gate_up_coded && !w->down_coded &&
                        (!a->plain || a->kind == ACT_RELU2) && !a->weigh_inputs &&
-                       a->accumulate == (m->shared_ffn > 0) && pieces <= MOST_PIECES;
+                       a->accumulate == (m->shared_ffn > 0 && !m->own_y) && pieces <= MOST_PIECES;
     const bool runs = w->hidden % RUN == 0 && a->ffn % RUN == 0 && m->shared_ffn % RUN == 0 &&
                       vec_ok(a->x.mem.p, a->x.stride, w->hidden, 2) &&
-                      vec_ok(r->x.mem.p, r->x.stride, w->hidden, 2);
+                      vec_ok(r->x.mem.p, r->x.stride, w->hidden, 2) &&
+                      vec_ok(m->own_x, w->hidden, w->hidden, 2);
     return a->x.dtype != DT_F32 && a->n_rows <= MOST_ROWS && a->n_experts <= MOST_EXPERTS &&
            a->k <= a->n_experts && a->k <= MOE_MAX_K && r->n_group <= 64 && same && runs &&
            w->hidden <= MOST_HIDDEN && (plain || k_moe_few_coded_takes(m));
@@ -97,6 +99,9 @@ static struct few_params params_of(const struct moe_few *m, void *scratch)
     p.y_stride = a->y.stride;
     p.gate_up = m->weights.gate_up;
     p.down = m->weights.down;
+    p.own_x = m->own_x;
+    p.own_y = m->own_y;
+    p.own_piece = m->own_y ? a->k * ((a->ffn + STEP - 1) / STEP) : 0;
     p.shared_gate_up = m->shared_gate_up;
     p.shared_down = m->shared_down;
     p.hidden = m->weights.hidden;

@@ -40,10 +40,13 @@ struct few_params {
     float *weights;
     const void *route_x, *x; // what the router and the experts read
     const void *gate_up, *down, *shared_gate_up, *shared_down;
-    void *act, *y; // act: [n_rows][n_acts]
+    void *act, *y;     // act: [n_rows][n_acts]
+    const void *own_x; // the input and output of an MLP in the shared expert's place, or NULL
+    void *own_y;
     int64_t route_stride, x_stride, y_stride;
     int32_t hidden, ffn, shared_ffn, n_scores, n_acts;
-    bool gate; // the last score is that of the shared expert's gate
+    int32_t own_piece; // the first of `down` that is added to own_y; 0: none
+    bool gate;         // the last score is that of the shared expert's gate
     struct act_shape shape;
 };
 

@@ -86,23 +86,25 @@ __device__ __forceinline__ void load_stage(const struct few_params &p,
     cp_async_commit();
 }
 
-/* Stores a feature's sum. */
+/* Stores a feature's sum, `own` if it is that of the shared expert alone. */
 template <typename T>
 __device__ __forceinline__ void store_feature(const struct few_params &p, const struct pick *picks,
-                                              int32_t feature, float sum)
+                                              int32_t feature, float sum, bool own)
 {
     const int32_t lane = threadIdx.x & 31;
-    if (p.down_bias && lane < p.route.k) { // the bias of each pick is weighted as well
+    if (p.down_bias && lane < p.route.k && !own) { // the bias of each pick is weighted as well
         sum = fmaf(picks[lane].weight, p.down_bias[(int64_t)picks[lane].id * p.hidden + feature],
                    sum);
     }
     sum = warp_sum(sum);
     if (lane == 0) {
-        ((T *)p.y)[blockIdx.y * p.y_stride + feature] = from_float<T>(sum);
+        T *y = own ? (T *)p.own_y : (T *)p.y + blockIdx.y * p.y_stride;
+        y[feature] = from_float<T>(sum);
     }
 }
 
-/* Adds a stage's products. The first four and the last four of a lane's inputs of a piece are kept
+/* Adds a stage's products. If the shared expert has an output of its own, a feature's sum is stored
+ * before its pieces, too. The first four and the last four of a lane's inputs of a piece are kept
  * apart, so that neither load has bank conflicts. */
 template <typename T>
 __device__ __forceinline__ void add_stage(const struct few_params &p, const struct pick *picks,
@@ -131,10 +133,11 @@ __device__ __forceinline__ void add_stage(const struct few_params &p, const stru
             sum[f][1] = fmaf(to_float(w.v[7]), b.w, sum[f][1]);
         }
         const int32_t feature = at.feature;
-        if (at.next(n_pieces)) {
+        const bool last = at.next(n_pieces);
+        if (last || at.piece == p.own_piece) {
 #pragma unroll
             for (int f = 0; f < FEATURES; f++) {
-                store_feature<T>(p, picks, feature + f, sum[f][0] + sum[f][1]);
+                store_feature<T>(p, picks, feature + f, sum[f][0] + sum[f][1], last && p.own_y);
                 sum[f][0] = sum[f][1] = 0.0f;
             }
         }

@@ -91,8 +91,9 @@ template <typename T, int ROWS> struct up_ring {
     }
 };
 
-/* Called by all warps but the first: copies the row's x to shared memory. One block also stores the
- * sum that the norm was applied to. */
+/* Called by all warps but the first: copies the row's x to shared memory, and after it the shared
+ * expert's own input, if there is one. One block also stores the sum that the norm was applied to.
+ */
 template <typename T>
 __device__ __forceinline__ void copy_row(const struct few_params &p, int32_t row, T *to)
 {
@@ -100,8 +101,12 @@ __device__ __forceinline__ void copy_row(const struct few_params &p, int32_t row
     const bool stores = blockIdx.x == gridDim.x - 1 && row < n_real(p) && p.norm.delta;
     for (int32_t at = ((int32_t)threadIdx.x - 32) * RUN; at >= 0 && at < p.hidden;
          at += ((int32_t)blockDim.x - 32) * RUN) {
-        vec<T> v;
+        vec<T> v, own;
         v.load(x + at);
+        if (p.own_x) {
+            own.load((const T *)p.own_x + at);
+            own.store(to + p.hidden + at);
+        }
         v.store(to + at);
         if (stores) {
             added<T>(p.norm, row, at).store((T *)p.norm.x + row * p.norm.x_stride + at);
@@ -140,11 +145,16 @@ __device__ __forceinline__ void pick_experts(const struct few_params &p, int32_t
     __syncthreads();
 }
 
-/* A block's shared memory: a row of x and what the picks need, then the rings. */
+/* A block's shared memory: the inputs and what the picks need, then the rings. */
+__host__ __device__ static inline int32_t up_inputs(const struct few_params &p)
+{
+    return p.own_x ? 2 * p.hidden : p.hidden;
+}
+
 __host__ __device__ static inline int32_t up_rings_at(const struct few_params &p)
 {
     const int32_t picks = pick_floats(p.route) * (int32_t)sizeof(float);
-    return p.hidden * (int32_t)sizeof(uint16_t) + (picks + 15) / 16 * 16;
+    return up_inputs(p) * (int32_t)sizeof(uint16_t) + (picks + 15) / 16 * 16;
 }
 
 static inline int32_t up_bytes(const struct few_params &p, int32_t warps)
@@ -217,7 +227,7 @@ __global__ void __launch_bounds__(32 * MOST_UP_WARPS, 2) few_up_kernel(struct fe
     for (; loaded < UP_STAGES - 1 && load.item < share.n_shared; loaded++) {
         load.next(p, share, picks, ring);
     }
-    pick_experts<T, EACH>(p, row, (float *)(x + p.hidden), picks, x);
+    pick_experts<T, EACH>(p, row, (float *)(x + up_inputs(p)), picks, x);
     if (row >= n_real(p)) {
         cp_async_wait<0>();
         return;
@@ -229,7 +239,8 @@ __global__ void __launch_bounds__(32 * MOST_UP_WARPS, 2) few_up_kernel(struct fe
 #pragma unroll 1
     for (int32_t i = warp; i < share.n; i += (int32_t)blockDim.x >> 5) {
         float sum[2] = {0.0f, 0.0f};
-        dot_feature<T, ROWS>(p, share, picks, x, ring, load, slot, sum);
+        const T *in = p.own_x && i < share.n_shared ? x + p.hidden : x;
+        dot_feature<T, ROWS>(p, share, picks, in, ring, load, slot, sum);
         if ((threadIdx.x & 31) == 0) {
             store_act<T, KIND, ROWS>(p, row, up_rows_of<T, ROWS>(p, share, picks, i), sum);
         }
