@@ -25,6 +25,7 @@ enum {
     MAX_ROWS = 128,
     MANY_BAND = 224, // with an activation and more than 64 rows
     MAX_SPLITS = 8,
+    MOST_BANDS = 5,
 };
 
 struct wide_params {
@@ -333,8 +334,8 @@ __global__ void join_sums_kernel(struct sum_parts sums, Y *y, int64_t y_stride)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-/* Bands have 128 features or this many. In deterministic mode, which divides K into fewer parts,
- * bands of partial sums may also have 64 or 96. */
+/* Bands have 128 features or this many. Up to 64 rows, and in deterministic mode, which divides K
+ * into fewer parts, they may also be narrower (list_bands). */
 static constexpr int other_band(size_t y_bytes)
 {
     return y_bytes == sizeof(float) ? 192 : 112;
@@ -396,6 +397,14 @@ static cudaError_t by_band(cudaStream_t stream, const struct gemm_args *a,
     if (!many && band == OTHER) {
         return launch_wide<T, Y, OTHER, 1, GATED>(stream, a, p, n_sms);
     }
+    if constexpr (!GATED && sizeof(Y) < sizeof(float)) {
+        switch (many ? 0 : band) {
+        case 96: return launch_wide<T, Y, 96, 1, false>(stream, a, p, n_sms);
+        case 64: return launch_wide<T, Y, 64, 1, false>(stream, a, p, n_sms);
+        case 48: return launch_wide<T, Y, 48, 1, false>(stream, a, p, n_sms);
+        default: break;
+        }
+    }
     return cudaErrorInvalidValue;
 }
 
@@ -412,15 +421,29 @@ static int64_t cost_of(const struct gemm_args *a, const struct wide_plan *p, int
     return n_sms * rounds * boxes * DEPTH * 2 * (p->band + (a->n_rows + 63) / 64 * 16) + sums;
 }
 
-/* The band sizes supported with n_splits ranges of K: two, possibly equal, or none. */
-static bool bands_of(const struct gemm_args *a, int32_t n_splits, int32_t *bands)
+/* Lists the band sizes, and returns their number. cut: of partial sums. */
+static int32_t list_bands(const struct gemm_args *a, bool cut, int32_t (&bands)[MOST_BANDS])
 {
-    const bool many = a->n_rows > 64;
-    const bool cut = n_splits > 1;
-    bands[0] = many && a->gated ? MANY_BAND : 128;
-    bands[1] =
-        many && a->gated ? MANY_BAND : other_band(cut ? sizeof(float) : dtype_bytes(a->y_dtype));
-    return cut ? a->may_split && !a->gated && !a->accumulate : !many || a->gated;
+    const size_t y_bytes = cut ? sizeof(float) : dtype_bytes(a->y_dtype);
+    if (a->gated && a->n_rows > 64) {
+        bands[0] = MANY_BAND;
+        return 1;
+    }
+    bands[0] = 128;
+    bands[1] = other_band(y_bytes);
+    bands[2] = 96;
+    bands[3] = 64;
+    bands[4] = 48;
+    if (a->gated) {
+        return 2;
+    }
+    return y_bytes == sizeof(float) ? 4 : 5;
+}
+
+/* True if the product may be computed with K cut into ranges, or uncut. */
+static bool may_be(const struct gemm_args *a, bool cut)
+{
+    return cut ? a->may_split && !a->gated && !a->accumulate : a->n_rows <= 64 || a->gated;
 }
 
 extern "C" bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms,
@@ -438,12 +461,14 @@ extern "C" bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n
     const int64_t weight = (int64_t)a->n_out * a->n_in * 2;
     int64_t best = INT64_MAX / 2;
     for (int32_t n = 1; n <= MAX_SPLITS && (n == 1 || n * DEPTH <= a->n_in); n++) {
-        int32_t bands[2];
-        if (!bands_of(a, n, bands) || (n > 1 && n * one > (int64_t)sums_bytes)) {
+        if (!may_be(a, n > 1) || (n > 1 && n * one > (int64_t)sums_bytes)) {
             continue;
         }
-        for (int32_t band : bands) {
-            const struct wide_plan p = {band, n};
+        int32_t bands[MOST_BANDS];
+        const int32_t listed = list_bands(a, n > 1, bands);
+        const int32_t n_bands = a->n_rows > 64 && listed > 2 ? 2 : listed;
+        for (int32_t i = 0; i < n_bands; i++) {
+            const struct wide_plan p = {bands[i], n};
             const int64_t cost = cost_of(a, &p, n_sms);
             if (cost < best) {
                 best = cost;
@@ -451,18 +476,18 @@ extern "C" bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n
             }
         }
     }
-    /* If no plan keeps the multiprocessors busy, cuBLASLt with its finer tiles is faster. Above 64
-     * rows the limit is higher, because cuBLASLt then reads x more often, too. */
-    return a->n_rows > 64 && !a->gated ? best < 2 * weight : 2 * best < 3 * weight;
+    /* If no plan keeps the multiprocessors busy, cuBLASLt with its finer tiles is faster, although
+     * it fetches no weights before the preceding kernel has ended. */
+    return a->gated ? 2 * best < 3 * weight : best < 2 * weight;
 }
 
 extern "C" struct wide_plan gemm_wide_plan(const struct gemm_args *a, int32_t n_sms,
                                            int32_t n_splits)
 {
-    int32_t bands[4] = {0, 0, 96, 64};
-    bands_of(a, n_splits, bands);
+    int32_t bands[MOST_BANDS];
+    const int32_t n_bands = list_bands(a, n_splits > 1, bands);
     struct wide_plan best = {bands[0], n_splits};
-    for (int i = 1; i < (n_splits > 1 ? 4 : 2); i++) {
+    for (int32_t i = 1; i < n_bands; i++) {
         const struct wide_plan p = {bands[i], n_splits};
         if (cost_of(a, &p, n_sms) < cost_of(a, &best, n_sms)) {
             best = p;
