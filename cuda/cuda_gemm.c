@@ -197,6 +197,10 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
     if (!a->is_fresh && gemm_wide_takes(a, g->device->sm, g->device->n_sms, SUMS_BYTES, &plan)) {
         return on_wide(g, a, &plan, sums);
     }
+    if (!a->is_fresh && gemm_single_takes(a, g->device->sm, g->device->n_sms)) {
+        return cuda_check(g->device, gemm_single(g->device->stream, a, g->device->n_sms),
+                          "gemm_single");
+    }
     if (!a->is_fresh && gemm_small_takes(a, g->device->sm, g->device->n_sms)) {
         return cuda_check(g->device, gemm_small(g->device->stream, a, g->device->n_sms),
                           "gemm_small");

@@ -87,6 +87,9 @@ struct gemm_args {
  * codes). It reads the weight before the preceding kernels are done. */
 bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
+/* gemm/single.cu: one row, and a weight of few features. */
+bool gemm_single_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
+cudaError_t gemm_single(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 
 /* gemm/wide.cu: aligned 16-bit products with 33 to 128 rows. With n_splits 1 (above 64 rows only if
  * gated) it writes y. Otherwise it leaves n_splits partial sums at sums->first (dense rows,

@@ -18,7 +18,8 @@ static double rounding_of(enum dtype dt, double f16, double bf16)
     return dt == DT_F16 ? f16 : bf16;
 }
 
-/* Random shapes around the limits of gemm_small. The padding of rows must stay unchanged. */
+/* Random shapes around the limits of gemm_small, and of gemm_single. The padding of rows must stay
+ * unchanged. */
 static void check_one(struct rng &r)
 {
     struct gemm_args a = {};
@@ -62,7 +63,7 @@ static void check_one(struct rng &r)
     a.bias = !a.gated && r.below(2) ? bias : nullptr;
     bench_naive(a, expected);
     CHECK(cudaDeviceSynchronize());
-    CHECK(gemm_small(0, &a, 132));
+    CHECK(gemm_single_takes(&a, 90, 132) ? gemm_single(0, &a, 132) : gemm_small(0, &a, 132));
     CHECK(cudaDeviceSynchronize());
     std::vector<float> want = to_host(expected, DT_F32, (size_t)a.n_rows * a.n_out);
     if (a.gated) {

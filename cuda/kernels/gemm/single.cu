@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+/* y = x W^T for a single row of 16 bits and a weight of few features, without bias. A block has a
+ * multiprocessor, of which the bands of small.cu would leave many idle, and a range of the
+ * features. Its warps take one feature after another, each through a ring of its own (cp.async),
+ * which it fills before the wait; a lane reads only what it has copied itself. Bound by reading W,
+ * and by latency if the rings hold all of it. */
+#include "cuda/gemm.h"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/types.cuh"
+
+enum { WARPS = 16, THREADS = 32 * WARPS };
+enum { RUN = 8, STEP = 32 * RUN, STEPS = 4, STAGE = STEPS * STEP }; // elements: of a lane, a warp
+enum { STAGES = 3 };                                      // of a warp's ring; more are no faster
+enum { LEAST_IN = 512, MOST_IN = 12288, MOST_EACH = 40 }; // MOST_EACH: features per multiprocessor
+/* Of a block's shared memory, so that no two share a multiprocessor, but one fits beside a block of
+ * attention/mla_few.cu. */
+enum { LEAST_BYTES = 114 << 10 };
+
+struct single_params {
+    const void *x, *w;
+    void *y;
+    int32_t n_out, n_in, n_stages; // stages of a warp's ring
+};
+
+/* A warp's next stage to load. */
+template <typename T> struct single_ring {
+    T *ring;
+    int32_t feature, end, at, slot;
+
+    __device__ __forceinline__ void next(const struct single_params &p)
+    {
+        if (feature < end) {
+            const int32_t mine = (threadIdx.x & 31) * RUN;
+            const T *from = (const T *)p.w + (int64_t)feature * p.n_in;
+#pragma unroll
+            for (int i = 0; i < STEPS; i++) {
+                const int32_t e = at + i * STEP + mine;
+                if (e < p.n_in) {
+                    cp_async_16(
+                        (uint32_t)__cvta_generic_to_shared(ring + slot * STAGE + i * STEP + mine),
+                        from + e);
+                }
+            }
+            at += STAGE;
+            if (at >= p.n_in) {
+                at = 0;
+                feature += WARPS;
+            }
+            slot = slot + 1 == p.n_stages ? 0 : slot + 1;
+        }
+        cp_async_commit();
+    }
+};
+
+/* Adds the products of a stage. */
+template <typename T>
+__device__ __forceinline__ void add_stage(const T *x, const T *w, int32_t left, float (&sum)[2])
+{
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        if (i * STEP < left) {
+            vec<T> a, b;
+            a.load(x + i * STEP);
+            b.load(w + i * STEP);
+#pragma unroll
+            for (int e = 0; e < RUN; e++) {
+                sum[e & 1] = fmaf(to_float(a.v[e]), to_float(b.v[e]), sum[e & 1]);
+            }
+        }
+    }
+}
+
+template <typename T, typename Y>
+__global__ void __launch_bounds__(THREADS, 1) gemm_single_kernel(struct single_params p)
+{
+    extern __shared__ __align__(16) char memory[];
+    const int32_t warp = (int32_t)threadIdx.x >> 5, mine = (threadIdx.x & 31) * RUN;
+    const int32_t block = (int32_t)blockIdx.x, blocks = (int32_t)gridDim.x;
+    const int32_t end = (int32_t)((int64_t)p.n_out * (block + 1) / blocks);
+    const int32_t first = (int32_t)((int64_t)p.n_out * block / blocks) + warp;
+    T *x = (T *)memory, *ring = x + p.n_in + warp * p.n_stages * STAGE;
+    struct single_ring<T> load = {ring, first, end, 0, 0};
+#pragma unroll 1
+    for (int i = 0; i < STAGES; i++) {
+        load.next(p);
+    }
+    pdl_trigger(); // before the wait: see device/launch.cuh
+    pdl_wait();
+    for (int32_t i = (int32_t)threadIdx.x * RUN; i < p.n_in; i += THREADS * RUN) {
+        vec<T> v;
+        v.load((const T *)p.x + i);
+        v.store(x + i);
+    }
+    __syncthreads();
+    int32_t slot = 0;
+#pragma unroll 1
+    for (int32_t f = first; f < end; f += WARPS) {
+        float sum[2] = {0.0f, 0.0f};
+#pragma unroll 1
+        for (int32_t at = mine; at < p.n_in + mine; at += STAGE) {
+            cp_async_wait<STAGES - 1>();
+            asm volatile("" ::: "memory");
+            add_stage(x + at, ring + slot * STAGE + mine, p.n_in - at, sum);
+            load.next(p);
+            slot = slot + 1 == p.n_stages ? 0 : slot + 1;
+        }
+        const float all = warp_sum(sum[0] + sum[1]);
+        if (mine == 0) {
+            ((Y *)p.y)[f] = from_float<Y>(all);
+        }
+    }
+}
+
+/* ---- host ------------------------------------------------------------------------------------ */
+
+extern "C" bool gemm_single_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
+{
+    const bool is_16 = (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) &&
+                       (a->y_dtype == a->x_dtype || a->y_dtype == DT_F32);
+    // Shorter rows of W leave lanes idle; with more features small.cu is as fast.
+    const bool is_few = a->n_in >= LEAST_IN && a->n_out <= MOST_EACH * n_sms;
+    return sm == 90 && a->weight && a->n_rows == 1 && a->n_batch <= 1 && is_16 && is_few &&
+           !a->gated && a->x_dtype == a->w_dtype && a->n_in % RUN == 0 && a->n_in <= MOST_IN &&
+           !a->accumulate && !a->bias && a->w_stride == 0 && a->n_parts <= 1 &&
+           ((uintptr_t)a->x | (uintptr_t)a->weight) % 16 == 0;
+}
+
+template <typename T, typename Y>
+static cudaError_t single(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms)
+{
+    const int32_t blocks = a->n_out < n_sms ? a->n_out : n_sms;
+    const int32_t features = ((a->n_out + blocks - 1) / blocks + WARPS - 1) / WARPS;
+    const int32_t stages = features * ((a->n_in + STAGE - 1) / STAGE);
+    const struct single_params p = {
+        a->x, a->weight, a->y, a->n_out, a->n_in, stages < STAGES ? stages : (int32_t)STAGES};
+    const int32_t needed = (a->n_in + WARPS * p.n_stages * STAGE) * (int32_t)sizeof(T);
+    const int32_t bytes = needed > LEAST_BYTES ? needed : (int32_t)LEAST_BYTES;
+    const auto kernel = gemm_single_kernel<T, Y>;
+    cudaError_t e = // set at every launch, because each rank has its own device
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (e == cudaSuccess) {
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+    }
+    return e != cudaSuccess
+               ? e
+               : launch(kernel, dim3((unsigned)blocks), dim3(THREADS), (size_t)bytes, stream, p);
+}
+
+extern "C" cudaError_t gemm_single(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms)
+{
+    const bool bf16 = a->w_dtype == DT_BF16;
+    if (a->y_dtype == DT_F32) {
+        return bf16 ? single<bf16_t, float>(stream, a, n_sms)
+                    : single<f16_t, float>(stream, a, n_sms);
+    }
+    return bf16 ? single<bf16_t, bf16_t>(stream, a, n_sms) : single<f16_t, f16_t>(stream, a, n_sms);
+}
