@@ -55,11 +55,7 @@ static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_
     struct page_run run = {
         .plane = &job->pages->k, .pages = pages, .is_near = t->is_near, .ahead = &t->next};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
-        run.n_pages = 0;
-        while (run.n_pages < RUN_PAGES && key + run.n_pages * tokens < end) {
-            pages[run.n_pages] = attn_page(job, t, key + run.n_pages * tokens);
-            run.n_pages++;
-        }
+        run.n_pages = attn_pages(job, t, key, end, RUN_PAGES, pages);
         job->cpu->kernels->scores(t->q, dim, t->n_vectors, &run, dim, t->s + (key - begin),
                                   t->s_stride);
     }
@@ -324,9 +320,7 @@ static void announce_chunk(const struct attn_job *job, struct attn_tile *t,
     if (job->unit || n_bytes * ATTN_CHUNK / (size_t)tokens > AHEAD_BYTES) {
         return;
     }
-    for (int32_t key = first / tokens * tokens; key < end; key += tokens) {
-        t->next_pages[t->next.n_pages++] = attn_page(job, of, key);
-    }
+    t->next.n_pages = attn_pages(job, of, first, end, ATTN_CHUNK, t->next_pages);
 }
 
 /* Computes chunk number c of the tile's keys; the result goes to t->chunk. */

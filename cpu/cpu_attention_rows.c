@@ -1,8 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Helpers for single rows of attention items, used by vector code and matrix unit alike: which keys
- * a row sees, and prefetching of the next queries. */
+/* Helpers of attention items, used by vector code and matrix unit alike: the pages of keys, which
+ * keys a row sees, and prefetching of the next queries. */
 #include "cpu/cpu_attention.h"
 #include "engine/base/minmax.h"
+
+int32_t attn_pages(const struct attn_job *job, const struct attn_tile *t, int32_t first,
+                   int32_t end, int32_t most, const char **pages)
+{
+    const struct cpu_backend *cpu = job->cpu;
+    const struct kv_pages *p = job->pages;
+    const int32_t tokens = cpu->limits.block_tokens;
+    const int32_t *blocks = cpu->lanes[t->seq->lane].blocks + first / tokens;
+    const char *head = p->base + (size_t)t->kv_head * p->head_bytes;
+    int32_t n = 0;
+    for (int32_t key = first / tokens * tokens; key < end && n < most; key += tokens, n++) {
+        ASSERT(blocks[n] >= 0 && blocks[n] < cpu->limits.n_blocks);
+        pages[n] = head + (size_t)blocks[n] * p->block_bytes;
+    }
+    return n;
+}
 
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node)
 {

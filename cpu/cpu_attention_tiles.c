@@ -21,15 +21,16 @@
 /* STEP: k per product. TILE_SIZE: bytes of a register. */
 enum { STEP = 64, TILE_SIZE = TILE_ROWS * TILE_BYTES };
 
-/* Q_ROWS: queries per register; P_ROWS: rows of probabilities. */
-enum { Q_ROWS = TILE_ROWS / 2, P_ROWS = TILE_ROWS / 2 };
+/* The maximum number of queries, or rows of probabilities, per register. */
+enum { BLOCK = TILE_ROWS / 2 };
 
 enum { HALF = 128 }; // of the weight of a query's high digit, for rounding
 
-static void begin(void)
+/* per_block: queries, or rows, per register. A product takes as long as its registers have rows. */
+static void begin(int32_t per_block)
 {
-    static const uint8_t rows[TILE_REGISTERS] = {TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS,
-                                                 TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS};
+    const uint8_t n = (uint8_t)(2 * per_block);
+    const uint8_t rows[TILE_REGISTERS] = {n, n, n, n, n, n, TILE_ROWS, TILE_ROWS};
     tiles_configure(rows);
 }
 
@@ -67,12 +68,19 @@ VEC_INLINE __m512i low_bytes(__m512i a, __m512i b)
 
 /* ---- scores -------------------------------------------------------------------------------- */
 
-/* GROUP: panels of keys that are multiplied together. */
-enum { Q_STEPS = WORD_DIMS / STEP, Q_BLOCKS = ATTN_TILE / Q_ROWS, GROUP = 4, SLOTS = 2 };
+/* GROUP: panels of keys that are multiplied together. SCALE_LINES: lines of the scales of a panel
+ * and of its values. */
+enum {
+    Q_STEPS = WORD_DIMS / STEP,
+    Q_BLOCKS = ATTN_TILE / BLOCK,
+    GROUP = 4,
+    SLOTS = 2,
+    SCALE_LINES = 2
+};
 
 struct tile_scores {
     const struct page_run *k;
-    int32_t dim, steps, m, blocks;
+    int32_t dim, steps, m, per_block, blocks;
     float *s;
     int64_t s_stride;
     float unit[ATTN_TILE], sum[ATTN_TILE];
@@ -92,13 +100,13 @@ static void place_query(struct tile_scores *j, const int16_t *words, int32_t i, 
     const int64_t second = (int64_t)(first + 0x0808080808080808u);
     const __m512i order = _mm512_set4_epi64(second, (int64_t)first, second, (int64_t)first);
     for (int32_t step = 0; step < j->steps; step++, words += STEP) {
-        char *to = j->queries[i / Q_ROWS][step] + i % Q_ROWS * TILE_BYTES;
+        char *to = j->queries[i / BLOCK][step] + i % BLOCK * TILE_BYTES;
         __m512i a = _mm512_loadu_si512(words), b = _mm512_loadu_si512(words + 32);
         __m512i low = low_bytes(a, b);
         a = _mm512_srai_epi16(_mm512_add_epi16(a, half), 8);
         b = _mm512_srai_epi16(_mm512_add_epi16(b, half), 8);
         _mm512_storeu_si512(to, _mm512_shuffle_epi8(low_bytes(a, b), order));
-        _mm512_storeu_si512(to + Q_ROWS * TILE_BYTES, _mm512_shuffle_epi8(low, order));
+        _mm512_storeu_si512(to + j->per_block * TILE_BYTES, _mm512_shuffle_epi8(low, order));
     }
 }
 
@@ -114,41 +122,56 @@ static void place_queries(struct tile_scores *j, const float *q, int64_t q_strid
     }
 }
 
-/* Four rows of 16 bytes, transposed to 16 rows of four. */
-VEC_INLINE __m512i turn_bytes(const char *from, int64_t stride)
+/* Two rows of 32 bytes, or four of 16. In pages of PANEL tokens they are adjacent. */
+VEC_INLINE __m512i load_rows(const char *from, int64_t stride, const bool adjacent,
+                             const enum stored kind)
 {
-    const __m512i words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512i bytes = _mm512_set4_epi32(0x0F0B0703, 0x0E0A0602, 0x0D090501, 0x0C080400);
+    if (adjacent) {
+        return _mm512_loadu_si512(from);
+    }
+    if (kind != STORED_U4) {
+        return load_two(from, from + stride);
+    }
     __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const void *)from));
     x = _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(from + stride)), 1);
     x = _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(from + 2 * stride)), 2);
-    x = _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(from + 3 * stride)), 3);
+    return _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(from + 3 * stride)), 3);
+}
+
+/* Transposes four rows of 16 bytes to 16 rows of four. */
+VEC_INLINE __m512i turn_bytes(__m512i x)
+{
+    const __m512i words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_set4_epi32(0x0F0B0703, 0x0E0A0602, 0x0D090501, 0x0C080400);
     return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(words, x), bytes);
 }
 
 /* Interleaves the codes of 16 keys. Dims beyond the last are multiplied by 0; their bytes are in
- * the page, too, since scales follow. */
+ * the page, too, since scales follow. The scales of keys and values are prefetched in addition to
+ * one line for each line of codes. */
 VEC_INLINE void pack_panel(const struct tile_scores *j, const char *head, int32_t token, char *to,
-                           const enum stored kind)
+                           const bool adjacent, const enum stored kind)
 {
     const struct kv_plane *plane = j->k->plane;
     const int64_t stride = plane->tokens * key_bytes(kind);
+    const int64_t next = adjacent ? 64 : (kind == STORED_U4 ? 4 : 2) * stride;
     const __m512i turns = by_turns(), low = _mm512_set1_epi8(15);
     const char *from = head + plane->at + token * key_bytes(kind);
     struct lines_ahead lines = page_lines(j->k->ahead, from);
-    if (kind == STORED_U4) {
-        for (int32_t d = 0; d < j->dim; d += 8, from += 4 * stride, to += 2 * TILE_BYTES) {
-            __m512i x = turn_bytes(from, stride);
-            prefetch_lines(j->k->ahead, &lines, 1);
+    prefetch_lines(j->k->ahead, &lines, SCALE_LINES);
+    for (int32_t d = 0; d < j->dim; d += kind == STORED_U4 ? 8 : 4, from += next) {
+        __m512i x = load_rows(from, stride, adjacent, kind);
+        prefetch_lines(j->k->ahead, &lines, 1);
+        if (kind == STORED_U4) {
+            x = turn_bytes(x);
             _mm512_storeu_si512(to, _mm512_and_si512(x, low));
-            _mm512_storeu_si512(to + TILE_BYTES, _mm512_and_si512(_mm512_srli_epi16(x, 4), low));
+            to += TILE_BYTES;
+            x = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
+        } else {
+            x = _mm512_permutexvar_epi16(turns, x);
         }
-    } else {
-        for (int32_t d = 0; d < j->dim; d += 4, from += 2 * stride, to += TILE_BYTES) {
-            __m512i x = load_two(from, from + stride);
-            prefetch_lines(j->k->ahead, &lines, 1);
-            _mm512_storeu_si512(to, _mm512_permutexvar_epi16(turns, x));
-        }
+        _mm512_storeu_si512(to, x);
+        to += TILE_BYTES;
     }
     leave_lines(j->k->ahead, &lines);
 }
@@ -167,7 +190,12 @@ VEC_INLINE void pack_group(struct tile_scores *j, int32_t first, int32_t end,
         if (!j->k->is_near) {
             prefetch_tokens(j->k, i * PANEL + PREFETCH_KEYS, (i + 1) * PANEL + PREFETCH_KEYS);
         }
-        pack_panel(j, j->k->pages[i / per_page], i % per_page * PANEL, panel_keys(j, i), kind);
+        const char *head = j->k->pages[i / per_page];
+        if (per_page == 1) {
+            pack_panel(j, head, 0, panel_keys(j, i), true, kind);
+        } else {
+            pack_panel(j, head, i % per_page * PANEL, panel_keys(j, i), false, kind);
+        }
     }
 }
 
@@ -209,11 +237,11 @@ VEC_INLINE void settle_rows(const struct tile_scores *j, int32_t first, int32_t 
 {
     const struct page_run *k = j->k;
     const int32_t per_page = k->plane->tokens / PANEL;
-    const float *unit = j->unit + block * Q_ROWS, *q_sum = j->sum + block * Q_ROWS;
+    const float *unit = j->unit + block * BLOCK, *q_sum = j->sum + block * BLOCK;
     const int64_t stride = j->s_stride;
-    float *to = j->s + block * Q_ROWS * stride + first * PANEL;
+    float *to = j->s + block * BLOCK * stride + first * PANEL;
     for (int32_t i = first; i < first + GROUP && i < end; i++, sums++, to += PANEL) {
-        int32_t (*high)[PANEL] = *sums, (*low)[PANEL] = high + Q_ROWS;
+        int32_t (*high)[PANEL] = *sums, (*low)[PANEL] = high + j->per_block;
         vf scale, zero;
         load_scales(k->plane, k->pages[i / per_page], i % per_page * PANEL, &scale, &zero, kind);
         for (int32_t r = 0; r < rows; r++) {
@@ -226,10 +254,10 @@ VEC_INLINE void settle_rows(const struct tile_scores *j, int32_t first, int32_t 
 VEC_INLINE void settle_group(const struct tile_scores *j, int32_t first, int32_t end, int32_t block,
                              int32_t (*sums)[TILE_ROWS][PANEL], const enum stored kind)
 {
-    if ((block + 1) * Q_ROWS <= j->m) {
-        settle_rows(j, first, end, block, Q_ROWS, sums, kind);
+    if ((block + 1) * BLOCK <= j->m) {
+        settle_rows(j, first, end, block, BLOCK, sums, kind);
     } else {
-        settle_rows(j, first, end, block, j->m - block * Q_ROWS, sums, kind);
+        settle_rows(j, first, end, block, j->m - block * BLOCK, sums, kind);
     }
 }
 
@@ -275,11 +303,12 @@ void cpu_tiles_scores(const float *q, int64_t q_stride, int32_t m, const struct 
     j.dim = dim;
     j.steps = steps_of(dim);
     j.m = m;
-    j.blocks = (m + Q_ROWS - 1) / Q_ROWS;
+    j.per_block = lesser(m, BLOCK);
+    j.blocks = (m + BLOCK - 1) / BLOCK;
     j.s = s;
     j.s_stride = s_stride;
     place_queries(&j, q, q_stride, k->plane->format == KV_INT4);
-    begin();
+    begin(j.per_block);
     WITH_PAIRS(stored_of(k->plane), score_groups, &j);
     _tile_release();
 }
@@ -287,12 +316,12 @@ void cpu_tiles_scores(const float *q, int64_t q_stride, int32_t m, const struct 
 /* ---- values -------------------------------------------------------------------------------- */
 
 /* COLUMNS: panels of values at a time. */
-enum { P_STEPS = (WORD_TOKENS + PANEL + STEP - 1) / STEP, P_BLOCKS = ATTN_TILE / P_ROWS };
+enum { P_STEPS = (WORD_TOKENS + PANEL + STEP - 1) / STEP, P_BLOCKS = ATTN_TILE / BLOCK };
 enum { COLUMNS = 4 };
 
 struct tile_values {
     const struct page_run *v;
-    int32_t base, steps, m;
+    int32_t base, steps, m, per_block;
     float *acc;
     float zero[ATTN_TILE];
     int16_t zeros[(P_STEPS + 1) * STEP];
@@ -308,14 +337,14 @@ static void place_row(struct tile_values *j, const int16_t *words, int32_t i)
     const __m512i low = _mm512_set1_epi16(255);
     const int32_t n = j->v->end - j->base;
     for (int32_t t = 0; t < n; t += STEP) {
-        char *to = j->digits[i / P_ROWS][t / STEP] + i % P_ROWS * TILE_BYTES;
+        char *to = j->digits[i / BLOCK][t / STEP] + i % BLOCK * TILE_BYTES;
         const uint64_t kept = n - t < STEP ? (UINT64_C(1) << (n - t)) - 1 : UINT64_MAX;
         __m512i a = _mm512_maskz_loadu_epi16((__mmask32)kept, words + t);
         __m512i b = _mm512_maskz_loadu_epi16((__mmask32)(kept >> 32), words + t + 32);
         _mm512_storeu_si512(to,
                             _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
         _mm512_storeu_si512(
-            to + P_ROWS * TILE_BYTES,
+            to + j->per_block * TILE_BYTES,
             _mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low)));
     }
     j->zero[i] = 0.0f;
@@ -371,11 +400,12 @@ VEC_INLINE void pack_step(struct tile_values *j, int32_t step, int32_t column, c
 VEC_INLINE void settle_block(const struct tile_values *j, int32_t (*sums)[TILE_ROWS][PANEL],
                              int32_t row, int32_t column, const int panels, const enum stored kind)
 {
-    for (int32_t i = 0; i < P_ROWS && row + i < j->m; i++) {
+    for (int32_t i = 0; i < BLOCK && row + i < j->m; i++) {
         float *acc = j->acc + (int64_t)(row + i) * j->v->plane->width + column;
         for (int v = 0; v < panels; v++) {
             const int32_t *digit = sums[v][i];
-            vu high = (vu)vec_load_ints(digit), low = (vu)vec_load_ints(digit + P_ROWS * PANEL);
+            vu high = (vu)vec_load_ints(digit),
+               low = (vu)vec_load_ints(digit + j->per_block * PANEL);
             settle_values((vi)((high << 8) + low), j->zero[row + i], acc + v * VEC, kind);
         }
     }
@@ -425,7 +455,7 @@ VEC_INLINE void weigh_block_of(struct tile_values *j, int32_t block, int32_t col
     tiles_fence();
     j->is_packed = true;
     for (int32_t i = 0; i < blocks; i++) {
-        settle_block(j, j->sums + i * panels, (block + i) * P_ROWS, column, panels, kind);
+        settle_block(j, j->sums + i * panels, (block + i) * BLOCK, column, panels, kind);
     }
 }
 
@@ -433,7 +463,7 @@ VEC_INLINE void weigh_block_of(struct tile_values *j, int32_t block, int32_t col
 VEC_INLINE void weigh_columns(struct tile_values *j, int32_t panel, const int panels,
                               const enum stored kind)
 {
-    const int32_t n = (j->m + P_ROWS - 1) / P_ROWS;
+    const int32_t n = (j->m + BLOCK - 1) / BLOCK;
     int32_t b = 0;
     j->is_packed = false;
     for (; panels == 2 && b + 2 <= n; b += 2) {
@@ -448,7 +478,7 @@ VEC_INLINE void weigh_panels(struct tile_values *j, const enum stored kind)
 {
     const int32_t n = j->v->plane->width / PANEL;
     int32_t panel = 0;
-    for (; panel + COLUMNS <= n && j->m <= P_ROWS; panel += COLUMNS) {
+    for (; panel + COLUMNS <= n && j->m <= BLOCK; panel += COLUMNS) {
         weigh_columns(j, panel, COLUMNS, kind);
     }
     for (; panel + 2 <= n; panel += 2) {
@@ -471,6 +501,7 @@ static void weigh_codes(const int16_t *p, int64_t stride, int32_t m, const struc
     j.base = v->first / PANEL * PANEL;
     j.steps = steps_of(v->end - j.base);
     j.m = m;
+    j.per_block = lesser(m, BLOCK);
     j.acc = acc;
     if (kv_format_has_zero(v->plane->format)) {
         load_zero_words(v, j.base, j.zeros);
@@ -478,7 +509,7 @@ static void weigh_codes(const int16_t *p, int64_t stride, int32_t m, const struc
     for (int32_t i = 0; i < m; i++) {
         place_row(&j, p + j.base + i * stride, i);
     }
-    begin();
+    begin(j.per_block);
     WITH_PAIRS(stored_of(v->plane), weigh_panels, &j);
     _tile_release();
 }

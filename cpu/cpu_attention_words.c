@@ -33,9 +33,7 @@ void attn_words_chunk(const struct attn_job *job, struct attn_tile *t, int32_t b
                            .end = end - key,
                            .is_near = t->is_near,
                            .ahead = &t->next};
-    for (int32_t k = key; k < end; k += tokens) {
-        pages[run.n_pages++] = attn_page(job, t, k);
-    }
+    run.n_pages = attn_pages(job, t, key, end, RUN_PAGES, pages);
     job->words->scales(&run, t->scales + at, t->logs + at);
     for (int32_t i = 0; i < t->n_vectors; i++) {
         float *s = t->s + i * t->s_stride;
