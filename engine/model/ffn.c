@@ -49,12 +49,13 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
 /* The name of a matrix within the module that contains the router, if the checkpoint has it there:
  * llm-compressor splits and names the experts of all families alike, and transformers 5 saves the
  * dense layers of Kimi-Linear so. Otherwise the family's own name. */
-static const char *name_or(const struct loader *l, int32_t layer, const char *usual,
-                           const char *own, char room[NAME_BYTES])
+static const char *name_in_mixture(const struct loader *l, int32_t layer, const char *usual,
+                                   const char *own, char room[NAME_BYTES])
 {
     const char *router = l->c->names->router;
     char pattern[NAME_BYTES], name[NAME_BYTES];
     if (!router) {
+        snprintf(room, NAME_BYTES, "%s", usual);
         return own;
     }
     snprintf(room, NAME_BYTES, "%.*s.%s", (int)strcspn(router, "."), router, usual);
@@ -88,7 +89,10 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
     struct weight_part *outs[3] = {&gate_up[0], &gate_up[c->gated], down};
     for (int32_t i = !c->gated; i < 3; i++) {
         char room[NAME_BYTES], pattern[NAME_BYTES], name[NAME_BYTES];
-        const char *base = name_or(l, layer, expert_matrices[i], bases[i], room);
+        const char *base = name_in_mixture(l, layer, expert_matrices[i], bases[i], room);
+        if (!base) { // a family without names of its own for single experts
+            base = room;
+        }
         part_layer_name(base, layer, pattern);
         part_numbered_name(pattern, e, name);
         bool is_down = i == 2;
@@ -242,7 +246,7 @@ static bool experts_are_stacked(const struct loader *l, int32_t layer)
 {
     const struct tensor_names *names = l->c->names;
     char room[NAME_BYTES], name[NAME_BYTES], first[NAME_BYTES];
-    const char *up = name_or(l, layer, expert_matrices[1], names->expert_up, room);
+    const char *up = name_in_mixture(l, layer, expert_matrices[1], names->expert_up, room);
     if (!up || !names->experts_gate_up) {
         return names->experts_gate_up != NULL;
     }
@@ -425,8 +429,8 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
     const int32_t ffn = c->layers[layer].ffn;
     const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
     char rooms[3][NAME_BYTES];
-    return load_mlp(l, name_or(l, layer, "gate_proj", names->gate, rooms[0]),
-                    name_or(l, layer, "up_proj", names->up, rooms[1]), names->gate_up,
-                    name_or(l, layer, "down_proj", names->down, rooms[2]), layer, ffn, share.ffn,
-                    c->mlp_bias, &w->gate_up, &w->down);
+    return load_mlp(l, name_in_mixture(l, layer, "gate_proj", names->gate, rooms[0]),
+                    name_in_mixture(l, layer, "up_proj", names->up, rooms[1]), names->gate_up,
+                    name_in_mixture(l, layer, "down_proj", names->down, rooms[2]), layer, ffn,
+                    share.ffn, c->mlp_bias, &w->gate_up, &w->down);
 }

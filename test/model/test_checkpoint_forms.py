@@ -121,6 +121,21 @@ def test_names_that_other_programs_give_to_experts_and_dense_layers(source, old,
     assert tokens(c.folder) == before
 
 
+def test_a_missing_matrix_of_such_an_expert_is_named(tmp_path):
+    """Granite 4's own files have all experts of a layer in one tensor."""
+    source = os.path.join(FAMILIES, "granite-4")
+    if not os.path.isdir(source):
+        pytest.skip(f"no {source}")
+    shutil.copytree(source, tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = heads.read(path)
+    name = "model.layers.0.block_sparse_moe.experts.0.%s_proj.weight"
+    tensors[name % "up"] = next(iter(tensors.values()))
+    heads.write(path, tensors)
+    done = run(tmp_path / "model")
+    assert done.returncode == 1 and name % "gate" in done.stderr, done.stderr
+
+
 def told(folder):
     done = run(folder, "--log-level", "debug")
     assert done.returncode == 0, done.stderr
