@@ -215,8 +215,9 @@ static bool number(struct reader *r)
         }
         r->s++;
     }
-    while (r->end - r->s > 1 && r->s[0] == '0' && r->s[1] >= '0' && r->s[1] <= '9') {
-        r->s++; // JSON forbids leading zeros
+    while (r->end - r->s > 1 && r->s[0] == '0' &&
+           ((r->s[1] >= '0' && r->s[1] <= '9') || r->s[1] == '_')) {
+        r->s += r->s[1] == '_' ? 2 : 1; // JSON forbids leading zeros
     }
     size_t n = digits(r);
     if (n == 0) {

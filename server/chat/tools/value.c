@@ -109,17 +109,25 @@ static bool is_word(const char *s, size_t n, const char *word)
     return n == strlen(word) && strncasecmp(s, word, n) == 0;
 }
 
-/* Models write Python's lists, dicts and None where their template shows such values. */
+/* Models write Python's lists, dicts and None where their template shows such values. Other
+ * literals stay strings. */
 static bool put_literal(const struct json *root, const struct json *schema, const char *s, size_t n,
                         struct buf *out)
 {
-    bool known;
+    bool known, good;
     struct buf json;
+    const size_t blank = strspn(s, " \t\r\n");
+    if (blank < n && strchr("[({", s[blank])) {
+        good =
+            allows(root, schema, "array", 0, &known) || allows(root, schema, "object", 0, &known);
+    } else {
+        good = is_word(s, n, "none") && allows(root, schema, "null", 0, &known);
+    }
+    if (!good) {
+        return false;
+    }
     buf_init(&json, VALUE_MAX_BYTES);
-    bool good =
-        (allows(root, schema, "array", 0, &known) || allows(root, schema, "object", 0, &known) ||
-         (is_word(s, n, "none") && allows(root, schema, "null", 0, &known))) &&
-        tool_literal(s, n, &json);
+    good = tool_literal(s, n, &json);
     if (good) {
         buf_put(out, json.data, json.n_bytes);
     }

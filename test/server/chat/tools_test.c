@@ -151,7 +151,6 @@ TEST(deepseek_v32_calls)
     PARSES("deepseek_v32", "<" DSML "function_calls>none", "<" DSML "function_calls>none", "");
 }
 
-/* CDATA may contain closing tags. */
 /* Templates that write an object with Python's str() teach their models to do the same. */
 TEST(values_written_as_in_python)
 {
@@ -159,12 +158,17 @@ TEST(values_written_as_in_python)
         "minicpm5",
         "<function name=\"f\"><param name=\"o\">{'a': ['x', None], 'b': True}</param></function>",
         "", "|f#:{\"o\": {\"a\": [\"x\", null], \"b\": true}}");
+    PARSES(
+        "minicpm5",
+        "<function name=\"f\"><param name=\"o\">{'a': [00_1, 0_2, -0_5, 0_0]}</param></function>",
+        "", "|f#:{\"o\": {\"a\": [1, 2, -5, 0]}}");
     PARSES("qwen3_coder",
            "<tool_call><function=f><parameter=o>{'a': 1</parameter><parameter=s>['x']</parameter>"
            "</function></tool_call>",
            "", "|f#:{\"o\": \"{'a': 1\", \"s\": \"['x']\"}");
 }
 
+/* CDATA may contain closing tags. */
 TEST(minicpm5_calls)
 {
     PARSES("minicpm5",
