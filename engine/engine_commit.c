@@ -243,14 +243,14 @@ static void step_over(struct engine *e, struct sequence *seq)
     }
 }
 
-/* Measures how fast prompts are computed, from steps that are at least half full. The speed
+/* Measures how fast prompts are computed, from steps of which they are at least half. The speed
  * determines how much work may overtake a waiting request. */
-static void learn_speed(struct engine *e, int32_t n_rows)
+static void learn_speed(struct engine *e, const struct plan *p, int32_t n_rows)
 {
     enum { PATIENCE_S = 10, KEEP = 7 }; // KEEP: weight, in eighths, of the old estimate
     int64_t now = clock_now_ns(), since = e->last_commit_ns;
     e->last_commit_ns = e->n_inflight > 0 ? now : 0;
-    if (since > 0 && now > since && 2 * n_rows >= e->scheduler.limits.max_rows) {
+    if (since > 0 && now > since && 2 * (p->n_foreground + p->n_background) >= p->max_rows) {
         double rows_per_s = n_rows * 1e9 / (double)(now - since);
         if (e->rows_per_s > 0) {
             e->rows_per_s = (KEEP * e->rows_per_s + rows_per_s) / (KEEP + 1);
@@ -327,5 +327,5 @@ void engine_commit_step(struct engine *e)
     }
     count_step(e, ps->step.pass.n_rows, n_tokens);
     e->step_seqs += ps->plan.n_entries;
-    learn_speed(e, ps->step.pass.n_rows);
+    learn_speed(e, &ps->plan, ps->step.pass.n_rows);
 }

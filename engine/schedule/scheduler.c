@@ -218,7 +218,8 @@ static int32_t rows_of_step(const struct scheduler *s, const struct plan *p)
     bool decoding = false;
     for (const struct sequence *seq = s->order.next; seq != &s->order && !decoding;
          seq = seq->next) {
-        decoding = seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt;
+        decoding = seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt &&
+                   sequence_wants_token(seq);
     }
     if (!decoding || mixed < 1 || !s->limits.chunked) {
         return most;

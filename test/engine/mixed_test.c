@@ -86,6 +86,23 @@ TEST(many_answers_leave_half_of_the_rows_to_prompts)
     stop(&b);
 }
 
+TEST(prompts_without_answers_are_computed_in_whole_steps)
+{
+    struct bed b = {0};
+    struct engine_options o = options_for(&b, MIXED);
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 2; i++) {
+        static float pooled[2][4096];
+        struct test_request *q = make(i, 40 * i, N_PROMPT, 0);
+        q->r.pool = POOL_LAST;
+        q->r.pooled = pooled[i];
+        submit(&b, q);
+        CHECK_EQ(turn(&b)->n_rows, N_PROMPT); // the first is still in flight
+    }
+    run(&b, 2, 20);
+    stop(&b);
+}
+
 TEST(by_default_the_fake_device_has_no_such_limit)
 {
     struct bed b = {0};
