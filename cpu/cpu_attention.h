@@ -107,7 +107,8 @@ static inline const char *attn_page(const struct attn_job *job, const struct att
            (size_t)t->kv_head * job->pages->head_bytes;
 }
 
-/* Stores up to `most` pages that contain the keys [first, end) in the same way; returns how many.
+/* Stores up to `most` pages that contain the keys [first, end), from the KV head's part on; returns
+ * how many.
  */
 int32_t attn_pages(const struct attn_job *job, const struct attn_tile *t, int32_t first,
                    int32_t end, int32_t most, const char **pages);

@@ -2,10 +2,9 @@
 /* The products of int8 and int4 codes (cpu_vec_words.h) with AMX's integer tiles. A register holds
  * 16 rows of 64 bytes; a product adds, for 16 rows and 16 columns, 64 products of bytes:
  *
- *     scores   rows: two digits of 8 bits, with signs, of each of 8 queries, 64 dims at a time;
- *              columns: 16 keys
- *     values   rows: two digits, of 7 and 8 bits, of each of 8 rows' words, 64 tokens at a time;
- *              columns: 16 dims
+ *     scores   rows: two digits of 8 bits, with signs, of each of up to 8 queries, 64 dims at a
+ * time; columns: 16 keys values   rows: two digits, of 7 and 8 bits, of each of up to 8 rows'
+ * words, 64 tokens at a time; columns: 16 dims
  *
  * A register takes columns as [k / 4][16 columns][4], so codes are interleaved, but never
  * converted: one shuffle for 64 codes (int4: 128). Shuffling takes less time than reading the codes

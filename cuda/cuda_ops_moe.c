@@ -273,7 +273,8 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     const struct tensor *x = &s->up.x, *y = &s->down.y;
     const struct row_gate_args *gate = s->gate;
     if (y->mem.p != a->y.mem.p) {
-        if (a->n_rows != 1 || gate || !is_like_experts(m, s)) {
+        if (a->n_rows != 1 || gate || x->dtype != a->x.dtype || y->dtype != a->y.dtype ||
+            !is_like_experts(m, s)) {
             return true;
         }
         m->own_x = x->mem.p;

@@ -66,8 +66,8 @@ struct gemm_args {
     enum dtype x_dtype, w_dtype, y_dtype; // y: the dtype of x, or DT_F32
     int32_t n_rows, n_out, n_in;
     int32_t x_stride, y_stride; // in elements
-    int32_t w_stride; // distance between rows of the weight in elements; 0: dense. Only cuBLASLt
-                      // supports other values
+    int32_t w_stride; // distance between rows of the weight in elements; 0: dense. Not all
+                      // kernels support other values
     bool accumulate;  // y += instead of y =
     bool is_fresh;    // the preceding kernel writes the weight, so it must not be prefetched
     bool may_split;   // y may be left as partial sums; see cuda_gemm

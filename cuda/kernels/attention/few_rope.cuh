@@ -35,6 +35,7 @@ template <typename T, int DIM>
 __device__ __forceinline__ float few_norm_scale(const uint32_t (&q)[DIM / 32][4], float eps)
 {
     constexpr int J = DIM / 32;
+    static_assert(J <= 4, "the last sum adds two parts");
     float part[J / 2];
 #pragma unroll
     for (int j = 0; j < J / 2; j++) {
