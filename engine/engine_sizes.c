@@ -314,7 +314,8 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
         // The first sequence in the order always gets a row.
         info->max_rows = info->max_num_seqs + 1;
     }
-    info->mixed_rows = engine_option(e->options.max_num_mixed_tokens, mixed_rows(e, &facts));
+    const int32_t mixed = engine_option(e->options.max_num_mixed_tokens, mixed_rows(e, &facts));
+    info->mixed_rows = lesser(mixed, info->max_rows);
     TRY(count_blocks(e, &facts, err));
     int32_t fits = info->n_blocks * info->block_tokens;
     if (info->max_model_len > fits) {

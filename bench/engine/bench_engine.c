@@ -216,7 +216,9 @@ static enum status measure_decode(struct bench *b, int32_t batch, int32_t contex
 {
     const int32_t half = REPEATS * b->n_steps / 2 + WARM_STEPS;
     const int32_t n_prompt = context > half ? context - half : 1;
-    const int64_t prefill_steps = (int64_t)batch * n_prompt / b->info->max_rows + WARM_STEPS;
+    const int32_t mixed = b->info->mixed_rows, most = b->info->max_rows;
+    const int32_t per_step = mixed < most ? (mixed + 1) / 2 : most; // of prompts, at least
+    const int64_t prefill_steps = (int64_t)batch * n_prompt / per_step + WARM_STEPS;
     const int64_t max_tokens = REPEATS * b->n_steps + 2 * WARM_STEPS + 2 * prefill_steps;
     struct load l = {0};
     double ms[REPEATS];
@@ -438,6 +440,11 @@ static enum status run(struct bench *b, int n_rest, char **rest, const struct en
     options->synthetic = true; // nobody reads the generated tokens
     options->wake = wake;
     options->callback_arg = b;
+    if (options->max_num_mixed_tokens == 0) {
+        /* Whole steps for prompts, beside decoding as well: all sequences of a batch must have
+         * reached their context before the first has ended. */
+        options->max_num_mixed_tokens = INT32_MAX;
+    }
     TRY(engine_open(options, &b->engine, err));
     b->info = engine_info(b->engine);
     const int32_t most = b->batches.v[b->batches.n - 1];
