@@ -105,7 +105,7 @@ const struct option_row option_rows[] = {
      .min = 0, .max = 1 << 20, .same_on_nodes = true},
     {ROW("max-num-mixed-tokens", OPTION_INT, engine.max_num_mixed_tokens, "auto",
          "largest number of tokens of a step that computes prompts while answers are generated; "
-         "many answers at once may add up to half as many again"),
+         "beside many answers, prompts get half of this number"),
      .min = 0, .max = 1 << 20},
     {ROW("block-size", OPTION_INT, engine.block_size, "auto", "tokens per block of the KV cache"),
      .min = 0, .max = 256, .same_on_nodes = true},
