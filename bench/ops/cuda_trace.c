@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shows where a GPU's time goes, for any program. This is a library that the CUDA driver loads:
  *     CUDA_INJECTION64_PATH=build/.../cuda_trace.so program
- * At the end of the program it prints the time of each kernel and the gaps between kernels. Only
- * the last SLUICE_TRACE_MS milliseconds of work (default 300) count, which leaves out loading.
- * Tracing prevents kernels from overlapping (programmatic dependent launch), so the times add up to
- * a little more than without it.
+ * At the end of the program it prints, for each kernel, the time by which it moved the end of the
+ * work on: kernels overlap (programmatic dependent launch), and one that starts early and waits for
+ * its predecessor is not charged for the wait. The gaps in which nothing ran follow. Only the last
+ * SLUICE_TRACE_MS milliseconds of work (default 300) count, which leaves out loading, but for
+ * SLUICE_TRACE_SKIP_MS at the very end. SLUICE_TRACE_FILE receives every kernel in order.
  * Thread: CUPTI's and the program's; records are joined at exit. */
 #include <cupti.h>
 
@@ -85,8 +86,18 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
 
 struct total {
     const char *name;
-    uint64_t n, ns, gap_ns; // gap_ns: time before these kernels during which no kernel ran
+    uint64_t n;
+    uint64_t ns;     // after the kernels before it had ended
+    uint64_t all_ns; // from its start
+    uint64_t gap_ns; // before it, while no kernel ran
 };
+
+/* Gaps by length, and the time in which something ran. */
+struct gaps {
+    uint64_t n[GAPS], ns[GAPS], busy;
+};
+
+static const uint64_t gap_edges[GAPS] = {1000, 2000, 5000, 20000, 100000, UINT64_MAX};
 
 static int by_start(const void *a, const void *b)
 {
@@ -129,21 +140,65 @@ static void print_order(const struct record *r, size_t n)
     fclose(f);
 }
 
-/* Prints sums by kernel name, and a histogram of the gaps between kernels; only the last
- * milliseconds count. */
-static void print_summary(void)
+static void add_gap(struct gaps *gaps, uint64_t gap)
 {
-    static struct total totals[MAX_NAMES];
-    static const uint64_t gap_edges[GAPS] = {1000, 2000, 5000, 20000, 100000, UINT64_MAX};
-    uint64_t gap_n[GAPS] = {0}, gap_ns[GAPS] = {0};
-    size_t n_totals = 0, first = 0;
-    cuptiActivityFlushAll(1);
-    pthread_mutex_lock(&trace.lock);
-    if (trace.n == 0) {
-        fprintf(stderr, "trace: nothing ran on the GPU\n");
-        return;
+    int c = 0;
+    while (gap >= gap_edges[c]) {
+        c++;
     }
-    qsort(trace.all, trace.n, sizeof *trace.all, by_start);
+    gaps->n[c]++;
+    gaps->ns[c] += gap;
+}
+
+/* Sums n records, ordered by start, by name. Returns when the last of them ended. */
+static uint64_t sum_up(const struct record *r, size_t n, struct total *totals, size_t *n_totals,
+                       struct gaps *gaps)
+{
+    uint64_t end = r[0].start;
+    for (size_t i = 0; i < n; i++) {
+        struct total *t = total_of(totals, n_totals, r[i].name);
+        t->n++;
+        t->all_ns += r[i].end - r[i].start;
+        if (r[i].start > end) {
+            add_gap(gaps, r[i].start - end);
+            t->gap_ns += r[i].start - end;
+        }
+        const uint64_t from = greater(r[i].start, end);
+        if (r[i].end > from) {
+            t->ns += r[i].end - from;
+            gaps->busy += r[i].end - from;
+            end = r[i].end;
+        }
+    }
+    return end;
+}
+
+static void print_totals(const struct total *totals, size_t n, double wall)
+{
+    for (size_t i = 0; i < n && i < 40; i++) {
+        const struct total *t = &totals[i];
+        const double us = 1e-3 / (double)t->n;
+        fprintf(stderr,
+                "  %6.2f %% %7llu x %9.2f us (%.2f from its start), %5.2f us idle before  %.100s\n",
+                100.0 * (double)t->ns / wall, (unsigned long long)t->n, (double)t->ns * us,
+                (double)t->all_ns * us, (double)t->gap_ns * us, t->name);
+    }
+}
+
+static void print_gaps(const struct gaps *gaps, double wall)
+{
+    fprintf(stderr, "  gaps:");
+    for (int i = 0; i < GAPS; i++) {
+        fprintf(stderr, " %s%.0f us: %llu, %.2f %%;", i < GAPS - 1 ? "<" : ">",
+                (double)gap_edges[i < GAPS - 1 ? i : GAPS - 2] * 1e-3,
+                (unsigned long long)gaps->n[i], 100.0 * (double)gaps->ns[i] / wall);
+    }
+    fprintf(stderr, "\n");
+}
+
+/* Leaves the records of the time that counts: `first` becomes the first of them. */
+static void cut_window(size_t *first)
+{
     const char *ms = getenv("SLUICE_TRACE_MS"), *skip = getenv("SLUICE_TRACE_SKIP_MS");
     const uint64_t window = (uint64_t)((ms ? atof(ms) : 300.0) * 1e6);
     const uint64_t tail = (uint64_t)((skip ? atof(skip) : 0.0) * 1e6);
@@ -151,53 +206,38 @@ static void print_summary(void)
     if (last > tail) {
         last = last - tail;
     }
-    while (trace.n > 0 && trace.all[trace.n - 1].end > last) {
+    while (trace.n > 1 && trace.all[trace.n - 1].end > last) {
         trace.n--;
     }
-    while (first < trace.n && trace.all[first].start + window < last) {
-        first++;
+    *first = 0;
+    while (*first + 1 < trace.n && trace.all[*first].start + window < last) {
+        ++*first;
     }
+}
+
+/* Prints sums by kernel name, and a histogram of the gaps between kernels. */
+static void print_summary(void)
+{
+    static struct total totals[MAX_NAMES];
+    struct gaps gaps = {0};
+    size_t n_totals = 0, first = 0;
+    cuptiActivityFlushAll(1);
+    pthread_mutex_lock(&trace.lock);
+    if (trace.n == 0) {
+        fprintf(stderr, "trace: nothing ran on the GPU\n");
+        pthread_mutex_unlock(&trace.lock);
+        return;
+    }
+    qsort(trace.all, trace.n, sizeof *trace.all, by_start);
+    cut_window(&first);
     const struct record *r = trace.all + first;
     const size_t n = trace.n - first;
-    uint64_t busy = 0, end = r[0].start;
-    for (size_t i = 0; i < n; i++) {
-        struct total *t = total_of(totals, &n_totals, r[i].name);
-        t->n++;
-        t->ns += r[i].end - r[i].start;
-        if (r[i].start > end) {
-            const uint64_t gap = r[i].start - end;
-            int c = 0;
-            while (gap >= gap_edges[c]) {
-                c++;
-            }
-            gap_n[c]++;
-            gap_ns[c] += gap;
-            t->gap_ns += gap;
-        }
-        const uint64_t from = greater(r[i].start, end);
-        if (r[i].end > from) {
-            busy += r[i].end - from;
-            end = r[i].end;
-        }
-    }
-    const double wall = (double)(end - r[0].start);
+    const double wall = (double)(sum_up(r, n, totals, &n_totals, &gaps) - r[0].start);
     qsort(totals, n_totals, sizeof totals[0], by_time);
     fprintf(stderr, "trace: %.2f ms, busy %.2f %%, %zu launches\n", wall * 1e-6,
-            100.0 * (double)busy / wall, n);
-    fprintf(stderr, "  gaps:");
-    for (int i = 0; i < GAPS; i++) {
-        fprintf(stderr, " %s%.0f us: %llu, %.2f %%;", i < GAPS - 1 ? "<" : ">",
-                (double)gap_edges[i < GAPS - 1 ? i : GAPS - 2] * 1e-3, (unsigned long long)gap_n[i],
-                100.0 * (double)gap_ns[i] / wall);
-    }
-    fprintf(stderr, "\n");
-    for (size_t i = 0; i < n_totals && i < 40; i++) {
-        const struct total *t = &totals[i];
-        fprintf(stderr, "  %6.2f %% %7llu x %9.2f us, %5.2f us idle before  %.100s\n",
-                100.0 * (double)t->ns / wall, (unsigned long long)t->n,
-                (double)t->ns * 1e-3 / (double)t->n, (double)t->gap_ns * 1e-3 / (double)t->n,
-                t->name);
-    }
+            100.0 * (double)gaps.busy / wall, n);
+    print_gaps(&gaps, wall);
+    print_totals(totals, n_totals, wall);
     print_order(r, n);
     pthread_mutex_unlock(&trace.lock);
 }
