@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs LLVMFuzzerTestOneInput as an ordinary test: over the seeds, then over mixtures of them, for
+/* Runs LLVMFuzzerTestOneInput as an ordinary test: over its seeds, then over mixtures of them, for
  * a fixed number of rounds (FUZZ_ROUNDS, or the caller's) and as many more as fit into
- * FUZZ_SECONDS. FUZZ_SEED changes the mixtures. With a fuzzer (-fsanitize=fuzzer -DLIBFUZZER) the
- * file's main is left out; FUZZ_SEEDS_TO is a folder that the seeds are written to, as its corpus.
+ * FUZZ_SECONDS. FUZZ_SEED changes the mixtures. Seeds are built in, or the files of
+ * test/corpus/NAME or of the folders on the command line, and besides them the files of the folders
+ * in FUZZ_SEEDS_FROM (separated by colons), such as a fuzzer's corpus. With a fuzzer
+ * (-fsanitize=fuzzer -DLIBFUZZER) the file's main is left out; FUZZ_SEEDS_TO is a folder that
+ * built-in seeds are written to, as its corpus.
  * Thread: the main thread. */
 #ifndef SLUICE_TEST_FUZZ_H
 #define SLUICE_TEST_FUZZ_H
 
 #include "engine/base/minmax.h"
+#include <dirent.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +21,17 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { FUZZ_MAX_BYTES = 2048 };
+enum { FUZZ_MAX_BYTES = 8192, FUZZ_MAX_FILE = 1 << 20 };
+
+struct fuzz_seed {
+    const char *bytes; // files' bytes are kept until the program ends
+    size_t n;
+};
+
+struct fuzz_seeds {
+    struct fuzz_seed *v;
+    size_t n, cap;
+};
 
 static uint64_t fuzz_state = 0x9e3779b97f4a7c15ULL;
 
@@ -31,29 +45,87 @@ static inline size_t fuzz_below(size_t n)
 static inline void fuzz_one(const char *data, size_t n)
 {
     uint8_t *copy = malloc(n ? n : 1);
-    memcpy(copy, data, n);
-    LLVMFuzzerTestOneInput(copy, n);
-    free(copy);
+    if (copy) {
+        memcpy(copy, data, n);
+        LLVMFuzzerTestOneInput(copy, n);
+        free(copy);
+    }
+}
+
+static inline void fuzz_add_seed(struct fuzz_seeds *seeds, const char *bytes, size_t n)
+{
+    if (seeds->n == seeds->cap) {
+        seeds->cap = seeds->cap ? 2 * seeds->cap : 64;
+        seeds->v = realloc(seeds->v, seeds->cap * sizeof seeds->v[0]);
+        if (!seeds->v) {
+            abort();
+        }
+    }
+    seeds->v[seeds->n++] = (struct fuzz_seed){bytes, n};
+}
+
+static inline void fuzz_add_file(struct fuzz_seeds *seeds, const char *path)
+{
+    static char data[FUZZ_MAX_FILE];
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        return;
+    }
+    const size_t n = fread(data, 1, sizeof data, f);
+    char *bytes = malloc(n ? n : 1);
+    if (bytes && !ferror(f)) {
+        fuzz_add_seed(seeds, memcpy(bytes, data, n), n);
+    } else {
+        free(bytes);
+    }
+    fclose(f);
+}
+
+/* The files of a folder, if it is there. */
+static inline void fuzz_add_folder(struct fuzz_seeds *seeds, const char *folder)
+{
+    DIR *dir = opendir(folder);
+    for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
+        char path[4096];
+        if (e->d_name[0] != '.' &&
+            snprintf(path, sizeof path, "%s/%s", folder, e->d_name) < (int)sizeof path) {
+            fuzz_add_file(seeds, path);
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+}
+
+static inline void fuzz_add_folders(struct fuzz_seeds *seeds, const char *folders)
+{
+    char one[4096];
+    while (folders && *folders) {
+        const size_t n = strcspn(folders, ":");
+        snprintf(one, sizeof one, "%.*s", (int)n, folders);
+        fuzz_add_folder(seeds, one);
+        folders += n + (folders[n] == ':');
+    }
 }
 
 /* Joins pieces of seeds, and changes or cuts out some bytes. */
-static inline size_t fuzz_mix(char *out, const char *const *seeds, size_t n_seeds)
+static inline size_t fuzz_mix(char *out, const struct fuzz_seeds *seeds)
 {
     static const char bytes[] = "{}[]<>()\"'\\,:;=/|_ \n\t\0\x01\x7f\x80\xc3\xe2\xf0\xff"
                                 "0159aeftnuxTFN-.";
     size_t n = 0;
     bool whole = fuzz_below(2) == 0; // a whole seed, so that changes reach deep into valid input
     for (size_t i = 0, parts = whole ? 1 : 1 + fuzz_below(3); i < parts; i++) {
-        const char *s = seeds[fuzz_below(n_seeds)];
-        size_t len = strlen(s), from = whole || fuzz_below(2) ? 0 : fuzz_below(len + 1);
+        const struct fuzz_seed *s = &seeds->v[fuzz_below(seeds->n)];
+        size_t from = whole || fuzz_below(2) ? 0 : fuzz_below(s->n + 1);
         size_t take;
         if (whole || fuzz_below(2)) {
-            take = len - from;
+            take = s->n - from;
         } else {
-            take = fuzz_below(len - from + 1);
+            take = fuzz_below(s->n - from + 1);
         }
         take = lesser(take, FUZZ_MAX_BYTES - n);
-        memcpy(out + n, s + from, take);
+        memcpy(out + n, s->bytes + from, take);
         n += take;
     }
     for (size_t i = 0, changes = fuzz_below(whole ? 3 : 6); i < changes && n > 0; i++) {
@@ -68,47 +140,89 @@ static inline size_t fuzz_mix(char *out, const char *const *seeds, size_t n_seed
     return n;
 }
 
-static inline int fuzz_write_seeds(const char *folder, const char *const *seeds, size_t n_seeds)
+static inline int fuzz_write_seeds(const char *folder, const struct fuzz_seeds *seeds)
 {
-    for (size_t i = 0; i < n_seeds; i++) {
+    for (size_t i = 0; i < seeds->n; i++) {
         char path[4096];
         snprintf(path, sizeof path, "%s/seed-%zu", folder, i);
         FILE *f = fopen(path, "wb");
-        if (!f || fputs(seeds[i], f) < 0 || fclose(f) != 0) {
+        if (!f || fwrite(seeds->v[i].bytes, 1, seeds->v[i].n, f) != seeds->v[i].n ||
+            fclose(f) != 0) {
             perror(path);
             return 1;
         }
     }
-    printf("%zu seeds\n", n_seeds);
+    printf("%zu seeds\n", seeds->n);
     return 0;
 }
 
-static inline int fuzz_main(const char *const *seeds, size_t n_seeds, int rounds)
+/* Runs the seeds, then the mixtures; ends with the line that check_main prints, so that scripts
+ * read both. A failure aborts. */
+static inline int fuzz_run(struct fuzz_seeds *seeds, int rounds)
 {
     static char text[FUZZ_MAX_BYTES];
     const char *more = getenv("FUZZ_ROUNDS"), *seed = getenv("FUZZ_SEED");
-    const char *seconds = getenv("FUZZ_SECONDS"), *folder = getenv("FUZZ_SEEDS_TO");
+    const char *seconds = getenv("FUZZ_SECONDS");
     const time_t end = seconds ? time(NULL) + atoi(seconds) : 0;
     int done = 0;
-    if (folder) {
-        return fuzz_write_seeds(folder, seeds, n_seeds);
-    }
+    fuzz_add_folders(seeds, getenv("FUZZ_SEEDS_FROM"));
     if (more) {
         rounds = atoi(more);
     }
     if (seed) {
         fuzz_state += strtoull(seed, NULL, 10);
     }
-    for (size_t i = 0; i < n_seeds; i++) {
-        fuzz_one(seeds[i], strlen(seeds[i]));
+    for (size_t i = 0; i < seeds->n; i++) {
+        fuzz_one(seeds->v[i].bytes, seeds->v[i].n);
     }
-    while (done < rounds || time(NULL) < end) {
-        fuzz_one(text, fuzz_mix(text, seeds, n_seeds));
+    while (seeds->n > 0 && (done < rounds || time(NULL) < end)) {
+        fuzz_one(text, fuzz_mix(text, seeds));
         done++;
     }
-    printf("%d rounds\n", done);
-    puts("1 passed, 0 failed, 0 skipped"); // a failure aborts
-    return 0;
+    printf("%zu seeds, %d rounds\n%d passed, %d failed, 0 skipped\n", seeds->n, done, seeds->n > 0,
+           seeds->n == 0);
+    return seeds->n == 0;
 }
+
+/* For a target with built-in seeds. */
+static inline int fuzz_main(const char *const *texts, size_t n, int rounds)
+{
+    struct fuzz_seeds seeds = {0};
+    const char *folder = getenv("FUZZ_SEEDS_TO");
+    for (size_t i = 0; i < n; i++) {
+        fuzz_add_seed(&seeds, texts[i], strlen(texts[i]));
+    }
+    const int rc = folder ? fuzz_write_seeds(folder, &seeds) : fuzz_run(&seeds, rounds);
+    free(seeds.v);
+    return rc;
+}
+
+/* For a target whose seeds are test/corpus/NAME: runs them alone, unless FUZZ_ROUNDS or
+ * FUZZ_SECONDS ask for mixtures. */
+static inline int fuzz_replay(const char *name, int argc, char **argv)
+{
+    struct fuzz_seeds seeds = {0};
+    char folder[4096];
+    snprintf(folder, sizeof folder, "test/corpus/%s", name);
+    if (argc < 2) {
+        fuzz_add_folder(&seeds, folder);
+    }
+    for (int i = 1; i < argc; i++) {
+        fuzz_add_folder(&seeds, argv[i]);
+    }
+    const int rc = fuzz_run(&seeds, 0);
+    free(seeds.v);
+    return rc;
+}
+
+#ifdef __SANITIZE_FUZZER__
+#define FUZZ_MAIN(name)
+#else
+#define FUZZ_MAIN(name)                                                                            \
+    int main(int argc, char **argv)                                                                \
+    {                                                                                              \
+        return fuzz_replay(name, argc, argv);                                                      \
+    }
+#endif
 
 #endif

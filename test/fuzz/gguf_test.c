@@ -5,7 +5,7 @@
 #include "engine/gguf/make.h"
 #include "engine/model/checkpoint_gguf.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "test/fuzz/replay.h"
+#include "test/fuzz/fuzz.h"
 
 /* A tokenizer that was made from the file must encode any text without a sanitizer error. */
 static void use_tokenizer(const struct buf *json, const struct buf *config)

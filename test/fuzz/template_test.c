@@ -2,27 +2,19 @@
 /* Broken and random templates with random variables. `make test` replays test/corpus/template; with
  * clang this is a fuzzer (scripts/fuzz template). The input is a template, a NUL byte, and the
  * variables as a JSON object. */
-#include "engine/base/file.h"
+#include "engine/base/assert.h"
 #include "server/chat/template.h"
-#include "test/check.h"
-
-#include <dirent.h>
-#include <stdint.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
+#include "test/fuzz/fuzz.h"
 
 /* For every template spans must cover the text, in order, and none may be empty. */
 static void check_output(const struct chat_output *out)
 {
     size_t at = 0;
     for (size_t i = 0; i < out->n_spans; i++) {
-        CHECK(out->spans[i].text == out->text + at && out->spans[i].n_bytes > 0);
+        ASSERT(out->spans[i].text == out->text + at && out->spans[i].n_bytes > 0);
         at += out->spans[i].n_bytes;
     }
-    CHECK(at == out->n_bytes);
-    if (check_failures > 0) {
-        abort();
-    }
+    ASSERT(at == out->n_bytes);
 }
 
 /* Compiled, and rendered if that succeeds; limits of the renderer end loops. */
@@ -50,29 +42,4 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     return 0;
 }
 
-#ifndef SLUICE_FUZZER
-/* Inputs that fuzzers have found, and one per feature. */
-TEST(the_corpus_neither_crashes_nor_hangs)
-{
-    DIR *dir = opendir("test/corpus/template");
-    REQUIRE(dir);
-    int n = 0;
-    for (struct dirent *e; (e = readdir(dir));) {
-        char path[512], *data;
-        size_t n_bytes;
-        snprintf(path, sizeof path, "test/corpus/template/%s", e->d_name);
-        if (e->d_name[0] != '.' && file_read(path, 1 << 20, &data, &n_bytes, NULL) == OK) {
-            LLVMFuzzerTestOneInput((const uint8_t *)data, n_bytes);
-            free(data);
-            n++;
-        }
-    }
-    closedir(dir);
-    CHECK(n > 20);
-}
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv);
-}
-#endif
+FUZZ_MAIN("template")

@@ -2,7 +2,7 @@
 /* Arbitrary tokenizer.json files: a file loads or is refused, and what loads can be used. */
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "test/fuzz/replay.h"
+#include "test/fuzz/fuzz.h"
 
 /* Half of the text is user input, and half is not. */
 static void use(const struct tokenizer *tok)

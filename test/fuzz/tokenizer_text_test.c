@@ -7,7 +7,7 @@
 #include "engine/base/utf8.h"
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "test/fuzz/replay.h"
+#include "test/fuzz/fuzz.h"
 
 #define CHECK_FUZZ(x)                                                                              \
     do {                                                                                           \
