@@ -6,10 +6,10 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
-#include "engine/base/words.h"
 #include "engine/model/check.h"
 #include "engine/model/head.h"
 #include "engine/model/quant.h"
+#include "engine/model/requantise.h"
 #include "engine/tokenizer/tokenizer.h"
 
 #include <stdio.h>
@@ -185,7 +185,7 @@ static enum status check_quantization(const struct engine_options *o, struct err
 {
     char method[64];
     TRY(quant_method_of(o->model, method, sizeof method, err));
-    const bool made = !method[0] && words_find(ENGINE_QUANTIZATIONS, o->quantization) >= 0;
+    const bool made = !method[0] && requantise_named(o->quantization) != REQUANTISE_NOT;
     if (made || quant_method_is(method, o->quantization)) {
         return OK;
     }

@@ -4,7 +4,6 @@
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "engine/base/words.h"
 #include "engine/model/head.h"
 
 #include <stdlib.h>
@@ -49,10 +48,7 @@ static bool inputs_as_they_are(const struct engine *e)
 static enum requantise_kind requantise_of(const struct engine *e)
 {
     const char *asked = e->options.quantization;
-    if (asked) {
-        return (enum requantise_kind)(words_find(ENGINE_QUANTIZATIONS, asked) + 1);
-    }
-    return REQUANTISE_NOT;
+    return asked ? requantise_named(asked) : REQUANTISE_NOT;
 }
 
 /* Ranks read their shards at the same time; the first rank of a process reports the progress. */
@@ -88,6 +84,7 @@ static enum status load_drafts(struct rank *r, void *arg)
             .checkpoint = module ? e->checkpoint : e->draft_checkpoint[i],
             .dummy_dir = module ? e->model_dir : e->spec.options.models[i],
             .dtype = e->info.dtype,
+            .requantise = e->spec.options.quantization,
             .inputs_as_they_are = inputs_as_they_are(e),
             .rank = e->spec.options.draft_ranks > 1 ? r->index : 0,
             .n_ranks = e->spec.options.draft_ranks,

@@ -12,8 +12,6 @@
 struct backend;
 struct nodes; // engine/cluster/nodes.h
 
-#define ENGINE_QUANTIZATIONS "fp8|int4" // quantisation while loading; see enum requantise_kind
-
 /* The operator's options, with the names and meanings of the command line. The option table
  * (server/cli/config_table.c) defines the accepted values. With 0 or NULL the engine chooses at
  * startup, as described for each option. */

@@ -36,8 +36,7 @@ static enum status own_head(struct loader *l, const char *base, int64_t n_rows)
     struct stack head = {.pieces = {{base, n_rows, 0, n_rows}},
                          .n = 1,
                          .n_in = l->c->hidden,
-                         .n_cols = l->c->hidden,
-                         .stays_plain = true};
+                         .n_cols = l->c->hidden};
     l->m->shard.head_sharded = false;
     return part_linear(l, &head, l->options->dtype, &l->m->head);
 }
@@ -53,7 +52,8 @@ static enum status share_head(struct loader *l)
 }
 
 /* Many checkpoints repeat the target's embedding and output head in the module. Such copies are
- * recognised and not loaded a second time. */
+ * recognised and not loaded a second time. If drafts are quantised, the head is loaded again for
+ * them: with a large vocabulary, reading it takes most of a module's time. */
 static enum status load_module_ends(struct loader *l, const char *embed, const char *head)
 {
     const struct tensor_names *names = l->c->names;
@@ -71,6 +71,9 @@ static enum status load_module_ends(struct loader *l, const char *embed, const c
     bool own = part_exists(l, head) && !is_copy(l, head, targets);
     if (own) {
         return own_head(l, head, l->c->vocab);
+    }
+    if (l->requantise.kind != REQUANTISE_NOT) {
+        return part_head(l, targets, false);
     }
     return share_head(l);
 }

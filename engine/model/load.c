@@ -129,16 +129,7 @@ static enum status load_ends(struct loader *l)
         return OK;
     }
     const char *base = tied ? c->names->embed : c->names->head;
-    int64_t first = 0;
-    if (m->shard.head_sharded) {
-        first = (int64_t)m->shard.rank * m->shard.vocab;
-    }
-    struct stack head = {.pieces = {{base, c->vocab, first, m->shard.vocab}},
-                         .n = 1,
-                         .n_in = c->hidden,
-                         .n_cols = c->hidden,
-                         .stays_plain = true};
-    return part_linear(l, &head, l->options->dtype, &m->head);
+    return part_head(l, base, true);
 }
 
 /* The device computes tables of angles from these frequencies. */
@@ -347,7 +338,8 @@ enum status model_load(const struct model_load_options *options, struct backend 
         st = quant_open(dir, &quant, err);
     }
     l.quant = quant;
-    if (!quant) {
+    // A draft head may be quantised though its target's checkpoint is already: parts that are stay.
+    if (!quant || c->head.kind != HEAD_NONE) {
         const enum requantise_kind kind = options->requantise;
         l.requantise =
             (struct requantise){kind, .blocks = kind == REQUANTISE_FP8 && wants_blocks(c)};

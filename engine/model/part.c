@@ -117,6 +117,18 @@ bool part_head_is_tied(struct loader *l)
     return false;
 }
 
+enum status part_head(struct loader *l, const char *base, bool stays_plain)
+{
+    const struct model_shard *s = &l->m->shard;
+    const int64_t first = s->head_sharded ? (int64_t)s->rank * s->vocab : 0;
+    struct stack head = {.pieces = {{base, l->c->vocab, first, s->vocab}},
+                         .n = 1,
+                         .n_in = l->c->hidden,
+                         .n_cols = l->c->hidden,
+                         .stays_plain = stays_plain};
+    return part_linear(l, &head, l->options->dtype, &l->m->head);
+}
+
 bool part_is_headless(const struct loader *l)
 {
     return l->form == &forms[BARE] && l->c->untied && !part_exists(l, l->c->names->head);

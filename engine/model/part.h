@@ -65,6 +65,8 @@ void part_find_form(struct loader *l);
 enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
 /* True if one matrix serves as embedding and head. */
 bool part_head_is_tied(struct loader *l);
+/* Loads the output head, or this rank's share of it. stays_plain: as in struct stack. */
+enum status part_head(struct loader *l, const char *base, bool stays_plain);
 /* True if the model was saved without its output head and that head is not the embedding. */
 bool part_is_headless(const struct loader *l);
 /* Reports tensors that nobody requested. Those of other modalities and of draft modules are

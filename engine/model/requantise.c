@@ -3,6 +3,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "engine/base/words.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -230,6 +231,11 @@ static struct weight_part describe(const struct work *w)
                                        .n_inputs = w->from->n_cols};
     }
     return p;
+}
+
+enum requantise_kind requantise_named(const char *name)
+{
+    return (enum requantise_kind)(words_find(REQUANTISE_AT_LOAD, name) + 1);
 }
 
 void requantise_part(struct requantise *q, struct weight_part *part)

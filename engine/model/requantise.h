@@ -18,6 +18,11 @@
 
 enum requantise_kind { REQUANTISE_NOT, REQUANTISE_FP8, REQUANTISE_INT4, REQUANTISE_INT8 };
 
+#define REQUANTISE_AT_LOAD "fp8|int4" // in the order of enum requantise_kind
+
+/* The kind of this name, or REQUANTISE_NOT. */
+enum requantise_kind requantise_named(const char *name);
+
 struct requantise {
     enum requantise_kind kind;
     bool blocks; // for FP8

@@ -27,6 +27,7 @@ static const struct {
             {"disable_by_batch_size", WHOLE},
             {"draft_tensor_parallel_size", WHOLE},
             {"kv_cache_dtype", JSON_STRING},
+            {"quantization", JSON_STRING},
             {"rejection_sample_method", JSON_STRING},
             {"draft_sample_method", JSON_STRING},
             {"synthetic_acceptance_rate", JSON_NUMBER},
@@ -106,6 +107,15 @@ enum status spec_options_read(struct spec_options *o, const struct json *j, stru
         return err_set(err, ERR_INVALID,
                        "speculative-config: disable_by_batch_size must be 0 or "
                        "more, draft_tensor_parallel_size 1 or more");
+    }
+    const char *form = json_get_string(j, "quantization");
+    o->quantization = form ? requantise_named(form) : REQUANTISE_NOT;
+    if (form && o->quantization == REQUANTISE_NOT) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "speculative-config: quantization: draft models can be quantised while they "
+                       "are loaded, to fp8 or int4; '%.60s' is neither (the format of a folder "
+                       "that is quantised already is in its config.json)",
+                       form);
     }
     o->k = (int32_t)k;
     o->min_n = (int32_t)min_n;

@@ -22,11 +22,12 @@ struct spec_options {
     int32_t k;                           // maximum number of drafts per step; for a tree, its depth
     int32_t min_n, max_n;                // shortest and longest suffix that n-gram lookup matches
     int32_t max_batch;                   // no proposals while more sequences than this are running
-    int32_t draft_max_len;   // longest text that the draft models support; set when they are opened
-    int32_t draft_ranks;     // 1: every rank holds complete draft models; 0 or the number of ranks:
-                             // they are sharded over all ranks
-    char kv_cache_dtype[32]; // KV format of the draft models; "": the target's
-    bool fixed;              // always k drafts: for tests and experiments
+    int32_t draft_max_len; // longest text that the draft models support; set when they are opened
+    int32_t draft_ranks;   // 1: every rank holds complete draft models; 0 or the number of ranks:
+                           // they are sharded over all ranks
+    enum requantise_kind quantization; // of the draft models, while they are loaded
+    char kv_cache_dtype[32];           // KV format of the draft models; "": the target's
+    bool fixed;                        // always k drafts: for tests and experiments
     enum spec_rejection rejection;
     float synthetic_rate; // probability that a draft is accepted
     bool no_bonus;        // synthetic only: no bonus token after the last draft

@@ -48,6 +48,24 @@ def test_a_module_drafts_the_same_as_numpy(tmp_path):
     check_drafts(heads.Mtp(target, tensors), folder, *speculative(method="mtp"))
 
 
+@pytest.mark.parametrize("form", ["fp8", "int4"])
+def test_a_quantised_module_drafts_nearly_as_well(form):
+    """The demo model's module, on text that the model knows, with a quantised copy of the output head."""
+    demo = os.path.join(golden.ROOT, "models", "demo")
+    requests = [{"prompt": f"The capital of {place} is", "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+                for place in ("France", "Japan", "Peru", "Kenya", "Norway", "Egypt")]
+
+    def run(*flags):
+        answers = golden.generate(demo, requests, "--dtype", "float32", *flags)
+        return [a["outputs"][0]["token_ids"] for a in answers], sum(a["usage"].get("accepted_draft_tokens", 0) for a in answers)
+
+    plain, _ = run()
+    whole, accepted = run(*speculative(method="mtp"))
+    quantised, still = run(*speculative(method="mtp", quantization=form))
+    assert whole == quantised == plain
+    assert still != accepted and still > 0.9 * accepted > 60
+
+
 @pytest.mark.parametrize("n, k", [(2, 3), (3, 3), (3, 2), (5, 5), *at_night((2, 5))])
 def test_several_modules_draft_the_same_as_numpy(tmp_path, n, k):
     """There are as many modules as drafts; or fewer, and the last module makes the remaining drafts; or more than are

@@ -224,6 +224,7 @@ def test_a_draft_with_another_vocabulary_is_refused():
     assert "vocabulary" in text and "4096" in text
     assert "rejection_sample_method" in refused(*config(method="ngram", rejection_sample_method="typical"))
     assert "num_speculative_tokens" in refused(*config(method="ngram", num_speculative_tokens=0))
+    assert "fp8 or int4; 'awq' is neither" in refused(*draft(OWN, quantization="awq"))
     for more in ({"model": [OWN, STRANGER]}, {"model": OWN, "prompt_lookup_max": 3}):
         assert "one draft model" in refused(*config(method="tree", rejection_sample_method="probabilistic", **more))
 
