@@ -20,8 +20,9 @@ struct moe_case {
 static void route(struct pair *p, const struct moe_case *c, const struct pair_tensor *x,
                   struct dmem ids[2], struct dmem weights[2])
 {
+    const enum dtype held = c->bias ? DT_F32 : DT_BF16; // the kernels are faster if bf16 suffices
     struct pair_weight router =
-        weight_make(p, WEIGHT_LINEAR, DT_F32, 1, c->n_experts, c->hidden, c->bias, 0.3f);
+        weight_make_of(p, held, WEIGHT_LINEAR, DT_F32, 1, c->n_experts, c->hidden, c->bias, 0.3f);
     struct pair_weight correction = vector_make(p, c->n_experts, 0.2f);
     struct pair_weight expert_scale = vector_make(p, c->n_experts, 1.0f);
     const size_t n = (size_t)c->n_rows * (size_t)c->k;

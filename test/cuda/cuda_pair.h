@@ -340,11 +340,12 @@ struct pair_weight {
     struct weight *w[2];
 };
 
-static inline struct pair_weight weight_make(struct pair *p, enum weight_kind kind,
-                                             enum dtype dtype, int32_t n_experts, int32_t n_out,
-                                             int32_t n_in, bool bias, float scale)
+/* held: the dtype that all values fit; dtype: the one that the backend keeps them in. */
+static inline struct pair_weight weight_make_of(struct pair *p, enum dtype held,
+                                                enum weight_kind kind, enum dtype dtype,
+                                                int32_t n_experts, int32_t n_out, int32_t n_in,
+                                                bool bias, float scale)
 {
-    const enum dtype held = kind == WEIGHT_VECTOR ? DT_F32 : dtype;
     const size_t n = (size_t)n_experts * (size_t)n_out * (size_t)n_in;
     const size_t n_bias = (size_t)n_experts * (size_t)n_out;
     float *data = xcalloc(n + n_bias, sizeof(float));
@@ -386,6 +387,14 @@ static inline struct pair_weight weight_make(struct pair *p, enum weight_kind ki
     free(bias_parts);
     free(parts);
     return w;
+}
+
+static inline struct pair_weight weight_make(struct pair *p, enum weight_kind kind,
+                                             enum dtype dtype, int32_t n_experts, int32_t n_out,
+                                             int32_t n_in, bool bias, float scale)
+{
+    const enum dtype held = kind == WEIGHT_VECTOR ? DT_F32 : dtype;
+    return weight_make_of(p, held, kind, dtype, n_experts, n_out, n_in, bias, scale);
 }
 
 static inline struct pair_weight vector_make(struct pair *p, int32_t n, float scale)

@@ -5,7 +5,9 @@
  *
  * Many rows: a block computes ROWS rows by EXPERTS experts (fewer if there would be few blocks,
  * with the same bits), a warp 16 or 32 of the rows. Weights are split on their way to shared
- * memory. Bound by reading shared memory, and by latency if there are few rows.
+ * memory. Where all of a tile's weights are bf16 numbers, as most checkpoints store them, the other
+ * terms are 0 and are not multiplied. Bound by reading shared memory, and by latency if there are
+ * few rows.
  *
  * In deterministic mode K is summed in parts of PART columns, which are added in order. With few
  * rows one warp computes a part and splits its weights in registers. With very few rows every block
@@ -87,10 +89,12 @@ __device__ __forceinline__ static void load_router(const struct scores_params &p
     }
 }
 
+/* Returns true if a weight has more terms than the first. */
 template <int EXPERTS>
-__device__ __forceinline__ static void split_router(bf16_t (*to)[EXPERTS][DEPTH + PAD],
+__device__ __forceinline__ static bool split_router(bf16_t (*to)[EXPERTS][DEPTH + PAD],
                                                     const float4 (&w)[RUNS<EXPERTS>])
 {
+    bool has_more = false;
 #pragma unroll
     for (int j = 0; j < RUNS<EXPERTS>; j++) {
         float left[4] = {w[j].x, w[j].y, w[j].z, w[j].w};
@@ -101,13 +105,16 @@ __device__ __forceinline__ static void split_router(bf16_t (*to)[EXPERTS][DEPTH 
             for (int i = 0; i < 4; i++) {
                 part[i] = from_float<bf16_t>(left[i]);
                 left[i] -= to_float(part[i]);
+                has_more |= t == 0 && left[i] != 0.0f;
             }
             *(uint2 *)&to[t][run_row(j)][run_col(j)] = *(const uint2 *)part;
         }
     }
+    return has_more;
 }
 
-template <int EXPERTS, typename D = division<EXPERTS>>
+/* N_TERMS: the number of terms that are not 0. */
+template <int EXPERTS, int N_TERMS, typename D = division<EXPERTS>>
 __device__ __forceinline__ static void multiply(const bf16_t (*x)[DEPTH + PAD],
                                                 const bf16_t (*w)[EXPERTS][DEPTH + PAD],
                                                 float (&sum)[D::MF][D::NF][4])
@@ -122,7 +129,7 @@ __device__ __forceinline__ static void multiply(const bf16_t (*x)[DEPTH + PAD],
             ldmatrix_x4(rows[m], &x[row + m * 16][k + (lane >> 4) * 8]);
         }
 #pragma unroll
-        for (int t = TERMS - 1; t >= 0; t--) { // small terms first
+        for (int t = N_TERMS - 1; t >= 0; t--) { // small terms first
 #pragma unroll
             for (int n = 0; n < D::COLUMNS; n += 16) {
                 uint32_t columns[4];
@@ -193,7 +200,7 @@ __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_pa
     for (int a = 0; a < D::AHEAD; a++) {
         load_router<EXPERTS>(p, w[a], a * DEPTH);
     }
-    split_router<EXPERTS>(m.w[0], w[0]);
+    bool has_more = split_router<EXPERTS>(m.w[0], w[0]);
     pdl_wait();
     pdl_trigger();
 #pragma unroll
@@ -210,18 +217,23 @@ __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_pa
                 break;
             }
             cp_async_wait<D::STAGES - 2>();
-            __syncthreads(); // this stage has arrived, and the last one may be refilled
+            // This stage has arrived, and the last one may be refilled.
+            const bool all_terms = __syncthreads_or(has_more);
             if (k + (D::STAGES - 1) * DEPTH < p.hidden) {
                 load_x(p, m.x[last], k + (D::STAGES - 1) * DEPTH);
             }
             cp_async_commit();
             load_router<EXPERTS>(p, w[a], k + D::AHEAD * DEPTH);
-            multiply<EXPERTS>(m.x[stage], m.w[half], sum);
+            if (all_terms) {
+                multiply<EXPERTS, TERMS>(m.x[stage], m.w[half], sum);
+            } else {
+                multiply<EXPERTS, 1>(m.x[stage], m.w[half], sum);
+            }
             if (FIXED && ((k + DEPTH) % PART == 0 || k + DEPTH >= p.hidden)) {
                 end_part<EXPERTS>(sum, total);
             }
             half ^= 1;
-            split_router<EXPERTS>(m.w[half], w[(a + 1) % D::AHEAD]);
+            has_more = split_router<EXPERTS>(m.w[half], w[(a + 1) % D::AHEAD]);
             last = stage;
             stage = stage + 1 == D::STAGES ? 0 : stage + 1;
         }
