@@ -12,20 +12,24 @@
 
 #include "engine/base/minmax.h"
 #include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { FUZZ_MAX_BYTES = 8192, FUZZ_MAX_FILE = 1 << 20 };
 
 struct fuzz_seed {
-    const char *bytes; // files' bytes are kept until the program ends
+    const char *bytes;
     size_t n;
+    char *file; // the same bytes, if they are to be freed
 };
 
 struct fuzz_seeds {
@@ -34,6 +38,7 @@ struct fuzz_seeds {
 };
 
 static uint64_t fuzz_state = 0x9e3779b97f4a7c15ULL;
+static struct fuzz_seed fuzz_now; // the input that is running
 
 static inline size_t fuzz_below(size_t n)
 {
@@ -47,12 +52,26 @@ static inline void fuzz_one(const char *data, size_t n)
     uint8_t *copy = malloc(n ? n : 1);
     if (copy) {
         memcpy(copy, data, n);
+        fuzz_now = (struct fuzz_seed){data, n, NULL};
         LLVMFuzzerTestOneInput(copy, n);
         free(copy);
     }
 }
 
-static inline void fuzz_add_seed(struct fuzz_seeds *seeds, const char *bytes, size_t n)
+/* Writes the input that is running; the program then ends as it would have. */
+static inline void fuzz_keep(int sig)
+{
+    const char *path = getenv("FUZZ_FINDING");
+    const int fd = path ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
+    if (fd >= 0) {
+        (void)!write(fd, fuzz_now.bytes, fuzz_now.n);
+        close(fd);
+    }
+    signal(sig, SIG_DFL);
+    raise(sig);
+}
+
+static inline void fuzz_add_seed(struct fuzz_seeds *seeds, struct fuzz_seed seed)
 {
     if (seeds->n == seeds->cap) {
         seeds->cap = seeds->cap ? 2 * seeds->cap : 64;
@@ -61,7 +80,7 @@ static inline void fuzz_add_seed(struct fuzz_seeds *seeds, const char *bytes, si
             abort();
         }
     }
-    seeds->v[seeds->n++] = (struct fuzz_seed){bytes, n};
+    seeds->v[seeds->n++] = seed;
 }
 
 static inline void fuzz_add_file(struct fuzz_seeds *seeds, const char *path)
@@ -74,27 +93,36 @@ static inline void fuzz_add_file(struct fuzz_seeds *seeds, const char *path)
     const size_t n = fread(data, 1, sizeof data, f);
     char *bytes = malloc(n ? n : 1);
     if (bytes && !ferror(f)) {
-        fuzz_add_seed(seeds, memcpy(bytes, data, n), n);
+        fuzz_add_seed(seeds, (struct fuzz_seed){memcpy(bytes, data, n), n, bytes});
     } else {
         free(bytes);
     }
     fclose(f);
 }
 
-/* The files of a folder, if it is there. */
+static inline void fuzz_free_seeds(struct fuzz_seeds *seeds)
+{
+    for (size_t i = 0; i < seeds->n; i++) {
+        free(seeds->v[i].file);
+    }
+    free(seeds->v);
+}
+
+/* The files of a folder, if it is there, in the order of their names, so that FUZZ_SEED repeats a
+ * run. */
 static inline void fuzz_add_folder(struct fuzz_seeds *seeds, const char *folder)
 {
-    DIR *dir = opendir(folder);
-    for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
+    struct dirent **names = NULL;
+    const int n = scandir(folder, &names, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
         char path[4096];
-        if (e->d_name[0] != '.' &&
-            snprintf(path, sizeof path, "%s/%s", folder, e->d_name) < (int)sizeof path) {
+        if (names[i]->d_name[0] != '.' &&
+            snprintf(path, sizeof path, "%s/%s", folder, names[i]->d_name) < (int)sizeof path) {
             fuzz_add_file(seeds, path);
         }
+        free(names[i]);
     }
-    if (dir) {
-        closedir(dir);
-    }
+    free(names);
 }
 
 static inline void fuzz_add_folders(struct fuzz_seeds *seeds, const char *folders)
@@ -165,6 +193,7 @@ static inline int fuzz_run(struct fuzz_seeds *seeds, int rounds)
     const char *seconds = getenv("FUZZ_SECONDS");
     const time_t end = seconds ? time(NULL) + atoi(seconds) : 0;
     int done = 0;
+    signal(SIGABRT, fuzz_keep);
     fuzz_add_folders(seeds, getenv("FUZZ_SEEDS_FROM"));
     if (more) {
         rounds = atoi(more);
@@ -190,10 +219,10 @@ static inline int fuzz_main(const char *const *texts, size_t n, int rounds)
     struct fuzz_seeds seeds = {0};
     const char *folder = getenv("FUZZ_SEEDS_TO");
     for (size_t i = 0; i < n; i++) {
-        fuzz_add_seed(&seeds, texts[i], strlen(texts[i]));
+        fuzz_add_seed(&seeds, (struct fuzz_seed){texts[i], strlen(texts[i]), NULL});
     }
     const int rc = folder ? fuzz_write_seeds(folder, &seeds) : fuzz_run(&seeds, rounds);
-    free(seeds.v);
+    fuzz_free_seeds(&seeds);
     return rc;
 }
 
@@ -211,7 +240,7 @@ static inline int fuzz_replay(const char *name, int argc, char **argv)
         fuzz_add_folder(&seeds, argv[i]);
     }
     const int rc = fuzz_run(&seeds, 0);
-    free(seeds.v);
+    fuzz_free_seeds(&seeds);
     return rc;
 }
 
