@@ -39,9 +39,10 @@ template <typename T> struct past {
     float norm, rate, dt_bias;
 };
 
-/* A thread's inputs of one row, from the preceding product. */
-struct fresh {
-    float x[CHANNELS], beta, decay, gate;
+/* A thread's inputs of one row, from the preceding product, as loaded: converting them would wait
+ * for them while the row before is computed. */
+template <typename T> struct fresh {
+    T x[CHANNELS], beta, decay, gate;
 };
 
 template <typename T> struct few_room {
@@ -168,24 +169,24 @@ __device__ __forceinline__ void load_past(const struct rows_params &p, const str
  */
 
 template <typename T>
-__device__ __forceinline__ struct fresh load_fresh(const struct rows_params &p,
-                                                   const struct few_work &w,
-                                                   const struct past<T> &m, int32_t row)
+__device__ __forceinline__ struct fresh<T> load_fresh(const struct rows_params &p,
+                                                      const struct few_work &w,
+                                                      const struct past<T> &m, int32_t row)
 {
-    struct fresh in;
+    struct fresh<T> in;
     const T *x = (const T *)p.x + row * p.x_stride;
 #pragma unroll
     for (int c = 0; c < CHANNELS; c++) {
-        in.x[c] = to_float(x[m.channel[c]]);
+        in.x[c] = x[m.channel[c]];
     }
-    in.beta = to_float(((const T *)p.beta + row * p.beta_stride)[w.head]);
-    in.decay = decay_input(p.law, ((const T *)p.decay + row * p.decay_stride)[w.head], 0.0f);
-    in.gate = to_float(((const T *)p.gate + row * p.gate_stride)[w.head * VALUE + my_column()]);
+    in.beta = ((const T *)p.beta + row * p.beta_stride)[w.head];
+    in.decay = ((const T *)p.decay + row * p.decay_stride)[w.head];
+    in.gate = ((const T *)p.gate + row * p.gate_stride)[w.head * VALUE + my_column()];
     return in;
 }
 
 template <typename T>
-__device__ __forceinline__ void convolve(const struct past<T> &m, const struct fresh &in,
+__device__ __forceinline__ void convolve(const struct past<T> &m, const struct fresh<T> &in,
                                          float *raw)
 {
 #pragma unroll
@@ -195,7 +196,7 @@ __device__ __forceinline__ void convolve(const struct past<T> &m, const struct f
         for (int j = 0; j < TAPS - 1; j++) {
             sum = fmaf(to_float(m.x[c][j]), m.weight[c][j], sum);
         }
-        sum = fmaf(in.x[c], m.weight[c][TAPS - 1], sum);
+        sum = fmaf(to_float(in.x[c]), m.weight[c][TAPS - 1], sum);
         raw[c * THREADS + threadIdx.x % (c == 0 ? THREADS : VALUE)] =
             __fdividef(sum, 1.0f + __expf(-sum));
     }
@@ -204,7 +205,8 @@ __device__ __forceinline__ void convolve(const struct past<T> &m, const struct f
 /* The row's inputs become part of the past. */
 template <typename T>
 __device__ __forceinline__ void keep_inputs(const struct rows_params &p, const struct few_work &w,
-                                            struct past<T> &m, const struct fresh &in, int32_t pos)
+                                            struct past<T> &m, const struct fresh<T> &in,
+                                            int32_t pos)
 {
     T *to = inputs_at<T>(p.state, w.seq.lane, pos);
 #pragma unroll
@@ -213,7 +215,7 @@ __device__ __forceinline__ void keep_inputs(const struct rows_params &p, const s
         for (int j = 0; j + 1 < TAPS - 1; j++) {
             m.x[c][j] = m.x[c][j + 1];
         }
-        m.x[c][TAPS - 2] = from_float<T>(in.x[c]);
+        m.x[c][TAPS - 2] = in.x[c];
         if (c > 0 || w.owner) {
             to[m.channel[c]] = m.x[c][TAPS - 2];
         }
@@ -339,7 +341,7 @@ __device__ __forceinline__ float opened(const struct rows_params &p, float gate)
 template <typename T>
 __device__ __forceinline__ void run_row(const struct rows_params &p, const struct few_work &w,
                                         struct past<T> &m, struct few_room<T> &room,
-                                        const struct fresh &in, int32_t row, bool real)
+                                        const struct fresh<T> &in, int32_t row, bool real)
 {
     const struct state_view &s = p.state;
     const int32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, of = w.seq.lane;
@@ -348,7 +350,7 @@ __device__ __forceinline__ void run_row(const struct rows_params &p, const struc
     if (real) {
         keep_inputs(p, w, m, in, pos);
     }
-    const float log = -m.rate * softplus(p.law, in.decay + m.dt_bias);
+    const float log = -m.rate * softplus(p.law, decay_input(p.law, in.decay, m.dt_bias));
     __syncthreads();
     const float4 q4 = *(const float4 *)&room.raw[lane * EACH];
     const float4 k4 = *(const float4 *)&room.raw[KEY + lane * EACH];
@@ -385,8 +387,8 @@ __device__ __forceinline__ void run_row(const struct rows_params &p, const struc
     add_values(m, room, sum);
     const float mine = fold(sum, 16), other = __shfl_xor_sync(0xffffffffu, mine, 16);
     const float by_k = lane < 16 ? mine : other, by_q = lane < 16 ? other : mine;
-    const T kept =
-        from_float<T>(__fdividef(room.raw[2 * KEY + column] - by_k, 1.0f + __expf(-in.beta)));
+    const T kept = from_float<T>(
+        __fdividef(room.raw[2 * KEY + column] - by_k, 1.0f + __expf(-to_float(in.beta))));
     const float u = to_float(kept), y = fmaf(room.own, u, by_q);
     const struct four<T> value = gather_value<T>(u);
     float square = lane < 16 ? y * y : 0.0f;
@@ -409,7 +411,7 @@ __device__ __forceinline__ void run_row(const struct rows_params &p, const struc
     const float normed = y * m.norm * rsqrtf(squares / (float)VALUE + p.eps);
     if (real && lane < 16) {
         T *out = (T *)p.out + (w.seq.first_row + row) * p.out_stride + w.head * VALUE;
-        out[column] = from_float<T>(normed * opened(p, in.gate));
+        out[column] = from_float<T>(normed * opened(p, to_float(in.gate)));
     }
 }
 
@@ -500,7 +502,8 @@ __device__ __forceinline__ void run_rows(const struct rows_params &p, const stru
                                          struct past<T> &m, struct few_room<T> &room,
                                          bool rehearsed)
 {
-    struct fresh next = {};
+    struct fresh<T> next = {
+    };
 #pragma unroll 1
     for (int32_t i = rehearsed ? -1 : 0; i < w.seq.n_rows; i++) {
         if (i == 0) {
@@ -508,7 +511,7 @@ __device__ __forceinline__ void run_rows(const struct rows_params &p, const stru
             pdl_trigger();
             next = load_fresh(p, w, m, w.seq.first_row);
         }
-        const struct fresh in = next;
+        const struct fresh<T> in = next;
         if (i >= 0 && i + 1 < w.seq.n_rows) {
             next = load_fresh(p, w, m, w.seq.first_row + i + 1);
         }
