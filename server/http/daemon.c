@@ -47,7 +47,7 @@ static void on_mhd_log(void *arg, const char *fmt, va_list args)
 static size_t no_unescape(void *arg, struct MHD_Connection *mhd, char *text)
 {
     (void)arg;
-    (void)mhd;
+    http_argument_seen(mhd, text);
     return strlen(text);
 }
 

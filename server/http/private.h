@@ -142,6 +142,7 @@ struct http_request {
     char *text, *query_end;
     const char *uri_seen; // where the URI is in libmicrohttpd's memory, n_uri bytes: for the guard
     size_t n_uri;
+    char *value_seen, *after_value; // of an argument that libmicrohttpd reads, in its memory
     char id[132];
     bool id_is_given;                                     // the client gave it in the head
     const char *origin, *content_type, *content_encoding; // borrowed from libmicrohttpd
@@ -278,6 +279,7 @@ enum MHD_Result http_handle(void *arg, struct MHD_Connection *mhd, const char *u
                             const char *method, const char *version, const char *data,
                             size_t *n_data, void **context);
 void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd);
+void http_argument_seen(struct MHD_Connection *mhd, const char *s);
 void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
                     enum MHD_RequestTerminationCode code);
 void http_request_lost(struct http_conn *c); // before http_conn_closed

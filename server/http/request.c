@@ -141,6 +141,24 @@ static void hide_arguments(const struct http_server *s, const char *uri)
     }
 }
 
+/* Called for each name and each value of an argument. Only arguments behind a NUL in the target are
+ * left: libmicrohttpd looks for the question mark there, too, but hide_arguments can't see where
+ * such a target ends. The request will be refused as bad. The argument that is being read becomes
+ * the last: behind it there is its value, or the next argument, or else the version. */
+void http_argument_seen(struct MHD_Connection *mhd, const char *s)
+{
+    struct http_conn *c = conn_of(mhd);
+    struct http_request *req = c ? c->req : NULL;
+    if (!req || c->server->mhd_version >= 0x01000000 || !req->uri_seen ||
+        s <= req->uri_seen + req->n_uri) {
+        return;
+    }
+    char *next = s == req->value_seen ? req->after_value : (char *)s + strlen(s) + 1;
+    req->value_seen = next;
+    req->after_value = next + strlen(next) + 1;
+    *next = '\0';
+}
+
 /* The first callback of a request; its headers may not have arrived yet. */
 void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd)
 {

@@ -250,12 +250,14 @@ def test_garbage_only_closes_the_connection(front):
     front.wait_for(connections=1, active=1, held_body=0, held_stream=0)
 
 
-def test_targets_with_many_arguments_leave_nothing(front):
-    """Each argument takes memory from libmicrohttpd's pool of a connection, until it is full at some place in the head."""
+@pytest.mark.parametrize("target", [b"/", b"/\0", b"/\0a\0=", b"/\0HTTP/1.1\0\0"])
+def test_targets_with_many_arguments_leave_nothing(front, target):
+    """Each argument takes memory from libmicrohttpd's pool of a connection, until it is full at some place in the head. A
+    NUL hides the end of the target."""
     for n in range(1, 400, 7):
         for mark in (b"&", b"&x=1"):
             s = front.connect()
-            s.sendall(b"GET /?" + mark * n + b"\xff" * 200 + b" HTTP/1.1\r\nHo\rxs:\n t\r\n")
+            s.sendall(b"GET " + target + b"?" + mark * n + b"\xff" * 200 + b" HTTP/1.1\r\nHo\rxs:\n t\r\n")
             s.shutdown(socket.SHUT_WR)
             while s.recv(65536):
                 pass
