@@ -2,8 +2,10 @@
 """Short runs of scripts/soak, scripts/check_alone, scripts/chaos and scripts/fuzz_long; longer ones in `make nightly`."""
 import csv
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -72,3 +74,17 @@ def test_executions_of_fuzzers_add_up(tmp_path):
         first = int(rows[0]["value"])
         assert first > values[0]
         assert "%d in all" % first in said
+
+
+def test_mixtures_read_folders_and_keep_what_aborts(tmp_path):
+    program = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"), "test/fuzz/multipart_fuzz_test")
+    (tmp_path / "seeds").mkdir()
+    (tmp_path / "seeds" / "one").write_bytes(b"--X\r\n\0more")
+    env = {**os.environ, "FUZZ_ROUNDS": "1", "FUZZ_FINDING": str(tmp_path / "finding")}
+    counts = [int(subprocess.check_output([program], env={**env, **more}).split()[0])
+              for more in ({}, {"FUZZ_SEEDS_FROM": str(tmp_path / "seeds")})]
+    assert counts[1] == counts[0] + 1
+    running = subprocess.Popen([program], env={**env, "FUZZ_SECONDS": "60"}, stdout=subprocess.DEVNULL)
+    time.sleep(0.5)
+    running.send_signal(signal.SIGABRT)
+    assert running.wait(20) == -signal.SIGABRT and (tmp_path / "finding").exists()
