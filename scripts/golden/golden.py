@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Make or check the tiny golden models of test/golden with transformers.
+"""Make or check the tiny golden models of test/golden and test/golden-families with transformers.
 
     golden.py --make test/golden [FOLDER ...]    make the models of families.py, or those named
     golden.py --check test/golden/llama-3 ...    recompute expected.json and compare
     golden.py --share test/golden/llama-3 test/golden/mistral ...    the others take the first one's weights
+    golden.py --draw test/golden-families [--seed TEXT] [--shards N] MODEL ...    folders with the configs and shapes of these
+                                                 models, and weights that are drawn, not stored (describe.py)
 
 Needs torch (CPU is enough), transformers 5, tokenizers and safetensors. expected.json holds, for
 prompts of 1, 7, 33 and 150 ids: the log-probability of every prompt token given those before it,
@@ -16,16 +18,22 @@ transformers' own bf16 run over the prompt's log-probabilities: the standard for
 import argparse
 import hashlib
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from describe import ROOT, seeded, write_description
 from families import COMMON, FAMILIES
 
+TOKENIZER = ROOT / "test" / "golden" / "llama-2"
+
 PROMPT_LENGTHS = (1, 7, 33, 150)
+DRAWN_LENGTHS = (1, 33, 150)  # there are many of these models
 N_GREEDY = 20
 N_TOP = 5
 DECIMALS = 5
@@ -104,7 +112,7 @@ def write_config(folder, legacy):
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def make(row, folder, tokenizer_from):
+def make(row, folder):
     generator = torch.Generator().manual_seed(seed_of(row["folder"]))
     config = AutoConfig.for_model(row["model_type"], **{**COMMON, **row["config"]})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -115,26 +123,48 @@ def make(row, folder, tokenizer_from):
     (folder / "model.safetensors").unlink(missing_ok=True)  # the target of a link must not change
     model.save_pretrained(folder)
     write_config(folder, row.get("legacy", False))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if tokenizer_from != folder:
-            (folder / name).unlink(missing_ok=True)
-            (folder / name).symlink_to(Path("..") / tokenizer_from.name / name)
+    link(folder, ("tokenizer.json", "tokenizer_config.json"))
     if "weights_of" in row:
         share_weights(folder, row["weights_of"])
+    elif row.get("drawn"):
+        write_description(folder, folder, row["folder"])
     write_answers(folder)
+
+
+def link(folder, names):
+    """All models have the same tokenizer."""
+    for name in names:
+        if (folder / name).resolve() != TOKENIZER / name:
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(os.path.relpath(TOKENIZER / name, folder))
 
 
 def share_weights(folder, owner):
     """A model that differs from another only in its config shares its weights."""
-    weights = folder / "model.safetensors"
-    weights.unlink()
-    weights.symlink_to(Path("..") / owner / "model.safetensors")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    name = "tensors.json" if (folder.parent / owner / "tensors.json").exists() else "model.safetensors"
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(Path("..") / owner / name)
 
 
-def write_answers(folder):
-    models = load(folder)
-    prompts = [draw_prompt(folder.name, n, models[0]) for n in PROMPT_LENGTHS]
-    write_expected(folder, expected(models, prompts))
+def draw(source, folder, seed, n_shards):
+    """A model with the source's config and shapes, whose weights are drawn."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder != source:
+        (folder / "config.json").write_text((source / "config.json").read_text())
+    link(folder, ("generation_config.json", "tokenizer.json", "tokenizer_config.json"))
+    write_description(source, folder, seed, n_shards)
+    stored = source / "expected.json"
+    made = json.loads(stored.read_text()).get("class") if stored.exists() else None
+    write_answers(folder, made)
+
+
+def write_answers(folder, made=None):
+    """`made`: the class of transformers, if it is not the one that config.json leads to."""
+    lengths = DRAWN_LENGTHS if (folder / "tensors.json").exists() else PROMPT_LENGTHS
+    models = load(folder, made)
+    prompts = [draw_prompt(folder.name, n, models[0]) for n in lengths]
+    write_expected(folder, expected(models, prompts, made))
 
 
 def draw_ids(seed, n, vocab_size):
@@ -167,7 +197,7 @@ def fix_rope_length(model):
     keys in its cache are already rotated. So the expected answers are those of the model at its full length, which for
     dynamic scaling is max_position_embeddings times the factor.
     """
-    rotary = getattr(model.model, "rotary_emb", None)
+    rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
     rope = getattr(model.config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
     if kind not in ("dynamic", "longrope") or rotary.rope_type == "ntk_alpha":  # Hunyuan's frequencies are fixed
@@ -183,15 +213,26 @@ def fix_rope_length(model):
     rotary.rope_type = "fixed"
 
 
-def load(folder):
+def name_for(made, path):
+    """Kimi K2's own model_type is not known to transformers, whose class for it has another."""
+    config = {**json.loads(path.read_text()), "model_type": getattr(transformers, made).config_class.model_type}
+    path.unlink()
+    path.write_text(json.dumps(config))
+
+
+def load(folder, made=None):
     """The model in fp32 and in bf16, both from the stored bf16 weights."""
     models = []
-    for dtype in (torch.float32, torch.bfloat16):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager"
-        ).eval()
-        fix_rope_length(model)
-        models.append(model)
+    with tempfile.TemporaryDirectory() as whole:
+        seeded.complete(folder, whole)
+        if made:
+            name_for(made, Path(whole) / "config.json")
+        for dtype in (torch.float32, torch.bfloat16):
+            model = getattr(transformers, made or "AutoModelForCausalLM").from_pretrained(
+                whole, dtype=dtype, attn_implementation="eager"
+            ).eval()
+            fix_rope_length(model)
+            models.append(model)
     return models
 
 
@@ -231,10 +272,11 @@ def expected_case(models, prompt):
     }
 
 
-def expected(models, prompts):
+def expected(models, prompts, made=None):
     return {
         "family": models[0].config.model_type,
         "transformers": transformers.__version__,
+        **({"class": made} if made else {}),
         "cases": [expected_case(models, prompt) for prompt in prompts],
     }
 
@@ -269,7 +311,7 @@ def case_problems(stored, computed):
 
 def check(folder):
     stored = json.loads((folder / "expected.json").read_text())
-    computed = expected(load(folder), [case["prompt"] for case in stored["cases"]])
+    computed = expected(load(folder, stored.get("class")), [case["prompt"] for case in stored["cases"]])
     problems = [] if stored["family"] == computed["family"] else ["family differs"]
     worst = 0.0
     for a, b in zip(stored["cases"], computed["cases"]):
@@ -283,6 +325,11 @@ def check(folder):
     for text in problems:
         print(f"    {text}")
     return not problems
+
+
+def tell(folder):
+    size = sum(f.stat().st_size for f in folder.iterdir() if not f.is_symlink())
+    print(f"{folder.name:18} made, {size // 1000} kB", flush=True)
 
 
 def main():
@@ -299,7 +346,10 @@ def main():
     mode.add_argument(
         "--share", metavar="DIR", type=Path, nargs="+", help="the folder that has the weights, then those that share them"
     )
-    parser.add_argument("folders", nargs="*", help="with --make: only these rows of families.py")
+    mode.add_argument("--draw", metavar="DIR", type=Path, help="folder that gets the golden folders")
+    parser.add_argument("--seed", help="with --draw: instead of the folder's name")
+    parser.add_argument("--shards", type=int, default=1, help="with --draw: number of files of weights")
+    parser.add_argument("folders", nargs="*", help="with --make: only these rows of families.py; with --draw: models")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -311,14 +361,18 @@ def main():
             share_weights(folder, args.share[0].name)
             write_answers(folder)
         return
+    if args.draw:
+        for source in map(Path, args.folders):
+            draw(source, args.draw / source.name, args.seed or source.name, args.shards)
+            tell(args.draw / source.name)
+        return
     unknown = set(args.folders) - {row["folder"] for row in FAMILIES}
     if unknown:
         parser.error(f"no such row in families.py: {', '.join(sorted(unknown))}")
     for row in FAMILIES:
         if not args.folders or row["folder"] in args.folders:
-            make(row, args.make / row["folder"], args.make / "llama-2")
-            size = sum(f.stat().st_size for f in (args.make / row["folder"]).iterdir())
-            print(f"{row['folder']:16} made, {size // 1000} kB", flush=True)
+            make(row, args.make / row["folder"])
+            tell(args.make / row["folder"])
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares `sluice generate` with the stored answers of transformers, for every folder of test/golden."""
+"""Compares `sluice generate` with the stored answers of transformers, for every folder of test/golden. Folders without stored
+weights get theirs in build/ (seeded.py), where there are links to the others."""
 import json
 import math
 import os
 import signal
 import subprocess
 
+import seeded
 from nightly import NIGHTLY
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-GOLDEN = os.path.join(ROOT, "test", "golden")
+ROOT = seeded.ROOT
+GOLDEN, FAMILIES = seeded.complete_all()
 SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
 SHARED = os.path.abspath(os.environ.get("SLUICE_SHARED", os.path.join(ROOT, "..", "shared")))

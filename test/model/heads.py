@@ -39,12 +39,12 @@ def read(path):
 
 
 def write(path, tensors):
-    """float32 arrays, whose values `rounded` has made exact in bf16, are stored as bf16."""
+    """float32 arrays are stored as bf16 if that is exact, as `rounded` makes them."""
     head, data = {}, b""
-    names = {numpy.dtype("int64"): "I64", numpy.dtype("bool"): "BOOL"}
+    names = {numpy.dtype(t): name for t, name in (("int64", "I64"), ("bool", "BOOL"), (F32, "F32"), ("uint16", "BF16"))}
     for name, a in tensors.items():
-        raw = as_bf16(a) if a.dtype == F32 else a
-        head[name] = {"dtype": names.get(a.dtype, "BF16"), "shape": list(a.shape),
+        raw = as_bf16(a) if a.dtype == F32 and numpy.array_equal(rounded(a), a) else a
+        head[name] = {"dtype": names[raw.dtype], "shape": list(a.shape),
                       "data_offsets": [len(data), len(data) + raw.nbytes]}
         data += raw.tobytes()
     text = json.dumps(head).encode()

@@ -10,8 +10,8 @@ import pytest
 
 import golden
 import heads
+from golden import FAMILIES
 from test_checkpoint import HEAD, MOE, SOURCE, Checkpoint, run, scores, tokens
-from test_golden_families import FAMILIES
 
 TIED = os.path.join(golden.GOLDEN, "llama-tied")
 
@@ -81,7 +81,6 @@ def each_expert(name, stacked, by_columns):
         yield from ((f"{base}.{e}.{which}_proj.weight", r) for which, r in rows.items())
 
 
-@pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
 @pytest.mark.parametrize("family, by_columns", [("qwen3.5-moe", False), ("gemma-4-moe", False), ("mistral-small-4", False),
                                                 ("llama-4", True)])
 def test_separate_experts_equal_those_in_one_tensor(family, by_columns, tmp_path):
@@ -108,8 +107,6 @@ OTHERS = ["vision_tower.blocks.0.weight", "model.visual.merger.weight", "model.a
 ], ids=["mixtral", "lfm2-moe", "kimi-linear"])
 def test_names_that_other_programs_give_to_experts_and_dense_layers(source, old, new, tmp_path):
     """llm-compressor names the experts of all families alike; transformers 5 has dense layers within Kimi's mixture."""
-    if not os.path.isdir(source):
-        pytest.skip(f"no {source}")
     c = Checkpoint(tmp_path / "model", source)
     before = tokens(source)
     for name in list(c.header):
@@ -124,8 +121,6 @@ def test_names_that_other_programs_give_to_experts_and_dense_layers(source, old,
 def test_a_missing_matrix_of_such_an_expert_is_named(tmp_path):
     """Granite 4's own files have all experts of a layer in one tensor."""
     source = os.path.join(FAMILIES, "granite-4")
-    if not os.path.isdir(source):
-        pytest.skip(f"no {source}")
     shutil.copytree(source, tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
     tensors = heads.read(path)

@@ -16,10 +16,9 @@ import pytest
 import golden
 from nightly import NIGHTLY, covering, share
 
-SHARED = [os.path.join(golden.SHARED, "golden-families", f) for f in ("mistral-small-4", "hunyuan-moe", "exaone-4")]
-SHARED = [f for f in SHARED if os.path.isdir(f)]
-FAMILIES = ["llama-3", "gemma-2", "qwen2-moe", "gpt-oss", "deepseek-v3", *SHARED]
-EVERY = [*golden.families(), *SHARED]
+NEWER = [os.path.join(golden.FAMILIES, f) for f in ("mistral-small-4", "hunyuan-moe", "exaone-4")]
+FAMILIES = ["llama-3", "gemma-2", "qwen2-moe", "gpt-oss", "deepseek-v3", *NEWER]
+EVERY = [*golden.families(), *NEWER]
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":1}'
 
 CHUNKS = {"whole": [], "chunked": ["--max-num-batched-tokens", "23", "--max-num-seqs", "9"]}

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of config.json that only some families of $SLUICE_SHARED/golden-families have: which may be missing or written differently
+"""Keys of config.json that only some families of test/golden-families have: which may be missing or written differently
 without changing the answer, and which values are refused by name."""
 import os
 
 import pytest
 
+from golden import FAMILIES
 from test_checkpoint import Checkpoint, run, scores
-from test_golden_families import FAMILIES
 
-pytestmark = pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
 ALTERNATE = ["sliding_attention"] * 3 + ["full_attention"]
 GONE = object()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families in their released formats, compared with transformers' stored answers: the folders of
-$SLUICE_SHARED/golden-families."""
+"""Families in their released formats, compared with transformers' stored answers: the folders of test/golden-families, and
+others of $SLUICE_SHARED/golden-families, if there are any."""
 import functools
 import os
 import subprocess
@@ -8,33 +8,41 @@ import subprocess
 import pytest
 
 import golden
-from nightly import NIGHTLY
+from nightly import NIGHTLY, at_night
 
-FAMILIES = os.path.join(golden.SHARED, "golden-families")
+OTHERS = os.path.join(golden.SHARED, "golden-families")
 # A different pick of experts in bf16 outweighs all rounding: these are compared only in fp32.
-ROUTES_FLIP = {"gemma-4-moe", "kimi-k2.5"}
+ROUTES_FLIP = {"others/gemma-4-moe", "others/kimi-k2.5"}
 
 # Prompts in which two experts are closer than fp32's rounding: transformers' fp64 run picks the other one, and so do we.
-TIES = {"hunyuan-moe": [150]}
+TIES = {"others/hunyuan-moe": [150]}
 
 
-def folders():
-    names = sorted(os.listdir(FAMILIES)) if os.path.isdir(FAMILIES) else []
-    return [name for name in names if os.path.exists(os.path.join(FAMILIES, name, "expected.json"))]
+def folders(place, prefix=""):
+    """By name."""
+    names = sorted(os.listdir(place)) if os.path.isdir(place) else []
+    paths = {prefix + name: os.path.join(place, name) for name in names}
+    return {name: path for name, path in paths.items() if os.path.exists(os.path.join(path, "expected.json"))}
+
+
+FOLDERS = {**folders(golden.FAMILIES), **folders(OTHERS, "others/")}
+MOST = [*folders(golden.FAMILIES), *at_night(*folders(OTHERS, "others/"))]
 
 
 @functools.cache
 def is_refused(name):
     """True if the device is not a CPU and reports that it does not support the family."""
-    command = [*golden.RUN, os.path.join(FAMILIES, name), "--json", "--log-level", "error"]
+    if golden.DEVICE == "cpu":
+        return False
+    command = [*golden.RUN, FOLDERS[name], "--json", "--log-level", "error"]
     done = subprocess.run(command, input="", capture_output=True, text=True, timeout=120)
-    return golden.DEVICE != "cpu" and "are not supported on this device" in done.stderr
+    return "are not supported on this device" in done.stderr
 
 
 def folder_of(name):
     if is_refused(name):
         pytest.skip(f"{name} runs only on CPUs so far")
-    return os.path.join(FAMILIES, name)
+    return FOLDERS[name]
 
 
 def scores(folder, *flags):
@@ -43,12 +51,7 @@ def scores(folder, *flags):
     return [answer["prompt_logprobs"] for answer in golden.generate(folder, requests, *flags)]
 
 
-def test_folders_are_there():
-    if not folders():
-        pytest.skip(f"no {FAMILIES}")
-
-
-@pytest.mark.parametrize("name", folders())
+@pytest.mark.parametrize("name", FOLDERS)
 def test_float32_equals_transformers(name):
     folder = folder_of(name)
     ties = TIES.get(name, [])
@@ -56,7 +59,7 @@ def test_float32_equals_transformers(name):
     golden.check_exact_unscored(folder, 1e-3, *golden.CHUNKS, *golden.TWO_THREADS, but=ties)
 
 
-@pytest.mark.parametrize("name", folders())
+@pytest.mark.parametrize("name", MOST)
 def test_rounded_is_as_good_as_transformers_own(name):
     folder = folder_of(name)
     if name in ROUTES_FLIP:
@@ -66,7 +69,7 @@ def test_rounded_is_as_good_as_transformers_own(name):
 
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks add in another order")
-@pytest.mark.parametrize("name", folders())
+@pytest.mark.parametrize("name", MOST)
 def test_a_row_is_the_same_in_any_chunk_and_on_any_ranks(name):
     folder = folder_of(name)
     once = scores(folder, *golden.TWO_THREADS)

@@ -219,7 +219,6 @@ def test_no_setting_and_no_other_request_changes_a_request_of_several_modules(tm
     assert all(saw.values()), saw
 
 
-@pytest.mark.skipif(not os.path.isdir(test_hybrid.FAMILIES), reason=f"no {test_hybrid.FAMILIES}")
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_no_setting_and_no_other_request_changes_a_request_of_a_hybrid(tmp_path, family):
     cube, folder = test_hybrid, test_hybrid.folder(family)

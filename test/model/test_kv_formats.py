@@ -11,7 +11,6 @@ import pytest
 
 import golden
 from test_checkpoint import Checkpoint
-from test_family_keys import FAMILIES
 from test_golden_quant import folders, prompts, scores, distance
 
 FORMATS = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]
@@ -122,10 +121,9 @@ def test_a_single_scale_serves_keys_and_values(tmp_path):
     assert bits(both, *per_head) == bits(OURS, *per_head) == bits(OURS, "--kv-cache-dtype", "fp8")
 
 
-@pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
 def test_scales_are_found_beside_other_names_of_attention(tmp_path):
     """As modelopt writes them for Nemotron-H, whose attention is called mixer."""
-    source = os.path.join(FAMILIES, "nemotron-3-nano")
+    source = os.path.join(golden.FAMILIES, "nemotron-3-nano")
     copy = Scaled(tmp_path / "model", source)
     n = len(copy.config["hybrid_override_pattern"])
     copy.give(n, "backbone.layers.{}.mixer.k_proj.", k_scale=0.02)

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
+from golden import FAMILIES
 from test_checkpoint import run, scores
-from test_family_keys import FAMILIES, GONE, changed
+from test_family_keys import GONE, changed
 
-pytestmark = pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 GEMMA = [SLIDING, SLIDING, FULL]
 OWN = {"head_dim": 32, "num_key_value_heads": 1}

@@ -15,7 +15,7 @@ import golden
 DEMO = os.path.join(golden.ROOT, "models", "demo")
 FORMATS = ["fp8", "fp8-block", "int4", "int8"]
 PROMPTS = ["Tell me a story about a fox and a crow.", "What is 12 plus 7?", "The"]
-NEMOTRON = os.path.join(golden.SHARED, "golden-families", "nemotron-3-nano")
+NEMOTRON = os.path.join(golden.FAMILIES, "nemotron-3-nano")
 DTYPES = {"F32": "<f4", "I64": "<i8", "I32": "<i4", "I8": "i1", "F8_E4M3": "u1", "BF16": "<u2"}
 
 
@@ -161,7 +161,6 @@ def test_the_same_modules_are_quantised_as_while_loading(family, tmp_path):
     assert folder == loading and folder != golden.generate(model, request)
 
 
-@pytest.mark.skipif(not os.path.isdir(NEMOTRON), reason=f"no {NEMOTRON}")
 def test_a_config_with_a_bare_infinity(tmp_path):
     """As NVIDIA writes time_step_limit."""
     out = str(tmp_path / "out")

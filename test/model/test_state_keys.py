@@ -6,10 +6,10 @@ import os
 
 import pytest
 
+from golden import FAMILIES
 from test_checkpoint import run, scores
-from test_family_keys import FAMILIES, GONE, changed
+from test_family_keys import GONE, changed
 
-pytestmark = pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
 FULL, LINEAR = "full_attention", "linear_attention"
 LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 
