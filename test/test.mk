@@ -46,7 +46,10 @@ test: all test-binaries check  ## all tests that need only a checkout, in minute
 nightly: all test-binaries check  ## the same with all seeds and settings, of which `make test` runs a part
 	@export SLUICE_NIGHTLY=1 SIM_RUNS=$${SIM_RUNS:-20000} FAKE_STRIDE=$${FAKE_STRIDE:-1} TEST_TIMEOUT=$${TEST_TIMEOUT:-7200}; \
 	failed=0; for t in "test/run $(UNIT) $(PYTESTS)" "$(MAKE) soak-tsan soak-asan" scripts/check_clients scripts/check_agents scripts/check_schemathesis; do $$t || failed=1; done; exit $$failed
-test-binaries: $(UNIT) $(if $(ONLY),,$(SERVERS)) $(FAKE_SLUICE) $(FAKE_OPS)
+.PHONY: seeded
+seeded:  # build/golden: models whose weights are not stored
+	@python3 test/model/seeded.py
+test-binaries: seeded $(UNIT) $(if $(ONLY),,$(SERVERS)) $(FAKE_SLUICE) $(FAKE_OPS)
 test-unit: test-binaries  ## only the C tests
 	@test/run $(UNIT)
 test-py: all $(SERVERS) $(FAKE_SLUICE) $(FAKE_OPS)  ## the tests that start the program

@@ -6,7 +6,8 @@ from a plain Llama, so it shows what the golden model tests. Prompts have up to 
 lengths of 64 are crossed by every model that has them.
 
 `legacy` rows write config.json in the older form (rope_theta, rope_scaling, torch_dtype) and the
-others in the newer form (rope_parameters, dtype): a server must read both.
+others in the newer form (rope_parameters, dtype): a server must read both. The weights of `drawn` rows
+are not stored (describe.py); prefer that, unless C tests read them.
 """
 
 VOCAB = 384
@@ -90,6 +91,7 @@ FAMILIES = [
         # A shared expert with a sigmoid gate; routing weights are not renormalised; the first
         # layer is dense.
         "folder": "qwen2-moe",
+        "drawn": True,
         "model_type": "qwen2_moe",
         "config": {
             "num_hidden_layers": 3,
@@ -164,6 +166,7 @@ FAMILIES = [
     },
     {
         "folder": "mixtral",
+        "drawn": True,
         "model_type": "mixtral",
         "config": {
             "head_dim": 16,
@@ -264,6 +267,7 @@ FAMILIES = [
     },
     {
         "folder": "gemma-3",
+        "drawn": True,
         "model_type": "gemma3_text",
         "config": {
             "head_dim": 32,

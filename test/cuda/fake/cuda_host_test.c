@@ -11,6 +11,7 @@
 
 #include <math.h>
 
+#define GOLDEN "build/golden" // test/golden, with the weights that are not stored
 #define OWN "test/golden/llama-3"
 #define STRANGER "test/golden/llama-tied"
 
@@ -165,7 +166,7 @@ static int all_families(const void *arg)
                                            "stablelm",    "glm4"};
     for (size_t i = 0; i < 4 * sizeof families / sizeof families[0]; i++) {
         char dir[64];
-        snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
+        snprintf(dir, sizeof dir, GOLDEN "/%s", families[i / 4]);
         fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
         fake_cuda_has_products(i % 4 != 1);
         struct engine_options o = small(dir);
@@ -379,7 +380,7 @@ static int ranks(const void *arg)
     static const char *const families[] = {"llama-3", "mixtral", "deepseek-v3", "gpt-oss"};
     for (size_t i = 0; i < 4 * sizeof families / sizeof families[0]; i++) {
         char dir[64];
-        snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
+        snprintf(dir, sizeof dir, GOLDEN "/%s", families[i / 4]);
         fake_cuda_reset(3, *(const int32_t *)arg, (size_t)1 << 32);
         struct engine_options o = small(dir);
         o.tensor_parallel_size = 2;

@@ -133,7 +133,7 @@ static struct engine_options random_options(struct life *l, char *dir, size_t n_
     };
     static const int32_t sizes[] = {8, 16, 32, 64, 128};
     const char *config = ONE_OF(l, configs);
-    snprintf(dir, n_bytes, "test/golden/%s", config ? "llama-3" : ONE_OF(l, families));
+    snprintf(dir, n_bytes, "build/golden/%s", config ? "llama-3" : ONE_OF(l, families));
     const int32_t block = sizes[pick(l, 0, 4)];
     return (struct engine_options){
         .model = dir,
