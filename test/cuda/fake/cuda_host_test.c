@@ -11,7 +11,6 @@
 
 #include <math.h>
 
-#define GOLDEN "build/golden" // test/golden, with the weights that are not stored
 #define OWN "test/golden/llama-3"
 #define STRANGER "test/golden/llama-tied"
 
@@ -161,12 +160,16 @@ static struct engine_options small(const char *model)
  * build has. */
 static int all_families(const void *arg)
 {
-    static const char *const families[] = {"llama-3",     "gemma-2", "gemma-3",   "mixtral",
-                                           "deepseek-v3", "gpt-oss", "qwen3-moe", "phi-3-long",
-                                           "stablelm",    "glm4"};
+    static const char *const families[] = {
+        "llama-3",         "gemma-2",          "gemma-3",     "mixtral",     "deepseek-v3",
+        "gpt-oss",         "qwen3-moe",        "phi-3-long",  "stablelm",    "glm4",
+        "qwen3.5",         "qwen3.5-moe",      "qwen3-next",  "kimi-linear", "ling-3",
+        "nemotron-3-nano", "nemotron-3-super", "granite-4",   "falcon-h1",   "bamba",
+        "lfm2-moe",        "gemma-4-e",        "gemma-4-moe", "llama-4",     "mistral-small-4",
+        "cohere-2",        "ernie-4.5-moe",    "exaone-moe"};
     for (size_t i = 0; i < 4 * sizeof families / sizeof families[0]; i++) {
         char dir[64];
-        snprintf(dir, sizeof dir, GOLDEN "/%s", families[i / 4]);
+        host_family(dir, sizeof dir, families[i / 4]);
         fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
         fake_cuda_has_products(i % 4 != 1);
         struct engine_options o = small(dir);
@@ -377,10 +380,12 @@ static void lose_at_every_call(cudaError_t e)
 /* Several ranks as threads, each on a device of its own. */
 static int ranks(const void *arg)
 {
-    static const char *const families[] = {"llama-3", "mixtral", "deepseek-v3", "gpt-oss"};
+    static const char *const families[] = {"llama-3",    "mixtral",     "deepseek-v3",
+                                           "gpt-oss",    "qwen3.5-moe", "nemotron-3-nano",
+                                           "kimi-linear"};
     for (size_t i = 0; i < 4 * sizeof families / sizeof families[0]; i++) {
         char dir[64];
-        snprintf(dir, sizeof dir, GOLDEN "/%s", families[i / 4]);
+        host_family(dir, sizeof dir, families[i / 4]);
         fake_cuda_reset(3, *(const int32_t *)arg, (size_t)1 << 32);
         struct engine_options o = small(dir);
         o.tensor_parallel_size = 2;

@@ -76,6 +76,15 @@ static inline void host_check(const char *what, int32_t n_ranks)
     }
 }
 
+/* A model of test/golden or test/golden-families, with its weights (test/model/seeded.py). */
+static inline void host_family(char *dir, size_t n_bytes, const char *name)
+{
+    snprintf(dir, n_bytes, "build/golden/%s", name);
+    if (access(dir, F_OK) != 0) {
+        snprintf(dir, n_bytes, "build/golden-families/%s", name);
+    }
+}
+
 /* The architectures that this build has code for, 0 at the end. */
 static inline const int32_t *host_archs(void)
 {
