@@ -154,29 +154,35 @@ static void put_start(struct buf *out, const struct turn *t, const struct reason
     SEQUENCE "{\"type\":\"const_string\",\"value\":\"<|channel|>" channel                          \
              "<|message|>\"}," ANY_TEXT "," NEXT "]}"
 
-/* Messages with reasoning and text before a call; then a call, or the final message. */
+/* Messages with reasoning, and perhaps with text, before the message that ends the turn. */
+static void put_before(struct buf *out, bool with_text)
+{
+    buf_puts(out, SEQUENCE "{\"type\":\"star\",\"content\":" OR MESSAGE("analysis"));
+    if (with_text) {
+        buf_puts(out, "," MESSAGE("commentary"));
+    }
+    buf_puts(out, "]}},");
+}
+
+/* A call, or the final message. Text before an answer of a given form would be part of its
+ * content. */
 static void put_harmony(struct buf *out, const struct turn *t)
 {
     if (t->opened) {
-        buf_puts(out, SEQUENCE ANY_TEXT "," NEXT ",");
+        buf_puts(out, SEQUENCE ANY_TEXT "," NEXT "," OR);
     } else {
-        buf_puts(out, SEQUENCE);
+        buf_puts(out, SEQUENCE OR);
     }
-    buf_puts(out, "{\"type\":\"star\",\"content\":" OR MESSAGE("analysis"));
     if (t->calls) {
-        buf_puts(out, "," MESSAGE("commentary") "]}},");
-    } else {
-        buf_puts(out, "]}},");
-    }
-    buf_puts(out, OR);
-    if (t->calls) {
-        buf_puts(out, DEFINED("calls"));
+        put_before(out, true);
+        buf_puts(out, DEFINED("calls") "]}");
     }
     if (!t->must_call) {
         if (t->calls) {
             buf_puts(out, ",");
         }
-        buf_puts(out, SEQUENCE
+        put_before(out, t->calls && !t->answer);
+        buf_puts(out,
                  "{\"type\":\"const_string\",\"value\":\"<|channel|>final\"},"
                  "{\"type\":\"optional\",\"content\":{\"type\":\"const_string\","
                  "\"value\":\" <|constrain|>json\"}},"
