@@ -11,6 +11,10 @@
     JSON_WORDS, .has_outer = true, .open = "", .close = "", .key = its_key, .colon = its_colon,    \
         .comma = "", .value_end = its_end, .bar = its_bar, .is_bare = true
 
+#define GEMMA(its_quote)                                                                           \
+    JSON_WORDS, .quote = its_quote, .bare_names = true, .compact = true, .has_outer = true,        \
+        .open = "{", .close = "}", .key = "", .colon = ":", .comma = ",", .value_end = ""
+
 #define MINIMAX "]<]minimax[>["
 #define DSML                                                                                       \
     "\xEF\xBD\x9C"                                                                                 \
@@ -48,18 +52,8 @@ static const struct style styles[] = {
      .colon = "=",
      .comma = ", ",
      .value_end = ""},
-    {.name = "gemma4",
-     JSON_WORDS,
-     .quote = "<|\"|>",
-     .bare_names = true,
-     .compact = true,
-     .has_outer = true,
-     .open = "{",
-     .close = "}",
-     .key = "",
-     .colon = ":",
-     .comma = ",",
-     .value_end = ""},
+    {.name = "gemma4", GEMMA("<|\"|>")},
+    {.name = "functiongemma", GEMMA("<escape>")},
 };
 
 const struct style *style_json(void)

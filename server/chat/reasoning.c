@@ -44,6 +44,13 @@ static const struct kind {
     [REASONING_GRANITE] = {.marks.opens = {"Here is my thought process:",
                                            "Here's my thought process:"},
                            .marks.closes = {"Here is my response:", "Here's my response:"}},
+    [REASONING_APERTUS] = {.marks.opens = {"<|inner_prefix|>"},
+                           .marks.closes = {"<|inner_suffix|>"}},
+    [REASONING_SOLAR_OPEN] = {.marks.opens = {"<|think|>"},
+                              .marks.closes = {"<|end|><|begin|>assistant"},
+                              .marks.answer_opens = {"<|content|>"},
+                              .marks.answer_closes = {"<|end|>", "<|flush|>"},
+                              .sign = "<|begin|>assistant"},
     [REASONING_ANSWER] = {.marks.opens = {"<think>"},
                           .marks.closes = {"</think>"},
                           .marks.answer_opens = {"<answer>"},
@@ -66,6 +73,7 @@ static const struct {
     const char *name;
     enum reasoning_kind kind;
 } names[] = {
+    {"apertus", REASONING_APERTUS},
     {"cohere_command3", REASONING_COHERE},
     {"cohere_command4", REASONING_COHERE},
     {"deepseek_r1", REASONING_THINK},
@@ -94,6 +102,7 @@ static const struct {
     {"poolside_v1", REASONING_THINK},
     {"qwen3", REASONING_THINK},
     {"seed_oss", REASONING_SEED_OSS},
+    {"solar_open", REASONING_SOLAR_OPEN},
     {"step3", REASONING_THINK},
     {"step3p5", REASONING_THINK},
     {"think", REASONING_THINK},

@@ -76,11 +76,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const char *const names[] = {
         // 'a' and so on. New names are added at the end, so that existing inputs keep their
         // meaning.
-        "hermes",       "llama3_json",    "mistral",         "pythonic",     "qwen3_coder",
-        "harmony",      "seed_oss",       "minimax_m2",      "deepseek_v32", "minicpm5",
-        "glm45",        "kimi_k2",        "deepseek_v31",    "deepseek_v3",  "gemma4",
-        "hunyuan_a13b", "granite",        "cohere_command3", "internlm",     "gigachat3",
-        "olmo3",        "phi4_mini_json", "kimi_k3",         "minimax_m3",   "hy_v3",
+        "hermes",       "llama3_json",    "mistral",         "pythonic",      "qwen3_coder",
+        "harmony",      "seed_oss",       "minimax_m2",      "deepseek_v32",  "minicpm5",
+        "glm45",        "kimi_k2",        "deepseek_v31",    "deepseek_v3",   "gemma4",
+        "hunyuan_a13b", "granite",        "cohere_command3", "internlm",      "gigachat3",
+        "olmo3",        "phi4_mini_json", "kimi_k3",         "minimax_m3",    "hy_v3",
+        "apertus",      "solar_open",     "functionary_v31", "functiongemma",
     };
     enum { N_NAMES = sizeof names / sizeof names[0], N_KINDS = REASONING_THINK + 1 };
     static const char *const stop[] = {"</s>", "END"};
@@ -90,9 +91,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     struct output_options opt = {
-        .parser = tool_parser_find(names[(data[0] + 256 - 'a') % N_NAMES]),
+        .parser = tool_parser_find(names[(uint8_t)(data[0] - 'a') % N_NAMES]),
         .tools = tools,
-        .reasoning = (enum reasoning_kind)((data[1] + 240 - '0') % N_KINDS),
+        .reasoning = (enum reasoning_kind)((uint8_t)(data[1] - '0') % N_KINDS),
         .starts_in_reasoning = (data[2] & 1) != 0,
         .stop = stop,
         .stop_bytes = stop_bytes,
@@ -125,15 +126,15 @@ int main(void)
         "a02<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {}]}}\n</tool_call> b END",
         "b00{\"name\": \"g\", \"parameters\": {\"x\": \"\\u00e9\\\"\"}}; {\"name\": \"f\", "
         "\"parameters\": {}}",
-        "c50[THINK]hm[/THINK][TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": "
+        "c70[THINK]hm[/THINK][TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": "
         "\"g\", "
         "\"arguments\": \"{}\", \"id\": \"x\"}]",
         "d00[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
-        "d93hm</think><|tool_call_start|>[[f(n=1)]",
+        "d=3hm</think><|tool_call_start|>[[f(n=1)]",
         "e00<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n"
         "</parameter>\n</function>\n</tool_call>",
-        "d90<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
-        "b92The <think>end</think></s>\n<|python_tag|>{\"name\"",
+        "d=0<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
+        "b=2The <think>end</think></s>\n<|python_tag|>{\"name\"",
         "f10\xf9"
         "analysis\xfahm\xfc\xf8"
         "assistant\xf9"
@@ -151,7 +152,7 @@ int main(void)
         "g30<seed:think>hm</seed:think>\n<seed:tool_call>\n<function=f>\n<parameter=n>5</"
         "parameter>\n"
         "</function>\n</seed:tool_call>",
-        "h91hm<minimax:tool_call>\n<invoke name=\"f\">\n<parameter "
+        "h=1hm<minimax:tool_call>\n<invoke name=\"f\">\n<parameter "
         "name=\"n\">5</parameter>\n</invoke>"
         "\n</minimax:tool_call>",
         "i00<\xEF\xBD\x9C"
@@ -163,8 +164,8 @@ int main(void)
         "\xEF\xBD\x9Cparameter>\n</\xEF\xBD\x9C"
         "DSML\xEF\xBD\x9Cinvoke>",
         "j00<function name=\"f\"><param name=\"s\"><![CDATA[<b> </param>]]></param></function>",
-        "k91hm</think>\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
-        "l90<think>hm<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+        "k=1hm</think>\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+        "l=0<think>hm<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
         "<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|><|tool_calls_section_end|>",
         "m00<\xEF\xBD\x9Ctool\xE2\x96\x81"
         "call\xE2\x96\x81"
@@ -177,25 +178,31 @@ int main(void)
         "o20<|channel>thought\nhm<channel|><|tool_call>call:f{s:<|\"|>a\"<|\"|>,o:{k:[1,{},<|\"|>x<"
         "|\"|>]},"
         "b:true}<tool_call|>",
-        "p70<think>\nhm\n</think>\n<answer>\nyes\n</answer><tool_calls>[{\"name\": \"f\", "
+        "p;0<think>\nhm\n</think>\n<answer>\nyes\n</answer><tool_calls>[{\"name\": \"f\", "
         "\"arguments\": "
         "{\"n\": 1}}, {\"name\": \"g\"}]</tool_calls>",
-        "q60Here is my thought process: hm. Here is my response: <|tool_call|>[{\"name\": \"g\"}]",
-        "r40<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", "
+        "q80Here is my thought process: hm. Here is my response: <|tool_call|>[{\"name\": \"g\"}]",
+        "r50<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", "
         "\"tool_name\": "
         "\"f\", \"parameters\": {}}]<|END_ACTION|><|START_RESPONSE|>yes<|END_RESPONSE|>",
-        "s80<|action_start|><|plugin|>{\"name\": \"g\", \"parameters\": {}}<|action_end|>",
+        "s<0<|action_start|><|plugin|>{\"name\": \"g\", \"parameters\": {}}<|action_end|>",
         "t00<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"g\", \"arguments\": {}}",
         "u00<function_calls>\nf(n=1)\ng()\n</function_calls>",
-        "w00<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\" "
+        "w60<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\" "
         "index=\"1\"<|sep|><|open|>argument key=\"n\" "
         "type=\"number\"<|sep|>1<|close|>argument<|sep|>"
         "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
-        "x00<mm:think>hm</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke "
+        "x40<mm:think>hm</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke "
         "name=\"f\">]<]minimax[>["
         "<o>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[</o>]<]minimax[>[</invoke>\n"
         "]<]minimax[>[</tool_call>",
         "v00functools[{\"name\": \"g\", \"arguments\": {}}]",
+        "z90<|inner_prefix|>hm<|tools_prefix|>[{\"f\": {\"n\": 1}}, {\"g\": {}}]<|tools_suffix|>",
+        "{:0<|think|>hm<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1<|tool_call:"
+        "name|>"
+        "f<|tool_call:args|>{\"n\": 1}<|tool_call:end|><|calls|>",
+        "|00<function=f>{\"n\": 1}</function>\n<function=g>{}</function>",
+        "}00<start_function_call>call:f{s:<escape>a\"<escape>,o:{k:[1]}}<end_function_call>",
     };
     return fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Gemma 4: <|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>. Keys are bare, strings are enclosed in
  * two <|"|> tokens without escapes, and objects, lists, numbers and words are as in JSON. The text
- * is converted to JSON item by item. */
+ * is converted to JSON item by item. FunctionGemma has other tokens. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -10,7 +10,16 @@ enum state { TEXT, HEAD, NAME, KEY, VALUE, AFTER_VALUE, AFTER };
 
 enum { MAX_DEPTH = 60 }; // `nest` has 64 bits
 
-static const char open[] = "<|tool_call>", close[] = "<tool_call|>", quote[] = "<|\"|>";
+struct gemma_form {
+    const char *opens[2]; // NULL-terminated
+    const char *close, *quote;
+};
+
+static const struct gemma_form *form_of(const struct tool_parse *p)
+{
+    return p->parser->form;
+}
+
 static const char head_word[] = "call:";
 
 /* After the opening marker: expects "call:". */
@@ -116,7 +125,8 @@ static bool name(struct tool_parse *p)
 /* Reads a string at `scan`, which moves past it. */
 static enum tool_match quoted(struct tool_parse *p, bool final, const char **text, size_t *n)
 {
-    const size_t n_quote = sizeof quote - 1;
+    const char *quote = form_of(p)->quote;
+    const size_t n_quote = strlen(quote);
     enum tool_match m = tool_match(p, quote, final);
     if (m != MATCH_YES) {
         return m;
@@ -259,13 +269,14 @@ static bool after_value(struct tool_parse *p)
 /* The closing marker after a call is optional. */
 static bool after(struct tool_parse *p, bool final)
 {
+    const char *close = form_of(p)->close;
     tool_skip_space(p);
     enum tool_match m = tool_match(p, close, final);
     if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
         return false;
     }
     if (m == MATCH_YES) {
-        p->scan += sizeof close - 1;
+        p->scan += strlen(close);
     }
     tool_commit(p);
     p->state = TEXT;
@@ -275,11 +286,10 @@ static bool after(struct tool_parse *p, bool final)
 /* One transition of the states above; true if another may follow. */
 static bool step(struct tool_parse *p, bool final)
 {
-    static const char *const words[] = {open, NULL};
     int which;
     switch (p->state) {
     case TEXT:
-        if (!tool_find(p, words, true, final, &which)) {
+        if (!tool_find(p, form_of(p)->opens, true, final, &which)) {
             return false;
         }
         p->state = HEAD;
@@ -293,17 +303,24 @@ static bool step(struct tool_parse *p, bool final)
     }
 }
 
-static const char *const markers[] = {open, close, quote, NULL};
-static const struct tool_writing writing = {
-    .call = "<|tool_call>call:",
-    .name_end = "",
-    .call_end = close,
-    .style = "gemma4",
-    .trigger = open,
-};
-const struct tool_parser tool_parser_gemma4 = {
-    .name = "gemma4",
-    .step = step,
-    .markers = markers,
-    .writing = &writing,
-};
+#define GEMMA(its_name, its_open, its_close, its_quote)                                            \
+    static const char *const its_name##_markers[] = {its_open, its_close, its_quote, NULL};        \
+    static const struct gemma_form its_name = {                                                    \
+        .opens = {its_open}, .close = its_close, .quote = its_quote};                              \
+    static const struct tool_writing its_name##_writing = {                                        \
+        .call = its_open "call:",                                                                  \
+        .name_end = "",                                                                            \
+        .call_end = its_close,                                                                     \
+        .style = #its_name,                                                                        \
+        .trigger = its_open,                                                                       \
+    };                                                                                             \
+    const struct tool_parser tool_parser_##its_name = {                                            \
+        .name = #its_name,                                                                         \
+        .step = step,                                                                              \
+        .form = &its_name,                                                                         \
+        .markers = its_name##_markers,                                                             \
+        .writing = &its_name##_writing,                                                            \
+    }
+
+GEMMA(gemma4, "<|tool_call>", "<tool_call|>", "<|\"|>");
+GEMMA(functiongemma, "<start_function_call>", "<end_function_call>", "<escape>");

@@ -63,6 +63,19 @@ static void begin(struct json_call *c, struct tool_parse *p)
     buf_clear(&c->arguments);
 }
 
+/* Objects {NAME: ARGUMENTS}: the first key is the name. False if it cannot be one. */
+static bool take_name(struct json_call *c)
+{
+    if (c->key.n_bytes + 1 >= c->key.max_bytes) {
+        return false;
+    }
+    buf_putc(&c->name, '"');
+    buf_put(&c->name, c->key.data, c->key.n_bytes);
+    buf_putc(&c->name, '"');
+    c->has_name = unescape(&c->name) && c->name.n_bytes > 0;
+    return c->has_name;
+}
+
 /* The members that the formats use for name, id and arguments; unknown ones are skipped. */
 static enum field field_of(const struct json_call *c)
 {
@@ -84,7 +97,12 @@ static enum field field_of(const struct json_call *c)
 /* Checks that the value suits its member: for example, a name is a string and occurs once. */
 static void value_begins(struct json_call *c, char b)
 {
-    c->field = (unsigned char)field_of(c);
+    const bool is_name = c->by_key && !c->has_name, named = is_name && take_name(c);
+    if (c->by_key) {
+        c->field = named ? FIELD_ARGUMENTS : FIELD_OTHER;
+    } else {
+        c->field = (unsigned char)field_of(c);
+    }
     if (b == '"') {
         c->value = VALUE_STRING;
     } else {
@@ -94,7 +112,8 @@ static void value_begins(struct json_call *c, char b)
     c->in_string = c->escape = false;
     c->state = IN_VALUE;
     bool text = c->field == FIELD_NAME || c->field == FIELD_ID;
-    c->bad = (c->field == FIELD_NAME && c->value != VALUE_STRING) || // a name must be a string
+    c->bad = (is_name && !named) ||
+             (c->field == FIELD_NAME && c->value != VALUE_STRING) || // a name must be a string
              (c->field == FIELD_NAME && c->has_name) ||
              (c->field == FIELD_ARGUMENTS && c->has_arguments);
     if (text && c->value != VALUE_STRING) {

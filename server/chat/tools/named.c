@@ -4,18 +4,22 @@
  * the text before the arguments is also the call's id
  *     deepseek_v31    <...call begin>NAME<...sep>{...}
  *     deepseek_v3     <...call begin>function<...sep>NAME, then the object in a fence (V3, R1)
+ *     solar_open      <|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{...}
+ *     functionary_v31 <function=NAME>{...}</function>
  * The object is passed on as it arrives. */
 #include "server/chat/tools/parser.h"
 
 #include <ctype.h>
 #include <string.h>
 
-enum state { TEXT, SECTION, NAME, HEAD_END, ARGUMENTS, AFTER };
+enum state { TEXT, SECTION, ID, ID_END, NAME, HEAD_END, ARGUMENTS, AFTER };
 
 /* What differs between the formats; the rest is common to them. */
 struct named_form {
-    const char *open, *close; // optional markers around all calls
-    const char *call;         // marker before a name
+    const char *opens[3];  // optional markers before all calls; NULL-terminated
+    const char *close;     // optional marker after all calls
+    const char *call;      // marker before a name
+    const char *id_end;    // marker between an id, which may be empty, and a name; NULL: no id
     const char *arguments; // marker between a name and its arguments; white space may surround it
     const char *ends[3];   // markers that may follow the arguments; NULL-terminated
     bool has_id;           // the name is an id: functions.NAME:NUMBER
@@ -30,14 +34,15 @@ static bool begin_name(struct tool_parse *p)
 {
     buf_clear(&p->name);
     buf_clear(&p->id);
-    p->state = NAME;
+    p->state = form_of(p)->id_end ? ID : NAME;
     return true;
 }
 
 /* Outside of calls. A call without the opening marker counts as well, since models leave it out. */
 static bool text(struct tool_parse *p, bool final)
 {
-    const char *const words[] = {form_of(p)->call, form_of(p)->open, NULL};
+    const struct named_form *f = form_of(p);
+    const char *const words[] = {f->call, f->opens[0], f->opens[1], NULL};
     int which;
     if (!tool_find(p, words, true, final, &which)) {
         return false;
@@ -64,7 +69,7 @@ static bool section(struct tool_parse *p, bool final)
     return m == MATCH_NO && tool_abandon(p, TEXT);
 }
 
-/* Reads a name up to white space or a marker. */
+/* Reads a name or an id up to white space or a marker. */
 static bool name(struct tool_parse *p)
 {
     if (p->name.n_bytes == 0) {
@@ -72,9 +77,9 @@ static bool name(struct tool_parse *p)
     }
     for (; tool_n_held(p) > 0; p->scan++) {
         char c = *tool_held(p);
-        bool ends = c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == '<' || c == '`';
-        if (ends && p->name.n_bytes > 0) {
-            p->state = HEAD_END;
+        bool ends = c == ' ' || c == '\n' || c == '\t' || c == '\r' || (c && strchr("<>`", c));
+        if (ends && (p->name.n_bytes > 0 || p->state == ID)) {
+            p->state = p->state == ID ? ID_END : HEAD_END;
             return true;
         }
         if (ends || (c >= '\0' && c < ' ') || p->name.failed) {
@@ -106,6 +111,25 @@ static void split_id(struct tool_parse *p)
     if (!numbered) {
         buf_clear(whole);
     }
+}
+
+/* Expects the marker between id and name. */
+static bool id_end(struct tool_parse *p, bool final)
+{
+    const char *word = form_of(p)->id_end;
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match m = tool_match(p, word, final);
+    if (m != MATCH_YES) {
+        return m == MATCH_NO && tool_abandon(p, TEXT);
+    }
+    p->scan += strlen(word);
+    buf_put(&p->id, p->name.data, p->name.n_bytes);
+    buf_clear(&p->name);
+    p->state = NAME;
+    return true;
 }
 
 /* Expects the marker between name and arguments. In formats with ids the text before it is the
@@ -177,7 +201,9 @@ static bool step(struct tool_parse *p, bool final)
     switch (p->state) {
     case TEXT: return text(p, final);
     case SECTION: return section(p, final);
+    case ID:
     case NAME: return name(p);
+    case ID_END: return id_end(p, final);
     case HEAD_END: return head_end(p, final);
     case ARGUMENTS: return arguments(p);
     default: return after(p, final);
@@ -191,7 +217,7 @@ static const char *const kimi_k2_markers[] = {
     "<|tool_call_argument_begin|>", NULL,
 };
 static const struct named_form kimi_k2 = {
-    .open = "<|tool_calls_section_begin|>",
+    .opens = {"<|tool_calls_section_begin|>"},
     .close = "<|tool_calls_section_end|>",
     .call = "<|tool_call_begin|>",
     .arguments = "<|tool_call_argument_begin|>",
@@ -228,7 +254,7 @@ const struct tool_parser tool_parser_kimi_k2 = {
 static const char *const deepseek_markers[] = {CALLS_BEGIN, CALLS_END, CALL_BEGIN,
                                                CALL_END,    SEPARATOR, NULL};
 static const struct named_form deepseek_v31 = {
-    .open = CALLS_BEGIN,
+    .opens = {CALLS_BEGIN},
     .close = CALLS_END,
     .call = CALL_BEGIN,
     .arguments = SEPARATOR,
@@ -252,7 +278,7 @@ const struct tool_parser tool_parser_deepseek_v31 = {
 };
 
 static const struct named_form deepseek_v3 = {
-    .open = CALLS_BEGIN,
+    .opens = {CALLS_BEGIN},
     .close = CALLS_END,
     .call = CALL_BEGIN "function" SEPARATOR,
     .arguments = "```json",
@@ -274,4 +300,53 @@ const struct tool_parser tool_parser_deepseek_v3 = {
     .form = &deepseek_v3,
     .markers = deepseek_markers,
     .writing = &deepseek_v3_writing,
+};
+
+static const char *const solar_open_markers[] = {
+    "<|begin|>",          "<|tool_calls|>",    "<|tool_call:begin|>", "<|tool_call:name|>",
+    "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>",           NULL,
+};
+static const struct named_form solar_open = {
+    .opens = {"<|begin|>assistant<|tool_calls|>", "<|tool_calls|>"},
+    .close = "<|calls|>",
+    .call = "<|tool_call:begin|>",
+    .id_end = "<|tool_call:name|>",
+    .arguments = "<|tool_call:args|>",
+    .ends = {"<|tool_call:end|>"},
+};
+static const struct tool_writing solar_open_writing = {
+    .open = "<|tool_calls|>",
+    .call = "<|tool_call:begin|>%d<|tool_call:name|>",
+    .name_end = "<|tool_call:args|>",
+    .call_end = "<|tool_call:end|>",
+    .close = "<|calls|>",
+    .trigger = "<|tool_calls|>",
+    .bars = {"<|tool_call:begin|>"},
+};
+const struct tool_parser tool_parser_solar_open = {
+    .name = "solar_open",
+    .step = step,
+    .form = &solar_open,
+    .markers = solar_open_markers,
+    .writing = &solar_open_writing,
+};
+
+static const char *const functionary_v31_markers[] = {NULL};
+static const struct named_form functionary_v31 = {
+    .close = "</function>",
+    .call = "<function=",
+    .arguments = ">",
+};
+static const struct tool_writing functionary_v31_writing = {
+    .call = "<function=",
+    .name_end = ">",
+    .call_end = "</function>",
+    .trigger = "<function=",
+};
+const struct tool_parser tool_parser_functionary_v31 = {
+    .name = "functionary_v31",
+    .step = step,
+    .form = &functionary_v31,
+    .markers = functionary_v31_markers,
+    .writing = &functionary_v31_writing,
 };

@@ -12,6 +12,7 @@ static const struct {
     const char *name;
     const struct tool_parser *parser;
 } parsers[] = {
+    {"apertus", &tool_parser_apertus},
     {"cohere_command3", &tool_parser_cohere_command3},
     {"cohere_command4", &tool_parser_cohere_command3},
     {"deepseek_v3", &tool_parser_deepseek_v3},
@@ -19,11 +20,14 @@ static const struct {
     {"deepseek_v32", &tool_parser_deepseek_v32},
     {"deepseek_v4", &tool_parser_deepseek_v4},
     {"ernie45", &tool_parser_hermes},
+    {"functiongemma", &tool_parser_functiongemma},
+    {"functionary_v31", &tool_parser_functionary_v31},
     {"gemma4", &tool_parser_gemma4},
     {"gigachat3", &tool_parser_gigachat3},
     {"glm45", &tool_parser_glm45},
     {"glm47", &tool_parser_glm45},
     {"granite", &tool_parser_granite},
+    {"granite-20b-fc", &tool_parser_granite_20b_fc},
     {"granite4", &tool_parser_hermes},
     {"harmony", &tool_parser_harmony},
     {"hermes", &tool_parser_hermes},
@@ -54,6 +58,7 @@ static const struct {
     {"qwen3_json", &tool_parser_hermes},
     {"qwen3_xml", &tool_parser_qwen3_coder},
     {"seed_oss", &tool_parser_seed_oss},
+    {"solar_open", &tool_parser_solar_open},
     {"step3p5", &tool_parser_qwen3_coder},
 };
 
@@ -104,7 +109,11 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         {"<arg_key>", NULL, &tool_parser_glm45},
         {"<parameter=", NULL, &tool_parser_qwen3_coder},
         {"<function name=\"", NULL, &tool_parser_minicpm5},
+        {"<function=", NULL, &tool_parser_functionary_v31},
         {"<|tool_call>call:", NULL, &tool_parser_gemma4},
+        {"<start_function_call>", NULL, &tool_parser_functiongemma},
+        {"<|tool_call:begin|>", NULL, &tool_parser_solar_open},
+        {"<|tools_prefix|>", NULL, &tool_parser_apertus},
         {"[TOOL_CALLS]", NULL, &tool_parser_mistral},
         {"<|START_ACTION|>", NULL, &tool_parser_cohere_command3},
         {"<longcat_tool_call>", NULL, &tool_parser_longcat},
@@ -114,12 +123,14 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         {"<|tool_call|>", NULL, &tool_parser_granite},
         {"<tool_call>", NULL, &tool_parser_hermes},
         {"<|action_start|>", NULL, &tool_parser_internlm},
+        {"<function_call>", NULL, &tool_parser_granite_20b_fc},
         {"functools", NULL, &tool_parser_phi4_mini_json},
         {"<|function_call|>", NULL, &tool_parser_gigachat3},
         {"'function call'", NULL, &tool_parser_gigachat3},
         {"<|tool_call_start|>", NULL, &tool_parser_pythonic},
         {"<|tool_list_start|>", NULL, &tool_parser_pythonic},
         {"<|python_start|>", NULL, &tool_parser_pythonic},
+        {"[func_name1(params_name1=params_value1", NULL, &tool_parser_pythonic},
         {"<|python_tag|>", NULL, &tool_parser_llama3_json},
         {"\"parameters\": ", NULL, &tool_parser_llama3_json},
     };

@@ -5,6 +5,7 @@
  *     hunyuan_a13b     Hunyuan, Jamba, MiniMax-M1, Apriel
  *     granite          Granite 3
  *     cohere_command3  Command R7B and A, with keys of its own
+ *     apertus          Apertus: {NAME: {...}}
  *     ...              as their names say */
 #include "server/chat/tools/parser.h"
 
@@ -17,6 +18,7 @@ enum { MAX_OPENS = 4 };
 struct tagged_form {
     const char *opens[MAX_OPENS]; // NULL-terminated
     const char *close;            // NULL: the format has none
+    bool by_key;                  // objects are {NAME: ARGUMENTS}
 };
 
 static const struct tagged_form *form_of(const struct tool_parse *p)
@@ -26,7 +28,9 @@ static const struct tagged_form *form_of(const struct tool_parse *p)
 
 static bool begin_object(struct tool_parse *p)
 {
-    json_call_reset(&p->call, false, false);
+    const bool by_key = form_of(p)->by_key;
+    json_call_reset(&p->call, by_key, false);
+    p->call.by_key = by_key;
     p->state = CALL;
     return true;
 }
@@ -170,6 +174,46 @@ TAGGED(longcat, "</longcat_tool_call>", "<longcat_tool_call>");
 TAGGED(nemotron_json, "</TOOLCALL>", "<TOOLCALL>");
 TAGGED(phi4_mini_json, NULL, "functools");
 TAGGED(cohere_command3, "<|END_ACTION|>", "<|START_ACTION|>");
+
+static const char *const granite_20b_fc_markers[] = {"<function_call>", NULL};
+static const struct tagged_form granite_20b_fc = {.opens = {"<function_call>"}};
+static const struct tool_writing granite_20b_fc_writing = {
+    .call = "<function_call> {\"name\": \"",
+    .name_end = "\", \"arguments\": ",
+    .call_end = "}",
+    .trigger = "<function_call>",
+};
+const struct tool_parser tool_parser_granite_20b_fc = {
+    .name = "granite-20b-fc",
+    .step = step,
+    .form = &granite_20b_fc,
+    .markers = granite_20b_fc_markers,
+    .writing = &granite_20b_fc_writing,
+};
+
+static const char *const apertus_markers[] = {"<|tools_prefix|>", "<|tools_suffix|>", NULL};
+static const struct tagged_form apertus = {
+    .opens = {"<|tools_prefix|>"},
+    .close = "<|tools_suffix|>",
+    .by_key = true,
+};
+static const struct tool_writing apertus_writing = {
+    .open = "<|tools_prefix|>[",
+    .call = "{\"",
+    .name_end = "\": ",
+    .call_end = "}",
+    .between = ", ",
+    .close = "]<|tools_suffix|>",
+    .trigger = "<|tools_prefix|>",
+};
+const struct tool_parser tool_parser_apertus = {
+    .name = "apertus",
+    .step = step,
+    .form = &apertus,
+    .markers = apertus_markers,
+    .ends_reasoning = apertus.opens, // calls are part of the model's deliberation
+    .writing = &apertus_writing,
+};
 
 static const char *const internlm_markers[] = {"<|action_start|>", "<|plugin|>", "<|action_end|>",
                                                NULL};

@@ -114,6 +114,20 @@ TEST(markers_that_are_special_tokens)
     check_words("internlm", REASONING_NONE,
                 WORDS("!<|action_start|>", "!<|plugin|>", "{\"name\": \"g\"}", "!<|action_end|>"),
                 "", "", "|g#:{}");
+    check_words("apertus", REASONING_APERTUS,
+                WORDS("!<|inner_prefix|>", "hm", "!<|tools_prefix|>", "[{\"g\": {}}]",
+                      "!<|tools_suffix|>", "!<|assistant_end|>"),
+                "", "hm", "|g#:{}");
+    check_words("solar_open", REASONING_SOLAR_OPEN,
+                WORDS("!<|think|>", "hm", "!<|end|>", "!<|begin|>", "assistant", "!<|content|>",
+                      "Ok.", "!<|flush|>", "!<|tool_calls|>", "!<|tool_call:begin|>", "a1",
+                      "!<|tool_call:name|>", "g", "!<|tool_call:args|>", "{}", "!<|tool_call:end|>",
+                      "!<|calls|>"),
+                "Ok.", "hm", "|g#a1:{}");
+    check_words("functiongemma", REASONING_NONE,
+                WORDS("!<start_function_call>", "call:f{s:", "!<escape>", "a", "!<escape>", "}",
+                      "!<end_function_call>", "!<start_function_response>"),
+                "", "", "|f#:{\"s\": \"a\"}");
     check_words("gigachat3", REASONING_NONE, // markers of another model
                 WORDS("!<|function_call|>", "{\"name\": \"g\"}", "!<|tool_call_begin|>"), "", "",
                 "|g#:{}");

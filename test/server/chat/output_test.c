@@ -198,6 +198,10 @@ TEST(reasoning_has_markers_of_each_family)
          "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>", "yes", "hm"},
         {"cohere_command4", "<|START_TEXT|>yes<|END_TEXT|>", "yes", ""},
         {"minimax_m3", "<mm:think>hm</mm:think>yes", "yes", "hm"},
+        {"apertus", "<|inner_prefix|>hm<|inner_suffix|>yes", "yes", "hm"},
+        {"solar_open", "<|think|>hm<|end|><|begin|>assistant<|content|>yes<|end|>", "yes", "hm"},
+        {"solar_open", "<|content|>yes<|flush|>", "yes", ""},
+        {"solar_open", "<|think|>hm", "", "hm"},
         {"kimi_k3",
          "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>yes"
          "<|close|>response<|sep|><|close|>message<|sep|>",
@@ -227,6 +231,7 @@ TEST(a_call_ends_reasoning)
     } cases[] = {
         {"kimi_k2", SECTION("<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}"), "|f#f:0:{}"},
         {"glm45", "<tool_call>g</tool_call>", "|g#:{}"},
+        {"apertus", "<|tools_prefix|>[{\"g\": {}}]<|tools_suffix|>", "|g#:{}"},
         {"hy_v3", "<tool_calls>\n<tool_call>g<tool_sep>\n</tool_call>\n</tool_calls>", "|g#:{}"},
         {"qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>", "|g#:{}"},
         {"minimax_m2", "<minimax:tool_call>\n<invoke name=\"g\">\n</invoke>", "|g#:{}"},

@@ -57,6 +57,7 @@ TEST(signs_in_templates)
         {"{{ tools }} <tool_calls> <tool_call> <tool_sep> <arg_key> <think>", "hy_v3",
          REASONING_THINK},
         {"{{ messages }} <tool_call> <answer>", NULL, REASONING_NONE}, // a template without tools
+        {"{{ tools }} <start_function_call>call:", "functiongemma", REASONING_NONE},
         {"Here is my thought process: {{ tools }} <|tool_call|>", "granite", REASONING_GRANITE},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -76,6 +77,11 @@ TEST(templates_of_families)
         enum reasoning_kind reasoning;
     } rows[] = {
         {"Qwen-Qwen3-0.6B", "hermes", REASONING_THINK},
+        {"Apertus-8B-Instruct", "apertus", REASONING_APERTUS},
+        {"upstage-Solar-Open-100B", "solar_open", REASONING_SOLAR_OPEN},
+        {"meetkai-functionary-medium-v3.1", "functionary_v31", REASONING_NONE},
+        {"vllm-tool_chat_template_toolace", "pythonic", REASONING_NONE},
+        {"vllm-tool_chat_template_granite_20b_fc", "granite-20b-fc", REASONING_NONE},
         {"Qwen3-Coder", "qwen3_coder", REASONING_NONE},
         {"hfjs-Qwen-Qwen3.5-4B", "qwen3_coder", REASONING_THINK},
         {"GLM-4.6", "glm45", REASONING_THINK},
@@ -165,6 +171,8 @@ static const struct family *family_of(const char *template, const char *input)
         {"Seed-OSS", "seed_oss", REASONING_SEED_OSS},
         {"GLM-4", "glm45", REASONING_THINK},
         {"Kimi-K2", "kimi_k2", REASONING_THINK},
+        {"Apertus", "apertus", REASONING_APERTUS},
+        {"functionary-medium-v3.1", "functionary_v31", REASONING_NONE},
         {"Kimi-K3", "kimi_k3", REASONING_KIMI_K3},
         {"MiniMax-M2", "minimax_m2", REASONING_THINK},
         {"MiniMax-M3", "minimax_m3", REASONING_MINIMAX_M3},

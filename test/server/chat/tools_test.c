@@ -337,6 +337,70 @@ TEST(lists_of_objects)
            "|g#:{}");
 }
 
+/* The only key of an object is the tool's name. */
+TEST(apertus_calls)
+{
+    PARSES("apertus",
+           "Ok. <|tools_prefix|>[{\"f\": {\"n\": 1, \"o\": {\"k\": [\"}]\"]}}}, {\"g\": {}}]"
+           "<|tools_suffix|>",
+           "Ok.", "|f#:{\"n\": 1, \"o\": {\"k\": [\"}]\"]}}|g#:{}");
+    PARSES("apertus", "<|tools_prefix|>[{\"g\": null}]<|tools_suffix|> b", " b", "|g#:{}");
+    PARSES("apertus", "<|tools_prefix|>{\"name\": {\"arguments\": 1}, \"x\": 2}", "",
+           "|name#:{\"arguments\": 1}");
+    PARSES("apertus", "<|tools_prefix|>[{\"f\": {\"n\": 1", "", "|f#:{\"n\": 1");
+    PARSES("apertus", "<|tools_prefix|>[{\"\": {}}]", "<|tools_prefix|>[{\"\": {}}]", "");
+    PARSES("apertus", "a <|tools_prefix|>[1]", "a <|tools_prefix|>[1]", "");
+    PARSES("apertus", "<|tools_prefix|>[{\"f\"", "<|tools_prefix|>[{\"f\"", "");
+}
+
+TEST(granite_20b_fc_calls)
+{
+    PARSES("granite-20b-fc",
+           "<function_call> {\"name\": \"f\", \"arguments\": {\"n\": 1}}\n<function_call>"
+           "{\"name\": \"g\", \"arguments\": {}} b",
+           " b", "|f#:{\"n\": 1}|g#:{}");
+    PARSES("granite-20b-fc", "a <function_call> b", "a <function_call> b", "");
+}
+
+/* The id is the model's own, and may be missing. */
+TEST(solar_open_calls)
+{
+    PARSES("solar_open",
+           "<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>f<|tool_call:args|>{\"s\": "
+           "\"<|\"}<|tool_call:end|><|tool_call:begin|><|tool_call:name|>g<|tool_call:args|>{}"
+           "<|tool_call:end|><|calls|>",
+           "", "|f#a1b2:{\"s\": \"<|\"}|g#:{}");
+    PARSES("solar_open",
+           "Ok.<|begin|>assistant<|tool_calls|><|tool_call:begin|>x<|tool_call:name|>g"
+           "<|tool_call:args|>{}<|tool_call:end|><|calls|> b",
+           "Ok. b", "|g#x:{}");
+    PARSES("solar_open", "<|tool_call:begin|>x<|tool_call:name|>f<|tool_call:args|>{\"n\": 1", "",
+           "|f#x:{\"n\": 1");
+    PARSES("solar_open", "<|tool_calls|>none", "<|tool_calls|>none", "");
+    PARSES("solar_open", "<|tool_call:begin|>x y", "<|tool_call:begin|>x y", "");
+    PARSES("solar_open", "<|begin|>assistant", "<|begin|>assistant", "");
+}
+
+TEST(functionary_v31_calls)
+{
+    PARSES("functionary_v31",
+           "Ok.\n<function=f>{\"n\": 1, \"s\": \"</function>\"}</function><function=g>{}"
+           "</function> b",
+           "Ok. b", "|f#:{\"n\": 1, \"s\": \"</function>\"}|g#:{}");
+    PARSES("functionary_v31", "<function=g>", "", "|g#:{}");
+    PARSES("functionary_v31", "a <function=f b", "a <function=f b", "");
+    PARSES("functionary_v31", "a <function=", "a <function=", "");
+}
+
+TEST(functiongemma_calls)
+{
+    PARSES("functiongemma",
+           "<start_function_call>call:f{s:<escape>a \"b\"<escape>,n:-3,o:{k:[1,<escape><escape>]}}"
+           "<end_function_call><start_function_call>call:g{}<end_function_call>",
+           "", "|f#:{\"s\": \"a \\\"b\\\"\", \"n\": -3, \"o\": {\"k\": [1, \"\"]}}|g#:{}");
+    PARSES("functiongemma", "<start_function_call>call me", "<start_function_call>call me", "");
+}
+
 TEST(olmo3_calls)
 {
     PARSES("olmo3",

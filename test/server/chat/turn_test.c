@@ -110,6 +110,7 @@ static void words_of(const struct turn *t, struct words *w)
                                        "</arg_value>\n",
                                        "</param>",
                                        "<|\"|>",
+                                       "<escape>",
                                        "<|close|>argument<|sep|>",
                                        "</\xEF\xBD\x9C"
                                        "DSML\xEF\xBD\x9Cparameter>\n",
@@ -401,6 +402,7 @@ TEST(calls_and_answers_after_reasoning)
         {"cohere_command3", REASONING_COHERE}, {"gemma4", REASONING_GEMMA4},
         {"granite", REASONING_GRANITE},        {"kimi_k3", REASONING_KIMI_K3},
         {"minimax_m2", REASONING_THINK},       {"deepseek_v4", REASONING_THINK},
+        {"apertus", REASONING_APERTUS},        {"solar_open", REASONING_SOLAR_OPEN},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         check_form(&forms[i]);
