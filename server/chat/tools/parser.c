@@ -129,6 +129,7 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         {"'function call'", NULL, &tool_parser_gigachat3},
         {"<|tool_call_start|>", NULL, &tool_parser_pythonic},
         {"<|tool_list_start|>", NULL, &tool_parser_pythonic},
+        {"List of tools: [", NULL, &tool_parser_pythonic},
         {"<|python_start|>", NULL, &tool_parser_pythonic},
         {"[func_name1(params_name1=params_value1", NULL, &tool_parser_pythonic},
         {"<|python_tag|>", NULL, &tool_parser_llama3_json},

@@ -107,6 +107,7 @@ TEST(templates_of_families)
         {"openbmb-MiniCPM5-1B", "minicpm5", REASONING_THINK},
         {"Cohere2MoE", "cohere_command3", REASONING_COHERE},
         {"LFM2.5-8B-A1B", "pythonic", REASONING_THINK},
+        {"LFM2.5-Instruct", "pythonic", REASONING_THINK},
         {"meta-llama-Llama-3.1-8B-Instruct", "llama3_json", REASONING_NONE},
         {"openai-gpt-oss-120b", "harmony", REASONING_HARMONY},
         {"google-gemma-2-2b-it", "none", REASONING_NONE},
