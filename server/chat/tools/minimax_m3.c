@@ -221,7 +221,7 @@ static bool body(struct tool_parse *p, bool final)
     return tag == MATCH_YES || tool_abandon_parameters(p, TEXT);
 }
 
-/* Finds the tag that closes the element starting at `at`. */
+/* Finds the tag that closes the element starting at `at`, or the first one that is none. */
 static bool find_element_end(struct tool_parse *p)
 {
     while (tool_n_held(p) > 0) {
@@ -238,10 +238,10 @@ static bool find_element_end(struct tool_parse *p)
         if (!last) {
             return false;
         }
-        bool closes = tag[n_mark + 1] == '/';
+        bool is_tag = tag[n_mark] == '<', closes = is_tag && tag[n_mark + 1] == '/';
         p->scan = (size_t)(last + 1 - p->held.data);
         p->depth += closes ? -1 : 1;
-        if (p->depth <= 0) {
+        if (!is_tag || p->depth <= 0) {
             return true;
         }
     }

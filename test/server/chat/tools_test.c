@@ -215,6 +215,8 @@ TEST(minimax_m3_calls)
     PARSES("minimax_m3", M3 "<tool_call>none", M3 "<tool_call>none", "");
     PARSES("minimax_m3", M3 "<tool_call>" M3_CALL("f", M3 "<s>a" M3 "</n>"),
            M3 "<s>a" M3 "</n>" M3 "</invoke>\n", "|f#:{}"); // does not match
+    PARSES("minimax_m3", M3 "<tool_call>" M3_CALL("f", M3 "<s>a" M3 ">/s>") " b",
+           M3 "<s>a" M3 ">/s>" M3 "</invoke>\n b", "|f#:{}"); // no tag
 }
 
 TEST(glm_calls)
