@@ -81,7 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         "glm45",        "kimi_k2",        "deepseek_v31",    "deepseek_v3",   "gemma4",
         "hunyuan_a13b", "granite",        "cohere_command3", "internlm",      "gigachat3",
         "olmo3",        "phi4_mini_json", "kimi_k3",         "minimax_m3",    "hy_v3",
-        "apertus",      "solar_open",     "functionary_v31", "functiongemma",
+        "apertus",      "solar_open",     "functionary_v31", "functiongemma", "xlam",
     };
     enum { N_NAMES = sizeof names / sizeof names[0], N_KINDS = REASONING_THINK + 1 };
     static const char *const stop[] = {"</s>", "END"};
@@ -202,6 +202,7 @@ int main(void)
         "name|>"
         "f<|tool_call:args|>{\"n\": 1}<|tool_call:end|><|calls|>",
         "|00<function=f>{\"n\": 1}</function>\n<function=g>{}</function>",
+        "~00Ok.\n```json\n[{\"name\": \"f\", \"arguments\": {\"n\": 1}}, {\"name\": \"g\"}]\n``` b",
         "}00<start_function_call>call:f{s:<escape>a\"<escape>,o:{k:[1]}}<end_function_call>",
     };
     return fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);

@@ -60,6 +60,7 @@ static const struct {
     {"seed_oss", &tool_parser_seed_oss},
     {"solar_open", &tool_parser_solar_open},
     {"step3p5", &tool_parser_qwen3_coder},
+    {"xlam", &tool_parser_xlam},
 };
 
 enum { N_PARSERS = sizeof parsers / sizeof parsers[0] };
@@ -133,6 +134,8 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         {"<|python_start|>", NULL, &tool_parser_pythonic},
         {"[func_name1(params_name1=params_value1", NULL, &tool_parser_pythonic},
         {"<|python_tag|>", NULL, &tool_parser_llama3_json},
+        {"calls in a single JSON array", NULL, &tool_parser_xlam},
+        {"{\"name\": \"func_name1\", \"arguments\": ", NULL, &tool_parser_xlam},
         {"\"parameters\": ", NULL, &tool_parser_llama3_json},
     };
     if (!chat_template ||

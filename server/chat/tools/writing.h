@@ -20,7 +20,7 @@ struct tool_writing {
     const char *style;   // how arguments are written: a style of engine/grammar/style.c
     const char *trigger; // text that begins calls; NULL: calls only occur at the start
     const char *starts;  // if trigger is NULL: a pattern with which plain text must not begin
-    const char *bars[3]; // more strings that text must not contain, because the parser would take
+    const char *bars[5]; // more strings that text must not contain, because the parser would take
                          // them for calls
     bool once;           // the turn ends after one call
     bool by_schema;      // arguments need a schema; an arbitrary object cannot be written

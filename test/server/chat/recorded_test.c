@@ -109,6 +109,8 @@ TEST(templates_of_families)
         {"LFM2.5-8B-A1B", "pythonic", REASONING_THINK},
         {"LFM2.5-Instruct", "pythonic", REASONING_THINK},
         {"meta-llama-Llama-3.1-8B-Instruct", "llama3_json", REASONING_NONE},
+        {"vllm-tool_chat_template_xlam_llama", "xlam", REASONING_NONE},
+        {"hfjs-MadeAgents-Hammer2.1", "xlam", REASONING_NONE},
         {"openai-gpt-oss-120b", "harmony", REASONING_HARMONY},
         {"google-gemma-2-2b-it", "none", REASONING_NONE},
     };

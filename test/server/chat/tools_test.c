@@ -51,6 +51,30 @@ TEST(llama3_calls)
     PARSES("llama3_json", "ok <|python_tag|>{\"name\": \"f\", \"parameters\": {}}", "ok", "|f#:{}");
 }
 
+/* A list of such objects, bare or between one of several pairs of markers. */
+TEST(xlam_calls)
+{
+    PARSES("xlam",
+           "[{\"name\": \"f\", \"arguments\": {\"o\": {\"k\": [\"]\"]}}}, {\"name\": \"g\", "
+           "\"arguments\": {}}]",
+           "", "|f#:{\"o\": {\"k\": [\"]\"]}}|g#:{}");
+    PARSES("xlam", "Ok.\n```json\n[\n {\"name\": \"g\", \"arguments\": {}}\n]\n``` b", "Ok. b",
+           "|g#:{}");
+    PARSES("xlam", "```\n[{\"arguments\": {\"n\": 1}, \"name\": \"f\"}]\n```", "",
+           "|f#:{\"n\": 1}");
+    PARSES("xlam", "<tool_call>[{\"name\": \"g\", \"arguments\": {}}]</tool_call>", "", "|g#:{}");
+    PARSES("xlam", "a[TOOL_CALLS] [{\"name\": \"g\", \"arguments\": {}}]", "a", "|g#:{}");
+    PARSES("xlam", " [{\"name\": \"other\", \"arguments\": {}}] ",
+           " [{\"name\": \"other\", \"arguments\": {}}] ", "");
+    PARSES("xlam", "[{\"name\": \"f\", \"arguments\": {\"n\": 1", "", "|f#:{\"n\": 1");
+    PARSES("xlam", "[{\"name\": \"f\"}]", "[{\"name\": \"f\"}]", "");
+    PARSES("xlam", "[1, 2]", "[1, 2]", "");
+    PARSES("xlam", "[]", "[]", "");
+    PARSES("xlam", "```\n[x]\n``` ```python\ny```", "```\n[x]\n``` ```python\ny```", "");
+    PARSES("xlam", "{\"name\": \"f\", \"arguments\": {}}", "{\"name\": \"f\", \"arguments\": {}}",
+           "");
+}
+
 /* Three generations of the format: name[ARGS]{...}, a JSON array, and name{...}. */
 TEST(mistral_calls)
 {
