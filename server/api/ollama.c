@@ -133,7 +133,7 @@ static void put_capabilities(struct buf *b, const struct call_model *m)
         buf_printf(b, "%s\"tools\"", between);
         between = ",";
     }
-    if (m->reasoning != REASONING_NONE) {
+    if (call_model_limits_reasoning(m)) {
         buf_printf(b, "%s\"thinking\"", between);
         between = ",";
     }

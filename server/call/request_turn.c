@@ -210,7 +210,7 @@ static void plan_reasoning(struct plan *p)
     struct turn *t = &p->turn;
     t->reasoning = r->output.reasoning;
     t->opened = r->output.starts_in_reasoning;
-    t->may_think = t->reasoning != REASONING_NONE && !t->opened && thinks(r);
+    t->may_think = reasoning_marks(t->reasoning)->opens[0] && !t->opened && thinks(r);
     const char *end = reasoning_end(t->reasoning);
     int32_t id = end ? tokenizer_find(r->model->tok, end, strlen(end)) : -1;
     bool only = !(t->calls && t->enders) && t->reasoning != REASONING_HARMONY;

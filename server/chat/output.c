@@ -47,8 +47,9 @@ void output_init(struct output *o, const struct output_options *options,
         }
         tool_parse_init(&o->parse, o->parser, options->parser ? options->tools : NULL, to);
         o->parse.in_items = options->in_items;
-        if (own && options->starts_in_reasoning) { // the parser needs the opening marker, which is
-                                                   // in the prompt
+        if (own && own->reasoning &&
+            options->starts_in_reasoning) { // the parser needs the opening marker, which is
+                                            // in the prompt
             tool_parse_text(&o->parse, own->reasoning, strlen(own->reasoning));
         }
     }

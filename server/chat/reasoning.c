@@ -22,8 +22,8 @@ static const struct kind {
     const char *ends[2];        // markers after the answer, which are not part of it
     const char *sign, *without; // a template of this kind contains `sign` (NULL: the first opening
                                 // marker) and not `without`
-    const struct tool_parser *parser; // the parser that extracts reasoning, if it is part of that
-                                      // format
+    const struct tool_parser *parser; // the parser that takes the text apart, if the markers are
+                                      // part of that format
 } kinds[] = {
     [REASONING_HARMONY] = {.marks.opens = {"<|channel|>analysis<|message|>"},
                            .parser = &tool_parser_harmony},
@@ -46,6 +46,9 @@ static const struct kind {
                            .marks.closes = {"Here is my response:", "Here's my response:"}},
     [REASONING_APERTUS] = {.marks.opens = {"<|inner_prefix|>"},
                            .marks.closes = {"<|inner_suffix|>"}},
+    [REASONING_FUNCTIONARY] = {.marks.answer_opens = {"all\n"},
+                               .sign = ">>>all",
+                               .parser = &tool_parser_functionary_v32},
     [REASONING_SOLAR_OPEN] = {.marks.opens = {"<|think|>"},
                               .marks.closes = {"<|end|><|begin|>assistant"},
                               .marks.answer_opens = {"<|content|>"},
@@ -80,6 +83,7 @@ static const struct {
     {"deepseek_v3", REASONING_THINK},
     {"deepseek_v4", REASONING_THINK},
     {"ernie45", REASONING_RESPONSE},
+    {"functionary_v32", REASONING_FUNCTIONARY},
     {"gemma4", REASONING_GEMMA4},
     {"glm45", REASONING_THINK},
     {"glm47", REASONING_THINK},
@@ -149,7 +153,7 @@ enum reasoning_kind reasoning_for_template(const char *chat_template)
     for (int k = REASONING_NONE + 1; chat_template && k < N_KINDS; k++) {
         bool wanted = !kinds[k].sign || strstr(chat_template, kinds[k].sign);
         bool barred = kinds[k].without && strstr(chat_template, kinds[k].without);
-        bool marked = has_one(chat_template, kinds[k].marks.opens) ||
+        bool marked = !kinds[k].marks.opens[0] || has_one(chat_template, kinds[k].marks.opens) ||
                       has_one(chat_template, kinds[k].marks.closes);
         if (wanted && !barred && marked) {
             return (enum reasoning_kind)k;

@@ -77,6 +77,10 @@ static void put_marked(struct buf *out, const struct turn *t, const struct reaso
 {
     buf_puts(out, SEQUENCE);
     put_one_of(out, m->answer_opens);
+    if (!m->answer_closes[0]) {
+        buf_puts(out, "," DEFINED("answer") "]}");
+        return;
+    }
     buf_puts(out, "," NEWLINES ",");
     if (t->answer) {
         buf_puts(out, DEFINED("answer"));
@@ -99,7 +103,7 @@ static void put_body(struct buf *out, const struct turn *t, const struct reasoni
         return;
     }
     buf_puts(out, OR DEFINED("answer"));
-    if (m->answer_opens[0]) {
+    if (m->answer_opens[0] && (m->answer_closes[0] || t->answer)) {
         buf_putc(out, ',');
         put_marked(out, t, m);
     }

@@ -198,6 +198,8 @@ TEST(reasoning_has_markers_of_each_family)
          "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>", "yes", "hm"},
         {"cohere_command4", "<|START_TEXT|>yes<|END_TEXT|>", "yes", ""},
         {"minimax_m3", "<mm:think>hm</mm:think>yes", "yes", "hm"},
+        {"functionary_v32", "all\nyes", "yes", ""},
+        {"functionary_v32", "f\n{}", "f\n{}", ""}, // there are no tools
         {"apertus", "<|inner_prefix|>hm<|inner_suffix|>yes", "yes", "hm"},
         {"solar_open", "<|think|>hm<|end|><|begin|>assistant<|content|>yes<|end|>", "yes", "hm"},
         {"solar_open", "<|content|>yes<|flush|>", "yes", ""},

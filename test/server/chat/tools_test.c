@@ -418,6 +418,21 @@ TEST(functionary_v31_calls)
     PARSES("functionary_v31", "a <function=", "a <function=", "");
 }
 
+/* The prompt ends with the first ">>>". */
+TEST(functionary_v32_calls)
+{
+    PARSES("functionary_v32", "f\n{\"n\": 1, \"s\": \">>>g\"}>>>g\n{}", "",
+           "|f#:{\"n\": 1, \"s\": \">>>g\"}|g#:{}");
+    PARSES("functionary_v32", "all\nOk.\n>>>g\n{}\n", "Ok.", "|g#:{}");
+    PARSES("functionary_v32", "all\n>>> x = 1\n>>>other\n{}", ">>> x = 1\n>>>other\n{}", "");
+    PARSES("functionary_v32", "f\nprint(1)", "f\nprint(1)", "");
+    PARSES("functionary_v32", "Hello, all\nf\n{}", "Hello, all\nf\n{}", "");
+    PARSES("functionary_v32", "{\"a\": 1}", "{\"a\": 1}", "");
+    PARSES("functionary_v32", "f\n{\"n\": 1", "", "|f#:{\"n\": 1");
+    PARSES("functionary_v32", "f\n", "f\n", "");
+    PARSES("functionary_v32", "al", "al", "");
+}
+
 TEST(functiongemma_calls)
 {
     PARSES("functiongemma",

@@ -362,7 +362,7 @@ static void check_form(const struct form *form)
         t.answer = digits;
         t.answer_bytes = sizeof digits - 1;
         check_turn(form, &t, "0123456789");
-        if (form->reasoning == REASONING_NONE) {
+        if (!reasoning_marks(form->reasoning)->opens[0]) {
             continue;
         }
         for (int opened = 0; opened < 2; opened++) {
@@ -396,13 +396,21 @@ TEST(every_form_of_calls)
 TEST(calls_and_answers_after_reasoning)
 {
     static const struct form forms[] = {
-        {"hermes", REASONING_THINK},           {"qwen3_coder", REASONING_THINK},
-        {"seed_oss", REASONING_SEED_OSS},      {"mistral", REASONING_MISTRAL},
-        {"hunyuan_a13b", REASONING_ANSWER},    {"ernie45", REASONING_RESPONSE},
-        {"cohere_command3", REASONING_COHERE}, {"gemma4", REASONING_GEMMA4},
-        {"granite", REASONING_GRANITE},        {"kimi_k3", REASONING_KIMI_K3},
-        {"minimax_m2", REASONING_THINK},       {"deepseek_v4", REASONING_THINK},
-        {"apertus", REASONING_APERTUS},        {"solar_open", REASONING_SOLAR_OPEN},
+        {"hermes", REASONING_THINK},
+        {"qwen3_coder", REASONING_THINK},
+        {"seed_oss", REASONING_SEED_OSS},
+        {"mistral", REASONING_MISTRAL},
+        {"hunyuan_a13b", REASONING_ANSWER},
+        {"ernie45", REASONING_RESPONSE},
+        {"cohere_command3", REASONING_COHERE},
+        {"gemma4", REASONING_GEMMA4},
+        {"granite", REASONING_GRANITE},
+        {"kimi_k3", REASONING_KIMI_K3},
+        {"minimax_m2", REASONING_THINK},
+        {"deepseek_v4", REASONING_THINK},
+        {"apertus", REASONING_APERTUS},
+        {"solar_open", REASONING_SOLAR_OPEN},
+        {"functionary_v32", REASONING_FUNCTIONARY},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         check_form(&forms[i]);
