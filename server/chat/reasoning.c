@@ -24,6 +24,7 @@ static const struct kind {
                                 // marker) and not `without`
     const struct tool_parser *parser; // the parser that takes the text apart, if the markers are
                                       // part of that format
+    bool is_shown;                    // reasoning is content, with its markers; chosen only by name
 } kinds[] = {
     [REASONING_HARMONY] = {.marks.opens = {"<|channel|>analysis<|message|>"},
                            .parser = &tool_parser_harmony},
@@ -66,6 +67,9 @@ static const struct kind {
                             .sign = "<response>",
                             .without = "<minimax:"}, // in such templates the markers enclose a
                                                      // tool's answers
+    [REASONING_SHOWN] = {.marks.opens = {"<think>"},
+                         .marks.closes = {"</think>"},
+                         .is_shown = true},
     [REASONING_THINK] = {.marks.opens = {"<think>"}, .marks.closes = {"</think>"}},
 };
 
@@ -98,6 +102,7 @@ static const struct {
     {"ling3", REASONING_THINK},
     {"mimo", REASONING_THINK},
     {"minimax_m2", REASONING_THINK},
+    {"minimax_m2_append_think", REASONING_SHOWN},
     {"minimax_m3", REASONING_MINIMAX_M3},
     {"mistral", REASONING_MISTRAL},
     {"nemotron_v3", REASONING_THINK},
@@ -155,7 +160,7 @@ enum reasoning_kind reasoning_for_template(const char *chat_template)
         bool barred = kinds[k].without && strstr(chat_template, kinds[k].without);
         bool marked = !kinds[k].marks.opens[0] || has_one(chat_template, kinds[k].marks.opens) ||
                       has_one(chat_template, kinds[k].marks.closes);
-        if (wanted && !barred && marked) {
+        if (wanted && !barred && marked && !kinds[k].is_shown) {
             return (enum reasoning_kind)k;
         }
     }
@@ -249,7 +254,9 @@ void reasoning_split_init(struct reasoning_split *r, enum reasoning_kind kind, b
     *r = (struct reasoning_split){.kind = kind, .state = REST, .sink = sink};
     r->enders = enders ? enders : none;
     buf_init(&r->held, HELD_MAX_BYTES);
-    if (kind != REASONING_NONE && !kinds[kind].parser) {
+    if (kinds[kind].is_shown) {
+        buf_puts(&r->held, opened ? kinds[kind].marks.opens[0] : ""); // the prompt has it
+    } else if (kind != REASONING_NONE && !kinds[kind].parser) {
         r->state = opened ? OPENED : BEFORE;
     }
     r->is_inside = r->state == OPENED;

@@ -131,11 +131,11 @@ int main(void)
         "\"g\", "
         "\"arguments\": \"{}\", \"id\": \"x\"}]",
         "d00[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
-        "d>3hm</think><|tool_call_start|>[[f(n=1)]",
+        "d?3hm</think><|tool_call_start|>[[f(n=1)]",
         "e00<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n"
         "</parameter>\n</function>\n</tool_call>",
-        "d>0<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
-        "b>2The <think>end</think></s>\n<|python_tag|>{\"name\"",
+        "d?0<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
+        "b?2The <think>end</think></s>\n<|python_tag|>{\"name\"",
         "f10\xf9"
         "analysis\xfahm\xfc\xf8"
         "assistant\xf9"
@@ -153,7 +153,7 @@ int main(void)
         "g30<seed:think>hm</seed:think>\n<seed:tool_call>\n<function=f>\n<parameter=n>5</"
         "parameter>\n"
         "</function>\n</seed:tool_call>",
-        "h>1hm<minimax:tool_call>\n<invoke name=\"f\">\n<parameter "
+        "h?1hm<minimax:tool_call>\n<invoke name=\"f\">\n<parameter "
         "name=\"n\">5</parameter>\n</invoke>"
         "\n</minimax:tool_call>",
         "i00<\xEF\xBD\x9C"
@@ -165,8 +165,8 @@ int main(void)
         "\xEF\xBD\x9Cparameter>\n</\xEF\xBD\x9C"
         "DSML\xEF\xBD\x9Cinvoke>",
         "j00<function name=\"f\"><param name=\"s\"><![CDATA[<b> </param>]]></param></function>",
-        "k>1hm</think>\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
-        "l>0<think>hm<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+        "k?1hm</think>\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+        "l?0<think>hm<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
         "<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|><|tool_calls_section_end|>",
         "m00<\xEF\xBD\x9Ctool\xE2\x96\x81"
         "call\xE2\x96\x81"

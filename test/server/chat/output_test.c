@@ -170,6 +170,12 @@ TEST(reasoning_is_split_off)
         CHECK_STR(f.reasoning.data, cases[i].reasoning);
         fold_deinit(&f);
     }
+    struct output_options shown = {.reasoning = REASONING_SHOWN, .starts_in_reasoning = true};
+    struct fold f;
+    check_cuts(&shown, "hm</think>yes", &f);
+    CHECK_STR(f.content.data, "<think>hm</think>yes");
+    CHECK_STR(f.reasoning.data, "");
+    fold_deinit(&f);
     CHECK(reasoning_is_open(REASONING_THINK, "x<think>\n", 9));
     CHECK(!reasoning_is_open(REASONING_THINK, "<think></think>", 15));
     CHECK(!reasoning_is_open(REASONING_NONE, "<think>", 7));
@@ -198,6 +204,7 @@ TEST(reasoning_has_markers_of_each_family)
          "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>", "yes", "hm"},
         {"cohere_command4", "<|START_TEXT|>yes<|END_TEXT|>", "yes", ""},
         {"minimax_m3", "<mm:think>hm</mm:think>yes", "yes", "hm"},
+        {"minimax_m2_append_think", "<think>hm</think>yes", "<think>hm</think>yes", ""},
         {"functionary_v32", "all\nyes", "yes", ""},
         {"functionary_v32", "f\n{}", "f\n{}", ""}, // there are no tools
         {"apertus", "<|inner_prefix|>hm<|inner_suffix|>yes", "yes", "hm"},
