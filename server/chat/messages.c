@@ -315,7 +315,8 @@ static bool shape_message(struct jrt *rt, struct jv message, const struct chat_t
         }
     }
     return chat_shape_old_call(rt, message) && shape_reasoning(rt, message, traits) &&
-           shape_content(rt, message, traits) && shape_calls(rt, message, traits);
+           shape_content(rt, message, traits) && shape_calls(rt, message, traits) &&
+           (!traits->calls || chat_write_calls(rt, message, traits->calls));
 }
 
 /* Changes messages in place, since they belong to this render. */
@@ -367,7 +368,8 @@ static int look(const struct probe *p, const char *messages, const char *tools)
         const char *text;
         int bit;
     } marks[] = {{WORD, HAS_WORD},          {"'type'", HAS_TYPE},        {"\"type\"", HAS_TYPE},
-                 {"'pkey':", HAS_REPR_KEY}, {"\"pkey\":", HAS_JSON_KEY}, {"None", HAS_NONE}};
+                 {"'pkey':", HAS_REPR_KEY}, {"\"pkey\":", HAS_JSON_KEY}, {"None", HAS_NONE},
+                 {"null", HAS_NONE}};
     struct jrt rt;
     struct jv v, list;
     struct jstr *out;
@@ -424,12 +426,13 @@ static void probe_arguments(const struct probe *p, struct chat_traits *traits)
         object = look(p, CALL("\"content\":\"\",", "{\"pkey\":\"" WORD "\"}"), TOOLS);
         text = look(p, CALL("\"content\":\"\",", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), TOOLS);
     }
+    traits->leaves_calls_out = (object & RENDERED) && !((object | text) & HAS_WORD);
     bool only_text = !(object & HAS_WORD) && (text & HAS_WORD);
     bool text_is_json = (object & HAS_REPR_KEY) && !(text & HAS_REPR_KEY) && (text & HAS_JSON_KEY);
     traits->string_arguments = only_text || text_is_json;
 }
 
-/* True for templates that fail on null content or print "None" for it. */
+/* True for templates that fail on null content or print "None" or "null" for it. */
 static void probe_null(const struct probe *p, struct chat_traits *traits)
 {
     bool as_text = traits->string_arguments;

@@ -9,14 +9,19 @@
 
 #include "server/chat/jinja/jinja.h"
 
+struct tool_writing;
+
 struct chat_traits {
     bool flatten_parts;    // text parts are joined (with a newline) into a string
     bool wrap_strings;     // a string becomes one text part
     bool string_arguments; // arguments stay JSON text; otherwise they become an object
     bool null_is_empty;    // null or absent content becomes ""
     bool developer_is_system;
-    bool thought_or_text; // in a message with a call it prints only one of reasoning and content;
-                          // we then keep the content
+    bool thought_or_text;  // in a message with a call it prints only one of reasoning and content;
+                           // we then keep the content
+    bool leaves_calls_out; // does not print an assistant's calls
+    /* How calls are then appended to the content; NULL: they are not. */
+    const struct tool_writing *calls;
     const char *reasoning_key; // the template's key for reasoning; NULL: none
 };
 
@@ -38,6 +43,11 @@ bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant);
 
 /* Rewrites `function_call` and the role `function` (old_calls.c). */
 bool chat_shape_old_call(struct jrt *rt, struct jv message);
+
+/* Appends a message's calls to its content. Only formats with JSON or Python's notation can be
+ * written (written_calls.c). */
+bool chat_can_write_calls(const struct tool_writing *w); // `w` may be NULL
+bool chat_write_calls(struct jrt *rt, struct jv message, const struct tool_writing *w);
 
 /* Defines date_string ("29 Nov 2026"), datetime ("Nov 29 2026") and functions (the tools as text),
  * as llama.cpp does (llama_variables.c). */

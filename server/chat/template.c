@@ -10,6 +10,7 @@
 #include "engine/gguf/folder.h"
 #include "server/chat/jinja/json.h"
 #include "server/chat/messages.h"
+#include "server/chat/tools/parser.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -179,14 +180,22 @@ static enum status load_all(struct chat_template *t, const char *dir, bool with_
     return load_config(t, dir, "tokenizer_config.json", with_templates, err);
 }
 
+static void probe_one(const struct chat_template *t, struct compiled *c)
+{
+    if (!c->jinja) {
+        return;
+    }
+    chat_traits_probe(c->jinja, t->tokens, t->n_tokens, &c->traits);
+    const struct tool_parser *parser = tool_parser_for_template(t->text.data);
+    if (c->traits.leaves_calls_out && parser && chat_can_write_calls(parser->writing)) {
+        c->traits.calls = parser->writing;
+    }
+}
+
 static void probe(struct chat_template *t)
 {
-    if (t->plain.jinja) {
-        chat_traits_probe(t->plain.jinja, t->tokens, t->n_tokens, &t->plain.traits);
-    }
-    if (t->tool_use.jinja) {
-        chat_traits_probe(t->tool_use.jinja, t->tokens, t->n_tokens, &t->tool_use.traits);
-    }
+    probe_one(t, &t->plain);
+    probe_one(t, &t->tool_use);
 }
 
 static struct chat_template *new_template(void)

@@ -64,9 +64,34 @@ TEST(null_content_is_empty_where_it_would_fail_or_print_none)
     CHECK_STR(
         render("{% for m in messages %}{{ 'x' + m.content }}{% endfor %}", CALL("null", "{}")),
         "x[q]x");
+    CHECK_STR(render("{% for m in messages %}{{ m.content if m.content is string else "
+                     "m.content | tojson }}!{% endfor %}",
+                     CALL("null", "{}")),
+              "[q]!!");
     CHECK_STR(
         render("{% for m in messages %}{{ m.content is none }}{% endfor %}", CALL("null", "{}")),
         "FalseTrue");
+}
+
+/* A template that prints only content would leave the model without its own calls. They are
+ * appended in the model's format, whose markers are not input, where that has the notation of JSON
+ * or Python. */
+TEST(calls_are_part_of_the_content_for_templates_that_leave_them_out)
+{
+#define ONLY_CONTENT(sign) "{# tools #}{{ '" sign "' if tools }}" PLAIN
+    const char *arguments = "\"{\\\"a\\\": 1, \\\"b\\\": {\\\"c\\\": [true, null, \\\"d\\\"]}}\"";
+    char call[500];
+    snprintf(call, sizeof call, CALL("null", "%s"), arguments);
+    CHECK_STR(render(ONLY_CONTENT("List of tools: ["), call),
+              "<user>[q]<assistant><|tool_call_start|>[[f]([a]=1, [b]={\"[c]\": [True, None, "
+              "\"[d]\"]})]<|tool_call_end|>");
+    CHECK_STR(render(ONLY_CONTENT("<tool_call>"), CALL("\"x\"", "{\"a\": \"</tool_call>\"}")),
+              "<user>[q]<assistant>[x]<tool_call>\n{\"name\": \"[f]\", \"arguments\": "
+              "{\"[a]\": \"[</tool_call>]\"}}\n</tool_call>");
+    CHECK_STR(render(ONLY_CONTENT("<arg_key>"), CALL("null", "{}")), "<user>[q]<assistant>");
+    CHECK_STR(render(ONLY_CONTENT("<tool_call>"), CALL("\"x\"", "\"no json\"")),
+              "<user>[q]<assistant>[x]<tool_call>\n{\"name\": \"[f]\", \"arguments\": "
+              "[no json]}\n</tool_call>");
 }
 
 /* Types of the Responses API and refusals become ordinary text parts. */
