@@ -4,6 +4,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -77,6 +78,29 @@ static int64_t width_of_experts(const struct model_config *c)
     return c->moe_latent > 0 ? c->moe_latent : c->hidden;
 }
 
+/* The name, without suffixes, of the tensor with this matrix of all experts, if it or each expert's
+ * matrix has its scales in such a tensor. Where the values are stacked, gate and up must not
+ * alternate, and the inputs must be the last dimension. NULL: there is none. */
+static const char *stack_with_scales(const struct loader *l, int32_t layer, const char *usual,
+                                     const char *own, char room[NAME_BYTES])
+{
+    static const char *const suffixes[] = {"_scale_inv", "_weight_scale"};
+    const char *router = l->c->names->router;
+    char pattern[NAME_BYTES], name[NAME_BYTES];
+    for (int i = 0; i < 2 && l->quant && l->c->names->experts_form == EXPERTS_ROWS; i++) {
+        snprintf(pattern, sizeof pattern, "%.*s.%s", (int)strcspn(or_empty(router), "."),
+                 or_empty(router), usual);
+        part_layer_name(i == 0 && own ? own : pattern, layer, room);
+        for (size_t k = 0; k < sizeof suffixes / sizeof suffixes[0]; k++) {
+            snprintf(name, sizeof name, "%.240s%s", room, suffixes[k]);
+            if (part_has(l, name)) {
+                return room;
+            }
+        }
+    }
+    return NULL;
+}
+
 /* This rank's parts of expert e: its gate rows, if there are any, its up rows, and its part of the
  * down matrix. */
 static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
@@ -87,6 +111,14 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
     int64_t hidden = width_of_experts(c);
     const char *bases[3] = {c->names->expert_gate, c->names->expert_up, c->names->expert_down};
     struct weight_part *outs[3] = {&gate_up[0], &gate_up[c->gated], down};
+    char stacks[2][NAME_BYTES];
+    const char *both =
+        stack_with_scales(l, layer, "experts.gate_up_proj", c->names->experts_gate_up, stacks[0]);
+    const char *out =
+        stack_with_scales(l, layer, "experts.down_proj", c->names->experts_down, stacks[1]);
+    const struct expert_place places[3] = {{both, e, c->n_experts, 0, 2 * ffn},
+                                           {both, e, c->n_experts, ffn, 2 * ffn},
+                                           {out, e, c->n_experts, 0, hidden}};
     for (int32_t i = !c->gated; i < 3; i++) {
         char room[NAME_BYTES], pattern[NAME_BYTES], name[NAME_BYTES];
         const char *base = name_in_mixture(l, layer, expert_matrices[i], bases[i], room);
@@ -96,7 +128,8 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
         part_layer_name(base, layer, pattern);
         part_numbered_name(pattern, e, name);
         bool is_down = i == 2;
-        TRY(part_matrix(l, name, is_down ? hidden : ffn, is_down ? ffn : hidden, outs[i]));
+        TRY(part_expert(l, name, places[i].stack ? &places[i] : NULL, is_down ? hidden : ffn,
+                        is_down ? ffn : hidden, outs[i]));
         part_requantise(l, outs[i]);
         if (is_down) {
             *outs[i] = weight_part_slice(*outs[i], 0, hidden, first, n);
@@ -253,7 +286,8 @@ static bool experts_are_stacked(const struct loader *l, int32_t layer)
     part_layer_name(up, layer, name);
     part_numbered_name(name, 0, first);
     part_layer_name(names->experts_gate_up, layer, name);
-    return !part_exists(l, first) && (part_has(l, name) || part_exists(l, name));
+    return !part_exists(l, first) && (part_has(l, name) || part_exists(l, name)) &&
+           !stack_with_scales(l, layer, "experts.gate_up_proj", names->experts_gate_up, room);
 }
 
 /* All experts of a layer form one weight. Its parts point into the mapped files; only biases are

@@ -14,16 +14,33 @@ enum { MAX_NAME = 320 };
 /* ---- looking for tensors ------------------------------------------------------------------ */
 
 /* A tensor counts as used once it has been looked up. */
-const struct checkpoint_tensor *module_tensor(const struct module *m, const char *suffix)
+static const struct checkpoint_tensor *find(const struct module *m, const char *base,
+                                            const char *suffix)
 {
     char name[MAX_NAME];
-    snprintf(name, sizeof name, "%s%s", m->name, suffix);
+    snprintf(name, sizeof name, "%s%s", base, suffix);
     const struct checkpoint_tensor *t = checkpoint_find(m->checkpoint, name);
     if (t && m->taken) {
         size_t n;
         m->taken[t - checkpoint_tensors(m->checkpoint, &n)] = true;
     }
     return t;
+}
+
+const struct checkpoint_tensor *module_tensor(const struct module *m, const char *suffix)
+{
+    return find(m, m->name, suffix);
+}
+
+/* The first of two tensors of all experts; NULL if there is neither. */
+static const struct checkpoint_tensor *stack_tensor(const struct module *m, const char *suffix,
+                                                    const char *other)
+{
+    if (!m->place.stack) {
+        return NULL;
+    }
+    const struct checkpoint_tensor *t = find(m, m->place.stack, suffix);
+    return t ? t : find(m, m->place.stack, other);
 }
 
 static const char *format_name(const struct module *m)
@@ -141,12 +158,11 @@ static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dty
 /* ---- scales ------------------------------------------------------------------------------- */
 
 /* Rejects scales that are zero, NaN or infinite, because they mean that the file is broken. */
-static enum status check_scales(const struct module *m, const struct checkpoint_tensor *t,
-                                enum dtype dtype)
+static enum status check_some(const struct module *m, const struct checkpoint_tensor *t,
+                              enum dtype dtype, size_t first, size_t n)
 {
     struct number_grid all = {t->data, dtype, PACK_NONE, 0, 1};
-    size_t n = count_of(t);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = first; i < first + n; i++) {
         float scale = number_get(&all, 0, (int64_t)i);
         if (!isfinite(scale) || scale == 0.0f) {
             return err_set(m->err, ERR_FORMAT, "%s: tensor %s: the scale at %zu is %g", t->file,
@@ -154,6 +170,12 @@ static enum status check_scales(const struct module *m, const struct checkpoint_
         }
     }
     return OK;
+}
+
+static enum status check_scales(const struct module *m, const struct checkpoint_tensor *t,
+                                enum dtype dtype)
+{
+    return check_some(m, t, dtype, 0, count_of(t));
 }
 
 static enum status need_float(const struct module *m, const struct checkpoint_tensor *t)
@@ -255,10 +277,65 @@ static enum status read_whole(const struct module *m, enum dtype dtype, struct w
     return read_scales(m, scales, out);
 }
 
+/* Scales of one of the matrices that are stacked in `t`: a single one for all experts, one per
+ * expert, one per output, or one per block. Gate and up, which may share the tensor, have blocks of
+ * their own. */
+static enum status read_stacked_scales(const struct module *m, const struct checkpoint_tensor *t,
+                                       struct weight_codec *out)
+{
+    const struct quant_scheme *s = m->scheme;
+    const struct expert_place *at = &m->place;
+    const bool cut = s->block_rows > 0;
+    const size_t n = count_of(t), n_experts = (size_t)at->n_experts;
+    TRY(need_float(m, t));
+    out->block_rows = cut ? s->block_rows : m->n_out;
+    out->block_cols = cut ? s->block_cols : m->n_in;
+    if (!cut && n == n_experts * (size_t)at->n_rows) {
+        out->block_rows = 1;
+    }
+    const int64_t rows = cut_up(m->n_out, out->block_rows);
+    const int64_t cols = cut_up(m->n_in, out->block_cols);
+    const int64_t grid[3] = {at->n_experts, at->n_rows / m->n_out * rows, cols};
+    int64_t first = (at->expert * grid[1] + at->first_row / m->n_out * rows) * cols;
+    if (rows * cols == 1 && (n == 1 || n == n_experts)) {
+        first = n == 1 ? 0 : at->expert;
+    } else if (cols > 1 || !has_dims(t, 2, grid)) {
+        TRY(need_dims(m, t, 3, grid));
+    }
+    TRY(check_some(m, t, t->dtype, (size_t)first, (size_t)(rows * cols)));
+    out->scales = rows_of(t, t->dtype, PACK_NONE, cols);
+    out->scales.data = t->data + (size_t)first * dtype_bytes(t->dtype);
+    return OK;
+}
+
+/* One of the experts whose scales are in one tensor; its values may be in another one. */
+static enum status read_stacked(const struct module *m, const struct checkpoint_tensor *scales,
+                                struct weight_codec *out)
+{
+    const struct expert_place *at = &m->place;
+    const struct checkpoint_tensor *values = module_tensor(m, ".weight");
+    size_t first = 0;
+    if (values) {
+        TRY(need_dims(m, values, 2, (int64_t[]){m->n_out, m->n_in}));
+    } else {
+        values = stack_tensor(m, "", "");
+        if (!values) {
+            return need_tensor(m, ".weight", &values);
+        }
+        TRY(need_dims(m, values, 3, (int64_t[]){at->n_experts, at->n_rows, m->n_in}));
+        first = (size_t)(at->expert * at->n_rows + at->first_row) * (size_t)m->n_in;
+    }
+    TRY(need_dtype(m, values, DT_E4M3));
+    out->values = rows_of(values, DT_E4M3, PACK_NONE, m->n_in);
+    out->values.data = values->data + first;
+    return read_stacked_scales(m, scales, out);
+}
+
 /* Despite its name, weight_scale_inv is a factor. */
 static enum status read_fp8(const struct module *m, struct weight_codec *out)
 {
-    return read_whole(m, DT_E4M3, out);
+    const struct checkpoint_tensor *scales = stack_tensor(m, "_scale_inv", "_weight_scale");
+    return scales ? read_stacked(m, scales, out) : read_whole(m, DT_E4M3, out);
 }
 
 /* Zero points have the shape of the scales. Only asymmetric schemes require them in the file. */
@@ -465,6 +542,9 @@ static enum status read_input_scale(const struct module *m, struct input_rule *r
     if (!t) {
         t = module_tensor(m, ".activation_scale");
     }
+    if (!t) {
+        t = stack_tensor(m, "_activation_scale", "_input_scale");
+    }
     const struct checkpoint_tensor *zero = module_tensor(m, ".input_zero_point");
     bool needed = !rule->from_row || (rule->numbers == INPUT_E2M1 && !rule->power_of_two);
     if (rule->numbers == INPUT_AS_IT_IS || !needed) {
@@ -477,11 +557,14 @@ static enum status read_input_scale(const struct module *m, struct input_rule *r
         return OK;
     }
     TRY(need_float(m, t));
-    if (count_of(t) != 1) {
+    size_t at = 0;
+    if (m->place.stack && count_of(t) == (size_t)m->place.n_experts) {
+        at = (size_t)m->place.expert;
+    } else if (count_of(t) != 1) {
         return bad_tensor(m, t, "is not a single number");
     }
-    TRY(check_scales(m, t, t->dtype));
-    rule->scale = dtype_load(t->data, t->dtype, 0);
+    TRY(check_some(m, t, t->dtype, at, 1));
+    rule->scale = dtype_load(t->data, t->dtype, at);
     if (inverse) {
         rule->scale = 1.0f / rule->scale;
     }
@@ -532,7 +615,8 @@ bool module_is_quantised(const struct module *m, const struct checkpoint_tensor 
             return true;
         }
     }
-    return false;
+    *which = stack_tensor(m, "", "");
+    return *which && !tensor_is_plain(*which);
 }
 
 enum status module_read(const struct module *m, struct weight_part *out)

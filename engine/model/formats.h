@@ -22,12 +22,20 @@ struct quant_scheme {
     struct input_rule inputs; // defaults, which the module's tensors may override
 };
 
+/* An expert's matrix in tensors of all experts, [n_experts][n_rows][n_in]: rows from first_row on.
+ */
+struct expert_place {
+    const char *stack; // their name, to which suffixes are added; NULL: there are none
+    int64_t expert, n_experts, first_row, n_rows;
+};
+
 /* A module, and what is needed to find its tensors. */
 struct module {
     const struct checkpoint *checkpoint;
     const char *name; // full name in the checkpoint
     /* Shape of its matrix. If n_experts is more than 1, one tensor holds all experts. */
     int64_t n_experts, n_out, n_in;
+    struct expert_place place; // of what the module has no tensors of its own for
     const struct quant_scheme *scheme;
     bool *taken; // indexed like checkpoint_tensors; true for each tensor that is used; may be NULL
     struct err *err;

@@ -351,15 +351,21 @@ enum status part_number(struct loader *l, const char *name, float *out)
 
 /* Reads the matrices of a quantised module, n_experts of them stacked. */
 static enum status read_quantised(struct loader *l, const char *base, int64_t n_experts,
-                                  int64_t n_out, int64_t n_in, struct weight_part *out, bool *found)
+                                  const struct expert_place *place, int64_t n_out, int64_t n_in,
+                                  struct weight_part *out, bool *found)
 {
-    char full[NAME_BYTES], room[NAME_BYTES];
+    char full[NAME_BYTES], room[NAME_BYTES], stack[NAME_BYTES];
     full_name(l, base, full);
     base = named(l, base, room);
     struct module m = module_of(l, full);
     m.n_experts = n_experts;
     m.n_out = n_out;
     m.n_in = n_in;
+    if (place) {
+        full_name(l, place->stack, stack);
+        m.place = *place;
+        m.place.stack = stack;
+    }
     // Heads are hardly ever quantised, although few configs say that they are not.
     if (!l->options->checkpoint) {
         *found = false;
@@ -382,9 +388,15 @@ static enum status read_quantised(struct loader *l, const char *base, int64_t n_
 enum status part_matrix(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
                         struct weight_part *out)
 {
+    return part_expert(l, base, NULL, n_out, n_in, out);
+}
+
+enum status part_expert(struct loader *l, const char *base, const struct expert_place *place,
+                        int64_t n_out, int64_t n_in, struct weight_part *out)
+{
     bool found = false;
     if (l->quant) {
-        TRY(read_quantised(l, base, 1, n_out, n_in, out, &found));
+        TRY(read_quantised(l, base, 1, place, n_out, n_in, out, &found));
     }
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "%s.weight", base);
@@ -397,7 +409,7 @@ enum status part_quantised_experts(struct loader *l, const char *base, int64_t n
 {
     *found = false;
     if (l->quant) {
-        return read_quantised(l, base, n_experts, n_out, n_in, out, found);
+        return read_quantised(l, base, n_experts, NULL, n_out, n_in, out, found);
     }
     return OK;
 }

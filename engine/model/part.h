@@ -90,6 +90,11 @@ enum status part_quantised_experts(struct loader *l, const char *base, int64_t n
                                    int64_t n_out, int64_t n_in, struct weight_part *out,
                                    bool *found);
 
+/* The matrix of one expert, of which tensors of all experts have the scales, and perhaps the
+ * values. */
+enum status part_expert(struct loader *l, const char *base, const struct expert_place *place,
+                        int64_t n_out, int64_t n_in, struct weight_part *out);
+
 /* Quantises a plain matrix if the options require it. Pass the result to the backend before
  * requantise_clear frees it. */
 void part_requantise(struct loader *l, struct weight_part *p);

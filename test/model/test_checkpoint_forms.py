@@ -3,6 +3,7 @@
 its experts in one tensor or in many. The answers are the same."""
 import json
 import os
+import random
 import shutil
 import struct
 
@@ -79,6 +80,80 @@ def each_expert(name, stacked, by_columns):
     for e, matrix in enumerate(stacked.transpose(0, 2, 1) if by_columns else stacked):
         rows = {"down": matrix} if part == "down_proj" else dict(zip(("gate", "up"), heads.numpy.split(matrix, 2)))
         yield from ((f"{base}.{e}.{which}_proj.weight", r) for which, r in rows.items())
+
+
+def fp8_experts(folder, block, values_stacked, scales_stacked):
+    """Random experts with scales of `block`, or one per expert and matrix, which then have scales of inputs, too. Gate and up
+    of an expert have equal scales without a block, since their common tensor has only one."""
+    c, rng = Checkpoint(folder, MOE), random.Random(5)
+    n, hidden, width = (c.config[k] for k in ("num_local_experts", "hidden_size", "moe_intermediate_size"))
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block}
+    c.config["quantization_config"] = config if block else {**config, "activation_scheme": "static"}
+    c.config["quantization_config"]["modules_to_not_convert"] = ["self_attn", "lm_head"]
+
+    def add(name, dtype, shape, data):
+        c.header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(c.data), len(c.data) + len(data)]}
+        c.data += data
+
+    def floats(count):
+        return struct.pack(f"<{count}f", *(rng.uniform(0.001, 0.004) for _ in range(count)))
+
+    for layer in range(c.config["num_hidden_layers"]):
+        base = f"model.layers.{layer}.mlp.experts."
+        for e in range(n):
+            for part in ("gate", "up", "down"):
+                del c.header[f"{base}{e}.{part}_proj.weight"]
+        for stem, parts, rows, cols in (("gate_up", ("gate", "up"), width, hidden), ("down", ("down",), hidden, width)):
+            grid = [-(-rows // block[0]), -(-cols // block[1])] if block else [1, 1]
+            values = [[bytes(rng.choice((*range(0x7f), *range(0x80, 0xff))) for _ in range(rows * cols)) for _ in parts]
+                      for _ in range(n)]
+            scales = [[floats(grid[0] * grid[1]) for _ in (parts if block else parts[:1])] for _ in range(n)]
+            inputs = [floats(1) for _ in range(n)]
+            if values_stacked:
+                add(f"{base}{stem}_proj", "F8_E4M3", [n, rows * len(parts), cols], b"".join(map(b"".join, values)))
+            if scales_stacked:
+                halves = len(scales[0])
+                add(f"{base}{stem}_proj_scale_inv", "F32", [n, halves * grid[0], grid[1]], b"".join(map(b"".join, scales)))
+            if scales_stacked and not block:
+                add(f"{base}{stem}_proj_activation_scale", "F32", [n], b"".join(inputs))
+            for e in range(n):
+                for i, part in enumerate(parts):
+                    if not values_stacked:
+                        add(f"{base}{e}.{part}_proj.weight", "F8_E4M3", [rows, cols], values[e][i])
+                    if not scales_stacked:
+                        add(f"{base}{e}.{part}_proj.weight_scale_inv", "F32", grid, scales[e][i if block else 0])
+                    if not scales_stacked and not block:
+                        add(f"{base}{e}.{part}_proj.activation_scale", "F32", [], inputs[e])
+    c.write()
+    c.write_config()
+    return c
+
+
+@pytest.mark.parametrize("block", [[16, 16], [128, 128], None])
+def test_fp8_experts_with_scales_in_one_tensor_equal_separate_ones(block, tmp_path):
+    """transformers 5 saves the values separately; Mistral Small 4 has them in one tensor, too."""
+    separate = fp8_experts(tmp_path / "separate", block, False, False)
+    expected = scores(separate.folder)
+    for values_stacked in (False, True):
+        c = fp8_experts(tmp_path / str(values_stacked), block, values_stacked, True)
+        assert scores(c.folder) == expected
+        assert not golden.EXACT_RANKS or scores(c.folder, "--tensor-parallel-size", "2", *golden.TWO_THREADS) == expected
+
+
+@pytest.mark.parametrize("suffix, shape", [("gate_up_proj_scale_inv", [2, 1]), ("gate_up_proj", None),
+                                           ("down_proj_activation_scale", [2])])
+def test_fp8_experts_in_one_tensor_of_another_shape_are_refused(suffix, shape, tmp_path):
+    c = fp8_experts(tmp_path / "model", None, True, True)
+    name = f"model.layers.1.mlp.experts.{suffix}"
+    t = c.header[name]
+    if shape:
+        t["shape"] = shape
+        t["data_offsets"][1] = t["data_offsets"][0] + 8
+    else:
+        t["shape"] = [t["shape"][0], t["shape"][2] * 2, t["shape"][1] // 2]
+    c.write()
+    done = run(c.folder)
+    assert done.returncode == 1 and name in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("family, by_columns", [("qwen3.5-moe", False), ("gemma-4-moe", False), ("mistral-small-4", False),
