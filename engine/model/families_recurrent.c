@@ -42,6 +42,7 @@ static const struct tensor_names qwen3_5_names = {BASE_NAMES,
 static const struct state_names kimi_state_names = {
     KDA_NAMES("self_attn"),      .out = "self_attn.o_proj",   .f_a = "self_attn.f_a_proj",
     .f_b = "self_attn.f_b_proj", .g_a = "self_attn.g_a_proj", .g_b = "self_attn.g_b_proj",
+    .conv = "self_attn.conv1d", // only modelopt's files have one tensor
     .a_log_is_deep = true};
 
 static const struct tensor_names kimi_linear_names = {

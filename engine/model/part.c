@@ -40,12 +40,36 @@ static const char *named(const struct loader *l, const char *name, char room[NAM
     return room;
 }
 
+/* Some families' modules are called otherwise in transformers than in files. It renames them when
+ * it saves a model, but modelopt saves some under their inner names. */
+static const char *inner_name(const char *name, char room[NAME_BYTES])
+{
+    static const char *const names[][2] = {
+        {".block_sparse_moe.", ".mlp."},
+        {".self_attn.f_", ".self_attn.forget_gate.f_"},
+        {".self_attn.A_log", ".self_attn.forget_gate.A_log"},
+        {".self_attn.dt_bias", ".self_attn.forget_gate.dt_bias"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *at = strstr(name, names[i][0]);
+        if (at) {
+            snprintf(room, NAME_BYTES, "%.*s%s%s", (int)(at - name), name, names[i][1],
+                     at + strlen(names[i][0]));
+            return room;
+        }
+    }
+    return name;
+}
+
 /* Checkpoints differ in the prefixes of their names. The form found at the start applies to all
  * names. */
 static void full_name(const struct loader *l, const char *base, char out[NAME_BYTES])
 {
-    char room[NAME_BYTES];
+    char room[NAME_BYTES], inner[NAME_BYTES];
     const char *name = named(l, base, room);
+    if (l->inner_names) {
+        name = inner_name(name, inner);
+    }
     if (strncmp(name, "model.", 6) == 0) {
         snprintf(out, NAME_BYTES, "%s%s", l->form->model, name + 6);
     } else {
@@ -233,8 +257,26 @@ bool part_has(const struct loader *l, const char *name)
     return part_find(l, name) != NULL;
 }
 
+/* The mixtures tell which names a checkpoint has. */
+static bool has_inner_names(struct loader *l)
+{
+    const char *router = l->c->names->router;
+    bool found = false;
+    for (int32_t i = 0; i < l->c->n_layers && router && !found; i++) {
+        char name[NAME_BYTES];
+        part_layer_name(router, i, name);
+        if (!strstr(name, ".block_sparse_moe.") || part_exists(l, name)) {
+            return false;
+        }
+        l->inner_names = true;
+        found = part_exists(l, name);
+        l->inner_names = false;
+    }
+    return found;
+}
+
 /* Finds the form of names with a tensor that every model has. */
-void part_find_form(struct loader *l)
+static void find_prefix(struct loader *l)
 {
     const struct tensor_names *names = l->c->names;
     const char *sure;
@@ -250,6 +292,12 @@ void part_find_form(struct loader *l)
         }
     }
     l->form = &forms[0]; // only used in messages from now on
+}
+
+void part_find_form(struct loader *l)
+{
+    find_prefix(l);
+    l->inner_names = has_inner_names(l);
 }
 
 void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES])

@@ -24,6 +24,7 @@ struct loader {
     struct backend *be;
     struct err *err;
     const struct name_form *form; // the form that this checkpoint's names have
+    bool inner_names;             // those of transformers' modules, where its files have others
     char layer_name[32];          // for a head: what replaces "model.layers.0."; otherwise ""
     const struct quant *quant;    // NULL: the weights are not quantised
     struct requantise requantise; // quantises plain matrices while they are loaded

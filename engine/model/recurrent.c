@@ -5,6 +5,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -248,9 +249,19 @@ struct conv_run {
     float scale; // factor of the inputs, folded into the weights
 };
 
+/* Whether one tensor has the channels of queries, keys and values. */
+static bool has_conv(const struct loader *l, int32_t layer)
+{
+    char base[NAME_BYTES], name[NAME_BYTES];
+    const char *conv = l->c->names->state->conv;
+    part_layer_name(or_empty(conv), layer, base);
+    snprintf(name, sizeof name, "%.240s.weight", base);
+    return conv && part_has(l, name);
+}
+
 /* The ranges of the checkpoint's channels that this rank has, in this program's order (queries,
  * keys, values). Mamba-2 stores values first. */
-static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
+static int32_t conv_runs(const struct loader *l, int32_t layer, struct conv_run out[3])
 {
     const struct state_config *c = &l->c->state;
     const struct state_layer *all = &c->layer;
@@ -265,7 +276,7 @@ static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
     int64_t values = (int64_t)all->n_heads * all->value_dim;
     int64_t key = (int64_t)s->first_key_head * all->key_dim;
     int64_t value = (int64_t)s->first_head * all->value_dim;
-    if (names->conv_q) {
+    if (names->conv_q && !has_conv(l, layer)) {
         out[0] = (struct conv_run){names->conv_q, keys, key, s->k_at, 1.0f};
         out[1] = (struct conv_run){names->conv_k, keys, key, s->k_at, 1.0f};
         out[2] = (struct conv_run){names->conv_v, values, value, s->out_width, 1.0f};
@@ -317,7 +328,7 @@ static enum status load_conv(struct loader *l, int32_t layer, struct state_weigh
     float *weights = xcalloc((size_t)((kernel + 1) * width), sizeof *weights);
     float *biases = weights + kernel * width;
     struct conv_run runs[3];
-    int32_t n = conv_runs(l, runs);
+    int32_t n = conv_runs(l, layer, runs);
     enum status st = OK;
     for (int32_t i = 0; i < n && st == OK; i++) {
         st = read_conv(l, layer, &runs[i], width, weights + at, biases + at);

@@ -4,6 +4,7 @@ its experts in one tensor or in many. The answers are the same."""
 import json
 import os
 import random
+import re
 import shutil
 import struct
 
@@ -191,6 +192,32 @@ def test_names_that_other_programs_give_to_experts_and_dense_layers(source, old,
                 name = name.replace(a, b)
     c.write()
     assert tokens(c.folder) == before
+
+
+INNER = [(r"\.block_sparse_moe\.", ".mlp."), (r"(experts\.\d+)\.w1", r"\1.gate_proj"), (r"(experts\.\d+)\.w3", r"\1.up_proj"),
+         (r"(experts\.\d+)\.w2", r"\1.down_proj"), (r"self_attn\.(f_|A_log|dt_bias)", r"self_attn.forget_gate.\1")]
+
+
+@pytest.mark.parametrize("source", [os.path.join(golden.GOLDEN, "mixtral"), os.path.join(FAMILIES, "kimi-linear")],
+                         ids=os.path.basename)
+def test_inner_names_of_transformers(source, tmp_path):
+    """modelopt keeps them in some formats, and with them Kimi-Linear's single convolution."""
+    if not os.path.isdir(source):
+        pytest.skip(f"no {source}")
+    shutil.copytree(source, tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors, inner = heads.read(path), {}
+    for name, a in tensors.items():
+        if ".q_conv1d." in name:
+            a = heads.numpy.concatenate([tensors[name.replace(".q_", f".{which}_")] for which in "qkv"])
+            name = name.replace(".q_", ".")
+        for old, new in INNER:
+            name = re.sub(old, new, name)
+        if not re.search(r"\.[kv]_conv1d\.", name):
+            inner[name] = a
+    assert not inner.keys() & {name for name in tensors if ".block_sparse_moe." in name}
+    heads.write(path, inner)
+    assert scores(tmp_path / "model") == scores(source)
 
 
 def test_a_missing_matrix_of_such_an_expert_is_named(tmp_path):
