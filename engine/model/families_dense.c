@@ -244,6 +244,13 @@ static enum status read_glm4(const struct json *j, struct model_config *c, struc
     "\"num_key_value_heads\":2,\"head_dim\":128,\"max_position_embeddings\":131072,"               \
     "\"rms_norm_eps\":1.5625e-7,\"attention_bias\":true}"
 
+/* The language parts. Positions of text are the same in all sections of their ropes. */
+#define QWEN2_VL                                                                                   \
+    "{\"eos_token_id\":151645,\"num_key_value_heads\":8,\"max_position_embeddings\":32768,"        \
+    "\"rms_norm_eps\":1e-5,\"rope_theta\":1000000,\"sliding_window\":4096,"                        \
+    "\"max_window_layers\":80}"
+#define QWEN3_VL "{\"head_dim\":128,\"max_position_embeddings\":128000,\"rope_theta\":500000}"
+
 static const struct family rows[] = {
     {"llama", &llama_names, "{\"eos_token_id\":2}", read_llama},
     {"mistral", &llama_names,
@@ -279,6 +286,12 @@ static const struct family rows[] = {
      read_qwen2},
     {"qwen3", &qwen3_names,
      "{\"head_dim\":128,\"max_position_embeddings\":32768,\"sliding_window\":4096}", read_qwen3},
+    {"qwen2_vl_text", &llama_names, QWEN2_VL, read_qwen2},
+    {"qwen2_vl", &llama_names, QWEN2_VL, read_qwen2},
+    {"qwen2_5_vl_text", &llama_names, QWEN2_VL, read_qwen2},
+    {"qwen2_5_vl", &llama_names, QWEN2_VL, read_qwen2},
+    {"qwen3_vl_text", &qwen3_names, QWEN3_VL, read_qwen3},
+    {"qwen3_vl", &qwen3_names, QWEN3_VL, read_qwen3},
     {"phi3", &phi3_names,
      "{\"eos_token_id\":32000,\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5,"
      "\"original_max_position_embeddings\":4096}",

@@ -22,6 +22,9 @@ static const struct tensor_names qwen2_moe_names = {BASE_NAMES,
 static const struct tensor_names qwen3_moe_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES,
                                                     EXPERT_NAMES};
 
+static const struct tensor_names qwen3_vl_moe_names = {
+    BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, EXPERT_NAMES, .experts_form = EXPERTS_COLUMNS};
+
 static const struct tensor_names gpt_oss_names = {
     BASE_NAMES, QKV_NAMES, .sinks = "self_attn.sinks", .router = "mlp.router",
     .experts_gate_up = "mlp.experts.gate_up_proj", .experts_down = "mlp.experts.down_proj",
@@ -141,6 +144,14 @@ static enum status read_qwen3_moe(const struct json *j, struct model_config *c, 
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
     c->renormalise = json_get_bool(j, "norm_topk_prob", false);
     family_sparse_steps(j, c);
+    return OK;
+}
+
+/* The language part, which always normalises the weights of experts. */
+static enum status read_qwen3_vl_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_qwen3_moe(j, c, err));
+    c->renormalise = true;
     return OK;
 }
 
@@ -341,6 +352,10 @@ static enum status read_llama4(const struct json *j, struct model_config *c, str
     "\"max_position_embeddings\":131072,\"rope_theta\":500000,\"num_local_experts\":16,"           \
     "\"num_experts_per_tok\":1,\"attention_chunk_size\":8192}"
 
+#define QWEN3_VL_MOE                                                                               \
+    "{\"head_dim\":128,\"max_position_embeddings\":128000,\"rope_theta\":500000,"                  \
+    "\"num_experts_per_tok\":4,\"moe_intermediate_size\":1408}"
+
 static const struct family rows[] = {
     {"mixtral", &mixtral_names,
      "{\"eos_token_id\":2,"
@@ -354,6 +369,8 @@ static const struct family rows[] = {
      "{\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"sliding_window\":4096,"
      "\"num_experts_per_tok\":8}",
      read_qwen3_moe},
+    {"qwen3_vl_moe_text", &qwen3_vl_moe_names, QWEN3_VL_MOE, read_qwen3_vl_moe},
+    {"qwen3_vl_moe", &qwen3_vl_moe_names, QWEN3_VL_MOE, read_qwen3_vl_moe},
     {"minimax_m2", &minimax_m2_names,
      "{\"eos_token_id\":200020,\"num_key_value_heads\":8,\"head_dim\":128,"
      "\"max_position_embeddings\":196608,\"num_local_experts\":256,\"num_experts_per_tok\":8,"

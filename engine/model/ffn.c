@@ -147,6 +147,16 @@ struct experts {
     int64_t n_out, n_in;
 };
 
+/* Whether a plain tensor of all experts is transposed. That is the family's choice, except that
+ * transformers 5 does not save Qwen3-VL as released. */
+static bool is_turned(const struct loader *l, const char *base, int64_t n_out, int64_t n_in)
+{
+    const enum experts_form form = l->c->names->experts_form;
+    const struct checkpoint_tensor *t = part_raw(l, base);
+    const bool by_rows = t && t->n_dims == 3 && t->dims[1] == n_out && t->dims[2] == n_in;
+    return form != EXPERTS_ROWS && !(form == EXPERTS_COLUMNS && by_rows && n_out != n_in);
+}
+
 /* Opens experts that are stored as one quantised tensor or as one plain tensor, which some
  * checkpoints store transposed. */
 static enum status open_experts(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
@@ -156,7 +166,7 @@ static enum status open_experts(struct loader *l, const char *base, int64_t n_ou
     bool found;
     *out = (struct experts){.n_out = n_out, .n_in = n_in};
     TRY(part_quantised_experts(l, base, n, n_out, n_in, &out->all, &found));
-    out->turned = !found && l->c->names->experts_form != EXPERTS_ROWS;
+    out->turned = !found && is_turned(l, base, n_out, n_in);
     if (!found && !out->turned) {
         return part_of(l, base, (int64_t[]){n, n_out, n_in}, 3, &out->all);
     }

@@ -239,6 +239,7 @@ static const struct rope_row {
     {"dynamic", read_dynamic, true, false},  {"llama3", read_llama3, true, false},
     {"yarn", read_yarn, false, false},       {"longrope", read_longrope, false, false},
     {"su", read_longrope, false, false},     {"proportional", read_proportional, false, true},
+    {"mrope", read_default, false, false}, // older files of Qwen2-VL; the sections are read nowhere
 };
 
 /* The older key is used if it has any members, because files with both were converted from the

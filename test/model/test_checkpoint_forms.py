@@ -266,6 +266,51 @@ def wrap(c, **top):
     c.write_config()
 
 
+OLD_ROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "rope_theta": 500000}
+ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True, "rope_theta": 500000}}
+
+
+@pytest.mark.parametrize("family, source, rope, prefix, nested", [
+    ("qwen2_5_vl", "qwen2", OLD_ROPE, "model.", False), ("qwen2_vl", "qwen2", ROPE, "model.language_model.", True),
+    ("qwen3_vl", "qwen3", ROPE, "model.language_model.", True), ("qwen3_vl_moe", "qwen3-moe", ROPE, "model.language_model.", True)])
+def test_qwen_vl_has_the_language_part_of_the_text_model(family, source, rope, prefix, nested, tmp_path):
+    plain, c = (Checkpoint(tmp_path / which, os.path.join(golden.GOLDEN, source)) for which in ("plain", "vl"))
+    for each in (plain, c):
+        each.config.pop("rope_scaling", None)
+        each.config.pop("rope_parameters", None)
+        each.config.update({"rope_theta": 500000, "norm_topk_prob": True})
+    plain.write_config()
+    expected = scores(plain.folder)
+    del c.config["norm_topk_prob"], c.config["rope_theta"]
+    c.config.update(rope, model_type=family + ("_text" if nested else ""))
+    if nested:
+        c.config = {"model_type": family, "text_config": c.config, "tie_word_embeddings": c.config["tie_word_embeddings"]}
+    c.config.update(vision_config={"hidden_size": 8}, image_token_id=5)
+    c.write_config()
+    c.header = {name.replace("model.", prefix, 1) if name.startswith("model.") else name: t for name, t in c.header.items()}
+    c.write()
+    assert scores(c.folder) == expected
+    if family == "qwen3_vl_moe":
+        path = c.path("model.safetensors")
+        tensors = heads.read(path)
+        for by_columns in (True, False):
+            heads.write(path, dict(stacked_experts(tensors, c.config["text_config"], prefix, by_columns)))
+            assert scores(c.folder) == expected
+
+
+def stacked_experts(tensors, config, prefix, by_columns):
+    """Released files have the inputs of experts before their outputs."""
+    yield from ((name, a) for name, a in tensors.items() if ".experts." not in name)
+    for layer in range(config["num_hidden_layers"]):
+        base = f"{prefix}layers.{layer}.mlp.experts."
+        for stem, parts in (("gate_up", ("gate", "up")), ("down", ("down",))):
+            all_of_them = heads.numpy.stack([
+                heads.numpy.concatenate([tensors[f"{base}{e}.{part}_proj.weight"] for part in parts])
+                for e in range(config["num_local_experts"])])
+            yield f"{base}{stem}_proj", heads.numpy.ascontiguousarray(
+                all_of_them.transpose(0, 2, 1) if by_columns else all_of_them)
+
+
 @pytest.mark.parametrize("inside", [True, False, None])
 def test_a_wrapper_says_whether_the_head_is_tied(inside, tmp_path):
     """The key of its text part has no effect, as in transformers."""

@@ -36,6 +36,20 @@ def test_stored_answers(family, tmp_path, monkeypatch):
     golden.check_exact(path)
 
 
+@pytest.mark.parametrize("family, arch", [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3-moe", "qwen3vlmoe")])
+def test_language_parts_of_qwen_vl(family, arch, tmp_path, monkeypatch):
+    with open(os.path.join(golden.GOLDEN, family, "config.json")) as f:
+        monkeypatch.setitem(gguf_files.ARCHS, json.load(f)["model_type"], arch)
+    path = gguf_files.convert(os.path.join(golden.GOLDEN, family), str(tmp_path / "m.gguf"))
+    w = gguf_files.read(path)
+    w.key(arch + ".rope.dimension_sections", [I32], [4, 2, 2, 0])
+    w.key(arch + ".n_deepstack_layers", U32, 3)
+    w.write(path)
+    stored = golden.expected(family)
+    monkeypatch.setattr(golden, "expected", lambda _: stored)
+    golden.check_exact(path)
+
+
 def run(path, *flags, prompt="hello"):
     command = [golden.SLUICE, "generate", str(path), prompt, "--max-tokens", "2", "--device", golden.DEVICE, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
