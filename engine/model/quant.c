@@ -28,6 +28,7 @@ static const struct source {
     const char *file, *keys[2]; // members within members
     const char *method;
 } sources[] = {
+    {"config.json", {"quantization_config", "quantization"}, "modelopt"}, // older files
     {"config.json", {"quantization_config", NULL}, NULL},
     {"config.json", {"text_config", "quantization_config"}, NULL},
     {"config.json", {"compression_config", NULL}, "compressed-tensors"},
@@ -70,10 +71,13 @@ static const struct json *config_in(const struct json *root, const struct source
     return json_is(j, JSON_OBJECT) && json_first(j) ? j : NULL;
 }
 
-/* The method that the config names, or the one implied by the file that the config is in. */
+/* The method that the config names, or the one implied by its keys or by the file that it is in. */
 static const char *name_in(const struct json *j, const struct source *s)
 {
     const char *name = json_get_string(j, "quant_method");
+    if (!name && json_get_string(j, "quant_algo")) {
+        return "modelopt";
+    }
     return name ? name : s->method;
 }
 

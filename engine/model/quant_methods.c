@@ -388,6 +388,7 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
         {"FP8", "fp8", 8, 0, {.numbers = INPUT_E4M3}},
         {"FP8_PER_CHANNEL_PER_TOKEN", "fp8", 8, 0, {.numbers = INPUT_E4M3, .from_row = true}},
         {"FP8_PB_WO", "fp8", 8, 128, {.numbers = INPUT_AS_IT_IS}},
+        {"FP8_BLOCK_SCALES", "fp8", 8, 128, {.numbers = INPUT_AS_IT_IS}}, // TensorRT-LLM's name
         {"NVFP4", "NVFP4", 4, 0, {.numbers = INPUT_E2M1, .from_row = true, .group = 16}},
         {"W4A16_NVFP4", "NVFP4", 4, 0, {.numbers = INPUT_AS_IT_IS}},
     };

@@ -164,6 +164,8 @@ def as_modelopt(c, **values):
 
 @pytest.mark.parametrize("values", [
     {"quant_algo": "fp8_pb_wo", "ignore": ["lm_head"]},  # as modelopt 0.47 writes it
+    {"quant_algo": "FP8_BLOCK_SCALES", "quant_method": None},
+    {"quantization": {"quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}, "quant_method": None},
     {"quant_algo": "MIXED_PRECISION", "quantized_layers": {f"model.layers.{i}.{part}": {"quant_algo": "FP8_PB_WO"}
                                                            for i in (0, 1) for part in ("self_attn", "mlp")}},
 ])
