@@ -2,7 +2,8 @@
 /* Quantised weight formats of checkpoints: which tensors a module has, their shapes, and the
  * weight_codec that describes them. Nothing is converted; a codec only says where each number is
  * stored. */
-#include "engine/model/formats.h"
+#include "engine/model/formats_private.h"
+
 #include "engine/base/optional.h"
 
 #include <math.h>
@@ -33,7 +34,7 @@ const struct checkpoint_tensor *module_tensor(const struct module *m, const char
 }
 
 /* The first of two tensors of all experts; NULL if there is neither. */
-static const struct checkpoint_tensor *stack_tensor(const struct module *m, const char *suffix,
+const struct checkpoint_tensor *format_stack_tensor(const struct module *m, const char *suffix,
                                                     const char *other)
 {
     if (!m->place.stack) {
@@ -48,7 +49,7 @@ static const char *format_name(const struct module *m)
     return m->scheme->format->name;
 }
 
-static enum status need_tensor(const struct module *m, const char *suffix,
+enum status format_need_tensor(const struct module *m, const char *suffix,
                                const struct checkpoint_tensor **out)
 {
     *out = module_tensor(m, suffix);
@@ -67,7 +68,7 @@ static enum status need_either(const struct module *m, const char *suffix, const
     if (*out) {
         return OK;
     }
-    return need_tensor(m, suffix, out);
+    return format_need_tensor(m, suffix, out);
 }
 
 static enum status bad_tensor(const struct module *m, const struct checkpoint_tensor *t,
@@ -75,11 +76,6 @@ static enum status bad_tensor(const struct module *m, const struct checkpoint_te
 {
     return err_set(m->err, ERR_FORMAT, "%s: tensor %s of the format %s %s", t->file, t->name,
                    format_name(m), why);
-}
-
-static bool has_dims(const struct checkpoint_tensor *t, int32_t n, const int64_t *dims)
-{
-    return t->n_dims == n && memcmp(t->dims, dims, (size_t)n * sizeof *dims) == 0;
 }
 
 static void print_dims(char *out, size_t n_bytes, int32_t n, const int64_t *dims)
@@ -92,7 +88,7 @@ static void print_dims(char *out, size_t n_bytes, int32_t n, const int64_t *dims
 }
 
 /* The message names both shapes, and the format that needs one of them. */
-static enum status need_dims(const struct module *m, const struct checkpoint_tensor *t, int32_t n,
+enum status format_need_dims(const struct module *m, const struct checkpoint_tensor *t, int32_t n,
                              const int64_t *dims)
 {
     if (has_dims(t, n, dims)) {
@@ -112,7 +108,7 @@ static bool is_dtype(const struct checkpoint_tensor *t, enum dtype dtype)
     return t->dtype_known && t->dtype == dtype;
 }
 
-static enum status need_dtype(const struct module *m, const struct checkpoint_tensor *t,
+enum status format_need_dtype(const struct module *m, const struct checkpoint_tensor *t,
                               enum dtype dtype)
 {
     if (is_dtype(t, dtype)) {
@@ -127,28 +123,7 @@ bool tensor_is_plain(const struct checkpoint_tensor *t)
     return is_dtype(t, DT_F32) || is_dtype(t, DT_BF16) || is_dtype(t, DT_F16);
 }
 
-static size_t count_of(const struct checkpoint_tensor *t)
-{
-    size_t n = 1;
-    for (int32_t i = 0; i < t->n_dims; i++) {
-        n *= (size_t)t->dims[i];
-    }
-    return n;
-}
-
-static int64_t cut_up(int64_t n, int64_t by)
-{
-    return (n + by - 1) / by;
-}
-
-/* A dense two-dimensional tensor. */
-static struct number_grid rows_of(const struct checkpoint_tensor *t, enum dtype dtype,
-                                  enum packing packing, int64_t row_stride)
-{
-    return (struct number_grid){t->data, dtype, packing, row_stride, 1};
-}
-
-/* The same for a tensor whose rows are inputs, or groups of inputs. */
+/* Like rows_of, for a tensor whose rows are inputs, or groups of inputs. */
 static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dtype dtype,
                                      enum packing packing, int64_t row_stride)
 {
@@ -158,8 +133,8 @@ static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dty
 /* ---- scales ------------------------------------------------------------------------------- */
 
 /* Rejects scales that are zero, NaN or infinite, because they mean that the file is broken. */
-static enum status check_some(const struct module *m, const struct checkpoint_tensor *t,
-                              enum dtype dtype, size_t first, size_t n)
+enum status format_check_scales(const struct module *m, const struct checkpoint_tensor *t,
+                                enum dtype dtype, size_t first, size_t n)
 {
     struct number_grid all = {t->data, dtype, PACK_NONE, 0, 1};
     for (size_t i = first; i < first + n; i++) {
@@ -175,13 +150,13 @@ static enum status check_some(const struct module *m, const struct checkpoint_te
 static enum status check_scales(const struct module *m, const struct checkpoint_tensor *t,
                                 enum dtype dtype)
 {
-    return check_some(m, t, dtype, 0, count_of(t));
+    return format_check_scales(m, t, dtype, 0, count_of(t));
 }
 
-static enum status need_float(const struct module *m, const struct checkpoint_tensor *t)
+enum status format_need_float(const struct module *m, const struct checkpoint_tensor *t)
 {
     if (!tensor_is_plain(t)) {
-        return need_dtype(m, t, DT_F32);
+        return format_need_dtype(m, t, DT_F32);
     }
     return OK;
 }
@@ -191,7 +166,7 @@ static enum status read_scales(const struct module *m, const struct checkpoint_t
                                struct weight_codec *out)
 {
     const struct quant_scheme *s = m->scheme;
-    TRY(need_float(m, t));
+    TRY(format_need_float(m, t));
     TRY(check_scales(m, t, t->dtype));
     bool cut = s->block_rows > 0 || s->group > 0;
     out->block_rows = s->block_rows > 0 ? s->block_rows : 1;
@@ -215,15 +190,15 @@ static enum status read_scales(const struct module *m, const struct checkpoint_t
     if (has_dims(t, 4, (int64_t[]){grid[0], 1, grid[1], 1})) {
         return OK;
     }
-    return need_dims(m, t, 2, grid);
+    return format_need_dims(m, t, 2, grid);
 }
 
 static enum status read_tensor_scale(const struct module *m, const char *suffix,
                                      enum tensor_scale use, struct weight_codec *out)
 {
     const struct checkpoint_tensor *t;
-    TRY(need_tensor(m, suffix, &t));
-    TRY(need_float(m, t));
+    TRY(format_need_tensor(m, suffix, &t));
+    TRY(format_need_float(m, t));
     if (count_of(t) != 1) {
         return bad_tensor(m, t, "is not a single number");
     }
@@ -239,13 +214,13 @@ static enum status read_groups(const struct module *m, const char *suffix, int64
 {
     const struct checkpoint_tensor *t = module_tensor(m, suffix);
     if (!t && m->scheme->act_order && n_groups > 1) {
-        return need_tensor(m, suffix, &t);
+        return format_need_tensor(m, suffix, &t);
     }
     if (!t) {
         return OK;
     }
-    TRY(need_dtype(m, t, DT_I32));
-    TRY(need_dims(m, t, 1, &m->n_in));
+    TRY(format_need_dtype(m, t, DT_I32));
+    TRY(format_need_dims(m, t, 1, &m->n_in));
     bool in_order = true, unset = true;
     for (int64_t i = 0; i < m->n_in; i++) {
         int32_t group;
@@ -269,73 +244,19 @@ static enum status read_groups(const struct module *m, const char *suffix, int64
 static enum status read_whole(const struct module *m, enum dtype dtype, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values, *scales;
-    TRY(need_tensor(m, ".weight", &values));
-    TRY(need_dtype(m, values, dtype));
-    TRY(need_dims(m, values, 2, (int64_t[]){m->n_out, m->n_in}));
+    TRY(format_need_tensor(m, ".weight", &values));
+    TRY(format_need_dtype(m, values, dtype));
+    TRY(format_need_dims(m, values, 2, (int64_t[]){m->n_out, m->n_in}));
     TRY(need_either(m, ".weight_scale", ".weight_scale_inv", &scales));
     out->values = rows_of(values, dtype, PACK_NONE, m->n_in);
     return read_scales(m, scales, out);
 }
 
-/* Scales of one of the matrices that are stacked in `t`: a single one for all experts, one per
- * expert, one per output, or one per block. Gate and up, which may share the tensor, have blocks of
- * their own. */
-static enum status read_stacked_scales(const struct module *m, const struct checkpoint_tensor *t,
-                                       struct weight_codec *out)
-{
-    const struct quant_scheme *s = m->scheme;
-    const struct expert_place *at = &m->place;
-    const bool cut = s->block_rows > 0;
-    const size_t n = count_of(t), n_experts = (size_t)at->n_experts;
-    TRY(need_float(m, t));
-    out->block_rows = cut ? s->block_rows : m->n_out;
-    out->block_cols = cut ? s->block_cols : m->n_in;
-    if (!cut && n == n_experts * (size_t)at->n_rows) {
-        out->block_rows = 1;
-    }
-    const int64_t rows = cut_up(m->n_out, out->block_rows);
-    const int64_t cols = cut_up(m->n_in, out->block_cols);
-    const int64_t grid[3] = {at->n_experts, at->n_rows / m->n_out * rows, cols};
-    int64_t first = (at->expert * grid[1] + at->first_row / m->n_out * rows) * cols;
-    if (rows * cols == 1 && (n == 1 || n == n_experts)) {
-        first = n == 1 ? 0 : at->expert;
-    } else if (cols > 1 || !has_dims(t, 2, grid)) {
-        TRY(need_dims(m, t, 3, grid));
-    }
-    TRY(check_some(m, t, t->dtype, (size_t)first, (size_t)(rows * cols)));
-    out->scales = rows_of(t, t->dtype, PACK_NONE, cols);
-    out->scales.data = t->data + (size_t)first * dtype_bytes(t->dtype);
-    return OK;
-}
-
-/* One of the experts whose scales are in one tensor; its values may be in another one. */
-static enum status read_stacked(const struct module *m, const struct checkpoint_tensor *scales,
-                                struct weight_codec *out)
-{
-    const struct expert_place *at = &m->place;
-    const struct checkpoint_tensor *values = module_tensor(m, ".weight");
-    size_t first = 0;
-    if (values) {
-        TRY(need_dims(m, values, 2, (int64_t[]){m->n_out, m->n_in}));
-    } else {
-        values = stack_tensor(m, "", "");
-        if (!values) {
-            return need_tensor(m, ".weight", &values);
-        }
-        TRY(need_dims(m, values, 3, (int64_t[]){at->n_experts, at->n_rows, m->n_in}));
-        first = (size_t)(at->expert * at->n_rows + at->first_row) * (size_t)m->n_in;
-    }
-    TRY(need_dtype(m, values, DT_E4M3));
-    out->values = rows_of(values, DT_E4M3, PACK_NONE, m->n_in);
-    out->values.data = values->data + first;
-    return read_stacked_scales(m, scales, out);
-}
-
 /* Despite its name, weight_scale_inv is a factor. */
 static enum status read_fp8(const struct module *m, struct weight_codec *out)
 {
-    const struct checkpoint_tensor *scales = stack_tensor(m, "_scale_inv", "_weight_scale");
-    return scales ? read_stacked(m, scales, out) : read_whole(m, DT_E4M3, out);
+    const struct checkpoint_tensor *scales = format_stack_tensor(m, "_scale_inv", "_weight_scale");
+    return scales ? format_read_stacked(m, scales, out) : read_whole(m, DT_E4M3, out);
 }
 
 /* Zero points have the shape of the scales. Only asymmetric schemes require them in the file. */
@@ -345,13 +266,13 @@ static enum status read_int8(const struct module *m, struct weight_codec *out)
     const struct checkpoint_tensor *zeros = module_tensor(m, ".weight_zero_point");
     if (!zeros) {
         if (m->scheme->asymmetric) {
-            return need_tensor(m, ".weight_zero_point", &zeros);
+            return format_need_tensor(m, ".weight_zero_point", &zeros);
         }
         return OK;
     }
-    TRY(need_dtype(m, zeros, DT_I8));
+    TRY(format_need_dtype(m, zeros, DT_I8));
     const struct checkpoint_tensor *scales = module_tensor(m, ".weight_scale");
-    TRY(need_dims(m, zeros, scales->n_dims, scales->dims));
+    TRY(format_need_dims(m, zeros, scales->n_dims, scales->dims));
     out->zeros = out->scales;
     out->zeros.data = zeros->data;
     out->zeros.dtype = DT_I8;
@@ -379,21 +300,21 @@ static enum status read_packed(const struct module *m, struct weight_codec *out)
     enum dtype dtype = DT_U4;
     TRY(packed_dtype(m, &dtype));
     int64_t per_word = 32 / m->scheme->bits, words = cut_up(m->n_in, per_word);
-    TRY(need_tensor(m, ".weight_packed", &values));
-    TRY(need_dtype(m, values, DT_I32));
-    TRY(need_dims(m, values, 2, (int64_t[]){m->n_out, words}));
+    TRY(format_need_tensor(m, ".weight_packed", &values));
+    TRY(format_need_dtype(m, values, DT_I32));
+    TRY(format_need_dims(m, values, 2, (int64_t[]){m->n_out, words}));
     shape = module_tensor(m, ".weight_shape");
     if (shape) {
         int64_t dims[2];
-        TRY(need_dtype(m, shape, DT_I64));
-        TRY(need_dims(m, shape, 1, (int64_t[]){2}));
+        TRY(format_need_dtype(m, shape, DT_I64));
+        TRY(format_need_dims(m, shape, 1, (int64_t[]){2}));
         memcpy(dims, shape->data, sizeof dims);
         if (dims[0] != m->n_out || dims[1] != m->n_in) {
             return bad_tensor(m, shape, "does not contain the shape that config.json requires");
         }
     }
     out->values = rows_of(values, dtype, PACK_WORDS_ACROSS, words);
-    TRY(need_tensor(m, ".weight_scale", &scales));
+    TRY(format_need_tensor(m, ".weight_scale", &scales));
     TRY(read_scales(m, scales, out));
     int64_t n_groups = cut_up(m->n_in, out->block_cols);
     TRY(read_groups(m, ".weight_g_idx", n_groups, out));
@@ -401,12 +322,12 @@ static enum status read_packed(const struct module *m, struct weight_codec *out)
     zeros = module_tensor(m, ".weight_zero_point");
     if (!zeros) {
         if (m->scheme->asymmetric) {
-            return need_tensor(m, ".weight_zero_point", &zeros);
+            return format_need_tensor(m, ".weight_zero_point", &zeros);
         }
         return OK;
     }
-    TRY(need_dtype(m, zeros, DT_I32));
-    TRY(need_dims(m, zeros, 2, (int64_t[]){cut_up(m->n_out, per_word), n_groups}));
+    TRY(format_need_dtype(m, zeros, DT_I32));
+    TRY(format_need_dims(m, zeros, 2, (int64_t[]){cut_up(m->n_out, per_word), n_groups}));
     out->zero = 0;
     out->zeros = rows_of(zeros, dtype, PACK_WORDS_DOWN, n_groups);
     return OK;
@@ -420,17 +341,17 @@ static enum status read_groupwise(const struct module *m, enum dtype dtype,
     const struct checkpoint_tensor *scales, *zeros;
     int64_t group = m->scheme->group > 0 ? m->scheme->group : m->n_in;
     int64_t n_groups = cut_up(m->n_in, group), per_word = 32 / m->scheme->bits;
-    TRY(need_tensor(m, ".scales", &scales));
-    TRY(need_float(m, scales));
-    TRY(need_dims(m, scales, 2, (int64_t[]){n_groups, m->n_out}));
+    TRY(format_need_tensor(m, ".scales", &scales));
+    TRY(format_need_float(m, scales));
+    TRY(format_need_dims(m, scales, 2, (int64_t[]){n_groups, m->n_out}));
     TRY(check_scales(m, scales, scales->dtype));
     out->block_rows = 1;
     out->block_cols = group;
     out->scales = columns_of(scales, scales->dtype, PACK_NONE, m->n_out);
-    TRY(need_tensor(m, ".qzeros", &zeros));
-    TRY(need_dtype(m, zeros, DT_I32));
+    TRY(format_need_tensor(m, ".qzeros", &zeros));
+    TRY(format_need_dtype(m, zeros, DT_I32));
     int64_t words = cut_up(m->n_out, per_word);
-    TRY(need_dims(m, zeros, 2, (int64_t[]){n_groups, words}));
+    TRY(format_need_dims(m, zeros, 2, (int64_t[]){n_groups, words}));
     out->zero = m->scheme->zero_offset;
     out->zeros = columns_of(zeros, dtype, zero_packing, words);
     return OK;
@@ -441,9 +362,9 @@ static enum status read_awq(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values;
     int64_t words = cut_up(m->n_out, 8);
-    TRY(need_tensor(m, ".qweight", &values));
-    TRY(need_dtype(m, values, DT_I32));
-    TRY(need_dims(m, values, 2, (int64_t[]){m->n_in, words}));
+    TRY(format_need_tensor(m, ".qweight", &values));
+    TRY(format_need_dtype(m, values, DT_I32));
+    TRY(format_need_dims(m, values, 2, (int64_t[]){m->n_in, words}));
     out->values = columns_of(values, DT_U4, PACK_WORDS_AWQ, words);
     return read_groupwise(m, DT_U4, PACK_WORDS_AWQ, out);
 }
@@ -455,10 +376,10 @@ static enum status read_gptq(const struct module *m, struct weight_codec *out)
     const struct checkpoint_tensor *values;
     enum dtype dtype = DT_U4;
     TRY(packed_dtype(m, &dtype));
-    TRY(need_tensor(m, ".qweight", &values));
-    TRY(need_dtype(m, values, DT_I32));
+    TRY(format_need_tensor(m, ".qweight", &values));
+    TRY(format_need_dtype(m, values, DT_I32));
     int64_t words = cut_up(m->n_in, 32 / m->scheme->bits);
-    TRY(need_dims(m, values, 2, (int64_t[]){words, m->n_out}));
+    TRY(format_need_dims(m, values, 2, (int64_t[]){words, m->n_out}));
     out->values = columns_of(values, dtype, PACK_WORDS_ACROSS, m->n_out);
     TRY(read_groupwise(m, dtype, PACK_WORDS_DOWN, out));
     return read_groups(m, ".g_idx", cut_up(m->n_in, out->block_cols), out);
@@ -471,15 +392,15 @@ static enum status read_e2m1(const struct module *m, const char *suffix, int64_t
                              enum dtype scale_dtype, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values, *scales;
-    TRY(need_tensor(m, suffix, &values));
-    TRY(need_dtype(m, values, DT_U8));
-    TRY(need_dims(m, values, 2, (int64_t[]){m->n_out, cut_up(m->n_in, 2)}));
-    TRY(need_tensor(m, ".weight_scale", &scales));
+    TRY(format_need_tensor(m, suffix, &values));
+    TRY(format_need_dtype(m, values, DT_U8));
+    TRY(format_need_dims(m, values, 2, (int64_t[]){m->n_out, cut_up(m->n_in, 2)}));
+    TRY(format_need_tensor(m, ".weight_scale", &scales));
     if (scale_dtype != DT_E8M0 || !is_dtype(scales, DT_U8)) { // both names of e8m0 are accepted
-        TRY(need_dtype(m, scales, scale_dtype));
+        TRY(format_need_dtype(m, scales, scale_dtype));
     }
     int64_t n_groups = cut_up(m->n_in, group);
-    TRY(need_dims(m, scales, 2, (int64_t[]){m->n_out, n_groups}));
+    TRY(format_need_dims(m, scales, 2, (int64_t[]){m->n_out, n_groups}));
     TRY(check_scales(m, scales, scale_dtype));
     out->values = rows_of(values, DT_E2M1, PACK_BYTES, cut_up(m->n_in, 2));
     out->scales = rows_of(scales, scale_dtype, PACK_NONE, n_groups);
@@ -515,12 +436,12 @@ static enum status read_mxfp4_experts(const struct module *m, struct weight_code
         return err_set(m->err, ERR_FORMAT, "%s: %lld inputs are not a multiple of 32", m->name,
                        (long long)m->n_in);
     }
-    TRY(need_tensor(m, "_blocks", &values));
-    TRY(need_dtype(m, values, DT_U8));
-    TRY(need_dims(m, values, 4, (int64_t[]){m->n_experts, m->n_out, blocks, 16}));
-    TRY(need_tensor(m, "_scales", &scales));
-    TRY(need_dtype(m, scales, DT_U8));
-    TRY(need_dims(m, scales, 3, (int64_t[]){m->n_experts, m->n_out, blocks}));
+    TRY(format_need_tensor(m, "_blocks", &values));
+    TRY(format_need_dtype(m, values, DT_U8));
+    TRY(format_need_dims(m, values, 4, (int64_t[]){m->n_experts, m->n_out, blocks, 16}));
+    TRY(format_need_tensor(m, "_scales", &scales));
+    TRY(format_need_dtype(m, scales, DT_U8));
+    TRY(format_need_dims(m, scales, 3, (int64_t[]){m->n_experts, m->n_out, blocks}));
     TRY(check_scales(m, scales, DT_E8M0));
     out->values = rows_of(values, DT_E2M1, PACK_BYTES, m->n_in / 2);
     out->scales = rows_of(scales, DT_E8M0, PACK_NONE, blocks);
@@ -543,7 +464,7 @@ static enum status read_input_scale(const struct module *m, struct input_rule *r
         t = module_tensor(m, ".activation_scale");
     }
     if (!t) {
-        t = stack_tensor(m, "_activation_scale", "_input_scale");
+        t = format_stack_tensor(m, "_activation_scale", "_input_scale");
     }
     const struct checkpoint_tensor *zero = module_tensor(m, ".input_zero_point");
     bool needed = !rule->from_row || (rule->numbers == INPUT_E2M1 && !rule->power_of_two);
@@ -552,24 +473,24 @@ static enum status read_input_scale(const struct module *m, struct input_rule *r
     }
     if (!t) {
         if (!strstr(m->name, ".experts.")) {
-            return need_tensor(m, ".input_scale", &t);
+            return format_need_tensor(m, ".input_scale", &t);
         }
         return OK;
     }
-    TRY(need_float(m, t));
+    TRY(format_need_float(m, t));
     size_t at = 0;
     if (m->place.stack && count_of(t) == (size_t)m->place.n_experts) {
         at = (size_t)m->place.expert;
     } else if (count_of(t) != 1) {
         return bad_tensor(m, t, "is not a single number");
     }
-    TRY(check_some(m, t, t->dtype, at, 1));
+    TRY(format_check_scales(m, t, t->dtype, at, 1));
     rule->scale = dtype_load(t->data, t->dtype, at);
     if (inverse) {
         rule->scale = 1.0f / rule->scale;
     }
     if (zero && rule->asymmetric) {
-        TRY(need_dtype(m, zero, DT_I8));
+        TRY(format_need_dtype(m, zero, DT_I8));
         if (count_of(zero) == 1) {
             rule->zero = (float)(int8_t)zero->data[0];
         } else {
@@ -615,7 +536,7 @@ bool module_is_quantised(const struct module *m, const struct checkpoint_tensor 
             return true;
         }
     }
-    *which = stack_tensor(m, "", "");
+    *which = format_stack_tensor(m, "", "");
     return *which && !tensor_is_plain(*which);
 }
 

@@ -62,6 +62,10 @@ bool part_exists(const struct loader *l, const char *base);
 void part_pass_over(struct loader *l, const char *base);
 bool part_has(const struct loader *l, const char *name); // a tensor with exactly this name
 void part_find_form(struct loader *l);
+/* part_named: the name that a tensor of a head's layer has. part_full_name: also as this checkpoint
+ * has it. */
+const char *part_named(const struct loader *l, const char *name, char room[NAME_BYTES]);
+void part_full_name(const struct loader *l, const char *base, char out[NAME_BYTES]);
 /* The dtype of the stored embedding; `otherwise` if it is unsupported. */
 enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
 /* True if one matrix serves as embedding and head. */
