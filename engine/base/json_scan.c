@@ -316,6 +316,31 @@ static uint32_t hex4(const char *p)
     return v;
 }
 
+static bool is_low(uint32_t unit)
+{
+    return unit >= 0xDC00 && unit < 0xE000;
+}
+
+const char *json_scan_unpaired(const struct json_scan *sc)
+{
+    const char *p = sc->text, *end = p + sc->text_bytes;
+    while (sc->escaped && (p = memchr(p, '\\', (size_t)(end - p))) != NULL) {
+        if (p[1] != 'u') {
+            p += 2;
+            continue;
+        }
+        const uint32_t unit = hex4(p + 2);
+        const bool high = unit >= 0xD800 && unit < 0xDC00;
+        const bool paired =
+            high && end - p >= 12 && p[6] == '\\' && p[7] == 'u' && is_low(hex4(p + 8));
+        if (is_low(unit) || (high && !paired)) {
+            return p;
+        }
+        p += paired ? 12 : 6;
+    }
+    return NULL;
+}
+
 /* The character that a backslash and `c` stand for. */
 static char unescaped(char c)
 {
@@ -336,7 +361,7 @@ static size_t unescape_unicode(const char *p, size_t n_bytes, struct buf *out)
     size_t used = 6;
     if (cp >= 0xD800 && cp < 0xDC00 && n_bytes >= 12 && p[6] == '\\' && p[7] == 'u') {
         uint32_t low = hex4(p + 8);
-        if (low >= 0xDC00 && low < 0xE000) {
+        if (is_low(low)) {
             cp = 0x10000 + ((cp - 0xD800) << 10) + (low - 0xDC00);
             used = 12;
         }

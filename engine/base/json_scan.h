@@ -55,6 +55,8 @@ bool json_scan_skip(struct json_scan *sc);
 /* True if the last key or string equals `word`, which must not need escaping. */
 bool json_scan_is(const struct json_scan *sc, const char *word);
 
+/* The first \u escape of an unpaired surrogate in the last key or string, or NULL. */
+const char *json_scan_unpaired(const struct json_scan *sc);
 /* Appends the last key or string, unescaped, as UTF-8. A lone surrogate becomes U+FFFD. */
 void json_scan_unescape(const struct json_scan *sc, struct buf *out);
 

@@ -53,28 +53,6 @@ struct tree_value *tree_put(struct tree *t, struct tree_value *to, const char *k
 
 /* ---- reading ---- */
 
-/* Whether the string has a \u escape of an unpaired surrogate, which has no UTF-8 encoding. */
-static bool has_lone_surrogate(const char *s, size_t n)
-{
-    for (size_t i = 0; i + 5 < n; i++) {
-        if (s[i] != '\\') {
-            continue;
-        }
-        unsigned v = 0, low = 0;
-        if (s[i + 1] != 'u' || sscanf(s + i + 2, "%4x", &v) != 1 || v < 0xd800 || v > 0xdfff) {
-            i++;
-            continue;
-        }
-        bool pair = v < 0xdc00 && i + 11 < n && s[i + 6] == '\\' && s[i + 7] == 'u' &&
-                    sscanf(s + i + 8, "%4x", &low) == 1 && low >= 0xdc00 && low <= 0xdfff;
-        if (!pair) {
-            return true;
-        }
-        i += 11;
-    }
-    return false;
-}
-
 /* U+0000 is allowed. An unpaired surrogate is an error, because no text could match it. */
 static enum status read_string(struct tree *t, const struct json_scan *sc, const char **text,
                                size_t *n, struct err *err)
@@ -87,7 +65,7 @@ static enum status read_string(struct tree *t, const struct json_scan *sc, const
         }
         return err_set(err, ERR_LIMIT, "the schema is too large");
     }
-    if (has_lone_surrogate(sc->text, sc->text_bytes)) {
+    if (json_scan_unpaired(sc)) {
         return err_set(err, ERR_INVALID, "a string of the schema contains an unpaired surrogate");
     }
     struct buf b;

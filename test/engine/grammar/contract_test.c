@@ -4,6 +4,7 @@
 #include "test/engine/grammar/rows.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 static struct grammar *compile(struct grammar_source source, const struct grammar_limits *limits,
                                const struct grammar_vocab *v)
@@ -258,6 +259,38 @@ TEST(too_many_ways_to_read_a_text_are_an_error_of_that_text)
     CHECK_EQ(grammar_advance(g, &s, text, sizeof text), ERR_LIMIT);
     CHECK_EQ(grammar_advance(g, &s, "a", 1), OK); // the grammar is still usable
     grammar_free(g);
+}
+
+/* Sources need no NUL behind them: these end at a page that can't be read. */
+TEST(no_source_is_read_beyond_its_end)
+{
+    static const struct {
+        enum grammar_kind kind;
+        const char *text;
+    } rows[] = {
+        {GRAMMAR_SCHEMA, "{\"enum\":[\"\\u00e9\"]}"},
+        {GRAMMAR_SCHEMA, "{\"const\":1.5e1}"},
+        {GRAMMAR_REGEX, "a\\u00e9"},
+        {GRAMMAR_REGEX, "[\\x41-\\x5a]{2,3}"},
+        {GRAMMAR_GBNF, "root ::= \"\\u00e9\""},
+        {GRAMMAR_LARK, "start: /\\u00e9/"},
+    };
+    enum { PAGE = 65536 };
+    char *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(pages != MAP_FAILED && mprotect(pages + PAGE, PAGE, PROT_NONE) == 0);
+    memset(pages, 'x', PAGE);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const size_t n = strlen(rows[i].text);
+        char *text = memcpy(pages + PAGE - n, rows[i].text, n);
+        struct grammar_source source = {.kind = rows[i].kind, .text = text, .n_bytes = n};
+        struct grammar *g = NULL;
+        struct err err = {{0}};
+        if (grammar_compile(&source, NULL, NULL, &g, &err) != OK) {
+            CHECK_FAIL("%s: %s", rows[i].text, err.text);
+        }
+        grammar_free(g);
+    }
+    munmap(pages, 2 * PAGE);
 }
 
 int main(int argc, char **argv)
