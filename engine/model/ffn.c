@@ -79,15 +79,15 @@ static int64_t width_of_experts(const struct model_config *c)
 }
 
 /* The name, without suffixes, of the tensor with this matrix of all experts, if it or each expert's
- * matrix has its scales in such a tensor. Where the values are stacked, gate and up must not
- * alternate, and the inputs must be the last dimension. NULL: there is none. */
+ * matrix has its scales in such a tensor. Gate and up must not alternate there. NULL: there is
+ * none. */
 static const char *stack_with_scales(const struct loader *l, int32_t layer, const char *usual,
                                      const char *own, char room[NAME_BYTES])
 {
     static const char *const suffixes[] = {"_scale_inv", "_weight_scale"};
     const char *router = l->c->names->router;
     char pattern[NAME_BYTES], name[NAME_BYTES];
-    for (int i = 0; i < 2 && l->quant && l->c->names->experts_form == EXPERTS_ROWS; i++) {
+    for (int i = 0; i < 2 && l->quant && l->c->names->experts_form != EXPERTS_ALTERNATE; i++) {
         snprintf(pattern, sizeof pattern, "%.*s.%s", (int)strcspn(or_empty(router), "."),
                  or_empty(router), usual);
         part_layer_name(i == 0 && own ? own : pattern, layer, room);
@@ -99,6 +99,35 @@ static const char *stack_with_scales(const struct loader *l, int32_t layer, cons
         }
     }
     return NULL;
+}
+
+/* Whether a tensor of all experts is transposed. That is the family's choice, except that
+ * transformers 5 does not save Qwen3-VL as released. */
+static bool is_turned(const struct loader *l, const char *base, int64_t n_out, int64_t n_in)
+{
+    const enum experts_form form = l->c->names->experts_form;
+    const struct checkpoint_tensor *t = part_raw(l, base);
+    const bool by_rows = t && t->n_dims == 3 && t->dims[1] == n_out && t->dims[2] == n_in;
+    return form != EXPERTS_ROWS && !(form == EXPERTS_COLUMNS && by_rows && n_out != n_in);
+}
+
+/* The matrix of one expert, from its own tensors or those of all experts. */
+static enum status read_expert(struct loader *l, const char *name, const struct expert_place *place,
+                               int64_t n_out, int64_t n_in, struct weight_part *out)
+{
+    if (!place->stack) {
+        return part_matrix(l, name, n_out, n_in, out);
+    }
+    if (!part_has(l, place->stack) || !is_turned(l, place->stack, place->n_rows, n_in)) {
+        return part_expert(l, name, place, n_out, n_in, out);
+    }
+    const struct expert_place turned = {place->stack, place->expert, place->n_experts, 0, n_in};
+    TRY(part_expert(l, name, &turned, n_in, place->n_rows, out));
+    l->m->n_parameters -= n_in * (place->n_rows - n_out); // this part is read in several pieces
+    *out = weight_part_slice(*out, 0, n_in, place->first_row, n_out);
+    *out = weight_part_transpose(*out);
+    out->inputs.n_inputs = n_in;
+    return OK;
 }
 
 /* This rank's parts of expert e: its gate rows, if there are any, its up rows, and its part of the
@@ -128,8 +157,8 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
         part_layer_name(base, layer, pattern);
         part_numbered_name(pattern, e, name);
         bool is_down = i == 2;
-        TRY(part_expert(l, name, places[i].stack ? &places[i] : NULL, is_down ? hidden : ffn,
-                        is_down ? ffn : hidden, outs[i]));
+        TRY(read_expert(l, name, &places[i], is_down ? hidden : ffn, is_down ? ffn : hidden,
+                        outs[i]));
         part_requantise(l, outs[i]);
         if (is_down) {
             *outs[i] = weight_part_slice(*outs[i], 0, hidden, first, n);
@@ -146,16 +175,6 @@ struct experts {
     bool turned;
     int64_t n_out, n_in;
 };
-
-/* Whether a plain tensor of all experts is transposed. That is the family's choice, except that
- * transformers 5 does not save Qwen3-VL as released. */
-static bool is_turned(const struct loader *l, const char *base, int64_t n_out, int64_t n_in)
-{
-    const enum experts_form form = l->c->names->experts_form;
-    const struct checkpoint_tensor *t = part_raw(l, base);
-    const bool by_rows = t && t->n_dims == 3 && t->dims[1] == n_out && t->dims[2] == n_in;
-    return form != EXPERTS_ROWS && !(form == EXPERTS_COLUMNS && by_rows && n_out != n_in);
-}
 
 /* Opens experts that are stored as one quantised tensor or as one plain tensor, which some
  * checkpoints store transposed. */

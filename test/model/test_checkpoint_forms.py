@@ -83,9 +83,10 @@ def each_expert(name, stacked, by_columns):
         yield from ((f"{base}.{e}.{which}_proj.weight", r) for which, r in rows.items())
 
 
-def fp8_experts(folder, block, values_stacked, scales_stacked):
+def fp8_experts(folder, block, values_stacked, scales_stacked, by_columns=False):
     """Random experts with scales of `block`, or one per expert and matrix, which then have scales of inputs, too. Gate and up
-    of an expert have equal scales without a block, since their common tensor has only one."""
+    of an expert have equal scales without a block, since their common tensor has only one. by_columns: the inputs come before
+    the outputs, as in Qwen3-VL."""
     c, rng = Checkpoint(folder, MOE), random.Random(5)
     n, hidden, width = (c.config[k] for k in ("num_local_experts", "hidden_size", "moe_intermediate_size"))
     config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block}
@@ -95,6 +96,11 @@ def fp8_experts(folder, block, values_stacked, scales_stacked):
     def add(name, dtype, shape, data):
         c.header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(c.data), len(c.data) + len(data)]}
         c.data += data
+
+    def put_stacked(name, dtype, shape, data, kind):
+        a = heads.numpy.frombuffer(data, kind).reshape(shape)
+        a = a.transpose(0, 2, 1) if by_columns else a
+        add(name, dtype, list(a.shape), a.tobytes())
 
     def floats(count):
         return struct.pack(f"<{count}f", *(rng.uniform(0.001, 0.004) for _ in range(count)))
@@ -111,10 +117,10 @@ def fp8_experts(folder, block, values_stacked, scales_stacked):
             scales = [[floats(grid[0] * grid[1]) for _ in (parts if block else parts[:1])] for _ in range(n)]
             inputs = [floats(1) for _ in range(n)]
             if values_stacked:
-                add(f"{base}{stem}_proj", "F8_E4M3", [n, rows * len(parts), cols], b"".join(map(b"".join, values)))
+                put_stacked(f"{base}{stem}_proj", "F8_E4M3", [n, rows * len(parts), cols], b"".join(map(b"".join, values)), "u1")
             if scales_stacked:
-                halves = len(scales[0])
-                add(f"{base}{stem}_proj_scale_inv", "F32", [n, halves * grid[0], grid[1]], b"".join(map(b"".join, scales)))
+                shape = [n, len(scales[0]) * grid[0], grid[1]]
+                put_stacked(f"{base}{stem}_proj_scale_inv", "F32", shape, b"".join(map(b"".join, scales)), "<f4")
             if scales_stacked and not block:
                 add(f"{base}{stem}_proj_activation_scale", "F32", [n], b"".join(inputs))
             for e in range(n):
@@ -137,6 +143,18 @@ def test_fp8_experts_with_scales_in_one_tensor_equal_separate_ones(block, tmp_pa
     expected = scores(separate.folder)
     for values_stacked in (False, True):
         c = fp8_experts(tmp_path / str(values_stacked), block, values_stacked, True)
+        assert scores(c.folder) == expected
+        assert not golden.EXACT_RANKS or scores(c.folder, "--tensor-parallel-size", "2", *golden.TWO_THREADS) == expected
+
+
+@pytest.mark.parametrize("block", [[8, 8], None])
+def test_fp8_experts_in_one_transposed_tensor_equal_separate_ones(block, tmp_path):
+    expected = None
+    for which, by_columns in (("separate", False), ("columns", True), ("rows", False)):
+        c = fp8_experts(tmp_path / which, block, which != "separate", which != "separate", by_columns)
+        c.config["model_type"] = "qwen3_vl_moe_text"
+        c.write_config()
+        expected = expected or scores(c.folder)
         assert scores(c.folder) == expected
         assert not golden.EXACT_RANKS or scores(c.folder, "--tensor-parallel-size", "2", *golden.TWO_THREADS) == expected
 
