@@ -135,6 +135,59 @@ static struct block_scale scale_q6_k(const unsigned char *block, int32_t part)
     return (struct block_scale){half_at(block + 208), 0.0f, (int8_t)block[192 + part], 1};
 }
 
+/* 128 elements at a time: 32 bytes with two bits for each 32 elements. */
+static void put_two_bits(const unsigned char *bytes, uint8_t *out)
+{
+    for (int32_t i = 0; i < 256; i++) {
+        out[i] = bytes[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+    }
+}
+
+static void codes_q2_k(const unsigned char *block, uint8_t *out)
+{
+    put_two_bits(block + 16, out);
+}
+
+static struct block_scale scale_q2_k(const unsigned char *block, int32_t part)
+{
+    return (struct block_scale){half_at(block + 80), -half_at(block + 82), block[part] & 15,
+                                block[part] >> 4};
+}
+
+/* A third bit per code, in bit planes as in Q5_K. */
+static void codes_q3_k(const unsigned char *block, uint8_t *out)
+{
+    put_two_bits(block + 32, out);
+    for (int32_t i = 0; i < 256; i++) {
+        out[i] = (uint8_t)(out[i] | (block[i % 32] >> i / 32 & 1) << 2);
+    }
+}
+
+/* Sixteen times six bits: the low four in the nibbles of eight bytes, low nibbles first, and the
+ * high two in the next four bytes. */
+static struct block_scale scale_q3_k(const unsigned char *block, int32_t part)
+{
+    const unsigned char *steps = block + 96;
+    int32_t low = steps[part % 8] >> part / 8 * 4 & 15;
+    int32_t high = steps[8 + part % 4] >> part / 4 * 2 & 3;
+    return (struct block_scale){half_at(block + 108), 0.0f, (low | high << 4) - 32, 1};
+}
+
+static void codes_iq4_xs(const unsigned char *block, uint8_t *out)
+{
+    for (int32_t i = 0; i < 8; i++) {
+        put_nibbles(block + 8 + 16 * i, 16, out + 32 * i);
+    }
+}
+
+/* Eight times six bits: the high two in one 16-bit word, the low four in nibbles. */
+static struct block_scale scale_iq4_xs(const unsigned char *block, int32_t part)
+{
+    int32_t low = block[4 + part / 2] >> part % 2 * 4 & 15;
+    int32_t high = (block[2] | block[3] << 8) >> part * 2 & 3;
+    return (struct block_scale){half_at(block), 0.0f, (low | high << 4) - 32, 1};
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 /* Columns: name, type of a code, elements and bytes per block, elements per scale, zero,
@@ -145,10 +198,13 @@ static const struct block_format formats[] = {
     {"Q5_0", DT_U5, 32, 22, 32, 16, false, false, DT_F16, codes_q5_0, scale_alone},
     {"Q5_1", DT_U5, 32, 24, 32, 0, true, false, DT_F16, codes_q5_1, scale_and_least},
     {"Q8_0", DT_I8, 32, 34, 32, 0, false, false, DT_F16, codes_q8_0, scale_alone},
+    {"Q2_K", DT_U4, 256, 84, 16, 0, true, true, DT_F16, codes_q2_k, scale_q2_k},
+    {"Q3_K", DT_U4, 256, 110, 16, 4, false, true, DT_F16, codes_q3_k, scale_q3_k},
     {"Q4_K", DT_U4, 256, 144, 32, 0, true, true, DT_F16, codes_q4_k, scale_of_eight},
     {"Q5_K", DT_U5, 256, 176, 32, 0, true, true, DT_F16, codes_q5_k, scale_of_eight},
     {"Q6_K", DT_U6, 256, 210, 16, 32, false, true, DT_F16, codes_q6_k, scale_q6_k},
     {"IQ4_NL", DT_NL4, 32, 18, 32, 0, false, false, DT_F16, codes_q4_0, scale_alone},
+    {"IQ4_XS", DT_NL4, 256, 136, 32, 0, false, true, DT_F16, codes_iq4_xs, scale_iq4_xs},
     {"MXFP4", DT_E2M1, 32, 17, 32, 0, false, false, DT_E8M0, codes_mxfp4, scale_power},
 };
 

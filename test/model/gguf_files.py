@@ -13,8 +13,9 @@ PACK = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f
         F64: "<d"}
 # Tensor types: (number in the file, elements of a block, bytes of a block).
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
-         "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q4_K": (12, 256, 144),
-         "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "MXFP4": (39, 32, 17)}
+         "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110),
+         "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ2_XXS": (16, 256, 66),
+         "IQ4_NL": (20, 32, 18), "IQ4_XS": (23, 256, 136), "MXFP4": (39, 32, 17)}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -87,7 +88,8 @@ def encode(x, type_name, seed):
 # Where blocks have their scales, and the size of scales that gives values of the size of weights.
 SCALES = {"Q4_0": ((0, 0.008),), "Q4_1": ((0, 0.008), (2, -0.06)), "Q5_0": ((0, 0.004),), "Q5_1": ((0, 0.004), (2, -0.06)),
           "Q8_0": ((0, 0.0006),), "Q4_K": ((0, 0.00025), (2, 0.002)), "Q5_K": ((0, 0.00012), (2, 0.002)),
-          "Q6_K": ((208, 0.00003),), "IQ4_NL": ((0, 0.0006),), "MXFP4": ()}
+          "Q6_K": ((208, 0.00003),), "IQ4_NL": ((0, 0.0006),), "MXFP4": (),
+          "Q2_K": ((80, 0.004), (82, 0.006)), "Q3_K": ((108, 0.001),), "IQ4_XS": ((0, 0.00003),)}
 
 
 def random_blocks(type_name, n, seed):
@@ -400,6 +402,7 @@ def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
 # ---- values of blocks, for tests that compare with the same values stored plainly ----
 
 NL4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+SHIFTS = numpy.array([0, 2, 4, 6], numpy.uint8)
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 
 
@@ -447,6 +450,23 @@ def decode(type_name, data):
         high = b[:, 128:192].reshape(-1, 2, 1, 32) >> numpy.array([0, 2, 4, 6], numpy.uint8).reshape(4, 1) & 3
         scale = halves(b, 208) * b[:, 192:208].view(numpy.int8).astype("<f4")
         return ((q + 16 * high.reshape(-1, 256) - 32).reshape(-1, 16, 16) * scale[:, :, None]).ravel()
+    if type_name in ("Q2_K", "Q3_K"):
+        at = 16 if type_name == "Q2_K" else 32
+        q = (b[:, at:at + 64].reshape(-1, 2, 1, 32) >> SHIFTS.reshape(4, 1) & 3).reshape(-1, 16, 16).astype("<f4")
+        if type_name == "Q2_K":
+            steps, least = (b[:, :16] & 15).astype("<f4"), (b[:, :16] >> 4).astype("<f4")
+            return (q * (halves(b, 80) * steps)[:, :, None] - (halves(b, 82) * least)[:, :, None]).ravel()
+        high = b[:, :32].reshape(-1, 1, 32) >> numpy.arange(8, dtype=numpy.uint8).reshape(8, 1) & 1
+        low = numpy.concatenate([b[:, 96:104] & 15, b[:, 96:104] >> 4], axis=1)
+        top = (b[:, 104:108].reshape(-1, 1, 4) >> SHIFTS.reshape(4, 1) & 3).reshape(-1, 16)
+        scale = halves(b, 108) * ((low | top << 4).astype("<f4") - 32)
+        return ((q + 4 * high.reshape(-1, 16, 16) - 4) * scale[:, :, None]).ravel()
+    if type_name == "IQ4_XS":
+        low = numpy.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(-1, 8)
+        top = numpy.concatenate([b[:, 2:3] >> SHIFTS & 3, b[:, 3:4] >> SHIFTS & 3], axis=1)
+        scale = halves(b, 0) * ((low | top << 4).astype("<f4") - 32)
+        codes = nibbles(b[:, 8:].reshape(-1, 8, 16)).astype(int)
+        return (numpy.array(NL4, "<f4")[codes] * scale[:, :, None]).ravel()
     scale, least = six_bit_pairs(b[:, 4:16])
     q = nibbles(b[:, 16:].reshape(-1, 4, 32) if type_name == "Q4_K" else b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     if type_name == "Q5_K":

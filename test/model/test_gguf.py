@@ -20,7 +20,7 @@ CANNOT_SAY = {
     "gpt-oss-clamp": "another limit of the activation", "stablelm-2": "norms of q and k",
 }
 FAMILIES = [f for f in golden.families() if f not in CANNOT_SAY]
-BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"]
+BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 
 
 def known(family):
@@ -203,9 +203,9 @@ def change_tensor(w, name, row):
 def test_tensors_that_are_not_supported_are_named(tmp_path):
     path = small_model(tmp_path / "m.gguf", ["BF16"])
     w, name = gguf_files.read(path), "blk.0.attn_q.weight"
-    q2 = ("Q2_K", (256, 256), bytes(256 * 84))
+    q2 = ("IQ2_XXS", (256, 256), bytes(256 * 66))
     change_tensor(w, name, (name, *q2))
-    refused(w.write(path), "q_proj.weight is Q2_K, which is not supported")
+    refused(w.write(path), "q_proj.weight is IQ2_XXS, which is not supported")
     change_tensor(w, name, ("blk.0.attn_gate.weight", *q2))
     refused(w.write(path), "tensor blk.0.attn_gate.weight does not belong to the architecture qwen3")
     change_tensor(w, "blk.0.attn_gate.weight", (name, "F32", (128, 256), bytes(128 * 1024)))
