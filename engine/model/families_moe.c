@@ -282,6 +282,15 @@ static enum status read_glm4_moe(const struct json *j, struct model_config *c, s
     return family_routing_v3(j, c, err);
 }
 
+/* The same without norms of q and k, dense layers, and unrotated elements. */
+static enum status read_solar_open(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->q_bias = json_get_bool(j, "attention_bias", false);
+    TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
+    TRY(family_shared_experts(j, "n_shared_experts", c, err));
+    return family_routing_v3(j, c, err);
+}
+
 /* Layers with positions see only a chunk, and norm q and k after the rotation. Layers without
  * positions see everything, and scale their queries by position. */
 static enum status llama4_layers(const struct json *j, struct model_config *c, struct err *err)
@@ -381,6 +390,11 @@ static const struct family rows[] = {
      "\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
      "\"moe_intermediate_size\":1408,\"num_nextn_predict_layers\":1}",
      read_glm4_moe},
+    {"solar_open", &glm4_moe_names,
+     "{\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":131072,"
+     "\"rms_norm_eps\":1e-5,\"rope_theta\":1000000,\"n_shared_experts\":1,"
+     "\"num_experts_per_tok\":8,\"moe_intermediate_size\":1280}",
+     read_solar_open},
     {"llama4_text", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
     {"llama4", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
     {"gpt_oss", &gpt_oss_names,

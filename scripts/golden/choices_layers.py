@@ -71,6 +71,13 @@ def glm4_moe(rng):
     return c
 
 
+def solar_open(rng):
+    c = glm4_moe(rng)
+    del c["use_qk_norm"], c["first_k_dense_replace"]
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear", "yarn"))
+    return c
+
+
 def glm4_moe_lite(rng):
     c = deepseek(rng)
     c["rope_interleave"] = rng.random() < 0.7
@@ -157,6 +164,7 @@ FAMILIES = {
     "minimax_m2": minimax_m2,
     "glm4_moe": glm4_moe,
     "glm4_moe_lite": glm4_moe_lite,
+    "solar_open": solar_open,
     "llama4_text": llama4_text,
     "gemma4_text": gemma4_text,
     "gemma4_unified_text": gemma4_unified_text,
