@@ -149,6 +149,17 @@ static enum status read_fp8(const struct json *j, struct quant_rules *rules, str
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
+/* Meta's files: a scale per output. Rows of inputs above activation_scale_ub, which hardly occur,
+ * are clipped there but not here. */
+static enum status read_fbgemm(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    const struct quant_scheme s = {.format = format_find("fp8"),
+                                   .bits = 8,
+                                   .inputs = {.numbers = INPUT_E4M3, .from_row = true}};
+    TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
 /* ---- awq ---------------------------------------------------------------------------------- */
 
 /* There are two generations of key names. Libraries interpret the list of modules differently
@@ -443,6 +454,7 @@ static enum status read_modelopt(const struct json *j, struct quant_rules *rules
 
 static const struct quant_method methods[] = {
     {"fp8", NULL, read_fp8},
+    {"fbgemm_fp8", NULL, read_fbgemm},
     {"compressed-tensors", NULL, read_ct},
     {"awq", "auto_awq|awq_marlin", read_awq},
     {"gptq", "auto_gptq|gptq_marlin", read_gptq},

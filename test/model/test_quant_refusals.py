@@ -13,6 +13,7 @@ from test_checkpoint import Checkpoint, run, tokens
 QUANT = os.path.join(golden.ROOT, "test", "golden-quant")
 FP8, PACKED = (os.path.join(QUANT, name) for name in ("fp8-block-odd-llama", "ct-w4a16-asym-qwen3"))
 GPTQ = os.path.join(golden.SHARED, "golden-quant", "gptq-qwen2-actorder")  # skipped if it is missing
+CHANNELS = os.path.join(golden.SHARED, "golden-quant", "ct-fp8-dynamic-qwen3")
 MODULE = "model.layers.1.mlp.down_proj"
 VALUE = "model.layers.1.self_attn.v_proj"  # stored in memory after q and k
 
@@ -149,6 +150,16 @@ def test_an_order_that_changes_nothing_in_the_file(kind, tmp_path):
     before = tokens(c.folder, "--dtype", "float32")
     c.order(kind)
     assert tokens(c.folder, "--dtype", "float32") == before
+
+
+@pytest.mark.skipif(not os.path.isdir(CHANNELS), reason=f"no {CHANNELS}")
+def test_the_method_of_metas_files(tmp_path):
+    c = Quantised(tmp_path / "model", CHANNELS)
+    before = tokens(c.folder)
+    c.config["quantization_config"] = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0,
+                                       "modules_to_not_convert": ["lm_head"]}
+    c.write_config()
+    assert tokens(c.folder) == before
 
 
 def as_modelopt(c, **values):
