@@ -159,7 +159,7 @@ TEST(bad_flags_are_refused_with_a_hint)
     REFUSED("not one of auto|cuda|cpu", "m", "--device", "tpu");
     REFUSED("not one of", "m", "--device", "cud");
     REFUSED("|kimi_k2|", "m", "--tool-call-parser", "kimi"); // the list is complete
-    REFUSED("|step3p5", "m", "--tool-call-parser", "");
+    REFUSED("|xlam", "m", "--tool-call-parser", "");
     REFUSED("|seed_oss|", "m", "--reasoning-parser", "thinking");
     REFUSED("not one of", "m", "--device", "auto|cuda");
     REFUSED("neither true", "m", "--deterministic=maybe");
