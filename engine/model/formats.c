@@ -10,55 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_NAME = 320 };
-
 /* ---- looking for tensors ------------------------------------------------------------------ */
-
-/* A tensor counts as used once it has been looked up. */
-static const struct checkpoint_tensor *find(const struct module *m, const char *base,
-                                            const char *suffix)
-{
-    char name[MAX_NAME];
-    snprintf(name, sizeof name, "%s%s", base, suffix);
-    const struct checkpoint_tensor *t = checkpoint_find(m->checkpoint, name);
-    if (t && m->taken) {
-        size_t n;
-        m->taken[t - checkpoint_tensors(m->checkpoint, &n)] = true;
-    }
-    return t;
-}
-
-const struct checkpoint_tensor *module_tensor(const struct module *m, const char *suffix)
-{
-    return find(m, m->name, suffix);
-}
-
-/* The first of two tensors of all experts; NULL if there is neither. */
-const struct checkpoint_tensor *format_stack_tensor(const struct module *m, const char *suffix,
-                                                    const char *other)
-{
-    if (!m->place.stack) {
-        return NULL;
-    }
-    const struct checkpoint_tensor *t = find(m, m->place.stack, suffix);
-    return t ? t : find(m, m->place.stack, other);
-}
-
-static const char *format_name(const struct module *m)
-{
-    return m->scheme->format->name;
-}
-
-enum status format_need_tensor(const struct module *m, const char *suffix,
-                               const struct checkpoint_tensor **out)
-{
-    *out = module_tensor(m, suffix);
-    if (*out) {
-        return OK;
-    }
-    return err_set(m->err, ERR_FORMAT, "%s: there is no tensor %s%s, which the format %s requires",
-                   checkpoint_where(m->checkpoint), m->name, suffix, format_name(m));
-}
 
 /* Looks for a tensor under two names; one of them must exist. */
 static enum status need_either(const struct module *m, const char *suffix, const char *other,
@@ -75,52 +27,7 @@ static enum status bad_tensor(const struct module *m, const struct checkpoint_te
                               const char *why)
 {
     return err_set(m->err, ERR_FORMAT, "%s: tensor %s of the format %s %s", t->file, t->name,
-                   format_name(m), why);
-}
-
-static void print_dims(char *out, size_t n_bytes, int32_t n, const int64_t *dims)
-{
-    out[0] = 0;
-    for (int32_t i = 0; i < n; i++) {
-        size_t at = strlen(out);
-        snprintf(out + at, n_bytes - at, "%s%lld", text_if(i, ", "), (long long)dims[i]);
-    }
-}
-
-/* The message names both shapes, and the format that needs one of them. */
-enum status format_need_dims(const struct module *m, const struct checkpoint_tensor *t, int32_t n,
-                             const int64_t *dims)
-{
-    if (has_dims(t, n, dims)) {
-        return OK;
-    }
-    char want[128], have[128];
-    print_dims(want, sizeof want, n, dims);
-    print_dims(have, sizeof have, t->n_dims, t->dims);
-    return err_set(
-        m->err, ERR_FORMAT,
-        "%s: tensor %s has shape [%s], but the format %s of a %lld x %lld matrix requires [%s]",
-        t->file, t->name, have, format_name(m), (long long)m->n_out, (long long)m->n_in, want);
-}
-
-static bool is_dtype(const struct checkpoint_tensor *t, enum dtype dtype)
-{
-    return t->dtype_known && t->dtype == dtype;
-}
-
-enum status format_need_dtype(const struct module *m, const struct checkpoint_tensor *t,
-                              enum dtype dtype)
-{
-    if (is_dtype(t, dtype)) {
-        return OK;
-    }
-    return err_set(m->err, ERR_FORMAT, "%s: tensor %s is %s, which the format %s does not have",
-                   t->file, t->name, t->dtype_name, format_name(m));
-}
-
-bool tensor_is_plain(const struct checkpoint_tensor *t)
-{
-    return is_dtype(t, DT_F32) || is_dtype(t, DT_BF16) || is_dtype(t, DT_F16);
+                   format_title(m), why);
 }
 
 /* Like rows_of, for a tensor whose rows are inputs, or groups of inputs. */
@@ -132,33 +39,10 @@ static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dty
 
 /* ---- scales ------------------------------------------------------------------------------- */
 
-/* Rejects scales that are zero, NaN or infinite, because they mean that the file is broken. */
-enum status format_check_scales(const struct module *m, const struct checkpoint_tensor *t,
-                                enum dtype dtype, size_t first, size_t n)
-{
-    struct number_grid all = {t->data, dtype, PACK_NONE, 0, 1};
-    for (size_t i = first; i < first + n; i++) {
-        float scale = number_get(&all, 0, (int64_t)i);
-        if (!isfinite(scale) || scale == 0.0f) {
-            return err_set(m->err, ERR_FORMAT, "%s: tensor %s: the scale at %zu is %g", t->file,
-                           t->name, i, (double)scale);
-        }
-    }
-    return OK;
-}
-
 static enum status check_scales(const struct module *m, const struct checkpoint_tensor *t,
                                 enum dtype dtype)
 {
     return format_check_scales(m, t, dtype, 0, count_of(t));
-}
-
-enum status format_need_float(const struct module *m, const struct checkpoint_tensor *t)
-{
-    if (!tensor_is_plain(t)) {
-        return format_need_dtype(m, t, DT_F32);
-    }
-    return OK;
 }
 
 /* Accepts a scale per output and block of inputs, one per output, or a single one. */
@@ -289,7 +173,7 @@ static enum status packed_dtype(const struct module *m, enum dtype *out)
     case 8: *out = DT_U8; return OK;
     default:
         return err_set(m->err, ERR_UNSUPPORTED, "%s: the format %s of %d bits is not supported",
-                       m->name, format_name(m), m->scheme->bits);
+                       m->name, format_title(m), m->scheme->bits);
     }
 }
 
@@ -543,7 +427,7 @@ bool module_is_quantised(const struct module *m, const struct checkpoint_tensor 
 enum status module_read(const struct module *m, struct weight_part *out)
 {
     *out = weight_part_plain(NULL, DT_F32, m->n_experts * m->n_out, m->n_in, 0);
-    out->codec.format = format_name(m);
+    out->codec.format = format_title(m);
     const struct checkpoint_tensor *values = module_tensor(m, m->scheme->format->values);
     out->codec.name = values ? values->name : m->name;
     out->inputs = m->scheme->inputs;
@@ -563,7 +447,7 @@ bool module_dummy(const struct module *m, struct weight_part *out)
     }
     *out = weight_part_plain(NULL, number, m->n_experts * m->n_out, m->n_in, 0);
     struct weight_codec *c = &out->codec;
-    c->format = format_name(m);
+    c->format = format_title(m);
     c->scales.dtype = s->format->scale;
     c->zero = number == DT_U4 ? 8 : 0;
     c->block_rows = s->block_rows > 0 ? s->block_rows : 1;

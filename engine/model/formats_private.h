@@ -12,6 +12,8 @@
 const struct checkpoint_tensor *format_stack_tensor(const struct module *m, const char *suffix,
                                                     const char *other);
 
+/* The format's name in messages. */
+const char *format_title(const struct module *m);
 /* The errors name the tensor, and what the format requires. */
 enum status format_need_tensor(const struct module *m, const char *suffix,
                                const struct checkpoint_tensor **out);
@@ -31,6 +33,11 @@ enum status format_read_stacked(const struct module *m, const struct checkpoint_
 static inline bool has_dims(const struct checkpoint_tensor *t, int32_t n, const int64_t *dims)
 {
     return t->n_dims == n && memcmp(t->dims, dims, (size_t)n * sizeof *dims) == 0;
+}
+
+static inline bool is_dtype(const struct checkpoint_tensor *t, enum dtype dtype)
+{
+    return t->dtype_known && t->dtype == dtype;
 }
 
 static inline size_t count_of(const struct checkpoint_tensor *t)

@@ -177,6 +177,59 @@ bool part_exists(const struct loader *l, const char *base)
     return l->quant && l->options->checkpoint && module_is_quantised(&m, &values);
 }
 
+/* ---- the form of names -------------------------------------------------------------------- */
+
+/* Multimodal wrappers put the language part under a prefix. Models that were saved without a head
+ * (transformers' AutoModel) lack "model.". */
+static const struct name_form forms[] = {
+    {"model.", ""},    {"language_model.model.", "language_model."}, {"model.language_model.", ""},
+    {"backbone.", ""}, // Nemotron
+    {"", ""},
+};
+
+/* The mixtures tell which names a checkpoint has. */
+static bool has_inner_names(struct loader *l)
+{
+    const char *router = l->c->names->router;
+    bool found = false;
+    for (int32_t i = 0; i < l->c->n_layers && router && !found; i++) {
+        char name[NAME_BYTES];
+        part_layer_name(router, i, name);
+        if (!strstr(name, ".block_sparse_moe.") || part_exists(l, name)) {
+            return false;
+        }
+        l->inner_names = true;
+        found = part_exists(l, name);
+        l->inner_names = false;
+    }
+    return found;
+}
+
+/* Finds the form of names with a tensor that every model has. */
+static void find_prefix(struct loader *l)
+{
+    const struct tensor_names *names = l->c->names;
+    const char *sure;
+    if (l->c->head.may_lack_embed) {
+        sure = names->final_norm;
+    } else {
+        sure = names->embed;
+    }
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        l->form = &forms[i];
+        if (part_exists(l, sure)) {
+            return;
+        }
+    }
+    l->form = &forms[0]; // only used in messages from now on
+}
+
+void part_find_form(struct loader *l)
+{
+    find_prefix(l);
+    l->inner_names = has_inner_names(l);
+}
+
 /* Marks as used those tensors that are deliberately not loaded. */
 void part_pass_over(struct loader *l, const char *base)
 {

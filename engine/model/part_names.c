@@ -5,14 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Multimodal wrappers put the language part under a prefix. Models that were saved without a head
- * (transformers' AutoModel) lack "model.". */
-static const struct name_form forms[] = {
-    {"model.", ""},    {"language_model.model.", "language_model."}, {"model.language_model.", ""},
-    {"backbone.", ""}, // Nemotron
-    {"", ""},
-};
-
 /* The name that a tensor of a head's layer has in this checkpoint. */
 const char *part_named(const struct loader *l, const char *name, char room[NAME_BYTES])
 {
@@ -59,49 +51,6 @@ void part_full_name(const struct loader *l, const char *base, char out[NAME_BYTE
     } else {
         snprintf(out, NAME_BYTES, "%s%s", l->form->top, name);
     }
-}
-
-/* The mixtures tell which names a checkpoint has. */
-static bool has_inner_names(struct loader *l)
-{
-    const char *router = l->c->names->router;
-    bool found = false;
-    for (int32_t i = 0; i < l->c->n_layers && router && !found; i++) {
-        char name[NAME_BYTES];
-        part_layer_name(router, i, name);
-        if (!strstr(name, ".block_sparse_moe.") || part_exists(l, name)) {
-            return false;
-        }
-        l->inner_names = true;
-        found = part_exists(l, name);
-        l->inner_names = false;
-    }
-    return found;
-}
-
-/* Finds the form of names with a tensor that every model has. */
-static void find_prefix(struct loader *l)
-{
-    const struct tensor_names *names = l->c->names;
-    const char *sure;
-    if (l->c->head.may_lack_embed) {
-        sure = names->final_norm;
-    } else {
-        sure = names->embed;
-    }
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        l->form = &forms[i];
-        if (part_exists(l, sure)) {
-            return;
-        }
-    }
-    l->form = &forms[0]; // only used in messages from now on
-}
-
-void part_find_form(struct loader *l)
-{
-    find_prefix(l);
-    l->inner_names = has_inner_names(l);
 }
 
 void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES])
