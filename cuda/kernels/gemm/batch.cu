@@ -79,27 +79,17 @@ template <typename T> struct batch_kept {
 };
 
 /* A computing warpgroup. */
-template <typename T> struct batch_computer {
+template <typename T> struct batch_computer : fixed_group<batch_shape> {
     using S = batch_shape;
-    const struct fixed_params &p;
-    char *smem;
-    fixed_ring<S> *ring;
-    int row0; // the first of this thread's two rows in the tile
-    fixed_walk<S> at;
-    int last;           // ring slot of the previous box, which the tensor cores may still read
-    int32_t to_release; // boxes whose stage will be refilled
-    float d[8 * BLOCKS];
     struct batch_kept<T> kept;
 
     /* Called after issuing the wgmmas of a box; waits for those of the previous box. */
     __device__ __forceinline__ void finish()
     {
         if (at.box > 0) {
-            wgmma_wait<1>();
-            release_stage<S>(ring, last, &to_release);
+            wait_for_last();
         }
-        last = at.slot;
-        at.next_box();
+        next_box();
     }
 
     __device__ __forceinline__ void run()
@@ -119,12 +109,7 @@ template <typename T> struct batch_computer {
                 issue_box<T, S>(smem, ring, at, at.box == 0, d);
                 finish();
             }
-            wgmma_wait<0>();
-            release_stage<S>(ring, last, &to_release);
-#pragma unroll
-            for (int i = 0; i < 8 * BLOCKS; i++) {
-                asm volatile("" : "+f"(d[i])::"memory");
-            }
+            wait_for_all();
             const struct fixed_item item = item_at(p, at.band);
             kept.take(d, item.row + row0, item.band * 8 * BLOCKS + (threadIdx.x & 3) * 2);
         }

@@ -33,16 +33,10 @@ template <int WIDTH> struct fixed_shape {
 #if HAVE_SM90A
 
 /* A computing warpgroup. */
-template <typename T, typename Y, int BAND> struct fixed_computer {
+template <typename T, typename Y, int BAND> struct fixed_computer : fixed_group<fixed_shape<BAND>> {
     using S = fixed_shape<BAND>;
-    const struct fixed_params &p;
-    char *smem;
-    fixed_ring<S> *ring;
-    int row0; // the first of this thread's two rows in the tile
-    fixed_walk<S> at;
-    int last;           // ring slot of the previous box, which the tensor cores may still read
-    int32_t to_release; // boxes whose stage will be refilled
-    float d[BAND / 2];
+    using G = fixed_group<S>;
+    using G::p, G::smem, G::ring, G::row0, G::at, G::d;
     float total[BAND / 2];  // an item's sums; until its first part is done, the previous item's
     struct fixed_item kept; // whose results `total` holds
     bool has_kept;
@@ -51,11 +45,9 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
     __device__ __forceinline__ void finish(int32_t box)
     {
         if (box > 0) {
-            wgmma_wait<1>();
-            release_stage<S>(ring, last, &to_release);
+            G::wait_for_last();
         }
-        last = at.slot;
-        at.next_box();
+        G::next_box();
     }
 
     /* Stores two blocks of one of this thread's rows in fp32. Neighbouring lanes exchange a pair,
@@ -132,12 +124,7 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
     /* total = the bias + d, or total + d. */
     __device__ __forceinline__ void add(bool is_first, int32_t band)
     {
-        wgmma_wait<0>();
-        release_stage<S>(ring, last, &to_release);
-#pragma unroll
-        for (int i = 0; i < BAND / 2; i++) {
-            asm volatile("" : "+f"(d[i])::"memory");
-        }
+        G::wait_for_all();
         if (!is_first) {
 #pragma unroll
             for (int i = 0; i < BAND / 2; i++) {
@@ -163,7 +150,8 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
     __device__ __forceinline__ void run()
     {
         const int32_t step = (int32_t)gridDim.x / CLUSTER;
-        to_release = (p.n_items - at.band + step - 1) / step * p.n_parts * p.part_boxes - S::STAGES;
+        G::to_release =
+            (p.n_items - at.band + step - 1) / step * p.n_parts * p.part_boxes - S::STAGES;
         has_kept = false;
 #pragma unroll 1
         for (; at.band < p.n_items; at.next_band()) {

@@ -128,7 +128,44 @@ __device__ __forceinline__ void issue_box(char *smem, fixed_ring<S> *ring, const
     wgmma_commit();
 }
 
-/* The body of a kernel: two threads load, and two warpgroups of C compute. */
+/* What a computing warpgroup of every kernel has. Its results are in the layout of
+ * device/wgmma.cuh. */
+template <typename S> struct fixed_group {
+    const struct fixed_params &p;
+    char *smem;
+    fixed_ring<S> *ring;
+    int row0; // the first of this thread's two rows in the tile
+    fixed_walk<S> at;
+    int last;             // ring slot of the previous box, which the tensor cores may still read
+    int32_t to_release;   // boxes whose stage will be refilled
+    float d[S::BAND / 2]; // the current part's sums
+
+    __device__ __forceinline__ void next_box()
+    {
+        last = at.slot;
+        at.next_box();
+    }
+
+    /* Waits for the wgmmas of the previous box; those of one box are in flight. */
+    __device__ __forceinline__ void wait_for_last()
+    {
+        wgmma_wait<1>();
+        release_stage<S>(ring, last, &to_release);
+    }
+
+    /* Waits for the wgmmas of the last box of a part; d is complete. */
+    __device__ __forceinline__ void wait_for_all()
+    {
+        wgmma_wait<0>();
+        release_stage<S>(ring, last, &to_release);
+#pragma unroll
+        for (int i = 0; i < S::BAND / 2; i++) {
+            asm volatile("" : "+f"(d[i])::"memory");
+        }
+    }
+};
+
+/* The body of a kernel: two threads load, and two warpgroups of C, a fixed_group, compute. */
 template <typename S, typename C>
 __device__ __forceinline__ void fixed_block(const struct fixed_params &p, const CUtensorMap &w_map,
                                             const CUtensorMap &x_map)
@@ -163,7 +200,7 @@ __device__ __forceinline__ void fixed_block(const struct fixed_params &p, const 
         registers_more<240>();
         pdl_wait(); // preceding kernels may use y until then
         pdl_trigger();
-        C c = {p, smem, &ring, rank * TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7)};
+        C c = {{p, smem, &ring, rank * TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7)}};
         c.run();
     }
 }

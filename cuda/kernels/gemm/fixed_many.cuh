@@ -55,27 +55,16 @@ enum many_turn { ONLY_PART, FIRST_PART, NEXT_PART, LAST_PART };
 
 /* A computing warpgroup. E: operands, T: results. A "block" is 8 features, of which a thread has
  * the sums of two features in each of two rows. */
-template <typename E, typename T, int BAND, bool PARTED> struct many_computer {
+template <typename E, typename T, int BAND, bool PARTED>
+struct many_computer : fixed_group<many_shape<BAND, PARTED>> {
     using S = many_shape<BAND, PARTED>;
+    using G = fixed_group<S>;
+    using G::p, G::smem, G::ring, G::row0, G::at, G::d;
     static constexpr enum many_turn LAST = PARTED ? LAST_PART : ONLY_PART;
     static constexpr bool CODES = sizeof(E) == 1;
-    const struct fixed_params &p;
-    char *smem;
-    fixed_ring<S> *ring;
-    int row0; // the first of this thread's two rows in the tile
-    fixed_walk<S> at;
-    int last;           // ring slot of the previous box, which the tensor cores may still read
-    int32_t to_release; // boxes whose stage will be refilled
-    float d[BAND / 2];  // the current part's sums
-    float held[S::HELD > 0 ? S::HELD : 1][4]; // those of the parts before it
+    float held[S::HELD > 0 ? S::HELD : 1][4]; // the sums of the parts before the current one
     uint32_t kept[S::BLOCKS * 2];             // an item's results, until they are stored
     struct fixed_item of_kept;                // the item
-
-    __device__ __forceinline__ void next_box()
-    {
-        last = at.slot;
-        at.next_box();
-    }
 
     __device__ __forceinline__ void first_box()
     {
@@ -83,15 +72,14 @@ template <typename E, typename T, int BAND, bool PARTED> struct many_computer {
             named_barrier(1, GROUPS * 128);
         }
         issue_box<E, S>(smem, ring, at, true, d);
-        next_box();
+        G::next_box();
     }
 
     __device__ __forceinline__ void later_box()
     {
         issue_box<E, S>(smem, ring, at, false, d);
-        wgmma_wait<1>();
-        release_stage<S>(ring, last, &to_release);
-        next_box();
+        G::wait_for_last();
+        G::next_box();
     }
 
     __device__ __forceinline__ void second_box()
@@ -198,12 +186,7 @@ template <typename E, typename T, int BAND, bool PARTED> struct many_computer {
             of_x[1] = p.x_scales[min(row + 8, p.n_rows - 1)];
             named_barrier(2 + threadIdx.x / 128, 128);
         }
-        wgmma_wait<0>();
-        release_stage<S>(ring, last, &to_release);
-#pragma unroll
-        for (int i = 0; i < BAND / 2; i++) {
-            asm volatile("" : "+f"(d[i])::"memory");
-        }
+        G::wait_for_all();
         if (!CODES && (TURN == ONLY_PART || TURN == FIRST_PART) && p.bias) {
             add_up<TURN, true>(band, of_x);
         } else {
@@ -293,7 +276,7 @@ template <typename E, typename T, int BAND, bool PARTED> struct many_computer {
     __device__ __forceinline__ void run()
     {
         const int32_t step = (int32_t)gridDim.x / CLUSTER;
-        to_release = (p.n_items - at.band + step - 1) / step * boxes_of(p) - S::STAGES;
+        G::to_release = (p.n_items - at.band + step - 1) / step * boxes_of(p) - S::STAGES;
         bool has_kept = false;
 #pragma unroll 1
         for (; at.band < p.n_items; at.next_band()) {
