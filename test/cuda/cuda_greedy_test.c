@@ -83,8 +83,6 @@ static void head_params(struct pair *p)
         struct sampling_params s = params_of(i, ints[i], bias[i]);
         if (i % 2 == 0) {
             s = sampling_params_default();
-        }
-        if (i % 2 == 0) {
             s.temperature = 0.0f;
         }
         set_params(p, i, &s);

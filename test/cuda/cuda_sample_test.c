@@ -57,6 +57,39 @@ static const uint32_t *make_masks(int32_t vocab)
     return words;
 }
 
+/* A pass of N_LANES sequences, every third of which is a tree, with a draw for each row. Returns
+ * the number of rows. */
+static int32_t sample_draws(struct test_pass *t, enum draw_kind kind)
+{
+    struct seq_spec specs[N_LANES];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        specs[i] = (struct seq_spec){50 + i, i % 3 == 0 ? 9 : 2, i % 3 == 0};
+    }
+    pass_of(t, specs, N_LANES, false, 77);
+    int32_t n = 0;
+    for (int32_t i = 0; i < N_LANES; i++) {
+        for (int32_t r = 0; r < specs[i].n_new; r++, n++) {
+            t->rows[n].token %= 90; // penalties then concern likely ids
+            t->out_rows[n] = n;
+            t->draws[n] = (struct pass_draw){
+                .out_row = n,
+                .lane = i,
+                .pos = t->rows[n].pos,
+                .n_prompt = 30,
+                .kind = (uint8_t)kind,
+                .keep = !specs[i].tree && r == specs[i].n_new - 1,
+                .noise = n % 2 == 0,
+                .logprobs = n % 2 == 1,
+                .top_n = n % 4 == 1 ? n % 21 : 0,
+                .tree_row = specs[i].tree ? n : -1,
+                .mask = n % 5 < 3 ? n % 5 : 0,
+            };
+        }
+    }
+    t->pass.n_out = t->pass.n_draws = n;
+    return n;
+}
+
 /* A lane for each combination of parameters: penalties, bans, bias, top-k, top-p, min-p,
  * masks. */
 static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enum draw_kind kind)
@@ -69,32 +102,7 @@ static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enu
     limits.vocab = vocab;
     limits.max_masks = 2;
     REQUIRE(pair_open(&p, DT_F32, false, &limits));
-    struct seq_spec specs[N_LANES];
-    for (int32_t i = 0; i < N_LANES; i++) {
-        specs[i] = (struct seq_spec){50 + i, i % 3 == 0 ? 9 : 2, i % 3 == 0};
-    }
-    pass_of(&t, specs, N_LANES, false, 77);
-    int32_t n = 0;
-    for (int32_t i = 0; i < N_LANES; i++) {
-        for (int32_t r = 0; r < specs[i].n_new; r++, n++) {
-            t.rows[n].token %= 90; // penalties then concern likely ids
-            t.out_rows[n] = n;
-            t.draws[n] = (struct pass_draw){
-                .out_row = n,
-                .lane = i,
-                .pos = t.rows[n].pos,
-                .n_prompt = 30,
-                .kind = (uint8_t)kind,
-                .keep = !specs[i].tree && r == specs[i].n_new - 1,
-                .noise = n % 2 == 0,
-                .logprobs = n % 2 == 1,
-                .top_n = n % 4 == 1 ? n % 21 : 0,
-                .tree_row = specs[i].tree ? n : -1,
-                .mask = n % 5 < 3 ? n % 5 : 0,
-            };
-        }
-    }
-    t.pass.n_out = t.pass.n_draws = n;
+    const int32_t n = sample_draws(&t, kind);
     t.pass.n_masks = 2;
     t.pass.masks = make_masks(vocab);
     struct pair_tensor logits = make_logits(&p, n, vocab, scale, ties);
@@ -215,12 +223,44 @@ static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
     pair_close(&p);
 }
 
-/* A root with KIDS children in each lane, and a grandchild: the children are drawn without
- * replacement, then tried in turn under other logits. */
+enum { KIDS = 4, TREE_ROWS = KIDS + 2 };
+
+/* A pass of N_LANES trees: a root with KIDS children, and a grandchild. Each root draws its
+ * children. */
+static void sibling_draws(struct test_pass *t)
+{
+    static const int32_t depth[TREE_ROWS] = {0, 1, 2, 1, 1, 1};
+    struct seq_spec specs[N_LANES];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        specs[i] = (struct seq_spec){50 + i, TREE_ROWS, true};
+    }
+    pass_of(t, specs, N_LANES, false, 79);
+    for (int32_t i = 0; i < N_LANES; i++) {
+        const int32_t root = i * TREE_ROWS;
+        for (int32_t r = 0; r < TREE_ROWS; r++) { // row 2 is the grandchild, a child of the first
+            uint64_t *mask = t->tree_mask + (size_t)(root + r) * TREE_MASK_WORDS;
+            mask[0] = 1u | 1u << r | (r == 2 ? 2u : 0u);
+            mask[1] = 0;
+            t->rows[root + r].pos = 50 + i + depth[r];
+            t->rows[root + r].token %= 90;
+        }
+        t->out_rows[i] = root;
+        t->draws[i] = (struct pass_draw){.out_row = i,
+                                         .lane = i,
+                                         .pos = 50 + i,
+                                         .n_prompt = 30,
+                                         .kind = DRAW_DRAFT,
+                                         .noise = true,
+                                         .tree_row = root,
+                                         .law = 1 + i,
+                                         .more = KIDS - 1};
+    }
+    t->pass.n_out = t->pass.n_draws = N_LANES;
+}
+
+/* The children are drawn without replacement, then tried in turn under other logits. */
 static void sibling_case(int32_t vocab, int32_t used, float scale, float likeness)
 {
-    enum { KIDS = 4, ROWS = KIDS + 2 };
-    static const int32_t depth[ROWS] = {0, 1, 2, 1, 1, 1};
     static struct test_pass t;
     static int32_t ints[N_LANES][MAX_LISTS];
     static struct logit_bias bias[N_LANES][MAX_LISTS];
@@ -229,31 +269,7 @@ static void sibling_case(int32_t vocab, int32_t used, float scale, float likenes
     limits.vocab = vocab;
     limits.max_laws = N_LANES;
     REQUIRE(pair_open(&p, DT_F32, false, &limits));
-    struct seq_spec specs[N_LANES];
-    for (int32_t i = 0; i < N_LANES; i++) {
-        specs[i] = (struct seq_spec){50 + i, ROWS, true};
-    }
-    pass_of(&t, specs, N_LANES, false, 79);
-    for (int32_t i = 0; i < N_LANES; i++) {
-        for (int32_t r = 0; r < ROWS; r++) { // row 2 is the grandchild, a child of the first child
-            uint64_t *mask = t.tree_mask + (size_t)(i * ROWS + r) * TREE_MASK_WORDS;
-            mask[0] = 1u | 1u << r | (r == 2 ? 2u : 0u);
-            mask[1] = 0;
-            t.rows[i * ROWS + r].pos = 50 + i + depth[r];
-            t.rows[i * ROWS + r].token %= 90;
-        }
-        t.out_rows[i] = i * ROWS;
-        t.draws[i] = (struct pass_draw){.out_row = i,
-                                        .lane = i,
-                                        .pos = 50 + i,
-                                        .n_prompt = 30,
-                                        .kind = DRAW_DRAFT,
-                                        .noise = true,
-                                        .tree_row = i * ROWS,
-                                        .law = 1 + i,
-                                        .more = KIDS - 1};
-    }
-    t.pass.n_out = t.pass.n_draws = N_LANES;
+    sibling_draws(&t);
     struct pair_tensor draft = make_logits(&p, N_LANES, vocab, scale, false);
     struct pair_tensor other = make_logits(&p, N_LANES, vocab, scale, false);
     float *from = tensor_get(&p, &draft, CPU), *to = tensor_get(&p, &other, CPU);
@@ -276,7 +292,7 @@ static void sibling_case(int32_t vocab, int32_t used, float scale, float likenes
             static const int32_t rows[KIDS] = {1, 3, 4, 5};
             for (int32_t k = 0; k < KIDS; k++) {
                 kids[i][k] = k == 0 ? d->token : d->top_ids[k - 1];
-                t.rows[i * ROWS + rows[k]].token = kids[i][k];
+                t.rows[i * TREE_ROWS + rows[k]].token = kids[i][k];
             }
             t.draws[i].kind = DRAW_SAMPLE;
             t.draws[i].more = 0;
