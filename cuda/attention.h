@@ -16,7 +16,12 @@
 extern "C" {
 #endif
 
-enum { ATTENTION_CAPTURED_ROWS = 512 }; // launches of up to this many rows may be captured
+enum {
+    ATTENTION_CAPTURED_ROWS = 512, // launches of up to this many rows may be captured
+    /* With up to this many rows attention/few.cu divides a row's keys among blocks. Then it does
+     * not add up partial sums of the product before it, which saves more than splitting K would. */
+    ATTENTION_COMPLETE_ROWS = 16,
+};
 
 /* attention/few.cu computes passes in which every row is a separate sequence. Returns the maximum
  * number of keys (including the new one) that a row may have in such a pass of n_rows rows. 0: the

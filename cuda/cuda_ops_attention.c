@@ -53,14 +53,13 @@ static bool rope_is_few(const struct cuda_backend *be, const struct rope_store_a
                                  kv, &be->attention);
 }
 
-/* With few decoding rows the product must be complete. If attention added up partial sums, it could
- * not divide a row's keys among blocks, and that would cost more time than splitting K saves. */
+/* See ATTENTION_COMPLETE_ROWS. */
 bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a)
 {
-    enum { COMPLETE_ROWS = 16 };
     const struct cuda_backend *be = cuda_backend_of(base);
     const struct kv_view *kv = layer_kv(be, a->layer);
-    return rope_adds_sums(a, kv) && !(a->n_rows <= COMPLETE_ROWS && rope_is_few(be, a, kv));
+    return rope_adds_sums(a, kv) &&
+           !(a->n_rows <= ATTENTION_COMPLETE_ROWS && rope_is_few(be, a, kv));
 }
 
 /* Only the fast kernel accepts partial sums of the preceding product. */

@@ -186,9 +186,6 @@ static int log_parts_of(int group)
     return -1;
 }
 
-/* With more rows, the preceding product may leave partial sums (rope_store_adds_sums). */
-enum { COMPLETE_ROWS = 16 };
-
 static bool plain_takes(const struct kv_view *kv, int d)
 {
     return kv->v_token_stride == d && kv->v_offset % d == 0 && kv->head_stride % d == 0 &&
@@ -203,7 +200,8 @@ static bool coded_takes(const struct rope_store_args *a, const struct kv_view *k
     p.n_units =
         a->n_rows * (a->n_kv_heads << std::max(0, log_parts_of(a->n_heads / a->n_kv_heads)));
     return !limits->deterministic && kv->codes.tokens == CHUNK &&
-           (kv->codes.word_bytes == 0 || kv->codes.word_bytes == 4) && a->n_rows <= COMPLETE_ROWS &&
+           (kv->codes.word_bytes == 0 || kv->codes.word_bytes == 4) &&
+           a->n_rows <= ATTENTION_COMPLETE_ROWS &&
            log_cluster_of(p, a->head_dim, limits->n_sms) > 0;
 }
 
@@ -222,7 +220,7 @@ static bool large_takes(const struct rope_store_args *a, const struct rope_view 
     const bool first =
         2 * rope->n_pairs == FIRST_ELEMENTS && a->qk_norm == QK_NORM_HEAD && a->growth.beta == 0.0f;
     return !limits->deterministic && kv->codes.format == KV_PLAIN && !rope->interleaved &&
-           a->n_rows <= COMPLETE_ROWS && (2 * rope->n_pairs == a->head_dim || first);
+           a->n_rows <= ATTENTION_COMPLETE_ROWS && (2 * rope->n_pairs == a->head_dim || first);
 }
 
 static bool rope_fits(const struct rope_store_args *a, const struct rope_view *rope,
