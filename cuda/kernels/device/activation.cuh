@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The activations of engine/device/ops.h, selected at compile time. Thread: device code. */
+/* The activations of engine/device/ops.h. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_ACTIVATION_CUH
 #define SLUICE_CUDA_DEVICE_ACTIVATION_CUH
 
@@ -28,6 +28,20 @@ __device__ __forceinline__ float act_gated(float gate, float up, const struct ac
         return g / (1.0f + expf(-s.alpha * g)) * (u + 1.0f);
     }
     return act_plain<KIND>(gate) * up;
+}
+
+/* The same, selected at run time. */
+__device__ __forceinline__ float act_gated_of(int32_t kind, float gate, float up,
+                                              const struct act_shape &s)
+{
+    switch (kind) {
+    case ACT_SILU: return act_gated<ACT_SILU>(gate, up, s);
+    case ACT_GELU_TANH: return act_gated<ACT_GELU_TANH>(gate, up, s);
+    case ACT_GELU: return act_gated<ACT_GELU>(gate, up, s);
+    case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, s);
+    case ACT_RELU2: return act_gated<ACT_RELU2>(gate, up, s);
+    default: return act_gated<ACT_RELU>(gate, up, s);
+    }
 }
 
 /* Runs the body with KIND as the compile-time kind. */

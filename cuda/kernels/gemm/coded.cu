@@ -283,19 +283,6 @@ template <typename T, enum coded_code CODE, int WORDS, int NT> struct coded_ring
 
 /* ---- the end -------------------------------------------------------------------------------- */
 
-__device__ __forceinline__ float act_of(const struct coded_args &a, float gate, float up)
-{
-    const struct act_shape shape = {a.limit, a.alpha};
-    switch (a.activation) {
-    case ACT_SILU: return act_gated<ACT_SILU>(gate, up, shape);
-    case ACT_GELU_TANH: return act_gated<ACT_GELU_TANH>(gate, up, shape);
-    case ACT_GELU: return act_gated<ACT_GELU>(gate, up, shape);
-    case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, shape);
-    case ACT_RELU2: return act_gated<ACT_RELU2>(gate, up, shape);
-    default: return act_gated<ACT_RELU>(gate, up, shape);
-    }
-}
-
 /* Output `feature` of tile row f for row r of the block: adds up the warps' sums in order and
  * adds the bias; scaled here if the whole row shares one scale. */
 template <int WORDS, int NT>
@@ -344,7 +331,7 @@ __device__ __forceinline__ void store(const struct coded_params &p, const struct
                 v *= p.a.weights[p.a.sorted[place]];
                 up *= p.a.weights[p.a.sorted[place]];
             }
-            v = act_of(p.a, v, up);
+            v = act_gated_of(p.a.activation, v, up, {p.a.limit, p.a.alpha});
         }
         const int64_t row = p.a.y_is_sorted ? p.a.sorted[place] : place;
         const int64_t at = row * p.a.y_stride + out;

@@ -118,7 +118,7 @@ store_acts(const struct coded_few &c, const struct coded_picks &s, const struct 
         }
         const int32_t feature = (unit - e * units.each) * HALF + g;
         ((T *)p.act)[(int64_t)row * p.n_acts + slot * p.ffn + feature] =
-            from_float<T>(act_of(c.kind, v[0], v[1], p.shape));
+            from_float<T>(act_gated_of(c.kind, v[0], v[1], p.shape));
     }
 }
 

@@ -38,19 +38,6 @@ struct coded_few {
 bool k_moe_few_single_takes(const struct coded_few &c);
 cudaError_t k_moe_few_single(cudaStream_t stream, const struct coded_few &c, enum dtype dtype);
 
-__device__ __forceinline__ float act_of(int32_t kind, float gate, float up,
-                                        const struct act_shape &shape)
-{
-    switch (kind) {
-    case ACT_SILU: return act_gated<ACT_SILU>(gate, up, shape);
-    case ACT_GELU_TANH: return act_gated<ACT_GELU_TANH>(gate, up, shape);
-    case ACT_GELU: return act_gated<ACT_GELU>(gate, up, shape);
-    case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, shape);
-    case ACT_RELU2: return act_gated<ACT_RELU2>(gate, up, shape);
-    default: return act_gated<ACT_RELU>(gate, up, shape);
-    }
-}
-
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 /* Converts the eight codes that a lane has of 32 inputs to four pairs of T. Codes of 4 bits are in

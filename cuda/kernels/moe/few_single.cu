@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         const float gate = mine_of.add(sums + thread % HALF, UP_SUMS);
         const float up = mine_of.add(sums + HALF + thread % HALF, UP_SUMS);
         const float2 more = *(const float2 *)(bias + 2 * thread);
-        ((T *)p.act)[all.first * HALF + thread] = from_float<T>(
-            act_of(c.kind, fmaf(gate, L::unit(), more.x), fmaf(up, L::unit(), more.y), p.shape));
+        ((T *)p.act)[all.first * HALF + thread] = from_float<T>(act_gated_of(
+            c.kind, fmaf(gate, L::unit(), more.x), fmaf(up, L::unit(), more.y), p.shape));
     }
 }
 
