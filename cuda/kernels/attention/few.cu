@@ -6,10 +6,10 @@
  * A unit is a row and a KV head (or a part of the KV head's group of query heads). The warps that
  * share its keys take chunks of 16 keys in turn, each warp with its own maximum and sums; at the
  * end the results of the warps are joined in shared memory. If there are few units, a cluster of
- * blocks processes each of them, and every block joins its part of the head's elements. If there
- * are many (33 to 256 sequences), the launch just fills the device, and each block takes every
- * gridDim-th unit: its warps fetch the next unit's keys while they finish the current one, so that
- * memory is always busy.
+ * blocks processes each of them, and every block joins its part of the head's elements; if there
+ * are more, a block does. If there are many (33 to 256 sequences), the launch just fills the
+ * device, and each block takes every gridDim-th unit: its warps fetch the next unit's keys while
+ * they finish the current one, so that memory is always busy.
  *
  * The copy engine brings chunks into the ring of each warp. Older keys and values do not depend on
  * the preceding kernel (the product that makes qkv), so the first chunks, the block tables and the

@@ -8,7 +8,7 @@
  *
  * pdl_trigger() normally comes right after the wait. Exceptions that trigger before it: norms,
  * activations that write codes, the rounding of inputs, sums over ranks of up to 32 rows, and, with
- * more than 32 rows, attention's join and attention/few.cu. The product after them is computed by
+ * more than 32 rows, attention's join, few.cu and few_fixed.cu. The product after them is one of
  * gemm/single.cu, gemm/small.cu, gemm/wide.cu or gemm/eight.cu, whose blocks need a multiprocessor
  * each, so they start as the previous product's blocks leave. The computing threads of these
  * products trigger early, too (cuda/README.md, "Rules for kernels"). The scores of few rows of a

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T, both operands E4M3 codes, on Hopper, for more rows than gemm/eight.cu takes, up
- * to 128. With SiLU it takes fewer rows, too.
+/* y = x W^T, both operands E4M3 codes, on Hopper, for more rows than gemm/eight.cu takes, up to
+ * 128. With SiLU it takes fewer rows, too.
  *
- * D[rows, features] = x W^T by wgmma. An item is a band of 256 features (two halves) and a
- * range of K. If the product is gated, the halves are 128 gates and the 128 matching
- * factors, so that a thread has both, and a group of four lanes has all values of a row that share
- * a scale: the activation and its rounding to codes need no other thread. A warpgroup computes 64
- * rows.
+ * D[rows, features] = x W^T by wgmma. An item is a band of 256 features (two halves) and a range of
+ * K. A block has a multiprocessor to itself and processes items in turn: one warpgroup loads boxes
+ * of x and W into a ring of stages, and one or two others compute 64 rows each. If the product is
+ * gated, the halves are 128 gates and the 128 matching factors, so that a thread has both, and a
+ * group of four lanes has all values of a row that share a scale: the activation and its rounding
+ * to codes need no other thread.
  *
  * The tensor cores sum over 128 inputs at most, because they accumulate codes with fewer bits than
  * fp32; those sums are scaled and accumulated in fp32. A warpgroup sums its halves one after the
- * other, so that one set of registers suffices. While one warpgroup scales its sums, the
- * other one multiplies.
+ * other, so that one set of registers suffices. While one warpgroup scales its sums, the other one
+ * multiplies.
  *
  * If there are fewer bands than multiprocessors, K is split, if the caller allows it, and partial
  * sums are left for the kernel that reads the product. Weights are loaded before the wait for the

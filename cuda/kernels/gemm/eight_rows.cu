@@ -3,7 +3,8 @@
  *
  * The tensor cores add codes with fewer bits than fp32. cuBLASLt therefore either moves their sums
  * to fp32 registers every 128 inputs, which takes time and power, or never, which errs too much.
- * Here it happens every 512 inputs: these are the parts of fixed_many.cuh. Bound by power. */
+ * Here it happens every 512 inputs: these are the parts of fixed_many.cuh, which says how the work
+ * is divided. Bound by power. */
 #include "cuda/kernels/gemm/fixed_many.cuh"
 
 enum { PART_BOXES = 4 }; // the last part has up to 7

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The products of fixed_many.cuh in deterministic mode. */
+/* Complete products of many rows of 16 bits in deterministic mode; fixed_many.cuh says how the work
+ * is divided and what bounds it. */
 #include "cuda/kernels/gemm/fixed_many.cuh"
 
 template <typename T>

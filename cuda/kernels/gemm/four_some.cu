@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h), on Hopper, converting the codes on their
- * way into the tensor cores.
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and 17 to 32 rows, on Hopper, for formats
+ * that four_exact.cu does not support. Codes are converted on their way into the tensor cores.
  *
  * D[features, rows] = W x^T by wgmma: 64 features of W are the register operand, x the
  * shared-memory operand. A block has a multiprocessor to itself and processes items in turn: a tile
@@ -15,9 +15,9 @@
  * If gated, a band has equally many tile rows of both halves of the weight, and a warp takes 8 gate
  * features and the 8 matching up features, so that a thread has both factors of each output.
  *
- * With few rows it is bound by reading the weight; the tensor cores and the conversion overlap
- * with it, because four warpgroups take turns. With programmatic dependent launch the ring is
- * filled with weights before the wait for the preceding kernel. */
+ * Bound by the chain of conversion and products in a warpgroup, although four warpgroups take
+ * turns. With programmatic dependent launch the ring is filled with weights before the wait for the
+ * preceding kernel. */
 #include "cuda/kernels/device/codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/pairs.cuh"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by the products of 4-bit weights that use wgmma (four_many.cu, four_exact.cu).
+/* Shared by the products of 4-bit weights on wgmma (four_many.cu, four_exact.cu,
+ * moe/coded_many.cu).
  *
  * D[features, rows] = W x^T by wgmma: 64 features of W are the register operand, x the
  * shared-memory operand. A block has a multiprocessor to itself and processes items in turn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tensor maps through which the kernels of 16-bit products load their operands.
+/* The tensor maps through which products of 16 bits, and of many rows of codes, load operands.
  * Thread: host code. */
 #ifndef SLUICE_CUDA_GEMM_MAPS_CUH
 #define SLUICE_CUDA_GEMM_MAPS_CUH

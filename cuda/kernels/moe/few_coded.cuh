@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by the two kernels of few_coded.cu: the experts that the rows picked, a warp's stream of
- * codes (cuda/coded.h), and the products of a part of it.
+/* Shared by few_coded.cu and, in part, few_single.cu: the experts that the rows picked, a warp's
+ * stream of codes (cuda/coded.h), and the products of a part of it.
  *
  * The unit of work is an item: 8 outputs by 128 inputs, which is half of a tile with 4 bits, and
  * half of each of two tiles with 8 bits. With PARTS 2 an item has 8 outputs of each of two tile

@@ -3,9 +3,11 @@
  * state at a time. Two kernels compute, for all blocks in parallel, everything that does not depend
  * on S: first queries, keys and values after the convolution, and the sums of log decays (bound by
  * memory bandwidth and arithmetic); then the decayed products of the block's keys and queries with
- * its keys, with the inverse that the delta rule needs (bound by latency). Then k_state_scan
- * processes a sequence's blocks in order. The intermediate results go through scratch memory, as
- * many blocks at a time as fit. The code is short, because every launch fetches it again.
+ * its keys, with the inverse that the delta rule needs (bound by latency). A thread block has one
+ * head of one block of the state; in the first kernel, only its queries, keys or values. Then
+ * k_state_scan processes a sequence's blocks in order. The intermediate results go through scratch
+ * memory, as many blocks at a time as fit. The code is short, because every launch fetches it
+ * again.
  *
  * Let L be the strictly lower part of strength_i (k_i . k_j) exp(G_i - G_j). A block's values are u
  * = (1 + L)^-1 r with r_i = strength_i (v_i - exp(G_i) k_i S). Rows from earlier passes have no row
