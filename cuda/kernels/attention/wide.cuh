@@ -187,8 +187,7 @@ template <typename T, int NB> struct wide_computer {
     }
 
     /* Zeroes the rows of V for keys from `end` on, because they contain garbage. */
-    __device__ __forceinline__ void clean_values(const struct attention_unit &u, int slot,
-                                                 int start, int end)
+    __device__ __forceinline__ void clean_values(int slot, int start, int end)
     {
         constexpr int CHUNKS = HEAD_DIM / 8;
         if (start + KEYS <= end) {
@@ -265,7 +264,7 @@ template <typename T, int NB> struct wide_computer {
             step<true>(u, start);
         }
         barrier_wait(&full[at.slot], at.parity);
-        clean_values(u, at.slot, lo + (end - lo - 1) / KEYS * KEYS, end);
+        clean_values(at.slot, lo + (end - lo - 1) / KEYS * KEYS, end);
         issue_values(at.slot);
         wgmma_wait<0>();
         settle(values);

@@ -63,8 +63,7 @@ struct down_place {
 
 /* Starts to load a stage of a warp's ring. Each lane will read only what it has copied itself. */
 template <typename T>
-__device__ __forceinline__ void load_stage(const struct few_params &p,
-                                           const struct down_piece *pieces, int32_t n_pieces,
+__device__ __forceinline__ void load_stage(const struct down_piece *pieces, int32_t n_pieces,
                                            struct down_place &from, T *stage)
 {
     const int32_t lane = threadIdx.x & 31;
@@ -231,7 +230,7 @@ __global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 2) few_down_kernel(struc
     struct down_place ahead = at;
 #pragma unroll 1
     for (int i = 0; i < STAGES; i++) {
-        load_stage(p, pieces, n, ahead, ring + i * STAGE_STEPS * FEATURES * STEP);
+        load_stage(pieces, n, ahead, ring + i * STAGE_STEPS * FEATURES * STEP);
     }
     pdl_wait();
     pdl_trigger();
@@ -242,7 +241,7 @@ __global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 2) few_down_kernel(struc
         T *here = ring + stage * STAGE_STEPS * FEATURES * STEP;
         wait_copies<STAGES - 1>();
         add_stage(p, picks, n, at, shared, here, sum);
-        load_stage(p, pieces, n, ahead, here);
+        load_stage(pieces, n, ahead, here);
     }
     cp_async_wait<0>();
 }

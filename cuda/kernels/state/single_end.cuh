@@ -48,7 +48,7 @@ __device__ __forceinline__ void decayed_values(const struct single_work &w,
  * snapshot if one is due. Values are rounded once more, as for prompts (scan.cu). */
 template <typename T, int DK, int DV>
 __device__ static __noinline__ void
-move_on(const struct rows_params &p, const struct single_work &w, const struct mine<T, DK, DV> &h,
+move_on(const struct single_work &w, const struct mine<T, DK, DV> &h,
         struct single_room<T, DK, DV> &m, float g, float dt, char *const (&records)[2])
 {
     const int32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void end_block(const struct rows_params &p, const str
     char *const records[2] = {record_of(p.state, w.seq.lane, w.pos + 1),
                               kept_of(p.state, p.pass, w.seq.lane, w.pos + 1)};
     if (w.nth < w.n_heads) {
-        move_on(p, w, h, m, g, dt, records);
+        move_on(w, h, m, g, dt, records);
     }
     __syncthreads();
     keep_tail<T, DK, DV>(p, w, records[0]);
