@@ -70,6 +70,28 @@ __device__ __forceinline__ void norm_row(vec<T> (&v)[NV], const float (&w)[NV][N
     }
 }
 
+/* The residual of a vector, with the delta added to it and rounded as it is stored. */
+template <typename T>
+__device__ __forceinline__ void add_delta(vec<T> &v, const vec<T> &d, const struct norm_params &p)
+{
+#pragma unroll
+    for (int e = 0; e < vec<T>::N; e++) {
+        const float f = to_float(v.v[e]) + p.delta_scale * to_float(d.v[e]);
+        v.v[e] = from_float<T>(f * p.x_scale);
+    }
+}
+
+/* sum plus what a vector adds to the row's first moment. */
+template <typename T>
+__device__ __forceinline__ float add_moments(float sum, const vec<T> &v, bool layer)
+{
+#pragma unroll
+    for (int e = 0; e < vec<T>::N; e++) {
+        sum = moment_add(sum, to_float(v.v[e]), layer);
+    }
+    return sum;
+}
+
 /* Each thread keeps NV vectors of the row in registers. CODES: writes p.codes. MANY: a block has
  * several rows, and loads the next one while it computes. Without MANY it leaves enough registers
  * for the product whose blocks start beside it. */
@@ -120,17 +142,10 @@ __global__ void __launch_bounds__(1024)
                     } else if (!MANY) {
                         d[j].load(delta + (int64_t)row * p.delta_stride + i);
                     }
-#pragma unroll
-                    for (int e = 0; e < N; e++) {
-                        const float f = to_float(v[j].v[e]) + p.delta_scale * to_float(d[j].v[e]);
-                        v[j].v[e] = from_float<T>(f * p.x_scale);
-                    }
+                    add_delta(v[j], d[j], p);
                     v[j].store(x + (int64_t)row * p.x_stride + i);
                 }
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    sum = moment_add(sum, to_float(v[j].v[e]), p.layer);
-                }
+                sum = add_moments(sum, v[j], p.layer);
             }
         }
         if (out) {

@@ -145,7 +145,6 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     T *mine = x + h * p.head_dim;
     const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
     float *head = heads[warp];
-
     const bool normed = is_v ? p.v_norm : p.qk_norm != QK_NORM_NONE;
     const bool after = p.norm_after && !is_v, layer = p.layer && !is_v;
     float mean = 0.0f, scale = 1.0f;
@@ -322,6 +321,60 @@ template <int N> __device__ __forceinline__ void turn_all(float *a, float *b, co
     }
 }
 
+/* Loads a thread's part of a head and, for a key, of its value. Waits for the preceding kernel if
+ * that left partial sums. at: the head's first element in the row; to_value: from a key. */
+template <typename T>
+__device__ __forceinline__ void load_parts(head_part<T> &mine, head_part<T> &value, bool is_k,
+                                           const struct sum_parts &sums, const T *head, int32_t r,
+                                           int32_t at, int32_t to_value)
+{
+    if (sums.n > 0) {
+        pdl_wait();
+        pdl_trigger();
+        mine.load_sums(sums, r, at);
+        if (is_k) {
+            value.load_sums(sums, r, at + to_value);
+        }
+    } else {
+        pdl_trigger();
+        mine.load(head);
+        if (is_k) {
+            value.load(head + to_value);
+        }
+    }
+}
+
+/* The norm and the rotation of a thread's elements. `turns`: they are rotated. */
+template <typename T, norm_when NORM>
+__device__ __forceinline__ void norm_and_turn(const head_part<T> &part, const struct rope_params &p,
+                                              const float *weight, int32_t group, bool is_v,
+                                              bool turns, const float4 *cos_sin, float *a, float *b)
+{
+    if (NORM == NORM_FIRST || is_v) {
+        norm_head(part, p, weight, group, a, b);
+    }
+    if (turns && !is_v) {
+        turn_all<vec<T>::N>(a, b, cos_sin);
+    }
+    if (NORM == NORM_LAST && !is_v) {
+        norm_head(part, p, weight, group, a, b);
+    }
+}
+
+/* Clears a value that cannot be stored. Returns false for its key. */
+template <typename T, bool CODES>
+__device__ __forceinline__ bool check_value(head_part<T> &mine, const head_part<T> &value,
+                                            bool is_k, bool is_v)
+{
+    if (is_k) {
+        return are_storable<T, CODES>(value.low, value.high);
+    }
+    if (is_v && !are_storable<T, CODES>(mine.low, mine.high)) {
+        *(uint4 *)mine.low.v = *(uint4 *)mine.high.v = make_uint4(0, 0, 0, 0);
+    }
+    return true;
+}
+
 /* The common case: 16-bit heads that are rotated in halves, either whole or only their first
  * elements, with an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the
  * first half of the rotated elements and its partner in the second half, or two of the elements
@@ -368,29 +421,10 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
         locate<CODES>(kv, pass, row, kv_head, is_v, &to, &at);
     }
     const bool is_k = !is_q && !is_v;
-    const int32_t to_value = p.n_kv_heads * p.head_dim; // from a key
     value.first = mine.first;
     value.second = mine.second;
-    if (sums.n > 0) {
-        pdl_wait();
-        pdl_trigger();
-        mine.load_sums(sums, r, h * p.head_dim);
-        if (is_k) {
-            value.load_sums(sums, r, h * p.head_dim + to_value);
-        }
-    } else {
-        pdl_trigger();
-        mine.load(head);
-        if (is_k) {
-            value.load(head + to_value);
-        }
-    }
-    bool ok = true;
-    if (is_k) {
-        ok = are_storable<T, CODES>(value.low, value.high);
-    } else if (is_v && !are_storable<T, CODES>(mine.low, mine.high)) {
-        *(uint4 *)mine.low.v = *(uint4 *)mine.high.v = make_uint4(0, 0, 0, 0);
-    }
+    load_parts(mine, value, is_k, sums, head, r, h * p.head_dim, p.n_kv_heads * p.head_dim);
+    const bool ok = check_value<T, CODES>(mine, value, is_k, is_v);
     float a[N], b[N];
 #pragma unroll
     for (int e = 0; e < N; e++) {
@@ -402,15 +436,7 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
         if (is_q) {
             weight = q_norm;
         }
-        if (NORM == NORM_FIRST || is_v) {
-            norm_head(mine, p, weight, group, a, b);
-        }
-        if (turns && !is_v) {
-            turn_all<N>(a, b, cos_sin);
-        }
-        if (NORM == NORM_LAST && !is_v) {
-            norm_head(mine, p, weight, group, a, b);
-        }
+        norm_and_turn<T, NORM>(mine, p, weight, group, is_v, turns, cos_sin, a, b);
         a[0] = ok ? a[0] : NAN;
         const float growth = is_q ? growth_at(p.growth, row.pos) : 1.0f;
 #pragma unroll

@@ -17,41 +17,15 @@ struct mla_params {
     struct query_growth growth;
 };
 
-/* Block (row, y): with y == 0 it stores the row's key; otherwise it rotates four query heads. */
+/* Stores the key of a block's row. head: a warp's room for the rotated elements. */
 template <typename T, typename C>
-__global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_params p,
-                                 struct rope_view rope, const float *kv_norm, struct kv_view kv,
-                                 struct pass_view pass)
+__device__ __forceinline__ void store_key(const T *kv_in, const struct mla_params &p,
+                                          const struct rope_view &rope, const float *cos_sin,
+                                          const float *kv_norm, const struct kv_view &kv,
+                                          const struct pass_view &pass, const struct pass_row &row,
+                                          float *head, float *shared, float *key)
 {
-    __shared__ float heads[ROPE_WARPS][256];
-    __shared__ float shared[32], key[ROPE_MAX_HEAD];
-    pdl_wait();
-    pdl_trigger();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const struct pass_row row = pass.rows[blockIdx.x];
-    const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
-    const float *cos_sin = rope.cos_sin + (int64_t)pos * rope.n_pairs * 2;
-    float *head = heads[warp];
-    if (blockIdx.y > 0) {
-        const int h = (blockIdx.y - 1) * ROPE_WARPS + warp;
-        if (h < p.n_heads) {
-            T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head;
-            T *to =
-                q_out + (int64_t)blockIdx.x * p.out_stride + (int64_t)h * p.out_head + p.out_offset;
-            const float growth = growth_at(p.growth, row.pos);
-            for (int i = lane; i < p.rope_dim; i += 32) {
-                head[i] = to_float(mine[p.q_rope_offset + i]);
-            }
-            __syncwarp();
-            for (int i = lane; i < p.rope_dim; i += 32) {
-                to[i] = from_float<T>(rotated(head, i, rope, cos_sin) * growth);
-            }
-            for (int i = lane; growth != 1.0f && i < p.q_rope_offset; i += 32) {
-                mine[i] = from_float<T>(to_float(mine[i]) * growth);
-            }
-        }
-        return;
-    }
     const T *x = kv_in + (int64_t)blockIdx.x * p.kv_stride;
     float sum = 0.0f;
     for (int i = threadIdx.x; i < p.kv_lora; i += blockDim.x) {
@@ -100,6 +74,44 @@ __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_para
             to[p.kv_lora + i] = from_float<C>(spoilt ? NAN : rotated(head, i, rope, cos_sin));
         }
     }
+}
+
+/* Block (row, y): with y == 0 it stores the row's key; otherwise it rotates four query heads. */
+template <typename T, typename C>
+__global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_params p,
+                                 struct rope_view rope, const float *kv_norm, struct kv_view kv,
+                                 struct pass_view pass)
+{
+    __shared__ float heads[ROPE_WARPS][256];
+    __shared__ float shared[32], key[ROPE_MAX_HEAD];
+    pdl_wait();
+    pdl_trigger();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const struct pass_row row = pass.rows[blockIdx.x];
+    const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
+    const float *cos_sin = rope.cos_sin + (int64_t)pos * rope.n_pairs * 2;
+    float *head = heads[warp];
+    if (blockIdx.y > 0) {
+        const int h = (blockIdx.y - 1) * ROPE_WARPS + warp;
+        if (h < p.n_heads) {
+            T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head;
+            T *to =
+                q_out + (int64_t)blockIdx.x * p.out_stride + (int64_t)h * p.out_head + p.out_offset;
+            const float growth = growth_at(p.growth, row.pos);
+            for (int i = lane; i < p.rope_dim; i += 32) {
+                head[i] = to_float(mine[p.q_rope_offset + i]);
+            }
+            __syncwarp();
+            for (int i = lane; i < p.rope_dim; i += 32) {
+                to[i] = from_float<T>(rotated(head, i, rope, cos_sin) * growth);
+            }
+            for (int i = lane; growth != 1.0f && i < p.q_rope_offset; i += 32) {
+                mine[i] = from_float<T>(to_float(mine[i]) * growth);
+            }
+        }
+        return;
+    }
+    store_key<T, C>(kv_in, p, rope, cos_sin, kv_norm, kv, pass, row, head, shared, key);
 }
 
 extern "C" cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,

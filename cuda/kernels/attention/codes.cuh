@@ -265,6 +265,40 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
                 of(lanes.v_inverse), HAS_ZERO ? of(lanes.v_zero) : 0.0f};
     }
 
+    /* Applies the keys' scales, the cap and the mask to the scores of pair j of columns, and finds
+     * their maximum, or that of the keys before. */
+    __device__ __forceinline__ void scale_scores(int j, bool all, const uint32_t (&seen)[RECORDS],
+                                                 const struct key_scales (&keys)[RECORDS][2],
+                                                 float (&scores)[RECORDS][NT][4],
+                                                 float (&high)[2]) const
+    {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            high[e] = top[j][e];
+#pragma unroll
+            for (int r = 0; r < RECORDS; r++) {
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const struct key_scales &key = keys[r][k];
+                    float &x = scores[r][j][2 * k + e];
+                    x = HAS_ZERO ? __fmaf_rn(-key.k_zero, q_sum[j][e], x) : x;
+                    if (p.a.softcap > 0.0f) {
+                        x = __fmaf_rn(soft_cap(p.a, x * key.k), p.a.scale_log2, key.v_log);
+                    } else {
+                        x = __fmaf_rn(x, key.k, key.v_log);
+                    }
+                    x = all || seen[r] >> (4 * j + 2 * k + e) & 1 ? x : -INFINITY;
+                    high[e] = fmaxf(high[e], x);
+                }
+            }
+        }
+#pragma unroll
+        for (int mask = 4; mask <= 16; mask *= 2) {
+            high[0] = fmaxf(high[0], __shfl_xor_sync(0xffffffffu, high[0], mask));
+            high[1] = fmaxf(high[1], __shfl_xor_sync(0xffffffffu, high[1], mask));
+        }
+    }
+
     /* Turns scores into weights for the value codes, scaled so that the largest weight so far is 1.
      * A weight is the probability times the value's scale. The sum of probabilities is kept
      * relative to the same maximum. */
@@ -292,31 +326,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
                 break;
             }
             float decay[2], high[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                high[e] = top[j][e];
-#pragma unroll
-                for (int r = 0; r < RECORDS; r++) {
-#pragma unroll
-                    for (int k = 0; k < 2; k++) {
-                        const struct key_scales &key = keys[r][k];
-                        float &x = scores[r][j][2 * k + e];
-                        x = HAS_ZERO ? __fmaf_rn(-key.k_zero, q_sum[j][e], x) : x;
-                        if (p.a.softcap > 0.0f) {
-                            x = __fmaf_rn(soft_cap(p.a, x * key.k), p.a.scale_log2, key.v_log);
-                        } else {
-                            x = __fmaf_rn(x, key.k, key.v_log);
-                        }
-                        x = all || seen[r] >> (4 * j + 2 * k + e) & 1 ? x : -INFINITY;
-                        high[e] = fmaxf(high[e], x);
-                    }
-                }
-            }
-#pragma unroll
-            for (int mask = 4; mask <= 16; mask *= 2) {
-                high[0] = fmaxf(high[0], __shfl_xor_sync(0xffffffffu, high[0], mask));
-                high[1] = fmaxf(high[1], __shfl_xor_sync(0xffffffffu, high[1], mask));
-            }
+            scale_scores(j, all, seen, keys, scores, high);
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 const float safe = high[e] == -INFINITY ? 0.0f : high[e];

@@ -33,6 +33,24 @@ __device__ __forceinline__ void for_units(const struct attention_params &p,
     }
 }
 
+/* The units of a computing warpgroup, which its loader of Q notes down. */
+template <typename C>
+__device__ __forceinline__ void compute_units(C &c, uint64_t *q_full,
+                                              const struct attention_unit *note)
+{
+    uint32_t parity = 0;
+#pragma unroll 1
+    for (;;) {
+        barrier_wait(q_full, parity);
+        parity ^= 1;
+        const struct attention_unit u = *note;
+        if (u.n_packed <= 0) {
+            break;
+        }
+        c.unit(u);
+    }
+}
+
 #endif // HAVE_SM90A
 
 template <typename T, int NB, bool FOLDS>
@@ -96,17 +114,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         if (group == 1) {
             c.pass_turn_first();
         }
-        uint32_t parity = 0;
-#pragma unroll 1
-        for (;;) {
-            barrier_wait(q_full, parity);
-            parity ^= 1;
-            const struct attention_unit u = *note;
-            if (u.n_packed <= 0) {
-                break;
-            }
-            c.unit(u);
-        }
+        compute_units(c, q_full, note);
     }
 #endif
 }

@@ -120,6 +120,24 @@ struct mma_tile {
         }
     }
 
+    /* A warp's operands of b for 16 inputs. */
+    __device__ __forceinline__ static void load_b(uint32_t (&b)[NF][2], const T *from)
+    {
+        if constexpr (NF == 1) {
+            ldmatrix_x2(b[0][0], b[0][1], from);
+        } else {
+#pragma unroll
+            for (int nf = 0; nf < NF; nf += 2) {
+                uint32_t r[4];
+                ldmatrix_x4(r, from + nf * 8 * LD);
+                b[nf][0] = r[0];
+                b[nf][1] = r[1];
+                b[nf + 1][0] = r[2];
+                b[nf + 1][1] = r[3];
+            }
+        }
+    }
+
     /* a_row(i), b_row(j): the address of the first element of a row; NULL for a row of zeros. */
     template <typename A, typename B>
     __device__ __forceinline__ void run(T *smem, int n_in, A a_row, B b_row)
@@ -171,19 +189,7 @@ struct mma_tile {
                 for (int mf = 0; mf < MF; mf++) {
                     ldmatrix_x4(a[mf], stage + a_at + mf * 16 * LD + k);
                 }
-                if constexpr (NF == 1) {
-                    ldmatrix_x2(b[0][0], b[0][1], stage + b_at + k);
-                } else {
-#pragma unroll
-                    for (int nf = 0; nf < NF; nf += 2) {
-                        uint32_t r[4];
-                        ldmatrix_x4(r, stage + b_at + nf * 8 * LD + k);
-                        b[nf][0] = r[0];
-                        b[nf][1] = r[1];
-                        b[nf + 1][0] = r[2];
-                        b[nf + 1][1] = r[3];
-                    }
-                }
+                load_b(b, stage + b_at + k);
 #pragma unroll
                 for (int mf = 0; mf < MF; mf++) {
 #pragma unroll

@@ -204,6 +204,27 @@ template <typename T, enum coded_code CODE, int WORDS, int NT> struct coded_ring
         }
     }
 
+    /* acc += the sums of a group, scaled. */
+    __device__ __forceinline__ void add_group(const char *from, int group,
+                                              const float (&sum)[TILES][NT][4],
+                                              float (&acc)[TILES][NT][4]) const
+    {
+        const int g = lane >> 2;
+#pragma unroll
+        for (int f = 0; f < TILES; f++) {
+            const char *scales = from + S::SCALES + f * S::SCALE_BYTES;
+            const float low = scale_at<CODE>(scales, g * S::GROUPS + group);
+            const float high = scale_at<CODE>(scales, (g + 8) * S::GROUPS + group);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    acc[f][n][e] = fmaf(sum[f][n][e], e < 2 ? low : high, acc[f][n][e]);
+                }
+            }
+        }
+    }
+
     __device__ __forceinline__ void compute(int slot, float (&acc)[TILES][NT][4]) const
     {
         const char *from = ring + slot * S::BYTES;
@@ -263,19 +284,7 @@ template <typename T, enum coded_code CODE, int WORDS, int NT> struct coded_ring
                 }
             }
             if (ends) {
-#pragma unroll
-                for (int f = 0; f < TILES; f++) {
-                    const char *scales = from + S::SCALES + f * S::SCALE_BYTES;
-                    const float low = scale_at<CODE>(scales, g * S::GROUPS + group);
-                    const float high = scale_at<CODE>(scales, (g + 8) * S::GROUPS + group);
-#pragma unroll
-                    for (int n = 0; n < NT; n++) {
-#pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            acc[f][n][e] = fmaf(sum[f][n][e], e < 2 ? low : high, acc[f][n][e]);
-                        }
-                    }
-                }
+                add_group(from, group, sum, acc);
             }
         }
     }

@@ -73,6 +73,25 @@ template <typename T, enum coded_code CODE, int GROUPS> struct few_lane {
     }
 };
 
+/* The zero points of a group of a chunk's features; at: the index of the lane's first one. */
+template <typename T, enum coded_code CODE, typename S>
+__device__ __forceinline__ void read_zeros(const struct few_params &p,
+                                           const struct few_lane<T, CODE, S::GROUPS> &mine,
+                                           const char *from, int at, uint32_t (&zero)[2][2])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        zero[i / 2][i % 2] = mine.zero;
+    }
+    if (code_of<CODE>::HAS_ZEROS && p.m.zeros) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint8_t *zeros = (const uint8_t *)from + S::ZEROS + i / 2 * S::ZERO_BYTES;
+            zero[i / 2][i % 2] = word_codes<T, CODE>::zero(zeros[at + i % 2 * mine.eight]);
+        }
+    }
+}
+
 /* Adds a chunk: `from` is a slot of the warp's ring, x the chunk's rows. The sums come out
  * multiplied by word_codes::FACTOR. */
 template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
@@ -85,22 +104,9 @@ add_chunk(const struct few_params &p, const struct few_lane<T, CODE, CODED_WORDS
     constexpr bool IS_WHOLE = PER_GROUP == CODED_WORDS; // the chunk is a group
     float sum[2][NT][4];
     uint32_t zero[2][2];
-    auto read_zeros = [&](int at) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            zero[i / 2][i % 2] = mine.zero;
-        }
-        if (code_of<CODE>::HAS_ZEROS && p.m.zeros) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint8_t *zeros = (const uint8_t *)from + S::ZEROS + i / 2 * S::ZERO_BYTES;
-                zero[i / 2][i % 2] = W::zero(zeros[at + i % 2 * mine.eight]);
-            }
-        }
-    };
     if (IS_WHOLE) {
         clear(sum);
-        read_zeros(mine.scales);
+        read_zeros<T, CODE, S>(p, mine, from, mine.scales, zero);
     }
     uint32_t words[2][2][CODED_WORDS];
 #pragma unroll
@@ -117,7 +123,7 @@ add_chunk(const struct few_params &p, const struct few_lane<T, CODE, CODED_WORDS
                 mine.scales + (IS_WHOLE ? 0 : (half * 2 + j) * p.m.record_groups / CODED_WORDS);
             if (!IS_WHOLE) {
                 clear(sum);
-                read_zeros(at);
+                read_zeros<T, CODE, S>(p, mine, from, at, zero);
             }
             uint32_t b[NT][4];
 #pragma unroll
@@ -238,6 +244,18 @@ __device__ __forceinline__ void wait_for_chunk(const struct few_params &p)
     __syncwarp(); // makes what other lanes copied visible
 }
 
+/* The end of a block: its warps' sums pass through their rings. */
+template <typename T, enum coded_code CODE, int NT>
+__device__ __forceinline__ void store_sums(const struct few_params &p, char *ring,
+                                           const char *rings, const float (&acc)[2][NT][4])
+{
+    cp_async_wait<0>();
+    __syncwarp();
+    leave<NT>((float *)ring, acc);
+    __syncthreads();
+    store<T, CODE, NT>(p, rings);
+}
+
 #endif // HAVE_SM90A
 
 template <typename T, enum coded_code CODE, int PER_GROUP, int NT>
@@ -309,11 +327,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         }
         __syncwarp();
     }
-    cp_async_wait<0>();
-    __syncwarp();
-    leave<NT>((float *)ring, acc);
-    __syncthreads();
-    store<T, CODE, NT>(p, smem + BARRIERS);
+    store_sums<T, CODE, NT>(p, ring, smem + BARRIERS, acc);
 #endif
 }
 

@@ -39,29 +39,19 @@ __device__ __forceinline__ void compute_exact(const struct many_params &p, const
     for (int32_t which = (int32_t)blockIdx.x; which < p.plan.n_items; which += (int32_t)gridDim.x) {
         const struct item it = item_at(p.plan, which);
         many_copies<S> copies(p, it);
-#pragma unroll 1
-        for (int s = 0; s < S::SLOTS - 1; s++) {
-            copies.fetch(p, ring);
-        }
+        copies.begin(p, ring);
         if (is_first) {
             wait_for_previous(p);
         }
         is_first = false;
-        float sums[2][N / 2];
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            sums[i / (N / 2)][i % (N / 2)] = 0.0f;
-        }
+        float sums[2][N / 2] = {};
         int from = 0;
 #pragma unroll 1
         for (int32_t chunk = it.first_chunk; chunk < it.end_chunk; chunk++) {
             many_codes<T, CODE, CODED_WORDS, S> codes;
             float d[2][N / 2];
             uint32_t a[2][2][4][4];
-            cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // makes the scales that other lanes copied visible; all lanes have now
-                          // read the slot that is refilled next
-            copies.fetch(p, ring);
+            copies.next(p, ring);
             codes.read(p, ring + from);
             from = from + S::SLOT == S::RING ? 0 : from + S::SLOT;
             const int slot = at.slot;

@@ -8,6 +8,33 @@
 
 #if HAVE_SM90A
 
+/* Issues the products of a unit with half a chunk of x. add: 0: they begin the sums. */
+template <typename T, int BLOCKS, int N>
+__device__ __forceinline__ void issue(float (&d)[N][BLOCK_ROWS / 2], int unit,
+                                      const uint32_t (&a)[4][4], uint32_t x, int add)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+            wgmma<T, BLOCK_ROWS>::rk(d[unit * BLOCKS + b], a[step],
+                                     wgmma_operand(x + b * BLOCK_ROWS * BOX * 2 + step * 32, 0),
+                                     step > 0 ? 1 : add);
+        }
+    }
+    wgmma_commit();
+}
+
+/* Tells the compiler that the tensor cores have written the sums. */
+template <int M, int N> __device__ __forceinline__ void settle(float (&d)[M][N])
+{
+#pragma unroll
+    for (int i = 0; i < M * N; i++) {
+        asm volatile("" : "+f"(d[i / N][i % N])::"memory");
+    }
+}
+
 template <typename T, enum coded_code CODE, int PER_GROUP, int UNITS, int BLOCKS>
 __device__ __forceinline__ void compute(const struct many_params &p, const char *xs, char *rings,
                                         struct x_ring *x_ring)
@@ -22,10 +49,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
     for (int32_t which = (int32_t)blockIdx.x; which < p.plan.n_items; which += (int32_t)gridDim.x) {
         const struct item it = item_at(p.plan, which);
         many_copies<S> copies(p, it);
-#pragma unroll 1
-        for (int s = 0; s < S::SLOTS - 1; s++) {
-            copies.fetch(p, ring);
-        }
+        copies.begin(p, ring);
         if (is_first) {
             wait_for_previous(p);
         }
@@ -38,10 +62,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
         int add = 0;
 #pragma unroll 1
         for (int32_t chunk = it.first_chunk; chunk < it.end_chunk; chunk++) {
-            cp_async_wait<S::SLOTS - 2>();
-            __syncwarp(); // makes the scales that other lanes copied visible; all lanes have now
-                          // read the slot that is refilled next
-            copies.fetch(p, ring);
+            copies.next(p, ring);
             codes.read(p, ring + from);
             from = from + S::SLOT == S::RING ? 0 : from + S::SLOT;
 #pragma unroll
@@ -54,18 +75,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
                     if (unit == 0) {
                         barrier_wait(&x_ring->full[at.slot], at.parity);
                     }
-                    wgmma_fence();
-#pragma unroll
-                    for (int step = 0; step < 4; step++) {
-#pragma unroll
-                        for (int b = 0; b < BLOCKS; b++) {
-                            wgmma<T, BLOCK_ROWS>::rk(
-                                d[unit * BLOCKS + b], a[which_a][step],
-                                wgmma_operand(x + b * BLOCK_ROWS * BOX * 2 + step * 32, 0),
-                                step > 0 ? 1 : add);
-                        }
-                    }
-                    wgmma_commit();
+                    issue<T, BLOCKS>(d, unit, a[which_a], x, add);
                     wgmma_wait<1>();
                     if (unit == 0 && last >= 0 && lane == 0) {
                         barrier_arrive(&x_ring->empty[last]);
@@ -80,10 +90,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
         if (lane == 0) {
             barrier_arrive(&x_ring->empty[last]);
         }
-#pragma unroll
-        for (int i = 0; i < ACCUMULATORS * BLOCK_ROWS / 2; i++) {
-            asm volatile("" : "+f"(d[i / (BLOCK_ROWS / 2)][i % (BLOCK_ROWS / 2)])::"memory");
-        }
+        settle(d);
         cp_async_wait<0>();
 #pragma unroll 1
         for (int i = 0; i < ACCUMULATORS; i++) { // a single copy of the code, which stores d[0]

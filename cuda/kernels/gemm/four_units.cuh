@@ -171,6 +171,24 @@ template <typename S> struct many_copies {
         cp_async_commit();
     }
 
+    /* Fetches as many chunks as the ring holds beside the one that is read. */
+    __device__ __forceinline__ void begin(const struct many_params &p, char *ring)
+    {
+#pragma unroll 1
+        for (int s = 0; s < S::SLOTS - 1; s++) {
+            fetch(p, ring);
+        }
+    }
+
+    /* Waits for the next chunk, and fetches one into the slot of the chunk before it. */
+    __device__ __forceinline__ void next(const struct many_params &p, char *ring)
+    {
+        cp_async_wait<S::SLOTS - 2>();
+        __syncwarp(); // makes the scales that other lanes copied visible; all lanes have now read
+                      // the slot that is refilled
+        fetch(p, ring);
+    }
+
     static __device__ __forceinline__ void copy_4(void *to, const void *from)
     {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(to)), "l"(from)

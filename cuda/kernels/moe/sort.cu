@@ -124,15 +124,11 @@ __device__ __forceinline__ void write_tiles(const struct place_shared &s, struct
     }
 }
 
-/* Each block places its chunk's picks in (expert, pick) order, and writes some of the tiles. */
-__global__ void __launch_bounds__(SORT_THREADS)
-    moe_place_kernel(struct sort_params p, struct moe_work w)
+/* s.total, and the picks of each of the thread's experts in the chunks before this one. */
+__device__ __forceinline__ void count_before(const struct sort_params &p, const struct moe_work &w,
+                                             struct place_shared &s,
+                                             int (&before)[MOE_MAX_EXPERTS / SORT_THREADS])
 {
-    __shared__ struct place_shared s;
-    pdl_wait();
-    pdl_trigger();
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = n_real(p);
-    int before[MOE_MAX_EXPERTS / SORT_THREADS]; // picks in earlier chunks
 #pragma unroll
     for (int j = 0; j < MOE_MAX_EXPERTS / SORT_THREADS; j++) {
         const int e = j * SORT_THREADS + threadIdx.x;
@@ -151,6 +147,18 @@ __global__ void __launch_bounds__(SORT_THREADS)
             }
         }
     }
+}
+
+/* Each block places its chunk's picks in (expert, pick) order, and writes some of the tiles. */
+__global__ void __launch_bounds__(SORT_THREADS)
+    moe_place_kernel(struct sort_params p, struct moe_work w)
+{
+    __shared__ struct place_shared s;
+    pdl_wait();
+    pdl_trigger();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = n_real(p);
+    int before[MOE_MAX_EXPERTS / SORT_THREADS];
+    count_before(p, w, s, before);
     __syncthreads();
     const int n_tiles = sum_experts(s, p.n_experts);
     if (blockIdx.x == 0 && threadIdx.x == 0) {

@@ -337,6 +337,34 @@ __device__ __forceinline__ float opened(const struct rows_params &p, float gate)
     return gate_factor(p.gate_act, x, __fdividef(1.0f, 1.0f + __expf(-x)));
 }
 
+/* Normalises the lane's part of the row's query and key. The key is rounded as it is stored; the
+ * scale of the query, q_scale, is left to be applied to sums as well. */
+template <typename T>
+__device__ __forceinline__ void normalise(const struct few_room<T> &room, float (&q)[EACH],
+                                          float (&k)[EACH], struct four<T> &key, float &q_scale,
+                                          float &k_scale)
+{
+    const int32_t lane = threadIdx.x & 31;
+    const float4 q4 = *(const float4 *)&room.raw[lane * EACH];
+    const float4 k4 = *(const float4 *)&room.raw[KEY + lane * EACH];
+    q[0] = q4.x, q[1] = q4.y, q[2] = q4.z, q[3] = q4.w;
+    k[0] = k4.x, k[1] = k4.y, k[2] = k4.z, k[3] = k4.w;
+    float q_square = 0.0f, k_square = 0.0f;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        q_square = fmaf(q[e], q[e], q_square);
+        k_square = fmaf(k[e], k[e], k_square);
+    }
+    q_scale = rsqrtf(warp_sum(q_square) + 1e-6f) * rsqrtf((float)KEY);
+    k_scale = rsqrtf(warp_sum(k_square) + 1e-6f);
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        q[e] *= q_scale;
+        key.v[e] = from_float<T>(k[e] * k_scale);
+        k[e] = to_float(key.v[e]);
+    }
+}
+
 /* Processes one row at position pos. If not `real`, it has no effect. */
 template <typename T>
 __device__ __forceinline__ void run_row(const struct rows_params &p, const struct few_work &w,
@@ -352,24 +380,9 @@ __device__ __forceinline__ void run_row(const struct rows_params &p, const struc
     }
     const float log = -m.rate * softplus(p.law, decay_input(p.law, in.decay, m.dt_bias));
     __syncthreads();
-    const float4 q4 = *(const float4 *)&room.raw[lane * EACH];
-    const float4 k4 = *(const float4 *)&room.raw[KEY + lane * EACH];
-    float q[EACH] = {q4.x, q4.y, q4.z, q4.w}, k[EACH] = {k4.x, k4.y, k4.z, k4.w};
-    float q_square = 0.0f, k_square = 0.0f;
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        q_square = fmaf(q[e], q[e], q_square);
-        k_square = fmaf(k[e], k[e], k_square);
-    }
-    const float q_scale = rsqrtf(warp_sum(q_square) + 1e-6f) * rsqrtf((float)KEY);
-    const float k_scale = rsqrtf(warp_sum(k_square) + 1e-6f);
+    float q[EACH], k[EACH], q_scale, k_scale;
     struct four<T> key;
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        q[e] *= q_scale;
-        key.v[e] = from_float<T>(k[e] * k_scale);
-        k[e] = to_float(key.v[e]);
-    }
+    normalise(room, q, k, key, q_scale, k_scale);
     const float g = at > 0 ? room.g[at - 1] + log : log;
     if (real) {
         put(m.key, key, at, at % WARPS == warp);
