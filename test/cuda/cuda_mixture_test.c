@@ -170,10 +170,10 @@ TEST(deterministic_mixtures_agree)
  * of experts, shared experts, and sizes and numbers that these kernels do not take. With hundreds
  * of experts there is no norm: if one of its results is rounded otherwise, a pick may change. */
 static const struct mixture_case coded_mixtures[] = {
-    {1, 6, 4, 2880, 144, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
+    {1, 4, 3, 2880, 144, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
     {1, 8, 2, 32, 16, 0, false, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
     {1, 40, 3, 160, 48, 0, true, true, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, true},
-    {1, 6, 4, 544, 1440, 0, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false, true},
+    {1, 4, 3, 288, 1440, 0, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false, true},
     {1, 256, 10, 160, 48, 0, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false, false},
     {2, 5, 4, 96, 2880, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, true},
     {3, 40, 8, 160, 48, 64, true, true, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, true},
