@@ -20,34 +20,34 @@
     _(cublasLtMatmulDescCreate, (cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,              \
                                  cudaDataType_t scale), (desc, compute, scale))                        \
     _(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t desc), (desc))                                  \
-    _(cublasLtMatmulDescSetAttribute, (cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what, \
-                                       const void *value, size_t n_bytes), (desc, what, value, n_bytes)) \
+    _(cublasLtMatmulDescSetAttribute, (cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attr, \
+                                       const void *buf, size_t bytes), (desc, attr, buf, bytes))       \
     _(cublasLtMatrixLayoutCreate, (cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,   \
-                                   uint64_t cols, int64_t stride), (layout, type, rows, cols, stride)) \
+                                   uint64_t cols, int64_t ld), (layout, type, rows, cols, ld))         \
     _(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t layout), (layout))                          \
     _(cublasLtMatrixLayoutSetAttribute, (cublasLtMatrixLayout_t layout,                                \
-                                         cublasLtMatrixLayoutAttribute_t what, const void *value,      \
-                                         size_t n_bytes), (layout, what, value, n_bytes))              \
+                                         cublasLtMatrixLayoutAttribute_t attr, const void *buf,        \
+                                         size_t bytes), (layout, attr, buf, bytes))                    \
     _(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t *preference), (preference))          \
     _(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t preference), (preference))          \
     _(cublasLtMatmulPreferenceSetAttribute, (cublasLtMatmulPreference_t preference,                    \
-                                             cublasLtMatmulPreferenceAttributes_t what,                \
-                                             const void *value, size_t n_bytes),                       \
-      (preference, what, value, n_bytes))                                                              \
+                                             cublasLtMatmulPreferenceAttributes_t attr,                \
+                                             const void *buf, size_t bytes),                           \
+      (preference, attr, buf, bytes))                                                                  \
     _(cublasLtMatmulAlgoGetHeuristic, (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,             \
                                        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,             \
                                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,             \
-                                       cublasLtMatmulPreference_t preference, int wanted,              \
-                                       cublasLtMatmulHeuristicResult_t *results, int *found),          \
-      (handle, desc, a, b, c, d, preference, wanted, results, found))                                  \
+                                       cublasLtMatmulPreference_t preference, int requested,           \
+                                       cublasLtMatmulHeuristicResult_t *heuristicResults, int *count), \
+      (handle, desc, a, b, c, d, preference, requested, heuristicResults, count))                      \
     _(cublasLtMatmul, (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,          \
-                       const void *a, cublasLtMatrixLayout_t a_layout, const void *b,                  \
-                       cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,               \
-                       cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,      \
-                       const cublasLtMatmulAlgo_t *algo, void *workspace, size_t n_bytes,              \
+                       const void *a, cublasLtMatrixLayout_t adesc, const void *b,                     \
+                       cublasLtMatrixLayout_t bdesc, const void *beta, const void *c,                  \
+                       cublasLtMatrixLayout_t cdesc, void *d, cublasLtMatrixLayout_t ddesc,            \
+                       const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes,                \
                        cudaStream_t stream),                                                           \
-      (handle, desc, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algo, workspace, \
-       n_bytes, stream))
+      (handle, desc, alpha, a, adesc, b, bdesc, beta, c, cdesc, d, ddesc, algo, workspace,             \
+       bytes, stream))
 // clang-format on
 
 #define SLOT(name, parameters, arguments) __typeof__(&name) name;

@@ -33,7 +33,7 @@ static bool open_bed(struct mla_bed *t, enum dtype dtype, bool deterministic,
     t->s = *s;
     float inv_freq[ROPE / 2];
     for (int32_t i = 0; i < ROPE / 2; i++) {
-        inv_freq[i] = powf(10000.0f, -(float)i / (ROPE / 2));
+        inv_freq[i] = powf(10000.0f, -2.0f * (float)i / (float)ROPE);
     }
     const struct rope_desc rope = {ROPE / 2, inv_freq, 1.0f, s->interleaved, 1024};
     const struct kv_layer layer = {.n_heads = s->heads,

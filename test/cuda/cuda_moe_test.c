@@ -288,7 +288,8 @@ static void check_bits(enum dtype dtype, bool deterministic, int32_t n_rows,
     for (int32_t i = 0; i < n_parts; i++) {
         char *part = rows_alone(&p, &a, parts[i][0], parts[i][1]);
         for (int32_t r = 0; r < parts[i][1]; r++) {
-            if (memcmp(part + r * row_bytes, whole + (parts[i][0] + r) * row_bytes, row_bytes)) {
+            if (memcmp(part + r * row_bytes, whole + (parts[i][0] + r) * row_bytes, row_bytes) !=
+                0) {
                 CHECK_FAIL("dtype %d: row %d of %d differs with %d other rows", dtype,
                            parts[i][0] + r, n_rows, parts[i][1] - 1);
                 break;

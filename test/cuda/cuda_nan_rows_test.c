@@ -170,7 +170,7 @@ static bool open_mla(struct mla_layer *m, enum dtype dtype, struct stored stored
     }
     float inv_freq[ROPE / 2];
     for (int32_t i = 0; i < ROPE / 2; i++) {
-        inv_freq[i] = powf(10000.0f, -(float)i / (ROPE / 2));
+        inv_freq[i] = powf(10000.0f, -2.0f * (float)i / (float)ROPE);
     }
     const struct rope_desc rope = {ROPE / 2, inv_freq, 1.0f, true, 1024};
     const struct kv_layer layer = {.n_heads = HEADS,

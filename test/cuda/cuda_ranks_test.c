@@ -99,8 +99,8 @@ static float value(const struct rank *r, const void *host, int64_t i)
 static uint64_t call(struct rank *r, int32_t i, bool fused, void *host, void *out)
 {
     const int32_t n = rows_of(i);
-    put(r, r->y, (uint64_t)(1000 * i + r->index), n, host);
-    put(r, r->x, (uint64_t)(7000 + i), n, host);
+    put(r, r->y, 1000 * (uint64_t)i + (uint64_t)r->index, n, host);
+    put(r, r->x, 7000 + (uint64_t)i, n, host);
     struct reduce_args reduce = {.y = r->y, .n_rows = n, .width = WIDTH};
     struct norm_args norm = {.x = r->x,
                              .delta = r->y,
@@ -160,7 +160,7 @@ static float logit(int32_t rank, int32_t i)
     if (i % 17 == 5) {
         return -0.0f;
     }
-    return random_float((uint64_t)(40 + rank), i, 3.0f, DT_F32);
+    return random_float(40 + (uint64_t)rank, i, 3.0f, DT_F32);
 }
 
 /* Every rank has all ranks' columns, below and above the number of rows up to which our own kernel
