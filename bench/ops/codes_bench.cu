@@ -167,7 +167,7 @@ void bench_check_codes(struct rng &r)
     CHECK(cudaDeviceSynchronize());
     bool kept = false;
     const double d = distance(c.output_of(c.a.n_out).read(&kept), want);
-    c.judge("gemm_eight", d, c.a.y_dtype == DT_BF16 ? 4e-3 : 2e-3, kept, sums.n);
+    c.judge("gemm_eight", d, most_of(c.a.y_dtype, 3e-4), kept, sums.n);
     CHECK(cudaFree(parts));
 }
 
@@ -258,15 +258,14 @@ void bench_check_many_codes(struct rng &r)
     CHECK(cudaDeviceSynchronize());
     bool kept = false;
     const double d = distance(c.output_of(width).read(&kept), want);
-    c.judge("gemm_eight_many", d, c.a.y_dtype == DT_BF16 ? (c.a.gated ? 8e-3 : 4e-3) : 2e-3, kept,
-            sums.n);
+    c.judge("gemm_eight_many", d, most_of(c.a.y_dtype, 3e-4, c.a.gated), kept, sums.n);
     if (c.a.gated) {
         check_gated_codes(r, c.a);
     }
     CHECK(cudaFree(parts));
 }
 
-/* The same for gemm_eight_rows. */
+/* The same for gemm_eight_rows, which sums 512 inputs with few bits. */
 void bench_check_rows_of_codes(struct rng &r)
 {
     struct gemm_args shape = random_many(r);
@@ -284,5 +283,5 @@ void bench_check_rows_of_codes(struct rng &r)
     CHECK(cudaDeviceSynchronize());
     bool kept = false;
     const double d = distance(c.output_of(c.a.n_out).read(&kept), want);
-    c.judge("gemm_eight_rows", d, 3e-3, kept, 0);
+    c.judge("gemm_eight_rows", d, c.a.y_dtype == DT_BF16 ? 2.5e-3 : 7e-4, kept, 0);
 }
