@@ -44,6 +44,38 @@ template <int KEYS> struct worker_units {
     }
 };
 
+#if HAVE_SM90A
+
+/* Makes a block's barriers, by one thread, and fetches the tensor maps. */
+template <typename S>
+__device__ __forceinline__ void init_block(const struct attention_maps &map, uint64_t *full,
+                                           uint64_t *empty, uint64_t *q_full)
+{
+    ring_init<S>(full, empty);
+    barrier_init(&q_full[0], 1);
+    barrier_init(&q_full[1], 1);
+    barrier_init_done();
+    maps_prefetch(map);
+}
+
+/* The half of the ring that a thread of warpgroup `group` works on in a narrow pass. */
+__device__ __forceinline__ int half_of(int group)
+{
+    return group > 0 ? group - 1 : (int)threadIdx.x / 32;
+}
+
+/* What a loading thread does. It waits for the preceding kernel if that writes tables or pages. */
+template <int NB, typename U>
+__device__ __forceinline__ void load_units(const U &units, kv_loader<NB> l, bool waits)
+{
+    if (waits) {
+        pdl_wait();
+    }
+    units.each(l);
+}
+
+#endif // HAVE_SM90A
+
 template <typename T, int NB>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     attention_sm90_kernel(const __grid_constant__ struct attention_params p,
@@ -57,11 +89,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     uint64_t *full = (uint64_t *)(slots + S::SLOTS * S::SLOT_BYTES), *empty = full + S::SLOTS;
     uint64_t *q_full = empty + S::SLOTS;
     if (threadIdx.x == 0) {
-        ring_init<S>(full, empty);
-        barrier_init(&q_full[0], 1);
-        barrier_init(&q_full[1], 1);
-        barrier_init_done();
-        maps_prefetch(map);
+        init_block<S>(map, full, empty, q_full);
     }
     __syncthreads();
     /* The plan, the tables and older keys were written before the preceding kernel started, so they
@@ -71,19 +99,15 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     int n_sub;
     const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub);
     /* If the units do not fill the device, each is computed faster by a whole block. */
-    const int packed = head.tile_rows * p.group;
-    const bool busy = n_units > (int)gridDim.x, is_short = head.mean_keys <= NARROW_KEYS;
+    const int packed = head.tile_rows * p.group, grid = (int)gridDim.x;
+    const bool busy = n_units > grid, is_short = head.mean_keys <= NARROW_KEYS;
     const bool thin = S::SLOTS >= 6 && p.may_be_thin && packed <= THIN_ROWS && busy;
     const bool narrow = thin || (S::SLOTS >= 6 && packed <= GROUP_ROWS && busy && is_short);
     /* The units of the worker that this thread belongs to, and the worker's part of the ring. */
     const int group = (int)threadIdx.x / WARPGROUP;
-    int half = 0;
-    if (narrow) {
-        half = group > 0 ? group - 1 : (int)threadIdx.x / 32;
-    }
+    const int half = narrow ? half_of(group) : 0;
     const struct worker_units<S::KEYS> units = {
-        p, head.items_offset, n_units, n_sub,
-            (int)gridDim.x *(narrow ? 2 : 1), half *(int)gridDim.x + (int)blockIdx.x
+        p, head.items_offset, n_units, n_sub, grid *(narrow ? 2 : 1), half *grid + (int)blockIdx.x
     };
     const struct ring ring = {narrow ? S::SLOTS / 2 : S::SLOTS};
     slots += half * (S::SLOTS / 2) * S::SLOT_BYTES;
@@ -92,12 +116,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     if (group == 0) {
         registers_fewer<40>();
         if (threadIdx.x < (narrow ? 64 : 32)) {
-            kv_loader<NB> l = {
-                p, &map, slots, full, empty, ring, policy_evict_first(), policy_normal()};
-            if (head.n_paths > 0 || p.is_expanded) {
-                pdl_wait();
-            }
-            units.each(l);
+            load_units<NB>(
+                units, {p, &map, slots, full, empty, ring, policy_evict_first(), policy_normal()},
+                head.n_paths > 0 || p.is_expanded);
         }
         pdl_wait();
         pdl_trigger();

@@ -233,6 +233,26 @@ __device__ __forceinline__ void wide_store(const struct wide_params &p, const fl
     }
 }
 
+/* What the two loading warps do. */
+template <int N, int G, bool GATED>
+__device__ __forceinline__ void wide_load(const struct wide_params &p, const CUtensorMap &w_map,
+                                          const CUtensorMap &x_map, char *smem,
+                                          struct wide_ring *ring)
+{
+    using loader = wide_loader<N, G, GATED>;
+    const int tid = threadIdx.x;
+    if (tid == G * 128) {
+        loader l = {p, &w_map, smem, ring};
+        l.template run<false>();
+    } else if (tid == G * 128 + 32) {
+        pdl_wait();
+        loader l = {p, &x_map, smem, ring};
+        l.template run<true>();
+    }
+    pdl_trigger(); // without effect: the computing threads have triggered already
+    pdl_wait();
+}
+
 #endif // HAVE_SM90A
 
 template <typename T, typename Y, int N, int G, bool GATED>
@@ -257,16 +277,7 @@ __global__ void __launch_bounds__(G * 128 + 64, 1)
     }
     __syncthreads();
     if (tid >= G * 128) {
-        if (tid == G * 128) {
-            loader l = {p, &w_map, smem, &ring};
-            l.template run<false>();
-        } else if (tid == G * 128 + 32) {
-            pdl_wait();
-            loader l = {p, &x_map, smem, &ring};
-            l.template run<true>();
-        }
-        pdl_trigger(); // without effect: the computing threads have triggered already
-        pdl_wait();
+        wide_load<N, G, GATED>(p, w_map, x_map, smem, &ring);
         return;
     }
     pdl_trigger();
