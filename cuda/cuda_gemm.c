@@ -15,6 +15,7 @@ enum status gemms_open(struct gemms *g, struct cuda *device)
     TRY(gemm_plans_open(g));
     g->workspace_bytes = WORKSPACE_BYTES;
     TRY(cuda_alloc(device, SUMS_BYTES, &g->sums));
+    TRY(cuda_alloc(device, INPUT_NORM_READERS * sizeof *g->readers, (void **)&g->readers));
     return cuda_alloc(device, WORKSPACE_BYTES, &g->workspace);
 }
 

@@ -15,7 +15,8 @@ struct gemms {
     struct plans *plans; // by shape
     void *workspace, *sums;
     size_t workspace_bytes;
-    void *expanded; // a dequantised weight; valid for one product
+    uint32_t *readers; // of struct input_norm
+    void *expanded;    // a dequantised weight; valid for one product
     size_t expanded_bytes;
     struct { // rounded rows; valid for one product
         void *rows;

@@ -346,13 +346,44 @@ enum status cuda_op_mlp(struct backend *base, const struct linear_args *up,
     return mlp(be, up, a, down, false);
 }
 
-/* The norm writes FP8 codes if the product reads them. */
+/* Computes the norm of a single row with the product that reads it. False if no kernel does. */
+static bool norm_in_product(struct cuda_backend *be, const struct norm_args *n,
+                            const struct linear_args *l, enum status *st)
+{
+    const struct input_norm in = {.weight = vector(n->weight),
+                                  .delta = n->delta.mem.p,
+                                  .readers = be->gemms.readers,
+                                  .eps = n->eps,
+                                  .offset = n->weight_offset,
+                                  .delta_scale = n->delta_scale,
+                                  .x_scale = n->x_scale != 0.0f ? n->x_scale : 1.0f};
+    if (be->device.options.deterministic || norm_ok(n) != OK || !linear_ok(l) || l->head ||
+        n->n_rows != 1 || n->kind != NORM_RMS || n->bias || !in.weight || n->delta_sums.n > 0 ||
+        !n->out.mem.p || n->out.mem.p != l->x.mem.p || n->width != (int32_t)l->weight->n_in ||
+        n->x.dtype != l->x.dtype || (in.delta && n->delta.dtype != l->x.dtype)) {
+        return false;
+    }
+    struct gemm_args g = plain_product_of(be, l);
+    g.x = n->x.mem.p;
+    g.norm = &in;
+    if (!gemm_single_takes(&g, be->device.sm, be->device.n_sms)) {
+        return false;
+    }
+    *st = multiply(be, l, &g);
+    return true;
+}
+
+/* The norm is a part of the product, or writes FP8 codes if the product reads them. */
 enum status cuda_op_norm_linear(struct backend *base, const struct norm_args *n,
                                 const struct linear_args *l, const struct activation_args *a,
                                 const struct linear_args *down)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
+    enum status st = OK;
+    if (!down && norm_in_product(be, n, l, &st)) {
+        return st;
+    }
     struct round_args codes;
     const bool are_codes = n->out.mem.p && n->out.mem.p == l->x.mem.p && n->n_rows == l->n_rows &&
                            k_norm_makes_codes(n) && linear_wants_codes(be, l, &codes) &&

@@ -45,6 +45,16 @@ struct product_scales {
     int32_t n_blocks; // 0: scales are per row
 };
 
+/* An RMS norm of a product's input, a single row: of x plus its delta, if it has one, which is then
+ * stored in x. */
+struct input_norm {
+    const float *weight; // [n_in]
+    const void *delta;   // [n_in], or NULL
+    uint32_t *readers; // with a delta: INPUT_NORM_READERS zeros, which the product leaves as zeros
+    float eps, offset, delta_scale, x_scale;
+};
+enum { INPUT_NORM_READERS = 16 };
+
 struct gemm_args {
     const void *x;                        // [n_rows, n_in], rows x_stride apart
     const void *weight;                   // [n_out, n_in]; NULL: use `coded`
@@ -81,6 +91,7 @@ struct gemm_args {
      * single product. */
     int32_t n_batch;
     int64_t x_batch, w_batch, y_batch;
+    const struct input_norm *norm; // of x, computed with the product by gemm_single; NULL: none
 };
 
 /* gemm/small.cu. gemm_small_takes: true if it supports this product (few rows, aligned, 16 bits or

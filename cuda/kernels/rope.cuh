@@ -71,23 +71,39 @@ __device__ __forceinline__ float add_squares(float sum, float a, float b)
     return __fadd_rn(sum, __fmaf_rn(a, a, __fmul_rn(b, b)));
 }
 
-/* Rotates element i of a head whose elements are in `head`, shared by the warp. */
-__device__ __forceinline__ float rotated(const float *head, int i, const struct rope_view &rope,
-                                         const float *cos_sin)
+/* The cosine and sine by which element i of a head is turned, if it is. */
+__device__ __forceinline__ float2 angle_of(int i, const struct rope_view &rope,
+                                           const float *cos_sin)
 {
     if (i >= 2 * rope.n_pairs) {
-        return head[i];
+        return make_float2(1.0f, 0.0f);
     }
     int pair = i >> 1;
     if (!rope.interleaved) {
         pair = i < rope.n_pairs ? i : i - rope.n_pairs;
     }
+    return make_float2(cos_sin[2 * pair], cos_sin[2 * pair + 1]);
+}
+
+/* Rotates element i of a head whose elements are in `head`, shared by the warp, by its angle. */
+__device__ __forceinline__ float rotated(const float *head, int i, const struct rope_view &rope,
+                                         float2 angle)
+{
+    if (i >= 2 * rope.n_pairs) {
+        return head[i];
+    }
+    const int apart = rope.interleaved ? 1 : rope.n_pairs; // the elements of a pair
     const bool second = rope.interleaved ? i & 1 : i >= rope.n_pairs;
-    const float c = cos_sin[2 * pair], s = cos_sin[2 * pair + 1];
-    float a = head[rope.interleaved ? 2 * pair : pair];
-    float b = head[rope.interleaved ? 2 * pair + 1 : pair + rope.n_pairs];
-    turn(a, b, c, s);
+    const float *pair = head + (second ? i - apart : i);
+    float a = pair[0], b = pair[apart];
+    turn(a, b, angle.x, angle.y);
     return second ? b : a;
+}
+
+__device__ __forceinline__ float rotated(const float *head, int i, const struct rope_view &rope,
+                                         const float *cos_sin)
+{
+    return rotated(head, i, rope, angle_of(i, rope, cos_sin));
 }
 
 #endif

@@ -96,7 +96,8 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                  .n_rows = f->n_rows,
                                  .width = c->q_lora,
                                  .eps = c->mla_norm_eps};
-        TRY(f->ops->norm(f->be, &norm));
+        f->norm = norm;
+        f->norm_waits = true; // the next product is the only reader
         q_in = m->low;
         kv.mem = dmem_at(kv.mem, (size_t)c->q_lora * dtype_bytes(kv.dtype));
     }

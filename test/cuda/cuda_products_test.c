@@ -141,6 +141,62 @@ TEST(the_norm_after_a_product_reads_it_correctly)
     }
 }
 
+/* A norm of one row and the only product that reads it: of a row with a delta, which is added to
+ * it, or in place. */
+static void norm_product_case(struct pair *p, int32_t n_out, int32_t n_in, bool with_delta)
+{
+    const struct pair_tensor x = tensor_random(p, 1, n_in, n_in + 8, 1.0f);
+    const struct pair_tensor delta = tensor_random(p, 1, n_in, n_in, 1.0f);
+    const struct pair_tensor h = tensor_poisoned(p, 1, n_in, p->dtype);
+    const struct pair_tensor y = tensor_poisoned(p, 1, n_out, p->dtype);
+    const struct pair_weight scale = vector_make(p, n_in, 1.0f);
+    const struct pair_weight w =
+        weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, false, 1.0f / sqrtf((float)n_in));
+    for (int b = FIRST; b <= GPU; b++) {
+        struct norm_args n = {.x = x.t[b],
+                              .out = x.t[b],
+                              .weight = scale.w[b],
+                              .n_rows = 1,
+                              .width = n_in,
+                              .kind = NORM_RMS,
+                              .eps = 1e-5f,
+                              .weight_offset = 0.5f};
+        if (with_delta) {
+            n.out = h.t[b];
+            n.delta = delta.t[b];
+            n.delta_scale = 0.7f;
+            n.x_scale = 0.9f;
+        }
+        const struct linear_args a = {.weight = w.w[b], .x = n.out, .y = y.t[b], .n_rows = 1};
+        for (int32_t turn = 0; turn < (with_delta ? 3 : 1); turn++) {
+            CHECK_EQ(ops_norm_linear(p->be[b], &n, &a, NULL, NULL), OK);
+        }
+    }
+    char what[96];
+    snprintf(what, sizeof what, "norm and linear %d x %d dtype %d delta %d", n_out, n_in, p->dtype,
+             with_delta);
+    check_tensor(p, what, &y, n_out, 2 * pair_tolerance(p));
+    if (with_delta) {
+        check_tensor(p, what, &x, n_in, pair_tolerance(p));
+    }
+}
+
+TEST(a_norm_and_its_product_agree)
+{
+    NEED_GPU();
+    static const int32_t sizes[][2] = {{1344, 768}, {5120, 520}, {40, 4096},
+                                       {200, 4104}, {96, 264},   {6000, 1024}};
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        for (int32_t i = 0; i < COUNT(sizes); i++) {
+            norm_product_case(&p, sizes[i][0], sizes[i][1], false);
+            norm_product_case(&p, sizes[i][0], sizes[i][1], true);
+        }
+        pair_close(&p);
+    }
+}
+
 /* If sums are not requested, the product is complete, for any op and for repeated reads. */
 TEST(every_op_reads_a_product_correctly)
 {

@@ -14,16 +14,13 @@
  *
  * The weights of steps 1 and 3 and each warp's first keys do not depend on the preceding kernel and
  * are fetched before the wait for it. Bound by latency: launch, two exchanges, a load of keys. */
-#include "cuda/kernels/attention/sm90.cuh"
+#include "cuda/kernels/attention/mla_key.cuh"
 #include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/reduce.cuh"
-#include "cuda/kernels/kernels.h"
-#include "cuda/kernels/rope.cuh"
 
 enum {
     WARPS = 8,
     THREADS = 32 * WARPS,
-    ROPE = 64,   // elements of a key's positional part
     BATCH = 2,   // keys that a warp loads at once; they are in one page
     MOST_LOG = 3 // log2 of the blocks of a cluster
 };
@@ -64,53 +61,6 @@ template <int LORA> struct mla_layout {
 
 #if HAVE_SM90A
 
-/* The elements of a key that a lane has: 8 of every 256, and 2 of the positional part. */
-template <typename T, int LORA> struct key_of {
-    vec<T> latent[LORA / 256];
-    uint32_t rope;
-
-    __device__ __forceinline__ void load(const T *key)
-    {
-        const int lane = threadIdx.x & 31;
-#pragma unroll
-        for (int v = 0; v < LORA / 256; v++) {
-            latent[v].load(key + v * 256 + lane * 8);
-        }
-        rope = *(const uint32_t *)(key + LORA + lane * 2);
-    }
-    __device__ __forceinline__ void store(T *key) const
-    {
-        const int lane = threadIdx.x & 31;
-#pragma unroll
-        for (int v = 0; v < LORA / 256; v++) {
-            latent[v].store(key + v * 256 + lane * 8);
-        }
-        *(uint32_t *)(key + LORA + lane * 2) = rope;
-    }
-    /* Zeroes vectors with NaN or infinity, which pages must not hold. True if there were none. */
-    __device__ __forceinline__ bool drop_broken()
-    {
-        bool all = true;
-#pragma unroll
-        for (int v = 0; v < LORA / 256; v++) {
-            uint4 &x = *(uint4 *)latent[v].v;
-            const bool ok = are_storable<T, false>(x);
-            x = ok ? x : make_uint4(0, 0, 0, 0);
-            all = all && ok;
-        }
-        return all;
-    }
-    /* Keeps the compiler from holding the elements as floats between their two uses. */
-    __device__ __forceinline__ void forget_floats()
-    {
-#pragma unroll
-        for (int v = 0; v < LORA / 256; v++) {
-            uint4 &x = *(uint4 *)latent[v].v;
-            asm volatile("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w));
-        }
-    }
-};
-
 template <typename T, int LORA> struct mla_unit {
     const struct mla_few_params &p;
     char *smem;
@@ -118,6 +68,7 @@ template <typename T, int LORA> struct mla_unit {
     struct pass_row row; // row.slot_pos: the number of earlier keys
     int row_id, head, rank, n_blocks;
     struct key_of<T, LORA> keys[BATCH];
+    float2 angle;                        // of element threadIdx.x of the query's positional part
     float query[LORA / 32 + 2];          // this lane's elements
     float values[LORA / 32], top, total; // of this warp's keys
 
@@ -142,7 +93,7 @@ template <typename T, int LORA> struct mla_unit {
             }
             barrier_init_done();
             barrier_expect(bar(0), absorb + expand);
-            barrier_expect(bar(1), LORA * 4);
+            barrier_expect(bar(1), (LORA + ROPE) * 4);
             barrier_expect(bar(2), (uint32_t)(n_blocks * (LORA * 4 + 8)));
             const uint64_t once = policy_evict_first();
             bulk_load(smem + at.absorb,
@@ -184,7 +135,16 @@ template <typename T, int LORA> struct mla_unit {
         return p.rope.cos_sin + (int64_t)pos * p.rope.n_pairs * 2;
     }
 
-    /* Brings the head's query to shared memory, and rotates its positional part. */
+    /* Called before the wait. */
+    __device__ __forceinline__ void load_angle()
+    {
+        if (threadIdx.x < ROPE) {
+            angle = angle_of((int)threadIdx.x, p.rope, angles());
+        }
+    }
+
+    /* Brings the head's query to shared memory, and rotates its positional part, which the barrier
+     * of the absorbed query counts, too. */
     __device__ __forceinline__ void load_query()
     {
         const T *q = (const T *)p.q + (int64_t)row_id * p.q_stride + (int64_t)head * p.q_head;
@@ -195,11 +155,15 @@ template <typename T, int LORA> struct mla_unit {
             nope[i] = i < p.nope && growth != 1.0f ? to_float(from_float<T>(x * growth)) : x;
         }
         __syncthreads();
-        if (threadIdx.x < ROPE) {
-            const float x = rotated(raw, (int)threadIdx.x, p.rope, angles()) * growth;
-            floats(at.query)[LORA + threadIdx.x] = to_float(from_float<T>(x));
+        const int i = (int)threadIdx.x;
+        if (i < ROPE) {
+            const float x = to_float(from_float<T>(rotated(raw, i, p.rope, angle) * growth));
+            const float next = __shfl_down_sync(0xffffffffu, x, 1);
+            if (i % 2 == 0) {
+                store_in(address_in(floats(at.query) + LORA + i, rank), address_in(bar(1), rank), x,
+                         next);
+            }
         }
-        __syncthreads();
     }
 
     /* Four lanes compute an element; they take blocks of 32 inputs in an order that avoids bank
@@ -384,26 +348,31 @@ template <typename T, int LORA> struct mla_unit {
         return part == -INFINITY ? 0.0f : exp2_fast((part - all) * p.scale_log2);
     }
 
-    /* Joins n parts. Thread t of the block gets elements 2 t and 2 t + 1. */
+    /* Joins n parts, up to MOST. Thread t of the block gets elements 2 t and 2 t + 1. */
+    template <int MOST>
     __device__ __forceinline__ float2 join(const float *parts, int n, float *high, float *sum) const
     {
         enum { PART = mla_layout<LORA>::PART };
         const int e = min(2 * (int)threadIdx.x, LORA - 2);
         float2 v = {0.0f, 0.0f};
+        float tops[MOST];
         *high = -INFINITY;
         *sum = 0.0f;
-#pragma unroll 1
-        for (int i = 0; i < n; i++) {
-            *high = fmaxf(*high, parts[i * PART + LORA]);
+#pragma unroll
+        for (int i = 0; i < MOST; i++) {
+            tops[i] = i < n ? parts[i * PART + LORA] : -INFINITY;
+            *high = fmaxf(*high, tops[i]);
         }
-#pragma unroll 1
-        for (int i = 0; i < n; i++) {
-            const float *part = parts + i * PART;
-            const float by = share(part[LORA], *high);
-            const float2 x = *(const float2 *)(part + e);
-            v.x = fmaf(x.x, by, v.x);
-            v.y = fmaf(x.y, by, v.y);
-            *sum = fmaf(part[LORA + 1], by, *sum);
+#pragma unroll
+        for (int i = 0; i < MOST; i++) {
+            if (i < n) {
+                const float *part = parts + i * PART;
+                const float by = share(tops[i], *high);
+                const float2 x = *(const float2 *)(part + e);
+                v.x = fmaf(x.x, by, v.x);
+                v.y = fmaf(x.y, by, v.y);
+                *sum = fmaf(part[LORA + 1], by, *sum);
+            }
         }
         return v;
     }
@@ -426,7 +395,7 @@ template <typename T, int LORA> struct mla_unit {
             mine[LORA + 1] = total;
         }
         __syncthreads();
-        float2 v = join(floats(at.room), WARPS, &high, &sum);
+        float2 v = join<WARPS>(floats(at.room), WARPS, &high, &sum);
         float *part = floats(at.parts) + rank * PART;
 #pragma unroll 1
         for (int to = 0; to < n_blocks; to++) {
@@ -439,7 +408,7 @@ template <typename T, int LORA> struct mla_unit {
             }
         }
         barrier_wait(bar(2), 0);
-        v = join(floats(at.parts), n_blocks, &high, &sum);
+        v = join<1 << MOST_LOG>(floats(at.parts), n_blocks, &high, &sum);
         if (e < LORA) {
             float *latent = floats(at.latent) + e;
             latent[0] = to_float(from_float<T>(__fdividef(v.x, sum)));
@@ -492,6 +461,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     f.rank = (int)cluster_rank();
     f.n_blocks = 1 << p.log_cluster;
     f.begin();
+    f.load_angle();
     f.load_keys((f.rank * WARPS + ((int)threadIdx.x >> 5)) * BATCH);
     pdl_wait();
     pdl_trigger();
