@@ -231,8 +231,9 @@ static cudaError_t launch_single(cudaStream_t stream, const struct gemm_args *a,
                                     stages < STAGES ? stages : (int32_t)STAGES,
                                     row < STAGE ? row : (int32_t)STAGE};
     const int32_t needed = (a->n_in + WARPS * p.n_stages * p.stage) * (int32_t)sizeof(T);
-    // A norm without a delta follows a product, beside whose blocks these start.
-    const bool is_beside = NORM && !a->norm->delta;
+    // Without the norm's own launch there is less time to fill the rings. So blocks whose rings
+    // hold all of their weights may start beside those of the preceding product.
+    const bool is_beside = NORM && stages <= STAGES;
     const int32_t bytes = needed > LEAST_BYTES || is_beside ? needed : (int32_t)LEAST_BYTES;
     const auto kernel = gemm_single_kernel<T, Y, NORM>;
     cudaError_t e = // set at every launch, because each rank has its own device
