@@ -232,7 +232,8 @@ bool request_limit_thinking(struct request *r)
 /* Log-probabilities and ids would show the reasoning that the client does not want. */
 void request_hide_reasoning(struct request *r)
 {
-    r->hides_metadata = !r->include_reasoning && r->output.reasoning != REASONING_NONE;
+    r->hides_metadata = !r->include_reasoning && r->output.reasoning != REASONING_NONE &&
+                        call_model_limits_reasoning(r->model);
     if (r->hides_metadata) {
         r->logprobs = r->return_token_ids = r->params.logprobs = false;
         r->n_top = r->params.top_logprobs = 0;

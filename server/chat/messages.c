@@ -426,6 +426,10 @@ static void probe_arguments(const struct probe *p, struct chat_traits *traits)
         object = look(p, CALL("\"content\":\"\",", "{\"pkey\":\"" WORD "\"}"), TOOLS);
         text = look(p, CALL("\"content\":\"\",", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), TOOLS);
     }
+    if (!((object | text) & HAS_WORD)) { // others only beside null, in the place of content
+        object = look(p, CALL("\"content\":null,", "{\"pkey\":\"" WORD "\"}"), TOOLS);
+        text = look(p, CALL("\"content\":null,", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), TOOLS);
+    }
     traits->leaves_calls_out = (object & RENDERED) && !((object | text) & HAS_WORD);
     bool only_text = !(object & HAS_WORD) && (text & HAS_WORD);
     bool text_is_json = (object & HAS_REPR_KEY) && !(text & HAS_REPR_KEY) && (text & HAS_JSON_KEY);

@@ -63,6 +63,12 @@ static void begin(struct json_call *c, struct tool_parse *p)
     buf_clear(&c->arguments);
 }
 
+/* Names are used as C strings. */
+static bool is_whole_name(const struct buf *name)
+{
+    return name->n_bytes > 0 && strlen(name->data) == name->n_bytes;
+}
+
 /* Objects {NAME: ARGUMENTS}: the first key is the name. False if it cannot be one. */
 static bool take_name(struct json_call *c)
 {
@@ -72,7 +78,7 @@ static bool take_name(struct json_call *c)
     buf_putc(&c->name, '"');
     buf_put(&c->name, c->key.data, c->key.n_bytes);
     buf_putc(&c->name, '"');
-    c->has_name = unescape(&c->name) && c->name.n_bytes > 0;
+    c->has_name = unescape(&c->name) && is_whole_name(&c->name);
     return c->has_name;
 }
 
@@ -146,7 +152,8 @@ static void value_ends(struct json_call *c, struct tool_parse *p)
 {
     c->state = AFTER;
     if (c->field == FIELD_NAME) {
-        c->bad = !unescape(&c->name) || c->name.n_bytes == 0;
+        c->bad = !unescape(&c->name) || !is_whole_name(&c->name) ||
+                 (c->only_known && !tool_function(p->tools, c->name.data));
         c->has_name = !c->bad;
     } else if (c->field == FIELD_ID) {
         c->bad = !unescape(&c->id);

@@ -87,6 +87,7 @@ static bool item(struct tool_parse *p)
         return no_call(p);
     }
     json_call_reset(&p->call, true, false);
+    p->call.only_known = true;
     p->state = CALL;
     return true;
 }
@@ -94,19 +95,7 @@ static bool item(struct tool_parse *p)
 /* An object whose name is not that of a tool in the request is an ordinary answer. */
 static bool in_call(struct tool_parse *p)
 {
-    struct json_call *c = &p->call;
-    /* needs_both delays the report until the arguments begin, so that the name can be checked
-     * before. */
-    enum json_call_result r = CALL_MORE;
-    while (r == CALL_MORE && tool_n_held(p) > 0) {
-        size_t n_bytes = p->held.n_bytes;
-        p->held.n_bytes = p->scan + 1; // one byte at a time, to check the name in between
-        r = json_call_step(c, p);
-        p->held.n_bytes = n_bytes;
-        if (c->has_name && !c->begun && !tool_function(p->tools, c->name.data)) {
-            r = CALL_BAD;
-        }
-    }
+    const enum json_call_result r = json_call_step(&p->call, p);
     if (r == CALL_MORE) {
         return false;
     }

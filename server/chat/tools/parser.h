@@ -35,6 +35,7 @@ enum { TOOL_MARK = 0xf8 };
 struct json_call {
     unsigned char state, field, value;
     bool in_string, escape, has_name, has_arguments, begun, bad;
+    bool only_known; // a name that no tool of the request has is an error
     bool needs_both; // report the call only when its arguments have begun, too
     bool whole;      // report it only when the object is complete
     bool by_key;     // the object is {NAME: ARGUMENTS}
