@@ -92,6 +92,11 @@ TEST(calls_are_part_of_the_content_for_templates_that_leave_them_out)
     CHECK_STR(render(ONLY_CONTENT("<tool_call>"), CALL("\"x\"", "\"no json\"")),
               "<user>[q]<assistant>[x]<tool_call>\n{\"name\": \"[f]\", \"arguments\": "
               "[no json]}\n</tool_call>");
+    CHECK_STR(render("{# <tool_call> #}{% for m in messages %}{% if m.content is none %}CALLS"
+                     "{{ m.tool_calls[0].function.arguments }}{% else %}{{ m.content }}{% endif %}"
+                     "{% endfor %}",
+                     CALL("null", "\"{}\"")),
+              "[q]CALLS[{}]"); // it has a place of its own for them
 }
 
 /* Types of the Responses API and refusals become ordinary text parts. */

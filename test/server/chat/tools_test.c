@@ -41,6 +41,8 @@ TEST(llama3_calls)
            "", "|f#:{}|g#:{\"a\": [1, {}]}");
     PARSES("llama3_json", " {\"name\": \"other\", \"parameters\": {}} ",
            " {\"name\": \"other\", \"parameters\": {}} ", "");
+    PARSES("llama3_json", "{\"parameters\": \"hello\", \"name\": \"Bob\"}",
+           "{\"parameters\": \"hello\", \"name\": \"Bob\"}", "");
     PARSES("llama3_json", "{\"amount\": 12, \"name\": \"f\"}", "{\"amount\": 12, \"name\": \"f\"}",
            "");
     PARSES("llama3_json", "{\"type\": \"function\", \"name\": \"g\", \"parameters\": {\"x\": 1}}",
@@ -68,6 +70,8 @@ TEST(xlam_calls)
            " [{\"name\": \"other\", \"arguments\": {}}] ", "");
     PARSES("xlam", "[{\"name\": \"f\", \"arguments\": {\"n\": 1", "", "|f#:{\"n\": 1");
     PARSES("xlam", "[{\"name\": \"f\"}]", "[{\"name\": \"f\"}]", "");
+    PARSES("xlam", "[{\"arguments\": {}, \"name\": \"other\"}]",
+           "[{\"arguments\": {}, \"name\": \"other\"}]", "");
     PARSES("xlam", "[1, 2]", "[1, 2]", "");
     PARSES("xlam", "[]", "[]", "");
     PARSES("xlam", "```\n[x]\n``` ```python\ny```", "```\n[x]\n``` ```python\ny```", "");
