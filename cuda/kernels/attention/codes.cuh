@@ -195,16 +195,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     /* True if column `column` of the unit sees the key. */
     __device__ __forceinline__ bool sees(const struct attention_unit &u, int column, int key) const
     {
-        const struct attention_row_view v = row_view(p.a, u, column);
-        if (key < v.lo || key >= v.hi) {
-            return false;
-        }
-        if (u.item.mask != ATTENTION_TREE || key < u.item.n_past) {
-            return true;
-        }
-        const uint64_t *words = p.a.tree_mask + (int64_t)v.row * TREE_MASK_WORDS;
-        const uint64_t w[2] = {words[0], words[1]};
-        return tree_sees(p.a, u, v, w, key - u.item.n_past);
+        return row_sees(p.a, u, row_view(p.a, u, column), key);
     }
 
     /* Which keys of the record that starts with key `first` are visible: bit 4 j + i is for score i

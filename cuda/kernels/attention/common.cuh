@@ -147,25 +147,33 @@ row_view(const struct attention_params &p, const struct attention_unit &u, int p
     v.hi = u.item.mask == ATTENTION_CAUSAL ? min(u.hi, u.item.n_past + v.row - u.item.seq_row + 1)
                                            : u.hi;
     v.first_pos = is_local(p) ? first_seen(p.window, p.chunk, p.rows[v.row].pos) : 0;
-    /* The slots of a tree's new rows differ from their positions; tree_sees handles them. */
+    /* The slots of a tree's new rows differ from their positions; row_sees handles them. */
     v.lo = u.item.mask == ATTENTION_TREE ? min(v.first_pos, u.item.n_past) : v.first_pos;
     return v;
 }
 
-/* True if a row of a tree sees new slot `node`; w: the row's mask. A sliding window applies to the
- * node's position, which follows from its depth in the tree. */
-__device__ __forceinline__ bool tree_sees(const struct attention_params &p,
-                                          const struct attention_unit &u,
-                                          const struct attention_row_view &v,
-                                          const uint64_t (&w)[2], int node)
+/* True if the row sees the key at slot `key`. In a tree a mask selects among the new slots, and a
+ * sliding window applies to a node's position, which follows from its depth. */
+__device__ __forceinline__ bool row_sees(const struct attention_params &p,
+                                         const struct attention_unit &u,
+                                         const struct attention_row_view &v, int key)
 {
+    if (key < v.lo || key >= v.hi) {
+        return false;
+    }
+    if (u.item.mask != ATTENTION_TREE || key < u.item.n_past) {
+        return true;
+    }
+    const uint64_t *words = p.tree_mask + (int64_t)v.row * TREE_MASK_WORDS;
+    const uint64_t w[2] = {words[0], words[1]};
+    const int node = key - u.item.n_past;
     const uint64_t word = node < 64 ? w[0] : w[1];
     return node < MAX_TREE_NODES && (word >> (node & 63) & 1) != 0 &&
            (!is_local(p) || p.rows[u.item.seq_row + node].pos >= v.first_pos);
 }
 
-/* tree_sees for the 128 slots from `first` on: bit i is slot first + i. `first` may be up to 128
- * slots before the new rows. */
+/* The same for the 128 slots of a tree from `first` on: bit i is slot first + i. `first` may be up
+ * to 128 slots before the new rows. */
 __device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_params &p,
                                                        const struct attention_unit &u,
                                                        const struct attention_row_view &v,

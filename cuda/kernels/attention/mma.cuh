@@ -267,25 +267,11 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
                     scores[f][i] = soft_cap(p, scores[f][i]);
                 }
                 const int key = start + n * (KEYS / 2) + f * 8 + (lane & 3) * 2 + (i & 1);
-                if (!all && !sees(u, view[i >> 1], key)) {
+                if (!all && !row_sees(p, u, view[i >> 1], key)) {
                     scores[f][i] = -INFINITY;
                 }
             }
         }
-    }
-
-    __device__ __forceinline__ bool sees(const struct attention_unit &u,
-                                         const struct attention_row_view &v, int key)
-    {
-        if (key < v.lo || key >= v.hi) {
-            return false;
-        }
-        if (u.item.mask != ATTENTION_TREE || key < u.item.n_past) {
-            return true;
-        }
-        const uint64_t *words = p.tree_mask + (int64_t)v.row * TREE_MASK_WORDS;
-        const uint64_t w[2] = {words[0], words[1]};
-        return tree_sees(p, u, v, w, key - u.item.n_past);
     }
 
     __device__ __forceinline__ int row_of(int r) const

@@ -100,26 +100,13 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    __device__ __forceinline__ bool sees(const struct attention_unit &u, int key)
-    {
-        if (key < view.lo || key >= view.hi) {
-            return false;
-        }
-        if (u.item.mask != ATTENTION_TREE || key < u.item.n_past) {
-            return true;
-        }
-        const uint64_t *words = p.tree_mask + (int64_t)view.row * TREE_MASK_WORDS;
-        const uint64_t w[2] = {words[0], words[1]};
-        return tree_sees(p, u, view, w, key - u.item.n_past);
-    }
-
     /* Bit 2 f + e: key first + 8 f + e is visible. */
     __device__ __forceinline__ uint32_t seen_keys(const struct attention_unit &u, int first)
     {
         uint32_t seen = 0;
 #pragma unroll 1
         for (int i = 0; i < 2 * NF; i++) {
-            seen |= (uint32_t)sees(u, first + (i >> 1) * 8 + (i & 1)) << i;
+            seen |= (uint32_t)row_sees(p, u, view, first + (i >> 1) * 8 + (i & 1)) << i;
         }
         return seen;
     }
