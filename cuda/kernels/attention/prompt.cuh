@@ -87,7 +87,7 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
     {
         const uint64_t a = wgmma_operand(smem_address(q_tile), 0);
         const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), 0);
-        settle(scores);
+        wgmma_settle(scores);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < HEAD_DIM / 16; k++) {
@@ -102,8 +102,8 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
     __device__ __forceinline__ void issue_values()
     {
         const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), KEYS * 128);
-        settle(values);
-        settle(probs);
+        wgmma_settle(values);
+        wgmma_settle(probs);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) {
@@ -219,7 +219,7 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
         barrier_wait(&full[at.slot], at.parity);
         issue_scores();
         wgmma_wait<0>();
-        settle(scores);
+        wgmma_settle(scores);
         release(at.slot);
         at.next();
         if (hidden) {
@@ -242,16 +242,16 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
         issue_values();
         pass_turn();
         wgmma_wait<1>();
-        settle(scores);
+        wgmma_settle(scores);
         if (HIDE) {
             hide(u, start);
         }
         softmax();
-        settle(scores);
+        wgmma_settle(scores);
         release(k_slot);
         wgmma_wait<0>();
-        settle(values);
-        settle(probs);
+        wgmma_settle(values);
+        wgmma_settle(probs);
         release(at.slot);
         at.next();
         to_probs();
@@ -277,8 +277,8 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
         }
         issue_values();
         wgmma_wait<0>();
-        settle(values);
-        settle(probs);
+        wgmma_settle(values);
+        wgmma_settle(probs);
         release(at.slot);
         at.next();
     }

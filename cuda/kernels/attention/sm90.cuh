@@ -83,24 +83,6 @@ load_queries(const struct attention_params &p, const struct attention_maps *maps
     }
 }
 
-/* Tells the compiler that the values may have changed here, because the tensor cores have written
- * them. */
-template <int N> __device__ __forceinline__ void settle(float (&d)[N])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        asm volatile("" : "+f"(d[i])::"memory");
-    }
-}
-
-template <int N> __device__ __forceinline__ void settle(uint32_t (&d)[N][4])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        asm volatile("" : "+r"(d[i][0]), "+r"(d[i][1]), "+r"(d[i][2]), "+r"(d[i][3])::"memory");
-    }
-}
-
 template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
 template <> __device__ __forceinline__ uint32_t pack<bf16_t>(float a, float b)
 {

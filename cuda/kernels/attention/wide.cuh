@@ -80,7 +80,7 @@ template <typename T, int NB> struct wide_computer {
     __device__ __forceinline__ void issue_scores(int slot)
     {
         const uint32_t a = smem_address(q_tile), b = smem_address(slots + slot * S::SLOT_BYTES);
-        settle(scores);
+        wgmma_settle(scores);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < HEAD_DIM / 16; k++) {
@@ -95,8 +95,8 @@ template <typename T, int NB> struct wide_computer {
     __device__ __forceinline__ void issue_values(int slot)
     {
         const uint32_t b = smem_address(slots + slot * S::SLOT_BYTES);
-        settle(values);
-        settle(probs);
+        wgmma_settle(values);
+        wgmma_settle(probs);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) {
@@ -216,13 +216,13 @@ template <typename T, int NB> struct wide_computer {
         at.next();
         issue_values(v_slot);
         wgmma_wait<1>();
-        settle(scores);
+        wgmma_settle(scores);
         release(k_slot);
         softmax<GENERAL>(u, start);
-        settle(scores);
+        wgmma_settle(scores);
         wgmma_wait<0>();
-        settle(values);
-        settle(probs);
+        wgmma_settle(values);
+        wgmma_settle(probs);
         release(v_slot);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i++) {
@@ -243,7 +243,7 @@ template <typename T, int NB> struct wide_computer {
         barrier_wait(&full[at.slot], at.parity);
         issue_scores(at.slot);
         wgmma_wait<0>();
-        settle(scores);
+        wgmma_settle(scores);
         release(at.slot);
         at.next();
         const int plain = p.softcap > 0.0f ? INT32_MAX : u.all_lo, plain_end = min(end, u.all_hi);
@@ -267,8 +267,8 @@ template <typename T, int NB> struct wide_computer {
         clean_values(at.slot, lo + (end - lo - 1) / KEYS * KEYS, end);
         issue_values(at.slot);
         wgmma_wait<0>();
-        settle(values);
-        settle(probs);
+        wgmma_settle(values);
+        wgmma_settle(probs);
         release(at.slot);
         at.next();
 #pragma unroll

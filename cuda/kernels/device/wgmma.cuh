@@ -367,5 +367,32 @@ WGMMA_SHAPE_248(f16_t, "f16");
 WGMMA_SHAPE_256(bf16_t, "bf16");
 WGMMA_SHAPE_256(f16_t, "f16");
 
+/* Tells the compiler that the tensor cores have written the sums: it must not have read them
+ * earlier. Follows wgmma_wait. */
+template <int N> __device__ __forceinline__ void wgmma_settle(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+f"(d[i])::"memory");
+    }
+}
+
+template <int M, int N> __device__ __forceinline__ void wgmma_settle(float (&d)[M][N])
+{
+#pragma unroll
+    for (int i = 0; i < M * N; i++) {
+        asm volatile("" : "+f"(d[i / N][i % N])::"memory");
+    }
+}
+
+/* The same for operands in registers, which the tensor cores read. */
+template <int N> __device__ __forceinline__ void wgmma_settle(uint32_t (&d)[N][4])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+r"(d[i][0]), "+r"(d[i][1]), "+r"(d[i][2]), "+r"(d[i][3])::"memory");
+    }
+}
+
 #endif // HAVE_SM90A
 #endif

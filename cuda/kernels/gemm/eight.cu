@@ -105,7 +105,7 @@ sum_item(const struct eight_params &p, const struct eight_item &item, const stru
         const int32_t i = (in_item + part.way) % WINDOW;
         const float w = BLOCKS ? w_scales[i] : 1.0f;
         wgmma_wait<0>();
-        sums_done(d);
+        wgmma_settle(d);
         if ((threadIdx.x & 31) == 0) {
             barrier_arrive(&ring->empty[mine.stage]);
         }

@@ -182,15 +182,6 @@ __device__ __forceinline__ void computers_meet()
     named_barrier(1, COMPUTERS);
 }
 
-/* Keeps the compiler from reading sums before the tensor cores are done with them. */
-template <int HALF> __device__ __forceinline__ void sums_done(float (&d)[HALF])
-{
-#pragma unroll
-    for (int i = 0; i < HALF; i++) {
-        asm volatile("" : "+f"(d[i])::"memory");
-    }
-}
-
 /* D = a tile of W times x, for one box. */
 template <int N>
 __device__ __forceinline__ void multiply_box(float (&d)[N / 2], uint32_t w, uint32_t x)

@@ -127,10 +127,7 @@ template <typename S, bool GATED, bool BLOCKS> struct many_computer {
             wgmma_commit();
             pass_turn();
             wgmma_wait<0>();
-#pragma unroll
-            for (int i = 0; i < HALF / 2; i++) {
-                asm volatile("" : "+f"(d[i])::"memory");
-            }
+            wgmma_settle(d);
             if (half == 1) {
                 release();
             }

@@ -158,10 +158,7 @@ template <typename S> struct fixed_group {
     {
         wgmma_wait<0>();
         release_stage<S>(ring, last, &to_release);
-#pragma unroll
-        for (int i = 0; i < S::BAND / 2; i++) {
-            asm volatile("" : "+f"(d[i])::"memory");
-        }
+        wgmma_settle(d);
     }
 };
 

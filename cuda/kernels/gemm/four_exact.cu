@@ -12,10 +12,7 @@ template <int N>
 __device__ __forceinline__ void add_group(float (&d)[N / 2], float scale, float scale_8,
                                           float (&sums)[N / 2])
 {
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) { // keeps the compiler from reading d earlier
-        asm volatile("" : "+f"(d[i])::"memory");
-    }
+    wgmma_settle(d);
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         sums[i] = fmaf(d[i], i / 2 % 2 == 0 ? scale : scale_8, sums[i]);

@@ -26,15 +26,6 @@ __device__ __forceinline__ void issue(float (&d)[N][BLOCK_ROWS / 2], int unit,
     wgmma_commit();
 }
 
-/* Tells the compiler that the tensor cores have written the sums. */
-template <int M, int N> __device__ __forceinline__ void settle(float (&d)[M][N])
-{
-#pragma unroll
-    for (int i = 0; i < M * N; i++) {
-        asm volatile("" : "+f"(d[i / N][i % N])::"memory");
-    }
-}
-
 template <typename T, enum coded_code CODE, int PER_GROUP, int UNITS, int BLOCKS>
 __device__ __forceinline__ void compute(const struct many_params &p, const char *xs, char *rings,
                                         struct x_ring *x_ring)
@@ -90,7 +81,7 @@ __device__ __forceinline__ void compute(const struct many_params &p, const char 
         if (lane == 0) {
             barrier_arrive(&x_ring->empty[last]);
         }
-        settle(d);
+        wgmma_settle(d);
         cp_async_wait<0>();
 #pragma unroll 1
         for (int i = 0; i < ACCUMULATORS; i++) { // a single copy of the code, which stores d[0]

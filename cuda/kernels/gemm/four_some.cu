@@ -280,10 +280,7 @@ __device__ __forceinline__ void add_chunk(const C &codes, uint32_t x, float (&su
             continue;
         }
         wgmma_wait<0>();
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            asm volatile("" : "+f"(d[i])::"memory");
-        }
+        wgmma_settle(d);
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
             sums[i] = fmaf(d[i], codes.scale[word / PER_GROUP][i / 2 % 2], sums[i]);

@@ -167,10 +167,7 @@ template <typename T, typename S> struct head_computer {
         }
         wgmma_wait<0>();
         release(last);
-#pragma unroll
-        for (int i = 0; i < S::BAND / 2; i++) {
-            asm volatile("" : "+f"(d[i])::"memory");
-        }
+        wgmma_settle(d);
     }
 
     /* Columns past the last feature can never be the best. */

@@ -139,15 +139,6 @@ struct ring_place {
     }
 };
 
-/* Keeps the compiler from reading the sums before the tensor cores are done with them. */
-template <int HALF> __device__ __forceinline__ void sums_done(float (&d)[HALF])
-{
-#pragma unroll
-    for (int i = 0; i < HALF; i++) {
-        asm volatile("" : "+f"(d[i])::"memory");
-    }
-}
-
 /* Issues the wgmmas of one box. */
 template <typename T, int N>
 __device__ __forceinline__ void multiply_box(float (&d)[N / 2], uint32_t x, uint32_t w,
@@ -193,7 +184,7 @@ make_of_parts(const struct small_params &p, char *smem, uint64_t *full, uint64_t
             }
             at.next(p.n_stages);
         }
-        sums_done(d);
+        wgmma_settle(d);
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
             total[i] += d[i];
@@ -225,7 +216,7 @@ __device__ __forceinline__ void make_at_once(const struct small_params &p, char 
         }
         at.next(p.n_stages);
     }
-    sums_done(d);
+    wgmma_settle(d);
 }
 
 template <typename Y> struct alignas(2 * sizeof(Y)) two_of {

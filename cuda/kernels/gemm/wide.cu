@@ -316,10 +316,7 @@ __global__ void __launch_bounds__(G * 128 + 64, 1)
         if ((tid & 31) == 0) {
             barrier_arrive(&ring.empty[before]);
         }
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            asm volatile("" : "+f"(d[i])::"memory");
-        }
+        wgmma_settle(d);
         wide_store<T, Y, N, GATED>(p, d, c.item);
     }
 #endif

@@ -362,10 +362,7 @@ template <typename T, enum coded_code CODE, int PER_GROUP> struct grouped_warp {
         if (lane == 0) {
             barrier_arrive(&x_ring->empty[last]);
         }
-#pragma unroll
-        for (int i = 0; i < S::UNITS * SUMS; i++) {
-            asm volatile("" : "+f"(d[i / SUMS][i % SUMS])::"memory");
-        }
+        wgmma_settle(d);
         store(it, d);
     }
 

@@ -78,10 +78,7 @@ template <typename T, bool UP> struct eight_computer {
             wgmma_commit();
             pass_turn();
             wgmma_wait<0>();
-#pragma unroll
-            for (int j = 0; j < HALF / 2; j++) {
-                asm volatile("" : "+f"(d[j])::"memory");
-            }
+            wgmma_settle(d);
             if (BOTH || i == 1) {
                 release();
             }

@@ -275,10 +275,7 @@ template <typename T, int KIND> struct computer {
             }
             wgmma_wait<0>();
             release(last);
-#pragma unroll
-            for (int j = 0; j < HALF_COLUMNS; j++) {
-                asm volatile("" : "+f"(d[j])::"memory");
-            }
+            wgmma_settle(d);
             done.take(p, u, d, out_row);
         }
         begin(0);
