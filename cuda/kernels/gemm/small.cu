@@ -151,6 +151,30 @@ __device__ __forceinline__ void multiply_box(float (&d)[N / 2], uint32_t x, uint
     }
 }
 
+/* Adds the next stage's products to d, or sets it, and gives the stage back. */
+template <typename T, int N>
+__device__ __forceinline__ void multiply_stage(const struct small_params &p, char *smem,
+                                               uint64_t *full, uint64_t *empty,
+                                               struct ring_place &at, float (&d)[N / 2], bool add)
+{
+    using S = stage_of<N>;
+    const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
+    const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * BOX_BYTES;
+    barrier_wait(&full[at.stage], at.parity);
+    const uint32_t w = smem_address(smem + at.stage * bytes), x = w + S::BOXES * S::W_BOX;
+    wgmma_fence();
+#pragma unroll
+    for (int b = 0; b < S::BOXES; b++) {
+        multiply_box<T, N>(d, x + b * x_box, w + b * S::W_BOX, groups, add || b > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>(); // short compared with loading the stage
+    if ((threadIdx.x & 31) == 0) {
+        barrier_arrive(&empty[at.stage]);
+    }
+    at.next(p.n_stages);
+}
+
 /* Computes a band's product in parts of K, each in an accumulator of its own, added to the bias in
  * order. A part has whole stages. */
 template <typename T, int N>
@@ -159,8 +183,6 @@ make_of_parts(const struct small_params &p, char *smem, uint64_t *full, uint64_t
               struct ring_place &at, int band, float (&total)[N / 2])
 {
     using S = stage_of<N>;
-    const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
-    const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * BOX_BYTES;
     const int feature = band * N + (threadIdx.x & 3) * 2;
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
@@ -170,19 +192,7 @@ make_of_parts(const struct small_params &p, char *smem, uint64_t *full, uint64_t
     for (int first = 0; first < p.n_boxes; first += p.part_boxes) {
         float d[N / 2];
         for (int box = 0; box < p.part_boxes; box += S::BOXES) {
-            barrier_wait(&full[at.stage], at.parity);
-            const uint32_t w = smem_address(smem + at.stage * bytes), x = w + S::BOXES * S::W_BOX;
-            wgmma_fence();
-#pragma unroll
-            for (int b = 0; b < S::BOXES; b++) {
-                multiply_box<T, N>(d, x + b * x_box, w + b * S::W_BOX, groups, box > 0 || b > 0);
-            }
-            wgmma_commit();
-            wgmma_wait<0>(); // short compared with loading the stage
-            if ((threadIdx.x & 31) == 0) {
-                barrier_arrive(&empty[at.stage]);
-            }
-            at.next(p.n_stages);
+            multiply_stage<T, N>(p, smem, full, empty, at, d, box > 0);
         }
         wgmma_settle(d);
 #pragma unroll
@@ -199,22 +209,8 @@ __device__ __forceinline__ void make_at_once(const struct small_params &p, char 
                                              float (&d)[N / 2])
 {
     using S = stage_of<N>;
-    const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
-    const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * BOX_BYTES;
     for (int box = 0; box < p.n_boxes; box += S::BOXES) {
-        barrier_wait(&full[at.stage], at.parity);
-        const uint32_t w = smem_address(smem + at.stage * bytes), x = w + S::BOXES * S::W_BOX;
-        wgmma_fence();
-#pragma unroll
-        for (int b = 0; b < S::BOXES; b++) {
-            multiply_box<T, N>(d, x + b * x_box, w + b * S::W_BOX, groups, box > 0 || b > 0);
-        }
-        wgmma_commit();
-        wgmma_wait<0>(); // short compared with loading the stage
-        if ((threadIdx.x & 31) == 0) {
-            barrier_arrive(&empty[at.stage]);
-        }
-        at.next(p.n_stages);
+        multiply_stage<T, N>(p, smem, full, empty, at, d, box > 0);
     }
     wgmma_settle(d);
 }
