@@ -156,6 +156,82 @@ TEST(draws_agree)
     }
 }
 
+/* Top-k, top-p and min-p in many strengths, which keep from one id to all of them. */
+static struct sampling_params cut_params(int32_t i)
+{
+    static const int32_t top_k[] = {0, 50, 1, 20, 96, 0, 128, 2, 700, 5000};
+    static const float top_p[] = {0.95f, 1.0f, 0.5f, 0.999f, 1e-6f, 0.8f, 0.9999999f};
+    static const float temperature[] = {0.7f, 1.0f, 0.05f, 1.9f};
+    struct sampling_params p = sampling_params_default();
+    p.seed = 0x123456789ull * (uint64_t)(i + 1);
+    p.top_k = top_k[i % COUNT(top_k)];
+    p.top_p = top_p[i % COUNT(top_p)];
+    p.temperature = temperature[i % COUNT(temperature)];
+    p.min_p = i % 9 == 8 ? 0.1f : 0.0f;
+    return p;
+}
+
+/* Cuts of n_lanes lanes with `each` draws, under several parameters. The fewer draws, the more
+ * blocks share one. Every third draw has a mask. */
+static void cut_case(int32_t vocab, int32_t n_lanes, int32_t each, float scale, bool ties)
+{
+    static struct test_pass t;
+    struct seq_spec specs[N_LANES];
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = vocab;
+    limits.max_masks = 2;
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    for (int32_t i = 0; i < n_lanes; i++) {
+        specs[i] = (struct seq_spec){20 + i, each, false};
+    }
+    pass_of(&t, specs, n_lanes, false, 80);
+    const int32_t n = n_lanes * each;
+    for (int32_t i = 0; i < n; i++) {
+        t.out_rows[i] = i;
+        t.draws[i] = (struct pass_draw){.out_row = i,
+                                        .lane = i / each,
+                                        .pos = t.rows[i].pos,
+                                        .tree_row = -1,
+                                        .mask = i % 3 == 2 ? 1 + i % 2 : 0};
+    }
+    t.pass.n_out = t.pass.n_draws = n;
+    t.pass.n_masks = 2;
+    t.pass.masks = make_masks(vocab);
+    struct pair_tensor logits = make_logits(&p, n, vocab, scale, ties);
+    for (int32_t round = 0; round * n_lanes < 70; round++) {
+        step_begin(&p);
+        for (int32_t i = 0; i < n_lanes; i++) {
+            const struct sampling_params s = cut_params(round * n_lanes + i);
+            set_params(&p, i, &s);
+        }
+        pass_begin(&p, &t);
+        struct sample_args a = {.n_out = n, .n_draws = n, .n_vocab_used = vocab};
+        BOTH(&p, sample, a, a.logits = logits.t[b]);
+        pass_end(&p);
+        struct pass_results r[2];
+        step_end(&p, r);
+        char what[96];
+        snprintf(what, sizeof what, "cuts: vocab %d lanes %d round %d scale %g", vocab, n_lanes,
+                 round, (double)scale);
+        compare_draws(r, what);
+    }
+    pair_close(&p);
+}
+
+/* Rows that are flat, usual and steep, so that the kept ids are few or many. */
+TEST(cuts_agree_for_every_number_of_draws)
+{
+    NEED_GPU();
+    static const int32_t lanes[] = {1, 3, N_LANES, N_LANES}, each[] = {1, 1, 1, 2};
+    for (int i = 0; i < 4; i++) {
+        cut_case(1003, lanes[i], each[i], 3.0f, false);
+        cut_case(5001, lanes[i], each[i], 0.01f, false);
+        cut_case(128256, lanes[i], each[i], 2.5f, false);
+        cut_case(128256, lanes[i], each[i], 4.0f, true);
+    }
+}
+
 /* Drafts whose distributions are kept, then their acceptance tests under other logits: both times
  * the GPU draws the CPU's tokens, and some of these are the drafts. */
 static void law_case(int32_t vocab, int32_t used, float scale, float likeness)

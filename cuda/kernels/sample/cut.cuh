@@ -132,8 +132,9 @@ __device__ void count_digit(M *bins, const struct scores &x, float top, uint32_t
     team_sync();
     for (int i = threadIdx.x; i < BINS; i += THREADS) {
         unsigned long long sum = 0;
-        for (int r = 0; r < team_size(); r++) {
-            sum += *team_at(&bins[i], r);
+#pragma unroll
+        for (int r = 0; r < MAX_TEAM; r++) { // all loads at once
+            sum += r < team_size() ? *team_at(&bins[i], r) : 0;
         }
         s->merged[i] = sum;
     }
@@ -192,8 +193,8 @@ __device__ void make_list(struct scores &x, uint32_t least, const struct cut &in
  * reach `target`. A weight is 1 (top-k) or the mass (top-p, where the target is top_p of the
  * total). */
 template <bool BY_MASS>
-__device__ struct cut cut_at(struct scores &x, unsigned long long target, float top_p, float top,
-                             const struct cut &in, struct shared_state *s)
+__device__ __noinline__ struct cut cut_at(struct scores &x, unsigned long long target, float top_p,
+                                          float top, const struct cut &in, struct shared_state *s)
 {
     uint32_t prefix = 0, mask = 0;
     unsigned long long ties = 0;
@@ -223,8 +224,7 @@ __device__ struct cut cut_at(struct scores &x, unsigned long long target, float 
     }
     struct cut c = {prefix, prefix == in.key ? in.last_id : INT32_MAX};
     if (target < ties) {
-        const float v = __uint_as_float(prefix & 0x80000000u ? prefix & 0x7fffffffu : ~prefix);
-        const unsigned long long one = BY_MASS ? mass_of(v, top) : 1;
+        const unsigned long long one = BY_MASS ? mass_of(float_of_key(prefix), top) : 1;
         const unsigned long long r = (target + one - 1) / one;
         if (r * one < ties) {
             c.last_id = nth_tie(x, prefix, r, in, s);
@@ -251,7 +251,7 @@ __device__ __forceinline__ float most_so_far(float mine, struct shared_state *s)
         key = max(own, atomicMax(&s->most_key, own));
     }
     key = __shfl_sync(0xffffffffu, key, 0);
-    return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+    return key == 0 ? -INFINITY : float_of_key(key);
 }
 
 /* The scores of ids 4 * block to 4 * block + 3; past the end they are -infinity. */
@@ -341,13 +341,13 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
 
 /* The arg-max of score + noise over the elements that are kept, have at least min_p times the
  * probability of the top one, and have not been taken; id HAS_NAN if there is NaN. */
-__device__ struct best draw_noisy(const struct scores &x, float top, float min_p,
-                                  const struct cut &c, uint64_t seed, int position,
-                                  struct shared_state *s)
+__device__ __noinline__ struct best draw_noisy(const struct scores &x, float top, float min_p,
+                                               const struct cut &c, uint64_t seed, int position,
+                                               struct shared_state *s)
 {
     if (x.n_listed >= 0) {
         struct best b = {-INFINITY, INT32_MAX};
-        each(x, [&](int id, float v) {
+        auto look = [&](int id, float v) {
             b = isnan(v) ? nan_best() : b;
             if (kept(c, key_of(v), id) && !(min_p > 0.0f && exact_exp(v - top) < min_p)) {
                 const float value =
@@ -357,8 +357,15 @@ __device__ struct best draw_noisy(const struct scores &x, float top, float min_p
                     b.id = id;
                 }
             }
-        });
-        return team_best(b, s);
+        };
+        if (x.n_listed > THREADS) {
+            each(x, look);
+            return team_best(b, s);
+        }
+        if ((int)threadIdx.x < x.n_listed) { // every block looks at the whole list
+            look(x.list_ids[threadIdx.x], x.list[threadIdx.x]);
+        }
+        return block_best(b, s);
     }
     return team_best(best_noisy(x, top, min_p, c, seed, position, s), s);
 }

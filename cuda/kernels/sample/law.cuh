@@ -7,31 +7,6 @@
 
 #include "cuda/kernels/sample/cut.cuh"
 
-/* The sum of `mine` over the team. */
-__device__ unsigned long long team_mass(unsigned long long mine, struct shared_state *s)
-{
-    for (int mask = 16; mask > 0; mask >>= 1) {
-        mine += __shfl_xor_sync(0xffffffffu, mine, mask);
-    }
-    if ((threadIdx.x & 31) == 0) {
-        s->warp_mass[threadIdx.x >> 5] = mine;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        s->part = 0;
-        for (int w = 0; w < THREADS / 32; w++) {
-            s->part += s->warp_mass[w];
-        }
-    }
-    team_sync();
-    unsigned long long sum = 0;
-    for (int r = 0; r < team_size(); r++) {
-        sum += *team_at(&s->part, r);
-    }
-    team_sync();
-    return sum;
-}
-
 __device__ __forceinline__ unsigned long long mass_of_share(float share)
 {
     return (unsigned long long)(share * 1099511627776.0f);
@@ -54,8 +29,8 @@ __device__ __forceinline__ float share_of(const struct law &l, int id, float v)
     return l.min_p > 0.0f && share < l.min_p ? 0.0f : share;
 }
 
-__device__ void keep_law(const struct law &l, float *shares, unsigned long long *total,
-                         struct shared_state *s)
+__device__ __noinline__ void keep_law(const struct law &l, float *shares, unsigned long long *total,
+                                      struct shared_state *s)
 {
     unsigned long long mine = 0;
     each(l.x, [&](int id, float v) {
@@ -180,9 +155,10 @@ __device__ void find_drafts(const struct pass_view &pass, const struct pass_draw
 }
 
 /* Returns the accepted draft, or another token. */
-__device__ int test_drafts(const struct pass_view &pass, const struct pass_draw &d,
-                           const struct law &p, const float *q, unsigned long long q_total,
-                           uint64_t seed, struct shared_state *s)
+__device__ __noinline__ int test_drafts(const struct pass_view &pass, const struct pass_draw &d,
+                                        const struct law &p, const float *q,
+                                        unsigned long long q_total, uint64_t seed,
+                                        struct shared_state *s)
 {
     struct trial t = {&p, q, 0};
     int last = -1;

@@ -12,6 +12,7 @@
  * kept; law.cuh drafts. This file has log-probabilities, and the draw as a whole. */
 #include "cuda/kernels/sample/law.cuh"
 #include "cuda/kernels/sample/scores.cuh"
+#include "cuda/kernels/sample/short.cuh"
 #include "cuda/pass_head.h"
 
 /* The scratch memory of a team: a list of ids and scores, the modified scores, and counts that are
@@ -37,7 +38,7 @@ extern "C" size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab)
 
 /* The logarithm of the sum of exp over the raw logits, summed in double so that the number of
  * threads does not affect the result. */
-__device__ float log_sum(const float *logits, int n, float top, struct shared_state *s)
+__device__ __noinline__ float log_sum(const float *logits, int n, float top, struct shared_state *s)
 {
     const struct scores raw = {logits, n, 1.0f, NULL, NULL, -1};
     double sum = 0.0;
@@ -67,8 +68,9 @@ __device__ float log_sum(const float *logits, int n, float top, struct shared_st
 
 /* Finds the n_top most likely ids in order: a threshold selects them, then they are ranked among
  * themselves. */
-__device__ void most_likely(const float *logits, int n, int n_top, float lse, int *list_ids,
-                            float *list, struct draw_result *out, struct shared_state *s)
+__device__ __noinline__ void most_likely(const float *logits, int n, int n_top, float lse,
+                                         int *list_ids, float *list, struct draw_result *out,
+                                         struct shared_state *s)
 {
     n_top = n_top < n ? n_top : n;
     const struct cut all = {0, INT32_MAX};
@@ -111,12 +113,27 @@ __device__ void most_likely(const float *logits, int n, int n_top, float lse, in
 
 /* ---- one draw ------------------------------------------------------------------------------ */
 
-/* A team's scratch memory. */
+/* A team's scratch memory. The pointers are made where they are needed, which saves registers. */
 struct scratchpad {
-    int *list_ids;
-    float *list;
-    float *scores;
-    int *counts;
+    char *base;
+    int vocab;
+
+    __device__ __forceinline__ int *list_ids() const
+    {
+        return (int *)base;
+    }
+    __device__ __forceinline__ float *list() const
+    {
+        return (float *)base + LIST;
+    }
+    __device__ __forceinline__ float *scores() const
+    {
+        return (float *)base + 2 * LIST;
+    }
+    __device__ __forceinline__ int *counts() const
+    {
+        return (int *)base + 2 * LIST + vocab;
+    }
 };
 
 /* True if the best of a row, drawn as `b`, is a number. If the score is infinite, which may be due
@@ -185,13 +202,15 @@ __device__ struct best draw_token(const float *logits, const struct scratchpad &
     const float *row = logits;
     if (is_modified(p, d)) {
         const struct context c = make_context(pass, d, s);
-        make_scores(logits, pad.scores, pad.counts, n, p, d, c,
+        make_scores(logits, pad.scores(), pad.counts(), n, p, d, c,
                     pass.allowed + (int64_t)d.lane * pass.allowed_stride, mask_of(pass, d), s);
-        row = pad.scores;
+        row = pad.scores();
     }
     struct cut c = {0, INT32_MAX};
-    const bool needs_top = temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f || d.law > 0;
-    const struct best best = needs_top ? team_argmax(row, n, s) : (struct best){0.0f, 0};
+    const bool needs_top = (temperature == 0.0f) | (p.top_k > 0) | (p.top_p < 1.0f) |
+                           (p.min_p > 0.0f) | (d.law > 0); // all loads at once
+    const struct best own = needs_top ? thread_best(row, n) : (struct best){0.0f, 0};
+    const struct best best = needs_top ? team_argmax_of(own, s) : own;
     if (needs_top && !is_sound(best, logits)) {
         return best;
     }
@@ -202,13 +221,12 @@ __device__ struct best draw_token(const float *logits, const struct scratchpad &
         }
         return best;
     }
-    struct scores x = {row, n, temperature, pad.list_ids, pad.list, -1};
+    struct scores x = {row, n, temperature, pad.list_ids(), pad.list(), -1};
     const float top = __fdiv_rn(best.value, temperature);
-    if (p.top_k > 0 && p.top_k < n) {
-        c = cut_at<false>(x, (unsigned)p.top_k, 0.0f, top, c, s);
-    }
-    if (p.top_p < 1.0f) {
-        c = cut_at<true>(x, 0, p.top_p, top, c, s);
+    const int k = p.top_k > 0 && p.top_k < n ? p.top_k : 0;
+    if ((k > 0 || p.top_p < 1.0f) && !short_cut(x, k, p.top_p, own.value, top, &c, s)) {
+        c = k > 0 ? cut_at<false>(x, (unsigned)k, 0.0f, top, c, s) : c;
+        c = p.top_p < 1.0f ? cut_at<true>(x, 0, p.top_p, top, c, s) : c;
     }
     const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
     if (d.law > 0) {
@@ -223,8 +241,9 @@ __device__ struct best draw_token(const float *logits, const struct scratchpad &
         }
     }
     struct best drawn = draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s);
-    if (drawn.id == INT32_MAX) {
-        drawn = team_argmax(row, n, s);
+    if (drawn.id == INT32_MAX) { // nothing is kept: the best there is
+        drawn = needs_top ? best : team_argmax_left(row, n, s);
+        drawn.id = drawn.id == INT32_MAX ? 0 : drawn.id;
     }
     if (more && drawn.id != HAS_NAN) {
         draw_more(d, drawn.id, out, s,
@@ -305,10 +324,10 @@ __device__ struct best best_of(const struct row_bests &bests, int row, struct sh
 }
 
 /* One draw with its log-probabilities. A row that is not sound gives token 0 and nothing else. */
-__device__ __forceinline__ void draw(const float *row, const struct scratchpad &pad, int n,
-                                     const struct pass_draw &d, const struct pass_view &pass,
-                                     const struct row_bests &bests, struct draw_result *out,
-                                     struct shared_state *s)
+__device__ __noinline__ void draw(const float *row, const struct scratchpad &pad, int n,
+                                  const struct pass_draw &d, const struct pass_view &pass,
+                                  const struct row_bests &bests, struct draw_result *out,
+                                  struct shared_state *s)
 {
     const bool score = d.kind == DRAW_SCORE, logprobs = d.logprobs || score;
     bool broken = false;
@@ -344,7 +363,7 @@ __device__ __forceinline__ void draw(const float *row, const struct scratchpad &
         out->n_top = d.kind == DRAW_DRAFT ? d.more : 0;
     }
     if (logprobs && !broken && d.top_n > 0) {
-        most_likely(row, n, d.top_n, lse, pad.list_ids, pad.list, out, s);
+        most_likely(row, n, d.top_n, lse, pad.list_ids(), pad.list(), out, s);
     }
 }
 
@@ -359,10 +378,20 @@ __device__ __forceinline__ void fetch_params(const struct pass_view &pass, int t
     }
 }
 
+/* Copies what describes a draw to shared memory, since registers are scarce. */
+__device__ __forceinline__ void copy_draw(const struct pass_draw &d, struct shared_state *s)
+{
+    if (threadIdx.x < sizeof d / sizeof(uint32_t)) {
+        ((uint32_t *)&s->draw)[threadIdx.x] = ((const uint32_t *)&d)[threadIdx.x];
+    }
+    __syncthreads();
+}
+
 __global__ void __launch_bounds__(THREADS)
-    sample_kernel(const float *logits, int64_t stride, int n_draws, int n, struct pass_view pass,
-                  char *scratch, size_t scratch_stride, int vocab, unsigned *arrived,
-                  struct row_bests bests, struct draw_result *results)
+    sample_kernel(const float *logits, int64_t stride, int n_draws, int n,
+                  const __grid_constant__ struct pass_view pass, char *scratch,
+                  size_t scratch_stride, int vocab, unsigned *arrived,
+                  const __grid_constant__ struct row_bests bests, struct draw_result *results)
 {
     __shared__ struct shared_state s;
     const int team = blockIdx.x / team_size(), n_teams = gridDim.x / team_size();
@@ -373,15 +402,11 @@ __global__ void __launch_bounds__(THREADS)
     pdl_wait();
     pdl_trigger();
     __syncthreads();
-    struct scratchpad pad;
-    pad.list_ids = (int *)(scratch + team * scratch_stride);
-    pad.list = (float *)(pad.list_ids + LIST);
-    pad.scores = pad.list + LIST;
-    pad.counts = (int *)(pad.scores + vocab);
+    const struct scratchpad pad = {scratch + team * scratch_stride, vocab};
     const int real = pass.counts->n_draws < n_draws ? pass.counts->n_draws : n_draws;
     for (int i = team; i < real; i += n_teams) {
-        const struct pass_draw d = pass.draws[i];
-        draw(logits + d.out_row * stride, pad, n, d, pass, bests, results + i, &s);
+        copy_draw(pass.draws[i], &s);
+        draw(logits + s.draw.out_row * stride, pad, n, s.draw, pass, bests, results + i, &s);
         __syncthreads();
         if (team_rank() == 0) {
             send_result(pass, i, results);

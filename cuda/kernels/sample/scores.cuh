@@ -176,10 +176,10 @@ __device__ void copy_masked(const float *logits, float *scores, int n, const uin
 }
 
 /* If a mask is the only change to the logits, a single pass over the row computes the scores. */
-__device__ void make_scores(const float *logits, float *scores, int *counts, int n,
-                            const struct lane_params &p, const struct pass_draw &d,
-                            const struct context &c, const uint32_t *allowed, const uint32_t *mask,
-                            struct shared_state *s)
+__device__ __noinline__ void make_scores(const float *logits, float *scores, int *counts, int n,
+                                         const struct lane_params &p, const struct pass_draw &d,
+                                         const struct context &c, const uint32_t *allowed,
+                                         const uint32_t *mask, struct shared_state *s)
 {
     const bool changes = has_changes(p), banning = has_bans(p, d);
     for (int bans = 2; bans >= 0; bans--) { // all bans; all except those of min_tokens; none
@@ -193,7 +193,7 @@ __device__ void make_scores(const float *logits, float *scores, int *counts, int
             return;
         }
         ban(scores, n, p, d, c, allowed, bans == 2);
-        if (team_argmax(scores, n, s).value > -INFINITY) {
+        if (team_argmax_left(scores, n, s).value > -INFINITY) {
             return;
         }
     }

@@ -73,7 +73,14 @@ __device__ __forceinline__ uint32_t key_of(float x)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
+/* The float whose key is `key`, which is not 0. */
+__device__ __forceinline__ float float_of_key(uint32_t key)
+{
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
 struct shared_state {
+    struct pass_draw draw;
     float reduce[32];
     int reduce_id[32];
     union {
@@ -83,9 +90,8 @@ struct shared_state {
     uint32_t warp_count[32];
     unsigned long long merged[BINS]; // sums of the bins of all blocks
     unsigned long long warp_mass[32];
-    unsigned long long part; // this block's share of the team's mass
-    double sum;              // this block's share of a sum
-    float best_value;        // this block's share of a maximum
+    double sum;       // this block's share of a sum
+    float best_value; // this block's share of a maximum
     int best_id, n_listed;
     uint32_t found_bin;
     unsigned long long found_above;
@@ -94,6 +100,9 @@ struct shared_state {
     int taken[MAX_SIBLINGS]; // ids that must not be drawn again
     int n_taken;
     uint32_t most_key; // key of the best element found so far in a draw
+    uint32_t bound;    // what enough of the block's threads reach
+    uint32_t cut_key;
+    int cut_id;
     int n_top;
     int top_ids[MAX_TOP_LOGPROBS];
     float top_values[MAX_TOP_LOGPROBS];
@@ -116,7 +125,8 @@ __device__ __forceinline__ bool better(float value, int id, const struct best &b
     return value > b.value || (value == b.value && id < b.id);
 }
 
-__device__ struct best team_best(struct best b, struct shared_state *s)
+/* The best of a warp's. */
+__device__ __forceinline__ struct best warp_best(struct best b)
 {
     for (int mask = 16; mask > 0; mask >>= 1) {
         const float value = __shfl_xor_sync(0xffffffffu, b.value, mask);
@@ -126,37 +136,58 @@ __device__ struct best team_best(struct best b, struct shared_state *s)
             b.id = id;
         }
     }
+    return b;
+}
+
+/* The best of the block's. */
+__device__ struct best block_best(struct best b, struct shared_state *s)
+{
+    b = warp_best(b);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     if (lane == 0) {
         s->reduce[warp] = b.value;
         s->reduce_id[warp] = b.id;
     }
     __syncthreads();
-    b.value = s->reduce[lane];
-    b.id = s->reduce_id[lane];
-    for (int mask = 16; mask > 0; mask >>= 1) {
-        const float value = __shfl_xor_sync(0xffffffffu, b.value, mask);
-        const int id = __shfl_xor_sync(0xffffffffu, b.id, mask);
-        if (better(value, id, b)) {
-            b.value = value;
-            b.id = id;
-        }
-    }
+    b = warp_best({s->reduce[lane], s->reduce_id[lane]});
+    __syncthreads();
+    return b;
+}
+
+__device__ struct best team_best(struct best b, struct shared_state *s)
+{
+    b = block_best(b, s);
     if (threadIdx.x == 0) {
         s->best_value = b.value;
         s->best_id = b.id;
     }
     team_sync();
-    for (int r = 0; r < team_size(); r++) {
-        const float value = *team_at(&s->best_value, r);
-        const int id = *team_at(&s->best_id, r);
-        if (better(value, id, b)) {
-            b.value = value;
-            b.id = id;
-        }
-    }
+    const int lane = threadIdx.x & 31, rank = lane < team_size() ? lane : 0;
+    b = warp_best({*team_at(&s->best_value, rank), *team_at(&s->best_id, rank)});
     team_sync();
     return b;
+}
+
+/* The sum of `mine` over the team. */
+__device__ unsigned long long team_mass(unsigned long long mine, struct shared_state *s)
+{
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        mine += __shfl_xor_sync(0xffffffffu, mine, mask);
+    }
+    const int lane = threadIdx.x & 31;
+    if (lane == 0) {
+        s->warp_mass[threadIdx.x >> 5] = mine;
+    }
+    team_sync();
+    unsigned long long sum = 0;
+    for (int r = 0; r < team_size(); r++) {
+        sum += *team_at(&s->warp_mass[lane], r);
+    }
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    }
+    team_sync();
+    return sum;
 }
 
 /* The scores of a draw: a row, still to be divided by the temperature (1: unchanged). If there
@@ -241,12 +272,12 @@ __device__ struct best team_argmax_left(const float *row, int n, struct shared_s
     return team_best(b, s);
 }
 
-/* This thread's arg-max over its share of a row, with many loads in flight. A thread's ids ascend,
- * so the first of equal values stays. It is a separate function so that its registers do not add to
- * the caller's. */
+/* This thread's arg-max over its share of a row, with several loads in flight. A thread's ids
+ * ascend, so the first of equal values stays. It is a function of its own because it needs more
+ * registers than its callers leave. */
 __device__ __noinline__ struct best thread_best(const float *row, int n)
 {
-    enum { AT_ONCE = 8 };
+    enum { AT_ONCE = 4 };
     struct best b = {-INFINITY, INT32_MAX};
     auto look = [&](int id, float x) {
         b.id = x > b.value ? id : b.id;
@@ -281,12 +312,18 @@ __device__ __noinline__ struct best thread_best(const float *row, int n)
     return isnan(b.value) ? nan_best() : b;
 }
 
-/* The arg-max of the row. id 0, value -infinity: nothing is above that. id HAS_NAN: it has NaN. */
-__device__ struct best team_argmax(const float *row, int n, struct shared_state *s)
+/* The arg-max of the row, given each thread's own. id 0, value -infinity: nothing is above that. id
+ * HAS_NAN: it has NaN. */
+__device__ struct best team_argmax_of(const struct best &own, struct shared_state *s)
 {
-    struct best b = team_best(thread_best(row, n), s);
+    struct best b = team_best(own, s);
     b.id = b.id == INT32_MAX ? 0 : b.id;
     return b;
+}
+
+__device__ struct best team_argmax(const float *row, int n, struct shared_state *s)
+{
+    return team_argmax_of(thread_best(row, n), s);
 }
 
 #endif
