@@ -303,6 +303,14 @@ static bool shape_reasoning(struct jrt *rt, struct jv message, const struct chat
     return true;
 }
 
+/* Calls that the template leaves out. The content is shaped once more, because there may have been
+ * none before. */
+static bool append_calls(struct jrt *rt, struct jv message, const struct chat_traits *traits)
+{
+    return !traits->calls ||
+           (chat_write_calls(rt, message, traits->calls) && shape_content(rt, message, traits));
+}
+
 static bool shape_message(struct jrt *rt, struct jv message, const struct chat_traits *traits)
 {
     if (message.type != JV_DICT) {
@@ -316,7 +324,7 @@ static bool shape_message(struct jrt *rt, struct jv message, const struct chat_t
     }
     return chat_shape_old_call(rt, message) && shape_reasoning(rt, message, traits) &&
            shape_content(rt, message, traits) && shape_calls(rt, message, traits) &&
-           (!traits->calls || chat_write_calls(rt, message, traits->calls));
+           append_calls(rt, message, traits);
 }
 
 /* Changes messages in place, since they belong to this render. */
@@ -426,11 +434,12 @@ static void probe_arguments(const struct probe *p, struct chat_traits *traits)
         object = look(p, CALL("\"content\":\"\",", "{\"pkey\":\"" WORD "\"}"), TOOLS);
         text = look(p, CALL("\"content\":\"\",", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), TOOLS);
     }
+    const int without = object;          // many templates fail on null
     if (!((object | text) & HAS_WORD)) { // others only beside null, in the place of content
         object = look(p, CALL("\"content\":null,", "{\"pkey\":\"" WORD "\"}"), TOOLS);
         text = look(p, CALL("\"content\":null,", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), TOOLS);
     }
-    traits->leaves_calls_out = (object & RENDERED) && !((object | text) & HAS_WORD);
+    traits->leaves_calls_out = ((object | without) & RENDERED) && !((object | text) & HAS_WORD);
     bool only_text = !(object & HAS_WORD) && (text & HAS_WORD);
     bool text_is_json = (object & HAS_REPR_KEY) && !(text & HAS_REPR_KEY) && (text & HAS_JSON_KEY);
     traits->string_arguments = only_text || text_is_json;

@@ -180,15 +180,26 @@ static enum status load_all(struct chat_template *t, const char *dir, bool with_
     return load_config(t, dir, "tokenizer_config.json", with_templates, err);
 }
 
+/* The parser's way of writing calls whose token this template knows. */
+static const struct tool_writing *writing_of(const char *text)
+{
+    const struct tool_parser *parser = tool_parser_for_template(text);
+    const struct tool_writing *w = parser ? parser->writing : NULL;
+    while (w && w->needs && !strstr(text, w->needs)) {
+        w = w->otherwise;
+    }
+    return w;
+}
+
 static void probe_one(const struct chat_template *t, struct compiled *c)
 {
     if (!c->jinja) {
         return;
     }
     chat_traits_probe(c->jinja, t->tokens, t->n_tokens, &c->traits);
-    const struct tool_parser *parser = tool_parser_for_template(t->text.data);
-    if (c->traits.leaves_calls_out && parser && chat_can_write_calls(parser->writing)) {
-        c->traits.calls = parser->writing;
+    const struct tool_writing *writing = writing_of(t->text.data);
+    if (c->traits.leaves_calls_out && chat_can_write_calls(writing)) {
+        c->traits.calls = writing;
     }
 }
 

@@ -125,10 +125,10 @@ extern const struct tool_parser tool_parser_apertus, tool_parser_cohere_command3
     tool_parser_functiongemma, tool_parser_gemma4, tool_parser_gigachat3, tool_parser_glm45,
     tool_parser_granite, tool_parser_granite_20b_fc, tool_parser_harmony, tool_parser_hermes,
     tool_parser_hunyuan_a13b, tool_parser_hy_v3, tool_parser_internlm, tool_parser_kimi_k2,
-    tool_parser_kimi_k3, tool_parser_llama3_json, tool_parser_longcat, tool_parser_minicpm5,
-    tool_parser_minimax_m2, tool_parser_minimax_m3, tool_parser_mistral, tool_parser_nemotron_json,
-    tool_parser_olmo3, tool_parser_phi4_mini_json, tool_parser_pythonic, tool_parser_qwen3_coder,
-    tool_parser_seed_oss, tool_parser_solar_open, tool_parser_xlam;
+    tool_parser_kimi_k3, tool_parser_lfm2, tool_parser_llama3_json, tool_parser_longcat,
+    tool_parser_minicpm5, tool_parser_minimax_m2, tool_parser_minimax_m3, tool_parser_mistral,
+    tool_parser_nemotron_json, tool_parser_olmo3, tool_parser_phi4_mini_json, tool_parser_pythonic,
+    tool_parser_qwen3_coder, tool_parser_seed_oss, tool_parser_solar_open, tool_parser_xlam;
 
 const char *tool_held(const struct tool_parse *p); // the held text from `scan` on
 size_t tool_n_held(const struct tool_parse *p);

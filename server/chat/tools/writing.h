@@ -24,6 +24,8 @@ struct tool_writing {
                          // them for calls
     bool once;           // the turn ends after one call
     bool by_schema;      // arguments need a schema; an arbitrary object cannot be written
+    /* Around calls that follow text in the history, instead of open and close; NULL: those. */
+    const char *open_after, *close_after;
     /* If the vocabulary lacks this token, another way of writing calls is used. */
     const char *needs;
     const struct tool_writing *otherwise;

@@ -57,6 +57,7 @@ TEST(signs_in_templates)
         {"{{ tools }} <tool_calls> <tool_call> <tool_sep> <arg_key> <think>", "hy_v3",
          REASONING_THINK},
         {"{{ messages }} <tool_call> <answer>", NULL, REASONING_NONE}, // a template without tools
+        {"{{ tools }} List of tools: [", "lfm2", REASONING_NONE},
         {"{{ tools }} <start_function_call>call:", "functiongemma", REASONING_NONE},
         {"Here is my thought process: {{ tools }} <|tool_call|>", "granite", REASONING_GRANITE},
     };
@@ -107,8 +108,8 @@ TEST(templates_of_families)
         {"GigaChat3.1-10B-A1.8B", "gigachat3", REASONING_NONE},
         {"openbmb-MiniCPM5-1B", "minicpm5", REASONING_THINK},
         {"Cohere2MoE", "cohere_command3", REASONING_COHERE},
-        {"LFM2.5-8B-A1B", "pythonic", REASONING_THINK},
-        {"LFM2.5-Instruct", "pythonic", REASONING_THINK},
+        {"LFM2.5-8B-A1B", "lfm2", REASONING_THINK},
+        {"LFM2.5-Instruct", "lfm2", REASONING_THINK},
         {"meta-llama-Llama-3.1-8B-Instruct", "llama3_json", REASONING_NONE},
         {"vllm-tool_chat_template_xlam_llama", "xlam", REASONING_NONE},
         {"hfjs-MadeAgents-Hammer2.1", "xlam", REASONING_NONE},
@@ -169,7 +170,7 @@ static const struct family *family_of(const char *template, const char *input)
         {"DeepSeek-V4", "deepseek_v4", REASONING_THINK},
         {"istral", "mistral", REASONING_MISTRAL},
         {"Llama-3", "llama3_json", REASONING_THINK},
-        {"LFM2", "pythonic", REASONING_THINK},
+        {"LFM2", "lfm2", REASONING_THINK},
         {"gpt-oss", "harmony", REASONING_HARMONY},
         {"gemma-4", "gemma4", REASONING_GEMMA4},
         {"Seed-OSS", "seed_oss", REASONING_SEED_OSS},
@@ -188,7 +189,7 @@ static const struct family *family_of(const char *template, const char *input)
         {"Cohere2", "cohere_command4", REASONING_COHERE},
     };
     static const struct family old_deepseek = {"", "deepseek_v3", REASONING_THINK};
-    static const struct family lfm2 = {"", "pythonic", REASONING_THINK};
+    static const struct family lfm2 = {"", "lfm2", REASONING_THINK};
     if (template && strstr(template, "Distill-Qwen") && strstr(input, "calls")) {
         return &old_deepseek;
     }
@@ -326,7 +327,7 @@ static int replay(const struct json *line)
     }
     const char *parser = family ? family->parser : NULL;
     bool harmony = parser && strcmp(parser, "harmony") == 0;
-    bool shown = parser && strcmp(parser, "pythonic") == 0 && strncmp(input, "<think>", 7) == 0;
+    bool shown = parser && strcmp(parser, "lfm2") == 0 && strncmp(input, "<think>", 7) == 0;
     bool own =
         family && (family->reasoning == REASONING_COHERE || family->reasoning == REASONING_KIMI_K3);
     bool answer = own && !strstr(input, "THINKING");

@@ -417,6 +417,38 @@ TEST(calls_and_answers_after_reasoning)
     }
 }
 
+/* A text for everybody may be an object: "all" is no tool. */
+TEST(functionary_answers_may_begin_with_a_brace)
+{
+    struct tool_to_write own[N_TOOLS];
+    struct buf tags;
+    buf_init(&tags, 1 << 20);
+    open_tools(own);
+    const struct tool_calls calls = {
+        .writing = tool_parser_functionary_v32.writing, .tools = own, .n_tools = N_TOOLS};
+    const struct turn t = {.reasoning = REASONING_FUNCTIONARY, .calls = &calls};
+    turn_put(&tags, &t);
+    struct grammar *g = compile(GRAMMAR_TAGS, tags.data, tags.n_bytes, NULL);
+    static const struct {
+        const char *text;
+        bool good;
+    } cases[] = {
+        {"all\n{1}", true}, {"get_a\n{\"e\":\"a\"}", true},
+        {"call\n{", false}, {"a\n{", false},
+        {"al\n{", false},   {"alt\n{", false},
+        {"ally\n{", false}, {"all\n", true},
+        {"all.\n{", false}, {"Well, all\n{", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct grammar_state s;
+        const char *text = cases[i].text;
+        CHECK_EQ(grammar_fold(g, text, strlen(text), &s) == OK, cases[i].good);
+    }
+    grammar_free(g);
+    close_tools();
+    buf_deinit(&tags);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
