@@ -124,6 +124,20 @@ TEST(markers_that_are_special_tokens)
                       "!<|tool_call:name|>", "g", "!<|tool_call:args|>", "{}", "!<|tool_call:end|>",
                       "!<|calls|>"),
                 "Ok.", "hm", "|g#a1:{}");
+    check_words("step3", REASONING_THINK,
+                WORDS("!<think>", "hm", "!</think>", "!" STEP("tool_calls_begin"),
+                      "!" STEP("tool_call_begin"), "function", "!" STEP("tool_sep"),
+                      "<steptml:invoke name=\"g\"></steptml:invoke>", "!" STEP("tool_call_end"),
+                      "!" STEP("tool_calls_end"), "!<|im_end|>"),
+                "", "hm", "|g#:{}");
+    check_words("solar_open2", REASONING_SOLAR_OPEN2,
+                WORDS("!<|think:start|>", "hm", "!<|think:end|>", "!<|tool_call:start|>", "g\n",
+                      "!<|tool_call:end|>", "!<|im:end|>"),
+                "", "hm", "|g#:{}");
+    check_words("gigachat35", REASONING_THINK,
+                WORDS("!<" GCML "tool_calls>", "<" GCML "invoke name=\"g\">", "</" GCML "invoke>",
+                      "!</" GCML "tool_calls>"),
+                "", "", "|g#:{}");
     check_words("functiongemma", REASONING_NONE,
                 WORDS("!<start_function_call>", "call:f{s:", "!<escape>", "a", "!<escape>", "}",
                       "!<end_function_call>", "!<start_function_response>"),

@@ -57,6 +57,12 @@ TEST(signs_in_templates)
         {"{{ tools }} <tool_calls> <tool_call> <tool_sep> <arg_key> <think>", "hy_v3",
          REASONING_THINK},
         {"{{ messages }} <tool_call> <answer>", NULL, REASONING_NONE}, // a template without tools
+        {"{{ tools }} <" GCML "tool_calls> <think>", "gigachat35", REASONING_THINK},
+        {"{{ tools }} " STEP("tool_calls_begin") "<steptml:invoke <think>", "step3",
+         REASONING_THINK},
+        {"{{ tools }} <dots_function_call><invoke name=", "dots", REASONING_NONE},
+        {"{{ tools }} <|tool_call:start|> <|tool_arg:start|> <|think:start|>", "solar_open2",
+         REASONING_SOLAR_OPEN2},
         {"{{ tools }} List of tools: [", "lfm2", REASONING_NONE},
         {"{{ tools }} <start_function_call>call:", "functiongemma", REASONING_NONE},
         {"Here is my thought process: {{ tools }} <|tool_call|>", "granite", REASONING_GRANITE},

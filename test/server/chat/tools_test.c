@@ -179,6 +179,78 @@ TEST(deepseek_v32_calls)
     PARSES("deepseek_v32", "<" DSML "function_calls>none", "<" DSML "function_calls>none", "");
 }
 
+TEST(gigachat35_calls)
+{
+    PARSES("gigachat35",
+           "Hm.\n<" GCML "tool_calls>\n<" GCML "invoke name=\"f\">\n<" GCML "parameter "
+           "name=\"s\" string=\"true\">5</" GCML "parameter>\n<" GCML "parameter name=\"n\" "
+           "string=\"false\">5</" GCML "parameter>\n</" GCML "invoke>\n</" GCML "tool_calls>",
+           "Hm.", "|f#:{\"s\": \"5\", \"n\": 5}");
+    PARSES("gigachat35", "<" GCML "tool_calls>none", "<" GCML "tool_calls>none", "");
+}
+
+#define STEP_CALL(name, body)                                                                      \
+    STEP("tool_call_begin")                                                                        \
+    "function" STEP("tool_sep") "<steptml:invoke name=\"" name "\">" body                          \
+                                "</steptml:invoke>" STEP("tool_call_end")
+#define STEP_PARAMETER(name, value)                                                                \
+    "<steptml:parameter name=\"" name "\">" value "</steptml:parameter>"
+
+/* The words between the tokens are not always there, and values may contain '<'. */
+TEST(step3_calls)
+{
+    PARSES("step3",
+           "Ok.\n" STEP("tool_calls_begin")
+               STEP_CALL("f", STEP_PARAMETER("n", "5") STEP_PARAMETER("s", "a < b\n"))
+                   STEP_CALL("g", "") STEP("tool_calls_end"),
+           "Ok.", "|f#:{\"n\": 5, \"s\": \"a < b\\n\"}|g#:{}");
+    PARSES("step3",
+           STEP("tool_calls_begin") "\n" STEP("tool_call_begin") "function" STEP(
+               "tool_sep") "\n<steptml:invoke name=\"f\">\n" STEP_PARAMETER("b", "true")
+               STEP_PARAMETER("o", "{\"k\": [1]}") "\n</steptml:invoke>" STEP(
+                   "tool_call_end") "\n" STEP_CALL("g", "\n") "\n" STEP("tool_calls_end") " b",
+           "b", "|f#:{\"b\": true, \"o\": {\"k\": [1]}}|g#:{}");
+    PARSES("step3",
+           STEP("tool_calls_begin")
+               STEP("tool_call_begin") "<steptml:invoke name=\"g\"></steptml:invoke>" STEP(
+                   "tool_call_end") STEP("tool_sep")
+                   STEP("tool_call_begin") "<steptml:invoke name=\"f\">"
+                                           "</steptml:invoke>" STEP("tool_call_end")
+                                               STEP("tool_calls_end"),
+           "", "|g#:{}|f#:{}");
+    PARSES("step3", STEP("tool_calls_begin") STEP("tool_call_begin") "thought",
+           STEP("tool_calls_begin") STEP("tool_call_begin") "thought", "");
+    PARSES("step3",
+           "<steptml:invoke name=\"f\">" STEP_PARAMETER("n", "1") "<steptml:parameter name=\"s\">x",
+           "", "|f#:{\"n\": 1}");
+    PARSES("step3", "a <steptml:invoke b", "a <steptml:invoke b", "");
+}
+
+TEST(dots_calls)
+{
+    PARSES("dots",
+           "Ok.\n<dots_function_call>\n<invoke name=\"f\">\n<parameter name=\"n\">5</parameter>\n"
+           "<parameter name=\"s\">5</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n"
+           "</dots_function_call>",
+           "Ok.", "|f#:{\"n\": 5, \"s\": \"5\"}|g#:{}");
+    PARSES("dots", "<dots_function_call>no", "<dots_function_call>no", "");
+}
+
+#define SOLAR_ARGUMENT(name, value)                                                                \
+    "<|tool_arg:start|>" name "<|tool_arg:value|>" value "<|tool_arg:end|>\n"
+
+TEST(solar_open2_calls)
+{
+    PARSES("solar_open2",
+           "Ok.<|tool_call:start|>f\n" SOLAR_ARGUMENT("n", "5") SOLAR_ARGUMENT("s", " 5\n")
+               SOLAR_ARGUMENT("u", "null") "<|tool_call:end|>\n<|tool_call:start|>g\n"
+                                           "<|tool_call:end|>",
+           "Ok.", "|f#:{\"n\": 5, \"s\": \" 5\\n\", \"u\": null}|g#:{}");
+    PARSES("solar_open2", "<|tool_call:start|>f\n<|tool_arg:start|>n<|tool_arg:value|>5", "",
+           "|f#:{}");
+    PARSES("solar_open2", "<|tool_call:start|>\nf", "<|tool_call:start|>\nf", "");
+}
+
 /* Templates that write an object with Python's str() teach their models to do the same. */
 TEST(values_written_as_in_python)
 {

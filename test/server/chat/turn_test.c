@@ -114,6 +114,9 @@ static void words_of(const struct turn *t, struct words *w)
                                        "<|close|>argument<|sep|>",
                                        "</\xEF\xBD\x9C"
                                        "DSML\xEF\xBD\x9Cparameter>\n",
+                                       "</\xEF\xBD\x9CGCML\xEF\xBD\x9Cparameter>\n",
+                                       "</steptml:parameter>",
+                                       "<|tool_arg:end|>\n",
                                        "<|end|><|start|>assistant",
                                        "<|channel|>final<|message|>",
                                        "]<]minimax[>[</",
@@ -411,6 +414,8 @@ TEST(calls_and_answers_after_reasoning)
         {"apertus", REASONING_APERTUS},
         {"solar_open", REASONING_SOLAR_OPEN},
         {"functionary_v32", REASONING_FUNCTIONARY},
+        {"step3", REASONING_THINK},
+        {"solar_open2", REASONING_SOLAR_OPEN2},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         check_form(&forms[i]);
