@@ -251,6 +251,25 @@ TEST(solar_open2_calls)
     PARSES("solar_open2", "<|tool_call:start|>\nf", "<|tool_call:start|>\nf", "");
 }
 
+/* Null in an enum of strings is null, as grammars of calls write it. */
+TEST(null_beside_other_values)
+{
+    static const char with_enum[] = "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":"
+                                    "{\"n\":{\"enum\":[\"a\",\"b\",null]}"
+                                    ",\"s\":{\"anyOf\":[{\"const\":\"a\"},{\"const\":null}]},\"o\":"
+                                    "{\"enum\":[\"a\",\"b\"]}}}}}]";
+    static const char text[] =
+        "<function=f><parameter=n>null</parameter><parameter=s>null</parameter><parameter=o>null"
+        "</parameter></function>";
+    struct json *tools = tools_of(with_enum);
+    struct output_options opt = {.parser = &tool_parser_qwen3_coder, .tools = tools};
+    struct fold f;
+    check_cuts(&opt, text, &f);
+    CHECK_STR(f.calls.data, "|f#:{\"n\": null, \"s\": null, \"o\": \"null\"}");
+    fold_deinit(&f);
+    json_free(tools);
+}
+
 /* Templates that write an object with Python's str() teach their models to do the same. */
 TEST(values_written_as_in_python)
 {

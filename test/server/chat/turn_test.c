@@ -189,9 +189,10 @@ static const struct tool_to_write tools[] = {
                "\"required\":[\"q\"]}},\"properties\":{\"p\":{\"$ref\":\"#/$defs/P\"}},"
                "\"required\":[\"p\"]}"},
     {.name = "get_a",
-     .schema = "{\"type\":\"object\",\"properties\":{\"e\":{\"enum\":[\"a\",\"b\\\"\"]},\"u\":{"
-               "\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}]}},\"required\":[\"e\"],"
-               "\"additionalProperties\":false}"},
+     .schema =
+         "{\"type\":\"object\",\"properties\":{\"e\":{\"enum\":[\"a\",\"b\\\"\",null]},\"u\":{"
+         "\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}]}},\"required\":[\"e\"],"
+         "\"additionalProperties\":false}"},
     {.name = "none", .schema = "{\"type\":\"object\",\"additionalProperties\":false}"},
     {.name = "run", .text = TEXT_FORMAT},
 };
