@@ -16,6 +16,7 @@ struct chat_traits {
     bool wrap_strings;     // a string becomes one text part
     bool string_arguments; // arguments stay JSON text; otherwise they become an object
     bool null_is_empty;    // null or absent content becomes ""
+    bool whole_tools;      // fails for tools without a description or parameters
     bool developer_is_system;
     bool thought_or_text;  // in a message with a call it prints only one of reasoning and content;
                            // we then keep the content
@@ -37,6 +38,9 @@ void chat_traits_probe(const struct jinja_template *t, const struct chat_token *
  * input: roles defined by the API and, if requested, the assistant's text. */
 bool chat_shape(struct jrt *rt, struct jv messages, const struct chat_traits *traits,
                 bool trust_assistant);
+
+/* Gives tools without a description or parameters empty ones (whole_tools.c). */
+bool chat_complete_tools(struct jrt *rt, struct jv tools);
 
 /* Marks only roles, for requests that are passed on unchanged. */
 bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant);

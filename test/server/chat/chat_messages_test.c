@@ -156,6 +156,25 @@ TEST(appended_calls_parse_as_calls)
     }
 }
 
+/* Descriptions and parameters are optional, but some templates need them. */
+TEST(tools_are_complete_for_templates_that_fail_otherwise)
+{
+    const char *tools =
+        "[{\"function\":{\"name\":\"f\",\"parameters\":null}},{\"function\":{\"name\":"
+        "\"g\",\"description\":\"d\",\"parameters\":{\"properties\":{\"a\":{}}}}}]";
+    struct chat_input in = {.messages_json = USER("\"q\""), .tools_json = tools};
+    CHECK_STR(render_in("{% for t in tools %}{{ t.function.name + ':' + t.function.description }}"
+                        "{% for p in t.function.parameters.properties %}({{ p }}){% endfor %}"
+                        "{% endfor %}",
+                        in),
+              "[f]:[g]:[d]([a])");
+    CHECK_STR(render_in("{% for t in tools %}{{ t.function.name }}{{ t.function.description }}"
+                        "{% endfor %}",
+                        in),
+              "[fgd]"); // it does not fail
+    CHECK_STR(render_in("{{ raise_exception('no') }}{{ tools }}", in), "!no");
+}
+
 /* Types of the Responses API and refusals become ordinary text parts. */
 TEST(parts_of_the_other_apis_are_text)
 {
