@@ -57,6 +57,8 @@ static const struct kind {
                               .sign = "<|begin|>assistant"},
     [REASONING_SOLAR_OPEN2] = {.marks.opens = {"<|think:start|>"},
                                .marks.closes = {"<|think:end|>"}},
+    [REASONING_APRIEL] = {.marks.opens = {"Here are my reasoning steps:"},
+                          .marks.closes = {"[BEGIN FINAL RESPONSE]"}},
     [REASONING_ANSWER] = {.marks.opens = {"<think>"},
                           .marks.closes = {"</think>"},
                           .marks.answer_opens = {"<answer>"},
@@ -83,6 +85,7 @@ static const struct {
     enum reasoning_kind kind;
 } names[] = {
     {"apertus", REASONING_APERTUS},
+    {"apriel", REASONING_APRIEL},
     {"cohere_command3", REASONING_COHERE},
     {"cohere_command4", REASONING_COHERE},
     {"deepseek_r1", REASONING_THINK},

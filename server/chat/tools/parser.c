@@ -88,6 +88,11 @@ const struct tool_parser *tool_parser_find(const char *name)
 /* DeepSeek's token between a call's parts; the older form has a fence as well. */
 #define CALL_SEPARATOR "<\xEF\xBD\x9Ctool\xE2\x96\x81sep\xEF\xBD\x9C>"
 
+/* The token in the tags of later DeepSeek models. */
+#define DSML                                                                                       \
+    "\xEF\xBD\x9C"                                                                                 \
+    "DSML\xEF\xBD\x9C"
+
 /* Selects the parser by words in the template. */
 const struct tool_parser *tool_parser_for_template(const char *chat_template)
 {
@@ -100,13 +105,9 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         {"<seed:tool_call>", NULL, &tool_parser_seed_oss},
         {"]<]minimax[>[", NULL, &tool_parser_minimax_m3},
         {"<minimax:tool_call>", NULL, &tool_parser_minimax_m2},
-        {"\xEF\xBD\x9C"
-         "DSML\xEF\xBD\x9C"
-         "tool_calls",
-         NULL, &tool_parser_deepseek_v4},
-        {"\xEF\xBD\x9C"
-         "DSML\xEF\xBD\x9C",
-         NULL, &tool_parser_deepseek_v32},
+        // V4's templates have tool_calls> where V3.2's have function_calls>.
+        {DSML, "tool_calls>", &tool_parser_deepseek_v32},
+        {DSML, NULL, &tool_parser_deepseek_v4},
         {"\xEF\xBD\x9C"
          "GCML\xEF\xBD\x9C",
          NULL, &tool_parser_gigachat35},

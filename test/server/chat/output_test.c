@@ -212,6 +212,8 @@ TEST(reasoning_has_markers_of_each_family)
         {"solar_open", "<|content|>yes<|flush|>", "yes", ""},
         {"solar_open", "<|think|>hm", "", "hm"},
         {"solar_open2", "<|think:start|>hm<|think:end|>yes", "yes", "hm"},
+        {"apriel", "Here are my reasoning steps:\nhm [BEGIN\n[BEGIN FINAL RESPONSE]\nyes", "yes",
+         "hm [BEGIN"},
         {"step3", "<think>\nhm\n</think>\nyes", "yes", "hm"},
         {"kimi_k3",
          "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>yes"
