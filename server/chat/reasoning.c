@@ -230,12 +230,12 @@ const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
     return kinds[kind].parser;
 }
 
-/* True if a marker begins with this text: if a marker consists of several tokens, only the first is
- * special. */
-static bool begins_one(const char *text, const char *const *words)
+/* True if a marker contains this text: some markers consist of several tokens, with words between
+ * them. */
+static bool one_has(const char *const *words, const char *text)
 {
     for (; *words; words++) {
-        if (strncmp(*words, text, strlen(text)) == 0) {
+        if (strstr(*words, text)) {
             return true;
         }
     }
@@ -245,9 +245,9 @@ static bool begins_one(const char *text, const char *const *words)
 bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
 {
     const struct kind *k = &kinds[kind];
-    return *text &&
-           (begins_one(text, k->marks.opens) || begins_one(text, k->marks.closes) ||
-            begins_one(text, k->marks.answer_opens) || begins_one(text, k->marks.answer_closes));
+    return *text && (one_has(k->marks.opens, text) || one_has(k->marks.closes, text) ||
+                     one_has(k->marks.answer_opens, text) ||
+                     one_has(k->marks.answer_closes, text) || one_has(k->ends, text));
 }
 
 /* ---- the split ---- */

@@ -45,7 +45,7 @@ static void check_words(const char *parser, enum reasoning_kind reasoning, const
     struct output_options opt = {.tok = tok,
                                  .skip_special = true,
                                  .reasoning = reasoning,
-                                 .parser = tool_parser_find(parser),
+                                 .parser = parser ? tool_parser_find(parser) : NULL,
                                  .tools = tools};
     struct fold f;
     struct output o;
@@ -138,6 +138,15 @@ TEST(markers_that_are_special_tokens)
                 WORDS("!<" GCML "tool_calls>", "<" GCML "invoke name=\"g\">", "</" GCML "invoke>",
                       "!</" GCML "tool_calls>"),
                 "", "", "|g#:{}");
+    check_words(NULL, REASONING_SOLAR_OPEN, // without tools
+                WORDS("!<|think|>", "hm", "!<|end|>", "!<|begin|>", "assistant", "!<|content|>",
+                      "Ok.", "!<|flush|>"),
+                "Ok.", "hm", "");
+    check_words(NULL, REASONING_KIMI_K3,
+                WORDS("!<|open|>", "think", "!<|sep|>", "hm", "!<|close|>", "think", "!<|sep|>",
+                      "!<|open|>", "response", "!<|sep|>", "Ok.", "!<|close|>", "response",
+                      "!<|sep|>", "!<|close|>", "message", "!<|sep|>"),
+                "Ok.", "hm", "");
     check_words("functiongemma", REASONING_NONE,
                 WORDS("!<start_function_call>", "call:f{s:", "!<escape>", "a", "!<escape>", "}",
                       "!<end_function_call>", "!<start_function_response>"),
