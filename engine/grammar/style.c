@@ -35,6 +35,8 @@ static const struct style styles[] = {
     {.name = "gigachat_xml", BARRED_TAGS(BARRED("GCML"))},
     {.name = "step_xml",
      TAGS("<steptml:parameter name=\"", "\">", "</steptml:parameter>", "</steptml:parameter>")},
+    {.name = "muse_xml",
+     TAGS("<atem:parameter name=\"", "\">", "</atem:parameter>\n", "</atem:parameter>")},
     {.name = "solar_xml",
      TAGS("<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>\n", "<|tool_arg:end|>")},
     {.name = "kimi_k3_xml",

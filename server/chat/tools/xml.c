@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum state { TEXT, OPENED, NAME, NAME_TAIL, BODY, KEY, VALUE, AFTER };
+enum state { TEXT, RECIPIENT, OPENED, NAME, NAME_TAIL, BODY, KEY, VALUE, AFTER };
 
 static const struct xml_form *form_of(const struct tool_parse *p)
 {
@@ -205,6 +205,30 @@ static bool opened(struct tool_parse *p, bool final)
     return tool_abandon_parameters(p, TEXT);
 }
 
+static bool is_name(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+}
+
+/* The name of a tool in the head of a message. */
+static bool recipient(struct tool_parse *p, bool final)
+{
+    while (tool_n_held(p) > 0 && is_name(*tool_held(p))) {
+        p->scan++;
+    }
+    enum tool_match m = tool_match(p, form_of(p)->recipient_end, final);
+    if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
+        return false;
+    }
+    if (m == MATCH_NO) {
+        return tool_abandon_parameters(p, TEXT);
+    }
+    p->scan += strlen(form_of(p)->recipient_end);
+    p->state = OPENED;
+    return true;
+}
+
 /* Outside of calls: text is reported as soon as it can no longer be the beginning of a call. */
 static bool text(struct tool_parse *p, bool final)
 {
@@ -219,6 +243,9 @@ static bool text(struct tool_parse *p, bool final)
     }
     buf_clear(&p->name);
     p->state = which == 0 ? NAME : OPENED;
+    if (f->recipient_end && p->held.data[p->scan - 1] == '=') {
+        p->state = RECIPIENT;
+    }
     return true;
 }
 
@@ -229,6 +256,7 @@ bool tool_xml_step(struct tool_parse *p, bool final)
     bool more = false;
     switch (p->state) {
     case TEXT: return text(p, final);
+    case RECIPIENT: more = recipient(p, final); break;
     case OPENED: more = opened(p, final); break;
     case NAME: more = name(p, &p->name, name_ends, final); break;
     case NAME_TAIL: more = name_tail(p); break;

@@ -17,6 +17,7 @@ struct key_end {
 struct xml_form {
     const char *opens[XML_MAX_WORDS], *closes[XML_MAX_WORDS]; // tags of the outer pair
     const char *inner[XML_MAX_WORDS]; // words that may come between those and a call
+    const char *recipient_end;        // follows the recipient's name after opens that end in '='
     const char *call, *name_end, *call_end;
     const char *name_tail; // ends a call's tag if the name is not last in it; otherwise NULL
     const char *key, *value_end;

@@ -10,6 +10,7 @@
  *     minicpm5       <function name="NAME"><param name="KEY">, values perhaps in CDATA
  *     kimi_k3        tags made of tokens: <|open|>call tool="NAME" ...<|sep|>, values with a type
  *     step3          <steptml:invoke name="NAME"><steptml:parameter name="KEY">, within tokens
+ *     muse           <atem:invoke name="NAME">, in messages to the tool
  *     solar_open2    tokens: <|tool_call:start|>NAME, <|tool_arg:start|>KEY<|tool_arg:value|>VALUE
  */
 #include "server/chat/tools/xml.h"
@@ -284,4 +285,36 @@ const struct tool_parser tool_parser_solar_open2 = {
     .markers = solar_open2_markers,
     .ends_reasoning = solar_open2_ends_reasoning,
     .writing = &solar_open2_writing,
+};
+
+static const char *const muse_markers[] = {"<|start|>", "<|message|>", "<|eom|>", NULL};
+static const struct xml_form muse = {
+    .opens = {" to=", "<|start|>assistant to=", "<atem:function_calls>"},
+    .closes = {"</atem:function_calls>", "<|eom|>", "<|eot|>"},
+    .inner = {"<atem:function_calls>"},
+    .recipient_end = "<|message|>",
+    .call = "<atem:invoke name=\"",
+    .name_end = "\">",
+    .call_end = "</atem:invoke>",
+    .key = "<atem:parameter name=\"",
+    .value_end = "</atem:parameter>",
+    .key_ends = {{"\">", TOOL_VALUE_BY_SCHEMA}},
+    .trim = true,
+};
+static const struct tool_writing muse_writing = {
+    .head = " to=",
+    .call = "<|message|><atem:function_calls>\n<atem:invoke name=\"",
+    .name_end = "\">\n",
+    .call_end = "</atem:invoke>\n</atem:function_calls>",
+    .style = "muse_xml",
+    .between = "<|eom|><|start|>assistant",
+    .starts = " to=[A-Za-z0-9_.-]+<\\|message\\|><atem:",
+    .bars = {"<atem:invoke name=\""},
+};
+const struct tool_parser tool_parser_muse = {
+    .name = "muse",
+    .step = tool_xml_step,
+    .form = &muse,
+    .markers = muse_markers,
+    .writing = &muse_writing,
 };

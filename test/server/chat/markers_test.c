@@ -69,6 +69,8 @@ static void check_words(const char *parser, enum reasoning_kind reasoning, const
     json_free(tools);
 }
 
+#define ATEM_CALL                                                                                  \
+    "<atem:function_calls>\n<atem:invoke name=\"g\">\n</atem:invoke>\n</atem:function_calls>"
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 /* Special tokens are hidden from content, but a parser must see those that are its
@@ -138,6 +140,15 @@ TEST(markers_that_are_special_tokens)
                 WORDS("!<" GCML "tool_calls>", "<" GCML "invoke name=\"g\">", "</" GCML "invoke>",
                       "!</" GCML "tool_calls>"),
                 "", "", "|g#:{}");
+    check_words("muse", REASONING_MUSE,
+                WORDS(" to=self", "!<|message|>", "hm", "!<|eom|>", "!<|start|>", "assistant",
+                      " to=user", "!<|message|>", "Ok.", "!<|eom|>", "!<|start|>", "assistant",
+                      " to=g", "!<|message|>", ATEM_CALL, "!<|eot|>"),
+                "Ok.", "hm", "|g#:{}");
+    check_words(NULL, REASONING_MUSE,
+                WORDS(" to=self", "!<|message|>", "hm", "!<|eom|>", "!<|start|>", "assistant",
+                      " to=user", "!<|message|>", "Ok.", "!<|eot|>"),
+                "Ok.", "hm", "");
     check_words(NULL, REASONING_SOLAR_OPEN, // without tools
                 WORDS("!<|think|>", "hm", "!<|end|>", "!<|begin|>", "assistant", "!<|content|>",
                       "Ok.", "!<|flush|>"),

@@ -114,6 +114,7 @@ TEST(templates_of_families)
         {"GigaChat3.1-10B-A1.8B", "gigachat3", REASONING_NONE},
         {"openbmb-MiniCPM5-1B", "minicpm5", REASONING_THINK},
         {"Cohere2MoE", "cohere_command3", REASONING_COHERE},
+        {"muse-glimmer", "muse", REASONING_MUSE},
         {"Apriel-1.6-15b-Thinker-fixed", "hunyuan_a13b", REASONING_APRIEL},
         {"LFM2.5-8B-A1B", "lfm2", REASONING_THINK},
         {"LFM2.5-Instruct", "lfm2", REASONING_THINK},

@@ -236,6 +236,26 @@ TEST(dots_calls)
     PARSES("dots", "<dots_function_call>no", "<dots_function_call>no", "");
 }
 
+#define ATEM(name, body)                                                                           \
+    "<atem:function_calls>\n<atem:invoke name=\"" name "\">\n" body "</atem:invoke>\n"             \
+    "</atem:function_calls>"
+#define ATEM_PARAMETER(name, value) "<atem:parameter name=\"" name "\">" value "</atem:parameter>\n"
+
+/* The head of a message to a tool is no content. */
+TEST(muse_calls)
+{
+    PARSES("muse",
+           " to=f<|message|>" ATEM("f", ATEM_PARAMETER("n", "5") ATEM_PARAMETER(
+                                            "s", " 5\n")) "<|eom|>"
+                                                          "<|start|>assistant to=g<|message|>" ATEM(
+                                                              "g", ""),
+           "", "|f#:{\"n\": 5, \"s\": \" 5\\n\"}|g#:{}");
+    PARSES("muse", "Ok." ATEM("g", "") " b", "Ok.b", "|g#:{}");
+    PARSES("muse", "go to=it and <|message|>", "go to=it and <|message|>", "");
+    PARSES("muse", " to=f<|message|>no", " to=f<|message|>no", "");
+    PARSES("muse", " to=f<|mess", " to=f<|mess", "");
+}
+
 #define SOLAR_ARGUMENT(name, value)                                                                \
     "<|tool_arg:start|>" name "<|tool_arg:value|>" value "<|tool_arg:end|>\n"
 

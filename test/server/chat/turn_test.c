@@ -116,6 +116,7 @@ static void words_of(const struct turn *t, struct words *w)
                                        "DSML\xEF\xBD\x9Cparameter>\n",
                                        "</\xEF\xBD\x9CGCML\xEF\xBD\x9Cparameter>\n",
                                        "</steptml:parameter>",
+                                       "</atem:parameter>\n",
                                        "<|tool_arg:end|>\n",
                                        "<|end|><|start|>assistant",
                                        "<|channel|>final<|message|>",
@@ -416,6 +417,7 @@ TEST(calls_and_answers_after_reasoning)
         {"solar_open", REASONING_SOLAR_OPEN},
         {"functionary_v32", REASONING_FUNCTIONARY},
         {"step3", REASONING_THINK},
+        {"muse", REASONING_MUSE},
         {"solar_open2", REASONING_SOLAR_OPEN2},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
