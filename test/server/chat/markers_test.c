@@ -149,6 +149,21 @@ TEST(markers_that_are_special_tokens)
                 WORDS(" to=self", "!<|message|>", "hm", "!<|eom|>", "!<|start|>", "assistant",
                       " to=user", "!<|message|>", "Ok.", "!<|eot|>"),
                 "Ok.", "hm", "");
+    check_words("inkling", REASONING_INKLING,
+                WORDS("!<|content_thinking|>", "hm", "!<|end_message|>", "!<|message_model|>",
+                      "!<|content_text|>", "Ok.", "!<|end_message|>", "!<|message_model|>", "g",
+                      "!<|content_invoke_tool_json|>", "{\"name\":\"g\",\"args\":{}}",
+                      "!<|end_message|>", "!<|content_model_end_sampling|>"),
+                "Ok.", "hm", "|g#:{}");
+    check_words("inkling", REASONING_INKLING,
+                WORDS("!<|content_thinking|>", "hm", "!<|end_message|>", "!<|message_model|>", "g",
+                      "!<|content_invoke_tool_json|>", "{\"name\":\"g\",\"args\":{}}",
+                      "!<|end_message|>"),
+                "", "hm", "|g#:{}");
+    check_words(
+        NULL, REASONING_INKLING,
+        WORDS("!<|content_text|>", "Ok.", "!<|end_message|>", "!<|content_model_end_sampling|>"),
+        "Ok.", "", "");
     check_words(NULL, REASONING_SOLAR_OPEN, // without tools
                 WORDS("!<|think|>", "hm", "!<|end|>", "!<|begin|>", "assistant", "!<|content|>",
                       "Ok.", "!<|flush|>"),

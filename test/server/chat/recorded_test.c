@@ -63,6 +63,8 @@ TEST(signs_in_templates)
         {"{{ tools }} <dots_function_call><invoke name=", "dots", REASONING_NONE},
         {"{{ tools }} <|tool_call:start|> <|tool_arg:start|> <|think:start|>", "solar_open2",
          REASONING_SOLAR_OPEN2},
+        {"{{ tools }} <|content_invoke_tool_json|> <|content_thinking|>", "inkling",
+         REASONING_INKLING},
         {"{{ tools }} List of tools: [", "lfm2", REASONING_NONE},
         {"{{ tools }} <start_function_call>call:", "functiongemma", REASONING_NONE},
         {"Here is my thought process: {{ tools }} <|tool_call|>", "granite", REASONING_GRANITE},

@@ -256,6 +256,25 @@ TEST(muse_calls)
     PARSES("muse", " to=f<|mess", " to=f<|mess", "");
 }
 
+#define INKLING(name, json) name "<|content_invoke_tool_json|>" json "<|end_message|>"
+
+TEST(inkling_calls)
+{
+    PARSES("inkling",
+           INKLING("f", "{\"name\":\"f\",\"args\":{\"s\": \"}\"}}") "<|message_model|>" INKLING(
+               "", "\n{\"args\":{},\"name\":\"g\"}\n"),
+           "", "|f#:{\"s\": \"}\"}|g#:{}");
+    PARSES("inkling",
+           "<|content_text|>Ok.<|end_message|><|message_model|>" INKLING(
+               "f", "{\"name\":\"f\"}") "<|message_model|><|content_text|>b",
+           "Ok.b", "|f#:{}");
+    PARSES("inkling", "Ok and so on", "Ok and so on", "");
+    PARSES("inkling", "Ok", "Ok", "");
+    PARSES("inkling", "f<|content_invoke_tool_json|>no", "f<|content_invoke_tool_json|>no", "");
+    PARSES("inkling", "a <|message_model|>no", "a <|message_model|>no", "");
+    PARSES("inkling", "f<|content_inv", "f<|content_inv", "");
+}
+
 #define SOLAR_ARGUMENT(name, value)                                                                \
     "<|tool_arg:start|>" name "<|tool_arg:value|>" value "<|tool_arg:end|>\n"
 

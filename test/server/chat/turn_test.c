@@ -418,6 +418,7 @@ TEST(calls_and_answers_after_reasoning)
         {"functionary_v32", REASONING_FUNCTIONARY},
         {"step3", REASONING_THINK},
         {"muse", REASONING_MUSE},
+        {"inkling", REASONING_INKLING},
         {"solar_open2", REASONING_SOLAR_OPEN2},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {

@@ -279,7 +279,7 @@ TEST(what_would_change_answers_is_refused_with_the_reason)
     REFUSED("always read from tokenizer.json", "m", "--tokenizer-mode=deepseek_v32");
     REFUSED("start several servers behind a load balancer", "m", "--data-parallel-size=4");
     REFUSED("plugins cannot be loaded", "m", "--middleware", "a.b");
-    REFUSED("not one of", "m", "--reasoning-parser", "inkling");
+    REFUSED("not one of", "m", "--reasoning-parser", "identity");
     char *path = write_file("disable-log-stats: true\nenable-lora: False\nignore-patterns:\n- a\n"
                             "port: 7\nlogits-processors:\n  - a.b\n");
     REFUSED(":7: option logits-processors: 'a.b' is not supported: plugins", "m", "--config", path);
