@@ -324,6 +324,7 @@ static bool shape_message(struct jrt *rt, struct jv message, const struct chat_t
     }
     return chat_shape_old_call(rt, message) && shape_reasoning(rt, message, traits) &&
            shape_content(rt, message, traits) && shape_calls(rt, message, traits) &&
+           (!traits->short_ids || chat_shorten_ids(rt, message)) &&
            append_calls(rt, message, traits);
 }
 
@@ -352,11 +353,12 @@ struct probe {
     "[{\"type\":\"function\",\"function\":{\"name\":\"tool_a\",\"description\":\"d\","             \
     "\"parameters\":{\"type\":\"object\",\"properties\":{\"pkey\":{\"type\":\"string\","           \
     "\"description\":\"d\"}},\"required\":[\"pkey\"]}}}]"
-#define CALL(content, arguments)                                                                   \
+#define CALL_WITH_ID(id, content, arguments)                                                       \
     "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\"," content                      \
-    "\"tool_calls\":[{\"id\":\"abcdefghi\",\"type\":\"function\",\"function\":{\"name\":"          \
+    "\"tool_calls\":[{\"id\":\"" id "\",\"type\":\"function\",\"function\":{\"name\":"             \
     "\"tool_a\",\"arguments\":" arguments "}}]},{\"role\":\"tool\",\"tool_call_id\":"              \
-    "\"abcdefghi\",\"name\":\"tool_a\",\"content\":\"r\"}]"
+    "\"" id "\",\"name\":\"tool_a\",\"content\":\"r\"}]"
+#define CALL(content, arguments) CALL_WITH_ID("abcdefghi", content, arguments)
 
 /* What a probe's output contains. */
 enum {
@@ -457,6 +459,17 @@ static void probe_null(const struct probe *p, struct chat_traits *traits)
         (empty & RENDERED) && (!(null & RENDERED) || ((null & HAS_NONE) && !(empty & HAS_NONE)));
 }
 
+/* Some templates only accept ids that Mistral's models could have written. */
+static void probe_ids(const struct probe *p, struct chat_traits *traits)
+{
+    static const char *const good[] = {CALL("\"content\":\"\",", "{}"),
+                                       CALL("\"content\":\"\",", "\"{}\"")};
+    static const char *const bad[] = {CALL_WITH_ID("c_1", "\"content\":\"\",", "{}"),
+                                      CALL_WITH_ID("c_1", "\"content\":\"\",", "\"{}\"")};
+    const bool as_text = traits->string_arguments;
+    traits->short_ids = look(p, good[as_text], NULL) && !look(p, bad[as_text], NULL);
+}
+
 static void probe_developer(const struct probe *p, struct chat_traits *traits)
 {
     int developer = look(p,
@@ -503,6 +516,7 @@ void chat_traits_probe(const struct jinja_template *t, const struct chat_token *
     probe_content(&p, traits);
     probe_arguments(&p, traits);
     probe_null(&p, traits);
+    probe_ids(&p, traits);
     probe_developer(&p, traits);
     probe_reasoning(&p, traits);
 }

@@ -17,6 +17,7 @@ struct chat_traits {
     bool string_arguments; // arguments stay JSON text; otherwise they become an object
     bool null_is_empty;    // null or absent content becomes ""
     bool whole_tools;      // fails for tools without a description or parameters
+    bool short_ids;        // accepts only ids of calls with nine letters and digits
     bool developer_is_system;
     bool thought_or_text;  // in a message with a call it prints only one of reasoning and content;
                            // we then keep the content
@@ -47,6 +48,9 @@ bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant);
 
 /* Rewrites `function_call` and the role `function` (old_calls.c). */
 bool chat_shape_old_call(struct jrt *rt, struct jv message);
+
+/* Makes ids of calls, and of their results, nine letters and digits long (short_ids.c). */
+bool chat_shorten_ids(struct jrt *rt, struct jv message);
 
 /* Appends a message's calls to its content. Only formats with JSON or Python's notation can be
  * written (written_calls.c). */

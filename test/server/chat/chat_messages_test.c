@@ -156,6 +156,27 @@ TEST(appended_calls_parse_as_calls)
     }
 }
 
+/* Mistral's templates reject ids that are not nine letters and digits, and so all ids of this
+ * server and of OpenAI. */
+TEST(ids_are_short_for_templates_that_insist)
+{
+#define IDS(condition)                                                                             \
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id|length " condition " %}"   \
+    "{{ raise_exception('no') }}{% endif %}{{ c.id }},{% endfor %}{{ m.tool_call_id }}{% endfor "  \
+    "%}"
+#define WITH_ID(id)                                                                                \
+    "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"" id                      \
+    "\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]},{\"role\":"    \
+    "\"tool\","                                                                                    \
+    "\"tool_call_id\":\"" id "\",\"content\":\"r\"}]"
+    const char *ours = WITH_ID("call_626ee4d30fe759e3");
+    CHECK_STR(render(IDS("!= 9"), ours), "[30fe759e3],[30fe759e3]");
+    CHECK_STR(render(IDS("< 9"), ours), "[30fe759e3],[30fe759e3]");
+    CHECK_STR(render(IDS("!= 9"), WITH_ID("abcdefghi")), "[abcdefghi],[abcdefghi]");
+    CHECK_STR(render(IDS("!= 9"), WITH_ID("c-1")), "[0000000c1],[0000000c1]");
+    CHECK_STR(render(IDS("== 0"), ours), "[call_626ee4d30fe759e3],[call_626ee4d30fe759e3]");
+}
+
 /* Descriptions and parameters are optional, but some templates need them. */
 TEST(tools_are_complete_for_templates_that_fail_otherwise)
 {
