@@ -46,7 +46,7 @@ enum status err_prefix(struct err *err, enum status st, const char *fmt, ...)
     int n = vsnprintf(err->text, sizeof err->text, fmt, args);
     va_end(args);
     if (n >= 0 && (size_t)n < sizeof err->text) {
-        snprintf(err->text + n, sizeof err->text - (size_t)n, ": %.620s", old.text);
+        snprintf(err->text + n, sizeof err->text - (size_t)n, ": %.1000s", old.text);
     }
     return st;
 }

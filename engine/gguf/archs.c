@@ -183,7 +183,7 @@ static enum status unknown_arch(const char *name, struct err *err)
         size_t at = strlen(known);
         snprintf(known + at, sizeof known - at, "%s%s", text_if(i, ", "), archs[i].name);
     }
-    return err_set(err, ERR_UNSUPPORTED, "general.architecture: '%s' is not one of %s", name,
+    return err_set(err, ERR_UNSUPPORTED, "general.architecture: '%.40s' is not one of %s", name,
                    known);
 }
 

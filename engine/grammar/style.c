@@ -16,10 +16,11 @@
         .open = "{", .close = "}", .key = "", .colon = ":", .comma = ",", .value_end = ""
 
 #define MINIMAX "]<]minimax[>["
-#define DSML                                                                                       \
-    "\xEF\xBD\x9C"                                                                                 \
-    "DSML"                                                                                         \
-    "\xEF\xBD\x9C"
+#define BARRED(word) "\xEF\xBD\x9C" word "\xEF\xBD\x9C"
+#define BARRED_TAGS(token)                                                                         \
+    TAGS("<" token "parameter name=\"", "\" string=\"", "</" token "parameter>\n",                 \
+         "</" token "parameter>"),                                                                 \
+        .types = {"true\">", "false\">", "false\">", "false\">", "false\">", "false\">"}
 
 /* The first names are this project's; "..._xml" are those of xgrammar's structural tags. */
 static const struct style styles[] = {
@@ -30,10 +31,14 @@ static const struct style styles[] = {
     {.name = "minicpm_xml", TAGS("<param name=\"", "\">", "</param>", "</param>")},
     {.name = "glm_xml",
      TAGS("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", "</arg_value>")},
-    {.name = "deepseek_xml",
-     TAGS("<" DSML "parameter name=\"", "\" string=\"", "</" DSML "parameter>\n",
-          "</" DSML "parameter>"),
-     .types = {"true\">", "false\">", "false\">", "false\">", "false\">", "false\">"}},
+    {.name = "deepseek_xml", BARRED_TAGS(BARRED("DSML"))},
+    {.name = "gigachat_xml", BARRED_TAGS(BARRED("GCML"))},
+    {.name = "step_xml",
+     TAGS("<steptml:parameter name=\"", "\">", "</steptml:parameter>", "</steptml:parameter>")},
+    {.name = "muse_xml",
+     TAGS("<atem:parameter name=\"", "\">", "</atem:parameter>\n", "</atem:parameter>")},
+    {.name = "solar_xml",
+     TAGS("<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>\n", "<|tool_arg:end|>")},
     {.name = "kimi_k3_xml",
      TAGS("<|open|>argument key=\"", "\" type=\"", "<|close|>argument<|sep|>",
           "<|close|>argument<|sep|>"),

@@ -439,7 +439,7 @@ static enum status open_family(const struct json *root, struct json *config,
     if (!family) {
         char known[320]; // leaves room for the rest of the message
         family_list(known, sizeof known);
-        return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%.64s' is not one of %s",
+        return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%.40s' is not one of %s",
                        or_text(type, "(missing)"), known);
     }
     TRY(model_keys_check(root, err));

@@ -62,7 +62,7 @@ static enum status windows_by_letters(const char *letters, struct model_config *
     size_t n = strlen(letters);
     if (n == 0 || strspn(letters, "LG") != n) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "config.json: the sliding_window_pattern '%s' is not one of L and G",
+                       "config.json: the sliding_window_pattern '%.40s' is not one of L and G",
                        letters);
     }
     for (int32_t i = 0; i < c->n_layers; i++) {

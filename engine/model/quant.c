@@ -91,7 +91,7 @@ static enum status read_rules(const struct json *j, const char *name, struct qua
     if (!row) {
         char known[256];
         quant_method_list(known, sizeof known);
-        return err_set(err, ERR_UNSUPPORTED, "the quant_method '%.80s' is not one of %s", name,
+        return err_set(err, ERR_UNSUPPORTED, "the quant_method '%.40s' is not one of %s", name,
                        known);
     }
     struct quant *q = xcalloc(1, sizeof *q);

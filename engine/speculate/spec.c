@@ -55,7 +55,7 @@ static enum status refuse_method(const char *name, struct err *err)
         used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", text_if(i > 0, ", "),
                                  proposers[i]->name);
     }
-    return err_set(err, ERR_UNSUPPORTED, "speculative-config: the method '%s' is not one of %s",
+    return err_set(err, ERR_UNSUPPORTED, "speculative-config: the method '%.40s' is not one of %s",
                    or_text(name, "(missing)"), known);
 }
 

@@ -303,6 +303,14 @@ static bool shape_reasoning(struct jrt *rt, struct jv message, const struct chat
     return true;
 }
 
+/* Calls that the template leaves out. The content is shaped once more, because there may have been
+ * none before. */
+static bool append_calls(struct jrt *rt, struct jv message, const struct chat_traits *traits)
+{
+    return !traits->calls ||
+           (chat_write_calls(rt, message, traits->calls) && shape_content(rt, message, traits));
+}
+
 static bool shape_message(struct jrt *rt, struct jv message, const struct chat_traits *traits)
 {
     if (message.type != JV_DICT) {
@@ -316,7 +324,8 @@ static bool shape_message(struct jrt *rt, struct jv message, const struct chat_t
     }
     return chat_shape_old_call(rt, message) && shape_reasoning(rt, message, traits) &&
            shape_content(rt, message, traits) && shape_calls(rt, message, traits) &&
-           (!traits->calls || chat_write_calls(rt, message, traits->calls));
+           (!traits->short_ids || chat_shorten_ids(rt, message)) &&
+           append_calls(rt, message, traits);
 }
 
 /* Changes messages in place, since they belong to this render. */
@@ -344,11 +353,12 @@ struct probe {
     "[{\"type\":\"function\",\"function\":{\"name\":\"tool_a\",\"description\":\"d\","             \
     "\"parameters\":{\"type\":\"object\",\"properties\":{\"pkey\":{\"type\":\"string\","           \
     "\"description\":\"d\"}},\"required\":[\"pkey\"]}}}]"
-#define CALL(content, arguments)                                                                   \
+#define CALL_WITH_ID(id, content, arguments)                                                       \
     "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\"," content                      \
-    "\"tool_calls\":[{\"id\":\"abcdefghi\",\"type\":\"function\",\"function\":{\"name\":"          \
+    "\"tool_calls\":[{\"id\":\"" id "\",\"type\":\"function\",\"function\":{\"name\":"             \
     "\"tool_a\",\"arguments\":" arguments "}}]},{\"role\":\"tool\",\"tool_call_id\":"              \
-    "\"abcdefghi\",\"name\":\"tool_a\",\"content\":\"r\"}]"
+    "\"" id "\",\"name\":\"tool_a\",\"content\":\"r\"}]"
+#define CALL(content, arguments) CALL_WITH_ID("abcdefghi", content, arguments)
 
 /* What a probe's output contains. */
 enum {
@@ -426,11 +436,12 @@ static void probe_arguments(const struct probe *p, struct chat_traits *traits)
         object = look(p, CALL("\"content\":\"\",", "{\"pkey\":\"" WORD "\"}"), TOOLS);
         text = look(p, CALL("\"content\":\"\",", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), TOOLS);
     }
+    const int without = object;          // many templates fail on null
     if (!((object | text) & HAS_WORD)) { // others only beside null, in the place of content
         object = look(p, CALL("\"content\":null,", "{\"pkey\":\"" WORD "\"}"), TOOLS);
         text = look(p, CALL("\"content\":null,", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), TOOLS);
     }
-    traits->leaves_calls_out = (object & RENDERED) && !((object | text) & HAS_WORD);
+    traits->leaves_calls_out = ((object | without) & RENDERED) && !((object | text) & HAS_WORD);
     bool only_text = !(object & HAS_WORD) && (text & HAS_WORD);
     bool text_is_json = (object & HAS_REPR_KEY) && !(text & HAS_REPR_KEY) && (text & HAS_JSON_KEY);
     traits->string_arguments = only_text || text_is_json;
@@ -446,6 +457,17 @@ static void probe_null(const struct probe *p, struct chat_traits *traits)
         p, as_text ? CALL("\"content\":\"\",", "\"{}\"") : CALL("\"content\":\"\",", "{}"), NULL);
     traits->null_is_empty =
         (empty & RENDERED) && (!(null & RENDERED) || ((null & HAS_NONE) && !(empty & HAS_NONE)));
+}
+
+/* Some templates only accept ids that Mistral's models could have written. */
+static void probe_ids(const struct probe *p, struct chat_traits *traits)
+{
+    static const char *const good[] = {CALL("\"content\":\"\",", "{}"),
+                                       CALL("\"content\":\"\",", "\"{}\"")};
+    static const char *const bad[] = {CALL_WITH_ID("c_1", "\"content\":\"\",", "{}"),
+                                      CALL_WITH_ID("c_1", "\"content\":\"\",", "\"{}\"")};
+    const bool as_text = traits->string_arguments;
+    traits->short_ids = look(p, good[as_text], NULL) && !look(p, bad[as_text], NULL);
 }
 
 static void probe_developer(const struct probe *p, struct chat_traits *traits)
@@ -494,6 +516,7 @@ void chat_traits_probe(const struct jinja_template *t, const struct chat_token *
     probe_content(&p, traits);
     probe_arguments(&p, traits);
     probe_null(&p, traits);
+    probe_ids(&p, traits);
     probe_developer(&p, traits);
     probe_reasoning(&p, traits);
 }

@@ -16,6 +16,8 @@ struct chat_traits {
     bool wrap_strings;     // a string becomes one text part
     bool string_arguments; // arguments stay JSON text; otherwise they become an object
     bool null_is_empty;    // null or absent content becomes ""
+    bool whole_tools;      // fails for tools without a description or parameters
+    bool short_ids;        // accepts only ids of calls with nine letters and digits
     bool developer_is_system;
     bool thought_or_text;  // in a message with a call it prints only one of reasoning and content;
                            // we then keep the content
@@ -38,11 +40,17 @@ void chat_traits_probe(const struct jinja_template *t, const struct chat_token *
 bool chat_shape(struct jrt *rt, struct jv messages, const struct chat_traits *traits,
                 bool trust_assistant);
 
+/* Gives tools without a description or parameters empty ones (whole_tools.c). */
+bool chat_complete_tools(struct jrt *rt, struct jv tools);
+
 /* Marks only roles, for requests that are passed on unchanged. */
 bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant);
 
 /* Rewrites `function_call` and the role `function` (old_calls.c). */
 bool chat_shape_old_call(struct jrt *rt, struct jv message);
+
+/* Makes ids of calls, and of their results, nine letters and digits long (short_ids.c). */
+bool chat_shorten_ids(struct jrt *rt, struct jv message);
 
 /* Appends a message's calls to its content. Only formats with JSON or Python's notation can be
  * written (written_calls.c). */

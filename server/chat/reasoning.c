@@ -55,6 +55,18 @@ static const struct kind {
                               .marks.answer_opens = {"<|content|>"},
                               .marks.answer_closes = {"<|end|>", "<|flush|>"},
                               .sign = "<|begin|>assistant"},
+    [REASONING_SOLAR_OPEN2] = {.marks.opens = {"<|think:start|>"},
+                               .marks.closes = {"<|think:end|>"}},
+    [REASONING_APRIEL] = {.marks.opens = {"Here are my reasoning steps:"},
+                          .marks.closes = {"[BEGIN FINAL RESPONSE]"}},
+    [REASONING_MUSE] = {.marks.opens = {"to=self<|message|>", " to=self<|message|>"},
+                        .marks.closes = {"<|eom|><|start|>assistant"},
+                        .marks.answer_opens = {" to=user<|message|>", "to=user<|message|>"},
+                        .marks.answer_closes = {"<|eot|>", "<|eom|>"}},
+    [REASONING_INKLING] = {.marks.opens = {"<|content_thinking|>"},
+                           .marks.closes = {"<|end_message|><|message_model|>"},
+                           .marks.answer_opens = {"<|content_text|>"},
+                           .marks.answer_closes = {"<|end_message|>"}},
     [REASONING_ANSWER] = {.marks.opens = {"<think>"},
                           .marks.closes = {"</think>"},
                           .marks.answer_opens = {"<answer>"},
@@ -81,6 +93,7 @@ static const struct {
     enum reasoning_kind kind;
 } names[] = {
     {"apertus", REASONING_APERTUS},
+    {"apriel", REASONING_APRIEL},
     {"cohere_command3", REASONING_COHERE},
     {"cohere_command4", REASONING_COHERE},
     {"deepseek_r1", REASONING_THINK},
@@ -89,6 +102,7 @@ static const struct {
     {"ernie45", REASONING_RESPONSE},
     {"functionary_v32", REASONING_FUNCTIONARY},
     {"gemma4", REASONING_GEMMA4},
+    {"gigachat35", REASONING_THINK},
     {"glm45", REASONING_THINK},
     {"glm47", REASONING_THINK},
     {"granite", REASONING_GRANITE},
@@ -97,6 +111,7 @@ static const struct {
     {"holo2", REASONING_THINK},
     {"hunyuan_a13b", REASONING_ANSWER},
     {"hy_v3", REASONING_THINK},
+    {"inkling", REASONING_INKLING},
     {"kimi_k2", REASONING_THINK},
     {"kimi_k3", REASONING_KIMI_K3},
     {"ling3", REASONING_THINK},
@@ -105,6 +120,7 @@ static const struct {
     {"minimax_m2_append_think", REASONING_SHOWN},
     {"minimax_m3", REASONING_MINIMAX_M3},
     {"mistral", REASONING_MISTRAL},
+    {"muse", REASONING_MUSE},
     {"nemotron_v3", REASONING_THINK},
     {"olmo3", REASONING_THINK},
     {"openai_gptoss", REASONING_HARMONY},
@@ -112,6 +128,7 @@ static const struct {
     {"qwen3", REASONING_THINK},
     {"seed_oss", REASONING_SEED_OSS},
     {"solar_open", REASONING_SOLAR_OPEN},
+    {"solar_open2", REASONING_SOLAR_OPEN2},
     {"step3", REASONING_THINK},
     {"step3p5", REASONING_THINK},
     {"think", REASONING_THINK},
@@ -223,12 +240,12 @@ const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
     return kinds[kind].parser;
 }
 
-/* True if a marker begins with this text: if a marker consists of several tokens, only the first is
- * special. */
-static bool begins_one(const char *text, const char *const *words)
+/* True if a marker contains this text: some markers consist of several tokens, with words between
+ * them. */
+static bool one_has(const char *const *words, const char *text)
 {
     for (; *words; words++) {
-        if (strncmp(*words, text, strlen(text)) == 0) {
+        if (strstr(*words, text)) {
             return true;
         }
     }
@@ -238,9 +255,9 @@ static bool begins_one(const char *text, const char *const *words)
 bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
 {
     const struct kind *k = &kinds[kind];
-    return *text &&
-           (begins_one(text, k->marks.opens) || begins_one(text, k->marks.closes) ||
-            begins_one(text, k->marks.answer_opens) || begins_one(text, k->marks.answer_closes));
+    return *text && (one_has(k->marks.opens, text) || one_has(k->marks.closes, text) ||
+                     one_has(k->marks.answer_opens, text) ||
+                     one_has(k->marks.answer_closes, text) || one_has(k->ends, text));
 }
 
 /* ---- the split ---- */

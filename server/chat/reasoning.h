@@ -20,6 +20,10 @@ enum reasoning_kind {
     REASONING_APERTUS,
     REASONING_FUNCTIONARY, // none, but the answer follows its recipient
     REASONING_SOLAR_OPEN,
+    REASONING_SOLAR_OPEN2,
+    REASONING_APRIEL,
+    REASONING_MUSE,
+    REASONING_INKLING,
     REASONING_ANSWER,   // <think>, and the answer in <answer>
     REASONING_RESPONSE, // <think>, and the answer in <response>
     REASONING_SHOWN,    // <think>, which stays in the content
@@ -28,12 +32,11 @@ enum reasoning_kind {
 
 /* All names that options accept, as enumerated by reasoning_name. */
 #define REASONING_NAMES                                                                            \
-    "apertus|cohere_command3|cohere_command4|deepseek_r1|deepseek_v3|deepseek_v4|ernie45|"         \
-    "functionary_v32|gemma4|"                                                                      \
-    "glm45|glm47|granite|granite_thinking_parser|harmony|holo2|hunyuan_a13b|hy_v3|kimi_k2|"        \
-    "kimi_k3|ling3|mimo|minimax_m2|minimax_m2_append_think|minimax_m3|mistral|nemotron_v3|olmo3|"  \
-    "openai_gptoss|"                                                                               \
-    "poolside_v1|qwen3|seed_oss|solar_open|step3|step3p5|think"
+    "apertus|apriel|cohere_command3|cohere_command4|deepseek_r1|deepseek_v3|deepseek_v4|"          \
+    "ernie45|functionary_v32|gemma4|gigachat35|glm45|glm47|granite|granite_thinking_parser|"       \
+    "harmony|holo2|hunyuan_a13b|hy_v3|inkling|kimi_k2|kimi_k3|ling3|mimo|minimax_m2|"              \
+    "minimax_m2_append_think|minimax_m3|mistral|muse|nemotron_v3|olmo3|openai_gptoss|"             \
+    "poolside_v1|qwen3|seed_oss|solar_open|solar_open2|step3|step3p5|think"
 
 /* Looks up a name, or "none". False: it is unknown. */
 bool reasoning_find(const char *name, enum reasoning_kind *kind);

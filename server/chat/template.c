@@ -180,15 +180,26 @@ static enum status load_all(struct chat_template *t, const char *dir, bool with_
     return load_config(t, dir, "tokenizer_config.json", with_templates, err);
 }
 
+/* The parser's way of writing calls whose token this template knows. */
+static const struct tool_writing *writing_of(const char *text)
+{
+    const struct tool_parser *parser = tool_parser_for_template(text);
+    const struct tool_writing *w = parser ? parser->writing : NULL;
+    while (w && w->needs && !strstr(text, w->needs)) {
+        w = w->otherwise;
+    }
+    return w;
+}
+
 static void probe_one(const struct chat_template *t, struct compiled *c)
 {
     if (!c->jinja) {
         return;
     }
     chat_traits_probe(c->jinja, t->tokens, t->n_tokens, &c->traits);
-    const struct tool_parser *parser = tool_parser_for_template(t->text.data);
-    if (c->traits.leaves_calls_out && parser && chat_can_write_calls(parser->writing)) {
-        c->traits.calls = parser->writing;
+    const struct tool_writing *writing = writing_of(t->text.data);
+    if (c->traits.leaves_calls_out && chat_can_write_calls(writing)) {
+        c->traits.calls = writing;
     }
 }
 
@@ -418,7 +429,8 @@ static bool set_variables(struct jrt *rt, const struct chat_template *t,
         }
     }
     if (in->tools_json &&
-        !jinja_from_json(rt, in->tools_json, in->tools_bytes, PROV_INPUT, "tools", &tools)) {
+        (!jinja_from_json(rt, in->tools_json, in->tools_bytes, PROV_INPUT, "tools", &tools) ||
+         (traits->whole_tools && !chat_complete_tools(rt, tools)))) {
         return false;
     }
     if (!in->raw) {
@@ -485,7 +497,7 @@ static bool has_tools(const struct chat_input *in)
     return in->tools_json && in->tools_bytes - i >= 3 && in->tools_json[i] == '[';
 }
 
-/* Renders once, and again with null content as "" if that fails. */
+/* Renders once, and if that fails again with null content as "" and complete tools. */
 enum status chat_template_render(const struct chat_template *t, const struct chat_input *in,
                                  struct chat_output *out, struct err *err)
 {
@@ -497,12 +509,12 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
     }
     *out = (struct chat_output){0};
     enum status st = render_once(t, c, in, &c->traits, out, err);
-    if (st != ERR_INVALID || in->raw || c->traits.null_is_empty) {
+    if (st != ERR_INVALID || in->raw || (c->traits.null_is_empty && !has_tools(in))) {
         return st;
     }
     /* The probe only tested null content in one place; this conversation may have it in another. */
     struct chat_traits again = c->traits;
-    again.null_is_empty = true;
+    again.null_is_empty = again.whole_tools = true;
     if (render_once(t, c, in, &again, out, NULL) == OK) {
         return OK;
     }

@@ -108,28 +108,54 @@ static bool put_call(struct jsb *b, struct jrt *rt, const struct tool_writing *w
     return true;
 }
 
+static bool put_calls(struct jsb *b, struct jrt *rt, const struct tool_writing *w,
+                      const struct jlist *calls, bool after_text)
+{
+    const bool apart = after_text && w->open_after;
+    jsb_puts(b, or_empty(apart ? w->open_after : w->open));
+    for (size_t i = 0; i < calls->n; i++) {
+        jsb_puts(b, i ? or_empty(w->between) : "");
+        if (!put_call(b, rt, w, calls->items[i])) {
+            return false;
+        }
+    }
+    jsb_puts(b, or_empty(apart ? w->close_after : w->close));
+    return true;
+}
+
+/* A last part with text, for a list that does not end with one. */
+static bool add_part(struct jrt *rt, struct jlist *parts, struct jstr *text)
+{
+    struct jdict *part = jd_new(rt);
+    struct jstr *kind = js_lit(rt, "text");
+    return part && kind && jd_set_lit(rt, part, "type", jv_str(kind)) &&
+           jd_set_lit(rt, part, "text", jv_str(text)) && jlist_push(rt, parts, jv_dict(part));
+}
+
 bool chat_write_calls(struct jrt *rt, struct jv message, const struct tool_writing *w)
 {
     const struct jv *calls = member(rt, message, "tool_calls");
     const struct jv *content = member(rt, message, "content");
-    bool has_text = content && content->type == JV_STR;
+    struct jlist *parts = content && content->type == JV_LIST ? content->u.list : NULL;
     if (!calls || calls->type != JV_LIST || calls->u.list->n == 0 ||
-        (content && content->type != JV_NONE && !has_text)) {
+        (content && content->type != JV_NONE && content->type != JV_STR && !parts)) {
         return rt->st == OK;
     }
+    const bool has_parts = parts && parts->n > 0;
+    const struct jv last = has_parts ? parts->items[parts->n - 1] : message;
+    const struct jv *text = has_parts ? member(rt, last, "text") : content;
+    const bool has_text = text && text->type == JV_STR;
     struct jsb b;
     jsb_init(&b, rt);
     if (has_text) {
-        jsb_put_str(&b, content->u.s);
+        jsb_put_str(&b, text->u.s);
     }
-    jsb_puts(&b, or_empty(w->open));
-    for (size_t i = 0; i < calls->u.list->n; i++) {
-        jsb_puts(&b, i ? or_empty(w->between) : "");
-        if (!put_call(&b, rt, w, calls->u.list->items[i])) {
-            return false;
-        }
+    if (!put_calls(&b, rt, w, calls->u.list, has_parts || (has_text && text->u.s->n_bytes > 0))) {
+        return false;
     }
-    jsb_puts(&b, or_empty(w->close));
     struct jstr *all = jsb_done(&b);
-    return all && jd_set_lit(rt, message.u.dict, "content", jv_str(all));
+    if (all && parts && !has_text) {
+        return add_part(rt, parts, all);
+    }
+    return all && jd_set_lit(rt, last.u.dict, has_parts ? "text" : "content", jv_str(all));
 }

@@ -237,7 +237,7 @@ static enum status set_text(struct config *c, const struct option_row *row, cons
     }
     if (row->type == OPTION_CHOICE && words_find(row->choices, value) < 0) {
         free(value);
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not one of %s", row->name, text,
+        return err_set(err, ERR_INVALID, "option %s: '%.40s' is not one of %s", row->name, text,
                        row->choices);
     }
     const char **at = field(c, row);

@@ -107,7 +107,7 @@ enum status devices_choose(const char *name, struct engine_options *options, str
         return choose_cuda(options, err);
     }
     if (!automatic && strcmp(name, "cpu") != 0) {
-        return err_set(err, ERR_INVALID, "device: '%s' is not one of auto, cpu, cuda", name);
+        return err_set(err, ERR_INVALID, "device: '%.40s' is not one of auto, cpu, cuda", name);
     }
     return choose_cpu(options, err);
 }

@@ -90,11 +90,17 @@ static bool step(struct tool_parse *p, bool final)
 }
 
 static const char *const markers[] = {NULL};
+/* Any name but "all", whose text may be an object. */
+#define NAME_BYTE "[A-Za-z0-9_.-]"
+#define NOT_L "[A-Za-km-z0-9_.-]" NAME_BYTE "*"
+#define RECIPIENT_OF_CALL                                                                          \
+    "(?:[A-Zb-z0-9_.-]" NAME_BYTE "*|a(?:" NOT_L ")?|al(?:" NOT_L ")?|all" NAME_BYTE "+)"
 static const struct tool_writing writing = {
     .call = "",
     .name_end = "\n",
     .between = ">>>",
-    .starts = "[A-Za-z0-9_.-]+\\n\\{",
+    .open_after = ">>>",
+    .starts = RECIPIENT_OF_CALL "\\n\\{",
     .bars = {">>>"},
 };
 const struct tool_parser tool_parser_functionary_v32 = {

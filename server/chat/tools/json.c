@@ -91,6 +91,7 @@ static enum field field_of(const struct json_call *c)
     } keys[] = {
         {"name", FIELD_NAME},       {"tool_name", FIELD_NAME},      {"id", FIELD_ID},
         {"tool_call_id", FIELD_ID}, {"arguments", FIELD_ARGUMENTS}, {"parameters", FIELD_ARGUMENTS},
+        {"args", FIELD_ARGUMENTS},
     };
     for (size_t i = 0; c->key.data && i < sizeof keys / sizeof keys[0]; i++) {
         if (strcmp(c->key.data, keys[i].key) == 0) {

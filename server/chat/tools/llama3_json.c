@@ -186,6 +186,7 @@ static const struct tool_writing llama3_writing = {
     .name_end = "\", \"parameters\": ",
     .call_end = "}",
     .between = "; ",
+    .open_after = "<|python_tag|>",
     .starts = "\\s*\\{", // any object: its keys may be in any order
     .bars = {"<|python_tag|>"},
 };
@@ -212,6 +213,8 @@ static const struct tool_writing xlam_writing = {
     .call_end = "}",
     .between = ", ",
     .close = "]",
+    .open_after = "\n" JSON_FENCE,
+    .close_after = "]\n```",
     .starts = "\\s*\\[\\s*\\{",
     .bars = {JSON_FENCE, FENCE, "<tool_call>", "[TOOL_CALLS]"},
 };

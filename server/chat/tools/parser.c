@@ -19,12 +19,14 @@ static const struct {
     {"deepseek_v31", &tool_parser_deepseek_v31},
     {"deepseek_v32", &tool_parser_deepseek_v32},
     {"deepseek_v4", &tool_parser_deepseek_v4},
+    {"dots", &tool_parser_dots},
     {"ernie45", &tool_parser_hermes},
     {"functiongemma", &tool_parser_functiongemma},
     {"functionary_v31", &tool_parser_functionary_v31},
     {"functionary_v32", &tool_parser_functionary_v32},
     {"gemma4", &tool_parser_gemma4},
     {"gigachat3", &tool_parser_gigachat3},
+    {"gigachat35", &tool_parser_gigachat35},
     {"glm45", &tool_parser_glm45},
     {"glm47", &tool_parser_glm45},
     {"granite", &tool_parser_granite},
@@ -34,11 +36,12 @@ static const struct {
     {"hermes", &tool_parser_hermes},
     {"hunyuan_a13b", &tool_parser_hunyuan_a13b},
     {"hy_v3", &tool_parser_hy_v3},
+    {"inkling", &tool_parser_inkling},
     {"internlm", &tool_parser_internlm},
     {"jamba", &tool_parser_hunyuan_a13b},
     {"kimi_k2", &tool_parser_kimi_k2},
     {"kimi_k3", &tool_parser_kimi_k3},
-    {"lfm2", &tool_parser_pythonic},
+    {"lfm2", &tool_parser_lfm2},
     {"ling3", &tool_parser_glm45},
     {"llama3_json", &tool_parser_llama3_json},
     {"llama4_json", &tool_parser_llama3_json},
@@ -49,6 +52,7 @@ static const struct {
     {"minimax_m2", &tool_parser_minimax_m2},
     {"minimax_m3", &tool_parser_minimax_m3},
     {"mistral", &tool_parser_mistral},
+    {"muse", &tool_parser_muse},
     {"nemotron_json", &tool_parser_nemotron_json},
     {"olmo3", &tool_parser_olmo3},
     {"openai", &tool_parser_harmony},
@@ -60,6 +64,8 @@ static const struct {
     {"qwen3_xml", &tool_parser_qwen3_coder},
     {"seed_oss", &tool_parser_seed_oss},
     {"solar_open", &tool_parser_solar_open},
+    {"solar_open2", &tool_parser_solar_open2},
+    {"step3", &tool_parser_step3},
     {"step3p5", &tool_parser_qwen3_coder},
     {"xlam", &tool_parser_xlam},
 };
@@ -84,6 +90,11 @@ const struct tool_parser *tool_parser_find(const char *name)
 /* DeepSeek's token between a call's parts; the older form has a fence as well. */
 #define CALL_SEPARATOR "<\xEF\xBD\x9Ctool\xE2\x96\x81sep\xEF\xBD\x9C>"
 
+/* The token in the tags of later DeepSeek models. */
+#define DSML                                                                                       \
+    "\xEF\xBD\x9C"                                                                                 \
+    "DSML\xEF\xBD\x9C"
+
 /* Selects the parser by words in the template. */
 const struct tool_parser *tool_parser_for_template(const char *chat_template)
 {
@@ -96,13 +107,17 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         {"<seed:tool_call>", NULL, &tool_parser_seed_oss},
         {"]<]minimax[>[", NULL, &tool_parser_minimax_m3},
         {"<minimax:tool_call>", NULL, &tool_parser_minimax_m2},
+        // V4's templates have tool_calls> where V3.2's have function_calls>.
+        {DSML, "tool_calls>", &tool_parser_deepseek_v32},
+        {DSML, NULL, &tool_parser_deepseek_v4},
         {"\xEF\xBD\x9C"
-         "DSML\xEF\xBD\x9C"
-         "tool_calls",
-         NULL, &tool_parser_deepseek_v4},
-        {"\xEF\xBD\x9C"
-         "DSML\xEF\xBD\x9C",
-         NULL, &tool_parser_deepseek_v32},
+         "GCML\xEF\xBD\x9C",
+         NULL, &tool_parser_gigachat35},
+        {"<steptml:invoke", NULL, &tool_parser_step3},
+        {"<|content_invoke_tool_json|>", NULL, &tool_parser_inkling},
+        {"<atem:function_calls>", NULL, &tool_parser_muse},
+        {"<dots_function_call>", NULL, &tool_parser_dots},
+        {"<|tool_arg:start|>", NULL, &tool_parser_solar_open2},
         {"<|tool_calls_section_begin|>", NULL, &tool_parser_kimi_k2},
         {"<|open|>", NULL, &tool_parser_kimi_k3},
         {CALL_SEPARATOR, "```", &tool_parser_deepseek_v31},
@@ -130,9 +145,9 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         {"functools", NULL, &tool_parser_phi4_mini_json},
         {"<|function_call|>", NULL, &tool_parser_gigachat3},
         {"'function call'", NULL, &tool_parser_gigachat3},
-        {"<|tool_call_start|>", NULL, &tool_parser_pythonic},
-        {"<|tool_list_start|>", NULL, &tool_parser_pythonic},
-        {"List of tools: [", NULL, &tool_parser_pythonic},
+        {"<|tool_call_start|>", NULL, &tool_parser_lfm2},
+        {"<|tool_list_start|>", NULL, &tool_parser_lfm2},
+        {"List of tools: [", NULL, &tool_parser_lfm2},
         {"<|python_start|>", NULL, &tool_parser_pythonic},
         {"[func_name1(params_name1=params_value1", NULL, &tool_parser_pythonic},
         {"<|python_tag|>", NULL, &tool_parser_llama3_json},

@@ -95,12 +95,13 @@ struct tool_parser {
 
 /* All names that options accept, as enumerated by tool_parser_name. */
 #define TOOL_PARSER_NAMES                                                                          \
-    "apertus|cohere_command3|cohere_command4|deepseek_v3|deepseek_v31|deepseek_v32|deepseek_v4|"   \
-    "ernie45|functiongemma|functionary_v31|functionary_v32|gemma4|gigachat3|glm45|glm47|granite|"  \
-    "granite-20b-fc|granite4|harmony|hermes|hunyuan_a13b|hy_v3|internlm|jamba|kimi_k2|kimi_k3|"    \
-    "lfm2|ling3|llama3_json|llama4_json|llama4_pythonic|longcat|mimo|minicpm5|minimax_m2|"         \
-    "minimax_m3|mistral|nemotron_json|olmo3|openai|phi4_mini_json|poolside_v1|pythonic|"           \
-    "qwen3_coder|qwen3_json|qwen3_xml|seed_oss|solar_open|step3p5|xlam"
+    "apertus|cohere_command3|cohere_command4|deepseek_v3|deepseek_v31|deepseek_v32|"               \
+    "deepseek_v4|dots|ernie45|functiongemma|functionary_v31|functionary_v32|gemma4|gigachat3|"     \
+    "gigachat35|glm45|glm47|granite|granite-20b-fc|granite4|harmony|hermes|hunyuan_a13b|"          \
+    "hy_v3|inkling|internlm|jamba|kimi_k2|kimi_k3|lfm2|ling3|llama3_json|llama4_json|"             \
+    "llama4_pythonic|longcat|mimo|minicpm5|minimax_m2|minimax_m3|mistral|muse|nemotron_json|"      \
+    "olmo3|openai|phi4_mini_json|poolside_v1|pythonic|qwen3_coder|qwen3_json|qwen3_xml|"           \
+    "seed_oss|solar_open|solar_open2|step3|step3p5|xlam"
 
 /* The parser of this name or alias; NULL if there is none. */
 const struct tool_parser *tool_parser_find(const char *name);
@@ -121,14 +122,16 @@ void tool_parse_finish(struct tool_parse *p); // reports everything held back
 
 extern const struct tool_parser tool_parser_apertus, tool_parser_cohere_command3,
     tool_parser_deepseek_v3, tool_parser_deepseek_v31, tool_parser_deepseek_v32,
-    tool_parser_deepseek_v4, tool_parser_functionary_v31, tool_parser_functionary_v32,
-    tool_parser_functiongemma, tool_parser_gemma4, tool_parser_gigachat3, tool_parser_glm45,
-    tool_parser_granite, tool_parser_granite_20b_fc, tool_parser_harmony, tool_parser_hermes,
-    tool_parser_hunyuan_a13b, tool_parser_hy_v3, tool_parser_internlm, tool_parser_kimi_k2,
-    tool_parser_kimi_k3, tool_parser_llama3_json, tool_parser_longcat, tool_parser_minicpm5,
-    tool_parser_minimax_m2, tool_parser_minimax_m3, tool_parser_mistral, tool_parser_nemotron_json,
-    tool_parser_olmo3, tool_parser_phi4_mini_json, tool_parser_pythonic, tool_parser_qwen3_coder,
-    tool_parser_seed_oss, tool_parser_solar_open, tool_parser_xlam;
+    tool_parser_deepseek_v4, tool_parser_dots, tool_parser_functionary_v31,
+    tool_parser_functionary_v32, tool_parser_functiongemma, tool_parser_gemma4,
+    tool_parser_gigachat3, tool_parser_gigachat35, tool_parser_glm45, tool_parser_granite,
+    tool_parser_granite_20b_fc, tool_parser_harmony, tool_parser_hermes, tool_parser_hunyuan_a13b,
+    tool_parser_hy_v3, tool_parser_inkling, tool_parser_internlm, tool_parser_kimi_k2,
+    tool_parser_kimi_k3, tool_parser_lfm2, tool_parser_llama3_json, tool_parser_longcat,
+    tool_parser_minicpm5, tool_parser_minimax_m2, tool_parser_minimax_m3, tool_parser_mistral,
+    tool_parser_muse, tool_parser_nemotron_json, tool_parser_olmo3, tool_parser_phi4_mini_json,
+    tool_parser_pythonic, tool_parser_qwen3_coder, tool_parser_seed_oss, tool_parser_solar_open,
+    tool_parser_solar_open2, tool_parser_step3, tool_parser_xlam;
 
 const char *tool_held(const struct tool_parse *p); // the held text from `scan` on
 size_t tool_n_held(const struct tool_parse *p);

@@ -545,15 +545,16 @@ static const struct tool_writing bare_writing = {
     .open = "[",
     .between = ", ",
     .close = "]",
+    .open_after = "<|python_start|>[",
+    .close_after = "]<|python_end|>",
     .starts = "\\s*\\[\\s*[A-Za-z_][A-Za-z0-9_.-]*\\(",
     .bars = {"<|python_start|>"},
 };
+#define TAGGED_CALLS                                                                               \
+    PYTHON_CALLS, .open = "<|tool_call_start|>[", .between = ", ", .close = "]<|tool_call_end|>",  \
+        .trigger = "<|tool_call_start|>"
 static const struct tool_writing pythonic_writing = {
-    PYTHON_CALLS,
-    .open = "<|tool_call_start|>[",
-    .between = ", ",
-    .close = "]<|tool_call_end|>",
-    .trigger = "<|tool_call_start|>",
+    TAGGED_CALLS,
     .needs = "<|tool_call_start|>",
     .otherwise = &bare_writing,
 };
@@ -563,6 +564,16 @@ const struct tool_parser tool_parser_pythonic = {
     .form = &pythonic,
     .markers = markers,
     .writing = &pythonic_writing,
+};
+
+/* LFM2 writes the tags, although its templates do not contain them. */
+static const struct tool_writing lfm2_writing = {TAGGED_CALLS};
+const struct tool_parser tool_parser_lfm2 = {
+    .name = "lfm2",
+    .step = step,
+    .form = &pythonic,
+    .markers = markers,
+    .writing = &lfm2_writing,
 };
 
 static const char *const olmo3_markers[] = {"<function_calls>", "</function_calls>", NULL};

@@ -117,6 +117,7 @@ static bool step(struct tool_parse *p, bool final)
         .name_end = "\", \"arguments\": ",                                                         \
         .call_end = "}\n" its_close,                                                               \
         .between = "\n",                                                                           \
+        .open_after = "\n",                                                                        \
         .trigger = its_open,                                                                       \
     }
 #define WRITES_LIST(its_name, its_open, its_close)                                                 \

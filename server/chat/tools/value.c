@@ -47,6 +47,26 @@ const struct json *tool_resolve(const struct json *root, const struct json *sche
     return schema;
 }
 
+/* True if an enum's first value or a constant has this type. Null may be any value of an enum:
+ * beside strings it is the only one that is not written as one of them. */
+static bool has_value(const struct json *schema, const char *type, bool *known)
+{
+    const bool anywhere = strcmp(type, "null") == 0;
+    const struct json *one = json_first(json_get(schema, "enum"));
+    bool has = false;
+    if (!one) {
+        one = json_get(schema, "const");
+        *known |= one != NULL;
+        return one && strcmp(json_type_name(json_type(one)), type) == 0;
+    }
+    *known = true;
+    do {
+        has = strcmp(json_type_name(json_type(one)), type) == 0;
+        one = json_next(one);
+    } while (anywhere && !has && one);
+    return has;
+}
+
 /* True if the schema allows a value of this type. *known: it says something about types. Grammars
  * follow the same rules when such a value is generated (engine/grammar/schema_style.c). */
 static bool allows(const struct json *root, const struct json *schema, const char *type, int depth,
@@ -73,15 +93,7 @@ static bool allows(const struct json *root, const struct json *schema, const cha
             }
         }
     }
-    const struct json *first = json_first(json_get(schema, "enum"));
-    if (!first) {
-        first = json_get(schema, "const");
-    }
-    if (!t && first) {
-        *known = true;
-        return strcmp(json_type_name(json_type(first)), type) == 0;
-    }
-    return false;
+    return !t && has_value(schema, type, known);
 }
 
 static bool is_json(const char *s, size_t n)

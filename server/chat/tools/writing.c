@@ -47,6 +47,10 @@ static void put_call(struct buf *out, const struct tool_writing *w,
 {
     struct buf head;
     buf_init(&head, 1 << 16);
+    if (w->head) {
+        buf_puts(&head, w->head);
+        buf_puts(&head, tool->name);
+    }
     buf_puts(&head, w->call);
     buf_puts(&head, tool->name);
     buf_puts(&head, w->name_end);

@@ -15,15 +15,18 @@
 struct tool_writing {
     const char *open, *between, *close; // before all calls, between two calls, after all; NULL:
                                         // nothing
-    const char *call, *name_end;        // before a name; between a name and its arguments
-    const char *call_end;               // after the arguments
-    const char *style;   // how arguments are written: a style of engine/grammar/style.c
-    const char *trigger; // text that begins calls; NULL: calls only occur at the start
+    const char *head; // before a name that comes before `call` as well; NULL: it does not
+    const char *call, *name_end; // before a name; between a name and its arguments
+    const char *call_end;        // after the arguments
+    const char *style;           // how arguments are written: a style of engine/grammar/style.c
+    const char *trigger;         // text that begins calls; NULL: calls only occur at the start
     const char *starts;  // if trigger is NULL: a pattern with which plain text must not begin
     const char *bars[5]; // more strings that text must not contain, because the parser would take
                          // them for calls
     bool once;           // the turn ends after one call
     bool by_schema;      // arguments need a schema; an arbitrary object cannot be written
+    /* Around calls that follow text in the history, instead of open and close; NULL: those. */
+    const char *open_after, *close_after;
     /* If the vocabulary lacks this token, another way of writing calls is used. */
     const char *needs;
     const struct tool_writing *otherwise;

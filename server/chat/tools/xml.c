@@ -1,38 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Calls in tags that carry names: <function=NAME><parameter=KEY>VALUE</parameter>...</function>,
  * each, or all of them, within an outer pair of tags that may be missing. Values are bare text.
- *     qwen3_coder    Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5
- *     seed_oss       the same within <seed:tool_call>
- *     minimax_m2     <invoke name="NAME"><parameter name="KEY">
- *     deepseek_v32   the same with a special token in each tag; marks values as strings or JSON
- * (V3.2, V4)
- *     minicpm5       <function name="NAME"><param name="KEY">, values perhaps in CDATA
- *     kimi_k3        tags made of tokens: <|open|>call tool="NAME" ...<|sep|>, values with a type
  */
-#include "server/chat/tools/parser.h"
+#include "server/chat/tools/xml.h"
 
 #include <string.h>
 
-enum state { TEXT, OPENED, NAME, NAME_TAIL, BODY, KEY, VALUE, AFTER };
-
-enum { MAX_WORDS = 4, MAX_TYPES = 7 };
-
-struct key_end {
-    const char *text;
-    enum tool_value type;
-};
-
-/* The words of one format. The parser below is the same for all of them. */
-struct xml_form {
-    const char *opens[MAX_WORDS], *closes[MAX_WORDS]; // tags of the outer pair
-    const char *call, *name_end, *call_end;
-    const char *name_tail; // ends a call's tag if the name is not last in it; otherwise NULL
-    const char *key, *value_end;
-    struct key_end key_ends[MAX_TYPES];
-    bool trim;             // white space before a call is not content
-    bool lines;            // one line break before and after a value is not part of it
-    const char *cdata_end; // end of a <![CDATA[...]]> value; NULL: not supported
-};
+enum state { TEXT, RECIPIENT, OPENED, NAME, NAME_TAIL, BODY, KEY, VALUE, AFTER };
 
 static const struct xml_form *form_of(const struct tool_parse *p)
 {
@@ -206,7 +180,7 @@ static bool after(struct tool_parse *p, bool final)
     return true;
 }
 
-/* After the tag that opens the outer pair. */
+/* After the tag that opens the outer pair, or another word before a call. */
 static bool opened(struct tool_parse *p, bool final)
 {
     const struct xml_form *f = form_of(p);
@@ -218,17 +192,48 @@ static bool opened(struct tool_parse *p, bool final)
         p->state = NAME;
         return true;
     }
+    for (const char *const *inner = f->inner; m == MATCH_NO && *inner; inner++) {
+        m = tool_match(p, *inner, final);
+        if (m == MATCH_YES) {
+            p->scan += strlen(*inner);
+            return true;
+        }
+    }
     if (m == MATCH_MAYBE || tool_n_held(p) == 0) {
         return false;
     }
     return tool_abandon_parameters(p, TEXT);
 }
 
+static bool is_name(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+}
+
+/* The name of a tool in the head of a message. */
+static bool recipient(struct tool_parse *p, bool final)
+{
+    while (tool_n_held(p) > 0 && is_name(*tool_held(p))) {
+        p->scan++;
+    }
+    enum tool_match m = tool_match(p, form_of(p)->recipient_end, final);
+    if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
+        return false;
+    }
+    if (m == MATCH_NO) {
+        return tool_abandon_parameters(p, TEXT);
+    }
+    p->scan += strlen(form_of(p)->recipient_end);
+    p->state = OPENED;
+    return true;
+}
+
 /* Outside of calls: text is reported as soon as it can no longer be the beginning of a call. */
 static bool text(struct tool_parse *p, bool final)
 {
     const struct xml_form *f = form_of(p);
-    const char *words[MAX_WORDS + 1] = {f->call};
+    const char *words[XML_MAX_WORDS + 1] = {f->call};
     int which;
     for (int i = 0; f->opens[i]; i++) {
         words[i + 1] = f->opens[i];
@@ -238,16 +243,20 @@ static bool text(struct tool_parse *p, bool final)
     }
     buf_clear(&p->name);
     p->state = which == 0 ? NAME : OPENED;
+    if (f->recipient_end && p->held.data[p->scan - 1] == '=') {
+        p->state = RECIPIENT;
+    }
     return true;
 }
 
 /* One transition of the state machine; called until it needs more text to continue. */
-static bool step(struct tool_parse *p, bool final)
+bool tool_xml_step(struct tool_parse *p, bool final)
 {
     const struct key_end name_ends[] = {{form_of(p)->name_end, TOOL_VALUE_BY_SCHEMA}, {NULL, 0}};
     bool more = false;
     switch (p->state) {
     case TEXT: return text(p, final);
+    case RECIPIENT: more = recipient(p, final); break;
     case OPENED: more = opened(p, final); break;
     case NAME: more = name(p, &p->name, name_ends, final); break;
     case NAME_TAIL: more = name_tail(p); break;
@@ -258,194 +267,3 @@ static bool step(struct tool_parse *p, bool final)
     }
     return more || (final && tool_cut_parameters(p, TEXT));
 }
-
-#define FUNCTION_TAGS                                                                              \
-    .call = "<function=", .name_end = ">", .call_end = "</function>",                              \
-    .key = "<parameter=", .value_end = "</parameter>", .key_ends = {{">", TOOL_VALUE_BY_SCHEMA}},  \
-    .lines = true
-
-static const char *const qwen3_coder_markers[] = {"<tool_call>", "</tool_call>", NULL};
-static const struct xml_form qwen3_coder = {
-    .opens = {"<tool_call>"},
-    .closes = {"</tool_call>"},
-    FUNCTION_TAGS,
-};
-static const struct tool_writing qwen3_coder_writing = {
-    .call = "<tool_call>\n<function=",
-    .name_end = ">\n",
-    .call_end = "</function>\n</tool_call>",
-    .style = "qwen_xml",
-    .between = "\n",
-    .trigger = "<tool_call>",
-    .bars = {"<function="},
-};
-const struct tool_parser tool_parser_qwen3_coder = {
-    .name = "qwen3_coder",
-    .step = step,
-    .form = &qwen3_coder,
-    .markers = qwen3_coder_markers,
-    .ends_reasoning = qwen3_coder.opens,
-    .writing = &qwen3_coder_writing,
-};
-
-static const char *const seed_oss_markers[] = {"<seed:tool_call>", "</seed:tool_call>", NULL};
-static const struct xml_form seed_oss = {
-    .opens = {"<seed:tool_call>"},
-    .closes = {"</seed:tool_call>"},
-    .trim = true,
-    FUNCTION_TAGS,
-};
-static const struct tool_writing seed_oss_writing = {
-    .call = "<seed:tool_call>\n<function=",
-    .name_end = ">\n",
-    .call_end = "</function>\n</seed:tool_call>",
-    .style = "seed_xml",
-    .between = "\n",
-    .trigger = "<seed:tool_call>",
-    .bars = {"<function="},
-};
-const struct tool_parser tool_parser_seed_oss = {
-    .name = "seed_oss",
-    .step = step,
-    .form = &seed_oss,
-    .markers = seed_oss_markers,
-    .ends_reasoning = seed_oss.opens,
-    .writing = &seed_oss_writing,
-};
-
-static const char *const minimax_m2_markers[] = {"<minimax:tool_call>", "</minimax:tool_call>",
-                                                 NULL};
-static const struct xml_form minimax_m2 = {
-    .opens = {"<minimax:tool_call>"},
-    .closes = {"</minimax:tool_call>"},
-    .call = "<invoke name=\"",
-    .name_end = "\">",
-    .call_end = "</invoke>",
-    .key = "<parameter name=\"",
-    .value_end = "</parameter>",
-    .key_ends = {{"\">", TOOL_VALUE_BY_SCHEMA}},
-    .trim = true,
-};
-static const struct tool_writing minimax_m2_writing = {
-    .open = "<minimax:tool_call>\n",
-    .call = "<invoke name=\"",
-    .name_end = "\">\n",
-    .call_end = "</invoke>\n",
-    .style = "minimax_xml",
-    .close = "</minimax:tool_call>",
-    .trigger = "<minimax:tool_call>",
-    .bars = {"<invoke name=\""},
-};
-const struct tool_parser tool_parser_minimax_m2 = {
-    .name = "minimax_m2",
-    .step = step,
-    .form = &minimax_m2,
-    .markers = minimax_m2_markers,
-    .ends_reasoning = minimax_m2.opens,
-    .writing = &minimax_m2_writing,
-};
-
-#define DSML                                                                                       \
-    "\xEF\xBD\x9C"                                                                                 \
-    "DSML"                                                                                         \
-    "\xEF\xBD\x9C" // one token, with full-width bars
-static const char *const deepseek_v32_markers[] = {DSML, NULL};
-static const struct xml_form deepseek_v32 = {
-    .opens = {"<" DSML "function_calls>", "<" DSML "tool_calls>"},
-    .closes = {"</" DSML "function_calls>", "</" DSML "tool_calls>"},
-    .call = "<" DSML "invoke name=\"",
-    .name_end = "\">",
-    .call_end = "</" DSML "invoke>",
-    .key = "<" DSML "parameter name=\"",
-    .value_end = "</" DSML "parameter>",
-    .key_ends = {{"\" string=\"true\">", TOOL_VALUE_TEXT},
-                 {"\" string=\"false\">", TOOL_VALUE_JSON}},
-    .trim = true,
-};
-#define DSML_PARSER(its_name, its_tag, other_tag)                                                  \
-    static const struct tool_writing its_name##_writing = {                                        \
-        .open = "<" DSML its_tag ">\n",                                                            \
-        .call = "<" DSML "invoke name=\"",                                                         \
-        .name_end = "\">\n",                                                                       \
-        .call_end = "</" DSML "invoke>\n",                                                         \
-        .style = "deepseek_xml",                                                                   \
-        .close = "</" DSML its_tag ">",                                                            \
-        .trigger = "<" DSML its_tag ">",                                                           \
-        .bars = {"<" DSML "invoke name=\"", "<" DSML other_tag ">"},                               \
-    };                                                                                             \
-    const struct tool_parser tool_parser_##its_name = {                                            \
-        .name = #its_name,                                                                         \
-        .step = step,                                                                              \
-        .form = &deepseek_v32,                                                                     \
-        .markers = deepseek_v32_markers,                                                           \
-        .ends_reasoning = deepseek_v32.opens,                                                      \
-        .writing = &its_name##_writing,                                                            \
-    }
-DSML_PARSER(deepseek_v32, "function_calls", "tool_calls");
-DSML_PARSER(deepseek_v4, "tool_calls", "function_calls");
-
-static const char *const minicpm5_markers[] = {"<function", "</function>", "<param", "</param>",
-                                               NULL};
-static const struct xml_form minicpm5 = {
-    .call = "<function name=\"",
-    .name_end = "\">",
-    .call_end = "</function>",
-    .key = "<param name=\"",
-    .value_end = "</param>",
-    .key_ends = {{"\">", TOOL_VALUE_BY_SCHEMA}},
-    .trim = true,
-    .cdata_end = "]]></param>",
-};
-static const struct tool_writing minicpm5_writing = {
-    .call = "<function name=\"",
-    .name_end = "\">",
-    .call_end = "</function>",
-    .style = "minicpm_xml",
-    .between = "\n",
-    .trigger = "<function name=\"",
-};
-const struct tool_parser tool_parser_minicpm5 = {
-    .name = "minicpm5",
-    .step = step,
-    .form = &minicpm5,
-    .markers = minicpm5_markers,
-    .writing = &minicpm5_writing,
-};
-
-#define TAG(kind, words) "<|" kind "|>" words "<|sep|>"
-static const char *const kimi_k3_markers[] = {"<|open|>", "<|close|>", "<|sep|>", NULL};
-static const struct xml_form kimi_k3 = {
-    .opens = {TAG("open", "tools")},
-    .closes = {TAG("close", "tools"), TAG("close", "message")},
-    .call = "<|open|>call tool=\"",
-    .name_end = "\"",
-    .name_tail = "<|sep|>",
-    .call_end = TAG("close", "call"),
-    .key = "<|open|>argument key=\"",
-    .value_end = TAG("close", "argument"),
-    .key_ends = {{"\" type=\"string\"<|sep|>", TOOL_VALUE_TEXT},
-                 {"\" type=\"number\"<|sep|>", TOOL_VALUE_JSON},
-                 {"\" type=\"boolean\"<|sep|>", TOOL_VALUE_JSON},
-                 {"\" type=\"null\"<|sep|>", TOOL_VALUE_JSON},
-                 {"\" type=\"object\"<|sep|>", TOOL_VALUE_JSON},
-                 {"\" type=\"array\"<|sep|>", TOOL_VALUE_JSON}},
-    .trim = true,
-};
-static const struct tool_writing kimi_k3_writing = {
-    .open = TAG("open", "tools"),
-    .call = "<|open|>call tool=\"",
-    .name_end = "\" index=\"%d\"<|sep|>",
-    .call_end = TAG("close", "call"),
-    .style = "kimi_k3_xml",
-    .close = TAG("close", "tools"),
-    .trigger = TAG("open", "tools"),
-    .bars = {"<|open|>call tool=\""},
-};
-const struct tool_parser tool_parser_kimi_k3 = {
-    .name = "kimi_k3",
-    .step = step,
-    .form = &kimi_k3,
-    .markers = kimi_k3_markers,
-    .ends_reasoning = kimi_k3.opens,
-    .writing = &kimi_k3_writing,
-};

@@ -2,6 +2,7 @@
 /* The form in which messages reach a template: content as text or parts, arguments, reasoning,
  * roles and continued answers, as the template uses them. */
 #include "server/chat/jinja/jinja.h"
+#include "test/server/chat/fold.h"
 #include "test/server/chat/rendered.h"
 
 #define PLAIN "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -86,17 +87,113 @@ TEST(calls_are_part_of_the_content_for_templates_that_leave_them_out)
               "<user>[q]<assistant><|tool_call_start|>[[f]([a]=1, [b]={\"[c]\": [True, None, "
               "\"[d]\"]})]<|tool_call_end|>");
     CHECK_STR(render(ONLY_CONTENT("<tool_call>"), CALL("\"x\"", "{\"a\": \"</tool_call>\"}")),
-              "<user>[q]<assistant>[x]<tool_call>\n{\"name\": \"[f]\", \"arguments\": "
+              "<user>[q]<assistant>[x]\n<tool_call>\n{\"name\": \"[f]\", \"arguments\": "
               "{\"[a]\": \"[</tool_call>]\"}}\n</tool_call>");
     CHECK_STR(render(ONLY_CONTENT("<arg_key>"), CALL("null", "{}")), "<user>[q]<assistant>");
     CHECK_STR(render(ONLY_CONTENT("<tool_call>"), CALL("\"x\"", "\"no json\"")),
-              "<user>[q]<assistant>[x]<tool_call>\n{\"name\": \"[f]\", \"arguments\": "
+              "<user>[q]<assistant>[x]\n<tool_call>\n{\"name\": \"[f]\", \"arguments\": "
               "[no json]}\n</tool_call>");
     CHECK_STR(render("{# <tool_call> #}{% for m in messages %}{% if m.content is none %}CALLS"
                      "{{ m.tool_calls[0].function.arguments }}{% else %}{{ m.content }}{% endif %}"
                      "{% endfor %}",
                      CALL("null", "\"{}\"")),
               "[q]CALLS[{}]"); // it has a place of its own for them
+}
+
+/* Content may be a list of parts, or become one: calls belong to its last text. */
+TEST(calls_follow_content_in_parts)
+{
+#define EACH_PART                                                                                  \
+    "{# <tool_call> #}{{ tools }}{% for m in messages %}{% for p in m.content %}"                  \
+    "{% if p.type == 'text' %}({{ p.text }}){% endif %}{% endfor %}{% endfor %}"
+    const char *text = "[{\"type\":\"text\",\"text\":\"x\"},{\"type\":\"text\",\"text\":\"y\"}]";
+    const char *written = "<tool_call>\n{\"name\": \"[f]\", \"arguments\": {}}\n</tool_call>";
+    char call[500], shown_call[500];
+    snprintf(call, sizeof call, CALL("%s", "{}"), text);
+    snprintf(shown_call, sizeof shown_call, "None([q])([x])([y]\n%s)", written);
+    CHECK_STR(render(EACH_PART, call), shown_call);
+    snprintf(shown_call, sizeof shown_call, "None([q])([x])(\n%s)", written);
+    CHECK_STR(
+        render(EACH_PART, CALL("[{\"type\":\"text\",\"text\":\"x\"},{\"type\":\"image\"}]", "{}")),
+        shown_call);
+    snprintf(shown_call, sizeof shown_call, "None([q])([x]\n%s)", written);
+    CHECK_STR(render(EACH_PART, CALL("\"x\"", "{}")), shown_call);
+    snprintf(shown_call, sizeof shown_call, "None([q])(%s)", written);
+    CHECK_STR(render(EACH_PART, CALL("null", "{}")), shown_call);
+    CHECK_STR(render(EACH_PART, CALL("[]", "{}")), shown_call);
+}
+
+/* Appended calls are calls to the format's parser, even if text precedes them. */
+TEST(appended_calls_parse_as_calls)
+{
+    static const char *const signs[][2] = {
+        {"llama3_json", "<|python_tag|>"},
+        {"xlam", "calls in a single JSON array"},
+        {"pythonic", "[func_name1(params_name1=params_value1"},
+        {"functionary_v32", ">>>all"},
+        {"hermes", "<tool_call>"},
+        {"mistral", "[TOOL_CALLS]"},
+        {"lfm2", "List of tools: ["},
+        {"phi4_mini_json", "functools"},
+    };
+    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
+        for (int with_text = 0; with_text < 2; with_text++) {
+            char source[300];
+            snprintf(source, sizeof source,
+                     "{# tools %s #}{%% for m in messages[1:] %%}{{ m.content }}{%% endfor %%}",
+                     signs[i][1]);
+            struct chat_template *t;
+            struct chat_output out = {0};
+            REQUIRE(chat_template_compile(source, strlen(source), NULL, &t, NULL) == OK);
+            const char *messages =
+                with_text ? CALL("\"I look.\"", "{\"n\": 1}") : CALL("null", "{\"n\": 1}");
+            struct chat_input in = {.messages_json = messages, .messages_bytes = strlen(messages)};
+            REQUIRE(chat_template_render(t, &in, &out, NULL) == OK);
+            PARSES(signs[i][0], out.text, with_text ? "I look." : "", "|f#:{\"n\": 1}");
+            chat_output_deinit(&out);
+            chat_template_free(t);
+        }
+    }
+}
+
+/* Mistral's templates reject ids that are not nine letters and digits, and so all ids of this
+ * server and of OpenAI. */
+TEST(ids_are_short_for_templates_that_insist)
+{
+#define IDS(condition)                                                                             \
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id|length " condition " %}"   \
+    "{{ raise_exception('no') }}{% endif %}{{ c.id }},{% endfor %}{{ m.tool_call_id }}{% endfor "  \
+    "%}"
+#define WITH_ID(id)                                                                                \
+    "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"" id                      \
+    "\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]},{\"role\":"    \
+    "\"tool\","                                                                                    \
+    "\"tool_call_id\":\"" id "\",\"content\":\"r\"}]"
+    const char *ours = WITH_ID("call_626ee4d30fe759e3");
+    CHECK_STR(render(IDS("!= 9"), ours), "[30fe759e3],[30fe759e3]");
+    CHECK_STR(render(IDS("< 9"), ours), "[30fe759e3],[30fe759e3]");
+    CHECK_STR(render(IDS("!= 9"), WITH_ID("abcdefghi")), "[abcdefghi],[abcdefghi]");
+    CHECK_STR(render(IDS("!= 9"), WITH_ID("c-1")), "[0000000c1],[0000000c1]");
+    CHECK_STR(render(IDS("== 0"), ours), "[call_626ee4d30fe759e3],[call_626ee4d30fe759e3]");
+}
+
+/* Descriptions and parameters are optional, but some templates need them. */
+TEST(tools_are_complete_for_templates_that_fail_otherwise)
+{
+    const char *tools =
+        "[{\"function\":{\"name\":\"f\",\"parameters\":null}},{\"function\":{\"name\":"
+        "\"g\",\"description\":\"d\",\"parameters\":{\"properties\":{\"a\":{}}}}}]";
+    struct chat_input in = {.messages_json = USER("\"q\""), .tools_json = tools};
+    CHECK_STR(render_in("{% for t in tools %}{{ t.function.name + ':' + t.function.description }}"
+                        "{% for p in t.function.parameters.properties %}({{ p }}){% endfor %}"
+                        "{% endfor %}",
+                        in),
+              "[f]:[g]:[d]([a])");
+    CHECK_STR(render_in("{% for t in tools %}{{ t.function.name }}{{ t.function.description }}"
+                        "{% endfor %}",
+                        in),
+              "[fgd]"); // it does not fail
+    CHECK_STR(render_in("{{ raise_exception('no') }}{{ tools }}", in), "!no");
 }
 
 /* Types of the Responses API and refusals become ordinary text parts. */

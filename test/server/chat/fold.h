@@ -177,6 +177,10 @@ static inline struct json *tools_of(const char *text)
 #define DSML                                                                                       \
     "\xEF\xBD\x9C"                                                                                 \
     "DSML\xEF\xBD\x9C"
+#define GCML                                                                                       \
+    "\xEF\xBD\x9C"                                                                                 \
+    "GCML\xEF\xBD\x9C"
+#define STEP(words) "<\xEF\xBD\x9C" words "\xEF\xBD\x9C>"
 #define SECTION(text) "<|tool_calls_section_begin|>" text "<|tool_calls_section_end|>"
 #define MARKER(words) "<\xEF\xBD\x9Ctool\xE2\x96\x81" words "\xEF\xBD\x9C>"
 #define CALLS_BEGIN                                                                                \

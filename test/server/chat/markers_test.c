@@ -45,7 +45,7 @@ static void check_words(const char *parser, enum reasoning_kind reasoning, const
     struct output_options opt = {.tok = tok,
                                  .skip_special = true,
                                  .reasoning = reasoning,
-                                 .parser = tool_parser_find(parser),
+                                 .parser = parser ? tool_parser_find(parser) : NULL,
                                  .tools = tools};
     struct fold f;
     struct output o;
@@ -69,6 +69,8 @@ static void check_words(const char *parser, enum reasoning_kind reasoning, const
     json_free(tools);
 }
 
+#define ATEM_CALL                                                                                  \
+    "<atem:function_calls>\n<atem:invoke name=\"g\">\n</atem:invoke>\n</atem:function_calls>"
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 /* Special tokens are hidden from content, but a parser must see those that are its
@@ -124,6 +126,53 @@ TEST(markers_that_are_special_tokens)
                       "!<|tool_call:name|>", "g", "!<|tool_call:args|>", "{}", "!<|tool_call:end|>",
                       "!<|calls|>"),
                 "Ok.", "hm", "|g#a1:{}");
+    check_words("step3", REASONING_THINK,
+                WORDS("!<think>", "hm", "!</think>", "!" STEP("tool_calls_begin"),
+                      "!" STEP("tool_call_begin"), "function", "!" STEP("tool_sep"),
+                      "<steptml:invoke name=\"g\"></steptml:invoke>", "!" STEP("tool_call_end"),
+                      "!" STEP("tool_calls_end"), "!<|im_end|>"),
+                "", "hm", "|g#:{}");
+    check_words("solar_open2", REASONING_SOLAR_OPEN2,
+                WORDS("!<|think:start|>", "hm", "!<|think:end|>", "!<|tool_call:start|>", "g\n",
+                      "!<|tool_call:end|>", "!<|im:end|>"),
+                "", "hm", "|g#:{}");
+    check_words("gigachat35", REASONING_THINK,
+                WORDS("!<" GCML "tool_calls>", "<" GCML "invoke name=\"g\">", "</" GCML "invoke>",
+                      "!</" GCML "tool_calls>"),
+                "", "", "|g#:{}");
+    check_words("muse", REASONING_MUSE,
+                WORDS(" to=self", "!<|message|>", "hm", "!<|eom|>", "!<|start|>", "assistant",
+                      " to=user", "!<|message|>", "Ok.", "!<|eom|>", "!<|start|>", "assistant",
+                      " to=g", "!<|message|>", ATEM_CALL, "!<|eot|>"),
+                "Ok.", "hm", "|g#:{}");
+    check_words(NULL, REASONING_MUSE,
+                WORDS(" to=self", "!<|message|>", "hm", "!<|eom|>", "!<|start|>", "assistant",
+                      " to=user", "!<|message|>", "Ok.", "!<|eot|>"),
+                "Ok.", "hm", "");
+    check_words("inkling", REASONING_INKLING,
+                WORDS("!<|content_thinking|>", "hm", "!<|end_message|>", "!<|message_model|>",
+                      "!<|content_text|>", "Ok.", "!<|end_message|>", "!<|message_model|>", "g",
+                      "!<|content_invoke_tool_json|>", "{\"name\":\"g\",\"args\":{}}",
+                      "!<|end_message|>", "!<|content_model_end_sampling|>"),
+                "Ok.", "hm", "|g#:{}");
+    check_words("inkling", REASONING_INKLING,
+                WORDS("!<|content_thinking|>", "hm", "!<|end_message|>", "!<|message_model|>", "g",
+                      "!<|content_invoke_tool_json|>", "{\"name\":\"g\",\"args\":{}}",
+                      "!<|end_message|>"),
+                "", "hm", "|g#:{}");
+    check_words(
+        NULL, REASONING_INKLING,
+        WORDS("!<|content_text|>", "Ok.", "!<|end_message|>", "!<|content_model_end_sampling|>"),
+        "Ok.", "", "");
+    check_words(NULL, REASONING_SOLAR_OPEN, // without tools
+                WORDS("!<|think|>", "hm", "!<|end|>", "!<|begin|>", "assistant", "!<|content|>",
+                      "Ok.", "!<|flush|>"),
+                "Ok.", "hm", "");
+    check_words(NULL, REASONING_KIMI_K3,
+                WORDS("!<|open|>", "think", "!<|sep|>", "hm", "!<|close|>", "think", "!<|sep|>",
+                      "!<|open|>", "response", "!<|sep|>", "Ok.", "!<|close|>", "response",
+                      "!<|sep|>", "!<|close|>", "message", "!<|sep|>"),
+                "Ok.", "hm", "");
     check_words("functiongemma", REASONING_NONE,
                 WORDS("!<start_function_call>", "call:f{s:", "!<escape>", "a", "!<escape>", "}",
                       "!<end_function_call>", "!<start_function_response>"),

@@ -57,6 +57,15 @@ TEST(signs_in_templates)
         {"{{ tools }} <tool_calls> <tool_call> <tool_sep> <arg_key> <think>", "hy_v3",
          REASONING_THINK},
         {"{{ messages }} <tool_call> <answer>", NULL, REASONING_NONE}, // a template without tools
+        {"{{ tools }} <" GCML "tool_calls> <think>", "gigachat35", REASONING_THINK},
+        {"{{ tools }} " STEP("tool_calls_begin") "<steptml:invoke <think>", "step3",
+         REASONING_THINK},
+        {"{{ tools }} <dots_function_call><invoke name=", "dots", REASONING_NONE},
+        {"{{ tools }} <|tool_call:start|> <|tool_arg:start|> <|think:start|>", "solar_open2",
+         REASONING_SOLAR_OPEN2},
+        {"{{ tools }} <|content_invoke_tool_json|> <|content_thinking|>", "inkling",
+         REASONING_INKLING},
+        {"{{ tools }} List of tools: [", "lfm2", REASONING_NONE},
         {"{{ tools }} <start_function_call>call:", "functiongemma", REASONING_NONE},
         {"Here is my thought process: {{ tools }} <|tool_call|>", "granite", REASONING_GRANITE},
     };
@@ -92,7 +101,7 @@ TEST(templates_of_families)
         {"deepseek-ai-DeepSeek-V3.1", "deepseek_v31", REASONING_THINK},
         {"vllm-tool_chat_template_deepseekv3", "deepseek_v3", REASONING_NONE},
         {"vllm-tool_chat_template_deepseekv31", "deepseek_v31", REASONING_THINK},
-        {"deepseek-ai-DeepSeek-V4", "deepseek_v32", REASONING_THINK},
+        {"deepseek-ai-DeepSeek-V4", "deepseek_v4", REASONING_THINK},
         {"Kimi-K2-Instruct", "kimi_k2", REASONING_NONE},
         {"MiniMax-M2", "minimax_m2", REASONING_THINK},
         {"google-gemma-4-31B-it", "gemma4", REASONING_GEMMA4},
@@ -107,8 +116,10 @@ TEST(templates_of_families)
         {"GigaChat3.1-10B-A1.8B", "gigachat3", REASONING_NONE},
         {"openbmb-MiniCPM5-1B", "minicpm5", REASONING_THINK},
         {"Cohere2MoE", "cohere_command3", REASONING_COHERE},
-        {"LFM2.5-8B-A1B", "pythonic", REASONING_THINK},
-        {"LFM2.5-Instruct", "pythonic", REASONING_THINK},
+        {"muse-glimmer", "muse", REASONING_MUSE},
+        {"Apriel-1.6-15b-Thinker-fixed", "hunyuan_a13b", REASONING_APRIEL},
+        {"LFM2.5-8B-A1B", "lfm2", REASONING_THINK},
+        {"LFM2.5-Instruct", "lfm2", REASONING_THINK},
         {"meta-llama-Llama-3.1-8B-Instruct", "llama3_json", REASONING_NONE},
         {"vllm-tool_chat_template_xlam_llama", "xlam", REASONING_NONE},
         {"hfjs-MadeAgents-Hammer2.1", "xlam", REASONING_NONE},
@@ -169,7 +180,7 @@ static const struct family *family_of(const char *template, const char *input)
         {"DeepSeek-V4", "deepseek_v4", REASONING_THINK},
         {"istral", "mistral", REASONING_MISTRAL},
         {"Llama-3", "llama3_json", REASONING_THINK},
-        {"LFM2", "pythonic", REASONING_THINK},
+        {"LFM2", "lfm2", REASONING_THINK},
         {"gpt-oss", "harmony", REASONING_HARMONY},
         {"gemma-4", "gemma4", REASONING_GEMMA4},
         {"Seed-OSS", "seed_oss", REASONING_SEED_OSS},
@@ -188,7 +199,7 @@ static const struct family *family_of(const char *template, const char *input)
         {"Cohere2", "cohere_command4", REASONING_COHERE},
     };
     static const struct family old_deepseek = {"", "deepseek_v3", REASONING_THINK};
-    static const struct family lfm2 = {"", "pythonic", REASONING_THINK};
+    static const struct family lfm2 = {"", "lfm2", REASONING_THINK};
     if (template && strstr(template, "Distill-Qwen") && strstr(input, "calls")) {
         return &old_deepseek;
     }
@@ -326,7 +337,7 @@ static int replay(const struct json *line)
     }
     const char *parser = family ? family->parser : NULL;
     bool harmony = parser && strcmp(parser, "harmony") == 0;
-    bool shown = parser && strcmp(parser, "pythonic") == 0 && strncmp(input, "<think>", 7) == 0;
+    bool shown = parser && strcmp(parser, "lfm2") == 0 && strncmp(input, "<think>", 7) == 0;
     bool own =
         family && (family->reasoning == REASONING_COHERE || family->reasoning == REASONING_KIMI_K3);
     bool answer = own && !strstr(input, "THINKING");

@@ -179,6 +179,136 @@ TEST(deepseek_v32_calls)
     PARSES("deepseek_v32", "<" DSML "function_calls>none", "<" DSML "function_calls>none", "");
 }
 
+TEST(gigachat35_calls)
+{
+    PARSES("gigachat35",
+           "Hm.\n<" GCML "tool_calls>\n<" GCML "invoke name=\"f\">\n<" GCML "parameter "
+           "name=\"s\" string=\"true\">5</" GCML "parameter>\n<" GCML "parameter name=\"n\" "
+           "string=\"false\">5</" GCML "parameter>\n</" GCML "invoke>\n</" GCML "tool_calls>",
+           "Hm.", "|f#:{\"s\": \"5\", \"n\": 5}");
+    PARSES("gigachat35", "<" GCML "tool_calls>none", "<" GCML "tool_calls>none", "");
+}
+
+#define STEP_CALL(name, body)                                                                      \
+    STEP("tool_call_begin")                                                                        \
+    "function" STEP("tool_sep") "<steptml:invoke name=\"" name "\">" body                          \
+                                "</steptml:invoke>" STEP("tool_call_end")
+#define STEP_PARAMETER(name, value)                                                                \
+    "<steptml:parameter name=\"" name "\">" value "</steptml:parameter>"
+
+/* The words between the tokens are not always there, and values may contain '<'. */
+TEST(step3_calls)
+{
+    PARSES("step3",
+           "Ok.\n" STEP("tool_calls_begin")
+               STEP_CALL("f", STEP_PARAMETER("n", "5") STEP_PARAMETER("s", "a < b\n"))
+                   STEP_CALL("g", "") STEP("tool_calls_end"),
+           "Ok.", "|f#:{\"n\": 5, \"s\": \"a < b\\n\"}|g#:{}");
+    PARSES("step3",
+           STEP("tool_calls_begin") "\n" STEP("tool_call_begin") "function" STEP(
+               "tool_sep") "\n<steptml:invoke name=\"f\">\n" STEP_PARAMETER("b", "true")
+               STEP_PARAMETER("o", "{\"k\": [1]}") "\n</steptml:invoke>" STEP(
+                   "tool_call_end") "\n" STEP_CALL("g", "\n") "\n" STEP("tool_calls_end") " b",
+           "b", "|f#:{\"b\": true, \"o\": {\"k\": [1]}}|g#:{}");
+    PARSES("step3",
+           STEP("tool_calls_begin")
+               STEP("tool_call_begin") "<steptml:invoke name=\"g\"></steptml:invoke>" STEP(
+                   "tool_call_end") STEP("tool_sep")
+                   STEP("tool_call_begin") "<steptml:invoke name=\"f\">"
+                                           "</steptml:invoke>" STEP("tool_call_end")
+                                               STEP("tool_calls_end"),
+           "", "|g#:{}|f#:{}");
+    PARSES("step3", STEP("tool_calls_begin") STEP("tool_call_begin") "thought",
+           STEP("tool_calls_begin") STEP("tool_call_begin") "thought", "");
+    PARSES("step3",
+           "<steptml:invoke name=\"f\">" STEP_PARAMETER("n", "1") "<steptml:parameter name=\"s\">x",
+           "", "|f#:{\"n\": 1}");
+    PARSES("step3", "a <steptml:invoke b", "a <steptml:invoke b", "");
+}
+
+TEST(dots_calls)
+{
+    PARSES("dots",
+           "Ok.\n<dots_function_call>\n<invoke name=\"f\">\n<parameter name=\"n\">5</parameter>\n"
+           "<parameter name=\"s\">5</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n"
+           "</dots_function_call>",
+           "Ok.", "|f#:{\"n\": 5, \"s\": \"5\"}|g#:{}");
+    PARSES("dots", "<dots_function_call>no", "<dots_function_call>no", "");
+}
+
+#define ATEM(name, body)                                                                           \
+    "<atem:function_calls>\n<atem:invoke name=\"" name "\">\n" body "</atem:invoke>\n"             \
+    "</atem:function_calls>"
+#define ATEM_PARAMETER(name, value) "<atem:parameter name=\"" name "\">" value "</atem:parameter>\n"
+
+/* The head of a message to a tool is no content. */
+TEST(muse_calls)
+{
+    PARSES("muse",
+           " to=f<|message|>" ATEM("f", ATEM_PARAMETER("n", "5") ATEM_PARAMETER(
+                                            "s", " 5\n")) "<|eom|>"
+                                                          "<|start|>assistant to=g<|message|>" ATEM(
+                                                              "g", ""),
+           "", "|f#:{\"n\": 5, \"s\": \" 5\\n\"}|g#:{}");
+    PARSES("muse", "Ok." ATEM("g", "") " b", "Ok.b", "|g#:{}");
+    PARSES("muse", "go to=it and <|message|>", "go to=it and <|message|>", "");
+    PARSES("muse", " to=f<|message|>no", " to=f<|message|>no", "");
+    PARSES("muse", " to=f<|mess", " to=f<|mess", "");
+}
+
+#define INKLING(name, json) name "<|content_invoke_tool_json|>" json "<|end_message|>"
+
+TEST(inkling_calls)
+{
+    PARSES("inkling",
+           INKLING("f", "{\"name\":\"f\",\"args\":{\"s\": \"}\"}}") "<|message_model|>" INKLING(
+               "", "\n{\"args\":{},\"name\":\"g\"}\n"),
+           "", "|f#:{\"s\": \"}\"}|g#:{}");
+    PARSES("inkling",
+           "<|content_text|>Ok.<|end_message|><|message_model|>" INKLING(
+               "f", "{\"name\":\"f\"}") "<|message_model|><|content_text|>b",
+           "Ok.b", "|f#:{}");
+    PARSES("inkling", "Ok and so on", "Ok and so on", "");
+    PARSES("inkling", "Ok", "Ok", "");
+    PARSES("inkling", "f<|content_invoke_tool_json|>no", "f<|content_invoke_tool_json|>no", "");
+    PARSES("inkling", "a <|message_model|>no", "a <|message_model|>no", "");
+    PARSES("inkling", "f<|content_inv", "f<|content_inv", "");
+}
+
+#define SOLAR_ARGUMENT(name, value)                                                                \
+    "<|tool_arg:start|>" name "<|tool_arg:value|>" value "<|tool_arg:end|>\n"
+
+TEST(solar_open2_calls)
+{
+    PARSES("solar_open2",
+           "Ok.<|tool_call:start|>f\n" SOLAR_ARGUMENT("n", "5") SOLAR_ARGUMENT("s", " 5\n")
+               SOLAR_ARGUMENT("u", "null") "<|tool_call:end|>\n<|tool_call:start|>g\n"
+                                           "<|tool_call:end|>",
+           "Ok.", "|f#:{\"n\": 5, \"s\": \" 5\\n\", \"u\": null}|g#:{}");
+    PARSES("solar_open2", "<|tool_call:start|>f\n<|tool_arg:start|>n<|tool_arg:value|>5", "",
+           "|f#:{}");
+    PARSES("solar_open2", "<|tool_call:start|>\nf", "<|tool_call:start|>\nf", "");
+}
+
+/* Null in an enum of strings is null, as grammars of calls write it. */
+TEST(null_beside_other_values)
+{
+    static const char with_enum[] = "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":"
+                                    "{\"n\":{\"enum\":[\"a\",\"b\",null]}"
+                                    ",\"s\":{\"anyOf\":[{\"const\":\"a\"},{\"const\":null}]},\"o\":"
+                                    "{\"enum\":[\"a\",\"b\"]}}}}}]";
+    static const char text[] =
+        "<function=f><parameter=n>null</parameter><parameter=s>null</parameter><parameter=o>null"
+        "</parameter></function>";
+    struct json *tools = tools_of(with_enum);
+    struct output_options opt = {.parser = &tool_parser_qwen3_coder, .tools = tools};
+    struct fold f;
+    check_cuts(&opt, text, &f);
+    CHECK_STR(f.calls.data, "|f#:{\"n\": null, \"s\": null, \"o\": \"null\"}");
+    fold_deinit(&f);
+    json_free(tools);
+}
+
 /* Templates that write an object with Python's str() teach their models to do the same. */
 TEST(values_written_as_in_python)
 {

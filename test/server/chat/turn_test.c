@@ -114,6 +114,10 @@ static void words_of(const struct turn *t, struct words *w)
                                        "<|close|>argument<|sep|>",
                                        "</\xEF\xBD\x9C"
                                        "DSML\xEF\xBD\x9Cparameter>\n",
+                                       "</\xEF\xBD\x9CGCML\xEF\xBD\x9Cparameter>\n",
+                                       "</steptml:parameter>",
+                                       "</atem:parameter>\n",
+                                       "<|tool_arg:end|>\n",
                                        "<|end|><|start|>assistant",
                                        "<|channel|>final<|message|>",
                                        "]<]minimax[>[</",
@@ -186,9 +190,10 @@ static const struct tool_to_write tools[] = {
                "\"required\":[\"q\"]}},\"properties\":{\"p\":{\"$ref\":\"#/$defs/P\"}},"
                "\"required\":[\"p\"]}"},
     {.name = "get_a",
-     .schema = "{\"type\":\"object\",\"properties\":{\"e\":{\"enum\":[\"a\",\"b\\\"\"]},\"u\":{"
-               "\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}]}},\"required\":[\"e\"],"
-               "\"additionalProperties\":false}"},
+     .schema =
+         "{\"type\":\"object\",\"properties\":{\"e\":{\"enum\":[\"a\",\"b\\\"\",null]},\"u\":{"
+         "\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}]}},\"required\":[\"e\"],"
+         "\"additionalProperties\":false}"},
     {.name = "none", .schema = "{\"type\":\"object\",\"additionalProperties\":false}"},
     {.name = "run", .text = TEXT_FORMAT},
 };
@@ -411,10 +416,46 @@ TEST(calls_and_answers_after_reasoning)
         {"apertus", REASONING_APERTUS},
         {"solar_open", REASONING_SOLAR_OPEN},
         {"functionary_v32", REASONING_FUNCTIONARY},
+        {"step3", REASONING_THINK},
+        {"muse", REASONING_MUSE},
+        {"inkling", REASONING_INKLING},
+        {"solar_open2", REASONING_SOLAR_OPEN2},
     };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         check_form(&forms[i]);
     }
+}
+
+/* A text for everybody may be an object: "all" is no tool. */
+TEST(functionary_answers_may_begin_with_a_brace)
+{
+    struct tool_to_write own[N_TOOLS];
+    struct buf tags;
+    buf_init(&tags, 1 << 20);
+    open_tools(own);
+    const struct tool_calls calls = {
+        .writing = tool_parser_functionary_v32.writing, .tools = own, .n_tools = N_TOOLS};
+    const struct turn t = {.reasoning = REASONING_FUNCTIONARY, .calls = &calls};
+    turn_put(&tags, &t);
+    struct grammar *g = compile(GRAMMAR_TAGS, tags.data, tags.n_bytes, NULL);
+    static const struct {
+        const char *text;
+        bool good;
+    } cases[] = {
+        {"all\n{1}", true}, {"get_a\n{\"e\":\"a\"}", true},
+        {"call\n{", false}, {"a\n{", false},
+        {"al\n{", false},   {"alt\n{", false},
+        {"ally\n{", false}, {"all\n", true},
+        {"all.\n{", false}, {"Well, all\n{", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct grammar_state s;
+        const char *text = cases[i].text;
+        CHECK_EQ(grammar_fold(g, text, strlen(text), &s) == OK, cases[i].good);
+    }
+    grammar_free(g);
+    close_tools();
+    buf_deinit(&tags);
 }
 
 int main(int argc, char **argv)

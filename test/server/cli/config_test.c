@@ -174,6 +174,24 @@ TEST(bad_flags_are_refused_with_a_hint)
     REFUSED("/nonexistent", "m", "--config", "/nonexistent");
 }
 
+/* An error lists all names, however long the wrong one and the name of its file are. */
+TEST(a_long_value_does_not_cut_the_list_of_choices)
+{
+    static const char *const names[] = {"tool-call-parser", "reasoning-parser"};
+    for (size_t i = 0; i < 2; i++) {
+        char line[400], value[300];
+        memset(value, 'x', sizeof value - 1);
+        value[sizeof value - 1] = '\0';
+        snprintf(line, sizeof line, "%s: %s\n", names[i], value);
+        LOAD("models/demo", "--config", write_file(line));
+        CHECK_EQ(st, ERR_INVALID);
+        const char *last = i ? "|step3p5|think" : "|xlam";
+        CHECK(strlen(err.text) > strlen(last));
+        CHECK_STR(err.text + strlen(err.text) - strlen(last), last);
+        config_deinit(&c);
+    }
+}
+
 /* Flags that have no effect on answers are accepted with as many words as in vLLM, so that the
  * following words are read correctly. */
 TEST(command_lines_of_vllm_run_unchanged)
@@ -261,7 +279,7 @@ TEST(what_would_change_answers_is_refused_with_the_reason)
     REFUSED("always read from tokenizer.json", "m", "--tokenizer-mode=deepseek_v32");
     REFUSED("start several servers behind a load balancer", "m", "--data-parallel-size=4");
     REFUSED("plugins cannot be loaded", "m", "--middleware", "a.b");
-    REFUSED("not one of", "m", "--reasoning-parser", "inkling");
+    REFUSED("not one of", "m", "--reasoning-parser", "identity");
     char *path = write_file("disable-log-stats: true\nenable-lora: False\nignore-patterns:\n- a\n"
                             "port: 7\nlogits-processors:\n  - a.b\n");
     REFUSED(":7: option logits-processors: 'a.b' is not supported: plugins", "m", "--config", path);
