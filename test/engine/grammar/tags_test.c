@@ -190,6 +190,14 @@ TEST(every_kind_can_be_a_part)
         grammar_put_tag(&part, &b);
         buf_puts(&b, "," TEXT(">") "]}");
         check(b.data, rows[k].yes, rows[k].no);
+        // as a rule, after the rules of another grammar
+        buf_clear(&b);
+        buf_puts(&b, "{\"definitions\":{\"part\":");
+        grammar_put_tag(&part, &b);
+        buf_puts(&b, "},\"format\":{\"type\":\"sequence\",\"elements\":["
+                     "{\"type\":\"grammar\",\"grammar\":\"root ::= a\\na ::= \\\"<\\\"\"},"
+                     "{\"type\":\"defined\",\"name\":\"part\"}," TEXT(">") "]}}");
+        check(b.data, rows[k].yes, rows[k].no);
         buf_deinit(&b);
     }
 }
