@@ -70,15 +70,11 @@ static int32_t forced_after(struct constraint *c, const struct sequence *seq, co
 
 bool constraint_is_free(struct constraint *c, const struct sequence *seq, int32_t n_more)
 {
-    const struct thinking_limit *l = seq->request->thinking;
-    if (seq->request->grammar && (n_more > 0 || !is_ahead(c, seq))) {
-        return false; // one of the next tokens may be the marker
-    }
-    if (!l) {
-        return true;
+    if (seq->request->grammar) {
+        return false;
     }
     struct thinking t = thinking_after(c, seq, NULL, 0);
-    return thinking_is_free(l, &t, n_more + 1);
+    return thinking_is_free(seq->request->thinking, &t, n_more + 1);
 }
 
 /* ---- where the text is ---------------------------------------------------------------------- */
@@ -151,9 +147,9 @@ static enum status state_after(struct constraint *c, const struct sequence *seq,
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
 
-/* The mask of the grammar alone; all ones before the grammar has started. A stale state is
- * rebuilt once from the beginning; if that does not help, the text exceeds the grammar's limits.
- * */
+/* The mask of the grammar alone. Before the grammar has started only the answer's end is forbidden.
+ * A stale state is rebuilt once from the beginning; if that does not help, the text exceeds the
+ * grammar's limits. */
 static enum status grammar_part(struct constraint *c, const struct sequence *seq,
                                 const int32_t *drafts, int32_t n_drafts, uint32_t *words)
 {
@@ -165,7 +161,7 @@ static enum status grammar_part(struct constraint *c, const struct sequence *seq
         bool ahead;
         st = state_after(c, seq, drafts, n_drafts, &s, &ahead);
         if (st == OK && ahead) {
-            memset(words, 0xff, n_words * sizeof *words);
+            grammar_mask_text(grammar_vocabulary(g), words);
             return OK;
         }
         if (st == OK) {
@@ -252,10 +248,10 @@ static bool allows_last(struct constraint *c, const struct sequence *seq, const 
     struct grammar *g = seq->request->grammar;
     struct grammar_state s;
     bool ahead, allowed = state_after(c, seq, drafts, n - 1, &s, &ahead) == OK;
-    if (allowed && ahead) { // unless the grammar starts within this token
-        return state_after(c, seq, drafts, n, &s, &ahead) == OK;
-    }
     *ends = grammar_is_end(g, drafts[n - 1]);
+    if (allowed && ahead) { // unless the grammar starts within this token
+        return !*ends && state_after(c, seq, drafts, n, &s, &ahead) == OK;
+    }
     return allowed && grammar_allows(g, s, drafts[n - 1], &allowed) == OK && allowed;
 }
 

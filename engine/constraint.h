@@ -29,13 +29,12 @@ static inline bool constraint_exists(const struct engine_request *r)
     return r->grammar || r->thinking;
 }
 
-/* True if the draw after the known tokens and any n_more further tokens is unconstrained: by then
- * the marker after which the grammar starts has not been generated, and the reasoning has not
- * reached its limit. */
+/* True if the draw after the known tokens and any n_more further tokens is unconstrained: there is
+ * no grammar, and by then the reasoning has not reached its limit. */
 bool constraint_is_free(struct constraint *c, const struct sequence *seq, int32_t n_more);
 
-/* The mask of the draw that follows the known tokens and these drafts; all ones if nothing is
- * constrained there. On failure all words are 0. */
+/* The mask of the draw that follows the known tokens and these drafts. Before the marker after
+ * which the grammar starts, only the answer's end is forbidden. On failure all words are 0. */
 enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
                             int32_t n_drafts, uint32_t *words);
 

@@ -20,7 +20,8 @@ struct gbnf {
     const char *s;
     size_t n, at;
     int depth;
-    struct names names; // the number of a name is also the number of its rule
+    struct names names;
+    uint32_t first; // rule of the first name; the others follow in the order of their numbers
     bool *defined;
     uint32_t cap_defined;
 };
@@ -89,7 +90,7 @@ static size_t name_length(const struct gbnf *g)
 static uint32_t take_name(struct gbnf *g, size_t n)
 {
     uint32_t id = names_get(&g->names, g->s + g->at, n);
-    while (g->c->rules->n <= id) {
+    while (g->c->rules->n <= g->first + id) {
         rules_add(g->c->rules);
     }
     if (id >= g->cap_defined) {
@@ -245,7 +246,7 @@ static enum status parse_atom(struct gbnf *g, uint32_t *e)
     size_t n = name_length(g);
     bool empty;
     if (n > 0) {
-        *e = expr_call(g->x, take_name(g, n));
+        *e = expr_call(g->x, g->first + take_name(g, n));
         return OK;
     }
     switch (peek(g)) {
@@ -412,7 +413,7 @@ static enum status parse_rule(struct gbnf *g)
     if (peek(g) == ')') {
         return fail(g, "')' without a group");
     }
-    g->c->rules->v[id].body = body;
+    g->c->rules->v[g->first + id].body = body;
     return OK;
 }
 
@@ -431,13 +432,14 @@ static enum status parse_rules(struct gbnf *g, uint32_t *start)
     if (root == n) {
         return err_set(g->c->err, ERR_INVALID, "the grammar has no rule \"root\"");
     }
-    *start = expr_call(g->x, root);
+    *start = expr_call(g->x, g->first + root);
     return OK;
 }
 
 enum status gbnf_parse(struct compile *c, uint32_t *start)
 {
-    struct gbnf g = {.c = c, .x = c->x, .s = c->source->text, .n = c->source->n_bytes};
+    struct gbnf g = {
+        .c = c, .x = c->x, .s = c->source->text, .n = c->source->n_bytes, .first = c->rules->n};
     enum status st = parse_rules(&g, start);
     names_deinit(&g.names);
     free(g.defined);

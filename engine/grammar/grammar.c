@@ -334,6 +334,14 @@ const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_
     return known ? v->text + v->text_at[id] : NULL;
 }
 
+void grammar_mask_text(const struct grammar_vocab *v, uint32_t *words)
+{
+    memset(words, 0xff, v->n_words * sizeof *words);
+    for (size_t i = 0; i < v->n_end_ids; i++) {
+        words[v->end_ids[i] / 32] &= ~(1u << (v->end_ids[i] % 32));
+    }
+}
+
 /* End ids are not text. They are allowed where the text may end. */
 bool grammar_is_end(const struct grammar *g, int32_t id)
 {

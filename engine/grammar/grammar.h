@@ -133,6 +133,9 @@ const struct grammar_vocab *grammar_vocabulary(const struct grammar *g);
 const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_t *n_bytes);
 bool grammar_is_end(const struct grammar *g, int32_t id);
 
+/* All ids except the end ids. */
+void grammar_mask_text(const struct grammar_vocab *v, uint32_t *words);
+
 /* Whether the text may end here. False for a stale state. */
 bool grammar_may_end(struct grammar *g, struct grammar_state state);
 

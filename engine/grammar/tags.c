@@ -69,8 +69,7 @@ struct bars {
     const struct bars *more;
 };
 
-/* Adds a word that free text must not contain. Special tokens need not be added: free text never
- * contains them. */
+/* Adds a word that free text must not contain. Special tokens never occur in it anyway. */
 static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
 {
     if (v && v->type == JSON_STRING && v->n_text > 0) {
@@ -81,8 +80,8 @@ static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
     }
 }
 
-/* Free text without the words that this format and the enclosing ones exclude. */
-static uint32_t free_text(struct tags *t, const struct bars *bars)
+/* Any text without the words that this format and the enclosing ones exclude. */
+static uint32_t free_text(struct tags *t, const struct bars *bars, uint32_t any)
 {
     struct exprs *x = t->x;
     uint32_t words = EXPR_NONE;
@@ -94,10 +93,10 @@ static uint32_t free_text(struct tags *t, const struct bars *bars)
         }
     }
     if (words == EXPR_NONE) {
-        return x->any_text;
+        return any;
     }
-    uint32_t has = expr_seq3(x, x->any_text, words, x->any_text);
-    return expr_clean(x, expr_and2(x, x->any_text, expr_not(x, has)));
+    uint32_t has = expr_seq3(x, any, words, any);
+    return expr_clean(x, expr_and2(x, any, expr_not(x, has)));
 }
 
 /* Free text, with limits on its words, its length and its beginning. */
@@ -107,15 +106,15 @@ static enum status any_text(struct tags *t, const struct tree_value *node, const
     struct bars own = {tree_get(node, "excludes"), bars};
     const struct tree_value *most = tree_get(node, "max_chars");
     const struct tree_value *starts = tree_get(node, "starts_not");
-    TRY(tags_check_keys(t, node, "type excludes max_chars starts_not"));
-    *e = free_text(t, &own);
+    TRY(tags_check_keys(t, node, "type excludes max_chars starts_not any_bytes"));
+    *e = free_text(t, &own, tags_any(t, node));
     if (starts && starts->type == JSON_STRING) {
         uint32_t begin;
         TRY(tags_placed(t,
                         regex_language(t->x, starts->text, starts->n_text, REGEX_UNICODE,
                                        regex_limits_of(t->c->limits), &begin, t->c->err),
                         starts));
-        begin = expr_not(t->x, expr_seq(t->x, begin, t->x->any_text));
+        begin = expr_not(t->x, expr_seq(t->x, begin, tags_any(t, node)));
         *e = expr_clean(t->x, expr_and2(t->x, *e, begin));
     }
     if (most && most->type == JSON_NUMBER && most->n_text <= NUMBER_DIGITS) {
@@ -144,7 +143,7 @@ static enum status any_tokens(struct tags *t, const struct tree_value *node,
         words = expr_alt2(x, words, one);
     }
     special = expr_clean(x, expr_and2(x, special, expr_not(x, words)));
-    uint32_t text = free_text(t, &own);
+    uint32_t text = free_text(t, &own, x->any_text);
     *e = expr_seq(x, text, expr_rep(x, expr_seq(x, special, text), 0, EXPR_INF));
     return OK;
 }
@@ -165,7 +164,8 @@ static uint32_t dispatched(struct tags *t, const struct dispatch *d, const struc
 {
     struct exprs *x = t->x;
     struct bars outer = {d->excludes, bars}, own = {d->triggers, &outer};
-    uint32_t text = free_text(t, &own), more = expr_rep(x, expr_seq(x, text, d->one), 0, EXPR_INF);
+    uint32_t text = free_text(t, &own, x->any_text);
+    uint32_t more = expr_rep(x, expr_seq(x, text, d->one), 0, EXPR_INF);
     if (d->at_least) {
         if (d->once) {
             return d->one;

@@ -31,6 +31,9 @@ enum status tags_member(struct tags *t, const struct tree_value *node, const cha
 /* True if the member exists and is true. */
 bool tags_flag(const struct tree_value *node, const char *key);
 
+/* What a format of free text consists of: characters, or also parts of them. */
+uint32_t tags_any(struct tags *t, const struct tree_value *node);
+
 /* Members whose keys are not in `known` are errors, because they may request something. */
 enum status tags_check_keys(struct tags *t, const struct tree_value *node, const char *known);
 

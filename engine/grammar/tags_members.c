@@ -48,6 +48,14 @@ bool tags_flag(const struct tree_value *node, const char *key)
     return v && v->type == JSON_BOOL && v->truth;
 }
 
+uint32_t tags_any(struct tags *t, const struct tree_value *node)
+{
+    if (tags_flag(node, "any_bytes")) { // that can occur in characters
+        return expr_rep(t->x, expr_byte_range(t->x, 0, 0xf4), 0, EXPR_INF);
+    }
+    return t->x->any_text;
+}
+
 static bool is_word_of(const char *words, const char *key, size_t n_key)
 {
     for (const char *at = words; *at;) {

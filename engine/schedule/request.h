@@ -109,8 +109,8 @@ struct engine_request {
      * only the engine thread uses it, so requests may share one. NULL: any text. */
     struct grammar *grammar;
     /* The grammar applies after the first occurrence of this text, or of the token
-     * grammar_after_id, which spells it. Everything is allowed before that. NULL: the grammar
-     * applies from the beginning. */
+     * grammar_after_id, which spells it. Before that, any text is allowed, but not the end of the
+     * answer. NULL: the grammar applies from the beginning. */
     const char *grammar_after;
     int32_t grammar_after_id;
     const struct thinking_limit *thinking; // NULL: reasoning may have any length

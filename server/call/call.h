@@ -247,6 +247,7 @@ struct call {
     char id[144]; // id of the answer: "chatcmpl-..."
     int64_t created;
     struct buf chunk_head; // the beginning of every chunk of a stream
+    struct buf written;    // a whole answer, if the format has `write`
     void *extra;           // state of the format
     int64_t t_start_ns;
     uint64_t next_id; // counter for the ids of tool calls

@@ -53,6 +53,7 @@ static void forget(struct call *c)
     }
     free(c->extra);
     buf_deinit(&c->chunk_head);
+    buf_deinit(&c->written);
     request_deinit(&c->request);
     c->sink->over(c);
 }
@@ -126,7 +127,12 @@ static void record_tokens(struct call *c)
 static void save(void *arg)
 {
     struct call *c = arg;
-    c->format->save(c);
+    if (!c->format->write) {
+        c->format->save(c);
+        return;
+    }
+    buf_init(&c->written, (size_t)1 << 30);
+    c->format->write(c, &c->written);
 }
 
 /* Back on the calls' thread. The client may have left meanwhile. */
@@ -139,16 +145,23 @@ static void on_saved(void *arg)
         call_release(c);
         return;
     }
-    c->format->end(c);
+    if (c->format->write) {
+        struct buf body = c->written;
+        c->written = (struct buf){0};
+        call_whole(c, &body);
+    } else {
+        c->format->end(c);
+    }
     call_let_go(c);
 }
 
-/* A response that is to be stored ends only once it is stored; its deadline no longer applies. */
+/* A response that is to be stored ends only once it is stored; its deadline no longer applies. The
+ * answers of jobs are short: they are written here. */
 static void start_save(struct call *c)
 {
     c->saving = true;
     set_deadline(c, -1);
-    if (c->server->host->run) {
+    if (c->server->host->run && !(c->format->write && c->offline)) {
         c->server->host->run(c->server, save, on_saved, c);
     } else {
         save(c);
@@ -286,7 +299,7 @@ void call_finish_if_complete(struct call *c)
         return;
     }
     c->closed = true;
-    if (c->format->save && c->request.stores) {
+    if (c->format->write || (c->format->save && c->request.stores)) {
         start_save(c);
     } else {
         c->format->end(c);

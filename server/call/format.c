@@ -355,7 +355,7 @@ static void lack_memory(struct call *c, struct call_error *e)
 void call_whole(struct call *c, struct buf *json)
 {
     struct call_error e = {0};
-    if (buf_n_lost() == c->server->n_lost) {
+    if (buf_n_lost() == c->server->n_lost && !json->failed) {
         c->sink->whole(c, json);
         return;
     }

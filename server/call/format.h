@@ -38,6 +38,8 @@ struct call_format {
      * (call.ending). */
     enum status (*record)(struct call *c, struct err *err);
     void (*end)(struct call *c); // ends the answer
+    /* Instead of `end`: writes a whole answer that may have millions of numbers, on the pool. */
+    void (*write)(struct call *c, struct buf *body);
     /* Reports an error in a stream that has already begun, for APIs with their own error event; may
      * be NULL. */
     void (*error)(struct call *c, const struct call_error *e);

@@ -89,35 +89,32 @@ void call_put_vector(struct buf *b, struct call *c, size_t input)
 }
 
 /* The whole reply: all vectors in the order of the inputs, and the prompts' tokens as usage. */
-static void end(struct call *c)
+static void write_list(struct call *c, struct buf *body)
 {
     int64_t tokens = 0;
-    struct buf body;
-    buf_init(&body, (size_t)1 << 30);
-    buf_puts(&body, "{\"id\":"); // id and created are vLLM's
-    buf_put_json(&body, c->id, strlen(c->id));
-    buf_printf(&body, ",\"object\":\"list\",\"created\":%lld,\"data\":[", (long long)c->created);
+    buf_puts(body, "{\"id\":"); // id and created are vLLM's
+    buf_put_json(body, c->id, strlen(c->id));
+    buf_printf(body, ",\"object\":\"list\",\"created\":%lld,\"data\":[", (long long)c->created);
     for (size_t i = 0; i < c->n_requests; i++) {
         tokens += c->requests[i].n_prompt;
     }
     for (size_t i = 0; i < call_n_vectors(c); i++) {
         if (i) {
-            buf_puts(&body, ",");
+            buf_puts(body, ",");
         }
-        buf_puts(&body, "{\"object\":\"embedding\",\"index\":");
-        buf_put_int(&body, (int64_t)i);
-        buf_puts(&body, ",\"embedding\":");
-        call_put_vector(&body, c, i);
-        buf_putc(&body, '}');
+        buf_puts(body, "{\"object\":\"embedding\",\"index\":");
+        buf_put_int(body, (int64_t)i);
+        buf_puts(body, ",\"embedding\":");
+        call_put_vector(body, c, i);
+        buf_putc(body, '}');
     }
-    buf_puts(&body, "],\"model\":");
-    buf_put_json(&body, c->request.model_name, strlen(c->request.model_name));
-    buf_puts(&body, ",\"usage\":{\"prompt_tokens\":");
-    buf_put_int(&body, tokens);
-    buf_puts(&body, ",\"total_tokens\":");
-    buf_put_int(&body, tokens);
-    buf_puts(&body, "}}");
-    call_whole(c, &body);
+    buf_puts(body, "],\"model\":");
+    buf_put_json(body, c->request.model_name, strlen(c->request.model_name));
+    buf_puts(body, ",\"usage\":{\"prompt_tokens\":");
+    buf_put_int(body, tokens);
+    buf_puts(body, ",\"total_tokens\":");
+    buf_put_int(body, tokens);
+    buf_puts(body, "}}");
 }
 
-const struct call_format call_embedding_format = {.id_prefix = "embd-", .end = end};
+const struct call_format call_embedding_format = {.id_prefix = "embd-", .write = write_list};

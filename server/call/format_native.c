@@ -332,28 +332,26 @@ const struct call_format call_native_format = {
 
 /* A list of vectors for each input: a single vector, or one per token; the latter are not
  * normalized, as in llama.cpp. */
-static void end_embedding(struct call *c)
+static void write_embedding(struct call *c, struct buf *b)
 {
-    struct buf b;
-    buf_init(&b, (size_t)1 << 30);
     const bool listed = c->request.pooling == POOL_TOKENS;
     c->request.normalize &= !listed;
     for (size_t i = 0; i < call_n_vectors(c); i++) {
         if (i) {
-            buf_puts(&b, ",{\"index\":");
+            buf_puts(b, ",{\"index\":");
         } else {
-            buf_puts(&b, "[{\"index\":");
+            buf_puts(b, "[{\"index\":");
         }
-        buf_put_int(&b, (int64_t)i);
-        buf_puts(&b, listed ? ",\"embedding\":" : ",\"embedding\":[");
-        call_put_vector(&b, c, i);
-        buf_puts(&b, listed ? "}" : "]}");
+        buf_put_int(b, (int64_t)i);
+        buf_puts(b, listed ? ",\"embedding\":" : ",\"embedding\":[");
+        call_put_vector(b, c, i);
+        buf_puts(b, listed ? "}" : "]}");
     }
-    buf_putc(&b, ']');
-    call_whole(c, &b);
+    buf_putc(b, ']');
 }
 
-const struct call_format call_native_embed_format = {.id_prefix = "embd-", .end = end_embedding};
+const struct call_format call_native_embed_format = {.id_prefix = "embd-",
+                                                     .write = write_embedding};
 
 /* Replies with the prompt, without the token that /completion adds in front of a text. */
 static void reply_prompt(struct call *c)

@@ -193,42 +193,36 @@ const struct call_format call_ollama_load_format = {.id_prefix = "ollama-", .rep
 
 /* ---- embeddings ------------------------------------------------------------------------------ */
 
-static void end_embed(struct call *c)
+static void write_embed(struct call *c, struct buf *b)
 {
     int64_t tokens = 0;
-    struct buf b;
-    buf_init(&b, (size_t)1 << 30);
-    buf_puts(&b, "{\"model\":");
-    buf_put_json(&b, c->request.model_name, strlen(c->request.model_name));
-    buf_puts(&b, ",\"embeddings\":[");
+    buf_puts(b, "{\"model\":");
+    buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
+    buf_puts(b, ",\"embeddings\":[");
     for (size_t i = 0; i < c->n_requests; i++) {
         tokens += c->requests[i].n_prompt;
     }
     for (size_t i = 0; i < call_n_vectors(c); i++) {
         if (i) {
-            buf_puts(&b, ",");
+            buf_puts(b, ",");
         }
-        call_put_vector(&b, c, i);
+        call_put_vector(b, c, i);
     }
-    buf_putc(&b, ']');
-    put_ns(&b, "total_duration", clock_now_ns() - c->t_arrived_ns);
-    put_ns(&b, "load_duration", 0);
-    put_ns(&b, "prompt_eval_count", tokens);
-    buf_putc(&b, '}');
-    call_whole(c, &b);
+    buf_putc(b, ']');
+    put_ns(b, "total_duration", clock_now_ns() - c->t_arrived_ns);
+    put_ns(b, "load_duration", 0);
+    put_ns(b, "prompt_eval_count", tokens);
+    buf_putc(b, '}');
 }
 
-const struct call_format call_ollama_embed_format = {.id_prefix = "ollama-", .end = end_embed};
+const struct call_format call_ollama_embed_format = {.id_prefix = "ollama-", .write = write_embed};
 
-static void end_old_embed(struct call *c)
+static void write_old_embed(struct call *c, struct buf *b)
 {
-    struct buf b;
-    buf_init(&b, (size_t)1 << 30);
-    buf_puts(&b, "{\"embedding\":");
-    call_put_vector(&b, c, 0);
-    buf_putc(&b, '}');
-    call_whole(c, &b);
+    buf_puts(b, "{\"embedding\":");
+    call_put_vector(b, c, 0);
+    buf_putc(b, '}');
 }
 
 const struct call_format call_ollama_old_embed_format = {.id_prefix = "ollama-",
-                                                         .end = end_old_embed};
+                                                         .write = write_old_embed};

@@ -37,44 +37,42 @@ static void put_pool(struct buf *b, struct call *c, size_t prompt)
     buf_putc(b, ']');
 }
 
-static void put_list(struct call *c, void (*put)(struct buf *b, struct call *c, size_t prompt))
+static void put_list(struct buf *b, struct call *c,
+                     void (*put)(struct buf *b, struct call *c, size_t prompt))
 {
-    struct buf b;
-    buf_init(&b, (size_t)1 << 30);
-    call_put_list_head(&b, c);
-    buf_puts(&b, ",\"data\":[");
+    call_put_list_head(b, c);
+    buf_puts(b, ",\"data\":[");
     for (size_t i = 0; i < call_n_vectors(c); i++) {
         if (i) {
-            buf_puts(&b, ",{\"index\":");
+            buf_puts(b, ",{\"index\":");
         } else {
-            buf_puts(&b, "{\"index\":");
+            buf_puts(b, "{\"index\":");
         }
-        buf_put_int(&b, (int64_t)i);
-        put(&b, c, i);
-        buf_putc(&b, '}');
+        buf_put_int(b, (int64_t)i);
+        put(b, c, i);
+        buf_putc(b, '}');
     }
-    buf_puts(&b, "],\"usage\":{\"prompt_tokens\":");
-    buf_put_int(&b, count_tokens(c));
-    buf_puts(&b, ",\"total_tokens\":");
-    buf_put_int(&b, count_tokens(c));
-    buf_puts(&b, ",\"completion_tokens\":0}}");
-    call_whole(c, &b);
+    buf_puts(b, "],\"usage\":{\"prompt_tokens\":");
+    buf_put_int(b, count_tokens(c));
+    buf_puts(b, ",\"total_tokens\":");
+    buf_put_int(b, count_tokens(c));
+    buf_puts(b, ",\"completion_tokens\":0}}");
 }
 
-static void end_classify(struct call *c)
+static void write_classes(struct call *c, struct buf *body)
 {
-    put_list(c, put_class);
+    put_list(body, c, put_class);
 }
 
-static void end_pooling(struct call *c)
+static void write_pools(struct call *c, struct buf *body)
 {
-    put_list(c, put_pool);
+    put_list(body, c, put_pool);
 }
 
 const struct call_format call_classify_format = {
-    .id_prefix = "classify-", .logprob = call_note_answer, .end = end_classify};
+    .id_prefix = "classify-", .logprob = call_note_answer, .write = write_classes};
 const struct call_format call_pooling_format = {
-    .id_prefix = "pool-", .logprob = call_note_answer, .end = end_pooling};
+    .id_prefix = "pool-", .logprob = call_note_answer, .write = write_pools};
 
 /* ---- Cohere's -----------------------------------------------------------------------------------
  */
@@ -135,21 +133,18 @@ static void put_vectors(struct buf *b, struct call *c)
     buf_putc(b, '}');
 }
 
-static void end_cohere(struct call *c)
+static void write_cohere(struct call *c, struct buf *b)
 {
-    struct buf b;
-    buf_init(&b, (size_t)1 << 30);
-    buf_puts(&b, "{\"id\":");
-    buf_put_json(&b, c->id, strlen(c->id));
-    buf_puts(&b, ",\"embeddings\":");
-    put_vectors(&b, c);
-    buf_puts(&b, ",\"texts\":");
-    buf_puts(&b, c->request.repeated);
-    buf_puts(&b,
+    buf_puts(b, "{\"id\":");
+    buf_put_json(b, c->id, strlen(c->id));
+    buf_puts(b, ",\"embeddings\":");
+    put_vectors(b, c);
+    buf_puts(b, ",\"texts\":");
+    buf_puts(b, c->request.repeated);
+    buf_puts(b,
              ",\"meta\":{\"api_version\":{\"version\":\"2\"},\"billed_units\":{\"input_tokens\":");
-    buf_put_int(&b, count_tokens(c));
-    buf_puts(&b, ",\"image_tokens\":0}},\"response_type\":\"embeddings_by_type\"}");
-    call_whole(c, &b);
+    buf_put_int(b, count_tokens(c));
+    buf_puts(b, ",\"image_tokens\":0}},\"response_type\":\"embeddings_by_type\"}");
 }
 
-const struct call_format call_cohere_format = {.id_prefix = "embd-", .end = end_cohere};
+const struct call_format call_cohere_format = {.id_prefix = "embd-", .write = write_cohere};

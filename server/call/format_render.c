@@ -136,6 +136,9 @@ static void put_context(struct buf *b, const struct request *r)
     } else {
         buf_puts(b, "{}");
     }
+    if (r->continue_final_message) { // the answer then begins without reasoning
+        buf_puts(b, ",\"continue_final_message\":true");
+    }
     buf_printf(b, ",\"history_tool_call_cnt\":%d}", r->n_past_calls);
 }
 

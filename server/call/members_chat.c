@@ -103,7 +103,7 @@ static const struct member rows[] = {
     {"add_generation_prompt", "Whether the template ends with the beginning of the answer.",
      CHATS | FORM_POOL_CHAT, BOOL(add_generation_prompt)},
     {"continue_final_message", "Whether the answer continues the last message.",
-     CHATS | FORM_POOL_CHAT, BOOL(continue_final_message), .check = check_continue},
+     CHATS | FORM_POOL_CHAT | FORM_CONTEXT, BOOL(continue_final_message), .check = check_continue},
     {"include_reasoning", "Whether the answer contains the model's reasoning.",
      CHATS | FORM_RESPONSES | FORM_CONTEXT, BOOL(include_reasoning)},
     {"text", "The answer's format.", FORM_RESPONSES, HAND(OBJECT, read_text_format),

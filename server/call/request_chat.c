@@ -196,6 +196,15 @@ bool chat_check_roles(struct request *r, const struct json *messages, const char
     return true;
 }
 
+/* A member that is a string, if it exists. */
+static bool check_text(struct request *r, const struct json *m, size_t index, const char *key)
+{
+    char where[64];
+    const struct json *v = json_get(m, key);
+    return json_type(v) == JSON_NULL || json_is(v, JSON_STRING) ||
+           body_wrong_type(&r->error, at(where, sizeof where, index, key), "a string", v);
+}
+
 /* Every error names the message by its index. */
 static bool check_messages(struct request *r, const struct json *messages)
 {
@@ -225,13 +234,11 @@ static bool check_messages(struct request *r, const struct json *messages)
             return bad_role(r, i, role);
         }
         if (strcmp(role, "tool") == 0 && !json_get_string(m, "tool_call_id")) {
-            return call_error_missing(&r->error, at(where, sizeof where, i, "tool_call_id"));
+            return check_text(r, m, i, "tool_call_id") &&
+                   call_error_missing(&r->error, at(where, sizeof where, i, "tool_call_id"));
         }
-        const struct json *name = json_get(m, "name");
-        if (json_type(name) != JSON_NULL && !json_is(name, JSON_STRING)) {
-            return body_wrong_type(&r->error, at(where, sizeof where, i, "name"), "a string", name);
-        }
-        if (!check_content(r, m, role, i) || !check_calls(r, m, i)) {
+        if (!check_text(r, m, i, "name") || !check_content(r, m, role, i) ||
+            !check_calls(r, m, i)) {
             return false;
         }
     }

@@ -203,7 +203,7 @@ static bool thinks(const struct request *r)
 }
 
 /* Reasoning that the prompt has opened, and that a single token ends, is handled by the engine:
- * until that token no masks are needed. */
+ * until that token the grammar is not needed. */
 static void plan_reasoning(struct plan *p)
 {
     struct request *r = p->r;

@@ -18,7 +18,9 @@ const struct tool_writing *turn_writing(const struct tool_parser *parser,
     return w;
 }
 
-#define ANY_TEXT "{\"type\":\"any_text\"}"
+#define TEXT "{\"type\":\"any_text\""
+/* A limit may end reasoning within a character. */
+#define REASONING TEXT ",\"any_bytes\":true"
 #define NEWLINES "{\"type\":\"regex\",\"pattern\":\"\\\\n{0,4}\"}"
 #define SEQUENCE "{\"type\":\"sequence\",\"elements\":["
 #define OR "{\"type\":\"or\",\"elements\":["
@@ -48,10 +50,10 @@ static void put_one_of(struct buf *out, const char *const *words)
     buf_puts(out, "]}");
 }
 
-/* Writes the format "text that contains none of the words". */
-static void put_text_without(struct buf *out, const char *const *words, const char *const *more)
+/* Writes the rest of the format "text that contains none of the words". */
+static void put_excludes(struct buf *out, const char *const *words, const char *const *more)
 {
-    buf_puts(out, "{\"type\":\"any_text\",\"excludes\":[");
+    buf_puts(out, ",\"excludes\":[");
     put_words(out, words, true);
     put_words(out, more, !words || !*words);
     buf_puts(out, "]}");
@@ -68,7 +70,7 @@ static void put_answer(struct buf *out, const struct turn *t)
     } else if (t->calls) {
         tool_put_text_and_calls(out, t->calls);
     } else {
-        buf_puts(out, ANY_TEXT);
+        buf_puts(out, TEXT "}");
     }
 }
 
@@ -85,7 +87,8 @@ static void put_marked(struct buf *out, const struct turn *t, const struct reaso
     if (t->answer) {
         buf_puts(out, DEFINED("answer"));
     } else {
-        put_text_without(out, m->answer_closes, NULL);
+        buf_puts(out, TEXT);
+        put_excludes(out, m->answer_closes, NULL);
     }
     buf_puts(out, "," NEWLINES ",");
     put_one_of(out, m->answer_closes);
@@ -120,8 +123,8 @@ static void put_body(struct buf *out, const struct turn *t, const struct reasoni
  * follows directly. */
 static void put_reasoning(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
 {
-    buf_puts(out, SEQUENCE);
-    put_text_without(out, m->closes, t->calls ? t->enders : NULL);
+    buf_puts(out, SEQUENCE REASONING);
+    put_excludes(out, m->closes, t->calls ? t->enders : NULL);
     buf_puts(out, "," OR SEQUENCE);
     put_one_of(out, m->closes);
     buf_puts(out, "," NEWLINES "," DEFINED("body") "]}");
@@ -154,16 +157,16 @@ static void put_start(struct buf *out, const struct turn *t, const struct reason
  */
 
 #define NEXT "{\"type\":\"const_string\",\"value\":\"<|end|><|start|>assistant\"}"
-#define MESSAGE(channel)                                                                           \
-    SEQUENCE "{\"type\":\"const_string\",\"value\":\"<|channel|>" channel                          \
-             "<|message|>\"}," ANY_TEXT "," NEXT "]}"
+#define MESSAGE(channel, text)                                                                     \
+    SEQUENCE "{\"type\":\"const_string\",\"value\":\"<|channel|>" channel "<|message|>\"}," text   \
+             "}," NEXT "]}"
 
 /* Messages with reasoning, and perhaps with text, before the message that ends the turn. */
 static void put_before(struct buf *out, bool with_text)
 {
-    buf_puts(out, SEQUENCE "{\"type\":\"star\",\"content\":" OR MESSAGE("analysis"));
+    buf_puts(out, SEQUENCE "{\"type\":\"star\",\"content\":" OR MESSAGE("analysis", REASONING));
     if (with_text) {
-        buf_puts(out, "," MESSAGE("commentary"));
+        buf_puts(out, "," MESSAGE("commentary", TEXT));
     }
     buf_puts(out, "]}},");
 }
@@ -173,7 +176,7 @@ static void put_before(struct buf *out, bool with_text)
 static void put_harmony(struct buf *out, const struct turn *t)
 {
     if (t->opened) {
-        buf_puts(out, SEQUENCE ANY_TEXT "," NEXT "," OR);
+        buf_puts(out, SEQUENCE REASONING "}," NEXT "," OR);
     } else {
         buf_puts(out, SEQUENCE OR);
     }
@@ -208,7 +211,7 @@ void turn_put(struct buf *out, const struct turn *t)
     }
     buf_puts(out, "\"answer\":");
     if (harmony && !t->answer) {
-        buf_puts(out, ANY_TEXT);
+        buf_puts(out, TEXT "}");
     } else {
         put_answer(out, t);
     }

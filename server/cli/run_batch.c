@@ -149,6 +149,9 @@ static enum status check_lines(struct run_batch *b, struct err *err)
     TRY(job_lines_read(&b->in, &limits, &b->lines, err));
     for (int32_t i = 0; i < b->lines.n_errors; i++) {
         const struct line_error *e = &b->lines.errors[i];
+        if (e->line == 0) {
+            return err_set(err, ERR_INVALID, "%s: %s", b->arguments.input, e->message);
+        }
         fprintf(stderr, "line %lld: %s\n", (long long)e->line, e->message);
     }
     int64_t n = (int64_t)b->lines.n_errors + b->lines.n_more_errors;
@@ -218,6 +221,7 @@ static enum status run_files(struct run_batch *b, struct err *err)
 {
     const struct arguments *a = &b->arguments;
     TRY(batch_input_open(a->input, &b->fd, &b->in, err));
+    TRY(batch_check_output(b->fd, a->output, err));
     static const struct local_command command = {
         .name = "run-batch", .open_model = call_model_open, .offline = true};
     TRY(local_engine_open(&b->local, a->n_rest, a->rest, &command, err));

@@ -14,6 +14,9 @@
  * input more than once. The caller closes *fd. */
 enum status batch_input_open(const char *path, int *fd, struct job_input *in, struct err *err);
 
+/* Refuses an output that is the input, which opening it would erase. */
+enum status batch_check_output(int input, const char *path, struct err *err);
+
 /* ---- the output ------------------------------------------------------------------------------ */
 
 struct batch_output {

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- the input ------------------------------------------------------------------------------- */
@@ -82,6 +83,18 @@ enum status batch_input_open(const char *path, int *fd, struct job_input *in, st
     enum status st = copy_input(pipe, fd, err);
     close(pipe);
     return st;
+}
+
+enum status batch_check_output(int input, const char *path, struct err *err)
+{
+    struct stat in, out;
+    bool same = strcmp(path, "-") != 0 && fstat(input, &in) == 0 && stat(path, &out) == 0 &&
+                S_ISREG(in.st_mode) && in.st_dev == out.st_dev && in.st_ino == out.st_ino;
+    if (same) {
+        return err_set(err, ERR_INVALID, "%s is the input; name another file for the answers",
+                       path);
+    }
+    return OK;
 }
 
 /* ---- the answers of an earlier run ----------------------------------------------------------- */

@@ -98,7 +98,10 @@ static enum status settle(struct db *db, const char *path, struct err *err)
     if (path) {
         TRY(db_script(db, "PRAGMA locking_mode = EXCLUSIVE;", err));
     }
-    snprintf(text, sizeof text, "PRAGMA page_size = %d; PRAGMA temp_store = MEMORY;", PAGE_BYTES);
+    // Some systems overwrite deleted pages by default, which needs as much space as they have.
+    snprintf(text, sizeof text,
+             "PRAGMA page_size = %d; PRAGMA temp_store = MEMORY; PRAGMA secure_delete = FAST;",
+             PAGE_BYTES);
     TRY(db_script(db, text, err));
     TRY(set_max_pages(db, db->max_pages, err));
     if (!path) {

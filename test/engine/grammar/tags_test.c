@@ -62,6 +62,10 @@ TEST(formats)
     check(ANY, "|x\n<é>", NULL);
     check("{\"type\":\"any_text\",\"excludes\":[\"ab\",\"c\"]}", "|a|xba", "xab|c");
     check("{\"type\":\"any_text\",\"max_chars\":2}", "|é|éx", "xyz");
+    check("{\"type\":\"any_text\",\"any_bytes\":true,\"excludes\":[\"ab\"]}",
+          "|é|\xe6|\xe6\x97 x|\xa0|a\xe6\x62", "ab|\xe6\x61\x62|\xf5");
+    check("{\"type\":\"optional\",\"content\":{\"type\":\"any_text\",\"any_bytes\":true}}",
+          "|x|\xe6", "\xf5");
     check("{\"type\":\"regex\",\"pattern\":\"[a-c]+\"}", "a|abc", "|d");
     check("{\"type\":\"grammar\",\"grammar\":\"root ::= \\\"(\\\" root? \\\")\\\"\"}", "()|(())",
           "(");
@@ -185,6 +189,14 @@ TEST(every_kind_can_be_a_part)
         buf_puts(&b, "{\"type\":\"sequence\",\"elements\":[" TEXT("<") ",");
         grammar_put_tag(&part, &b);
         buf_puts(&b, "," TEXT(">") "]}");
+        check(b.data, rows[k].yes, rows[k].no);
+        // as a rule, after the rules of another grammar
+        buf_clear(&b);
+        buf_puts(&b, "{\"definitions\":{\"part\":");
+        grammar_put_tag(&part, &b);
+        buf_puts(&b, "},\"format\":{\"type\":\"sequence\",\"elements\":["
+                     "{\"type\":\"grammar\",\"grammar\":\"root ::= a\\na ::= \\\"<\\\"\"},"
+                     "{\"type\":\"defined\",\"name\":\"part\"}," TEXT(">") "]}}");
         check(b.data, rows[k].yes, rows[k].no);
         buf_deinit(&b);
     }

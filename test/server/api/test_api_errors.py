@@ -96,6 +96,7 @@ TOOL = {"tools": [WEATHER]}
     ("chat", {"reasoning": {"effort": {}}}, "invalid_type", "reasoning.effort"), ("chat", {"reasoning": {"effort": "huge"}}, "invalid_value", "reasoning.effort"),
     ("chat", {"messages": [{"role": "user", "name": 5, "content": "a"}]}, "invalid_type", "messages[0].name"),
     ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "missing_required_parameter", "messages[0].tool_call_id"),
+    ("chat", {"messages": [{"role": "tool", "content": "a", "tool_call_id": 5}]}, "invalid_type", "messages[0].tool_call_id"),
     ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}]},
      "missing_required_parameter", "messages[0].tool_calls[0].function.arguments"),
     ("completions", {"prompt": ""}, "invalid_value", "prompt"),

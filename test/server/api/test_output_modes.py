@@ -171,6 +171,16 @@ def test_reasoning_is_parsed_or_hidden():
         assert r.status == 400 and r.error["param"] == "parse_context"
 
 
+def test_a_continued_message_begins_without_reasoning():
+    with Server(real=True, threads=2, reasoning_parser="qwen3") as s:
+        (opens,) = good(s.post("/tokenize", {"prompt": "<think>", "add_special_tokens": False}))["tokens"]
+        body = {"messages": USER("Red?") + [{"role": "assistant", "content": "It is "}], "add_generation_prompt": False, "continue_final_message": True,
+                "temperature": 0, "max_tokens": 20, "logit_bias": {str(opens): 100}, "structured_outputs": {"choice": ["red", "blue"]}}
+        want = good(s.post(CHAT, body))["choices"][0]["message"]
+        got = good(s.post(GENERATE, {**good(s.post(CHAT + "/render", body)), "output_mode": "derender"}))["choices"][0]["message"]
+        assert got["content"] == want["content"] in ("red", "blue") and got["reasoning"] == want["reasoning"] is None
+
+
 def test_the_ids_of_another_stage_are_the_prompt(server):
     first = good(server.post(CHAT, {"messages": USER("Copy: a b c d"), "temperature": 0, "max_tokens": 12, "return_token_ids": True}))
     ids = first["prompt_token_ids"]

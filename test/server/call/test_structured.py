@@ -104,15 +104,17 @@ def test_lookup_drafts_obey_the_constraint():
 
 def test_the_format_applies_after_reasoning():
     with open(os.path.join(DEMO, "tokenizer.json")) as f:
-        (end,) = [t["id"] for t in json.load(f)["added_tokens"] if t["content"] == "</think>"]
+        end, eos = ([t["id"] for t in added if t["content"] == name][0] for added in [json.load(f)["added_tokens"]] for name in ("</think>", "<|im_end|>"))
     template = "{{ messages[0].content }}\n<think>\n"
     with Server(real=True, model=DEMO, max_model_len=1024, reasoning_parser="think", trust_request_chat_template=True) as s:
-        ask = lambda bias, **more: s.chat("Hello", chat_template=template, response_format=FORMAT, max_tokens=300, temperature=1,
-                                          seed=1, logit_bias={str(end): bias}, **more)
+        ask = lambda bias, biases={}, **more: s.chat("Hello", chat_template=template, response_format=FORMAT, max_tokens=300, temperature=1,
+                                                     seed=1, logit_bias={str(end): bias, **biases}, **more)
         for bias in (100, 12):  # the end comes at once, or after a while
             message = ask(bias).json()["choices"][0]["message"]
             assert is_person(message["content"])
         assert message["reasoning_content" if "reasoning_content" in message else "reasoning"]
+        message = ask(12, {str(eos): 12}).json()["choices"][0]["message"]  # reasoning does not end the answer
+        assert is_person(message["content"]) and message["reasoning"]
         never = ask(-100, min_tokens=20).json()["choices"][0]
         assert not never["message"]["content"]
 

@@ -205,6 +205,15 @@ def test_wrong_lines_are_named_and_nothing_is_run(tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("flags", [[], ["--resume"]])
+def test_answers_do_not_replace_the_requests(tmp_path, flags):
+    path, link = few(tmp_path, 3), tmp_path / "link"
+    link.symlink_to(path)
+    before = open(path).read()
+    for out in (path, link):
+        assert "is the input" in run(path, out, *flags, ok=False).stderr and open(path).read() == before
+
+
 def test_refused_requests_get_error_answers(tmp_path):
     path = few(tmp_path, 3)
     with open(path, "a") as f:
@@ -220,7 +229,7 @@ def test_refused_requests_get_error_answers(tmp_path):
     (["-i", "/nothing/here", "-o", "x"], "/nothing/here"),
     (["-i", os.devnull, "-o", "-", "--resume"], "resume"),
     (["-i", os.devnull, "-o", "-", "--group-order", "up"], "group-order"),
-    (["-i", os.devnull, "-o", "-"], "no requests"),
+    (["-i", os.devnull, "-o", "-"], "sluice: /dev/null: The file has no requests"),
     (["-i", __file__, "-o", "/nothing/here"], "invalid"),
 ])
 def test_bad_arguments(flags, word):

@@ -238,6 +238,25 @@ TEST(deletions_on_a_full_disk_make_room)
     remove_folder(s);
 }
 
+/* What a failed upload has written is deleted, and so is a file, even if they are larger than the
+ * reserve. */
+TEST(a_large_upload_that_fails_leaves_room)
+{
+    new_folder();
+    mkdir(folder, 0700);
+    room = 16 << 20;
+    struct store *s = open_store();
+    struct stored_file f;
+    struct err err = {""};
+    enum status st;
+    for (int round = 0; round < 3; round++) {
+        CHECK_EQ(put_file(s, 20 << 20, &f), ERR_LIMIT);
+        CHECK_EQ(put_file(s, 8 << 20, &f), OK);
+        CHECK(store_file_delete(s, "ann", f.id, &st, &err));
+    }
+    remove_folder(s);
+}
+
 /* Once the disk has room again, the reserve is complete and the database grows as before. */
 TEST(a_disk_that_has_room_again_is_used_as_before)
 {
