@@ -15,6 +15,8 @@ static bool kind_of(enum dtype dtype, enum code_kind *out)
     case DT_U2:
     case DT_U4:
     case DT_NL4:
+    case DT_NF4:
+    case DT_FP4:
     case DT_E2M1: *out = CODE_4; return true;
     case DT_U5: *out = CODE_5; return true;
     case DT_U6: *out = CODE_6; return true;

@@ -20,6 +20,7 @@ extern "C" {
 enum packing {
     PACK_NONE,         // each element by itself
     PACK_BYTES,        // bytes of successive columns, the first in the lowest bits
+    PACK_BYTES_BACK,   // bytes of two successive columns, the first in the highest bits
     PACK_WORDS_ACROSS, // 32-bit words of successive columns, the first in the lowest bits
     PACK_WORDS_DOWN,   // 32-bit words of successive rows, the first in the lowest bits
     PACK_WORDS_AWQ,    // 32-bit words of 8 successive rows, in AWQ's order
@@ -39,6 +40,15 @@ struct number_grid {
 /* How a whole-tensor scale is applied to the scales of blocks. */
 enum tensor_scale { TENSOR_SCALE_NONE, TENSOR_SCALE_TIMES, TENSOR_SCALE_DIVIDES };
 
+/* Scales that are quantised themselves, in blocks of `shared` in the order in which they are
+ * stored: code i means values[code] * units[i / shared] + offset. */
+struct scale_codes {
+    const void *values; // f32, one for each code of 8 bits; NULL: the scales are not quantised
+    const void *units;  // f32; neither need be aligned
+    int64_t shared;
+    float offset;
+};
+
 /* Weight (row, col), where row is the output and col the input, is in fp32
  *
  *     (values - zero) * scale
@@ -56,6 +66,7 @@ struct weight_codec {
     const struct block_format *blocks; // NULL: the layout described first
     struct number_grid values;
     struct number_grid scales, zeros;
+    struct scale_codes scale_codes;
     int64_t block_rows, block_cols; // at least 1 if there are scales
     const void *groups;             // int32 per column, need not be aligned; NULL: none
     int32_t zero;                   // added to each of `zeros`; if there are none, it is the zero

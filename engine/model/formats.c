@@ -397,6 +397,8 @@ static const struct module_format formats[] = {
     {"mxfp4-pack-quantized", ".weight_packed", read_mxfp4, DT_E2M1, DT_E8M0},
     {"NVFP4", ".weight", read_nvfp4_modelopt, DT_I64, DT_F32},
     {"mxfp4", "_blocks", read_mxfp4_experts, DT_E2M1, DT_E8M0},
+    {"bitsandbytes-4bit", ".weight", format_read_bnb4, DT_I64, DT_F32},
+    {"bitsandbytes-8bit", ".weight", format_read_bnb8, DT_I64, DT_F32},
 };
 
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };

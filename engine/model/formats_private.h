@@ -30,6 +30,10 @@ enum status format_check_scales(const struct module *m, const struct checkpoint_
 enum status format_read_stacked(const struct module *m, const struct checkpoint_tensor *scales,
                                 struct weight_codec *out);
 
+/* bitsandbytes (formats_bnb.c). */
+enum status format_read_bnb4(const struct module *m, struct weight_codec *out);
+enum status format_read_bnb8(const struct module *m, struct weight_codec *out);
+
 static inline bool has_dims(const struct checkpoint_tensor *t, int32_t n, const int64_t *dims)
 {
     return t->n_dims == n && memcmp(t->dims, dims, (size_t)n * sizeof *dims) == 0;

@@ -450,6 +450,25 @@ static enum status read_modelopt(const struct json *j, struct quant_rules *rules
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
+/* ---- bitsandbytes ------------------------------------------------------------------------- */
+
+/* Everything else about a module is stored with its tensors. What the library does with inputs of
+ * 8-bit modules (all but outliers are rounded) is not done here: only weights are quantised. */
+static enum status read_bnb(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    const bool is_8 = json_get_bool(j, "load_in_8bit", json_get_bool(j, "_load_in_8bit", false));
+    const bool is_4 = json_get_bool(j, "load_in_4bit", json_get_bool(j, "_load_in_4bit", false));
+    if (is_8 == is_4) {
+        return err_set(err, ERR_FORMAT, "either load_in_4bit or load_in_8bit must be true");
+    }
+    TRY(check_string(j, "bnb_4bit_quant_storage", "uint8", err));
+    struct quant_scheme s = {.format =
+                                 format_find(is_4 ? "bitsandbytes-4bit" : "bitsandbytes-8bit"),
+                             .bits = is_4 ? 4 : 8};
+    TRY(leave_alone(j, "llm_int8_skip_modules", RULE_PART, rules, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 static const struct quant_method methods[] = {
@@ -459,6 +478,7 @@ static const struct quant_method methods[] = {
     {"awq", "auto_awq|awq_marlin", read_awq},
     {"gptq", "auto_gptq|gptq_marlin", read_gptq},
     {"mxfp4", "gpt_oss_mxfp4", read_mxfp4},
+    {"bitsandbytes", NULL, read_bnb},
     {"modelopt", "modelopt_fp4|modelopt_mxfp8|modelopt_mixed", read_modelopt},
 };
 

@@ -75,7 +75,7 @@ def cases():
     yield "weights of another shape", FP8, lambda c: c.reshape(".weight", [328, 288]), MODULE, "[288, 328]"
     yield "a weight that is not a number", FP8, lambda c: c.put(".weight", 100, b"\x7f"), "down_proj", "fp8"
     yield "a value among fused ones that is not a number", FP8, break_value, f"{VALUE}.weight", "fp8"
-    yield "a method", FP8, lambda c: c.say(quant_method="bitsandbytes"), "bitsandbytes", "awq"
+    yield "a method", FP8, lambda c: c.say(quant_method="quip"), "quip", "awq"
     yield "no method", FP8, lambda c: c.say(quant_method=None), "quant_method", "config.json"
     yield "a list that is not one", FP8, lambda c: c.say(ignored_layers="lm_head"), "ignored_layers", "list"
     yield "a list of numbers", FP8, lambda c: c.say(ignored_layers=[1]), "ignored_layers", "strings"

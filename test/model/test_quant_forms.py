@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised weights packed here by the formats' definitions: the answers are those of a twin with the values that they stand
+for. Formats of which the project has a folder written by the library are in test_golden_quant.py, too."""
+import json
+import os
+import struct
+
+import pytest
+
+import golden
+import heads
+from heads import F32, numpy
+from test_checkpoint import MOE, SOURCE, Checkpoint, run, scores
+
+BNB = os.path.join(golden.ROOT, "test", "golden-quant", "lib-bitsandbytes-nf4-qwen2")
+KINDS = {"uint8": "U8", "int8": "I8", "float32": "F32", "float16": "F16", "uint16": "BF16"}
+
+
+class Forms(Checkpoint):
+    """A checkpoint whose tensors can be replaced. A tensor is an array, or an array and the name of its type."""
+
+    def values(self, name):
+        t = self.header[name]
+        return heads.from_bf16(numpy.frombuffer(self.data[slice(*t["data_offsets"])], numpy.uint16)).reshape(t["shape"])
+
+    def put(self, name, a, kind=None):
+        a = numpy.ascontiguousarray(a)
+        self.header[name] = {"dtype": kind or KINDS[str(a.dtype)], "shape": list(a.shape),
+                             "data_offsets": [len(self.data), len(self.data) + a.nbytes]}
+        self.data += a.tobytes()
+
+    def save(self, **quantization_config):
+        self.write()
+        if quantization_config:
+            self.config["quantization_config"] = quantization_config
+        self.write_config()
+        return self.folder
+
+
+def is_matrix(name, t):
+    return "layers" in name and name.endswith("proj.weight") and len(t["shape"]) == 2
+
+
+def pack_each(tmp_path, pack, source=SOURCE, **config):
+    """A folder with each matrix packed, and its twin; pack(matrix) returns tensors by suffix, and the values. Both are the
+    folders' paths."""
+    c, twin = Forms(tmp_path / "packed", source), Forms(tmp_path / "twin", source)
+    for name, t in list(c.header.items()):
+        if is_matrix(name, t):
+            tensors, values = pack(c.values(name))
+            twin.put(name, values.astype(F32))
+            del c.header[name]
+            for suffix, a in tensors.items():
+                c.put(name[:-len(".weight")] + suffix, *(a if isinstance(a, tuple) else (a,)))
+    return c.save(**config), twin.save()
+
+
+def check_same(folder, twin):
+    expected = scores(twin)
+    assert scores(folder) == expected
+    two = ["--tensor-parallel-size", "2", *golden.TWO_THREADS]
+    assert not golden.EXACT_RANKS or scores(folder, *two) == expected
+    rounded = ["--activation-quantization", "none"]
+    errors = [abs(a - b) for a, b in zip(expected[1:], scores(folder, *rounded, dtype=None)[1:])]
+    assert 0 < sum(errors) / len(errors) < 0.1
+
+
+# ---- bitsandbytes
+
+FP4 = numpy.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3], F32) / F32(12)
+
+
+def fp4_of(w, block=32):
+    """Without quantised scales."""
+    flat = w.reshape(-1, block)
+    scales = numpy.abs(flat).max(1)
+    codes = numpy.abs(flat[:, :, None] / scales[:, None, None] - FP4).argmin(2)
+    state = json.dumps({"quant_type": "fp4", "blocksize": block, "dtype": "bfloat16", "shape": list(w.shape)}).encode()
+    halves = codes.reshape(-1, 2).astype(numpy.uint8)
+    return {".weight": (halves[:, :1] << 4) | halves[:, 1:], ".weight.absmax": scales, ".weight.quant_map": FP4,
+            ".weight.quant_state.bitsandbytes__fp4": numpy.frombuffer(state, numpy.uint8)}, \
+        (FP4[codes] * scales[:, None]).reshape(w.shape)
+
+
+def int8_of(w):
+    largest = numpy.abs(w).max(1)
+    codes = numpy.round(w / largest[:, None] * 127).astype(numpy.int8)
+    return {".weight": codes, ".SCB": largest, ".weight_format": numpy.zeros((), numpy.uint8)}, \
+        codes * (largest / F32(127))[:, None]
+
+
+@pytest.mark.parametrize("pack, config", [(fp4_of, {"load_in_4bit": True}), (int8_of, {"load_in_8bit": True})],
+                         ids=["fp4", "int8"])
+def test_bitsandbytes(pack, config, tmp_path):
+    check_same(*pack_each(tmp_path, pack, quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"], **config))
+
+
+def change(c, suffix, i, raw):
+    at = c.header["model.layers.0.mlp.down_proj.weight" + suffix]["data_offsets"][0] + i
+    c.data = c.data[:at] + raw + c.data[at + len(raw):]
+    c.write()
+
+
+def change_state(c, old, new):
+    suffix = ".quant_state.bitsandbytes__nf4"
+    begin, end = c.header["model.layers.0.mlp.down_proj.weight" + suffix]["data_offsets"]
+    text = c.data[begin:end]
+    assert old in text and len(old) == len(new)
+    change(c, suffix, text.index(old), new)
+
+
+def drop(c, suffix):
+    del c.header["model.layers.0.mlp.down_proj.weight" + suffix]
+    c.write()
+
+
+NAN = struct.pack("<f", float("nan"))
+
+
+@pytest.mark.parametrize("breaks, named, also", [
+    (lambda c: drop(c, ".quant_state.bitsandbytes__nf4"), "down_proj.weight.quant_state.bitsandbytes__nf4", "no tensor"),
+    (lambda c: change(c, ".quant_state.bitsandbytes__nf4", 0, b"["), "down_proj.weight.quant_state", "not the text"),
+    (lambda c: change_state(c, b"[64, 128]", b"[128, 64]"), "down_proj.weight.quant_state", "[64, 128]"),
+    (lambda c: change_state(c, b'"blocksize": 64', b'"blocksize": 96'), "down_proj", "96 numbers that run over"),
+    (lambda c: change_state(c, b'"blocksize": 64', b'"blocksize": -4'), "down_proj", "blocksize"),
+    (lambda c: change_state(c, b'"nested_blocksize": 256', b'"nested_blocksize": "56'), "down_proj", "not the text"),
+    (lambda c: change_state(c, b'"nested_offset"', b'"nested_offsee"'), "down_proj", "nested_offset"),
+    (lambda c: change(c, ".quant_map", 4, struct.pack("<f", 0.5)), "down_proj.weight.quant_map", "0.5 at 1"),
+    (lambda c: change(c, ".nested_absmax", 0, NAN), "down_proj.weight.nested_absmax", "NaN"),
+    (lambda c: drop(c, ".absmax"), "down_proj.weight.absmax", "bitsandbytes-4bit"),
+    (lambda c: drop(c, ".nested_absmax"), "down_proj.weight.absmax", "U8"),
+    (lambda c: c.save(**{**c.config["quantization_config"], "bnb_4bit_quant_storage": "bfloat16"}), "bnb_4bit_quant_storage",
+     "bfloat16"),
+    (lambda c: c.save(**{**c.config["quantization_config"], "llm_int8_skip_modules": ["mlp"]}), "mlp", "excludes"),
+    (lambda c: c.save(quant_method="bitsandbytes"), "load_in_4bit", "config.json"),
+])
+def test_broken_bitsandbytes_modules_are_refused(breaks, named, also, tmp_path):
+    c = Forms(tmp_path / "model", BNB)
+    breaks(c)
+    done = run(c.folder)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert named in done.stderr and also in done.stderr, done.stderr
