@@ -79,7 +79,8 @@ struct weight_codec {
  * zero) - zero) * scale in fp32. With from_row the scale is computed from each row, or from each
  * `group` of its inputs, counted from the tensor's first input:
  *
- *     E4M3  max|x| / 448, in groups at least 1e-10; with power_of_two rounded up to a power of two
+ *     E4M3  max|x| / 448, in groups at least 1e-10; with power_of_two rounded up to a power of two;
+ *           with `limit` at most limit / 448. The CPU's alone; other backends do not limit scales
  *     I8    max|x| / 127; asymmetric: (max - min) / 255, and the zero is -128 - min / scale
  *     E2M1  `scale` times the E4M3 value nearest to max|x| / 6 / scale; with power_of_two the scale
  *           of MX formats, 2^(e - 2), where e is the exponent of max|x| rounded to one fraction bit
@@ -89,6 +90,7 @@ struct input_rule {
     enum input_numbers numbers;
     bool from_row, power_of_two, asymmetric;
     int32_t group;     // 0: the whole row
+    float limit;       // 0: none
     float scale, zero; // stored values; 0: none
     int64_t n_inputs;  // of the tensor
 };

@@ -426,12 +426,12 @@ bool module_is_quantised(const struct module *m, const struct checkpoint_tensor 
     return *which && !tensor_is_plain(*which);
 }
 
-enum status module_read(const struct module *m, struct weight_part *out)
+enum status module_read(const struct module *m, const struct checkpoint_tensor *values,
+                        struct weight_part *out)
 {
     *out = weight_part_plain(NULL, DT_F32, m->n_experts * m->n_out, m->n_in, 0);
     out->codec.format = format_title(m);
-    const struct checkpoint_tensor *values = module_tensor(m, m->scheme->format->values);
-    out->codec.name = values ? values->name : m->name;
+    out->codec.name = values->name;
     out->inputs = m->scheme->inputs;
     out->inputs.n_inputs = m->n_in;
     TRY(read_input_scale(m, &out->inputs));

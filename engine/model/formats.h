@@ -59,8 +59,10 @@ bool tensor_is_plain(const struct checkpoint_tensor *t);
 /* True if the module has quantised values in any of the formats; *which is their tensor. */
 bool module_is_quantised(const struct module *m, const struct checkpoint_tensor **which);
 
-/* Reads the module's matrix in its scheme's format. */
-enum status module_read(const struct module *m, struct weight_part *out);
+/* Reads the module's matrix in its scheme's format; `values` is the tensor that
+ * module_is_quantised found, whose name outlives m->name. */
+enum status module_read(const struct module *m, const struct checkpoint_tensor *values,
+                        struct weight_part *out);
 /* Without a checkpoint: dummy weights with the codec that the format implies. False: the format's
  * weights are plain. */
 bool module_dummy(const struct module *m, struct weight_part *out);

@@ -30,8 +30,7 @@ static enum status read_shape(const struct module *m, const struct checkpoint_te
 {
     int64_t rows = 0, cols = 0;
     if (!json_is(shape, JSON_ARRAY) || json_count(shape) != 2 ||
-        !json_int64(json_first(shape), &rows) ||
-        !json_int64(json_next(json_first(shape)), &cols)) {
+        !json_int64(json_first(shape), &rows) || !json_int64(json_next(json_first(shape)), &cols)) {
         return bad_state(m, t, "shape");
     }
     if (rows != m->n_out || cols != m->n_in) {
@@ -48,8 +47,8 @@ static enum status read_members(const struct module *m, const struct checkpoint_
                                 const struct json *j, struct state *out)
 {
     TRY(read_shape(m, t, json_get(j, "shape")));
-    if (!json_int64(json_get(j, "blocksize"), &out->block) || out->block < 2 || out->block % 2 != 0 ||
-        out->block > 1 << 20) {
+    if (!json_int64(json_get(j, "blocksize"), &out->block) || out->block < 2 ||
+        out->block % 2 != 0 || out->block > 1 << 20) {
         return bad_state(m, t, "blocksize");
     }
     if (!out->nested) {

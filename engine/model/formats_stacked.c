@@ -54,6 +54,5 @@ enum status format_read_stacked(const struct module *m, const struct checkpoint_
     TRY(format_need_dtype(m, values, DT_E4M3));
     out->values = rows_of(values, DT_E4M3, PACK_NONE, m->n_in);
     out->values.data = values->data + first;
-    out->name = values->name;
     return read_stacked_scales(m, scales, out);
 }

@@ -6,6 +6,7 @@
 #include "engine/base/log.h"
 #include "engine/base/words.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -149,13 +150,20 @@ static enum status read_fp8(const struct json *j, struct quant_rules *rules, str
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
-/* Meta's files: a scale per output. Rows of inputs above activation_scale_ub, which hardly occur,
- * are clipped there but not here. */
+/* Meta's files: a scale per output. Inputs above activation_scale_ub are clipped. */
 static enum status read_fbgemm(const struct json *j, struct quant_rules *rules, struct err *err)
 {
-    const struct quant_scheme s = {.format = format_find("fp8"),
-                                   .bits = 8,
-                                   .inputs = {.numbers = INPUT_E4M3, .from_row = true}};
+    const float usual = 1200.0f;
+    const struct json *limit = json_get(j, "activation_scale_ub");
+    struct quant_scheme s = {.format = format_find("fp8"),
+                             .bits = 8,
+                             .inputs = {.numbers = INPUT_E4M3, .from_row = true, .limit = usual}};
+    if (json_type(limit) != JSON_NULL) {
+        s.inputs.limit = (float)json_number(limit, 0.0);
+    }
+    if (!(s.inputs.limit > 0.0f) || !isfinite(s.inputs.limit)) {
+        return err_set(err, ERR_FORMAT, "activation_scale_ub must be a positive number");
+    }
     TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }

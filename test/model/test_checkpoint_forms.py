@@ -175,6 +175,17 @@ def test_fp8_experts_in_one_tensor_of_another_shape_are_refused(suffix, shape, t
     assert done.returncode == 1 and name in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_value_of_an_expert_that_is_not_a_number_is_named(stacked, tmp_path):
+    c = fp8_experts(tmp_path / "model", [16, 16], stacked, True)
+    name = "model.layers.1.mlp.experts." + ("down_proj" if stacked else "2.down_proj.weight")
+    at = c.header[name]["data_offsets"][1] - 1
+    c.data = c.data[:at] + b"\x7f" + c.data[at + 1:]
+    c.write()
+    done = run(c.folder)
+    assert done.returncode == 1 and f"tensor {name} " in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("family, by_columns", [("qwen3.5-moe", False), ("gemma-4-moe", False), ("mistral-small-4", False),
                                                 ("llama-4", True)])
 def test_separate_experts_equal_those_in_one_tensor(family, by_columns, tmp_path):

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 import golden
-from test_checkpoint import Checkpoint, run, tokens
+from test_checkpoint import Checkpoint, run, scores, tokens
 
 QUANT = os.path.join(golden.ROOT, "test", "golden-quant")
 FP8, PACKED = (os.path.join(QUANT, name) for name in ("fp8-block-odd-llama", "ct-w4a16-asym-qwen3"))
@@ -160,6 +160,12 @@ def test_the_method_of_metas_files(tmp_path):
                                        "modules_to_not_convert": ["lm_head"]}
     c.write_config()
     assert tokens(c.folder) == before
+    exact = scores(c.folder, dtype=None)
+    c.say(activation_scale_ub=0.5)
+    assert golden.DEVICE != "cpu" or scores(c.folder, dtype=None) != exact
+    c.say(activation_scale_ub=0)
+    done = run(c.folder)
+    assert done.returncode == 1 and "activation_scale_ub must be a positive number" in done.stderr
 
 
 def as_modelopt(c, **values):
