@@ -140,6 +140,9 @@ static enum status read_whole(const struct module *m, enum dtype dtype, struct w
 static enum status read_fp8(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *scales = format_stack_tensor(m, "_scale_inv", "_weight_scale");
+    if (!scales) {
+        scales = format_stack_tensor(m, "_scale", "_scale");
+    }
     return scales ? format_read_stacked(m, scales, out) : read_whole(m, DT_E4M3, out);
 }
 
@@ -307,6 +310,10 @@ static enum status read_nvfp4(const struct module *m, struct weight_codec *out)
 /* modelopt calls the tensor `weight` and stores the reciprocal of its scale. */
 static enum status read_nvfp4_modelopt(const struct module *m, struct weight_codec *out)
 {
+    const struct checkpoint_tensor *scales = format_stack_tensor(m, "_weight_scale", "_scale");
+    if (scales) {
+        return format_read_stacked_nvfp4(m, scales, out);
+    }
     TRY(read_e2m1(m, ".weight", 16, DT_E4M3, out));
     return read_tensor_scale(m, ".weight_scale_2", TENSOR_SCALE_TIMES, out);
 }

@@ -22,11 +22,12 @@ struct quant_scheme {
     struct input_rule inputs; // defaults, which the module's tensors may override
 };
 
-/* An expert's matrix in tensors of all experts, [n_experts][n_rows][n_in]: rows from first_row on.
- */
+/* An expert's matrix in tensors of all experts, [n_experts][n_rows][n_in]: rows from first_row on,
+ * row_step apart. */
 struct expert_place {
     const char *stack; // their name, to which suffixes are added; NULL: there are none
-    int64_t expert, n_experts, first_row, n_rows;
+    int64_t expert, n_experts, first_row, row_step, n_rows;
+    bool turned; // they are [n_experts][n_in][n_rows]
 };
 
 /* A module, and what is needed to find its tensors. */

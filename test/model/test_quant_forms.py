@@ -140,3 +140,104 @@ def test_broken_bitsandbytes_modules_are_refused(breaks, named, also, tmp_path):
     done = run(c.folder)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert named in done.stderr and also in done.stderr, done.stderr
+
+
+# ---- experts of all in one tensor
+
+E2M1 = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], F32)
+
+
+def e4m3_values():
+    codes = numpy.arange(256)
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    size = numpy.where(exponent, (8 + fraction) * 2.0 ** (exponent - 10.0), fraction * 2.0 ** -9)
+    values = numpy.where(codes & 0x80, -size, size).astype(F32)
+    values[[0x7F, 0xFF]] = numpy.nan
+    return values
+
+
+E4M3 = e4m3_values()
+POSITIVE = E4M3[:0x7F]
+
+
+def to_e4m3(a):
+    """The nearest codes."""
+    up = numpy.searchsorted(POSITIVE, numpy.minimum(numpy.abs(a), 448)).clip(1, 0x7E)
+    down = up - 1
+    nearer = numpy.where(numpy.abs(POSITIVE[up] - numpy.abs(a)) < numpy.abs(numpy.abs(a) - POSITIVE[down]), up, down)
+    return (nearer | numpy.where(a < 0, 0x80, 0)).astype(numpy.uint8)
+
+
+def fp8_stack(w, by_columns, kind):
+    """w: [experts][outputs][inputs]."""
+    axes = {"outputs": (2,), "expert": (1, 2)}[kind]
+    scales = (numpy.abs(w).max(axes, keepdims=True) / 448).astype(F32)
+    codes = to_e4m3(w / scales)
+    return codes.swapaxes(1, 2) if by_columns else codes, scales, E4M3[codes] * scales
+
+
+def nvfp4_stack(w):
+    """modelopt packs along the inputs, and then transposes codes and scales."""
+    blocks = w.reshape(*w.shape[:2], -1, 16)
+    whole = F32(numpy.abs(w).max() / (6 * 448))
+    scales = to_e4m3(numpy.maximum(numpy.abs(blocks).max(-1) / 6 / whole, 0.002))
+    each = (E4M3[scales] * whole)[..., None]
+    codes = numpy.abs((blocks / each)[..., None] - E2M1).argmin(-1)
+    values = (E2M1[codes] * each).reshape(w.shape)
+    codes = codes.reshape(w.shape).astype(numpy.uint8)
+    return {"": (codes[..., ::2] | codes[..., 1::2] << 4).swapaxes(1, 2), "_weight_scale": (scales.swapaxes(1, 2), "F8_E4M3"),
+            "_weight_scale_2": numpy.array(whole), "_input_scale": numpy.array(F32(0.01))}, values
+
+
+def stack_each(tmp_path, family, pack, **config):
+    """Like pack_each, for tensors of all experts, which have the inputs before the outputs."""
+    source = os.path.join(golden.FAMILIES if family == "llama-4" else golden.GOLDEN, family)
+    c, twin = Forms(tmp_path / "packed", source), Forms(tmp_path / "twin", source)
+    found = [name for name in c.header if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert found
+    for name in found:
+        tensors, values = pack(name, c.values(name).swapaxes(1, 2))
+        twin.put(name, values.swapaxes(1, 2).astype(F32))
+        del c.header[name]
+        for suffix, a in tensors.items():
+            c.put(name + suffix, *(a if isinstance(a, tuple) else (a,)))
+    return c.save(**config), twin.save()
+
+
+@pytest.mark.parametrize("family", ["llama-4", "gpt-oss"])
+def test_nvfp4_experts_in_one_tensor(family, tmp_path):
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["*self_attn*", "lm_head", "*router*"]}
+    check_same(*stack_each(tmp_path, family, lambda name, w: nvfp4_stack(w), **config))
+
+
+@pytest.mark.parametrize("family", ["llama-4", "gpt-oss"])
+@pytest.mark.parametrize("kind, suffix, shape", [("outputs", "_weight_scale", (0, 1)), ("outputs", "_scale", (0, 2, 1)),
+                                                 ("expert", "_weight_scale", (0,))], ids=["2-D", "3-D", "expert"])
+def test_fp8_experts_in_one_transposed_tensor(family, kind, suffix, shape, tmp_path):
+    """Each output has a scale, whichever dimension it is (modelopt, Meta's Llama 4), or each expert."""
+    def pack(name, w):
+        codes, scales, values = fp8_stack(w, True, kind)
+        if len(shape) == 3 and "down" in name:
+            return {"": (codes, "F8_E4M3"), suffix: scales}, values  # Meta's down projections
+        stored = scales.transpose(0, 2, 1) if len(shape) == 3 else scales.reshape([scales.shape[i] for i in shape])
+        return {"": (codes, "F8_E4M3"), suffix: stored}, values
+
+    config = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["self_attn", "lm_head", "router"]}
+    check_same(*stack_each(tmp_path, family, pack, **config))
+
+
+@pytest.mark.parametrize("suffix, shape, also", [("_weight_scale", lambda s: [s[0], s[2], s[1]], "requires"),
+                                                 ("", lambda s: [s[0], s[2], s[1]], "requires"),
+                                                 ("_weight_scale_2", None, "no tensor")])
+def test_broken_nvfp4_experts_are_refused(suffix, shape, also, tmp_path):
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["*self_attn*"]}
+    stack_each(tmp_path, "llama-4", lambda name, w: nvfp4_stack(w), **config)
+    c = Forms(tmp_path / "broken", tmp_path / "packed")
+    name = next(n for n in c.header if n.endswith("experts.gate_up_proj")) + suffix
+    if shape:
+        c.header[name]["shape"] = shape(c.header[name]["shape"])
+    else:
+        del c.header[name]
+    c.write()
+    done = run(c.folder)
+    assert done.returncode == 1 and also in done.stderr and suffix in done.stderr, done.stderr
