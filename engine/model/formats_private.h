@@ -22,6 +22,8 @@ enum status format_need_dims(const struct module *m, const struct checkpoint_ten
 enum status format_need_dtype(const struct module *m, const struct checkpoint_tensor *t,
                               enum dtype dtype);
 enum status format_need_float(const struct module *m, const struct checkpoint_tensor *t);
+/* Also accepts powers of two. */
+enum status format_need_scales(const struct module *m, const struct checkpoint_tensor *t);
 /* Checks n scales from the first on. */
 enum status format_check_scales(const struct module *m, const struct checkpoint_tensor *t,
                                 enum dtype dtype, size_t first, size_t n);

@@ -117,7 +117,7 @@ enum status format_read_stacked(const struct module *m, const struct checkpoint_
 {
     struct module own = *m;
     const struct checkpoint_tensor *values = module_tensor(m, ".weight");
-    TRY(format_need_float(m, scales));
+    TRY(format_need_scales(m, scales));
     if (values) {
         own.place.turned = false;
         TRY(format_need_dims(m, values, 2, (int64_t[]){m->n_out, m->n_in}));

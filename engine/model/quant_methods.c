@@ -310,7 +310,9 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
     // an actorder of "weight" does not change how weights are stored
     const char *order = json_get_string(weights, "actorder");
     s->act_order = order ? strcmp(order, "group") == 0 : json_get_bool(weights, "actorder", false);
-    TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));
+    if (s->format != format_find("mxfp8-quantized")) { // libraries round its inputs differently
+        TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));
+    }
     return read_block(json_get(weights, "block_structure"), "block_structure", s, err);
 }
 
@@ -394,6 +396,16 @@ static enum status read_mxfp4(const struct json *j, struct quant_rules *rules, s
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
+/* ---- mxfp8 -------------------------------------------------------------------------------- */
+
+static enum status read_mxfp8(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    struct quant_scheme s = {.format = format_find("mxfp8-quantized"), .bits = 8, .group = 32};
+    TRY(leave_alone(j, "ignored_layers", RULE_PART, rules, err));
+    TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
 /* ---- modelopt ----------------------------------------------------------------------------- */
 
 /* modelopt writes most names in capitals, but not fp8_pb_wo. */
@@ -408,6 +420,7 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
         {"FP8_PER_CHANNEL_PER_TOKEN", "fp8", 8, 0, {.numbers = INPUT_E4M3, .from_row = true}},
         {"FP8_PB_WO", "fp8", 8, 128, {.numbers = INPUT_AS_IT_IS}},
         {"FP8_BLOCK_SCALES", "fp8", 8, 128, {.numbers = INPUT_AS_IT_IS}}, // TensorRT-LLM's name
+        {"MXFP8", "mxfp8-quantized", 8, 0, {.numbers = INPUT_AS_IT_IS}},
         {"NVFP4", "NVFP4", 4, 0, {.numbers = INPUT_E2M1, .from_row = true, .group = 16}},
         {"W4A16_NVFP4", "NVFP4", 4, 0, {.numbers = INPUT_AS_IT_IS}},
     };
@@ -486,6 +499,7 @@ static const struct quant_method methods[] = {
     {"awq", "auto_awq|awq_marlin", read_awq},
     {"gptq", "auto_gptq|gptq_marlin", read_gptq},
     {"mxfp4", "gpt_oss_mxfp4", read_mxfp4},
+    {"mxfp8", NULL, read_mxfp8},
     {"bitsandbytes", NULL, read_bnb},
     {"modelopt", "modelopt_fp4|modelopt_mxfp8|modelopt_mixed", read_modelopt},
 };

@@ -65,6 +65,65 @@ def check_same(folder, twin):
     assert 0 < sum(errors) / len(errors) < 0.1
 
 
+# ---- small numbers
+
+E2M1 = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], F32)
+
+
+def e4m3_values():
+    codes = numpy.arange(256)
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    size = numpy.where(exponent, (8 + fraction) * 2.0 ** (exponent - 10.0), fraction * 2.0 ** -9)
+    values = numpy.where(codes & 0x80, -size, size).astype(F32)
+    values[[0x7F, 0xFF]] = numpy.nan
+    return values
+
+
+E4M3 = e4m3_values()
+POSITIVE = E4M3[:0x7F]
+
+
+def to_e4m3(a):
+    """The nearest codes."""
+    up = numpy.searchsorted(POSITIVE, numpy.minimum(numpy.abs(a), 448)).clip(1, 0x7E)
+    down = up - 1
+    nearer = numpy.where(numpy.abs(POSITIVE[up] - numpy.abs(a)) < numpy.abs(numpy.abs(a) - POSITIVE[down]), up, down)
+    return (nearer | numpy.where(a < 0, 0x80, 0)).astype(numpy.uint8)
+
+
+# ---- mxfp8
+
+CT_MXFP8 = {"num_bits": 8, "type": "float", "strategy": "group", "symmetric": True, "group_size": 32, "scale_dtype": "torch.uint8"}
+
+
+def mxfp8_of(name, kind="U8"):
+    def pack(w):
+        blocks = w.reshape(len(w), -1, 32)
+        exponents = numpy.ceil(numpy.log2(numpy.abs(blocks).max(-1) / 448))
+        scales = numpy.exp2(exponents).astype(F32)[..., None]
+        codes = to_e4m3(blocks / scales)
+        return {".weight": (codes.reshape(w.shape), "F8_E4M3"), name: ((exponents + 127).astype(numpy.uint8), kind)}, \
+            (E4M3[codes] * scales).reshape(w.shape)
+    return pack
+
+
+@pytest.mark.parametrize("name, kind, config", [
+    (".weight_scale", "U8", {"quant_method": "compressed-tensors", "format": "mxfp8-quantized", "ignore": ["lm_head"],
+                             "config_groups": {"group_0": {"targets": ["Linear"], "weights": CT_MXFP8,
+                                                           "input_activations": {**CT_MXFP8, "dynamic": True}}}}),
+    (".weight_scale", "U8", {"quant_method": "modelopt", "quant_algo": "MXFP8", "exclude_modules": ["lm_head"]}),
+    (".weight_scale_inv", "F8_E8M0", {"quant_method": "mxfp8", "modules_to_not_convert": ["lm_head"]}),
+], ids=["compressed-tensors", "modelopt", "mxfp8"])
+def test_mxfp8(name, kind, config, tmp_path):
+    check_same(*pack_each(tmp_path, mxfp8_of(name, kind), **config))
+
+
+def test_blocks_of_fp8_with_powers_of_two(tmp_path):
+    """transformers 5 stores them as such if the config says ue8m0."""
+    check_same(*pack_each(tmp_path, mxfp8_of(".weight_scale_inv", "F8_E8M0"), quant_method="fp8", weight_block_size=[1, 32],
+                          scale_fmt="ue8m0", activation_scheme="dynamic"))
+
+
 # ---- bitsandbytes
 
 FP4 = numpy.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3], F32) / F32(12)
@@ -143,30 +202,6 @@ def test_broken_bitsandbytes_modules_are_refused(breaks, named, also, tmp_path):
 
 
 # ---- experts of all in one tensor
-
-E2M1 = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], F32)
-
-
-def e4m3_values():
-    codes = numpy.arange(256)
-    exponent, fraction = codes >> 3 & 15, codes & 7
-    size = numpy.where(exponent, (8 + fraction) * 2.0 ** (exponent - 10.0), fraction * 2.0 ** -9)
-    values = numpy.where(codes & 0x80, -size, size).astype(F32)
-    values[[0x7F, 0xFF]] = numpy.nan
-    return values
-
-
-E4M3 = e4m3_values()
-POSITIVE = E4M3[:0x7F]
-
-
-def to_e4m3(a):
-    """The nearest codes."""
-    up = numpy.searchsorted(POSITIVE, numpy.minimum(numpy.abs(a), 448)).clip(1, 0x7E)
-    down = up - 1
-    nearer = numpy.where(numpy.abs(POSITIVE[up] - numpy.abs(a)) < numpy.abs(numpy.abs(a) - POSITIVE[down]), up, down)
-    return (nearer | numpy.where(a < 0, 0x80, 0)).astype(numpy.uint8)
-
 
 def fp8_stack(w, by_columns, kind):
     """w: [experts][outputs][inputs]."""
