@@ -27,6 +27,7 @@ enum status quant_leave_alone(const struct json *j, const char *key, enum rule_k
 
 /* quant_methods_packed.c */
 enum status quant_read_awq(const struct json *j, struct quant_rules *rules, struct err *err);
+enum status quant_read_auto_round(const struct json *j, struct quant_rules *rules, struct err *err);
 enum status quant_read_gptq(const struct json *j, struct quant_rules *rules, struct err *err);
 
 #endif

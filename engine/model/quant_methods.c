@@ -313,6 +313,7 @@ static const struct quant_method methods[] = {
     {"compressed-tensors", NULL, read_ct},
     {"awq", "auto_awq|awq_marlin", quant_read_awq},
     {"gptq", "auto_gptq|gptq_marlin", quant_read_gptq},
+    {"auto-round", "inc|auto_round", quant_read_auto_round},
     {"mxfp4", "gpt_oss_mxfp4", read_mxfp4},
     {"mxfp8", NULL, read_mxfp8},
     {"bitsandbytes", NULL, read_bnb},

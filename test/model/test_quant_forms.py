@@ -10,7 +10,7 @@ import pytest
 import golden
 import heads
 from heads import F32, numpy
-from test_checkpoint import MOE, SOURCE, Checkpoint, run, scores
+from test_checkpoint import SOURCE, Checkpoint, run, scores, tokens
 
 BNB = os.path.join(golden.ROOT, "test", "golden-quant", "lib-bitsandbytes-nf4-qwen2")
 KINDS = {"uint8": "U8", "int8": "I8", "float32": "F32", "float16": "F16", "uint16": "BF16"}
@@ -199,6 +199,40 @@ def test_broken_bitsandbytes_modules_are_refused(breaks, named, also, tmp_path):
     done = run(c.folder)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert named in done.stderr and also in done.stderr, done.stderr
+
+
+# ---- auto-round
+
+AUTO_ROUND = os.path.join(golden.ROOT, "test", "golden-quant", "lib-autoround-gptq-qwen2")
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize("key", [DOWN, r".*mlp\.down_proj.*"], ids=["name", "pattern"])
+def test_auto_round_gives_modules_other_parameters(key, tmp_path):
+    c = Forms(tmp_path / "model", AUTO_ROUND)
+    before, config = tokens(c.folder), c.config["quantization_config"]
+    c.save(**{**config, "group_size": 64, "extra_config": {key: {"group_size": 32}, "model.layers.0.mlp.down": {"bits": 8}}})
+    done = run(c.folder)
+    assert done.returncode == 1 and "scales" in done.stderr and "down_proj" not in done.stderr, done.stderr
+    c.save(**{**config, "extra_config": {key: {"bits": 4, "data_type": "int"}, "lm_head": {"bits": 16}}})
+    assert tokens(c.folder) == before
+    c.save(**{**config, "extra_config": {key: {"bits": 16}}})
+    done = run(c.folder)
+    assert done.returncode == 1 and DOWN in done.stderr and "excludes" in done.stderr
+
+
+@pytest.mark.parametrize("values, named", [
+    ({"packing_format": "auto_round:llm_compressor"}, "auto_round:llm_compressor"), ({"data_type": "mx_fp"}, "mx_fp"),
+    ({"act_bits": 8}, "act_bits: 8"), ({"bits": 3}, "bits: 3"), ({"packing_format": "auto_round:auto_awq", "bits": 8}, "awq"),
+    ({"packing_format": None, "backend": "auto_round:exllamav2"}, "auto_round:exllamav2"),
+    ({"rotation_config": {"block_size": 32}}, "rotation_config"), ({"extra_config": []}, "extra_config must be an object"),
+    ({"extra_config": {DOWN: {"bits": 5}}}, f"extra_config.{DOWN}: bits"),
+    ({"extra_config": {"(": {"bits": 8}}}, "compile")])
+def test_what_auto_round_has_besides_is_refused(values, named, tmp_path):
+    c = Forms(tmp_path / "model", AUTO_ROUND)
+    c.save(**{**c.config["quantization_config"], **values})
+    done = run(c.folder)
+    assert done.returncode == 1 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 # ---- experts of all in one tensor
