@@ -46,6 +46,9 @@ static int64_t shared_inputs(const struct weight_part *p, int64_t block)
     if (step != 1) {
         return 1;
     }
+    if (p->runs.size > 0) {
+        return divisor(divisor(block, p->runs.size), first);
+    }
     return first / block == (first + p->n_cols - 1) / block ? p->n_cols : divisor(block, first);
 }
 

@@ -346,7 +346,23 @@ struct place {
 static struct place place_of(const struct weight_part *p, int64_t row, int64_t col)
 {
     int64_t down = p->transposed ? col : row, across = p->transposed ? row : col;
-    return (struct place){p->first_row + down * p->row_step, p->first_col + across * p->col_step};
+    struct place at = {p->first_row + down * p->row_step, p->first_col + across * p->col_step};
+    if (p->runs.size > 0) {
+        const int64_t run = at.col / p->runs.size, within = at.col % p->runs.size;
+        const int64_t stored = run % p->runs.each * p->runs.groups + run / p->runs.each;
+        at.col = stored * p->runs.size + within;
+    }
+    return at;
+}
+
+/* The number of columns from `col` on, at most n, that are adjacent in the tensor. */
+static int64_t same_run(const struct weight_part *p, int64_t col, int64_t n)
+{
+    if (p->runs.size == 0) {
+        return n;
+    }
+    const int64_t left = p->runs.size - (p->first_col + col) % p->runs.size;
+    return lesser(left, n);
 }
 
 /* Without data (dummy weights) all values are 0. */
@@ -422,7 +438,8 @@ static int64_t plain_at(const struct weight_part *p, int64_t row, int64_t col)
 const void *weight_part_stored(const struct weight_part *p, enum dtype dtype, int64_t row)
 {
     const struct number_grid *g = &p->codec.values;
-    if (!g->data || g->dtype != dtype || !weight_part_is_plain(p) || plain_step(p) != 1) {
+    if (!g->data || g->dtype != dtype || !weight_part_is_plain(p) || plain_step(p) != 1 ||
+        p->runs.size > 0) {
         return NULL;
     }
     return (const char *)g->data + (size_t)plain_at(p, row, 0) * dtype_bytes(dtype);
@@ -531,8 +548,11 @@ void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, 
                        uint8_t *out)
 {
     if (p->codec.blocks && !p->transposed && p->col_step == 1) {
-        struct place at = place_of(p, row, first);
-        block_codes(&p->codec, at.row, at.col, n, out);
+        for (int64_t i = 0, some; i < n; i += some) {
+            struct place at = place_of(p, row, first + i);
+            some = same_run(p, first + i, n - i);
+            block_codes(&p->codec, at.row, at.col, some, out + i);
+        }
         return;
     }
     for (int64_t i = 0; i < n; i++) {
@@ -540,9 +560,9 @@ void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, 
     }
 }
 
-/* Chooses the fastest reader that fits the part's layout; all give the same numbers. */
-void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
-                      float *out)
+/* Chooses the fastest reader that fits the part's layout; all give the same numbers. The columns
+ * are adjacent in the tensor. */
+static void read_run(const struct weight_part *p, int64_t row, int64_t first, int64_t n, float *out)
 {
     if (!weight_part_is_dummy(p) && weight_part_is_plain(p)) {
         read_plain(p, row, first, n, out);
@@ -558,5 +578,14 @@ void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, i
     }
     for (int64_t i = 0; i < n; i++) {
         out[i] = weight_part_get(p, row, first + i);
+    }
+}
+
+void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
+                      float *out)
+{
+    for (int64_t i = 0, some; i < n; i += some) {
+        some = same_run(p, first + i, n - i);
+        read_run(p, row, first + i, some, out + i);
     }
 }

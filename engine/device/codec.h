@@ -95,6 +95,12 @@ struct input_rule {
     int64_t n_inputs;  // of the tensor
 };
 
+/* Columns that are stored in another order than the part has them, in runs of `size`: run g * each
+ * + j, where g < groups, is stored as run j * groups + g. Size 0: they are in order. */
+struct column_runs {
+    int64_t size, each, groups;
+};
+
 /* Element (r, c) is the tensor's (first_row + r * row_step, first_col + c * col_step), or if
  * transposed (first_row + c * row_step, first_col + r * col_step). values.data == NULL means dummy
  * weights, which the backend generates from `dummy_seed` (normal, with standard deviation
@@ -104,6 +110,7 @@ struct weight_part {
     int64_t n_rows, n_cols;
     int64_t first_row, first_col, row_step, col_step;
     bool transposed;
+    struct column_runs runs; // of the tensor; then the part is not transposed and takes all columns
     struct input_rule inputs; // rule for the inputs of products with this weight
 };
 

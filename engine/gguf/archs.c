@@ -5,6 +5,7 @@
 #include "engine/gguf/make.h"
 #include "engine/gguf/maker.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -49,6 +50,29 @@ static const struct rename deepseek2[] = {
     {"expert_weights_norm", "norm_topk_prob", FLAG},
     {NULL, NULL, INTEGER},
 };
+
+static const struct rename delta_net[] = {
+    {"expert_count", "num_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {"full_attention_interval", "full_attention_interval", INTEGER},
+    {"ssm.conv_kernel", "linear_conv_kernel_dim", INTEGER},
+    {"ssm.state_size", "linear_key_head_dim", INTEGER},
+    {"ssm.group_count", "linear_num_key_heads", INTEGER},
+    {"ssm.time_step_rank", "linear_num_value_heads", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+
+static enum status more_delta_net(const struct maker *m)
+{
+    double width, heads;
+    TRY(maker_need_number(m, "ssm.inner_size", &width));
+    TRY(maker_need_number(m, "ssm.time_step_rank", &heads));
+    if (!(heads >= 1)) {
+        return err_set(m->err, ERR_FORMAT, "%s.ssm.time_step_rank is %g", m->arch->name, heads);
+    }
+    maker_put_number(m, "linear_value_head_dim", floor(width / heads));
+    return OK;
+}
 
 /* One model size, recognised by its number of layers, scales queries by hidden / heads instead of
  * the head size. */
@@ -143,6 +167,24 @@ static const struct arch archs[] = {
      .model_type = "qwen3_moe",
      .renames = qwen_moe,
      .constants = "\"norm_topk_prob\":true,"},
+    {.name = "qwen3next",
+     .model_type = "qwen3_next",
+     .norms_plus_one = true,
+     .renames = delta_net,
+     .constants = "\"norm_topk_prob\":true,\"decays_are_negative\":true,",
+     .more = more_delta_net},
+    {.name = "qwen35",
+     .model_type = "qwen3_5_text",
+     .norms_plus_one = true,
+     .renames = delta_net,
+     .constants = "\"decays_are_negative\":true,\"state_heads_are_tiled\":true,",
+     .more = more_delta_net},
+    {.name = "qwen35moe",
+     .model_type = "qwen3_5_moe_text",
+     .norms_plus_one = true,
+     .renames = delta_net,
+     .constants = "\"decays_are_negative\":true,\"state_heads_are_tiled\":true,",
+     .more = more_delta_net},
     {.name = "gemma", .model_type = "gemma", .norms_plus_one = true},
     {.name = "gemma2",
      .model_type = "gemma2",

@@ -14,7 +14,6 @@
 
 static const struct rename common[] = {
     {"embedding_length", "hidden_size", INTEGER},
-    {"block_count", "num_hidden_layers", INTEGER},
     {"context_length", "max_position_embeddings", INTEGER},
     {"attention.head_count", "num_attention_heads", INTEGER},
     {"attention.layer_norm_rms_epsilon", "rms_norm_eps", NUMBER},
@@ -25,6 +24,15 @@ static const struct rename common[] = {
     {"expert_shared_feed_forward_length", "shared_expert_intermediate_size", INTEGER},
     {NULL, NULL, INTEGER},
 };
+
+static bool is_renamed(const struct maker *m, const char *key)
+{
+    const struct rename *r = m->arch->renames;
+    while (r && r->key && strcmp(r->key, key) != 0) {
+        r++;
+    }
+    return r && r->key;
+}
 
 /* Keys that change the model's results but are not supported. Only values without an effect are
  * accepted. */
@@ -47,7 +55,7 @@ static enum status check_unread(const struct maker *m)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         double v = maker_number_or(m, rows[i].key, rows[i].harmless);
-        if (v != rows[i].harmless) {
+        if (v != rows[i].harmless && !is_renamed(m, rows[i].key)) {
             return err_set(m->err, ERR_UNSUPPORTED, "%s.%s is %g, which is not supported",
                            m->arch->name, rows[i].key, v);
         }
@@ -133,6 +141,16 @@ static enum status put_sizes(const struct maker *m)
     if (has_ffn) {
         maker_put_number(m, "intermediate_size", ffn);
     }
+    return OK;
+}
+
+/* Layers that only draft are counted, but are not layers of the model. */
+static enum status put_layers(const struct maker *m)
+{
+    double layers;
+    TRY(maker_need_number(m, "block_count", &layers));
+    maker_put_number(m, "num_hidden_layers",
+                     layers - maker_number_or(m, "nextn_predict_layers", 0));
     return OK;
 }
 
@@ -283,6 +301,7 @@ enum status gguf_make_config(const struct gguf *g, struct buf *out, struct err *
     buf_putc(out, '{');
     TRY(put_sizes(&m));
     TRY(maker_put_all(&m, common));
+    TRY(put_layers(&m));
     TRY(maker_put_all(&m, m.arch->renames));
     TRY(check_unread(&m));
     put_facts(&m);

@@ -190,7 +190,7 @@ ARCHS = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwe
          "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
          "phi3": "phi3", "olmo2": "olmo2", "granite": "granite", "smollm3": "smollm3", "starcoder2": "starcoder2",
          "stablelm": "stablelm", "glm4": "glm4", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
-         "deepseek_v3": "deepseek2"}
+         "deepseek_v3": "deepseek2", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
 PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3")
 
 PARTS = {
@@ -207,12 +207,16 @@ PARTS = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm", "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
 }
+DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 for shared in ("shared_expert", "shared_experts"):
     for half in ("gate", "up", "down"):
         PARTS["mlp.%s.%s_proj" % (shared, half)] = "ffn_%s_shexp" % half
 EXPERT = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-SANDWICH = ("gemma2", "gemma3_text", "olmo2", "gpt_oss")  # families whose norm of that name follows attention
+SANDWICH = ("gemma2", "gemma3_text", "olmo2", "gpt_oss", *DELTA_NETS)  # families whose norm of that name follows attention
 
 
 def permute(x, heads):
@@ -251,6 +255,16 @@ def split_gate_up(tensors, family):
         tensors[name.split("mlp.")[0] + "ffn_down_exps." + ("bias" if bias else "weight")] = x if bias else x.swapaxes(1, 2)
 
 
+def split_gate_up_rows(tensors):
+    """The same for rows of gate, then of up."""
+    for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        x, layer = tensors.pop(name), name.split("mlp.")[0]
+        if "down" in name:
+            tensors[layer + "ffn_down_exps.weight"] = x
+        else:
+            tensors[layer + "ffn_gate_exps.weight"], tensors[layer + "ffn_up_exps.weight"] = numpy.split(x, 2, axis=1)
+
+
 def stack_experts(tensors):
     stacks = {}
     for name in [n for n in tensors if ".experts." in n]:
@@ -263,6 +277,44 @@ def stack_experts(tensors):
         tensors[name] = numpy.stack([experts[i] for i in range(len(experts))])
 
 
+def split_by_key_head(x, config):
+    """Qwen3-Next's rows are by key head; the file has all queries, keys, values, and gates."""
+    groups, r = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    dk, dv = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    parts = numpy.split(x.reshape(groups, -1, x.shape[-1]), numpy.cumsum([dk, dk, r * dv]), axis=1)
+    q, k, v, z = (part.reshape(-1, x.shape[-1]) for part in parts)
+    return numpy.concatenate([q, k, v]), z
+
+
+def tiled(x, config, size, axis=0):
+    """Value heads by their place among those of a key head first."""
+    groups, r = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    x = numpy.moveaxis(x, axis, 0)
+    heads = x.reshape(groups, r, size, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+    return numpy.moveaxis(heads, 0, axis)
+
+
+def delta_net(name, x, config):
+    """(name, array) of a tensor of a delta net."""
+    layer, part = name.split("linear_attn.")
+    values, keys = config["linear_value_head_dim"], 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    if part == "in_proj_qkvz.weight":
+        qkv, z = split_by_key_head(x, config)
+        yield layer + "linear_attn.in_proj_qkv.weight", qkv
+        yield layer + "linear_attn.in_proj_z.weight", z
+        return
+    if part == "conv1d.weight":
+        x = x.reshape(x.shape[0], x.shape[2])
+    if config["model_type"] != "qwen3_next":
+        if part in ("in_proj_qkv.weight", "conv1d.weight"):
+            x = numpy.concatenate([x[:keys], tiled(x[keys:], config, values)])
+        elif part == "out_proj.weight":
+            x = tiled(x, config, values, 1)
+        elif part != "norm.weight":
+            x = tiled(x, config, values if part == "in_proj_z.weight" else 1)
+    yield name, -numpy.exp(x) if part == "A_log" else x
+
+
 def model_tensors(folder, config):
     """(name, array) in GGUF's names and conventions."""
     family, tensors = config["model_type"], safetensors(folder)
@@ -270,6 +322,11 @@ def model_tensors(folder, config):
     kv_heads = config.get("num_key_value_heads") or heads
     if family == "gpt_oss":
         split_gate_up(tensors, family)
+    tensors = {n.replace("language_model.", ""): x for n, x in tensors.items() if not n.startswith(("mtp.", "model.visual."))}
+    if family in DELTA_NETS:
+        split_gate_up_rows(tensors)
+        tensors = {n: y for name, x in tensors.items()
+                   for n, y in (delta_net(name, x, config) if "linear_attn." in name else [(name, x)])}
     stack_experts(tensors)
     for name, x in tensors.items():
         if "_exps." in name:
@@ -277,8 +334,13 @@ def model_tensors(folder, config):
             continue
         if family in PERMUTED and ("q_proj" in name or "k_proj" in name):
             x = permute(x, heads if "q_proj" in name else kv_heads)
-        if family.startswith("gemma") and name.endswith("norm.weight"):
+        plus_one = family.startswith("gemma") or (family in DELTA_NETS and "linear_attn" not in name)
+        if plus_one and name.endswith("norm.weight"):
             x = x + 1.0
+        if name.endswith(("linear_attn.A_log", "linear_attn.dt_bias")):
+            layer = name.split(".")[2]
+            yield ("blk.%s.ssm_a" if name.endswith("A_log") else "blk.%s.ssm_dt.bias") % layer, x
+            continue
         if "shared_expert_gate" in name:
             x = x.reshape(-1)
         yield renamed(name, family), x
@@ -332,7 +394,7 @@ def rope_keys(w, arch, config, head_dim):
                      numpy.array(both[half + "_factor"], "<f4").tobytes())
 
 
-FRACTION = {"glm4": 0.5, "stablelm": 0.25}
+FRACTION = {"glm4": 0.5, "stablelm": 0.25, "qwen3_next": 0.25}
 HEAD_DIM = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm4": 128, "qwen3": 128}
 
 
@@ -347,7 +409,7 @@ def model_keys(w, config):
     rows = [
         ("context_length", U32, config.get("max_position_embeddings", 2048)),
         ("embedding_length", U32, config["hidden_size"]), ("block_count", U32, config["num_hidden_layers"]),
-        ("feed_forward_length", U32, config["intermediate_size"]), ("attention.head_count", U32, heads),
+        ("feed_forward_length", U32, config.get("intermediate_size")), ("attention.head_count", U32, heads),
         ("attention.head_count_kv", U32, config.get("num_key_value_heads") or heads),
         ("attention.key_length", U32, config["qk_nope_head_dim"] + config["qk_rope_head_dim"] if mla else head_dim),
         ("attention.value_length", U32, config["v_head_dim"] if mla else head_dim),
@@ -370,6 +432,12 @@ def model_keys(w, config):
         ("expert_group_count", U32, config.get("n_group")), ("expert_group_used_count", U32, config.get("topk_group")),
         ("use_parallel_residual", BOOL, config.get("use_parallel_residual") if family == "stablelm" else None),
     ]
+    if family in DELTA_NETS:
+        heads = config["linear_num_value_heads"]
+        rows += [("ssm.conv_kernel", U32, config["linear_conv_kernel_dim"]), ("ssm.state_size", U32, config["linear_key_head_dim"]),
+                 ("ssm.group_count", U32, config["linear_num_key_heads"]), ("ssm.time_step_rank", U32, heads),
+                 ("ssm.inner_size", U32, config["linear_value_head_dim"] * heads),
+                 ("full_attention_interval", U32, config.get("full_attention_interval", 4))]
     if family in ("gemma2", "gemma3_text", "gpt_oss", "phi3"):
         rows.append(("attention.sliding_window", U32, config.get("sliding_window")))
     layer_norm = config.get("layer_norm_eps") or config.get("norm_epsilon")
@@ -387,6 +455,7 @@ def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
     """type_of: the type in which a matrix is stored; vectors are F32."""
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f)
+    config = {**config, **config.get("text_config", {})}
     w = Writer()
     model_keys(w, config)
     if os.path.exists(os.path.join(folder, "tokenizer.json")):

@@ -190,6 +190,24 @@ TEST(windows_are_cut_inside_of_blocks)
     check_reads_as_it_gets(&turned_every);
 }
 
+/* Six runs of two columns, stored in another order, as GGUF files store the heads of delta nets. */
+TEST(columns_may_be_stored_in_runs)
+{
+    enum { SIZE = 2, EACH = 3, GROUPS = 2 };
+    struct weight_part p = weight_part_slice(blocks(), 0, N, 0, SIZE * EACH * GROUPS);
+    p.runs = (struct column_runs){SIZE, EACH, GROUPS};
+    struct weight_part cut = weight_part_slice(p, 3, 9, 3, 8);
+    for (int64_t r = 0; r < 9; r++) {
+        for (int64_t c = 0; c < 8; c++) {
+            int64_t run = (3 + c) / SIZE, stored = run % EACH * GROUPS + run / EACH;
+            CHECK_SAME(weight_part_get(&cut, r, c),
+                       block_weight(3 + r, stored * SIZE + (3 + c) % SIZE));
+        }
+    }
+    check_reads_as_it_gets(&p);
+    check_reads_as_it_gets(&cut);
+}
+
 /* GPTQ's act-order: the group of an input column comes from a table (here unaligned),
  * which a window must index from its own first column. */
 TEST(inputs_may_have_an_order)
