@@ -26,6 +26,15 @@ static const struct rename gemma2[] = {
     {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
     {NULL, NULL, INTEGER},
 };
+static const struct rename gemma4[] = {
+    {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
+    {"attention.shared_kv_layers", "num_kv_shared_layers", INTEGER},
+    {"embedding_length_per_layer_input", "hidden_size_per_layer_input", INTEGER},
+    {"expert_count", "num_experts", INTEGER},
+    {"expert_used_count", "top_k_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {NULL, NULL, INTEGER},
+};
 static const struct rename stablelm[] = {
     {"use_parallel_residual", "use_parallel_residual", FLAG},
     {NULL, NULL, INTEGER},
@@ -196,6 +205,10 @@ static const struct arch archs[] = {
      .norms_plus_one = true,
      .renames = gemma2,
      .more = more_gemma3},
+    {.name = "gemma4",
+     .model_type = "gemma4_text",
+     .renames = gemma4,
+     .by_layer = maker_put_gemma4},
     {.name = "phi3", .model_type = "phi3"},
     {.name = "olmo2", .model_type = "olmo2"},
     {.name = "granite", .model_type = "granite", .pairs_together = true, .renames = granite},

@@ -299,13 +299,15 @@ enum status gguf_make_config(const struct gguf *g, struct buf *out, struct err *
     struct maker m = {.g = g, .out = out, .err = err};
     TRY(maker_find_arch(g, &m.arch, err));
     buf_putc(out, '{');
-    TRY(put_sizes(&m));
+    TRY(m.arch->by_layer ? m.arch->by_layer(&m) : put_sizes(&m));
     TRY(maker_put_all(&m, common));
     TRY(put_layers(&m));
     TRY(maker_put_all(&m, m.arch->renames));
     TRY(check_unread(&m));
     put_facts(&m);
-    TRY(put_rope(&m));
+    if (!m.arch->by_layer) {
+        TRY(put_rope(&m));
+    }
     TRY(put_ends(&m));
     if (m.arch->constants) {
         buf_puts(out, m.arch->constants);

@@ -31,6 +31,8 @@ struct arch {
     bool norms_plus_one;   // stored norm weights already include the 1 that the family adds
     const char *constants; // members that no key provides; each ends with a comma
     enum status (*more)(const struct maker *m);
+    /* Writes the sizes and ropes, if layers differ in them; NULL: they are alike. */
+    enum status (*by_layer)(const struct maker *m);
 };
 
 /* Puts the architecture's prefix in front of the key. */
@@ -39,12 +41,17 @@ void maker_full_key(const struct maker *m, const char *key, char out[96]);
 enum status maker_get_number(const struct maker *m, const char *key, double *out, bool *found);
 double maker_number_or(const struct maker *m, const char *key, double otherwise);
 enum status maker_need_number(const struct maker *m, const char *key, double *out);
+/* A layer's number in a list, or the number of all layers; booleans count as 0 and 1. */
+bool maker_number_at(const struct maker *m, const char *key, size_t layer, double *out);
 /* Writes a member and a comma. */
 void maker_put_number(const struct maker *m, const char *name, double v);
 void maker_put_flag(const struct maker *m, const char *name, bool v);
 /* Writes the members whose keys the file has. The list of rows ends with NULL, and may be NULL. */
 enum status maker_put_all(const struct maker *m, const struct rename *rows);
 bool maker_has_tensor(const struct maker *m, const char *name);
+
+/* arch_gemma4.c: as `by_layer`. */
+enum status maker_put_gemma4(const struct maker *m);
 
 /* archs.c: the row of the file's architecture. */
 enum status maker_find_arch(const struct gguf *g, const struct arch **out, struct err *err);

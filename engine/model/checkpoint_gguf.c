@@ -66,6 +66,18 @@ static const struct role {
     {"blk.ffn_up_shexp", NAME(shared_up), AS_IT_IS},
     {"blk.ffn_down_shexp", NAME(shared_down), AS_IT_IS},
     {"blk.ffn_gate_inp_shexp", NAME(shared_router), ONE_ROW},
+    {"blk.layer_output_scale", NAME(layer_scale), BARE},
+    {"per_layer_token_embd", NAME(inputs_embed), AS_IT_IS},
+    {"per_layer_model_proj", NAME(inputs_proj), AS_IT_IS},
+    {"per_layer_proj_norm", NAME(inputs_norm), AS_IT_IS},
+    {"blk.inp_gate", NAME(input_gate), AS_IT_IS},
+    {"blk.proj", NAME(input_up), AS_IT_IS},
+    {"blk.post_norm", NAME(input_post_norm), AS_IT_IS},
+    {"blk.pre_ffw_norm_2", NAME(experts_norm), AS_IT_IS},
+    {"blk.post_ffw_norm_1", NAME(mlp_post_norm), AS_IT_IS},
+    {"blk.post_ffw_norm_2", NAME(experts_post_norm), AS_IT_IS},
+    {"blk.ffn_gate_inp.scale", NAME(router_norm), BARE},
+    {"blk.ffn_down_exps.scale", NAME(expert_scale), BARE},
     {"blk.attn_qkv", STATE(qkv), AS_IT_IS},
     {"blk.attn_gate", STATE(z), AS_IT_IS},
     {"blk.ssm_in", STATE(qkvz), AS_IT_IS},
@@ -93,8 +105,8 @@ struct parsed {
     const char *suffix;
 };
 
-/* "blk.N.BASE.SUFFIX" or "BASE.SUFFIX", where the suffix is weight or bias, or "blk.N.BASE". False
- * for other names, which are not tensors of a model. */
+/* "blk.N.BASE.SUFFIX" or "BASE.SUFFIX", where the suffix is weight or bias, or "blk.N.BASE", which
+ * may end in ".scale". False for other names, which are not tensors of a model. */
 static bool parse(const char *name, struct parsed *out)
 {
     const char *rest = name, *dot;
@@ -109,7 +121,7 @@ static bool parse(const char *name, struct parsed *out)
         rest = end + 1;
     }
     dot = strrchr(rest, '.');
-    if (!dot && out->layer >= 0) {
+    if (out->layer >= 0 && (!dot || strcmp(dot, ".scale") == 0)) {
         dot = rest + strlen(rest);
     } else if (!dot || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".bias") != 0)) {
         return false;

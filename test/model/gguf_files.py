@@ -190,7 +190,8 @@ ARCHS = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwe
          "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
          "phi3": "phi3", "olmo2": "olmo2", "granite": "granite", "smollm3": "smollm3", "starcoder2": "starcoder2",
          "stablelm": "stablelm", "glm4": "glm4", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
-         "deepseek_v3": "deepseek2", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
+         "deepseek_v3": "deepseek2", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+         "gemma4_text": "gemma4"}
 PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3")
 
 PARTS = {
@@ -211,12 +212,21 @@ PARTS = {
     "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
 }
+PARTS.update({
+    "layer_scalar": "layer_output_scale", "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj", "per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
+    "router.proj": "ffn_gate_inp", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2"})
+TOWERS = ("mtp.", "model.visual.", "model.vision", "model.audio", "model.embed_vision", "model.embed_audio")
+GEMMA4_SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
+                 "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight"}
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 for shared in ("shared_expert", "shared_experts"):
     for half in ("gate", "up", "down"):
         PARTS["mlp.%s.%s_proj" % (shared, half)] = "ffn_%s_shexp" % half
 EXPERT = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-SANDWICH = ("gemma2", "gemma3_text", "olmo2", "gpt_oss", *DELTA_NETS)  # families whose norm of that name follows attention
+SANDWICH = ("gemma2", "gemma3_text", "gemma4_text", "olmo2", "gpt_oss", *DELTA_NETS)  # families whose norm of that name follows attention
 
 
 def permute(x, heads):
@@ -322,11 +332,14 @@ def model_tensors(folder, config):
     kv_heads = config.get("num_key_value_heads") or heads
     if family == "gpt_oss":
         split_gate_up(tensors, family)
-    tensors = {n.replace("language_model.", ""): x for n, x in tensors.items() if not n.startswith(("mtp.", "model.visual."))}
+    tensors = {n.replace("language_model.", ""): x for n, x in tensors.items() if not n.startswith(TOWERS)}
     if family in DELTA_NETS:
         split_gate_up_rows(tensors)
         tensors = {n: y for name, x in tensors.items()
                    for n, y in (delta_net(name, x, config) if "linear_attn." in name else [(name, x)])}
+    if family == "gemma4_text":
+        for name in [n for n in tensors if n.split(".", 3)[-1] in GEMMA4_SCALES]:
+            yield "blk.%s.%s" % (name.split(".")[2], GEMMA4_SCALES[name.split(".", 3)[-1]]), tensors.pop(name)
     stack_experts(tensors)
     for name, x in tensors.items():
         if "_exps." in name:
@@ -334,7 +347,7 @@ def model_tensors(folder, config):
             continue
         if family in PERMUTED and ("q_proj" in name or "k_proj" in name):
             x = permute(x, heads if "q_proj" in name else kv_heads)
-        plus_one = family.startswith("gemma") or (family in DELTA_NETS and "linear_attn" not in name)
+        plus_one = (family.startswith("gemma") and family != "gemma4_text") or (family in DELTA_NETS and "linear_attn" not in name)
         if plus_one and name.endswith("norm.weight"):
             x = x + 1.0
         if name.endswith(("linear_attn.A_log", "linear_attn.dt_bias")):
@@ -451,6 +464,34 @@ def model_keys(w, config):
     rope_keys(w, arch, config, head_dim)
 
 
+def gemma4_keys(w, config):
+    """Replaces the keys in which layers differ."""
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    full = [kind == "full_attention" for kind in config["layer_types"]]
+    ffn = [config["intermediate_size"] * (1 + (i >= layers - shared)) for i in range(layers)]
+    kv = [config["num_global_key_value_heads"] if is_full else config["num_key_value_heads"] for is_full in full]
+    ropes = config["rope_parameters"]
+    rows = {"feed_forward_length": ([U32], ffn) if config["use_double_wide_mlp"] else (U32, ffn[0]),
+            "attention.head_count_kv": ([U32], kv) if config["num_global_key_value_heads"] else (U32, config["num_key_value_heads"]),
+            "attention.key_length": (U32, config["global_head_dim"]), "attention.value_length": (U32, config["global_head_dim"]),
+            "attention.key_length_swa": (U32, config["head_dim"]), "attention.value_length_swa": (U32, config["head_dim"]),
+            "attention.sliding_window": (U32, config["sliding_window"]),
+            "attention.sliding_window_pattern": ([BOOL], [not is_full for is_full in full]),
+            "attention.shared_kv_layers": (U32, shared), "expert_used_count": (U32, config["top_k_experts"]),
+            "embedding_length_per_layer_input": (U32, config["hidden_size_per_layer_input"]),
+            "rope.freq_base": (F32, ropes["full_attention"]["rope_theta"]),
+            "rope.freq_base_swa": (F32, ropes["sliding_attention"]["rope_theta"]),
+            "rope.dimension_count": (U32, config["global_head_dim"]), "rope.dimension_count_swa": (U32, config["head_dim"])}
+    w.keys = [k for k in w.keys if k[0][len("gemma4."):] not in rows]
+    for name, (kind, v) in rows.items():
+        if v is not None:
+            w.key("gemma4." + name, kind, v)
+    pairs = config["global_head_dim"] // 2
+    rotated = int(pairs * ropes["full_attention"]["partial_rotary_factor"])
+    divisors = numpy.array([1.0] * rotated + [1e30] * (pairs - rotated), "<f4")
+    w.tensor("rope_freqs.weight", "F32", (pairs,), divisors.tobytes())
+
+
 def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
     """type_of: the type in which a matrix is stored; vectors are F32."""
     with open(os.path.join(folder, "config.json")) as f:
@@ -458,6 +499,8 @@ def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
     config = {**config, **config.get("text_config", {})}
     w = Writer()
     model_keys(w, config)
+    if config["model_type"] == "gemma4_text":
+        gemma4_keys(w, config)
     if os.path.exists(os.path.join(folder, "tokenizer.json")):
         tokenizer_keys(w, folder, pre)
     for row in more:

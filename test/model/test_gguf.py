@@ -55,6 +55,32 @@ def test_models_with_delta_nets(family, tmp_path, monkeypatch):
     golden.check_exact(path, 1e-3, "--tensor-parallel-size", "2", *golden.TWO_THREADS)
 
 
+@pytest.mark.parametrize("family", ["gemma-4", "gemma-4-e", "gemma-4-moe"])
+def test_models_whose_layers_differ(family, tmp_path, monkeypatch):
+    folder = os.path.join(golden.FAMILIES, family)
+    path = gguf_files.convert(folder, str(tmp_path / "m.gguf"))
+    stored = golden.expected(folder)
+    monkeypatch.setattr(golden, "expected", lambda _: stored)
+    golden.check_exact(path)
+    name = "gemma4.feed_forward_length"
+    w = gguf_files.read(path)
+    for changes, words in (
+            ([(name, [U32], [96] * 5)], ["feed_forward_length", "layer"]),
+            ([(name, [U32], [96, 100, *[96] * 6])], ["feed_forward_length is 100 in layer 1"]),
+            ([("gemma4.attention.sliding_window_pattern", None, None)], ["sliding_window_pattern", "layer 0"]),
+            ([("gemma4.attention.sliding_window_pattern", [BOOL], [True] * 8)], ["no layer has full attention"]),
+            ([("gemma4.rope.dimension_count_swa", U32, 8)], ["rope.dimension_count_swa"])):
+        broken = gguf_files.read(path)
+        for key, kind, v in changes:
+            broken.keys = [k for k in broken.keys if k[0] != key]
+            if kind is not None:
+                broken.key(key, kind, v)
+        refused(broken.write(str(tmp_path / "broken.gguf")), *words)
+    w.tensors = [("rope_freqs.weight", "F32", (16,), numpy.full(16, 2, "<f4").tobytes()) if t[0] == "rope_freqs.weight" else t
+                 for t in w.tensors]
+    refused(w.write(str(tmp_path / "broken.gguf")), "2 is neither 1 nor 1e30")
+
+
 @pytest.mark.parametrize("family, arch", [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3-moe", "qwen3vlmoe")])
 def test_language_parts_of_qwen_vl(family, arch, tmp_path, monkeypatch):
     with open(os.path.join(golden.GOLDEN, family, "config.json")) as f:
