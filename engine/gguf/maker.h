@@ -28,6 +28,7 @@ struct arch {
     const struct rename *renames; // in addition to the common ones; NULL-terminated
     /* Rotated pairs are adjacent: the converter has permuted the rows of q and k. */
     bool pairs_together;
+    bool is_hybrid;        // some layers have no attention
     bool norms_plus_one;   // stored norm weights already include the 1 that the family adds
     const char *constants; // members that no key provides; each ends with a comma
     enum status (*more)(const struct maker *m);
@@ -52,6 +53,11 @@ bool maker_has_tensor(const struct maker *m, const char *name);
 
 /* arch_gemma4.c: as `by_layer`. */
 enum status maker_put_gemma4(const struct maker *m);
+/* arch_hybrid.c: the number of key/value heads of those layers that have any; and as `more`. */
+enum status maker_attention_heads(const struct maker *m, double *out);
+enum status maker_more_lfm2(const struct maker *m);
+enum status maker_more_falcon_h1(const struct maker *m);
+enum status maker_more_granite_hybrid(const struct maker *m);
 
 /* archs.c: the row of the file's architecture. */
 enum status maker_find_arch(const struct gguf *g, const struct arch **out, struct err *err);

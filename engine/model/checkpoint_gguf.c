@@ -15,9 +15,9 @@ enum { MAX_NAME = 256 };
 /* ---- names -------------------------------------------------------------------------------- */
 
 /* How a tensor is converted: renamed, keeping its suffix (".weight"); renamed without the suffix;
- * as a single row; as channels with an additional dimension; or split into one tensor per expert,
- * or into two, of which the second half of an expert's rows is `up`. */
-enum taken_as { AS_IT_IS, BARE, ONE_ROW, CHANNELS, EXPERTS, EXPERT_PAIRS };
+ * as a single row; as channels with an additional dimension; as one dimension; or split into one
+ * tensor per expert, or into two, of which the second half of an expert's rows is `up`. */
+enum taken_as { AS_IT_IS, BARE, ONE_ROW, CHANNELS, FLAT, EXPERTS, EXPERT_PAIRS };
 
 #define NAME(member) offsetof(struct tensor_names, member)
 #define STATE(member) (offsetof(struct state_names, member) | OF_STATE)
@@ -31,6 +31,7 @@ static const struct role {
     enum taken_as as;
 } roles[] = {
     {"token_embd", NAME(embed), AS_IT_IS},
+    {"token_embd_norm", NAME(final_norm), AS_IT_IS}, // LFM2's, whatever its name says
     {"output_norm", NAME(final_norm), AS_IT_IS},
     {"output", NAME(head), AS_IT_IS},
     {"blk.attn_norm", NAME(attn_norm), AS_IT_IS},
@@ -87,7 +88,12 @@ static const struct role {
     {"blk.ssm_conv1d", STATE(conv), CHANNELS},
     {"blk.ssm_a", STATE(a_log), BARE},
     {"blk.ssm_dt", STATE(dt_bias), BARE},
-    {"blk.ssm_norm", STATE(norm), AS_IT_IS},
+    {"blk.ssm_in", STATE(in), AS_IT_IS},
+    {"blk.ssm_d", STATE(skip), BARE},
+    {"blk.shortconv.in_proj", STATE(in), AS_IT_IS},
+    {"blk.shortconv.conv", STATE(conv), CHANNELS},
+    {"blk.shortconv.out_proj", STATE(out), AS_IT_IS},
+    {"blk.ssm_norm", STATE(norm), FLAT},
     {"blk.ssm_out", STATE(out), AS_IT_IS},
 };
 
@@ -273,7 +279,11 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
         t.dims[2] = t.dims[1];
         t.dims[1] = 1;
     }
-    full_name(name, &p, base, role->as == BARE ? "" : p.suffix);
+    for (; role->as == FLAT && t.n_dims > 1; t.n_dims--) {
+        t.dims[0] *= t.dims[t.n_dims - 1];
+    }
+    const char *suffix = p.suffix[0] ? p.suffix : ".weight"; // Falcon-H1's norms have none
+    full_name(name, &p, base, role->as == BARE ? "" : suffix);
     put(list, &t, name);
     return OK;
 }

@@ -21,6 +21,10 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
     const struct model_config *c = l->c;
     int64_t first = (int64_t)l->m->shard.rank * ffn_shard;
     char a[NAME_BYTES], b[NAME_BYTES];
+    part_layer_name(or_empty(up), layer, a);
+    if (up && fused && part_exists(l, a)) {
+        fused = NULL; // the family's own files have both in one tensor
+    }
     struct stack st = {.n_in = c->hidden, .n_cols = c->hidden, .bias = bias};
     if (!c->gated) {
         part_layer_name(up, layer, a);

@@ -191,8 +191,9 @@ ARCHS = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwe
          "phi3": "phi3", "olmo2": "olmo2", "granite": "granite", "smollm3": "smollm3", "starcoder2": "starcoder2",
          "stablelm": "stablelm", "glm4": "glm4", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
          "deepseek_v3": "deepseek2", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
-         "gemma4_text": "gemma4"}
-PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+         "gemma4_text": "gemma4", "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid",
+         "falcon_h1": "falcon-h1"}
+PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3", "granitemoehybrid")
 
 PARTS = {
     "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
@@ -218,6 +219,19 @@ PARTS.update({
     "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
     "router.proj": "ffn_gate_inp", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2"})
+PARTS.update({
+    "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.dt_bias": "ssm_dt", "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out", "mamba.A_log": "ssm_a", "mamba.D": "ssm_d",
+    "block_sparse_moe.router.layer": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp",
+    "shared_mlp.gate": "ffn_gate_shexp", "shared_mlp.up": "ffn_up_shexp",
+    "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
+    "operator_norm": "attn_norm", "embedding_norm": "token_embd_norm", "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm", "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.expert_bias": "exp_probs_b", "final_layernorm": "output_norm", "pre_ff_layernorm": "ffn_norm",
+    "ffn_norm": "ffn_norm"})
+for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"), ("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down")):
+    PARTS["feed_forward." + theirs] = "ffn_" + ours
+HYBRIDS = ("lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1")
 TOWERS = ("mtp.", "model.visual.", "model.vision", "model.audio", "model.embed_vision", "model.embed_audio")
 GEMMA4_SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
                  "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight"}
@@ -325,6 +339,42 @@ def delta_net(name, x, config):
     yield name, -numpy.exp(x) if part == "A_log" else x
 
 
+def factor(name, config):
+    """The factor of Falcon-H1's weights."""
+    inner, state = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    parts = numpy.repeat(config["ssm_multipliers"], [inner, inner, state, state, config["mamba_n_heads"]])
+    attention = config["attention_in_multiplier"]
+    return {"feed_forward.down_proj": config["mlp_multipliers"][1], "feed_forward.gate_proj": config["mlp_multipliers"][0],
+            "self_attn.k_proj": config["key_multiplier"] * attention, "self_attn.q_proj": attention,
+            "self_attn.v_proj": attention, "self_attn.o_proj": config["attention_out_multiplier"],
+            "mamba.out_proj": config["ssm_out_multiplier"],
+            "mamba.in_proj": (config["ssm_in_multiplier"] * parts)[:, None],
+            "lm_head": config["lm_head_multiplier"], "embed_tokens": config["embedding_multiplier"],
+            }.get(name.removesuffix(".weight").split(".", 3)[-1].removeprefix("model."), 1.0)
+
+
+def hybrid(name, x, config):
+    """(name, array) of a tensor of a model with short convolutions or Mamba-2."""
+    if config["model_type"] == "falcon_h1":
+        x = x * factor(name, config)
+    if "conv.conv" in name or name.endswith("conv1d.weight"):
+        x = x.reshape(x.shape[0], x.shape[2])
+    elif name.endswith(("mamba.A_log", "mamba.D")):
+        x = (-numpy.exp(x) if name.endswith("A_log") else x)[:, None]
+    elif name.endswith("mamba.norm.weight"):
+        x = x.reshape(config["mamba_n_groups"], -1)
+    elif name.endswith("input_linear.weight") or "block_sparse_moe.output_linear" in name:
+        stem = name.rsplit(".", 2)[0]
+        if "output" in name:
+            yield stem.removesuffix("block_sparse_moe") + "ffn_down_exps.weight", x
+            return
+        for half, part in zip(("gate", "up"), numpy.split(x, 2, axis=-2)):
+            yield (stem + "." + half + ".weight" if "shared" in name
+                   else stem.removesuffix("block_sparse_moe") + "ffn_%s_exps.weight" % half), part
+        return
+    yield name, x
+
+
 def model_tensors(folder, config):
     """(name, array) in GGUF's names and conventions."""
     family, tensors = config["model_type"], safetensors(folder)
@@ -337,6 +387,8 @@ def model_tensors(folder, config):
         split_gate_up_rows(tensors)
         tensors = {n: y for name, x in tensors.items()
                    for n, y in (delta_net(name, x, config) if "linear_attn." in name else [(name, x)])}
+    if family in HYBRIDS:
+        tensors = {n: y for name, x in tensors.items() for n, y in hybrid(name, x, config)}
     if family == "gemma4_text":
         for name in [n for n in tensors if n.split(".", 3)[-1] in GEMMA4_SCALES]:
             yield "blk.%s.%s" % (name.split(".")[2], GEMMA4_SCALES[name.split(".", 3)[-1]]), tensors.pop(name)
@@ -350,6 +402,11 @@ def model_tensors(folder, config):
         plus_one = (family.startswith("gemma") and family != "gemma4_text") or (family in DELTA_NETS and "linear_attn" not in name)
         if plus_one and name.endswith("norm.weight"):
             x = x + 1.0
+        if name.endswith(("mamba.A_log", "mamba.D", "mamba.dt_bias", "expert_bias")) or (
+                family == "falcon_h1" and "pre_ff_layernorm" in name):
+            bias = ".bias" if name.endswith("bias") else ""
+            yield "blk.%s.%s%s" % (name.split(".")[2], PARTS[name.removesuffix(".weight").split(".", 3)[-1]], bias), x
+            continue
         if name.endswith(("linear_attn.A_log", "linear_attn.dt_bias")):
             layer = name.split(".")[2]
             yield ("blk.%s.ssm_a" if name.endswith("A_log") else "blk.%s.ssm_dt.bias") % layer, x
@@ -464,6 +521,35 @@ def model_keys(w, config):
     rope_keys(w, arch, config, head_dim)
 
 
+def hybrid_keys(w, config):
+    """Replaces the keys of models with layers without attention, and adds those of their states."""
+    family, arch = config["model_type"], ARCHS[config["model_type"]]
+    layers, kv = config["num_hidden_layers"], config["num_key_value_heads"]
+    kinds = config.get("layer_types") or ["attention" if i in config.get("full_attn_idxs", range(layers)) else "conv"
+                                          for i in range(layers)]
+    rows = {"attention.head_count_kv": ([U32], [kv if "attention" in kind else 0 for kind in kinds]),
+            "attention.layer_norm_rms_epsilon": (F32, config.get("norm_eps") or config["rms_norm_eps"])}
+    if family == "falcon_h1":
+        rows["attention.head_count_kv"] = (U32, kv)
+    if family.startswith("lfm2"):
+        unit, ffn = config.get("block_multiple_of", 1), config.get("block_ff_dim")
+        ffn = config["intermediate_size"] if ffn is None else -(-int(2 * ffn / 3) // unit) * unit
+        rows.update({"shortconv.l_cache": (U32, config["conv_L_cache"]), "feed_forward_length": (U32, ffn)})
+        if family == "lfm2_moe":
+            rows["leading_dense_block_count"] = (U32, config["num_dense_layers"])
+    else:
+        inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
+        rows.update({"ssm.conv_kernel": (U32, config["mamba_d_conv"]), "ssm.state_size": (U32, config["mamba_d_state"]),
+                     "ssm.group_count": (U32, config["mamba_n_groups"]), "ssm.time_step_rank": (U32, config["mamba_n_heads"]),
+                     "ssm.inner_size": (U32, int(inner))})
+    if family == "granitemoehybrid":
+        rows.update({"expert_shared_feed_forward_length": (U32, config["shared_intermediate_size"]),
+                     "rope.scaling.finetuned": (BOOL, config.get("position_embedding_type") == "rope")})
+    w.keys = [k for k in w.keys if k[0][len(arch) + 1:] not in rows]
+    for name, (kind, v) in rows.items():
+        w.key(arch + "." + name, kind, v)
+
+
 def gemma4_keys(w, config):
     """Replaces the keys in which layers differ."""
     layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
@@ -501,6 +587,8 @@ def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
     model_keys(w, config)
     if config["model_type"] == "gemma4_text":
         gemma4_keys(w, config)
+    if config["model_type"] in HYBRIDS:
+        hybrid_keys(w, config)
     if os.path.exists(os.path.join(folder, "tokenizer.json")):
         tokenizer_keys(w, folder, pre)
     for row in more:

@@ -55,6 +55,24 @@ def test_models_with_delta_nets(family, tmp_path, monkeypatch):
     golden.check_exact(path, 1e-3, "--tensor-parallel-size", "2", *golden.TWO_THREADS)
 
 
+@pytest.mark.parametrize("family", ["lfm2", "lfm2-moe", "granite-4", "falcon-h1"])
+def test_models_with_other_states(family, tmp_path, monkeypatch):
+    """Layers without key/value heads have a short convolution or Mamba-2; Falcon-H1's have both."""
+    folder = os.path.join(golden.FAMILIES, family)
+    path = gguf_files.convert(folder, str(tmp_path / "m.gguf"))
+    stored = golden.expected(folder)
+    monkeypatch.setattr(golden, "expected", lambda _: stored)
+    golden.check_exact(path)
+    golden.check_exact(path, 1e-3, "--tensor-parallel-size", "2", *golden.TWO_THREADS)
+    w = gguf_files.read(path)
+    arch, kv = next((name.split(".")[0], v) for name, _, v in w.keys if name.endswith("head_count_kv"))
+    if family != "falcon-h1":
+        for heads, words in (([0, 0, 2, 0, 1, 1, 0], "differs from layer to layer"), ([0, 0], "no number for layer 2")):
+            w.keys = [k for k in w.keys if not k[0].endswith("head_count_kv")]
+            w.key(arch + ".attention.head_count_kv", [U32], heads)
+            refused(w.write(str(tmp_path / "broken.gguf")), "head_count_kv", words)
+
+
 @pytest.mark.parametrize("family", ["gemma-4", "gemma-4-e", "gemma-4-moe"])
 def test_models_whose_layers_differ(family, tmp_path, monkeypatch):
     folder = os.path.join(golden.FAMILIES, family)
