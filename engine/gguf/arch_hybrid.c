@@ -9,24 +9,22 @@
 
 enum { MOST_LAYERS = 1024 };
 
-enum status maker_attention_heads(const struct maker *m, double *out)
+enum status maker_of_some_layers(const struct maker *m, const char *key, double *out)
 {
-    double layers, heads;
+    double layers, here;
     *out = 0;
     TRY(maker_need_number(m, "block_count", &layers));
     for (size_t i = 0; i < MOST_LAYERS && (double)i < layers; i++) {
-        if (!maker_number_at(m, "attention.head_count_kv", i, &heads)) {
-            return err_set(m->err, ERR_FORMAT,
-                           "%s.attention.head_count_kv has no number for layer %zu", m->arch->name,
-                           i);
+        if (!maker_number_at(m, key, i, &here)) {
+            return err_set(m->err, ERR_FORMAT, "%s.%s has no number for layer %zu", m->arch->name,
+                           key, i);
         }
-        if (heads != 0 && *out != 0 && heads != *out) {
+        if (here != 0 && *out != 0 && here != *out) {
             return err_set(m->err, ERR_UNSUPPORTED,
-                           "%s.attention.head_count_kv differs from layer to layer, which is not "
-                           "supported",
-                           m->arch->name);
+                           "%s.%s differs from layer to layer, which is not supported",
+                           m->arch->name, key);
         }
-        *out = heads != 0 ? heads : *out;
+        *out = here != 0 ? here : *out;
     }
     return OK;
 }
@@ -110,5 +108,72 @@ enum status maker_more_granite_hybrid(const struct maker *m)
     maker_full_key(m, "rope.scaling.finetuned", full);
     gguf_get_bool(m->g, full, &rotated);
     buf_printf(m->out, "\"position_embedding_type\":\"%s\",", rotated ? "rope" : "nope");
+    return OK;
+}
+
+/* The letter of a layer in Nemotron's pattern, which its tensors tell; '?': none does. */
+static char nemotron_letter(const struct maker *m, size_t layer)
+{
+    static const struct {
+        const char *tensor;
+        char letter;
+    } rows[] = {{"ssm_in", 'M'}, {"attn_q", '*'}, {"ffn_gate_inp", 'E'}, {"ffn_up", '-'}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%zu.%s.weight", layer, rows[i].tensor);
+        if (maker_has_tensor(m, name)) {
+            return rows[i].letter;
+        }
+    }
+    return '?';
+}
+
+/* Writes the pattern, and the width of MLPs, which files with experts do not state. *first: the
+ * first layer with a state. */
+static enum status put_pattern(const struct maker *m, size_t *first)
+{
+    double layers;
+    bool found = false;
+    const struct gguf_tensor *up = NULL;
+    TRY(maker_need_number(m, "block_count", &layers));
+    layers -= maker_number_or(m, "nextn_predict_layers", 0);
+    buf_puts(m->out, "\"hybrid_override_pattern\":\"");
+    for (size_t i = 0; i < MOST_LAYERS && (double)i < layers; i++) {
+        const char letter = nemotron_letter(m, i);
+        buf_putc(m->out, letter);
+        *first = letter == 'M' && !found ? i : *first;
+        found = found || letter == 'M';
+        if (letter == '-' && !up) {
+            char name[64];
+            snprintf(name, sizeof name, "blk.%zu.ffn_up.weight", i);
+            up = gguf_find_tensor(m->g, name);
+        }
+    }
+    buf_puts(m->out, "\",");
+    if (up) {
+        maker_put_number(m, "intermediate_size", (double)up->dims[0]);
+    }
+    return OK;
+}
+
+/* Each layer is one of attention, Mamba-2, an MLP or experts. Time steps are not clamped. */
+enum status maker_more_nemotron_h(const struct maker *m)
+{
+    double inner, heads, eps;
+    char name[64];
+    size_t first = 0;
+    TRY(put_pattern(m, &first));
+    TRY(maker_need_number(m, "ssm.inner_size", &inner));
+    TRY(maker_need_number(m, "ssm.time_step_rank", &heads));
+    TRY(maker_need_number(m, "attention.layer_norm_epsilon", &eps));
+    if (!(heads >= 1)) {
+        return err_set(m->err, ERR_FORMAT, "%s.ssm.time_step_rank is %g", m->arch->name, heads);
+    }
+    maker_put_number(m, "mamba_head_dim", floor(inner / heads));
+    maker_put_number(m, "layer_norm_epsilon", eps);
+    snprintf(name, sizeof name, "blk.%zu.ssm_conv1d.bias", first);
+    maker_put_flag(m, "use_conv_bias", maker_has_tensor(m, name));
+    snprintf(name, sizeof name, "blk.%zu.ssm_in.bias", first);
+    maker_put_flag(m, "use_bias", maker_has_tensor(m, name));
     return OK;
 }

@@ -41,6 +41,22 @@ static const struct rename granite_hybrid[] = {
     {"expert_count", "num_local_experts", INTEGER},
     {NULL, NULL, INTEGER},
 };
+static const struct rename nemotron_h[] = {
+    {"ssm.conv_kernel", "conv_kernel", INTEGER},
+    {"ssm.state_size", "ssm_state_size", INTEGER},
+    {"ssm.group_count", "n_groups", INTEGER},
+    {"ssm.time_step_rank", "mamba_num_heads", INTEGER},
+    {"expert_count", "n_routed_experts", INTEGER},
+    {"expert_shared_count", "n_shared_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {"expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size", INTEGER},
+    {"expert_weights_norm", "norm_topk_prob", FLAG},
+    {"expert_weights_scale", "routed_scaling_factor", NUMBER},
+    {"expert_group_count", "n_group", INTEGER},
+    {"expert_group_used_count", "topk_group", INTEGER},
+    {"moe_latent_size", "moe_latent_size", INTEGER},
+    {NULL, NULL, INTEGER},
+};
 static const struct rename gemma4[] = {
     {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
     {"attention.shared_kv_layers", "num_kv_shared_layers", INTEGER},
@@ -238,6 +254,18 @@ static const struct arch archs[] = {
      .model_type = "falcon_h1",
      .constants = "\"decays_are_negative\":true,\"mamba_norm_before_gate\":false,",
      .more = maker_more_falcon_h1},
+    {.name = "nemotron_h",
+     .model_type = "nemotron_h",
+     .is_hybrid = true,
+     .renames = nemotron_h,
+     .constants = "\"decays_are_negative\":true,\"time_step_limit\":[0,null],",
+     .more = maker_more_nemotron_h},
+    {.name = "nemotron_h_moe",
+     .model_type = "nemotron_h",
+     .is_hybrid = true,
+     .renames = nemotron_h,
+     .constants = "\"decays_are_negative\":true,\"time_step_limit\":[0,null],",
+     .more = maker_more_nemotron_h},
     {.name = "lfm2",
      .model_type = "lfm2",
      .is_hybrid = true,
@@ -271,7 +299,7 @@ static const struct arch deepseek3_arch = {
 
 static enum status unknown_arch(const char *name, struct err *err)
 {
-    char known[400] = "";
+    char known[800] = "";
     for (size_t i = 0; i < N_ARCHS; i++) {
         size_t at = strlen(known);
         snprintf(known + at, sizeof known - at, "%s%s", text_if(i, ", "), archs[i].name);

@@ -110,14 +110,19 @@ static enum status put_sizes(const struct maker *m)
     TRY(maker_need_number(m, "embedding_length", &width));
     TRY(maker_need_number(m, "block_count", &key));
     if (m->arch->is_hybrid) {
-        TRY(maker_attention_heads(m, &kv));
+        TRY(maker_of_some_layers(m, "attention.head_count_kv", &kv));
         has_kv = kv > 0;
     } else {
         TRY(maker_get_number(m, "attention.head_count_kv", &kv, &has_kv));
     }
     TRY(maker_get_number(m, "attention.key_length", &key, &has_key));
     TRY(maker_get_number(m, "attention.value_length", &value, &has_value));
-    TRY(maker_get_number(m, "feed_forward_length", &ffn, &has_ffn));
+    if (m->arch->is_hybrid) {
+        TRY(maker_of_some_layers(m, "feed_forward_length", &ffn));
+        has_ffn = ffn > 0;
+    } else {
+        TRY(maker_get_number(m, "feed_forward_length", &ffn, &has_ffn));
+    }
     if (!embed || embed->n_dims != 2) {
         return err_set(m->err, ERR_FORMAT, "there is no tensor token_embd.weight");
     }

@@ -53,10 +53,11 @@ bool maker_has_tensor(const struct maker *m, const char *name);
 
 /* arch_gemma4.c: as `by_layer`. */
 enum status maker_put_gemma4(const struct maker *m);
-/* arch_hybrid.c: the number of key/value heads of those layers that have any; and as `more`. */
-enum status maker_attention_heads(const struct maker *m, double *out);
+/* arch_hybrid.c: the number that some layers have, where others have 0; and as `more`. */
+enum status maker_of_some_layers(const struct maker *m, const char *key, double *out);
 enum status maker_more_lfm2(const struct maker *m);
 enum status maker_more_falcon_h1(const struct maker *m);
+enum status maker_more_nemotron_h(const struct maker *m);
 enum status maker_more_granite_hybrid(const struct maker *m);
 
 /* archs.c: the row of the file's architecture. */

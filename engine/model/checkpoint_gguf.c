@@ -67,6 +67,8 @@ static const struct role {
     {"blk.ffn_up_shexp", NAME(shared_up), AS_IT_IS},
     {"blk.ffn_down_shexp", NAME(shared_down), AS_IT_IS},
     {"blk.ffn_gate_inp_shexp", NAME(shared_router), ONE_ROW},
+    {"blk.ffn_latent_down", NAME(latent_in), AS_IT_IS},
+    {"blk.ffn_latent_up", NAME(latent_out), AS_IT_IS},
     {"blk.layer_output_scale", NAME(layer_scale), BARE},
     {"per_layer_token_embd", NAME(inputs_embed), AS_IT_IS},
     {"per_layer_model_proj", NAME(inputs_proj), AS_IT_IS},

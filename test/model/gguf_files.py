@@ -192,7 +192,7 @@ ARCHS = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwe
          "stablelm": "stablelm", "glm4": "glm4", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
          "deepseek_v3": "deepseek2", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
          "gemma4_text": "gemma4", "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid",
-         "falcon_h1": "falcon-h1"}
+         "falcon_h1": "falcon-h1", "nemotron_h": "nemotron_h_moe"}
 PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3", "granitemoehybrid")
 
 PARTS = {
@@ -231,7 +231,15 @@ PARTS.update({
     "ffn_norm": "ffn_norm"})
 for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"), ("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down")):
     PARTS["feed_forward." + theirs] = "ffn_" + ours
-HYBRIDS = ("lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1")
+for part in ("in_proj", "conv1d", "dt_bias", "norm", "out_proj", "A_log", "D"):
+    PARTS["mixer." + part] = PARTS["mamba." + part]
+PARTS.update({
+    "embeddings": "token_embd", "norm_f": "output_norm", "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k",
+    "mixer.v_proj": "attn_v", "mixer.o_proj": "attn_output", "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down",
+    "mixer.gate": "ffn_gate_inp", "mixer.gate.e_score_correction_bias": "exp_probs_b",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp", "mixer.shared_experts.down_proj": "ffn_down_shexp",
+    "mixer.fc1_latent_proj": "ffn_latent_down", "mixer.fc2_latent_proj": "ffn_latent_up"})
+HYBRIDS = ("lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1", "nemotron_h")
 TOWERS = ("mtp.", "model.visual.", "model.vision", "model.audio", "model.embed_vision", "model.embed_audio")
 GEMMA4_SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
                  "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight"}
@@ -251,6 +259,8 @@ def permute(x, heads):
 
 def renamed(name, family):
     """model.layers.N.self_attn.q_proj.weight -> blk.N.attn_q.weight."""
+    if family == "nemotron_h" and name.endswith(".norm.weight") and "mixer" not in name:
+        return "blk.%s.attn_norm.weight" % name.split(".")[2]
     base = name[len("model."):] if name.startswith("model.") else name
     layer = ""
     if base.startswith("layers."):
@@ -359,10 +369,10 @@ def hybrid(name, x, config):
         x = x * factor(name, config)
     if "conv.conv" in name or name.endswith("conv1d.weight"):
         x = x.reshape(x.shape[0], x.shape[2])
-    elif name.endswith(("mamba.A_log", "mamba.D")):
+    elif name.endswith((".A_log", ".D")):
         x = (-numpy.exp(x) if name.endswith("A_log") else x)[:, None]
-    elif name.endswith("mamba.norm.weight"):
-        x = x.reshape(config["mamba_n_groups"], -1)
+    elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        x = x.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
     elif name.endswith("input_linear.weight") or "block_sparse_moe.output_linear" in name:
         stem = name.rsplit(".", 2)[0]
         if "output" in name:
@@ -383,6 +393,7 @@ def model_tensors(folder, config):
     if family == "gpt_oss":
         split_gate_up(tensors, family)
     tensors = {n.replace("language_model.", ""): x for n, x in tensors.items() if not n.startswith(TOWERS)}
+    tensors = {n.replace("backbone.", "model."): x for n, x in tensors.items()}
     if family in DELTA_NETS:
         split_gate_up_rows(tensors)
         tensors = {n: y for name, x in tensors.items()
@@ -402,7 +413,8 @@ def model_tensors(folder, config):
         plus_one = (family.startswith("gemma") and family != "gemma4_text") or (family in DELTA_NETS and "linear_attn" not in name)
         if plus_one and name.endswith("norm.weight"):
             x = x + 1.0
-        if name.endswith(("mamba.A_log", "mamba.D", "mamba.dt_bias", "expert_bias")) or (
+        states = tuple(at + part for at in ("mamba.", "mixer.") for part in ("A_log", "D", "dt_bias"))
+        if name.endswith((*states, "expert_bias")) or (
                 family == "falcon_h1" and "pre_ff_layernorm" in name):
             bias = ".bias" if name.endswith("bias") else ""
             yield "blk.%s.%s%s" % (name.split(".")[2], PARTS[name.removesuffix(".weight").split(".", 3)[-1]], bias), x
@@ -521,10 +533,31 @@ def model_keys(w, config):
     rope_keys(w, arch, config, head_dim)
 
 
+def nemotron_keys(w, config):
+    arch, pattern, heads = "nemotron_h_moe", config["hybrid_override_pattern"], config["mamba_num_heads"]
+    kv, ffn = config["num_key_value_heads"], config["moe_intermediate_size"]
+    rows = {"attention.head_count_kv": ([U32], [kv if kind == "*" else 0 for kind in pattern]),
+            "feed_forward_length": ([U32], [ffn if kind == "E" else 0 for kind in pattern]),
+            "attention.layer_norm_epsilon": (F32, config["layer_norm_epsilon"]),
+            "ssm.conv_kernel": (U32, config["conv_kernel"]), "ssm.state_size": (U32, config["ssm_state_size"]),
+            "ssm.group_count": (U32, config["n_groups"]), "ssm.time_step_rank": (U32, heads),
+            "ssm.inner_size": (U32, heads * config["mamba_head_dim"]), "rope.scaling.finetuned": (BOOL, False),
+            "expert_shared_feed_forward_length": (U32, config["moe_shared_expert_intermediate_size"]),
+            "expert_weights_norm": (BOOL, config["norm_topk_prob"])}
+    if config.get("moe_latent_size"):
+        rows["moe_latent_size"] = (U32, config["moe_latent_size"])
+    w.keys = [k for k in w.keys if k[0][len(arch) + 1:] not in (*rows, "attention.layer_norm_rms_epsilon")]
+    for name, (kind, v) in rows.items():
+        w.key(arch + "." + name, kind, v)
+
+
 def hybrid_keys(w, config):
     """Replaces the keys of models with layers without attention, and adds those of their states."""
     family, arch = config["model_type"], ARCHS[config["model_type"]]
     layers, kv = config["num_hidden_layers"], config["num_key_value_heads"]
+    if family == "nemotron_h":
+        nemotron_keys(w, config)
+        return
     kinds = config.get("layer_types") or ["attention" if i in config.get("full_attn_idxs", range(layers)) else "conv"
                                           for i in range(layers)]
     rows = {"attention.head_count_kv": ([U32], [kv if "attention" in kind else 0 for kind in kinds]),
