@@ -299,7 +299,7 @@ static const struct arch deepseek3_arch = {
 
 static enum status unknown_arch(const char *name, struct err *err)
 {
-    char known[800] = "";
+    char known[600] = "";
     for (size_t i = 0; i < N_ARCHS; i++) {
         size_t at = strlen(known);
         snprintf(known + at, sizeof known - at, "%s%s", text_if(i, ", "), archs[i].name);
