@@ -15,6 +15,8 @@ static bool kind_of(enum dtype dtype, enum code_kind *out)
     case DT_U2:
     case DT_U4:
     case DT_NL4:
+    case DT_NF4:
+    case DT_FP4:
     case DT_E2M1: *out = CODE_4; return true;
     case DT_U5: *out = CODE_5; return true;
     case DT_U6: *out = CODE_6; return true;
@@ -43,6 +45,9 @@ static int64_t shared_inputs(const struct weight_part *p, int64_t block)
     int64_t step = p->transposed ? p->row_step : p->col_step;
     if (step != 1) {
         return 1;
+    }
+    if (p->runs.size > 0) {
+        return divisor(divisor(block, p->runs.size), first);
     }
     return first / block == (first + p->n_cols - 1) / block ? p->n_cols : divisor(block, first);
 }

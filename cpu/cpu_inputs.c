@@ -13,7 +13,8 @@
 static bool same_rule(const struct input_rule *a, const struct input_rule *b)
 {
     return a->numbers == b->numbers && a->group == b->group && a->from_row == b->from_row &&
-           a->power_of_two == b->power_of_two && a->asymmetric == b->asymmetric;
+           a->power_of_two == b->power_of_two && a->asymmetric == b->asymmetric &&
+           a->limit == b->limit;
 }
 
 static float larger(float a, float b)
@@ -145,7 +146,7 @@ static float power_above(float x)
 
 static struct input_scale dynamic_e4m3(const struct input_rule *rule, float largest)
 {
-    float scale = largest / (float)E4M3_MOST;
+    float scale = (rule->limit > 0.0f ? lesser(largest, rule->limit) : largest) / (float)E4M3_MOST;
     if (rule->group > 0) {
         scale = larger(scale, LEAST_GROUP_SCALE);
     }

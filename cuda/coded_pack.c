@@ -65,7 +65,7 @@ static bool is_code(const struct weight_part *p)
     } else {
         has_scales = c->scales.data != NULL;
     }
-    if (!has_scales || p->transposed || p->col_step != 1) {
+    if (!has_scales || p->transposed || p->col_step != 1 || p->runs.size > 0) {
         return false;
     }
     const struct coded_format *f = find_format(c->values.dtype);

@@ -78,6 +78,39 @@ static float value_nl4(uint32_t bits)
     return values[bits & 15u];
 }
 
+/* The quantiles of a normal distribution, as bitsandbytes rounds them. */
+static float value_nf4(uint32_t bits)
+{
+    static const float values[16] = {
+        -1.0f,
+        -0.6961928009986877f,
+        -0.5250730514526367f,
+        -0.39491748809814453f,
+        -0.28444138169288635f,
+        -0.18477343022823334f,
+        -0.09105003625154495f,
+        0.0f,
+        0.07958029955625534f,
+        0.16093020141124725f,
+        0.24611230194568634f,
+        0.33791524171829224f,
+        0.44070982933044434f,
+        0.5626170039176941f,
+        0.7229568362236023f,
+        1.0f,
+    };
+    return values[bits & 15u];
+}
+
+/* Also bitsandbytes': a sign and eight numbers, as shares of the largest one. Both zeros are
+ * positive. */
+static float value_fp4(uint32_t bits)
+{
+    static const float values[8] = {0.0f, 0.0625f, 8.0f, 12.0f, 4.0f, 6.0f, 2.0f, 3.0f};
+    float f = values[bits & 7u] / 12.0f;
+    return bits & 8u ? 0.0f - f : f;
+}
+
 /* Types by enum dtype. */
 static const struct {
     const char *name;
@@ -91,7 +124,8 @@ static const struct {
     [DT_E8M0] = {"e8m0", 8, value_e8m0},    [DT_U4] = {"uint4", 4, value_unsigned},
     [DT_U2] = {"uint2", 2, value_unsigned}, [DT_E2M1] = {"e2m1", 4, value_e2m1},
     [DT_U5] = {"uint5", 5, value_unsigned}, [DT_U6] = {"uint6", 6, value_unsigned},
-    [DT_NL4] = {"nl4", 4, value_nl4},
+    [DT_NL4] = {"nl4", 4, value_nl4},       [DT_NF4] = {"nf4", 4, value_nf4},
+    [DT_FP4] = {"fp4", 4, value_fp4},
 };
 
 int32_t dtype_bits(enum dtype t)
@@ -110,6 +144,8 @@ float dtype_value(enum dtype t, uint32_t bits)
 /* Field of each of AWQ's eight successive outputs: its kernels unpack the even ones first. */
 static const uint8_t awq_fields[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
+static const uint8_t back_fields[2] = {1, 0};
+
 /* How codes are packed into units, and the order of the fields in a unit. */
 static const struct {
     int32_t unit_bytes; // 0: each element is a unit
@@ -118,7 +154,7 @@ static const struct {
 } packings[] = {
     [PACK_NONE] = {0, false, NULL},           [PACK_BYTES] = {1, false, NULL},
     [PACK_WORDS_ACROSS] = {4, false, NULL},   [PACK_WORDS_DOWN] = {4, true, NULL},
-    [PACK_WORDS_AWQ] = {4, true, awq_fields},
+    [PACK_WORDS_AWQ] = {4, true, awq_fields}, [PACK_BYTES_BACK] = {1, false, back_fields},
 };
 
 /* Units are little-endian, like the supported machines. */
@@ -163,9 +199,22 @@ float weight_codec_scale(const struct weight_codec *c, float block_scale)
     }
 }
 
+/* The block's scale, before the whole-tensor scale is applied. */
+static float block_scale_of(const struct weight_codec *c, int64_t block_row, int64_t block_col)
+{
+    const struct number_grid *g = &c->scales;
+    const struct scale_codes *s = &c->scale_codes;
+    if (!s->values) {
+        return number_get(g, block_row, block_col);
+    }
+    const int64_t at = block_row * g->row_stride + block_col * g->col_stride;
+    const float value = dtype_load(s->values, DT_F32, bits_at(g, block_row, block_col));
+    return value * dtype_load(s->units, DT_F32, (size_t)(at / s->shared)) + s->offset;
+}
+
 static float scale_of(const struct weight_codec *c, int64_t block_row, int64_t block_col)
 {
-    return weight_codec_scale(c, number_get(&c->scales, block_row, block_col));
+    return weight_codec_scale(c, block_scale_of(c, block_row, block_col));
 }
 
 /* A stored zero is added to the format's own zero. */
@@ -297,7 +346,23 @@ struct place {
 static struct place place_of(const struct weight_part *p, int64_t row, int64_t col)
 {
     int64_t down = p->transposed ? col : row, across = p->transposed ? row : col;
-    return (struct place){p->first_row + down * p->row_step, p->first_col + across * p->col_step};
+    struct place at = {p->first_row + down * p->row_step, p->first_col + across * p->col_step};
+    if (p->runs.size > 0) {
+        const int64_t run = at.col / p->runs.size, within = at.col % p->runs.size;
+        const int64_t stored = run % p->runs.each * p->runs.groups + run / p->runs.each;
+        at.col = stored * p->runs.size + within;
+    }
+    return at;
+}
+
+/* The number of columns from `col` on, at most n, that are adjacent in the tensor. */
+static int64_t same_run(const struct weight_part *p, int64_t col, int64_t n)
+{
+    if (p->runs.size == 0) {
+        return n;
+    }
+    const int64_t left = p->runs.size - (p->first_col + col) % p->runs.size;
+    return lesser(left, n);
 }
 
 /* Without data (dummy weights) all values are 0. */
@@ -337,8 +402,7 @@ float weight_part_scale(const struct weight_part *p, int64_t row, int64_t col)
     if (p->codec.blocks) {
         return block_scale_value(block_scale_at(&p->codec, at.row, at.col));
     }
-    return number_get(&p->codec.scales, at.row / p->codec.block_rows,
-                      block_col_of(&p->codec, at.col));
+    return block_scale_of(&p->codec, at.row / p->codec.block_rows, block_col_of(&p->codec, at.col));
 }
 
 bool weight_part_is_dummy(const struct weight_part *p)
@@ -374,7 +438,8 @@ static int64_t plain_at(const struct weight_part *p, int64_t row, int64_t col)
 const void *weight_part_stored(const struct weight_part *p, enum dtype dtype, int64_t row)
 {
     const struct number_grid *g = &p->codec.values;
-    if (!g->data || g->dtype != dtype || !weight_part_is_plain(p) || plain_step(p) != 1) {
+    if (!g->data || g->dtype != dtype || !weight_part_is_plain(p) || plain_step(p) != 1 ||
+        p->runs.size > 0) {
         return NULL;
     }
     return (const char *)g->data + (size_t)plain_at(p, row, 0) * dtype_bytes(dtype);
@@ -483,8 +548,11 @@ void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, 
                        uint8_t *out)
 {
     if (p->codec.blocks && !p->transposed && p->col_step == 1) {
-        struct place at = place_of(p, row, first);
-        block_codes(&p->codec, at.row, at.col, n, out);
+        for (int64_t i = 0, some; i < n; i += some) {
+            struct place at = place_of(p, row, first + i);
+            some = same_run(p, first + i, n - i);
+            block_codes(&p->codec, at.row, at.col, some, out + i);
+        }
         return;
     }
     for (int64_t i = 0; i < n; i++) {
@@ -492,9 +560,9 @@ void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, 
     }
 }
 
-/* Chooses the fastest reader that fits the part's layout; all give the same numbers. */
-void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
-                      float *out)
+/* Chooses the fastest reader that fits the part's layout; all give the same numbers. The columns
+ * are adjacent in the tensor. */
+static void read_run(const struct weight_part *p, int64_t row, int64_t first, int64_t n, float *out)
 {
     if (!weight_part_is_dummy(p) && weight_part_is_plain(p)) {
         read_plain(p, row, first, n, out);
@@ -510,5 +578,14 @@ void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, i
     }
     for (int64_t i = 0; i < n; i++) {
         out[i] = weight_part_get(p, row, first + i);
+    }
+}
+
+void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
+                      float *out)
+{
+    for (int64_t i = 0, some; i < n; i += some) {
+        some = same_run(p, first + i, n - i);
+        read_run(p, row, first + i, some, out + i);
     }
 }

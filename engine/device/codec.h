@@ -20,6 +20,7 @@ extern "C" {
 enum packing {
     PACK_NONE,         // each element by itself
     PACK_BYTES,        // bytes of successive columns, the first in the lowest bits
+    PACK_BYTES_BACK,   // bytes of two successive columns, the first in the highest bits
     PACK_WORDS_ACROSS, // 32-bit words of successive columns, the first in the lowest bits
     PACK_WORDS_DOWN,   // 32-bit words of successive rows, the first in the lowest bits
     PACK_WORDS_AWQ,    // 32-bit words of 8 successive rows, in AWQ's order
@@ -39,6 +40,15 @@ struct number_grid {
 /* How a whole-tensor scale is applied to the scales of blocks. */
 enum tensor_scale { TENSOR_SCALE_NONE, TENSOR_SCALE_TIMES, TENSOR_SCALE_DIVIDES };
 
+/* Scales that are quantised themselves, in blocks of `shared` in the order in which they are
+ * stored: code i means values[code] * units[i / shared] + offset. */
+struct scale_codes {
+    const void *values; // f32, one for each code of 8 bits; NULL: the scales are not quantised
+    const void *units;  // f32; neither need be aligned
+    int64_t shared;
+    float offset;
+};
+
 /* Weight (row, col), where row is the output and col the input, is in fp32
  *
  *     (values - zero) * scale
@@ -56,6 +66,7 @@ struct weight_codec {
     const struct block_format *blocks; // NULL: the layout described first
     struct number_grid values;
     struct number_grid scales, zeros;
+    struct scale_codes scale_codes;
     int64_t block_rows, block_cols; // at least 1 if there are scales
     const void *groups;             // int32 per column, need not be aligned; NULL: none
     int32_t zero;                   // added to each of `zeros`; if there are none, it is the zero
@@ -68,7 +79,8 @@ struct weight_codec {
  * zero) - zero) * scale in fp32. With from_row the scale is computed from each row, or from each
  * `group` of its inputs, counted from the tensor's first input:
  *
- *     E4M3  max|x| / 448, in groups at least 1e-10; with power_of_two rounded up to a power of two
+ *     E4M3  max|x| / 448, in groups at least 1e-10; with power_of_two rounded up to a power of two;
+ *           with `limit` at most limit / 448. The CPU's alone; other backends do not limit scales
  *     I8    max|x| / 127; asymmetric: (max - min) / 255, and the zero is -128 - min / scale
  *     E2M1  `scale` times the E4M3 value nearest to max|x| / 6 / scale; with power_of_two the scale
  *           of MX formats, 2^(e - 2), where e is the exponent of max|x| rounded to one fraction bit
@@ -78,8 +90,15 @@ struct input_rule {
     enum input_numbers numbers;
     bool from_row, power_of_two, asymmetric;
     int32_t group;     // 0: the whole row
+    float limit;       // 0: none
     float scale, zero; // stored values; 0: none
     int64_t n_inputs;  // of the tensor
+};
+
+/* Columns that are stored in another order than the part has them, in runs of `size`: run g * each
+ * + j, where g < groups, is stored as run j * groups + g. Size 0: they are in order. */
+struct column_runs {
+    int64_t size, each, groups;
 };
 
 /* Element (r, c) is the tensor's (first_row + r * row_step, first_col + c * col_step), or if
@@ -91,6 +110,7 @@ struct weight_part {
     int64_t n_rows, n_cols;
     int64_t first_row, first_col, row_step, col_step;
     bool transposed;
+    struct column_runs runs; // of the tensor; then the part is not transposed and takes all columns
     struct input_rule inputs; // rule for the inputs of products with this weight
 };
 

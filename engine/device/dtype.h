@@ -13,7 +13,8 @@ extern "C" {
 #endif
 
 /* E4M3 has no infinity and reaches 448. E8M0 is a power of two, 2^(b - 127). E2M1 is a sign and one
- * of 0, 0.5, 1, 1.5, 2, 3, 4, 6. NL4 is one of sixteen integers, denser near 0. Types of less than
+ * of 0, 0.5, 1, 1.5, 2, 3, 4, 6. NL4 is one of sixteen integers, denser near 0. NF4 and FP4 are
+ * bitsandbytes' tables of sixteen fractions from -1 to 1. Types of less than
  * 8 bits are always packed, several to a byte or word, or stored in blocks. */
 enum dtype {
     DT_F32,
@@ -31,6 +32,8 @@ enum dtype {
     DT_U5,
     DT_U6,
     DT_NL4,
+    DT_NF4,
+    DT_FP4,
 };
 
 /* "bfloat16", "float16" or "float32", as in checkpoints and options; false for other names. */
@@ -50,7 +53,9 @@ static inline size_t dtype_bytes(enum dtype t)
     case DT_E2M1:
     case DT_U5:
     case DT_U6:
-    case DT_NL4: return 0;
+    case DT_NL4:
+    case DT_NF4:
+    case DT_FP4: return 0;
     default: return 1;
     }
 }

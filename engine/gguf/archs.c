@@ -5,6 +5,7 @@
 #include "engine/gguf/make.h"
 #include "engine/gguf/maker.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -23,6 +24,46 @@ static const struct rename granite[] = {
 static const struct rename gemma2[] = {
     {"attn_logit_softcapping", "attn_logit_softcapping", NUMBER},
     {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename lfm2[] = {
+    {"shortconv.l_cache", "conv_L_cache", INTEGER},
+    {"expert_count", "num_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {"leading_dense_block_count", "num_dense_layers", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename granite_hybrid[] = {
+    {"embedding_scale", "embedding_multiplier", NUMBER},
+    {"residual_scale", "residual_multiplier", NUMBER},
+    {"attention.scale", "attention_multiplier", NUMBER},
+    {"logit_scale", "logits_scaling", NUMBER},
+    {"expert_count", "num_local_experts", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename nemotron_h[] = {
+    {"ssm.conv_kernel", "conv_kernel", INTEGER},
+    {"ssm.state_size", "ssm_state_size", INTEGER},
+    {"ssm.group_count", "n_groups", INTEGER},
+    {"ssm.time_step_rank", "mamba_num_heads", INTEGER},
+    {"expert_count", "n_routed_experts", INTEGER},
+    {"expert_shared_count", "n_shared_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {"expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size", INTEGER},
+    {"expert_weights_norm", "norm_topk_prob", FLAG},
+    {"expert_weights_scale", "routed_scaling_factor", NUMBER},
+    {"expert_group_count", "n_group", INTEGER},
+    {"expert_group_used_count", "topk_group", INTEGER},
+    {"moe_latent_size", "moe_latent_size", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename gemma4[] = {
+    {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
+    {"attention.shared_kv_layers", "num_kv_shared_layers", INTEGER},
+    {"embedding_length_per_layer_input", "hidden_size_per_layer_input", INTEGER},
+    {"expert_count", "num_experts", INTEGER},
+    {"expert_used_count", "top_k_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
     {NULL, NULL, INTEGER},
 };
 static const struct rename stablelm[] = {
@@ -49,6 +90,29 @@ static const struct rename deepseek2[] = {
     {"expert_weights_norm", "norm_topk_prob", FLAG},
     {NULL, NULL, INTEGER},
 };
+
+static const struct rename delta_net[] = {
+    {"expert_count", "num_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {"full_attention_interval", "full_attention_interval", INTEGER},
+    {"ssm.conv_kernel", "linear_conv_kernel_dim", INTEGER},
+    {"ssm.state_size", "linear_key_head_dim", INTEGER},
+    {"ssm.group_count", "linear_num_key_heads", INTEGER},
+    {"ssm.time_step_rank", "linear_num_value_heads", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+
+static enum status more_delta_net(const struct maker *m)
+{
+    double width, heads;
+    TRY(maker_need_number(m, "ssm.inner_size", &width));
+    TRY(maker_need_number(m, "ssm.time_step_rank", &heads));
+    if (!(heads >= 1)) {
+        return err_set(m->err, ERR_FORMAT, "%s.ssm.time_step_rank is %g", m->arch->name, heads);
+    }
+    maker_put_number(m, "linear_value_head_dim", floor(width / heads));
+    return OK;
+}
 
 /* One model size, recognised by its number of layers, scales queries by hidden / heads instead of
  * the head size. */
@@ -143,6 +207,24 @@ static const struct arch archs[] = {
      .model_type = "qwen3_moe",
      .renames = qwen_moe,
      .constants = "\"norm_topk_prob\":true,"},
+    {.name = "qwen3next",
+     .model_type = "qwen3_next",
+     .norms_plus_one = true,
+     .renames = delta_net,
+     .constants = "\"norm_topk_prob\":true,\"decays_are_negative\":true,",
+     .more = more_delta_net},
+    {.name = "qwen35",
+     .model_type = "qwen3_5_text",
+     .norms_plus_one = true,
+     .renames = delta_net,
+     .constants = "\"decays_are_negative\":true,\"state_heads_are_tiled\":true,",
+     .more = more_delta_net},
+    {.name = "qwen35moe",
+     .model_type = "qwen3_5_moe_text",
+     .norms_plus_one = true,
+     .renames = delta_net,
+     .constants = "\"decays_are_negative\":true,\"state_heads_are_tiled\":true,",
+     .more = more_delta_net},
     {.name = "gemma", .model_type = "gemma", .norms_plus_one = true},
     {.name = "gemma2",
      .model_type = "gemma2",
@@ -154,9 +236,48 @@ static const struct arch archs[] = {
      .norms_plus_one = true,
      .renames = gemma2,
      .more = more_gemma3},
+    {.name = "gemma4",
+     .model_type = "gemma4_text",
+     .renames = gemma4,
+     .by_layer = maker_put_gemma4},
     {.name = "phi3", .model_type = "phi3"},
     {.name = "olmo2", .model_type = "olmo2"},
     {.name = "granite", .model_type = "granite", .pairs_together = true, .renames = granite},
+    {.name = "granitehybrid",
+     .model_type = "granitemoehybrid",
+     .pairs_together = true,
+     .is_hybrid = true,
+     .renames = granite_hybrid,
+     .constants = "\"decays_are_negative\":true,",
+     .more = maker_more_granite_hybrid},
+    {.name = "falcon-h1",
+     .model_type = "falcon_h1",
+     .constants = "\"decays_are_negative\":true,\"mamba_norm_before_gate\":false,",
+     .more = maker_more_falcon_h1},
+    {.name = "nemotron_h",
+     .model_type = "nemotron_h",
+     .is_hybrid = true,
+     .renames = nemotron_h,
+     .constants = "\"decays_are_negative\":true,\"time_step_limit\":[0,null],",
+     .more = maker_more_nemotron_h},
+    {.name = "nemotron_h_moe",
+     .model_type = "nemotron_h",
+     .is_hybrid = true,
+     .renames = nemotron_h,
+     .constants = "\"decays_are_negative\":true,\"time_step_limit\":[0,null],",
+     .more = maker_more_nemotron_h},
+    {.name = "lfm2",
+     .model_type = "lfm2",
+     .is_hybrid = true,
+     .renames = lfm2,
+     .constants = "\"block_auto_adjust_ff_dim\":false,",
+     .more = maker_more_lfm2},
+    {.name = "lfm2moe",
+     .model_type = "lfm2_moe",
+     .is_hybrid = true,
+     .renames = lfm2,
+     .constants = "\"use_expert_bias\":true,\"norm_topk_prob\":true,",
+     .more = maker_more_lfm2},
     {.name = "smollm3", .model_type = "smollm3", .pairs_together = true},
     {.name = "starcoder2", .model_type = "starcoder2"},
     {.name = "stablelm", .model_type = "stablelm", .renames = stablelm, .more = more_stablelm},
@@ -178,7 +299,7 @@ static const struct arch deepseek3_arch = {
 
 static enum status unknown_arch(const char *name, struct err *err)
 {
-    char known[400] = "";
+    char known[600] = "";
     for (size_t i = 0; i < N_ARCHS; i++) {
         size_t at = strlen(known);
         snprintf(known + at, sizeof known - at, "%s%s", text_if(i, ", "), archs[i].name);

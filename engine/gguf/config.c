@@ -14,7 +14,6 @@
 
 static const struct rename common[] = {
     {"embedding_length", "hidden_size", INTEGER},
-    {"block_count", "num_hidden_layers", INTEGER},
     {"context_length", "max_position_embeddings", INTEGER},
     {"attention.head_count", "num_attention_heads", INTEGER},
     {"attention.layer_norm_rms_epsilon", "rms_norm_eps", NUMBER},
@@ -25,6 +24,15 @@ static const struct rename common[] = {
     {"expert_shared_feed_forward_length", "shared_expert_intermediate_size", INTEGER},
     {NULL, NULL, INTEGER},
 };
+
+static bool is_renamed(const struct maker *m, const char *key)
+{
+    const struct rename *r = m->arch->renames;
+    while (r && r->key && strcmp(r->key, key) != 0) {
+        r++;
+    }
+    return r && r->key;
+}
 
 /* Keys that change the model's results but are not supported. Only values without an effect are
  * accepted. */
@@ -47,7 +55,7 @@ static enum status check_unread(const struct maker *m)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         double v = maker_number_or(m, rows[i].key, rows[i].harmless);
-        if (v != rows[i].harmless) {
+        if (v != rows[i].harmless && !is_renamed(m, rows[i].key)) {
             return err_set(m->err, ERR_UNSUPPORTED, "%s.%s is %g, which is not supported",
                            m->arch->name, rows[i].key, v);
         }
@@ -101,10 +109,20 @@ static enum status put_sizes(const struct maker *m)
     TRY(maker_need_number(m, "attention.head_count", &heads));
     TRY(maker_need_number(m, "embedding_length", &width));
     TRY(maker_need_number(m, "block_count", &key));
-    TRY(maker_get_number(m, "attention.head_count_kv", &kv, &has_kv));
+    if (m->arch->is_hybrid) {
+        TRY(maker_of_some_layers(m, "attention.head_count_kv", &kv));
+        has_kv = kv > 0;
+    } else {
+        TRY(maker_get_number(m, "attention.head_count_kv", &kv, &has_kv));
+    }
     TRY(maker_get_number(m, "attention.key_length", &key, &has_key));
     TRY(maker_get_number(m, "attention.value_length", &value, &has_value));
-    TRY(maker_get_number(m, "feed_forward_length", &ffn, &has_ffn));
+    if (m->arch->is_hybrid) {
+        TRY(maker_of_some_layers(m, "feed_forward_length", &ffn));
+        has_ffn = ffn > 0;
+    } else {
+        TRY(maker_get_number(m, "feed_forward_length", &ffn, &has_ffn));
+    }
     if (!embed || embed->n_dims != 2) {
         return err_set(m->err, ERR_FORMAT, "there is no tensor token_embd.weight");
     }
@@ -133,6 +151,16 @@ static enum status put_sizes(const struct maker *m)
     if (has_ffn) {
         maker_put_number(m, "intermediate_size", ffn);
     }
+    return OK;
+}
+
+/* Layers that only draft are counted, but are not layers of the model. */
+static enum status put_layers(const struct maker *m)
+{
+    double layers;
+    TRY(maker_need_number(m, "block_count", &layers));
+    maker_put_number(m, "num_hidden_layers",
+                     layers - maker_number_or(m, "nextn_predict_layers", 0));
     return OK;
 }
 
@@ -281,12 +309,15 @@ enum status gguf_make_config(const struct gguf *g, struct buf *out, struct err *
     struct maker m = {.g = g, .out = out, .err = err};
     TRY(maker_find_arch(g, &m.arch, err));
     buf_putc(out, '{');
-    TRY(put_sizes(&m));
+    TRY(m.arch->by_layer ? m.arch->by_layer(&m) : put_sizes(&m));
     TRY(maker_put_all(&m, common));
+    TRY(put_layers(&m));
     TRY(maker_put_all(&m, m.arch->renames));
     TRY(check_unread(&m));
     put_facts(&m);
-    TRY(put_rope(&m));
+    if (!m.arch->by_layer) {
+        TRY(put_rope(&m));
+    }
     TRY(put_ends(&m));
     if (m.arch->constants) {
         buf_puts(out, m.arch->constants);

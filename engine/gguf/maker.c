@@ -36,6 +36,26 @@ enum status maker_get_number(const struct maker *m, const char *key, double *out
     return OK;
 }
 
+bool maker_number_at(const struct maker *m, const char *key, size_t layer, double *out)
+{
+    char full[96];
+    maker_full_key(m, key, full);
+    const struct gguf_value *v = gguf_get(m->g, full);
+    if (!v || !v->is_list) {
+        return v && gguf_get_number(m->g, full, out);
+    }
+    if (v->type == GGUF_BOOL) {
+        *out = layer < v->n && v->data[layer] ? 1.0 : 0.0;
+        return layer < v->n;
+    }
+    struct gguf_walk w = gguf_walk(v);
+    bool found = true;
+    for (size_t i = 0; i <= layer && found; i++) {
+        found = gguf_next_number(&w, out);
+    }
+    return found;
+}
+
 double maker_number_or(const struct maker *m, const char *key, double otherwise)
 {
     char full[96];

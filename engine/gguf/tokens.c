@@ -99,6 +99,7 @@ bool gguf_ends_turn(const struct gguf_token *t)
                                         "<|return|>",
                                         "<|call|>",
                                         "<end_of_turn>",
+                                        "<turn|>",
                                         "<|endoftext|>",
                                         "<|end_of_text|>",
                                         "<|end_of_sentence|>",
@@ -201,22 +202,17 @@ static void put_token(struct buf *out, const struct gguf_token *t, size_t id)
     buf_put_json(out, t->text, t->n_bytes);
 }
 
-/* Byte-level BPE. */
-static enum status put_gpt2(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
-                            struct err *err)
+/* A vocabulary whose merges are listed. */
+static enum status put_vocab(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
+                             struct err *err)
 {
-    const char *name = NULL, *text;
+    const char *text;
     size_t n = 0;
-    const struct gguf_pre *pre = NULL;
     const struct gguf_value *merges = gguf_get(g, KEY("merges"));
-    gguf_get_string(g, KEY("pre"), &name, &n);
-    TRY(gguf_find_pre(name, n, &pre, err));
     if (!merges || !merges->is_list || merges->type != GGUF_STRING) {
         return err_set(err, ERR_FORMAT, "there is no list " KEY("merges"));
     }
-    gguf_put_pre(pre, out);
-    buf_puts(out, "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",");
-    buf_printf(out, "\"ignore_merges\":%s,\"vocab\":{", bool_word(gguf_pre_ignores_merges(pre)));
+    buf_puts(out, "\"vocab\":{");
     for (size_t i = 0; i < v->n; i++) {
         if (i > 0) {
             buf_puts(out, ",");
@@ -236,15 +232,26 @@ static enum status put_gpt2(const struct gguf *g, const struct gguf_vocab *v, st
     return OK;
 }
 
-/* SentencePiece BPE, in which scores determine which pieces are merged. */
-static enum status put_llama(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
-                             struct err *err)
+/* Byte-level BPE. */
+static enum status put_gpt2(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
+                            struct err *err)
 {
-    bool prefix = true;
+    const char *name = NULL;
+    size_t n = 0;
+    const struct gguf_pre *pre = NULL;
+    gguf_get_string(g, KEY("pre"), &name, &n);
+    TRY(gguf_find_pre(name, n, &pre, err));
+    gguf_put_pre(pre, out);
+    buf_puts(out, "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",");
+    buf_printf(out, "\"ignore_merges\":%s,", bool_word(gguf_pre_ignores_merges(pre)));
+    return put_vocab(g, v, out, err);
+}
+
+/* Everything but the vocabulary of SentencePiece's BPE. */
+static void put_spaces(const struct gguf *g, const struct gguf_vocab *v, bool prefix,
+                       struct buf *out)
+{
     int64_t unknown = 0;
-    if (!v->has_scores) {
-        return err_set(err, ERR_FORMAT, "there is no list " KEY("scores"));
-    }
     gguf_get_bool(g, KEY("add_space_prefix"), &prefix);
     gguf_get_int(g, KEY("unknown_token_id"), &unknown);
     buf_puts(out, "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
@@ -265,6 +272,24 @@ static enum status put_llama(const struct gguf *g, const struct gguf_vocab *v, s
         put_token(out, &v->tokens[unknown], (size_t)unknown);
         buf_putc(out, ',');
     }
+}
+
+/* Gemma 4 has listed merges. */
+static enum status put_gemma4(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
+                              struct err *err)
+{
+    put_spaces(g, v, false, out);
+    return put_vocab(g, v, out, err);
+}
+
+/* SentencePiece BPE, in which scores determine which pieces are merged. */
+static enum status put_llama(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
+                             struct err *err)
+{
+    if (!v->has_scores) {
+        return err_set(err, ERR_FORMAT, "there is no list " KEY("scores"));
+    }
+    put_spaces(g, v, true, out);
     buf_puts(out, "\"vocab\":[");
     for (size_t i = 0; i < v->n; i++) {
         if (i > 0) {
@@ -285,7 +310,7 @@ static const struct model_row {
     const char *name;
     enum status (*put)(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
                        struct err *err);
-} models[] = {{"gpt2", put_gpt2}, {"llama", put_llama}};
+} models[] = {{"gpt2", put_gpt2}, {"llama", put_llama}, {"gemma4", put_gemma4}};
 
 static enum status find_model(const struct gguf *g, const struct model_row **out, struct err *err)
 {
@@ -300,7 +325,7 @@ static enum status find_model(const struct gguf *g, const struct model_row **out
     }
     return err_set(err, ERR_UNSUPPORTED,
                    KEY("model") ": the tokenizer '%.*s' is not supported; only gpt2 (byte-level "
-                                "BPE) and llama (SentencePiece) are",
+                                "BPE), llama (SentencePiece) and gemma4 are",
                    (int)lesser(n, 40), name);
 }
 

@@ -15,10 +15,13 @@ enum { MAX_NAME = 256 };
 /* ---- names -------------------------------------------------------------------------------- */
 
 /* How a tensor is converted: renamed, keeping its suffix (".weight"); renamed without the suffix;
- * as a single row; or split into one tensor per expert. */
-enum taken_as { AS_IT_IS, BARE, ONE_ROW, EXPERTS };
+ * as a single row; as channels with an additional dimension; as one dimension; or split into one
+ * tensor per expert, or into two, of which the second half of an expert's rows is `up`. */
+enum taken_as { AS_IT_IS, BARE, ONE_ROW, CHANNELS, FLAT, EXPERTS, EXPERT_PAIRS };
 
 #define NAME(member) offsetof(struct tensor_names, member)
+#define STATE(member) (offsetof(struct state_names, member) | OF_STATE)
+#define OF_STATE ((size_t)1 << 30) // the member is one of struct state_names
 
 /* Maps each GGUF tensor to its role in struct tensor_names. If a name has several roles, the first
  * one that the family has is used. */
@@ -28,6 +31,7 @@ static const struct role {
     enum taken_as as;
 } roles[] = {
     {"token_embd", NAME(embed), AS_IT_IS},
+    {"token_embd_norm", NAME(final_norm), AS_IT_IS}, // LFM2's, whatever its name says
     {"output_norm", NAME(final_norm), AS_IT_IS},
     {"output", NAME(head), AS_IT_IS},
     {"blk.attn_norm", NAME(attn_norm), AS_IT_IS},
@@ -57,11 +61,42 @@ static const struct role {
     {"blk.exp_probs_b", NAME(correction), BARE},
     {"blk.ffn_gate_exps", NAME(expert_gate), EXPERTS},
     {"blk.ffn_up_exps", NAME(expert_up), EXPERTS},
+    {"blk.ffn_gate_up_exps", NAME(expert_gate), EXPERT_PAIRS},
     {"blk.ffn_down_exps", NAME(expert_down), EXPERTS},
     {"blk.ffn_gate_shexp", NAME(shared_gate), AS_IT_IS},
     {"blk.ffn_up_shexp", NAME(shared_up), AS_IT_IS},
     {"blk.ffn_down_shexp", NAME(shared_down), AS_IT_IS},
     {"blk.ffn_gate_inp_shexp", NAME(shared_router), ONE_ROW},
+    {"blk.ffn_latent_down", NAME(latent_in), AS_IT_IS},
+    {"blk.ffn_latent_up", NAME(latent_out), AS_IT_IS},
+    {"blk.layer_output_scale", NAME(layer_scale), BARE},
+    {"per_layer_token_embd", NAME(inputs_embed), AS_IT_IS},
+    {"per_layer_model_proj", NAME(inputs_proj), AS_IT_IS},
+    {"per_layer_proj_norm", NAME(inputs_norm), AS_IT_IS},
+    {"blk.inp_gate", NAME(input_gate), AS_IT_IS},
+    {"blk.proj", NAME(input_up), AS_IT_IS},
+    {"blk.post_norm", NAME(input_post_norm), AS_IT_IS},
+    {"blk.pre_ffw_norm_2", NAME(experts_norm), AS_IT_IS},
+    {"blk.post_ffw_norm_1", NAME(mlp_post_norm), AS_IT_IS},
+    {"blk.post_ffw_norm_2", NAME(experts_post_norm), AS_IT_IS},
+    {"blk.ffn_gate_inp.scale", NAME(router_norm), BARE},
+    {"blk.ffn_down_exps.scale", NAME(expert_scale), BARE},
+    {"blk.attn_qkv", STATE(qkv), AS_IT_IS},
+    {"blk.attn_gate", STATE(z), AS_IT_IS},
+    {"blk.ssm_in", STATE(qkvz), AS_IT_IS},
+    {"blk.ssm_ba", STATE(ba), AS_IT_IS},
+    {"blk.ssm_beta", STATE(b), AS_IT_IS},
+    {"blk.ssm_alpha", STATE(a), AS_IT_IS},
+    {"blk.ssm_conv1d", STATE(conv), CHANNELS},
+    {"blk.ssm_a", STATE(a_log), BARE},
+    {"blk.ssm_dt", STATE(dt_bias), BARE},
+    {"blk.ssm_in", STATE(in), AS_IT_IS},
+    {"blk.ssm_d", STATE(skip), BARE},
+    {"blk.shortconv.in_proj", STATE(in), AS_IT_IS},
+    {"blk.shortconv.conv", STATE(conv), CHANNELS},
+    {"blk.shortconv.out_proj", STATE(out), AS_IT_IS},
+    {"blk.ssm_norm", STATE(norm), FLAT},
+    {"blk.ssm_out", STATE(out), AS_IT_IS},
 };
 
 /* Frequency divisors, which are already in the generated config, and similar tensors of older
@@ -78,8 +113,8 @@ struct parsed {
     const char *suffix;
 };
 
-/* "blk.N.BASE.SUFFIX" or "BASE.SUFFIX", where the suffix is weight or bias. False for other names,
- * which are not tensors of a model. */
+/* "blk.N.BASE.SUFFIX" or "BASE.SUFFIX", where the suffix is weight or bias, or "blk.N.BASE", which
+ * may end in ".scale". False for other names, which are not tensors of a model. */
 static bool parse(const char *name, struct parsed *out)
 {
     const char *rest = name, *dot;
@@ -94,7 +129,9 @@ static bool parse(const char *name, struct parsed *out)
         rest = end + 1;
     }
     dot = strrchr(rest, '.');
-    if (!dot || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".bias") != 0)) {
+    if (out->layer >= 0 && (!dot || strcmp(dot, ".scale") == 0)) {
+        dot = rest + strlen(rest);
+    } else if (!dot || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".bias") != 0)) {
         return false;
     }
     out->suffix = dot;
@@ -108,8 +145,12 @@ static const struct role *find_role(const struct parsed *p, const struct tensor_
                                     const char **theirs)
 {
     for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
-        const char *name;
-        memcpy(&name, (const char *)names + roles[i].member, sizeof name);
+        const char *name = NULL;
+        const bool of_state = (roles[i].member & OF_STATE) != 0;
+        const void *from = of_state ? (const void *)names->state : names;
+        if (from) {
+            memcpy(&name, (const char *)from + (roles[i].member & ~OF_STATE), sizeof name);
+        }
         if (name && strcmp(roles[i].name, p->base) == 0) {
             *theirs = name;
             return &roles[i];
@@ -170,16 +211,19 @@ static void full_name(char out[MAX_NAME], const struct parsed *p, const char *ba
     }
 }
 
-/* Splits a tensor of contiguous experts; `base` contains "%d" for the expert. */
+/* Splits a tensor of contiguous experts, of whose rows it takes part `part` of n_parts; `base`
+ * contains "%d" for the expert. */
 static void put_experts(struct list *list, struct checkpoint_tensor t, const struct parsed *p,
-                        const char *base)
+                        const char *base, int32_t part, int32_t n_parts)
 {
     int64_t n = t.dims[0];
     const char *mark = strstr(base, "%d");
     memmove(t.dims, t.dims + 1, (size_t)(t.n_dims - 1) * sizeof *t.dims);
     t.n_dims--;
-    t.n_bytes /= (size_t)n;
-    for (int64_t e = 0; e < n; e++, t.data += t.n_bytes) {
+    t.dims[0] /= n_parts;
+    t.n_bytes /= (size_t)(n * n_parts);
+    t.data += (size_t)part * t.n_bytes;
+    for (int64_t e = 0; e < n; e++, t.data += (size_t)n_parts * t.n_bytes) {
         char numbered[MAX_NAME], name[MAX_NAME];
         snprintf(numbered, sizeof numbered, "%.*s%lld%s", (int)(mark - base), base, (long long)e,
                  mark + 2);
@@ -192,26 +236,39 @@ static void put_experts(struct list *list, struct checkpoint_tensor t, const str
  * distinguish the formats. A tensor without a role is an error, because dropping it would change
  * answers. */
 static enum status take(struct list *list, const struct gguf_tensor *g,
-                        const struct tensor_names *names, const char *arch, struct err *err)
+                        const struct tensor_names *names, const char *arch, int32_t n_layers,
+                        struct err *err)
 {
-    struct parsed p;
+    struct parsed p = {.layer = -1};
     const char *base = NULL;
     const struct role *role = NULL;
-    if (parse(g->name, &p)) {
+    const bool is_name = parse(g->name, &p);
+    if (p.layer >= n_layers) {
+        return OK; // of a layer that only drafts
+    }
+    if (is_name) {
         role = find_role(&p, names, &base);
     }
     if (!role && is_about_positions(g->name)) {
         return OK;
     }
-    if (!role || (role->as == EXPERTS && (g->n_dims < 2 || g->dims[0] > MAX_EXPERTS))) {
+    const bool in_pairs = role && role->as == EXPERT_PAIRS;
+    const bool of_experts = in_pairs || (role && role->as == EXPERTS);
+    if (!role || (of_experts && (g->n_dims < 2 || g->dims[0] > MAX_EXPERTS)) ||
+        (in_pairs && (g->n_dims != 3 || g->dims[1] % 2 != 0))) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%.200s: tensor %.100s does not belong to the architecture %s", g->file,
                        g->name, arch);
     }
     struct checkpoint_tensor t = describe(g);
     char name[MAX_NAME];
-    if (role->as == EXPERTS) {
-        put_experts(list, t, &p, base);
+    if (of_experts) {
+        put_experts(list, t, &p, base, 0, in_pairs ? 2 : 1);
+    }
+    if (in_pairs) {
+        put_experts(list, t, &p, names->expert_up, 1, 2);
+    }
+    if (of_experts) {
         return OK;
     }
     if (role->as == ONE_ROW && t.n_dims == 1) {
@@ -219,9 +276,32 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
         t.dims[1] = t.dims[0];
         t.dims[0] = 1;
     }
-    full_name(name, &p, base, role->as == BARE ? "" : p.suffix);
+    if (role->as == CHANNELS && t.n_dims == 2) {
+        t.n_dims = 3;
+        t.dims[2] = t.dims[1];
+        t.dims[1] = 1;
+    }
+    for (; role->as == FLAT && t.n_dims > 1; t.n_dims--) {
+        t.dims[0] *= t.dims[t.n_dims - 1];
+    }
+    const char *suffix = p.suffix[0] ? p.suffix : ".weight"; // Falcon-H1's norms have none
+    full_name(name, &p, base, role->as == BARE ? "" : suffix);
     put(list, &t, name);
     return OK;
+}
+
+/* The number of layers, without those that only draft. */
+static int32_t count_layers(const struct gguf *g, const char *arch)
+{
+    char key[GGUF_ARCH_BYTES + 32];
+    int64_t all = MAX_LAYERS, drafts = 0;
+    snprintf(key, sizeof key, "%s.nextn_predict_layers", arch);
+    if (!gguf_get_int(g, key, &drafts) || drafts <= 0) {
+        return MAX_LAYERS;
+    }
+    snprintf(key, sizeof key, "%s.block_count", arch);
+    gguf_get_int(g, key, &all);
+    return (int32_t)(all > MAX_LAYERS || drafts > all ? MAX_LAYERS : all - drafts);
 }
 
 /* GGUF's names are replaced by those of a Hugging Face checkpoint, so that the loader needs only
@@ -242,8 +322,9 @@ enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor 
         return err_prefix(err, st, "%.200s", gguf_path(g));
     }
     const struct family *family = family_find(model_type);
+    const int32_t n_layers = count_layers(g, arch);
     for (size_t i = 0; i < gguf_n_tensors(g) && st == OK; i++) {
-        st = take(&list, gguf_tensor_at(g, i), family->names, arch, err);
+        st = take(&list, gguf_tensor_at(g, i), family->names, arch, n_layers, err);
     }
     *out = list.v;
     *n = list.n;

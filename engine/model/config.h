@@ -174,11 +174,11 @@ const struct family *family_find(const char *model_type);
 /* The model_types of all families, for messages; cut off where `out` is full. */
 void family_list(char *out, size_t n_bytes);
 
-/* The layout of a tensor that holds all experts, unless it is quantised: then it is [E, out, in].
- * E: number of experts; D: hidden; F: the experts' width. */
+/* The layout of a tensor that holds all experts, except for GPT-OSS's own `_blocks`: these are
+ * [E, out, in]. E: number of experts; D: hidden; F: the experts' width. */
 enum experts_form {
     EXPERTS_ROWS,      // [E, 2F, D], gate rows first; down [E, D, F]
-    EXPERTS_COLUMNS,   // [E, D, 2F], gate columns first; down [E, F, D]
+    EXPERTS_COLUMNS,   // [E, D, 2F], gate columns first; down [E, F, D]. Or rows: see ffn.c
     EXPERTS_ALTERNATE, // [E, D, 2F], gate and up columns alternating; down [E, F, D]
 };
 

@@ -18,17 +18,17 @@ static const struct state_names conv_names = {
     .in = "conv.in_proj", .conv = "conv.conv", .out = "conv.out_proj"};
 
 static const struct tensor_names granite_names = {
-    BASE_NAMES,
-    QKV_NAMES,
-    .gate_up = "shared_mlp.input_linear",
-    .down = "shared_mlp.output_linear",
+    BASE_NAMES, QKV_NAMES, .gate_up = "shared_mlp.input_linear", .down = "shared_mlp.output_linear",
     .router = "block_sparse_moe.router.layer",
     .experts_gate_up = "block_sparse_moe.input_linear.weight",
-    .experts_down = "block_sparse_moe.output_linear.weight",
-    .experts_form = EXPERTS_ROWS,
-    .shared_gate_up = "shared_mlp.input_linear",
-    .shared_down = "shared_mlp.output_linear",
-    .state = &mamba_names};
+    .experts_down = "block_sparse_moe.output_linear.weight", .experts_form = EXPERTS_ROWS,
+    .shared_gate_up = "shared_mlp.input_linear", .shared_down = "shared_mlp.output_linear",
+    /* Only GGUF files use these names. */
+    .gate = "shared_mlp.gate_proj", .up = "shared_mlp.up_proj",
+    .shared_gate = "shared_mlp.gate_proj", .shared_up = "shared_mlp.up_proj",
+    .expert_gate = "block_sparse_moe.experts.%d.gate_proj",
+    .expert_up = "block_sparse_moe.experts.%d.up_proj",
+    .expert_down = "block_sparse_moe.experts.%d.down_proj", .state = &mamba_names};
 
 #define FEED_FORWARD_NAMES                                                                         \
     .embed = "model.embed_tokens", .final_norm = "model.final_layernorm", .head = "lm_head",       \
@@ -128,6 +128,7 @@ static enum status read_mamba(const struct json *j, const struct mamba_keys *k, 
                        (long long)(inner > 0 ? inner : size * g->n_heads));
     }
     g->kind = STATE_DECAY;
+    c->state.decays_are_negative = json_get_bool(j, "decays_are_negative", false);
     g->conv_width = 2 * g->n_key_heads * g->key_dim + g->n_heads * g->value_dim;
     c->state.conv_silu = true;
     c->state.conv_bias = json_get_bool(j, k->conv_bias, true);

@@ -12,7 +12,9 @@
     .norm = "linear_attn.norm", .out = "linear_attn.out_proj"
 
 static const struct state_names grouped_names = {
-    DELTA_NET_NAMES, .qkvz = "linear_attn.in_proj_qkvz", .ba = "linear_attn.in_proj_ba"};
+    DELTA_NET_NAMES, .qkvz = "linear_attn.in_proj_qkvz", .ba = "linear_attn.in_proj_ba",
+    /* Only GGUF files use these names. */
+    .qkv = "linear_attn.in_proj_qkv", .z = "linear_attn.in_proj_z"};
 
 static const struct state_names separate_names = {
     DELTA_NET_NAMES, .qkv = "linear_attn.in_proj_qkv", .z = "linear_attn.in_proj_z",
@@ -106,6 +108,8 @@ static enum status read_delta_net(const struct json *j, struct model_config *c, 
     c->state.normed = true;
     c->state.norm_group = g->value_dim;
     c->state.norm_eps = c->norm_eps;
+    c->state.decays_are_negative = json_get_bool(j, "decays_are_negative", false);
+    c->state.heads_are_tiled = json_get_bool(j, "state_heads_are_tiled", false);
     int64_t every = json_get_int(j, "full_attention_interval", 4);
     for (int32_t i = 0; i < c->n_layers; i++) {
         bool full = every > 0 && (i + 1) % every == 0;

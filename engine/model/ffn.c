@@ -21,6 +21,10 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
     const struct model_config *c = l->c;
     int64_t first = (int64_t)l->m->shard.rank * ffn_shard;
     char a[NAME_BYTES], b[NAME_BYTES];
+    part_layer_name(or_empty(up), layer, a);
+    if (up && fused && part_exists(l, a)) {
+        fused = NULL; // the family's own files have both in one tensor
+    }
     struct stack st = {.n_in = c->hidden, .n_cols = c->hidden, .bias = bias};
     if (!c->gated) {
         part_layer_name(up, layer, a);
@@ -79,15 +83,14 @@ static int64_t width_of_experts(const struct model_config *c)
 }
 
 /* The name, without suffixes, of the tensor with this matrix of all experts, if it or each expert's
- * matrix has its scales in such a tensor. Gate and up must not alternate there. NULL: there is
- * none. */
+ * matrix has its scales in such a tensor. NULL: there is none. */
 static const char *stack_with_scales(const struct loader *l, int32_t layer, const char *usual,
                                      const char *own, char room[NAME_BYTES])
 {
-    static const char *const suffixes[] = {"_scale_inv", "_weight_scale"};
+    static const char *const suffixes[] = {"_scale_inv", "_weight_scale", "_scale"};
     const char *router = l->c->names->router;
     char pattern[NAME_BYTES], name[NAME_BYTES];
-    for (int i = 0; i < 2 && l->quant && l->c->names->experts_form != EXPERTS_ALTERNATE; i++) {
+    for (int i = 0; i < 2 && l->quant; i++) {
         snprintf(pattern, sizeof pattern, "%.*s.%s", (int)strcspn(or_empty(router), "."),
                  or_empty(router), usual);
         part_layer_name(i == 0 && own ? own : pattern, layer, room);
@@ -101,33 +104,20 @@ static const char *stack_with_scales(const struct loader *l, int32_t layer, cons
     return NULL;
 }
 
-/* Whether a tensor of all experts is transposed. That is the family's choice, except that
- * transformers 5 does not save Qwen3-VL as released. */
-static bool is_turned(const struct loader *l, const char *base, int64_t n_out, int64_t n_in)
+/* Whether the tensors of all experts are transposed. That is the family's choice, except that
+ * transformers 5 does not save Qwen3-VL as released. Gate and up together, or down, may be square,
+ * but not both; the other one tells. NULL: no such tensor. */
+static bool are_turned(const struct loader *l, const char *gate_up, const char *down)
 {
     const enum experts_form form = l->c->names->experts_form;
-    const struct checkpoint_tensor *t = part_raw(l, base);
-    const bool by_rows = t && t->n_dims == 3 && t->dims[1] == n_out && t->dims[2] == n_in;
-    return form != EXPERTS_ROWS && !(form == EXPERTS_COLUMNS && by_rows && n_out != n_in);
-}
-
-/* The matrix of one expert, from its own tensors or those of all experts. */
-static enum status read_expert(struct loader *l, const char *name, const struct expert_place *place,
-                               int64_t n_out, int64_t n_in, struct weight_part *out)
-{
-    if (!place->stack) {
-        return part_matrix(l, name, n_out, n_in, out);
+    const int64_t hidden = width_of_experts(l->c), ffn = l->c->moe_ffn;
+    const bool by_down = 2 * ffn == hidden;
+    const char *name = by_down ? down : gate_up;
+    const struct checkpoint_tensor *t = name ? part_raw(l, name) : NULL;
+    if (form != EXPERTS_COLUMNS || !t || t->n_dims != 3) {
+        return form != EXPERTS_ROWS;
     }
-    if (!part_has(l, place->stack) || !is_turned(l, place->stack, place->n_rows, n_in)) {
-        return part_expert(l, name, place, n_out, n_in, out);
-    }
-    const struct expert_place turned = {place->stack, place->expert, place->n_experts, 0, n_in};
-    TRY(part_expert(l, name, &turned, n_in, place->n_rows, out));
-    l->m->n_parameters -= n_in * (place->n_rows - n_out); // this part is read in several pieces
-    *out = weight_part_slice(*out, 0, n_in, place->first_row, n_out);
-    *out = weight_part_transpose(*out);
-    out->inputs.n_inputs = n_in;
-    return OK;
+    return t->dims[1] != (by_down ? hidden : 2 * ffn);
 }
 
 /* This rank's parts of expert e: its gate rows, if there are any, its up rows, and its part of the
@@ -145,9 +135,12 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
         stack_with_scales(l, layer, "experts.gate_up_proj", c->names->experts_gate_up, stacks[0]);
     const char *out =
         stack_with_scales(l, layer, "experts.down_proj", c->names->experts_down, stacks[1]);
-    const struct expert_place places[3] = {{both, e, c->n_experts, 0, 2 * ffn},
-                                           {both, e, c->n_experts, ffn, 2 * ffn},
-                                           {out, e, c->n_experts, 0, hidden}};
+    const bool turned = are_turned(l, both, out);
+    const bool alternate = c->names->experts_form == EXPERTS_ALTERNATE;
+    const int64_t first_up = alternate ? 1 : ffn, step = alternate ? 2 : 1;
+    const struct expert_place places[3] = {{both, e, c->n_experts, 0, step, 2 * ffn, turned},
+                                           {both, e, c->n_experts, first_up, step, 2 * ffn, turned},
+                                           {out, e, c->n_experts, 0, 1, hidden, turned}};
     for (int32_t i = !c->gated; i < 3; i++) {
         char room[NAME_BYTES], pattern[NAME_BYTES], name[NAME_BYTES];
         const char *base = name_in_mixture(l, layer, expert_matrices[i], bases[i], room);
@@ -157,8 +150,8 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
         part_layer_name(base, layer, pattern);
         part_numbered_name(pattern, e, name);
         bool is_down = i == 2;
-        TRY(read_expert(l, name, &places[i], is_down ? hidden : ffn, is_down ? ffn : hidden,
-                        outs[i]));
+        TRY(part_expert(l, name, places[i].stack ? &places[i] : NULL, is_down ? hidden : ffn,
+                        is_down ? ffn : hidden, outs[i]));
         part_requantise(l, outs[i]);
         if (is_down) {
             *outs[i] = weight_part_slice(*outs[i], 0, hidden, first, n);
@@ -179,13 +172,13 @@ struct experts {
 /* Opens experts that are stored as one quantised tensor or as one plain tensor, which some
  * checkpoints store transposed. */
 static enum status open_experts(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
-                                struct experts *out)
+                                bool turned, struct experts *out)
 {
     int64_t n = l->c->n_experts;
     bool found;
     *out = (struct experts){.n_out = n_out, .n_in = n_in};
     TRY(part_quantised_experts(l, base, n, n_out, n_in, &out->all, &found));
-    out->turned = !found && is_turned(l, base, n_out, n_in);
+    out->turned = !found && turned;
     if (!found && !out->turned) {
         return part_of(l, base, (int64_t[]){n, n_out, n_in}, 3, &out->all);
     }
@@ -207,11 +200,13 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
     const struct model_config *c = l->c;
     int64_t n_experts = c->n_experts, hidden = width_of_experts(c), ffn = c->moe_ffn;
     int64_t n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
-    char name[NAME_BYTES];
+    char gate_up_name[NAME_BYTES], down_name[NAME_BYTES];
     struct experts stacked;
     ASSERT(c->gated);
-    part_layer_name(c->names->experts_gate_up, layer, name);
-    TRY(open_experts(l, name, 2 * ffn, hidden, &stacked));
+    part_layer_name(c->names->experts_gate_up, layer, gate_up_name);
+    part_layer_name(c->names->experts_down, layer, down_name);
+    const bool turned = are_turned(l, gate_up_name, down_name);
+    TRY(open_experts(l, gate_up_name, 2 * ffn, hidden, turned, &stacked));
     for (int64_t e = 0; e < n_experts; e++) {
         struct weight_part p = expert_of(&stacked, e);
         part_requantise(l, &p);
@@ -223,8 +218,7 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
             }
         }
     }
-    part_layer_name(c->names->experts_down, layer, name);
-    TRY(open_experts(l, name, hidden, ffn, &stacked));
+    TRY(open_experts(l, down_name, hidden, ffn, turned, &stacked));
     for (int64_t e = 0; e < n_experts; e++) {
         struct weight_part p = expert_of(&stacked, e);
         part_requantise(l, &p);
@@ -289,12 +283,18 @@ static enum status stacked_biases(struct loader *l, int32_t layer, float *gate_u
     return OK;
 }
 
-/* The biases as [n_experts] parts in fp32. */
+/* The biases as [n_experts] parts in fp32. `stacked`: the matrices are. */
 static enum status expert_biases(struct loader *l, int32_t layer, bool stacked, float *gate_up,
                                  float *down, struct weight_part *gate_up_parts,
                                  struct weight_part *down_parts)
 {
     const int64_t n = l->m->shard.moe_ffn, hidden = l->c->hidden;
+    char base[NAME_BYTES], name[NAME_BYTES];
+    if (!stacked && l->c->names->experts_gate_up) {
+        part_layer_name(l->c->names->experts_gate_up, layer, base);
+        snprintf(name, sizeof name, "%.240s_bias", base);
+        stacked = part_has(l, name);
+    }
     TRY(stacked ? stacked_biases(l, layer, gate_up, down) : single_biases(l, layer, gate_up, down));
     for (int64_t e = 0; e < l->c->n_experts; e++) {
         gate_up_parts[e] = weight_part_plain(gate_up + e * 2 * n, DT_F32, 1, 2 * n, 2 * n);

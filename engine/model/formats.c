@@ -50,7 +50,7 @@ static enum status read_scales(const struct module *m, const struct checkpoint_t
                                struct weight_codec *out)
 {
     const struct quant_scheme *s = m->scheme;
-    TRY(format_need_float(m, t));
+    TRY(format_need_scales(m, t));
     TRY(check_scales(m, t, t->dtype));
     bool cut = s->block_rows > 0 || s->group > 0;
     out->block_rows = s->block_rows > 0 ? s->block_rows : 1;
@@ -140,6 +140,9 @@ static enum status read_whole(const struct module *m, enum dtype dtype, struct w
 static enum status read_fp8(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *scales = format_stack_tensor(m, "_scale_inv", "_weight_scale");
+    if (!scales) {
+        scales = format_stack_tensor(m, "_scale", "_scale");
+    }
     return scales ? format_read_stacked(m, scales, out) : read_whole(m, DT_E4M3, out);
 }
 
@@ -269,9 +272,36 @@ static enum status read_gptq(const struct module *m, struct weight_codec *out)
     return read_groups(m, ".g_idx", cut_up(m->n_in, out->block_cols), out);
 }
 
-/* ---- e2m1 --------------------------------------------------------------------------------- */
+/* ---- scales of groups of 16 or 32 inputs --------------------------------------------------- */
 
-/* Two values per byte, with one scale per `group` inputs. */
+static enum status read_group_scales(const struct module *m, const struct checkpoint_tensor *scales,
+                                     int64_t group, enum dtype scale_dtype,
+                                     struct weight_codec *out)
+{
+    if (scale_dtype != DT_E8M0 || !is_dtype(scales, DT_U8)) { // both names of e8m0 are accepted
+        TRY(format_need_dtype(m, scales, scale_dtype));
+    }
+    int64_t n_groups = cut_up(m->n_in, group);
+    TRY(format_need_dims(m, scales, 2, (int64_t[]){m->n_out, n_groups}));
+    TRY(check_scales(m, scales, scale_dtype));
+    out->scales = rows_of(scales, scale_dtype, PACK_NONE, n_groups);
+    out->block_rows = 1;
+    out->block_cols = group;
+    return OK;
+}
+
+static enum status read_mxfp8(const struct module *m, struct weight_codec *out)
+{
+    const struct checkpoint_tensor *values, *scales;
+    TRY(format_need_tensor(m, ".weight", &values));
+    TRY(format_need_dtype(m, values, DT_E4M3));
+    TRY(format_need_dims(m, values, 2, (int64_t[]){m->n_out, m->n_in}));
+    TRY(need_either(m, ".weight_scale", ".weight_scale_inv", &scales));
+    out->values = rows_of(values, DT_E4M3, PACK_NONE, m->n_in);
+    return read_group_scales(m, scales, 32, DT_E8M0, out);
+}
+
+/* Two values per byte. */
 static enum status read_e2m1(const struct module *m, const char *suffix, int64_t group,
                              enum dtype scale_dtype, struct weight_codec *out)
 {
@@ -280,17 +310,8 @@ static enum status read_e2m1(const struct module *m, const char *suffix, int64_t
     TRY(format_need_dtype(m, values, DT_U8));
     TRY(format_need_dims(m, values, 2, (int64_t[]){m->n_out, cut_up(m->n_in, 2)}));
     TRY(format_need_tensor(m, ".weight_scale", &scales));
-    if (scale_dtype != DT_E8M0 || !is_dtype(scales, DT_U8)) { // both names of e8m0 are accepted
-        TRY(format_need_dtype(m, scales, scale_dtype));
-    }
-    int64_t n_groups = cut_up(m->n_in, group);
-    TRY(format_need_dims(m, scales, 2, (int64_t[]){m->n_out, n_groups}));
-    TRY(check_scales(m, scales, scale_dtype));
     out->values = rows_of(values, DT_E2M1, PACK_BYTES, cut_up(m->n_in, 2));
-    out->scales = rows_of(scales, scale_dtype, PACK_NONE, n_groups);
-    out->block_rows = 1;
-    out->block_cols = group;
-    return OK;
+    return read_group_scales(m, scales, group, scale_dtype, out);
 }
 
 static enum status read_mxfp4(const struct module *m, struct weight_codec *out)
@@ -307,6 +328,10 @@ static enum status read_nvfp4(const struct module *m, struct weight_codec *out)
 /* modelopt calls the tensor `weight` and stores the reciprocal of its scale. */
 static enum status read_nvfp4_modelopt(const struct module *m, struct weight_codec *out)
 {
+    const struct checkpoint_tensor *scales = format_stack_tensor(m, "_weight_scale", "_scale");
+    if (scales) {
+        return format_read_stacked_nvfp4(m, scales, out);
+    }
     TRY(read_e2m1(m, ".weight", 16, DT_E4M3, out));
     return read_tensor_scale(m, ".weight_scale_2", TENSOR_SCALE_TIMES, out);
 }
@@ -394,9 +419,12 @@ static const struct module_format formats[] = {
     {"awq", ".qweight", read_awq, DT_U4, DT_F16},
     {"gptq", ".qweight", read_gptq, DT_U4, DT_F16},
     {"nvfp4-pack-quantized", ".weight_packed", read_nvfp4, DT_I64, DT_F32},
+    {"mxfp8-quantized", ".weight", read_mxfp8, DT_E4M3, DT_E8M0},
     {"mxfp4-pack-quantized", ".weight_packed", read_mxfp4, DT_E2M1, DT_E8M0},
     {"NVFP4", ".weight", read_nvfp4_modelopt, DT_I64, DT_F32},
     {"mxfp4", "_blocks", read_mxfp4_experts, DT_E2M1, DT_E8M0},
+    {"bitsandbytes-4bit", ".weight", format_read_bnb4, DT_I64, DT_F32},
+    {"bitsandbytes-8bit", ".weight", format_read_bnb8, DT_I64, DT_F32},
 };
 
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
@@ -424,12 +452,12 @@ bool module_is_quantised(const struct module *m, const struct checkpoint_tensor 
     return *which && !tensor_is_plain(*which);
 }
 
-enum status module_read(const struct module *m, struct weight_part *out)
+enum status module_read(const struct module *m, const struct checkpoint_tensor *values,
+                        struct weight_part *out)
 {
     *out = weight_part_plain(NULL, DT_F32, m->n_experts * m->n_out, m->n_in, 0);
     out->codec.format = format_title(m);
-    const struct checkpoint_tensor *values = module_tensor(m, m->scheme->format->values);
-    out->codec.name = values ? values->name : m->name;
+    out->codec.name = values->name;
     out->inputs = m->scheme->inputs;
     out->inputs.n_inputs = m->n_in;
     TRY(read_input_scale(m, &out->inputs));

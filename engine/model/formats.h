@@ -22,11 +22,12 @@ struct quant_scheme {
     struct input_rule inputs; // defaults, which the module's tensors may override
 };
 
-/* An expert's matrix in tensors of all experts, [n_experts][n_rows][n_in]: rows from first_row on.
- */
+/* An expert's matrix in tensors of all experts, [n_experts][n_rows][n_in]: rows from first_row on,
+ * row_step apart. */
 struct expert_place {
     const char *stack; // their name, to which suffixes are added; NULL: there are none
-    int64_t expert, n_experts, first_row, n_rows;
+    int64_t expert, n_experts, first_row, row_step, n_rows;
+    bool turned; // they are [n_experts][n_in][n_rows]
 };
 
 /* A module, and what is needed to find its tensors. */
@@ -59,8 +60,10 @@ bool tensor_is_plain(const struct checkpoint_tensor *t);
 /* True if the module has quantised values in any of the formats; *which is their tensor. */
 bool module_is_quantised(const struct module *m, const struct checkpoint_tensor **which);
 
-/* Reads the module's matrix in its scheme's format. */
-enum status module_read(const struct module *m, struct weight_part *out);
+/* Reads the module's matrix in its scheme's format; `values` is the tensor that
+ * module_is_quantised found, whose name outlives m->name. */
+enum status module_read(const struct module *m, const struct checkpoint_tensor *values,
+                        struct weight_part *out);
 /* Without a checkpoint: dummy weights with the codec that the format implies. False: the format's
  * weights are plain. */
 bool module_dummy(const struct module *m, struct weight_part *out);

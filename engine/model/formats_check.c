@@ -117,3 +117,8 @@ enum status format_need_float(const struct module *m, const struct checkpoint_te
     }
     return OK;
 }
+
+enum status format_need_scales(const struct module *m, const struct checkpoint_tensor *t)
+{
+    return is_dtype(t, DT_E8M0) ? OK : format_need_float(m, t);
+}

@@ -22,13 +22,22 @@ enum status format_need_dims(const struct module *m, const struct checkpoint_ten
 enum status format_need_dtype(const struct module *m, const struct checkpoint_tensor *t,
                               enum dtype dtype);
 enum status format_need_float(const struct module *m, const struct checkpoint_tensor *t);
+/* Also accepts powers of two. */
+enum status format_need_scales(const struct module *m, const struct checkpoint_tensor *t);
 /* Checks n scales from the first on. */
 enum status format_check_scales(const struct module *m, const struct checkpoint_tensor *t,
                                 enum dtype dtype, size_t first, size_t n);
 
-/* Reads an expert's FP8 matrix whose scales are in a tensor of all experts (formats_stacked.c). */
+/* Read an expert's matrix whose scales are in a tensor of all experts (formats_stacked.c). */
 enum status format_read_stacked(const struct module *m, const struct checkpoint_tensor *scales,
                                 struct weight_codec *out);
+enum status format_read_stacked_nvfp4(const struct module *m,
+                                      const struct checkpoint_tensor *scales,
+                                      struct weight_codec *out);
+
+/* bitsandbytes (formats_bnb.c). */
+enum status format_read_bnb4(const struct module *m, struct weight_codec *out);
+enum status format_read_bnb8(const struct module *m, struct weight_codec *out);
 
 static inline bool has_dims(const struct checkpoint_tensor *t, int32_t n, const int64_t *dims)
 {

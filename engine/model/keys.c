@@ -209,8 +209,10 @@ static const struct key config_keys[] = {
     SWITCH("use_mixed_mlp_moe"),
     SWITCH("norm_topk_prob"),
     SWITCH("rope_interleave"),
-    SWITCH("rope_pairs_together"), // written only by the GGUF conversion, like the next one
+    SWITCH("rope_pairs_together"), // written only by the GGUF conversion, like the next ones
     SWITCH("norms_plus_one"),
+    SWITCH("decays_are_negative"),
+    SWITCH("state_heads_are_tiled"),
 };
 
 static const struct key rope_keys[] = {

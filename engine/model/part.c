@@ -533,6 +533,7 @@ static enum status join_pieces(struct loader *l, const struct stack *s, const st
             }
         }
         parts[i] = weight_part_slice(whole, p->first, p->n, s->first_col, s->n_cols);
+        parts[i].runs = s->runs;
     }
     return OK;
 }

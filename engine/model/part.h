@@ -52,6 +52,7 @@ struct stack {
     bool bias;
     bool stays_plain; // --quantization does not apply: routers, heads
     int32_t k_segments;
+    struct column_runs runs; // of the tensors' columns
 };
 
 /* All these functions take the family's names, whatever the form of the checkpoint's names, and

@@ -198,7 +198,7 @@ enum status quant_read(const struct quant *q, struct module *m, const char *othe
                        "%s: tensor %s is quantised, but the config excludes its module",
                        values->file, values->name);
     }
-    return module_read(m, out);
+    return module_read(m, values, out);
 }
 
 void quant_dummy(const struct quant *q, struct module *m, const char *other,

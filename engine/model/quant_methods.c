@@ -1,124 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The quant_methods. Each translates its config to rules. */
 #include "engine/base/optional.h"
-#include "engine/model/quant_rules.h"
+#include "engine/model/quant_keys.h"
 
-#include "engine/base/log.h"
 #include "engine/base/words.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-
-/* ---- keys --------------------------------------------------------------------------------- */
-
-/* Null counts as absent. */
-static enum status read_int(const struct json *j, const char *key, int64_t min, int64_t max,
-                            int32_t otherwise, int32_t *out, struct err *err)
-{
-    int64_t v;
-    const struct json *node = json_get(j, key);
-    if (json_type(node) == JSON_NULL) {
-        *out = otherwise;
-        return OK;
-    }
-    if (!json_int64(node, &v) || v < min || v > max) {
-        return err_set(err, ERR_FORMAT, "%s must be an integer from %lld to %lld", key,
-                       (long long)min, (long long)max);
-    }
-    *out = (int32_t)v;
-    return OK;
-}
-
-/* The group size of AWQ, GPTQ and compressed-tensors; -1 means a whole row, returned as 0. */
-static enum status read_group(const struct json *j, const char *key, int32_t otherwise,
-                              int32_t *out, struct err *err)
-{
-    TRY(read_int(j, key, -1, 1 << 20, otherwise, out, err));
-    if (*out == -1) {
-        *out = 0;
-    }
-    return OK;
-}
-
-static enum status read_bits(const struct json *j, const char *key, int32_t *out, struct err *err)
-{
-    TRY(read_int(j, key, 1, 16, *out, out, err));
-    if (*out != 2 && *out != 4 && *out != 8) {
-        return err_set(err, ERR_UNSUPPORTED, "%s: %d is not supported; 2, 4 and 8 are", key, *out);
-    }
-    return OK;
-}
-
-/* Checks that a string, if present, equals `want`. */
-static enum status check_string(const struct json *j, const char *key, const char *want,
-                                struct err *err)
-{
-    const char *have = json_get_string(j, key);
-    if (!have || strcmp(have, want) == 0) {
-        return OK;
-    }
-    return err_set(err, ERR_UNSUPPORTED, "%s '%.80s' is not supported; '%s' is", key, have, want);
-}
-
-/* Reads [rows, columns], or in older files "rowsxcolumns". */
-static enum status read_block(const struct json *node, const char *key, struct quant_scheme *s,
-                              struct err *err)
-{
-    int64_t rows = 0, cols = 0;
-    const char *text = json_string(node);
-    if (json_type(node) == JSON_NULL) {
-        return OK;
-    }
-    if (text) {
-        int r = 0, c = 0, end = 0;
-        if (sscanf(text, "%6dx%6d%n", &r, &c, &end) == 2 && text[end] == 0) {
-            rows = r;
-            cols = c;
-        }
-    } else if (json_is(node, JSON_ARRAY) && json_count(node) == 2) {
-        json_int64(json_first(node), &rows);
-        json_int64(json_next(json_first(node)), &cols);
-    }
-    if (rows < 1 || cols < 1 || rows > 1 << 20 || cols > 1 << 20) {
-        return err_set(err, ERR_FORMAT, "%s must be two sizes", key);
-    }
-    s->block_rows = (int32_t)rows;
-    s->block_cols = (int32_t)cols;
-    return OK;
-}
-
-/* ---- lists of modules that stay unquantised ----------------------------------------------- */
-
-static enum rule_kind kind_of(const char *text, enum rule_kind otherwise)
-{
-    return strchr(text, '*') ? RULE_GLOB : otherwise;
-}
-
-/* Adds rules for modules that stay unquantised, given by name or by pattern ("re:..."). */
-static enum status leave_alone(const struct json *j, const char *key, enum rule_kind otherwise,
-                               struct quant_rules *rules, struct err *err)
-{
-    const struct json *list = json_get(j, key);
-    if (json_type(list) == JSON_NULL) {
-        return OK;
-    }
-    if (!json_is(list, JSON_ARRAY)) {
-        return err_set(err, ERR_FORMAT, "%s must be a list", key);
-    }
-    for (const struct json *e = json_first(list); e; e = json_next(e)) {
-        const char *text = json_string(e);
-        if (!text) {
-            return err_set(err, ERR_FORMAT, "%s must be a list of strings", key);
-        }
-        if (strncmp(text, "re:", 3) == 0) {
-            TRY(quant_rules_add(rules, RULE_PATTERN, text + 3, NULL, err));
-        } else {
-            TRY(quant_rules_add(rules, kind_of(text, otherwise), text, NULL, err));
-        }
-    }
-    return OK;
-}
 
 /* ---- fp8 ---------------------------------------------------------------------------------- */
 
@@ -134,103 +24,36 @@ static enum status read_fp8_inputs(const struct json *j, struct quant_scheme *s,
         s->inputs = (struct input_rule){.numbers = INPUT_E4M3};
         return OK;
     }
-    return check_string(j, "activation_scheme", "dynamic", err);
+    return quant_check_string(j, "activation_scheme", "dynamic", err);
 }
 
 static enum status read_fp8(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     struct quant_scheme s = {.format = format_find("fp8"), .bits = 8};
-    TRY(check_string(j, "fmt", "e4m3", err));
-    TRY(check_string(j, "expert_dtype", "fp8", err));
-    TRY(read_block(json_get(j, "weight_block_size"), "weight_block_size", &s, err));
+    TRY(quant_check_string(j, "fmt", "e4m3", err));
+    TRY(quant_check_string(j, "expert_dtype", "fp8", err));
+    TRY(quant_read_block(json_get(j, "weight_block_size"), "weight_block_size", &s, err));
     TRY(read_fp8_inputs(j, &s, err));
-    TRY(leave_alone(j, "ignored_layers", RULE_PART, rules, err));
-    TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
+    TRY(quant_leave_alone(j, "ignored_layers", RULE_PART, rules, err));
+    TRY(quant_leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
-/* Meta's files: a scale per output. Rows of inputs above activation_scale_ub, which hardly occur,
- * are clipped there but not here. */
+/* Meta's files: a scale per output. Inputs above activation_scale_ub are clipped. */
 static enum status read_fbgemm(const struct json *j, struct quant_rules *rules, struct err *err)
 {
-    const struct quant_scheme s = {.format = format_find("fp8"),
-                                   .bits = 8,
-                                   .inputs = {.numbers = INPUT_E4M3, .from_row = true}};
-    TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
-    return quant_rules_add(rules, RULE_ALL, "", &s, err);
-}
-
-/* ---- awq ---------------------------------------------------------------------------------- */
-
-/* There are two generations of key names. Libraries interpret the list of modules differently
- * (AutoAWQ matches an entry anywhere in a name); all agree on entries that are whole components. */
-static enum status read_awq(const struct json *j, struct quant_rules *rules, struct err *err)
-{
-    struct quant_scheme s = {.format = format_find("awq"), .bits = 4};
-    TRY(read_bits(j, "w_bit", &s.bits, err));
-    TRY(read_bits(j, "bits", &s.bits, err));
-    if (s.bits != 4) {
-        return err_set(err, ERR_UNSUPPORTED, "bits: %d is not supported; 4 is", s.bits);
+    const float usual = 1200.0f;
+    const struct json *limit = json_get(j, "activation_scale_ub");
+    struct quant_scheme s = {.format = format_find("fp8"),
+                             .bits = 8,
+                             .inputs = {.numbers = INPUT_E4M3, .from_row = true, .limit = usual}};
+    if (json_type(limit) != JSON_NULL) {
+        s.inputs.limit = (float)json_number(limit, 0.0);
     }
-    TRY(read_group(j, "q_group_size", 128, &s.group, err));
-    TRY(read_group(j, "group_size", s.group, &s.group, err));
-    static const char *const versions[] = {"version", "checkpoint_format", "format"};
-    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
-        const char *version = json_get_string(j, versions[i]);
-        if (version && strcmp(version, "GEMM") != 0) {
-            TRY(check_string(j, versions[i], "gemm", err));
-        }
+    if (!(s.inputs.limit > 0.0f) || !isfinite(s.inputs.limit)) {
+        return err_set(err, ERR_FORMAT, "activation_scale_ub must be a positive number");
     }
-    TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
-    return quant_rules_add(rules, RULE_ALL, "", &s, err);
-}
-
-/* ---- gptq --------------------------------------------------------------------------------- */
-
-/* Patterns; the first one that matches decides. "-:PATTERN" excludes modules; "+:PATTERN" or
- * "PATTERN" gives them other parameters. */
-static enum status read_dynamic(const struct json *list, const struct quant_scheme *base,
-                                struct quant_rules *rules, struct err *err)
-{
-    for (const struct json *e = json_first(list); e; e = json_next(e)) {
-        const char *key = json_key(e);
-        if (strncmp(key, "-:", 2) == 0) {
-            TRY(quant_rules_add(rules, RULE_PATTERN, key + 2, NULL, err));
-            continue;
-        }
-        struct quant_scheme s = *base;
-        TRY(read_bits(e, "bits", &s.bits, err));
-        TRY(read_group(e, "group_size", base->group > 0 ? base->group : -1, &s.group, err));
-        s.act_order = json_get_bool(e, "desc_act", base->act_order);
-        const char *pattern = strncmp(key, "+:", 2) == 0 ? key + 2 : key;
-        TRY(quant_rules_add(rules, RULE_PATTERN, pattern, &s, err));
-    }
-    return OK;
-}
-
-/* The first generation stores zeros minus one. */
-static enum status read_gptq(const struct json *j, struct quant_rules *rules, struct err *err)
-{
-    struct quant_scheme s = {.format = format_find("gptq"), .bits = 4, .zero_offset = 1};
-    TRY(read_bits(j, "bits", &s.bits, err));
-    TRY(read_group(j, "group_size", 128, &s.group, err));
-    s.act_order = json_get_bool(j, "desc_act", false);
-    TRY(check_string(j, "pack_dtype", "int32", err));
-    const char *format = json_get_string(j, "checkpoint_format");
-    if (!format) {
-        format = json_get_string(j, "format");
-    }
-    if (format && strcmp(format, "gptq_v2") == 0) {
-        s.zero_offset = 0;
-    } else if (format && strcmp(format, "gptq") != 0) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "checkpoint_format '%.80s' is not supported; gptq and gptq_v2 are", format);
-    }
-    const struct json *dynamic = json_get(j, "dynamic");
-    if (json_type(dynamic) != JSON_NULL && !json_is(dynamic, JSON_OBJECT)) {
-        return err_set(err, ERR_FORMAT, "dynamic must be an object");
-    }
-    TRY(read_dynamic(dynamic, &s, rules, err));
+    TRY(quant_leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
@@ -246,7 +69,7 @@ static enum status read_ct_inputs(const struct json *j, struct input_rule *out, 
     const char *type = json_get_string(j, "type"), *strategy = json_get_string(j, "strategy");
     bool is_float = type && strcmp(type, "float") == 0;
     int32_t bits;
-    TRY(read_int(j, "num_bits", 1, 16, 8, &bits, err));
+    TRY(quant_read_int(j, "num_bits", 1, 16, 8, &bits, err));
     if (bits == 8) {
         out->numbers = is_float ? INPUT_E4M3 : INPUT_I8;
     } else if (bits == 4 && is_float) {
@@ -258,7 +81,7 @@ static enum status read_ct_inputs(const struct json *j, struct input_rule *out, 
     out->asymmetric = !json_get_bool(j, "symmetric", true);
     out->from_row = json_get_bool(j, "dynamic", false) || json_get_string(j, "dynamic");
     if (out->from_row) {
-        TRY(read_group(j, "group_size", 0, &out->group, err));
+        TRY(quant_read_group(j, "group_size", 0, &out->group, err));
     }
     if (strategy && strcmp(strategy, "token") == 0) {
         out->group = 0;
@@ -293,8 +116,8 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
                        or_text(name, "(none)"));
     }
     const char *strategy = json_get_string(weights, "strategy");
-    TRY(read_int(weights, "num_bits", 1, 16, 8, &s->bits, err));
-    TRY(read_group(weights, "group_size", 0, &s->group, err));
+    TRY(quant_read_int(weights, "num_bits", 1, 16, 8, &s->bits, err));
+    TRY(quant_read_group(weights, "group_size", 0, &s->group, err));
     if (strategy && (strcmp(strategy, "channel") == 0 || strcmp(strategy, "tensor") == 0)) {
         s->group = 0;
     }
@@ -302,8 +125,10 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
     // an actorder of "weight" does not change how weights are stored
     const char *order = json_get_string(weights, "actorder");
     s->act_order = order ? strcmp(order, "group") == 0 : json_get_bool(weights, "actorder", false);
-    TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));
-    return read_block(json_get(weights, "block_structure"), "block_structure", s, err);
+    if (s->format != format_find("mxfp8-quantized")) { // libraries round its inputs differently
+        TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));
+    }
+    return quant_read_block(json_get(weights, "block_structure"), "block_structure", s, err);
 }
 
 enum ct_pass { CT_NAMES, CT_PATTERNS, CT_CLASSES };
@@ -357,7 +182,7 @@ static enum status read_ct(const struct json *j, struct quant_rules *rules, stru
 {
     TRY(check_ct_empty(j, "sparsity_config", err));
     TRY(check_ct_empty(j, "transform_config", err));
-    TRY(leave_alone(j, "ignore", RULE_NAME, rules, err));
+    TRY(quant_leave_alone(j, "ignore", RULE_NAME, rules, err));
     const struct json *groups = json_get(j, "config_groups");
     if (!json_is(groups, JSON_OBJECT)) {
         return err_set(err, ERR_FORMAT, "config_groups must be an object");
@@ -382,7 +207,17 @@ static enum status read_ct(const struct json *j, struct quant_rules *rules, stru
 static enum status read_mxfp4(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     struct quant_scheme s = {.format = format_find("mxfp4"), .bits = 4, .group = 32};
-    TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
+    TRY(quant_leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
+/* ---- mxfp8 -------------------------------------------------------------------------------- */
+
+static enum status read_mxfp8(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    struct quant_scheme s = {.format = format_find("mxfp8-quantized"), .bits = 8, .group = 32};
+    TRY(quant_leave_alone(j, "ignored_layers", RULE_PART, rules, err));
+    TRY(quant_leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
@@ -400,6 +235,7 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
         {"FP8_PER_CHANNEL_PER_TOKEN", "fp8", 8, 0, {.numbers = INPUT_E4M3, .from_row = true}},
         {"FP8_PB_WO", "fp8", 8, 128, {.numbers = INPUT_AS_IT_IS}},
         {"FP8_BLOCK_SCALES", "fp8", 8, 128, {.numbers = INPUT_AS_IT_IS}}, // TensorRT-LLM's name
+        {"MXFP8", "mxfp8-quantized", 8, 0, {.numbers = INPUT_AS_IT_IS}},
         {"NVFP4", "NVFP4", 4, 0, {.numbers = INPUT_E2M1, .from_row = true, .group = 16}},
         {"W4A16_NVFP4", "NVFP4", 4, 0, {.numbers = INPUT_AS_IT_IS}},
     };
@@ -440,13 +276,32 @@ static enum status read_modelopt_layers(const struct json *j, struct quant_rules
 static enum status read_modelopt(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     const char *algo = json_get_string(j, "quant_algo");
-    TRY(leave_alone(j, "exclude_modules", RULE_PART, rules, err));
-    TRY(leave_alone(j, "ignore", RULE_PART, rules, err));
+    TRY(quant_leave_alone(j, "exclude_modules", RULE_PART, rules, err));
+    TRY(quant_leave_alone(j, "ignore", RULE_PART, rules, err));
     if (algo && strcasecmp(algo, "MIXED_PRECISION") == 0) {
         return read_modelopt_layers(j, rules, err);
     }
     struct quant_scheme s;
     TRY(modelopt_scheme(algo, &s, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
+/* ---- bitsandbytes ------------------------------------------------------------------------- */
+
+/* Everything else about a module is stored with its tensors. What the library does with inputs of
+ * 8-bit modules (all but outliers are rounded) is not done here: only weights are quantised. */
+static enum status read_bnb(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    const bool is_8 = json_get_bool(j, "load_in_8bit", json_get_bool(j, "_load_in_8bit", false));
+    const bool is_4 = json_get_bool(j, "load_in_4bit", json_get_bool(j, "_load_in_4bit", false));
+    if (is_8 == is_4) {
+        return err_set(err, ERR_FORMAT, "either load_in_4bit or load_in_8bit must be true");
+    }
+    TRY(quant_check_string(j, "bnb_4bit_quant_storage", "uint8", err));
+    struct quant_scheme s = {.format =
+                                 format_find(is_4 ? "bitsandbytes-4bit" : "bitsandbytes-8bit"),
+                             .bits = is_4 ? 4 : 8};
+    TRY(quant_leave_alone(j, "llm_int8_skip_modules", RULE_PART, rules, err));
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
@@ -456,9 +311,12 @@ static const struct quant_method methods[] = {
     {"fp8", NULL, read_fp8},
     {"fbgemm_fp8", NULL, read_fbgemm},
     {"compressed-tensors", NULL, read_ct},
-    {"awq", "auto_awq|awq_marlin", read_awq},
-    {"gptq", "auto_gptq|gptq_marlin", read_gptq},
+    {"awq", "auto_awq|awq_marlin", quant_read_awq},
+    {"gptq", "auto_gptq|gptq_marlin", quant_read_gptq},
+    {"auto-round", "inc|auto_round", quant_read_auto_round},
     {"mxfp4", "gpt_oss_mxfp4", read_mxfp4},
+    {"mxfp8", NULL, read_mxfp8},
+    {"bitsandbytes", NULL, read_bnb},
     {"modelopt", "modelopt_fp4|modelopt_mxfp8|modelopt_mixed", read_modelopt},
 };
 

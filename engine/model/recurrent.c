@@ -7,6 +7,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/optional.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,6 +93,20 @@ static void add(struct pieces *p, const char *name, int64_t total, int64_t first
     p->list[p->n++] = (struct piece){name, total, first, n};
 }
 
+/* Decays, then strengths, from a tensor whose rows are grouped by key head. */
+static void add_grouped_strengths(struct loader *l, int32_t layer, struct pieces *p)
+{
+    const struct state_layer *all = &l->c->state.layer;
+    const struct state_shard *s = &l->m->shard.state;
+    const char *ba = name_of(p, l->c->names->state->ba, layer);
+    const int64_t r = all->n_heads / all->n_key_heads;
+    for (int32_t part = 1; part >= 0; part--) {
+        for (int32_t h = 0; h < s->layer.n_key_heads; h++) {
+            add(p, ba, 2 * all->n_heads, (s->first_key_head + h) * 2 * r + part * r, r);
+        }
+    }
+}
+
 /* Rows grouped by key head: its queries, keys, values and gates, then those of the next key
  * head. */
 static void grouped_pieces(struct loader *l, int32_t layer, struct pieces *p)
@@ -101,18 +116,22 @@ static void grouped_pieces(struct loader *l, int32_t layer, struct pieces *p)
     const struct state_names *names = l->c->names->state;
     int64_t dk = all->key_dim, r = all->n_heads / all->n_key_heads, v = r * all->value_dim;
     int64_t group = 2 * dk + 2 * v, total = all->n_key_heads * group;
-    const char *qkvz = name_of(p, names->qkvz, layer), *ba = name_of(p, names->ba, layer);
+    const char *qkvz = name_of(p, names->qkvz, layer);
     const int64_t at[] = {0, dk, 2 * dk, 2 * dk + v}, n[] = {dk, dk, v, v};
     for (int32_t part = 0; part < 4; part++) {
         for (int32_t h = 0; h < s->layer.n_key_heads; h++) {
             add(p, qkvz, total, (s->first_key_head + h) * group + at[part], n[part]);
         }
     }
-    for (int32_t part = 1; part >= 0; part--) { // decays, then strengths
-        for (int32_t h = 0; h < s->layer.n_key_heads; h++) {
-            add(p, ba, 2 * all->n_heads, (s->first_key_head + h) * 2 * r + part * r, r);
-        }
-    }
+    add_grouped_strengths(l, layer, p);
+}
+
+/* Where the checkpoint has a value head. */
+static int64_t stored_head(const struct loader *l, int64_t head)
+{
+    const struct state_layer *all = &l->c->state.layer;
+    const int64_t each = all->n_heads / all->n_key_heads;
+    return l->c->state.heads_are_tiled ? head % each * all->n_key_heads + head / each : head;
 }
 
 /* Adds the rows of this rank's heads. The tensor has `size` rows per head, starting at row `at`. */
@@ -120,7 +139,13 @@ static void add_heads(struct loader *l, struct pieces *p, const char *name, int6
                       int64_t at, int64_t size)
 {
     const struct state_shard *s = &l->m->shard.state;
-    add(p, name, total, at + s->first_head * size, s->layer.n_heads * size);
+    if (!l->c->state.heads_are_tiled) {
+        add(p, name, total, at + s->first_head * size, s->layer.n_heads * size);
+        return;
+    }
+    for (int64_t h = 0; h < s->layer.n_heads; h++) {
+        add(p, name, total, at + stored_head(l, s->first_head + h) * size, size);
+    }
 }
 
 static void add_key_heads(struct loader *l, struct pieces *p, const char *name, int64_t total,
@@ -142,8 +167,21 @@ static void separate_pieces(struct loader *l, int32_t layer, struct pieces *p)
     add_key_heads(l, p, qkv, total, keys);
     add_heads(l, p, qkv, total, 2 * keys, all->value_dim);
     add_heads(l, p, name_of(p, names->z, layer), values, 0, all->value_dim);
+    if (names->ba) {
+        add_grouped_strengths(l, layer, p);
+        return;
+    }
     add_heads(l, p, name_of(p, names->a, layer), all->n_heads, 0, 1);
     add_heads(l, p, name_of(p, names->b, layer), all->n_heads, 0, 1);
+}
+
+/* Whether queries, keys and values are in a tensor without the gates, for a family whose own files
+ * have them together. */
+static bool is_split(const struct loader *l, int32_t layer)
+{
+    char name[NAME_BYTES];
+    part_layer_name(or_empty(l->c->names->state->qkv), layer, name);
+    return l->c->names->state->qkv && part_exists(l, name);
 }
 
 /* Gates and decays have separate products, of full or low rank. */
@@ -213,13 +251,14 @@ static enum status load_low(struct loader *l, int32_t layer, const char *base, i
 static enum status load_in(struct loader *l, int32_t layer, struct state_weights *w)
 {
     const struct state_names *names = l->c->names->state;
-    size_t most = 8 + 6 * (size_t)l->m->shard.state.layer.n_key_heads;
+    const struct state_layer *g = &l->m->shard.state.layer;
+    const size_t most = 8 + 6 * (size_t)g->n_key_heads + 4 * (size_t)g->n_heads;
     struct pieces p = {.list = xcalloc(most, sizeof *p.list)};
     if (l->c->state.layer.kind == STATE_CONV) {
         conv_pieces(l, layer, &p);
     } else if (names->in) {
         mamba_pieces(l, layer, &p);
-    } else if (names->qkvz) {
+    } else if (names->qkvz && !is_split(l, layer)) {
         grouped_pieces(l, layer, &p);
     } else if (names->qkv) {
         separate_pieces(l, layer, &p);
@@ -246,7 +285,8 @@ static enum status load_in(struct loader *l, int32_t layer, struct state_weights
 struct conv_run {
     const char *base;
     int64_t total, first, n;
-    float scale; // factor of the inputs, folded into the weights
+    float scale;     // factor of the inputs, folded into the weights
+    int64_t head_at; // the channel at which value heads begin, if these are tiled; 0: they are not
 };
 
 /* Whether one tensor has the channels of queries, keys and values. */
@@ -259,6 +299,16 @@ static bool has_conv(const struct loader *l, int32_t layer)
     return conv && part_has(l, name);
 }
 
+/* Where the checkpoint has channel c of a range. */
+static int64_t stored_channel(const struct loader *l, const struct conv_run *r, int64_t c)
+{
+    if (r->head_at == 0) {
+        return r->first + c;
+    }
+    const int64_t size = l->c->state.layer.value_dim, at = r->first + c - r->head_at;
+    return r->head_at + stored_head(l, at / size) * size + at % size;
+}
+
 /* The ranges of the checkpoint's channels that this rank has, in this program's order (queries,
  * keys, values). Mamba-2 stores values first. */
 static int32_t conv_runs(const struct loader *l, int32_t layer, struct conv_run out[3])
@@ -269,7 +319,8 @@ static int32_t conv_runs(const struct loader *l, int32_t layer, struct conv_run 
     const struct state_names *names = l->c->names->state;
     int64_t total = all->conv_width;
     if (all->kind == STATE_CONV) {
-        out[0] = (struct conv_run){names->conv, total, s->first_channel, s->layer.conv_width, 1.0f};
+        out[0] =
+            (struct conv_run){names->conv, total, s->first_channel, s->layer.conv_width, 1.0f, 0};
         return 1;
     }
     int64_t keys = (int64_t)all->n_key_heads * all->key_dim;
@@ -277,17 +328,17 @@ static int32_t conv_runs(const struct loader *l, int32_t layer, struct conv_run 
     int64_t key = (int64_t)s->first_key_head * all->key_dim;
     int64_t value = (int64_t)s->first_head * all->value_dim;
     if (names->conv_q && !has_conv(l, layer)) {
-        out[0] = (struct conv_run){names->conv_q, keys, key, s->k_at, 1.0f};
-        out[1] = (struct conv_run){names->conv_k, keys, key, s->k_at, 1.0f};
-        out[2] = (struct conv_run){names->conv_v, values, value, s->out_width, 1.0f};
+        out[0] = (struct conv_run){names->conv_q, keys, key, s->k_at, 1.0f, 0};
+        out[1] = (struct conv_run){names->conv_k, keys, key, s->k_at, 1.0f, 0};
+        out[2] = (struct conv_run){names->conv_v, values, value, s->out_width, 1.0f, 0};
         return 3;
     }
     const bool values_first = all->kind == STATE_DECAY; // the stored order is values, keys, queries
     int64_t q = values_first ? values + keys : 0, k = values_first ? values : keys;
-    out[0] = (struct conv_run){names->conv, total, q + key, s->k_at, c->q_scale};
-    out[1] = (struct conv_run){names->conv, total, k + key, s->k_at, c->k_scale};
-    out[2] = (struct conv_run){names->conv, total, (values_first ? 0 : 2 * keys) + value,
-                               s->out_width, c->v_scale};
+    out[0] = (struct conv_run){names->conv, total, q + key, s->k_at, c->q_scale, 0};
+    out[1] = (struct conv_run){names->conv, total, k + key, s->k_at, c->k_scale, 0};
+    out[2] = (struct conv_run){names->conv,  total,      (values_first ? 0 : 2 * keys) + value,
+                               s->out_width, c->v_scale, c->heads_are_tiled ? 2 * keys : 0};
     return 3;
 }
 
@@ -305,7 +356,7 @@ static enum status read_conv(struct loader *l, int32_t layer, const struct conv_
     const bool dummy = weight_part_is_dummy(&p);
     for (int64_t c = 0; c < r->n; c++) {
         for (int64_t i = 0; i < kernel; i++) {
-            float w = dummy ? 0.5f : weight_part_get(&p, r->first + c, i);
+            float w = dummy ? 0.5f : weight_part_get(&p, stored_channel(l, r, c), i);
             weights[i * width + c] = w * (r->scale > 0.0f ? r->scale : 1.0f);
         }
     }
@@ -346,6 +397,29 @@ static enum status load_conv(struct loader *l, int32_t layer, struct state_weigh
     return st;
 }
 
+/* One number for each of this rank's value heads, from a GGUF file. */
+static enum status gguf_vector(struct loader *l, const char *name, const struct weight_part *p,
+                               bool is_decay, const struct weight **out)
+{
+    const struct state_shard *s = &l->m->shard.state;
+    const int64_t n = s->layer.n_heads;
+    float *values = xmalloc((size_t)n * sizeof *values);
+    bool good = true;
+    for (int64_t h = 0; h < n; h++) {
+        values[h] = weight_part_get(p, 0, stored_head(l, s->first_head + h));
+        good = good && (!is_decay || values[h] <= 0.0f);
+        values[h] = is_decay ? logf(-values[h]) : values[h];
+    }
+    const struct weight_part all = weight_part_plain(values, DT_F32, 1, n, n);
+    enum status st = part_open_vector(l, name, &all, out);
+    free(values);
+    if (!good) {
+        return err_set(l->err, ERR_FORMAT, "%s: tensor %s has a decay above 0",
+                       checkpoint_where(l->options->checkpoint), name);
+    }
+    return st;
+}
+
 /* Loads this rank's part of a vector with `size` elements per head. */
 static enum status head_vector(struct loader *l, int32_t layer, const char *base, int64_t size,
                                bool deep, const struct weight **out)
@@ -357,6 +431,10 @@ static enum status head_vector(struct loader *l, int32_t layer, const char *base
     struct weight_part p;
     part_layer_name(base, layer, name);
     TRY(part_of(l, name, deep ? dims : &n, deep ? 4 : 1, &p));
+    if (!weight_part_is_dummy(&p) && l->c->state.decays_are_negative && size == 1) {
+        const bool is_decay = strcmp(base, l->c->names->state->a_log) == 0;
+        return gguf_vector(l, name, &p, is_decay, out);
+    }
     if (!weight_part_is_dummy(&p)) {
         p = weight_part_plain(p.codec.values.data, p.codec.values.dtype, 1, n, n);
     } else {
@@ -390,7 +468,8 @@ static enum status load_out(struct loader *l, int32_t layer, struct state_weight
     char name[NAME_BYTES];
     part_layer_name(l->c->names->state->out, layer, name);
     int64_t width = s->o_width;
-    const bool conv = l->c->state.layer.kind == STATE_CONV;
+    const struct state_layer *all = &l->c->state.layer;
+    const bool conv = all->kind == STATE_CONV;
     struct stack st = {.pieces = {{name, l->c->hidden, 0, l->c->hidden}},
                        .n = 1,
                        .n_in = width * s->n_o * l->m->shard.n_ranks,
@@ -398,6 +477,9 @@ static enum status load_out(struct loader *l, int32_t layer, struct state_weight
                        .n_cols = s->n_o * width,
                        .bias = l->c->state.out_bias,
                        .k_segments = part_segments(l, conv ? width : s->n_o)};
+    if (l->c->state.heads_are_tiled) {
+        st.runs = (struct column_runs){width, all->n_heads / all->n_key_heads, all->n_key_heads};
+    }
     return part_linear(l, &st, l->options->dtype, &w->out);
 }
 

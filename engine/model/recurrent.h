@@ -20,6 +20,9 @@ struct state_config {
     bool norm_is_wide; // the norm has separate weights for every group, instead of one set shared
                        // by all groups
     float norm_eps;
+    /* As GGUF files store them: decays as -e^a_log; value heads by their place among those of a key
+     * head, then by key head, instead of by key head first. */
+    bool decays_are_negative, heads_are_tiled;
 };
 
 /* Names that follow "model.layers.N.", without ".weight" if the tensor's name ends in it. The
@@ -27,7 +30,7 @@ struct state_config {
  *   in (STATE_DECAY)   z, values, keys, queries, strengths
  *   in (STATE_CONV)    gate before, gate after, values
  *   qkvz, ba           by key head: q, k, its v, its z; its b, its a
- *   qkv, z, b, a       each in order
+ *   qkv, z, b, a       each in order; or with ba instead of b and a
  *   q, k, v, b         each in order, with f and g, or f_a, f_b, g_a, g_b of low_rank */
 struct state_names {
     const char *in, *qkvz, *ba, *qkv, *q, *k, *v, *z, *b, *a;

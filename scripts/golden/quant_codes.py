@@ -2,10 +2,17 @@
 """How each quantised format stores a matrix, for quant_variants.py: from the format's specification, and independent of the
 server's readers. Every function returns the tensors by suffix, and the values that they encode."""
 
+import json
+
 import torch
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 E2M1 = torch.cat([E2M1, -E2M1])
+NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334]
+NF4 += [-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224]
+NF4 = torch.tensor([*NF4, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0])
+FP4 = torch.tensor([0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0]) / 12
+FP4 = torch.cat([FP4, -FP4])
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -156,3 +163,37 @@ def mxfp4_codes(w):
 def mxfp4(w):
     codes, s, values = mxfp4_codes(w)
     return {".weight_packed": halves(codes.reshape(w.shape)), ".weight_scale": s}, values
+
+
+def bnb_scales(s, nested, made, state):
+    """Scales as bitsandbytes stores them, and their values; nested ones are codes of a table, in blocks that have scales."""
+    if not nested:
+        made[".weight.absmax"] = s
+        return s
+    table, offset = torch.linspace(-1, 1, 256), s.mean().item()
+    blocks = torch.nn.functional.pad(s - offset, (0, -len(s) % nested)).view(-1, nested)
+    units = blocks.abs().amax(1).clamp(min=1e-6)
+    codes = (blocks / units[:, None]).unsqueeze(-1).sub(table).abs().argmin(-1)
+    values = (table[codes] * units[:, None]).flatten()[: len(s)] + torch.tensor(offset)
+    made.update({".weight.absmax": codes.flatten()[: len(s)].to(torch.uint8), ".weight.nested_absmax": units})
+    made[".weight.nested_quant_map"] = table
+    state.update(nested_blocksize=nested, nested_dtype="float32", nested_offset=offset)
+    return values
+
+
+def bnb4(w, kind, block, nested):
+    """bitsandbytes' 4 bits: blocks of the whole matrix; the first of two codes is in a byte's upper half."""
+    table = {"nf4": NF4, "fp4": FP4}[kind]
+    state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": list(w.shape)}
+    made, flat = {".weight.quant_map": table}, w.reshape(-1, block)
+    s = bnb_scales(flat.abs().amax(1).clamp(min=1e-6), nested, made, state)
+    codes = (flat / s[:, None]).unsqueeze(-1).sub(table).abs().argmin(-1)
+    made[".weight"] = halves(codes.flatten().view(-1, 2).flip(1).flatten()).unsqueeze(1)
+    made[f".weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    return made, (table[codes] * s[:, None]).view(w.shape)
+
+
+def bnb8(w):
+    s = w.abs().amax(1).clamp(min=1e-6)
+    codes = torch.round(w * (127 / s[:, None]))
+    return {".weight": codes.to(torch.int8), ".SCB": s}, codes * (s / 127)[:, None]

@@ -448,6 +448,19 @@ def modelopt(rng, modules, model):
     return made, values, config
 
 
+def bnb(rng, modules, model):
+    four = chance(rng, 0.75)
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": not four}
+    maybe(rng, config, _load_in_4bit=four, _load_in_8bit=not four, bnb_4bit_quant_storage="uint8", llm_int8_threshold=6.0)
+    block, nested, kind = rng.choice([32, 64, 64, 128]), rng.choice([0, 0, 16, 256]), rng.choice(["nf4", "nf4", "fp4"])
+    rest, entries = divided(rng, modules, "part", lambda w: not four or w.shape[1] % block == 0)
+    config["llm_int8_skip_modules"] = entries
+    made, values = encode_all(rest, lambda m, w: codes.bnb4(w, kind, block, nested) if four else codes.bnb8(w))
+    if not four and chance(rng, 0.5):
+        made.update({f"{m}.weight_format": torch.zeros((), dtype=torch.uint8) for m in values})
+    return made, values, config
+
+
 FORMATS = {
     "fp8": fp8,
     **{f"ct-{form}": (lambda rng, modules, model, form=form: ct(rng, modules, model, form)) for form in CT_FORMS},
@@ -455,6 +468,7 @@ FORMATS = {
     "awq": awq,
     "gptq": gptq,
     "modelopt": modelopt,
+    "bitsandbytes": bnb,
 }
 
 

@@ -85,6 +85,14 @@ TEST(scales_of_rows_and_groups)
     for (int32_t i = 0; i < N; i++) {
         CHECK_NEAR(y[i], nearest(DT_E4M3, x[i] / scale) * scale, 0.0);
     }
+    const float limit = 0.25f * largest_of(x, N);
+    round_row(
+        (struct input_rule){.numbers = INPUT_E4M3, .from_row = true, .limit = limit, .n_inputs = N},
+        (struct input_scale){0}, 0, x, y);
+    for (int32_t i = 0; i < N; i++) { // numbers above the limit become the limit
+        CHECK_NEAR(y[i], nearest(DT_E4M3, x[i] / (limit / 448.0f)) * (limit / 448.0f), 0.0);
+        CHECK(fabsf(y[i]) <= limit);
+    }
     struct input_rule rule = {
         .numbers = INPUT_E4M3, .from_row = true, .group = 128, .n_inputs = N + 40};
     for (int32_t pass = 0; pass < 2; pass++) {

@@ -190,8 +190,10 @@ ARCHS = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwe
          "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
          "phi3": "phi3", "olmo2": "olmo2", "granite": "granite", "smollm3": "smollm3", "starcoder2": "starcoder2",
          "stablelm": "stablelm", "glm4": "glm4", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
-         "deepseek_v3": "deepseek2"}
-PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+         "deepseek_v3": "deepseek2", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+         "gemma4_text": "gemma4", "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid",
+         "falcon_h1": "falcon-h1", "nemotron_h": "nemotron_h_moe"}
+PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3", "granitemoehybrid")
 
 PARTS = {
     "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
@@ -207,12 +209,46 @@ PARTS = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm", "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
 }
+PARTS.update({
+    "layer_scalar": "layer_output_scale", "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj", "per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
+    "router.proj": "ffn_gate_inp", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2"})
+PARTS.update({
+    "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.dt_bias": "ssm_dt", "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out", "mamba.A_log": "ssm_a", "mamba.D": "ssm_d",
+    "block_sparse_moe.router.layer": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp",
+    "shared_mlp.gate": "ffn_gate_shexp", "shared_mlp.up": "ffn_up_shexp",
+    "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
+    "operator_norm": "attn_norm", "embedding_norm": "token_embd_norm", "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm", "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.expert_bias": "exp_probs_b", "final_layernorm": "output_norm", "pre_ff_layernorm": "ffn_norm",
+    "ffn_norm": "ffn_norm"})
+for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"), ("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down")):
+    PARTS["feed_forward." + theirs] = "ffn_" + ours
+for part in ("in_proj", "conv1d", "dt_bias", "norm", "out_proj", "A_log", "D"):
+    PARTS["mixer." + part] = PARTS["mamba." + part]
+PARTS.update({
+    "embeddings": "token_embd", "norm_f": "output_norm", "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k",
+    "mixer.v_proj": "attn_v", "mixer.o_proj": "attn_output", "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down",
+    "mixer.gate": "ffn_gate_inp", "mixer.gate.e_score_correction_bias": "exp_probs_b",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp", "mixer.shared_experts.down_proj": "ffn_down_shexp",
+    "mixer.fc1_latent_proj": "ffn_latent_down", "mixer.fc2_latent_proj": "ffn_latent_up"})
+HYBRIDS = ("lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1", "nemotron_h")
+TOWERS = ("mtp.", "model.visual.", "model.vision", "model.audio", "model.embed_vision", "model.embed_audio")
+GEMMA4_SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
+                 "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight"}
+DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 for shared in ("shared_expert", "shared_experts"):
     for half in ("gate", "up", "down"):
         PARTS["mlp.%s.%s_proj" % (shared, half)] = "ffn_%s_shexp" % half
 EXPERT = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-SANDWICH = ("gemma2", "gemma3_text", "olmo2", "gpt_oss")  # families whose norm of that name follows attention
+SANDWICH = ("gemma2", "gemma3_text", "gemma4_text", "olmo2", "gpt_oss", *DELTA_NETS)  # families whose norm of that name follows attention
 
 
 def permute(x, heads):
@@ -223,6 +259,8 @@ def permute(x, heads):
 
 def renamed(name, family):
     """model.layers.N.self_attn.q_proj.weight -> blk.N.attn_q.weight."""
+    if family == "nemotron_h" and name.endswith(".norm.weight") and "mixer" not in name:
+        return "blk.%s.attn_norm.weight" % name.split(".")[2]
     base = name[len("model."):] if name.startswith("model.") else name
     layer = ""
     if base.startswith("layers."):
@@ -251,6 +289,16 @@ def split_gate_up(tensors, family):
         tensors[name.split("mlp.")[0] + "ffn_down_exps." + ("bias" if bias else "weight")] = x if bias else x.swapaxes(1, 2)
 
 
+def split_gate_up_rows(tensors):
+    """The same for rows of gate, then of up."""
+    for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        x, layer = tensors.pop(name), name.split("mlp.")[0]
+        if "down" in name:
+            tensors[layer + "ffn_down_exps.weight"] = x
+        else:
+            tensors[layer + "ffn_gate_exps.weight"], tensors[layer + "ffn_up_exps.weight"] = numpy.split(x, 2, axis=1)
+
+
 def stack_experts(tensors):
     stacks = {}
     for name in [n for n in tensors if ".experts." in n]:
@@ -263,6 +311,80 @@ def stack_experts(tensors):
         tensors[name] = numpy.stack([experts[i] for i in range(len(experts))])
 
 
+def split_by_key_head(x, config):
+    """Qwen3-Next's rows are by key head; the file has all queries, keys, values, and gates."""
+    groups, r = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    dk, dv = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    parts = numpy.split(x.reshape(groups, -1, x.shape[-1]), numpy.cumsum([dk, dk, r * dv]), axis=1)
+    q, k, v, z = (part.reshape(-1, x.shape[-1]) for part in parts)
+    return numpy.concatenate([q, k, v]), z
+
+
+def tiled(x, config, size, axis=0):
+    """Value heads by their place among those of a key head first."""
+    groups, r = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    x = numpy.moveaxis(x, axis, 0)
+    heads = x.reshape(groups, r, size, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+    return numpy.moveaxis(heads, 0, axis)
+
+
+def delta_net(name, x, config):
+    """(name, array) of a tensor of a delta net."""
+    layer, part = name.split("linear_attn.")
+    values, keys = config["linear_value_head_dim"], 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    if part == "in_proj_qkvz.weight":
+        qkv, z = split_by_key_head(x, config)
+        yield layer + "linear_attn.in_proj_qkv.weight", qkv
+        yield layer + "linear_attn.in_proj_z.weight", z
+        return
+    if part == "conv1d.weight":
+        x = x.reshape(x.shape[0], x.shape[2])
+    if config["model_type"] != "qwen3_next":
+        if part in ("in_proj_qkv.weight", "conv1d.weight"):
+            x = numpy.concatenate([x[:keys], tiled(x[keys:], config, values)])
+        elif part == "out_proj.weight":
+            x = tiled(x, config, values, 1)
+        elif part != "norm.weight":
+            x = tiled(x, config, values if part == "in_proj_z.weight" else 1)
+    yield name, -numpy.exp(x) if part == "A_log" else x
+
+
+def factor(name, config):
+    """The factor of Falcon-H1's weights."""
+    inner, state = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    parts = numpy.repeat(config["ssm_multipliers"], [inner, inner, state, state, config["mamba_n_heads"]])
+    attention = config["attention_in_multiplier"]
+    return {"feed_forward.down_proj": config["mlp_multipliers"][1], "feed_forward.gate_proj": config["mlp_multipliers"][0],
+            "self_attn.k_proj": config["key_multiplier"] * attention, "self_attn.q_proj": attention,
+            "self_attn.v_proj": attention, "self_attn.o_proj": config["attention_out_multiplier"],
+            "mamba.out_proj": config["ssm_out_multiplier"],
+            "mamba.in_proj": (config["ssm_in_multiplier"] * parts)[:, None],
+            "lm_head": config["lm_head_multiplier"], "embed_tokens": config["embedding_multiplier"],
+            }.get(name.removesuffix(".weight").split(".", 3)[-1].removeprefix("model."), 1.0)
+
+
+def hybrid(name, x, config):
+    """(name, array) of a tensor of a model with short convolutions or Mamba-2."""
+    if config["model_type"] == "falcon_h1":
+        x = x * factor(name, config)
+    if "conv.conv" in name or name.endswith("conv1d.weight"):
+        x = x.reshape(x.shape[0], x.shape[2])
+    elif name.endswith((".A_log", ".D")):
+        x = (-numpy.exp(x) if name.endswith("A_log") else x)[:, None]
+    elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        x = x.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
+    elif name.endswith("input_linear.weight") or "block_sparse_moe.output_linear" in name:
+        stem = name.rsplit(".", 2)[0]
+        if "output" in name:
+            yield stem.removesuffix("block_sparse_moe") + "ffn_down_exps.weight", x
+            return
+        for half, part in zip(("gate", "up"), numpy.split(x, 2, axis=-2)):
+            yield (stem + "." + half + ".weight" if "shared" in name
+                   else stem.removesuffix("block_sparse_moe") + "ffn_%s_exps.weight" % half), part
+        return
+    yield name, x
+
+
 def model_tensors(folder, config):
     """(name, array) in GGUF's names and conventions."""
     family, tensors = config["model_type"], safetensors(folder)
@@ -270,6 +392,17 @@ def model_tensors(folder, config):
     kv_heads = config.get("num_key_value_heads") or heads
     if family == "gpt_oss":
         split_gate_up(tensors, family)
+    tensors = {n.replace("language_model.", ""): x for n, x in tensors.items() if not n.startswith(TOWERS)}
+    tensors = {n.replace("backbone.", "model."): x for n, x in tensors.items()}
+    if family in DELTA_NETS:
+        split_gate_up_rows(tensors)
+        tensors = {n: y for name, x in tensors.items()
+                   for n, y in (delta_net(name, x, config) if "linear_attn." in name else [(name, x)])}
+    if family in HYBRIDS:
+        tensors = {n: y for name, x in tensors.items() for n, y in hybrid(name, x, config)}
+    if family == "gemma4_text":
+        for name in [n for n in tensors if n.split(".", 3)[-1] in GEMMA4_SCALES]:
+            yield "blk.%s.%s" % (name.split(".")[2], GEMMA4_SCALES[name.split(".", 3)[-1]]), tensors.pop(name)
     stack_experts(tensors)
     for name, x in tensors.items():
         if "_exps." in name:
@@ -277,8 +410,19 @@ def model_tensors(folder, config):
             continue
         if family in PERMUTED and ("q_proj" in name or "k_proj" in name):
             x = permute(x, heads if "q_proj" in name else kv_heads)
-        if family.startswith("gemma") and name.endswith("norm.weight"):
+        plus_one = (family.startswith("gemma") and family != "gemma4_text") or (family in DELTA_NETS and "linear_attn" not in name)
+        if plus_one and name.endswith("norm.weight"):
             x = x + 1.0
+        states = tuple(at + part for at in ("mamba.", "mixer.") for part in ("A_log", "D", "dt_bias"))
+        if name.endswith((*states, "expert_bias")) or (
+                family == "falcon_h1" and "pre_ff_layernorm" in name):
+            bias = ".bias" if name.endswith("bias") else ""
+            yield "blk.%s.%s%s" % (name.split(".")[2], PARTS[name.removesuffix(".weight").split(".", 3)[-1]], bias), x
+            continue
+        if name.endswith(("linear_attn.A_log", "linear_attn.dt_bias")):
+            layer = name.split(".")[2]
+            yield ("blk.%s.ssm_a" if name.endswith("A_log") else "blk.%s.ssm_dt.bias") % layer, x
+            continue
         if "shared_expert_gate" in name:
             x = x.reshape(-1)
         yield renamed(name, family), x
@@ -332,7 +476,7 @@ def rope_keys(w, arch, config, head_dim):
                      numpy.array(both[half + "_factor"], "<f4").tobytes())
 
 
-FRACTION = {"glm4": 0.5, "stablelm": 0.25}
+FRACTION = {"glm4": 0.5, "stablelm": 0.25, "qwen3_next": 0.25}
 HEAD_DIM = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm4": 128, "qwen3": 128}
 
 
@@ -347,7 +491,7 @@ def model_keys(w, config):
     rows = [
         ("context_length", U32, config.get("max_position_embeddings", 2048)),
         ("embedding_length", U32, config["hidden_size"]), ("block_count", U32, config["num_hidden_layers"]),
-        ("feed_forward_length", U32, config["intermediate_size"]), ("attention.head_count", U32, heads),
+        ("feed_forward_length", U32, config.get("intermediate_size")), ("attention.head_count", U32, heads),
         ("attention.head_count_kv", U32, config.get("num_key_value_heads") or heads),
         ("attention.key_length", U32, config["qk_nope_head_dim"] + config["qk_rope_head_dim"] if mla else head_dim),
         ("attention.value_length", U32, config["v_head_dim"] if mla else head_dim),
@@ -370,6 +514,12 @@ def model_keys(w, config):
         ("expert_group_count", U32, config.get("n_group")), ("expert_group_used_count", U32, config.get("topk_group")),
         ("use_parallel_residual", BOOL, config.get("use_parallel_residual") if family == "stablelm" else None),
     ]
+    if family in DELTA_NETS:
+        heads = config["linear_num_value_heads"]
+        rows += [("ssm.conv_kernel", U32, config["linear_conv_kernel_dim"]), ("ssm.state_size", U32, config["linear_key_head_dim"]),
+                 ("ssm.group_count", U32, config["linear_num_key_heads"]), ("ssm.time_step_rank", U32, heads),
+                 ("ssm.inner_size", U32, config["linear_value_head_dim"] * heads),
+                 ("full_attention_interval", U32, config.get("full_attention_interval", 4))]
     if family in ("gemma2", "gemma3_text", "gpt_oss", "phi3"):
         rows.append(("attention.sliding_window", U32, config.get("sliding_window")))
     layer_norm = config.get("layer_norm_eps") or config.get("norm_epsilon")
@@ -383,12 +533,95 @@ def model_keys(w, config):
     rope_keys(w, arch, config, head_dim)
 
 
+def nemotron_keys(w, config):
+    arch, pattern, heads = "nemotron_h_moe", config["hybrid_override_pattern"], config["mamba_num_heads"]
+    kv, ffn = config["num_key_value_heads"], config["moe_intermediate_size"]
+    rows = {"attention.head_count_kv": ([U32], [kv if kind == "*" else 0 for kind in pattern]),
+            "feed_forward_length": ([U32], [ffn if kind == "E" else 0 for kind in pattern]),
+            "attention.layer_norm_epsilon": (F32, config["layer_norm_epsilon"]),
+            "ssm.conv_kernel": (U32, config["conv_kernel"]), "ssm.state_size": (U32, config["ssm_state_size"]),
+            "ssm.group_count": (U32, config["n_groups"]), "ssm.time_step_rank": (U32, heads),
+            "ssm.inner_size": (U32, heads * config["mamba_head_dim"]), "rope.scaling.finetuned": (BOOL, False),
+            "expert_shared_feed_forward_length": (U32, config["moe_shared_expert_intermediate_size"]),
+            "expert_weights_norm": (BOOL, config["norm_topk_prob"])}
+    if config.get("moe_latent_size"):
+        rows["moe_latent_size"] = (U32, config["moe_latent_size"])
+    w.keys = [k for k in w.keys if k[0][len(arch) + 1:] not in (*rows, "attention.layer_norm_rms_epsilon")]
+    for name, (kind, v) in rows.items():
+        w.key(arch + "." + name, kind, v)
+
+
+def hybrid_keys(w, config):
+    """Replaces the keys of models with layers without attention, and adds those of their states."""
+    family, arch = config["model_type"], ARCHS[config["model_type"]]
+    layers, kv = config["num_hidden_layers"], config["num_key_value_heads"]
+    if family == "nemotron_h":
+        nemotron_keys(w, config)
+        return
+    kinds = config.get("layer_types") or ["attention" if i in config.get("full_attn_idxs", range(layers)) else "conv"
+                                          for i in range(layers)]
+    rows = {"attention.head_count_kv": ([U32], [kv if "attention" in kind else 0 for kind in kinds]),
+            "attention.layer_norm_rms_epsilon": (F32, config.get("norm_eps") or config["rms_norm_eps"])}
+    if family == "falcon_h1":
+        rows["attention.head_count_kv"] = (U32, kv)
+    if family.startswith("lfm2"):
+        unit, ffn = config.get("block_multiple_of", 1), config.get("block_ff_dim")
+        ffn = config["intermediate_size"] if ffn is None else -(-int(2 * ffn / 3) // unit) * unit
+        rows.update({"shortconv.l_cache": (U32, config["conv_L_cache"]), "feed_forward_length": (U32, ffn)})
+        if family == "lfm2_moe":
+            rows["leading_dense_block_count"] = (U32, config["num_dense_layers"])
+    else:
+        inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
+        rows.update({"ssm.conv_kernel": (U32, config["mamba_d_conv"]), "ssm.state_size": (U32, config["mamba_d_state"]),
+                     "ssm.group_count": (U32, config["mamba_n_groups"]), "ssm.time_step_rank": (U32, config["mamba_n_heads"]),
+                     "ssm.inner_size": (U32, int(inner))})
+    if family == "granitemoehybrid":
+        rows.update({"expert_shared_feed_forward_length": (U32, config["shared_intermediate_size"]),
+                     "rope.scaling.finetuned": (BOOL, config.get("position_embedding_type") == "rope")})
+    w.keys = [k for k in w.keys if k[0][len(arch) + 1:] not in rows]
+    for name, (kind, v) in rows.items():
+        w.key(arch + "." + name, kind, v)
+
+
+def gemma4_keys(w, config):
+    """Replaces the keys in which layers differ."""
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    full = [kind == "full_attention" for kind in config["layer_types"]]
+    ffn = [config["intermediate_size"] * (1 + (i >= layers - shared)) for i in range(layers)]
+    kv = [config["num_global_key_value_heads"] if is_full else config["num_key_value_heads"] for is_full in full]
+    ropes = config["rope_parameters"]
+    rows = {"feed_forward_length": ([U32], ffn) if config["use_double_wide_mlp"] else (U32, ffn[0]),
+            "attention.head_count_kv": ([U32], kv) if config["num_global_key_value_heads"] else (U32, config["num_key_value_heads"]),
+            "attention.key_length": (U32, config["global_head_dim"]), "attention.value_length": (U32, config["global_head_dim"]),
+            "attention.key_length_swa": (U32, config["head_dim"]), "attention.value_length_swa": (U32, config["head_dim"]),
+            "attention.sliding_window": (U32, config["sliding_window"]),
+            "attention.sliding_window_pattern": ([BOOL], [not is_full for is_full in full]),
+            "attention.shared_kv_layers": (U32, shared), "expert_used_count": (U32, config["top_k_experts"]),
+            "embedding_length_per_layer_input": (U32, config["hidden_size_per_layer_input"]),
+            "rope.freq_base": (F32, ropes["full_attention"]["rope_theta"]),
+            "rope.freq_base_swa": (F32, ropes["sliding_attention"]["rope_theta"]),
+            "rope.dimension_count": (U32, config["global_head_dim"]), "rope.dimension_count_swa": (U32, config["head_dim"])}
+    w.keys = [k for k in w.keys if k[0][len("gemma4."):] not in rows]
+    for name, (kind, v) in rows.items():
+        if v is not None:
+            w.key("gemma4." + name, kind, v)
+    pairs = config["global_head_dim"] // 2
+    rotated = int(pairs * ropes["full_attention"]["partial_rotary_factor"])
+    divisors = numpy.array([1.0] * rotated + [1e30] * (pairs - rotated), "<f4")
+    w.tensor("rope_freqs.weight", "F32", (pairs,), divisors.tobytes())
+
+
 def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
     """type_of: the type in which a matrix is stored; vectors are F32."""
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f)
+    config = {**config, **config.get("text_config", {})}
     w = Writer()
     model_keys(w, config)
+    if config["model_type"] == "gemma4_text":
+        gemma4_keys(w, config)
+    if config["model_type"] in HYBRIDS:
+        hybrid_keys(w, config)
     if os.path.exists(os.path.join(folder, "tokenizer.json")):
         tokenizer_keys(w, folder, pre)
     for row in more:

@@ -278,7 +278,7 @@ BROKEN = {  # defect: what the error must name
     config_value(vocab_size=100): ["embed_tokens"],
     config_value(num_key_value_heads=3): ["config.json", "heads"],
     config_value(hidden_act="tanhshrink"): ["config.json", "tanhshrink"],
-    config_value(quantization_config={"quant_method": "bitsandbytes"}): ["config.json", "bitsandbytes"],
+    config_value(quantization_config={"quant_method": "quip"}): ["config.json", "quip"],
     config_value(torch_dtype="int8", dtype="int8"): ["config.json", "int8"],
     config_value(torch_dtype="torch.int8", dtype="torch.int8"): ["config.json", "'torch.int8'"],
     rope(rope_type="spiral"): ["spiral"],

@@ -159,6 +159,13 @@ def test_fp8_experts_in_one_transposed_tensor_equal_separate_ones(block, tmp_pat
         assert not golden.EXACT_RANKS or scores(c.folder, "--tensor-parallel-size", "2", *golden.TWO_THREADS) == expected
 
 
+def test_blocks_that_may_be_of_gate_and_up_together_are_refused(tmp_path):
+    """24 rows are one block of 32; twice that are two, whether or not the second one begins with the second half."""
+    c = fp8_experts(tmp_path / "model", [32, 32], True, True)
+    done = run(c.folder)
+    assert done.returncode == 1 and "gate_up_proj_scale_inv" in done.stderr and "blocks of their own" in done.stderr
+
+
 @pytest.mark.parametrize("suffix, shape", [("gate_up_proj_scale_inv", [2, 1]), ("gate_up_proj", None),
                                            ("down_proj_activation_scale", [2])])
 def test_fp8_experts_in_one_tensor_of_another_shape_are_refused(suffix, shape, tmp_path):
@@ -172,6 +179,19 @@ def test_fp8_experts_in_one_tensor_of_another_shape_are_refused(suffix, shape, t
         t["shape"] = [t["shape"][0], t["shape"][2] * 2, t["shape"][1] // 2]
     c.write()
     done = run(c.folder)
+    assert done.returncode == 1 and name in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_value_of_an_expert_that_is_not_a_number_is_named(stacked, tmp_path):
+    c = fp8_experts(tmp_path / "model", [16, 16], stacked, True)
+    name = "model.layers.1.mlp.experts." + ("down_proj" if stacked else "2.down_proj.weight")
+    at = c.header[name]["data_offsets"][1] - 1
+    c.data = c.data[:at] + b"\x7f" + c.data[at + 1:]
+    c.write()
+    done = run(c.folder)
+    assert done.returncode == 1 and f"tensor {name}: " in done.stderr, done.stderr
+    done = run(c.folder, "--check-weights", "off", "--dtype", "bfloat16")
     assert done.returncode == 1 and name in done.stderr, done.stderr
 
 
@@ -314,6 +334,26 @@ def test_qwen_vl_has_the_language_part_of_the_text_model(family, source, rope, p
         for by_columns in (True, False):
             heads.write(path, dict(stacked_experts(tensors, c.config["text_config"], prefix, by_columns)))
             assert scores(c.folder) == expected
+        tensors = square_stacks(c, plain, tensors)
+        expected = scores(plain.folder)
+        for by_columns in (True, False):
+            heads.write(path, dict(stacked_experts(tensors, c.config["text_config"], prefix, by_columns)))
+            assert scores(c.folder) == expected
+
+
+def square_stacks(c, plain, tensors):
+    """Experts of half their inputs' width: gate and up together are square."""
+    config, rng = c.config["text_config"], heads.numpy.random.default_rng(3)
+    hidden = config["hidden_size"]
+    for each in (config, plain.config):
+        each["moe_intermediate_size"] = hidden // 2
+    for name, a in tensors.items():
+        if ".experts." in name:
+            tensors[name] = heads.drawn(rng, *((hidden, hidden // 2) if "down" in name else (hidden // 2, hidden)))
+    heads.write(plain.path("model.safetensors"), {n.replace(".language_model", ""): a for n, a in tensors.items()})
+    c.write_config()
+    plain.write_config()
+    return tensors
 
 
 def stacked_experts(tensors, config, prefix, by_columns):

@@ -36,6 +36,69 @@ def test_stored_answers(family, tmp_path, monkeypatch):
     golden.check_exact(path)
 
 
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5", "qwen3.5-moe"])
+def test_models_with_delta_nets(family, tmp_path, monkeypatch):
+    """Their value heads are tiled in the file, except Qwen3-Next's; drafting layers are left out."""
+    folder = os.path.join(golden.FAMILIES, family)
+    path = gguf_files.convert(folder, str(tmp_path / "m.gguf"))
+    w = gguf_files.read(path)
+    arch, layers = next((name.split(".")[0], v) for name, _, v in w.keys if name.endswith(".block_count"))
+    w.keys = [k for k in w.keys if not k[0].endswith(".block_count")]
+    w.key(arch + ".block_count", U32, layers + 1)
+    w.key(arch + ".nextn_predict_layers", U32, 1)
+    w.key(arch + ".rope.dimension_sections", [I32], [2, 1, 1, 0])
+    w.tensor("blk.%d.nextn.eh_proj.weight" % layers, "F32", (64, 128), bytes(64 * 128 * 4))
+    w.write(path)
+    stored = golden.expected(folder)
+    monkeypatch.setattr(golden, "expected", lambda _: stored)
+    golden.check_exact(path)
+    golden.check_exact(path, 1e-3, "--tensor-parallel-size", "2", *golden.TWO_THREADS)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "lfm2-moe", "granite-4", "falcon-h1", "nemotron-nano-2", "nemotron-3-nano", "nemotron-3-super"])
+def test_models_with_other_states(family, tmp_path, monkeypatch):
+    """Layers without key/value heads have a short convolution or Mamba-2; Falcon-H1's have both."""
+    folder = os.path.join(golden.FAMILIES, family)
+    path = gguf_files.convert(folder, str(tmp_path / "m.gguf"))
+    stored = golden.expected(folder)
+    monkeypatch.setattr(golden, "expected", lambda _: stored)
+    golden.check_exact(path)
+    golden.check_exact(path, 1e-3, "--tensor-parallel-size", "2", *golden.TWO_THREADS)
+    w = gguf_files.read(path)
+    arch, kv = next((name.split(".")[0], v) for name, _, v in w.keys if name.endswith("head_count_kv"))
+    if len(kv if isinstance(kv, list) else []) == 7:
+        for heads, words in (([0, 0, 2, 0, 1, 1, 0], "differs from layer to layer"), ([0, 0], "no number for layer 2")):
+            w.keys = [k for k in w.keys if not k[0].endswith("head_count_kv")]
+            w.key(arch + ".attention.head_count_kv", [U32], heads)
+            refused(w.write(str(tmp_path / "broken.gguf")), "head_count_kv", words)
+
+
+@pytest.mark.parametrize("family", ["gemma-4", "gemma-4-e", "gemma-4-moe"])
+def test_models_whose_layers_differ(family, tmp_path, monkeypatch):
+    folder = os.path.join(golden.FAMILIES, family)
+    path = gguf_files.convert(folder, str(tmp_path / "m.gguf"))
+    stored = golden.expected(folder)
+    monkeypatch.setattr(golden, "expected", lambda _: stored)
+    golden.check_exact(path)
+    name = "gemma4.feed_forward_length"
+    w = gguf_files.read(path)
+    for changes, words in (
+            ([(name, [U32], [96] * 5)], ["feed_forward_length", "layer"]),
+            ([(name, [U32], [96, 100, *[96] * 6])], ["feed_forward_length is 100 in layer 1"]),
+            ([("gemma4.attention.sliding_window_pattern", None, None)], ["sliding_window_pattern", "layer 0"]),
+            ([("gemma4.attention.sliding_window_pattern", [BOOL], [True] * 8)], ["no layer has full attention"]),
+            ([("gemma4.rope.dimension_count_swa", U32, 8)], ["rope.dimension_count_swa"])):
+        broken = gguf_files.read(path)
+        for key, kind, v in changes:
+            broken.keys = [k for k in broken.keys if k[0] != key]
+            if kind is not None:
+                broken.key(key, kind, v)
+        refused(broken.write(str(tmp_path / "broken.gguf")), *words)
+    w.tensors = [("rope_freqs.weight", "F32", (16,), numpy.full(16, 2, "<f4").tobytes()) if t[0] == "rope_freqs.weight" else t
+                 for t in w.tensors]
+    refused(w.write(str(tmp_path / "broken.gguf")), "2 is neither 1 nor 1e30")
+
+
 @pytest.mark.parametrize("family, arch", [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3-moe", "qwen3vlmoe")])
 def test_language_parts_of_qwen_vl(family, arch, tmp_path, monkeypatch):
     with open(os.path.join(golden.GOLDEN, family, "config.json")) as f:
@@ -124,6 +187,60 @@ def test_types_mix(experts, tmp_path):
     twin = gguf_files.plain_twin(path, str(tmp_path / "plain.gguf"))
     for dtype in ("float32", "bfloat16", "float16"):
         assert scores(path, "--dtype", dtype) == scores(twin, "--dtype", dtype), dtype
+
+
+# Two value heads of 128 for each of two key heads; blocks of 256 have the columns of two heads.
+DELTA_NET = {"model_type": "qwen3_5_moe_text", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 4, "num_experts_per_tok": 2,
+             "shared_expert_intermediate_size": 256, "vocab_size": 384, "rms_norm_eps": 1e-6, "max_position_embeddings": 256,
+             "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 128,
+             "linear_conv_kernel_dim": 4, "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}}
+
+
+def delta_net_model(path, kind, together):
+    """together: gate and up of all experts are one tensor."""
+    h, n, w, rng = 256, 4, gguf_files.Writer(), numpy.random.default_rng(2)
+    gguf_files.model_keys(w, DELTA_NET)
+    rows = {"token_embd.weight": (384, h), "output_norm.weight": (h,)}
+    for i in range(4):
+        layer = {"attn_norm.weight": (h,), "post_attention_norm.weight": (h,), "ffn_gate_inp.weight": (n, h),
+                 "ffn_gate_exps.weight": (n, 256, h), "ffn_up_exps.weight": (n, 256, h), "ffn_down_exps.weight": (n, h, 256),
+                 "ffn_gate_inp_shexp.weight": (h,), "ffn_gate_shexp.weight": (256, h), "ffn_up_shexp.weight": (256, h),
+                 "ffn_down_shexp.weight": (h, 256)}
+        if i == 3:
+            layer.update({"attn_q.weight": (512, h), "attn_k.weight": (128, h), "attn_v.weight": (128, h),
+                          "attn_output.weight": (h, 256), "attn_q_norm.weight": (64,), "attn_k_norm.weight": (64,)})
+        else:
+            layer.update({"attn_qkv.weight": (768, h), "attn_gate.weight": (512, h), "ssm_beta.weight": (4, h),
+                          "ssm_alpha.weight": (4, h), "ssm_conv1d.weight": (768, 4), "ssm_a": (4,), "ssm_dt.bias": (4,),
+                          "ssm_norm.weight": (128,), "ssm_out.weight": (h, 512)})
+        rows.update({"blk.%d.%s" % (i, name): shape for name, shape in layer.items()})
+    for i, (name, shape) in enumerate(rows.items()):
+        plain = len(shape) == 1 or "conv1d" in name or "gate_inp" in name
+        x = rng.normal(0, 0.5, shape)
+        x = -numpy.exp(x) if "ssm_a" in name else x + 1.0 if "norm" in name else x
+        w.tensor(name, "F32" if plain else kind, shape, gguf_files.encode(x, "F32" if plain else kind, i))
+    if together:
+        stored = {t[0]: t for t in w.tensors}
+        for i in range(4):
+            gate, up = (stored.pop("blk.%d.ffn_%s_exps.weight" % (i, half)) for half in ("gate", "up"))
+            size = len(gate[3]) // n
+            both = b"".join(t[3][e * size:(e + 1) * size] for e in range(n) for t in (gate, up))
+            name = "blk.%d.ffn_gate_up_exps.weight" % i
+            stored[name] = (name, kind, (n, 512, h), both)
+        w.tensors = list(stored.values())
+    return w.write(path)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "BF16"])
+def test_tiled_heads_in_blocks_equal_their_plain_values(kind, tmp_path):
+    """The columns of the output's product are in another order than those of the file, and blocks cross heads."""
+    path = delta_net_model(tmp_path / "m.gguf", kind, False)
+    together = delta_net_model(tmp_path / "together.gguf", kind, True)
+    twin = gguf_files.plain_twin(path, str(tmp_path / "plain.gguf"))
+    for dtype in ("float32", "bfloat16"):
+        expected = scores(twin, "--dtype", dtype)
+        assert scores(path, "--dtype", dtype) == expected and scores(together, "--dtype", dtype) == expected, dtype
 
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks add in another order")

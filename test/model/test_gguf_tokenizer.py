@@ -31,6 +31,20 @@ def write(path, tok, vectors, pre, arch="llama"):
     return w.write(path)
 
 
+def test_listed_merges_of_a_vocabulary_with_spaces_as_marks(tmp_path):
+    """Gemma 4's files have merges where others of this kind have scores only."""
+    source = ROOT / "test" / "tokenizers" / "gemma.json"
+    vectors = json.loads((source.parent / "gemma.vectors.json").read_text())
+    tok = json.loads(source.read_text())
+    path = write(tmp_path / "t.gguf", tok, vectors, "")
+    w = gguf_files.read(path)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tok["model"]["merges"]]
+    w.keys = [k for k in w.keys if k[0] not in ("tokenizer.ggml.model", "tokenizer.ggml.pre")]
+    w.key("tokenizer.ggml.model", gguf_files.STRING, "gemma4")
+    w.key("tokenizer.ggml.merges", [gguf_files.STRING], merges)
+    check_file(w.write(path), source, vectors)
+
+
 def check_file(path, source, vectors, streams=True):
     real_id = {} if vectors.get("real_ids") else without_special_ids(source)
     check(path, encode_lines(vectors, real_id), lambda a: a.get("ids"))

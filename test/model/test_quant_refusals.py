@@ -8,7 +8,7 @@ import struct
 import pytest
 
 import golden
-from test_checkpoint import Checkpoint, run, tokens
+from test_checkpoint import Checkpoint, run, scores, tokens
 
 QUANT = os.path.join(golden.ROOT, "test", "golden-quant")
 FP8, PACKED = (os.path.join(QUANT, name) for name in ("fp8-block-odd-llama", "ct-w4a16-asym-qwen3"))
@@ -75,7 +75,7 @@ def cases():
     yield "weights of another shape", FP8, lambda c: c.reshape(".weight", [328, 288]), MODULE, "[288, 328]"
     yield "a weight that is not a number", FP8, lambda c: c.put(".weight", 100, b"\x7f"), "down_proj", "fp8"
     yield "a value among fused ones that is not a number", FP8, break_value, f"{VALUE}.weight", "fp8"
-    yield "a method", FP8, lambda c: c.say(quant_method="bitsandbytes"), "bitsandbytes", "awq"
+    yield "a method", FP8, lambda c: c.say(quant_method="quip"), "quip", "awq"
     yield "no method", FP8, lambda c: c.say(quant_method=None), "quant_method", "config.json"
     yield "a list that is not one", FP8, lambda c: c.say(ignored_layers="lm_head"), "ignored_layers", "list"
     yield "a list of numbers", FP8, lambda c: c.say(ignored_layers=[1]), "ignored_layers", "strings"
@@ -160,6 +160,12 @@ def test_the_method_of_metas_files(tmp_path):
                                        "modules_to_not_convert": ["lm_head"]}
     c.write_config()
     assert tokens(c.folder) == before
+    exact = scores(c.folder, dtype=None)
+    c.say(activation_scale_ub=0.5)
+    assert golden.DEVICE != "cpu" or scores(c.folder, dtype=None) != exact
+    c.say(activation_scale_ub=0)
+    done = run(c.folder)
+    assert done.returncode == 1 and "activation_scale_ub must be a positive number" in done.stderr
 
 
 def as_modelopt(c, **values):

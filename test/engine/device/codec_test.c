@@ -35,6 +35,15 @@ TEST(small_numbers_have_their_values)
         CHECK_SAME(dtype_value(DT_E2M1, i), e2m1[i]);
         CHECK_SAME(dtype_value(DT_E2M1, i | 8), -e2m1[i]);
     }
+    static const double fp4[8] = {0, 1.0 / 192, 2.0 / 3, 1, 1.0 / 3, 0.5, 1.0 / 6, 0.25};
+    for (uint32_t i = 0; i < 8; i++) {
+        CHECK_SAME(dtype_value(DT_FP4, i), (float)fp4[i]);
+        CHECK_SAME(dtype_value(DT_FP4, i | 8), (float)-fp4[i]);
+        CHECK(dtype_value(DT_NF4, 2 * i) < dtype_value(DT_NF4, 2 * i + 1));
+    }
+    CHECK_SAME(dtype_value(DT_NF4, 0), -1.0);
+    CHECK_SAME(dtype_value(DT_NF4, 7), 0.0);
+    CHECK_SAME(dtype_value(DT_NF4, 15), 1.0);
     CHECK_SAME(dtype_value(DT_I8, 0x80), -128.0);
     CHECK_SAME(dtype_value(DT_U8, 0x80), 128.0);
     CHECK_SAME(dtype_value(DT_BF16, 0xC040), -3.0);
@@ -66,9 +75,9 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
     memset(units, 0, N * N / 2);
     for (int64_t row = 0; row < N; row++) {
         for (int64_t col = 0; col < N; col++) {
-            if (packing == PACK_BYTES) {
-                put_nibble(units, 1, row * N / 2 + col / 2, (int32_t)(col % 2),
-                           number_at(row, col));
+            if (packing == PACK_BYTES || packing == PACK_BYTES_BACK) {
+                const int32_t field = (int32_t)(col % 2) ^ (packing == PACK_BYTES_BACK);
+                put_nibble(units, 1, row * N / 2 + col / 2, field, number_at(row, col));
             } else if (packing == PACK_WORDS_ACROSS) { // words of a column one after the other
                 put_nibble(units, 4, col / 8 * N + row, (int32_t)(col % 8), number_at(row, col));
             } else if (packing == PACK_WORDS_DOWN) {
@@ -82,7 +91,8 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
     }
     g.row_stride = g.col_stride = 1;
     switch (packing) {
-    case PACK_BYTES: g.row_stride = N / 2; break;
+    case PACK_BYTES:
+    case PACK_BYTES_BACK: g.row_stride = N / 2; break;
     case PACK_WORDS_DOWN: g.row_stride = N; break;
     case PACK_WORDS_ACROSS: g.col_stride = N; break;
     case PACK_WORDS_AWQ: g.col_stride = N / 8; break;
@@ -93,8 +103,8 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
 
 TEST(packed_numbers_are_found)
 {
-    static const enum packing all[] = {PACK_BYTES, PACK_WORDS_ACROSS, PACK_WORDS_DOWN,
-                                       PACK_WORDS_AWQ};
+    static const enum packing all[] = {PACK_BYTES, PACK_BYTES_BACK, PACK_WORDS_ACROSS,
+                                       PACK_WORDS_DOWN, PACK_WORDS_AWQ};
     unsigned char units[N * N / 2 + 1];
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct number_grid g = packed_grid(all[i], units + 1); // at an odd address
@@ -180,6 +190,24 @@ TEST(windows_are_cut_inside_of_blocks)
     check_reads_as_it_gets(&turned_every);
 }
 
+/* Six runs of two columns, stored in another order, as GGUF files store the heads of delta nets. */
+TEST(columns_may_be_stored_in_runs)
+{
+    enum { SIZE = 2, EACH = 3, GROUPS = 2 };
+    struct weight_part p = weight_part_slice(blocks(), 0, N, 0, SIZE * EACH * GROUPS);
+    p.runs = (struct column_runs){SIZE, EACH, GROUPS};
+    struct weight_part cut = weight_part_slice(p, 3, 9, 3, 8);
+    for (int64_t r = 0; r < 9; r++) {
+        for (int64_t c = 0; c < 8; c++) {
+            int64_t run = (3 + c) / SIZE, stored = run % EACH * GROUPS + run / EACH;
+            CHECK_SAME(weight_part_get(&cut, r, c),
+                       block_weight(3 + r, stored * SIZE + (3 + c) % SIZE));
+        }
+    }
+    check_reads_as_it_gets(&p);
+    check_reads_as_it_gets(&cut);
+}
+
 /* GPTQ's act-order: the group of an input column comes from a table (here unaligned),
  * which a window must index from its own first column. */
 TEST(inputs_may_have_an_order)
@@ -201,6 +229,36 @@ TEST(inputs_may_have_an_order)
         }
     }
     check_reads_as_it_gets(&cut);
+}
+
+/* bitsandbytes' nested scales: codes in the order in which they are stored, here a table and a
+ * scale for every five of them. */
+TEST(scales_may_be_quantised_themselves)
+{
+    enum { SHARED = 5, N_CODES = GRID * GRID };
+    static unsigned char codes[N_CODES];
+    char odd[(256 + N_CODES) * 4 + 1];
+    for (int32_t i = 0; i < N_CODES; i++) {
+        codes[i] = (unsigned char)(i * 37);
+    }
+    for (int32_t i = 0; i < 256 + N_CODES; i++) {
+        const float x = i < 256 ? (float)(i - 128) / 127.0f : 0.3f * (float)(i - 255);
+        memcpy(odd + 1 + i * 4, &x, sizeof x);
+    }
+    struct weight_part p = blocks();
+    p.codec.scales = (struct number_grid){codes, DT_U8, PACK_NONE, GRID, 1};
+    p.codec.scale_codes = (struct scale_codes){odd + 1, odd + 1 + 256 * 4, SHARED, 1.5f};
+    for (int64_t r = 0; r < N; r++) {
+        for (int64_t c = 0; c < N; c++) {
+            const int64_t at = r / BLOCK_ROWS * GRID + c / BLOCK_COLS;
+            const float step = (float)(codes[at] - 128) / 127.0f;
+            const float unit = 0.3f * (float)(at / SHARED + 1), scale = step * unit + 1.5f;
+            const float zero = (float)(block_zeros[at] + 1);
+            CHECK_SAME(weight_part_get(&p, r, c), ((float)number_at(r, c) - zero) * scale);
+            CHECK_SAME(weight_part_scale(&p, r, c), scale);
+        }
+    }
+    check_reads_as_it_gets(&p);
 }
 
 /* Two roundings: first the scales' product, then the weight's. */
