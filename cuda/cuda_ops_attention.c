@@ -48,9 +48,14 @@ static bool rope_adds_sums(const struct rope_store_args *a, const struct kv_view
 static bool rope_is_few(const struct cuda_backend *be, const struct rope_store_args *a,
                         const struct kv_view *kv)
 {
-    return be->passes.is_few && a->n_kv_heads > 0 &&
-           k_attention_few_takes(a, rope_of(a), vector_length(a->q_norm), vector_length(a->k_norm),
-                                 kv, &be->attention);
+    const struct few_pass *few = &be->passes.few;
+    const int32_t q_norm = vector_length(a->q_norm), k_norm = vector_length(a->k_norm);
+    if (few->seq_rows == 0 || a->n_kv_heads == 0) {
+        return false;
+    }
+    return few->seq_rows > 1
+               ? k_attention_several_takes(a, rope_of(a), q_norm, k_norm, kv, &be->attention, few)
+               : k_attention_few_takes(a, rope_of(a), q_norm, k_norm, kv, &be->attention);
 }
 
 /* See ATTENTION_COMPLETE_ROWS. */
@@ -161,8 +166,8 @@ enum status cuda_op_attention(struct backend *base, const struct attention_args 
     return OK;
 }
 
-/* True if one kernel can do rope, store and attention: each row is a separate sequence, and
- * attention is plain. */
+/* True if one kernel can do rope, store and attention: the pass has few sequences or single rows,
+ * and attention is plain. */
 static bool may_be_few(const struct cuda_backend *be, const struct rope_store_args *r,
                        const struct attention_args *a, const struct kv_view *kv)
 {
@@ -171,7 +176,8 @@ static bool may_be_few(const struct cuda_backend *be, const struct rope_store_ar
     enum { BOUNDED_ROWS = 32 };
     const bool plain = a->window <= 0 && !a->sinks;
     const bool bounded = !be->device.options.deterministic && kv->codes.format == KV_PLAIN &&
-                         a->n_rows <= BOUNDED_ROWS && r->sums.n == 0;
+                         a->n_rows <= BOUNDED_ROWS && r->sums.n == 0 &&
+                         (a->window <= 0 || !be->passes.few.has_trees);
     return r->n_rows == a->n_rows && r->layer == a->layer && r->n_kv_heads == a->n_kv_heads &&
            a->chunk <= 0 && r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p &&
            r->qkv.dtype == a->q.dtype && r->qkv.stride == a->q.stride && a->scale > 0.0f &&
@@ -210,9 +216,19 @@ enum status cuda_op_rope_attention(struct backend *base, const struct rope_store
     if (sums.n > 0 && !rope_adds_sums(r, kv)) {
         return ERR_INVALID;
     }
+    const struct attention_launch launch = launch_of(be, a, kv);
+    const struct few_pass *few = &be->passes.few;
+    if (few->seq_rows > 1) {
+        if (sums.n > 0) {
+            return ERR_INVALID;
+        }
+        CUDA_TRY(&be->device,
+                 k_attention_several(be->device.stream, r, rope_of(r), vector(r->q_norm),
+                                     vector(r->k_norm), &launch, few));
+        return l ? cuda_op_linear(base, l) : OK;
+    }
     struct round_args codes;
     const bool are_codes = makes_codes(be, r, a, &sums, l, &codes);
-    const struct attention_launch launch = launch_of(be, a, kv);
     CUDA_TRY(&be->device,
              k_attention_few(be->device.stream, r, rope_of(r), vector(r->q_norm), vector(r->k_norm),
                              &launch, &sums, are_codes ? &codes : NULL));
@@ -247,12 +263,12 @@ static bool mla_is_few(const struct cuda_backend *be, const struct mla_store_arg
 {
     const struct kv_view *kv = layer_kv(be, s->layer);
     const int32_t v_dim = expand->weight ? (int32_t)expand->weight->n_out : 0;
-    const bool same = be->passes.is_few && s->layer == a->layer && s->n_heads == a->n_heads &&
-                      s->n_rows == a->n_rows && absorb->n_rows == a->n_rows &&
-                      expand->n_rows == a->n_rows && absorb->x.mem.p == s->q.mem.p &&
-                      absorb->x_head == s->q_head && absorb->y.mem.p == a->q.mem.p &&
-                      s->q_out.mem.p == a->q.mem.p && expand->x.mem.p == a->out.mem.p &&
-                      expand->y_head >= v_dim;
+    const bool same = be->passes.few.seq_rows == 1 && s->layer == a->layer &&
+                      s->n_heads == a->n_heads && s->n_rows == a->n_rows &&
+                      absorb->n_rows == a->n_rows && expand->n_rows == a->n_rows &&
+                      absorb->x.mem.p == s->q.mem.p && absorb->x_head == s->q_head &&
+                      absorb->y.mem.p == a->q.mem.p && s->q_out.mem.p == a->q.mem.p &&
+                      expand->x.mem.p == a->out.mem.p && expand->y_head >= v_dim;
     if (!same || !mla_fits(be, s) || a->window > 0 || a->chunk > 0 || a->softcap > 0.0f ||
         a->sinks ||
         !heads_are(absorb->weight, s->q.dtype, s->n_heads, s->kv_lora, s->q_rope_offset) ||

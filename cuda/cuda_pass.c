@@ -322,6 +322,30 @@ static int32_t power_of_two(int32_t n)
     return p;
 }
 
+/* Several rows of a sequence are for the same kernel if all sequences together are few. Their
+ * largest number is rounded up, so that few graphs are needed. */
+static struct few_pass few_of(const struct pass *p, int32_t n_rows, bool deterministic)
+{
+    const struct few_pass none = {.seq_rows = 0};
+    if (is_few(p, n_rows, deterministic)) {
+        return (struct few_pass){.n_seqs = n_rows, .seq_rows = 1};
+    }
+    if (deterministic || n_rows > ATTENTION_COMPLETE_ROWS || p->n_seqs > FEW_SEQS) {
+        return none;
+    }
+    struct few_pass few = {.n_seqs = p->n_seqs};
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        const struct pass_seq *s = &p->seqs[i];
+        if (s->n_rows > FEW_SEQ_ROWS || s->n_past + s->n_rows > attention_few_keys(p->n_seqs)) {
+            return none;
+        }
+        few.seq_rows = at_least(s->n_rows, few.seq_rows);
+        few.has_trees |= s->tree;
+    }
+    few.seq_rows = power_of_two(few.seq_rows);
+    return few.seq_rows > 1 ? few : none;
+}
+
 /* The counts of passes that may be captured are rounded up, because each count needs a separate
  * graph. */
 static struct state_work state_work_of(const struct passes *ps, const struct pass *p, bool captured)
@@ -402,7 +426,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
         TRY(draw_masks_send(&p->masks, lanes, pass->masks, pass->n_masks));
     }
     TRY(send_meta(p, lanes, pass, shape, steps_draws(steps)));
-    p->is_few = is_few(pass, shape->n_rows, be->options.deterministic);
+    p->few = few_of(pass, shape->n_rows, be->options.deterministic);
     p->state_work = state_work_of(p, pass, may_capture);
     if (may_capture && !be->options.enforce_eager) {
         struct graph_key key = {.model = pass->model,
@@ -410,7 +434,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
                                 .n_rows = shape->n_rows,
                                 .n_out = shape->n_out,
                                 .n_draws = shape->n_draws,
-                                .is_few = p->is_few,
+                                .few = p->few,
                                 .draws_wait = pass->draws_wait,
                                 .state = p->state_work,
                                 .hidden.n = pass->hidden.n};

@@ -34,7 +34,7 @@ struct passes {
     struct pass_view view; // view of the current pass; the lanes' tables are always valid
     struct pass_shape shape;
     struct attention_plan_facts plan;
-    bool is_few;                          // attention/few.cu may compute the pass
+    struct few_pass few;
     struct state_work state_work;         // an upper bound for the pass's work
     int32_t n_state_slots[CUDA_MAX_SETS]; // number of slots of each state set, including the lanes;
                                           // 0: there is no such set

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks attention against a naive fp32 version, over random passes. */
 #include "bench/ops/attention_scene.cuh"
+#include "cuda/few.h"
 #include "engine/base/optional.h"
 
 /* An element of any dtype as fp32. */
@@ -314,6 +315,21 @@ struct few_case {
     float *cos_sin, *inv_freq, *norms, *runs;
     struct sum_parts sums; // n 0: qkv needs no summing
     size_t qkv_bytes;
+    struct few_pass few;
+
+    bool several() const
+    {
+        return few.seq_rows > 1;
+    }
+
+    /* True if the kernel supports the case. */
+    bool is_taken() const
+    {
+        const int32_t d = s.dim_k;
+        return several()
+                   ? k_attention_several_takes(&rope_args, &rope, d, d, &s.view, &p.limits, &few)
+                   : k_attention_few_takes(&rope_args, &rope, d, d, &s.view, &p.limits);
+    }
 
     void open(struct rng &r, bool deterministic)
     {
@@ -339,8 +355,17 @@ struct few_case {
             s.dim_k = s.dim_v = 256;
             n_seqs = r.between(1, 12);
         }
-        for (int n = n_seqs; n > 0; n--) {
-            add_seq(s, r.below(longest), 1, false);
+        few = {n_seqs, 1, 0};
+        if (!deterministic && s.format == KV_PLAIN && r.below(2)) {
+            few = {r.between(1, 4), FEW_SEQ_ROWS, 0};
+        }
+        for (int n = few.n_seqs; n > 0; n--) {
+            const int most = std::min((int)FEW_SEQ_ROWS, ATTENTION_COMPLETE_ROWS / few.n_seqs);
+            add_seq(s, r.below(longest), several() ? r.between(1, most) : 1,
+                    several() && r.below(3) == 0);
+            if (s.seqs.back().tree) {
+                plant_tree(s, s.seqs.back(), r);
+            }
         }
         build(s, 1, r.next());
         prepare(p, s, 0, s.seqs, s.groups, r.below(3), deterministic);
@@ -361,9 +386,9 @@ struct few_case {
         fill(norms, DT_F32, 2 * s.dim_k, 5, 1.0f);
         rope = {cos_sin, n_pairs, max_pos, false};
         CHECK(k_rope_table(0, cos_sin, inv_freq, &rope, 1.1f));
-        // With pages of codes or large heads the kernel takes so few rows that the product before
-        // it leaves no partial sums.
-        const bool complete = s.format != KV_PLAIN || large;
+        // With pages of codes, large heads or several rows per sequence the kernel takes so few
+        // rows that the product before it leaves no partial sums.
+        const bool complete = s.format != KV_PLAIN || large || several();
         const int n_runs = !complete && r.below(2) ? r.between(2, 6) : 0;
         const int64_t run = (int64_t)n_rows * width;
         runs = device_new<float>((size_t)((n_runs + 1) * run));
@@ -416,7 +441,7 @@ struct few_case {
     }
 
     /* Returns the output, followed by all pages. */
-    std::vector<float> run(bool few)
+    std::vector<float> run(bool is_few)
     {
         CHECK(cudaMemcpy(qkv, old_qkv, qkv_bytes, cudaMemcpyDeviceToDevice));
         CHECK(cudaMemcpy(s.kv, old_kv, s.layer_bytes, cudaMemcpyDeviceToDevice));
@@ -426,9 +451,9 @@ struct few_case {
             empty_coded(s.tables[i * s.table_stride + slot / s.block_tokens],
                         slot % s.block_tokens);
         }
-        for (size_t i = 0; s.format == KV_PLAIN && i < s.seqs.size(); i++) {
-            const int slot = s.seqs[i].n_past, bt = s.block_tokens;
-            const int32_t page = s.tables[i * s.table_stride + slot / bt];
+        for (size_t i = 0; s.format == KV_PLAIN && i < s.rows.size(); i++) {
+            const int slot = s.rows[i].slot_pos, bt = s.block_tokens;
+            const int32_t page = s.tables[s.rows[i].lane * s.table_stride + slot / bt];
             for (int h = 0; h < 2 * s.n_kv_heads; h++) {
                 CHECK(cudaMemset((char *)s.kv +
                                      2 * (page * s.view.page_stride + h / 2 * s.view.head_stride +
@@ -436,10 +461,12 @@ struct few_case {
                                  0xff, s.dim_k * 2));
             }
         }
-        const size_t n = s.seqs.size() * (size_t)s.n_heads * s.dim_v;
+        const size_t n = s.rows.size() * (size_t)s.n_heads * s.dim_v;
         CHECK(cudaMemset(p.launch.out, 0xff, n * 2));
         const int32_t d = s.dim_k;
-        if (few) {
+        if (is_few && several()) {
+            CHECK(k_attention_several(0, &rope_args, &rope, norms, norms + d, &p.launch, &few));
+        } else if (is_few) {
             CHECK(
                 k_attention_few(0, &rope_args, &rope, norms, norms + d, &p.launch, &sums, nullptr));
         } else {
@@ -475,10 +502,10 @@ static bool few_is_right(int seed, bool deterministic, double *worst, int *n_tak
     const struct scene &s = c.s;
     bool good = k_rope_takes_sums(&c.rope_args, &c.rope, s.dim_k, s.dim_k, &s.view);
     double far = 0;
-    if (k_attention_few_takes(&c.rope_args, &c.rope, s.dim_k, s.dim_k, &s.view, &c.p.limits)) {
+    if (c.is_taken()) {
         ++*n_taken;
         const std::vector<float> want = c.run(false), got = c.run(true);
-        const size_t n_out = s.seqs.size() * (size_t)s.n_heads * s.dim_v;
+        const size_t n_out = s.rows.size() * (size_t)s.n_heads * s.dim_v;
         for (size_t i = 0; i < want.size(); i++) {
             const bool exact = deterministic || (s.format != KV_PLAIN && i >= n_out);
             good = good && std::isnan(want[i]) == std::isnan(got[i]);
@@ -496,7 +523,7 @@ static bool few_is_right(int seed, bool deterministic, double *worst, int *n_tak
                "farthest %g\n",
                seed, text_if(deterministic, " (bits)"), s.n_heads, s.n_kv_heads, s.dim_k,
                s.dtype == DT_BF16 ? "bf16" : "f16", s.format, s.block_tokens, c.p.launch.n_rows,
-               s.seqs.size(), far);
+               s.rows.size(), far);
     }
     c.close();
     return good;

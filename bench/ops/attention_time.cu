@@ -2,6 +2,7 @@
 /* Times attention: passes alone, shared prefixes, and steps in which attention runs between a
  * layer's products. */
 #include "bench/ops/attention_scene.cuh"
+#include "cuda/few.h"
 #include "engine/base/optional.h"
 
 /* The shape of Llama 3 8B, for comparison with published numbers. */
@@ -205,7 +206,8 @@ struct layer_chain {
 
     enum way { NONE, APART, FEW };
 
-    void issue(cudaStream_t stream, const struct attention_launch &a, int layer, enum way way)
+    void issue(cudaStream_t stream, const struct attention_launch &a, const struct few_pass &few,
+               int layer, enum way way)
     {
         const bf16_t *w = weights + layer * WEIGHTS;
         product(stream, x, w, qkv, QKV, a.n_rows);
@@ -217,7 +219,9 @@ struct layer_chain {
         r.n_heads = a.n_heads;
         r.n_kv_heads = a.kv.n_kv_heads;
         r.head_dim = a.kv.head_dim_k;
-        if (way == FEW) {
+        if (way == FEW && few.seq_rows > 1) {
+            CHECK(k_attention_several(stream, &r, &rope, nullptr, nullptr, &a, &few));
+        } else if (way == FEW) {
             CHECK(k_attention_few(stream, &r, &rope, nullptr, nullptr, &a, nullptr, nullptr));
         } else {
             CHECK(k_rope_store(stream, &r, &rope, nullptr, 0, nullptr, 0, &a.kv, &a.pass, nullptr));
@@ -237,23 +241,25 @@ struct layer_chain {
     }
 };
 
-/* Times decoding after rope and between products, whose weights evict everything else from the L2
- * cache. Attention's time is that of the chain with it minus that of the chain without it. */
+/* Times rows of decoding sequences after rope and between products, whose weights evict everything
+ * else from the L2 cache. Attention's time is that of the chain with it minus that of the chain
+ * without it. */
 static void time_in_step(int n_seqs, int n_past, bool deterministic,
-                         enum kv_format format = KV_PLAIN)
+                         enum kv_format format = KV_PLAIN, int seq_rows = 1)
 {
+    const struct few_pass few = {n_seqs, seq_rows, 0};
     struct scene s = llama_8b(64);
     s.format = format;
     for (int i = 0; i < n_seqs; i++) {
-        add_seq(s, n_past, 1, false);
+        add_seq(s, n_past, seq_rows, false);
     }
-    const double bytes = (double)n_seqs * (n_past + 1) * token_bytes(s);
+    const double bytes = (double)n_seqs * (n_past + seq_rows) * token_bytes(s);
     const int n_layers = std::max(4, std::min(12, (int)(800e6 / bytes)));
     build(s, n_layers, 7);
     struct prepared p;
     prepare(p, s, 0, s.seqs, s.groups, 0, deterministic);
     struct layer_chain chain;
-    chain.open(n_layers, n_seqs);
+    chain.open(n_layers, s.n_rows());
     p.launch.q = chain.qkv;
     p.launch.q_stride = layer_chain::QKV;
     double us[3] = {};
@@ -261,24 +267,43 @@ static void time_in_step(int n_seqs, int n_past, bool deterministic,
         us[way] = time_us(n_layers, [&](cudaStream_t stream, int i) {
             struct attention_launch a = p.launch;
             a.kv.base = s.kv + (size_t)i * s.layer_bytes;
-            chain.issue(stream, a, i, (enum layer_chain::way)way);
+            chain.issue(stream, a, few, i, (enum layer_chain::way)way);
         });
     }
-    printf("%s%s%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); fused "
-           "with rope %6.1f%s\n",
+    printf("%s%s%3d x %d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); "
+           "fused with rope %6.1f%s\n",
            text_if(deterministic, "deterministic "), text_if(format != KV_PLAIN, "codes "), n_seqs,
-           n_past + 1, us[1] - us[0], us[0], bytes / 4.5e6, us[2] - us[0],
+           seq_rows, n_past + 1, us[1] - us[0], us[0], bytes / 4.5e6, us[2] - us[0],
            text_if(attention_few_keys(n_seqs) > n_past, ", used"));
     chain.close();
     finish(p);
     destroy(s);
 }
 
+/* Rows to verify. */
+static void time_several_in_step()
+{
+    for (int rows : {2, 4, 8}) {
+        time_in_step(1, 299, false, KV_PLAIN, rows);
+        time_in_step(1, 2047, false, KV_PLAIN, rows);
+    }
+    time_in_step(1, 8191, false, KV_PLAIN, 4);
+    time_in_step(4, 2047, false, KV_PLAIN, 4);
+    time_in_step(8, 2047, false, KV_PLAIN, 2);
+}
+
 /* Times attention in a chain, where a launch overlaps with its neighbours; timing a single kernel
- * does not show this. With the environment variable FORMATS only pages of codes are timed. */
+ * does not show this. With the environment variable FORMATS only pages of codes are timed, with
+ * ROWS only several rows of a sequence. */
 void bench_attention_step()
 {
-    printf("attention in a step: the time that it adds to a chain of qkv, rope, attention and o\n");
+    printf(
+        "attention in a step: the time that it adds to a chain of qkv, rope, attention and o, for "
+        "sequences x rows x keys\n");
+    if (getenv("ROWS")) {
+        time_several_in_step();
+        return;
+    }
     for (enum kv_format f : {KV_INT4, KV_FP8}) {
         for (int n : {1, 4, 8}) {
             time_in_step(n, 299, false, f);
@@ -303,6 +328,7 @@ void bench_attention_step()
         time_in_step(n, 2047, true);
     }
     time_in_step(1, 8191, false);
+    time_several_in_step();
 }
 
 /* Times a few cases, for comparing two builds. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Decoding rows, for which one kernel may do rope, the store into pages and attention, compared
- * with the scalar backend. */
+/* Decoding rows and drafts to verify, for which one kernel may do rope, the store into pages and
+ * attention, compared with the scalar backend. */
 #include "test/cuda/cuda_layers.h"
 
 #ifdef SLUICE_CUDA
@@ -22,19 +22,19 @@ static const struct stored plain_numbers = {.format = KV_PLAIN};
 
 /* Numbers of older keys, around the edges of blocks and chunks; and more keys than the warps of a
  * cluster fetch ahead. */
-enum { MOST_ROWS = 6 };
-static const int32_t shorts[MOST_ROWS] = {100, 0, 14, 64, 47, 150}, longs[] = {450, 31};
+enum { MOST_SEQS = 6 };
+static const struct seq_spec shorts[] = {{100, 1, false}, {0, 1, false},  {14, 1, false},
+                                         {64, 1, false},  {47, 1, false}, {150, 1, false}};
+static const struct seq_spec longs[] = {{450, 1, false}, {31, 1, false}};
 
 /* Decode steps whose rows read what earlier steps stored: rope, store and attention are one kernel
  * for the shapes that it supports. The second pass of each step attends to nothing, like a pass
  * that ends with its last layer's keys; the keys must be stored all the same. */
 static void few_case(enum dtype dtype, const struct shape *s, struct stored stored,
-                     const int32_t *past, int32_t n_specs)
+                     const struct seq_spec *first, int32_t n_specs)
 {
-    struct seq_spec specs[MOST_ROWS];
-    for (int32_t i = 0; i < n_specs; i++) {
-        specs[i] = (struct seq_spec){past[i], 1, false};
-    }
+    struct seq_spec specs[MOST_SEQS];
+    memcpy(specs, first, (size_t)n_specs * sizeof *specs);
     static struct test_pass t;
     struct setup u = {0};
     REQUIRE(open_setup_of(&u, dtype, false, s, stored));
@@ -48,13 +48,13 @@ static void few_case(enum dtype dtype, const struct shape *s, struct stored stor
         char what[160];
         snprintf(what, sizeof what,
                  "few: dtype %d heads %d/%d of %d pairs %d norm %d window %d, format %d of %g, "
-                 "step %d",
+                 "%d rows after %d keys, step %d",
                  dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->n_pairs, s->qk_norm, s->window,
-                 stored.format, (double)stored.k_scale, step);
+                 stored.format, (double)stored.k_scale, specs->n_new, specs->n_past, step);
         store_and_attend(&u, t.pass.n_rows, what);
         pass_end(p);
         for (int32_t i = 0; i < n_specs; i++) {
-            specs[i].n_past++;
+            specs[i].n_past += specs[i].n_new;
         }
         pass_of(&t, specs, n_specs, false, 32 + (uint64_t)step);
         pass_begin(p, &t);
@@ -63,7 +63,7 @@ static void few_case(enum dtype dtype, const struct shape *s, struct stored stor
         step_end(p, NULL);
         step_begin(p);
         for (int32_t i = 0; i < n_specs; i++) {
-            specs[i].n_past++;
+            specs[i].n_past += specs[i].n_new;
         }
     }
     step_end(p, NULL);
@@ -133,6 +133,42 @@ TEST(few_decoding_rows_of_codes_agree)
         for (int32_t i = 0; i < COUNT(shapes) * COUNT(stored_codes); i++) {
             few_case(pair_dtypes[d], &shapes[i / COUNT(stored_codes)],
                      stored_codes[i % COUNT(stored_codes)], shorts, COUNT(shorts));
+        }
+    }
+}
+
+/* Several rows of few sequences: chains and trees, around the edges of chunks and blocks. */
+TEST(several_rows_of_few_sequences_agree)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64, false, 0, false, 0},
+        {16, 2, 256, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 64, false, 0, false, 0},
+        {7, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {3, 3, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, false, 0, false, 0},
+        {8, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 33, 0.0f, true, 16, false, 0, false, 0},
+        {16, 1, 128, 64, false, QK_NORM_NONE, NORM_RMS, 20, 0.0f, true, 32, false, 0, false, 0},
+        {8, 2, 128, 64, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64, false, 9, false, 0},
+        {8, 2, 256, 128, false, QK_NORM_HEAD, NORM_RMS, 50, 0.0f, true, 64, false, 20, true, 0},
+        {5, 1, 256, 128, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 50, true, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, false, 16, false, 0, false, 0},
+        /* Clusters of two blocks, whose warps have more chunks than they fetch ahead. */
+        {24, 12, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64, false, 0, false, 0},
+        {12, 12, 256, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 64, false, 0, false, 0},
+    };
+    static const struct seq_spec chains[] = {{61, 4, false}, {0, 8, false}, {14, 4, false}};
+    static const struct seq_spec alone[] = {{158, 5, false}};
+    static const struct seq_spec mixed[] = {
+        {47, 1, false}, {100, 5, true}, {0, 1, false}, {63, 2, false}, {12, 7, false}};
+    static const struct seq_spec far[] = {{430, 3, true}, {62, 2, false}};
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(shapes); i++) {
+            few_case(pair_dtypes[d], &shapes[i], plain_numbers, chains, COUNT(chains));
+            few_case(pair_dtypes[d], &shapes[i], plain_numbers, alone, COUNT(alone));
+            few_case(pair_dtypes[d], &shapes[i], plain_numbers, mixed, COUNT(mixed));
+            if (shapes[i].block_tokens == 64) {
+                few_case(pair_dtypes[d], &shapes[i], plain_numbers, far, COUNT(far));
+            }
         }
     }
 }

@@ -98,6 +98,11 @@ static void nan_rows_case(enum dtype dtype, bool deterministic, const struct sha
     static const struct seq_spec decode[] = {
         {PAST, 1, false}, {PAST, 1, false}, {40, 1, false}, {PAST, 1, false}};
     static const struct broken_row one[] = {{1, VALUE_INFINITE}};
+    /* Drafts to verify: rows 0 to 3, 4 to 6, 7 to 11 and 12 to 15. */
+    static const struct seq_spec drafts[] = {
+        {PAST + 1, 4, false}, {PAST + 1, 3, false}, {41, 5, true}, {PAST + 1, 4, false}};
+    static const struct broken_row some[] = {
+        {1, VALUE_NAN}, {5, KEY}, {9, ALL}, {14, VALUE_INFINITE}};
     /* Rows 0 to 39, 40 to 109, 110 to 118 and 119 to 138. */
     static const struct seq_spec mixed[] = {
         {PAST + 1, 40, false}, {PAST + 1, 70, false}, {41, 9, true}, {PAST + 1, 20, false}};
@@ -126,6 +131,7 @@ static void nan_rows_case(enum dtype dtype, bool deterministic, const struct sha
     step_end(p, NULL);
     step_begin(p);
     attend_rows(&u, &t, decode, one, COUNT(one), what);
+    attend_rows(&u, &t, drafts, some, COUNT(some), what);
     attend_rows(&u, &t, mixed, several, COUNT(several), what);
     step_end(p, NULL);
     pair_close(p);

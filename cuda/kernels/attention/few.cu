@@ -158,22 +158,6 @@ static bool fills(int n_rows, int n_each, int n_sms)
     return !is_many(n_rows) || 2 * n_rows * n_each > n_sms;
 }
 
-/* log2 of the number of blocks in a cluster. Clusters have more than two blocks only if all of them
- * together cover at most half of the device, because more are not faster. 0: not even two blocks
- * per unit fit, so each block works alone. */
-static int log_cluster_of(const struct few_params &p, int head_dim, int n_sms)
-{
-    const int n = p.n_units;
-    if (2 * n > n_sms) {
-        return 0;
-    }
-    int log = 1;
-    while (2 << log <= MAX_CLUSTER && 2 << log <= head_dim / 16 && (4 << log) * n <= n_sms) {
-        log++;
-    }
-    return log;
-}
-
 /* log2 of the number of parts into which a group's heads are divided, at most seven heads each,
  * because the eighth column is for the new key. -1: the group is not supported. */
 static int log_parts_of(int group)
@@ -196,13 +180,12 @@ static bool plain_takes(const struct kv_view *kv, int d)
 static bool coded_takes(const struct rope_store_args *a, const struct kv_view *kv,
                         const struct attention_limits *limits)
 {
-    struct few_params p = {};
-    p.n_units =
+    const int n_units =
         a->n_rows * (a->n_kv_heads << std::max(0, log_parts_of(a->n_heads / a->n_kv_heads)));
     return !limits->deterministic && kv->codes.tokens == CHUNK &&
            (kv->codes.word_bytes == 0 || kv->codes.word_bytes == 4) &&
            a->n_rows <= ATTENTION_COMPLETE_ROWS &&
-           log_cluster_of(p, a->head_dim, limits->n_sms) > 0;
+           few_log_cluster(n_units, a->head_dim, limits->n_sms) > 0;
 }
 
 /* Only the kernel of this file rotates neighbouring elements together. */
@@ -233,29 +216,47 @@ static bool rope_fits(const struct rope_store_args *a, const struct rope_view *r
            !a->v_norm && (!rope->interleaved || interleaved_takes(a, kv, limits));
 }
 
-extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
-                                      int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
-                                      const struct attention_limits *limits)
+/* What does not depend on the number of rows. */
+static bool layer_fits(const struct rope_store_args *a, const struct rope_view *rope,
+                       int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
+                       const struct attention_limits *limits)
 {
     const int d = a->head_dim, bt = kv->block_tokens;
     return limits->sm == 90 && a->qkv.dtype == kv->dtype &&
            (kv->dtype == DT_BF16 || kv->dtype == DT_F16) && kv->head_dim_k == d &&
            kv->head_dim_v == d && (bt == 16 || bt == 32 || bt == 64) && kv->v_offset > 0 &&
            a->qkv.stride % 8 == 0 && ((uintptr_t)kv->base | (uintptr_t)a->qkv.mem.p) % 16 == 0 &&
-           (kv->codes.format == KV_PLAIN ? plain_takes(kv, d) : coded_takes(a, kv, limits)) &&
-           a->n_heads % a->n_kv_heads == 0 && log_parts_of(a->n_heads / a->n_kv_heads) >= 0 &&
-           fills(a->n_rows, a->n_kv_heads << log_parts_of(a->n_heads / a->n_kv_heads),
-                 limits->n_sms) &&
-           rope_fits(a, rope, kv, limits) &&
+           (kv->codes.format != KV_PLAIN || plain_takes(kv, d)) &&
+           a->n_heads % a->n_kv_heads == 0 && rope_fits(a, rope, kv, limits) &&
            (a->qk_norm == QK_NORM_NONE ||
             (a->qk_norm == QK_NORM_HEAD && a->qk_norm_kind != NORM_LAYER && !a->norm_after_rope &&
              q_norm_n == d && k_norm_n == d));
 }
 
+extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
+                                      int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
+                                      const struct attention_limits *limits)
+{
+    const int log_parts = log_parts_of(a->n_heads / a->n_kv_heads);
+    return layer_fits(a, rope, q_norm_n, k_norm_n, kv, limits) && log_parts >= 0 &&
+           (kv->codes.format == KV_PLAIN || coded_takes(a, kv, limits)) &&
+           fills(a->n_rows, a->n_kv_heads << log_parts, limits->n_sms);
+}
+
+extern "C" bool k_attention_several_takes(const struct rope_store_args *a,
+                                          const struct rope_view *rope, int32_t q_norm_n,
+                                          int32_t k_norm_n, const struct kv_view *kv,
+                                          const struct attention_limits *limits,
+                                          const struct few_pass *few)
+{
+    return layer_fits(a, rope, q_norm_n, k_norm_n, kv, limits) && !limits->deterministic &&
+           kv->codes.format == KV_PLAIN && attention_several_takes(a, few, limits->n_sms);
+}
+
 /* True if each unit is processed by one block, which then joins whole heads. */
 static bool is_alone(const struct few_params &p, int head_dim, int n_sms)
 {
-    return p.sums.n > 0 || is_many(p.n_rows) || log_cluster_of(p, head_dim, n_sms) == 0;
+    return p.sums.n > 0 || is_many(p.n_rows) || few_log_cluster(p.n_units, head_dim, n_sms) == 0;
 }
 
 extern "C" bool k_attention_few_makes_codes(const struct rope_store_args *r,
@@ -280,8 +281,7 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
     cudaError_t e = // the attribute is per device, and each rank has one device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     if (e == cudaSuccess) {
-        e = tensor_map_2d(&map, p.kv.base, p.kv.dtype == DT_BF16, (uint64_t)DIM,
-                          (uint64_t)p.kv.n_pages * (uint64_t)p.page_rows, (uint64_t)DIM * 2, CHUNK);
+        e = few_map(&map, p);
     }
     if (e != cudaSuccess) {
         return e;
@@ -321,7 +321,7 @@ static cudaError_t by_way(cudaStream_t stream, const struct few_params &given,
         }
         return cudaErrorInvalidValue;
     }
-    p.log_cluster = log_cluster_of(p, DIM, n_sms);
+    p.log_cluster = few_log_cluster(p.n_units, DIM, n_sms);
     if (bounds.window > 0 || bounds.sinks) {
         return p.log_cluster > 0
                    ? launch_few<T, DIM, NORM, BY_CLUSTER, true, TURN>(stream, p, bounds, n_sms)
@@ -350,27 +350,32 @@ static cudaError_t by_dim(cudaStream_t stream, const struct few_params &p,
 
 template <typename T>
 static cudaError_t by_heads(cudaStream_t stream, const struct few_params &p,
-                            const struct few_bounds &bounds, bool norm,
-                            const struct rope_view *rope, int n_sms)
+                            const struct few_bounds &bounds, bool norm, few_turn turn, int n_sms)
 {
-    if (rope->interleaved) {
+    if (turn == TURN_NEIGHBOURS) {
         return by_dim<T, false, TURN_NEIGHBOURS>(stream, p, bounds, n_sms);
     }
-    if (2 * rope->n_pairs != p.kv.head_dim_k) {
+    if (turn == TURN_FIRST) {
         return by_dim<T, true, TURN_FIRST>(stream, p, bounds, n_sms);
     }
     return norm ? by_dim<T, true, TURN_HALVES>(stream, p, bounds, n_sms)
                 : by_dim<T, false, TURN_HALVES>(stream, p, bounds, n_sms);
 }
 
-extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_store_args *r,
-                                       const struct rope_view *rope, const float *q_norm,
-                                       const float *k_norm, const struct attention_launch *a,
-                                       const struct sum_parts *sums, const struct round_args *codes)
+static few_turn turn_of(const struct rope_view *rope, int head_dim)
+{
+    if (rope->interleaved) {
+        return TURN_NEIGHBOURS;
+    }
+    return 2 * rope->n_pairs == head_dim ? TURN_HALVES : TURN_FIRST;
+}
+
+/* The parameters that do not depend on how rows are divided. */
+static struct few_params params_of(const struct rope_store_args *r, const struct rope_view *rope,
+                                   const float *q_norm, const float *k_norm,
+                                   const struct attention_launch *a)
 {
     struct few_params p = {};
-    p.sums = sums ? *sums : sum_parts{};
-    p.codes = codes ? *codes : round_args{};
     p.qkv = r->qkv.mem.p;
     p.out = a->out;
     p.stride = r->qkv.stride;
@@ -389,13 +394,6 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.max_pos = rope->max_pos;
     p.n_rows = a->n_rows;
     p.n_heads = a->n_heads;
-    p.log_parts = log_parts_of(a->n_heads / a->kv.n_kv_heads);
-    p.group = a->n_heads / a->kv.n_kv_heads >> p.log_parts;
-    p.n_units = p.n_rows * p.heads_y();
-    p.log_heads = 1;
-    while (1 << p.log_heads < p.group && p.log_heads < 3) {
-        p.log_heads++;
-    }
     p.log_bt = a->kv.block_tokens == 32 ? 5 : 6;
     if (a->kv.block_tokens == 16) {
         p.log_bt = 4;
@@ -405,17 +403,45 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.growth = r->growth;
     p.v_norm = r->v_norm;
     p.scale_log2 = a->scale * LOG2E;
+    return p;
+}
+
+extern "C" cudaError_t k_attention_several(cudaStream_t stream, const struct rope_store_args *r,
+                                           const struct rope_view *rope, const float *q_norm,
+                                           const float *k_norm, const struct attention_launch *a,
+                                           const struct few_pass *few)
+{
+    return attention_several(stream, params_of(r, rope, q_norm, k_norm, a), a, few,
+                             r->qk_norm == QK_NORM_HEAD, turn_of(rope, a->kv.head_dim_k));
+}
+
+extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_store_args *r,
+                                       const struct rope_view *rope, const float *q_norm,
+                                       const float *k_norm, const struct attention_launch *a,
+                                       const struct sum_parts *sums, const struct round_args *codes)
+{
+    struct few_params p = params_of(r, rope, q_norm, k_norm, a);
+    p.sums = sums ? *sums : sum_parts{};
+    p.codes = codes ? *codes : round_args{};
+    p.log_parts = log_parts_of(a->n_heads / a->kv.n_kv_heads);
+    p.group = a->n_heads / a->kv.n_kv_heads >> p.log_parts;
+    p.n_units = p.n_rows * p.heads_y();
+    p.log_heads = 1;
+    while (1 << p.log_heads < p.group && p.log_heads < 3) {
+        p.log_heads++;
+    }
     const struct few_bounds bounds = {a->window, a->sinks};
     const bool norm = r->qk_norm == QK_NORM_HEAD;
     if (a->kv.codes.format != KV_PLAIN) {
         p.q_norm = norm ? q_norm : nullptr;
-        p.log_cluster = log_cluster_of(p, a->kv.head_dim_k, a->limits->n_sms);
+        p.log_cluster = few_log_cluster(p.n_units, a->kv.head_dim_k, a->limits->n_sms);
         return attention_few_kv(stream, p);
     }
     if (a->limits->deterministic) {
         return attention_few_fixed(stream, p, norm, a->limits->n_sms);
     }
     const int32_t n_sms = a->limits->n_sms;
-    return a->dtype == DT_BF16 ? by_heads<bf16_t>(stream, p, bounds, norm, rope, n_sms)
-                               : by_heads<f16_t>(stream, p, bounds, norm, rope, n_sms);
+    const few_turn turn = turn_of(rope, a->kv.head_dim_k);
+    return a->dtype == DT_BF16 ? by_heads<bf16_t>(stream, p, bounds, norm, turn, n_sms)
+                               : by_heads<f16_t>(stream, p, bounds, norm, turn, n_sms);
 }

@@ -101,7 +101,7 @@ struct few {
             fetch(i);
         }
         if (!S::MANY) {
-            rope.load_weights(p, lane);
+            rope.load_weights(p, lane, is_query());
         }
     }
 
@@ -179,7 +179,13 @@ struct few {
         const int pos = __shfl_sync(0xffffffffu, info.pos, k);
         new_page = p.blocks[(int64_t)__shfl_sync(0xffffffffu, info.lane, k) * p.blocks_stride +
                             (past >> p.log_bt)];
-        rope.load_angles(p, lane, pos);
+        rope.load_angles(p, lane, pos, is_query());
+    }
+
+    /* True if this lane's row is a query head; otherwise it is the new key. */
+    __device__ __forceinline__ bool is_query() const
+    {
+        return lane >> 2 < p.group;
     }
 
     __device__ __forceinline__ int first_head() const
@@ -265,7 +271,8 @@ struct few {
     __device__ __forceinline__ void rotate()
     {
         if (S::MANY) {
-            rope.load_weights(p, lane); // there are too few registers to keep them loaded
+            // there are too few registers to keep them loaded
+            rope.load_weights(p, lane, is_query());
         }
         rope.apply(p, lane, q);
     }

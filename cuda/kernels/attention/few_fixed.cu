@@ -109,13 +109,6 @@ __global__ void __launch_bounds__(fixed_team_shape<DIM>::WARPS * 32, 2)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-static cudaError_t map_chunks(CUtensorMap *map, const struct few_params &p)
-{
-    const uint64_t dim = (uint64_t)p.kv.head_dim_k;
-    return tensor_map_2d(map, p.kv.base, p.kv.dtype == DT_BF16, dim,
-                         (uint64_t)p.kv.n_pages * (uint64_t)p.page_rows, dim * 2, CHUNK);
-}
-
 template <typename T, int DIM, bool NORM>
 static cudaError_t launch_teams(cudaStream_t stream, const struct few_params &p,
                                 const CUtensorMap &map, int n_sms)
@@ -158,7 +151,7 @@ template <typename T, int DIM, bool NORM>
 static cudaError_t by_rows(cudaStream_t stream, const struct few_params &p, int n_sms)
 {
     CUtensorMap map;
-    const cudaError_t e = map_chunks(&map, p);
+    const cudaError_t e = few_map(&map, p);
     if (e != cudaSuccess) {
         return e;
     }

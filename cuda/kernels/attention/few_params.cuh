@@ -4,7 +4,9 @@
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_FEW_PARAMS_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_PARAMS_CUH
 
+#include "cuda/few.h"
 #include "cuda/gemm.h"
+#include "cuda/kernels/device/hopper.cuh"
 #include "cuda/kernels/kernels.h"
 
 /* What processes a unit: a cluster; a block, without or with partial sums to add; with many rows,
@@ -73,6 +75,36 @@ cudaError_t attention_few_fixed(cudaStream_t stream, const struct few_params &p,
 /* few_kv.cu: pages of codes. Each unit is processed by a cluster. */
 cudaError_t attention_few_kv(cudaStream_t stream, const struct few_params &p);
 
+/* few_several.cu: several rows per sequence. takes: what depends on their number. */
+bool attention_several_takes(const struct rope_store_args *a, const struct few_pass *few,
+                             int32_t n_sms);
+cudaError_t attention_several(cudaStream_t stream, const struct few_params &of,
+                              const struct attention_launch *a, const struct few_pass *few,
+                              bool norm, few_turn turn);
+
+/* log2 of the number of blocks in a cluster. Clusters have more than two blocks only if all of them
+ * together cover at most half of the device, because more are not faster. 0: not even two blocks
+ * per unit fit, so each block works alone. */
+static inline int few_log_cluster(int n_units, int head_dim, int n_sms)
+{
+    if (2 * n_units > n_sms) {
+        return 0;
+    }
+    int log = 1;
+    while (2 << log <= MAX_CLUSTER && 2 << log <= head_dim / 16 && (4 << log) * n_units <= n_sms) {
+        log++;
+    }
+    return log;
+}
+
+/* The map of chunks of pages. */
+static inline cudaError_t few_map(CUtensorMap *map, const struct few_params &p)
+{
+    const uint64_t dim = (uint64_t)p.kv.head_dim_k;
+    return tensor_map_2d(map, p.kv.base, p.kv.dtype == DT_BF16, dim,
+                         (uint64_t)p.kv.n_pages * (uint64_t)p.page_rows, dim * 2, CHUNK);
+}
+
 template <int DIM, few_way WAY> struct few_shape {
     static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
     static constexpr bool SUMS = WAY == BY_BLOCK_OF_SUMS || WAY == IN_TURN_OF_SUMS;
@@ -100,6 +132,29 @@ template <int DIM, few_way WAY> struct few_shape {
     {
         return WARPS * SLOTS * SLOT + BARRIER_BYTES + room_bytes(p) +
                (SUMS ? (p.group + 2) * DIM * 2 : 0);
+    }
+};
+
+/* The same for several rows per sequence. TILES: tiles of 8 columns of a unit. MOST_SLOTS: chunks
+ * in flight per warp; with heads of 256 there is no room for all slots of the last warp. */
+template <int DIM> struct several_shape {
+    static constexpr bool LARGE = DIM == 256;
+    static constexpr int WARPS = LARGE ? 4 : 8, MOST_SLOTS = LARGE ? 3 : 2, SLOTS = LARGE ? 11 : 16;
+    static constexpr int TILES = LARGE ? 1 : 2, COLUMNS = 8 * TILES;
+    static constexpr int J = DIM / 32, LOG_TILES = DIM / 128 + 2;
+    static constexpr int BOX = FEW_BOX_BYTES, BOXES = DIM / 64, SLOT = 2 * BOXES * BOX;
+    static constexpr int THREADS = WARPS * 32 + 32; // the last warp loads
+    static constexpr int LANES = WARPS * 2 * BOXES; // of the warp that loads
+    static constexpr int BARRIERS = 384;            // bytes
+
+    __host__ __device__ static int room_bytes(int log_cluster)
+    {
+        return (WARPS << log_cluster) * ((DIM >> log_cluster) + 2) * COLUMNS * (int)sizeof(float);
+    }
+    /* The slots, the barriers, the results, and the tiles of the new rows. */
+    static int bytes(int log_cluster)
+    {
+        return SLOTS * SLOT + BARRIERS + room_bytes(log_cluster) + (TILES + 2) * 8 * DIM * 2;
     }
 };
 

@@ -80,10 +80,12 @@ template <typename T, int DIM, bool NORM, few_turn TURN> struct few_rope {
     float4 cos_sin[ANGLES]; // each of two pairs
     float4 weight[NORM ? J * 2 : 1];
 
-    __device__ __forceinline__ void load_weights(const struct few_params &p, int lane)
+    /* is_query: this lane's head is a query, not a key. */
+    __device__ __forceinline__ void load_weights(const struct few_params &p, int lane,
+                                                 bool is_query)
     {
         if (NORM) {
-            const float *from = lane >> 2 < p.group ? p.q_norm : p.k_norm;
+            const float *from = is_query ? p.q_norm : p.k_norm;
 #pragma unroll
             for (int j = 0; j < J * 2; j++) {
                 weight[j] =
@@ -92,7 +94,8 @@ template <typename T, int DIM, bool NORM, few_turn TURN> struct few_rope {
         }
     }
 
-    __device__ __forceinline__ void load_angles(const struct few_params &p, int lane, int pos)
+    __device__ __forceinline__ void load_angles(const struct few_params &p, int lane, int pos,
+                                                bool is_query)
     {
         const float *table = p.cos_sin + (int64_t)min(pos, p.max_pos - 1) * ROTATED;
 #pragma unroll
@@ -106,7 +109,7 @@ template <typename T, int DIM, bool NORM, few_turn TURN> struct few_rope {
             cos_sin[j] = *reinterpret_cast<const float4 *>(table + at);
         }
         // some models scale a query by its position when they rotate it
-        if (TURN != TURN_FIRST && p.growth.beta != 0.0f && lane >> 2 < p.group) {
+        if (TURN != TURN_FIRST && p.growth.beta != 0.0f && is_query) {
             const float by = growth_at(p.growth, pos);
 #pragma unroll
             for (int j = 0; j < ANGLES; j++) {
