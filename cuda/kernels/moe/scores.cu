@@ -3,17 +3,18 @@
  * router is fp32, and its scores decide between experts. So each weight is split into a sum of
  * three bf16 numbers, whose products with bf16 rows are exact and are added in fp32.
  *
- * Many rows: a block computes ROWS rows by EXPERTS experts (fewer if there would be few blocks,
- * with the same bits), a warp 16 or 32 of the rows. Weights are split on their way to shared
- * memory. Where all of a tile's weights are bf16 numbers, as most checkpoints store them, the other
- * terms are 0 and are not multiplied. Bound by reading shared memory, and by latency if there are
- * few rows.
+ * Many rows: a block computes ROWS rows by EXPERTS experts, a warp 16 or 32 of the rows. If there
+ * would be few blocks, scores_some.cu takes the rows, or in deterministic mode blocks have fewer
+ * experts, with the same bits. Weights are split on their way to shared memory. Where all of a
+ * tile's weights are bf16 numbers, as most checkpoints store them, the other terms are 0 and are
+ * not multiplied. Bound by reading shared memory, and by latency if there are few rows.
  *
  * In deterministic mode K is summed in parts of PART columns, which are added in order. With few
  * rows one warp computes a part and splits its weights in registers. With very few rows every block
  * also applies the norm before the router itself, which takes less time than a launch. */
 #include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/moe/few.cuh"
+#include "cuda/kernels/moe/scores.cuh"
 #include "cuda/moe_fixed.h"
 
 enum { ROWS = 128, MOST_EXPERTS = 64, FEW_EXPERTS = 16, DEPTH = 64, TERMS = 3, PAD = 8 };
@@ -44,14 +45,6 @@ template <int EXPERTS> struct division {
 template <int EXPERTS> struct scores_room {
     bf16_t x[division<EXPERTS>::STAGES][ROWS][DEPTH + PAD];
     bf16_t w[2][TERMS][EXPERTS][DEPTH + PAD];
-};
-
-struct scores_params {
-    const bf16_t *x;
-    const float *router, *bias;
-    float *logits;
-    int64_t x_stride;
-    int32_t n_rows, n_experts, hidden;
 };
 
 __device__ __forceinline__ static void load_x(const struct scores_params &p,
@@ -97,17 +90,14 @@ __device__ __forceinline__ static bool split_router(bf16_t (*to)[EXPERTS][DEPTH 
     bool has_more = false;
 #pragma unroll
     for (int j = 0; j < RUNS<EXPERTS>; j++) {
-        float left[4] = {w[j].x, w[j].y, w[j].z, w[j].w};
+        float2 low = make_float2(w[j].x, w[j].y), high = make_float2(w[j].z, w[j].w);
 #pragma unroll
         for (int t = 0; t < TERMS; t++) {
-            alignas(8) bf16_t part[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                part[i] = from_float<bf16_t>(left[i]);
-                left[i] -= to_float(part[i]);
-                has_more |= t == 0 && left[i] != 0.0f;
+            const uint2 term = make_uint2(next_term(low), next_term(high));
+            *(uint2 *)&to[t][run_row(j)][run_col(j)] = term;
+            if (t == 0) {
+                has_more |= low.x != 0.0f || low.y != 0.0f || high.x != 0.0f || high.y != 0.0f;
             }
-            *(uint2 *)&to[t][run_row(j)][run_col(j)] = *(const uint2 *)part;
         }
     }
     return has_more;
@@ -262,15 +252,6 @@ static cudaError_t launch_scores(cudaStream_t stream, const struct scores_params
 
 enum { TILE = 16, TILE_EXPERTS = 8, STEPS = PART / 16, PART_WARPS = 16 };
 enum { NORM_ROWS = 4, NORM_HIDDEN = PART_WARPS * 32 * RUN }; // the most that a block normalises
-
-/* Returns the next term of the split of both elements (the largest left) and subtracts it. */
-__device__ __forceinline__ static uint32_t next_term(float2 &left)
-{
-    alignas(4) const bf16_t term[2] = {from_float<bf16_t>(left.x), from_float<bf16_t>(left.y)};
-    left.x -= to_float(term[0]);
-    left.y -= to_float(term[1]);
-    return *(const uint32_t *)term;
-}
 
 /* The column of K where a lane's pair h of step s of a part begins. */
 __device__ __forceinline__ static int32_t pair_column(int32_t part, int s, int h)
@@ -507,6 +488,6 @@ cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, co
                          const float *bias, int32_t hidden, float *logits)
 {
     const struct scores_params p = params_of(a, router, bias, hidden, logits);
-    return few_blocks(p) ? launch_scores<FEW_EXPERTS, false>(stream, p)
+    return few_blocks(p) ? k_moe_scores_some(stream, p)
                          : launch_scores<MOST_EXPERTS, false>(stream, p);
 }

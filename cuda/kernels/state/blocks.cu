@@ -12,9 +12,9 @@
  * Let L be the strictly lower part of strength_i (k_i . k_j) exp(G_i - G_j). A block's values are u
  * = (1 + L)^-1 r with r_i = strength_i (v_i - exp(G_i) k_i S). Rows from earlier passes have no row
  * in L, and their r is the stored u. */
-#include "cuda/kernels/state/blocks.cuh"
+#include "cuda/kernels/state/inverse.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / 32, ROWS = BLOCK / WARPS };
+enum { ROWS = BLOCK / WARPS }; // rows of a warp in the convolution
 
 /* ---- the convolution --------------------------------------------------------------------------
  */
@@ -36,25 +36,37 @@ template <typename T, int N>
 __device__ static void load_inputs(const struct blocks_params &p, const struct block_item &b,
                                    int32_t channel, struct inputs_room<T, N> &room)
 {
-    constexpr int VECS = N / 8;
-    const int32_t past = b.seq.n_past, end = past + b.seq.n_rows;
-#pragma unroll 2
-    for (int32_t i = threadIdx.x; i < (BLOCK + TAPS - 1) * VECS; i += THREADS) {
-        const int32_t row = i / VECS, c = i % VECS * 8, pos = b.begin - (TAPS - 1) + row;
-        const T *from = pos >= past ? (const T *)p.x + (b.seq.first_row + pos - past) * p.x_stride
-                                    : inputs_at<T>(p.state, b.seq.lane, max(pos, 0));
-        const bool is = pos >= 0 && pos >= past - (TAPS - 1) && pos < end;
-        cp_async_16(&room.x[row][c], is ? from + channel + c : (const T *)p.x, is);
+    constexpr int VECS = N / 8, STEP = THREADS / VECS;
+    const int32_t past = b.seq.n_past, end = past + b.seq.n_rows, first = threadIdx.x / VECS;
+    const int32_t c = threadIdx.x % VECS * 8, before = b.begin - (TAPS - 1);
+    const int64_t row_x = b.seq.first_row + before + first - past;
+    const T *x = (const T *)p.x + row_x * p.x_stride + channel + c;
+#pragma unroll 1
+    for (int32_t row = first; row < BLOCK + TAPS - 1; row += STEP, x += STEP * p.x_stride) {
+        const int32_t pos = before + row;
+        const T *from = x;
+        bool is = pos < end;
+        if (pos < past) {
+            from = inputs_at<T>(p.state, b.seq.lane, max(pos, 0)) + channel + c;
+            is = pos >= 0 && pos >= past - (TAPS - 1);
+        }
+        cp_async_16(&room.x[row][c], is ? from : (const T *)p.x, is);
     }
     cp_async_commit();
+}
+
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* x * sigmoid(x) in few instructions */
 __device__ __forceinline__ float silu(float x)
 {
-    float e, r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.4426950408889634f));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + exp2_fast(x * -1.4426950408889634f)));
     return x * r;
 }
 
@@ -94,7 +106,7 @@ __device__ static void convolve(const struct blocks_params &p, const struct bloc
 #pragma unroll 4
     for (int32_t t = first; t < first + ROWS; t++) {
         const pack<T, E> x = *(const pack<T, E> *)&room.x[t + TAPS - 1][lane * E];
-        float y[E], square = 0.0f;
+        float y[E], by = 1.0f;
 #pragma unroll
         for (int e = 0; e < E; e++) {
 #pragma unroll
@@ -108,16 +120,20 @@ __device__ static void convolve(const struct blocks_params &p, const struct bloc
                 sum = fmaf(in[j][e], weight[j][e], sum);
             }
             y[e] = p.silu ? silu(sum) : sum;
-            square = fmaf(y[e], y[e], square);
         }
-        float by = t >= b.at && t < b.end ? 1.0f : 0.0f; // 0: y is finite, since its inputs are 0
         if (part.normed) {
-            by *= rsqrtf(warp_sum(square) + 1e-6f) * part.scale;
+            float square = 0.0f;
+#pragma unroll
+            for (int e = 0; e < E; e++) {
+                square = fmaf(y[e], y[e], square);
+            }
+            by = rsqrtf(warp_sum(square) + 1e-6f) * part.scale;
         }
+        const bool is = t >= b.at && t < b.end;
         pack<T, E> made;
 #pragma unroll
-        for (int e = 0; e < E; e++) {
-            made.v[e] = from_float<T>(by != 0.0f ? y[e] * by : 0.0f);
+        for (int e = 0; e < E; e += 2) {
+            ((uint32_t *)made.v)[e / 2] = is ? round_pair(y[e] * by, y[e + 1] * by, T()) : 0;
         }
         if (old && t < b.at) { // a key from an earlier pass
             made = *(const pack<T, E> *)(old + (int64_t)t * p.state.geometry.n_key_heads * N +
@@ -230,111 +246,11 @@ template <typename T, int KEY> struct scores_room {
             T q[BLOCK][LD], k[BLOCK][LD];
         };
         struct { // once q and k have been read
-            float lower[BLOCK][BLOCK + 4], half[BLOCK / 2][BLOCK / 2 + 4];
+            float lower[BLOCK][BLOCK + 4], half[BLOCK / 2][BLOCK + 4];
         };
     };
     float g[BLOCK], strength[BLOCK];
 };
-
-/* (1 + L)^-1 is built from squares of 16, 32 and 64 rows. If A and B are the inverses of a square's
- * upper left and lower right quarters, the lower left quarter of the square's inverse is -B L A,
- * with L from that quarter. All of this is in fp32. The strict upper half of `lower` is zero, and
- * the results replace L. */
-enum { SQUARE = 16 };
-
-/* A warp inverts one square on the diagonal; lane l < 16 has column l. */
-__device__ __forceinline__ static void invert_square(float (*lower)[BLOCK + 4], int32_t first)
-{
-    const int32_t column = threadIdx.x & (SQUARE - 1);
-    float x[SQUARE];
-#pragma unroll
-    for (int i = 0; i < SQUARE; i++) {
-        float sum[2] = {i == column ? 1.0f : 0.0f, 0.0f};
-#pragma unroll
-        for (int m = 0; m < i; m++) {
-            sum[m & 1] = fmaf(-lower[first + i][first + m], x[m], sum[m & 1]);
-        }
-        x[i] = sum[0] + sum[1];
-    }
-    __syncwarp();
-    if ((threadIdx.x & 31) < SQUARE) {
-#pragma unroll
-        for (int i = 0; i < SQUARE; i++) {
-            lower[first + i][first + column] = x[i];
-        }
-    }
-}
-
-/* Computes c = sign * a * b for N x N matrices: this thread's EACH adjacent elements, from (row,
- * column) on. */
-template <int N, int EACH, int LD_A, int LD_B, int LD_C>
-__device__ __forceinline__ static void multiply_square(const float (*a)[LD_A],
-                                                       const float (*b)[LD_B], float (*c)[LD_C],
-                                                       int32_t row, int32_t column, float sign)
-{
-    float sum[EACH] = {};
-#pragma unroll 4
-    for (int m = 0; m < N; m++) {
-        const float x = a[row][m];
-#pragma unroll
-        for (int e = 0; e < EACH; e += 4) {
-            const float4 y = *(const float4 *)&b[m][column + e];
-            sum[e] = fmaf(x, y.x, sum[e]);
-            sum[e + 1] = fmaf(x, y.y, sum[e + 1]);
-            sum[e + 2] = fmaf(x, y.z, sum[e + 2]);
-            sum[e + 3] = fmaf(x, y.w, sum[e + 3]);
-        }
-    }
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        c[row][column + e] = sign * sum[e];
-    }
-}
-
-/* Computes -B L A for two neighbouring squares of N rows, the first of which starts at row `first`.
- * THREADS_N threads share the work, of which this is number `thread`; `half` receives L A. */
-template <int N, int THREADS_N>
-__device__ __forceinline__ static void
-join_squares(float (*lower)[BLOCK + 4], float (*half)[BLOCK / 2 + 4], int32_t first, int32_t thread)
-{
-    constexpr int EACH = N * N / THREADS_N;
-    const int32_t row = thread / (N / EACH), column = thread % (N / EACH) * EACH;
-    const auto at = [&](int32_t r, int32_t c) {
-        return (float (*)[BLOCK + 4]) & lower[first + r][first + c];
-    };
-    multiply_square<N, EACH>((const float (*)[BLOCK + 4]) at(N, 0),
-                             (const float (*)[BLOCK + 4]) at(0, 0), half, row, column, 1.0f);
-    __syncthreads();
-    multiply_square<N, EACH>((const float (*)[BLOCK + 4]) at(N, N),
-                             (const float (*)[BLOCK / 2 + 4]) half, at(N, 0), row, column, -1.0f);
-    __syncthreads();
-}
-
-/* Called by all threads of the block. */
-__device__ static void invert(float (*lower)[BLOCK + 4], float (*half)[BLOCK / 2 + 4])
-{
-    const int32_t warp = threadIdx.x >> 5;
-    invert_square(lower, warp * SQUARE);
-    __syncthreads();
-    join_squares<SQUARE, THREADS / 2>(lower, half + (warp / 2) * SQUARE, warp / 2 * 2 * SQUARE,
-                                      threadIdx.x % (THREADS / 2));
-    join_squares<2 * SQUARE, THREADS>(lower, half, 0, threadIdx.x);
-}
-
-/* Stores the inverse, rounded. */
-template <typename T>
-__device__ __forceinline__ void store_inverse(T *inverse, const float (*lower)[BLOCK + 4])
-{
-    for (int32_t i = threadIdx.x * 8; i < BLOCK * BLOCK; i += THREADS * 8) {
-        const float *from = &lower[i / BLOCK][i % BLOCK];
-        pack<T, 8> row;
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            row.v[e] = from_float<T>(from[e]);
-        }
-        *(pack<T, 8> *)(inverse + i) = row;
-    }
-}
 
 /* Starts the loads of a block's rows: queries, keys, decays and strengths. */
 template <typename T, int KEY>
@@ -342,11 +258,14 @@ __device__ __forceinline__ void load_scores(scores_room<T, KEY> &m, const struct
                                             int32_t item, int32_t head, int32_t key_head)
 {
     const struct state_layer &g = p.state.geometry;
-    const int64_t keys = ((int64_t)item * g.n_key_heads + key_head) * BLOCK * KEY;
-    for (int32_t i = threadIdx.x; i < BLOCK * KEY / 8; i += THREADS) {
-        const int32_t t = i / (KEY / 8), d = i % (KEY / 8) * 8;
-        cp_async_16(&m.q[t][d], (const T *)p.q + keys + t * KEY + d, true);
-        cp_async_16(&m.k[t][d], (const T *)p.k + keys + t * KEY + d, true);
+    constexpr int STEP = THREADS / (KEY / 8); // rows that all threads load at a time
+    const int32_t t = threadIdx.x / (KEY / 8), d = threadIdx.x % (KEY / 8) * 8;
+    const int64_t keys = ((int64_t)item * g.n_key_heads + key_head) * BLOCK * KEY + t * KEY + d;
+    const T *q = (const T *)p.q + keys, *k = (const T *)p.k + keys;
+#pragma unroll
+    for (int i = 0; i < BLOCK; i += STEP) {
+        cp_async_16(&m.q[t][d] + i * m.LD, q + i * KEY, true);
+        cp_async_16(&m.k[t][d] + i * m.LD, k + i * KEY, true);
     }
     const int64_t of_head = (int64_t)item * g.n_heads + head;
     if (threadIdx.x < BLOCK / 4) {
@@ -354,6 +273,48 @@ __device__ __forceinline__ void load_scores(scores_room<T, KEY> &m, const struct
     } else if (threadIdx.x < BLOCK / 2) {
         const int32_t t = threadIdx.x * 4 - BLOCK;
         cp_async_16(&m.strength[t], p.strength + of_head * BLOCK + t, true);
+    }
+}
+
+/* Stores a warp's products, decayed: those with queries to `scores`, up to the squares on the
+ * diagonal, and L to shared memory. Rows before `at` have no row in L. */
+template <typename T, int KEY, bool DELTA>
+__device__ __forceinline__ static void
+decay_scores(scores_room<T, KEY> &m, const float (&qk)[BLOCK / 8][4],
+             const float (&kk)[BLOCK / 8][4], int32_t at, T *scores)
+{
+    const int32_t lane = threadIdx.x & 31, mine = (threadIdx.x >> 5) * 16;
+    const int32_t row = mine + (lane >> 2);
+    constexpr float LOG2_E = 1.4426950408889634f;
+    const float g_row[2] = {m.g[row] * LOG2_E, m.g[row + 8] * LOG2_E};
+    const float strength[2] = {row >= at ? m.strength[row] : 0.0f,
+                               row + 8 >= at ? m.strength[row + 8] : 0.0f};
+#pragma unroll
+    for (int n = 0; n < BLOCK / 8; n++) {
+        const int32_t j = n * 8 + (lane & 3) * 2;
+        const bool is_masked = n * 8 > mine + 8; // all of the warp's elements
+        float2 g_column = make_float2(0.0f, 0.0f);
+        if (!is_masked) {
+            g_column = *(const float2 *)&m.g[j];
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int32_t i = row + half * 8;
+            float seen[2] = {0.0f, 0.0f}, lower[2] = {0.0f, 0.0f};
+            if (!is_masked) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) { // decays above the diagonal may be infinite
+                    const float decay =
+                        exp2_fast(fmaf(e == 0 ? g_column.x : g_column.y, -LOG2_E, g_row[half]));
+                    seen[e] = j + e <= i ? decay * qk[n][half * 2 + e] : 0.0f;
+                    lower[e] = j + e < i ? strength[half] * decay * kk[n][half * 2 + e] : 0.0f;
+                }
+                *(uint32_t *)(scores + i * BLOCK + j) = round_pair(seen[0], seen[1], T());
+            }
+            if (DELTA) {
+                *(float2 *)&m.lower[i][j] = make_float2(lower[0], lower[1]);
+            }
+        }
     }
 }
 
@@ -405,24 +366,7 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
     const int64_t of_head = (int64_t)item * g.n_heads + head;
     T *scores = (T *)p.scores + of_head * BLOCK * BLOCK;
     __syncthreads();
-#pragma unroll
-    for (int n = 0; n < BLOCK / 8; n++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int32_t i = mine + (lane >> 2) + half * 8, j = n * 8 + (lane & 3) * 2;
-            pack<T, 2> seen;
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const float decay = j + e <= i ? __expf(m.g[i] - m.g[j + e]) : 0.0f;
-                seen.v[e] = from_float<T>(j + e <= i ? decay * qk[n][half * 2 + e] : 0.0f);
-                if (DELTA) {
-                    m.lower[i][j + e] =
-                        j + e < i && i >= b.at ? m.strength[i] * decay * kk[n][half * 2 + e] : 0.0f;
-                }
-            }
-            *(pack<T, 2> *)(scores + i * BLOCK + j) = seen;
-        }
-    }
+    decay_scores<T, KEY, DELTA>(m, qk, kk, b.at, scores);
     if (DELTA) {
         T *inverse = (T *)p.inverse + of_head * BLOCK * BLOCK;
         __syncthreads();

@@ -37,8 +37,9 @@ struct blocks_params {
     bool silu;
 
     /* Indexed by item of the launch. */
-    void *q, *k;         // [key head][BLOCK][key_dim], after convolution and norm
-    void *v;             // [head][BLOCK][value_dim]
+    void *q, *k; // [key head][BLOCK][key_dim], after convolution and norm
+    void *v;     // [head][BLOCK][value_dim]
+    /* Of the next two, only the squares of 16 rows up to the diagonal are there. */
     void *scores;        // [head][BLOCK][BLOCK]: q with k, decayed; 0 where masked
     void *inverse;       // [head][BLOCK][BLOCK], STATE_DELTA only: (1 + L)^-1 of blocks.cu
     float *g, *strength; // [head][BLOCK]: sums of log decays; strengths of values

@@ -178,58 +178,59 @@ __device__ __forceinline__ float opened_fast(const struct gate_params &p, float 
     return gate_factor(p.act, x, open);
 }
 
-/* A warp takes a group; a lane has 2 * N adjacent bytes of it. */
-enum { GATE_WARPS = 8 };
+/* Several groups per warp: LANES lanes have one, and each has 16 bytes of it. For groups of 64, 128
+ * and 256; n: the number of runs of 16 bytes of all rows, of which a row has per_row. */
+enum { GATE_THREADS = 256, RUN = 8 };
 
-/* One warp per group, N elements per lane, several groups per block: for groups of 64, 128
- * and 256. */
-template <typename T, int N>
-__global__ void __launch_bounds__(GATE_WARPS * 32)
+template <typename T, int LANES>
+__global__ void __launch_bounds__(GATE_THREADS)
     gate_groups_kernel(struct gate_params p, uint32_t n, uint32_t per_row)
 {
-    struct alignas(N * sizeof(T)) run {
-        T v[N];
-    };
-    struct alignas(N % 4 == 0 ? 16 : 8) weights {
-        float v[N];
-    };
-    const uint32_t lane = threadIdx.x & 31, item = blockIdx.x * GATE_WARPS + (threadIdx.x >> 5);
-    const uint32_t row = item / per_row, group = item - row * per_row;
-    const uint32_t first = group * N * 32 + lane * N;
-    struct weights weight = {};
+    const uint32_t item = blockIdx.x * GATE_THREADS + threadIdx.x;
+    const uint32_t row = item / per_row, first = (item - row * per_row) * RUN;
+    alignas(16) float weight[RUN] = {};
     if (p.norm) { // no kernel writes it
-        weight = *(const struct weights *)(p.norm + (p.wide ? first : lane * N));
+        const float *from = p.norm + (p.wide ? first : first % (LANES * RUN));
+        *(float4 *)weight = *(const float4 *)from;
+        *(float4 *)(weight + 4) = *(const float4 *)(from + 4);
     }
     pdl_wait();
     pdl_trigger();
-    if (item >= n) {
-        return;
-    }
+    const bool is = item < n; // lanes without a run join the sums of their warp
     const T *gate = (const T *)p.gate + row * p.gate_stride;
-    const struct run x = *(const struct run *)((const T *)p.x + row * p.x_stride + first);
-    struct run made, gates;
-    if (!p.per_group) {
-        gates = *(const struct run *)(gate + first);
+    vec<T> x = {}, gates = {};
+    if (is) {
+        x.load((const T *)p.x + row * p.x_stride + first);
     }
-    float y[N], open[N], square = 0.0f;
+    if (is && !p.per_group) {
+        gates.load(gate + first);
+    }
+    const float of_group = is && p.per_group ? to_float(gate[first / (LANES * RUN)]) : 0.0f;
+    float open[RUN], square = 0.0f;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        open[i] = opened_fast(p, to_float(p.per_group ? gate[group] : gates.v[i]));
-        y[i] = to_float(x.v[i]) * (p.gate_first ? open[i] : 1.0f);
-        square = fmaf(y[i], y[i], square);
+    for (int i = 0; i < RUN; i++) {
+        open[i] = opened_fast(p, p.per_group ? of_group : to_float(gates.v[i]));
+        const float y = to_float(x.v[i]) * (p.gate_first ? open[i] : 1.0f);
+        square = fmaf(y, y, square);
     }
     if (p.norm) {
-        const float scale = rsqrtf(warp_sum(square) * (1.0f / (N * 32)) + p.eps);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            open[i] *= scale * weight.v[i];
+        for (int mask = LANES / 2; mask > 0; mask /= 2) {
+            square += __shfl_xor_sync(0xffffffffu, square, mask);
+        }
+        const float scale = rsqrtf(square * (1.0f / (LANES * RUN)) + p.eps);
+#pragma unroll
+        for (int i = 0; i < RUN; i++) {
+            open[i] *= scale * weight[i];
         }
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        made.v[i] = from_float<T>(to_float(x.v[i]) * open[i]);
+    for (int i = 0; i < RUN; i++) {
+        x.v[i] = from_float<T>(to_float(x.v[i]) * open[i]);
     }
-    *(struct run *)((T *)p.out + row * p.out_stride + first) = made;
+    if (is) {
+        x.store((T *)p.out + row * p.out_stride + first);
+    }
 }
 
 /* One block per row and group, 16 bytes per thread: for wider groups, which a block reads once. */
@@ -290,14 +291,13 @@ static cudaError_t gate_wide(cudaStream_t stream, const struct gate_params &p,
                   stream, p);
 }
 
-/* Launches a warp for each group of a row. */
-template <typename T, int N>
+template <typename T, int LANES>
 static cudaError_t gate_groups(cudaStream_t stream, const struct gate_params &p, int32_t n_rows,
                                int32_t width)
 {
-    const uint32_t per_row = (uint32_t)width / (N * 32), n = (uint32_t)n_rows * per_row;
-    return launch(gate_groups_kernel<T, N>, dim3((n + GATE_WARPS - 1) / GATE_WARPS),
-                  dim3(GATE_WARPS * 32), 0, stream, p, n, per_row);
+    const uint32_t per_row = (uint32_t)width / RUN, n = (uint32_t)n_rows * per_row;
+    return launch(gate_groups_kernel<T, LANES>, dim3((n + GATE_THREADS - 1) / GATE_THREADS),
+                  dim3(GATE_THREADS), 0, stream, p, n, per_row);
 }
 
 /* True if groups are 16-bit and fit a warp; this does not depend on the rows. */
@@ -314,9 +314,9 @@ static cudaError_t gate_by_group(cudaStream_t stream, const struct gate_params &
                                  const struct gate_args *a)
 {
     switch (p.group) {
-    case 64: return gate_groups<T, 2>(stream, p, a->n_rows, a->width);
-    case 128: return gate_groups<T, 4>(stream, p, a->n_rows, a->width);
-    default: return gate_groups<T, 8>(stream, p, a->n_rows, a->width);
+    case 64: return gate_groups<T, 8>(stream, p, a->n_rows, a->width);
+    case 128: return gate_groups<T, 16>(stream, p, a->n_rows, a->width);
+    default: return gate_groups<T, 32>(stream, p, a->n_rows, a->width);
     }
 }
 

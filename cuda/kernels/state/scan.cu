@@ -1,385 +1,428 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The sequential part of a prompt's recurrence, from one block of the state to the next. A thread
  * block takes COLUMNS columns of one head's S, which are independent of the others, through all of
- * a sequence's blocks. S stays in registers in fp32, and the next block's inputs are loaded while
- * the current one is processed. For every block
+ * a sequence's blocks. For every block
  *
  *     r = strength (v - exp(G) (k S)), u = (1 + L)^-1 r     (STATE_DECAY: u = strength v)
  *     out = exp(G) (q S) + scores u + skip v
  *     S = exp(G_last) S + k^T (exp(G_last - G) u)
  *
+ * One warp has GROUP columns of r, u and S, all transposed, so that a product's results are
+ * operands of the next one without leaving the registers. S stays in fp32. A second warp computes
+ * the outputs of these columns, a block later. The other warps load the blocks' inputs ahead of
+ * their use, and store what later passes need (keys, values, decays, inputs), after every read of
+ * the old contents. All meet at one barrier per block.
+ *
  * The tensor cores multiply S and values rounded to 16 bits, with fp32 sums. Bound by the latency
- * of a block's steps, and by reading keys and queries, which come from the L2 cache for all but the
- * first of the thread blocks that share a head. The values that later passes need (keys, values,
- * decays, inputs, records) are written here, after every read of the old contents. */
+ * of a block's steps, and by reading the L2 cache: all but the first of the thread blocks that
+ * share a head find their inputs there. */
 #include "cuda/kernels/state/scan.cuh"
 
-/* ---- inputs -----------------------------------------------------------------------------------
+/* ---- loads ------------------------------------------------------------------------------------
  */
 
-template <typename T, int N>
-__device__ __forceinline__ static void load_tile(T (*to)[N + 8], const T *from, int64_t stride)
+/* Copies a block's rows. LOWER: only the squares of 16 rows up to the diagonal. The thread's runs
+ * are STEP rows apart, so that their addresses differ by constants. */
+template <bool LOWER, typename T, int N>
+__device__ __forceinline__ static void load_tile(struct tile<T, N> &to, const T *from)
 {
-    static_assert(SCAN_THREADS % (N / 8) == 0 && BLOCK * N / 8 % SCAN_THREADS == 0, "whole rounds");
-    constexpr int ROWS = SCAN_THREADS / (N / 8);
-    const int32_t t = threadIdx.x / (N / 8), c = threadIdx.x % (N / 8) * 8;
+    constexpr int STEP = LOADERS / (N / RUN);
+    static_assert(STEP % 8 == 0 || STEP == 4, "the permutation repeats after two runs");
+    const int32_t row = loader() / (N / RUN), c = loader() % (N / RUN) * RUN;
+    T *const at[2] = {to.at(row, c), to.at(row + STEP, c)};
+    from += loader() * RUN;
 #pragma unroll
-    for (int32_t i = 0; i < BLOCK; i += ROWS) {
-        cp_async_16(&to[t + i][c], from + (t + i) * stride + c, true);
+    for (int j = 0; j < BLOCK / STEP; j++) {
+        if (!LOWER || c / 16 <= j * STEP / 16) {
+            cp_async_16(at[j % 2] + j / 2 * (2 * STEP * N), from + j * LOADERS * RUN, true);
+        }
     }
 }
 
+/* Block i of the launch, without its queries, scores and factors. */
 template <typename T, int KEY, bool DELTA>
-__device__ static void load_stage(const struct blocks_params &p, const struct scan &w, int32_t i,
-                                  struct stage<T, KEY, DELTA> *to)
+__device__ __forceinline__ static void load_chain(const struct blocks_params &p,
+                                                  const struct scan &w, int32_t i,
+                                                  struct chain_stage<T, KEY, DELTA> &to)
+{
+    constexpr int STEP = LOADERS / (COLUMNS / RUN);
+    const struct state_layer &g = p.state.geometry;
+    const int64_t item = w.first + i, of_head = item * g.n_heads + w.head;
+    load_tile<false>(to.k, (const T *)p.k + (item * g.n_key_heads + w.key_head) * BLOCK * KEY);
+    if constexpr (DELTA) {
+        load_tile<true>(to.inverse[0], (const T *)p.inverse + of_head * BLOCK * BLOCK);
+    }
+    const int32_t row = loader() / (COLUMNS / RUN), c = loader() % (COLUMNS / RUN) * RUN;
+    const int32_t n_old = w.nth + i == 0 ? w.seq.n_past % BLOCK : 0;
+    const T *v = (const T *)p.v + (of_head * BLOCK + row) * g.value_dim + w.column + c;
+#pragma unroll
+    for (int j = 0; j < BLOCK; j += STEP, v += STEP * g.value_dim) {
+        const T *from = v;
+        if (row + j < n_old) {
+            const int32_t pos = w.seq.n_past - n_old + row + j;
+            from = values_at<T>(p.state, w.seq.lane, pos, w.head) + w.column + c;
+        }
+        cp_async_16(to.v.at(row + j, c), from, true);
+    }
+}
+
+template <typename T, int KEY>
+__device__ __forceinline__ static void load_out(const struct blocks_params &p, const struct scan &w,
+                                                int32_t i, struct out_stage<T, KEY> &to)
 {
     const struct state_layer &g = p.state.geometry;
     const int64_t item = w.first + i, of_head = item * g.n_heads + w.head;
-    const int64_t keys = (item * g.n_key_heads + w.key_head) * BLOCK * KEY;
-    load_tile<T, KEY>(to->k, (const T *)p.k + keys, KEY);
-    load_tile<T, KEY>(to->q, (const T *)p.q + keys, KEY);
-    load_tile<T, BLOCK>(to->scores, (const T *)p.scores + of_head * BLOCK * BLOCK, BLOCK);
-    if (DELTA) {
-        load_tile<T, BLOCK>(to->inverse, (const T *)p.inverse + of_head * BLOCK * BLOCK, BLOCK);
-    }
-    const struct block_item b = item_of(w.seq, w.nth + i);
-    static_assert(BLOCK * COLUMNS / 8 == SCAN_THREADS, "one copy per thread");
-    const int32_t row = threadIdx.x / (COLUMNS / 8), c = threadIdx.x % (COLUMNS / 8) * 8;
-    const T *v = (const T *)p.v + (of_head * BLOCK + row) * g.value_dim;
-    if (row < b.at) {
-        v = values_at<T>(p.state, w.seq.lane, b.begin + row, w.head);
-    }
-    cp_async_16(&to->v[row][c], v + w.column + c, true);
-    if (threadIdx.x < BLOCK / 4) {
-        cp_async_16(&to->g[threadIdx.x * 4], p.g + of_head * BLOCK + threadIdx.x * 4, true);
-    } else if (threadIdx.x < BLOCK / 2) {
-        const int32_t t = threadIdx.x * 4 - BLOCK;
-        cp_async_16(&to->strength[t], p.strength + of_head * BLOCK + t, true);
-    }
+    load_tile<false>(to.q, (const T *)p.q + (item * g.n_key_heads + w.key_head) * BLOCK * KEY);
+    load_tile<true>(to.scores, (const T *)p.scores + of_head * BLOCK * BLOCK);
 }
 
-/* ---- one block --------------------------------------------------------------------------------
- */
-
-/* A warp's part of a block's rows: 16 rows by COLUMNS / 2 columns. */
-struct rows_part {
-    static constexpr int NF = COLUMNS / 16;
-    float x[NF][4];
+/* What the factors of a row are computed from. It is loaded a block earlier than needed, so that no
+ * loader waits for it. */
+struct row_inputs {
+    float g, last, strength;
 };
 
-__device__ __forceinline__ static int part_row(int half)
+__device__ __forceinline__ static struct row_inputs load_row(const struct blocks_params &p,
+                                                             const struct scan &w, int32_t i)
 {
-    return (threadIdx.x >> 5 & 3) * 16 + half * 8 + ((threadIdx.x & 31) >> 2);
+    const int64_t item = w.first + min(i, w.n - 1);
+    const int64_t of_head = (item * p.state.geometry.n_heads + w.head) * BLOCK;
+    const int32_t t = loader() % BLOCK;
+    return {p.g[of_head + t], p.g[of_head + BLOCK - 1], p.strength[of_head + t]};
 }
 
-__device__ __forceinline__ static int part_col(int n)
+__device__ __forceinline__ static void make_factors(const struct row_inputs &in, bool is_old,
+                                                    struct row_factors &to)
 {
-    return (threadIdx.x >> 7) * (COLUMNS / 2) + n * 8 + (threadIdx.x & 3) * 2;
-}
-
-/* Loads b[k][n] of 16 x 16, stored by rows, from the warp's columns on. */
-template <typename T, int LD>
-__device__ __forceinline__ static void load_columns(uint32_t (&b)[4], const T (*from)[LD], int k)
-{
-    const int lane = threadIdx.x & 31;
-    ldmatrix_x4_transposed(
-        b, &from[k + (lane & 15)][(threadIdx.x >> 7) * (COLUMNS / 2) + (lane >> 4) * 8]);
-}
-
-/* sum += the warp's rows of a [BLOCK][K] times b [K][COLUMNS] */
-template <typename T, int K, int LD_A, int LD_B>
-__device__ __forceinline__ static void multiply(struct rows_part &sum, const T (*a)[LD_A],
-                                                const T (*b)[LD_B])
-{
-    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5 & 3) * 16;
-    uint32_t rows[K / 16][4], columns[K / 16][4];
-#pragma unroll
-    for (int i = 0; i < K / 16; i++) {
-        ldmatrix_x4(rows[i], &a[first + (lane & 15)][i * 16 + (lane >> 4) * 8]);
-        load_columns<T>(columns[i], b, i * 16);
-    }
-#pragma unroll
-    for (int i = 0; i < K / 16; i++) {
-        mma_16x8x16(sum.x[0], rows[i], columns[i][0], columns[i][1], T());
-        mma_16x8x16(sum.x[1], rows[i], columns[i][2], columns[i][3], T());
+    const int32_t t = loader();
+    if (t < BLOCK) {
+        to.by_row[t] = is_old ? make_float2(1.0f, 0.0f) : make_float2(in.strength, __expf(in.g));
+        to.to_end[t] = __expf(in.last - in.g);
+        to.last = __expf(in.last);
     }
 }
 
-/* The same for two products with the same b, whose sums do not wait for each other. */
-template <typename T, int K, int LD_A, int LD_B>
-__device__ __forceinline__ static void multiply_two(struct rows_part &sum, struct rows_part &other,
-                                                    const T (*a)[LD_A], const T (*of_other)[LD_A],
-                                                    const T (*b)[LD_B])
-{
-    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5 & 3) * 16;
-    constexpr int AHEAD = K / 16 < 4 ? K / 16 : 4; // steps whose operands are loaded together
-#pragma unroll
-    for (int k = 0; k < K; k += 16 * AHEAD) {
-        uint32_t rows[AHEAD][4], other_rows[AHEAD][4], columns[AHEAD][4];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int at = k + i * 16 + (lane >> 4) * 8;
-            load_columns<T>(columns[i], b, k + i * 16);
-            ldmatrix_x4(rows[i], &a[first + (lane & 15)][at]);
-            ldmatrix_x4(other_rows[i], &of_other[first + (lane & 15)][at]);
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            mma_16x8x16(sum.x[0], rows[i], columns[i][0], columns[i][1], T());
-            mma_16x8x16(sum.x[1], rows[i], columns[i][2], columns[i][3], T());
-            mma_16x8x16(other.x[0], other_rows[i], columns[i][0], columns[i][1], T());
-            mma_16x8x16(other.x[1], other_rows[i], columns[i][2], columns[i][3], T());
-        }
-    }
-}
-
-template <typename T> __device__ __forceinline__ static void put_pair(T *to, float a, float b)
-{
-    pack<T, 2> pair;
-    pair.v[0] = from_float<T>(a);
-    pair.v[1] = from_float<T>(b);
-    *(pack<T, 2> *)to = pair;
-}
-
-/* The factors of the thread's two rows of a block, and its values. They are read before the
- * products whose results they are combined with, since the compiler does not move loads ahead of
- * stores. */
-template <typename T> struct row_facts {
-    float strength[2], decay[2], to_end[2]; // decay: from the block's beginning; to_end: to its end
-    float last;                             // decay of S
-    pack<T, 2> v[rows_part::NF][2];
-};
-
-template <typename T, int KEY, bool DELTA>
-__device__ __forceinline__ static struct row_facts<T>
-facts_of(const struct stage<T, KEY, DELTA> &in)
-{
-    struct row_facts<T> f;
-    const float last = in.g[BLOCK - 1];
-    f.last = __expf(last);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int t = part_row(half);
-        const float g = in.g[t];
-        f.strength[half] = in.strength[t];
-        f.decay[half] = __expf(g);
-        f.to_end[half] = __expf(last - g);
-#pragma unroll
-        for (int n = 0; n < rows_part::NF; n++) {
-            f.v[n][half] = *(const pack<T, 2> *)&in.v[t][part_col(n)];
-        }
-    }
-    return f;
-}
-
-/* Computes u, and u decayed to the end of the block. */
-template <typename T, int KEY, bool DELTA>
-__device__ __forceinline__ static void
-make_values(struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA> &in,
-            const struct row_facts<T> &f, int32_t at, const struct rows_part &known)
-{
-    struct rows_part u = {};
-#pragma unroll
-    for (int n = 0; n < u.NF; n++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int t = part_row(half), c = part_col(n);
-            float r[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float v = to_float(f.v[n][half].v[i]);
-                const float by_s = DELTA ? f.decay[half] * known.x[n][half * 2 + i] : 0.0f;
-                r[i] = t < at ? v : f.strength[half] * (v - by_s);
-                u.x[n][half * 2 + i] = DELTA ? 0.0f : r[i];
-            }
-            if (DELTA) {
-                put_pair(&m.r[t][c], r[0], r[1]);
-            }
-        }
-    }
-    if constexpr (DELTA) {
-        __syncthreads();
-        multiply<T, BLOCK>(u, in.inverse, m.r);
-    }
-#pragma unroll
-    for (int n = 0; n < u.NF; n++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int t = part_row(half), c = part_col(n);
-            const float a = to_float(from_float<T>(u.x[n][half * 2]));
-            const float b = to_float(from_float<T>(u.x[n][half * 2 + 1]));
-            put_pair(&m.u[t][c], a, b);
-            put_pair(&m.u_decayed[t][c], f.to_end[half] * a, f.to_end[half] * b);
-        }
-    }
-}
-
-/* by_s: q S on entry, the rows' output on return. */
-template <typename T, int KEY, bool DELTA>
-__device__ __forceinline__ static void
-make_rows(const struct blocks_params &p, const struct scan &w,
-          const struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA> &in,
-          const struct row_facts<T> &f, struct rows_part &by_s)
-{
-    const float skip = p.vectors.skip ? p.vectors.skip[w.head] : 0.0f;
-#pragma unroll
-    for (int n = 0; n < by_s.NF; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            by_s.x[n][i] =
-                fmaf(skip, to_float(f.v[n][i / 2].v[i % 2]), f.decay[i / 2] * by_s.x[n][i]);
-        }
-    }
-    multiply<T, BLOCK>(by_s, in.scores, m.u);
-}
-
-template <typename T>
-__device__ __forceinline__ static void write_rows(const struct blocks_params &p,
-                                                  const struct scan &w, const struct block_item &b,
-                                                  const struct rows_part &rows)
-{
-    const int64_t row = b.seq.first_row + b.begin - b.seq.n_past;
-    T *to = (T *)p.out + (int64_t)w.head * p.state.geometry.value_dim + w.column;
-#pragma unroll
-    for (int n = 0; n < rows.NF; n++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int t = part_row(half);
-            if (t >= b.at && t < b.end) {
-                put_pair(to + (row + t) * p.out_stride + part_col(n), rows.x[n][half * 2],
-                         rows.x[n][half * 2 + 1]);
-            }
-        }
-    }
-}
-
-/* S is not used after a block that is not full. */
-template <typename T, int KEY, bool DELTA>
-__device__ __forceinline__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
-                                               const struct stage<T, KEY, DELTA> &in, float decay,
-                                               struct state_part<KEY> &s)
-{
-    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5 & 3) * (KEY / 4);
-    each_pair(s, [&](int, int, float &a, float &b) {
-        a *= decay;
-        b *= decay;
-    });
-    uint32_t columns[BLOCK / 16][4];
-#pragma unroll
-    for (int k = 0; k < BLOCK / 16; k++) {
-        load_columns<T>(columns[k], m.u_decayed, k * 16);
-    }
-#pragma unroll
-    for (int i = 0; i < s.MF; i++) {
-        uint32_t keys[BLOCK / 16][4]; // operand k^T
-#pragma unroll
-        for (int k = 0; k < BLOCK / 16; k++) {
-            ldmatrix_x4_transposed(
-                keys[k],
-                &in.k[k * 16 + (lane & 7) + (lane >> 4) * 8][first + i * 16 + (lane >> 3 & 1) * 8]);
-        }
-#pragma unroll
-        for (int k = 0; k < BLOCK / 16; k++) {
-            mma_16x8x16(s.x[i][0], keys[k], columns[k][0], columns[k][1], T());
-            mma_16x8x16(s.x[i][1], keys[k], columns[k][2], columns[k][3], T());
-        }
-    }
-}
-
-/* The sequence's next snapshot. Searching the pass's list at every boundary would take longer than
- * the block's products. */
-struct next_keep {
-    int32_t pos;
-    char *record;
-};
-
-/* The first snapshot at a boundary from `from` on; the warp searches the list together. */
-__device__ static struct next_keep find_keep(const struct blocks_params &p, const struct scan &w,
-                                             int32_t from)
-{
-    const struct pass_view &pass = p.pass;
-    const int32_t n = pass.counts->n_keeps;
-    int32_t pos = INT32_MAX, slot = p.state.max_lanes;
-    for (int32_t i = threadIdx.x & 31; i < n; i += 32) {
-        const struct state_keep keep = pass.keeps[i];
-        if (keep.lane == w.seq.lane && keep.pos >= from && keep.pos % BLOCK == 0 &&
-            keep.pos < pos) {
-            pos = keep.pos;
-            slot = keep.slot;
-        }
-    }
-    const int32_t first = __reduce_min_sync(0xffffffffu, pos);
-    const unsigned found = __ballot_sync(0xffffffffu, pos == first);
-    slot = __shfl_sync(0xffffffffu, slot, __ffs((int)found) - 1);
-    return {first, p.state.snapshots + (int64_t)(slot - p.state.max_lanes) * p.state.record_bytes};
-}
-
-/* Stores the boundary at the block's end: to the lane, unless later boundaries of this launch
- * replace it (`left` blocks follow; the last one may have no boundary), and to a snapshot. */
+/* Stores what later passes need of block i of the launch, except S and values. */
 template <typename T, int KEY>
-__device__ static void keep_boundary(const struct blocks_params &p, const struct scan &w,
-                                     const struct block_item &b, int32_t left,
-                                     struct state_part<KEY> &s, struct next_keep &keep)
+__device__ __forceinline__ static void
+store_block(const struct blocks_params &p, const struct scan &w, int32_t i, struct next_keep &keep)
 {
-    const int32_t boundary = b.begin + BLOCK;
-    const bool is_kept = keep.pos == boundary;
-    char *const records[2] = {left <= p.state.n_records ? record_of(p.state, w.seq.lane, boundary)
-                                                        : NULL,
-                              is_kept ? keep.record : NULL};
-    for (int i = 0; i < 2; i++) {
-        if (records[i]) {
-            store_state(p, w, records[i], s);
-            store_tail<T, KEY>(p, w, boundary, records[i]);
-        }
+    const struct block_item b = item_of(w.seq, w.nth + i);
+    if (w.nth + i >= items_of(w.seq) - LEFT) {
+        store_rows<T, KEY>(p, w, b, w.first + i);
     }
-    if (is_kept) {
-        keep = find_keep(p, w, boundary + 1);
+    each_record(p, w, b, w.n - 1 - i, keep, [&](int32_t boundary, char *record) {
+        store_tail<T, KEY>(p, w, boundary, record);
+    });
+    if (b.is_last) {
+        store_inputs<T, KEY>(p, w);
     }
 }
 
-template <typename T, int KEY, bool DELTA>
-__device__ static void run_blocks(const struct blocks_params &p, const struct scan &w,
-                                  struct scan_room<T, KEY, DELTA> &m)
+/* Loads all blocks, and stores what later passes need, except S. */
+template <typename T, int KEY, bool DELTA, int AHEAD>
+__device__ static void load_blocks(const struct blocks_params &p, const struct scan &w,
+                                   struct scan_room<T, KEY, DELTA, AHEAD> &m, struct next_keep keep)
 {
-    struct state_part<KEY> s;
-    load_state(p, w, item_of(w.seq, w.nth).begin, s);
-    struct next_keep keep = find_keep(p, w, item_of(w.seq, w.nth).begin + 1);
+    const int32_t first_left = items_of(w.seq) - LEFT - w.nth;
+    int32_t slot = 0, last_slot = AHEAD;
     pdl_wait();
     pdl_trigger();
-    load_stage(p, w, 0, &m.stages[0]);
-    cp_async_commit();
-    for (int32_t i = 0; i < w.n; i++) {
-        const struct stage<T, KEY, DELTA> &in = m.stages[i & 1];
-        const struct block_item b = item_of(w.seq, w.nth + i);
-        each_pair(s, [&](int row, int col, float &a, float &c) { put_pair(&m.s[row][col], a, c); });
-        cp_async_wait<0>();
-        __syncthreads(); // S and this stage are there, and the other stage may be refilled
-        const struct row_facts<T> f = facts_of(in);
-        struct rows_part by_k = {}, by_q = {};
-        if constexpr (DELTA) {
-            multiply_two<T, KEY>(by_k, by_q, in.k, in.q, m.s);
-        } else {
-            multiply<T, KEY>(by_q, in.q, m.s);
+    struct row_inputs row = load_row(p, w, 0);
+#pragma unroll 1
+    for (int32_t next = 0; next <= w.n + AHEAD; next++) { // the block to load
+        const int32_t i = next - AHEAD;
+        if (i >= 0) {
+            cp_async_wait<AHEAD - 1>();
+            __syncthreads(); // block i has arrived for the chain, and block i - 1 for the outputs
         }
-        if (i + 1 < w.n) { // issued after the products, which the next steps wait for
-            load_stage(p, w, i + 1, &m.stages[i + 1 & 1]);
+        if (next < w.n) {
+            load_chain(p, w, next, m.chain[slot]);
+        }
+        if (next > 0 && next <= w.n) {
+            load_out(p, w, next - 1, m.out[last_slot]);
         }
         cp_async_commit();
-        make_values(m, in, f, b.at, by_k);
-        __syncthreads();
-        move_on(m, in, f.last, s);
-        make_rows(p, w, m, in, f, by_q);
-        write_rows<T>(p, w, b, by_q);
-        if (w.nth + i >= items_of(w.seq) - LEFT) {
-            store_rows(p, w, b, m, in);
+        last_slot = slot;
+        slot = slot == AHEAD ? 0 : slot + 1;
+        make_factors(row, w.nth + next == 0 && loader() < w.seq.n_past % BLOCK,
+                     m.factors[next % m.FACTORS]);
+        row = load_row(p, w, next + 1);
+        if (i > 0 && i - 1 >= first_left) {
+            store_values<T>(p, w, item_of(w.seq, w.nth + i - 1), m.made[i - 1 & 1]);
         }
-        if (b.end == BLOCK) {
-            keep_boundary<T>(p, w, b, w.n - 1 - i, s, keep);
-        }
-        if (b.is_last) {
-            store_inputs<T, KEY>(p, w);
+        if (i >= 0 && i < w.n) {
+            store_block<T, KEY>(p, w, i, keep);
         }
     }
+}
+
+/* ---- the chain --------------------------------------------------------------------------------
+ */
+
+/* Two fragments, rounded: an operand with 16 rows of K. */
+template <typename T>
+__device__ __forceinline__ static void round_fragments(uint32_t (&to)[4], const float (&a)[4],
+                                                       const float (&b)[4])
+{
+    to[0] = round_pair(a[0], a[1], T());
+    to[1] = round_pair(a[2], a[3], T());
+    to[2] = round_pair(b[0], b[1], T());
+    to[3] = round_pair(b[2], b[3], T());
+}
+
+__device__ __forceinline__ static uint4 as_uint4(const uint32_t (&x)[4])
+{
+    return make_uint4(x[0], x[1], x[2], x[3]);
+}
+
+/* sum[n], sum[n + 1] += a times the transposed 16 rows of `b` from row 8 n on, columns from k on */
+template <typename T, int N, int M>
+__device__ __forceinline__ static void multiply_rows(float (&sum)[M][4], const uint32_t (&a)[4],
+                                                     struct tile<T, N> &b, int n, int k)
+{
+    const int lane = threadIdx.x & 31;
+    uint32_t columns[4];
+    ldmatrix_x4(columns, b.at(n * 8 + (lane & 7) + (lane >> 4) * 8, k + (lane >> 3 & 1) * 8));
+    mma_16x8x16(sum[n], a, columns[0], columns[1], T());
+    mma_16x8x16(sum[n + 1], a, columns[2], columns[3], T());
+}
+
+/* The values of a block, transposed: v, the stored u of rows of earlier passes, or r. */
+template <typename T, int KEY, bool DELTA>
+__device__ __forceinline__ static void
+make_values(struct chain_stage<T, KEY, DELTA> &in, const struct row_factors &factors,
+            const float (&known)[BLOCK / 8][4], float (&r)[BLOCK / 8][4])
+{
+    const int lane = threadIdx.x & 31, column = (threadIdx.x >> 5) * GROUP;
+#pragma unroll
+    for (int k = 0; k < BLOCK; k += 16) {
+        uint32_t v[4];
+        ldmatrix_x4_transposed(
+            v, in.v.at(k + (lane & 7) + (lane >> 4) * 8, column + (lane >> 3 & 1) * 8));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int n = k / 8 + i / 2;
+            const float4 f = *(const float4 *)&factors.by_row[n * 8 + (lane & 3) * 2];
+            const float2 two = unpack_pair<T>(v[i]);
+            const float by_s = DELTA ? f.y * known[n][i % 2 * 2] : 0.0f;
+            const float next_by_s = DELTA ? f.w * known[n][i % 2 * 2 + 1] : 0.0f;
+            r[n][i % 2 * 2] = f.x * (two.x - by_s);
+            r[n][i % 2 * 2 + 1] = f.z * (two.y - next_by_s);
+        }
+    }
+}
+
+/* Rounds u, and returns it decayed to the end of the block. */
+template <typename T>
+__device__ __forceinline__ static void
+round_values(const struct row_factors &factors, const float (&u)[BLOCK / 8][4],
+             uint32_t (&rounded)[BLOCK / 16][4], uint32_t (&decayed)[BLOCK / 16][4])
+{
+#pragma unroll
+    for (int k = 0; k < BLOCK / 16; k++) {
+        round_fragments<T>(rounded[k], u[2 * k], u[2 * k + 1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int t = k * 16 + (i >> 1) * 8 + (threadIdx.x & 3) * 2;
+            const float2 by = *(const float2 *)&factors.to_end[t],
+                         x = unpack_pair<T>(rounded[k][i]);
+            decayed[k][i] = pack_pair<T>(by.x * x.x, by.y * x.y);
+        }
+    }
+}
+
+/* One block of the warp's columns. S is not used after a block that is not full. */
+template <typename T, int KEY, bool DELTA>
+__device__ __forceinline__ static void
+move_on(struct chain_stage<T, KEY, DELTA> &in, const struct row_factors &factors,
+        struct operands<KEY> &made, struct state_part<KEY> &s)
+{
+    const int lane = threadIdx.x & 31;
+    uint32_t rounded[KEY / 16][4], u_rounded[BLOCK / 16][4], decayed[BLOCK / 16][4];
+    float known[BLOCK / 8][4] = {}, r[BLOCK / 8][4], u[BLOCK / 8][4] = {};
+#pragma unroll
+    for (int k = 0; k < KEY / 16; k++) {
+        round_fragments<T>(rounded[k], s.x[2 * k], s.x[2 * k + 1]);
+        made.s[k][lane] = as_uint4(rounded[k]);
+    }
+#pragma unroll
+    for (int k = 0; DELTA && k < KEY / 16; k++) {
+#pragma unroll
+        for (int n = 0; n < BLOCK / 8; n += 2) {
+            multiply_rows(known, rounded[k], in.k, n, k * 16);
+        }
+    }
+    make_values(in, factors, known, r);
+    if constexpr (DELTA) {
+#pragma unroll
+        for (int k = 0; k < BLOCK / 16; k++) { // the inverse is 0 above its diagonal
+            round_fragments<T>(rounded[k % (KEY / 16)], r[2 * k], r[2 * k + 1]);
+#pragma unroll
+            for (int n = 2 * k; n < BLOCK / 8; n += 2) {
+                multiply_rows(u, rounded[k % (KEY / 16)], in.inverse[0], n, k * 16);
+            }
+        }
+    }
+    round_values<T>(factors, DELTA ? u : r, u_rounded, decayed);
+#pragma unroll
+    for (int n = 0; n < KEY / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            s.x[n][i] *= factors.last;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < BLOCK / 16; k++) {
+#pragma unroll
+        for (int n = 0; n < KEY / 8; n += 2) {
+            uint32_t keys[4];
+            ldmatrix_x4_transposed(keys, in.k.at(k * 16 + (lane & 15), n * 8 + (lane >> 4) * 8));
+            mma_16x8x16(s.x[n], decayed[k], keys[0], keys[1], T());
+            mma_16x8x16(s.x[n + 1], decayed[k], keys[2], keys[3], T());
+        }
+        made.u[k][lane] = as_uint4(u_rounded[k]);
+    }
+}
+
+template <typename T, int KEY, bool DELTA, int AHEAD>
+__device__ static void run_chain(const struct blocks_params &p, const struct scan &w,
+                                 struct scan_room<T, KEY, DELTA, AHEAD> &m, struct next_keep keep)
+{
+    struct state_part<KEY> s;
+    const int group = threadIdx.x >> 5;
+    load_state(p, w, item_of(w.seq, w.nth).begin, s);
+    int32_t slot = 0;
+    pdl_wait();
+    pdl_trigger();
+#pragma unroll 1
+    for (int32_t i = 0; i < w.n; i++) {
+        __syncthreads();
+        move_on(m.chain[slot], m.factors[i % m.FACTORS], m.made[i & 1][group], s);
+        slot = slot == AHEAD ? 0 : slot + 1;
+        each_record(p, w, item_of(w.seq, w.nth + i), w.n - 1 - i, keep,
+                    [&](int32_t, char *record) { store_state(p, w, record, s); });
+    }
+    __syncthreads(); // the outputs of the last block
+}
+
+/* ---- the outputs ------------------------------------------------------------------------------
+ */
+
+/* A warp's outputs of a block, its columns in two fragments for each 16 rows. */
+struct out_part {
+    float x[BLOCK / 16][2][4];
+};
+
+/* sum += a times the columns of the operands b */
+template <typename T, int N, bool LOWER>
+__device__ __forceinline__ static void multiply_columns(struct out_part &sum, struct tile<T, N> &a,
+                                                        const uint4 (*b)[32])
+{
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int k = 0; k < N / 16; k++) {
+        const uint4 columns = b[k][lane];
+#pragma unroll
+        for (int m = LOWER ? k : 0; m < BLOCK / 16; m++) { // LOWER: a is 0 above its diagonal
+            uint32_t rows[4];
+            ldmatrix_x4(rows, a.at(m * 16 + (lane & 15), k * 16 + (lane >> 4) * 8));
+            mma_16x8x16(sum.x[m][0], rows, columns.x, columns.z, T());
+            mma_16x8x16(sum.x[m][1], rows, columns.y, columns.w, T());
+        }
+    }
+}
+
+/* The values of a block, as operands of 16 rows. */
+template <typename T>
+__device__ __forceinline__ static void load_values(uint32_t (&v)[BLOCK / 16][4],
+                                                   struct tile<T, COLUMNS> &from, int column)
+{
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < BLOCK / 16; m++) {
+        ldmatrix_x4(v[m], from.at(m * 16 + (lane & 15), column + (lane >> 4) * 8));
+    }
+}
+
+template <typename T, int KEY>
+__device__ __forceinline__ static void
+make_rows(const struct blocks_params &p, const struct scan &w, const struct block_item &b,
+          struct out_stage<T, KEY> &in, const struct row_factors &factors,
+          const struct operands<KEY> &made, const uint32_t (&v)[BLOCK / 16][4], int column)
+{
+    const int lane = threadIdx.x & 31;
+    const float skip = p.vectors.skip ? p.vectors.skip[w.head] : 0.0f;
+    struct out_part out = {};
+    multiply_columns<T, KEY, false>(out, in.q, made.s);
+#pragma unroll
+    for (int i = 0; i < BLOCK / 4; i++) { // pairs of columns
+        const int m = i / 4, n = i / 2 % 2, half = i % 2;
+        const float decay = factors.by_row[m * 16 + half * 8 + (lane >> 2)].y;
+        const float2 two = unpack_pair<T>(v[m][n * 2 + half]);
+        float (&x)[4] = out.x[m][n];
+        x[half * 2] = fmaf(skip, two.x, decay * x[half * 2]);
+        x[half * 2 + 1] = fmaf(skip, two.y, decay * x[half * 2 + 1]);
+    }
+    multiply_columns<T, BLOCK, true>(out, in.scores, made.u);
+    const int64_t row = w.seq.first_row + b.begin - w.seq.n_past;
+    T *to = (T *)p.out + (int64_t)w.head * p.state.geometry.value_dim + w.column + column +
+            (lane & 3) * 2;
+#pragma unroll
+    for (int i = 0; i < BLOCK / 4; i++) {
+        const int m = i / 4, n = i / 2 % 2, half = i % 2;
+        const int32_t t = m * 16 + half * 8 + (lane >> 2);
+        if (t >= b.at && t < b.end) {
+            *(uint32_t *)(to + (row + t) * p.out_stride + n * 8) =
+                pack_pair<T>(out.x[m][n][half * 2], out.x[m][n][half * 2 + 1]);
+        }
+    }
+}
+
+template <typename T, int KEY, bool DELTA, int AHEAD>
+__device__ static void run_outputs(const struct blocks_params &p, const struct scan &w,
+                                   struct scan_room<T, KEY, DELTA, AHEAD> &m)
+{
+    const int group = (threadIdx.x >> 5) - FIRST_OUT;
+    uint32_t v[BLOCK / 16][4] = {};
+    int32_t slot = 0, last_slot = AHEAD;
+    pdl_wait();
+    pdl_trigger();
+#pragma unroll 1
+    for (int32_t i = 0; i <= w.n; i++) {
+        __syncthreads();
+        if (i > 0) {
+            make_rows(p, w, item_of(w.seq, w.nth + i - 1), m.out[last_slot],
+                      m.factors[(i - 1) % m.FACTORS], m.made[i - 1 & 1][group], v, group * GROUP);
+        }
+        if (p.vectors.skip && i < w.n) {
+            load_values(v, m.chain[slot].v, group * GROUP);
+        }
+        last_slot = slot;
+        slot = slot == AHEAD ? 0 : slot + 1;
+    }
+}
+
+template <typename T, int KEY, bool DELTA, int AHEAD>
+__device__ __forceinline__ static void run_blocks(const struct blocks_params &p,
+                                                  const struct scan &w,
+                                                  struct scan_room<T, KEY, DELTA, AHEAD> &m)
+{
+    const int warp = threadIdx.x >> 5;
+    const struct next_keep keep = find_keep(p, w, item_of(w.seq, w.nth).begin + 1);
+    if (warp < FIRST_OUT) {
+        run_chain(p, w, m, keep);
+    } else if (warp < FIRST_LOAD) {
+        run_outputs(p, w, m);
+    } else {
+        load_blocks(p, w, m, keep);
+    }
+}
+
+/* As many as shared memory holds. */
+__host__ __device__ static constexpr int blocks_ahead(int sm, int key_dim)
+{
+    return key_dim < 128 || (key_dim == 128 && sm >= 90) ? 2 : 1;
 }
 
 /* Before the wait, a block finds its sequence and loads S. If an earlier launch of this pass wrote
@@ -387,8 +430,14 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
 template <typename T, int KEY, bool DELTA>
 __global__ void __launch_bounds__(SCAN_THREADS, 1) state_scan_kernel(struct blocks_params p)
 {
+#if __CUDA_ARCH__ >= 900
+    constexpr int AHEAD = blocks_ahead(90, KEY);
+#else
+    constexpr int AHEAD = blocks_ahead(80, KEY);
+#endif
+    typedef scan_room<T, KEY, DELTA, AHEAD> room;
     extern __shared__ __align__(16) char memory[];
-    scan_room<T, KEY, DELTA> &m = *(scan_room<T, KEY, DELTA> *)memory;
+    room &m = *(room *)memory;
     const struct state_layer &g = p.state.geometry;
     const int32_t parts = g.value_dim / COLUMNS, per_key = g.n_heads / g.n_key_heads;
     struct scan w;
@@ -425,7 +474,9 @@ template <typename T, int KEY, bool DELTA>
 static cudaError_t launch_scan(cudaStream_t stream, int32_t n_chains, const struct blocks_params &p)
 {
     const struct state_layer &g = p.state.geometry;
-    const size_t n_bytes = sizeof(scan_room<T, KEY, DELTA>);
+    const size_t n_bytes = launch_sm() >= 90
+                               ? sizeof(scan_room<T, KEY, DELTA, blocks_ahead(90, KEY)>)
+                               : sizeof(scan_room<T, KEY, DELTA, blocks_ahead(80, KEY)>);
     const auto kernel = state_scan_kernel<T, KEY, DELTA>;
     const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);

@@ -4,22 +4,62 @@
 #ifndef SLUICE_CUDA_STATE_SCAN_CUH
 #define SLUICE_CUDA_STATE_SCAN_CUH
 
+#include "cuda/kernels/device/pairs.cuh"
+#include "cuda/kernels/device/round_pair.cuh"
 #include "cuda/kernels/state/blocks.cuh"
 
-enum { COLUMNS = 32, SCAN_WARPS = 8, SCAN_THREADS = SCAN_WARPS * 32, LEFT = 2 };
+/* A group of columns has one warp of each of the first two kinds. */
+enum { COLUMNS = 32, GROUP = 16, GROUPS = COLUMNS / GROUP };
+enum { FIRST_OUT = GROUPS, FIRST_LOAD = 2 * GROUPS, LOAD_WARPS = 4, LOADERS = LOAD_WARPS * 32 };
+enum { SCAN_THREADS = FIRST_LOAD * 32 + LOADERS, LEFT = 2, RUN = 8 }; // RUN: elements of 16 bytes
 
-template <typename T, int KEY, bool DELTA> struct stage {
-    T k[BLOCK][KEY + 8], q[BLOCK][KEY + 8];
-    T scores[BLOCK][BLOCK + 8], inverse[DELTA ? BLOCK : 1][BLOCK + 8];
-    T v[BLOCK][COLUMNS + 8]; // u for rows of earlier passes
-    float g[BLOCK], strength[BLOCK];
+/* A block's rows of N elements. The runs of 16 bytes of a row are permuted so that ldmatrix has no
+ * bank conflicts. */
+template <typename T, int N> struct alignas(16) tile {
+    T x[BLOCK][N];
+
+    __device__ __forceinline__ T *at(int row, int col)
+    {
+        const int by = N * sizeof(T) >= 128 ? row & 7 : row >> 1 & 3;
+        return &x[row][((col >> 3) ^ by) * 8 + (col & 7)];
+    }
 };
 
-template <typename T, int KEY, bool DELTA> struct scan_room {
-    struct stage<T, KEY, DELTA> stages[2];
-    T s[KEY][COLUMNS + 8];
-    T r[DELTA ? BLOCK : 1][COLUMNS + 8];
-    T u[BLOCK][COLUMNS + 8], u_decayed[BLOCK][COLUMNS + 8];
+/* What the chain reads of a block. */
+template <typename T, int KEY, bool DELTA> struct chain_stage {
+    struct tile<T, KEY> k;
+    struct tile<T, BLOCK> inverse[DELTA ? 1 : 0];
+    struct tile<T, COLUMNS> v; // u for rows of earlier passes
+};
+
+/* What the rows' outputs need, besides S and u. */
+template <typename T, int KEY> struct out_stage {
+    struct tile<T, KEY> q;
+    struct tile<T, BLOCK> scores;
+};
+
+/* The factors of a block's rows. */
+struct alignas(16) row_factors {
+    float2 by_row[BLOCK]; // strength (1 for rows of earlier passes), and decay since the block's
+                          // beginning (0 for them)
+    float to_end[BLOCK];  // decay to the block's end
+    float last;           // decay of S
+};
+
+/* Operands of mma by lane: of S with 16 keys, and of u with 16 rows. As a whole, an operand is the
+ * transposed first one of a product; its words 0 and 2, and 1 and 3, are second ones. */
+template <int KEY> struct operands {
+    uint4 s[KEY / 16][32], u[BLOCK / 16][32];
+};
+
+/* AHEAD: how many blocks ahead of the chain they are loaded. The outputs are one block behind. */
+template <typename T, int KEY, bool DELTA, int AHEAD> struct scan_room {
+    static constexpr int STAGES = AHEAD + 1, FACTORS = 4;
+    struct chain_stage<T, KEY, DELTA> chain[STAGES];
+    struct out_stage<T, KEY> out[STAGES];
+    struct row_factors factors[FACTORS]; // of block i: i % FACTORS
+    struct operands<KEY> made[2][GROUPS];
+    static_assert(AHEAD + 2 <= FACTORS, "factors of blocks in use");
 };
 
 /* A thread block's work. */
@@ -34,36 +74,25 @@ struct scan {
 /* ---- S ----------------------------------------------------------------------------------------
  */
 
-/* A warp's part of S: KEY / 4 rows by COLUMNS / 2 columns, in fragments of 16 x 8. */
+/* A warp's part of S, transposed: GROUP columns by KEY keys, in fragments of 16 x 8. */
 template <int KEY> struct state_part {
-    static constexpr int MF = KEY / 64, NF = COLUMNS / 16;
-    float x[MF][NF][4];
-
-    /* The position of x[m][n][2 * half] and the next element. */
-    __device__ __forceinline__ static int row(int m, int half)
-    {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        return (warp & 3) * (KEY / 4) + m * 16 + half * 8 + (lane >> 2);
-    }
-    __device__ __forceinline__ static int col(int n)
-    {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        return (warp >> 2) * (COLUMNS / 2) + n * 8 + (lane & 3) * 2;
-    }
+    float x[KEY / 8][4];
 };
 
-/* Calls f for every pair of elements of S with its position. */
+/* Calls f for every element of the warp's part of S with its place in the head's S. */
 template <int KEY, typename F>
-__device__ __forceinline__ static void each_pair(struct state_part<KEY> &s, F f)
+__device__ __forceinline__ static void
+each_element(const struct blocks_params &p, const struct scan &w, struct state_part<KEY> &s, F f)
 {
+    const int lane = threadIdx.x & 31, group = threadIdx.x >> 5;
+    const int32_t dv = p.state.geometry.value_dim;
+    const int32_t first =
+        (w.head * KEY + (lane & 3) * 2) * dv + w.column + group * GROUP + (lane >> 2);
 #pragma unroll
-    for (int m = 0; m < s.MF; m++) {
+    for (int n = 0; n < KEY / 8; n++) {
 #pragma unroll
-        for (int n = 0; n < s.NF; n++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                f(s.row(m, half), s.col(n), s.x[m][n][half * 2], s.x[m][n][half * 2 + 1]);
-            }
+        for (int i = 0; i < 4; i++) {
+            f(first + (n * 8 + (i & 1)) * dv + (i >> 1) * 8, s.x[n][i]);
         }
     }
 }
@@ -72,41 +101,96 @@ template <int KEY>
 __device__ static void load_state(const struct blocks_params &p, const struct scan &w,
                                   int32_t begin, struct state_part<KEY> &s)
 {
-    const int32_t dv = p.state.geometry.value_dim;
-    const float *from = (const float *)record_of(p.state, w.seq.lane, begin) +
-                        (int64_t)w.head * KEY * dv + w.column;
-    each_pair(s, [&](int row, int col, float &a, float &b) {
-        const float2 x =
-            begin > 0 ? *(const float2 *)(from + (int64_t)row * dv + col) : make_float2(0.0f, 0.0f);
-        a = x.x;
-        b = x.y;
-    });
+    const float *from = (const float *)record_of(p.state, w.seq.lane, begin);
+    each_element(p, w, s, [&](int32_t at, float &x) { x = begin > 0 ? from[at] : 0.0f; });
 }
 
 template <int KEY>
 __device__ static void store_state(const struct blocks_params &p, const struct scan &w,
                                    char *record, struct state_part<KEY> &s)
 {
-    const int32_t dv = p.state.geometry.value_dim;
-    float *to = (float *)record + (int64_t)w.head * KEY * dv + w.column;
-    each_pair(s, [&](int row, int col, float &a, float &b) {
-        *(float2 *)(to + (int64_t)row * dv + col) = make_float2(a, b);
-    });
+    each_element(p, w, s, [&](int32_t at, float &x) { ((float *)record)[at] = x; });
+}
+
+/* ---- boundaries -------------------------------------------------------------------------------
+ */
+
+/* The sequence's next snapshot. Searching the pass's list at every boundary would take longer than
+ * the block's products. */
+struct next_keep {
+    int32_t pos;
+    char *record;
+};
+
+/* The first snapshot at a boundary from `from` on; the warp searches the list together. */
+__device__ static struct next_keep find_keep(const struct blocks_params &p, const struct scan &w,
+                                             int32_t from)
+{
+    const struct pass_view &pass = p.pass;
+    const int32_t n = pass.counts->n_keeps;
+    int32_t pos = INT32_MAX, slot = p.state.max_lanes;
+    for (int32_t i = threadIdx.x & 31; i < n; i += 32) {
+        const struct state_keep keep = pass.keeps[i];
+        if (keep.lane == w.seq.lane && keep.pos >= from && keep.pos % BLOCK == 0 &&
+            keep.pos < pos) {
+            pos = keep.pos;
+            slot = keep.slot;
+        }
+    }
+    const int32_t first = __reduce_min_sync(0xffffffffu, pos);
+    const unsigned found = __ballot_sync(0xffffffffu, pos == first);
+    slot = __shfl_sync(0xffffffffu, slot, __ffs((int)found) - 1);
+    return {first, p.state.snapshots + (int64_t)(slot - p.state.max_lanes) * p.state.record_bytes};
+}
+
+/* Calls f with each record that gets the boundary at the block's end: the lane's, unless later
+ * boundaries of this launch replace it (`left` blocks follow; the last one may have no boundary),
+ * and a snapshot. */
+template <typename F>
+__device__ __forceinline__ static void each_record(const struct blocks_params &p,
+                                                   const struct scan &w, const struct block_item &b,
+                                                   int32_t left, struct next_keep &keep, F f)
+{
+    const int32_t boundary = b.begin + BLOCK;
+    if (b.end < BLOCK) {
+        return;
+    }
+    const bool is_kept = keep.pos == boundary;
+    char *const records[2] = {left <= p.state.n_records ? record_of(p.state, w.seq.lane, boundary)
+                                                        : NULL,
+                              is_kept ? keep.record : NULL};
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+        if (records[i]) {
+            f(boundary, records[i]);
+        }
+    }
+    if (is_kept) {
+        keep = find_keep(p, w, boundary + 1);
+    }
 }
 
 /* ---- values kept for later passes -------------------------------------------------------------
  */
 
-/* Number of channels whose inputs this thread block stores, and channel i of them. */
-template <int KEY> __device__ __forceinline__ static int32_t channels_of(const struct scan &w)
+/* The number of this thread among those of the loading warps, which store the values. */
+__device__ __forceinline__ static int32_t loader()
 {
-    return COLUMNS + (w.owns_key ? 2 * KEY : 0);
+    return (int32_t)threadIdx.x - FIRST_LOAD * 32;
+}
+
+/* Number of runs of RUN channels whose inputs this thread block stores, and the first channel of
+ * run i. */
+template <int KEY> __device__ __forceinline__ static int32_t runs_of(const struct scan &w)
+{
+    return (COLUMNS + (w.owns_key ? 2 * KEY : 0)) / RUN;
 }
 
 template <int KEY>
 __device__ __forceinline__ static int32_t channel_of(const struct blocks_params &p,
                                                      const struct scan &w, int32_t i)
 {
+    i *= RUN;
     if (i < COLUMNS) {
         return p.v_at + w.head * p.state.geometry.value_dim + w.column + i;
     }
@@ -114,17 +198,18 @@ __device__ __forceinline__ static int32_t channel_of(const struct blocks_params 
     return (i < KEY ? p.q_at : p.k_at - KEY) + w.key_head * KEY + i;
 }
 
-/* The input at a position up to the sequence's last; 0 before the first. */
+/* A run of inputs at a position up to the sequence's last; 0 before the first. */
 template <typename T>
-__device__ __forceinline__ static T input_of(const struct blocks_params &p, const struct scan &w,
-                                             int32_t pos, int32_t channel)
+__device__ __forceinline__ static uint4
+inputs_of(const struct blocks_params &p, const struct scan &w, int32_t pos, int32_t channel)
 {
     if (pos < 0) {
-        return from_float<T>(0.0f);
+        return make_uint4(0, 0, 0, 0);
     }
     const int64_t row = w.seq.first_row + pos - w.seq.n_past;
-    return pos >= w.seq.n_past ? ((const T *)p.x)[row * p.x_stride + channel]
-                               : inputs_at<T>(p.state, w.seq.lane, pos)[channel];
+    return *(const uint4 *)((pos >= w.seq.n_past ? (const T *)p.x + row * p.x_stride
+                                                 : inputs_at<T>(p.state, w.seq.lane, pos)) +
+                            channel);
 }
 
 /* Stores the last inputs before the boundary that ends the block to its record. */
@@ -133,11 +218,12 @@ __device__ static void store_tail(const struct blocks_params &p, const struct sc
                                   int32_t boundary, char *record)
 {
     T *to = (T *)(record + p.state.s_bytes);
-    const int32_t n = channels_of<KEY>(w);
-    for (int32_t i = threadIdx.x; i < n * (TAPS - 1); i += SCAN_THREADS) {
+    const int32_t n = runs_of<KEY>(w);
+#pragma unroll 1
+    for (int32_t i = loader(); i < n * (TAPS - 1); i += LOADERS) {
         const int32_t tap = i / n, channel = channel_of<KEY>(p, w, i % n);
-        to[(int64_t)tap * p.state.geometry.conv_width + channel] =
-            input_of<T>(p, w, boundary - (TAPS - 1) + tap, channel);
+        *(uint4 *)(to + (int64_t)tap * p.state.geometry.conv_width + channel) =
+            inputs_of<T>(p, w, boundary - (TAPS - 1) + tap, channel);
     }
 }
 
@@ -145,33 +231,57 @@ __device__ static void store_tail(const struct blocks_params &p, const struct sc
 template <typename T, int KEY>
 __device__ static void store_inputs(const struct blocks_params &p, const struct scan &w)
 {
-    const int32_t end = w.seq.n_past + w.seq.n_rows, n = channels_of<KEY>(w);
+    const int32_t end = w.seq.n_past + w.seq.n_rows, n = runs_of<KEY>(w);
     const int32_t first = max(w.seq.n_past, end - p.state.conv_ring);
-    for (int32_t i = threadIdx.x; i < n * (end - first); i += SCAN_THREADS) {
+#pragma unroll 1
+    for (int32_t i = loader(); i < n * (end - first); i += LOADERS) {
         const int32_t pos = first + i / n, channel = channel_of<KEY>(p, w, i % n);
-        inputs_at<T>(p.state, w.seq.lane, pos)[channel] = input_of<T>(p, w, pos, channel);
+        *(uint4 *)(inputs_at<T>(p.state, w.seq.lane, pos) + channel) =
+            inputs_of<T>(p, w, pos, channel);
     }
 }
 
-/* Stores the keys, decays and values of a block's new rows. */
-template <typename T, int KEY, bool DELTA>
-__device__ static void
-store_rows(const struct blocks_params &p, const struct scan &w, const struct block_item &b,
-           const struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA> &in)
+/* Stores the keys and decays of the new rows of item i of the launch. */
+template <typename T, int KEY>
+__device__ static void store_rows(const struct blocks_params &p, const struct scan &w,
+                                  const struct block_item &b, int32_t i)
 {
+    const struct state_layer &g = p.state.geometry;
     const int32_t lane = w.seq.lane, n = b.end - b.at;
-    for (int32_t i = threadIdx.x; w.owns_key && i < n * KEY / 8; i += SCAN_THREADS) {
-        const int32_t t = b.at + i / (KEY / 8), d = i % (KEY / 8) * 8;
+    const T *k = (const T *)p.k + ((int64_t)i * g.n_key_heads + w.key_head) * BLOCK * KEY;
+    const float *decays = p.g + ((int64_t)i * g.n_heads + w.head) * BLOCK;
+#pragma unroll 1
+    for (int32_t j = loader(); w.owns_key && j < n * KEY / 8; j += LOADERS) {
+        const int32_t t = b.at + j / (KEY / 8), d = j % (KEY / 8) * 8;
         *(uint4 *)(keys_at<T>(p.state, lane, b.begin + t, w.key_head) + d) =
-            *(const uint4 *)&in.k[t][d];
+            *(const uint4 *)(k + t * KEY + d);
     }
-    for (int32_t i = threadIdx.x; i < n * COLUMNS / 8; i += SCAN_THREADS) {
-        const int32_t t = b.at + i / (COLUMNS / 8), c = i % (COLUMNS / 8) * 8;
-        *(uint4 *)(values_at<T>(p.state, lane, b.begin + t, w.head) + w.column + c) =
-            *(const uint4 *)&m.u[t][c];
+#pragma unroll 1
+    for (int32_t t = b.at + loader(); w.owns_head && t < b.end; t += LOADERS) {
+        *decays_at(p.state, lane, b.begin + t, w.head) = decays[t];
     }
-    for (int32_t t = b.at + (int32_t)threadIdx.x; w.owns_head && t < b.end; t += SCAN_THREADS) {
-        *decays_at(p.state, lane, b.begin + t, w.head) = in.g[t];
+}
+
+/* Stores the values of a block's new rows. */
+template <typename T, int KEY>
+__device__ static void store_values(const struct blocks_params &p, const struct scan &w,
+                                    const struct block_item &b, const struct operands<KEY> *made)
+{
+    constexpr int STEPS = BLOCK / 16;
+#pragma unroll 1
+    for (int32_t j = loader(); j < GROUPS * STEPS * 32; j += LOADERS) {
+        const int32_t lane = j & 31, step = j / 32 % STEPS, group = j / (32 * STEPS);
+        const uint4 words = made[group].u[step][lane];
+        const int32_t c = w.column + group * GROUP + (lane >> 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++) { // the lane's rows
+            const int32_t t = step * 16 + (e >> 1) * 8 + (lane & 3) * 2 + (e & 1);
+            if (t >= b.at && t < b.end) {
+                T *to = values_at<T>(p.state, w.seq.lane, b.begin + t, w.head) + c;
+                to[0] = ((const T *)&words)[(e & 2) * 2 + (e & 1)];
+                to[8] = ((const T *)&words)[(e & 2) * 2 + (e & 1) + 2];
+            }
+        }
     }
 }
 
