@@ -16,7 +16,7 @@
 #include "cuda/kernels/sample/cut.cuh"
 
 enum { SHORT = THREADS, FOR_TOP_P = 256 }; // most entries; how many are aimed at for top-p alone
-enum { TIED_KEYS = 16 }; // logits that are further apart do not have equal scores
+enum { TIED_KEYS = 16 };                   // logits that are further apart do not have equal scores
 static_assert(SHORT <= LIST, "room for the list");
 
 /* A lower bound, within 2^-9 of it, of the n-th highest key of the block's threads; 0 if fewer
@@ -83,8 +83,7 @@ __device__ __forceinline__ void list_from(struct scores &x, float least, struct 
                 const int place = atomicAdd(counter, 1);
                 if (place < SHORT) {
                     x.list_ids[place] = 4 * (i + k * all) + e;
-                    x.list[place] =
-                        x.temperature == 1.0f ? logit : __fdiv_rn(logit, x.temperature);
+                    x.list[place] = x.temperature == 1.0f ? logit : __fdiv_rn(logit, x.temperature);
                 }
             }
         }
