@@ -77,12 +77,13 @@ static bool open_scene(struct scene *s, enum dtype dtype, bool deterministic,
     s->dt_bias = vector_make(p, s->decays, 0.7f);
     s->skip = vector_make(p, g.n_heads, 0.7f);
     s->norm = vector_make(p, c->norm_groups < 0 ? s->values : g.value_dim, 1.0f);
-    s->x = tensor_make(p, MAX_TEST_ROWS, g.conv_width + 3, dtype);
+    const bool aligned = g.key_dim == 128 && g.value_dim == 128; // as few.cu requires
+    s->x = tensor_make(p, MAX_TEST_ROWS, g.conv_width + (aligned ? 4 : 3), dtype);
     s->conv = tensor_make(p, MAX_TEST_ROWS, g.conv_width + 5, dtype);
     s->decay = tensor_make(p, MAX_TEST_ROWS, s->decays + 1, dtype);
     s->beta = tensor_make(p, MAX_TEST_ROWS, g.n_heads + 2, dtype);
     s->gate = tensor_make(p, MAX_TEST_ROWS, s->values + 4, dtype);
-    s->out = tensor_make(p, MAX_TEST_ROWS, s->values + 1, dtype);
+    s->out = tensor_make(p, MAX_TEST_ROWS, s->values + (aligned ? 4 : 1), dtype);
     return true;
 }
 
@@ -481,6 +482,32 @@ TEST(few_rows_agree)
             few_rows(&s);
             pair_close(&s.p);
         }
+    }
+}
+
+/* Two to nine rows with each number of them before the end of a block, or at the beginning of a
+ * text, and a row after them. */
+TEST(rows_on_both_sides_of_a_boundary_agree)
+{
+    NEED_GPU();
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        const struct state_layer *g = &cases[i].g;
+        struct scene s;
+        if (g->kind != STATE_DELTA || g->per_channel || g->key_dim != 128) {
+            continue;
+        }
+        REQUIRE(open_scene(&s, i % 2 ? DT_F16 : DT_BF16, false, &cases[i], FUSED));
+        for (int32_t n = 2; n <= 9; n++) {
+            for (int32_t before = 0; before <= n; before++) {
+                const int32_t at = before == n ? 0 : cases[i].block - before;
+                if (at > 0) {
+                    feed(&s, 1, 0, at, "before a boundary");
+                }
+                feed(&s, 1, at, at + n, "across a boundary");
+                feed(&s, 1, at + n, at + n + 1, "after a boundary");
+            }
+        }
+        pair_close(&s.p);
     }
 }
 
