@@ -131,8 +131,8 @@ TEST(mixtures_agree_in_float16)
     all_mixtures(DT_F16);
 }
 
-/* Two to eight rows have kernels of their own. The cases have pieces of weight rows that end early,
- * more features than warps and fewer, and up to the maximum number of experts. With many rows the
+/* Two to eight rows have kernels of their own. The cases have parts of weight rows that end early,
+ * more features than blocks and fewer, and up to the maximum number of experts. With many rows the
  * sum over a row's picks applies the gate of the shared expert. */
 static const struct mixture_case several_rows[] = {
     {2, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
@@ -145,6 +145,7 @@ static const struct mixture_case several_rows[] = {
     {70, 4, 2, 2056, 64, 72, true, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, false},
     {4, 8, 4, 4616, 40, 72, false, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
     {2, 9, 2, 264, 40, 0, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, true, false},
+    {6, 4, 2, 328, 2120, 3080, true, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, false},
 };
 
 TEST(mixtures_of_several_rows_agree)

@@ -16,10 +16,10 @@
  * expert share it in the L2 cache. Before its wait (pdl_wait), `scores` loads the router, `up` the
  * first of the shared expert's weights, and `down` as many weights as its rings hold. The scores
  * that `down` reads before its wait are complete, because `up` triggers only after its own wait. A
- * row's bits do not depend on the number of rows, but differ from those of moe.cu. some.cu computes
- * the products of 2 to 8 rows; its bits differ from both. few_coded.cu computes those of experts
- * whose weights stay quantised. With a single row, an MLP beside the experts, whose input and
- * output are its own, takes the shared expert's place. */
+ * row's bits do not depend on the number of rows, but differ from those of moe.cu. On Hopper
+ * some.cu computes the products of 2 to 8 rows; its bits differ from both. few_coded.cu computes
+ * those of experts whose weights stay quantised. With a single row, an MLP beside the experts,
+ * whose input and output are its own, takes the shared expert's place. */
 #include "cuda/kernels/moe/few_down.cuh"
 #include "cuda/kernels/moe/few_scores.cuh"
 #include "cuda/kernels/moe/few_up.cuh"

@@ -67,14 +67,14 @@ __device__ __forceinline__ vec<T> added(const struct few_norm &n, int32_t row, i
     return v;
 }
 
-/* Stores that row. One block calls this, in the kernel after `scores`, when no block reads the old
- * values any more. */
+/* Stores that row. The first n_threads of one block call this, in the kernel after `scores`, when
+ * no block reads the old values any more. */
 template <typename T>
-__device__ __forceinline__ void store_added(const struct few_params &p, int32_t row)
+__device__ __forceinline__ void store_added(const struct few_params &p, int32_t row,
+                                            int32_t n_threads = (int32_t)blockDim.x)
 {
     const struct few_norm &n = p.norm;
-    for (int32_t at = (int32_t)threadIdx.x * RUN; n.delta && at < p.hidden;
-         at += (int32_t)blockDim.x * RUN) {
+    for (int32_t at = (int32_t)threadIdx.x * RUN; n.delta && at < p.hidden; at += n_threads * RUN) {
         added<T>(n, row, at).store((T *)n.x + row * n.x_stride + at);
     }
 }
