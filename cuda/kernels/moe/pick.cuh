@@ -162,13 +162,21 @@ struct pick {
     float weight;
 };
 
+struct no_pick {
+    __device__ __forceinline__ void operator()(int, int) const
+    {
+    }
+};
+
 /* Returns, in lane j, pick number j of the row whose scores are `in`, with its score instead of its
- * weight. At most 32 * EACH experts. Lane l has the scores of experts l, l + 32, ... The warp's
- * shared memory holds all of them, and, if there are groups, the values by which they are ranked.
+ * weight. picked(j, id) is called as soon as that pick is known. At most 32 * EACH experts. Lane l
+ * has the scores of experts l, l + 32, ... The warp's shared memory holds all of them, and, if
+ * there are groups, the values by which they are ranked.
  */
-template <int EACH>
+template <int EACH, typename F = struct no_pick>
 __device__ __forceinline__ struct pick pick_scores(const float *in, const float *correction,
-                                                   const struct route_params &p, float *shared)
+                                                   const struct route_params &p, float *shared,
+                                                   const F &picked = F())
 {
     const int lane = threadIdx.x & 31, n = p.n_experts;
     float *score = shared, v[EACH];
@@ -231,6 +239,7 @@ __device__ __forceinline__ struct pick pick_scores(const float *in, const float 
     for (int j = 0; j < p.k; j++) {
         const int id = take_best<EACH>(key);
         mine.id = lane == j ? id : mine.id;
+        picked(j, id);
     }
     mine.weight = score[mine.id];
     return mine;

@@ -172,6 +172,33 @@ __device__ __forceinline__ void load_x(const struct few_params &p, int32_t n_row
     }
 }
 
+/* Prefetches n_bytes contiguous bytes (a multiple of 16) into the L2 cache. */
+__device__ __forceinline__ void bulk_prefetch(const void *from, uint32_t n_bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(n_bytes) : "memory");
+}
+
+/* Prefetches the block's share of the first picks' weights into the L2 cache, since nothing can be
+ * loaded until all picks are known. */
+struct prefetch {
+    const struct few_params &p;
+    int32_t n; // picks of a row
+
+    __device__ __forceinline__ void operator()(int j, int id) const
+    {
+        enum { MOST_BYTES = 8 << 20 }; // of all rows; more would only displace each other
+        if (j < n && (threadIdx.x & 31) == 0) {
+            const int64_t all = (int64_t)2 * p.ffn * p.hidden * (int64_t)sizeof(uint16_t);
+            const int64_t most = MOST_BYTES / (p.route.n_rows * n);
+            const uint32_t share = (uint32_t)((all < most ? all : most) / gridDim.x) / 128 * 128;
+            if (share > 0) {
+                bulk_prefetch((const char *)p.gate_up + id * all + (int64_t)blockIdx.x * share,
+                              share);
+            }
+        }
+    }
+};
+
 /* Before the wait, picks are made once from stale scores, only to load the code into the cache. */
 template <typename T, int EACH>
 __device__ __forceinline__ struct pick pick_up(const struct few_params &p, int32_t n_rows,
@@ -190,7 +217,8 @@ __device__ __forceinline__ struct pick pick_up(const struct few_params &p, int32
         }
         if (row < n_rows) {
             mine = pick_scores<EACH>(p.logits + row * p.n_scores, p.correction, p.route,
-                                     room.scores + row * pick_floats(p.route));
+                                     room.scores + row * pick_floats(p.route),
+                                     prefetch{p, round == 0 ? 0 : max(4 / n_rows, 1)});
         }
     }
     if (row < n_rows) {
