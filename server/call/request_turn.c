@@ -209,6 +209,9 @@ static void plan_reasoning(struct plan *p)
     struct request *r = p->r;
     struct turn *t = &p->turn;
     t->reasoning = r->output.reasoning;
+    t->tok = r->model->tok;
+    t->end_ids = r->model->info->eos;
+    t->n_end_ids = r->model->info->n_eos;
     t->opened = r->output.starts_in_reasoning;
     t->may_think = reasoning_marks(t->reasoning)->opens[0] && !t->opened && thinks(r);
     const char *end = reasoning_end(t->reasoning);

@@ -49,9 +49,11 @@ enum reasoning_kind reasoning_for_template(const char *chat_template);
 bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_bytes);
 
 /* The markers around reasoning and the answer. Lists are NULL-terminated. */
+enum { MOST_MARKS = 3 };
 struct reasoning_marks {
-    const char *opens[3], *closes[3];
-    const char *answer_opens[3], *answer_closes[3]; // enclose the answer, and are not part of it
+    const char *opens[MOST_MARKS], *closes[MOST_MARKS];
+    // enclose the answer, and are not part of it
+    const char *answer_opens[MOST_MARKS], *answer_closes[MOST_MARKS];
 };
 const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind);
 

@@ -23,6 +23,7 @@ const struct tool_writing *turn_writing(const struct tool_parser *parser,
 #define REASONING TEXT ",\"any_bytes\":true"
 #define NEWLINES "{\"type\":\"regex\",\"pattern\":\"\\\\n{0,4}\"}"
 #define SEQUENCE "{\"type\":\"sequence\",\"elements\":["
+#define OPTIONAL "{\"type\":\"optional\",\"content\":"
 #define OR "{\"type\":\"or\",\"elements\":["
 #define DEFINED(name) "{\"type\":\"defined\",\"name\":\"" name "\"}"
 
@@ -35,6 +36,18 @@ static void put_words(struct buf *out, const char *const *words, bool first)
         buf_put_json(out, *words, strlen(*words));
         first = false;
     }
+}
+
+/* True if the word is a token that ends the text. A grammar must not name it, because it is allowed
+ * exactly where the text may end. */
+static bool ends_text(const struct turn *t, const char *word)
+{
+    const int32_t id = t->tok ? tokenizer_find(t->tok, word, strlen(word)) : -1;
+    bool ends = false;
+    for (int32_t i = 0; id >= 0 && i < t->n_end_ids; i++) {
+        ends = ends || t->end_ids[i] == id;
+    }
+    return ends;
 }
 
 /* Writes the format "one of these words". */
@@ -74,6 +87,24 @@ static void put_answer(struct buf *out, const struct turn *t)
     }
 }
 
+/* The words that may follow an answer without ending the text, and NULL. True if one was left out
+ * because it ends the text. */
+static bool closes_of(const struct turn *t, const struct reasoning_marks *m,
+                      const char *closes[MOST_MARKS])
+{
+    int n = 0;
+    bool may_end = false;
+    for (int i = 0; m->answer_closes[i]; i++) {
+        if (ends_text(t, m->answer_closes[i])) {
+            may_end = true;
+        } else {
+            closes[n++] = m->answer_closes[i];
+        }
+    }
+    closes[n] = NULL;
+    return may_end;
+}
+
 /* The answer inside the markers that some kinds of reasoning have, followed by calls. */
 static void put_marked(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
 {
@@ -83,17 +114,22 @@ static void put_marked(struct buf *out, const struct turn *t, const struct reaso
         buf_puts(out, "," DEFINED("answer") "]}");
         return;
     }
+    const char *closes[MOST_MARKS];
+    const bool may_end = closes_of(t, m, closes);
     buf_puts(out, "," NEWLINES ",");
     if (t->answer) {
         buf_puts(out, DEFINED("answer"));
     } else {
         buf_puts(out, TEXT);
-        put_excludes(out, m->answer_closes, NULL);
+        put_excludes(out, closes, NULL);
     }
-    buf_puts(out, "," NEWLINES ",");
-    put_one_of(out, m->answer_closes);
+    if (closes[0]) {
+        buf_puts(out, may_end ? "," OPTIONAL SEQUENCE NEWLINES "," : "," NEWLINES ",");
+        put_one_of(out, closes);
+        buf_puts(out, may_end ? "]}}" : "");
+    }
     if (t->calls) {
-        buf_puts(out, ",{\"type\":\"optional\",\"content\":" DEFINED("calls") "}");
+        buf_puts(out, "," OPTIONAL DEFINED("calls") "}");
     }
     buf_puts(out, "]}");
 }

@@ -20,6 +20,9 @@ struct turn {
     const char *const *enders; // words that end unclosed reasoning; may be NULL
     const char *answer;        // JSON of the answer's format, answer_bytes long; NULL: any text
     size_t answer_bytes;
+    const struct tokenizer *tok; // of the model, with the ids that end its text; may be NULL
+    const int32_t *end_ids;
+    int32_t n_end_ids;
 };
 
 /* The way in which this parser's calls are written with this vocabulary; NULL: none. */

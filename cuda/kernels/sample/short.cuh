@@ -16,6 +16,7 @@
 #include "cuda/kernels/sample/cut.cuh"
 
 enum { SHORT = THREADS, FOR_TOP_P = 256 }; // most entries; how many are aimed at for top-p alone
+enum { LOWEST_KEY = 0x00800000 };          // of the lowest finite float
 enum { TIED_KEYS = 16 };                   // logits that are further apart do not have equal scores
 static_assert(SHORT <= LIST, "room for the list");
 
@@ -48,7 +49,7 @@ __device__ float reached_by_team(float own, int n, int vocab, struct shared_stat
         s->n_listed = 0;
     }
     team_sync();
-    return least > TIED_KEYS ? float_of_key(least - TIED_KEYS) : -INFINITY;
+    return least > LOWEST_KEY + TIED_KEYS ? float_of_key(least - TIED_KEYS) : -INFINITY;
 }
 
 /* Lists the ids whose logits are at least `least` and above -infinity, with their scores, and calls
@@ -210,7 +211,7 @@ __device__ __noinline__ bool short_cut(struct scores &x, int k, float top_p, flo
                                        struct cut *c, struct shared_state *s)
 {
     /* Beyond these bounds logits that are far apart may have equal scores. */
-    if (k > SHORT / 2 || !(x.temperature >= 1e-3f && x.temperature <= 1e3f)) {
+    if (k > SHORT / 2 || !isfinite(top) || !(x.temperature >= 1e-3f && x.temperature <= 1e3f)) {
         return false;
     }
     const float least = reached_by_team(own, k > 0 ? k : FOR_TOP_P, x.n, s);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Markers that are special tokens reach the parsers, although special tokens are not shown. */
 #include "engine/base/optional.h"
+#include "engine/grammar/grammar.h"
+#include "server/chat/turn.h"
 #include "test/server/chat/fold.h"
 
 #include <stdlib.h>
@@ -180,6 +182,43 @@ TEST(markers_that_are_special_tokens)
     check_words("gigachat3", REASONING_NONE, // markers of another model
                 WORDS("!<|function_call|>", "{\"name\": \"g\"}", "!<|tool_call_begin|>"), "", "",
                 "|g#:{}");
+}
+
+/* Muse's <|eot|> ends an answer and the text: the grammar of a turn leaves it out. */
+TEST(grammars_do_not_name_markers_that_end_the_text)
+{
+    static const char *const words[] = {"!<|start|>", "!<|message|>", "!<|eom|>", "!<|eot|>", NULL};
+    enum { EOT = 4, N = EOT + 1 };
+    struct grammar_token tokens[N] = {{"x", 1, false}};
+    for (int i = 1; i < N; i++) {
+        tokens[i] = (struct grammar_token){words[i - 1] + 1, strlen(words[i - 1]) - 1, true};
+    }
+    const int32_t end = EOT;
+    struct grammar_vocab *vocab = NULL;
+    struct err err = {""};
+    CHECK_EQ(grammar_vocab_make(tokens, N, &end, 1, &vocab, &err), OK);
+    struct tokenizer *tok = tokenizer_of(words);
+    static const char answer[] = "{\"type\":\"regex\",\"pattern\":\"x+\"}";
+    for (int knows = 0; knows < 2; knows++) {
+        const struct turn t = {.reasoning = REASONING_MUSE,
+                               .answer = answer,
+                               .answer_bytes = strlen(answer),
+                               .tok = tok,
+                               .end_ids = &end,
+                               .n_end_ids = knows};
+        struct buf tags;
+        struct grammar *g = NULL;
+        buf_init(&tags, 1 << 16);
+        turn_put(&tags, &t);
+        const struct grammar_source source = {
+            .kind = GRAMMAR_TAGS, .text = tags.data, .n_bytes = tags.n_bytes};
+        const enum status st = grammar_compile(&source, NULL, vocab, &g, &err);
+        CHECK_EQ(st == OK, knows == 1);
+        grammar_free(g);
+        buf_deinit(&tags);
+    }
+    tokenizer_free(tok);
+    grammar_vocab_free(vocab);
 }
 
 int main(int argc, char **argv)
