@@ -44,7 +44,7 @@ static bool rope_adds_sums(const struct rope_store_args *a, const struct kv_view
            k_rope_takes_sums(a, rope_of(a), vector_length(a->q_norm), vector_length(a->k_norm), kv);
 }
 
-/* True if attention/few.cu will probably compute the op; may_be_few decides. */
+/* True if attention/few.cu or few_several.cu will probably compute the op; may_be_few decides. */
 static bool rope_is_few(const struct cuda_backend *be, const struct rope_store_args *a,
                         const struct kv_view *kv)
 {

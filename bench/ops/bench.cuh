@@ -229,6 +229,7 @@ void bench_check_rows_of_codes(struct rng &r);
 void bench_gemm_time();
 void bench_fixed_time();
 void bench_attention_check(int n_cases);
+void bench_attention_few_check(int n_cases); // a part of it
 void bench_attention_time();
 void bench_attention_step();
 

@@ -26,7 +26,7 @@ enum status {
 };
 
 struct err {
-    char text[1024]; // the longest lists the parsers of tool calls
+    char text[1024]; // the longest one lists all parsers of tool calls
 };
 
 #if defined(__GNUC__)

@@ -55,7 +55,12 @@ static enum status put_widths(const struct maker *m, const struct kinds *k)
 {
     double first, ffn;
     TRY(need_at(m, "feed_forward_length", 0, &first));
-    const size_t shared = (size_t)maker_number_or(m, "attention.shared_kv_layers", 0);
+    const double n_shared = maker_number_or(m, "attention.shared_kv_layers", 0);
+    if (!(n_shared >= 0.0 && n_shared <= (double)k->n_layers)) {
+        return err_set(m->err, ERR_FORMAT, "attention.shared_kv_layers must be from 0 to %zu",
+                       k->n_layers);
+    }
+    const size_t shared = (size_t)n_shared;
     bool doubled = false;
     for (size_t i = 0; i < k->n_layers; i++) {
         TRY(need_at(m, "feed_forward_length", i, &ffn));
@@ -110,6 +115,11 @@ static enum status put_ropes(const struct maker *m)
     if (!t || t->n_dims != 1 || t->dims[0] < 1 || strcmp(t->type_name, "F32") != 0) {
         return err_set(m->err, ERR_FORMAT,
                        "the tensor rope_freqs.weight is missing, or not a row of F32");
+    }
+    const double width = maker_number_or(m, "attention.key_length", 0.0);
+    if (2.0 * (double)t->dims[0] != width) {
+        return err_set(m->err, ERR_FORMAT, "rope_freqs.weight has %lld pairs, heads %g elements",
+                       (long long)t->dims[0], width);
     }
     int64_t rotated = 0;
     for (int64_t i = 0; i < t->dims[0]; i++) {

@@ -155,13 +155,12 @@ static void on_saved(void *arg)
     call_let_go(c);
 }
 
-/* A response that is to be stored ends only once it is stored; its deadline no longer applies. The
- * answers of jobs are short: they are written here. */
+/* A response that is to be stored ends only once it is stored; its deadline no longer applies. */
 static void start_save(struct call *c)
 {
     c->saving = true;
     set_deadline(c, -1);
-    if (c->server->host->run && !(c->format->write && c->offline)) {
+    if (c->server->host->run) {
         c->server->host->run(c->server, save, on_saved, c);
     } else {
         save(c);

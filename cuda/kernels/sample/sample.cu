@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The sampler: a team of blocks per draw (a cluster if draws are few), without sorting. For equal
- * logits it draws the same tokens as cpu/cpu_sample.c: the same roundings and the same exact
- * functions. Top-k and top-p that keep few ids sort a short list of the best scores (short.cuh);
- * otherwise their thresholds are found by radix selection over the scores' bits,
- * with counts for top-k and fixed-point masses for top-p, so that sums do not depend on thread
- * order. The first digit is counted over the whole row. The elements that remain are usually few,
- * and are listed for the following steps. After gemm/head.cu, a greedy draw reads the best logits
+/* The sampler: a team of blocks per draw (a cluster if draws are few). For equal logits it draws
+ * the same tokens as cpu/cpu_sample.c: the same roundings and the same exact functions. Top-k and
+ * top-p that keep few ids sort a short list of the best scores (short.cuh). Otherwise their
+ * thresholds are found by radix selection over the scores' bits (cut.cuh), with counts for top-k
+ * and fixed-point masses for top-p, so that sums do not depend on thread order. The first digit is
+ * counted over the whole row. The elements that remain are usually few, and are listed for the
+ * following steps. After gemm/head.cu, a greedy draw reads the best logits
  * that it left, and not the row, which may not have been written. Bound by reading the row of
  * logits, once per pass over it.
  *

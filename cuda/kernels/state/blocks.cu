@@ -286,7 +286,7 @@ decay_scores(scores_room<T, KEY> &m, const float (&qk)[BLOCK / 8][4],
     const int32_t lane = threadIdx.x & 31, mine = (threadIdx.x >> 5) * 16;
     const int32_t row = mine + (lane >> 2);
     constexpr float LOG2_E = 1.4426950408889634f;
-    const float g_row[2] = {m.g[row] * LOG2_E, m.g[row + 8] * LOG2_E};
+    const float g_row[2] = {m.g[row], m.g[row + 8]};
     const float strength[2] = {row >= at ? m.strength[row] : 0.0f,
                                row + 8 >= at ? m.strength[row + 8] : 0.0f};
 #pragma unroll
@@ -304,8 +304,9 @@ decay_scores(scores_room<T, KEY> &m, const float (&qk)[BLOCK / 8][4],
             if (!is_masked) {
 #pragma unroll
                 for (int e = 0; e < 2; e++) { // decays above the diagonal may be infinite
+                    // The difference first: it is exact where both are large and nearly equal.
                     const float decay =
-                        exp2_fast(fmaf(e == 0 ? g_column.x : g_column.y, -LOG2_E, g_row[half]));
+                        exp2_fast((g_row[half] - (e == 0 ? g_column.x : g_column.y)) * LOG2_E);
                     seen[e] = j + e <= i ? decay * qk[n][half * 2 + e] : 0.0f;
                     lower[e] = j + e < i ? strength[half] * decay * kk[n][half * 2 + e] : 0.0f;
                 }
