@@ -19,7 +19,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def get(port, path, timeout=10):  # a server that waits for the log would never answer
+def get(port, path, timeout=2):
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
         c.request("GET", path)
